@@ -108,6 +108,7 @@ def test_the_tutorial_on_gin_runs_its_experiment(tmp_path, monkeypatch, capsys):
     f"--gin.CHECKPOINT={random_t5.save(tmp_path / 't5')!r}",
     "--gin.plan.RunConfig.public_data=True",
     "--gin.prepare_data.Config.public_test_documents=20",
+    "--gin.NUM_DOCUMENTS=32",
   ]
   said = []
   for arguments, code in _commands("gin_experiment.md"):
@@ -160,6 +161,7 @@ def test_the_tutorial_on_shipping_goes_from_a_log_to_exports_and_a_search(
   ]
   small = ["BATCH_SIZE=8", "RETRIEVER_BATCH_SIZE=8", "plan.Rows.direct_dp=()"]
   small += ["FILTER_TOP_K=60", "filter_queries.Config.ranker='retriever'"]
+  small.append("plan.Rows.original=False")
   small.append(f"CHECKPOINT={random_t5.save(tmp_path / 't5')!r}")
   run += [f"--gin.{one}" for one in small]
   assert main.main([*run, "--strict"]) == 2
@@ -234,6 +236,14 @@ def test_the_notebook_runs_the_tiny_recipe_and_shows_its_page(
   few = functools.partial(environment_docs.build, ("absl", "optax"))
   monkeypatch.setattr(environment_docs, "build", few)
   monkeypatch.chdir(tmp_path)
+  # Before ours: with rows alone that the notebook shows.
+  pathlib.Path("demo_tiny.gin").write_text(
+    "from __gin__ import dynamic_registration\n"
+    "from synthq_jax.pipeline import plan\n"
+    "include 'gin_configs/recipes/demo_tiny.gin'\n"
+    "plan.Rows.original = False\nplan.Rows.direct_dp = ()\n"
+    "LTR = ()\nMAPPED = ()\n"
+  )
   names: dict = {}
   finished, page, texts, _ = [_shown(source, names) for source in code]
   assert finished == 0

@@ -289,6 +289,10 @@ def sampled_event(
     step = dp_accounting.PoissonSampledDpEvent(
       probability, dp_accounting.GaussianDpEvent(noise_multiplier)
     )
+  elif (
+    probability == 1
+  ):  # of a mixture of one, losses may be found to have no end
+    step = dp_accounting.GaussianDpEvent(noise_multiplier / group_size)
   else:
     drawn = np.arange(group_size + 1)
     shares = stats.binom.pmf(drawn, group_size, probability)

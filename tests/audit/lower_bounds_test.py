@@ -251,7 +251,7 @@ def test_the_interval_of_the_auroc_covers(mu, num, others):
   hits = wrong = 0
   for _ in range(200):
     sides = rng.normal(size=num) + mu, rng.normal(size=others)
-    found = run(sides).auroc
+    found = lower_bounds.auroc(*sides)
     hits += found.low <= truth <= found.high
     wrong += found.low <= 1 - (1 - truth) / 4 <= found.high
   assert hits >= LEAST
@@ -275,7 +275,7 @@ def test_the_interval_of_the_true_positives_covers(mu, others):
   hits, widths = 0, []
   for _ in range(200):
     sides = rng.normal(size=400) + mu, rng.normal(size=others)
-    found = run(sides).tpr_at_1_fpr
+    found = lower_bounds.tpr_at_fpr(*sides, fpr=0.01)
     assert found.low <= found.mean <= found.high
     hits += found.low <= truth <= found.high
     widths.append(found.high - found.low)

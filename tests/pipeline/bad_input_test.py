@@ -33,6 +33,21 @@ def _folder(tmp_path):
   return tmp_path / "data"
 
 
+@pytest.fixture(name="sound", scope="module")
+def _sound(tmp_path_factory):
+  """Where the same data lies, and a run that has prepared it: to be copied."""
+  place = tmp_path_factory.mktemp("sound")
+  small_data.write_split_beir(place / "data", train=TRAIN, test=40 - TRAIN)
+  assert main.main(command(place / "data", place / "run")) == 0
+  return place
+
+
+@pytest.fixture(name="run")
+def _run(sound, tmp_path):
+  """A working directory in which the data is prepared."""
+  return shutil.copytree(sound / "run", tmp_path / "run")
+
+
 def command(folder, workdir, *flags, stage="prepare_data"):
   flags = ["--gin.NUM_DOCUMENTS=8", *flags]
   source = f"--gin.SOURCE=beir:{folder}"
@@ -224,13 +239,13 @@ def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
   ],
 )
 def test_what_the_data_rules_out_is_refused_before_any_training(
-  folder, tmp_path, capsys, flags, words
+  folder, run, capsys, flags, words
 ):
   flags = ["--gin.direct_dp.Config.batch_size=8", *flags.split()]
-  argv = command(folder, tmp_path / "run", *flags, stage="encode_documents")
+  argv = command(folder, run, *flags, stage="encode_documents")
   assert words in refused(capsys, argv)
-  assert finished(tmp_path / "run") == ["private/prepare_data"]
-  assert not (tmp_path / "run/private/ledger.jsonl").exists()
+  assert finished(run) == ["private/prepare_data"]
+  assert not (run / "private/ledger.jsonl").exists()
 
 
 @pytest.mark.parametrize("flag", ["--dry_run", "--quiet"])
@@ -385,31 +400,30 @@ def lose_weights(checkpoint):
   (checkpoint / "params.safetensors").unlink()
 
 
-@pytest.mark.parametrize(
-  ("spoil", "words"),
-  [
-    (
-      change_config('"mlp_dim": 512', '"mlp_dim": 96'),
-      "params.safetensors: expected tensor",
-    ),
-    (cut_weights, "got a damaged file"),
-    (
-      change_config("8192", "2048"),
-      "params.safetensors: expected tensor token_embedder",
-    ),
-    (lose_weights, "expected a file of a checkpoint, got no file"),
-  ],
-)
 def test_a_checkpoint_that_is_damaged_or_does_not_fit_is_refused(
-  folder, tmp_path, capsys, spoil, words
+  folder, run, tmp_path, capsys
 ):
-  checkpoint = shutil.copytree(shipped.DIRECTORY, tmp_path / "checkpoint")
-  spoil(checkpoint)
-  flag = f"--gin.plan.RunConfig.checkpoint={checkpoint}"
-  argv = command(folder, tmp_path / "run", flag, stage="finetune_dp")
-  message = refused(capsys, argv)
-  assert words in message and str(checkpoint) in message
-  assert set(finished(tmp_path / "run")) <= {"private/prepare_data"}
+  for number, (spoil, words) in enumerate(
+    (
+      (
+        change_config('"mlp_dim": 512', '"mlp_dim": 96'),
+        "params.safetensors: expected tensor",
+      ),
+      (cut_weights, "got a damaged file"),
+      (
+        change_config("8192", "2048"),
+        "params.safetensors: expected tensor token_embedder",
+      ),
+      (lose_weights, "expected a file of a checkpoint, got no file"),
+    )
+  ):
+    checkpoint = tmp_path / f"checkpoint_{number}"
+    shutil.copytree(shipped.DIRECTORY, checkpoint)
+    spoil(checkpoint)
+    flag = f"--gin.plan.RunConfig.checkpoint={checkpoint}"
+    message = refused(capsys, command(folder, run, flag, stage="finetune_dp"))
+    assert words in message and str(checkpoint) in message
+    assert finished(run) == ["private/prepare_data"]
 
 
 def test_a_checkpoint_of_another_size_than_was_said_is_refused(
@@ -422,32 +436,28 @@ def test_a_checkpoint_of_another_size_than_was_said_is_refused(
   assert finished(tmp_path / "run") == []
 
 
-def test_a_prompt_longer_than_the_unused_ids_is_refused(
-  folder, tmp_path, capsys
-):
+def test_a_prompt_longer_than_the_unused_ids_is_refused(folder, run, capsys):
   flags = ("--gin_file=gin_configs/optim/prompt.gin", "--gin.PROMPT_LENGTH=33")
-  argv = command(folder, tmp_path / "run", *flags, stage="finetune_dp")
+  argv = command(folder, run, *flags, stage="finetune_dp")
   message = refused(capsys, argv)
   assert "prompt.Prompt.length must be at most 32" in message
   assert "length=33" in message
-  assert finished(tmp_path / "run") == ["private/prepare_data"]
+  assert finished(run) == ["private/prepare_data"]
 
 
-def test_a_working_directory_of_other_data_is_refused(folder, tmp_path, capsys):
-  assert main.main(command(folder, tmp_path / "run")) == 0
-  moved = tmp_path / "moved"
-  folder.rename(moved)  # the same data elsewhere is the same data
-  assert main.main(command(moved, tmp_path / "run")) == 0
-  change(moved / "corpus.jsonl", 1, '{"_id": "d0", "text": "another"}')
-  kept = [
-    tmp_path / "run" / name
-    for name in ("prepare_data/corpus.jsonl", "config.gin")
-  ]
+def test_a_working_directory_of_other_data_is_refused(
+  sound, folder, run, capsys
+):
+  # The same data elsewhere is the same data.
+  assert main.main(command(folder, run)) == 0
+  change(folder / "corpus.jsonl", 1, '{"_id": "d0", "text": "another"}')
+  kept = [run / "prepare_data/corpus.jsonl", run / "config.gin"]
   before = [path.read_bytes() for path in kept]
-  message = refused(capsys, command(moved, tmp_path / "run"))
-  assert f"results of SOURCE=beir:{folder}: give another --workdir" in message
+  message = refused(capsys, command(folder, run))
+  was = f"beir:{sound / 'data'}"
+  assert f"results of SOURCE={was}: give another --workdir" in message
   assert [path.read_bytes() for path in kept] == before
-  assert finished(tmp_path / "run") == ["private/prepare_data"]
+  assert finished(run) == ["private/prepare_data"]
 
 
 def test_runs_and_pretraining_keep_out_of_each_others_directories(
@@ -463,30 +473,29 @@ def test_runs_and_pretraining_keep_out_of_each_others_directories(
   assert "expected a new working directory, got that of a run" in message
 
 
-def test_a_run_that_is_kept_out_changes_nothing(folder, tmp_path, capsys):
-  assert main.main(command(folder, tmp_path / "run")) == 0
-  path = tmp_path / "run/config.gin"
+def test_a_run_that_is_kept_out_changes_nothing(folder, run, capsys):
+  path = run / "config.gin"
   before = path.read_bytes()
-  with workspace.locked(tmp_path / "run"):
+  with workspace.locked(run):
     flag = "--gin.DOCUMENT_LENGTH=9"
-    message = refused(capsys, command(folder, tmp_path / "run", flag))
+    message = refused(capsys, command(folder, run, flag))
   assert "wait for it, or give another --workdir" in message
   assert path.read_bytes() == before
 
 
 def test_results_of_other_settings_are_named(finished_run, tmp_path, capsys):
   root = finished_run.copy(tmp_path)
-  shutil.copytree(root / "generate/eps8", root / "generate/eps3")
+  scores = root / "private/evaluate/test"
+  shutil.copytree(scores / "bm25", scores / "bm24")
   made = root / "generate/eps8"
   unfinished = made / f"parts_{artifacts.read_fingerprint(made)}"
   unfinished.mkdir()  # of a kill between the result and the end
   plan.run(finished_run.config, root, progress=False)
   assert not unfinished.exists()
   said = capsys.readouterr().out.splitlines()[-1]
-  assert said.startswith("of other settings, left as they are: generate/eps3;")
-  shutil.rmtree(root / "generate/eps3")
-  plan.run(finished_run.config, root, progress=False)
-  assert "of other settings" not in capsys.readouterr().out
+  assert said.startswith(
+    "of other settings, left as they are: evaluate/test/bm24;"
+  )
 
 
 def test_a_result_whose_training_the_ledger_has_lost_is_refused(
@@ -501,17 +510,25 @@ def test_a_result_whose_training_the_ledger_has_lost_is_refused(
   assert not path.exists()
 
 
-def test_a_damaged_result_says_which(folder, tmp_path, capsys):
-  assert main.main(command(folder, tmp_path / "run")) == 0
-  path = tmp_path / "run/private/prepare_data/result.json"
+def test_a_damaged_result_says_which(folder, run, capsys):
+  path = run / "private/prepare_data/result.json"
   path.write_text(path.read_text()[:50])
-  message = refused(capsys, command(folder, tmp_path / "run"))
+  message = refused(capsys, command(folder, run))
   assert f"{path}: not JSON" in message and f"delete {path.parent}" in message
 
 
-@pytest.mark.parametrize(
-  ("name", "content"),
-  [
+def test_damaged_files_say_what_to_delete(folder, run, capsys, monkeypatch):
+  monkeypatch.setattr(pairs, "train", lambda recipe, params, *_, **__: params)
+  doomed = run / "private/prepare_data"
+  argv = command(
+    folder,
+    run,
+    "--gin.plan.Rows.public_only=False",
+    "--gin.plan.Rows.synthetic=()",
+    "--gin.plan.Rows.direct_dp=()",
+    stage="train_retriever",
+  )
+  damage = [
     ("prepare_data/documents/tokens.npy", None),
     ("prepare_data/documents/tokens.npy", "half"),
     ("prepare_data/documents/ids_ends.npy", b""),
@@ -521,36 +538,25 @@ def test_a_damaged_result_says_which(folder, tmp_path, capsys):
     ("private/prepare_data/files.json", None),
     ("prepare_data/corpus.jsonl", "changed"),
     ("prepare_data/vocabulary.model", "changed"),
-  ],
-)
-def test_damaged_files_say_what_to_delete(
-  folder, tmp_path, capsys, monkeypatch, name, content
-):
-  monkeypatch.setattr(pairs, "train", lambda recipe, params, *_, **__: params)
-  assert main.main(command(folder, tmp_path / "run")) == 0
-  path = tmp_path / "run" / name
-  whole = path.read_bytes()
-  if content is None:
-    path.unlink()
-  elif content == "changed":
-    path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
-  else:
-    path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
-  argv = command(
-    folder,
-    tmp_path / "run",
-    "--gin.plan.Rows.public_only=False",
-    "--gin.plan.Rows.synthetic=()",
-    "--gin.plan.Rows.direct_dp=()",
-    stage="train_retriever",
-  )
-  message = refused(capsys, argv)
-  assert f"{path}: expected" in message
-  doomed = tmp_path / "run/private/prepare_data"
-  assert f"delete {doomed}" in message
+  ]
+  whole = {name: (run / name).read_bytes() for name, _ in damage}
+  for name, content in damage:
+    path, was = run / name, whole[name]
+    if content is None:
+      path.unlink()
+    elif content == "changed":
+      path.write_bytes(was[:-9] + bytes([was[-9] ^ 1]) + was[-8:])
+    else:
+      path.write_bytes(was[: len(was) // 2] if content == "half" else content)
+    message = refused(capsys, argv)
+    assert f"{path}: expected" in message
+    assert f"delete {doomed}" in message
+    path.write_bytes(was)
+  for name in whole:
+    (run / name).write_bytes(b"damaged")
   shutil.rmtree(doomed)  # the advice is followed
   assert main.main(argv) == 0
-  assert path.read_bytes() == whole
+  assert {name: (run / name).read_bytes() for name in whole} == whole
 
 
 def test_a_place_that_cannot_be_written_to_is_named(folder, tmp_path, capsys):

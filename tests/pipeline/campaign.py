@@ -768,6 +768,14 @@ FAULTS = {
 """How often each is taken."""
 SLOW = (two_processes, study)
 """Need an undisturbed run of their own."""
+QUICK = (
+  "--gin.plan.Rows.original=False",
+  "--gin.plan.Rows.direct_dp=()",
+  "--gin.LTR=()",
+  "--gin.MAPPED=()",
+  "--gin.EXPANDED=False",
+)
+"""Fewer rows, whose code is that of the others."""
 IN_TWO = ("--gin.MESH_DATA=2", "--cpu_devices=2")
 STUDY = (
   f"--gin_file={ROOT / 'gin_configs/studies/private_step.gin'}",
@@ -909,7 +917,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--quick",
     action="store_true",
-    help="no two processes, no study, no run before that compiles",
+    help="no two processes, no study, few rows, no run before that compiles",
   )
   options = parser.parse_args(argv)
   out = pathlib.Path(options.out) if options.out else None
@@ -924,7 +932,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ).absolute()
     folder.mkdir(exist_ok=True)
     prepare(folder)
-    flags = small_run(folder)
+    flags = [*small_run(folder), *(QUICK if options.quick else ())]
     warm = ["run", "--quiet", f"--workdir={folder / 'warm'}", *flags]
     is_there = options.folder and (folder / "warm").exists()
     if not is_there and not options.quick:  # compiles: no kill comes too late

@@ -28,7 +28,8 @@ def after(function, then):
   return wrapped
 
 
-def patch(folder: pathlib.Path, kills: str) -> None:
+def patch(folder: pathlib.Path, kills: str, put=setattr) -> None:
+  """Has parts made small and told, and one process killed."""
   plan = [kill.split(":") for kill in kills.split(",")] if kills else []
 
   def die_once(writer, step):
@@ -47,10 +48,10 @@ def patch(folder: pathlib.Path, kills: str) -> None:
         flag.write_text(str(step))
         os.kill(os.getpid(), signal.SIGKILL)
 
-  generate._PART = 16
-  _search._BLOCK = 32
+  put(generate, "_PART", 16)
+  put(_search, "_BLOCK", 32)
   Writer = checkpoints.Writer
-  Writer.save = after(Writer.save, die_once)
+  put(Writer, "save", after(Writer.save, die_once))
 
   class Parts(blocks.Blocks):
     def write(self, number, rows, **named):
@@ -60,7 +61,7 @@ def patch(folder: pathlib.Path, kills: str) -> None:
       if self.path(number).name.startswith("block_"):
         print("block", number, flush=True)
 
-  blocks.Blocks = Parts
+  put(blocks, "Blocks", Parts)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """People as the unit: what is prepared of them, what a training draws of them."""
 
 import dataclasses
+import functools
 import itertools
 import json
+import shutil
 import types
 
 import jax
@@ -30,6 +32,7 @@ from synthq_jax.privacy import joint, ledger, sampling, terms
 from synthq_jax.stages import (
   direct_dp,
   finetune_dp,
+  learn_to_rank,
   prepare_data,
   release_scores,
 )
@@ -116,9 +119,21 @@ def owners(space):
   return found
 
 
+@pytest.fixture(name="whole", scope="module")
+def _whole(tmp_path_factory):
+  """Returns what is prepared of everybody's log of a kind: where, and what."""
+
+  @functools.cache
+  def made(kind):
+    root = tmp_path_factory.mktemp(kind)
+    return root, *prepared(root, kind, lines())
+
+  return made
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_user_is_on_one_side_with_as_many_queries_as_are_kept(tmp_path, kind):
-  made, space = prepared(tmp_path, kind, lines())
+def test_a_user_is_on_one_side_with_as_many_queries_as_are_kept(whole, kind):
+  _, made, space = whole(kind)
   found = owners(space)
   assert found.keys() == {*WHO, HEAVY}
   assert len(found[HEAVY][1]) == 3
@@ -145,18 +160,18 @@ def shareable(root):
 
 @pytest.mark.parametrize("kind", ["log", "beir"])
 def test_one_user_less_changes_no_shareable_byte_and_no_other_record(
-  tmp_path, kind
+  whole, tmp_path, kind
 ):
   """The heavy one, whose queries share words and documents with all."""
-  _, whole = prepared(tmp_path / "whole", kind, lines())
-  _, fewer = prepared(tmp_path / "fewer", kind, lines(without=HEAVY))
-  ours, theirs = shareable(tmp_path / "whole"), shareable(tmp_path / "fewer")
+  root, _, everybody = whole(kind)
+  _, fewer = prepared(tmp_path, kind, lines(without=HEAVY))
+  ours, theirs = shareable(root), shareable(tmp_path)
   assert {"prepare_data/corpus.jsonl", "prepare_data/vocabulary.model"} <= set(
     ours
   )
   assert not [name for name in ours if ours[name] != theirs.get(name)]
   assert not any(b"person-" in x or HEAVY.encode() in x for x in ours.values())
-  left = owners(whole)
+  left = owners(everybody)
   del left[HEAVY]
   assert left == owners(fewer)
 
@@ -215,30 +230,48 @@ def test_users_are_those_of_the_field_that_the_statement_names(tmp_path, kind):
 # Whole runs.
 
 
-def run_that_draws(how, tmp_path):
-  """Settings of a run in which fine-tuning draws users, or their queries."""
-  base = tiny_runs.config(write(tmp_path / "data", "log", lines()))
-  return dataclasses.replace(
+@pytest.fixture(name="run", scope="module")
+def _run(tmp_path_factory):
+  """Returns settings of a run on a log of users, and where it is finished."""
+  place = tmp_path_factory.mktemp("users")
+  base = tiny_runs.config(write(place / "data", "log", lines()))
+  config = dataclasses.replace(
     base,
-    checkpoint=random_t5.save(tmp_path / "t5"),
+    checkpoint=random_t5.save(place / "t5"),
     prepare_data=dataclasses.replace(
       base.prepare_data, unit="user", queries_per_user=3
     ),
-    finetune_dp=dataclasses.replace(
-      base.finetune_dp, batch_size=8, user_sampling=how
-    ),
+    finetune_dp=dataclasses.replace(base.finetune_dp, batch_size=8),
     release_scores=release_scores.Config(enabled=True, widest=10.0),
-    rows=plan.Rows(ltr=("public_only",), mapped=(8.0,), original=False),
+    learn_to_rank=learn_to_rank.Config(steps=2),
+    rows=plan.Rows(
+      ltr=("untrained",), mapped=(8.0,), original=False, public_only=False
+    ),
   )
+  plan.run(config, place / "run", progress=False)
+  return config, place / "run"
 
 
 @pytest.mark.slow
-def test_a_generator_that_draws_queries_protects_users(tmp_path):
+def test_a_generator_that_draws_queries_protects_users(
+  run, tmp_path, monkeypatch
+):
+  config, made = run
   root = tmp_path / "run"
-  config = run_that_draws("queries", tmp_path)
+  for name in ("prepare_data", "private/prepare_data"):
+    shutil.copytree(made / name, root / name)
+  how = dataclasses.replace(config.finetune_dp, user_sampling="queries")
+  config, sizes = dataclasses.replace(config, finetune_dp=how), []
+
+  def noted(training, mechanism, *others):
+    sizes.append({len(values) for values in training.records.values()})
+    return {name: np.asarray(x) for name, x in training.params.items()}
+
+  monkeypatch.setattr(dp_step, "train", noted)
   plan.run(config, root, stages=["finetune_dp"], progress=False)
   folder = root / "private/prepare_data"
   data = artifacts.load(folder, results.PreparedData)
+  assert sizes == [{data.num_queries["train"]}]
   generator = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
   promise, train = generator.statement, data.num_users["train"]
   assert (promise.unit, promise.relation) == (
@@ -253,10 +286,9 @@ def test_a_generator_that_draws_queries_protects_users(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_protects_users_from_log_to_page(tmp_path):
+def test_a_run_protects_users_from_log_to_page(run):
   """Generator, direct DP and released scores have one claim, for one user."""
-  root = tmp_path / "run"
-  plan.run(run_that_draws("users", tmp_path), root, progress=False)
+  _, root = run
   folder = root / "private/prepare_data"
   data = artifacts.load(folder, results.PreparedData)
   unit, train = terms.user(3), data.num_users["train"]
@@ -267,7 +299,7 @@ def test_a_run_protects_users_from_log_to_page(tmp_path):
   )
   noisy = artifacts.load(root / "release_scores", results.ReleasedScores)
   kind = system_results.Ranking
-  weights = artifacts.load(root / "learn_to_rank/public_only", kind)
+  weights = artifacts.load(root / "learn_to_rank/untrained", kind)
   mapped = artifacts.load(root / "learn_map/eps8", kind)
   [learned], two = weights.statement.ledger, mapped.statement.ledger
   for drawn in (learned, *two):  # every query in every step, noise for three
@@ -382,17 +414,18 @@ def test_one_query_of_each_user_costs_what_one_query_does(tmp_path, num_users):
 CONFIG = random_t5.config(vocab_size=23)
 
 
-def t5_sum(counts, strategy, *, clip=0.3, scan_layers=False):
-  """The clipped sum of a small T5 over users with so many queries."""
+@functools.cache
+def t5_sum(strategy="bookkeeping", *, scan_layers=False):
+  """The clipped sum of a small T5 over users with one, three and two queries."""
   rng = np.random.default_rng(0)
-  number = sum(counts)
+  counts, number = [1, 3, 2], 6
   records = {
     "inputs": rng.integers(3, 23, (number, 5)).astype(np.int32),
     "targets": rng.integers(3, 23, (number, 4)).astype(np.int32),
   }
   who = np.repeat(np.arange(len(counts)), counts)
   config = finetune_dp.Config(
-    clip_norm=clip, strategy=strategy, scan_layers=scan_layers
+    clip_norm=0.3, strategy=strategy, scan_layers=scan_layers
   )
   params = t5_checkpoints.flatten(random_t5.params(CONFIG))
   grad_fn = finetune_dp.grad_fn(config, {}, CONFIG, of_users=True)
@@ -402,7 +435,7 @@ def t5_sum(counts, strategy, *, clip=0.3, scan_layers=False):
 
 
 def test_a_t5_clips_the_mean_gradient_of_a_user_in_one_backward_pass():
-  params, records, who, total, aux = t5_sum([1, 3, 2], "bookkeeping")
+  params, records, who, total, aux = t5_sum()
 
   def loss(params, own):
     return jnp.mean(
@@ -428,8 +461,8 @@ def test_a_t5_clips_the_mean_gradient_of_a_user_in_one_backward_pass():
   ("strategy", "scan_layers"), [("vmap", False), ("bookkeeping", True)]
 )
 def test_every_form_of_the_step_clips_users_alike(strategy, scan_layers):
-  *_, expected, ours = t5_sum([1, 3, 2], "bookkeeping")
-  *_, found, theirs = t5_sum([1, 3, 2], strategy, scan_layers=scan_layers)
+  *_, expected, ours = t5_sum()
+  *_, found, theirs = t5_sum(strategy, scan_layers=scan_layers)
   np.testing.assert_allclose(ours.norms, theirs.norms, rtol=1e-3)
   for name, value in expected.items():
     scale = np.abs(value).max()

@@ -86,6 +86,24 @@ def test_what_is_claimed_of_users_is_what_dp_accounting_says(monkeypatch):
   assert sigma == pytest.approx(4.0, rel=1e-3)
 
 
+def test_users_whose_queries_are_all_in_every_step_need_k_times_the_noise():
+  """dp_accounting ends in a TypeError for some mixtures of a single Gaussian."""
+  sigmas = []
+  for size in (1, 2):
+    sampler = sampling.Poisson(
+      num_examples=63,
+      expected_batch_size=63,
+      max_batch_size=63 + size,
+      group_size=size,
+    )
+    sigmas.append(
+      accounting.noise_multiplier(
+        epsilon=8.0, delta=1 / 80, sampler=sampler, steps=1
+      )
+    )
+  assert sigmas[1] == pytest.approx(2 * sigmas[0], rel=1e-3)
+
+
 def test_a_small_epsilon_of_users_over_many_steps_is_not_overstated():
   """Coarse intervals said 0.54 here, and 2.28 for two units of a claim of 0.5."""
   options = {"num_examples": 60_000, "expected_batch_size": 256}

@@ -12,13 +12,43 @@ from jax.sharding import PartitionSpec as P
 from synthq_jax.optim import clipping
 from tests.red_team import attack, attacks, losses, neighbours
 
+_ONE_WAY = (
+  "layers", "product_with_cotangents", "lora", "unused_and_empty",
+  "tuples_and_none", "lookup_that_clips", "lookup_that_wraps", "one_hot",
+  "jit_inside", "vmap_inside", "slope_of_a_slope", "custom_jvp",
+  "stops_partly", "straight_through", "layer_norm", "rms_norm", "attention",
+  "cross_entropy_of_large_logits", "grouped_convolution",
+  "strided_and_dilated_convolution", "transposed_convolution_and_pool",
+  "sums_along_and_sorts", "complex_inside", "solves", "associative_scan",
+  "root_of_zero", "norm_of_zero", "division_by_little",
+  "loss_of_minus_infinity", "branch_that_is_not_finite",
+  "float16_of_float32", "bfloat16_of_bfloat16", "float16_of_float16",
+  "float32_of_bfloat16", "loss_in_bfloat16", "callback_one_by_one",
+  # All their gradients are formed.
+  "slices_and_constant_of_a_scan", "scaled_by_data", "slices_that_are_returned",
+  "stacked_parameters", "normalises_its_own_gradient", "slice_of_a_parameter",
+  "parameter_in_branches", "product_with_itself", "weight_norm",
+  "contracted_over_different_axes", "custom_vjp", "repeated_axes",
+  "custom_jvp_of_a_parameter", "scalar_and_bias", "convolution",
+)  # fmt: skip
+"""Their parameters are used as another loss's: one way that keeps factors is
+enough, by turns."""
+_FORMED = (
+  "dense", "tied_and_transposed", "scaled_lookup", "convolution",
+  "tied_through_a_scan", "parameter_in_the_carry", "custom_vjp",
+  "branch_that_is_not_finite", "examples_that_are_not_finite",
+  "positions_that_cancel", "bfloat16_of_float32", "dropout",
+)  # fmt: skip
+"""Where no factors are kept, all are alike."""
 _DRIFTS = re.compile(
-  r"drift: (summand|product), block (512 of 512|4096 of 4096)|"
+  r"drift: (summand|product), block 4096 of 4096|"
   r"drift: lookup, block 8192 of 8192|drift: lookup, of 128 of 1024|"
-  r"drift: summand, by 1 of (256|8192)"
+  r"drift: summand, by 1 of 8192"
 )
 _ASCENTS = {"batch": "ascent: removed", "row batch query": "ascent: replaced"}
-_DEVICES = re.compile(r"8 devices.*: normalises|4 devices.*: shared")
+_DEVICES = re.compile(
+  r"8 devices, shard_map: normalises|4 devices, ShardedGrad: shared"
+)
 
 
 def tried():
@@ -26,19 +56,28 @@ def tried():
 
   One that gets nowhere would show nothing.
   """
-  some = [*losses.CASES][::3]  # where no factors are kept, all are alike
+  some = [*losses.CASES][::3]
   for one in attacks.of_table():
-    every = one.strategy in ("bookkeeping, factors", "ghost")
-    formed = one.strategy in ("bookkeeping", "vmap")
-    if every or formed and (one.refused or one.name in some):
+    ways = ["ghost", "bookkeeping, factors"]
+    if one.refused:
+      ways = attack.STRATEGIES
+    elif one.name in _ONE_WAY:
+      ways = [ways[_ONE_WAY.index(one.name) % 2]]
+    if one.name in _FORMED:
+      ways = [*ways, "vmap", "bookkeeping, formed"]
+    if one.strategy in ways:
       quick = "ghost" if one.name in some else "bookkeeping, factors"
-      yield one, 0.0, not one.refused and one.strategy != quick
+      is_only = len(ways) == 1 or one.refused
+      yield one, 0.0, not is_only and one.strategy != quick
   for one in attacks.of_sweep():
-    if one.batch in (1, 1024):
+    # A sum in bfloat16 moved by 2 clip norms at 512 examples.
+    is_half = one.dtype == "bfloat16"
+    wanted = one.batch == 512 and (one.strategy != "vmap" or is_half)
+    if wanted or one.batch == 1 and is_half:
       yield one, 0.99, False
   for one in attacks.of_drift():
     if _DRIFTS.fullmatch(f"{one.name} of {one.batch}"):
-      yield one, 0.99, one.batch >= 8192
+      yield one, 0.99, False
   for one in attacks.of_ascent():
     if _ASCENTS.get(one.strategy) == one.name:
       yield one, 0.9, False
@@ -73,9 +112,7 @@ def test_the_worst_example_attains_the_clip_norm_in_every_strategy(change):
 
 
 @pytest.mark.parametrize("strategy", attack.STRATEGIES)
-@pytest.mark.parametrize(
-  "name", ["straight_through", "sums_along_and_sorts", "bfloat16_of_float32"]
-)
+@pytest.mark.parametrize("name", ["straight_through", "bfloat16_of_float32"])
 def test_the_others_and_its_place_change_no_bit_of_an_example(name, strategy):
   """A bit would do: these losses jump."""
   case = losses.CASES[name]

@@ -44,22 +44,24 @@ def assert_equal(folder, whole):
   for name in ("result.npy", "metrics.jsonl", "ledger.jsonl"):
     assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
   assert len(ledger.read(folder / "ledger.jsonl")) == 1
-  assert states(folder) == ["files_8.json", "pending_8.json", "step_8"]
+  assert states(folder) == states_of(8)
 
 
 def states(folder):
   return sorted(path.name for path in (folder / "state").iterdir())
 
 
-def test_two_processes_train_what_one_does_and_say_it_once(tmp_path, whole):
-  output = ended(launch(tmp_path / "two", "--progress"))
-  assert_equal(tmp_path / "two", whole)
-  # A bar that ends long after its last step is drawn once more.
-  assert set(re.findall(r"\[(\d)\] .*8/8", output)) == {"0"}
-  assert "[0] test: 100%" in output and "[1] test" not in output
+def wait_for_metrics(process, folder):
+  while not (folder / "metrics.jsonl").exists():
+    assert process.poll() is None
+    time.sleep(0.05)
 
 
-def test_two_tasks_of_a_node_under_slurm_train_on_the_devices_of_both(
+def states_of(step):
+  return [f"files_{step}.json", f"pending_{step}.json", f"step_{step}"]
+
+
+def test_two_tasks_of_a_node_under_slurm_train_what_one_does_and_say_it_once(
   tmp_path, whole
 ):
   """Four devices on a node, two of each task; srun would set these variables."""
@@ -70,25 +72,21 @@ def test_two_tasks_of_a_node_under_slurm_train_on_the_devices_of_both(
     "SLURM_STEP_TASKS_PER_NODE": "2",
     "SLURM_GPUS_ON_NODE": "4",
   }
-  command = [SCRIPT, tmp_path, "--distributed=slurm", "--cpu_devices=2"]
+  flags = ["--distributed=slurm", "--cpu_devices=2", "--progress"]
   tasks = [
     hosts.start(
-      *command, **variables, SLURM_PROCID=number, SLURM_LOCALID=number
+      *(SCRIPT, tmp_path, *flags),
+      **variables,
+      SLURM_PROCID=number,
+      SLURM_LOCALID=number,
     )
     for number in "01"
   ]
-  for task in tasks:
-    ended(task)
+  said, by_the_other = map(ended, tasks)
   assert_equal(tmp_path, whole)
-
-
-def test_a_state_moves_from_one_process_to_two_and_back(tmp_path, whole):
-  in_one(tmp_path, "--steps=3")
-  ended(launch(tmp_path, "--steps=6"))
-  in_one(tmp_path)
-  result = (tmp_path / "result.npy").read_bytes()
-  assert result == (whole / "result.npy").read_bytes()
-  assert states(tmp_path) == ["files_8.json", "pending_8.json", "step_8"]
+  # A bar that ends long after its last step is drawn once more.
+  assert re.search(r"test: 100%.*8/8", said)
+  assert "test:" not in by_the_other
 
 
 def test_all_start_again_when_one_is_killed_and_nothing_shows_it(
@@ -103,18 +101,17 @@ def test_all_start_again_when_one_is_killed_and_nothing_shows_it(
 
 
 def test_sigterm_to_one_stops_both_after_the_same_step(tmp_path, whole):
+  """And the state moves between one process and two."""
   cut = tmp_path / "cut"
-  # Step 2 is the third; its vote is read behind the next one.
-  for process, step, last in ((1, 2, 4), (0, 5, 7)):
+  in_one(cut, "--steps=3")
+  (cut / "result.npy").unlink()
+  # Step 3 is the fourth; its vote is read behind the next one.
+  for process, step, last in ((1, 3, 5), (0, 5, 7)):
     told = f"--signal={signal.SIGTERM:d},{process},{step}"
     ended(launch(cut, told), code=143)
-    assert states(cut) == [
-      f"files_{last}.json",
-      f"pending_{last}.json",
-      f"step_{last}",
-    ]
+    assert states(cut) == states_of(last)
     assert not (cut / "result.npy").exists()
-  ended(launch(cut))
+  in_one(cut)
   assert_equal(cut, whole)
 
 
@@ -136,21 +133,15 @@ def test_a_launcher_that_is_told_to_stop_waits_for_one_saved_state(
 ):
   cut = tmp_path / "cut"
   process = launch(cut, "--pause=0.4", max_restarts=5)
-  while not (cut / "metrics.jsonl").exists():
-    assert process.poll() is None
-    time.sleep(0.05)
+  wait_for_metrics(process, cut)
   time.sleep(0.5)
   process.send_signal(signal.SIGTERM)
   output = ended(process, code=143)
   assert "restart" not in output
   step = states(cut)[-1].removeprefix("step_")
-  assert states(cut) == [
-    f"files_{step}.json",
-    f"pending_{step}.json",
-    f"step_{step}",
-  ]
+  assert states(cut) == states_of(step)
   assert 0 < int(step) < 8
-  ended(launch(cut))
+  in_one(cut)
   assert_equal(cut, whole)
 
 
@@ -168,9 +159,7 @@ def test_process_0_trains_alone_while_the_others_wait(tmp_path, whole):
   cut = tmp_path / "cut"
   # The other one is told to stop: process 0 saves its state first.
   stopped = launch(cut, "--alone", "--pause=0.4")
-  while not (cut / "metrics.jsonl").exists():
-    assert stopped.poll() is None
-    time.sleep(0.05)
+  wait_for_metrics(stopped, cut)
   pids = re.search(r"started (\d+) (\d+)", stopped.stdout.readline())
   os.kill(int(pids[2]), signal.SIGTERM)
   ended(stopped, code=143)

@@ -54,6 +54,17 @@ def scan(p, b):
 
 LAYERS = {"dense": dense, "attention": attention, "convolution": convolution,
           "scan": scan}  # fmt: skip
+WAYS = pytest.mark.parametrize(
+  ("name", "strategy"),
+  [
+    *(("dense", strategy) for strategy in STRATEGIES),
+    ("attention", "bookkeeping"),
+    ("convolution", "ghost"),
+    ("convolution", "vmap"),
+    ("scan", "bookkeeping"),
+    ("scan", "ghost"),
+  ],
+)
 PARAMS = {
   "w": normal(0, DIM, DIM), "v": normal(1, DIM, DIM), "u": normal(2, DIM, DIM),
   "c": normal(3, DIM), "k": normal(4, 3, 3, 2, 4), "s": normal(5, 3, DIM, DIM),
@@ -81,10 +92,9 @@ def assert_same(many, one):
   np.testing.assert_allclose(aux.norms, expected_aux.norms, rtol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-def test_the_documented_way_gives_the_sum_of_one_device(layer, strategy):
-  grad_fn = make(layer, strategy)
+@WAYS
+def test_the_documented_way_gives_the_sum_of_one_device(name, strategy):
+  grad_fn = make(LAYERS[name], strategy)
   mesh = mesh_lib.make(mesh_lib.Shape(), jax.devices())
   many = jax.jit(sharded_grad.ShardedGrad(grad_fn=grad_fn, mesh=mesh))
   got = many(PARAMS, BATCH, is_padding_example=jnp.asarray(PADDING))
@@ -110,13 +120,12 @@ def in_shard_map(grad_fn, **options):
   )(PARAMS, BATCH, PADDING)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+@WAYS
 def test_inside_shard_map_each_example_is_clipped_before_the_sum(
-  layer, strategy
+  name, strategy
 ):
   """ "vmap" clipped the sum over devices: one row moved it by eight clip norms."""
-  grad_fn = make(layer, strategy)
+  grad_fn = make(LAYERS[name], strategy)
   assert_same(in_shard_map(grad_fn), on_one_device(grad_fn))
 
 
@@ -157,14 +166,23 @@ def test_a_convolution_of_a_batch_that_jit_divides_is_refused(strategy):
     grad_fn(PARAMS, divided())
   with pytest.raises(jax.errors.JaxRuntimeError, match="take training.sharded"):
     jax.jit(grad_fn)(PARAMS, divided())
+
+
+def test_a_convolution_of_a_batch_that_all_devices_hold_is_taken():
   everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P())
   whole = jax.device_put(BATCH, everywhere)
   devices.refuse_divided(whole)
-  jax.jit(grad_fn)(PARAMS, whole)
+  jax.jit(make(convolution, "vmap"))(PARAMS, whole)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", ["dense", "attention", "scan"])
+@pytest.mark.parametrize(
+  ("name", "strategy"),
+  [
+    *(("dense", strategy) for strategy in STRATEGIES),
+    ("attention", "bookkeeping"),
+    ("scan", "ghost"),
+  ],
+)
 def test_what_the_partitioner_may_divide_gives_the_sum_of_one_device(
   name, strategy
 ):
