@@ -128,19 +128,7 @@ def _finished_run():
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget():
-  """Drops compiled programs of modules past, once a worker holds 2 GiB.
-
-  It would keep 6; those of small operations are the same in all modules.
-  """
+  """Drops compiled programs with their module: a worker would keep 6 GiB."""
   yield
-  if _resident() > 2**31:
-    jax.clear_caches()
-    gc.collect()
-
-
-def _resident() -> int:
-  """Returns the bytes of memory that the process holds; many where none tells."""
-  statm = pathlib.Path("/proc/self/statm")
-  if not statm.exists():
-    return sys.maxsize
-  return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+  jax.clear_caches()
+  gc.collect()
