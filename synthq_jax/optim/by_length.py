@@ -110,7 +110,8 @@ class ByLength:
       for number, length in enumerate(self.lengths)
     ]
     total, aux = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *sums)
-    return total, jax.tree.map(lambda x: x[jnp.argsort(order)], aux)
+    back = jnp.argsort(order)
+    return total, jax.tree.map(lambda x: x[back], aux)
 
   def sensitivity(self, relation: Any) -> float:
     """Returns the L2 sensitivity of the sum, that of `whole`."""

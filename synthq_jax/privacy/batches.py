@@ -289,9 +289,7 @@ def sampled_event(
     step = dp_accounting.PoissonSampledDpEvent(
       probability, dp_accounting.GaussianDpEvent(noise_multiplier)
     )
-  elif (
-    probability == 1
-  ):  # of a mixture of one, losses may be found to have no end
+  elif probability == 1:  # dp_accounting finds no end of some mixtures of one
     step = dp_accounting.GaussianDpEvent(noise_multiplier / group_size)
   else:
     drawn = np.arange(group_size + 1)
