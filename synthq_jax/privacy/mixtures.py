@@ -1,14 +1,17 @@
-"""Makes dp_accounting quick where units have several records.
+"""Makes dp_accounting quick: it inverts all losses of a distribution at once.
 
-The sum of a batch that holds 0 to K records of a unit is a mixture of Gaussians,
-whose privacy loss has no inverse in closed form. dp_accounting bisects for all
-losses of a distribution, one interval at a time: most of the time of an epsilon
-for users or groups. `quick` lets it bisect all intervals of a width at once.
+A distribution of privacy losses is made from the inverses of thousands of losses,
+which dp_accounting computes one by one: most of the time of an epsilon. `quick`
+lets it compute them together. Those of a sampled Gaussian have a closed form. The
+sum of a batch that holds 0 to K records of a unit is a mixture of Gaussians, whose
+losses have none: these are bisected, all intervals of a width at once.
 """
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import math
+import types
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from jaxtyping import Float
@@ -18,11 +21,12 @@ __all__ = ["quick"]
 
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-  """Within it, mixtures of Gaussians take a twentieth of the time.
+  """Within it, Gaussians take half the time, their mixtures a twentieth.
 
-  Formal guarantee: every number is the same to the bit, since each finite loss
-  meets the same points in the same order (Connect the Dots, Doroshenko et al.
-  2022, is untouched). Where floats are too coarse for the precision, and
+  Formal guarantee: every number is the same to the bit. Each finite loss of a
+  Gaussian goes through the same operations, each loss of a mixture meets the same
+  points in the same order, and Connect the Dots (Doroshenko et al. 2022) is
+  untouched. Where floats are too coarse for a mixture's precision, and
   dp_accounting recurses without end, it is at least as large as at their own.
 
   >>> from dp_accounting import pld
@@ -37,22 +41,71 @@ def quick() -> Iterator[None]:
   """
   from dp_accounting.pld import privacy_loss_mechanism as mechanism
 
-  slow, quicker = _classes()
-  mechanism.MixtureGaussianPrivacyLoss = quicker
+  before = {name: getattr(mechanism, name) for name in _quicker()}
+  vars(mechanism).update(_quicker())
   try:
     yield
   finally:
-    mechanism.MixtureGaussianPrivacyLoss = slow
+    vars(mechanism).update(before)
 
 
 @functools.cache
-def _classes() -> tuple[type, type]:
-  """Returns dp_accounting's mixture, and the same with another bisection."""
+def _quicker() -> dict[str, type]:
+  """Returns dp_accounting's losses by name, with inverses that are ours."""
   from dp_accounting.pld import privacy_loss_mechanism as mechanism
 
-  slow = mechanism.MixtureGaussianPrivacyLoss
-  names = {"_inverse_privacy_losses_with_range": _inverses}
-  return slow, type(slow.__name__, (slow,), names)
+  class Gaussian(mechanism.GaussianPrivacyLoss):
+    """Computes the inverses of all losses before it is asked for each."""
+
+    _known = types.MappingProxyType({})
+
+    def get_delta_for_epsilon(self, epsilon):
+      self._known = _known(self, np.atleast_1d(np.asarray(epsilon, float)))
+      return super().get_delta_for_epsilon(epsilon)
+
+    def inverse_privacy_loss(self, privacy_loss):
+      found = self._known.get(privacy_loss)
+      if found is None:
+        return super().inverse_privacy_loss(privacy_loss)
+      return found
+
+  class Mixture(mechanism.MixtureGaussianPrivacyLoss):
+    """Bisects for all losses at once."""
+
+    _inverse_privacy_losses_with_range = _inverses
+
+  return {
+    "GaussianPrivacyLoss": Gaussian,
+    "MixtureGaussianPrivacyLoss": Mixture,
+  }
+
+
+def _known(self, losses: Float[np.ndarray, " loss"]) -> Mapping[float, float]:
+  """Inverts losses of a Gaussian, each in dp_accounting's own steps.
+
+  What has no finite inverse is left out, as are replaced records.
+  """
+  from dp_accounting.pld import privacy_loss_mechanism as mechanism
+
+  is_added = self.adjacency_type == mechanism.AdjacencyType.ADD
+  if self.adjacency_type == mechanism.AdjacencyType.REPLACE:
+    return {}
+  # Of a record that is added the loss is that of a removed one, turned.
+  sign, share = (-1.0 if is_added else 1.0), self.sampling_prob
+  unsampled = losses
+  if share < 1:
+    losses = losses[sign * losses > math.log1p(-share) * (1 - 1e-6)]
+    # exp(unsampled) = exp(loss) / share + 1 - 1 / share
+    moved, left = sign * losses + np.log(1 / share), np.log(1 / share - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+      unsampled = sign * (moved + np.log1p(-np.exp(left - moved)))
+    unsampled[losses == 0] = sign * np.log(1 / share + (1 - 1 / share))
+  if is_added:
+    inverses = self._inverse_privacy_loss_without_subsampling_add(unsampled)
+  else:
+    inverses = self._inverse_privacy_loss_without_subsampling_remove(unsampled)
+  there = np.isfinite(inverses)
+  return dict(zip(losses[there], inverses[there], strict=True))
 
 
 def _inverses(

@@ -46,6 +46,48 @@ def test_every_loss_has_the_same_inverse_to_the_bit(
   assert 0 < np.count_nonzero(expected)
 
 
+@pytest.mark.parametrize("adjacency", ["ADD", "REMOVE", "REPLACE"])
+@pytest.mark.parametrize("share", [1.0, 0.999999, 0.3, 1e-3, 1e-9, 1e-13])
+@pytest.mark.parametrize("deviation", [0.05, 1.0, 400.0])
+def test_gaussians_have_the_same_divergences_to_the_bit(
+  deviation, share, adjacency
+):
+  def divergences():
+    losses = mechanism.GaussianPrivacyLoss(
+      deviation,
+      sampling_prob=share,
+      adjacency_type=mechanism.AdjacencyType[adjacency],
+    )
+    ends = losses.connect_dots_bounds()
+    inside = np.linspace(ends.epsilon_lower, ends.epsilon_upper, 99)
+    end = np.log1p(-min(share, 0.5))
+    asked = [*inside, 0.0, -0.0, end, -end, end / 2, -end / 2, 800.0, -800.0]
+    try:
+      return [losses.get_delta_for_epsilon(x) for x in (np.array(asked), 0.3)]
+    except ValueError as error:  # where floats are too coarse for a share
+      return [str(error)]
+
+  expected = divergences()
+  with mixtures.quick():
+    found = divergences()
+  for one, other in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+def test_most_losses_of_gaussians_are_inverted_at_once(monkeypatch):
+  one_by_one = []
+  slow = mechanism.GaussianPrivacyLoss
+  monkeypatch.setattr(
+    slow, "_inverse_privacy_loss_add", lambda *_: one_by_one.append(0) or 0.0
+  )
+  with mixtures.quick():
+    losses = mechanism.GaussianPrivacyLoss(
+      1.0, sampling_prob=0.1, adjacency_type=mechanism.AdjacencyType.ADD
+    )
+    losses.get_delta_for_epsilon(np.linspace(-5.0, 0.1, 500))
+  assert not one_by_one
+
+
 def test_a_few_losses_and_points_beyond_the_precision_of_floats_end():
   with mixtures.quick():
     losses = mechanism.MixtureGaussianPrivacyLoss(
@@ -57,13 +99,14 @@ def test_a_few_losses_and_points_beyond_the_precision_of_floats_end():
 
 
 def test_dp_accounting_is_as_it_was_afterwards():
-  before = mechanism.MixtureGaussianPrivacyLoss
+  before = dict(vars(mechanism))
   with pytest.raises(ZeroDivisionError), mixtures.quick():
-    assert mechanism.MixtureGaussianPrivacyLoss is not before
+    inside = {k for k, v in vars(mechanism).items() if v is not before[k]}
     with mixtures.quick():
       pass
     raise ZeroDivisionError
-  assert mechanism.MixtureGaussianPrivacyLoss is before
+  assert inside == {"GaussianPrivacyLoss", "MixtureGaussianPrivacyLoss"}
+  assert all(v is before[k] for k, v in vars(mechanism).items())
 
 
 def test_what_is_claimed_of_users_is_what_dp_accounting_says(monkeypatch):
