@@ -151,13 +151,14 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
     ValueError: if the file is missing, not UTF-8 or not sound gzip, or a line
       further down begins with a byte order mark.
   """
-  number = 0
+  number, name = 0, str(path)
   try:
     with opened(path) as stream:
       for number, raw in enumerate(bounded(stream, path), 1):
-        text = _decode(raw, f"{path}:{number}", first=number == 1)
-        if text.strip():
-          yield f"{path}:{number}", text
+        where = f"{name}:{number}"
+        text = _decode(raw, where, first=number == 1)
+        if text and not text.isspace():
+          yield where, text
   except FileNotFoundError as error:
     raise ValueError(
       f"expected a file, got {path}: no such file; check the path"
