@@ -55,6 +55,11 @@ class ByLength:
         f" {type(self.whole).__name__}: which examples it sees together must not"
         " depend on their lengths"
       )
+    if getattr(self.whole, "has_aux", False):
+      raise ValueError(
+        "expected a loss without values besides, got has_aux=True: theirs would be"
+        " of several lengths"
+      )
     rising = sorted({n for n in self.lengths if n > 0})
     if not rising or list(self.lengths) != rising:
       raise ValueError(
@@ -85,9 +90,18 @@ class ByLength:
       is_padding_example: bool [batch]; such examples contribute zero.
 
     Raises:
-      ValueError: if sequences are not as long as the last length.
+      ValueError: if sequences are not as long as the last length, or fields
+        and flags have other numbers of rows.
     """
     batch, is_padding = clipping.split_padding(batch, is_padding_example)
+    size = clipping.batch_size(
+      batch
+    )  # rows are taken by place, which JAX clamps
+    if is_padding is not None and is_padding.shape != (size,):
+      raise ValueError(
+        f"expected is_padding_example of shape ({size},), got shape="
+        f"{is_padding.shape}: one flag for each example"
+      )
     sequences = jnp.asarray(batch[self.field])
     if sequences.shape[1:] != self.lengths[-1:]:
       raise ValueError(

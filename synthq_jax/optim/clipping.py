@@ -18,6 +18,7 @@ from synthq_jax.privacy import sampling
 __all__ = [
   "Aux",
   "ClippedGrad",
+  "batch_size",
   "check_arguments",
   "clipped_grad",
   "split_padding",
@@ -102,7 +103,7 @@ class ClippedGrad:
     params, batch, loss_fn = self._canonical(arguments)
     _check_params(params)
     batch, is_padding_example = split_padding(batch, is_padding_example)
-    size = _batch_size(batch)
+    size = batch_size(batch)
     keys = None if key is None else keys_lib.of_examples(key, batch, size)
     losses_of = self._losses_of(loss_fn)
     if size > 1:
@@ -526,8 +527,16 @@ def _refuse_inner_mask(batch: typing.Batch) -> None:
       )
 
 
-def _batch_size(batch: typing.Batch) -> int:
-  """Returns the length of the common leading axis."""
+def batch_size(batch: typing.Batch) -> int:
+  """Returns the length of the common leading axis.
+
+  Args:
+    batch: arrays with a leading axis [batch].
+
+  Raises:
+    TypeError: if a leaf is no array.
+    ValueError: if they have no such axis.
+  """
   for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
     if not isinstance(leaf, (int, float)) and not hasattr(leaf, "dtype"):
       raise TypeError(

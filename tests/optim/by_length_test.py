@@ -107,12 +107,36 @@ def test_what_does_not_fit_is_refused(params, batch):
   for lengths in ((), (6, 3), (0, 6), (3, 3)):
     with pytest.raises(ValueError, match="rising lengths"):
       by_length.ByLength(whole=whole, field="x", lengths=lengths)
+  beside = optim.clipped_grad(
+    lambda w, b: (w * b["x"], b["x"]), l2_clip_norm=1.0, has_aux=True
+  )
+  with pytest.raises(ValueError, match="has_aux"):
+    by_length.ByLength(whole=beside, field="x", lengths=LENGTHS)
   pairs = optim.batch_clipped_grad(lambda w, b: w, l2_clip_norm=1.0)
   with pytest.raises(ValueError, match="Batch"):
     by_length.ByLength(whole=pairs, field="x", lengths=LENGTHS)
   _, cut = grads()
   with pytest.raises(ValueError, match=r"targets of shape \[batch, 6\]"):
     cut(params, batch | {"targets": batch["targets"][:, :5]})
+
+
+def test_rows_that_are_missing_are_refused_and_not_read_again():
+  """JAX takes the last row for one behind it: a record would count again."""
+  whole = optim.clipped_grad(
+    lambda w, b: w * b["x"] * (b["t"].sum(axis=1) > 0),
+    l2_clip_norm=1.0,
+    microbatch_size=2,
+  )
+  cut = by_length.ByLength(whole=whole, field="t", lengths=(2, 4))
+  tokens = np.ones((4, 4), np.int32)
+  for rows in (1, 2, 8):
+    with pytest.raises(ValueError, match="one common leading axis"):
+      cut(1.0, {"x": np.ones(rows, np.float32), "t": tokens})
+  fields = {"x": np.ones(4, np.float32), "t": tokens}
+  for shape in ((), (1,), (3,), (4, 1)):
+    with pytest.raises(ValueError, match=r"is_padding_example of shape \(4,\)"):
+      cut(1.0, fields, is_padding_example=np.zeros(shape, bool))
+  assert float(cut(1.0, fields)[0]) == 4.0
 
 
 def test_its_sensitivity_is_that_of_the_whole():
