@@ -12,7 +12,6 @@ References:
 
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from synthq_jax import artifacts, checks, extras, typing
 from synthq_jax.models import dual_encoder
-from synthq_jax.models.checkpoints import tensors
+from synthq_jax.models.checkpoints import sentence_folders, tensors
 
 with extras.required("run"):
   from flax import linen as nn
@@ -41,7 +40,6 @@ __all__ = [
 _MASKED = -1e10
 _INITIAL = nn.initializers.normal(0.02)
 _MODEL = "model.safetensors"
-_MODULES = "modules.json"
 _PREFIX = "bert."
 _POOLER = "pooler/kernel"
 _CLASSIFIER = "classifier/kernel"
@@ -200,7 +198,7 @@ def load_encoder(
   Raises:
     ValueError: as in `load`, or if vectors are made otherwise than as a mean.
   """
-  return load(_mean_pooled(pathlib.Path(folder)))
+  return load(sentence_folders.mean_pooled(pathlib.Path(folder)))
 
 
 class Layer(nn.Module):
@@ -358,52 +356,6 @@ def _check_kind(fields: Mapping[str, Any]) -> None:
   positions = fields.get("position_embedding_type") or "absolute"
   if positions != "absolute":
     raise ValueError(f"position_embedding_type={positions!r}")
-
-
-def _mean_pooled(folder: pathlib.Path) -> pathlib.Path:
-  """Returns where the BERT of a sentence-transformers folder lies.
-
-  A folder without their files is taken for a BERT whose outputs are averaged.
-  """
-  if not (folder / _MODULES).is_file():
-    return folder
-  place = folder
-  try:
-    modules = json.loads((folder / _MODULES).read_text())
-    named = [(one["type"].rpartition(".")[2], one["path"]) for one in modules]
-    places = [(kind, folder / path) for kind, path in named]
-  except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-    raise ValueError(
-      f"{folder / _MODULES}: expected a list of objects with type and path, got"
-      " something else"
-    ) from None
-  for kind, path in places:
-    if kind == "Transformer":
-      place = path
-    elif kind == "Pooling":
-      _check_pooling(path / "config.json")
-    elif kind != "Normalize":  # lengths change no cosine
-      raise ValueError(
-        f"{folder / _MODULES}: expected a BERT and the mean of its outputs, got"
-        f" a module {kind!r} besides"
-      )
-  return place
-
-
-def _check_pooling(path: pathlib.Path) -> None:
-  """Refuses anything but the mean; newer files say it in one field."""
-  try:
-    fields = artifacts.unsealed(path.read_bytes())
-  except (OSError, ValueError) as error:
-    raise ValueError(
-      f"{str(path)!r}: expected a JSON object, got {type(error).__name__}"
-    ) from error
-  modes = [k for k, v in fields.items() if k.startswith("pooling_mode_") and v]
-  if (modes or [fields.get("pooling_mode")]) not in (
-    ["pooling_mode_mean_tokens"],
-    ["mean"],
-  ):
-    raise ValueError(f"{path}: expected the mean of all tokens, got {modes}")
 
 
 def _current(name: str) -> str:

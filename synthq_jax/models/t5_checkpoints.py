@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, typing
 from synthq_jax.models import static_vectors, t5, t5_config
 from synthq_jax.models.checkpoints import huggingface, t5x
 from synthq_jax.models.checkpoints import tensors as _tensors
@@ -35,6 +35,7 @@ from synthq_jax.privacy import joint, ledger, statement
 __all__ = [
   "CLAIM",
   "FORMATS",
+  "check_finite",
   "claim",
   "convert",
   "files",
@@ -324,6 +325,24 @@ def _promises(at: pathlib.Path) -> list[statement.PrivacyStatement]:
   return list(ledger.read(path).values()) if path.is_file() else []
 
 
+def check_finite(directory: str | os.PathLike, params: typing.Params) -> None:
+  """Refuses a model that would end a run long after privacy is paid for.
+
+  Args:
+    directory: where it was read, for the message.
+    params: its parameters.
+
+  Raises:
+    ValueError: naming the first tensor with NaN or an infinity.
+  """
+  for path, values in sorted(flatten(params).items()):
+    if not np.isfinite(np.asarray(values)).all():
+      raise ValueError(
+        f"{directory}: expected finite numbers, got NaN or infinity in tensor"
+        f" {path}: save or convert the checkpoint again, in a wider type"
+      )
+
+
 def files(directory: str | os.PathLike) -> tuple[pathlib.Path, ...]:
   """Returns the files on which the parameters of a checkpoint rest, in order.
 
@@ -333,7 +352,12 @@ def files(directory: str | os.PathLike) -> tuple[pathlib.Path, ...]:
   kind = _kind(root)
   if kind == _T5X:
     folder = t5x.newest(root)
-    found = (p for p in sorted(folder.rglob("*")) if p.is_file())
+    found = sorted(
+      pathlib.Path(at, name)
+      for at, _, names in os.walk(folder, followlinks=True)
+      for name in names
+    )
+    found = (p for p in found if p.is_file())
     return tuple(p for p in found if not _is_beside(p.relative_to(folder)))
   if kind == _HUGGINGFACE:
     parts = (*root.glob("model*.safetensors"), *root.glob("model*.json"))

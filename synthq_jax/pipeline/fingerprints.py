@@ -135,11 +135,18 @@ def of_checkpoint(directory: pathlib.Path) -> str:
 
 
 def of_folder(directory: str | os.PathLike) -> str:
-  """Fingerprints all files of a folder, such as a BERT's, with their names."""
-  files = sorted(pathlib.Path(directory).glob("*"))
-  return artifacts.fingerprint(
-    [(path.name, of_file(path)) for path in files if path.is_file()]
-  )
+  """Fingerprints the files below a folder, such as a BERT's, with their names.
+
+  Folders whose names begin with a point, such as .git, are left out.
+  """
+  root = pathlib.Path(directory)
+  found = {}
+  for folder, below, names in os.walk(root, followlinks=True):
+    below[:] = sorted(name for name in below if not name.startswith("."))
+    for path in (pathlib.Path(folder, name) for name in names):
+      if path.is_file():
+        found[path.relative_to(root).as_posix()] = of_file(path)
+  return artifacts.fingerprint(sorted(found.items()))
 
 
 def of_file(path: str | os.PathLike) -> str:

@@ -343,11 +343,12 @@ def load_public(directory: pathlib.Path, prepared: Documents):
     Parameters and shape.
 
   Raises:
-    ValueError: if it is missing, damaged or too small for the vocabulary, or
-      the result of a training on private queries.
+    ValueError: if it is missing, damaged, not finite or too small for the
+      vocabulary, or the result of a training on private queries.
   """
   refuse_private(directory)
   params, model_config = t5_checkpoints.load(directory)
+  t5_checkpoints.check_finite(directory, params)
   if model_config.vocab_size < prepared.vocab_size:
     raise ValueError(
       f"{directory}: expected a checkpoint for {prepared.vocab_size} ids, the"

@@ -405,6 +405,17 @@ def test_an_index_that_leads_nowhere_is_refused(sharded, text):
   refuse(sharded, "index.json|got no file")
 
 
+def test_a_layer_behind_the_model_is_not_passed_over(folder):
+  """Public sentence-t5 and gtr-t5 have one: without it vectors are others."""
+  head = "sentence_transformers.models."
+  modules = [{"type": head + "Transformer", "path": ""}]
+  (folder / "modules.json").write_text(json.dumps(modules))
+  t5_checkpoints.load(folder)
+  modules.append({"type": head + "Dense", "path": "2_Dense"})
+  (folder / "modules.json").write_text(json.dumps(modules))
+  refuse(folder, "modules.json", "'Dense' besides")
+
+
 def test_a_folder_without_weights_is_named(folder):
   (folder / "model.safetensors").unlink()
   refuse(folder, "got no file .*model.safetensors")

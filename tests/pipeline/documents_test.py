@@ -1,12 +1,14 @@
 import hashlib
 import json
+import types
 
 import numpy as np
 import pytest
 
 from synthq_jax.data import collection, passages, shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import inputs
+from synthq_jax.models import t5_checkpoints
+from synthq_jax.pipeline import fingerprints, inputs
 from synthq_jax.pipeline import queries as queries_lib
 
 TEXTS = ["red apples", "a " * 40, "pears", "sea", "blue"]
@@ -14,6 +16,47 @@ DOCUMENTS = [
   collection.Document(f"d{i}", text, title="Ü" * (i == 2))
   for i, text in enumerate(TEXTS)
 ]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_start_that_is_no_number_is_refused_before_any_private_step(
+  tmp_path, bad
+):
+  params, config = t5_checkpoints.load(shipped.DIRECTORY)
+  params["encoder"]["encoder_norm"]["scale"][3] = bad
+  t5_checkpoints.save(tmp_path / "t5", params, config)
+  prepared = types.SimpleNamespace(vocab_size=8)
+  with pytest.raises(ValueError, match="tensor encoder/encoder_norm/scale"):
+    inputs.load_public(tmp_path / "t5", prepared)
+
+
+def test_files_in_folders_and_behind_links_are_part_of_a_fingerprint(tmp_path):
+  """A BERT's weights may lie in 0_Transformer, T5X's in a store elsewhere."""
+  folder, store = tmp_path / "bert", tmp_path / "store"
+  (folder / "0_Transformer").mkdir(parents=True)
+  (folder / ".git").mkdir()
+  store.mkdir()
+  (folder / "linked").symlink_to(store)
+  of_folder = lambda: fingerprints.of_folder(folder)  # noqa: E731
+  found = [of_folder()]
+  for place in (folder / "0_Transformer/weights", store / "weights"):
+    for content in ("one", "two"):
+      place.write_text(content)
+      found.append(of_folder())
+  assert len(set(found)) == 5
+  (folder / ".git" / "index").write_text("")
+  assert of_folder() == found[-1]
+
+
+def test_a_checkpoint_behind_a_link_has_files(tmp_path):
+  (tmp_path / "store").mkdir()
+  (tmp_path / "store" / "weights").write_text("")
+  made = tmp_path / "t5" / "checkpoint_3"
+  made.mkdir(parents=True)
+  (made / "checkpoint").write_text("")
+  (made / "state").symlink_to(tmp_path / "store")
+  names = [path.name for path in t5_checkpoints.files(tmp_path / "t5")]
+  assert names == ["checkpoint", "weights"]
 
 
 def write(folder, length=8):

@@ -18,6 +18,7 @@ from typing import Any
 
 from synthq_jax import artifacts
 from synthq_jax.models import t5, t5_config
+from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.models.checkpoints import tensors as _tensors
 
 __all__ = ["config", "read", "write"]
@@ -98,9 +99,11 @@ def read(
   """Describes the parameters of a folder, and their shape.
 
   Raises:
-    ValueError: if a file is missing or damaged, or a tensor is missing, unknown
-      or of another shape than config.json asks for.
+    ValueError: if a file is missing or damaged, a tensor is missing, unknown or
+      of another shape than config.json asks for, or sentence-transformers would
+      put another layer behind the model.
   """
+  sentence_folders.mean_pooled(folder)
   fields = _load(folder / _CONFIG)
   shape = _from_fields(folder / _CONFIG, fields)
   found = _files(folder)
