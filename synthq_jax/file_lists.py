@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 __all__ = [
+  "below",
   "check_files",
   "list_files",
   "locked",
@@ -19,6 +20,17 @@ __all__ = [
 
 _HASHED = 1 << 30
 """Bytes up to which a file's content is compared; above that its size is."""
+
+
+def below(folder: str | os.PathLike) -> list[pathlib.Path]:
+  """Returns all files below a folder, sorted; links are followed.
+
+  Args:
+    folder: where to look; without one there are none.
+  """
+  walked = os.walk(folder, followlinks=True)
+  paths = (pathlib.Path(at, name) for at, _, names in walked for name in names)
+  return sorted(path for path in paths if path.is_file())
 
 
 def list_files(

@@ -7,13 +7,12 @@ reads it and one entry in `KINDS`.
 import collections
 import dataclasses
 import hashlib
-import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from synthq_jax import object_store, stores
+from synthq_jax import file_lists, object_store, stores
 from synthq_jax.data import (
   beir,
   beir_sets,
@@ -287,18 +286,12 @@ def _named(
 def _of_files(source: Source, place: str | None = None) -> str:
   """Digests a file, or all files of a folder by their names below it."""
   root = pathlib.Path(source.place if place is None else place)
-  paths = [root]
-  if root.is_dir():
-    walked = os.walk(root, followlinks=True)
-    paths = [
-      pathlib.Path(folder, n) for folder, _, names in walked for n in names
-    ]
+  paths = [root] if root.is_file() else file_lists.below(root)
   state = hashlib.sha256()
-  for path in sorted(paths):
-    if path.is_file():
-      state.update(path.relative_to(root).as_posix().encode() + b"\0")
-      with path.open("rb") as stream:
-        state.update(hashlib.file_digest(stream, "sha256").digest())
+  for path in paths:
+    state.update(path.relative_to(root).as_posix().encode() + b"\0")
+    with path.open("rb") as stream:
+      state.update(hashlib.file_digest(stream, "sha256").digest())
   return state.hexdigest()
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts, typing
+from synthq_jax import artifacts, file_lists, typing
 from synthq_jax.models import static_vectors, t5, t5_config
 from synthq_jax.models.checkpoints import huggingface, t5x
 from synthq_jax.models.checkpoints import tensors as _tensors
@@ -352,12 +352,7 @@ def files(directory: str | os.PathLike) -> tuple[pathlib.Path, ...]:
   kind = _kind(root)
   if kind == _T5X:
     folder = t5x.newest(root)
-    found = sorted(
-      pathlib.Path(at, name)
-      for at, _, names in os.walk(folder, followlinks=True)
-      for name in names
-    )
-    found = (p for p in found if p.is_file())
+    found = file_lists.below(folder)
     return tuple(p for p in found if not _is_beside(p.relative_to(folder)))
   if kind == _HUGGINGFACE:
     parts = (*root.glob("model*.safetensors"), *root.glob("model*.json"))

@@ -93,15 +93,8 @@ class ByLength:
       ValueError: if sequences are not as long as the last length, or fields
         and flags have other numbers of rows.
     """
-    batch, is_padding = clipping.split_padding(batch, is_padding_example)
-    size = clipping.batch_size(
-      batch
-    )  # rows are taken by place, which JAX clamps
-    if is_padding is not None and is_padding.shape != (size,):
-      raise ValueError(
-        f"expected is_padding_example of shape ({size},), got shape="
-        f"{is_padding.shape}: one flag for each example"
-      )
+    # Rows are taken by place below, and JAX takes the last for one behind it.
+    batch, is_padding, _ = clipping.split_rows(batch, is_padding_example)
     sequences = jnp.asarray(batch[self.field])
     if sequences.shape[1:] != self.lengths[-1:]:
       raise ValueError(

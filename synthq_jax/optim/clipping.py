@@ -18,10 +18,10 @@ from synthq_jax.privacy import sampling
 __all__ = [
   "Aux",
   "ClippedGrad",
-  "batch_size",
   "check_arguments",
   "clipped_grad",
   "split_padding",
+  "split_rows",
 ]
 
 _MOST_ARGUMENTS = 8  # of a loss, beyond those that are named
@@ -102,8 +102,7 @@ class ClippedGrad:
     check_arguments(self.loss_fn, len(arguments), key is not None)
     params, batch, loss_fn = self._canonical(arguments)
     _check_params(params)
-    batch, is_padding_example = split_padding(batch, is_padding_example)
-    size = batch_size(batch)
+    batch, is_padding_example, size = split_rows(batch, is_padding_example)
     keys = None if key is None else keys_lib.of_examples(key, batch, size)
     losses_of = self._losses_of(loss_fn)
     if size > 1:
@@ -112,11 +111,6 @@ class ClippedGrad:
     has_padding = is_padding_example is not None
     if not has_padding:
       is_padding_example = jnp.zeros(size, bool)
-    if is_padding_example.shape != (size,):
-      raise ValueError(
-        f"expected is_padding_example of shape ({size},), got shape="
-        f"{is_padding_example.shape}: one flag for each example"
-      )
     params = devices.vary(
       jax.tree.map(jnp.asarray, params), devices.axes_of(batch, keys)
     )
@@ -527,16 +521,35 @@ def _refuse_inner_mask(batch: typing.Batch) -> None:
       )
 
 
-def batch_size(batch: typing.Batch) -> int:
-  """Returns the length of the common leading axis.
+def split_rows(
+  batch: typing.Batch, is_padding_example: jax.Array | None
+) -> tuple[typing.Batch, jax.Array | None, int]:
+  """Takes the mask out of a batch, as `split_padding`, and counts its rows.
 
   Args:
     batch: arrays with a leading axis [batch].
+    is_padding_example: bool [batch], or None.
+
+  Returns:
+    What `split_padding` returns, and the number of rows.
 
   Raises:
-    TypeError: if a leaf is no array.
-    ValueError: if they have no such axis.
+    TypeError: if a leaf of the batch is no array.
+    ValueError: if they and the mask have no common leading axis; see also
+      `split_padding`.
   """
+  batch, is_padding_example = split_padding(batch, is_padding_example)
+  size = _batch_size(batch)
+  if is_padding_example is not None and is_padding_example.shape != (size,):
+    raise ValueError(
+      f"expected is_padding_example of shape ({size},), got shape="
+      f"{is_padding_example.shape}: one flag for each example"
+    )
+  return batch, is_padding_example, size
+
+
+def _batch_size(batch: typing.Batch) -> int:
+  """Returns the length of the common leading axis."""
   for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
     if not isinstance(leaf, (int, float)) and not hasattr(leaf, "dtype"):
       raise TypeError(

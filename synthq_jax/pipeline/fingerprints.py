@@ -14,7 +14,7 @@ import jaxlib
 import numpy as np
 
 import synthq_jax
-from synthq_jax import artifacts
+from synthq_jax import artifacts, file_lists
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.optim import auto
 
@@ -140,13 +140,14 @@ def of_folder(directory: str | os.PathLike) -> str:
   Folders whose names begin with a point, such as .git, are left out.
   """
   root = pathlib.Path(directory)
-  found = {}
-  for folder, below, names in os.walk(root, followlinks=True):
-    below[:] = sorted(name for name in below if not name.startswith("."))
-    for path in (pathlib.Path(folder, name) for name in names):
-      if path.is_file():
-        found[path.relative_to(root).as_posix()] = of_file(path)
-  return artifacts.fingerprint(sorted(found.items()))
+  names = {path.relative_to(root): path for path in file_lists.below(root)}
+  return artifacts.fingerprint(
+    [
+      (name.as_posix(), of_file(path))
+      for name, path in names.items()
+      if not any(part.startswith(".") for part in name.parts[:-1])
+    ]
+  )
 
 
 def of_file(path: str | os.PathLike) -> str:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synthq_jax import checks
-from synthq_jax.privacy import batches, mixtures, sampling
+from synthq_jax.privacy import batches, loss_inverses, sampling
 
 __all__ = [
   "Run",
@@ -411,7 +411,7 @@ def _composed(
   from dp_accounting import pld
 
   accountant = pld.PLDAccountant(_relation(relation), interval)
-  with mixtures.quick():
+  with loss_inverses.quick():
     for event, count in events:
       accountant.compose(event, count)
   return accountant

@@ -4,7 +4,7 @@ from dp_accounting.pld import privacy_loss_distribution as distributions
 from dp_accounting.pld import privacy_loss_mechanism as mechanism
 from scipy import stats
 
-from synthq_jax.privacy import accounting, mixtures, sampling
+from synthq_jax.privacy import accounting, loss_inverses, sampling
 
 
 def mixture(size, share, deviation):
@@ -40,7 +40,7 @@ def test_every_loss_has_the_same_inverse_to_the_bit(
     return losses.get_delta_for_epsilon(epsilons)
 
   expected = divergences()
-  with mixtures.quick():
+  with loss_inverses.quick():
     found = divergences()
   np.testing.assert_array_equal(found, expected)
   assert 0 < np.count_nonzero(expected)
@@ -68,7 +68,7 @@ def test_gaussians_have_the_same_divergences_to_the_bit(
       return [str(error)]
 
   expected = divergences()
-  with mixtures.quick():
+  with loss_inverses.quick():
     found = divergences()
   for one, other in zip(found, expected, strict=True):
     np.testing.assert_array_equal(one, other)
@@ -80,7 +80,7 @@ def test_most_losses_of_gaussians_are_inverted_at_once(monkeypatch):
   monkeypatch.setattr(
     slow, "_inverse_privacy_loss_add", lambda *_: one_by_one.append(0) or 0.0
   )
-  with mixtures.quick():
+  with loss_inverses.quick():
     losses = mechanism.GaussianPrivacyLoss(
       1.0, sampling_prob=0.1, adjacency_type=mechanism.AdjacencyType.ADD
     )
@@ -89,7 +89,7 @@ def test_most_losses_of_gaussians_are_inverted_at_once(monkeypatch):
 
 
 def test_a_few_losses_and_points_beyond_the_precision_of_floats_end():
-  with mixtures.quick():
+  with loss_inverses.quick():
     losses = mechanism.MixtureGaussianPrivacyLoss(
       **mixture(2, 0.5, 1e13), adjacency_type=mechanism.AdjacencyType.REMOVE
     )
@@ -100,9 +100,9 @@ def test_a_few_losses_and_points_beyond_the_precision_of_floats_end():
 
 def test_dp_accounting_is_as_it_was_afterwards():
   before = dict(vars(mechanism))
-  with pytest.raises(ZeroDivisionError), mixtures.quick():
+  with pytest.raises(ZeroDivisionError), loss_inverses.quick():
     inside = {k for k, v in vars(mechanism).items() if v is not before[k]}
-    with mixtures.quick():
+    with loss_inverses.quick():
       pass
     raise ZeroDivisionError
   assert inside == {"GaussianPrivacyLoss", "MixtureGaussianPrivacyLoss"}
