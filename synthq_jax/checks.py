@@ -12,6 +12,7 @@ __all__ = [
   "hide",
   "owner_alone",
   "relation",
+  "sizes",
   "within",
 ]
 
@@ -81,6 +82,20 @@ def count(name: str, value: Any, low: int, high: int = 2**31 - 1) -> None:
     raise ValueError(
       f"expected an integer {name} in [{low}, {high}], got {name}={value!r}"
     )
+
+
+def sizes(**values: Any) -> None:
+  """Raises ValueError unless they are sizes of a network, integers from 1.
+
+  A file that says more than a thousand layers is damaged, and naming all their
+  tensors would take longer than anybody waits.
+
+  Args:
+    **values: by name; those that end in "layers" are numbers of layers.
+  """
+  for name, value in values.items():
+    most = 1000 if name.endswith("layers") else 2**31 - 1
+    count(name, value, 1, most)
 
 
 def relation(relation: Any) -> str:

@@ -122,7 +122,7 @@ class BertConfig:
   """Labels of the classifier; 0 where there is none."""
 
   def __post_init__(self):
-    checks.at_least(1, **{name: getattr(self, name) for name in _COUNTS})
+    checks.sizes(**{name: getattr(self, name) for name in _COUNTS})
     if self.emb_dim % self.num_heads:
       raise ValueError(
         "BertConfig.emb_dim must be a multiple of num_heads, got"

@@ -31,7 +31,7 @@ class StaticConfig:
   """In config.json, where a T5's shape has no such field."""
 
   def __post_init__(self):
-    checks.at_least(1, vocab_size=self.vocab_size, emb_dim=self.emb_dim)
+    checks.sizes(vocab_size=self.vocab_size, emb_dim=self.emb_dim)
 
 
 def shapes(config: StaticConfig) -> dict[str, tuple[int, ...]]:

@@ -35,6 +35,7 @@ from synthq_jax.privacy import joint, ledger, statement
 __all__ = [
   "CLAIM",
   "FORMATS",
+  "check",
   "check_finite",
   "claim",
   "convert",
@@ -325,6 +326,18 @@ def _promises(at: pathlib.Path) -> list[statement.PrivacyStatement]:
   return list(ledger.read(path).values()) if path.is_file() else []
 
 
+def check(directory: str | os.PathLike) -> None:
+  """Refuses a checkpoint that `load` could not read; reads no numbers.
+
+  Args:
+    directory: of any format.
+
+  Raises:
+    ValueError: as `load` does, but for damage within the tensors.
+  """
+  _describe(pathlib.Path(directory))
+
+
 def check_finite(directory: str | os.PathLike, params: typing.Params) -> None:
   """Refuses a model that would end a run long after privacy is paid for.
 
@@ -502,7 +515,8 @@ def _kind(root: pathlib.Path) -> str:
     text = (root / _CONFIG).read_text(errors="replace")
     known = '"model_type"' in text or '"d_model"' in text
     return _HUGGINGFACE if known else _OURS
-  return _T5X if t5x.is_checkpoint(t5x.newest(root)) else _OURS
+  newest = t5x.newest(root)  # which an interrupted save may have left empty
+  return _T5X if newest != root or t5x.is_checkpoint(root) else _OURS
 
 
 def infer(

@@ -15,6 +15,7 @@ _COUNTS = (
   "num_encoder_layers",
   "num_decoder_layers",
 )
+_DTYPES = ("float32", "bfloat16", "float16")
 SHAPE = (*_COUNTS, "mlp_activations", "logits_via_embedding")
 """The fields that parameters must agree on; the others change how they are used."""
 
@@ -61,7 +62,7 @@ class T5Config:
   """Distances beyond this share a bucket."""
 
   def __post_init__(self):
-    checks.at_least(1, **{name: getattr(self, name) for name in _COUNTS})
+    checks.sizes(**{name: getattr(self, name) for name in _COUNTS})
     checks.within("[0, 1)", dropout_rate=self.dropout_rate)
     buckets = self.relative_attention_num_buckets
     if buckets < 4 or self.relative_attention_max_distance <= buckets // 2:
@@ -75,6 +76,10 @@ class T5Config:
       raise ValueError(
         "T5Config.mlp_activations knows relu, gelu and linear, got"
         f" {sorted(unknown)}"
+      )
+    if self.dtype not in _DTYPES:
+      raise ValueError(
+        f"T5Config.dtype knows {', '.join(_DTYPES)}, got {self.dtype!r}"
       )
 
 

@@ -161,9 +161,10 @@ def of_file(path: str | os.PathLike) -> str:
 
 
 def check_checkpoint(directory: pathlib.Path) -> None:
-  """Refuses a checkpoint of which a file is missing; reads none."""
+  """Refuses a checkpoint of which a file is missing or cut; reads no numbers."""
   for path in t5_checkpoints.files(directory):
     check_file(path)
+  t5_checkpoints.check(directory)
 
 
 def check_file(path: pathlib.Path) -> None:

@@ -341,8 +341,8 @@ def run(
   """
   wanted = stage.with_needs(stages or STAGES, config)
   _check_size(config, wanted)
-  start = shipped.checkpoint(config.checkpoint)
-  inputs.check_t5(start, config.model)
+  inputs.check_t5(shipped.checkpoint(config.checkpoint), config.model)
+  _check_checkpoints(config, wanted)
   prepare_test_set.expand(config.test_sets)  # refused before any work
   progress = progress and distributed.is_main()
   config = _with_progress(config, progress)
@@ -412,19 +412,29 @@ def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:
   data = config.prepare_data
   prepare_data.check_source(data)
   prepare_test_set.check_named(config.test_sets)
-  reads = {name for one in map(stage.get, wanted) for name in one.reads}
-  named = config.retriever_checkpoint
-  if named and not object_store.is_url(named) and {"encoder", "t5"} & reads:
-    fingerprints.check_checkpoint(shipped.checkpoint(named))
+  _check_checkpoints(config, wanted)
   if object_store.is_url(config.checkpoint):
     return
   start = shipped.checkpoint(config.checkpoint)
   inputs.check_t5(start, config.model)
-  if {"start", "encoder", "t5"} & reads:
-    fingerprints.check_checkpoint(start)
   if not object_store.is_url(data.vocabulary):
     beside = inputs.vocabulary_beside(start)
     prepare_data.check_vocabulary(data.vocabulary or beside, data.extra_ids)
+
+
+def _check_checkpoints(config: RunConfig, wanted: Sequence[str]) -> None:
+  """Refuses checkpoints that a stage would read and could not."""
+  reads = {name for one in map(stage.get, wanted) for name in one.reads}
+  retrievers = {"encoder", "t5"} & reads
+  if config.retriever_checkpoint and retrievers:
+    _check_checkpoint(config.retriever_checkpoint)
+  if "start" in reads or retrievers:
+    _check_checkpoint(config.checkpoint)
+
+
+def _check_checkpoint(named: str) -> None:
+  if not object_store.is_url(named):
+    fingerprints.check_checkpoint(shipped.checkpoint(named))
 
 
 def _check_size(config: RunConfig, wanted: Sequence[str]) -> None:

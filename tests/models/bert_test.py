@@ -243,7 +243,9 @@ def test_a_folder_that_is_no_bert_is_refused(tmp_path, spoil, message):
 @pytest.mark.parametrize(
   "fields,message",
   [
-    ({"num_layers": 0}, "num_layers >= 1, got num_layers=0"),
+    ({"num_layers": 0}, "num_layers in [1, 1000], got num_layers=0"),
+    ({"num_layers": 10**9}, "num_layers in [1, 1000], got num_layers=10"),
+    ({"vocab_size": 9.0}, "an integer vocab_size in"),
     ({"emb_dim": 10}, "multiple of num_heads, got emb_dim=10, num_heads=4"),
     ({"dropout_rate": 1.0}, "dropout_rate=1.0"),
     ({"activation": "silu"}, "knows gelu, gelu_new, relu, got 'silu'"),

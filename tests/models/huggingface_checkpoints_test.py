@@ -199,6 +199,12 @@ def test_logits_are_tied_as_each_version_of_transformers_says(
     ([], {"model_type": None}, "model_type=t5, got model_type=None"),
     (["d_kv"], {}, "expected a T5 shape, got no d_kv"),
     ([], {"d_ff": "many"}, "expected a T5 shape"),
+    ([], {"feed_forward_proj": None}, "feed_forward_proj=None"),
+    ([], {"dense_act_fn": ["relu"]}, "expected a T5 shape"),
+    ([], {"vocab_size": 1e30}, "expected a T5 shape, got .* vocab_size=1e"),
+    ([], {"num_heads": True}, "expected a T5 shape, got .* num_heads=True"),
+    ([], {"num_layers": 10**9}, "num_encoder_layers in .1, 1000."),
+    ([], {"relative_attention_num_buckets": "8"}, "expected a T5 shape"),
   ],
 )
 def test_a_model_that_we_do_not_compute_is_refused(folder, drop, fields, words):
@@ -347,7 +353,6 @@ def with_header(data, change):
     lambda data: data[:8] + b"[" + data[9:],
     lambda data: with_header(data, lambda h: h[WO].update(shape=[16, 31])),
     lambda data: with_header(data, lambda h: h[WO].update(dtype="F13")),
-    lambda data: with_header(data, lambda h: h[WO].update(dtype="U32")),
     lambda data: with_header(data, lambda h: h[WO].pop("shape")),
     lambda data: with_header(data, lambda h: h.update({WO: 3})),
     lambda data: with_header(data, lambda h: h[WO].update(data_offsets=[0, 4])),
@@ -365,7 +370,6 @@ def with_header(data, change):
     "no JSON",
     "another shape",
     "an unknown type",
-    "no type of ours",
     "no shape",
     "no entry",
     "another place",
@@ -376,6 +380,19 @@ def test_a_damaged_file_is_named(folder, damage):
   path = folder / "model.safetensors"
   path.write_bytes(damage(path.read_bytes()))
   refuse(folder, "model.safetensors: expected safetensors, got a damaged file")
+
+
+def test_a_type_that_holds_no_weights_of_ours_is_not_called_damage(folder):
+  path = folder / "model.safetensors"
+  data = with_header(path.read_bytes(), lambda h: h[WO].update(dtype="U32"))
+  path.write_bytes(data)
+  refuse(folder, f"model.safetensors: expected tensors of .* {WO} of type U32")
+
+
+def test_an_architecture_that_is_no_list_says_nothing(folder):
+  whole = t5_checkpoints.load(folder)
+  configure(folder, architectures=5)
+  assert t5_checkpoints.load(folder)[1] == whole[1]
 
 
 def test_a_missing_part_is_named(sharded):
@@ -398,7 +415,11 @@ def test_a_part_with_a_tensor_that_the_index_lacks_is_named(sharded):
 
 
 @pytest.mark.parametrize(
-  "text", ["{}", '{"weight_map": 3}', "[]", '{"weight_map": {"a": "../a"}}']
+  "text",
+  [
+    *("{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": "../a"}}'),
+    *('{"weight_map": {"a": 3, "b": "b"}}', '{"weight_map": {"a": ["a"]}}'),
+  ],
 )
 def test_an_index_that_leads_nowhere_is_refused(sharded, text):
   (sharded / "model.safetensors.index.json").write_text(text)

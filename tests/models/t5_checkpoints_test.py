@@ -119,6 +119,7 @@ def test_a_missing_file_is_named(saved, name):
     *((text, "T5 shape") for text in ("{", "[1]", "{}")),
     ('{"mlp_activations": ["relu"], "layers": 3}', "T5 shape"),
     ('{"kind": "static", "layers": 3}', "shape of static vectors"),
+    ('{"kind": "static", "vocab_size": "4", "emb_dim": 2}', "shape of .*"),
   ],
 )
 def test_a_configuration_that_is_no_shape_is_named(saved, text, shape):

@@ -327,7 +327,7 @@ def test_sizes_are_known_by_name_and_bad_shapes_are_refused():
   with pytest.raises(ValueError, match="'huge'"):
     t5_config.get("huge")
   for change, message in [
-    ({"num_heads": 0}, "num_heads >= 1, got num_heads=0"),
+    ({"num_heads": 0}, "integer num_heads in .1, 2147483647., got num_heads=0"),
     ({"dropout_rate": 1.0}, "dropout_rate=1.0"),
     ({"mlp_activations": ("swish",)}, r"got \['swish'\]"),
   ]:

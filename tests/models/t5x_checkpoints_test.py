@@ -544,6 +544,16 @@ def test_a_folder_without_a_checkpoint_says_what_it_holds(
   refuse(place, "expected a T5X checkpoint", "got (no such|an empty) folder")
 
 
+def test_a_newest_step_that_was_cut_off_is_named(tmp_path):
+  """It is not passed over for an older one, nor taken for another format."""
+  write(tmp_path / "checkpoint_3", checkpoint_trees.make(T5_1_1))
+  (tmp_path / "checkpoint_9").mkdir()
+  words = "checkpoint_9: expected a T5X checkpoint .* got an empty folder"
+  for read in (t5_checkpoints.load, t5_checkpoints.check):
+    with pytest.raises(ValueError, match=words):
+      read(tmp_path)
+
+
 # Orbax.
 
 

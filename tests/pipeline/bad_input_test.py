@@ -308,6 +308,20 @@ def test_a_dry_run_refuses_what_is_not_there(
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
+@pytest.mark.parametrize("name", ["CHECKPOINT", "RETRIEVER_CHECKPOINT"])
+def test_a_checkpoint_that_was_cut_is_refused_before_any_work(
+  tmp_path, capsys, name, flags
+):
+  shutil.copytree(shipped.DIRECTORY, tmp_path / "t5")
+  weights = tmp_path / "t5" / "params.safetensors"
+  weights.write_bytes(weights.read_bytes()[:-1])
+  argv = ["run", TINY, f"--workdir={tmp_path / 'run'}", "--quiet", *flags]
+  argv += [f"--gin.{name}={tmp_path / 't5'}", "--gin.STATIC_DIM=0"]
+  assert "expected safetensors, got a damaged" in refused(capsys, argv)
+  assert not (tmp_path / "run").exists()
+
+
 def test_a_dry_run_looks_at_no_url_and_reads_nothing(
   folder, tmp_path, capsys, monkeypatch
 ):

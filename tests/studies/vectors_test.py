@@ -92,6 +92,31 @@ def test_a_victim_that_is_not_there_is_named(config, tmp_path):
     frame.run(vectors.STUDY, wrong, tmp_path, progress=False)
 
 
+@pytest.mark.parametrize(
+  "fields, words",
+  [
+    ({"noise": (0.1, -1.0)}, "noise in .0, inf., got .*noise=-1.0"),
+    ({"num_secrets": 1}, "num_secrets must be at least 2, got 1"),
+  ],
+)
+def test_settings_that_measure_nothing_are_refused(config, fields, words):
+  with pytest.raises(ValueError, match=words):
+    dataclasses.replace(config, **fields)
+
+
+@pytest.mark.parametrize(
+  "fields, words",
+  [
+    ({"length": 3}, "of the victim in 3 tokens, got none"),
+    ({"noise": ()}, "noise must have an entry"),
+  ],
+)
+def test_a_study_of_nothing_is_refused(config, tmp_path, fields, words):
+  empty = dataclasses.replace(config, **fields)
+  with pytest.raises(ValueError, match=words):
+    frame.run(vectors.STUDY, empty, tmp_path, progress=False)
+
+
 def test_any_encoder_can_be_attacked(config, tmp_path):
   """A T5 that is named makes the vectors that it makes when it is shipped."""
   small = dataclasses.replace(config, decoders=False)

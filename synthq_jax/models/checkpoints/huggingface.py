@@ -161,8 +161,13 @@ def _files(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
       )
     raise ValueError(f"expected a T5 checkpoint, got no file {folder / _MODEL}")
   where = _load(folder / _INDEX).get("weight_map")
-  if not isinstance(where, dict):
-    raise ValueError(f"{folder / _INDEX}: expected a weight_map, got none")
+  if not isinstance(where, dict) or not all(
+    isinstance(file, str) for file in where.values()
+  ):
+    raise ValueError(
+      f"{folder / _INDEX}: expected a weight_map from tensors to names of files,"
+      f" got {str(where)[:40]}"
+    )
   found: dict[str, _tensors.Tensor] = {}
   for file in sorted(set(where.values())):
     if pathlib.PurePath(file).name != file or not (folder / file).is_file():
@@ -338,11 +343,11 @@ def _check_kind(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
 
 def _activations(fields: Mapping[str, Any]) -> tuple[str, ...]:
   """Translates the feed-forward layer: relu, gated-gelu and the like."""
-  written = fields.get("feed_forward_proj", "relu")
+  written = str(fields.get("feed_forward_proj", "relu"))
   name = written.removeprefix("gated-")
   if written == "gated-gelu":
     name = "gelu_new"  # what the name has always meant there
-  name = fields.get("dense_act_fn", name)
+  name = str(fields.get("dense_act_fn", name))
   if name not in _ACTIVATIONS:
     raise ValueError(
       f"feed_forward_proj={written} with activation {name}, which is none of"
@@ -359,8 +364,9 @@ def _is_tied(fields: Mapping[str, Any]) -> bool:
 
 
 def _has_decoder(fields: Mapping[str, Any]) -> bool:
-  kinds = fields.get("architectures") or ()
-  return fields.get("is_encoder_decoder", True) and _ENCODER not in kinds
+  kinds = fields.get("architectures")
+  is_encoder = isinstance(kinds, list) and _ENCODER in kinds
+  return bool(fields.get("is_encoder_decoder", True)) and not is_encoder
 
 
 def _to_fields(

@@ -98,7 +98,7 @@ def read(
       else ["no such folder"]
     )
     raise ValueError(
-      f"{root}: expected a T5X checkpoint (checkpoint_STEP with a file {FILE} or"
+      f"{folder}: expected a T5X checkpoint (checkpoint_STEP with a file {FILE} or"
       f" a folder {_STATE}), got {', '.join(there[:5]) or 'an empty folder'}"
     )
   place = folder / _STATE if (folder / _STATE).is_dir() else folder

@@ -296,7 +296,7 @@ def read_safetensors(path: str | os.PathLike) -> dict[str, Tensor]:
   try:
     with safetensors.safe_open(path, framework="numpy") as file:
       return {name: _in_file(path, file, name) for name in file.keys()}  # noqa: SIM118
-  except (safetensors.SafetensorError, ValueError) as error:
+  except safetensors.SafetensorError as error:
     raise ValueError(
       f"{path}: expected safetensors, got a damaged file ({error});"
       " copy it again"
@@ -307,8 +307,8 @@ def _in_file(path: str | os.PathLike, file: Any, name: str) -> Tensor:
   part = file.get_slice(name)
   if part.get_dtype() not in _DTYPES:
     raise ValueError(
-      f"tensor {name} of type {part.get_dtype()}, not one of"
-      f" {', '.join(_DTYPES)}"
+      f"{path}: expected tensors of {', '.join(_DTYPES)}, got {name} of type"
+      f" {part.get_dtype()}: save the model again in one of them"
     )
   shape, dtype = tuple(part.get_shape()), _DTYPES[part.get_dtype()]
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, checks
 from synthq_jax.audit import (
   canaries,
   inversion,
@@ -87,10 +87,12 @@ class Config(frame.Config, config_types.Encoder):
     config_types.positive(self, "learning_rate")
     config_types.at_least(
       self, 1, "language_steps", "steps", "batch_size", "memories", "length",
-      "num_sentences", "num_victims", "num_secrets",
+      "num_sentences", "num_victims",
     )  # fmt: skip
-    config_types.at_least(self, 2, "num_candidates")
+    config_types.at_least(self, 2, "num_secrets", "num_candidates")
     config_types.at_least(self, 0, "num_shown")
+    for deviation in self.noise:
+      checks.within("[0, inf)", **{"vectors.Config.noise": deviation})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,6 +166,8 @@ class _Attack:
     config: Config = task.config
     self.config, self._states = config, task.root / "states"
     self._settings = loop.Settings(log_every=50, progress=task.progress)
+    if not config.noise:
+      raise ValueError("vectors.Config.noise must have an entry, got none")
     source = sources.open(config.source, "vectors.Config.source")
     own: tuple[str, ...] = ()
     self._encoder = text_encoders.given(
@@ -195,6 +199,12 @@ class _Attack:
         f" {self.victim!r} of {len(names)} in {config.source}"
       )
     self.attacker, self.text = self._sides(clients)
+    for text, side in ((self.text, "the victim"), (self.attacker, "others")):
+      if not text.sentences:
+        raise ValueError(
+          f"vectors.Config.length: expected sentences of {side} in"
+          f" {config.length} tokens, got none: give a larger one, or another victim"
+        )
     self.vectors = self._encoded(self.text.tokens)
     self.planted = self._plant()
 
