@@ -430,7 +430,7 @@ WRONG_USES = {
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:no.csv@keys.jsonl": 'string under "_id"',
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=msmarco:empty": "empty",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=beir:empty": "expected a file corpus.jsonl",
-  f"{RUN} --gin.CHECKPOINT=pickled": "got no file pickled/vocabulary",
+  f"{RUN} --gin.CHECKPOINT=pickled": "config.json: expected a T5 shape",
   f"{RUN} --gin.CHECKPOINT=empty": "expected a file of a checkpoint",
   f"{RUN} --gin.prepare_data.Config.vocabulary=bytes": "SentencePiece model",
   # Places, processes, the environment.

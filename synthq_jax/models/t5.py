@@ -31,6 +31,8 @@ __all__ = [
   "Transformer",
   "empty_cache",
   "init_params",
+  "output_path",
+  "output_table",
   "shapes",
   "shift_right",
 ]
@@ -72,6 +74,26 @@ def shift_right(targets: Int[Array, "batch length"]) -> Array:
   [[0, 5, 6]]
   """
   return jnp.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+
+
+def output_path(config: t5_config.T5Config) -> str:
+  """Returns the path of the parameter that logits are read from."""
+  if config.logits_via_embedding:
+    return "token_embedder/embedding"
+  return "decoder/logits_dense/kernel"
+
+
+def output_table(
+  params: Mapping[str, Array], config: t5_config.T5Config
+) -> Float[Array, "vocab dim"]:
+  """Returns a row for each token: its logit is the row's product with an output.
+
+  Args:
+    params: of the model, by path.
+    config: the shape of the model.
+  """
+  table = params[output_path(config)]
+  return table if config.logits_via_embedding else table.T
 
 
 class EncoderLayer(nn.Module):
@@ -256,11 +278,18 @@ class Decoder(nn.Module):
       new_cache.append(own)
     return self.decoder_norm(x), cache._replace(own=tuple(new_cache))
 
-  def logits(self, x, embedding):
-    """Returns logits [batch, query, vocab] in float32."""
+  def outputs(self, x):
+    """Returns what logits are products of, [batch, query, dim] in float32."""
     x = x.astype(jnp.float32)
     if self.config.logits_via_embedding:
-      return (x / jnp.sqrt(x.shape[-1])) @ embedding.T
+      return x / jnp.sqrt(x.shape[-1])
+    return x
+
+  def logits(self, x, embedding):
+    """Returns logits [batch, query, vocab] in float32."""
+    x = self.outputs(x)
+    if self.config.logits_via_embedding:
+      return x @ embedding.T
     return self.logits_dense(x)
 
 
@@ -318,13 +347,42 @@ class Transformer(nn.Module):
     enable_dropout: bool = False,
   ) -> Float[Array, "batch length vocab"]:
     """Returns what `__call__` does, given what `encode` returned."""
-    x = self.decoder(
-      self.token_embedder(decoder_input_tokens),
-      encoded,
-      self._input_mask(encoder_input_tokens),
-      deterministic=not enable_dropout,
+    x = self._decoded(
+      encoded, encoder_input_tokens, decoder_input_tokens, enable_dropout
     )
     return self.decoder.logits(x, self.token_embedder.embedding)
+
+  def outputs(
+    self,
+    encoder_input_tokens: Int[Array, "batch input"],
+    decoder_input_tokens: Int[Array, "batch length"],
+    encoded: Float[Array, "batch input dim"] | None = None,
+    *,
+    enable_dropout: bool = False,
+  ) -> Float[Array, "batch length dim"]:
+    """Returns what gives the logits of `__call__`, times `output_table`'s rows.
+
+    Args:
+      encoder_input_tokens: 0 = padding at the end of a row.
+      decoder_input_tokens: from `shift_right`.
+      encoded: what `encode` returned; None: it is computed.
+      enable_dropout: whether there is dropout, with a key of that name.
+    """
+    if encoded is None:
+      encoded = self.encode(encoder_input_tokens, enable_dropout=enable_dropout)
+    x = self._decoded(
+      encoded, encoder_input_tokens, decoder_input_tokens, enable_dropout
+    )
+    return self.decoder.outputs(x)
+
+  def _decoded(self, encoded, inputs, targets, enable_dropout):
+    """Returns the decoder's final states [batch, length, dim]."""
+    return self.decoder(
+      self.token_embedder(targets),
+      encoded,
+      self._input_mask(inputs),
+      deterministic=not enable_dropout,
+    )
 
   def encode(
     self,

@@ -20,6 +20,9 @@ from synthq_jax.generation import allocation, text_measures
 from synthq_jax.pipeline import config_types, inputs, results
 from synthq_jax.retrieval import bm25
 
+_KEPT_BYTES = 2**28
+_kept: dict[tuple[Any, ...], bm25.Index] = {}  # at most one
+
 __all__ = [
   "Config",
   "by_topics",
@@ -128,15 +131,26 @@ def index_of(
 ) -> bm25.Index:
   """Returns BM25 over all documents, whole, not cut at an encoder's length.
 
+  The last collection's index is kept where it is small: stages ask for it again.
+
   Args:
     ids: of the documents.
     corpus: their texts, in the same order.
     expansion: queries that are read with them, see `inputs.expanded`.
   """
-  texts = inputs.document_texts(corpus)
+  names = tuple(map(str, ids))
   if expansion is not None:
     texts = (one.contents for one in inputs.expanded(corpus, expansion))
-  return bm25.BM25().build([str(i) for i in ids], texts)
+    return bm25.BM25().build(names, texts)
+  state = corpus.stat()
+  key = (corpus.resolve(), state.st_mtime_ns, state.st_size, hash(names))
+  if key in _kept:
+    return _kept[key]
+  _kept.clear()
+  index = bm25.BM25().build(names, inputs.document_texts(corpus))
+  if index.num_bytes <= _KEPT_BYTES:
+    _kept[key] = index
+  return index
 
 
 def measured(

@@ -120,11 +120,13 @@ class Reader:
     for words in self.config.words(texts):
       self._rows.append([vocab.setdefault(word, len(vocab)) for word in words])
 
-  def build(self, ids: Sequence[str]) -> "Index":
+  def build(self, ids: Sequence[str], config: BM25 | None = None) -> "Index":
     """Indexes what was read, as `BM25.build` does.
 
     Args:
       ids: one per document.
+      config: reads words alike, and may weigh them otherwise; None: the
+        reader's.
 
     Raises:
       ValueError: if there are no documents, or no word in any of them.
@@ -134,9 +136,11 @@ class Reader:
         f"expected one id per document and a word somewhere, got {len(ids)} "
         f"ids and {len(self._rows)} documents; check the collection"
       )
-    config = self.config
+    config = config or self.config
     model = _bm25s().BM25(k1=config.k1, b=config.b, method="lucene")
-    model.index(_Documents(self._rows, self._vocab), show_progress=False)
+    # A copy: bm25s adds the empty word to it.
+    documents = _Documents(self._rows, dict(self._vocab))
+    model.index(documents, show_progress=False)
     return Index(tuple(ids), config, model)
 
 

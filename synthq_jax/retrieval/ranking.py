@@ -117,13 +117,14 @@ class Features:
     Raises:
       ValueError: if there is not one id per document.
     """
-    readers = [bm25.Reader(field.reads) for field in FIELDS]
+    # Fields that weigh the same words in other ways read them once.
+    readers = {(_how(f), f.words): bm25.Reader(_how(f)) for f in FIELDS}
     counts: list[int] = []
     for chunk in bm25.chunks(texts):
       counts += [len(text.split()) for text in chunk]
       spaced = [_spaced(text) for text in chunk]
-      for field, reader in zip(FIELDS, readers, strict=True):
-        reader.read([_first(text, field.words) for text in spaced])
+      for (_, words), reader in readers.items():
+        reader.read([_first(text, words) for text in spaced])
     if len(counts) != len(ids):
       raise ValueError(
         f"expected one id per document, got {len(ids)} ids and {len(counts)}"
@@ -133,7 +134,10 @@ class Features:
     return cls(
       {id_: place for place, id_ in enumerate(ids)},
       (lengths / max(lengths.max(initial=0.0), 1e-9)).astype(np.float32),
-      tuple(_index(reader, ids) for reader in readers),
+      tuple(
+        _index(readers[_how(field), field.words], field, ids)
+        for field in FIELDS
+      ),
     )
 
   def of(
@@ -154,7 +158,8 @@ class Features:
     """
     made: list[Candidates] = []
     for spaced in bm25.chunks(map(_spaced, queries)):
-      asked = zip(*(field.reads.words(spaced) for field in FIELDS), strict=True)
+      words = {how: how.words(spaced) for how in {*map(_how, FIELDS)}}
+      asked = zip(*(words[_how(field)] for field in FIELDS), strict=True)
       part = slice(len(made), len(made) + len(spaced))
       made += map(self._of, asked, lexical[part], dense[part])
     return made
@@ -195,9 +200,16 @@ def _first(text: str, words: int | None) -> str:
   return text if words is None else " ".join(text.split()[:words])
 
 
-def _index(reader: bm25.Reader, ids: Sequence[str]) -> bm25.Index | None:
+def _how(field: Field) -> bm25.BM25:
+  """Returns how a field finds words, whatever it makes of them."""
+  return dataclasses.replace(field.reads, k1=0.0, b=0.0)
+
+
+def _index(
+  reader: bm25.Reader, field: Field, ids: Sequence[str]
+) -> bm25.Index | None:
   try:
-    return reader.build(ids)
+    return reader.build(ids, field.reads)
   except ValueError:  # no document has, say, two words
     return None
 

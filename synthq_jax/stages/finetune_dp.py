@@ -62,8 +62,8 @@ __all__ = [
 
 USER_SAMPLING = ("users", "queries")
 _TEXTS_PER_CANARY = 2
+_ENCODED_AT_ONCE = {"cpu": 16}  # whose caches hold the layers of few
 _ENCODED_BYTES = 2**29  # of a frozen encoder's outputs: what is kept at most
-_ENCODED_AT_ONCE = 256
 _MECHANISM = (
   "gradients of a T5 that writes a query for a document, one record per {},"
   " clipped and summed over a Poisson sample, with Gaussian noise"
@@ -352,17 +352,25 @@ def loss_fn(
     collections = {"params": {**public, **trained}}
   else:
     collections = {"params": public, **adapter.variables(trained)}
-  read = [batch["inputs"], t5.shift_right(batch["targets"])]
-  if "encoded" in batch:
-    read.insert(0, batch["encoded"])
-  logits = t5.Transformer(model_config).apply(
+  model = functools.partial(
+    t5.Transformer(model_config).apply,
     {k: t5_checkpoints.unflatten(v) for k, v in collections.items()},
-    *read,
     enable_dropout=key is not None,
     rngs=None if key is None else {"dropout": key},
-    method="decode" if "encoded" in batch else "__call__",
   )
-  return seq2seq.cross_entropy(logits, batch["targets"])
+  targets, encoded = batch["targets"], batch.get("encoded")
+  read = [batch["inputs"], t5.shift_right(targets)]
+  # An adapter of the table has a name that begins as the table's.
+  table = t5.output_path(model_config).removesuffix("/kernel")
+  if not any(path.startswith(table) for path in trained):
+    outputs = model(*read, encoded, method="outputs")
+    table = t5.output_table(collections["params"], model_config)
+    return seq2seq.cross_entropy_of_states(outputs, table, targets)
+  if encoded is None:
+    logits = model(*read)
+  else:
+    logits = model(encoded, *read, method="decode")
+  return seq2seq.cross_entropy(logits, targets)
 
 
 def encoded_once(
@@ -403,17 +411,19 @@ def encoded_once(
     dataclasses.replace(model_config, dropout_rate=0.0, dtype=dtype.name)
   )
 
+  at_once = _ENCODED_AT_ONCE.get(jax.default_backend(), 256)
+
   @jax.jit
   def encode(public, documents):
     params = {"params": t5_checkpoints.unflatten(public)}
     return jax.lax.map(
       lambda document: model.apply(params, document[None], method="encode")[0],
       documents,
-      batch_size=_ENCODED_AT_ONCE,
+      batch_size=at_once,
     )
 
   count = len(records["inputs"])
-  padding = ((0, -count % _ENCODED_AT_ONCE), (0, 0))
+  padding = ((0, -count % at_once), (0, 0))
   encoded = encode(public, np.pad(records["inputs"], padding))
   return {"encoded": np.asarray(encoded)[:count]}
 

@@ -84,3 +84,87 @@ def test_shapes_that_disagree_and_unknown_normalizations_are_refused():
     seq2seq.cross_entropy(logits, targets, jnp.ones(3))
   with pytest.raises(ValueError, match="normalization='batch'"):
     seq2seq.cross_entropy(logits, targets, normalization="batch")
+
+
+def states_and_table(vocab_size, length=3, dim=7, dtype=jnp.float32):
+  random = np.random.default_rng(1)
+  states = jnp.asarray(3 * random.normal(size=(4, length, dim)), dtype)
+  table = jnp.asarray(random.normal(size=(vocab_size, dim)), jnp.float32)
+  targets = random.integers(1, vocab_size, (4, length))
+  targets[1, 1:] = targets[2] = 0
+  return states, table, jnp.asarray(targets)
+
+
+@pytest.mark.parametrize("normalization", ["mean", "sum"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("vocab_size", [8, 4096, 8192, 9001])
+def test_losses_of_states_are_those_of_their_logits(
+  vocab_size, dtype, normalization
+):
+  """Values and gradients, whatever the table's rows are cut into."""
+  states, table, targets = states_and_table(vocab_size, dtype=dtype)
+
+  def written(states):
+    logits = states.astype(jnp.float32) @ table.T
+    return seq2seq.cross_entropy(logits, targets, normalization=normalization)
+
+  def unwritten(states):
+    return seq2seq.cross_entropy_of_states(
+      states, table, targets, normalization=normalization
+    )
+
+  np.testing.assert_allclose(unwritten(states), written(states), rtol=2e-6)
+  got, expected = (jax.jacrev(f)(states) for f in (unwritten, written))
+  assert got.dtype == dtype
+  rtol = 1e-5 if dtype == jnp.float32 else 1e-2
+  np.testing.assert_allclose(
+    np.asarray(got, np.float32),
+    np.asarray(expected, np.float32),
+    rtol=rtol,
+    atol=rtol * np.abs(np.asarray(expected, np.float32)).max(),
+  )
+
+
+def test_large_logits_overflow_in_no_block():
+  states, table, targets = states_and_table(9001)
+  states *= 1e3
+  losses = seq2seq.cross_entropy_of_states(states, table, targets)
+  expected = seq2seq.cross_entropy(states @ table.T, targets)
+  assert np.isfinite(losses).all() and losses.max() > 1e3
+  np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("target", [-1, 9001, 2**31 - 1])
+def test_a_target_that_is_no_row_gives_no_number(target):
+  states, table, targets = states_and_table(9001)
+  losses = seq2seq.cross_entropy_of_states(
+    states, table, targets.at[3, 0].set(target)
+  )
+  assert np.isnan(losses[3]) and np.isfinite(losses[:3]).all()
+
+
+def test_nothing_of_the_size_of_all_logits_is_in_the_program():
+  states, table, targets = states_and_table(9001, length=64)
+
+  def loss(states):
+    return seq2seq.cross_entropy_of_states(states, table, targets).sum()
+
+  for kind in (loss, jax.grad(loss)):
+    program = jax.jit(kind).lower(states).as_text()
+    assert "4x64x4096x" in program
+    assert not any(f"4x64x{n}x" in program for n in (9001, 3 * 4096))
+
+
+def test_a_table_that_is_trained_is_refused():
+  """Its gradient would be taken for zero."""
+  states, table, targets = states_and_table(8)
+
+  def loss(table, states):
+    return seq2seq.cross_entropy_of_states(states, table, targets).sum()
+
+  with pytest.raises(ValueError, match="a table that is not trained"):
+    jax.grad(loss)(table, states)
+  with pytest.raises(ValueError, match="a table that is not trained"):
+    jax.vmap(jax.grad(lambda x: loss(table * x, states)))(jnp.ones(2))
+  with pytest.raises(ValueError, match="got shapes"):
+    loss(table[:, 1:], states)

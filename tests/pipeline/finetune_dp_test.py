@@ -10,7 +10,8 @@ import pytest
 import random_t5
 
 from synthq_jax import optim
-from synthq_jax.models import lora, prompt, t5_checkpoints
+from synthq_jax.losses import seq2seq
+from synthq_jax.models import lora, prompt, t5, t5_checkpoints
 from synthq_jax.stages import finetune_dp
 from synthq_jax.training import mesh as mesh_lib
 
@@ -66,6 +67,40 @@ def test_every_strategy_clips_the_trained_parameters_alone(params, pattern):
     assert all(name.startswith("decoder/") for name in got)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+  "trained", [LAST_LAYER, "encoder/.*", "decoder/.*", "token_embedder/.*", ".*"]
+)
+def test_losses_are_those_of_all_logits_whatever_is_trained(trained, tied):
+  """Where the table is a constant, logits are not written: nobody can tell."""
+  shape = dataclasses.replace(CONFIG, logits_via_embedding=tied)
+  params = t5_checkpoints.flatten(random_t5.params(shape))
+  config = finetune_dp.Config(trained=trained)
+  own, public = finetune_dp._split(config, params, jax.random.key(0))
+
+  def written(own):
+    tree = t5_checkpoints.unflatten({**public, **own})
+    logits = t5.Transformer(shape).apply(
+      {"params": tree},
+      batch()["inputs"],
+      t5.shift_right(batch()["targets"]),
+    )
+    return seq2seq.cross_entropy(logits, batch()["targets"])
+
+  loss = functools.partial(
+    finetune_dp.loss_fn, public=public, model_config=shape
+  )
+  np.testing.assert_allclose(loss(own, batch()), written(own), rtol=1e-5)
+  got = jax.grad(lambda own: loss(own, batch()).sum())(own)
+  expected = jax.grad(lambda own: written(own).sum())(own)
+  for path, value in expected.items():
+    scale = np.abs(value).max()
+    np.testing.assert_allclose(got[path], value, rtol=0, atol=1e-5 * scale)
+  program = jax.make_jaxpr(loss)(own, batch())
+  is_constant = t5.output_path(shape) not in own
+  assert ("custom_vjp_call" in str(program)) == is_constant
+
+
 def test_norms_of_fewer_parameters_are_smaller():
   _, every = clipped(".*", "bookkeeping")
   _, last = clipped(LAST_LAYER, "bookkeeping")
@@ -103,7 +138,7 @@ def test_a_frozen_encoder_that_ran_once_gives_the_same_gradients(params, dtype):
 def test_what_is_kept_of_a_document_is_of_that_document_alone(
   params, monkeypatch
 ):
-  monkeypatch.setattr(finetune_dp, "_ENCODED_AT_ONCE", 4)
+  monkeypatch.setattr(finetune_dp, "_ENCODED_AT_ONCE", {"cpu": 4})
   kept = encoded(params, batch())["encoded"]
   for row, alone in enumerate(kept):
     others = np.delete(np.asarray(batch()["inputs"]), row, axis=0)
