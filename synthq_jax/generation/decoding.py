@@ -135,6 +135,7 @@ def generate(
   batch_size: int = 64,
   devices: Sequence[jax.Device] | None = None,
   progress: Callable[[int], object] | None = None,
+  encoded: Float[np.ndarray, "document length dim"] | None = None,
 ) -> Int[np.ndarray, "document num_samples max_length"]:
   """Writes `num_samples` queries for each document.
 
@@ -157,6 +158,7 @@ def generate(
     devices: those of this process to use; JAX's default one if not given.
     progress: called with a number of documents whenever so many are written,
       for example `tqdm.tqdm(...).update`.
+    encoded: what the encoder makes of `tokens`; None: it is computed.
 
   Returns:
     Tokens of the queries, int32, with EOS where a query ended and 0 after.
@@ -187,10 +189,14 @@ def generate(
   for batch in length_batches.split(tokens, documents):
     count = len(batch.rows)
     real = spread < count
+    read: Any = batch.tokens[spread]
+    if encoded is not None:
+      some = encoded[np.resize(batch.rows, documents)[spread], : read.shape[1]]
+      read = t5.Encoded(read, some)
     written = _write(
       params,
       banned,
-      batch.tokens[spread],
+      read,
       keys[np.resize(batch.rows, documents)[spread]],
       real,
       config=config,
@@ -275,7 +281,7 @@ def _apply(params, config: t5_config.T5Config, method: str, *args):
 def _write(
   params: typing.Params,
   banned: Bool[Array, "1 vocab"],
-  tokens: Int[Array, "document length"],
+  documents: Any,
   keys: Key[Array, " document"],
   real: Bool[Array, " document"],
   *,
@@ -285,7 +291,7 @@ def _write(
   """Writes the queries of many documents, every device those of its own."""
   write = functools.partial(decode, **settings)
   return device_rows.split(write, mesh, whole=2)(
-    params, banned, tokens, keys, real
+    params, banned, documents, keys, real
   )
 
 
@@ -327,8 +333,8 @@ def decode(
   Args:
     params: of a T5; "token_embedder" and "decoder" where documents were read.
     banned: tokens that are never written.
-    documents: tokens of the encoder [document, length], or `t5.Inputs` that
-      were read before.
+    documents: tokens of the encoder [document, length], or what was made of them
+      before: `t5.Encoded` or `t5.Inputs`.
     keys: of the documents' randomness.
     real: which documents count; these come first.
     config: the shape of the T5.
@@ -349,7 +355,8 @@ def decode(
     chosen = jax.tree.map(lambda x: x[rows], documents)
     if isinstance(chosen, t5.Inputs):
       return chosen
-    return _apply(params, config, "read", chosen)
+    read = chosen if isinstance(chosen, t5.Encoded) else (chosen,)
+    return _apply(params, config, "read", *read)
 
   def refill(state):
     first, position, old, written = state

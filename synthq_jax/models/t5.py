@@ -27,6 +27,7 @@ with extras.required("run"):
 
 __all__ = [
   "DecodeCache",
+  "Encoded",
   "Inputs",
   "Transformer",
   "empty_cache",
@@ -43,6 +44,13 @@ class Inputs(NamedTuple):
 
   crossed: tuple[t5_layers.CachedKeysValues, ...]  # per layer
   mask: Array  # [document, 1, 1, input], True where a token stands
+
+
+class Encoded(NamedTuple):
+  """The encoder's inputs, and what it made of them."""
+
+  tokens: Array  # [document, input]
+  outputs: Array  # [document, input, dim]
 
 
 class DecodeCache(NamedTuple):
@@ -413,8 +421,16 @@ class Transformer(nn.Module):
       stands = jnp.pad(stands, ((0, 0), (length, 0)), constant_values=True)
     return stands[:, None, None, :]
 
-  def read(self, encoder_input_tokens: Int[Array, "document input"]) -> Inputs:
+  def read(
+    self,
+    encoder_input_tokens: Int[Array, "document input"],
+    encoded: Float[Array, "document input dim"] | None = None,
+  ) -> Inputs:
     """Encodes the input and projects it for every layer of the decoder.
+
+    Args:
+      encoder_input_tokens: 0 = padding at the end of a row.
+      encoded: what `encode` returned; None: it is computed.
 
     Raises:
       ValueError: if the layers are a loop over stacked parameters.
@@ -424,7 +440,8 @@ class Transformer(nn.Module):
         "expected scan_layers=False for decoding, got True: unstack the"
         " parameters with scanned.unstack"
       )
-    encoded = self.encode(encoder_input_tokens)
+    if encoded is None:
+      encoded = self.encode(encoder_input_tokens)
     return Inputs(
       self.decoder.cross(encoded), self._input_mask(encoder_input_tokens)
     )

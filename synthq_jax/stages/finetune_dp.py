@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from synthq_jax import artifacts, optim
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import (
+  encodings,
   lora,
   prompt,
   scanned,
@@ -44,7 +45,7 @@ from synthq_jax.pipeline import (
   workspace,
 )
 from synthq_jax.privacy import selection
-from synthq_jax.stages import stage
+from synthq_jax.stages import _encoded, stage
 from synthq_jax.training import dp_step, sharded_grad
 from synthq_jax.training import mesh as mesh_lib
 
@@ -62,8 +63,6 @@ __all__ = [
 
 USER_SAMPLING = ("users", "queries")
 _TEXTS_PER_CANARY = 2
-_ENCODED_AT_ONCE = {"cpu": 16}  # whose caches hold the layers of few
-_ENCODED_BYTES = 2**29  # of a frozen encoder's outputs: what is kept at most
 _MECHANISM = (
   "gradients of a T5 that writes a query for a document, one record per {},"
   " clipped and summed over a Poisson sample, with Gaussian noise"
@@ -208,7 +207,20 @@ def run(task: stage.Task) -> results.Checkpoint:
     inputs.check_prompt(config.adapter, model_config.vocab_size, prepared)
   on_device, mesh, rows_multiple = _spread(config)
   if mesh is None:
-    records |= encoded_once(config, start, public, model_config, records)
+    passages = inputs.document_tokens(space, prepared)
+    records |= encoded_once(
+      config,
+      start,
+      public,
+      model_config,
+      records,
+      functools.partial(
+        _encoded.of_collection,
+        passages=passages.cut_at(prepared.document_length),
+        vocabulary=inputs.vocabulary(space, prepared),
+        prefix=config.prefix,
+      ),
+    )
   owners = records.pop("users", None)
   draws_users = _draws_users(config, prepared)
   if draws_users:
@@ -379,6 +391,7 @@ def encoded_once(
   public: Mapping[str, Any],
   model_config: t5_config.T5Config,
   records: Mapping[str, np.ndarray],
+  collection: Callable[[Any, Any], _encoded.Collection | None] | None = None,
 ) -> dict[str, np.ndarray]:
   """Encodes the documents of all records, where training leaves that as it is.
 
@@ -392,40 +405,33 @@ def encoded_once(
     public: the others.
     model_config: shape of the T5.
     records: with "inputs", [record, document].
+    collection: from parameters and shape to all documents, encoded and kept for
+      those that write for them; None: there is none.
 
   Returns:
     "encoded", [record, document, dim], for `loss_fn`; nothing where the encoder
     is trained or has dropout, or the outputs would take more than 512 MiB.
   """
   dtype = jnp.dtype(config.dtype or model_config.dtype)
-  size = records["inputs"].size * model_config.emb_dim * dtype.itemsize
-  encoder = ("encoder/", "token_embedder/")
+  shape = dataclasses.replace(model_config, dropout_rate=0.0, dtype=dtype.name)
+  read = records["inputs"]
   stays = (
     config.adapter is None
     and config.dropout_rate == 0
-    and not any(path.startswith(encoder) for path in trained)
+    and not any(path.startswith(encodings.PARTS) for path in trained)
   )
-  if not stays or size > _ENCODED_BYTES:
+  if not stays or encodings.num_bytes(read.size, shape) > encodings.MOST_BYTES:
     return {}
-  model = t5.Transformer(
-    dataclasses.replace(model_config, dropout_rate=0.0, dtype=dtype.name)
-  )
-
-  at_once = _ENCODED_AT_ONCE.get(jax.default_backend(), 256)
-
-  @jax.jit
-  def encode(public, documents):
-    params = {"params": t5_checkpoints.unflatten(public)}
-    return jax.lax.map(
-      lambda document: model.apply(params, document[None], method="encode")[0],
-      documents,
-      batch_size=at_once,
-    )
-
-  count = len(records["inputs"])
-  padding = ((0, -count % at_once), (0, 0))
-  encoded = encode(public, np.pad(records["inputs"], padding))
-  return {"encoded": np.asarray(encoded)[:count]}
+  known = collection and collection(public, shape)
+  if not known:
+    return {"encoded": encodings.encode(public, shape, read)}
+  every = known.rows(np.arange(len(known.tokens)))
+  places = {row.tobytes(): place for place, row in enumerate(known.tokens)}
+  found = np.array([places.get(row.tobytes(), -1) for row in read])
+  encoded, others = every[found], np.flatnonzero(found < 0)
+  if len(others):  # canaries'
+    encoded[others] = encodings.encode(public, shape, read[others])
+  return {"encoded": encoded}
 
 
 def _spread(config: Config):

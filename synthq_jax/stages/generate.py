@@ -33,7 +33,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.stages import stage
+from synthq_jax.stages import _encoded, stage
 from synthq_jax.training import distributed
 from synthq_jax.training import progress as progress_lib
 
@@ -236,6 +236,16 @@ def _write(
 ) -> None:  # fmt: skip
   params, model_config = t5_checkpoints.load(source)
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
+  known = None
+  if not prompt_tokens:
+    known = _encoded.of_collection(
+      t5_checkpoints.flatten(params),
+      model_config,
+      passages,
+      vocabulary,
+      prefix=config.prefix,
+      number=len(chosen),
+    )
   # Rows ascend; one that is repeated gets another name each time.
   repeats = np.arange(len(chosen)) - np.searchsorted(chosen, chosen)
   total = sum(len(chosen[first : first + _PART]) for first in firsts)
@@ -263,6 +273,7 @@ def _write(
           batch_size=config.batch_size,
           devices=distributed.own_devices(),
           progress=bar.update,
+          encoded=None if known is None else known.rows(part),
         )
         parts.write(first, rows)
 

@@ -346,3 +346,19 @@ def test_eight_devices_write_what_one_writes():
   many = _generate(tokens, ids, devices=jax.devices(), **options)
   assert len(jax.devices()) == 8
   assert np.array_equal(one, many)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_documents_that_were_encoded_before_get_the_same_queries(devices):
+  """In every width, and on every device; others' outputs give other queries."""
+  tokens, ids = _documents(21, longest=32)
+  model = t5.Transformer(_CONFIG)
+  encoded = np.asarray(
+    model.apply({"params": _params()}, tokens, method="encode")
+  )
+  options = dict(num_samples=2, devices=jax.devices()[:devices])
+  expected = _generate(tokens, ids, **options)
+  got = _generate(tokens, ids, encoded=encoded, **options)
+  np.testing.assert_array_equal(got, expected)
+  got = _generate(tokens, ids, encoded=encoded[::-1], **options)
+  assert (got != expected).any(axis=(1, 2)).mean() > 0.5

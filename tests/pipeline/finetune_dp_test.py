@@ -11,7 +11,7 @@ import random_t5
 
 from synthq_jax import optim
 from synthq_jax.losses import seq2seq
-from synthq_jax.models import lora, prompt, t5, t5_checkpoints
+from synthq_jax.models import encodings, lora, prompt, t5, t5_checkpoints
 from synthq_jax.stages import finetune_dp
 from synthq_jax.training import mesh as mesh_lib
 
@@ -138,7 +138,7 @@ def test_a_frozen_encoder_that_ran_once_gives_the_same_gradients(params, dtype):
 def test_what_is_kept_of_a_document_is_of_that_document_alone(
   params, monkeypatch
 ):
-  monkeypatch.setattr(finetune_dp, "_ENCODED_AT_ONCE", {"cpu": 4})
+  monkeypatch.setattr(encodings, "_AT_ONCE", {"cpu": 4})
   kept = encoded(params, batch())["encoded"]
   for row, alone in enumerate(kept):
     others = np.delete(np.asarray(batch()["inputs"]), row, axis=0)
@@ -146,6 +146,36 @@ def test_what_is_kept_of_a_document_is_of_that_document_alone(
     np.testing.assert_array_equal(without, np.delete(kept, row, axis=0))
     one = {"inputs": batch()["inputs"][row : row + 1]}
     np.testing.assert_array_equal(encoded(params, one)["encoded"][0], alone)
+
+
+def test_records_get_what_was_made_of_the_whole_collection(params):
+  """Those of canaries, whose documents are in none, are made besides."""
+  records = {"inputs": np.asarray(batch()["inputs"])}
+  tokens = np.concatenate([records["inputs"][[4, 0, 3, 1]], np.full((3, 5), 7)])
+  tokens = tokens.astype(np.int32)
+  asked = []
+
+  class Known:
+    def __init__(self, made):
+      self.tokens, self._made = tokens, made
+
+    def rows(self, places):
+      asked.append(places.tolist())
+      return self._made.rows(places)
+
+  trained, public = split(params, LAST_LAYER)
+  got = finetune_dp.encoded_once(
+    finetune_dp.Config(trained=LAST_LAYER),
+    trained,
+    public,
+    CONFIG,
+    records,
+    lambda params, shape: Known(encodings.kept(params, shape, tokens)),
+  )["encoded"]
+  np.testing.assert_allclose(
+    got, encoded(params, batch())["encoded"], atol=1e-5
+  )
+  assert asked == [list(range(7))]  # all, whoever was asked about
 
 
 @pytest.mark.parametrize(
@@ -168,9 +198,9 @@ def test_outputs_too_large_to_keep_are_computed_in_each_step(
   params, monkeypatch
 ):
   size = encoded(params, batch())["encoded"].nbytes
-  monkeypatch.setattr(finetune_dp, "_ENCODED_BYTES", size)
+  monkeypatch.setattr(encodings, "MOST_BYTES", size)
   assert encoded(params, batch())
-  monkeypatch.setattr(finetune_dp, "_ENCODED_BYTES", size - 1)
+  monkeypatch.setattr(encodings, "MOST_BYTES", size - 1)
   assert not encoded(params, batch())
 
 

@@ -1,0 +1,141 @@
+"""Keeps what an encoder makes of a collection, for all who read the same documents.
+
+A generator whose encoder was not trained reads as the public one does, and so does
+the training of its decoder: where there is room, each document is encoded once.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from synthq_jax.models import t5, t5_checkpoints, t5_config
+
+__all__ = ["MOST_BYTES", "PARTS", "Encodings", "encode", "kept", "num_bytes"]
+
+MOST_BYTES = 2**29
+"""Of outputs: what should be kept at most."""
+PARTS = ("encoder/", "token_embedder/")
+"""How the paths of what an encoder reads begin."""
+_AT_ONCE = {"cpu": 16}  # whose caches hold the layers of few
+_BLOCK = 2048
+
+
+def num_bytes(num_tokens: int, config: t5_config.T5Config) -> int:
+  """Returns the size of what an encoder makes of so many tokens, padding too."""
+  return num_tokens * config.emb_dim * jnp.dtype(config.dtype).itemsize
+
+
+def encode(
+  params: Mapping[str, Any],
+  config: t5_config.T5Config,
+  tokens: Int[np.ndarray, "document length"],
+) -> Float[np.ndarray, "document length dim"]:
+  """Returns an encoder's outputs, in blocks of one shape.
+
+  So each output is of one document, to the last bit: one more rounds no other.
+
+  Args:
+    params: of a T5, by path; only those of `PARTS` are read.
+    config: its shape; without dropout.
+    tokens: 0 = padding at the end of a row.
+  """
+  at_once = _AT_ONCE.get(jax.default_backend(), 256)
+  own = {k: v for k, v in params.items() if k.startswith(PARTS)}
+  count = len(tokens)
+  tokens = np.pad(tokens, ((0, -count % at_once), (0, 0)))
+  return np.asarray(_encode(own, tokens, config=config, at_once=at_once))[
+    :count
+  ]
+
+
+@functools.partial(jax.jit, static_argnames=("config", "at_once"))
+def _encode(params, tokens, *, config, at_once):
+  model = t5.Transformer(config)
+  tree = {"params": t5_checkpoints.unflatten(params)}
+  return jax.lax.map(
+    lambda document: model.apply(tree, document[None], method="encode")[0],
+    tokens,
+    batch_size=at_once,
+  )
+
+
+class Encodings:
+  """The outputs of one encoder for one collection, computed when asked for."""
+
+  def __init__(
+    self,
+    params: Mapping[str, Any],
+    config: t5_config.T5Config,
+    tokens: Int[np.ndarray, "document length"],
+  ):
+    self._params = {k: v for k, v in params.items() if k.startswith(PARTS)}
+    self._config, self._tokens = config, tokens
+    self._blocks: dict[int, np.ndarray] = {}
+
+  def rows(
+    self, places: Int[np.ndarray, " row"]
+  ) -> Float[np.ndarray, "row length dim"]:
+    """Returns the outputs of some documents.
+
+    Which are there already changes how long this takes. So whoever asks for those
+    of private records asks for all.
+
+    Args:
+      places: of the documents in the collection.
+    """
+    blocks, within = np.divmod(places, _BLOCK)
+    first = self._block(blocks[0] if len(blocks) else 0)
+    outputs = np.empty((len(places), *first.shape[1:]), first.dtype)
+    for number in np.unique(blocks).tolist():
+      chosen = np.flatnonzero(blocks == number)
+      outputs[chosen] = self._block(number)[within[chosen]]
+    return outputs
+
+  def _block(self, number: int) -> np.ndarray:
+    if number not in self._blocks:
+      tokens = self._tokens[number * _BLOCK : (number + 1) * _BLOCK]
+      short = _BLOCK - len(tokens)
+      padded = np.pad(tokens, ((0, short), (0, 0))) if number else tokens
+      outputs = encode(self._params, self._config, padded)
+      self._blocks[number] = outputs[: len(tokens)]
+    return self._blocks[number]
+
+
+_kept: dict[str, Encodings] = {}  # at most one
+
+
+def kept(
+  params: Mapping[str, Any],
+  config: t5_config.T5Config,
+  tokens: Int[np.ndarray, "document length"],
+) -> Encodings:
+  """Returns the outputs for a collection: those of the last call, if they are its.
+
+  They stay in memory: ask for at most `MOST_BYTES`.
+
+  Args:
+    params: of a T5, by path; only those of `PARTS` are read.
+    config: its shape; dropout is off.
+    tokens: of all documents, 0 = padding at the end of a row.
+  """
+  config = dataclasses.replace(config, dropout_rate=0.0, remat=False)
+  digest = hashlib.sha256(repr(config).encode())
+  for path, values in sorted(params.items()):
+    if path.startswith(PARTS):
+      array = np.ascontiguousarray(values)
+      digest.update(f"{path} {array.shape} {array.dtype}".encode())
+      digest.update(array.tobytes())
+  digest.update(f"{tokens.shape} {tokens.dtype}".encode())
+  digest.update(tokens.tobytes())
+  key = digest.hexdigest()
+  if key not in _kept:
+    _kept.clear()
+    _kept[key] = Encodings(params, config, tokens)
+  return _kept[key]
