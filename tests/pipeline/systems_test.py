@@ -28,11 +28,13 @@ from synthq_jax.pipeline import (
   system_results,
   workspace,
 )
+from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import statement
 from synthq_jax.retrieval import fusion, measures, trec
 from synthq_jax.stages import (
   _held_out,
   _search,
+  evaluate,
   expand,
   fuse,
   stage,
@@ -63,6 +65,45 @@ def evaluation(root, row):
 def systems(root, system):
   folders = (root / "private/evaluate/test").glob(f"{system}_*")
   return sorted(one.name.removeprefix(f"{system}_") for one in folders)
+
+
+def test_a_run_that_is_a_part_of_many_rows_is_read_once(tmp_path, monkeypatch):
+  """And again once the file is another one."""
+  read, path = [], tmp_path / "run.txt"
+  monkeypatch.setattr(
+    evaluate.trec, "read_run", lambda one: read.append(one) or one.read_text()
+  )
+  path.write_text("first")
+  assert [evaluate._part(path) for _ in range(3)] == ["first"] * 3
+  path.write_text("another")
+  assert evaluate._part(path) == "another" and len(read) == 2
+
+
+def test_bm25_is_indexed_once_while_the_collection_is_the_same(
+  tmp_path, monkeypatch
+):
+  corpus = tmp_path / "corpus.jsonl"
+
+  def index(ids, *words):
+    lines = [
+      {"_id": i, "title": "", "text": w}
+      for i, w in zip(ids, words, strict=True)
+    ]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    if not corpus.exists() or corpus.read_text() != text:
+      corpus.write_text(text)
+    return queries_lib.index_of(ids, corpus)
+
+  first = index(["a", "b"], "red apples", "green pears")
+  assert index(["a", "b"], "red apples", "green pears") is first
+  other = index(["a", "c"], "red apples", "green pears")
+  assert other is not first and other.ids == ("a", "c")
+  third = index(["a", "c"], "red apples", "blue plums instead")
+  assert third.search(["plum"], 1)[1] == [["c"]]
+  monkeypatch.setattr(queries_lib, "_KEPT_BYTES", 0)
+  large = index(["a", "d"], "red apples", "green pears")
+  assert index(["a", "d"], "red apples", "green pears") is not large
+  assert not queries_lib._kept  # of a large one nothing stays
 
 
 # In the pipeline.
