@@ -77,7 +77,8 @@ class T5Config:
         "T5Config.mlp_activations knows relu, gelu and linear, got"
         f" {sorted(unknown)}"
       )
-    if self.dtype not in _DTYPES:
+    # JAX's own types, such as jnp.bfloat16, will do as well.
+    if getattr(self.dtype, "__name__", str(self.dtype)) not in _DTYPES:
       raise ValueError(
         f"T5Config.dtype knows {', '.join(_DTYPES)}, got {self.dtype!r}"
       )

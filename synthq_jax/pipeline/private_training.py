@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import dp_accounting
 import jax
 
-from synthq_jax import artifacts, optim
+from synthq_jax import artifacts, checks, optim
 from synthq_jax.pipeline import (
   config_types,
   fingerprints,
@@ -170,6 +170,14 @@ class Settings:
   """What is done with the queries of one user; empty: as `clips_records` says."""
   not_protected: tuple[str, ...] = ()
   """Further sentences about what the claim says nothing about."""
+
+  def __post_init__(self):
+    """Refuses a relation whose sensitivity `dp_step.train` does not noise."""
+    if checks.relation(self.relation) == "REPLACE_ONE":
+      raise ValueError(
+        "expected relation ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, got REPLACE_ONE:"
+        " noise is for one record more or less; state that"
+      )
 
 
 def filled(

@@ -436,9 +436,12 @@ def _release(one: releases.Release) -> str:
   part = f" It read the part {one.part} of the records." if one.part else ""
   group = ""
   if one.group_size > 1:
+    moved = "mixture of Gaussians"
+    if one.expected_batch_size == one.num_examples:
+      moved = f"every step has them all: {one.group_size} times the sensitivity"
     group = (
       f" One unit has at most {one.group_size} records, each drawn by itself,"
-      " and the noise is for all of them together (mixture of Gaussians)."
+      f" and the noise is for all of them together ({moved})."
     )
   best = ""
   if one.trials:

@@ -319,6 +319,7 @@ def grad_fn(
       scan_layers=config.scan_layers,
     ),
     adapter=config.adapter,
+    is_divided=config.mesh.tensor > 1,
   )
   clipped = optim.clipped_grad(
     users.mean_loss(loss_of) if of_users else loss_of,
@@ -344,7 +345,14 @@ def _cut(clipped, config: Config, targets: np.ndarray, mesh) -> Any:
 
 
 def loss_fn(
-  trained, batch, key=None, *, public, model_config, adapter=None
+  trained,
+  batch,
+  key=None,
+  *,
+  public,
+  model_config,
+  adapter=None,
+  is_divided=False,
 ) -> jax.Array:
   """Returns each record's mean cross-entropy per target token, [batch].
 
@@ -356,6 +364,9 @@ def loss_fn(
     public: the other parameters, by path.
     model_config: shape of the T5.
     adapter: what `trained` is, where it is no part of the model.
+    is_divided: whether devices hold different rows of the table of logits, each of
+      which then makes logits of its own rows: part by part they would have to send
+      them to each other.
 
   Returns:
     [batch], nats per token.
@@ -374,7 +385,7 @@ def loss_fn(
   read = [batch["inputs"], t5.shift_right(targets)]
   # An adapter of the table has a name that begins as the table's.
   table = t5.output_path(model_config).removesuffix("/kernel")
-  if not any(path.startswith(table) for path in trained):
+  if not is_divided and not any(path.startswith(table) for path in trained):
     outputs = model(*read, encoded, method="outputs")
     table = t5.output_table(collections["params"], model_config)
     return seq2seq.cross_entropy_of_states(outputs, table, targets)

@@ -180,6 +180,12 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   owners = passages.owners[read]
   texts = [queries_lib.decoded(vocabulary, row) for row in written]
   kept = filters.keep(texts, [str(ids[owner]) for owner in owners])
+  if not len(kept.indices):
+    raise ValueError(
+      f"generate: expected queries of {name}, got none of {len(texts)} texts,"
+      f" {filters.removed(kept)}: train the generator for less long or with a larger"
+      " EPSILON, or leave its row out"
+    )
   queries = [texts[i] for i in kept.indices]
   owners = owners[kept.indices]
   names = [f"s{i}" for i in range(len(queries))]

@@ -330,9 +330,13 @@ def test_sizes_are_known_by_name_and_bad_shapes_are_refused():
     ({"num_heads": 0}, "integer num_heads in .1, 2147483647., got num_heads=0"),
     ({"dropout_rate": 1.0}, "dropout_rate=1.0"),
     ({"mlp_activations": ("swish",)}, r"got \['swish'\]"),
+    ({"dtype": "float99"}, "got 'float99'"),
+    ({"dtype": None}, "got None"),
   ]:
     with pytest.raises(ValueError, match=message):
       dataclasses.replace(_CONFIG, **change)
+  for dtype in ("bfloat16", jnp.bfloat16, jnp.dtype("bfloat16")):
+    assert dataclasses.replace(_CONFIG, dtype=dtype).dtype == dtype
 
 
 def test_the_shipped_checkpoint_has_the_shape_of_its_name():

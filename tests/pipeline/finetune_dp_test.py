@@ -101,6 +101,16 @@ def test_losses_are_those_of_all_logits_whatever_is_trained(trained, tied):
   assert ("custom_vjp_call" in str(program)) == is_constant
 
 
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_devices_that_divide_the_table_make_logits_of_their_own_rows(tensor):
+  own, public = split(start(), LAST_LAYER)
+  mesh = mesh_lib.Shape(tensor=tensor)
+  config = finetune_dp.Config(trained=LAST_LAYER, mesh=mesh)
+  made = finetune_dp.grad_fn(config, public, CONFIG)
+  program = str(jax.make_jaxpr(made.loss_fn)(own, batch()))
+  assert ("custom_vjp_call" in program) == (tensor == 1)
+
+
 def test_norms_of_fewer_parameters_are_smaller():
   _, every = clipped(".*", "bookkeeping")
   _, last = clipped(LAST_LAYER, "bookkeeping")

@@ -668,3 +668,19 @@ def test_retrievers_of_another_vocabulary_are_refused(finished_run, tmp_path):
   root = finished_run.copy(tmp_path)
   with pytest.raises(ValueError, match="belongs to vocabulary.model beside it"):
     plan.run(own, root, progress=False)
+
+
+def test_a_generator_that_writes_nothing_is_refused(
+  finished_run, tmp_path, monkeypatch
+):
+  """Here, where it can be told why, and not where its queries train something."""
+  root = finished_run.copy(tmp_path)
+  shutil.rmtree(root / "generate")
+
+  def nothing(params, config, tokens, *, num_samples, max_length, **others):
+    return np.zeros((len(tokens), num_samples, max_length), np.int32)
+
+  monkeypatch.setattr(generate.decoding, "generate", nothing)
+  with pytest.raises(ValueError, match="got none of .* texts, .*: train the"):
+    plan.run(finished_run.config, root, stages=["generate"], progress=False)
+  assert not list(root.glob("generate/*/result.json"))

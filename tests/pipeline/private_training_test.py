@@ -90,6 +90,12 @@ def settings_of(steps, computed=None, **changes):
   return private_training.Settings(**(settings | changes))
 
 
+def test_a_relation_that_the_noise_is_not_for_is_refused():
+  with pytest.raises(ValueError, match="got REPLACE_ONE"):
+    settings_of(3, relation="REPLACE_ONE")
+  assert settings_of(3, relation="REPLACE_SPECIAL").relation
+
+
 def trained(
   root,
   seen,

@@ -322,3 +322,19 @@ def test_correlated_noise_is_claimed_with_cyclic_batches_alone():
                 {"sampler": sampler, "noise_bands": 5}):  # fmt: skip
     with pytest.raises(ValueError, match="CyclicPoisson"):
       statements.made(**wrong, **options)
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_a_unit_whose_records_are_all_in_every_step_is_said_to_be(share):
+  """Then there is no mixture: the records' sum moves by K times as much."""
+  sampler = sampling.Poisson.with_margin(
+    num_examples=400,
+    expected_batch_size=int(400 * share),
+    group_size=3,
+    num_units=200,
+  )
+  claim = made(sampler=sampler, noise_multiplier=30.0, steps=5)
+  text = statement.in_words(claim)
+  assert "at most 3 records" in text
+  assert ("mixture of Gaussians" in text) == (share < 1)
+  assert ("every step has them all: 3 times" in text) == (share == 1)
