@@ -20,7 +20,7 @@ def main() -> int:
     print(f"synthq: {error}", file=sys.stderr)
     return 2
   # What is imported stays, and millions of small objects are alive at times: looking
-  # through them for cycles as often as Python does takes a tenth of a run.
+  # through them for cycles as often as Python does took 6% of the ranking rows.
   gc.freeze()
   gc.set_threshold(100_000, 20, 100)
   return command.main()

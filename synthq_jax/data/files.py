@@ -31,6 +31,7 @@ __all__ = [
   "most_lines",
   "opened",
   "splits",
+  "state",
   "table",
   "undecodable",
   "unsuffixed",
@@ -131,6 +132,12 @@ def splits(directory: Path, prefix: str = "") -> list[str]:
       f" {names[:8] or 'none'}; add judgements"
     )
   return known
+
+
+def state(path: Path) -> tuple[int, int]:
+  """Returns when a file was written last and its size, by which another is known."""
+  found = os.stat(path)
+  return found.st_mtime_ns, found.st_size
 
 
 def lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -189,15 +189,15 @@ def generate(
   for batch in length_batches.split(tokens, documents):
     count = len(batch.rows)
     real = spread < count
+    rows = np.resize(batch.rows, documents)[spread]
     read: Any = batch.tokens[spread]
     if encoded is not None:
-      some = encoded[np.resize(batch.rows, documents)[spread], : read.shape[1]]
-      read = t5.Encoded(read, some)
+      read = t5.Encoded(read, encoded[rows, : read.shape[1]])
     written = _write(
       params,
       banned,
       read,
-      keys[np.resize(batch.rows, documents)[spread]],
+      keys[rows],
       real,
       config=config,
       sampler=sampler,

@@ -99,8 +99,8 @@ def cross_entropy_of_states(
     Milakov, Gimelshein: Online normalizer calculation for softmax.
     arXiv:1805.02867, algorithm 3.
   """
-  shape = (*states.shape[:-1], *table.shape[1:])
-  if states.shape[:-1] != targets.shape or shape != states.shape:
+  shape = (*targets.shape, *table.shape[1:])
+  if (targets.ndim, table.ndim) != (2, 2) or states.shape != shape:
     raise ValueError(
       "expected states [batch, length, dim], a table [vocab, dim] and targets"
       f" [batch, length], got shapes {states.shape}, {table.shape} and"
@@ -124,10 +124,6 @@ def _normalized(
   if normalization not in ("mean", "sum"):
     raise ValueError(
       f"expected normalization 'mean' or 'sum', got {normalization=}"
-    )
-  if targets.ndim != 2:
-    raise ValueError(
-      f"expected targets [batch, length], got shape {targets.shape}"
     )
   counted = (targets != PADDING_ID).astype(jnp.float32)  # [batch, length]
   if weights is not None:

@@ -67,7 +67,11 @@ def _encode(params, tokens, *, config, at_once):
 
 
 class Encodings:
-  """The outputs of one encoder for one collection, computed when asked for."""
+  """The outputs of one encoder for one collection, computed when asked for.
+
+  Attributes:
+    tokens: of all documents, as the encoder reads them [document, length].
+  """
 
   def __init__(
     self,
@@ -75,8 +79,9 @@ class Encodings:
     config: t5_config.T5Config,
     tokens: Int[np.ndarray, "document length"],
   ):
+    self.tokens = tokens
     self._params = {k: v for k, v in params.items() if k.startswith(PARTS)}
-    self._config, self._tokens = config, tokens
+    self._config = config
     self._blocks: dict[int, np.ndarray] = {}
 
   def rows(
@@ -100,7 +105,7 @@ class Encodings:
 
   def _block(self, number: int) -> np.ndarray:
     if number not in self._blocks:
-      tokens = self._tokens[number * _BLOCK : (number + 1) * _BLOCK]
+      tokens = self.tokens[number * _BLOCK : (number + 1) * _BLOCK]
       short = _BLOCK - len(tokens)
       padded = np.pad(tokens, ((0, short), (0, 0))) if number else tokens
       outputs = encode(self._params, self._config, padded)

@@ -327,7 +327,9 @@ def _promises(at: pathlib.Path) -> list[statement.PrivacyStatement]:
 
 
 def check(directory: str | os.PathLike) -> None:
-  """Refuses a checkpoint that `load` could not read; reads no numbers.
+  """Refuses a checkpoint that `load` could not read, by its headers.
+
+  Numbers are read where a tensor is stored twice, and has to be the same.
 
   Args:
     directory: of any format.

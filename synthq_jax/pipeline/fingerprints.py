@@ -161,7 +161,7 @@ def of_file(path: str | os.PathLike) -> str:
 
 
 def check_checkpoint(directory: pathlib.Path) -> None:
-  """Refuses a checkpoint of which a file is missing or cut; reads no numbers."""
+  """Refuses a checkpoint of which a file is missing or cut, see `t5_checkpoints.check`."""
   for path in t5_checkpoints.files(directory):
     check_file(path)
   t5_checkpoints.check(directory)

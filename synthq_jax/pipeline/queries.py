@@ -20,9 +20,6 @@ from synthq_jax.generation import allocation, text_measures
 from synthq_jax.pipeline import config_types, inputs, results
 from synthq_jax.retrieval import bm25
 
-_KEPT_BYTES = 2**28
-_kept: dict[tuple[Any, ...], bm25.Index] = {}  # at most one
-
 __all__ = [
   "Config",
   "by_topics",
@@ -34,6 +31,9 @@ __all__ = [
   "texts",
   "texts_of",
 ]
+
+_KEPT_BYTES = 2**28
+_kept: dict[tuple[Any, ...], bm25.Index] = {}  # at most one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,8 +142,7 @@ def index_of(
   if expansion is not None:
     texts = (one.contents for one in inputs.expanded(corpus, expansion))
     return bm25.BM25().build(names, texts)
-  state = corpus.stat()
-  key = (corpus.resolve(), state.st_mtime_ns, state.st_size, hash(names))
+  key = (corpus.resolve(), files.state(corpus), names)
   if key in _kept:
     return _kept[key]
   _kept.clear()

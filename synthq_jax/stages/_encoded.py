@@ -7,30 +7,11 @@ them are computed or none, so that no time tells whose documents were asked for.
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float, Int
-
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.models import encodings, t5_config
 from synthq_jax.pipeline import inputs
 
-__all__ = ["Collection", "of_collection"]
-
-
-class Collection:
-  """All documents as generators read them, and what the encoder makes of them."""
-
-  def __init__(
-    self, tokens: Int[np.ndarray, "document length"], made: encodings.Encodings
-  ):
-    self.tokens = tokens
-    self._made = made
-
-  def rows(
-    self, places: Int[np.ndarray, " row"]
-  ) -> Float[np.ndarray, "row length dim"]:
-    """Returns the outputs of some documents, by their places."""
-    return self._made.rows(places)
+__all__ = ["of_collection"]
 
 
 def of_collection(
@@ -41,7 +22,7 @@ def of_collection(
   *,
   prefix: str,
   number: int | None = None,
-) -> Collection | None:
+) -> encodings.Encodings | None:
   """Returns the outputs for all documents, where it pays and they have room.
 
   Args:
@@ -61,4 +42,4 @@ def of_collection(
   if encodings.num_bytes(size, config) > encodings.MOST_BYTES:
     return None
   tokens = inputs.with_prefix(passages.tokens[:], vocabulary, prefix)
-  return Collection(tokens, encodings.kept(params, config, tokens))
+  return encodings.kept(params, config, tokens)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax.data import blocks, passages
+from synthq_jax.data import blocks, files, passages
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   inputs,
@@ -104,8 +104,7 @@ def candidates(
   judged: Judged, found: trec.Run, dense: trec.Run
 ) -> dict[str, ranking.Candidates]:
   """Returns what is learned to be ranked: what BM25 found, and a retriever."""
-  state = judged.corpus.stat()
-  features = _features(judged.corpus, state.st_mtime_ns, state.st_size)
+  features = _features(judged.corpus, files.state(judged.corpus))
   runs = (
     [run.get(query, {}) for query in judged.qrels] for run in (found, dense)
   )
@@ -114,7 +113,7 @@ def candidates(
 
 
 @functools.lru_cache(maxsize=1)  # rows of one collection follow each other
-def _features(corpus: pathlib.Path, *_: int) -> ranking.Features:
+def _features(corpus: pathlib.Path, _: tuple[int, int]) -> ranking.Features:
   """Indexes a collection; what else tells one of that name from another."""
   with open(corpus, encoding="utf-8") as stream:
     ids = [json.loads(line)["_id"] for line in stream]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, passages
+from synthq_jax.data import beir, files, passages
 from synthq_jax.pipeline import (
   config_types,
   inputs,
@@ -309,12 +309,11 @@ def _search_with(
 
 def _part(path: pathlib.Path) -> trec.Run:
   """Reads an earlier run, which nobody changes; BM25's is a part of most rows."""
-  state = path.stat()
-  return _read(path, state.st_mtime_ns, state.st_size)
+  return _read(path, files.state(path))
 
 
 @functools.lru_cache(maxsize=2)  # what is read with others, and one of these
-def _read(path: pathlib.Path, *_: int) -> trec.Run:
+def _read(path: pathlib.Path, _: tuple[int, int]) -> trec.Run:
   return trec.read_run(path)
 
 

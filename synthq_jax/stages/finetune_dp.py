@@ -207,19 +207,9 @@ def run(task: stage.Task) -> results.Checkpoint:
     inputs.check_prompt(config.adapter, model_config.vocab_size, prepared)
   on_device, mesh, rows_multiple = _spread(config)
   if mesh is None:
-    passages = inputs.document_tokens(space, prepared)
+    collection = functools.partial(_collection, config, space, prepared)
     records |= encoded_once(
-      config,
-      start,
-      public,
-      model_config,
-      records,
-      functools.partial(
-        _encoded.of_collection,
-        passages=passages.cut_at(prepared.document_length),
-        vocabulary=inputs.vocabulary(space, prepared),
-        prefix=config.prefix,
-      ),
+      config, start, public, model_config, records, collection
     )
   owners = records.pop("users", None)
   draws_users = _draws_users(config, prepared)
@@ -384,8 +374,8 @@ def loss_fn(
   targets, encoded = batch["targets"], batch.get("encoded")
   read = [batch["inputs"], t5.shift_right(targets)]
   # An adapter of the table has a name that begins as the table's.
-  table = t5.output_path(model_config).removesuffix("/kernel")
-  if not is_divided and not any(path.startswith(table) for path in trained):
+  name = t5.output_path(model_config).removesuffix("/kernel")
+  if not is_divided and not any(path.startswith(name) for path in trained):
     outputs = model(*read, encoded, method="outputs")
     table = t5.output_table(collections["params"], model_config)
     return seq2seq.cross_entropy_of_states(outputs, table, targets)
@@ -402,7 +392,7 @@ def encoded_once(
   public: Mapping[str, Any],
   model_config: t5_config.T5Config,
   records: Mapping[str, np.ndarray],
-  collection: Callable[[Any, Any], _encoded.Collection | None] | None = None,
+  collection: Callable[[Any, Any], encodings.Encodings | None] | None = None,
 ) -> dict[str, np.ndarray]:
   """Encodes the documents of all records, where training leaves that as it is.
 
@@ -443,6 +433,24 @@ def encoded_once(
   if len(others):  # canaries'
     encoded[others] = encodings.encode(public, shape, read[others])
   return {"encoded": encoded}
+
+
+def _collection(
+  config: Config,
+  space: workspace.Folders,
+  prepared: results.PreparedData,
+  params: Mapping[str, Any],
+  shape: t5_config.T5Config,
+) -> encodings.Encodings | None:
+  """Returns what the encoder makes of all documents, where there is room."""
+  passages = inputs.document_tokens(space, prepared)
+  return _encoded.of_collection(
+    params,
+    shape,
+    passages.cut_at(prepared.document_length),
+    inputs.vocabulary(space, prepared),
+    prefix=config.prefix,
+  )
 
 
 def _spread(config: Config):
