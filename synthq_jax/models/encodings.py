@@ -17,7 +17,15 @@ from jaxtyping import Float, Int
 
 from synthq_jax.models import t5, t5_checkpoints, t5_config
 
-__all__ = ["MOST_BYTES", "PARTS", "Encodings", "encode", "kept", "num_bytes"]
+__all__ = [
+  "MOST_BYTES",
+  "PARTS",
+  "Encodings",
+  "begin",
+  "encode",
+  "kept",
+  "num_bytes",
+]
 
 MOST_BYTES = 2**29
 """Of outputs: what should be kept at most."""
@@ -46,24 +54,65 @@ def encode(
     config: its shape; without dropout.
     tokens: 0 = padding at the end of a row.
   """
-  at_once = _AT_ONCE.get(jax.default_backend(), 256)
   own = {k: v for k, v in params.items() if k.startswith(PARTS)}
-  count = len(tokens)
-  tokens = np.pad(tokens, ((0, -count % at_once), (0, 0)))
-  return np.asarray(_encode(own, tokens, config=config, at_once=at_once))[
-    :count
-  ]
+  return _of_rows(own, (tokens,), config=config, method="encode")
 
 
-@functools.partial(jax.jit, static_argnames=("config", "at_once"))
-def _encode(params, tokens, *, config, at_once):
+def begin(
+  params: Mapping[str, Any],
+  config: t5_config.T5Config,
+  tokens: Int[np.ndarray, "row length"],
+  encoded: Float[np.ndarray, "row length dim"],
+  targets: Int[np.ndarray, "row query"],
+  *,
+  layers: int,
+) -> Float[np.ndarray, "row query dim"]:
+  """Returns what the first layers of a decoder make of targets, row by row.
+
+  As `encode` does, each of its row alone.
+
+  Args:
+    params: of a T5, by path.
+    config: its shape; without dropout.
+    tokens: of the encoder's inputs, 0 = padding at the end of a row.
+    encoded: what `encode` made of them.
+    targets: what is to be written; the decoder reads them shifted.
+    layers: how many layers of the decoder.
+  """
+  parts = (*PARTS, "decoder/relpos_bias/")
+  parts += tuple(f"decoder/layers_{layer}/" for layer in range(layers))
+  own = {k: v for k, v in params.items() if k.startswith(parts)}
+  shifted = np.asarray(t5.shift_right(targets))
+  rows = (encoded, tokens, shifted)
+  return _of_rows(own, rows, layers, config=config, method="begin")
+
+
+def _of_rows(params, rows, *whole, config, method) -> np.ndarray:
+  """Returns what a method of the model makes of rows, in blocks of one shape."""
+  at_once = _AT_ONCE.get(jax.default_backend(), 256)
+  count = len(rows[0])
+  more = -count % at_once
+  rows = tuple(
+    np.pad(row, ((0, more), *((0, 0),) * (row.ndim - 1))) for row in rows
+  )
+  made = _mapped(
+    params, rows, config=config, method=method, whole=whole, at_once=at_once
+  )
+  return np.asarray(made)[:count]
+
+
+@functools.partial(
+  jax.jit, static_argnames=("config", "method", "whole", "at_once")
+)
+def _mapped(params, rows, *, config, method, whole, at_once):
   model = t5.Transformer(config)
   tree = {"params": t5_checkpoints.unflatten(params)}
-  return jax.lax.map(
-    lambda document: model.apply(tree, document[None], method="encode")[0],
-    tokens,
-    batch_size=at_once,
-  )
+
+  def of_one(row):
+    single = [field[None] for field in row]
+    return model.apply(tree, *single, *whole, method=method)[0]
+
+  return jax.lax.map(of_one, rows, batch_size=at_once)
 
 
 class Encodings:

@@ -26,6 +26,7 @@ with extras.required("run"):
   from flax import linen as nn
 
 __all__ = [
+  "Begun",
   "DecodeCache",
   "Encoded",
   "Inputs",
@@ -51,6 +52,13 @@ class Encoded(NamedTuple):
 
   tokens: Array  # [document, input]
   outputs: Array  # [document, input, dim]
+
+
+class Begun(NamedTuple):
+  """What the first layers of a decoder made of its inputs, without dropout."""
+
+  states: Array  # [batch, length, dim]
+  layers: int
 
 
 class DecodeCache(NamedTuple):
@@ -243,8 +251,24 @@ class Decoder(nn.Module):
       for layer in self.layers
     )
 
-  def __call__(self, x, encoded, input_mask, *, deterministic=True):
-    """Returns the final states [batch, length, dim] of whole targets."""
+  def __call__(self, x, encoded, input_mask, *, first=0, deterministic=True):
+    """Returns the final states [batch, length, dim] of whole targets.
+
+    Args:
+      x: the states before layer `first`; before layer 0 the embedded targets.
+      encoded: what the encoder made of the input.
+      input_mask: where tokens of the input stand.
+      first: the first layer that runs; others only where layers are no loop.
+      deterministic: whether dropout is off.
+    """
+    if not first:
+      x = self.dropout(x, deterministic=deterministic)
+    last = self.config.num_decoder_layers
+    x = self.run(x, encoded, input_mask, first, last, deterministic)
+    return self.dropout(self.decoder_norm(x), deterministic=deterministic)
+
+  def run(self, x, encoded, input_mask, first, last, deterministic=True):
+    """Returns what the layers from `first` to before `last` make of states."""
     positions = jnp.arange(x.shape[1])
     bias = self.relpos_bias(positions, positions)
     mask = t5_layers.causal_mask(positions, positions)
@@ -255,14 +279,12 @@ class Decoder(nn.Module):
         x, crossed, mask, input_mask, bias, deterministic=deterministic
       )[0]
 
-    x = t5_layers.run_stack(
-      apply,
-      self.layers,
-      self.dropout(x, deterministic=deterministic),
-      self.config,
-      length=self.config.num_decoder_layers,
+    layers = self.layers
+    if not self.config.scan_layers:
+      layers = layers[first:last]
+    return t5_layers.run_stack(
+      apply, layers, x, self.config, length=last - first
     )
-    return self.dropout(self.decoder_norm(x), deterministic=deterministic)
 
   def step(self, x, cache: DecodeCache, position, behind):
     """Returns the states of one position [batch, 1, dim] and the new cache."""
@@ -351,20 +373,38 @@ class Transformer(nn.Module):
     encoded: Float[Array, "batch input dim"],
     encoder_input_tokens: Int[Array, "batch input"],
     decoder_input_tokens: Int[Array, "batch length"],
+    begun: Begun | None = None,
     *,
     enable_dropout: bool = False,
   ) -> Float[Array, "batch length vocab"]:
-    """Returns what `__call__` does, given what `encode` returned."""
+    """Returns what `__call__` does, given what `encode` and `begin` returned."""
     x = self._decoded(
-      encoded, encoder_input_tokens, decoder_input_tokens, enable_dropout
+      encoded, encoder_input_tokens, decoder_input_tokens, begun, enable_dropout
     )
     return self.decoder.logits(x, self.token_embedder.embedding)
+
+  def begin(
+    self,
+    encoded: Float[Array, "batch input dim"],
+    encoder_input_tokens: Int[Array, "batch input"],
+    decoder_input_tokens: Int[Array, "batch length"],
+    layers: int,
+  ) -> Float[Array, "batch length dim"]:
+    """Returns the states behind so many layers of the decoder, for `Begun`."""
+    return self.decoder.run(
+      self.token_embedder(decoder_input_tokens),
+      encoded,
+      self._input_mask(encoder_input_tokens),
+      0,
+      layers,
+    )
 
   def outputs(
     self,
     encoder_input_tokens: Int[Array, "batch input"],
     decoder_input_tokens: Int[Array, "batch length"],
     encoded: Float[Array, "batch input dim"] | None = None,
+    begun: Begun | None = None,
     *,
     enable_dropout: bool = False,
   ) -> Float[Array, "batch length dim"]:
@@ -374,21 +414,24 @@ class Transformer(nn.Module):
       encoder_input_tokens: 0 = padding at the end of a row.
       decoder_input_tokens: from `shift_right`.
       encoded: what `encode` returned; None: it is computed.
+      begun: what `begin` returned; None: it is computed.
       enable_dropout: whether there is dropout, with a key of that name.
     """
     if encoded is None:
       encoded = self.encode(encoder_input_tokens, enable_dropout=enable_dropout)
     x = self._decoded(
-      encoded, encoder_input_tokens, decoder_input_tokens, enable_dropout
+      encoded, encoder_input_tokens, decoder_input_tokens, begun, enable_dropout
     )
     return self.decoder.outputs(x)
 
-  def _decoded(self, encoded, inputs, targets, enable_dropout):
+  def _decoded(self, encoded, inputs, targets, begun, enable_dropout):
     """Returns the decoder's final states [batch, length, dim]."""
+    states, first = begun or (self.token_embedder(targets), 0)
     return self.decoder(
-      self.token_embedder(targets),
+      states,
       encoded,
       self._input_mask(inputs),
+      first=first,
       deterministic=not enable_dropout,
     )
 

@@ -45,6 +45,8 @@ class ByLength:
   """The batch's integers [batch, length] that are cut; 0 is padding."""
   lengths: tuple[int, ...]
   """Public, rising; the last one is that of all sequences."""
+  beside: tuple[str, ...] = ()
+  """Fields [batch, length, ...] that are cut with it, where the batch has them."""
   is_per_example = True
 
   def __post_init__(self):
@@ -90,8 +92,8 @@ class ByLength:
       is_padding_example: bool [batch]; such examples contribute zero.
 
     Raises:
-      ValueError: if sequences are not as long as the last length, or fields
-        and flags have other numbers of rows.
+      ValueError: if sequences, or fields beside them, are not as long as the last
+        length, or fields and flags have other numbers of rows.
     """
     # Rows are taken by place below, and JAX takes the last for one behind it.
     batch, is_padding, _ = clipping.split_rows(batch, is_padding_example)
@@ -101,6 +103,13 @@ class ByLength:
         f"expected {self.field} of shape [batch, {self.lengths[-1]}], the last of"
         f" lengths={self.lengths}, got {sequences.shape}"
       )
+    cut = [name for name in (self.field, *self.beside) if name in batch]
+    for name in cut:
+      if batch[name].shape[1:2] != self.lengths[-1:]:
+        raise ValueError(
+          f"expected {name} as long as {self.field}, {self.lengths[-1]}, got shape"
+          f" {batch[name].shape}"
+        )
     places = jnp.arange(1, self.lengths[-1] + 1)
     ends = jnp.max(jnp.where(sequences != 0, places, 0), axis=1)
     kind = jnp.searchsorted(jnp.array(self.lengths), ends)
@@ -111,7 +120,7 @@ class ByLength:
     sums = [
       self.whole(
         params,
-        {**batch, self.field: batch[self.field][:, :length]},
+        {**batch, **{name: batch[name][:, :length] for name in cut}},
         is_padding_example=kind != number,
       )
       for number, length in enumerate(self.lengths)

@@ -331,7 +331,9 @@ def _cut(clipped, config: Config, targets: np.ndarray, mesh) -> Any:
     return clipped
   length = targets.shape[1]
   lengths = tuple(sorted({max(1, length // 2), length}))
-  return by_length.ByLength(whole=clipped, field="targets", lengths=lengths)
+  return by_length.ByLength(
+    whole=clipped, field="targets", beside=("begun",), lengths=lengths
+  )
 
 
 def loss_fn(
@@ -371,18 +373,20 @@ def loss_fn(
     enable_dropout=key is not None,
     rngs=None if key is None else {"dropout": key},
   )
-  targets, encoded = batch["targets"], batch.get("encoded")
+  targets, encoded, begun = batch["targets"], batch.get("encoded"), None
   read = [batch["inputs"], t5.shift_right(targets)]
+  if "begun" in batch:
+    begun = t5.Begun(batch["begun"], _num_begun(trained, model_config))
   # An adapter of the table has a name that begins as the table's.
   name = t5.output_path(model_config).removesuffix("/kernel")
   if not is_divided and not any(path.startswith(name) for path in trained):
-    outputs = model(*read, encoded, method="outputs")
+    outputs = model(*read, encoded, begun, method="outputs")
     table = t5.output_table(collections["params"], model_config)
     return seq2seq.cross_entropy_of_states(outputs, table, targets)
   if encoded is None:
     logits = model(*read)
   else:
-    logits = model(encoded, *read, method="decode")
+    logits = model(encoded, *read, begun, method="decode")
   return seq2seq.cross_entropy(logits, targets)
 
 
@@ -394,28 +398,30 @@ def encoded_once(
   records: Mapping[str, np.ndarray],
   collection: Callable[[Any, Any], encodings.Encodings | None] | None = None,
 ) -> dict[str, np.ndarray]:
-  """Encodes the documents of all records, where training leaves that as it is.
+  """Runs the layers that training leaves as they are, once for all records.
 
-  A record is drawn many times: its encoder's part is computed once. Each output
-  is of one document and public parameters, so that losses stay those of single
-  records; in blocks of one shape, so that a record more does not round others.
+  A record is drawn many times: its part of them is computed once. Each output is of
+  one record and public parameters, so that losses stay those of single records; in
+  blocks of one shape, so that a record more does not round others.
 
   Args:
     config: what is trained, and in which type.
     trained: parameters by path, where training starts.
     public: the others.
     model_config: shape of the T5.
-    records: with "inputs", [record, document].
+    records: with "inputs", [record, document], and "targets", [record, query].
     collection: from parameters and shape to all documents, encoded and kept for
       those that write for them; None: there is none.
 
   Returns:
-    "encoded", [record, document, dim], for `loss_fn`; nothing where the encoder
-    is trained or has dropout, or the outputs would take more than 512 MiB.
+    For `loss_fn`: "encoded", [record, document, dim], of the encoder; and "begun",
+    [record, query, dim], of the first layers of the decoder, where these are not
+    trained. Nothing where the encoder is trained or has dropout, or the outputs
+    would take more than 512 MiB.
   """
   dtype = jnp.dtype(config.dtype or model_config.dtype)
   shape = dataclasses.replace(model_config, dropout_rate=0.0, dtype=dtype.name)
-  read = records["inputs"]
+  read, targets = records["inputs"], records["targets"]
   stays = (
     config.adapter is None
     and config.dropout_rate == 0
@@ -423,16 +429,47 @@ def encoded_once(
   )
   if not stays or encodings.num_bytes(read.size, shape) > encodings.MOST_BYTES:
     return {}
+  encoded = _encoded_inputs(public, shape, read, collection)
+  layers, size = _num_begun(trained, shape), read.size + targets.size
+  if (
+    not layers
+    or config.scan_layers
+    or encodings.num_bytes(size, shape) > encodings.MOST_BYTES
+  ):
+    return {"encoded": encoded}
+  begun = encodings.begin(public, shape, read, encoded, targets, layers=layers)
+  return {"encoded": encoded, "begun": begun}
+
+
+def _num_begun(
+  trained: Mapping[str, Any], model_config: t5_config.T5Config
+) -> int:
+  """Returns how many layers of the decoder come before the first that is trained."""
+  if any(path.startswith("decoder/relpos_bias/") for path in trained):
+    return 0
+  for layer in range(model_config.num_decoder_layers):
+    if any(path.startswith(f"decoder/layers_{layer}/") for path in trained):
+      return layer
+  return model_config.num_decoder_layers
+
+
+def _encoded_inputs(
+  public: Mapping[str, Any],
+  shape: t5_config.T5Config,
+  read: np.ndarray,
+  collection: Callable[[Any, Any], encodings.Encodings | None] | None,
+) -> np.ndarray:
+  """Returns the encoder's outputs, those of the collection where it has them."""
   known = collection and collection(public, shape)
   if not known:
-    return {"encoded": encodings.encode(public, shape, read)}
+    return encodings.encode(public, shape, read)
   every = known.rows(np.arange(len(known.tokens)))
   places = {row.tobytes(): place for place, row in enumerate(known.tokens)}
   found = np.array([places.get(row.tobytes(), -1) for row in read])
   encoded, others = every[found], np.flatnonzero(found < 0)
   if len(others):  # canaries'
     encoded[others] = encodings.encode(public, shape, read[others])
-  return {"encoded": encoded}
+  return encoded
 
 
 def _collection(

@@ -118,6 +118,12 @@ def test_what_does_not_fit_is_refused(params, batch):
   _, cut = grads()
   with pytest.raises(ValueError, match=r"targets of shape \[batch, 6\]"):
     cut(params, batch | {"targets": batch["targets"][:, :5]})
+  beside = by_length.ByLength(
+    whole=whole, field="t", beside=("x",), lengths=LENGTHS
+  )
+  for shape in ((12,), (12, 5), (12, 7, 2)):
+    with pytest.raises(ValueError, match="x as long as t, 6"):
+      beside(1.0, {"t": batch["targets"], "x": np.ones(shape, np.float32)})
 
 
 def test_rows_that_are_missing_are_refused_and_not_read_again():
