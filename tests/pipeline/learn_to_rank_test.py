@@ -157,6 +157,47 @@ def test_a_query_less_leaves_the_features_of_all_others_as_they_are(
     assert expected.tobytes() == less[name].tobytes(), name
 
 
+def test_what_was_found_is_found_again_only_where_something_differs(
+  finished_run, tmp_path, monkeypatch
+):
+  root, searched = finished_run.copy(tmp_path), []
+  right = _ranking._search.candidates
+
+  def candidates(judged, *runs):
+    searched.append(len(judged.qrels))
+    return right(judged, *runs)
+
+  monkeypatch.setattr(_ranking._search, "candidates", candidates)
+  monkeypatch.setattr(_ranking, "_kept", {})
+  task = task_of(root)
+  judged = _ranking.of_train(task)
+  every = np.arange(len(judged.qrels))
+  first = _ranking.found(task, judged, 100, every)
+  again = _ranking.found(task_of(root), _ranking.of_train(task), 100, every)
+  assert len(searched) == 1 and again.candidates is first.candidates
+  asked = [judged.queries[0] + " more", *judged.queries[1:]]
+  [vectors] = (root / task.inputs["vectors"].vectors).glob("*.npy")
+  for changed, depth, rows in (
+    (judged, 99, every),
+    (judged, 100, every[1:]),
+    (judged._replace(queries=asked), 100, every),
+    (judged._replace(query_tokens=judged.query_tokens[::-1]), 100, every),
+    (judged._replace(drop_identical=False), 100, every),
+  ):
+    searched.clear()
+    _ranking.found(task, changed, depth, rows)
+    assert len(searched) == 1
+  for path in (vectors, judged.corpus):  # made again, though nothing differs
+    path.write_bytes(path.read_bytes())
+    searched.clear()
+    _ranking.found(task, judged, 100, every)
+    _ranking.found(task, judged, 100, every)
+    assert len(searched) == 1
+  monkeypatch.setattr(_ranking, "_KEPT_BYTES", 1)
+  _ranking.found(task, judged, 98, every)
+  assert not _ranking._kept
+
+
 def test_records_say_what_is_relevant_of_what_was_found(finished_run):
   task = task_of(finished_run.root)
   found = found_in(task)
