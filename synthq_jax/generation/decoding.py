@@ -511,15 +511,12 @@ def _draw_inside(
     above = _above(table, logit)
     return number + 1, token, above, done | inside(above)
 
-  batch = table.logits.shape[0]
-  # A row of undefined weights is inside no cut: it would be drawn for ever.
-  undefined = ~jnp.all(jnp.isfinite(table.weights), axis=(1, 2))
-  start = (
-    jnp.int32(0),
-    jnp.zeros(batch, jnp.int32),
-    _all(table),
-    undefined,
-  )
+  batch, everything = table.logits.shape[0], _all(table)
+  # A row of undefined weights is inside no cut: it would be drawn for ever. The
+  # largest weight of any other is 1.
+  total = jnp.sum(everything.weights, axis=-1)
+  is_defined = (total > 0) & jnp.isfinite(total)
+  start = (jnp.int32(0), jnp.zeros(batch, jnp.int32), everything, ~is_defined)
   state = jax.lax.while_loop(lambda s: ~jnp.all(s[-1]), draw_again, start)
   return state[1]
 
