@@ -416,8 +416,8 @@ def encoded_once(
   Returns:
     For `loss_fn`: "encoded", [record, document, dim], of the encoder; and "begun",
     [record, query, dim], of the first layers of the decoder, where these are not
-    trained. Nothing where the encoder is trained or has dropout, or the outputs
-    would take more than 512 MiB.
+    trained. Neither where the encoder is trained or has dropout, and no more of the
+    two, in this order, than 512 MiB hold.
   """
   dtype = jnp.dtype(config.dtype or model_config.dtype)
   shape = dataclasses.replace(model_config, dropout_rate=0.0, dtype=dtype.name)
