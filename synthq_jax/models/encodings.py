@@ -7,7 +7,7 @@ the training of its decoder: where there is room, each document is encoded once.
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ __all__ = [
   "begin",
   "encode",
   "kept",
+  "num_begun",
   "num_bytes",
 ]
 
@@ -85,6 +86,21 @@ def begin(
   shifted = np.asarray(t5.shift_right(targets))
   rows = (encoded, tokens, shifted)
   return _of_rows(own, rows, layers, config=config, method="begin")
+
+
+def num_begun(trained: Iterable[str], config: t5_config.T5Config) -> int:
+  """Returns how many layers of the decoder come before the first that is trained.
+
+  Args:
+    trained: paths of what is trained, which does not belong to the encoder.
+    config: shape of the T5.
+  """
+  if any(path.startswith("decoder/relpos_bias/") for path in trained):
+    return 0
+  for layer in range(config.num_decoder_layers):
+    if any(path.startswith(f"decoder/layers_{layer}/") for path in trained):
+      return layer
+  return config.num_decoder_layers
 
 
 def _of_rows(params, rows, *whole, config, method) -> np.ndarray:

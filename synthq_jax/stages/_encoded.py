@@ -4,14 +4,16 @@ Formal guarantee: outputs are of public documents by the encoder that is given. 
 them are computed or none, so that no time tells whose documents were asked for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.models import encodings, t5_config
 from synthq_jax.pipeline import inputs
 
-__all__ = ["of_collection"]
+__all__ = ["of_collection", "of_records"]
 
 
 def of_collection(
@@ -43,3 +45,29 @@ def of_collection(
     return None
   tokens = inputs.with_prefix(passages.tokens[:], vocabulary, prefix)
   return encodings.kept(params, config, tokens)
+
+
+def of_records(
+  public: Mapping[str, Any],
+  shape: t5_config.T5Config,
+  read: np.ndarray,
+  collection: Callable[[Any, Any], encodings.Encodings | None] | None,
+) -> np.ndarray:
+  """Returns the outputs for records, those of the collection where it has them.
+
+  Args:
+    public: parameters of a T5, by path.
+    shape: its own; without dropout.
+    read: what the encoder reads, [record, length].
+    collection: from both to the outputs for all documents; None: there are none.
+  """
+  known = collection and collection(public, shape)
+  if not known:
+    return encodings.encode(public, shape, read)
+  every = known.rows(np.arange(len(known.tokens)))
+  places = {row.tobytes(): place for place, row in enumerate(known.tokens)}
+  found = np.array([places.get(row.tobytes(), -1) for row in read])
+  encoded, others = every[found], np.flatnonzero(found < 0)
+  if len(others):  # canaries'
+    encoded[others] = encodings.encode(public, shape, read[others])
+  return encoded

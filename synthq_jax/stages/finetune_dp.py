@@ -376,7 +376,7 @@ def loss_fn(
   targets, encoded, begun = batch["targets"], batch.get("encoded"), None
   read = [batch["inputs"], t5.shift_right(targets)]
   if "begun" in batch:
-    begun = t5.Begun(batch["begun"], _num_begun(trained, model_config))
+    begun = t5.Begun(batch["begun"], encodings.num_begun(trained, model_config))
   # An adapter of the table has a name that begins as the table's.
   name = t5.output_path(model_config).removesuffix("/kernel")
   if not is_divided and not any(path.startswith(name) for path in trained):
@@ -429,8 +429,8 @@ def encoded_once(
   )
   if not stays or encodings.num_bytes(read.size, shape) > encodings.MOST_BYTES:
     return {}
-  encoded = _encoded_inputs(public, shape, read, collection)
-  layers, size = _num_begun(trained, shape), read.size + targets.size
+  encoded = _encoded.of_records(public, shape, read, collection)
+  layers, size = encodings.num_begun(trained, shape), read.size + targets.size
   if (
     not layers
     or config.scan_layers
@@ -439,37 +439,6 @@ def encoded_once(
     return {"encoded": encoded}
   begun = encodings.begin(public, shape, read, encoded, targets, layers=layers)
   return {"encoded": encoded, "begun": begun}
-
-
-def _num_begun(
-  trained: Mapping[str, Any], model_config: t5_config.T5Config
-) -> int:
-  """Returns how many layers of the decoder come before the first that is trained."""
-  if any(path.startswith("decoder/relpos_bias/") for path in trained):
-    return 0
-  for layer in range(model_config.num_decoder_layers):
-    if any(path.startswith(f"decoder/layers_{layer}/") for path in trained):
-      return layer
-  return model_config.num_decoder_layers
-
-
-def _encoded_inputs(
-  public: Mapping[str, Any],
-  shape: t5_config.T5Config,
-  read: np.ndarray,
-  collection: Callable[[Any, Any], encodings.Encodings | None] | None,
-) -> np.ndarray:
-  """Returns the encoder's outputs, those of the collection where it has them."""
-  known = collection and collection(public, shape)
-  if not known:
-    return encodings.encode(public, shape, read)
-  every = known.rows(np.arange(len(known.tokens)))
-  places = {row.tobytes(): place for place, row in enumerate(known.tokens)}
-  found = np.array([places.get(row.tobytes(), -1) for row in read])
-  encoded, others = every[found], np.flatnonzero(found < 0)
-  if len(others):  # canaries'
-    encoded[others] = encodings.encode(public, shape, read[others])
-  return encoded
 
 
 def _collection(

@@ -176,7 +176,7 @@ def test_layers_before_the_first_that_is_trained_run_once(pattern, layers):
   records = {k: np.asarray(v) for k, v in batch().items()}
   kept = finetune_dp.encoded_once(config, trained, public, shape, records)
   assert set(kept) == ({"encoded", "begun"} if layers else {"encoded"})
-  assert finetune_dp._num_begun(trained, shape) == layers
+  assert encodings.num_begun(trained, shape) == layers
   whole = finetune_dp.grad_fn(config, public, shape)
   cut = finetune_dp._cut(whole, config, records["targets"], None)
   expected, theirs = jax.jit(whole)(trained, batch())
