@@ -1,7 +1,8 @@
 """Keeps what an encoder makes of a collection, for all who read the same documents.
 
 A generator whose encoder was not trained reads as the public one does, and so does
-the training of its decoder: where there is room, each document is encoded once.
+the training of its decoder: where there is room, each document is encoded once. So is
+what the first layers of a decoder make of each record, where later ones are trained.
 """
 
 import dataclasses
@@ -80,8 +81,11 @@ def begin(
     targets: what is to be written; the decoder reads them shifted.
     layers: how many layers of the decoder.
   """
-  parts = (*PARTS, "decoder/relpos_bias/")
-  parts += tuple(f"decoder/layers_{layer}/" for layer in range(layers))
+  parts = (
+    "token_embedder/",
+    "decoder/relpos_bias/",
+    *(f"decoder/layers_{layer}/" for layer in range(layers)),
+  )
   own = {k: v for k, v in params.items() if k.startswith(parts)}
   shifted = np.asarray(t5.shift_right(targets))
   rows = (encoded, tokens, shifted)

@@ -103,13 +103,14 @@ class ByLength:
         f"expected {self.field} of shape [batch, {self.lengths[-1]}], the last of"
         f" lengths={self.lengths}, got {sequences.shape}"
       )
-    cut = [name for name in (self.field, *self.beside) if name in batch]
-    for name in cut:
+    beside = [name for name in self.beside if name in batch]
+    for name in beside:
       if batch[name].shape[1:2] != self.lengths[-1:]:
         raise ValueError(
           f"expected {name} as long as {self.field}, {self.lengths[-1]}, got shape"
           f" {batch[name].shape}"
         )
+    cut = (self.field, *beside)
     places = jnp.arange(1, self.lengths[-1] + 1)
     ends = jnp.max(jnp.where(sequences != 0, places, 0), axis=1)
     kind = jnp.searchsorted(jnp.array(self.lengths), ends)

@@ -1,7 +1,8 @@
 """Reads a collection once for all generators whose encoder is the same.
 
-Formal guarantee: outputs are of public documents by the encoder that is given. All of
-them are computed or none, so that no time tells whose documents were asked for.
+Formal guarantee: each output is of one document by the encoder that is given. Of a
+public collection all are computed or none, so that no time tells whose documents were
+asked for.
 """
 
 from collections.abc import Callable, Mapping

@@ -351,7 +351,7 @@ def loss_fn(
   Args:
     trained: parameters by path; gradients are taken of these.
     batch: inputs, [batch, document], and targets, [batch, query], of token ids;
-      optionally what `encoded_once` returns of the inputs.
+      optionally what `encoded_once` returns of both.
     key: of dropout; None: no dropout.
     public: the other parameters, by path.
     model_config: shape of the T5.
