@@ -109,8 +109,9 @@ class FedNegative:
 
     Returns:
       For each client the vectors that it received and, for each question, the
-      best of them in order; and the bytes of what it sent and received: float32 vectors, and of the
-      sentences found, each sent once, int32 positions for every question.
+      best of them in order; and the bytes of what it sent and received: float32
+      vectors, and of the sentences found, each sent once, int32 positions for
+      every question.
 
     Raises:
       ValueError: if two clients have one name.

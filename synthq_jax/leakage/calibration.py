@@ -40,14 +40,12 @@ class Curve:
     found: the pairs that score at least that much.
     right: those of them that are near-duplicates.
     positives: the near-duplicates among all labelled pairs.
-    number: all labelled pairs.
   """
 
   thresholds: Float[np.ndarray, " threshold"]
   found: Int[np.ndarray, " threshold"]
   right: Int[np.ndarray, " threshold"]
   positives: int
-  number: int
 
   @property
   def precision(self) -> Float[np.ndarray, " threshold"]:
@@ -89,7 +87,6 @@ def curve(
     found=last + 1,
     right=right[last],
     positives=int(labels.sum()),
-    number=len(labels),
   )
 
 
@@ -144,9 +141,10 @@ def threshold(
   may_be = found.thresholds > above
   enough = np.flatnonzero((found.precision >= precision) & may_be)
   if not len(enough):
+    reached = found.precision[may_be].max(initial=0.0)
     raise ValueError(
       f"expected a threshold with precision={precision}, got at most"
-      f" {found.precision.max():.3f}; ask for less, or use another detector"
+      f" {reached:.3f}; ask for less, or use another detector"
     )
   return float(found.thresholds[enough[0]])
 

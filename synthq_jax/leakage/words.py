@@ -7,8 +7,8 @@ around and say "dog" for "dogs". The rules know no grammar and no synonyms: what
 they make is nearer than what another person would write.
 
 References:
-  Froebe et al., "How Train-Test Leakage Affects Zero-shot Retrieval", SPIRE
-  2022: the relations, which people told apart there.
+  Fröbe et al., SPIRE 2022, as in `leakage.study`: the relations, which people
+  told apart there.
 """
 
 import functools

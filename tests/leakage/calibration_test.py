@@ -170,5 +170,6 @@ def test_a_threshold_may_have_a_least_value():
   assert calibration.threshold(scores, labels, precision=0.9) == 0.0
   above = calibration.threshold(scores, labels, precision=0.9, above=0.0)
   assert above == 0.4
-  with pytest.raises(ValueError, match="precision=0.9"):
-    calibration.threshold(scores, labels, precision=0.9, above=0.8)
+  labels = np.array([True, True, False])
+  with pytest.raises(ValueError, match="precision=0.9, got at most 0.500"):
+    calibration.threshold(scores, labels, precision=0.9, above=0.0)

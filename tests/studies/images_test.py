@@ -621,6 +621,8 @@ def test_figures_are_means_over_seeds_beside_the_row_without_privacy(
   [
     (lambda: dataclasses.replace(NET, net="vgg"), "net='vgg'"),
     (lambda: dataclasses.replace(NET, rows=ROWS[:1] * 2), "different names"),
+    (lambda: dataclasses.replace(NET, name="../net"), "'../net'"),
+    (lambda: dataclasses.replace(CONFIG, encoders=(NET, NET)), "different nam"),
     (lambda: dataclasses.replace(NET, steps=0), "steps must be at least 1"),
     (lambda: dataclasses.replace(NET, accumulation=4), "accumulation=4, got 6"),
     (lambda: dataclasses.replace(NET, norm="batch"), "norm='batch'"),

@@ -8,7 +8,6 @@ References:
 
 import abc
 import dataclasses
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -27,6 +26,7 @@ from synthq_jax.models import bert, t5, t5_config
 __all__ = ["MonoBERT", "MonoT5", "bert_from_folder", "bert_from_sentencepiece"]
 
 _LABELS = 2
+_init_t5 = jax.jit(t5.init_params, static_argnames="config")
 _SMALL = {"emb_dim": 128, "num_heads": 4, "mlp_dim": 512, "num_layers": 2}
 
 
@@ -58,15 +58,20 @@ class _Mono(reranker.Reranker):
   def _rows(
     self, queries: Sequence[str], documents: Sequence[str]
   ) -> tuple[np.ndarray, list[int]]:
-    """Returns padded rows, and where in each of them the document begins."""
-    rows, starts = reranker.joined(
-      self.vocabulary,
-      queries,
-      documents,
-      length=self.length,
-      query_length=self.query_length,
-      frame=self._frame(),
+    """Returns padded rows, and where in each of them the document begins.
+
+    Of a query `query_length` pieces are kept, of a document what fits behind.
+    """
+    before, between, after = self._frame()
+    rows, starts = [], []
+    sides = (
+      reranker.encode(self.vocabulary, texts) for texts in (queries, documents)
     )
+    for query, document in zip(*sides, strict=True):
+      head = [*before, *query[: self.query_length], *between]
+      room = self.length - len(head) - len(after)
+      rows.append([*head, *document[:room], *after])
+      starts.append(len(head))
     return vocabulary_lib.pad(rows, self.length), starts
 
 
@@ -120,7 +125,7 @@ class MonoT5(_Mono):
   def init(self, key: jax.Array) -> typing.Params:
     """Returns the given parameters, or random ones."""
     if self.start is None:
-      return _init_t5(key, config=self.config)
+      return _init_t5(self.config, key)
     return jax.tree.map(jnp.asarray, self.start)
 
   def featurize(
@@ -150,11 +155,6 @@ class MonoT5(_Mono):
       encode("Document:"),
       [*encode("Relevant:"), vocabulary_lib.EOS_ID],
     )
-
-
-@functools.partial(jax.jit, static_argnames="config")
-def _init_t5(key: jax.Array, *, config: t5_config.T5Config) -> typing.Params:
-  return t5.init_params(config, key)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -21,7 +21,6 @@ __all__ = [
   "cross_entropy",
   "encode",
   "hinge",
-  "joined",
   "softmax",
 ]
 
@@ -150,40 +149,6 @@ def encode(vocabulary: Any, texts: Sequence[str]) -> list[list[int]]:
   """Returns the pieces of each text; equal texts are read once."""
   known = {text: vocabulary.encode(text) for text in dict.fromkeys(texts)}
   return [known[text] for text in texts]
-
-
-def joined(
-  vocabulary: Any,
-  queries: Sequence[str],
-  documents: Sequence[str],
-  *,
-  length: int,
-  query_length: int,
-  frame: tuple[Sequence[int], Sequence[int], Sequence[int]],
-) -> tuple[list[list[int]], list[int]]:
-  """Puts queries and documents into one row each, and cuts the document.
-
-  Args:
-    vocabulary: from `data.vocabulary.load`.
-    queries: one per row.
-    documents: one per row.
-    length: pieces of a row at most.
-    query_length: pieces of a query that are kept.
-    frame: pieces before the query, between it and the document, and at the end.
-
-  Returns:
-    The rows, and where in each of them the document begins.
-  """
-  before, between, after = frame
-  rows, starts = [], []
-  pairs = zip(
-    encode(vocabulary, queries), encode(vocabulary, documents), strict=True
-  )
-  for query, document in pairs:
-    head = [*before, *query[:query_length], *between]
-    starts.append(len(head))
-    rows.append([*head, *document[: length - len(head) - len(after)], *after])
-  return rows, starts
 
 
 def check_vocabulary(name: str, vocabulary: Any, rows: int) -> None:

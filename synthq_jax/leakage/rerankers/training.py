@@ -1,8 +1,8 @@
 """Trains any reranker on triples, and puts candidates in a new order.
 
-A training that was stopped goes on where it was. The batch of a step, its keys and its learning rate are functions of the seed,
-the recipe and the number of the step. There is no privacy in it: what comes out
-is as private as the triples are.
+A training that was stopped goes on where it was. The batch of a step, its keys
+and its learning rate are functions of the seed, the recipe and the number of the
+step. There is no privacy in it: what comes out is as private as the triples are.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import functools
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -145,7 +145,10 @@ def train(
 
   transform = _transform(recipe.weight_decay, recipe.max_gradient_norm)
   batch_fn = _batch_fn(reranker, features, recipe.batch_size // 2, steps, seed)
-  with _place(directory) as root:
+  folder = contextlib.nullcontext(directory)
+  if directory is None:
+    folder = tempfile.TemporaryDirectory()
+  with folder as root:
     if mesh is None:
       state, place = (params, transform.init(params)), batch_fn
     else:
@@ -157,7 +160,7 @@ def train(
       step_fn,
       state,
       place,
-      loop.Files.below(root, reranker.name),
+      loop.Files.below(pathlib.Path(root), reranker.name),
       steps=steps,
       examples_per_step=recipe.batch_size,
       settings=loop.Settings(progress=progress),
@@ -253,16 +256,6 @@ def _step(
   updates, moments = transform.update(gradient, moments, params)
   updates = jax.tree.map(lambda x: -learning_rate * x, updates)
   return (optax.apply_updates(params, updates), moments), {"loss": loss}
-
-
-@contextlib.contextmanager
-def _place(directory: str | os.PathLike | None) -> Iterator[pathlib.Path]:
-  """Yields the folder of a training, or one that is gone afterwards."""
-  if directory is not None:
-    yield pathlib.Path(directory)
-    return
-  with tempfile.TemporaryDirectory() as folder:
-    yield pathlib.Path(folder)
 
 
 def rerank(

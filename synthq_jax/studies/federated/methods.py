@@ -121,6 +121,12 @@ class Towers(NamedTuple):
   traffic: tuple[exchange_lib.Exchanged, ...] = ()
   """Of each round of an exchange."""
 
+  @classmethod
+  def shared(cls, params: typing.Params, context: training.Context) -> "Towers":
+    """Returns one pair of towers for all clients."""
+    every = [params] * len(context.data.tokens)
+    return cls(every, every)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Job(_Row):
@@ -239,8 +245,7 @@ class _Maker:
     config, row = self.config, self.row
     if row.method == "Public encoder":
       context = self.contexts(row.recipe)
-      count = len(context.data.tokens)
-      return Towers([context.start] * count, [context.start] * count), math.nan
+      return Towers.shared(context.start, context), math.nan
     own, shared = row.recipe.learning_rate, None
     if row.method in _PERSONAL:
       first = dataclasses.replace(row, method=_PERSONAL[row.method])
@@ -279,7 +284,6 @@ class _Maker:
       )
     recipe = dataclasses.replace(recipe, learning_rate=rate)
     context = self.contexts(recipe)
-    count = len(context.data.tokens)
     score = self._score_of(context) if config.rates else None
     static = recipe.history("static", "bm25")
     if method == "STAR, each client alone":
@@ -287,14 +291,14 @@ class _Maker:
         training.alone(
           context, seed, static, at, score and functools.partial(score, at=at)
         )
-        for at in range(count)
+        for at in range(len(context.data.tokens))
       ]
       return Towers(own, own)
     if method in (CENTRAL, EQUAL):
       everyone = training.central(
         context, seed, static, score, equal_updates=method == EQUAL
       )
-      return Towers([everyone] * count, [everyone] * count)
+      return Towers.shared(everyone, context)
     history = {
       "Random negatives": recipe.history("random"),
       "BM25 negatives": recipe.history("bm25"),
@@ -303,16 +307,15 @@ class _Maker:
       towers = training.federated(context, seed, history)
     else:
       towers = training.best_round(context, seed, history, score)
-    return Towers([towers] * count, [towers] * count)
+    return Towers.shared(towers, context)
 
   def _score_of(self, context: training.Context) -> Callable[..., float]:
     """Returns what scores towers by the dev questions of all clients, or one."""
     split = self.config.dev_split
 
     def score(params: typing.Params, at: int | None = None) -> float:
-      count = len(context.data.tokens)
-      towers = Towers([params] * count, [params] * count)
-      places = range(count) if at is None else (at,)
+      towers = Towers.shared(params, context)
+      places = None if at is None else (at,)
       return _means(ranked(context, towers, split, places))[0]
 
     return score

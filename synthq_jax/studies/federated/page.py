@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from synthq_jax.federated import ranking
 from synthq_jax.report import blocks, plots, tables
@@ -285,7 +286,7 @@ def _by_client(facts: data.Facts, main: Group) -> blocks.Part:
     gains = [b.mean() - a.mean() for a, b in zip(alone, base, strict=True)]
     sizes = [one.num_train for one in facts.clients]
     if len(gains) > 2 and np.ptp(sizes) and np.ptp(gains):
-      value = _spearman(sizes, gains)
+      value = float(stats.spearmanr(sizes, gains).statistic)
       said = _WORDS.text("correlation", base=methods.BASE, value=value)
       words = f"{words} {said}"
   columns: Columns = {
@@ -332,12 +333,6 @@ def _largest_first(clients: Sequence[data.ClientFacts]) -> list[int]:
   """Returns the clients' order by train questions, then by sentences."""
   sizes = [(one.num_train, one.num_sentences) for one in clients]
   return sorted(range(len(clients)), key=sizes.__getitem__, reverse=True)
-
-
-def _spearman(left: Sequence[float], right: Sequence[float]) -> float:
-  from scipy import stats
-
-  return float(stats.spearmanr(left, right).statistic)
 
 
 def _drawing(facts: data.Facts, outcomes: Group) -> str:

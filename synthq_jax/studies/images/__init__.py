@@ -94,6 +94,7 @@ class Encoder:
         "images.Encoder.steps must be a multiple of accumulation="
         f"{self.accumulation}, got {self.steps}"
       )
+    config_types.named_as_folder(self)
     config_types.different_names(self, "rows")
 
   def build(self) -> Any:
@@ -147,6 +148,7 @@ class Config(frame.Config):
     config_types.positive(self, "epsilon", "delta", "held_out_temperature")
     config_types.at_least(self, 1, "neighbours", "head_epochs")
     config_types.at_least(self, 2, "held_out_pairs")
+    config_types.different_names(self, "encoders")
     config_types.one_of(self, "source", images.SOURCES)
     if self.head_source is not None:
       config_types.one_of(self, "head_source", images.SOURCES)

@@ -224,9 +224,8 @@ class _Attack:
         and not (is_victim and sentence.casefold() in folded)
       ]
       rng.shuffle(chosen)
-      chosen = chosen[
-        : 8 * size
-      ]  # most are too long, and tokenizing takes time
+      # Most are too long, and tokenizing takes time.
+      chosen = chosen[: 8 * size]
       tokens = vocabulary.tokenize(self.vocab, chosen, length=config.length + 1)
       fit = np.flatnonzero(tokens[:, -1] == 0)[:size]
       texts = tuple(chosen[i] for i in fit)
@@ -236,11 +235,10 @@ class _Attack:
   def _encoded(self, tokens: np.ndarray) -> np.ndarray:
     if self._encoder is None:
       return encode.encode(self._params, self._model, tokens)
-    texts = [
-      self.vocab.decode([int(token) for token in row if token > 1])
-      for row in tokens
-    ]
-    return self._encoder.encode(texts)
+    return self._encoder.encode(list(map(self._text_of, tokens)))
+
+  def _text_of(self, tokens: np.ndarray) -> str:
+    return self.vocab.decode([int(token) for token in tokens if token > 1])
 
   def _made(
     self, text: _Text, kind: str, number: int, seed: int
@@ -395,7 +393,7 @@ class _Attack:
       decoders.inverter, decoders.params, sent, max_length=self.config.length
     )
     return tuple(
-      (sentence, self.vocab.decode([int(token) for token in row if token > 1]))
+      (sentence, self._text_of(row))
       for sentence, row in zip(self.text.sentences, written, strict=False)
     )
 
