@@ -15,9 +15,17 @@ References:
   Data Cleaning", ICDE 2006, section 4: the prefix filter.
 """
 
+import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Hashable,
+  Iterable,
+  Iterator,
+  Sequence,
+)
 
 import numpy as np
 import scipy.sparse
@@ -28,7 +36,7 @@ __all__ = [
   "Index",
   "Matches",
   "Measure",
-  "Sets",
+  "Numbers",
   "blocks",
   "build",
   "containment",
@@ -40,7 +48,17 @@ _POSTINGS = 1 << 20
 """Elements looked up at a time: bounds the memory, some 200 MiB."""
 _ROUNDING = 1e-9  # of threshold times size, before it is rounded up
 
-Sets = Sequence[Collection[Hashable]]
+
+class Numbers(dict):
+  """Numbers what it is asked for, from 0."""
+
+  def __missing__(self, key: Hashable) -> int:
+    self[key] = number = len(self)
+    return number
+
+  def of(self, keys: Iterable[Hashable]) -> Int[np.ndarray, " key"]:
+    """Returns the number of each."""
+    return np.fromiter(map(self.__getitem__, keys), np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +74,14 @@ class Bags:
   values: Sequence[Hashable]
   ids: Int[np.ndarray, " element"]
   sizes: Int[np.ndarray, " set"]
+
+  @classmethod
+  def of(cls, sets: Sequence[Collection[Hashable]]) -> "Bags":
+    """Numbers the elements of sets, in which one may stand twice."""
+    numbers = Numbers()
+    ids = numbers.of(itertools.chain.from_iterable(sets))
+    sizes = np.fromiter(map(len, sets), np.int64, len(sets))
+    return cls([*numbers], ids, sizes)
 
   def sets(self) -> list[set[Hashable]]:
     """Returns the sets themselves."""
@@ -120,23 +146,8 @@ def _table(indices, ends, columns: int) -> scipy.sparse.csr_array:
   return scipy.sparse.csr_array((ones, indices, ends), shape=shape)
 
 
-def _rows(sets: Sets | Bags, columns: dict[Hashable, int]) -> _Rows:
+def _rows(bags: Bags, columns: dict[Hashable, int]) -> _Rows:
   """Numbers the elements of sets; those without a number only count."""
-  if isinstance(sets, Bags):
-    return _rows_of_bags(sets, columns)
-  sizes = np.fromiter(map(len, sets), np.int64, len(sets))
-  elements = itertools.chain.from_iterable(sets)
-  found = map(columns.get, elements, itertools.repeat(-1))
-  ids = np.fromiter(found, np.int32, int(sizes.sum()))
-  owners = np.repeat(np.arange(len(sets)), sizes)
-  known = ids >= 0
-  ids, owners = ids[known], owners[known]
-  ids = ids[np.lexsort((ids, owners))]
-  return _of_owners(ids, owners, sizes, columns)
-
-
-def _rows_of_bags(bags: Bags, columns: dict[Hashable, int]) -> _Rows:
-  """The same, with one sort for all sets."""
   total = len(columns) + len(bags.values)
   free = range(len(columns), total)  # of elements that no target has
   numbers = np.fromiter(map(columns.get, bags.values, free), np.int64)
@@ -146,13 +157,9 @@ def _rows_of_bags(bags: Bags, columns: dict[Hashable, int]) -> _Rows:
   owners, ids = np.divmod(keys[np.diff(keys, prepend=-1) > 0], max(1, total))
   sizes = np.bincount(owners, minlength=number)
   known = ids < len(columns)
-  return _of_owners(ids[known], owners[known], sizes, columns)
-
-
-def _of_owners(ids, owners, sizes, columns) -> _Rows:
-  ends = np.zeros(len(sizes) + 1, np.int64)
-  np.cumsum(np.bincount(owners, minlength=len(sizes)), out=ends[1:])
-  return _Rows(_table(ids, ends, max(1, len(columns))), sizes)
+  ends = np.zeros(number + 1, np.int64)
+  np.cumsum(np.bincount(owners[known], minlength=number), out=ends[1:])
+  return _Rows(_table(ids[known], ends, max(1, len(columns))), sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,13 +173,13 @@ class Index:
   _first: scipy.sparse.csr_array = dataclasses.field(repr=False)
   _all: scipy.sparse.csr_array = dataclasses.field(repr=False)
 
-  def match(self, sets: Sets | Bags) -> Matches:
+  def match(self, bags: Bags) -> Matches:
     """Finds all targets that are similar to each set.
 
     Returns positions of sets and of targets, and similarities of at least
     `threshold`, one per pair, in the order of the sets and then the targets.
     """
-    rows = _rows(sets, self.columns)
+    rows = _rows(bags, self.columns)
     first = rows.first(self.threshold)
     lookups = [(first, self._first)]
     # Jaccard's is at least t of EACH set's size; for containment an element in
@@ -236,35 +243,28 @@ def blocks(
     start = stop
 
 
-def build(sets: Sets | Bags, measure: Measure, threshold: float) -> Index:
+def build(bags: Bags, measure: Measure, threshold: float) -> Index:
   """Indexes the smaller side.
 
-  >>> index = build([{"red", "apple"}, {"pear"}], jaccard, threshold=0.5)
-  >>> left, right, scores = index.match([{"plum"}, {"apple", "red"}, {"red"}])
+  >>> targets = Bags.of([{"red", "apple"}, {"pear"}])
+  >>> index = build(targets, jaccard, threshold=0.5)
+  >>> queries = Bags.of([{"plum"}, {"apple", "red"}, {"red"}])
+  >>> left, right, scores = index.match(queries)
   >>> left.tolist(), right.tolist(), scores.tolist()
   ([1, 2], [0, 0], [1.0, 0.5])
   """
-  sets = sets.sets() if isinstance(sets, Bags) else sets
-  counts: dict[Hashable, int] = {}
-  for element in itertools.chain.from_iterable(sets):
-    counts[element] = counts.get(element, 0) + 1
+  counts = collections.Counter(itertools.chain.from_iterable(bags.sets()))
   rarest = sorted(counts, key=counts.__getitem__)
   columns = {element: number for number, element in enumerate(rarest)}
-  rows = _rows(sets, columns)
+  rows = _rows(bags, columns)
   first = rows.first(threshold).T.tocsr()
   return Index(measure, threshold, columns, rows, first, rows.table.T.tocsr())
 
 
 def pairwise(
-  left: Sets | Bags, right: Sets | Bags, measure: Measure
+  left: Bags, right: Bags, measure: Measure
 ) -> Float[np.ndarray, " pair"]:
   """Measures the similarity of the i-th set of each side."""
-  left, right = (
-    sets.sets() if isinstance(sets, Bags) else sets for sets in (left, right)
-  )
-  sizes = [
-    np.fromiter(map(len, sets), np.int64, len(sets)) for sets in (left, right)
-  ]
-  pairs = zip(left, right, strict=True)
-  common = [sum(map(set(b).__contains__, a)) for a, b in pairs]
-  return measure(np.array(common, np.int64), *sizes)
+  pairs = zip(left.sets(), right.sets(), strict=True)
+  counts = [(len(a & b), len(a), len(b)) for a, b in pairs]
+  return measure(*np.array(counts, np.int64).reshape(-1, 3).T)

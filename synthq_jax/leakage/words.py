@@ -12,9 +12,8 @@ References:
 """
 
 import functools
-import itertools
 import unicodedata
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -133,13 +132,15 @@ def normalized(texts: Sequence[str]) -> list[str]:
   return (texts if isinstance(texts, Texts) else Texts(texts)).normalized
 
 
-def whole(texts: Sequence[str]) -> list[Collection[Hashable]]:
+def whole(texts: Sequence[str]) -> set_search.Bags:
   """Returns the normalised text as the only feature of each text.
 
   A text of signs alone, of which nothing is left, stands for itself.
   """
   made = zip(texts, normalized(texts), strict=True)
-  return [(text,) if text else _of_signs(one) for one, text in made]
+  return set_search.Bags.of(
+    [(text,) if text else _of_signs(one) for one, text in made]
+  )
 
 
 def _of_signs(text: str) -> tuple[tuple[str, str], ...]:
@@ -152,18 +153,6 @@ def _of_signs(text: str) -> tuple[tuple[str, str], ...]:
 def _stems(stemmer: str) -> Callable[[str], str]:
   """Returns what stems a word, and remembers the last ones."""
   return functools.lru_cache(_CACHED)(Stemmer.Stemmer(stemmer, 0).stemWord)
-
-
-class _Numbers(dict):
-  """Numbers what it is asked for, from 0."""
-
-  def __missing__(self, key: Hashable) -> int:
-    self[key] = number = len(self)
-    return number
-
-  def of(self, keys: Iterable[Hashable]) -> Int[np.ndarray, " key"]:
-    """Returns the number of each."""
-    return np.fromiter(map(self.__getitem__, keys), np.int64)
 
 
 def stems(
@@ -186,13 +175,12 @@ def stems(
   if ignored:
     ignored = frozenset(ignored)
     rows = [[w for w in row if w not in ignored] or row for row in rows]
-  values = _Numbers()
-  ids = values.of(itertools.chain.from_iterable(rows))
-  if stemmer:
-    words, values = values, _Numbers()
-    ids = values.of(map(_stems(stemmer), words))[ids]
-  sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-  return set_search.Bags([*values], ids, sizes)
+  bags = set_search.Bags.of(rows)
+  if not stemmer:
+    return bags
+  numbers = set_search.Numbers()
+  ids = numbers.of(map(_stems(stemmer), bags.values))[bags.ids]
+  return set_search.Bags([*numbers], ids, bags.sizes)
 
 
 def character_ngrams(texts: Sequence[str], *, n: int) -> set_search.Bags:

@@ -103,7 +103,7 @@ def test_what_nobody_sees_hides_no_copy(unseen):
   """A soft hyphen or a joiner from a page made two words of one."""
   hidden = unseen.join("measles outbreak")
   assert words.normalize(hidden) == "measles outbreak"
-  [copy], [own] = (words.whole([text]) for text in (hidden, "Measles outbreak"))
+  copy, own = words.whole([hidden, "Measles outbreak"]).sets()
   assert copy == own
 
 
