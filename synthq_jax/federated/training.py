@@ -17,6 +17,7 @@ can do; what a test question competes with are its own client's sentences, and
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
@@ -333,8 +334,7 @@ def train_alone(
   Returns:
     The trained parameters.
   """
-  loss = loss_fn(encoders, temperature=temperature)
-  step = jax.jit(fedavg.step(loss, optimizer))
+  step = _step(encoders, temperature, optimizer)
   state, shapes = optimizer.init(params), ()
   for number in range(rounds):
     laid = plan(
@@ -351,6 +351,17 @@ def train_alone(
       params, state, _ = step(params, state, batch)
     after(params)
   return params
+
+
+@functools.lru_cache(maxsize=8)
+def _step(
+  encoders: encoders_lib.Encoders,
+  temperature: float,
+  optimizer: optax.GradientTransformation,
+) -> Callable[..., tuple[typing.Params, optax.OptState, jax.Array]]:
+  """Returns a step, compiled once for all clients that have one optimizer."""
+  loss = loss_fn(encoders, temperature=temperature)
+  return jax.jit(fedavg.step(loss, optimizer))
 
 
 def pool(members: Sequence[clients.Tokens]) -> clients.Tokens:

@@ -1,4 +1,5 @@
 import collections
+import functools
 import time
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from synthq_jax.federated import clients, partitions, passages
 
 
+@functools.cache
 def judged(number, questions=1):
   """Passages p0, p1, ... of one sentence, the first ones with a question."""
   return passages.JudgedPassages(
@@ -99,7 +101,9 @@ def test_a_clients_shares_have_the_variance_of_the_dirichlet_distribution():
   # has variance (1/L)(1 - 1/L) / (alpha + 1); 100 draws add p(1 - p) / 100.
   found, alpha = [], 2.0
   for seed in range(300):
-    data = deal(alpha, seed=seed)
+    data = partitions.dirichlet(
+      judged(2000), LABELS, num_clients=20, alpha=alpha, seed=seed
+    )
     own = [p.id for p in data.passages if p.client == "client_00"]
     found.append(sum(LABELS[id_] == "label 0" for id_ in own) / len(own))
   shares = 0.09 / (alpha + 1)

@@ -108,7 +108,7 @@ def first_loss(params, extra=None, **changes):
   return customise(params, extra=extra, **changes).losses[0]
 
 
-def oracle(params, num_negatives, extra=None, in_batch=True):
+def oracle(params, num_negatives, extra=None):
   """The same in NumPy: the hardest distinct sentences that do not answer."""
   queries, sentences = vectors(params)
   losses = []
@@ -118,10 +118,8 @@ def oracle(params, num_negatives, extra=None, in_batch=True):
       answers = {number, 20}  # counted once, as sentence 0
     scores = [query @ v for i, v in enumerate(sentences) if i not in answers]
     scores = sorted(scores, reverse=True)[:num_negatives]
-    if in_batch:  # what the other questions are trained on
-      scores += [
-        query @ sentences[i] for i in range(len(queries)) if i != number
-      ]
+    # What the other questions are trained on.
+    scores += [query @ sentences[i] for i in range(len(queries)) if i != number]
     if extra is not None:
       scores += [query @ extra.vectors[i] for i in extra.rows[number] if i >= 0]
     logits = np.array([query @ sentences[number], *scores], np.float64) / 0.2
@@ -134,11 +132,6 @@ def test_the_loss_is_the_softmax_against_the_hardest(params, num_negatives):
   expected = oracle(params, num_negatives)
   found = first_loss(params, num_negatives=num_negatives)
   assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-def test_answers_of_a_steps_other_questions_are_negatives_too(params):
-  alone = oracle(params, 5, in_batch=False)
-  assert first_loss(params, num_negatives=5) > alone + 0.1
 
 
 def make_extra(columns=3):

@@ -59,6 +59,7 @@ def _slots(plan, longest, widths):
     return training.slots([plan], longest)
 
 
+@functools.cache
 def _loss_fn():
   return jax.jit(training.loss_fn(_ENCODERS, temperature=_TEMPERATURE))
 

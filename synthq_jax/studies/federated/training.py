@@ -263,6 +263,7 @@ def _local_training(
   return jax.jit(fedavg.local_training(loss, optimizer))
 
 
+@functools.cache  # so that what is compiled with it serves all clients
 def _optimizer(
   learning_rate: float, weight_decay: float | None
 ) -> optax.GradientTransformation:
