@@ -15,8 +15,6 @@ from synthq_jax.studies import federated, frame
 from synthq_jax.studies.federated import data as study_data
 from synthq_jax.studies.federated import methods, page, training
 
-ROWS = tuple(one.name for one in methods.METHODS)
-
 
 def tiny(clients=("north", "south", "west"), train=6, test=3):
   """Passages of two sentences; a question repeats two words of its passage."""
@@ -100,7 +98,7 @@ def test_every_method_scores_every_test_question_of_every_client(finished):
   _, workdir, _ = finished
   study = load(workdir)
   main = [one for one in study.outcomes if not one.variant]
-  assert tuple(one.method for one in main) == ROWS
+  assert tuple(one.method for one in main) == methods.METHODS
   for one in study.outcomes:
     assert [r.client for r in one.ranks] == ["north", "south", "west"]
     assert all(len(r.sentence) == len(r.passage) == 3 for r in one.ranks)
@@ -112,7 +110,7 @@ def test_the_report_has_a_row_for_each_method_and_setting(finished):
   _, workdir, said = finished
   written = (workdir / "study.md").read_text().replace("\\_", "_")
   for name in (
-    *ROWS,
+    *methods.METHODS,
     "top=2",
     "learning_rate=0.001",
     "share=0.5",
@@ -254,21 +252,11 @@ def test_methods_that_begin_alike_share_their_rounds(config, tmp_path):
   assert ended == ["bm25", "bm25", "more"]
 
 
-def test_a_training_that_was_killed_ends_the_same_to_the_bit(config, tmp_path):
-  history = ("bm25", "static")
-  whole = training.federated(context(config, tmp_path / "a"), 0, history)
-  made = context(config, tmp_path / "b")
-  training.federated(made, 0, history[:1])
-  ended = []
-  again = training.federated(made, 0, history, lambda: ended.append(1))
-  assert len(ended) == 1 and equal(whole, again)
-
-
-def test_a_training_that_goes_on_keeps_the_shapes_of_the_rounds_before(
+def test_a_training_that_was_killed_ends_the_same_to_the_bit(
   config, tmp_path, monkeypatch
 ):
-  """Other shapes are other sums, and other last bits."""
-  real, asked = training.training.slots, []
+  """Its shapes, too: other ones are other sums, and other last bits."""
+  real, asked, ended = training.training.slots, [], []
 
   def slots(plans, longest, *, at_least):
     asked.append(at_least)
@@ -278,8 +266,10 @@ def test_a_training_that_goes_on_keeps_the_shapes_of_the_rounds_before(
   history = ("bm25", "static")
   whole = training.federated(context(config, tmp_path / "a"), 0, history)
   training.federated(context(config, tmp_path / "b"), 0, history[:1])
-  again = training.federated(context(config, tmp_path / "b"), 0, history)
-  assert equal(whole, again)
+  again = training.federated(
+    context(config, tmp_path / "b"), 0, history, lambda: ended.append(1)
+  )
+  assert len(ended) == 1 and equal(whole, again)
   assert asked[0] == asked[2] == ()
   assert asked[1] == asked[3] != ()
 
@@ -341,6 +331,25 @@ def test_a_learning_rate_of_its_own_is_that_of_central_alone(config, tmp_path):
   assert central.method == methods.CENTRAL
   assert central.ranks == tuple(scored)
   assert not training._newest(fast, "federated", 0, history)[0]
+
+
+def test_central_with_another_setting_keeps_its_learning_rate(config):
+  """It was trained at the rate of the others, and differed in two settings."""
+  tried = dataclasses.replace(
+    config,
+    methods=(methods.CENTRAL,),
+    methods_tried=(methods.CENTRAL,),
+    central_learning_rate=1e-2,
+    tops_tried=(3,),
+    rates_tried=(1e-4,),
+    shares_tried=(0.5,),
+  )
+  rates = {
+    row.variant: row.recipe.learning_rate for row in methods._rows(tried)
+  }
+  assert rates == {
+    "": 1e-2, "top=3": 1e-2, "learning_rate=0.0001": 1e-4, "share=0.5": 1e-2,
+  }  # fmt: skip
 
 
 def test_a_personal_tower_leaves_the_sentences_where_they_are(config, tmp_path):

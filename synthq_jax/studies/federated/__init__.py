@@ -21,8 +21,6 @@ from synthq_jax.studies.federated import page
 
 __all__ = ["STUDY", "Config", "Personal", "Recipe"]
 
-_METHODS = tuple(one.name for one in methods_lib.METHODS)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe(training_lib.Recipe):
@@ -112,7 +110,7 @@ class Config(frame.Config, config_types.Encoder):
   [CLS])."""
   sentence_pooling: str = "mean"
   """The same of a sentence."""
-  methods: tuple[str, ...] = _METHODS
+  methods: tuple[str, ...] = methods_lib.METHODS
   """Rows of the main table."""
   seeds: int = 3
   """Repetitions of the main table."""
@@ -149,8 +147,8 @@ class Config(frame.Config, config_types.Encoder):
   def __post_init__(self):
     super().__post_init__()
     config_types.one_of(self, "partition", data_lib.PARTITIONS)
-    config_types.some_of(self, "methods", _METHODS)
-    config_types.some_of(self, "methods_tried", _METHODS)
+    config_types.some_of(self, "methods", methods_lib.METHODS)
+    config_types.some_of(self, "methods_tried", methods_lib.METHODS)
     config_types.positive(self, "alpha", "central_learning_rate")
     config_types.at_least(
       self, 1, "seeds", "exchange_top", "query_length",

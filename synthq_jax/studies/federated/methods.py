@@ -23,7 +23,6 @@ __all__ = [
   "CENTRAL",
   "EQUAL",
   "METHODS",
-  "Method",
   "Outcome",
   "Study",
   "Towers",
@@ -42,26 +41,19 @@ EQUAL = "Central, equal updates"
 """The same, with no more steps than the largest client takes."""
 
 
-class Method(NamedTuple):
-  """A row of the main table."""
-
-  name: str
-  is_trained: bool
-  """Whether it depends on a seed."""
-
+_UNTRAINED = ("BM25", "Public encoder")  # no seed changes them
 
 METHODS = (
-  Method("BM25", False),
-  Method("Public encoder", False),
-  Method("Random negatives", True),
-  Method("BM25 negatives", True),
-  Method("STAR, each client alone", True),
-  Method(BASE, True),
-  Method("+ query encoder", True),
-  Method("+ Fed-Negative", True),
-  Method(CENTRAL, True),
-  Method(EQUAL, True),
-  Method("Central + query encoder", True),
+  *_UNTRAINED,
+  "Random negatives",
+  "BM25 negatives",
+  "STAR, each client alone",
+  BASE,
+  "+ query encoder",
+  "+ Fed-Negative",
+  CENTRAL,
+  EQUAL,
+  "Central + query encoder",
 )
 """The rows of the main table, in the order of the thesis, and two more."""
 
@@ -164,22 +156,17 @@ def jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
 
 
 def _rows(config: Any) -> Iterator[_Job]:
-  trained = {one.name: one.is_trained for one in METHODS}
   for seed in range(config.seeds):
     for method in config.methods:
-      if trained[method] or not seed:
-        recipe = config.recipe
-        if method.startswith(CENTRAL):
-          rate = config.central_learning_rate or recipe.learning_rate
-          recipe = dataclasses.replace(recipe, learning_rate=rate)
-        yield _Job(method=method, seed=seed, recipe=recipe)
+      if method not in _UNTRAINED or not seed:
+        yield _Job(method=method, seed=seed, recipe=_recipe(config, method))
   for name, values in (
     ("num_negatives", config.negatives_tried),
     ("top", config.tops_tried),
     ("learning_rate", config.rates_tried),
   ):
     for method, value in itertools.product(config.methods_tried, values):
-      recipe = dataclasses.replace(config.recipe, **{name: value})
+      recipe = dataclasses.replace(_recipe(config, method), **{name: value})
       yield _Job(
         method=method, seed=0, recipe=recipe, variant=f"{name}={value:g}"
       )
@@ -189,10 +176,18 @@ def _rows(config: Any) -> Iterator[_Job]:
     yield _Job(
       method=method,
       seed=0,
-      recipe=config.recipe,
+      recipe=_recipe(config, method),
       share=share,
       variant=f"share={share:g}",
     )
+
+
+def _recipe(config: Any, method: str) -> Any:
+  """Returns the recipe of a method: those of Central may have another rate."""
+  rate = config.central_learning_rate
+  if rate is None or not method.startswith(CENTRAL):
+    return config.recipe
+  return dataclasses.replace(config.recipe, learning_rate=rate)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
