@@ -92,7 +92,9 @@ def test_a_planted_effect_is_found_and_a_null_one_is_not():
     null = {f"n{i}": (values(rng, 0.5), base) for i in range(9)}
     helped = {q: min(1.0, x + 0.2) for q, x in base.items()}
     noisy = {q: x + rng.normal(0, 0.1) for q, x in helped.items()}
-    *nulls, planted = significance.compare({**null, "p": (noisy, base)}, seed=0)
+    *nulls, planted = significance.compare(
+      {**null, "p": (noisy, base)}, samples=9, seed=0
+    )
     found += planted.is_significant and planted.difference.mean > 0
     false += any(each.is_significant for each in nulls)
   assert found == 300
@@ -107,7 +109,8 @@ def test_without_the_correction_a_null_effect_is_often_found():
     base = values(rng, 0.5)
     null = {f"n{i}": (values(rng, 0.5), base) for i in range(10)}
     false += any(
-      each.p_value < 0.05 for each in significance.compare(null, seed=0)
+      each.p_value < 0.05
+      for each in significance.compare(null, samples=9, seed=0)
     )
   assert false / 200 > 0.15
 

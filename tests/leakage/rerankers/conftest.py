@@ -28,7 +28,7 @@ class Vocabulary:
     return [self._ids.get(word, 2) for word in text.split()]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def vocabulary():
   return Vocabulary()
 
@@ -116,9 +116,9 @@ MAKERS = {
 }
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(scope="module", params=MAKERS)
 def reranker(request, vocabulary):
-  """Each of the five."""
+  """Each of the five; what was compiled for one serves all tests of a file."""
   return MAKERS[request.param](vocabulary)
 
 

@@ -110,11 +110,8 @@ def test_batches_of_short_texts_are_narrow():
   assert widths == {16: 8, 40: 8}
 
 
-@pytest.mark.parametrize("name", ["KNRM", "Duet"])
-def test_a_seed_makes_the_same_parameters_to_the_bit(
-  make_reranker, make_toy, name
-):
-  reranker = make_reranker(name)
+def test_a_seed_makes_the_same_parameters_to_the_bit(make_reranker, make_toy):
+  reranker = make_reranker("Duet")
   found = make_toy(0).triples(20)
 
   def run(seed):
@@ -124,9 +121,8 @@ def test_a_seed_makes_the_same_parameters_to_the_bit(
   assert not equal(run(0), run(1))
 
 
-@pytest.mark.parametrize("stops", [(5,), (1, 4, 7)])
 def test_a_resumed_training_equals_an_uninterrupted_one(
-  make_reranker, make_toy, tmp_path, monkeypatch, stops
+  make_reranker, make_toy, tmp_path, monkeypatch
 ):
   reranker = make_reranker("Duet")  # it has dropout, so keys matter
   found = make_toy(0).triples(20)
@@ -149,7 +145,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     training.loop, "Settings", lambda **o: settings(save_seconds=0.0, **o)
   )
   monkeypatch.setattr(training, "_step", counted)
-  for stop in stops:
+  for stop in (1, 4, 7):
     now["stop"] = stop
     with pytest.raises(Stop):
       run(tmp_path / "cut")
@@ -261,20 +257,17 @@ def test_the_order_of_candidates_and_of_queries_changes_nothing():
   }
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 64])
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
 def test_the_size_of_batches_changes_nothing(batch_size):
   assert rerank(batch_size=batch_size) == rerank()
 
 
-@pytest.mark.parametrize("batch_size", [3, 64])
-def test_real_scores_do_not_depend_on_how_rows_are_batched(
-  reranker, make_toy, batch_size
-):
+def test_real_scores_do_not_depend_on_how_rows_are_batched(reranker, make_toy):
   params = reranker.init(jax.random.key(0))
   candidates, queries, documents, _ = make_toy(0).collection(3, 5)
   run = rerankers.rerank(reranker, params, candidates, queries, documents)
   other = rerankers.rerank(
-    reranker, params, candidates, queries, documents, batch_size=batch_size
+    reranker, params, candidates, queries, documents, batch_size=3
   )
   for query in run:
     assert run[query].keys() == other[query].keys() == candidates[query].keys()
