@@ -181,6 +181,7 @@ def read(
   qrels: str | os.PathLike,
   *,
   data_dir: str | os.PathLike | None = None,
+  dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Collection:
   """Reads a prepared set; its documents stay on disk.
 
@@ -189,6 +190,8 @@ def read(
     qrels: the folder with the judgements of the download (test.tsv and others):
       those of TFDS lack some, see the module.
     data_dir: where TFDS keeps its data; None: its default.
+    dangling: counts judgements of unknown ids, which are left out; None: they
+      are refused.
 
   Returns:
     The collection, its splits named as the files are.
@@ -203,7 +206,7 @@ def read(
   documents, ids = collection_lib.read_documents(
     where, lambda: _documents(made)
   )
-  judged = beir.read_qrels(pathlib.Path(qrels), queries.keys(), ids)
+  judged = beir.read_qrels(pathlib.Path(qrels), queries.keys(), ids, dangling)
   return collection_lib.Collection(documents, tuple(queries.values()), judged)
 
 

@@ -106,13 +106,13 @@ class Source:
   def title(self) -> str:
     """Its name for a report, without its place on this machine.
 
-    >>> [open(text).title for text in ("beir:/data/boolq/", "environment_docs")]
-    ['boolq', 'environment_docs']
+    >>> [open(text).title for text in ("beir:/data/boolq/", "tfds:fiqa@/data/qrels")]
+    ['boolq', 'fiqa']
     """
     if self.kind == "ir_datasets":
       return self.place
     place = self.place
-    if self.kind in ("log", "newsqa"):
+    if self.kind in ("log", "newsqa", "tfds"):
       place = place.partition("@")[0]
     return pathlib.Path(place or self.kind).name
 
@@ -464,7 +464,9 @@ KINDS: dict[str, Kind] = {
   ),
   "tfds": Kind(
     form="tfds:NAME@QRELS",
-    read=lambda source: beir_sets.read(*_parts(source)),
+    read=lambda source: beir_sets.read(
+      *_parts(source), dangling=source.dangling
+    ),
     digest=_digest_prepared,
     check=lambda source: files.splits(_parts(source)[1]),
     from_pairs=False,
