@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -232,17 +233,17 @@ def query_log(path: Path) -> Iterator[tuple[str, str]]:
   Raises:
     ValueError: if a line has no id or no text (the message says file:line).
   """
-  rows = _json_rows(path) if ".jsonl" in os.fspath(path) else _table_rows(path)
+  rows = _json_rows(path) if _is_json(path) else _table_rows(path)
   before = None
-  for _, *query in _filled(rows):
+  for query in _filled(rows):
     if query != before:
-      yield tuple(query)
+      yield query
     before = query
 
 
 def _filled(
   rows: Iterator[tuple[str, str, str]],
-) -> Iterator[tuple[str, str, str]]:
+) -> Iterator[tuple[str, str]]:
   for where, name, text in rows:
     if not name or not text.strip():
       raise ValueError(
@@ -254,7 +255,7 @@ def _filled(
         f"{where}: expected an id of one line, got a line break in it; give the"
         " query another"
       )
-    yield where, name, text
+    yield name, text
 
 
 def variants(path: Path) -> Iterator[tuple[str, str]]:
@@ -270,8 +271,8 @@ def variants(path: Path) -> Iterator[tuple[str, str]]:
   Raises:
     ValueError: if a line has no id or no text (the message says file:line).
   """
-  if ".jsonl" not in os.fspath(path):
-    yield from ((name, text) for _, name, text in _filled(_table_rows(path)))
+  if not _is_json(path):
+    yield from _filled(_table_rows(path))
     return
   for where, line in files.json_lines(path):
     name = str(files.field(where, line, "topic", (int, str)))
@@ -291,13 +292,17 @@ def verified(path: Path) -> Iterator[tuple[str, str]]:
   Raises:
     ValueError: if a line is malformed (the message says file:line).
   """
-  if ".jsonl" not in os.fspath(path):
+  if not _is_json(path):
     for _, (topic, query) in files.table(path, columns=2):
       yield topic.strip(), query.strip()
     return
   for pair in labelled_pairs(path):
     if not pair.different_topic:
       yield pair.topic, pair.query_id
+
+
+def _is_json(path: Path) -> bool:
+  return ".jsonl" in pathlib.PurePath(path).name
 
 
 _HEADERS = ("query-id", "query_id", "qid", "id", "_id")

@@ -122,10 +122,12 @@ def test_a_log_is_read_in_whatever_layout(tmp_path):
       '{"_id": "1", "text": "red  apples"}\n{"id": 2, "query": "naïve"}\n'
     ),
   }
+  folder = tmp_path / "logs.jsonl.d"  # a file's own name says its layout
+  folder.mkdir()
   for name, text in texts.items():
-    (tmp_path / name).write_text(text)
-    assert list(query_pairs.query_log(tmp_path / name)) == expected, name
-    packed = tmp_path / f"{name}.gz"
+    (folder / name).write_text(text)
+    assert list(query_pairs.query_log(folder / name)) == expected, name
+    packed = folder / f"{name}.gz"
     packed.write_bytes(gzip.compress(text.encode()))
     assert list(query_pairs.query_log(packed)) == expected, name
 
