@@ -97,6 +97,8 @@ def read_anserini(
       *(".tsv", ".tsv.gz"),
       *(".txt", ".txt.gz"),
     )
+    if split is None:  # such as an editor's copy
+      continue
     items = _items(path, "query") if ".tsv" in path.name else _topics(path)
     asked = collection_lib.by_id(path, "query", items)
     rows = _rows(files.find(directory, f"qrels.{split}.txt"))
