@@ -116,7 +116,7 @@ def read_hub(
     if isinstance(grade, float) and grade.is_integer():
       grade = int(grade)  # some tables have 1.0
     found.append((where, str(query), str(document), str(grade)))
-  by_column = table_files.by_column(judged, named, "split")
+  by_column = table_files.by_column(judged, named)
   rows: dict[str, list[tuple[str, str, str, str]]] = {
     split: [] for split in ([] if by_column else table_files.splits(judged))
   }

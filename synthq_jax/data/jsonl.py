@@ -38,9 +38,6 @@ class Fields:
   client: str = "client"
 
 
-_Pair = tuple[collection_lib.Query, collection_lib.Document]
-
-
 def read_jsonl(
   path: str | os.PathLike,
   fields: Fields = Fields(),  # noqa: B008  (frozen)
@@ -87,7 +84,8 @@ def read_jsonl(
   for where, line in table_files.rows(path):
     name = names.read(where, line)
     if _is_clicked(where, line):
-      pairs.append((*_pair(where, line, fields), name))
+      query = _query(where, line, fields)
+      pairs.append((query, _document(where, line, fields, query.client), name))
   asked = [(query, document.id, name) for query, document, name in pairs]
   _check_asked(names, asked, 'lines with "clicks" above 0')
   return _collection(
@@ -181,7 +179,7 @@ def _collection(
 ) -> collection_lib.Collection:
   """Divides (query, id of a document, name of its split), if none is named."""
   path = names.path
-  by_column = table_files.by_column(path, names.every, "split")
+  by_column = table_files.by_column(path, names.every)
   sides = [name for _, _, name in asked]
   gathered: frozenset[str] = frozenset()
   if by_column:
@@ -245,15 +243,13 @@ def _query(
   return collection_lib.Query(_digest("q", client, text), text, client)
 
 
-def _pair(where: str, line: Mapping[str, Any], fields: Fields) -> _Pair:
-  query = _query(where, line, fields)
-  client = query.client
+def _document(
+  where: str, line: Mapping[str, Any], fields: Fields, client: str
+) -> collection_lib.Document:
   text = _required(where, line, fields.document)
   title = files.field(where, line, "title", default="")
-  return (
-    query,
-    collection_lib.Document(_digest("d", title, text), text, title, client),
-  )
+  id_ = _digest("d", title, text)
+  return collection_lib.Document(id_, text, title, client)
 
 
 def _digest(kind: str, *parts: str) -> str:

@@ -101,21 +101,18 @@ def most_rows(path: str | os.PathLike) -> int:
   return files.most_lines(path)
 
 
-def by_column(
-  path: str | os.PathLike, named: Sequence[str | None], key: str
-) -> bool:
-  """Says whether a column names the split of each row.
+def by_column(path: str | os.PathLike, named: Sequence[str | None]) -> bool:
+  """Says whether a column "split" names the split of each row.
 
   A function of which rows have the column, not of the splits that they name.
 
-  >>> by_column("log", ["train", "train"], "split"), by_column("log", [None], "")
+  >>> by_column("log", ["train", "train"]), by_column("log", [None])
   (True, False)
 
   Args:
     path: for the message.
-    named: what stands under `key` in each row, "" for nothing; None where the
-      row has no such key.
-    key: the name of the column.
+    named: what stands in the column in each row, "" for nothing; None where the
+      row has no such column.
 
   Raises:
     ValueError: if some rows name their split and some do not, or one is no name
@@ -124,12 +121,12 @@ def by_column(
   own = [x for x in named if x is not None and not isinstance(x, OfFile)]
   if own and not (len(own) == len(named) and all(own)):
     raise ValueError(
-      f'{path}: expected "{key}" in all lines or in none, got it in some: fill'
+      f'{path}: expected "split" in all lines or in none, got it in some: fill'
       " it, or leave the column out"
     )
   if not all(re.fullmatch(r"[\w.-]+", each) for each in own):
     raise ValueError(
-      f'{path}: expected names of splits under "{key}" (letters, digits, ".",'
+      f'{path}: expected names of splits under "split" (letters, digits, ".",'
       ' "_" and "-"), got another; correct them'
     )
   return bool(own)
