@@ -158,9 +158,7 @@ def _split(documents, queries, qrels_of, seed) -> collection_lib.Collection:
   """Cuts the pairs by document, near-duplicate queries on one side."""
   pairs = [(q, d) for q, ids in qrels_of.items() for d in ids]
   sides = splits.split_by_document(
-    [(queries[q].text, d) for q, d in pairs],
-    {"train": 0.8, "dev": 0.1, "test": 0.1},
-    seed=seed,
+    [(queries[q].text, d) for q, d in pairs], seed=seed
   )
   qrels: dict[str, dict[str, dict[str, int]]] = {}
   for (query, document), side in zip(pairs, sides, strict=True):

@@ -192,10 +192,7 @@ def where_none(
     return data
   [(name, judged)] = data.qrels.items()
   side_of = _sides(FRACTIONS, f"{secret} id" if secret else seed)
-  what, known_by = "words", f"seed {seed}"
-  if secret:
-    key = hashlib.sha256(f"division {secret}".encode()).hexdigest()[:12]
-    what, known_by = "ids", f"key {key}"
+  what = "ids" if secret else "words"
   sides: dict[str, collection.Qrels] = {side: {} for side in FRACTIONS}
   for query in data.queries:
     if query.id in judged:
@@ -208,9 +205,9 @@ def where_none(
     f" divided ({shares}) by a hash of their {what}",
     file=sys.stderr,
   )
-  rule = " ".join(f"{side} {share:g}" for side, share in FRACTIONS.items())
+  known_by = _key(secret) if secret else f"seed {seed}"
   return dataclasses.replace(
-    data, qrels=sides, division=f"{what}, {known_by}, {rule}"
+    data, qrels=sides, division=f"{what}, {known_by}, {_rule()}"
   )
 
 
@@ -270,16 +267,24 @@ def by_user(
   sides: dict[str, collection.Qrels] = {side: {} for side in FRACTIONS}
   for query in queries:
     sides[side_of(query.client)][query.id] = judged[query.id]
-  rule = " ".join(f"{side} {share:g}" for side, share in FRACTIONS.items())
-  key = hashlib.sha256(f"division {secret}".encode()).hexdigest()[:12]
   return dataclasses.replace(
     data,
     queries=queries,
     qrels=sides,
     split_by_record=False,
     gathered=frozenset(),
-    division=f"users, key {key}, {rule}",
+    division=f"users, {_key(secret)}, {_rule()}",
   )
+
+
+def _key(secret: str) -> str:
+  """Names a secret by a digest, in a division."""
+  digest = hashlib.sha256(f"division {secret}".encode()).hexdigest()
+  return f"key {digest[:12]}"
+
+
+def _rule() -> str:
+  return " ".join(f"{side} {share:g}" for side, share in FRACTIONS.items())
 
 
 def _sides(
