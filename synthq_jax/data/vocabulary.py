@@ -42,8 +42,6 @@ __all__ = [
 
 PAD_ID = 0
 EOS_ID = 1
-_CHUNK = 4096
-"""Texts tokenized at a time."""
 
 
 def train(
@@ -213,12 +211,10 @@ def tokenize(
   """
   head = vocabulary.encode(prefix) if prefix else []
   array = np.zeros((len(texts), length), np.int32)
-  for start in range(0, len(texts), _CHUNK):  # collections are large
-    chunk = texts[start : start + _CHUNK]
-    for index, tokens in enumerate(map(vocabulary.encode, chunk), start):
-      row = [*head, *tokens][: length - 1]
-      array[index, : len(row)] = row
-      array[index, len(row)] = EOS_ID
+  for index, tokens in enumerate(map(vocabulary.encode, texts)):
+    row = [*head, *tokens][: length - 1]
+    array[index, : len(row)] = row
+    array[index, len(row)] = EOS_ID
   return array
 
 
