@@ -5,6 +5,7 @@ Token caches, vectors of a collection and the parts of a long stage are kept thi
 way. Nothing but NumPy is needed to read them.
 """
 
+import functools
 import hashlib
 import os
 import pathlib
@@ -137,7 +138,8 @@ class Rows:
 
   def __reduce__(self):
     """Another process opens the files again."""
-    return _reopened, self._arguments
+    paths, dtype, mapped = self._arguments
+    return functools.partial(Rows, dtype=dtype, mapped=mapped), (paths,)
 
   def __len__(self) -> int:
     return self.shape[0]
@@ -204,10 +206,6 @@ class Rows:
       if os.preadv(file, [row], place) != size:
         raise OSError(f"{path}: shorter than it was when opened")
     return found
-
-
-def _reopened(paths, dtype, mapped) -> Rows:
-  return Rows(paths, dtype=dtype, mapped=mapped)
 
 
 def check_size(path: pathlib.Path, size: int) -> None:

@@ -16,10 +16,7 @@ _FIELDS = ("title", "description")
 
 
 def read(
-  name: str,
-  *,
-  split: str = "test",
-  dangling: collection_lib.Dangling | None = None,
+  name: str, *, dangling: collection_lib.Dangling | None = None
 ) -> collection_lib.Collection:
   """Reads a dataset; its documents stay where ir_datasets keeps them.
 
@@ -28,12 +25,11 @@ def read(
   Args:
     name: its id, such as "trec-robust04", "nyt/trec-core-2017" or
       "wapo/v2/trec-core-2018".
-    split: the name of its judgements, which are one split.
     dangling: counts judgements of unknown ids, which are left out, as are
       queries without text; None: they are refused.
 
   Returns:
-    The collection.
+    The collection, with one split, "test".
 
   Raises:
     ImportError: if the package is not installed.
@@ -62,7 +58,7 @@ def read(
     for each in dataset.qrels_iter()
   )
   qrels = collection_lib.judge(rows, asked, known, dangling=dangling)
-  return collection_lib.Collection(streamed, queries, {split: qrels})
+  return collection_lib.Collection(streamed, queries, {"test": qrels})
 
 
 def queries(name: str) -> Iterator[tuple[str, str]]:

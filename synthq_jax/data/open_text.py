@@ -20,6 +20,7 @@ __all__ = ["READERS", "Entry"]
 _SPACE = re.compile(r"\s+")
 _FEWEST_WORDS, _ABOUT = 8, 4  # of a solution that says something; sentences
 _NUMBERING = re.compile(r"^([0-9]+\.|[0-9]+(\.[0-9]+)+\.?|[QA]?\d*[:.)])\s+")
+_TAGS = frozenset("h1 h2 h3 h4 h5 dt p pre script style".split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,18 +129,7 @@ class _Page(html.parser.HTMLParser):
   def handle_starttag(self, tag, attrs):
     if re.match(r"h[1-6]$|dt$", tag):
       self.sections.append(["", ""])
-    if tag in (
-      "h1",
-      "h2",
-      "h3",
-      "h4",
-      "h5",
-      "dt",
-      "p",
-      "pre",
-      "script",
-      "style",
-    ):
+    if tag in _TAGS:
       self._inside.append(tag)
 
   def handle_endtag(self, tag):
@@ -153,9 +143,6 @@ class _Page(html.parser.HTMLParser):
         self.sections[-1][1] += data
       elif self._inside[-1].startswith(("h", "dt")):
         self.sections[-1][0] += data
-
-  def error(self, message):
-    del message
 
 
 def _hypertext(path: pathlib.Path) -> Iterator[Entry]:

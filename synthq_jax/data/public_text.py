@@ -79,10 +79,6 @@ class HeldOut:
             flags[owner] = True
     return flags
 
-  def repeats(self, text: str) -> bool:
-    """Whether the text repeats any held-out query."""
-    return self.flags([[text]])[0][0]
-
 
 def grams(query: str) -> list[tuple[str, ...]]:
   """Returns the 8-grams of a query, or the whole of a shorter one.

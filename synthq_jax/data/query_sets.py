@@ -102,9 +102,7 @@ def _write_tevatron(
     for document in grades
   }
   passages = {
-    item.id: {"docid": item.id, "title": item.title, "text": item.text}
-    for item in data.documents
-    if item.id in wanted
+    item.id: _passage(item) for item in data.documents if item.id in wanted
   }
   for split, judged in data.qrels.items():
     _write_json_lines(
@@ -123,13 +121,11 @@ def _write_tevatron(
         for query, grades in judged.items()
       ),
     )
-  _write_json_lines(
-    folder / "corpus.jsonl",
-    (
-      {"docid": item.id, "title": item.title, "text": item.text}
-      for item in data.documents
-    ),
-  )
+  _write_json_lines(folder / "corpus.jsonl", map(_passage, data.documents))
+
+
+def _passage(item: collection_lib.Document) -> dict[str, str]:
+  return {"docid": item.id, "title": item.title, "text": item.text}
 
 
 def _write_pyserini(

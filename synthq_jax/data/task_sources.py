@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from synthq_jax import extras
-from synthq_jax.data import (
-  beir,
-  beir_sets,
-  files,
-  msmarco,
-)
+from synthq_jax.data import beir, beir_sets, files, msmarco
 from synthq_jax.data import collection as collection_lib
 
 if TYPE_CHECKING:
@@ -225,15 +220,14 @@ def _rows(
   chosen = {query: hard.get(query, [""]) for query in {q for q, *_ in graded}}
   wanted |= {id_ for ids in chosen.values() for id_ in ids}
   documents = {d.id: d for d in data.documents if d.id in wanted}
-  for place in _places(len(graded), order):
+  places = (
+    range(len(graded)) if order is None else order.permutation(len(graded))
+  )
+  for place in places:
     query, document, grade = graded[place]
     for negative in chosen[query]:
       text = documents[negative].contents if negative else ""
       yield _row(queries[query], documents[document], grade, text)
-
-
-def _places(count: int, order: np.random.Generator | None) -> Iterable[int]:
-  return range(count) if order is None else order.permutation(count)
 
 
 def _row(

@@ -92,7 +92,7 @@ def entries(
       seen.add(path)
       try:
         yield from open_text.READERS[reader](path)
-      except (AttributeError, KeyError, LookupError, SyntaxError, ValueError):
+      except (AttributeError, LookupError, SyntaxError, ValueError):
         print(f"[pretrain] {source.name}: cannot read {inside}, left out")
 
 
