@@ -43,9 +43,10 @@ def rows(path: str | os.PathLike) -> _Rows:
 
   Args:
     path: a file of one of `SUFFIXES`, with a header where the format has one;
-      or a folder of such files. There a row gets the key "split", if it has
-      none, an `OfFile`: the name of the file's folder below `path`, if it is not
-      "data", or what stands before the first "-" of the file's name.
+      or a folder of such files, but for hidden ones. There a row gets the key
+      "split", if it has none, an `OfFile`: the name of the file's folder below
+      `path`, if it is not "data", or what stands before the first "-" of the
+      file's name.
 
   Raises:
     ValueError: if there is no such file, its kind is not known, what reads it is
@@ -135,6 +136,7 @@ def by_column(path: str | os.PathLike, named: Sequence[str | None]) -> bool:
 def _tables(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
   """Yields the split and the path of each table in a folder."""
   found = [p for p in sorted(path.rglob("*")) if _suffix(p) and p.is_file()]
+  found = [p for p in found if not _is_hidden(p.relative_to(path))]
   found = [p for p in found if p.name not in _DESCRIPTIONS and _is_saved(p)]
   kinds = {SUFFIXES[_suffix(file)]: _suffix(file) for file in found}
   if len(kinds) > 1:
@@ -153,6 +155,11 @@ def _tables(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
       part for part in file.relative_to(path).parts[:-1] if part != "data"
     ]
     yield below[0] if below else re.split(r"[-.]", file.name)[0], file
+
+
+def _is_hidden(below: pathlib.Path) -> bool:
+  """Says whether a file is a copy that an editor or a system keeps."""
+  return any(part.startswith(".") for part in below.parts)
 
 
 def _is_saved(file: pathlib.Path) -> bool:

@@ -140,6 +140,15 @@ def test_what_was_computed_of_a_saved_set_is_no_part_of_it(tmp_path):
     list(table_files.rows(tmp_path / "saved"))
 
 
+def test_hidden_copies_of_tables_are_passed_over(tmp_path):
+  """Notebooks and macOS leave them: a log would have been read twice."""
+  write(tmp_path / "train.csv", CLICKS)
+  write(tmp_path / ".ipynb_checkpoints" / "train-checkpoint.csv", CLICKS)
+  (tmp_path / "._train.csv").write_bytes(b"\0\xff")
+  assert len(list(table_files.rows(tmp_path))) == len(CLICKS)
+  assert table_files.most_rows(tmp_path) <= len(CLICKS) + 2
+
+
 def test_a_folder_of_two_kinds_of_tables_is_refused(tmp_path):
   write(tmp_path / "train-0.parquet", CLICKS[:5])
   write(tmp_path / "train-1.jsonl", CLICKS[5:])
@@ -302,6 +311,7 @@ def test_anserini_reads_what_is_written_for_it(tmp_path):
     "<top>\n<num> Number: q6\n<title> Topic: what\n about 6\n<desc> Long.\n"
     "</top>\n<top>\n<num>q7</num>\n<title>seven</title></top>\n"
   )
+  (tmp_path / "topics.test.txt~").write_text("an editor's copy")
   lost = collection.Dangling()
   found = msmarco.read_anserini(tmp_path, dangling=lost)
   texts = {query.id: query.text for query in found.queries}
@@ -384,17 +394,16 @@ def sides(data):
   }
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.parametrize("change", [{"split": "test"}, {"split": "new"}, None])
-def test_one_record_with_another_split_moves_no_other(kind, change, tmp_path):
+def test_one_record_with_another_split_moves_no_other(change, tmp_path):
   corpus = write(tmp_path / "corpus.jsonl", CORPUS)
   rows = [
     {"query": f"thing {i}", "document": f"d{i % 60}", "split": "train"}
     for i in range(100)
   ]
   changed = [*rows[:-1], *([rows[-1] | change] if change else [])]
-  one = prepared(write(tmp_path / f"a.{kind}", rows), corpus)
-  other = prepared(write(tmp_path / f"b.{kind}", changed), corpus)
+  one = prepared(write(tmp_path / "a.csv", rows), corpus)
+  other = prepared(write(tmp_path / "b.csv", changed), corpus)
   assert {query.text for query, *_ in sides(one) ^ sides(other)} == {"thing 99"}
   assert list(one.qrels) == ["train"]  # declared: no rule divides them
   with pytest.raises(ValueError, match="got split='dev'") as raised:
@@ -522,16 +531,15 @@ def test_no_error_of_a_private_file_holds_what_stands_in_it(
     ("log.csv", b"query,document\n\xff,d1\n", "log.csv:2: .*UTF-8.*iconv"),
     (
       "log.csv",
-      b"query,document\n" + b"a,d1\n" * 70_000 + b"\xff,d1\n" + b"a,d1\n" * 9,
-      "log.csv:70002: expected UTF-8",
+      b"query,document\n" + b"a,d1\n" * 5_000 + b"\xff,d1\n" + b"a,d1\n" * 9,
+      "log.csv:5002: expected UTF-8",
     ),
     ("log.tsv", b"query\tdocument\r\n" * 5 + b"\xff\td1\r\n", "tsv:6: .*UTF"),
     ("log.tsv", b"query\tdocument\r" * 5 + b"\xff\td1\r", "tsv:6: .*UTF"),
     ("log.csv", b"query,document\na,d1\n\xe2\x82", "log.csv:3: .*UTF-8"),
     ("log.csv", b"query,document,query\na,d1,b\n", "csv:1: .*each column once"),
-    ("log.csv", b"", "expected lines, got none; fill it"),
     ("log.csv", b"query,document\n", "expected lines, got none; fill it"),
-    ("log.jsonl", b"", "expected lines, got none; fill it"),
+    ("log.csv", b"", "expected lines, got none; fill it"),
     (
       "log.csv",
       b"query,document,clicks\na,d1,0\n",
