@@ -56,7 +56,6 @@ class BM25:
   pattern: str = r"(?u)\b\w+\b"
 
   def __post_init__(self):
-    """Checks the fields."""
     checks.at_least(0, k1=self.k1)
     checks.within("[0, 1]", b=self.b)
     if self.stemmer and self.stemmer not in Stemmer.algorithms():
@@ -139,7 +138,8 @@ class Reader:
     config = config or self.config
     model = _bm25s().BM25(k1=config.k1, b=config.b, method="lucene")
     # A copy: bm25s adds the empty word to it.
-    documents = _Documents(self._rows, dict(self._vocab))
+    vocab = dict(self._vocab)
+    documents = _bm25s().tokenization.Tokenized(self._rows, vocab)
     model.index(documents, show_progress=False)
     return Index(tuple(ids), config, model)
 
@@ -161,14 +161,6 @@ class _Rows:
   def __iter__(self) -> Iterator[list[int]]:
     for start, end in itertools.pairwise(self._ends):
       yield self._numbers[start:end].tolist()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Documents:
-  """What bm25s takes in place of lists of words."""
-
-  ids: _Rows
-  vocab: dict[str, int]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,6 @@ class Convex:
   dense_floor: float | None = None
 
   def __post_init__(self):
-    """Checks the floors."""
     for floor in (self.lexical_floor, self.dense_floor):
       if floor is not None and not math.isfinite(floor):
         raise ValueError(
@@ -98,7 +97,6 @@ class ReciprocalRanks:
   k: float = 60.0
 
   def __post_init__(self):
-    """Checks the field."""
     if not 0 <= self.k < math.inf:
       raise ValueError(f"ReciprocalRanks.k must be in [0, inf), got k={self.k}")
 

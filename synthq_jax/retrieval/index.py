@@ -212,7 +212,6 @@ class HNSW:
   seed: int
 
   def __post_init__(self):
-    """Checks the fields."""
     checks.at_least(2, links=self.links)
     checks.at_least(
       1, ef_construction=self.ef_construction, ef_search=self.ef_search

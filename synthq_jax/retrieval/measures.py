@@ -191,7 +191,10 @@ def evaluate(
   values = _values(set(measures.values()), qrels, rankings)
   per_query = {name: values[measure] for name, measure in measures.items()}
   return Evaluation(
-    mean={name: _mean(scores) for name, scores in per_query.items()},
+    mean={
+      name: math.fsum(scores.values()) / len(scores)
+      for name, scores in per_query.items()
+    },
     per_query=per_query,
     drop_identical=drop_identical,
     num_dropped=dropped,
@@ -263,10 +266,6 @@ def _by_ir_measures(
   }
   found = ir_measures.iter_calc(measures, qrels, ranks)
   return {(each.measure, each.query_id): float(each.value) for each in found}
-
-
-def _mean(scores: Mapping[str, float]) -> float:
-  return math.fsum(scores.values()) / len(scores)
 
 
 def _rankings(

@@ -199,7 +199,8 @@ def _means(
   sums = array if of is None else np.bincount(of, array)
   counts = None if of is None else np.bincount(of)
   means, block = [], max(1, _BLOCK // len(sums))
-  for rows in _blocks(samples, block):
+  for start in range(0, samples, block):
+    rows = min(block, samples - start)
     drawn = rng.integers(len(sums), size=(rows, len(sums)))
     total = len(sums) if counts is None else counts[drawn].sum(axis=1)
     means.append(sums[drawn].sum(axis=1) / total)
@@ -224,10 +225,6 @@ def _groups(values: Values, owners: Owners) -> np.ndarray | None:
       " queries"
     )
   return np.unique(np.asarray(owners), return_inverse=True)[1]
-
-
-def _blocks(total: int, block: int) -> list[int]:
-  return [min(block, total - start) for start in range(0, total, block)]
 
 
 def paired_bootstrap(

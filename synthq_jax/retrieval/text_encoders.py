@@ -199,19 +199,15 @@ class Gpt2:
     """Names the folder."""
     return f"last hidden state of {pathlib.Path(self.folder).resolve().name}"
 
-  def _checked(self) -> str:
-    """Returns the folder, if it and what reads it are there."""
-    extras.check("transformers", "torch", "transformers")
-    if not pathlib.Path(self.folder).is_dir():
-      raise ValueError(
-        f"expected a folder with a model, got folder={os.fspath(self.folder)!r}:"
-        " no such folder; nothing is downloaded, so save the model there first"
-      )
-    return os.fspath(self.folder)
-
   def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
     """Returns the state at the last token; an empty text is an end of text."""
-    folder = self._checked()
+    extras.check("transformers", "torch", "transformers")
+    folder = os.fspath(self.folder)
+    if not os.path.isdir(folder):
+      raise ValueError(
+        f"expected a folder with a model, got folder={folder!r}: no such folder;"
+        " nothing is downloaded, so save the model there first"
+      )
     with extras.required("transformers"):
       import torch
       import transformers
