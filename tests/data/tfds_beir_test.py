@@ -35,7 +35,7 @@ LENGTHS = {"inputs": 12, "targets": 16}
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-  """The data folder of a prepared beir/scifact, and its qrels."""
+  """The data folder of a prepared beir/scifact."""
   pytest.importorskip(
     "apache_beam", reason="preparing a set with TFDS needs the extra [tfds]"
   )
@@ -62,7 +62,7 @@ def prepared(tmp_path_factory):
       lambda self, url: str(unzipped),
     )
     builder.download_and_prepare()
-  return root / "data", place / "qrels"
+  return root / "data"
 
 
 def rows_of(split):
@@ -174,7 +174,7 @@ def vocabulary():
 
 
 def test_a_prepared_set_is_read_through_its_task(prepared, vocabulary):
-  tasks.register_beir(vocabulary, data_dir=str(prepared[0]))
+  tasks.register_beir(vocabulary, data_dir=str(prepared))
   documents = {
     r["passage_id"].decode(): r["targets"] for r in rows_of("passage")
   }
@@ -192,44 +192,35 @@ def test_a_prepared_set_is_read_through_its_task(prepared, vocabulary):
 
 def test_tfds_keeps_one_query_of_a_document(prepared, vocabulary):
   """The pitfall that `beir_sets` names; delete both when this fails."""
-  tasks.register_beir(vocabulary, data_dir=str(prepared[0]))
+  tasks.register_beir(vocabulary, data_dir=str(prepared))
   assert len(JUDGED) == 3
   pairs = [(r["query_id"], r["passage_id"]) for r in rows_of("test")]
   assert len(pairs) == 2
   assert len({query for query, document in pairs if document == b"d1"}) == 1
 
 
-def test_a_prepared_set_is_a_collection_with_all_judgements(prepared):
-  data_dir, qrels = prepared
-  data = beir_sets.read("scifact", qrels, data_dir=data_dir)
-  assert sorted(data.pairs("test")) == [
-    ("q1", "d1"),
-    ("q2", "d2"),
-    ("q3", "d1"),
-  ]
-  texts = {document.id: document.contents for document in data.documents}
-  assert texts == {
-    "d1": "Apple A red fruit.",
-    "d2": "The sea is salty.",
-    "d3": "Pear A green fruit.",
-  }
-  assert len(data.documents) == 3
-  assert {q.id: q.text for q in data.queries}["q2"] == "salt water"
-
-
-def test_unknown_ids_are_left_out_and_counted_or_refused(tmp_path, monkeypatch):
+def test_a_prepared_set_is_a_collection_with_all_judgements(
+  tmp_path, monkeypatch
+):
   import tensorflow_datasets as tfds
 
   monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
   write_prepared(tmp_path, beir_sets.get("scifact"))
-  (tmp_path / "test.tsv").write_text(
-    "query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td7\t1\n"
-  )
+  judged = [*JUDGED, ("q2", "d7", 1)]
+  lines = "".join(f"{q}\t{d}\t{grade}\n" for q, d, grade in judged)
+  (tmp_path / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
   place = f"tfds:scifact@{tmp_path}"
   source = sources.open(place)
-  assert source.read().qrels == {"test": {"q1": {"d1": 1}}}
+  data = source.read()
+  assert data.pairs("test") == [("q1", "d1"), ("q2", "d2"), ("q3", "d1")]
   assert source.left_out == {"document": 1}
+  assert {each.id: each.contents for each in data.documents} == {
+    "d1": "Apple A red fruit.",
+    "d2": "The sea is salty.",
+    "d3": "Pear A green fruit.",
+  }
+  assert {q.id: q.text for q in data.queries}["q2"] == "salt water"
   with pytest.raises(
-    ValueError, match="test.tsv:3: expected the id of a known"
+    ValueError, match="test.tsv:5: expected the id of a known"
   ):
     sources.open(place, strict=True).read()
