@@ -194,17 +194,22 @@ def test_the_dual_encoder_converter_names_left_and_right(folder, vocabulary):
 
 
 @pytest.mark.parametrize("kind", ["generation", "dual_encoder"])
-def test_the_call_that_t5x_makes_gives_batches(folder, vocabulary, kind):
+def test_the_call_that_t5x_makes_gives_batches(
+  folder, vocabulary, kind, monkeypatch
+):
   import seqio
 
   tasks.register_msmarco(vocabulary, sources(folder)["beir"])
   generation = kind == "generation"
   name = "msmarco_query_generation" if generation else "msmarco_dual_encoder"
   converter = feature_converters.dual_encoder
+  task = seqio.get_mixture_or_task(name)
+  # It would be filled with a thousand rows, of three.
+  monkeypatch.setattr(task, "_shuffle_buffer_size", 8)
   shards = []
   for index in range(2):
     dataset = seqio.get_dataset(
-      mixture_or_task_name=seqio.get_mixture_or_task(name),
+      mixture_or_task_name=task,
       task_feature_lengths=LENGTHS if generation else PAIR_LENGTHS,
       dataset_split="train",
       shuffle=True,
