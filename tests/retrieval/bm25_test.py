@@ -1,4 +1,5 @@
 import collections
+import functools
 import math
 import os
 import pathlib
@@ -139,6 +140,7 @@ def test_thousands_of_documents_and_queries_take_seconds():
   assert time.process_time() - started < 6
 
 
+@functools.cache
 def shared(name):
   """Reads a shared collection, or skips the test."""
   default = pathlib.Path(__file__).parents[3] / "shared" / "data"

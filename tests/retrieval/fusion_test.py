@@ -128,7 +128,7 @@ def test_a_weight_is_a_share(weight):
     fusion.fuse(CONVEX, LEXICAL, DENSE, weight=0.5, depth=0)
 
 
-def _planted(best, number=400):
+def _planted(best, number=200):
   """Runs in which the right document wins above a weight of each query's own."""
   rng = np.random.default_rng(0)
   lexical, dense, qrels = {}, {}, {}

@@ -353,7 +353,9 @@ def test_users_who_ask_alike_are_drawn_whole():
     mean = significance.bootstrap_interval(
       first, owners, samples=200, seed=seed
     )
-    [one] = significance.compare({"": (first, second)}, owners, seed=seed)
+    [one] = significance.compare(
+      {"": (first, second)}, owners, samples=200, seed=seed
+    )
     whole = 0.7 + 0.3 * first
     share = significance.share_of_gain(
       (whole + 0.1 * second) / 2, 0.1 * second, whole, owners

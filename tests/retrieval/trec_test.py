@@ -52,12 +52,6 @@ def test_a_run_that_was_written_twice_does_not_move(tmp_path):
   assert (tmp_path / "one").read_text() == (tmp_path / "two").read_text()
 
 
-def test_runs_are_read_gzipped(tmp_path):
-  path = tmp_path / "x.gz"
-  path.write_bytes(gzip.compress(b"q Q0 d 1 0.5 t\n"))
-  assert trec.read_run(path) == {"q": {"d": 0.5}}
-
-
 BOM = b"\xef\xbb\xbf"
 RUN = b"q1 Q0 a 1 2.5 t\nq1 Q0 b 2 -1e-3 t\nq2 Q0 a 1 0 t\n"
 
@@ -65,14 +59,12 @@ RUN = b"q1 Q0 a 1 2.5 t\nq1 Q0 b 2 -1e-3 t\nq2 Q0 a 1 0 t\n"
 @pytest.mark.parametrize(
   "dress",
   [
-    lambda data: BOM + data,
-    lambda data: data.replace(b"\n", b"\r\n"),
     lambda data: BOM + data.replace(b"\n", b"\r\n\r\n"),
     lambda data: data.replace(b" ", b"\t"),
     lambda data: data.replace(b" ", b" \t ").rstrip(b"\n"),
     lambda data: gzip.compress(BOM + data),
   ],
-  ids=["BOM", "CRLF", "both, blank lines", "tabs", "wide, no end", "gzip"],
+  ids=["BOM, CRLF, blank lines", "tabs", "wide, no end", "gzip"],
 )
 def test_other_systems_files_are_read_as_they_are_meant(tmp_path, dress):
   (tmp_path / "run").write_bytes(dress(RUN))
@@ -88,11 +80,8 @@ BAD_RUNS = {
   "a tab in an id": (b"q1 Q0 c\td 3 2 t", r"'q1 Q0 c\\td 3 2 t'"),
   "judgements": (b"q1 0 c 1", "got 'q1 0 c 1'; correct the line"),
   "a header": (b"qid Q0 docno rank score tag", "finite number .* got 'score'"),
-  "a word for a score": (b"q1 Q0 c 3 good t", "got 'good'; correct it, or"),
   "a comma in a score": (b"q1 Q0 c 3 0,5 t", "finite number .* got '0,5'"),
   "NaN": (b"q1 Q0 c 3 nan t", "a finite number as the score, got 'nan'"),
-  "-NaN": (b"q1 Q0 c 3 -NaN t", "a finite number as the score, got '-NaN'"),
-  "infinity": (b"q1 Q0 c 3 inf t", "a finite number as the score, got 'inf'"),
   "-Infinity": (b"q1 Q0 c 3 -Infinity t", "finite .* got '-Infinity'"),
   "too large": (b"q1 Q0 c 3 1e999 t", "a finite number .* got '1e999'"),
   "a document again": (
