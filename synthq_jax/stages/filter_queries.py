@@ -28,19 +28,19 @@ import dataclasses
 import functools
 import json
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from synthq_jax import artifacts
-from synthq_jax.data import blocks, files
+from synthq_jax.data import blocks
 from synthq_jax.generation import filters, text_measures
 from synthq_jax.models import encoders, t5_config
 from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import encode, ranks, vector_files
-from synthq_jax.stages import stage
+from synthq_jax.stages import _written, stage
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import progress as progress_lib
 
@@ -163,7 +163,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
   index = functools.cache(  # not in memory while a retriever is trained
     lambda: queries_lib.index_of(ids, corpus)
   )
-  written = _read(folders, ids, synthetic)
+  written = _written.read(folders, ids, synthetic)
   first = _by_text(config, written, corpus)
   left = written.take(first.indices)
   found, ranked = None, None
@@ -198,30 +198,16 @@ def run(task: stage.Task) -> results.SyntheticQueries:
     now["not drawn"] = int((numbers == 0).sum())
     indices = np.repeat(indices, numbers)
   kept = written.take(indices)
-  queries_lib.save(
-    directory,
-    _renamed(kept.names),
-    kept.texts,
-    kept.owners,
-    ids,
-    kept.tokens,
-    kept.passages,
-  )
   _save_removed(directory, written, first, indices, ranked)
-  return dataclasses.replace(
-    synthetic,
-    directory=folders.relative(directory),
+  return _written.save(
+    task,
+    kept._replace(names=_renamed(kept.names)),
+    directory,
+    index=index(),
+    corpus=corpus,
     statement=noisy_sums.joined(claims, _note(config)),
     removed={k: synthetic.removed.get(k, 0) + n for k, n in now.items()},
     filters=_in_words(config),
-    **queries_lib.measured(
-      kept.texts,
-      kept.owners,
-      index=index(),
-      corpus=corpus,
-      config=config,
-      num_examples=len(synthetic.examples),
-    ),
   )
 
 
@@ -235,45 +221,8 @@ def _renamed(names: list[str]) -> list[str]:
   return renamed
 
 
-class _Written(NamedTuple):
-  """Synthetic queries in the order of their documents."""
-
-  names: list[str]
-  texts: list[str]
-  documents: list[str]  # ids
-  tokens: np.ndarray  # [query, length]
-  owners: np.ndarray  # [query], positions of the documents, ascending
-  passages: np.ndarray  # [query], positions of their passages
-
-  def take(self, indices: np.ndarray) -> "_Written":
-    lists = ([one[i] for i in indices] for one in self[:3])
-    return _Written(*lists, *(one[indices] for one in self[3:]))
-
-
-def _read(folders, ids, synthetic) -> _Written:
-  folder = folders.root / synthetic.directory
-  lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
-  stored = inputs.arrays(folders, synthetic, folder / "tokens.npz")
-  owners = stored["documents"]
-  named = [line["document"] for line in lines]
-  if named != [str(i) for i in ids[owners]] or np.any(np.diff(owners) < 0):
-    raise ValueError(
-      f"{folder}: expected queries.jsonl and tokens.npz of the same queries, in"
-      " the order of their documents, got others: delete this folder, and the"
-      " queries are written again"
-    )
-  return _Written(
-    names=[line["_id"] for line in lines],
-    texts=[line["text"] for line in lines],
-    documents=named,
-    tokens=stored["tokens"],
-    owners=owners,
-    passages=stored["passages"],
-  )
-
-
 def _by_text(
-  config: Config, written: _Written, corpus: pathlib.Path
+  config: Config, written: _written.Written, corpus: pathlib.Path
 ) -> filters.Kept:
   """Drops what can be told from query and document alone."""
   copied = None
@@ -290,7 +239,9 @@ def _by_text(
   )
 
 
-def _ranks(task: stage.Task, left: _Written, directory, state) -> np.ndarray:
+def _ranks(
+  task: stage.Task, left: _written.Written, directory, state
+) -> np.ndarray:
   """Trains a retriever on the queries and ranks their own documents with it."""
   config, folders, recipe = task.settings, task.folders, task.inputs["recipe"]
   documents = task.inputs["documents"]

@@ -18,7 +18,6 @@ import math
 import numpy as np
 from scipy import stats
 
-from synthq_jax.data import files
 from synthq_jax.models import encoders
 from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
 from synthq_jax.pipeline import queries as queries_lib
@@ -26,7 +25,7 @@ from synthq_jax.privacy import rounding, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import encode
 from synthq_jax.retrieval import index as index_lib
-from synthq_jax.stages import stage
+from synthq_jax.stages import _written, stage
 
 __all__ = ["PREFIX", "STAGE", "Config", "kept", "run"]
 
@@ -113,9 +112,9 @@ def run(task: stage.Task) -> results.SyntheticQueries:
   """
   config, space = task.settings, task.folders
   prepared, synthetic = task.inputs["prepared"], task.inputs["synthetic"]
-  place = space.root / synthetic.directory
-  lines = [line for _, line in files.json_lines(place / "queries.jsonl")]
-  written = inputs.arrays(space, synthetic, place / "tokens.npz")
+  ids = inputs.document_tokens(space, prepared).ids
+  written = _written.read(space, ids, synthetic)
+  number = len(written.names)
   path = space.root / prepared.private_directory / "train.npz"
   private = inputs.arrays(space, prepared, path)
   units = prepared.units("train")
@@ -124,14 +123,14 @@ def run(task: stage.Task) -> results.SyntheticQueries:
     how=terms.WEIGHED, space=space, beside=synthetic.statement,
   )  # fmt: skip
   std = promise.noise_multiplier * promise.l2_sensitivity
-  _check_noise(config, std, len(lines), units)
-  places = _nearest(task, written["tokens"], private["tokens"])
-  votes = noisy_sums.counted(places, len(lines), private.get("users"))
+  _check_noise(config, std, number, units)
+  places = _nearest(task, written.tokens, private["tokens"])
+  votes = noisy_sums.counted(places, number, private.get("users"))
   statement, noisy = noisy_sums.draw(task, promise, votes)
   stay = kept(noisy, config.threshold * std)
   if not len(stay):
     raise ValueError(
-      f"vote_queries: none of {len(lines):,} written queries has more than"
+      f"vote_queries: none of {number:,} written queries has more than"
       f" {config.threshold:g} standard deviations of noise ({std:.3g} votes each):"
       " lower the threshold, write fewer queries, or raise epsilon"
     )
@@ -139,35 +138,19 @@ def run(task: stage.Task) -> results.SyntheticQueries:
     private=bool(task.inputs.get("compared"))
     or results.is_private_path(synthetic.directory)
   )
-  ids = inputs.document_tokens(space, prepared).ids
   corpus = inputs.corpus(space, prepared)
-  texts, owners = [lines[i]["text"] for i in stay], written["documents"][stay]
-  queries_lib.save(
+  return _written.save(
+    task,
+    written.take(stay),
     directory,
-    [lines[i]["_id"] for i in stay],
-    texts,
-    owners,
-    ids,
-    written["tokens"][stay],
-    written["passages"][stay],
-  )
-  return dataclasses.replace(
-    synthetic,
-    directory=space.relative(directory),
+    index=queries_lib.index_of(ids, corpus),
+    corpus=corpus,
     name=task.name,
     statement=_statement(synthetic, statement),
-    removed=synthetic.removed | {"not voted for": len(lines) - len(stay)},
+    removed=synthetic.removed | {"not voted for": number - len(stay)},
     filters=f"{synthetic.filters} What stays has the votes of private queries for"
     f" the nearest, with noise of {std:.3g} votes each, above"
     f" {config.threshold * std:.3g}.".strip(),
-    **queries_lib.measured(
-      texts,
-      owners,
-      index=queries_lib.index_of(ids, corpus),
-      corpus=corpus,
-      config=config,
-      num_examples=len(synthetic.examples),
-    ),
   )
 
 

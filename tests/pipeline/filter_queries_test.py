@@ -16,7 +16,7 @@ from synthq_jax.data import shipped
 from synthq_jax.pipeline import inputs, plan, results, workspace
 from synthq_jax.privacy import statement
 from synthq_jax.retrieval import encode
-from synthq_jax.stages import filter_queries, train_retriever
+from synthq_jax.stages import _written, filter_queries, train_retriever
 from synthq_jax.training import pairs as contrastive_pairs
 
 RECIPE = train_retriever.Config(steps=2, batch_size=8, warmup_steps=1)
@@ -391,7 +391,7 @@ def test_a_filter_that_looks_at_real_queries_is_caught(
   poisoned, by_first_token, monkeypatch, name
 ):
   root, documents, made = poisoned
-  right = filter_queries._read
+  right = _written.read
 
   def wrong(folders, ids, synthetic):
     written = right(folders, ids, synthetic)
@@ -404,7 +404,7 @@ def test_a_filter_that_looks_at_real_queries_is_caught(
       found = [text in real for text in written.texts]
     return written.take(np.flatnonzero(~np.array(found)))
 
-  monkeypatch.setattr(filter_queries, "_read", wrong)
+  monkeypatch.setattr(_written, "read", wrong)
   with pytest.raises(AssertionError):
     check_real_queries_are_not_read(root, documents, made)
   assert not {f"s{i}" for i in range(20, 30)} & set(kept_names(root))

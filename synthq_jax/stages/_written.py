@@ -1,0 +1,98 @@
+"""Reads the queries that a generator wrote, and saves those that stay.
+
+Formal guarantee: none of its own; what stays is a function of the queries and of
+what chose among them.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from synthq_jax.data import files
+from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.pipeline import queries as queries_lib
+from synthq_jax.retrieval import bm25
+from synthq_jax.stages import stage
+
+__all__ = ["Written", "read", "save"]
+
+
+class Written(NamedTuple):
+  """Synthetic queries in the order of their documents."""
+
+  names: list[str]
+  texts: list[str]
+  documents: list[str]  # ids
+  tokens: np.ndarray  # [query, length]
+  owners: np.ndarray  # [query], positions of the documents, ascending
+  passages: np.ndarray  # [query], positions of their passages
+
+  def take(self, indices: np.ndarray) -> "Written":
+    """Returns the queries at these places."""
+    lists = ([one[i] for i in indices] for one in self[:3])
+    return Written(*lists, *(one[indices] for one in self[3:]))
+
+
+def read(
+  folders: workspace.Folders, ids: Any, synthetic: results.SyntheticQueries
+) -> Written:
+  """Reads one set of queries; refuses files that are not of the same queries."""
+  folder = folders.root / synthetic.directory
+  lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
+  stored = inputs.arrays(folders, synthetic, folder / "tokens.npz")
+  owners = stored["documents"]
+  named = [line["document"] for line in lines]
+  if named != [str(i) for i in ids[owners]] or np.any(np.diff(owners) < 0):
+    raise ValueError(
+      f"{folder}: expected queries.jsonl and tokens.npz of the same queries, in"
+      " the order of their documents, got others: delete this folder, and the"
+      " queries are written again"
+    )
+  return Written(
+    names=[line["_id"] for line in lines],
+    texts=[line["text"] for line in lines],
+    documents=named,
+    tokens=stored["tokens"],
+    owners=owners,
+    passages=stored["passages"],
+  )
+
+
+def save(
+  task: stage.Task,
+  kept: Written,
+  directory: pathlib.Path,
+  *,
+  index: bm25.Index,
+  corpus: pathlib.Path,
+  **changes: Any,
+) -> results.SyntheticQueries:
+  """Saves and measures those that stay of the task's "synthetic" queries.
+
+  `changes` are fields of the result that differ from theirs.
+  """
+  synthetic = task.inputs["synthetic"]
+  queries_lib.save(
+    directory,
+    kept.names,
+    kept.texts,
+    kept.owners,
+    index.ids,
+    kept.tokens,
+    kept.passages,
+  )
+  return dataclasses.replace(
+    synthetic,
+    directory=task.folders.relative(directory),
+    **changes,
+    **queries_lib.measured(
+      kept.texts,
+      kept.owners,
+      index=index,
+      corpus=corpus,
+      config=task.settings,
+      num_examples=len(synthetic.examples),
+    ),
+  )
