@@ -1,7 +1,7 @@
 """Renders pages as HTML, Markdown and text, and chooses what may be shared.
 
-A section says what it needs and whether it may be shared; what says nothing is
-private. A page that is shared is built from sections that say so and from
+A section says what it needs, by the names of its builder's parameters, and whether
+it may be shared; what says nothing is private. A page that is shared is built from sections that say so and from
 values that were let through for it, so that a section cannot see more.
 """
 
@@ -33,11 +33,8 @@ class Section:
   name: str
   """The title of the part."""
   build: Callable[..., Sequence[blocks.Block]]
-  """Returns the content, given the needed values by name; nothing: the part is
-  left out."""
-  needs: tuple[str, ...] | None = None
-  """Names of the values that it is built from; None: of the parameters of
-  `build`."""
+  """Returns the content, given the values that its parameters name; nothing: the
+  part is left out."""
   shareable: bool = False
   """Whether it stands on the page that is shared, else on the private one."""
 
@@ -66,9 +63,7 @@ def parts(
   for section in sections:
     if section.shareable != shareable:
       continue
-    needs = section.needs
-    if needs is None:
-      needs = tuple(inspect.signature(section.build).parameters)
+    needs = inspect.signature(section.build).parameters
     missing = [name for name in needs if name not in values]
     if missing:
       raise ValueError(

@@ -517,7 +517,8 @@ TRAINING = page.Section("Training", _trained, shareable=True)
 PRIVATE = page.Section("Scores on private queries", _private)
 LEARNING = page.Section("Learning curves", _private_curves)
 OTHERS = page.Section(
-  "Scores on other queries", _scores, ("evaluations", "measures")
+  "Scores on other queries",
+  lambda evaluations, measures: _scores(evaluations, measures),
 )
 FURTHER = page.Section(_FURTHER, _further)
 PRIVATE_TRAINING = page.Section("Training", _training)

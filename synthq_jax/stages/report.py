@@ -57,36 +57,39 @@ class Config:
 
 def jobs(run):
   """Yields one report on everything that there is."""
-  leakage = run.rows("query_leakage")
-  groups = (
-    run.generators,
-    run.queries,
-    run.retrievers,
-    run.rows("compare_queries"),
-    run.rows("audit"),
-    run.rows("measure_costs"),
-    leakage,
-    run.rows("release_scores"),
-    run.rows("learn_to_rank"),
-    run.rows("learn_map"),
+  names = (
+    "compare_queries",
+    "audit",
+    "measure_costs",
+    "query_leakage",
+    "release_scores",
+    "learn_to_rank",
+    "learn_map",
   )
+  groups = (
+    run.generators, run.queries, run.retrievers, *map(run.rows, names)
+  )  # fmt: skip
   digests = [made.digest for group in groups for made in group.values()]
   claims = released_results.read(run.root)
-  values = ([made.value for made in group.values()] for group in groups)
-  generators, queries, retrievers, compared, audits, costs, *values = values
-  searches, noisy, *weights = values
+
+  def values(group: Mapping[str, stage.Made]) -> list[Any]:
+    return [made.value for made in group.values()]
+
   yield stage.Job(
     depends=(run.config.report, *run.data, *digests, claims),
     settings=run.config.report,
     inputs={
-      "comparison": compared[0],
-      "synthetic": queries,
-      "checkpoints": [*generators, *retrievers],
-      "audits": audits,
-      "leakage": next(iter(searches), None),
-      "costs": next(iter(costs), None),
-      "released_scores": noisy,
-      "weights": [one for group in weights for one in group],
+      "comparison": values(run.rows("compare_queries"))[0],
+      "synthetic": values(run.queries),
+      "checkpoints": [*values(run.generators), *values(run.retrievers)],
+      "audits": values(run.rows("audit")),
+      "leakage": next(iter(values(run.rows("query_leakage"))), None),
+      "costs": next(iter(values(run.rows("measure_costs"))), None),
+      "released_scores": values(run.rows("release_scores")),
+      "weights": [
+        *values(run.rows("learn_to_rank")),
+        *values(run.rows("learn_map")),
+      ],
       "released": claims,
       "shipped": _shipped(run),
       "made": [

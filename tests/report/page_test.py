@@ -90,14 +90,14 @@ def test_a_table_has_rows_as_long_as_its_header():
     blocks.Table(header=("a", "b"), rows=(("1",),))
 
 
-def _said(**values):
-  return [blocks.Paragraph(text=f"{name} {v}") for name, v in values.items()]
+def _said(public):
+  return [blocks.Paragraph(text=f"public {public}")]
 
 
 SECTIONS = (
-  page.Section(name="Open", needs=("public",), build=_said, shareable=True),
-  page.Section(name="Unmarked", needs=("public", "private"), build=_said),
-  page.Section(name="Empty", build=lambda: (), shareable=True),
+  page.Section("Open", _said, shareable=True),
+  page.Section("Unmarked", lambda public, private: _said(public)),
+  page.Section("Empty", lambda: (), shareable=True),
 )
 
 
@@ -111,9 +111,7 @@ def test_a_section_without_a_mark_is_private():
 
 
 def test_a_shareable_section_cannot_see_what_was_not_let_through():
-  greedy = page.Section(
-    name="x", needs=("private",), build=_said, shareable=True
-  )
+  greedy = page.Section("x", lambda private: [], shareable=True)
   with pytest.raises(ValueError, match=r"'x': .*got needs=\['private'\]"):
     page.parts([greedy], {"public": 1}, shareable=True)
 
