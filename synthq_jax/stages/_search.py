@@ -7,6 +7,7 @@ these give away.
 import functools
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ __all__ = [
   "collection",
   "dense",
   "encode_rows",
+  "encode_with",
   "lexical",
   "nearest",
 ]
@@ -150,6 +152,26 @@ def encode_rows(
     )
 
 
+def encode_with(
+  task: Any,
+  retriever: results.Checkpoint,
+  wanted: Mapping[str, tuple[blocks.Rows | np.ndarray, pathlib.Path]],
+) -> None:
+  """Encodes tokens into folders with a retriever; waits for all processes."""
+  params, shape = t5_checkpoints.load(task.folders.root / retriever.directory)
+  for kind, (tokens, folder) in wanted.items():
+    encode_rows(
+      params,
+      shape,
+      tokens,
+      folder,
+      title=f"{task.place}: {kind}",
+      batch_size=task.settings.batch_size,
+      progress=task.progress,
+    )
+  distributed.barrier(task.place)
+
+
 def dense(
   task: Any,
   retriever: results.Checkpoint,
@@ -159,29 +181,18 @@ def dense(
   depth: int,
 ) -> trec.Run | None:
   """Searches vectors with faiss' exact inner product."""
-  params, shape = t5_checkpoints.load(task.folders.root / retriever.directory)
   state = directory / f"parts_{task.digest}"
-  wanted = {"queries": judged.query_tokens}
+  queries, own = state / "queries", state / "documents"
+  wanted = {"queries": (judged.query_tokens, queries)}
   if documents is None:
-    wanted["documents"] = judged.passages.tokens
-  for kind, tokens in wanted.items():
-    encode_rows(
-      params,
-      shape,
-      tokens,
-      state / kind,
-      title=f"{task.place}: {kind}",
-      batch_size=task.settings.batch_size,
-      progress=task.progress,
-    )
-  distributed.barrier(task.place)
+    wanted["documents"] = (judged.passages.tokens, own)
+  else:
+    own = task.folders.root / documents.vectors
+  encode_with(task, retriever, wanted)
   if not distributed.is_main():
     return None
-  own = state / "documents"
-  if documents is not None:
-    own = task.folders.root / documents.vectors
   total = len(judged.query_tokens)
-  asked = np.asarray(vector_files.open_vectors(state / "queries", total))
+  asked = np.asarray(vector_files.open_vectors(queries, total))
   return nearest(judged, own, asked, depth)
 
 

@@ -149,7 +149,12 @@ class Config(private_training.Config):
         "direct_dp.Config.label must be letters, digits, '_' and '-', got"
         f" label={self.label!r}"
       )
-    self._check_fixed_order()
+    size = self.microbatch_size or 1
+    if self.unit == "query" and self.batch_size % size:
+      raise ValueError(
+        "direct_dp.Config.batch_size must be a multiple of microbatch_size for"
+        f" batches in a fixed order, got {self.batch_size} and {size}"
+      )
     if (self.method, self.negatives, self.unit) == ("row", "batch", "pair"):
       raise ValueError(
         "direct_dp.Config.unit must be 'query' for rows against their batch, got"
@@ -164,14 +169,6 @@ class Config(private_training.Config):
     # Refuses what does not go together, before anything is read.
     built = build(self, max(2, self.batch_size), lambda params, tokens: _EMPTY)
     built.sensitivity("ADD_OR_REMOVE_ONE")
-
-  def _check_fixed_order(self) -> None:
-    size = self.microbatch_size
-    if self.unit == "query" and self.batch_size % (size or 1):
-      raise ValueError(
-        "direct_dp.Config.batch_size must be a multiple of microbatch_size for"
-        f" batches in a fixed order, got {self.batch_size} and {size}"
-      )
 
 
 def comparison(base: Config) -> tuple[Config, ...]:

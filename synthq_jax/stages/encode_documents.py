@@ -7,7 +7,6 @@ have; the task holds the public documents and the retriever alone.
 import dataclasses
 
 from synthq_jax import artifacts
-from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import config_types, inputs, results, system_results
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import _search, stage
@@ -53,17 +52,7 @@ def run(task: stage.Task) -> system_results.Vectors | None:
   directory = task.folder(private=results.is_private_path(retriever.directory))
   tokens = inputs.document_tokens(folders, task.inputs["documents"]).tokens
   vectors = directory / f"vectors_{task.digest}"
-  params, shape = t5_checkpoints.load(folders.root / retriever.directory)
-  _search.encode_rows(
-    params,
-    shape,
-    tokens,
-    vectors,
-    title=f"{task.place}: documents",
-    batch_size=task.settings.batch_size,
-    progress=task.progress,
-  )
-  distributed.barrier(task.place)
+  _search.encode_with(task, retriever, {"documents": (tokens, vectors)})
   if not distributed.is_main():
     return None
   return system_results.Vectors(

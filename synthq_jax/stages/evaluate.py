@@ -308,11 +308,11 @@ def _search_with(
 
 
 def _part(path: pathlib.Path) -> trec.Run:
-  """Reads an earlier run, which nobody changes; BM25's is a part of most rows."""
+  """Reads an earlier run, which nobody changes."""
   return _read(path, files.state(path))
 
 
-@functools.lru_cache(maxsize=2)  # what is read with others, and one of these
+@functools.lru_cache(maxsize=2)  # BM25's, a part of most rows, and one more
 def _read(path: pathlib.Path, _: tuple[int, int]) -> trec.Run:
   return trec.read_run(path)
 

@@ -296,18 +296,14 @@ def _save_removed(directory, written, first, kept, ranks) -> None:
 
 def _note(config: Config) -> str:
   """What happened to the queries, for their statement."""
+  what = "public rules"
+  if config.trains:
+    what += (
+      " and by a retriever that was trained, from a public encoder, on these"
+      " synthetic queries alone"
+    )
   drawn = " They were drawn by noisy topic counts." if config.topics else ""
-  return _filtered(config) + drawn
-
-
-def _filtered(config: Config) -> str:
-  if not config.trains:
-    return "They were filtered by public rules: post-processing."
-  return (
-    "They were filtered by public rules and by a retriever that was trained,"
-    " from a public encoder, on these synthetic queries alone:"
-    " post-processing."
-  )
+  return f"They were filtered by {what}: post-processing.{drawn}"
 
 
 def _in_words(config: Config) -> str:

@@ -12,6 +12,7 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import math
 import os
 import pathlib
 import random
@@ -290,13 +291,10 @@ def _drawn(config: Config, made: list) -> list:
   made = [r for r in made if titles[r.query] <= _MOST_REPEATED]
   rng = random.Random(config.seed)
   rng.shuffle(made)
-  left = collections.Counter(dict(config.most))
-  limited = set(left)
-  kept = []
+  most, kept = dict(config.most), []
+  seen: collections.Counter = collections.Counter()
   for record in made:
-    if record.kind in limited:
-      left[record.kind] -= 1
-      if left[record.kind] < 0:
-        continue
-    kept.append(record)
+    seen[record.kind] += 1
+    if seen[record.kind] <= most.get(record.kind, math.inf):
+      kept.append(record)
   return kept

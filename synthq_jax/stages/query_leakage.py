@@ -166,7 +166,10 @@ def run(task: stage.Task) -> comparison_results.QueryLeakage:
         bar.update()
   return comparison_results.QueryLeakage(
     directory=space.relative(task.folder(private=True)),
-    detectors={one: _in_words(config, one) for one in config.detectors},
+    detectors={
+      one: DETECTORS[one].format(getattr(config, one, None))
+      for one in config.detectors
+    },
     num_train=int(real.trained.sum()),
     num_control=int((~real.trained).sum()),
     num_written={one.name: len(one.texts) for one in written},
@@ -220,10 +223,6 @@ class _HoldingIndex:
 
 def _lengths(texts: Sequence[str]) -> np.ndarray:
   return np.array([len(" ".join(text.split())) for text in texts], np.int64)
-
-
-def _in_words(config: Config, name: str) -> str:
-  return DETECTORS[name].format(getattr(config, name, None))
 
 
 def _screen(searches: Sequence[comparison_results.QueryLeakage]) -> str:
