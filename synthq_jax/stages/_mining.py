@@ -95,17 +95,19 @@ def mined(
   below: float,
   seed: int,
 ) -> Int[np.ndarray, "pair hard"]:
-  """Picks documents that a run ranks high, and that are not the pair's own."""
-  ids = [str(i) for i in collection.ids]
+  """Picks documents that a run ranks high, and that are not the pair's own.
+
+  Where there are none, they are drawn; of a single document it is the own one.
+  """
+  ids, own = [str(i) for i in collection.ids], records["rows"]
   position = {id_: i for i, id_ in enumerate(ids)}
-  qrels = {
-    str(i): {ids[own]: 1} for i, own in enumerate(records["rows"].tolist())
-  }
+  qrels = {str(i): {ids[row]: 1} for i, row in enumerate(own.tolist())}
   found = hard_negatives.mine(
     run, qrels, per_query=per_query, skip=skip, below=below
   )
   rng = np.random.default_rng([seed, 7])
   drawn = rng.integers(len(ids), size=(len(qrels), per_query))
+  drawn = np.where(drawn == own[:, None], (drawn + 1) % len(ids), drawn)
   for pair, documents in found.items():
     drawn[int(pair), : len(documents)] = [position[one] for one in documents]
   return drawn
