@@ -441,7 +441,8 @@ def _times(
 ) -> Content:
   """Returns how long each row took from the public checkpoint to its score.
 
-  Means over seeds; the cost of a row is its time on this machine.
+  Means over seeds; the cost of a row is its time on this machine. Of systems
+  beside a dense retriever the scoring alone is counted.
   """
   seconds = collections.defaultdict(list)
   for one in checkpoints:
@@ -451,11 +452,14 @@ def _times(
   spent = {}
   for row in comparison.rows:
     name = row.evaluation.name
-    writer = name.removeprefix("synthetic_")
-    kinds = ("generator" if writer != name else "", writer), ("queries", writer)
+    queries = name.removeprefix("synthetic_")
+    generator = queries.removeprefix("voted_") if queries != name else ""
+    kinds = (
+      ("generator", generator), ("queries", queries), ("retriever", name)
+    )  # fmt: skip
     means = [
       sum(values) / len(values) if (values := seconds.get(kind)) else 0.0
-      for kind in (*kinds, ("retriever", name))
+      for kind in kinds
     ]
     repeats = len(next(iter(row.by_seed.values())))
     if row.evaluation.test_set == comparison.test_set:

@@ -81,8 +81,7 @@ def looked_at(text: str, width: int, dark: bool, folder: pathlib.Path):
 
 
 @needs_browser
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1200, 420])
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (420, True)])
 @pytest.mark.parametrize("name", ["html", "private_html"])
 def test_nothing_of_a_report_sticks_out_or_is_faint(
   finished_run, tmp_path, name, width, dark
