@@ -148,18 +148,22 @@ def _one_core() -> Iterator[None]:
   threads = faiss.omp_get_max_threads()
   can = hasattr(os, "sched_setaffinity")
   cores = os.sched_getaffinity(0) if can else set()
-  tasks = [int(one) for one in os.listdir("/proc/self/task")] if can else []
   faiss.omp_set_num_threads(1)
   try:
-    for one in tasks:
-      with contextlib.suppress(OSError):  # a thread that has ended
-        os.sched_setaffinity(one, {min(cores)})
+    if can:
+      _keep_on({min(cores)})
     yield
   finally:
     faiss.omp_set_num_threads(threads)
-    for one in tasks:
-      with contextlib.suppress(OSError):
-        os.sched_setaffinity(one, cores)
+    if can:
+      _keep_on(cores)
+
+
+def _keep_on(cores: set[int]) -> None:
+  """Moves all threads there are now, and those that they start, to these cores."""
+  for one in os.listdir("/proc/self/task"):
+    with contextlib.suppress(OSError):  # a thread that has ended
+      os.sched_setaffinity(int(one), cores)
 
 
 def _times(find: Any, queries: Sequence[str], depth: int) -> np.ndarray:

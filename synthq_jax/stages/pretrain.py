@@ -1,7 +1,7 @@
 """Pre-trains a T5 on public text: it reads, copies, names and compares.
 
 Two uses: from scratch, which made the checkpoint that is shipped
-(gin_configs/recipes/demo_pretrain.gin), and as the first stage of a run, going
+(gin_configs/recipes/pretrain_large.gin), and as the first stage of a run, going
 on from a checkpoint with the user's own public documents. It sees public text
 only, so its statement is that no private record was read.
 """

@@ -4,9 +4,12 @@ import collections
 import dataclasses
 import json
 import math
+import os
 import re
 import shutil
 import sys
+import threading
+import time
 import types
 
 import made_up
@@ -37,6 +40,7 @@ from synthq_jax.stages import (
   evaluate,
   expand,
   fuse,
+  measure_costs,
   stage,
   train_reranker,
 )
@@ -557,6 +561,28 @@ def test_every_system_is_timed_and_what_it_holds_is_added_up(finished_run):
   page = (root / finished_run.report.private_html).read_text()
   assert "p95 (ms)" in page
   assert "p95 (ms)" not in (root / finished_run.report.html).read_text()
+
+
+@pytest.mark.skipif(
+  not hasattr(os, "sched_getaffinity"), reason="cores cannot be chosen here"
+)
+def test_threads_that_were_started_on_one_core_have_all_afterwards():
+  cores = os.sched_getaffinity(0)
+  is_over, found = threading.Event(), []
+
+  def watch():
+    found.append(os.sched_getaffinity(0))
+    is_over.wait()
+    found.append(os.sched_getaffinity(0))
+
+  thread = threading.Thread(target=watch)
+  with measure_costs._one_core():
+    thread.start()
+    while not found:
+      time.sleep(0.01)
+  is_over.set()
+  thread.join()
+  assert found == [{min(cores)}, cores]
 
 
 def test_a_querys_own_document_is_no_result_and_sets_no_scale(tmp_path):
