@@ -109,6 +109,18 @@ def jobs(run):
   )
 
 
+def check(run) -> None:
+  """Refuses a measure that no row would have, before anything is trained."""
+  first = run.config.compare_queries.measures[0]
+  computed = run.config.evaluate.measures
+  if first not in computed:
+    raise ValueError(
+      "compare_queries.Config.measures must begin with one of"
+      f" evaluate.Config.measures, {', '.join(computed)}, by which rows are"
+      f" compared, got {first!r}: set both"
+    )
+
+
 def run(task: stage.Task) -> comparison_results.QueryComparison:
   """Compares all rows, and the queries of every generator with the real ones.
 

@@ -13,7 +13,7 @@ from synthq_jax.generation import mauve
 from synthq_jax.pipeline import comparison_results, inputs, results
 from synthq_jax.report import queries
 from synthq_jax.retrieval import significance, text_encoders
-from synthq_jax.stages import compare_queries
+from synthq_jax.stages import compare_queries, evaluate
 
 _DOCUMENTS = {"d1": "one two three four five", "d2": "red blue", "d3": "unseen"}
 _REAL = {"q1": "one two three four", "q2": "a b", "q3": "a b", "q4": "x"}
@@ -287,3 +287,15 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
   assert ("synthetic_eps8", "untrained") in pairs
   assert ("synthetic_eps8", "fused_untrained") not in pairs
   assert len(set(pairs)) == len(pairs)
+
+
+def test_a_measure_that_no_row_has_is_refused_before_anything_is_trained():
+  config = types.SimpleNamespace(
+    compare_queries=compare_queries.Config(),
+    evaluate=evaluate.Config(measures=("RR@10",)),
+  )
+  run = types.SimpleNamespace(config=config)
+  with pytest.raises(ValueError, match=r"measures, RR@10, .*got 'nDCG@10'"):
+    compare_queries.STAGE.check(run)
+  config.compare_queries = compare_queries.Config(measures=("RR@10", "P@1"))
+  compare_queries.STAGE.check(run)
