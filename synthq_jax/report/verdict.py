@@ -1,8 +1,9 @@
 """Says first what a run comes to: release it, ship it, at which price.
 
-It stands at the top of both pages, and that of the private one on the screen.
-That of the shareable page is made of public or released scores and of claims alone;
-the private one's follows from scores on private queries without noise, and says so.
+The verdict stands at the top of both pages; the private page's is shown on the
+screen, too. The shareable page's verdict is made of public or released scores and
+of claims alone. The private page's follows from scores on private queries without
+noise, and says so.
 """
 
 from collections.abc import Iterator, Sequence

@@ -106,7 +106,7 @@ def jobs(run):
         continue  # its scores could not be shared, or there is no such set
       if isinstance(system, system_results.Expansion) and called != "test":
         continue
-      parts = {}
+      parts, retriever, reranker_settings = {}, name, None
       finished = run.rows("evaluate")  # the rows before this one
       if isinstance(system, _BESIDE_BM25):
         parts = {
@@ -115,9 +115,10 @@ def jobs(run):
         }
       if isinstance(system, system_results.Reranking):
         parts = {_FIRST: finished[f"{called}/{system.first_stage}"]}
-      retriever = name
+        reranker_settings = run.seeded(config.train_reranker, system.name)
       if isinstance(system, system_results.Ranking):
         retriever = system.retriever
+      trained = run.retrievers.get(retriever)
       vectors = run.rows("encode_documents").get(retriever)
       yield stage.Job(
         name=f"{called}/{name}",
@@ -133,15 +134,9 @@ def jobs(run):
           "row": name,
           "test_set": test_set,
           "parts": {kind: made.value for kind, made in parts.items()},
-          "retriever": run.retrievers[retriever].value
-          if retriever in run.retrievers
-          else None,
+          "retriever": trained.value if trained else None,
           "t5": run.t5,
-          "reranker_settings": run.seeded(
-            config.train_reranker, getattr(system, "name", "")
-          )
-          if isinstance(system, system_results.Reranking)
-          else None,
+          "reranker_settings": reranker_settings,
           "vectors": vectors.value if vectors and called == "test" else None,
           "left_out": run.left_out("original"),
         },

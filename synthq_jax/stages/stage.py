@@ -42,10 +42,10 @@ _LAST = "report"
 
 
 class Made(NamedTuple):
-  """A finished result, and what it is to others: its `fingerprints.of_result`."""
+  """A finished result, and the fingerprint by which others depend on it."""
 
   value: Any
-  digest: str
+  digest: str  # `fingerprints.of_result`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
