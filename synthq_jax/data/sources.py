@@ -339,10 +339,6 @@ def _check_files(
   return check_folder
 
 
-def _check_corpus(source: Source) -> None:
-  table_files.check(pathlib.Path(source.place, "corpus"))
-
-
 def _check_tables(source: Source) -> None:
   for path in filter(None, _parts(source)):
     table_files.check(path)
@@ -360,8 +356,20 @@ def _check_stories(source: Source) -> None:
     )
 
 
-def _rows_of_corpus(source: Source) -> int:
-  return table_files.most_rows(pathlib.Path(source.place, "corpus"))
+def _beside_a_corpus(form: str, read: Callable[..., Any]) -> Kind:
+  """Returns the kind of folders whose documents are one table, `corpus`."""
+
+  def corpus(source: Source) -> pathlib.Path:
+    return pathlib.Path(source.place, "corpus")
+
+  return Kind(
+    form=form,
+    read=_reading(read),
+    digest=_of_files,
+    most=lambda source: table_files.most_rows(corpus(source)),
+    check=lambda source: table_files.check(corpus(source)),
+    from_pairs=False,
+  )
 
 
 def _digest_prepared(source: Source) -> str:
@@ -397,22 +405,8 @@ KINDS: dict[str, Kind] = {
     from_pairs=False,
     queries=_msmarco_queries,
   ),
-  "anserini": Kind(
-    form="anserini:DIR",
-    read=_reading(msmarco.read_anserini),
-    digest=_of_files,
-    most=_rows_of_corpus,
-    check=_check_corpus,
-    from_pairs=False,
-  ),
-  "hf": Kind(
-    form="hf:DIR",
-    read=_reading(beir.read_hub),
-    digest=_of_files,
-    most=_rows_of_corpus,
-    check=_check_corpus,
-    from_pairs=False,
-  ),
+  "anserini": _beside_a_corpus("anserini:DIR", msmarco.read_anserini),
+  "hf": _beside_a_corpus("hf:DIR", beir.read_hub),
   "log": Kind(
     form="log:FILE@CORPUS",
     read=lambda source: jsonl.read_log(

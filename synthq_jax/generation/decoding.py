@@ -279,20 +279,11 @@ def _apply(params, config: t5_config.T5Config, method: str, *args):
   ),
 )  # fmt: skip
 def _write(
-  params: typing.Params,
-  banned: Bool[Array, "1 vocab"],
-  documents: Any,
-  keys: Key[Array, " document"],
-  real: Bool[Array, " document"],
-  *,
-  mesh: jax.sharding.Mesh,
-  **settings: Any,
+  *arrays: Any, mesh: jax.sharding.Mesh, **settings: Any
 ) -> Int[Array, "document num_samples max_length"]:
-  """Writes the queries of many documents, every device those of its own."""
+  """Runs `decode` on many documents, every device on those of its own."""
   write = functools.partial(decode, **settings)
-  return device_rows.split(write, mesh, whole=2)(
-    params, banned, documents, keys, real
-  )
+  return device_rows.split(write, mesh, whole=2)(*arrays)
 
 
 class _Slots(NamedTuple):
