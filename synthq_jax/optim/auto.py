@@ -62,6 +62,10 @@ class Cost(NamedTuple):
   traffic_bytes: float
   """Moved to and from memory: results of products, and what is kept."""
 
+  def times(self, examples: int) -> "Cost":
+    """Returns the cost of so many examples, from that of one."""
+    return Cost(*(examples * each for each in self))
+
 
 class Choice(NamedTuple):
   """A way of clipping, and why."""
@@ -126,24 +130,26 @@ def choose(
   ghost = plans.from_trace(plan.closed, params, **options("ghost"))
   size = jax.tree.leaves(batch)[0].shape[0]
   machine = _MACHINES.get(backend, _MACHINES["gpu"])
+  products = jaxprs.count_products(plan.closed.jaxpr)
+  of_one = _costs(plan, ghost, params, products)
   sizes = [microbatch_size or size]
   if microbatch_size is None and machine.turn:
     sizes = [n for n in range(1, size + 1) if size % n == 0]
-    products = jaxprs.count_products(plan.closed.jaxpr)
     if products.convolves:
       most = min(jaxprs.WRITTEN_OUT, jaxprs.COMPILED // products.equations)
       sizes = [n for n in sizes if size // n <= max(most, 1)]
       machine = machine._replace(turn=0.0)
   found = []
   for together in sizes:
-    for name, cost in _costs(plan, ghost, params, together).items():
+    for name, one in of_one.items():
+      cost = one.times(together)
       is_last = name in _LAST.get(backend, ())
       if cost.extra_bytes <= SHARE * memory_bytes and not is_last:
-        seconds = _seconds(cost, machine, plan, params, together, size)
+        seconds = _seconds(cost, machine, products, params, together, size)
         found.append((seconds, together, name))
   _, together, best = min(found) if found else (0.0, sizes[0], "ghost")
   known = "counted, not measured" if backend in _UNMEASURED else "counted"
-  costs = _costs(plan, ghost, params, together)
+  costs = {name: one.times(together) for name, one in of_one.items()}
   reason = (
     f"{best} on {backend} for {together} of {size} examples at once: "
     + ", ".join(
@@ -159,14 +165,13 @@ def choose(
 def _seconds(
   cost: Cost,
   machine: _Machine,
-  plan: plans.Plan,
+  products: jaxprs.Products,
   params: Any,
   together: int,
   size: int,
 ) -> float:
   """Returns about how long a batch takes in microbatches of some examples."""
   turns = size // together
-  products = jaxprs.count_products(plan.closed.jaxpr)
   kept = cost.extra_bytes + together * products.traffic_bytes
   each = cost.flops / machine.flops + cost.traffic_bytes / machine.bandwidth
   if turns > 1:
@@ -211,17 +216,19 @@ def memory(backend: str | None = None) -> float:
 
 
 def _costs(
-  plan: plans.Plan, ghost: plans.Plan, params: Any, size: int
+  plan: plans.Plan,
+  ghost: plans.Plan,
+  params: Any,
+  products: jaxprs.Products,
 ) -> dict[str, Cost]:
-  """Counts each strategy for a microbatch of `size` examples.
+  """Counts each strategy for one example.
 
   Args:
     plan: of book-keeping.
     ghost: the plan of ghost clipping.
     params: the parameters.
-    size: of the microbatch.
+    products: of the loss.
   """
-  products = jaxprs.count_products(plan.closed.jaxpr)
   factors = moved = shared = bookkeeping_norms = ghost_norms = 0.0
   for site in plan.sites:
     factors += plans.factor_bytes(site)
@@ -253,9 +260,9 @@ def _costs(
 
   def cost(passes: int, norms: float, extra: float, moved: float) -> Cost:
     return Cost(
-      flops=size * (passes * products.flops + norms),
-      extra_bytes=size * extra,
-      traffic_bytes=size * (passes * products.traffic_bytes + moved),
+      flops=passes * products.flops + norms,
+      extra_bytes=extra,
+      traffic_bytes=passes * products.traffic_bytes + moved,
     )
 
   # Passes: forward, to the inputs, to the weights. Ordinary training makes and
