@@ -4,7 +4,7 @@ Book-keeping for a function with an embedding as its value instead of a loss:
 the encoder of one example is traced, its uses of parameters are perturbed, and
 one forward pass of all examples leaves a function that pulls any cotangents of
 the embeddings back. What it returns are the per-example gradients of inner
-products with the embeddings, in the factors that `_rules` knows.
+products with the embeddings, in the factors that `rules` knows.
 """
 
 import functools

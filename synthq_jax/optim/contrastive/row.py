@@ -126,8 +126,8 @@ class _Rows:
   `own[i]`, and through <q_i, s_j> of the shared columns with `shared[i, j]`.
   """
 
-  queries: jax.Array  # [batch, ...]
-  documents: jax.Array  # [batch, ...]
+  queries: jax.Array  # [batch, ...], of rows that count (`batches.sound`)
+  documents: jax.Array  # [batch, ...], of rows that count
   columns: jax.Array  # [column, ...]
   vectors: jax.Array  # of the columns, [column, dim]
   own_vectors: jax.Array  # of the documents, [batch, dim]
@@ -168,7 +168,7 @@ def _rows(
   padding = padding_lib.padding_columns(pairs.is_padding, hard)
   return _Rows(
     queries=batches.sound(pairs.queries, counts),
-    documents=pairs.columns[:size],
+    documents=batches.sound(pairs.columns[:size], counts),
     columns=batches.sound(pairs.columns, has_column & ~padding),
     vectors=d,
     own_vectors=d[:size],
@@ -307,8 +307,7 @@ def _clipped(
 
   examples = {"query": rows.queries, "toward": _toward(rows)}
   if through_document:
-    # A row that does not count may have a document that is not finite.
-    examples["document"] = batches.sound(rows.documents, rows.counts)
+    examples["document"] = rows.documents
     examples["own"] = rows.own
   size = fn.microbatch_size
   # Norm and sum from the same factors: weights of 1 / temperature cancel each
@@ -360,6 +359,5 @@ def _one_by_one(
     )
     return clipped, jnp.where(counts, norm, 0.0)[None]
 
-  documents = batches.sound(rows.documents, rows.counts)
-  each = (rows.queries, documents, rows.own, rows.shared, rows.counts)
+  each = (rows.queries, rows.documents, rows.own, rows.shared, rows.counts)
   return sums.add_up(of_row, each, wide, 1, is_empty=lambda row: ~row[-1][0])
