@@ -25,7 +25,6 @@ __all__ = ["check_independence", "refuse_batch_rules", "refuse_contrastive"]
 
 _TOLERANCE = 1e-4
 _HALF_TOLERANCE = 2e-2
-_HALF = ("bf16[", "f16[")
 _COUPLED = 1e-2
 
 _BATCHED = {
@@ -321,9 +320,8 @@ def _tolerance(
   batch: typing.Batch,
 ) -> float:
   """Returns the relative move that counts as rounding."""
-  trace = str(jax.make_jaxpr(loss_fn)(params, batch))
-  is_half = any(name in trace for name in _HALF)
-  return _HALF_TOLERANCE if is_half else _TOLERANCE
+  jaxpr = jax.make_jaxpr(loss_fn)(params, batch).jaxpr
+  return _HALF_TOLERANCE if jaxprs.half_precision(jaxpr) else _TOLERANCE
 
 
 def _different_example(leaves: list[np.ndarray], size: int) -> int:
