@@ -208,6 +208,7 @@ def _coefficients(steps: int, bands: int) -> tuple[float, ...]:
   return tuple(float(value) for value in found)
 
 
+@functools.partial(jax.jit, static_argnames="shape")  # one trace per shape
 def standard(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Returns independent standard Gaussians, a function of key and position.
 
@@ -223,11 +224,6 @@ def standard(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     Salmon et al. (2011), "Parallel random numbers: as easy as 1, 2, 3"
     (Threefry-2x32, 20 rounds). Box and Muller (1958).
   """
-  return _standard(key, shape)
-
-
-@functools.partial(jax.jit, static_argnames="shape")  # one trace per shape
-def _standard(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   return _gaussian(*_words(key, shape), _shared_word(key))
 
 
