@@ -100,12 +100,8 @@ class AdaptiveClip:
       std = max(self.denominator / 20, self.noise_multiplier)
       object.__setattr__(self, "count_std", std)
     for name in ("noise_multiplier", "denominator", "rate"):
-      if not 0 < getattr(self, name) < math.inf:
-        raise ValueError(
-          f"expected {name} > 0 and finite, got {name}={getattr(self, name)}"
-        )
-    if not 0 < self.quantile < 1:
-      raise ValueError(f"expected quantile in (0, 1), got {self.quantile}")
+      checks.within("(0, inf)", **{name: getattr(self, name)})
+    checks.within("(0, 1)", quantile=self.quantile)
     if not self.noise_multiplier / 2 < self.count_std < math.inf:
       raise ValueError(
         "expected count_std above noise_multiplier / 2 ="

@@ -380,8 +380,8 @@ def clipped_grad(
   if strategy != "auto" and strategy not in strategies.STRATEGIES:
     known = ", ".join(["auto", *sorted(strategies.STRATEGIES)])
     raise ValueError(f"expected a strategy among {known}, got {strategy=}")
-  if microbatch_size is not None and microbatch_size < 1:
-    raise ValueError(f"expected microbatch_size >= 1, got {microbatch_size=}")
+  if microbatch_size is not None:
+    checks.at_least(1, microbatch_size=microbatch_size)
   return ClippedGrad(
     loss_fn=loss_fn,
     l2_clip_norm=float(l2_clip_norm),

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from synthq_jax import checks
+
 __all__ = ["linear"]
 
 
@@ -36,8 +38,7 @@ def linear(
   """
   if not (peak >= 0 and math.isfinite(peak)):
     raise ValueError(f"expected peak >= 0 and finite, got {peak=}")
-  if warmup_steps < 0:
-    raise ValueError(f"expected warmup_steps >= 0, got {warmup_steps=}")
+  checks.at_least(0, warmup_steps=warmup_steps)
   if steps <= warmup_steps:
     raise ValueError(
       f"expected more steps than warmup_steps={warmup_steps}, got {steps=}"

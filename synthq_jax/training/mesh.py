@@ -79,10 +79,11 @@ class Shape:
   def __post_init__(self):
     for name in AXES:
       size = getattr(self, name)
-      if not (size >= 1 or (name == "data" and size == -1)):
+      may_be_rest = name == "data"
+      if size < 1 and not (may_be_rest and size == -1):
+        or_rest = ", or -1" if may_be_rest else ""
         raise ValueError(
-          f"expected mesh.Shape.{name} of 1 or more{_OR_REST[name]}, got"
-          f" {name}={size}"
+          f"expected mesh.Shape.{name} of 1 or more{or_rest}, got {name}={size}"
         )
 
   def sizes(self, num_devices: int) -> tuple[int, int, int]:
@@ -110,9 +111,6 @@ class Shape:
         " MESH_DATA, MESH_FSDP and MESH_TENSOR to numbers with that product"
       )
     return data, self.fsdp, self.tensor
-
-
-_OR_REST = {"data": ", or -1", "fsdp": "", "tensor": ""}
 
 
 def make(

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.optim import clipping
 from synthq_jax.optim.contrastive import batches
 from synthq_jax.privacy import sensitivity
@@ -56,8 +56,8 @@ class Group:
         f"expected size >= 2, got size={self.size}: a record alone has no "
         "negatives"
       )
-    if self.groups is not None and self.groups < 1:
-      raise ValueError(f"expected groups >= 1, got groups={self.groups}")
+    if self.groups is not None:
+      checks.at_least(1, groups=self.groups)
 
   def check(self, fn: Any) -> None:
     """Refuses a group that no batch fills."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.optim.bookkeeping import jaxprs, rules, sums
 from synthq_jax.optim.contrastive import batches, encoders, pair_norms
 
@@ -71,8 +71,7 @@ class Logit:
   def __post_init__(self):
     if self.norms not in _NORMS:
       raise ValueError(f"expected norms among {_NORMS}, got {self.norms!r}")
-    if self.memory_bytes < 0:
-      raise ValueError(f"expected memory_bytes >= 0, got {self.memory_bytes}")
+    checks.at_least(0, memory_bytes=self.memory_bytes)
 
   def check(self, fn: Any) -> None:
     """Refuses what this method cannot do; every loss will do."""
