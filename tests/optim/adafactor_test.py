@@ -43,9 +43,10 @@ class Oracle:
     self.parameter = (1 - decay) * self.parameter - update
 
 
-@pytest.mark.parametrize("minimum", [4, 128])
-@pytest.mark.parametrize("scale", [True, False])
-@pytest.mark.parametrize(("momentum", "decay"), [(None, None), (0.9, 0.01)])
+@pytest.mark.parametrize(
+  ("minimum", "scale", "momentum", "decay"),
+  [(4, True, 0.9, 0.01), (128, False, None, None)],
+)
 def test_it_makes_the_updates_of_the_paper(minimum, scale, momentum, decay):
   random = np.random.default_rng(0)
   start = {

@@ -156,8 +156,7 @@ IMAGES = {"x": jax.ShapeDtypeStruct((64, 2, 6, 6), jnp.float32)}
 KERNEL = {"kernel": jax.ShapeDtypeStruct((3, 2, 3, 3), jnp.float32)}
 
 
-@pytest.mark.parametrize("strategy", ["vmap", "bookkeeping"])
-def test_a_convolution_on_cpus_is_in_no_loop(strategy):
+def test_a_convolution_on_cpus_is_in_no_loop():
   params, batch = jax.tree.map(
     lambda x: jnp.asarray(np.random.default_rng(0).normal(size=x.shape)),
     (KERNEL, IMAGES),
@@ -165,7 +164,7 @@ def test_a_convolution_on_cpus_is_in_no_loop(strategy):
   sums = {}
   for together in (64, 16, 1):
     grad_fn = optim.clipped_grad(
-      convolved, l2_clip_norm=0.5, strategy=strategy, microbatch_size=together
+      convolved, l2_clip_norm=0.5, strategy="vmap", microbatch_size=together
     )
     traced = jax.make_jaxpr(grad_fn)(params, batch)
     loops = [

@@ -48,23 +48,6 @@ def test_a_gradient_that_is_not_finite_becomes_zero():
   assert not np.isfinite(aux.norm)
 
 
-def test_the_key_is_passed_to_the_loss():
-  def loss_fn(params, batch, is_real, key):
-    return jnp.sum(params["w"]) * jax.random.uniform(key) + 0 * batch["x"][0, 0]
-
-  grad_fn = optim.batch_clipped_grad(loss_fn, l2_clip_norm=10.0)
-  key = jax.random.key(0)
-  gradient, _ = grad_fn(PARAMS, {"x": jnp.ones((1, 2))}, key=key)
-  np.testing.assert_allclose(gradient["w"], [jax.random.uniform(key)] * 2)
-
-
-@pytest.mark.parametrize("clip", [0.0, -1.0, np.inf, np.nan])
-def test_a_clip_norm_out_of_range_is_refused(clip):
+def test_a_clip_norm_out_of_range_is_refused():
   with pytest.raises(ValueError, match="l2_clip_norm"):
-    optim.batch_clipped_grad(coupled, l2_clip_norm=clip)
-
-
-def test_a_relation_that_is_none_is_refused():
-  grad_fn = optim.batch_clipped_grad(coupled, l2_clip_norm=1.0)
-  with pytest.raises(ValueError, match="a relation in .* got 'add'"):
-    grad_fn.sensitivity("add")
+    optim.batch_clipped_grad(coupled, l2_clip_norm=0.0)

@@ -29,8 +29,10 @@ def distance(first, second):
   return float(optax.tree.norm(jax.tree.map(jnp.subtract, first, second)))
 
 
-@every
-@pytest.mark.parametrize("microbatch", [None, 2])
+@pytest.mark.parametrize(
+  ("strategy", "microbatch"),
+  [("bookkeeping", None), ("ghost", 2), ("vmap", 2)],
+)
 def test_aux_comes_back_with_a_row_for_each_example(strategy, microbatch):
   options = dict(
     l2_clip_norm=1.0, strategy=strategy, microbatch_size=microbatch
@@ -65,13 +67,12 @@ def test_aux_that_is_not_asked_for_or_has_no_rows_is_one_line():
     grad_fn(W, BATCH)
 
 
-@every
-def test_argnums_choose_what_is_clipped_together(strategy):
+def test_argnums_choose_what_is_clipped_together():
   def loss_fn(frozen, x, w, b):
     return frozen * (x @ w + b)
 
   grad_fn = optim.clipped_grad(
-    loss_fn, l2_clip_norm=1.5, argnums=(2, 3), batch_argnum=1, strategy=strategy
+    loss_fn, l2_clip_norm=1.5, argnums=(2, 3), batch_argnum=1
   )
   (w, b), _ = jax.jit(grad_fn)(2.0, BATCH["x"], W, jnp.array(0.5))
   each = 2 * np.concatenate([BATCH["x"], np.ones((4, 1))], axis=1)
@@ -130,9 +131,11 @@ def test_a_missing_key_and_one_too_many_are_one_line():
 def test_a_key_of_a_batch_s_loss_is_not_forgotten():
   grad_fn = optim.batch_clipped_grad(
     lambda w, batch, real, key: jnp.sum(noisy(w, batch, key) * real),
-    l2_clip_norm=1.0,
+    l2_clip_norm=99.0,
   )
-  grad_fn(W, BATCH, key=KEY)
+  gradient, _ = grad_fn(W, BATCH, key=KEY)
+  expected = BATCH["x"].sum(axis=0) * jax.random.uniform(KEY)
+  np.testing.assert_allclose(gradient, expected, rtol=1e-5)
   with pytest.raises(ValueError, match="call it with key=step_key"):
     grad_fn(W, BATCH)
   with pytest.raises(TypeError, match="a seed is no key"):
@@ -177,10 +180,8 @@ def contrastive_grad(method):
 
 def test_losses_and_norms_get_no_noise():
   tx = optim.privatize(**NOISE, key=KEY)
-  pairs = {"queries": BATCH["x"], "documents": BATCH["x"]}
   for made in (
     optim.clipped_grad(linear, l2_clip_norm=1.0)(W, BATCH),
-    contrastive_grad(optim.Logit())(W, pairs),
     optim.batch_clipped_grad(
       lambda w, b, real: jnp.sum(b["x"] @ w * real), l2_clip_norm=1.0
     )(W, BATCH),
@@ -305,9 +306,8 @@ def test_whole_optimizers_take_injected_numbers():
 
 @pytest.mark.parametrize(
   "name",
-  ["adabelief", "adafactor", "adagrad", "adamw", "amsgrad", "lamb", "lars",
-   "lion", "nadamw", "novograd", "radam", "rmsprop", "sgd", "yogi"],
-)  # fmt: skip
+  ["adafactor", "adamw", "lamb", "sgd"],
+)
 def test_any_optimizer_of_optax_goes_behind_the_noise(name):
   make = getattr(optax, name, None) or getattr(optax.contrib, name)
   optimizer = make(learning_rate=1e-2)

@@ -65,16 +65,6 @@ def test_a_schedule_is_followed(name):
   np.testing.assert_array_equal(third["w"], np.zeros((3, 4)))
 
 
-@each
-@pytest.mark.parametrize(
-  ("argument", "value"),
-  [("noise_multiplier", -1.0), ("l2_sensitivity", 0.0), ("denominator", 0.0)],
-)
-def test_a_number_out_of_range_is_refused_by_name(name, argument, value):
-  with pytest.raises(ValueError, match=argument):
-    PAIRS[name][0](0.1, **(NOISE | {argument: value}))
-
-
 def test_adam_refuses_a_decay_of_one():
   with pytest.raises(ValueError, match="b2"):
     optim.dp_adam(0.1, **NOISE, b2=1.0)

@@ -32,6 +32,12 @@ def draw(transform, steps=1, tree=None):
   return means
 
 
+@pytest.fixture(name="drawn", scope="module")
+def _drawn():
+  """The noise of two steps."""
+  return draw(make(), steps=2)
+
+
 def has_std(values, std, confidence=1 - 1e-6):
   """Whether a chi-squared test of the variance accepts the value `std`."""
   values = np.asarray(values, np.float64).reshape(-1)
@@ -40,17 +46,15 @@ def has_std(values, std, confidence=1 - 1e-6):
   return low <= statistic <= high
 
 
-def test_the_noise_has_the_std_of_multiplier_times_sensitivity():
-  (noise,) = draw(make())
-  for leaf in noise.values():
+def test_the_noise_has_the_std_of_multiplier_times_sensitivity(drawn):
+  for leaf in drawn[0].values():
     assert has_std(leaf, 3.0 * 0.5 / 10.0)
     assert not has_std(leaf, 1.1 * 3.0 * 0.5 / 10.0)
     assert not has_std(leaf, 0.9 * 3.0 * 0.5 / 10.0)
 
 
-def test_the_noise_is_gaussian():
-  (noise,) = draw(make())
-  sample = np.asarray(noise["a"]).reshape(-1) / 0.15
+def test_the_noise_is_gaussian(drawn):
+  sample = np.asarray(drawn[0]["a"]).reshape(-1) / 0.15
   assert scipy.stats.kstest(sample, "norm").pvalue > 1e-4
   uniform = np.random.default_rng(0).uniform(-(3**0.5), 3**0.5, sample.size)
   assert scipy.stats.kstest(uniform, "norm").pvalue < 1e-4
@@ -82,24 +86,18 @@ def test_a_key_that_is_used_again_is_caught(monkeypatch, reused):
     test_leaves_of_equal_shape_and_steps_get_independent_noise()
 
 
-def test_a_resumed_run_draws_the_same_noise():
+def test_a_resumed_run_draws_the_same_noise(drawn):
   transform = make()
-  first, second = draw(transform, steps=2)
-  del first
-  state = optim.privatize(
-    l2_sensitivity=0.5, noise_multiplier=3.0, denominator=10.0, key=KEY
-  ).init(ZEROS)
-  state = state._replace(step=jnp.int32(1))
+  state = transform.init(ZEROS)._replace(step=jnp.int32(1))
   resumed, state = jax.jit(transform.update)(ZEROS, state)
-  np.testing.assert_array_equal(resumed["a"], second["a"])
+  np.testing.assert_array_equal(resumed["a"], drawn[1]["a"])
   assert state.step == 2
   assert len(jax.tree.leaves(state)) == 1
 
 
-def test_another_key_draws_other_noise():
-  (first,) = draw(make())
+def test_another_key_draws_other_noise(drawn):
   (other,) = draw(make(key=jax.random.key(12)))
-  assert correlation(first["a"], other["a"]) < 5 / np.sqrt(20_000)
+  assert correlation(drawn[0]["a"], other["a"]) < 5 / np.sqrt(20_000)
 
 
 def test_the_sum_is_divided_by_the_public_denominator_only():
@@ -140,9 +138,9 @@ def test_two_transforms_of_one_key_add_different_noise_to_their_leaves():
   assert correlation(first["a"], first["a"]) > 0.99
 
 
-def test_the_noise_of_a_leaf_does_not_depend_on_which_others_there_are():
-  both, one = draw(make())[0], draw(make(), tree={"b": ZEROS["b"]})[0]
-  np.testing.assert_array_equal(both["b"], one["b"])
+def test_the_noise_of_a_leaf_does_not_depend_on_which_others_there_are(drawn):
+  (one,) = draw(make(), tree={"b": ZEROS["b"]})
+  np.testing.assert_array_equal(drawn[0]["b"], one["b"])
 
 
 @pytest.mark.parametrize(
@@ -163,7 +161,7 @@ def test_leaves_that_would_go_on_without_noise_are_refused(wrap):
     wrap(optim.dp_adam(1e-3, **ARGUMENTS)).init(ZEROS)
 
 
-def test_parts_of_the_parameters_may_have_optimizers_of_their_own():
+def test_parts_of_the_parameters_may_have_optimizers_of_their_own(drawn):
   """The way that the refusal names."""
   labels = {"a": "fast", "b": "slow"}
   tx = optax.chain(
@@ -173,7 +171,7 @@ def test_parts_of_the_parameters_may_have_optimizers_of_their_own():
     ),
   )
   updates, _ = tx.update(ZEROS, tx.init(ZEROS))
-  (noise,) = draw(make())
+  noise = drawn[0]
   np.testing.assert_allclose(updates["a"], -noise["a"], rtol=1e-6)
   np.testing.assert_allclose(updates["b"], -0.1 * noise["b"], rtol=1e-6)
 

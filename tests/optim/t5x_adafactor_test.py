@@ -114,10 +114,11 @@ def assert_same(got, expected):
 
 @pytest.mark.parametrize("name", CASES)
 def test_private_without_noise_and_plain_make_the_steps_of_t5x(name):
-  plain = run_ours(optim.adafactor, CASES[name])
-  assert_same(shown(plain), recorded(name))
   private = run_ours(without_noise, CASES[name])
-  jax.tree.map(np.testing.assert_array_equal, private, plain)
+  assert_same(shown(private), recorded(name))
+  if name == "defaults":
+    plain = run_ours(optim.adafactor, {})
+    jax.tree.map(np.testing.assert_array_equal, private, plain)
 
 
 def test_the_cases_differ_and_another_decay_is_caught():
@@ -145,7 +146,8 @@ def test_clipped_gradients_of_an_infinite_clip_norm_are_the_plain_ones():
 
   start = {"w": wave((4, 6), 0, 1.0)}
   batch = {"x": wave((8, 4), 1, 1.0)}
-  clipped = optim.clipped_grad(loss_fn, l2_clip_norm=CLIP)
+  clipped = jax.jit(optim.clipped_grad(loss_fn, l2_clip_norm=CLIP))
+  gradient = jax.jit(jax.grad(lambda p: jnp.mean(loss_fn(p, batch))))
   private = optim.dp_adafactor(
     0.1,
     l2_sensitivity=CLIP,
@@ -156,11 +158,11 @@ def test_clipped_gradients_of_an_infinite_clip_norm_are_the_plain_ones():
   plain = optim.adafactor(0.1)
   ours, theirs = start, start
   state, other = private.init(start), plain.init(start)
+  private_update, plain_update = jax.jit(private.update), jax.jit(plain.update)
   for _ in range(STEPS):
     total, _ = clipped(ours, batch)
-    updates, state = private.update(total, state, ours)
+    updates, state = private_update(total, state, ours)
     ours = jax.tree.map(jnp.add, ours, updates)
-    mean = jax.grad(lambda p: jnp.mean(loss_fn(p, batch)))(theirs)
-    updates, other = plain.update(mean, other, theirs)
+    updates, other = plain_update(gradient(theirs), other, theirs)
     theirs = jax.tree.map(jnp.add, theirs, updates)
   np.testing.assert_allclose(ours["w"], theirs["w"], rtol=1e-5, atol=1e-6)
