@@ -74,12 +74,9 @@ def test_a_shared_weight_with_a_token_for_each_iteration_is_caught(monkeypatch):
   assert wrong_by("tied_through_a_scan", "ghost") > 0.05
 
 
-@pytest.mark.parametrize("part", [0.0, 0.5])
-def test_a_cross_term_of_the_tied_embedding_left_out_is_caught(
-  part, monkeypatch
-):
+def test_a_cross_term_of_the_tied_embedding_left_out_is_caught(monkeypatch):
   whole = rules.cross_terms
-  monkeypatch.setattr(rules, "cross_terms", lambda uses: part * whole(uses))
+  monkeypatch.setattr(rules, "cross_terms", lambda uses: 0.5 * whole(uses))
   assert wrong_by("embedding_tied_with_the_output", "bookkeeping") > 0.01
 
 
@@ -110,7 +107,7 @@ def test_a_program_in_double_precision_clips_single_precision(strategy):
   params, batch = {"w": np.eye(32, dtype=np.float32)}, {"x": np.ones((3, 32))}
   with jax.enable_x64(True):
     got, expected = (
-      clipping.clipped_grad(plain, l2_clip_norm=1.0, strategy=name)(
+      jax.jit(clipping.clipped_grad(plain, l2_clip_norm=1.0, strategy=name))(
         params, batch
       )
       for name in (strategy, "vmap")

@@ -267,7 +267,6 @@ def called_back(method):
   return lambda p, b: jnp.sum((b["x"] + double(b["x"])) @ p["w"], axis=1)
 
 
-@pytest.mark.parametrize("strategy", ["vmap", "bookkeeping", "ghost"])
 @pytest.mark.parametrize(
   ("loss_fn", "name"),
   [
@@ -281,11 +280,9 @@ def called_back(method):
   ],
   ids=["forward", "backward", "expanded", "broadcast"],
 )
-def test_what_is_handed_all_examples_at_once_is_refused(
-  loss_fn, name, strategy
-):
+def test_what_is_handed_all_examples_at_once_is_refused(loss_fn, name):
   """A rule that shares a maximum moved the sum by 62 clip norms."""
-  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0, strategy=strategy)
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0)
   for of in (grad_fn, jax.jit(grad_fn)):
     with pytest.raises(ValueError, match=f"{name}.*handed all examples"):
       of(PARAMS, BATCH)
@@ -377,8 +374,7 @@ def test_the_message_holds_no_value_of_the_batch():
   assert str(error.value) == str(another.value)
 
 
-@pytest.mark.parametrize("strategy", ["vmap", "bookkeeping", "ghost", "auto"])
-def test_a_rule_of_another_package_may_couple_examples_and_is_refused(strategy):
+def test_a_rule_of_another_package_may_couple_examples_and_is_refused():
   """With on_error="nan" one bad example takes all others out of the sum."""
   eqx = pytest.importorskip("equinox")
 
@@ -389,7 +385,6 @@ def test_a_rule_of_another_package_may_couple_examples_and_is_refused(strategy):
   grad_fn = optim.clipped_grad(
     lambda w, b: jax.vmap(loss_of_one, in_axes=(None, 0))(w, b["x"]),
     l2_clip_norm=1.0,
-    strategy=strategy,
   )
   with pytest.raises(ValueError, match="rule for jax.vmap is not JAX's own"):
     jax.jit(grad_fn)(PARAMS["w"], BATCH)

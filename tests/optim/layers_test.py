@@ -14,9 +14,9 @@ BATCH, LENGTH, DIM = 4, 6, 8
 STRATEGIES = ["bookkeeping", "ghost", "vmap"]
 
 
-def compare(loss_fn, params, batch, clip=0.2, ways=STRATEGIES):
+def compare(loss_fn, params, batch):
   # A key's bias has no gradient but for rounding.
-  oracle.compare(loss_fn, params, batch, clip, ways, nothing=1e-6)
+  oracle.compare(loss_fn, params, batch, 0.2, STRATEGIES, nothing=1e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +25,11 @@ def _factors(monkeypatch):
   monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
 
 
-def batch(size=BATCH, length=LENGTH):
+def batch():
   rng = np.random.default_rng(0)
   return {
-    "x": jnp.asarray(rng.normal(size=(size, length, DIM)), jnp.float32),
-    "ids": jnp.asarray(rng.integers(0, 11, (size, length))),
+    "x": jnp.asarray(rng.normal(size=(BATCH, LENGTH, DIM)), jnp.float32),
+    "ids": jnp.asarray(rng.integers(0, 11, (BATCH, LENGTH))),
   }
 
 
@@ -139,21 +139,6 @@ PROBLEMS = {
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_layers_agree_with_jax_privacy(problem):
   compare(*PROBLEMS[problem](), batch())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ("problem", "size", "length", "clip", "ratio"),
-  [
-    ("linen", 1, 9, 1e4, 1.0),
-    ("linen, scanned and tied", 5, 2, 1e-3, 1e9),
-  ],
-)
-def test_other_shapes_and_clip_norms_agree(
-  problem, size, length, clip, ratio, monkeypatch
-):
-  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", ratio)
-  compare(*PROBLEMS[problem](), batch(size, length), clip, STRATEGIES[:2])
 
 
 def test_low_rank_additions_to_frozen_weights_agree():

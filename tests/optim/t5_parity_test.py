@@ -61,7 +61,7 @@ def problem(config, inputs, targets, padded):
 @pytest.mark.parametrize(
   ("tied", "encoders", "decoders", "activations", "heads", "clip", "ratio"),
   [
-    (True, 2, 1, ("gelu", "linear"), 3, 0.3, 0.0),
+    (True, 1, 1, ("gelu", "linear"), 3, 0.3, 0.0),
     (False, 1, 1, ("relu",), 1, 1e-3, 1e9),
   ],
 )
@@ -171,7 +171,7 @@ def test_positions_that_cancel_in_half_precision_stay_within_the_clip_norm(
   grad_fn = clipping.clipped_grad(
     loss_fn, l2_clip_norm=clip, strategy="bookkeeping"
   )
-  total, _ = grad_fn({"w": jnp.zeros((rows, columns))}, batch)
+  total, _ = jax.jit(grad_fn)({"w": jnp.zeros((rows, columns))}, batch)
   assert 0.5 * clip < np.linalg.norm(total["w"]) <= clip * (1 + 1e-5)
 
 
