@@ -7,6 +7,8 @@ norm even similarities of 1 - 1e-4 have gradients to be clipped, and a tilt away
 from 1 or -1 gives them the signs that an adversary needs.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,6 +121,17 @@ def neighbour(batch, other, change, extra):
   }
 
 
+@functools.cache
+def summed(fn):
+  """The sums of many batches: one program for all tests of a function."""
+
+  def total(batch):
+    padding = batch.pop("is_padding")
+    return fn(jnp.float32(0.0), batch, is_padding_example=padding)[0]
+
+  return jax.jit(jax.vmap(total))
+
+
 def moves(fn, cases, changes, extra=None):
   """How far each case's sum moves under each change, [cases]."""
   unused = set()
@@ -127,19 +140,13 @@ def moves(fn, cases, changes, extra=None):
   if getattr(fn.loss, "directions", 1) == 2:
     unused |= {"has_query"}
 
-  def total(batch):
-    padding = batch.pop("is_padding")
-    return fn(jnp.float32(0.0), batch, is_padding_example=padding)[0]
-
-  run = jax.jit(jax.vmap(total))
-
   def sums(change):
     batches = [neighbour(*case, change, extra or {}) for case in cases]
     stacked = {
       name: np.stack([batch[name] for batch in batches])
       for name in set(batches[0]) - unused
     }
-    return np.asarray(run(stacked), np.float64)
+    return np.asarray(summed(fn)(stacked), np.float64)
 
   return {change: np.abs(sums(change) - sums(None)) for change in changes}
 
@@ -260,9 +267,11 @@ def test_a_record_turns_around_the_groups_it_leaves_and_enters(keeps_group):
 
 
 def test_records_keep_their_groups_by_keys_of_their_own_and_not_by_places():
+  assign = jax.jit(group.assign, static_argnums=(2, 3))
+
   def neighbours(ids):
     """Which records share a group with each, by position."""
-    places, is_filled = group.assign(ids, np.zeros(len(ids), bool), 4, 16)
+    places, is_filled = assign(ids, np.zeros(len(ids), bool), 4, 16)
     together = np.zeros((len(ids), len(ids)), bool)
     for members, filled in zip(places, is_filled, strict=True):
       some = np.asarray(members)[np.asarray(filled)]
