@@ -303,24 +303,22 @@ def test_a_removal_that_dies_takes_the_state_out_of_sight_first(
   assert checkpoints.latest_step(tmp_path) is None
 
 
-@pytest.mark.parametrize("left", [0, 0.5])
-def test_a_damaged_state_says_what_to_delete(tmp_path, left):
+def test_a_damaged_state_says_what_to_delete(tmp_path):
   checkpoints.save(tmp_path, 4, make(4))
   for path in (tmp_path / "step_4").rglob("*"):
     if path.is_file():
-      path.write_bytes(path.read_bytes()[: int(path.stat().st_size * left)])
+      path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
   with pytest.raises(ValueError, match=f"step_4.*delete {tmp_path}"):
     checkpoints.restore(tmp_path, 4, make(0))
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_a_bit_that_changed_in_a_state_is_found(tmp_path, place):
+def test_a_bit_that_changed_in_a_state_is_found(tmp_path):
   """Also where nothing else would know: in the numbers themselves."""
   checkpoints.save(tmp_path, 4, make(4))
   files = [p for p in (tmp_path / "step_4").rglob("*") if p.is_file()]
   path = max(files, key=lambda p: (p.stat().st_size, p.name))
   data = bytearray(path.read_bytes())
-  data[len(data) * place // 4] ^= 1
+  data[len(data) // 2] ^= 1
   path.write_bytes(data)
   with pytest.raises(ValueError, match=rf"{path.name}.*delete {tmp_path}"):
     checkpoints.restore(tmp_path, 4, make(0))

@@ -94,6 +94,13 @@ def train(root, grad_fn, params=START, records=RECORDS, **changes):
   )
 
 
+@pytest.fixture(name="plain", scope="module")
+def _plain(tmp_path_factory):
+  """Parameters and folder of a training without noise and clipping."""
+  root = tmp_path_factory.mktemp("plain")
+  return run(root), root
+
+
 def schedule(step):
   """A tenth of six steps is no warm-up: from the peak down to zero."""
   return RATE * (1 - step / STEPS)
@@ -138,8 +145,8 @@ def test_the_batches_of_these_tests_differ_in_size():
   assert min(sizes) > 0
 
 
-def test_without_noise_and_clipping_it_is_adam_on_the_public_mean(tmp_path):
-  params = run(tmp_path)
+def test_without_noise_and_clipping_it_is_adam_on_the_public_mean(plain):
+  params, _ = plain
   public = adam_oracle(lambda rows: SAMPLER.expected_batch_size)
   assert distance(params, public) < 1e-5
   realised = adam_oracle(len)
@@ -172,12 +179,12 @@ def test_only_records_that_a_step_draws_are_made(tmp_path):
   )
 
 
-def test_padding_rows_do_not_count(tmp_path):
+def test_padding_rows_do_not_count(plain):
   def with_padding(step):
     indices = SAMPLER.batch(SEED, step).indices
     return np.where(indices < 0, 0, indices)
 
-  params = run(tmp_path)
+  params, _ = plain
   wrong = adam_oracle(lambda rows: 4, rows_of=with_padding)
   assert distance(params, wrong) > 1e-2
 
@@ -195,12 +202,10 @@ def test_a_given_denominator_replaces_the_expected_batch_size(tmp_path):
   assert distance(params, adam_oracle(lambda rows: 2e8)) > 1e-2
 
 
-def test_metrics_are_means_over_the_records_of_a_batch(tmp_path):
-  run(tmp_path)
-  lines = [
-    json.loads(line)
-    for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
-  ]
+def test_metrics_are_means_over_the_records_of_a_batch(plain):
+  _, root = plain
+  text = (root / "metrics.jsonl").read_text()
+  lines = [json.loads(line) for line in text.splitlines()]
   assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
   rows = rows_of(0)
   error = RECORDS["x"][rows] @ START["w"] - RECORDS["y"][rows]
@@ -409,9 +414,8 @@ def kept_steps(folder):
   return {path.name for path in folder.glob("jit_numbered-*-cache")}
 
 
-@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
-def test_programs_that_are_kept_hold_no_secret(tmp_path, make, kept_programs):
-  """One program serves all keys, so that none stands in it."""
+def test_programs_that_are_kept_hold_no_secret(tmp_path, kept_programs):
+  """One program serves all keys, raw and typed, so that none stands in it."""
 
   def loss_of_key(params, batch, key=None):
     kept = 1.0 if key is None else jax.random.bernoulli(key)
@@ -424,7 +428,7 @@ def test_programs_that_are_kept_hold_no_secret(tmp_path, make, kept_programs):
       tmp_path / f"run{secret}",
       grad_fn,
       noise_multiplier=1.0,
-      noise_key=make(secret),
+      noise_key=jax.random.PRNGKey(secret),
       dropout_key=jax.random.key(secret + 10),
       settings=SETTINGS,
     )

@@ -81,12 +81,11 @@ def equal(a, b):
   )
 
 
-@pytest.mark.parametrize("stops", [(5,), (1, 4, 7)])
 def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(
-  tmp_path, clock, stops
+  tmp_path, clock
 ):
   whole = run(tmp_path / "whole", clock)
-  for stop in stops:
+  for stop in (1, 4, 7):  # before any state is saved, and behind two of them
     with pytest.raises(Stop):
       run(tmp_path / "cut", clock, stop_at=stop)
   resumed = run(tmp_path / "cut", clock)

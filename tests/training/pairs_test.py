@@ -145,7 +145,7 @@ def with_negatives(seed=1):
   }
 
 
-@pytest.mark.parametrize("distilled", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("distilled", [0.0, 0.3])
 def test_hard_negatives_are_columns_of_every_row_but_their_own(
   params, distilled
 ):
@@ -185,8 +185,7 @@ def whole_gradient(hard):
   return batch, known, jax.jit(jax.value_and_grad(mean))(start())
 
 
-@pytest.mark.parametrize("size", [1, 4, 16])
-@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize(("size", "hard"), [(1, True), (4, True), (16, False)])
 def test_a_cached_gradient_is_the_gradient(params, size, hard):
   batch, known, (expected, of_all) = whole_gradient(hard)
   cached = functools.partial(
