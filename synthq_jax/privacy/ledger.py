@@ -8,8 +8,10 @@ or damaged later is missed, and can be put back.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import functools
+import itertools
 import json
 import math
 import os
@@ -71,13 +73,20 @@ def enter(
 
   Raises:
     OSError: if it cannot be written.
-    ValueError: if the ledger is damaged, or lacks what its copy holds: nothing
-      is written then.
+    ValueError: if the ledger is damaged, lacks what its copy holds, or has
+      another release under this identifier: nothing is written then.
   """
   path, copy = pathlib.Path(path), copy_of(path)
   with _opened(path) as stream:
     content = _checked(path, stream.read())
     whole = content.whole
+    known = content.statements.get(identifier, statement)
+    if not _is_same(known, statement):
+      raise ValueError(
+        f"{path}: expected one release per identifier, got another one for"
+        f" identifier={identifier!r}: name each training by what tells it from"
+        " all others, or it would not be counted"
+      )
     if whole and not copy.exists():  # it was lost
       artifacts.write_atomically(copy, whole)
     if whole and not whole.endswith(b"\n"):
@@ -89,6 +98,25 @@ def enter(
     artifacts.append(path, stream, whole[len(content.whole) :])
     if not copy.exists() or copy.read_bytes() != whole:
       artifacts.write_atomically(copy, whole)
+
+
+def _is_same(
+  known: statement_lib.PrivacyStatement, other: statement_lib.PrivacyStatement
+) -> bool:
+  """Says whether two statements are of one training.
+
+  Noise that is found anew for the same target may differ in its last digits on
+  another processor.
+  """
+  pairs = list(itertools.zip_longest(known.ledger, other.ledger))
+  if None in itertools.chain(*pairs):  # one has more releases
+    return False
+  same_claim = (known.unit, known.relation) == (other.unit, other.relation)
+  return same_claim and all(
+    one == dataclasses.replace(two, noise_multiplier=one.noise_multiplier)
+    and math.isclose(one.noise_multiplier, two.noise_multiplier, rel_tol=1e-3)
+    for one, two in pairs
+  )
 
 
 def mend(path: str | os.PathLike) -> None:

@@ -48,6 +48,26 @@ def test_a_resumed_training_is_entered_once(path):
   assert path.read_text() == before
 
 
+@pytest.mark.parametrize(
+  "other",
+  [{"steps": 200}, {"noise_multiplier": 1.01}, {"unit": "client"}, None],
+  ids=str,
+)
+def test_another_training_of_the_same_name_is_refused(path, other):
+  """It would publish a result that the ledger does not count."""
+  before = path.read_bytes()
+  second = made("tuning/b", **other) if other else statement.non_private()
+  with pytest.raises(ValueError, match="got another one for.*tuning/b"):
+    ledger.enter(path, "tuning/b", second)
+  assert path.read_bytes() == ledger.copy_of(path).read_bytes() == before
+
+
+def test_a_resumed_training_may_find_its_noise_on_another_processor(path):
+  before = path.read_bytes()
+  ledger.enter(path, "tuning/b", made("tuning/b", noise_multiplier=1 + 1e-9))
+  assert path.read_bytes() == before
+
+
 def numbers(text):
   (line,) = [x for x in text.splitlines() if x.startswith("together")]
   return line.split("epsilon ")[1].split(",")[0]
