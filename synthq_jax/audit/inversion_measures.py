@@ -178,9 +178,6 @@ def read_secrets(
   sent = inversion.send(decoders.noise, vectors[:, 0], noise_key)
   other = sent[vector_secrets.others(len(sent), _seed(order_key))]
 
-  def ranked(scores: np.ndarray) -> vector_secrets.Recovery:
-    return vector_secrets.recovery(scores)
-
   def likelihoods(sent: np.ndarray) -> np.ndarray:
     secrets, candidates, length = planted.rows.shape
     found = inversion.log_likelihoods(
@@ -202,10 +199,12 @@ def read_secrets(
     return intervals.clopper_pearson(int(np.sum(found)), len(found))
 
   return SecretsRead(
-    nearest=ranked(vector_secrets.nearest(sent, vectors)),
-    nearest_other=ranked(vector_secrets.nearest(other, vectors)),
-    likelihood=ranked(likelihoods(sent)),
-    likelihood_other=ranked(likelihoods(other)),
+    nearest=vector_secrets.recovery(vector_secrets.nearest(sent, vectors)),
+    nearest_other=vector_secrets.recovery(
+      vector_secrets.nearest(other, vectors)
+    ),
+    likelihood=vector_secrets.recovery(likelihoods(sent)),
+    likelihood_other=vector_secrets.recovery(likelihoods(other)),
     written=written(sent),
     written_other=written(other),
   )

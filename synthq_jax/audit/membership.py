@@ -42,7 +42,6 @@ __all__ = [
   "scored",
 ]
 
-_PAD_ID = 0
 _CHUNK = 65_536
 """Sequences that the n-gram model scores at a time."""
 
@@ -369,7 +368,7 @@ def _back(tokens: np.ndarray, places: int) -> Int[np.ndarray, " token"]:
   """Returns what stands so many places before each token; 0 before the first."""
   width = tokens.shape[1]
   padded = np.pad(tokens, ((0, 0), (places, 0)))[:, :width]
-  return padded[tokens != _PAD_ID].astype(np.int64)
+  return padded[tokens != seq2seq.PADDING_ID].astype(np.int64)
 
 
 def _interpolated(
@@ -391,7 +390,7 @@ def _interpolated(
 def _sequences(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
   tokens = np.asarray(tokens)
   _check_tokens("tokens", tokens, vocab_size)
-  is_token = tokens != _PAD_ID
+  is_token = tokens != seq2seq.PADDING_ID
   if np.any(is_token[:, 1:] & ~is_token[:, :-1]):
     raise ValueError(
       "expected padding (0) behind the last token alone, got tokens behind it:"

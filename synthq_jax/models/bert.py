@@ -283,13 +283,9 @@ class Bert(nn.Module):
     return x, labels(drop(first))
 
 
+@functools.partial(jax.jit, static_argnames="config")
 def init_params(config: BertConfig, key: jax.Array) -> typing.Params:
   """Returns fresh parameters, a nested dict of float32 arrays."""
-  return _init(key, config=config)
-
-
-@functools.partial(jax.jit, static_argnames="config")
-def _init(key: jax.Array, *, config: BertConfig) -> typing.Params:
   tokens = jnp.ones((1, 1), jnp.int32)
   return Bert(config).init(key, tokens, jnp.zeros_like(tokens))["params"]
 

@@ -146,9 +146,7 @@ def composed_epsilon(
         composed_epsilon(part, delta=delta / 2, relation=relation)
         for part in (groups, others)
       )
-  for run in runs:
-    name = _check(None, run.sampler, run.steps, relation, accountant)
-    _check_noise(run.noise_multiplier)
+  name = _check_runs(runs, relation, accountant)
   if not runs:
     return 0.0
   return _epsilon(tuple(runs), float(delta), name, accountant, _INTERVALS)
@@ -185,9 +183,7 @@ def group_epsilon(
     ValueError: as for `epsilon`.
   """
   checks.count("size", size, 1)
-  for run in runs:
-    name = _check(None, run.sampler, run.steps, relation, "pld")
-    _check_noise(run.noise_multiplier)
+  name = _check_runs(runs, relation, "pld")
   if not runs:
     return 0.0
   return _group_epsilon(tuple(runs), float(delta), name, size)
@@ -196,14 +192,8 @@ def group_epsilon(
 def _group_event(run: Run, size: int) -> tuple[Any, float] | None:
   """Returns what a group sees, as if batches had room, and a delta for that.
 
-  In a fixed order all of its records may be in one batch.
-
-  Args:
-    run: noisy sums.
-    size: how many units are all there or all missing.
-
-  Returns:
-    None where no event is known.
+  None where no event is known. In a fixed order all of its records may be in one
+  batch.
   """
   sampler, noise = run.sampler, run.noise_multiplier
   if run.trials is not None:
@@ -326,12 +316,7 @@ def _root(
 ) -> float:
   """Finds where a decreasing function crosses zero, searching from `start`.
 
-  Args:
-    function: decreasing.
-    start: where to look first.
-    width: of the first step.
-    tolerance: of the result.
-    growth: of steps down, one after the other.
+  The first step has this width; steps down grow by the factor `growth`.
   """
   from scipy import optimize
 
@@ -435,9 +420,7 @@ def divergences(
     runs: each by itself, without trials; nothing is composed.
     relation: a `dp_accounting.NeighboringRelation` or its name.
   """
-  for run in runs:
-    name = _check(None, run.sampler, run.steps, relation, "rdp")
-    _check_noise(run.noise_multiplier)
+  name = _check_runs(runs, relation, "rdp")
   with _quiet_orders():
     found = [_renyi((run,), name).rdp for run in dict.fromkeys(runs)]
   return np.array(_RDP_ORDERS), np.max(found, axis=0)
@@ -562,6 +545,13 @@ def _check(
   if delta is not None:
     check_delta(delta, sampler)
   return name
+
+
+def _check_runs(runs: Sequence[Run], relation: Any, accountant: str) -> str:
+  for run in runs:
+    _check(None, run.sampler, run.steps, relation, accountant)
+    _check_noise(run.noise_multiplier)
+  return checks.relation(relation)
 
 
 def check_delta(delta: float, sampler: sampling.Sampler) -> None:

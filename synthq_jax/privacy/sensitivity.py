@@ -457,9 +457,7 @@ def batch(*, l2_clip_norm: float, relation: Any = "ADD_OR_REMOVE_ONE") -> float:
 def _mass_of_negatives(negatives: float, gap: float) -> float:
   """Returns the largest probability that a row's negatives have together.
 
-  Args:
-    negatives: how many columns beside the own one, at least 0, or math.inf.
-    gap: width of the similarity range over the temperature.
+  `gap` is the width of the similarity range over the temperature.
   """
   if negatives == 0:
     return 0.0
@@ -467,12 +465,7 @@ def _mass_of_negatives(negatives: float, gap: float) -> float:
 
 
 def _mass_on_newcomer(n: float, gap: float) -> float:
-  """Returns the most that n - 1 rows together give to the n-th pair's columns.
-
-  Args:
-    n: pairs, the newcomer among them, or math.inf.
-    gap: width of the similarity range over the temperature.
-  """
+  """Returns the most that n - 1 rows together give to the n-th pair's columns."""
   if n == 1:
     return 0.0
   inverse = 1.0 / (n - 1) + math.exp(-gap)

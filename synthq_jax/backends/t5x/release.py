@@ -24,13 +24,10 @@ from synthq_jax.privacy import statement as statement_lib
 with extras.required("run"):
   from etils import epath
 
-__all__ = ["FOLDER", "LEDGER", "Release"]
+__all__ = ["FOLDER", "Release"]
 
 FOLDER = "privacy"
 """In MODEL_DIR: release.json, ledger.jsonl, statement.txt."""
-
-LEDGER = "ledger.jsonl"
-"""There; `synthq privacy` reads it."""
 
 _RECORD = "release.json"
 _MESSAGE = 8192
@@ -240,7 +237,7 @@ class Release:
       return {"first_step": first}
     statement = self.statement()
     entry = ledger.line(f"t5x/{self.identifier}", statement)
-    _write_text(self._folder / LEDGER, entry)
+    _write_text(self._folder / ledger.NAME, entry)
     words = statement_lib.in_words(statement)
     _write_text(self._folder / "statement.txt", words + "\n")
     # Last: a training that was killed before enters the same line again.

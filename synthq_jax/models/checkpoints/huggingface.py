@@ -121,10 +121,6 @@ def read(
   return tensors, shape
 
 
-def _ours(path: str, tensor: _tensors.Tensor) -> _tensors.Tensor:
-  return tensor.transposed() if _is_transposed(path) else tensor
-
-
 def _is_transposed(path: str) -> bool:
   return path.endswith(("/kernel", "/rel_embedding"))
 
@@ -249,7 +245,10 @@ def write(
     decoder=decoder,
     dtype=kinds.pop() if len(kinds) == 1 else "float32",
   )
-  theirs = {_name(path): _ours(path, t) for path, t in tensors.items()}
+  theirs = {
+    _name(path): tensor.transposed() if _is_transposed(path) else tensor
+    for path, tensor in tensors.items()
+  }
   shards = _shards(theirs, max_shard_size)
   files = {}
   for number, names in enumerate(shards, 1):
