@@ -16,6 +16,7 @@ MODEL = dataclasses.replace(
   t5_config.get("tiny"), num_encoder_layers=1, num_decoder_layers=1
 )
 DIGITS = np.arange(20, 30)
+APPLY = jax.jit(t5.Transformer(MODEL).apply)
 
 
 def canary(secret, kind="own_query"):
@@ -87,9 +88,7 @@ def oracle(params, source, targets, begin, end):
   total = []
   for target in targets:
     shifted = np.concatenate([[0], target[:-1]])[None]
-    logits = t5.Transformer(MODEL).apply(
-      {"params": params}, source[None], shifted
-    )
+    logits = APPLY({"params": params}, source[None], shifted)
     logs = np.asarray(jax.nn.log_softmax(logits))[0]
     total.append(sum(logs[t, target[t]] for t in range(begin, end)))
   return np.array(total)

@@ -40,7 +40,7 @@ def with_half_the_sensitivity(*, l2_sensitivity, **arguments):
   return optim.privatize(l2_sensitivity=l2_sensitivity / 2, **arguments)
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 4.0, 8.0])
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
 @pytest.mark.parametrize("training", [one_shot, poisson])
 def test_the_correct_training_passes_and_still_gives_something_away(
   training, epsilon

@@ -226,7 +226,7 @@ def test_no_step_copies_the_cache(num_samples):
   assert all("scatter" in line for line in made["written"])
 
 
-@pytest.mark.parametrize("count", [1, 5, 64, 200])
+@pytest.mark.parametrize("count", [1, 200])
 def test_documents_that_wait_get_what_they_get_alone(count):
   """Short and long texts by turns: slots are filled again at every step."""
   tokens, ids = _documents(count)
@@ -236,7 +236,7 @@ def test_documents_that_wait_get_what_they_get_alone(count):
   )
   np.testing.assert_array_equal(one, many)
   lengths = np.unique((one != 0).sum(axis=-1))
-  assert count < 64 or len(lengths) > 3
+  assert count == 1 or len(lengths) > 3
 
 
 @dataclasses.dataclass(frozen=True)

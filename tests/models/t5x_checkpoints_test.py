@@ -366,12 +366,11 @@ def test_a_missing_chunk_is_named_and_not_read_as_zeros(checkpoint, zarray):
   "damage",
   [
     lambda data: b"",
-    lambda data: data[:10],
     lambda data: data[:-12],  # the last 9 bytes are a checksum
     lambda data: data + b"0",
     lambda data: data[:500] + bytes([data[500] ^ 1]) + data[501:],
   ],
-  ids=["empty", "start", "some less", "one more", "a bit"],
+  ids=["empty", "some less", "one more", "a bit"],
 )
 def test_a_damaged_chunk_is_named(checkpoint, damage):
   path = checkpoint / FOLDER / "0.0"
@@ -464,13 +463,12 @@ def test_a_damaged_tensor_is_named(checkpoint, damage, words):
   "damage",
   [
     lambda data: b"",
-    lambda data: data[: len(data) // 2],
     lambda data: data[:-1],
     lambda data: data + b"\x00",
     lambda data: b"\xc1" + data[1:],
     lambda data: b"model_checkpoint_path: 'x'",
   ],
-  ids=["empty", "half", "a byte less", "a byte more", "no msgpack", "TF"],
+  ids=["empty", "a byte less", "a byte more", "no msgpack", "TF"],
 )
 def test_a_damaged_msgpack_file_is_named(checkpoint, damage):
   path = checkpoint / "checkpoint"
@@ -478,7 +476,7 @@ def test_a_damaged_msgpack_file_is_named(checkpoint, damage):
   refuse(checkpoint, "checkpoint_7/checkpoint: .*damaged msgpack")
 
 
-@pytest.mark.parametrize("version", [2, 4, None])
+@pytest.mark.parametrize("version", [2, None])
 def test_another_version_is_named(version, tmp_path):
   write(
     tmp_path / "checkpoint_7", checkpoint_trees.make(T5_1_1), version=version

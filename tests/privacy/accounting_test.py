@@ -33,7 +33,7 @@ def gaussian_epsilon(delta, noise):
   )
 
 
-@pytest.mark.parametrize("noise", [0.7, 1.3, 4.0])
+@pytest.mark.parametrize("noise", [0.7, 4.0])
 @pytest.mark.parametrize(
   ("relation", "moved"),
   [("ADD_OR_REMOVE_ONE", 1), ("REPLACE_SPECIAL", 1), ("REPLACE_ONE", 2)],
@@ -178,7 +178,7 @@ def test_both_ways_to_account_for_truncation_agree(monkeypatch):
   np.testing.assert_allclose(from_delta, in_distribution, rtol=1e-3)
 
 
-@pytest.mark.parametrize("room", [260, 290, 330])
+@pytest.mark.parametrize("room", [260, 330])
 def test_the_larger_neighbour_is_the_worse_one(room):
   def epsilon(num):
     event = dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(
@@ -267,8 +267,6 @@ def test_noise_that_is_no_noise_is_refused(noise):
 
 
 def test_cyclic_batches_are_one_sampled_gaussian_for_every_cycle():
-  import dp_accounting
-
   sampler = sampling.CyclicPoisson(
     num_examples=1000,
     expected_batch_size=50,

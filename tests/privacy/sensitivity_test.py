@@ -58,11 +58,10 @@ LOSSES = {
   "spreadout declared": Loss("spreadout", declared=6),
   "spreadout other range": Loss("spreadout", low=-2.0, high=0.5),
 }
+# A record that is emptied moves what one that is removed does, by a test below.
 SETTINGS = list(
   itertools.product(
-    LOSSES,
-    ["ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"],
-    ["pair", "query"],
+    LOSSES, ["ADD_OR_REMOVE_ONE", "REPLACE_ONE"], ["pair", "query"]
   )
 )
 
@@ -143,14 +142,14 @@ def worst_similarities(loss, n):
   return s
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 6])
 @pytest.mark.parametrize(("name", "relation", "unit"), SETTINGS)
-def test_an_adversary_attains_the_bound_exactly(name, relation, unit, n):
+def test_an_adversary_attains_the_bound_exactly(name, relation, unit):
   loss = LOSSES[name]
-  s = worst_similarities(loss, n)
-  reached = worst_moved(loss, relation, unit, s, s)
-  bound = bound_of(loss, relation, unit, n)
-  np.testing.assert_allclose(reached, bound, rtol=1e-9, atol=1e-12)
+  for n in (1, 2, 3, 6):
+    s = worst_similarities(loss, n)
+    reached = worst_moved(loss, relation, unit, s, s)
+    bound = bound_of(loss, relation, unit, n)
+    np.testing.assert_allclose(reached, bound, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -237,11 +237,6 @@ def test_users_and_queries_are_never_added_up(tmp_path):
   assert "no joint claim" in ledger.describe(path)
 
 
-@pytest.mark.parametrize("queries", [1, 4, 16])
-def test_the_unit_says_how_many_queries_and_is_read_again(queries):
-  assert terms.most_queries(terms.user(queries)) == queries
-
-
 @pytest.mark.parametrize("unit", ["query", "client", "user", "user with up to"])
 def test_other_units_are_no_users(unit):
   assert terms.most_queries(unit) is None
