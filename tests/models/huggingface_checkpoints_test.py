@@ -346,10 +346,16 @@ def with_header(data, change):
   "damage",
   [
     lambda data: data[:5],
+    lambda data: data[:100],
     lambda data: data[:-1],
+    lambda data: data + b"0",
+    lambda data: (2**40).to_bytes(8, "little") + data[8:],
     lambda data: data[:8] + b"[" + data[9:],
     lambda data: with_header(data, lambda h: h[WO].update(shape=[16, 31])),
     lambda data: with_header(data, lambda h: h[WO].update(dtype="F13")),
+    lambda data: with_header(data, lambda h: h[WO].pop("shape")),
+    lambda data: with_header(data, lambda h: h.update({WO: 3})),
+    lambda data: with_header(data, lambda h: h[WO].update(data_offsets=[0, 4])),
     lambda data: with_header(
       data,
       lambda h: h[WO].update(h[WO] | {"data_offsets": h[WI]["data_offsets"]}),
@@ -357,10 +363,16 @@ def with_header(data, change):
   ],
   ids=[
     "5 bytes",
+    "part of the header",
     "a byte less",
+    "a byte more",
+    "an endless header",
     "no JSON",
     "another shape",
     "an unknown type",
+    "no shape",
+    "no entry",
+    "another place",
     "two in one place",
   ],
 )
