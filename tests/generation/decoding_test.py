@@ -353,9 +353,8 @@ def test_documents_that_were_encoded_before_get_the_same_queries(devices):
   """In every width, and on every device; others' outputs give other queries."""
   tokens, ids = _documents(21, longest=32)
   model = t5.Transformer(_CONFIG)
-  encoded = np.asarray(
-    model.apply({"params": _params()}, tokens, method="encode")
-  )
+  encode = jax.jit(functools.partial(model.apply, method="encode"))
+  encoded = np.asarray(encode({"params": _params()}, tokens))
   options = dict(num_samples=2, devices=jax.devices()[:devices])
   expected = _generate(tokens, ids, **options)
   got = _generate(tokens, ids, encoded=encoded, **options)

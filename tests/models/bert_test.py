@@ -1,5 +1,6 @@
 """Our BERT against Hugging Face's, through folders that it writes."""
 
+import functools
 import json
 import re
 
@@ -54,9 +55,15 @@ def theirs(model):
     )
 
 
+@functools.cache
+def applied(config):
+  return jax.jit(bert.Bert(config).apply)
+
+
 def ours(params, config, tokens=TOKENS, segments=SEGMENTS):
-  apply = jax.jit(bert.Bert(config).apply)
-  return apply({"params": params}, jnp.array(tokens), jnp.array(segments))
+  return applied(config)(
+    {"params": params}, jnp.array(tokens), jnp.array(segments)
+  )
 
 
 @pytest.mark.parametrize(

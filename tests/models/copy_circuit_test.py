@@ -33,11 +33,11 @@ def tokens():
   return np.array(rows, np.int32)
 
 
+@jax.jit
 def logits_of_the_next(params, tokens):
   """Logits [row, LENGTH - 1, vocab] where the decoder writes its input."""
-  model = t5.Transformer(DEMO)
-  apply = jax.jit(lambda p, x: model.apply({"params": p}, x, x))
-  return np.asarray(apply(params, tokens))[:, :-1]
+  logits = t5.Transformer(DEMO).apply({"params": params}, tokens, tokens)
+  return logits[:, :-1]
 
 
 def mean_log_prob(logits, chosen):
@@ -96,8 +96,10 @@ def test_it_hands_over_the_token_that_stands_there(plain, with_circuit, tokens):
 def test_the_right_next_token_becomes_likelier_and_no_other_place(
   plain, with_circuit, tokens
 ):
-  before = logits_of_the_next(plain, tokens)
-  after = logits_of_the_next(with_circuit, tokens)
+  before, after = (
+    np.asarray(logits_of_the_next(params, tokens))
+    for params in (plain, with_circuit)
+  )
 
   def gain(shift):
     """Nats won for the token `shift` places behind the one just written."""

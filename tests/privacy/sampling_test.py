@@ -164,16 +164,20 @@ def test_the_margin_is_the_least_that_hardly_ever_overflows(num, mean):
 
 @pytest.mark.parametrize(("num", "mean"), [(100, 100), (96, 88)])
 def test_where_all_may_be_drawn_a_neighbours_record_has_room(num, mean):
-  """Else it would be cut for sure, at four times the noise."""
+  """Else it would be cut for sure, at four times the epsilon."""
   drawn = sampling.Poisson.with_margin(
     num_examples=num, expected_batch_size=mean
   )
   assert drawn.max_batch_size == num + 1
-  noise = [
-    accounting.noise_multiplier(epsilon=8.0, delta=1e-3, sampler=one, steps=3)
-    for one in (drawn, dataclasses.replace(drawn, max_batch_size=2 * num))
-  ]
-  assert noise[0] == pytest.approx(noise[1], rel=1e-3)
+  known = {"noise_multiplier": 1.0, "delta": 1e-3, "steps": 3}
+  enough, roomy, tight = (
+    accounting.epsilon(
+      sampler=dataclasses.replace(drawn, max_batch_size=size), **known
+    )
+    for size in (num + 1, 2 * num, mean)
+  )
+  assert enough == pytest.approx(roomy, rel=1e-3)
+  assert tight > 1.5 * roomy
 
 
 def test_the_margin_is_rounded_up_to_a_multiple():

@@ -506,16 +506,15 @@ def test_poisson_amplifies_nothing_where_documents_show_who_was_drawn():
     num_examples=6561, expected_batch_size=128
   )
   fixed = sampling.FixedOrder(num_examples=6561, batch_size=128)
-  delta = 1 / (2 * 6561)
-  for epsilon in (1.0, 8.0):
-    target = {"epsilon": epsilon, "delta": delta, "steps": 1}
-    amplified = accounting.noise_multiplier(sampler=poisson, **target)
-    reached = poisson.probability * _delta(epsilon, amplified)
-    assert reached > 20 * delta
-    plain = accounting.noise_multiplier(
-      sampler=fixed, relation="REPLACE_SPECIAL", **target
-    )
-    assert _delta(epsilon, plain) <= delta
+  epsilon, delta = 8.0, 1 / (2 * 6561)
+  target = {"epsilon": epsilon, "delta": delta, "steps": 1}
+  amplified = accounting.noise_multiplier(sampler=poisson, **target)
+  reached = poisson.probability * _delta(epsilon, amplified)
+  assert reached > 20 * delta
+  plain = accounting.noise_multiplier(
+    sampler=fixed, relation="REPLACE_SPECIAL", **target
+  )
+  assert _delta(epsilon, plain) <= delta
 
 
 @pytest.mark.parametrize("unit", ["pair", "query"])

@@ -179,7 +179,7 @@ def test_claims_of_queries_say_nothing_of_groups(tmp_path):
     num_examples=N, expected_batch_size=BATCH
   )
   made = claim.Claim(
-    sampler=plain, steps=2, noise_multiplier=1.0, l2_clip_norm=0.1
+    sampler=plain, steps=STEPS, noise_multiplier=0.5, l2_clip_norm=0.1
   )
   line = ledger.line("a", made.statement("a"))
   assert "group_size" not in line and "num_units" not in line
