@@ -30,16 +30,17 @@ def _start(tmp_path_factory):
   return random_t5.save(tmp_path_factory.mktemp("start"))
 
 
-def run(source, start, workdir, name, *flags):
-  """Runs up to generate; returns the checkpoint and public parameters."""
+def run(source, start, workdir, name, *flags, stage="generate"):
+  """Runs up to a stage; returns the checkpoint and public parameters."""
   argv = [
-    "generate",
+    stage,
     TINY,
     f"--gin_file=gin_configs/optim/{name}.gin",
     f"--gin.SOURCE={source}",
     f"--gin.CHECKPOINT={start}",
     f"--workdir={workdir}",
     "--gin.NUM_DOCUMENTS=16",
+    "--gin.plan.Rows.public_only=False",
     "--gin.LEARNING_RATE=0.1",
     "--quiet",
     *flags,
@@ -61,6 +62,7 @@ def test_lora_changes_its_kernels_alone(source, start, tmp_path):
     "lora",
     "--gin.LORA_RANK=2",
     "--gin.finetune_dp.Config.scan_layers=True",
+    stage="finetune_dp",
   )
   changed = {k for k in before if not np.array_equal(before[k], after[k])}
   assert changed == {k for k in before if re.fullmatch(kernels, k)}

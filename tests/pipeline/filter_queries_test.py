@@ -12,7 +12,6 @@ import tiny_runs
 from finished_runs import NUM_PAIRS
 
 from synthq_jax import artifacts
-from synthq_jax.data import shipped
 from synthq_jax.pipeline import inputs, plan, results, workspace
 from synthq_jax.privacy import statement
 from synthq_jax.retrieval import encode
@@ -45,6 +44,7 @@ def _hand_made(finished_run, tmp_path):
   documents = results.public_documents(prepared(done))
   root = tmp_path / "shared"
   shutil.copytree(done / "prepare_data", root / "prepare_data")
+  shutil.copytree(finished_run.config.checkpoint, root / "t5")
   read = inputs.read_documents(root / "prepare_data")
   ids, tokens = read.ids, read.tokens
   corpus = (root / "prepare_data/corpus.jsonl").read_text().splitlines()
@@ -84,7 +84,7 @@ def run(root, documents, made, config=TOP, digest="digest", **changes):
     name=made.name,
     digest=digest,
     documents=documents,
-    encoder=changes.pop("encoder", shipped.DIRECTORY),
+    encoder=changes.pop("encoder", root / "t5"),
     synthetic=made,
     recipe=dataclasses.replace(RECIPE, settings=settings, **changes),
   )

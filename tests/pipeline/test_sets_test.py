@@ -182,7 +182,10 @@ def test_a_changed_set_is_searched_and_scored_again_and_nothing_else_is(
   with open(sets / "scifact" / "corpus.jsonl", "a") as stream:
     stream.write(json.dumps({"_id": "d9", "text": "Report on row 3."}) + "\n")
   config = dataclasses.replace(finished_run.config, test_sets=(f"beir:{sets}",))
-  plan.run(config, finished_run.copy(tmp_path), progress=False)
+  root = finished_run.copy(tmp_path)
+  before_it = [name for name in plan.STAGES if name != "report"]  # takes long
+  plan.run(config, root, stages=before_it, progress=False)
+  assert dict(plan.survey(config, root, ["report"]))["report"] == {"": False}
   lines = capsys.readouterr().out.splitlines()
   ran = [line for line in lines if line.endswith("] running")]
   done = finished_run.root.glob("**/evaluate/scifact/*/result.json")
@@ -196,5 +199,4 @@ def test_a_changed_set_is_searched_and_scored_again_and_nothing_else_is(
     "[prepare_test_set/scifact] running",
     "[query_leakage] running",
     "[compare_queries] running",
-    "[report] running",
   ]
