@@ -108,18 +108,6 @@ def test_cut_rows_are_those_of_fewer_columns(tmp_path, length):
   np.testing.assert_array_equal(rows[:], before)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 5])
-def test_chunks_change_nothing(tmp_path, monkeypatch, chunk):
-  whole = write(tmp_path / "whole")
-  monkeypatch.setattr(inputs, "_CHUNK", chunk)
-  assert write(tmp_path / "parts") == whole
-  files = [p for p in (tmp_path / "whole").rglob("*") if p.is_file()]
-  assert len(files) == 5
-  for path in files:
-    other = tmp_path / "parts" / path.relative_to(tmp_path / "whole")
-    assert path.read_bytes() == other.read_bytes()
-
-
 def test_texts_of_owners_are_streamed(tmp_path):
   write(tmp_path / "a")
   found = queries_lib.texts_of(tmp_path / "a" / "corpus.jsonl", [0, 0, 3, 4, 4])

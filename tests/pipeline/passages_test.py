@@ -30,9 +30,10 @@ from synthq_jax.retrieval import (
   trec,
   vector_files,
 )
-from synthq_jax.stages import direct_dp, finetune_dp, fuse
+from synthq_jax.stages import direct_dp, finetune_dp, fuse, static_encoder
 
 LENGTH, STRIDE, NUM, DEPTH = 16, 8, 40, 5
+STATIC = static_encoder.Config(dim=4, steps=2, warmup_steps=1, batch_size=8)
 
 
 # How documents are cut.
@@ -85,7 +86,7 @@ def write(folder, stride=STRIDE):
     vocabulary_lib.load(shipped.VOCABULARY),
     length=LENGTH,
     stride=stride,
-    choose=[],
+    choose=[3, 1],
     digest=state.update,
   )
   return written, state.hexdigest()
@@ -111,12 +112,13 @@ def test_ids_map_back_and_titles_alone_are_one_passage(tmp_path):
     assert text.startswith("the title")
 
 
+@pytest.mark.parametrize("stride", [0, STRIDE])
 @pytest.mark.parametrize("chunk", [1, 2, 5])
-def test_chunks_change_nothing(tmp_path, monkeypatch, chunk):
-  whole = write(tmp_path / "whole")
+def test_chunks_change_nothing(tmp_path, monkeypatch, chunk, stride):
+  whole = write(tmp_path / "whole", stride)
   monkeypatch.setattr(inputs, "_CHUNK", chunk)
   monkeypatch.setattr(inputs, "_NAMES", chunk + 1)
-  assert write(tmp_path / "parts") == whole
+  assert write(tmp_path / "parts", stride) == whole
   for path in (p for p in (tmp_path / "whole").rglob("*") if p.is_file()):
     other = tmp_path / "parts" / path.relative_to(tmp_path / "whole")
     assert other.read_bytes() == path.read_bytes(), path.name
@@ -209,6 +211,7 @@ def _run(tmp_path_factory):
   config = tiny_runs.config(
     source,
     checkpoint=random_t5.save(folder / "t5"),
+    static_encoder=STATIC,
     rows=plan.Rows(
       synthetic=(), direct_dp=(), original=True, fused=True, expanded=True
     ),
@@ -251,14 +254,20 @@ def test_retrievers_may_read_more_than_generators(tmp_path):
   source = small_data.write_pairs(tmp_path / "log.jsonl", NUM)
   rows = plan.Rows(original=False, direct_dp=())
   config = tiny_runs.config(
-    source, checkpoint=random_t5.save(tmp_path / "t5"), rows=rows
+    source,
+    checkpoint=random_t5.save(tmp_path / "t5"),
+    static_encoder=STATIC,
+    rows=rows,
   )
   runs = {}
-  for length in (0, 40):
+  for length, epsilons in ((0, ()), (40, (8.0,))):  # one trains a generator
     changed = dataclasses.replace(config.prepare_data, retriever_length=length)
+    own = dataclasses.replace(rows, synthetic=epsilons, untrained=False)
     runs[length] = tmp_path / f"run{length}"
     plan.run(
-      dataclasses.replace(config, prepare_data=changed, secret_seed=3),
+      dataclasses.replace(
+        config, prepare_data=changed, rows=own, secret_seed=3
+      ),
       runs[length],
       stages=["train_retriever"],
       progress=False,
