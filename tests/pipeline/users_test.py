@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import json
 import shutil
 import types
@@ -28,13 +27,15 @@ from synthq_jax.pipeline import (
   system_results,
   workspace,
 )
-from synthq_jax.privacy import joint, ledger, sampling, terms
+from synthq_jax.privacy import joint, ledger, terms
 from synthq_jax.stages import (
   direct_dp,
   finetune_dp,
+  learn_map,
   learn_to_rank,
   prepare_data,
   release_scores,
+  static_encoder,
 )
 from synthq_jax.training import dp_step
 
@@ -243,7 +244,11 @@ def _run(tmp_path_factory):
     ),
     finetune_dp=dataclasses.replace(base.finetune_dp, batch_size=8),
     release_scores=release_scores.Config(enabled=True, widest=10.0),
+    static_encoder=static_encoder.Config(
+      dim=4, steps=2, warmup_steps=1, batch_size=8
+    ),
     learn_to_rank=learn_to_rank.Config(steps=2),
+    learn_map=learn_map.Config(steps=2),
     rows=plan.Rows(
       ltr=("untrained",), mapped=(8.0,), original=False, public_only=False
     ),
@@ -602,20 +607,3 @@ def test_the_words_of_direct_training_say_what_is_clipped(tmp_path, method):
   one_by_one = "clipped one by one" in " ".join(words.assumptions)
   assert one_by_one == (method in ("example", "row"))
   assert "noise is for all of a user's together" in " ".join(words.assumptions)
-
-
-def test_every_record_of_a_batch_is_of_a_user_that_was_drawn():
-  """Users come whole or not at all, and as often as the claim says."""
-  records = {"x": np.arange(USERS)}
-  sampler = sampling.Poisson.with_margin(
-    num_examples=USERS, expected_batch_size=6
-  )
-  rows = users.grouped(records, np.arange(USERS), 1)
-  seen = itertools.chain.from_iterable(
-    np.ravel(batch["x"])[~is_padding]
-    for batch, is_padding in (
-      dp_step.draw(rows, sampler, [3], step) for step in range(200)
-    )
-  )
-  share = np.bincount(list(seen), minlength=USERS) / 200
-  assert abs(share.mean() - 0.2) < 0.03
