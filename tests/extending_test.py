@@ -49,35 +49,51 @@ def test_the_page_has_the_five_examples():
   assert len(EXAMPLES) == 5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_works_as_printed_and_touches_few_files(name, tmp_path):
+@pytest.fixture(name="grown", scope="module")
+def _grown(tmp_path_factory):
+  """A copy of the package that has all examples, and what each puts in."""
+  root = tmp_path_factory.mktemp("grown")
   shutil.copytree(
     ROOT / "synthq_jax",
-    tmp_path / "synthq_jax",
+    root / "synthq_jax",
     ignore=shutil.ignore_patterns("__pycache__"),
   )
-  shutil.copytree(ROOT / "gin_configs", tmp_path / "gin_configs")
-  touched, code, commands = put_in(EXAMPLES[name], tmp_path)
-  assert 1 <= len(touched) <= 3
-  assert code or commands
-  own = {**os.environ, "PYTHONPATH": str(tmp_path)}
-  for text in code:
-    run([sys.executable, "-c", text], tmp_path, own)
-  for text in commands:
-    small_data.write_split_beir(tmp_path / "data", train=32, test=8)
-    program, *flags = shlex.split(text.replace("\\\n", " "))
-    assert program == "synthq"
-    command = [sys.executable, "-m", "synthq_jax.cli.main", *flags, *_SMALL]
-    source = f"--gin.SOURCE=beir:{tmp_path / 'data'}"
-    output = run([*command, source], tmp_path, own)
-    assert "[count_words/public_only] running" in output
-    assert re.search(r"^\{'.*': \d+.*\}$", output, re.MULTILINE)
+  shutil.copytree(ROOT / "gin_configs", root / "gin_configs")
+  return root, {name: put_in(text, root) for name, text in EXAMPLES.items()}
 
 
-def run(command, folder, environment) -> str:
+def test_an_example_touches_few_files_and_shows_what_it_does(grown):
+  for name, (touched, code, commands) in grown[1].items():
+    assert 1 <= len(touched) <= 3, name
+    assert code or commands, name
+
+
+@pytest.mark.slow
+def test_the_python_of_the_examples_works_as_printed(grown):
+  root, examples = grown
+  texts = [text for _, code, _ in examples.values() for text in code]
+  assert len(texts) >= 4
+  script = "".join(f"exec({text!r}, {{}})\n" for text in texts)
+  run([sys.executable, "-c", script], root)
+
+
+@pytest.mark.slow
+def test_the_stage_of_the_examples_runs_as_printed(grown, tmp_path):
+  root, examples = grown
+  [text] = [text for _, _, commands in examples.values() for text in commands]
+  source = small_data.write_split_beir(tmp_path / "data", train=32, test=8)
+  program, *flags = shlex.split(text.replace("\\\n", " "))
+  assert program == "synthq"
+  command = [sys.executable, "-m", "synthq_jax.cli.main", *flags, *_SMALL]
+  output = run([*command, f"--gin.SOURCE={source}"], root)
+  assert "[count_words/public_only] running" in output
+  assert re.search(r"^\{'.*': \d+.*\}$", output, re.MULTILINE)
+
+
+def run(command, folder) -> str:
+  own = {**os.environ, "PYTHONPATH": str(folder)}
   done = subprocess.run(
-    command, cwd=folder, env=environment, capture_output=True, text=True
+    command, cwd=folder, env=own, capture_output=True, text=True
   )
   assert done.returncode == 0, done.stderr[-2000:]
   return done.stdout

@@ -148,6 +148,25 @@ def test_the_wheel_asks_for_the_base_and_the_base_for_nothing_large(wheel):
   assert not {"flax", "gin-config", "orbax-checkpoint", "tensorflow"} & base()
 
 
+def test_a_built_wheel_holds_configurations_assets_and_licence(wheel):
+  """Also of assets what .gitignore names, which a build leaves out."""
+  held = set(zipfile.ZipFile(wheel).namelist())
+  expected = {
+    f"synthq_jax/{path.relative_to(ROOT)}"
+    for path in (ROOT / "gin_configs").rglob("*.gin")
+  }
+  for folder in ("assets", "pipeline", "report", "stages"):
+    files = (ROOT / "synthq_jax" / folder).rglob("*")
+    expected |= {
+      str(p.relative_to(ROOT))
+      for p in files
+      if p.is_file() and p.suffix != ".pyc"
+    }
+  assert expected <= held
+  assert any(name.endswith("licenses/LICENSE") for name in held)
+  assert wheel.stat().st_size < 25e6
+
+
 @pytest.mark.slow
 def test_the_source_archive_builds_the_same_wheel(wheel, tmp_path):
   archive = build("sdist", tmp_path / "sdist")

@@ -5,6 +5,7 @@ All of them: `python tests/benchmarks/planted_bugs.py`.
 
 import ast
 import dataclasses
+import functools
 import pathlib
 
 import pytest
@@ -22,6 +23,12 @@ def test_no_two_bugs_have_one_name():
   assert len(BUGS) == len(planted_bugs.read()) >= 60
 
 
+@functools.cache
+def names_in(path):
+  tree = ast.parse((TESTS / path).read_text())
+  return {getattr(node, "name", "") for node in tree.body}
+
+
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_a_bug_has_its_place_in_the_code_and_a_test_that_is_there(bug):
   assert bug.right != bug.wrong
@@ -29,8 +36,7 @@ def test_a_bug_has_its_place_in_the_code_and_a_test_that_is_there(bug):
   assert bug.tests
   for test in bug.tests:
     path, name = test.partition("[")[0].split("::")
-    tree = ast.parse((TESTS / path).read_text())
-    assert name in {getattr(node, "name", "") for node in tree.body}, test
+    assert name in names_in(path), test
 
 
 def test_a_text_that_is_not_there_or_twice_is_refused():
