@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import functools
 import gzip
 import os
 import pathlib
@@ -16,7 +17,7 @@ import made_up
 import pytest
 
 from synthq_jax.cli import guide, main
-from synthq_jax.data import shipped
+from synthq_jax.data import environment_docs, shipped
 from synthq_jax.pipeline import plan, results
 from synthq_jax.stages import pretrain_recipe
 from synthq_jax.studies import frame, images
@@ -32,6 +33,15 @@ REPORT = results.Report(
 )
 
 AUDITS = []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _counted_once():
+  """Has the files of the demo set, whose number most commands ask, read once."""
+  with pytest.MonkeyPatch.context() as patch:
+    count = functools.cache(environment_docs.most_documents)
+    patch.setattr(environment_docs, "most_documents", count)
+    yield
 
 
 @pytest.fixture
@@ -126,14 +136,14 @@ def test_the_gate_exits_with_3_where_a_claim_falls(
   monkeypatch.setattr(
     f"{__name__}.AUDITS", [made_up.audit(), made_up.audit(**changes)]
   )
-  for stage in ("audit", "run"):
-    argv = [stage, DEMO, PLANTED, f"--workdir={tmp_path}"]
-    assert main.main([*argv, "--fail_above_claim"]) == code
+  argv = [f"--workdir={tmp_path}", DEMO, PLANTED]
+  for stage in ("audit", "run") if code else ("audit",):
+    assert main.main([stage, *argv, "--fail_above_claim"]) == code
     error = capsys.readouterr().err
     assert re.search(words, error)
     assert error.count("\n") == (code > 0)
     assert "8.1" not in error  # the number is private
-    assert main.main(argv) == 0  # without the flag it is told, not enforced
+  assert main.main(["audit", *argv]) == 0  # told, and not enforced
 
 
 def test_a_gate_that_cannot_shut_says_so(ran, tmp_path, capsys, monkeypatch):
@@ -389,8 +399,6 @@ WRONG_USES = {
   "export --checkpoint=no --to=x --format=huggingface --step=3": "--step goes with --format=t5x, got",
   "leakage check --train=a --test=b --output=o --precision=2": "--precision goes with --labels",
   "export --queries=no --to=x --format=pdf": "--format must be one of",
-  "search --workdir=w": "expected a query in quotes",
-  "search boats --workdir=no": "no",
   "privacy --ledger=bytes": "bytes:1: expected an entry of a privacy ledger",
   "privacy --ledger=no.jsonl": "no.jsonl",
   "privacy --ledger=x --epsilon=3": "--delta alone, got --epsilon",
@@ -405,8 +413,6 @@ WRONG_USES = {
   "privacy --examples=9 --batch_size=3 --steps=0 --epsilon=1 --unit=user"
   " --queries_per_user=1": "steps in",
   "privacy --examples=9 --batch_size=30 --epochs=1 --epsilon=1": "30",
-  "privacy --examples=9 --batch_size=3 --epochs=1 --epsilon=-1": "-1",
-  "privacy --examples=9 --batch_size=3 --epochs=1 --epsilon=1 --delta=2": "delta",
   "search boats --workdir=file": "file",
   "export --checkpoint=empty --to=x --format=t5x": "expected a T5 checkpoint",
   "export --checkpoint=pickled --to=x --format=t5x": "config.json: expected a T5 shape",
@@ -438,7 +444,6 @@ WRONG_USES = {
   f"{RUN} --gin.SOURCE=beir:no://b/x": "no://b/x: Protocol not known",
   f"{RUN} --gin.CHECKPOINT=no://b/x": "no://b/x: Protocol not known",
   f"{RUN} --gin.TEST_SETS='(\"beir:no://b/x\",)'": "no://b/x: Protocol not known",
-  "study --gin_file=images.gin --workdir=gs://b/x": "study works in a folder",
   "audit --gin_file=demo_tiny.gin --workdir=gs://b/x --mirror=s3://b": "--mirror=s3://b: expected a path",
   "corpus_overlap --corpus=a --workdir=gs://b/x": "--workdir=gs://b/x: expected a path",
   f"{RUN} --gin.train_reranker.Config.bert=gs://b/x": "bert=gs://b/x: expected a path",
@@ -602,15 +607,13 @@ def test_recipes_are_listed_with_what_they_need(capsys):
   assert "SOURCE, the data" in entries["recipes/paper_t5_small.gin"]
 
 
-@pytest.mark.parametrize("command", ["recipes", RUN])
-def test_who_reads_one_line_alone_gets_no_error(tmp_path, command):
+def test_who_reads_one_line_alone_gets_no_error(tmp_path):
   """As `| head -1`: the reader is gone before all is written."""
-  words = [*command.split(), "--dry_run"] if command is RUN else command.split()
   for_reading, for_writing = os.pipe()
   os.close(for_reading)
   with open(for_writing, "wb") as closed:
     done = subprocess.run(
-      [sys.executable, "-m", "synthq_jax", *words],
+      [sys.executable, "-m", "synthq_jax", "recipes"],
       stdout=closed,
       stderr=subprocess.PIPE,
       cwd=tmp_path,
@@ -655,14 +658,7 @@ def test_settings_say_value_place_and_meaning(capsys):
 
 @pytest.mark.parametrize(
   "path",
-  [
-    "recipes/demo_pretrain",
-    "recipes/paper_t5_base",
-    "recipes/systems",
-    "studies/federated_tiny",
-    "studies/private_step",
-    "studies/vectors",
-  ],
+  ["recipes/demo_pretrain", "recipes/systems", "studies/federated_tiny"],
 )
 def test_recipes_and_studies_say_what_they_set(capsys, path):
   path = ROOT / "gin_configs" / f"{path}.gin"

@@ -275,7 +275,7 @@ def _price(
   from synthq_jax.privacy import rounding
   from synthq_jax.stages import direct_dp, stage, topic_counts
 
-  rows = [
+  retrievers = [
     (f"synthetic_{stage.row_name(e)}", e)
     for e in config.rows.synthetic
     if "finetune_dp" in wanted
@@ -286,7 +286,6 @@ def _price(
     )
     if "direct_dp" in wanted
   ]
-  retrievers = rows
   rows = retrievers + [
     (f"ltr_map_{stage.row_name(e)}", e)
     for e in config.rows.mapped

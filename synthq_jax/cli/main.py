@@ -379,11 +379,12 @@ def _loaded(
       gin.finalize()
       config = gin.get_configurable(kind)()
       config = config_types.conform(config, kind, config_types.label(kind))
-    _note_unused(meant)
+    operative = gin.operative_config_str()
+    _note_unused(meant, operative)
     label = config_types.label(kind)
     may_be = [f"plan.RunConfig.{name}" for name in _DOWNLOADED]
     flags.refuse_urls({label: artifacts.to_json(config)}, may_be)
-    return config, gin.operative_config_str(), read
+    return config, operative, read
 
 
 def _finder(
@@ -500,15 +501,14 @@ def _join(kind: type) -> None:
       gin.parse_config([_DYNAMIC, *dict.fromkeys(ends), text])
 
 
-def _note_unused(meant: Collection[str]) -> None:
+def _note_unused(meant: Collection[str], operative: str) -> None:
   """Says what was set to no effect: likely a slip of the pen.
 
   Macros that files use are meant, also where a flag binds what they stand for.
   """
   if not distributed.is_main():
     return
-  operative = flags.names(gin.operative_config_str())
-  used = {name.rpartition("/")[2] for name in operative}
+  used = {name.rpartition("/")[2] for name in flags.names(operative)}
   for name in flags.names(gin.config_str()):
     if name.rpartition("/")[2] in used or name in meant:
       continue
