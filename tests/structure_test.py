@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import functools
 import importlib
 import pathlib
 import shutil
@@ -85,6 +86,7 @@ def imports_of(tree: ast.AST) -> set[str]:
   return found
 
 
+@functools.cache
 def imports(path: pathlib.Path) -> set[str]:
   return imports_of(ast.parse(path.read_text()))
 
