@@ -355,9 +355,7 @@ import pathlib, resource, signal, sys
 import numpy as np
 from synthq_jax import array_files
 
-folder, limit = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 rows = np.arange(25_000, dtype=np.float32)
 files = {
   "rows.npy": lambda path: array_files.save(path, rows),
@@ -369,37 +367,44 @@ files = {
     path, np.asfortranarray(rows.reshape(500, 50))
   ),
 }
-for name, write in files.items():
-  try:
-    write(folder / name)
-  except OSError as error:
-    print(name, error.errno, error.filename)
-  else:
-    print(name, "written", (folder / name).stat().st_size)
+for limit in map(int, sys.argv[2:]):
+  folder = pathlib.Path(sys.argv[1]) / str(limit)
+  folder.mkdir()
+  resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+  for name, write in files.items():
+    try:
+      write(folder / name)
+    except OSError as error:
+      said = f"{error.errno} {error.filename}"
+    else:
+      said = f"written {(folder / name).stat().st_size}"
+    print(f"{limit} {name} {said}")
 """
 
 
-def _written(folder, limit):
-  """What is said of each file where no more than `limit` bytes fit in one."""
-  folder.mkdir()
+def _written(folder, *limits):
+  """What is said of each file where no more than so many bytes fit in one."""
   done = subprocess.run(
-    [sys.executable, "-c", _FULL_DISK, str(folder), str(limit)],
+    [sys.executable, "-c", _FULL_DISK, str(folder), *map(str, limits)],
     capture_output=True,
     text=True,
     check=True,
   )
-  return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+  said = {limit: {} for limit in limits}
+  for line in done.stdout.splitlines():
+    limit, name, words = line.split(" ", 2)
+    said[int(limit)][name] = words
+  return said
 
 
 def test_an_array_that_is_cut_anywhere_is_an_error_with_its_number(tmp_path):
-  whole = _written(tmp_path / "whole", 10**7)
+  whole = _written(tmp_path, 10**7)[10**7]
   sizes = {name: int(said.split()[1]) for name, said in whole.items()}
   assert len(sizes) == 4 and max(sizes.values()) > 200_000
   # Of a last block of 4,096 bytes C reports nothing before the file is closed.
   ends = {size - less for size in sizes.values() for less in (1, 300)}
-  for cut in {0, 100, 12_468} | ends:
+  for cut, said in _written(tmp_path, *{0, 100, 12_468} | ends).items():
     folder = tmp_path / str(cut)
-    said = _written(folder, cut)
     for name, size in sizes.items():
       if cut >= size:
         assert said[name] == f"written {size}"
