@@ -174,8 +174,8 @@ def outcome(codes: Sequence[int]) -> int:
   What one that was killed did to the others says nothing; else final codes
   win.
 
-  >>> outcome([2, -9]), outcome([143, 143]), outcome([1, 2])
-  (137, 143, 2)
+  >>> outcome([2, -9]), outcome([-6, 1]), outcome([143, 143]), outcome([1, 2])
+  (137, 134, 143, 2)
   """
   if min(codes) < 0:
     return 128 - min(codes)

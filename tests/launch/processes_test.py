@@ -14,8 +14,6 @@ import processes
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "launch" / "processes.py"
 
-OUTCOMES = [([2, -9], 137), ([-6, 1], 134), ([143, 143], 143), ([1, 2], 2)]
-
 # A child reads what to do in this start: the line of its own number.
 CHILD = """
 import os, pathlib, signal, sys, time
@@ -93,11 +91,6 @@ def test_what_was_lost_starts_again_and_what_is_final_does_not(
   assert (found, len(starts(tmp_path)) - 1) == (code, restarts), output
   assert output.count(": restart ") == restarts
   assert len(set(starts(tmp_path))) == restarts + 1  # a port for each start
-
-
-@pytest.mark.parametrize(("codes", "one"), OUTCOMES)
-def test_many_exit_codes_come_to_one(codes, one):
-  assert processes.outcome(codes) == one
 
 
 def test_without_restarts_a_lost_process_is_the_end(tmp_path):

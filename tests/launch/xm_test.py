@@ -207,10 +207,14 @@ def _wait(is_so) -> None:
     (["--executor=tpu_vm", "--workdir=x"], "--workdir is of --executor=local"),
   ],
 )
-def test_what_is_wrong_is_said_in_one_line(cloud, flags, words):
-  done = cloud.run(*flags, script="xm")
-  assert done.returncode == 2
-  (line,) = done.stderr.splitlines()
+def test_what_is_wrong_is_said_in_one_line(
+  cloud, flags, words, monkeypatch, capsys
+):
+  monkeypatch.chdir(cloud.folder)
+  for name in ("PATH", "FAKE_GCLOUD"):
+    monkeypatch.setenv(name, cloud.environment[name])
+  assert xm.main([*cloud.flags, *flags]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
   assert words in line
   assert cloud.kinds == []
 
