@@ -18,7 +18,7 @@ from synthq_jax import array_files, artifacts
 from synthq_jax.audit import corpus_overlap as overlap_lib
 from synthq_jax.audit import corpus_search
 from synthq_jax.data import public_corpus
-from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.pipeline import inputs, workspace
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.report import tables
 from synthq_jax.training import progress as progress_lib
@@ -54,16 +54,10 @@ def run(
   """
   if not 0 <= share[0] < share[1]:
     raise ValueError(
-      f"expected a share i/n with 0 <= i < n, got {share[0]}/{share[1]}"
+      f"expected --share=i/n with 0 <= i < n, got {share[0]}/{share[1]}"
     )
   folders = workspace.Folders(workdir)
-  place = folders.private("prepare_data")
-  if artifacts.read_fingerprint(place) is None:
-    raise ValueError(
-      f"{workdir}: expected the working directory of a run, got one without"
-      " prepared data: run `synthq prepare_data` first, or check --workdir"
-    )
-  prepared = artifacts.load(place, results.PreparedData)
+  prepared = workspace.prepared(folders, first="prepare_data")
   parts = public_corpus.parts(corpus)
   items = {
     "queries": queries_lib.texts(folders.root / prepared.private_directory),

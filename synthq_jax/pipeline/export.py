@@ -409,9 +409,19 @@ def _write_encoder(given, folder, params, shape, lengths) -> dict[str, Any]:
   t5_checkpoints.save_huggingface(folder / "made", params, shape)
   _move_up(folder / "made", folder)
   _write_tokenizer(given, folder, shape)
-  parts = {"Transformer": lengths, "Pooling": _pooling(shape.emb_dim)}
+  width = shape.emb_dim
+  pooling = {
+    "word_embedding_dimension": width,
+    "pooling_mode_mean_tokens": True,
+  }
+  parts = {"Transformer": lengths, "Pooling": pooling}
   if projection is not None:
-    parts["Dense"] = _dense(shape.emb_dim)
+    parts["Dense"] = {
+      "in_features": width,
+      "out_features": width,
+      "bias": False,
+      "activation_function": "torch.nn.modules.linear.Identity",
+    }
     kernel = {"linear.weight": np.ascontiguousarray(projection["kernel"].T)}
     file = folder / "2_Dense" / "model.safetensors"
     file.parent.mkdir()
@@ -431,19 +441,6 @@ def _write_static(given, folder, params, shape, lengths) -> dict[str, Any]:
   cut_at = lengths["max_seq_length"] - 1
   _write_tokenizer(given, folder, shape, cut_at=cut_at)
   return {"StaticEmbedding": None}
-
-
-def _pooling(width: int) -> dict[str, object]:
-  return {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
-
-
-def _dense(width: int) -> dict[str, object]:
-  return {
-    "in_features": width,
-    "out_features": width,
-    "bias": False,
-    "activation_function": "torch.nn.modules.linear.Identity",
-  }
 
 
 def _prepared(given: Source) -> results.PreparedData:

@@ -516,9 +516,7 @@ def write_documents(
   return WrittenDocuments(cut / first, num_passages, chosen)
 
 
-def read_documents(
-  folder: pathlib.Path,
-) -> passages.Passages:
+def read_documents(folder: pathlib.Path) -> passages.Passages:
   """Opens what `write_documents` wrote.
 
   Raises:

@@ -14,12 +14,7 @@ import dp_accounting
 import jax
 
 from synthq_jax import artifacts, checks, optim
-from synthq_jax.pipeline import (
-  config_types,
-  fingerprints,
-  results,
-  workspace,
-)
+from synthq_jax.pipeline import config_types, fingerprints, results, workspace
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import ledger, sampling, selection, terms
@@ -96,10 +91,7 @@ class Config:
       ValueError: if the batch is larger than the data, delta is 1 / n or more, or
         correlated noise meets users whose queries are drawn one by one.
     """
-    if not self.batch_size:
-      own = filled(self, prepared, draws_users=draws_users)
-      own.check(prepared, noise_bands=noise_bands, draws_users=draws_users)
-      return
+    batch_size = filled(self, prepared, draws_users=draws_users).batch_size
     name = config_types.label(type(self))
     queries = prepared.num_queries["train"]
     users = prepared.num_users.get("train", queries)
@@ -110,16 +102,16 @@ class Config:
         f"{name}.noise_bands must be 1 where single queries of users are drawn,"
         f" got {noise_bands}: set USER_SAMPLING='users'"
       )
-    if noise_bands > 1 and self.batch_size * noise_bands > number:
+    if noise_bands > 1 and batch_size * noise_bands > number:
       raise ValueError(
         f"{name}.batch_size x noise_bands must be at most {number:,}, the"
-        f" number of {what}, got {self.batch_size} x {noise_bands}: take smaller"
+        f" number of {what}, got {batch_size} x {noise_bands}: take smaller"
         " ones"
       )
-    if self.batch_size > number:
+    if batch_size > number:
       raise ValueError(
         f"{name}.batch_size must be at most {number:,}, the number of {what}, got"
-        f" {self.batch_size}: take a smaller one"
+        f" {batch_size}: take a smaller one"
       )
     if self.delta is not None and not 0 < self.delta < 1 / users:
       unit = "user" if prepared.num_users else "query"

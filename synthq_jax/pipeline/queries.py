@@ -1,8 +1,9 @@
 """Sets of queries: how they are saved and read, and what is said of them.
 
 Formal guarantee:
-  Post-processing of synthetic queries: beside `texts`, which reads whatever it is
-  told to, private queries among it, everything here reads synthetic queries, public documents and public seeds.
+  Post-processing of synthetic queries, public documents and public seeds, which are
+  all that is read here; but for `texts`, which reads whatever it is told to, private
+  queries among it.
 """
 
 import dataclasses

@@ -471,11 +471,12 @@ class ReleasedScores(Claimed):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TopicCounts:
-  """How often each cluster of documents is asked about, with noise."""
+class TopicCounts(Saved):
+  """How often each cluster of documents is asked about, with noise.
 
-  directory: str
-  """Holds `TOPICS_NAME`."""
+  The folder holds `TOPICS_NAME`.
+  """
+
   statement: statement_lib.PrivacyStatement
   """What the noise promises."""
   num_clusters: int
@@ -485,8 +486,6 @@ class TopicCounts:
   misplaced: float
   """Share of the queries that the noise is expected to move to others' clusters,
   at most."""
-  seconds: float = 0.0
-  """How long the stage took."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

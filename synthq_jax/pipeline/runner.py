@@ -16,12 +16,7 @@ from typing import Any, TypeVar
 import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
-from synthq_jax.pipeline import (
-  fingerprints,
-  inputs,
-  results,
-  workspace,
-)
+from synthq_jax.pipeline import fingerprints, inputs, results, workspace
 from synthq_jax.privacy import ledger
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import finetune_dp, stage
@@ -374,8 +369,7 @@ class Run:
       return
     path = self._space.private(ledger.NAME)
     started = ledger.read(path).values() if ledger.begun(path) else ()
-    if distributed.is_main():
-      ledger.mend(path)
+    ledger.mend(path)
     known = {entry.identifier for one in started for entry in one.ledger}
     for entry in claim.ledger:
       if entry.identifier not in known:

@@ -18,12 +18,7 @@ from synthq_jax import artifacts, text_tables
 from synthq_jax.data import files, passages
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import (
-  inputs,
-  results,
-  system_results,
-  workspace,
-)
+from synthq_jax.pipeline import inputs, results, system_results, workspace
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import (
   best_passages,
@@ -143,14 +138,8 @@ def open_run(
     ValueError: if the run is not finished, or has no such row.
   """
   folders = workspace.Folders(workdir)
-  data = folders.private("prepare_data")
-  if artifacts.read_fingerprint(data) is None:
-    raise ValueError(
-      f"{workdir}: expected the working directory of a run, got one without"
-      " prepared data: run `synthq run` first, or check --workdir"
-    )
-  artifacts.check(data)
-  prepared = artifacts.load(data, results.PreparedData)
+  prepared = workspace.prepared(folders, first="run")
+  artifacts.check(folders.private("prepare_data"))
   known = rows(folders, private=private)
   first = next((name for name in known if name.startswith("synthetic")), "none")
   beside = [f"{system}_{first}" for system in ("fused", "ltr", "expanded")]

@@ -20,7 +20,7 @@ from synthq_jax import artifacts, checks, file_lists, stores
 from synthq_jax.pipeline import results
 from synthq_jax.privacy import ledger
 
-__all__ = ["Folders", "Workspace", "locked"]
+__all__ = ["Folders", "Workspace", "locked", "prepared"]
 
 
 @contextlib.contextmanager
@@ -70,6 +70,21 @@ class Folders:
   def relative(self, path: pathlib.Path) -> str:
     """Returns a path as results hold it."""
     return path.relative_to(self.root).as_posix()
+
+
+def prepared(folders: Folders, *, first: str) -> results.PreparedData:
+  """Reads the data of a run that is there; `first` is the command that makes it.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  place = folders.private("prepare_data")
+  if artifacts.read_fingerprint(place) is None:
+    raise ValueError(
+      f"{folders.root}: expected the working directory of a run, got one without"
+      f" prepared data: run `synthq {first}` first, or check --workdir"
+    )
+  return artifacts.load(place, results.PreparedData)
 
 
 class Workspace(Folders):

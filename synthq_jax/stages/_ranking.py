@@ -18,12 +18,7 @@ from synthq_jax import artifacts
 from synthq_jax.data import files
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import (
-  config_types,
-  inputs,
-  private_training,
-  results,
-)
+from synthq_jax.pipeline import config_types, inputs, private_training, results
 from synthq_jax.privacy import terms
 from synthq_jax.retrieval import encode, ranking
 from synthq_jax.stages import _search

@@ -15,12 +15,7 @@ from jaxtyping import Float
 
 from synthq_jax.data import blocks, files, passages
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import (
-  inputs,
-  results,
-  system_results,
-  workspace,
-)
+from synthq_jax.pipeline import inputs, results, system_results, workspace
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import (
   best_passages,

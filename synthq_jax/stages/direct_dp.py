@@ -34,12 +34,7 @@ import numpy as np
 
 from synthq_jax import optim, typing
 from synthq_jax.losses import contrastive
-from synthq_jax.models import (
-  dual_encoder,
-  encoders,
-  t5_checkpoints,
-  t5_config,
-)
+from synthq_jax.models import dual_encoder, encoders, t5_checkpoints, t5_config
 from synthq_jax.pipeline import (
   config_types,
   fingerprints,

@@ -17,12 +17,7 @@ import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.data import beir, files, passages
-from synthq_jax.pipeline import (
-  config_types,
-  inputs,
-  results,
-  system_results,
-)
+from synthq_jax.pipeline import config_types, inputs, results, system_results
 from synthq_jax.retrieval import (
   best_passages,
   fusion,

@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import extras
-from synthq_jax.pipeline import (
-  config_types,
-  results,
-  search,
-  system_results,
-)
+from synthq_jax.pipeline import config_types, results, search, system_results
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import index
 from synthq_jax.stages import stage

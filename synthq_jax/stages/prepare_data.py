@@ -28,12 +28,7 @@ from synthq_jax.data import (
   splits,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import (
-  config_types,
-  fingerprints,
-  inputs,
-  results,
-)
+from synthq_jax.pipeline import config_types, fingerprints, inputs, results
 from synthq_jax.privacy import terms
 from synthq_jax.stages import stage
 

@@ -14,12 +14,7 @@ import numpy as np
 from synthq_jax import array_files, artifacts
 from synthq_jax.data import beir, beir_sets, collection, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import (
-  config_types,
-  fingerprints,
-  inputs,
-  results,
-)
+from synthq_jax.pipeline import config_types, fingerprints, inputs, results
 from synthq_jax.retrieval import tables
 from synthq_jax.stages import stage
 

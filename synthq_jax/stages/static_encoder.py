@@ -17,12 +17,7 @@ from synthq_jax.data import passages as passages_lib
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.leakage.rerankers import terms
 from synthq_jax.models import static_vectors
-from synthq_jax.pipeline import (
-  config_types,
-  inputs,
-  private_training,
-  results,
-)
+from synthq_jax.pipeline import config_types, inputs, private_training, results
 from synthq_jax.stages import stage
 from synthq_jax.training import loop, pairs
 

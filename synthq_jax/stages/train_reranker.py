@@ -17,12 +17,7 @@ from synthq_jax import artifacts
 from synthq_jax.leakage import rerankers
 from synthq_jax.leakage.rerankers import building
 from synthq_jax.leakage.rerankers import terms as terms_lib
-from synthq_jax.pipeline import (
-  config_types,
-  inputs,
-  results,
-  system_results,
-)
+from synthq_jax.pipeline import config_types, inputs, results, system_results
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.stages import _mining, _reranking, _search, stage
 from synthq_jax.training import distributed

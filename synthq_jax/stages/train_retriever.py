@@ -12,12 +12,7 @@ import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.models import encoders
-from synthq_jax.pipeline import (
-  config_types,
-  inputs,
-  private_training,
-  results,
-)
+from synthq_jax.pipeline import config_types, inputs, private_training, results
 from synthq_jax.stages import _mining, _reranking, _search, stage
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import mesh as mesh_lib

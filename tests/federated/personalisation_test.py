@@ -8,12 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from synthq_jax.federated import (
-  clients,
-  encoders,
-  exchange,
-  personalisation,
-)
+from synthq_jax.federated import clients, encoders, exchange, personalisation
 from synthq_jax.models import t5, t5_config
 
 CONFIG = t5_config.T5Config(

@@ -8,13 +8,7 @@ import optax
 import pytest
 import random_t5
 
-from synthq_jax.federated import (
-  clients,
-  encoders,
-  fedavg,
-  negatives,
-  training,
-)
+from synthq_jax.federated import clients, encoders, fedavg, negatives, training
 from synthq_jax.models import t5_config
 
 _CONFIG = t5_config.get("tiny")

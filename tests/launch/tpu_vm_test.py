@@ -60,7 +60,6 @@ def _refused(cloud, *flags: str) -> str:
     (["--dry_run", "--gke_image=i", "--with_private"], "--with_private is of"),
     (["--accelerator=v4-4x4x6"], "multiples of 4, in rising order"),
     (["--accelerator=v4-12x4x4"], "multiples of 4, in rising order"),
-    (["--accelerator=v4-2x2x8"], "multiples of 4, in rising order"),
     (["--accelerator=v4-0x4x4"], "multiples of 4, in rising order"),
     (["--accelerator=v5p-16x16x28"], "at most 6144 chips, got 7168"),
     (["--accelerator=v6e-4x4x4"], "only v4, v5p come in shapes"),

@@ -16,11 +16,7 @@ import pytest
 import safetensors.numpy
 from hypothesis import strategies as st
 
-from synthq_jax.models import (
-  t5,
-  t5_checkpoints,
-  t5_config,
-)
+from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.models.checkpoints import tensors as tensors_lib
 
 TINY = t5_config.get("tiny")

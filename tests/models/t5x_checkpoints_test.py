@@ -15,11 +15,7 @@ import pytest
 import tensorstore
 from flax import serialization
 
-from synthq_jax.models import (
-  t5,
-  t5_checkpoints,
-  t5_config,
-)
+from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.models.checkpoints import t5x
 from synthq_jax.models.checkpoints import tensors as tensors_lib
 

@@ -82,10 +82,8 @@ def change(path, line, text):
   ("name", "line", "text", "words", "advice"),
   [
     ("corpus.jsonl", 3, '{"_id": "d2", ', "one JSON object", "correct or"),
-    ("corpus.jsonl", 3, "[1]", "expected a JSON object, got a list", "write {"),
     ("queries.jsonl", 2, b'{"_id": "q1", "text": "\xff"}\n', "UTF-8", "iconv"),
     ("corpus.jsonl", 5, '{"_id": "d1", "text": "x"}', "'d1' again", "rename"),
-    ("corpus.jsonl", 4, '{"_id": "d3", "text": " "}', "text in doc", "fill it"),
     ("qrels/train.tsv", 2, "q0\tnone\t1", "known document", "add"),
     (
       "qrels/train.tsv",
@@ -95,9 +93,6 @@ def change(path, line, text):
       "1",
     ),
     ("qrels/test.tsv", 2, "q30\td30\t1000001", "a grade of at most", "write 1"),
-    ("qrels/train.tsv", 2, "q0 d0 1", "expected 3 columns", "correct"),
-    ("qrels/train.tsv", 1, "q0\td0\t1", "expected the header", "add it"),
-    ("corpus.jsonl", 3, '\ufeff{"_id": "d2"}', "order mark", "remove it"),
   ],
 )
 def test_a_bad_line_is_named_with_its_file_and_number(
@@ -145,21 +140,13 @@ def test_a_split_without_pairs_is_refused(folder, tmp_path, capsys, split):
 @pytest.mark.parametrize(
   ("flag", "words"),
   [
-    ("--gin.EPSILON=0", "must hold epsilons above 0, got epsilon=0"),
     ("--gin.EPSILON=nan", "expected float, got 'nan'"),
     ("--gin.DELTA=0", "finetune_dp.Config.delta must be above 0"),
     ("--gin.DELTA=0.5", "Config.delta must be above 0 and below 1/n"),
-    ("--gin.plan.Rows.synthetic=(8,8)", "synthetic must hold epsilons whose"),
     ("--gin.plan.Rows.synthetic=(8,8.0000001)", "both called eps8: leave one"),
-    ("--gin.plan.Rows.direct_dp=(2,2)", "direct_dp must hold epsilons whose"),
-    ("--gin.CLIP_NORM=0", "clip_norm must be above 0, got 0"),
     ("--gin.CLIP_NORM=inf", "clip_norm must be above 0, got inf"),
     ("--gin.TRAIN_STEPS=0", "finetune_dp.Config.steps must be at least 1"),
-    ("--gin.LEARNING_RATE=-1", "learning_rate must be above 0"),
-    ("--gin.TEMPERATURE=0", "generate.Config.temperature must be above 0"),
-    ("--gin.generate.Config.p=1.5", "generate.Config.p must be at most 1"),
     ("--gin.DOCUMENT_LENGTH=1", "document_length must be at least 2"),
-    ("--gin.finetune_dp.Config.optimizer=sgd", "one of dp_adam, dp_adafactor"),
   ],
 )
 def test_a_setting_that_cannot_be_is_refused_before_any_work(
@@ -173,12 +160,7 @@ def test_a_setting_that_cannot_be_is_refused_before_any_work(
 @pytest.mark.parametrize(
   ("split", "words"),
   [
-    (
-      "dev",
-      "TEST_SPLIT=dev: expected a split of ['test', 'train'], got split=",
-    ),
     ("test+dev", "TEST_SPLIT=test+dev: expected a split of ['test', 'train']"),
-    ("train", "test_split must leave out 'train', on whose queries everything"),
     ("test+train", "must leave out 'train', on whose queries everything"),
   ],
 )
@@ -389,12 +371,6 @@ def test_a_vocabulary_of_another_checkpoint_is_refused(
   message = refused(capsys, argv)
   assert "belongs to vocabulary.model beside it" in message
   assert "leave prepare_data.vocabulary empty" in message
-  path = tmp_path / "text.model"
-  path.write_text("no model")
-  flag = f"--gin.prepare_data.Config.vocabulary={path}"
-  message = refused(capsys, command(folder, tmp_path / "run2", flag))
-  assert f"{path}" in message and "SentencePiece model" in message
-  assert finished(tmp_path / "run2") == []
 
 
 def change_config(old, new):

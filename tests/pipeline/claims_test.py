@@ -312,12 +312,22 @@ def test_the_reader_of_code_sees_every_form():
     assert not any(map(asks_epsilon_whether_public, nodes)), text
 
 
-def test_what_is_public_is_asked_of_the_ledger_and_not_of_epsilon():
+@functools.cache
+def places():
+  """Returns where the package does either, in one reading of its code."""
+  found = {asks_epsilon_whether_public: [], writes_epsilon_its_own_way: []}
   for path in PACKAGE.rglob("*.py"):
-    if path == PACKAGE / "privacy" / "statement.py":  # which defines it
-      continue
+    name = path.relative_to(PACKAGE).as_posix()
     for node in ast.walk(ast.parse(path.read_text())):
-      assert not asks_epsilon_whether_public(node), (path, node.lineno)
+      for is_fault, where in found.items():
+        if is_fault(node):
+          where.append((name, node.lineno))
+  return found
+
+
+def test_what_is_public_is_asked_of_the_ledger_and_not_of_epsilon():
+  found = places()[asks_epsilon_whether_public]
+  assert {name for name, _ in found} == {"privacy/statement.py"}, found
 
 
 def writes_epsilon_its_own_way(node):
@@ -331,8 +341,5 @@ def writes_epsilon_its_own_way(node):
 def test_all_epsilons_and_deltas_are_written_by_one_function():
   for text in ('f"{x.delta:.3g}"', 'f"{epsilon:g}"', 'f"{x.claimed_delta:g}"'):
     assert any(map(writes_epsilon_its_own_way, ast.walk(ast.parse(text))))
-  for path in PACKAGE.rglob("*.py"):
-    if path == PACKAGE / "stages" / "stage.py":  # names of rows: eps8
-      continue
-    for node in ast.walk(ast.parse(path.read_text())):
-      assert not writes_epsilon_its_own_way(node), (path, node.lineno)
+  found = places()[writes_epsilon_its_own_way]
+  assert {name for name, _ in found} == {"stages/stage.py"}, found  # eps8

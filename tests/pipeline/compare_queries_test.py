@@ -7,6 +7,7 @@ import made_up
 import numpy as np
 import pytest
 import sacrebleu
+import small_data
 
 from synthq_jax import artifacts, intervals
 from synthq_jax.generation import mauve
@@ -38,30 +39,28 @@ class _Length:
     return np.array([[float("z" in text), 1.0] for text in texts], np.float32)
 
 
-def _lines(rows):
-  return "\n".join(json.dumps(row) for row in rows)
+def _write(path, *rows):
+  small_data.write_lines(path, map(json.dumps, rows))
 
 
 @pytest.fixture(name="place")
 def _place(tmp_path):
-  write = artifacts.write_atomically
-  write(
+  _write(
     tmp_path / "public/corpus.jsonl",
-    _lines({"_id": i, "title": "", "text": t} for i, t in _DOCUMENTS.items()),
+    *({"_id": i, "title": "", "text": t} for i, t in _DOCUMENTS.items()),
   )
-  write(
+  _write(
     tmp_path / "private/queries.jsonl",
-    _lines({"_id": i, "text": text} for i, text in _REAL.items()),
+    *({"_id": i, "text": text} for i, text in _REAL.items()),
   )
   rows = [f"{query}\t{document}\t1" for query, document in _ASKED]
-  write(
-    tmp_path / "private/qrels/test.tsv",
-    "\n".join(["query-id\tcorpus-id\tscore", *rows]),
+  small_data.write_lines(
+    tmp_path / "private/qrels/test.tsv", ["query-id\tcorpus-id\tscore", *rows]
   )
   for name, pairs in _WRITTEN.items():
-    write(
+    _write(
       tmp_path / name / "queries.jsonl",
-      _lines({"_id": "", "text": text, "document": d} for text, d in pairs),
+      *({"_id": "", "text": text, "document": d} for text, d in pairs),
     )
   return tmp_path
 

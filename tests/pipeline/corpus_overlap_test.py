@@ -4,12 +4,13 @@ import json
 import types
 
 import pytest
+import small_data
 
 from synthq_jax import artifacts
 from synthq_jax.audit import corpus_overlap as overlap_lib
 from synthq_jax.audit import corpus_search
 from synthq_jax.cli import main
-from synthq_jax.pipeline import corpus_overlap, results
+from synthq_jax.pipeline import results
 
 _QUERIES = ["what is a red apple", "who ate all the pears", "zanzibar"]
 _DOCUMENTS = [("Apples", "they are red and round"), ("", "nothing known here")]
@@ -37,22 +38,19 @@ def _place(tmp_path, monkeypatch):
   monkeypatch.setattr(
     artifacts, "read_fingerprint", lambda place: "" if place.is_dir() else None
   )
-  write = artifacts.write_atomically
+  write = small_data.write_lines
   queries = [{"_id": str(i), "text": t} for i, t in enumerate(_QUERIES)]
   documents = [
     {"_id": str(i), "title": title, "text": text}
     for i, (title, text) in enumerate(_DOCUMENTS)
   ]
   run = tmp_path / "run"
-  write(run / "private/prepare_data/queries.jsonl", _lines(queries))
-  write(run / "prepare_data/corpus.jsonl", _lines(documents))
+  folder = run / "private/prepare_data"
+  write(folder / "queries.jsonl", map(json.dumps, queries))
+  write(run / "prepare_data/corpus.jsonl", map(json.dumps, documents))
   for name, texts in _CORPUS.items():
-    write(tmp_path / "corpus" / name, "\n".join(texts))
+    write(tmp_path / "corpus" / name, texts)
   return tmp_path
-
-
-def _lines(rows):
-  return "\n".join(map(json.dumps, rows)) + "\n"
 
 
 def _argv(place, *flags):
@@ -147,7 +145,7 @@ def test_a_damaged_part_is_named(place, capsys):
 @pytest.mark.parametrize(
   "flags, words",
   [
-    (["--share=2/2"], "expected --share=i/n with 0 <= i < n, got '2/2'"),
+    (["--share=2/2"], "expected --share=i/n with 0 <= i < n, got 2/2"),
     (["--share=half"], "got 'half'"),
     (["--ngram=0"], "ngram >= 1, got ngram=0"),
     (["--corpus=/none/*.gz"], "expected files of a corpus, got none"),
@@ -158,13 +156,6 @@ def test_what_the_user_can_mend_is_one_line(place, capsys, flags, words):
   assert main.main(_argv(place, *flags)) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert words in line
-
-
-def test_a_share_outside_the_parts_is_refused(place):
-  with pytest.raises(ValueError, match="0 <= i < n, got 3/3"):
-    corpus_overlap.run(
-      place, "x", config=overlap_lib.Config(), share=(3, 3), progress=False
-    )
 
 
 def test_a_corpus_without_texts_is_refused_and_gives_no_result(place, capsys):

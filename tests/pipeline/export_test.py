@@ -288,9 +288,7 @@ def test_results_that_were_moved_out_of_their_run(finished_run, tmp_path):
 @pytest.mark.parametrize(
   ("flag", "place", "name"),
   [
-    ("checkpoint", "finetune_dp/eps8", "huggingface"),
     ("checkpoint", "train_retriever/synthetic_eps8", "sentence-transformers"),
-    ("queries", "generate/eps8", "beir"),
     ("queries", "expand/synthetic_eps8", "anserini"),
     ("ranking", "learn_to_rank/public_only", "ranker"),
   ],
@@ -345,14 +343,9 @@ def test_a_projection_is_not_lost_where_there_is_no_place_for_it(
   "flags, words",
   [
     (["--gin.X=1"], "takes no --gin.X=1"),
-    (["--format=gguf"], "--format must be one of t5x, safetensors, hugging"),
     (["--format=beir"], "expected SyntheticQueries for --format=beir"),
     (["--queries=somewhere"], "and --ranking=FOLDER, got 2"),
     (["--format=sentence-transformers"], "expected the vocabulary"),
-    (
-      ["--checkpoint=nowhere"],
-      "nowhere: expected the folder of a result, got none",
-    ),
     (["--step=-1"], "step must be at least 0"),
   ],
 )

@@ -13,6 +13,7 @@ import tiny_runs
 from synthq_jax import artifacts
 from synthq_jax.data import collection, jsonl
 from synthq_jax.pipeline import plan
+from synthq_jax.stages import static_encoder
 
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 TEXTS = (
@@ -55,7 +56,11 @@ def _hostile(tmp_path_factory):
   )
   config = tiny_runs.config(source, checkpoint=random_t5.save(folder / "t5"))
   config = dataclasses.replace(
-    config, rows=dataclasses.replace(config.rows, public_only=False)
+    config,
+    static_encoder=static_encoder.Config(
+      dim=4, steps=2, warmup_steps=1, batch_size=8
+    ),
+    rows=dataclasses.replace(config.rows, public_only=False, direct_dp=()),
   )
   before = {path for path in folder.parent.iterdir()}
   report = plan.run(config, folder / "run", progress=False)
@@ -102,12 +107,6 @@ def test_special_tokens_in_a_text_are_text(hostile):
   assert max(ids) < known.vocab_size - 100
 
 
-def write(path: pathlib.Path, rows) -> pathlib.Path:
-  with path.open("w") as stream:
-    stream.writelines(f"{json.dumps(row)}\n" for row in rows)
-  return path
-
-
 def prepare(source: str, root: pathlib.Path, checkpoint: str):
   config = tiny_runs.config(source, checkpoint=checkpoint)
   plan.run(config, root, stages=["prepare_data"], progress=False)
@@ -123,7 +122,8 @@ def test_two_megabytes_in_one_line_are_one_document(tmp_path):
     for i in range(60)
   ]
   rows[7]["document"] = "otter bridge " * 160_000
-  path = write(tmp_path / "log.jsonl", rows)
+  path = tmp_path / "log.jsonl"
+  small_data.write_lines(path, map(json.dumps, rows))
   checkpoint = random_t5.save(tmp_path / "t5")
   made = prepare(f"jsonl:{path}", tmp_path / "run", checkpoint)
   assert made["num_documents"] == 60 and made["cut_documents"] > 0
@@ -151,7 +151,8 @@ def test_twenty_thousand_documents_with_one_text(tmp_path):
     {"query": small_data.query(i), "document": "the same otter"}
     for i in range(1000)
   ]
-  path = write(tmp_path / "log.jsonl", pairs)
+  path = tmp_path / "log.jsonl"
+  small_data.write_lines(path, map(json.dumps, pairs))
   with pytest.raises(ValueError, match="log.jsonl") as error:
     jsonl.read_jsonl(path)
   assert "\n" not in str(error.value)
@@ -167,7 +168,8 @@ def test_forty_thousand_queries_of_one_user_are_one_user(tmp_path):
     }
     for i in range(40_000)
   )
-  path = write(tmp_path / "log.jsonl", rows)
+  path = tmp_path / "log.jsonl"
+  small_data.write_lines(path, map(json.dumps, rows))
   data = jsonl.read_jsonl(path)
   assert isinstance(data, collection.Collection)
   assert {query.client for query in data.queries} == {"u1"}

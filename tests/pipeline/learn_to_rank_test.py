@@ -14,13 +14,7 @@ import tiny_runs
 
 from synthq_jax import artifacts, optim
 from synthq_jax.cli import guide
-from synthq_jax.pipeline import (
-  plan,
-  results,
-  search,
-  system_results,
-  workspace,
-)
+from synthq_jax.pipeline import plan, results, search, system_results, workspace
 from synthq_jax.privacy import joint
 from synthq_jax.retrieval import ranking, trec
 from synthq_jax.stages import _ranking, learn_map, learn_to_rank

@@ -25,12 +25,7 @@ import small_data
 
 from synthq_jax import artifacts, optim
 from synthq_jax.data import sources
-from synthq_jax.pipeline import (
-  fingerprints,
-  plan,
-  private_training,
-  workspace,
-)
+from synthq_jax.pipeline import fingerprints, plan, private_training, workspace
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import accounting, ledger, sampling
 from synthq_jax.stages import (

@@ -8,6 +8,7 @@ import types
 import made_up
 import numpy as np
 import pytest
+import small_data
 import tiny_runs
 from scipy import stats
 
@@ -123,7 +124,7 @@ def _write(path, texts, documents=None):
       texts.items(), documents or [""] * len(texts), strict=True
     )
   ]
-  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  small_data.write_lines(path, map(json.dumps, lines))
 
 
 def _log(rng, train=400, dev=60, test=90):
@@ -466,7 +467,7 @@ def test_a_log_whose_queries_have_several_documents_accuses_nobody(tmp_path):
       if rng.random() < (0.2 if is_common else 0.02):
         saw_none.append(text)
     path = tmp_path / f"log{number}.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small_data.write_lines(path, map(json.dumps, rows))
     data = jsonl.read_jsonl(path, seed=number)
     asked = data.query_by_id()
     splits = {

@@ -84,7 +84,8 @@ def test_the_same_documents_stand_in_another_order(run):
   }
 
 
-def test_a_fused_first_stage_and_a_set_weight(finished_run, run, tmp_path):
+def test_a_fused_first_stage_and_a_set_weight(finished_run, tmp_path):
+  run = finished_run.copy(tmp_path)
   config = configured(
     finished_run,
     rerank=rerank.Config(first_stage="fused", weight=1.0, depth=3),

@@ -98,22 +98,8 @@ def test_vectors_are_made_once_for_each_retriever(root):
     search.open_run(root, ["untrained"])
 
 
-def test_vectors_of_an_earlier_training_are_not_searched(root, tmp_path):
-  copy = tmp_path / "run"
-  shutil.copytree(root, copy)
-  trained = copy / "train_retriever" / "synthetic_eps8" / artifacts.RESULT_NAME
-  content = artifacts.read_json(trained)
-  for entry in content["result"]["statement"]["ledger"]:
-    entry["identifier"] = "drawn once more"
-  trained.write_text(json.dumps(artifacts.sealed(content)))
-  with pytest.raises(
-    ValueError, match="got those of an earlier training of it"
-  ):
-    search.open_run(copy, ["synthetic_eps8"])
-
-
 def test_weights_beside_an_earlier_training_are_not_applied(root, tmp_path):
-  """It found, with old weights, what new vectors find."""
+  """It found, with old weights, what new vectors find; nor are old vectors."""
   copy = tmp_path / "run"
   shutil.copytree(root, copy)
   for row in (FUSED, "ltr_synthetic_eps8"):
@@ -126,6 +112,8 @@ def test_weights_beside_an_earlier_training_are_not_applied(root, tmp_path):
   for row in (FUSED, "ltr_synthetic_eps8"):
     with pytest.raises(ValueError, match="another training of it"):
       search.open_run(copy, [row])
+  with pytest.raises(ValueError, match="those of an earlier training of it"):
+    search.open_run(copy, ["synthetic_eps8"])
 
 
 def test_an_index_that_a_kill_left_is_made_again(root, tmp_path, monkeypatch):

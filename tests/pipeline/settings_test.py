@@ -7,6 +7,8 @@ from synthq_jax.stages import (
   audit,
   direct_dp,
   filter_queries,
+  finetune_dp,
+  generate,
   measure_costs,
   prepare_data,
   pretrain,
@@ -28,6 +30,16 @@ REFUSED = {
     ({"synthetic": (0.0,)}, "epsilons above 0"),
     ({"synthetic": (-1.0,)}, "epsilons above 0"),
     ({"direct_dp": (float("nan"),)}, "epsilons above 0"),
+    ({"direct_dp": (2.0, 2.0)}, "direct_dp must hold epsilons whose"),
+  ],
+  finetune_dp.Config: [
+    ({"clip_norm": 0.0}, "clip_norm must be above 0, got 0"),
+    ({"learning_rate": -1.0}, "learning_rate must be above 0"),
+    ({"optimizer": "sgd"}, "one of dp_adam, dp_adafactor"),
+  ],
+  generate.Config: [
+    ({"temperature": 0.0}, "generate.Config.temperature must be above 0"),
+    ({"p": 1.5}, "generate.Config.p must be at most 1"),
   ],
   plan.Canaries: [
     ({"repetitions": 10}, "repetitions=10"),

@@ -41,6 +41,7 @@ from synthq_jax.stages import (
   expand,
   fuse,
   measure_costs,
+  rerank,
   stage,
   train_reranker,
 )
@@ -353,6 +354,7 @@ def test_tasks_of_shareable_rows_hold_public_documents_alone(
   config = dataclasses.replace(
     finished_run.config,
     rows=dataclasses.replace(finished_run.config.rows, reranked=True),
+    rerank=rerank.Config(weight=0.5),  # else retrievers leave queries out
     train_reranker=train_reranker.Config(
       recipe=rerankers.Recipe(steps=1, batch_size=8),
       document_length=24,

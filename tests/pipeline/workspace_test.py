@@ -103,22 +103,6 @@ def test_a_given_secret_is_used_and_written_nowhere(tmp_path):
   assert space.is_fixed and not workspace.Workspace(tmp_path).is_fixed
 
 
-def test_a_given_secret_leaves_the_drawn_one_alone(tmp_path):
-  drawn = workspace.Workspace(tmp_path).seed("noise")
-  given = workspace.Workspace(tmp_path, secret_seed=7).seed("noise")
-  assert given != drawn == workspace.Workspace(tmp_path).seed("noise")
-
-
-@pytest.mark.parametrize("parts", [("a",), ("a", "b.json")])
-def test_private_paths_lie_below_one_folder_and_public_ones_do_not(
-  tmp_path, parts
-):
-  space = workspace.Workspace(tmp_path, secret_seed=0)
-  assert space.private(*parts) == tmp_path.joinpath("private", *parts)
-  assert space.public(*parts) == tmp_path.joinpath(*parts)
-  assert space.relative(space.private(*parts)) == "/".join(("private", *parts))
-
-
 def test_a_second_run_is_kept_out_and_the_place_is_free_again(tmp_path):
   with workspace.locked(tmp_path / "run"):
     # Another open file is as good as another process for this kind of lock.

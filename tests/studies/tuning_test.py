@@ -13,13 +13,7 @@ import tiny_runs
 from synthq_jax import artifacts
 from synthq_jax.cli import main
 from synthq_jax.pipeline import plan, results
-from synthq_jax.privacy import (
-  accounting,
-  joint,
-  ledger,
-  rounding,
-  selection,
-)
+from synthq_jax.privacy import accounting, joint, ledger, rounding, selection
 from synthq_jax.stages import finetune_dp
 from synthq_jax.studies import frame, tuning
 

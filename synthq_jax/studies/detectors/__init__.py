@@ -17,11 +17,7 @@ import numpy as np
 
 from synthq_jax import artifacts, intervals
 from synthq_jax.data import query_pairs
-from synthq_jax.leakage import (
-  calibration,
-  near_duplicates,
-  words,
-)
+from synthq_jax.leakage import calibration, near_duplicates, words
 from synthq_jax.pipeline import config_types, fingerprints
 from synthq_jax.report import blocks, plots, tables
 from synthq_jax.retrieval import text_encoders

@@ -19,12 +19,7 @@ import optax
 from synthq_jax import artifacts, typing
 from synthq_jax.data import blocks, shipped
 from synthq_jax.federated import encoders as encoders_lib
-from synthq_jax.federated import (
-  exchange,
-  fedavg,
-  negatives,
-  training,
-)
+from synthq_jax.federated import exchange, fedavg, negatives, training
 from synthq_jax.models import bert, t5_checkpoints
 from synthq_jax.pipeline import fingerprints
 from synthq_jax.studies.federated import data as data_lib

@@ -16,11 +16,7 @@ from jaxtyping import Int32
 from synthq_jax import artifacts, optim
 from synthq_jax.data import images
 from synthq_jax.losses import contrastive
-from synthq_jax.pipeline import (
-  fingerprints,
-  private_training,
-  workspace,
-)
+from synthq_jax.pipeline import fingerprints, private_training, workspace
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import ledger, sampling, terms
