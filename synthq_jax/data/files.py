@@ -23,6 +23,7 @@ __all__ = [
   "BROKEN_GZIP",
   "Lines",
   "bounded",
+  "columns",
   "field",
   "find",
   "headed_table",
@@ -372,6 +373,28 @@ def table(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
       raise ValueError(
         f"{where}: expected {columns} columns separated by tabs, got "
         f"{len(cells)}; correct the line"
+      )
+    yield where, cells
+
+
+def columns(path: Path, form: str) -> Iterator[tuple[str, list[str]]]:
+  """Yields the rows of a file whose columns are separated by white space.
+
+  Args:
+    path: the file, plain or gzipped.
+    form: names of the columns, such as "query Q0 document rank score tag".
+
+  Yields:
+    Where the row stands, and its cells.
+
+  Raises:
+    ValueError: if a row has another number of columns; see also `lines`.
+  """
+  for where, text in lines(path):
+    cells = text.split()
+    if len(cells) != len(form.split()):
+      raise ValueError(
+        f"{where}: expected {form!r}, got {text[:60]!r}; correct the line"
       )
     yield where, cells
 

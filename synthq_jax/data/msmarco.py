@@ -151,12 +151,6 @@ def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
 
 
 def _rows(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
-  for where, line in files.lines(path):
-    cells = line.split()
-    if len(cells) != 4:
-      raise ValueError(
-        f"{where}: expected query id, 0, passage id and grade, got"
-        f" {len(cells)} cells; correct the line"
-      )
+  for where, cells in files.columns(path, "query 0 passage grade"):
     query, _, document, grade = cells
     yield where, query, document, grade

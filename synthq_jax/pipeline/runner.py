@@ -200,6 +200,14 @@ class Run:
     """Returns a word for the fingerprint of a row that is only compared."""
     return ("compared",) if self.config.rows.is_compared(row) else ()
 
+  def private_data(self, compared: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns what a training on private queries depends on, but for its own.
+
+    Args:
+      compared: of its row, from `compared`.
+    """
+    return (fingerprints.versions(), *self.data, *compared)
+
   def seeded(self, settings: _Settings, name: str) -> _Settings:
     """Returns settings with the seed of the repetition of that name."""
     if not self.config.seeds:

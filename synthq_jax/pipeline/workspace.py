@@ -20,7 +20,7 @@ from synthq_jax import artifacts, checks, file_lists, stores
 from synthq_jax.pipeline import results
 from synthq_jax.privacy import ledger
 
-__all__ = ["Folders", "Workspace", "locked", "prepared"]
+__all__ = ["Folders", "Workspace", "emptied", "locked", "prepared"]
 
 
 @contextlib.contextmanager
@@ -70,6 +70,13 @@ class Folders:
   def relative(self, path: pathlib.Path) -> str:
     """Returns a path as results hold it."""
     return path.relative_to(self.root).as_posix()
+
+
+def emptied(folder: pathlib.Path) -> pathlib.Path:
+  """Makes a folder without what an earlier run left in it; returns it."""
+  artifacts.remove(folder)
+  folder.mkdir(parents=True)
+  return folder
 
 
 def prepared(folders: Folders, *, first: str) -> results.PreparedData:

@@ -30,6 +30,8 @@ Run = dict[str, dict[str, float]]
 Qrels = collection.Qrels
 """Judgements: query id -> document id -> grade."""
 
+_FORM = "query Q0 document rank score tag"
+
 
 def without_own(run: Run, depth: int, qrels: Qrels) -> Run:
   """Returns a run without documents that have their query's id.
@@ -125,7 +127,7 @@ def to_run(
 
 
 def write_run(path: str | os.PathLike, run: Run, tag: str = "synthq") -> None:
-  """Writes "query Q0 document rank score tag", best first.
+  """Writes lines of "query Q0 document rank score tag", best first.
 
   Args:
     path: the file; it appears only when complete.
@@ -185,13 +187,7 @@ def read_run(path: str | os.PathLike) -> Run:
       document stands twice for a query.
   """
   run: Run = {}
-  for where, line in files.lines(path):
-    cells = line.split()
-    if len(cells) != 6:
-      raise ValueError(
-        f"{where}: expected 'query Q0 document rank score tag', got"
-        f" {line[:60]!r}; correct the line"
-      )
+  for where, cells in files.columns(path, _FORM):
     query, _, document, _, score, _ = cells
     scores = run.setdefault(query, {})
     if document in scores:

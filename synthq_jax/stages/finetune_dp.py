@@ -38,7 +38,6 @@ from synthq_jax.models import (
 from synthq_jax.optim import by_length, users
 from synthq_jax.pipeline import (
   config_types,
-  fingerprints,
   inputs,
   private_training,
   results,
@@ -145,9 +144,7 @@ def jobs(run):
         settings,
         float(epsilon),
         config.canaries,
-        fingerprints.versions(),
-        *run.data,
-        *compared,
+        *run.private_data(compared),
       ),
       settings=settings,
       inputs={

@@ -27,12 +27,7 @@ import numpy as np
 
 from synthq_jax import artifacts, optim, typing
 from synthq_jax.losses import listwise
-from synthq_jax.pipeline import (
-  fingerprints,
-  private_training,
-  results,
-  system_results,
-)
+from synthq_jax.pipeline import private_training, results, system_results
 from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import best_passages, ranking
@@ -82,9 +77,7 @@ def jobs(run):
         settings,
         float(epsilon),
         config.evaluate.drop_identical,
-        fingerprints.versions(),
-        *run.data,
-        *compared,
+        *run.private_data(compared),
         retriever.digest,
         learned.digest,
         vectors.digest,

@@ -26,7 +26,6 @@ from synthq_jax import optim, typing
 from synthq_jax.losses import listwise
 from synthq_jax.pipeline import (
   config_types,
-  fingerprints,
   private_training,
   results,
   system_results,
@@ -97,9 +96,7 @@ def jobs(run):
       depends=(
         settings,
         config.evaluate.drop_identical,
-        fingerprints.versions(),
-        *run.data,
-        *compared,
+        *run.private_data(compared),
         left_out,
         retriever.digest,
         vectors.digest,

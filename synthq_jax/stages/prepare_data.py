@@ -28,7 +28,13 @@ from synthq_jax.data import (
   splits,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import config_types, fingerprints, inputs, results
+from synthq_jax.pipeline import (
+  config_types,
+  fingerprints,
+  inputs,
+  results,
+  workspace,
+)
 from synthq_jax.privacy import terms
 from synthq_jax.stages import stage
 
@@ -183,10 +189,8 @@ def run(task: stage.Task) -> results.PreparedData:
   _check_names(data, config)
   data = collection.join_splits(data, config.test_split)
   _check_splits(data, config)
-  public, private = space.public("prepare_data"), space.private("prepare_data")
-  for folder in (public, private):
-    artifacts.remove(folder)  # what an earlier run left
-    folder.mkdir(parents=True)
+  public = workspace.emptied(space.public("prepare_data"))
+  private = workspace.emptied(space.private("prepare_data"))
   model = _vocabulary(config, data, public)
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
   state = hashlib.sha256(str(space.seed("digest")).encode())

@@ -11,10 +11,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from synthq_jax import array_files, artifacts
+from synthq_jax import array_files
 from synthq_jax.data import beir, beir_sets, collection, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import config_types, fingerprints, inputs, results
+from synthq_jax.pipeline import (
+  config_types,
+  fingerprints,
+  inputs,
+  results,
+  workspace,
+)
 from synthq_jax.retrieval import tables
 from synthq_jax.stages import stage
 
@@ -218,9 +224,7 @@ def run(task: stage.Task) -> results.TestSet:
       f"{test_set.source.place}: expected judged queries in split"
       f" {test_set.split!r}, got none with a grade above 0"
     )
-  folder = task.folders.public(task.place)
-  artifacts.remove(folder)  # what an earlier run left
-  folder.mkdir(parents=True)
+  folder = workspace.emptied(task.folders.public(task.place))
   vocabulary = inputs.vocabulary(task.folders, documents)
   written = inputs.write_documents(
     data.documents,
