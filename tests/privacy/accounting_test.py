@@ -5,7 +5,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import optimize, signal, special, stats
 
 from synthq_jax.privacy import accounting, sampling
 
@@ -357,6 +357,47 @@ def test_two_records_of_a_sampled_batch_are_a_mixture_of_gaussians(noise):
   exact = optimize.brentq(lambda e: delta(e) - 1e-3, 0, 50)
   found = of_group(roomy(10), noise, 1, 2)
   assert exact - 1e-6 <= found <= 1.02 * exact + 0.02
+
+
+def losses_of(top, bottom, masses, width):
+  """The masses of a privacy loss on a grid, and where the grid begins."""
+  places = np.round((top - bottom) / width).astype(int)
+  found = np.bincount(places - places.min(), masses)
+  kept = np.flatnonzero(found > 1e-18)
+  return found[kept[0] : kept[-1] + 1], places.min() + kept[0]
+
+
+@pytest.mark.parametrize(
+  ("noise", "share", "size"), [(1.5, 0.3, 3), (3, 0.9, 10)]
+)
+def test_steps_of_a_group_compose_as_their_losses_add_up(noise, share, size):
+  """By a convolution of our own of the mixture's losses, both ways round."""
+  steps, delta, width = 4, 1e-3, 1e-3
+  grid = np.linspace(-12 * noise, size + 12 * noise, 200_001)
+  weights = stats.binom.logpmf(np.arange(size + 1), size, share)
+  both = special.logsumexp(
+    [w + stats.norm.logpdf(grid, at, noise) for at, w in enumerate(weights)],
+    axis=0,
+  )
+  nobody = stats.norm.logpdf(grid, 0, noise)
+  exact = 0.0
+  for top, bottom in ((both, nobody), (nobody, both)):
+    masses, start = losses_of(
+      top, bottom, np.exp(top) * (grid[1] - grid[0]), width
+    )
+    composed = masses
+    for _ in range(steps - 1):
+      composed = np.maximum(signal.fftconvolve(composed, masses), 0.0)
+    losses = (np.arange(len(composed)) + start * steps) * width
+
+    def left(epsilon, losses=losses, composed=composed):
+      is_above = losses > epsilon
+      over = -np.expm1(epsilon - losses[is_above])
+      return composed[is_above] @ over - delta
+
+    exact = max(exact, optimize.brentq(left, 0, losses[-1]))
+  found = of_group(roomy(round(50 * share)), noise, steps, size)
+  assert exact * (1 - 1e-3) <= found <= 1.01 * exact
 
 
 def test_a_group_of_one_is_a_record_and_a_group_has_less_than_a_chain():
