@@ -394,7 +394,7 @@ def columns(path: Path, form: str) -> Iterator[tuple[str, list[str]]]:
     cells = text.split()
     if len(cells) != len(form.split()):
       raise ValueError(
-        f"{where}: expected {form!r}, got {text[:60]!r}; correct the line"
+        f"{where}: expected {form!r}, got {len(cells)} columns; correct the line"
       )
     yield where, cells
 

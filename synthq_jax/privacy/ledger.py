@@ -84,8 +84,8 @@ def enter(
     if not _is_same(known, statement):
       raise ValueError(
         f"{path}: expected one release per identifier, got another one for"
-        f" identifier={identifier!r}: name each training by what tells it from"
-        " all others, or it would not be counted"
+        f" identifier={identifier!r}: give each training a name of its own (with"
+        " a fixed secret, another working directory), or it would not be counted"
       )
     if whole and not copy.exists():  # it was lost
       artifacts.write_atomically(copy, whole)

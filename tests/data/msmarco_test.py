@@ -69,7 +69,7 @@ BAD = {
   ),
   "BEIR's header": (
     {"qrels.train.tsv": "query-id\tcorpus-id\tscore\n1\t7\t1\n"},
-    r"qrels\.train\.tsv:1: expected 'query 0 passage grade', got 'query-id",
+    r"qrels\.train\.tsv:1: expected 'query 0 passage grade', got 3 columns",
   ),
   "a passage id given twice": (
     {"collection.tsv": "7\tseven\n7\teight\n"},

@@ -471,11 +471,15 @@ def test_a_training_whose_noise_is_calibrated_anew_begins_anew(
     interrupted(tmp_path, patch, at=3, secret=secret)
   state = tmp_path / "private/stage/name/state_digest"
   assert checkpoints.latest_step(state) == 3
-  interrupted(tmp_path, monkeypatch, at=0, secret=secret)
-  assert checkpoints.latest_step(state) is None
   if secret is None:
+    interrupted(tmp_path, monkeypatch, at=0)
     assert keys[0][0] != keys[1][0] and keys[0][2] != keys[1][2]
     assert len(entries(tmp_path)) == 2
+  else:  # which gives the second training the first one's name
+    with pytest.raises(ValueError, match="another one for .*another working"):
+      trained(tmp_path, Seen(), steps=4, size=5, secret=secret)
+    assert len(entries(tmp_path)) == 1
+  assert checkpoints.latest_step(state) is None
 
 
 def test_states_without_their_record_are_not_gone_on_with(

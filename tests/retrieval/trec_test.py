@@ -77,8 +77,8 @@ def test_other_systems_files_are_read_as_they_are_meant(tmp_path, dress):
 BAD_RUNS = {
   "five columns": (b"q1 Q0 c 3 2", "expected 'query Q0 document rank score"),
   "seven columns": (b"q1 Q0 c 3 2 my tag", "correct the line"),
-  "a tab in an id": (b"q1 Q0 c\td 3 2 t", r"'q1 Q0 c\\td 3 2 t'"),
-  "judgements": (b"q1 0 c 1", "got 'q1 0 c 1'; correct the line"),
+  "a tab in an id": (b"q1 Q0 c\td 3 2 t", "got 7 columns; correct"),
+  "judgements": (b"q1 0 c 1", "got 4 columns; correct the line"),
   "a header": (b"qid Q0 docno rank score tag", "finite number .* got 'score'"),
   "a comma in a score": (b"q1 Q0 c 3 0,5 t", "finite number .* got '0,5'"),
   "NaN": (b"q1 Q0 c 3 nan t", "a finite number as the score, got 'nan'"),
