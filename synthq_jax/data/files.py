@@ -367,14 +367,8 @@ def table(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
   Raises:
     ValueError: if a row has another number of columns; see also `lines`.
   """
-  for where, text in lines(path):
-    cells = text.split("\t")
-    if len(cells) != columns:
-      raise ValueError(
-        f"{where}: expected {columns} columns separated by tabs, got "
-        f"{len(cells)}; correct the line"
-      )
-    yield where, cells
+  said = f"{columns} columns separated by tabs, got {{}}"
+  yield from _cells(path, "\t", columns, said)
 
 
 def columns(path: Path, form: str) -> Iterator[tuple[str, list[str]]]:
@@ -390,11 +384,19 @@ def columns(path: Path, form: str) -> Iterator[tuple[str, list[str]]]:
   Raises:
     ValueError: if a row has another number of columns; see also `lines`.
   """
+  said = f"{form!r}, got {{}} columns"
+  yield from _cells(path, None, len(form.split()), said)
+
+
+def _cells(
+  path: Path, separator: str | None, number: int, said: str
+) -> Iterator[tuple[str, list[str]]]:
+  """Yields rows of so many cells; `said` has a place for another number."""
   for where, text in lines(path):
-    cells = text.split()
-    if len(cells) != len(form.split()):
+    cells = text.split(separator)
+    if len(cells) != number:
       raise ValueError(
-        f"{where}: expected {form!r}, got {len(cells)} columns; correct the line"
+        f"{where}: expected {said.format(len(cells))}; correct the line"
       )
     yield where, cells
 

@@ -200,13 +200,17 @@ class Run:
     """Returns a word for the fingerprint of a row that is only compared."""
     return ("compared",) if self.config.rows.is_compared(row) else ()
 
-  def private_data(self, compared: tuple[str, ...]) -> tuple[str, ...]:
+  def private_data(
+    self, compared: tuple[str, ...], data: tuple[str, ...] | None = None
+  ) -> tuple[str, ...]:
     """Returns what a training on private queries depends on, but for its own.
 
     Args:
       compared: of its row, from `compared`.
+      data: the fingerprints of the data and of what it starts from; None: `data`.
     """
-    return (fingerprints.versions(), *self.data, *compared)
+    data = self.data if data is None else data
+    return (fingerprints.versions(), *data, *compared)
 
   def seeded(self, settings: _Settings, name: str) -> _Settings:
     """Returns settings with the seed of the repetition of that name."""

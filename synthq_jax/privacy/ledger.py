@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
-import itertools
 import json
 import math
 import os
@@ -108,14 +107,13 @@ def _is_same(
   Noise that is found anew for the same target may differ in its last digits on
   another processor.
   """
-  pairs = list(itertools.zip_longest(known.ledger, other.ledger))
-  if None in itertools.chain(*pairs):  # one has more releases
-    return False
-  same_claim = (known.unit, known.relation) == (other.unit, other.relation)
-  return same_claim and all(
+  first, second = (
+    (one.unit, one.relation, len(one.ledger)) for one in (known, other)
+  )
+  return first == second and all(
     one == dataclasses.replace(two, noise_multiplier=one.noise_multiplier)
     and math.isclose(one.noise_multiplier, two.noise_multiplier, rel_tol=1e-3)
-    for one, two in pairs
+    for one, two in zip(known.ledger, other.ledger, strict=True)
   )
 
 

@@ -1,8 +1,9 @@
 """Renders pages as HTML, Markdown and text, and chooses what may be shared.
 
 A section says what it needs, by the names of its builder's parameters, and whether
-it may be shared; what says nothing is private. A page that is shared is built from sections that say so and from
-values that were let through for it, so that a section cannot see more.
+it may be shared; what says nothing is private. A page that is shared is built from
+sections that say so and from values that were let through for it, so that a section
+cannot see more.
 """
 
 import dataclasses

@@ -13,7 +13,6 @@ import numpy as np
 
 from synthq_jax.data import files
 from synthq_jax.pipeline import inputs, results
-from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import fusion, trec
 from synthq_jax.stages import _search, stage
 
@@ -67,9 +66,10 @@ def read(
   rows = np.sort(rows[order[: chooser.num_queries]])
   if len(rows) < chooser.min_queries:
     return None, "nothing, it was set for want of queries that could choose it"
+  lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
   if names is None:
-    path = folder / "queries.jsonl"
-    names = [line["_id"] for _, line in files.json_lines(path)]
+    names = [line["_id"] for line in lines]
+  texts = {line["_id"]: line["text"] for line in lines}
   chosen = [names[row] for row in rows]
   judged = _search.Judged(
     split="held out",
@@ -77,7 +77,7 @@ def read(
       name: {str(passages.ids[arrays["documents"][row]]): 1}
       for name, row in zip(chosen, rows, strict=True)
     },
-    queries=queries_lib.texts(folder, chosen),
+    queries=[texts[name] for name in chosen],
     query_tokens=arrays["tokens"][rows],
     passages=passages,
     corpus=inputs.corpus(folders, documents),

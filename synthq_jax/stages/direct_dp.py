@@ -37,7 +37,6 @@ from synthq_jax.losses import contrastive
 from synthq_jax.models import dual_encoder, encoders, t5_checkpoints, t5_config
 from synthq_jax.pipeline import (
   config_types,
-  fingerprints,
   inputs,
   private_training,
   results,
@@ -225,20 +224,16 @@ def jobs(run):
   ):
     name = f"{row}_{stage.row_name(epsilon)}{seed}"
     settings = private_training.filled(run.seeded(method, name), run.prepared)
+    compared = run.compared(name)
     yield stage.Job(
       name=name,
       depends=(
         settings,
         float(epsilon),
-        fingerprints.versions(),
-        *run.encoder_data,
-        *run.compared(name),
+        *run.private_data(compared, run.encoder_data),
       ),
       settings=settings,
-      inputs={
-        "epsilon": epsilon,
-        "compared": run.compared(name),
-      },
+      inputs={"epsilon": epsilon, "compared": compared},
     )
 
 
