@@ -229,18 +229,9 @@ class _Settings:
       )
     self._check_audit()
     self.pretrain.check_sentinels(self.prepare_data.extra_ids)
-    if self.rows.fused and self.evaluate.depth < self.fuse.depth:
-      raise ValueError(
-        "evaluate.Config.depth must be at least fuse.Config.depth, whose first"
-        f" results are fused, got {self.evaluate.depth} and {self.fuse.depth}"
-      )
-    is_ranked = self.rows.ltr or self.rows.mapped
-    if is_ranked and self.evaluate.depth < self.learn_to_rank.depth:
-      raise ValueError(
-        "evaluate.Config.depth must be at least learn_to_rank.Config.depth, whose"
-        " first results are ranked, got"
-        f" {self.evaluate.depth} and {self.learn_to_rank.depth}"
-      )
+    self._check_depth(self.rows.fused, "fuse")
+    self._check_depth(self.rows.reranked, "rerank")
+    self._check_depth(self.rows.ltr or self.rows.mapped, "learn_to_rank")
     if self.rows.reranked and not self.rows.fused:
       if self.rerank.first_stage == "fused":
         raise ValueError(
@@ -269,6 +260,16 @@ class _Settings:
   def has_public_queries(self) -> bool:
     """Whether the "private" queries are public: the demo's, or said to be."""
     return self.public_data or self.prepare_data.source == "environment_docs"
+
+  def _check_depth(self, is_made: bool, name: str):
+    """Refuses a system that takes more of what is found than is searched for."""
+    taken = getattr(self, name).depth
+    if is_made and self.evaluate.depth < taken:
+      raise ValueError(
+        f"evaluate.Config.depth must be at least {name}.Config.depth, whose"
+        " first results are put into a new order, got"
+        f" {self.evaluate.depth} and {taken}"
+      )
 
   def _check_audit(self):
     """Refuses an audit that would lack what it compares with."""

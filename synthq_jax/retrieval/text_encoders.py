@@ -199,15 +199,25 @@ class Gpt2:
     """Names the folder."""
     return f"last hidden state of {pathlib.Path(self.folder).resolve().name}"
 
+  def check(self) -> None:
+    """Refuses a missing folder or library; `encode` does so before it reads.
+
+    Raises:
+      ValueError: if there is no such folder.
+      MissingExtraError: if a library is not installed.
+    """
+    extras.check("transformers", "torch", "transformers")
+    if not os.path.isdir(self.folder):
+      raise ValueError(
+        "expected a folder with a model, got"
+        f" folder={os.fspath(self.folder)!r}: no such folder; nothing is"
+        " downloaded, so save the model there first"
+      )
+
   def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
     """Returns the state at the last token; an empty text is an end of text."""
-    extras.check("transformers", "torch", "transformers")
+    self.check()
     folder = os.fspath(self.folder)
-    if not os.path.isdir(folder):
-      raise ValueError(
-        f"expected a folder with a model, got folder={folder!r}: no such folder;"
-        " nothing is downloaded, so save the model there first"
-      )
     with extras.required("transformers"):
       import torch
       import transformers

@@ -17,6 +17,7 @@ import pathlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
+from synthq_jax import extras
 from synthq_jax.data import beir_sets, files
 from synthq_jax.generation import mauve, text_measures
 from synthq_jax.pipeline import (
@@ -27,7 +28,7 @@ from synthq_jax.pipeline import (
   system_results,
 )
 from synthq_jax.retrieval import significance, tables, text_encoders
-from synthq_jax.stages import stage
+from synthq_jax.stages import prepare_test_set, stage
 
 __all__ = ["STAGE", "Config", "HeldOut", "run", "similarity"]
 
@@ -110,15 +111,24 @@ def jobs(run):
 
 
 def check(run) -> None:
-  """Refuses a measure that no row would have, before anything is trained."""
-  first = run.config.compare_queries.measures[0]
-  computed = run.config.evaluate.measures
-  if first not in computed:
+  """Refuses what no row would have or no model gives, before any training."""
+  config, computed = run.config.compare_queries, run.config.evaluate.measures
+  if config.measures[0] not in computed:
     raise ValueError(
       "compare_queries.Config.measures must begin with one of"
       f" evaluate.Config.measures, {', '.join(computed)}, by which rows are"
-      f" compared, got {first!r}: set both"
+      f" compared, got {config.measures[0]!r}: set both"
     )
+  further = prepare_test_set.expand(run.config.test_sets)
+  sets = [*results.OWN_TEST_SETS, *(one.name for one in further)]
+  if config.test_set not in sets:
+    raise ValueError(
+      f"compare_queries.Config.test_set must be one of {', '.join(sets)}, got"
+      f" {config.test_set!r}: change it, or name the set in TEST_SETS"
+    )
+  if config.mauve_gpt2 is not None:
+    extras.check("mauve", "mauve")
+    text_encoders.Gpt2(folder=config.mauve_gpt2).check()
 
 
 def run(task: stage.Task) -> comparison_results.QueryComparison:

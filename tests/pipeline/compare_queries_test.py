@@ -1,6 +1,7 @@
 """Synthetic beside real queries of held-out documents, in exact numbers."""
 
 import json
+import sys
 import types
 
 import made_up
@@ -9,7 +10,7 @@ import pytest
 import sacrebleu
 import small_data
 
-from synthq_jax import artifacts, intervals
+from synthq_jax import artifacts, extras, intervals
 from synthq_jax.generation import mauve
 from synthq_jax.pipeline import comparison_results, inputs, results
 from synthq_jax.report import queries
@@ -288,13 +289,33 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
   assert len(set(pairs)) == len(pairs)
 
 
-def test_a_measure_that_no_row_has_is_refused_before_anything_is_trained():
-  config = types.SimpleNamespace(
-    compare_queries=compare_queries.Config(),
-    evaluate=evaluate.Config(measures=("RR@10",)),
-  )
-  run = types.SimpleNamespace(config=config)
+def test_what_no_row_has_is_refused_before_anything_is_trained(
+  place, monkeypatch
+):
+  def check(**settings):
+    config = types.SimpleNamespace(
+      compare_queries=compare_queries.Config(**settings),
+      evaluate=evaluate.Config(measures=("RR@10",)),
+      test_sets=(f"beir:{place}",),
+    )
+    compare_queries.STAGE.check(types.SimpleNamespace(config=config))
+
   with pytest.raises(ValueError, match=r"measures, RR@10, .*got 'nDCG@10'"):
-    compare_queries.STAGE.check(run)
-  config.compare_queries = compare_queries.Config(measures=("RR@10", "P@1"))
-  compare_queries.STAGE.check(run)
+    check()
+  first = {"measures": ("RR@10", "P@1")}
+  (place / "corpus.jsonl").touch()
+  for test_set in ("test", "public", place.name):
+    check(**first, test_set=test_set)
+  with pytest.raises(
+    ValueError, match=rf"test, public, {place.name}, got 'dev': .*TEST_SETS"
+  ):
+    check(**first, test_set="dev")
+  with monkeypatch.context() as patch:
+    patch.setitem(sys.modules, "mauve", None)
+    with pytest.raises(
+      extras.MissingExtraError, match="mauve is not installed"
+    ):
+      check(**first, mauve_gpt2="gpt2")
+  monkeypatch.setattr(extras, "check", lambda *_: None)
+  with pytest.raises(ValueError, match="folder='gpt2': no such folder"):
+    check(**first, mauve_gpt2="gpt2")

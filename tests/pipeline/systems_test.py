@@ -234,13 +234,20 @@ def test_only_what_chooses_for_rerankers_is_held_out(finished_run, tmp_path):
     assert runner.Run(config, space, ()).held_out == share
 
 
-def test_a_fusion_of_more_than_is_found_is_refused(finished_run):
+@pytest.mark.parametrize(
+  ("row", "stage"),
+  [("fused", "fuse"), ("reranked", "rerank"), ("ltr", "learn_to_rank")],
+)
+def test_an_order_of_more_than_is_found_is_refused(finished_run, row, stage):
   config = finished_run.config
+  rows = dict.fromkeys(("fused", "reranked", "ltr", "mapped"), False)
   with pytest.raises(
-    ValueError, match=r"at least fuse\.Config\.depth, .* and 100"
+    ValueError, match=rf"at least {stage}\.Config\.depth, .* 9 and \d+"
   ):
     dataclasses.replace(
-      config, evaluate=dataclasses.replace(config.evaluate, depth=99)
+      config,
+      rows=dataclasses.replace(config.rows, **rows | {row: True}),
+      evaluate=dataclasses.replace(config.evaluate, depth=9),
     )
 
 

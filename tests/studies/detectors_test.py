@@ -2,13 +2,14 @@
 
 import os
 import pathlib
+import shutil
 import types
 
 import numpy as np
 import pytest
 
 from synthq_jax import artifacts
-from synthq_jax.data import query_pairs
+from synthq_jax.data import query_pairs, shipped
 from synthq_jax.leakage import calibration, near_duplicates
 from synthq_jax.studies import detectors, frame
 
@@ -36,6 +37,26 @@ def test_a_precision_that_no_rounded_cosine_has_is_said(folder, labelled):
   study = detectors._result(types.SimpleNamespace(config=config), labelled, ())
   assert study.rounded_cosine is None
   assert "none with three decimals" in detectors._rounded(study.rounded_cosine)
+
+
+def test_another_checkpoint_is_another_embedding(folder, tmp_path, monkeypatch):
+  config = detectors.Config(folder=str(folder), public_data=True)
+  task = types.SimpleNamespace(config=config, root=tmp_path)
+
+  def digests():
+    return {
+      job.directory.name: job.digest for job in detectors._jobs(task, None)
+    }
+
+  before = digests()
+  shutil.copytree(shipped.DIRECTORY, tmp_path / "t5")
+  with (tmp_path / "t5" / "params.safetensors").open("ab") as weights:
+    weights.write(b" ")
+  monkeypatch.setattr(shipped, "DIRECTORY", tmp_path / "t5")
+  after = digests()
+  assert {name for name in before if before[name] != after[name]} == {
+    "embedding_variant", "embedding_title"
+  }  # fmt: skip
 
 
 def test_a_precision_that_no_half_of_the_topics_reaches_is_none(folder):

@@ -9,7 +9,7 @@ import pytest
 import random_t5
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, collection, shipped
+from synthq_jax.data import beir, collection, shipped, sources
 from synthq_jax.federated import personalisation, ranking
 from synthq_jax.studies import federated, frame
 from synthq_jax.studies.federated import data as study_data
@@ -278,6 +278,25 @@ def test_a_split_that_is_not_there_is_named(config, tmp_path):
   wrong = dataclasses.replace(config, test_split="validation")
   with pytest.raises(ValueError, match="'validation' in .*got test, train"):
     run(wrong, tmp_path, progress=False)
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    ({"sentences_of": ""}, "must be a key of corpus.jsonl's lines, got ''"),
+    ({"sentences_of": "no"}, "got 'no', which none has"),
+    (
+      {"sentences_of": "doc", "source": "environment_docs"},
+      "without corpus.jsonl, got 'doc' beside environment_docs",
+    ),
+  ],
+)
+def test_a_key_of_passages_that_is_not_there_is_named(
+  config, monkeypatch, change, words
+):
+  monkeypatch.setattr(sources.Source, "read", lambda self: tiny())
+  with pytest.raises(ValueError, match=words):
+    study_data.build(dataclasses.replace(config, **change))
 
 
 def test_vectors_are_those_of_the_tower_that_is_asked_for(config, tmp_path):

@@ -408,6 +408,11 @@ def test_nothing_of_an_unfinished_training_lies_outside_of_private(
   ]  # fmt: skip
 
 
+def test_a_study_of_no_encoder_is_refused(tmp_path):
+  with pytest.raises(ValueError, match=r"at least one images\.Encoder"):
+    run(dataclasses.replace(CONFIG, encoders=()), tmp_path)
+
+
 def test_a_head_of_another_source_reads_that_source(
   source, tmp_path, monkeypatch
 ):

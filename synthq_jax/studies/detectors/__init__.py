@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from synthq_jax import artifacts, intervals
-from synthq_jax.data import query_pairs
+from synthq_jax.data import query_pairs, shipped
 from synthq_jax.leakage import calibration, near_duplicates, words
 from synthq_jax.pipeline import config_types, fingerprints
 from synthq_jax.report import blocks, plots, tables
@@ -397,7 +397,7 @@ def _jobs(task: frame.Task, labelled: Labelled) -> list[frame.Job]:
     digest = artifacts.fingerprint(
       "detectors 2",
       fingerprints.of_file(folder / "spire22_annotations.jsonl"),
-      repr(DETECTORS.get(name)),
+      _fingerprint(name),
       (name, side, config.precision, config.draws),
       fingerprints.versions(),
     )
@@ -412,6 +412,13 @@ def _jobs(task: frame.Task, labelled: Labelled) -> list[frame.Job]:
       )
     )
   return listed
+
+
+def _fingerprint(name: str) -> str:
+  """Returns what a detector's scores depend on beside the pairs."""
+  if name == _EMBEDDING:
+    return fingerprints.of_checkpoint(shipped.DIRECTORY)
+  return repr(DETECTORS.get(name))
 
 
 def _result(

@@ -153,7 +153,18 @@ def _read(config: Any) -> tuple[passages.JudgedPassages, str]:
       passages.from_documents(collection, max_sentences=config.max_sentences),
       digest,
     )
+  setting = "federated.Config.sentences_of"
+  if source.kind != "beir":
+    raise ValueError(
+      f"{setting} must be None for a source without corpus.jsonl, got"
+      f" {config.sentences_of!r} beside {config.source}: take a beir:FOLDER"
+    )
   owner = beir.read_key(source.place, config.sentences_of)
+  if not owner:
+    raise ValueError(
+      f"{setting} must be a key of corpus.jsonl's lines, got"
+      f" {config.sentences_of!r}, which none has: name the passage's key"
+    )
   return passages.from_sentences(collection, owner), digest
 
 

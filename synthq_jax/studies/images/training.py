@@ -127,6 +127,10 @@ def read(config: Any) -> dict[int | None, Data]:
   Returns:
     By `Encoder.image_size`.
   """
+  if not config.encoders:
+    raise ValueError(
+      "images.Config.encoders must hold at least one images.Encoder, got ()"
+    )
   train, test = images.load(
     config.source, seed=config.seed, data_dir=config.data_dir
   )
