@@ -262,8 +262,10 @@ def test_a_head_of_its_own_is_refused_where_logits_are_tied(tied):
   refuse(tied, "lm_head.weight that differs .*scale_decoder_outputs")
 
 
-def test_the_embedding_is_the_head_where_none_is_written(folder):
+def test_the_embedding_is_the_head_where_it_is_shared_unscaled(folder):
   edit(folder, lambda tensors: tensors.pop("lm_head.weight"))
+  refuse(folder, "lm_head.weight .* got nothing")
+  configure(folder, tie_word_embeddings=True, scale_decoder_outputs=False)
   params, _ = t5_checkpoints.load(folder)
   kernel = params["decoder"]["logits_dense"]["kernel"]
   np.testing.assert_array_equal(kernel, params["token_embedder"]["embedding"].T)

@@ -113,7 +113,9 @@ def read(
     name.startswith("decoder.block.") for name in found
   )
   if decoder:
-    _settle_logits(folder, found, shape)
+    # transformers 4 has no such model without an lm_head: it was lost.
+    is_own = fields.get("tie_word_embeddings", True) is False
+    _settle_logits(folder, found, shape, needs_head=is_own)
   else:
     found.pop(_HEAD, None)
   expected = t5.shapes(shape, decoder=decoder)
@@ -204,13 +206,15 @@ def _settle_logits(
   folder: pathlib.Path,
   found: dict[str, _tensors.Tensor],
   shape: t5_config.T5Config,
+  *,
+  needs_head: bool,
 ) -> None:
   """Leaves an lm_head exactly where ours has logits of its own."""
   if _EMBEDDING not in found:
     return  # its absence is reported with the others
   if not shape.logits_via_embedding:
-    # Without an lm_head, the embedding serves as one, unscaled.
-    found.setdefault(_HEAD, found[_EMBEDDING])
+    if not needs_head:  # transformers 5 takes the embedding, unscaled
+      found.setdefault(_HEAD, found[_EMBEDDING])
     return
   head = found.pop(_HEAD, None)
   if head is not None and not _tensors.same(head, found[_EMBEDDING]):
