@@ -3,13 +3,12 @@
 import gzip
 import itertools
 import json
-import os
-import pathlib
 import tracemalloc
 
 import hypothesis
 import numpy as np
 import pytest
+import shared_data
 from hypothesis import strategies as st
 
 from synthq_jax.audit import corpus_overlap, corpus_search
@@ -256,11 +255,7 @@ def test_progress_counts_the_texts(monkeypatch):
 
 
 def test_real_c4_sentences_are_found_and_other_queries_hardly():
-  default = pathlib.Path(__file__).parents[3] / "shared" / "data"
-  data = pathlib.Path(os.environ.get("SYNTHQ_SHARED_DATA", default))
-  if not data.is_dir():
-    pytest.skip(f"no shared data at {data} (set SYNTHQ_SHARED_DATA)")
-  corpus = _field(data / "t5_vocab_c4/c4_500.jsonl")
+  corpus = _field(shared_data.folder("t5_vocab_c4") / "c4_500.jsonl")
   sentences = [
     sentence
     for text in corpus[::5]
@@ -271,8 +266,8 @@ def test_real_c4_sentences_are_found_and_other_queries_hardly():
   kinds = {
     "sentences": sentences,
     "reversed": changed,
-    "boolq": _field(data / "boolq/queries.jsonl"),
-    "medquad": _field(data / "medquad/corpus.jsonl.gz")[:500],
+    "boolq": _field(shared_data.folder("boolq") / "queries.jsonl"),
+    "medquad": _field(shared_data.folder("medquad") / "corpus.jsonl.gz")[:500],
   }
   config = corpus_overlap.Config(sample_size=300, runs=3)
   found = _search(config, kinds, corpus)

@@ -1,8 +1,7 @@
 import gzip
-import os
-import pathlib
 
 import pytest
+import shared_data
 
 from synthq_jax.data import beir, collection, query_sets
 
@@ -190,11 +189,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_shared_collections_have_the_counts_their_source_states(name):
-  default = pathlib.Path(__file__).parents[3] / "shared" / "data"
-  path = pathlib.Path(os.environ.get("SYNTHQ_SHARED_DATA", default)) / name
-  if not path.is_dir():
-    pytest.skip(f"no shared data at {path} (set SYNTHQ_SHARED_DATA)")
-  read = beir.read_beir(path)
+  read = beir.read_beir(shared_data.folder(name))
   judged = {split: len(qrels) for split, qrels in read.qrels.items()}
   assert (len(read.documents), len(read.queries), judged) == COUNTS[name]
 

@@ -1,18 +1,13 @@
 import copy
 import itertools
-import json
-import os
-import pathlib
 import pickle
 
 import numpy as np
 import pytest
 import sentencepiece
+import shared_data
 
-from synthq_jax.data import shipped, vocabulary
-
-_DEFAULT = pathlib.Path(__file__).resolve().parents[3] / "shared/data"
-SHARED = pathlib.Path(os.environ.get("SYNTHQ_SHARED_DATA", _DEFAULT))
+from synthq_jax.data import files, shipped, vocabulary
 
 TEXTS = (
   "The array holds numbers in rows and columns.",
@@ -158,13 +153,10 @@ def seqio_texts():
     *("<extra_id_0>", "a <extra_id_3> b<extra_id_1>", "</s>", "<pad> <unk>"),
     *("<extra_id_99>", "\u2581<extra_id_2>", "\ufffd", "fi \ufb01 \u2460"),
   )
-  for path in sorted(SHARED.glob("*/queries.jsonl")):
-    for line in path.read_text().splitlines()[:1500]:
-      yield json.loads(line)["text"]
-  for path in sorted(SHARED.glob("*/corpus.jsonl")):
-    with path.open() as lines:
-      for line in itertools.islice(lines, 300):
-        yield json.loads(line)["text"]
+  for name, number in {"queries": 1000, "corpus": 60}.items():
+    for path in sorted(shared_data.PLACE.glob(f"*/{name}.jsonl*")):
+      for _, line in itertools.islice(files.json_lines(path), number):
+        yield line["text"]
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +190,7 @@ def test_ids_and_texts_are_those_of_seqio(model, extra_ids, path, fallback):
     "small": path,
     "bytes": fallback,
     "shipped": shipped.VOCABULARY,
-    "t5": SHARED / "t5_vocab_c4/spiece.model",
+    "t5": shared_data.PLACE / "t5_vocab_c4/spiece.model",
   }
   place = places[model]
   if not place.is_file():

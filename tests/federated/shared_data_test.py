@@ -1,22 +1,10 @@
 """The collections that studies use, as clients: what is in them."""
 
-import os
-import pathlib
-
 import pytest
+import shared_data
 
 from synthq_jax.data import beir, environment_docs
 from synthq_jax.federated import clients, partitions, passages, ranking
-
-
-def shared(name):
-  """Returns the folder of a shared collection, or skips the test."""
-  default = pathlib.Path(__file__).parents[3] / "shared" / "data"
-  path = pathlib.Path(os.environ.get("SYNTHQ_SHARED_DATA", default)) / name
-  if not path.is_dir():
-    pytest.skip(f"no shared data at {path} (set SYNTHQ_SHARED_DATA)")
-  return path
-
 
 MEDQUAD = {  # passages; sentences; questions of train, dev, test
   "CDC": (256, 2678, 205, 15, 32),
@@ -37,7 +25,7 @@ def counts(client):
 
 
 def test_medquad_has_nine_sites_with_these_sentences_and_questions():
-  collection = beir.read_beir(shared("medquad"))
+  collection = beir.read_beir(shared_data.folder("medquad"))
   built = clients.build(passages.from_documents(collection))
   assert {c.name: counts(c) for c in built.clients} == MEDQUAD
   # All documents and questions are there; judgements across sites are not.
@@ -50,7 +38,7 @@ def test_medquad_has_nine_sites_with_these_sentences_and_questions():
 
 
 def test_wikiqas_labelled_sentences_become_ten_skewed_clients():
-  path = shared("wikiqa_sent")
+  path = shared_data.folder("wikiqa_sent")
   judged = passages.from_sentences(
     beir.read_beir(path), beir.read_key(path, "doc")
   )

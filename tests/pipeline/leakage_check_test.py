@@ -2,23 +2,19 @@
 
 import io
 import json
-import os
-import pathlib
 import stat
 import subprocess
 import sys
 
 import pytest
+import shared_data
 
 from synthq_jax.cli import main
 from synthq_jax.data import ir_datasets_sets, query_pairs
 from synthq_jax.leakage import near_duplicates as detectors
 from synthq_jax.pipeline import leakage_check, leakage_targets
 
-_SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data"
-LABELLED = (
-  pathlib.Path(os.environ.get("SYNTHQ_SHARED_DATA", _SHARED)) / "query_leakage"
-)
+LABELLED = shared_data.PLACE / "query_leakage"
 TOPICS = [
   ("robust04", "301", "International wooden bridges", "Who builds bridges?"),
   ("robust04", "302", "Measles outbreaks", "Is measles under control?"),

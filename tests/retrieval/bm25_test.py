@@ -1,13 +1,12 @@
 import collections
 import functools
 import math
-import os
-import pathlib
 import re
 import time
 
 import numpy as np
 import pytest
+import shared_data
 
 from synthq_jax.data import beir
 from synthq_jax.retrieval import bm25, measures
@@ -143,11 +142,7 @@ def test_thousands_of_documents_and_queries_take_seconds():
 @functools.cache
 def shared(name):
   """Reads a shared collection, or skips the test."""
-  default = pathlib.Path(__file__).parents[3] / "shared" / "data"
-  path = pathlib.Path(os.environ.get("SYNTHQ_SHARED_DATA", default)) / name
-  if not path.is_dir():
-    pytest.skip(f"no shared data at {path} (set SYNTHQ_SHARED_DATA)")
-  return beir.read_beir(path)
+  return beir.read_beir(shared_data.folder(name))
 
 
 def as_it_is(text):

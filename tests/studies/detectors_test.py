@@ -1,12 +1,12 @@
 """The study of detectors: docs/experiments.md, from the labels of SPIRE 2022."""
 
-import os
 import pathlib
 import shutil
 import types
 
 import numpy as np
 import pytest
+import shared_data
 
 from synthq_jax import artifacts
 from synthq_jax.data import query_pairs, shipped
@@ -18,11 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def folder():
-  default = ROOT.parent / "shared" / "data"
-  data = pathlib.Path(os.environ.get("SYNTHQ_SHARED_DATA", default))
-  if not (data / "query_leakage").is_dir():
-    pytest.skip(f"no shared data at {data} (set SYNTHQ_SHARED_DATA)")
-  return data / "query_leakage"
+  return shared_data.folder("query_leakage")
 
 
 @pytest.fixture(scope="module")
