@@ -31,6 +31,7 @@ RANKS = {
   "checks": 0,
   "extras": -3,
   "intervals": 0,
+  "memory": 0,
   "text_tables": 0,
   "privacy": 1,
   "losses": 2,

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from synthq_jax import memory
 from synthq_jax.models import t5, t5_checkpoints, t5_config
 
 __all__ = [
@@ -153,6 +154,11 @@ class Encodings:
     self._config = config
     self._blocks: dict[int, np.ndarray] = {}
 
+  @property
+  def num_bytes(self) -> int:
+    """The size of all outputs, whether they are there already or not."""
+    return num_bytes(self.tokens.size, self._config)
+
   def rows(
     self, places: Int[np.ndarray, " row"]
   ) -> Float[np.ndarray, "row length dim"]:
@@ -182,7 +188,9 @@ class Encodings:
     return self._blocks[number]
 
 
-_kept: dict[str, Encodings] = {}  # at most one
+_kept: memory.Kept[Encodings] = memory.Kept(
+  most_bytes=MOST_BYTES, size=lambda made: made.num_bytes, most=1
+)
 
 
 def kept(
@@ -208,8 +216,6 @@ def kept(
       digest.update(array.tobytes())
   digest.update(f"{tokens.shape} {tokens.dtype}".encode())
   digest.update(tokens.tobytes())
-  key = digest.hexdigest()
-  if key not in _kept:
-    _kept.clear()
-    _kept[key] = Encodings(params, config, tokens)
-  return _kept[key]
+  return _kept.get(
+    digest.hexdigest(), lambda: Encodings(params, config, tokens)
+  )

@@ -344,7 +344,7 @@ def run(
   _check_size(config, wanted)
   inputs.check_t5(shipped.checkpoint(config.checkpoint), config.model)
   _check_checkpoints(config, wanted)
-  prepare_test_set.expand(config.test_sets)  # refused before any work
+  _check_test_sets(config)
   progress = progress and distributed.is_main()
   config = _with_progress(config, progress)
   with contextlib.ExitStack() as stack:
@@ -403,6 +403,18 @@ def survey(
     first, *later = stages
     return [(first, {"": False}), *((name, None) for name in later)]
   return list(runner.Run(config, space, stages, say=_nothing).survey())
+
+
+def _check_test_sets(config: RunConfig) -> None:
+  """Refuses sets that are not there, and a main table of none of them."""
+  further = prepare_test_set.expand(config.test_sets)
+  known = [*results.OWN_TEST_SETS, *(one.name for one in further)]
+  if config.compare_queries.test_set not in known:
+    raise ValueError(
+      f"compare_queries.Config.test_set must be one of {', '.join(known)}, got"
+      f" {config.compare_queries.test_set!r}: change it, or name the set in"
+      " TEST_SETS"
+    )
 
 
 def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:

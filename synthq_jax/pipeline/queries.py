@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import array_files, artifacts
+from synthq_jax import array_files, artifacts, memory
 from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import allocation, text_measures
@@ -33,8 +33,9 @@ __all__ = [
   "texts_of",
 ]
 
-_KEPT_BYTES = 2**28
-_kept: dict[tuple[Any, ...], bm25.Index] = {}  # at most one
+_kept: memory.Kept[bm25.Index] = memory.Kept(
+  most_bytes=2**28, size=lambda index: index.num_bytes, most=1
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,13 +145,9 @@ def index_of(
     texts = (one.contents for one in inputs.expanded(corpus, expansion))
     return bm25.BM25().build(names, texts)
   key = (corpus.resolve(), files.state(corpus), names)
-  if key in _kept:
-    return _kept[key]
-  _kept.clear()
-  index = bm25.BM25().build(names, inputs.document_texts(corpus))
-  if index.num_bytes <= _KEPT_BYTES:
-    _kept[key] = index
-  return index
+  return _kept.get(
+    key, lambda: bm25.BM25().build(names, inputs.document_texts(corpus))
+  )
 
 
 def measured(

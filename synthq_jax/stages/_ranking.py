@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, memory
 from synthq_jax.data import files
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.models import t5_checkpoints
@@ -126,24 +126,23 @@ def found(
   asked = np.where(np.isfinite(asked).all(axis=1, keepdims=True), asked, 0.0)
   documents = task.folders.root / task.inputs["vectors"].vectors
   key = _key(judged, asked, documents, depth)
-  if key in _kept:
-    return Found(judged, asked, _kept[key][0])
-  made = _search.candidates(
-    judged,
-    _search.lexical(judged, depth),
-    _search.nearest(judged, documents, asked, depth),
-  )
-  size = sum(one.values.nbytes + 16 * len(one.ids) for one in made.values())
-  if size + sum(size for _, size in _kept.values()) > _KEPT_BYTES:
-    _kept.clear()
-  if size <= _KEPT_BYTES:
-    _kept[key] = made, size
-  return Found(judged, asked, made)
+
+  def candidates() -> Mapping[str, ranking.Candidates]:
+    return _search.candidates(
+      judged,
+      _search.lexical(judged, depth),
+      _search.nearest(judged, documents, asked, depth),
+    )
+
+  return Found(judged, asked, _kept.get(key, candidates))
+
+
+def _size(made: Mapping[str, ranking.Candidates]) -> int:
+  return sum(one.values.nbytes + 16 * len(one.ids) for one in made.values())
 
 
 # Maps learn of what weights were learned of before.
-_kept: dict[Any, tuple[Mapping[str, ranking.Candidates], int]] = {}
-_KEPT_BYTES = 2**28
+_kept = memory.Kept(most_bytes=2**28, size=_size)
 
 
 def _key(

@@ -25,7 +25,7 @@ def _tokens():
 def _small_blocks(monkeypatch):
   monkeypatch.setattr(encodings, "_BLOCK", 8)
   monkeypatch.setattr(encodings, "_AT_ONCE", {"cpu": 4})
-  monkeypatch.setattr(encodings, "_kept", {})
+  monkeypatch.setattr(encodings._kept, "_made", {})
 
 
 def whole(tokens, config=CONFIG):

@@ -162,7 +162,7 @@ def test_what_was_found_is_found_again_only_where_something_differs(
     return right(judged, *runs)
 
   monkeypatch.setattr(_ranking._search, "candidates", candidates)
-  monkeypatch.setattr(_ranking, "_kept", {})
+  monkeypatch.setattr(_ranking._kept, "_made", {})
   task = task_of(root)
   judged = _ranking.of_train(task)
   every = np.arange(len(judged.qrels))
@@ -187,9 +187,11 @@ def test_what_was_found_is_found_again_only_where_something_differs(
     _ranking.found(task, judged, 100, every)
     _ranking.found(task, judged, 100, every)
     assert len(searched) == 1
-  monkeypatch.setattr(_ranking, "_KEPT_BYTES", 1)
-  _ranking.found(task, judged, 98, every)
-  assert not _ranking._kept
+  monkeypatch.setattr(_ranking._kept, "most_bytes", 1)
+  searched.clear()
+  for _ in range(2):
+    _ranking.found(task, judged, 98, every)
+  assert len(searched) == 2  # of what is larger nothing stays
 
 
 def test_records_say_what_is_relevant_of_what_was_found(finished_run):

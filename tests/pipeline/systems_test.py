@@ -105,10 +105,10 @@ def test_bm25_is_indexed_once_while_the_collection_is_the_same(
   assert other is not first and other.ids == ("a", "c")
   third = index(["a", "c"], "red apples", "blue plums instead")
   assert third.search(["plum"], 1)[1] == [["c"]]
-  monkeypatch.setattr(queries_lib, "_KEPT_BYTES", 0)
+  monkeypatch.setattr(queries_lib._kept, "most_bytes", 0)
   large = index(["a", "d"], "red apples", "green pears")
   assert index(["a", "d"], "red apples", "green pears") is not large
-  assert not queries_lib._kept  # of a large one nothing stays
+  assert not len(queries_lib._kept)  # of a large one nothing stays
 
 
 # In the pipeline.

@@ -11,7 +11,7 @@ import pytest
 from synthq_jax import artifacts
 from synthq_jax.pipeline import plan, results
 from synthq_jax.retrieval import bm25, measures, trec
-from synthq_jax.stages import prepare_test_set
+from synthq_jax.stages import compare_queries, prepare_test_set
 
 NAMES = finished_runs.TEST_SETS
 QUERIES = {"cqadupstack.tex": 10, "tiny": 1}
@@ -109,6 +109,19 @@ def test_what_is_no_test_set_is_refused(root, tmp_path, texts, message):
   texts = [t.format(**known, empty=places["empty"]) for t in texts]
   with pytest.raises(ValueError, match=message):
     prepare_test_set.expand(texts)
+
+
+def test_a_main_table_of_no_set_is_refused_before_any_work(
+  finished_run, tmp_path
+):
+  config = dataclasses.replace(
+    finished_run.config, compare_queries=compare_queries.Config(test_set="dev")
+  )
+  with pytest.raises(
+    ValueError, match=r"test, public, cqadupstack\.gis.* 'dev'"
+  ):
+    plan.run(config, tmp_path / "run", progress=False)
+  assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", NAMES)

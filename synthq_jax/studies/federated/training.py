@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import optax
 
-from synthq_jax import artifacts, typing
+from synthq_jax import artifacts, memory, typing
 from synthq_jax.data import blocks, shipped
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.federated import exchange, fedavg, negatives, training
@@ -36,6 +36,7 @@ __all__ = [
   "federated",
 ]
 
+_KEPT_BYTES = 2**31
 KINDS = ("random", "bm25", "static")
 """Negatives of a round."""
 
@@ -56,25 +57,23 @@ class Context:
   states: pathlib.Path
   """Where towers are kept between rounds."""
   recipe: Any
-  kept: dict[int, tuple[list[str], np.ndarray]] = dataclasses.field(
-    default_factory=dict, init=False, repr=False
-  )
-  """By client the digests of a sentence tower, and its vectors."""
+  kept: memory.Kept[np.ndarray]
+  """Vectors of sentences by data, client and tower, for all recipes."""
 
   def sentences(self, params: typing.Params, client: int) -> np.ndarray:
     """Returns the vectors of a client's sentences.
 
-    Methods that share a sentence tower encode once: the vectors of the last
-    tower that each client was encoded with are kept.
+    Methods, rounds and scores that share a sentence tower encode once, as long
+    as the vectors have room.
     """
     leaves = jax.tree.leaves(params[encoders_lib.SENTENCE])
-    tower = [blocks.digest(np.asarray(leaf)) for leaf in leaves]
-    if client not in self.kept or self.kept[client][0] != tower:
-      vectors = self.encoders.encode_sentences(
+    tower = tuple(blocks.digest(np.asarray(leaf)) for leaf in leaves)
+    return self.kept.get(
+      (self.digest, client, tower),
+      lambda: self.encoders.encode_sentences(
         params, self.data.tokens[client].sentences
-      )
-      self.kept[client] = tower, vectors
-    return self.kept[client][1]
+      ),
+    )
 
   @functools.cached_property
   def bm25(self) -> list[np.ndarray]:
@@ -165,6 +164,12 @@ def contexts(
     sentence_pooling=config.sentence_pooling,
   )
   start, digest = encoders.init(params), digested(place)
+  number = sum(len(one.sentences) for one in data.tokens)
+  width = encoders.tower(encoders_lib.SENTENCE).dim
+  kept = memory.Kept(
+    most_bytes=max(_KEPT_BYTES, 4 * number * width),
+    size=lambda vectors: vectors.nbytes,
+  )
 
   @functools.cache
   def context(recipe: Any, share: float) -> Context:
@@ -178,6 +183,7 @@ def contexts(
       ),
       states=states,
       recipe=recipe,
+      kept=kept,
     )
 
   return context
@@ -270,8 +276,10 @@ def _optimizer(
 def best_round(
   context: Context, seed: int, history: Sequence[str], score: Score
 ) -> typing.Params:
-  """Trains by federated averaging and returns the towers of the best round."""
-  federated(context, seed, history)
+  """Trains by federated averaging and returns the towers of the best round.
+
+  A round is scored before the next: both need vectors of the same tower.
+  """
   best, value = context.start, -np.inf
   for done in range(1, len(history) + 1):
     params = federated(context, seed, history[:done])
