@@ -51,6 +51,7 @@ def cross_entropy(
       f"got shapes {logits.shape} and {targets.shape}: cut or pad one of them"
     )
   logits = logits.astype(jnp.float32)
+  targets = targets.astype(jnp.int32)  # a narrow type knows only the first ids
   # Not log_softmax: it writes [batch, length, vocab] once more, which doubles
   # the time of a small model's gradient on CPU. Not a lookup of the targets'
   # logits: its gradient is a scatter into two more such arrays on TPU.
@@ -106,6 +107,7 @@ def cross_entropy_of_states(
       f" [batch, length], got shapes {states.shape}, {table.shape} and"
       f" {targets.shape}: cut or pad one of them"
     )
+  targets = targets.astype(jnp.int32)
   nll = _unlikelihood(states.astype(jnp.float32), table, targets)
   return _normalized(nll, targets, weights, normalization)
 
@@ -133,7 +135,8 @@ def _normalized(
         f"{weights.shape}: give one weight for each target token"
       )
     counted *= weights.astype(jnp.float32)
-  losses = jnp.sum(nll * counted, axis=1)
+  # Where nothing counts, an infinite loss would be no number when multiplied by 0.
+  losses = jnp.sum(jnp.where(counted != 0, nll, 0.0) * counted, axis=1)
   if normalization == "sum":
     return losses
   return losses / jnp.maximum(jnp.sum(counted, axis=1), 1.0)

@@ -46,7 +46,8 @@ def accumulate(
     those of ONE drawn batch, so that a record is in one of them and moves the
     whole as far as it moves its part; of several batches, a record that is drawn
     for k of them would move the sum k times as far. Each part's sum must not
-    depend on the others' records: true for `clipped_grad`, and not for
+    depend on the others' records: true for `clipped_grad` (with a key and no
+    "example_id", if each part has a key of its own), and not for
     `contrastive_clipped_grad`, where a record that comes or goes may move others
     from part to part. The state holds a sum without noise: until the last part
     it is as private as the data, saved ones too.

@@ -118,9 +118,9 @@ def _in_float32(
     params: optax.Params | None = None,
     **extra: object,
   ) -> tuple[optax.Updates, optax.OptState]:
-    if params is None:
-      raise ValueError("expected params in adafactor's update, got None")
-    return inner.update(cast(updates), state, cast(params), **extra)
+    if params is not None:
+      params = cast(params)
+    return inner.update(cast(updates), state, params, **extra)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -242,7 +242,7 @@ def dp_adam(
       key=key,
       noise=noise,
     ),
-    adam,
+    _in_float32(optax.with_extra_args_support(adam)),
     optax.add_decayed_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )

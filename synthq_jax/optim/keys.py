@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from synthq_jax import typing
+from synthq_jax.optim.bookkeeping import devices
 
 __all__ = ["as_argument", "check", "of_examples", "secret_key"]
 
@@ -46,14 +47,16 @@ def of_examples(key: jax.Array, batch: typing.Batch, size: int) -> jax.Array:
 
   Args:
     key: one, of the step, from which each example's follows by `fold_in` of its
-      "example_id", or of its place where there is none; or an array of `size`
-      keys, which are taken as they are.
+      "example_id", or of its place where there is none, which tells no two
+      devices and no two parts of a step apart; or an array of `size` keys, which
+      are taken as they are.
     batch: arrays with a leading axis [batch].
     size: of the batch.
 
   Raises:
     TypeError: if there is no key.
-    ValueError: if there are several, but not one for each example.
+    ValueError: if there are several, but not one for each example, or one
+      alone, without "example_id", inside of `jax.shard_map`.
   """
   shape = check("key", key)
   if shape == (size,):
@@ -63,9 +66,17 @@ def of_examples(key: jax.Array, batch: typing.Batch, size: int) -> jax.Array:
       f"expected one key, or an array of ({size},) keys, got keys of shape"
       f" {shape}: give the step's key, and each example gets one of its own"
     )
-  ids = jnp.arange(size)
   if isinstance(batch, Mapping) and "example_id" in batch:
     ids = batch["example_id"]
+  elif axes := devices.manual_axes():
+    raise ValueError(
+      "expected a key for each example, or example_id in the batch, inside of"
+      f" shard_map or pmap over {sorted(axes)}, got one key: rows at one place of"
+      " two devices would share theirs, and a record that comes or goes change"
+      " which do"
+    )
+  else:
+    ids = jnp.arange(size)
   return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)
 
 

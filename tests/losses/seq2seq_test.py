@@ -76,6 +76,39 @@ def test_padding_has_no_gradient():
   assert (gradient[TARGETS != 0] != 0).all()
 
 
+@pytest.mark.parametrize("weights", [None, np.where(TARGETS == 5, 0.0, 1.0)])
+def test_what_does_not_count_may_be_infinite(weights):
+  """Padding whose logit is masked was no number, and its example was lost."""
+
+  def losses(logits):
+    return seq2seq.cross_entropy(logits, jnp.asarray(TARGETS), weights)
+
+  masked = jnp.asarray(LOGITS).at[..., 0].set(-jnp.inf)
+  if weights is not None:
+    masked = masked.at[0, 0, 5].set(-jnp.inf)
+  low = jnp.where(jnp.isinf(masked), -100.0, masked)
+  np.testing.assert_allclose(losses(masked), losses(low), rtol=1e-6)
+  found, expected = (jax.jacrev(losses)(logits) for logits in (masked, low))
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int64])
+def test_targets_of_any_type_are_the_same_ids(dtype):
+  logits = jnp.asarray(RANDOM.normal(size=(1, 2, 70_000)), jnp.float32)
+  targets = np.array([[5, 120]])
+  states, table = jnp.ones((1, 2, 3)), jnp.asarray(logits[0, :, :300].T)
+  table = jnp.pad(table, ((0, 0), (0, 1)))
+  for loss in (
+    lambda ids: seq2seq.cross_entropy(logits, ids),
+    lambda ids: seq2seq.cross_entropy_of_states(states, table, ids),
+  ):
+    expected = loss(jnp.asarray(targets, jnp.int32))
+    assert np.isfinite(expected).all()
+    np.testing.assert_array_equal(
+      loss(jnp.asarray(targets.astype(dtype))), expected
+    )
+
+
 def test_shapes_that_disagree_and_unknown_normalizations_are_refused():
   logits, targets = jnp.asarray(LOGITS), jnp.asarray(TARGETS)
   with pytest.raises(ValueError, match=r"\(3, 4, 6\) and \(3, 3\)"):

@@ -54,6 +54,37 @@ def test_with_noise_it_is_the_plain_optimizer_on_the_private_mean(name):
 
 
 @each
+@pytest.mark.parametrize("options", [{}, {"second_moment_floor": 0.1}])
+def test_moments_are_float32_whatever_the_parameters_are(name, options):
+  """In bfloat16 a second moment never decays, and a state changes its type."""
+  if name == "adafactor" and options:
+    return
+  half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+  private = PAIRS[name][0](0.1, **NOISE, **options)
+  states = {}
+  for kind, params in {"half": half, "whole": PARAMS}.items():
+    first = private.init(params)
+    (state, _), _ = jax.lax.scan(
+      lambda now, _: ((private.update(SUM, now[0], now[1])[1], now[1]), None),
+      (first, params),
+      length=3,
+    )
+    states[kind] = state
+  jax.tree.map(
+    lambda a, b: (
+      np.testing.assert_allclose(a, b, rtol=1e-2),
+      a.dtype == b.dtype or pytest.fail(f"{a.dtype} for {b.dtype}"),
+    ),
+    *jax.tree.map(_plain, (states["half"], states["whole"])),
+  )
+
+
+def _plain(leaf):
+  is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+  return jax.random.key_data(leaf) if is_key else leaf
+
+
+@each
 def test_a_schedule_is_followed(name):
   private, _ = PAIRS[name]
   quiet = NOISE | {"noise_multiplier": 0.0}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.cli import main
+from synthq_jax.models import prompt, t5, t5_checkpoints, t5_config
 from synthq_jax.pipeline import plan, results
 from synthq_jax.privacy import accounting, joint, ledger, rounding, selection
 from synthq_jax.stages import finetune_dp
@@ -139,6 +141,29 @@ def test_the_best_of_a_secret_number_is_kept_with_the_price_of_all(
   assert "[finetune_dp/eps8] finished earlier" in capsys.readouterr().out
   written = artifacts.load(root / "generate/eps8", results.SyntheticQueries)
   assert written.statement.ledger == made.statement.ledger
+
+
+def test_a_prompt_is_scored_with_its_prompt(tmp_path, monkeypatch):
+  """Without it every trial scored as the public model does: the choice was noise."""
+  shape = t5_config.get("tiny")
+  params = t5_checkpoints.flatten(t5.init_params(shape, jax.random.key(0)))
+  rng = np.random.default_rng(0)
+  read, asked = rng.integers(3, 100, (2, 8, 6), dtype=np.int32)
+  monkeypatch.setattr(
+    finetune_dp,
+    "split_records",
+    lambda *_: {"inputs": read, "targets": asked},
+  )
+  scores = {}
+  for size in (0.0, 30.0):
+    learned = size * rng.normal(size=(4, shape.emb_dim)).astype(np.float32)
+    merged = prompt.Prompt(length=4).merge(params, {"embedding": learned})
+    place = tmp_path / str(size)
+    t5_checkpoints.save(place, t5_checkpoints.unflatten(merged), shape)
+    made = types.SimpleNamespace(directory=place.name, prompt_tokens=4)
+    scores[size] = tuning._values(None, tmp_path, made, None)
+  # Both are worse than chance where the tiny model is: raw losses would do, too.
+  assert (scores[0.0] != scores[30.0]).any()
 
 
 def test_a_score_moves_by_what_it_is_claimed_to_and_has_its_noise():

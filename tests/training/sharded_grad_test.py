@@ -137,6 +137,33 @@ def test_microbatches_and_no_check_of_varying_values_change_nothing():
     assert_same(in_shard_map(grad_fn, check_vma=False), one)
 
 
+def test_one_key_inside_shard_map_asks_for_the_names_of_examples():
+  """By place, rows of two devices shared a key: a record moved others' masks."""
+
+  def masked(p, b, key):
+    return total(b["x"] @ p["w"]) * jax.random.uniform(key)
+
+  grad_fn = optim.clipped_grad(masked, l2_clip_norm=10.0)
+  ids = {**BATCH, "example_id": jnp.arange(len(BATCH["x"]))}
+
+  def norms(params, batch, key):
+    return grad_fn(params, batch, key=key)[1].norms
+
+  sharded = jax.shard_map(
+    norms,
+    mesh=Mesh(np.array(jax.devices()), ("rows",)),
+    in_specs=(P(), P("rows"), P()),
+    out_specs=P("rows"),
+  )
+  key = jax.random.key(3)
+  found = sharded(PARAMS, ids, key)
+  np.testing.assert_allclose(found, norms(PARAMS, BATCH, key), rtol=1e-5)
+  with pytest.raises(
+    ValueError, match="example_id in the batch, inside of shard"
+  ):
+    sharded(PARAMS, BATCH, key)
+
+
 @pytest.mark.parametrize("collective", [jax.lax.psum, jax.lax.all_gather])
 def test_a_loss_that_asks_other_devices_for_their_examples_is_refused(
   collective,

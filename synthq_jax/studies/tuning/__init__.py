@@ -36,6 +36,7 @@ from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   config_types,
   fingerprints,
+  inputs,
   noisy_sums,
   plan,
   private_training,
@@ -352,6 +353,9 @@ def _values(
     config, workspace.Folders(folder), prepared, "dev"
   )
   params, shape = t5_checkpoints.load(folder / made.directory)
+  asked = inputs.with_prompt(
+    records["inputs"], made.prompt_tokens, shape.vocab_size
+  )
   loss = jax.jit(
     functools.partial(finetune_dp.loss_fn, public={}, model_config=shape)
   )
@@ -360,7 +364,7 @@ def _values(
   losses = []
   for start in range(0, number, _BATCH):
     rows = np.arange(start, start + _BATCH) % number  # one shape
-    batch = {name: records[name][rows] for name in ("inputs", "targets")}
+    batch = {"inputs": asked[rows], "targets": records["targets"][rows]}
     losses.append(np.asarray(loss(params, batch), np.float64))
   found = np.concatenate(losses)[:number]
   found = np.where(np.isfinite(found), found, np.inf)
