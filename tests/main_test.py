@@ -660,6 +660,36 @@ def test_settings_say_value_place_and_meaning(capsys):
   assert {"default"} == {re.split(r"  +", line)[2] for line in few[2:]}
 
 
+def test_a_comment_behind_a_macro_says_nothing_of_the_next(tmp_path):
+  path = tmp_path / "mine.gin"
+  path.write_text(
+    "FIRST = 0  # of the first,\n# and so is this\nSECOND = 24\n"
+    "\n# Of the third,\n# in two lines.\nTHIRD = 1\n"
+    "# Of the fourth.\nFOURTH = 2\n"
+  )
+  lines = guide.settings(None, [[path]]).splitlines()
+  meanings = {}
+  for line in lines[2:]:
+    name, _, place, *meaning = re.split(r"  +", line.rstrip())
+    assert place.startswith("mine.gin:")
+    meanings[name.removeprefix("--gin.")] = " ".join(meaning)
+  assert meanings == {
+    "FIRST": "of the first, and so is this",
+    "SECOND": "",
+    "THIRD": "Of the third, in two lines.",
+    "FOURTH": "Of the fourth.",
+  }
+
+
+@pytest.mark.parametrize("stage", ["study", "pretrain", "run"])
+def test_help_offers_a_dry_run_where_there_is_one(capsys, stage):
+  with pytest.raises(SystemExit):
+    main.main([stage, "--help"])
+  text = " ".join(capsys.readouterr().out.split())
+  assert ("--dry_run" in text) == (stage != "study")
+  assert ("begin from scratch" in text) == (stage == "pretrain")
+
+
 @pytest.mark.parametrize(
   "path",
   ["recipes/demo_pretrain", "recipes/systems", "studies/federated_tiny"],

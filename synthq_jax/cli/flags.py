@@ -232,7 +232,7 @@ def parser(tools: Mapping[str, Any] | None = None) -> argparse.ArgumentParser:
     )
 
   for name, words in STAGES.items():
-    _add_stage_flags(add(commands, name, words, epilog=_HELP))
+    _add_stage_flags(add(commands, name, words, epilog=_HELP), name)
   groups: dict[str, Any] = {}
   for name, tool in (tools or {}).items():
     group, _, own = name.rpartition(" ")
@@ -249,7 +249,7 @@ def parser(tools: Mapping[str, Any] | None = None) -> argparse.ArgumentParser:
   return top
 
 
-def _add_stage_flags(command: argparse.ArgumentParser) -> None:
+def _add_stage_flags(command: argparse.ArgumentParser, name: str) -> None:
   flag = command.add_argument
   flag("--gin_file", action="append", help="may be given several times")
   flag("--gin_search_paths", default="", help="more folders, by comma")
@@ -265,6 +265,10 @@ def _add_stage_flags(command: argparse.ArgumentParser) -> None:
   words = (
     "say what would be made, what is there, and what it costs; make nothing"
   )
+  if name == "pretrain":
+    words += "; not where the files say how to begin from scratch"
+  if name == "study":  # which says so, where it is given
+    words = argparse.SUPPRESS
   flag("--dry_run", action="store_true", help=words)
   words = "stop at a judgement of an unknown query or document"
   flag("--strict", action="store_true", help=words)

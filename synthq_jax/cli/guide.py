@@ -20,6 +20,8 @@ from synthq_jax.stages import stage as stage_lib
 __all__ = ["check_documents", "dry_run", "header", "recipes", "settings"]
 
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  +# (.*))?$")
+_BEHIND = re.compile(r"[^#\s].*  +# ")
+"""A setting with a comment behind it, which the next lines may continue."""
 _SHOWN = ("recipes", "studies")
 """Folders of gin_configs that a command takes."""
 _WIDEST = 60
@@ -144,7 +146,7 @@ def _macros(
   """Yields the macros of gin files, each as the file has it that wins.
 
   One without a comment behind it means what the parameter means that it sets, or
-  what stands above it.
+  what stands above it and does not continue the comment of the line before.
   """
   paths = list(dict.fromkeys(path for group in read for path in group))
   lines = {path: path.read_text().splitlines() for path in paths}
@@ -175,7 +177,10 @@ def _comments(lines: Sequence[str], name: str) -> tuple[str, str]:
     if found and found[1] == name:
       below, above = lines[at + 1 :], lines[:at][::-1]
       behind = [found[3], *_comment(below)] if found[3] else []
-      return _joined(behind), _joined([*_comment(above)][::-1])
+      before = [*_comment(above)]
+      if before and any(map(_BEHIND.match, above[len(before) :][:1])):
+        before = []  # it goes on with what stands behind the line above
+      return _joined(behind), _joined(before[::-1])
   return "", ""
 
 

@@ -247,8 +247,9 @@ class _Settings:
     if self.secret_seed is not None and not self.has_public_queries:
       raise ValueError(
         "RunConfig.secret_seed must be None for private data, got a fixed one,"
-        " from which anybody could recompute the noise: leave SECRET_SEED out"
-        " (or say public_data=True if the queries are public)"
+        " from which anybody could recompute the noise: leave SECRET_SEED out,"
+        " or give --gin.SECRET_SEED=None (or say public_data=True if the queries"
+        " are public)"
       )
 
   @property

@@ -1,8 +1,11 @@
 """The working directory of a run: where things lie, and its one secret.
 
-Everything below `private/` must not be shared; everything else may be. The
-secret decides batches and noise of private training: who knows it can take the
-noise away again. It is drawn once per working directory and kept in `private/`.
+Everything below `private/` must not be shared. The joint statement covers the
+results beside it, of which `report/` and what `synthq export` writes are given
+away, not the folder: `config.gin` names the log, and fingerprints and times are in
+every result. The secret decides batches and noise of private training: who knows
+it can take the noise away again. It is drawn once per working directory and kept
+in `private/`.
 """
 
 import contextlib

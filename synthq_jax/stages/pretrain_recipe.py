@@ -121,8 +121,8 @@ def run(
   Args:
     config: what to read and to train.
     workdir: gets params.safetensors, config.json, vocabulary.model, tokens.npz,
-      metrics.jsonl and result.json. Where it holds tokens.npz, text.json and
-      vocabulary.model of an earlier call, no text is read.
+      metrics.jsonl and result.json. Where it holds tokens.npz, the folder text/
+      and vocabulary.model of an earlier call, no text is read.
     on_accepted: called once the working directory is ours and holds no run of
       the pipeline, before anything else is written to it.
 
