@@ -18,6 +18,7 @@ import contextlib
 import json
 import pathlib
 import re
+import unicodedata
 
 import bm25s
 import numpy as np
@@ -153,6 +154,7 @@ class _Field:
 
 def _spaced(text):
   """Returns the words of a text with a space between them and nothing else."""
+  text = unicodedata.normalize("NFC", text)
   return " ".join(re.findall(r"\w+", text))
 
 

@@ -21,6 +21,7 @@ import dataclasses
 import hashlib
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
@@ -48,11 +49,13 @@ _WORD = re.compile(r"\w+")
 def token_set(text: str) -> frozenset[str]:
   """Returns the words of a text in lower case, without order and repetition.
 
-  A text without any word counts as one word of its own.
+  A text without any word counts as one word of its own. Letters that Unicode
+  writes in two ways are the same (NFC).
 
   >>> sorted(token_set("To be, or not to be?"))
   ['be', 'not', 'or', 'to']
   """
+  text = unicodedata.normalize("NFC", text)
   return frozenset(_WORD.findall(text.lower())) or frozenset([text.strip()])
 
 

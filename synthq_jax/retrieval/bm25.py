@@ -13,6 +13,7 @@ import array
 import dataclasses
 import itertools
 import logging
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -46,7 +47,8 @@ class BM25:
     b: share of the length normalisation, in [0, 1].
     stemmer: a Snowball algorithm such as "english", or "" for none.
     stopwords: a language that bm25s has a list for, or "" for none.
-    pattern: a regular expression of one word, in lower-cased text.
+    pattern: a regular expression of one word, in lower-cased text whose letters
+      are whole (NFC), however they were written.
   """
 
   k1: float = 1.2
@@ -89,7 +91,7 @@ class BM25:
     """Returns the stemmed words of each text, without stop words."""
     stemmer = Stemmer.Stemmer(self.stemmer) if self.stemmer else None
     return _bm25s().tokenize(
-      list(texts),
+      [unicodedata.normalize("NFC", text) for text in texts],
       token_pattern=self.pattern,
       stopwords=self.stopwords or [],
       stemmer=stemmer,

@@ -15,6 +15,7 @@ References:
 
 import dataclasses
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -193,6 +194,7 @@ def _ordered(scores: Mapping[str, float]) -> dict[str, float]:
 
 def _spaced(text: str) -> str:
   """Returns the words of a text with a space between them and nothing else."""
+  text = unicodedata.normalize("NFC", text)
   return " ".join(re.findall(r"\w+", text))
 
 

@@ -3,13 +3,14 @@ import functools
 import math
 import re
 import time
+import unicodedata
 
 import numpy as np
 import pytest
 import shared_data
 
-from synthq_jax.data import beir
-from synthq_jax.retrieval import bm25, measures
+from synthq_jax.data import beir, splits
+from synthq_jax.retrieval import bm25, measures, ranking
 
 PLAIN = bm25.BM25(stemmer="", stopwords="")
 TEXTS = ["red red apple", "green apple tree by the sea", "blue sea", "red"]
@@ -222,3 +223,16 @@ def test_known_values_are_those_of_another_reading_of_queries(name):
   measure, known = KNOWN[name]
   got = measures.evaluate(qrels, run, (measure,), drop_identical=False)
   assert round(got.mean[measure], 2) == known
+
+
+def test_letters_are_the_same_in_both_forms_of_unicode():
+  """Decomposed accents are no part of a word to `\\w`: words were torn."""
+  whole = "prix du café à la crème"
+  apart = unicodedata.normalize("NFD", whole)
+  assert apart != whole
+  first, second = bm25.BM25().words([whole, apart])
+  assert first == second and "café" in first
+  built = bm25.BM25().build(["a", "b"], [apart, "the price of tea"])
+  assert built.search([whole], k=1)[1] == [["a"]]
+  assert ranking._spaced(apart) == whole
+  assert splits.token_set(apart) == splits.token_set(whole)
