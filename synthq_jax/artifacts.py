@@ -231,11 +231,11 @@ def replacing(
     with open(partial, "xb", opener=opener) as stream:
       try:
         yield stream
-      except Exception:
+        stream.flush()
+        os.fsync(stream.fileno())
+      except BaseException:  # asked to stop, too
         partial.unlink(missing_ok=True)
         raise
-      stream.flush()
-      os.fsync(stream.fileno())
     os.replace(partial, path)
   file_lists.sync(path.parent)
   stores.push(path, is_new=is_new)

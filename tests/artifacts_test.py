@@ -280,11 +280,12 @@ def test_a_write_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
   assert [p.name for p in tmp_path.iterdir()] == ["c.txt"]
 
 
-def test_a_write_that_fails_leaves_no_part_of_it(tmp_path):
-  with pytest.raises(ValueError, match="line 7"):  # noqa: SIM117
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_a_write_that_fails_leaves_no_part_of_it(kind, tmp_path):
+  with pytest.raises(kind, match="line 7"):  # noqa: SIM117
     with artifacts.replacing(tmp_path / "private.jsonl") as stream:
       stream.write(b"what somebody asked")
-      raise ValueError("line 7")
+      raise kind("line 7")
   assert not list(tmp_path.iterdir())
 
 

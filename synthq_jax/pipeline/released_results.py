@@ -188,8 +188,8 @@ def _says_its_claim(content: Mapping[str, Any] | None) -> bool:
 
 
 def _leaves(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields the topmost folders that hold files."""
-  inside = sorted(folder.iterdir())
+  """Yields the topmost folders that hold files; hidden ones are no results."""
+  inside = [p for p in sorted(folder.iterdir()) if not p.name.startswith(".")]
   if any(one.is_file() for one in inside):
     yield folder
     return

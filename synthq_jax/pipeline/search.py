@@ -8,13 +8,14 @@ fingerprint of its vectors.
 import dataclasses
 import functools
 import json
+import pathlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts, text_tables
+from synthq_jax import artifacts, file_lists, text_tables
 from synthq_jax.data import files, passages
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
@@ -374,16 +375,26 @@ class _Opened:
     built = index.exact(np.asarray(vectors))
     folder = place("search", name)
     if artifacts.read_fingerprint(folder) != digest:
-      artifacts.remove(folder / artifacts.RESULT_NAME)  # of another index
-      built.save(folder / _INDEX)
-      saved = SavedIndex(
-        directory=folders.relative(folder),
-        name=name,
-        num_documents=len(vectors),
-        dim=vectors.shape[1],
-      )
-      artifacts.save(folder, saved, digest)
+      folder.mkdir(parents=True, exist_ok=True)
+      with file_lists.locked(folder / ".lock", str, waits=True):
+        if artifacts.read_fingerprint(folder) != digest:  # nobody made it since
+          self._save(built, name, folder, digest)
+    artifacts.check(folder)
     return built
+
+  def _save(
+    self, built: index.Index, name: str, folder: pathlib.Path, digest: str
+  ) -> None:
+    """Saves an index; the caller holds the folder's lock."""
+    artifacts.remove(folder / artifacts.RESULT_NAME)  # of another index
+    built.save(folder / _INDEX)
+    saved = SavedIndex(
+      directory=self._folders.relative(folder),
+      name=name,
+      num_documents=len(built.vectors),
+      dim=built.vectors.shape[1],
+    )
+    artifacts.save(folder, saved, digest, folders=[folder])
 
 
 def _snippet(text: str, query: str) -> str:

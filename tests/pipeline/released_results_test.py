@@ -311,3 +311,14 @@ def test_scores_of_systems_that_were_made_again_count_both(
 
 def made_up_result(claim):
   return types.SimpleNamespace(statement=claim)
+
+
+def test_a_kill_while_an_index_is_written_takes_no_claim_away(tmp_path):
+  folder = tmp_path / "search" / "synthetic_eps8"
+  folder.mkdir(parents=True)
+  for name in (".lock", ".documents.faiss.partial"):
+    (folder / name).write_bytes(b"half")
+  assert released_results.read(tmp_path).unclaimed == ()
+  (folder / "documents.faiss").write_bytes(b"all, of vectors that are gone")
+  unclaimed = ("search/synthetic_eps8",)
+  assert released_results.read(tmp_path).unclaimed == unclaimed

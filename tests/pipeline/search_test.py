@@ -11,7 +11,7 @@ import urllib.parse
 import numpy as np
 import pytest
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, file_lists
 from synthq_jax.cli import main
 from synthq_jax.data import files
 from synthq_jax.pipeline import search, search_page, system_results
@@ -85,7 +85,7 @@ def test_vectors_are_made_once_for_each_retriever(root):
   search.open_run(root, ["untrained"])
   assert file.stat().st_mtime_ns == before
   assert sorted(p.name for p in folder.iterdir()) == [
-    "documents.faiss", "result.json",
+    ".lock", "documents.faiss", "files.json", "result.json",
   ]  # fmt: skip
   made = root / "encode_documents" / "untrained" / artifacts.RESULT_NAME
   result = json.loads(made.read_text())["result"]
@@ -138,6 +138,34 @@ def test_an_index_that_a_kill_left_is_made_again(root, tmp_path, monkeypatch):
   index.write_bytes(b"of other vectors")
   search.open_run(copy, ["synthetic_eps8"])
   assert index.read_bytes() != b"of other vectors"
+
+
+def test_an_index_is_written_by_one_process_at_a_time(root, tmp_path):
+  """Two wrote one partial file, and half an index looked finished."""
+  copy = tmp_path / "run"
+  shutil.copytree(root, copy)
+  search.open_run(copy, ["synthetic_eps8"])
+  folder = copy / "search" / "synthetic_eps8"
+  done = folder.rename(copy / "done")
+  folder.mkdir(parents=True)
+  args = (copy, ["synthetic_eps8"])
+  second = threading.Thread(target=search.open_run, args=args, daemon=True)
+  with file_lists.locked(folder / ".lock", str):
+    second.start()
+    second.join(5)
+    assert second.is_alive()
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    for path in done.glob("[!.]*"):
+      path.rename(folder / path.name)
+    before = (folder / "documents.faiss").stat()
+  second.join(60)
+  after = (folder / "documents.faiss").stat()
+  assert not second.is_alive() and after.st_ino == before.st_ino
+  (folder / "documents.faiss").write_bytes(b"half")
+  with pytest.raises(
+    ValueError, match="documents.faiss: expected the .* got 4"
+  ):
+    search.open_run(copy, ["synthetic_eps8"])
 
 
 def test_private_retrievers_need_a_flag_and_their_vectors_stay_private(
