@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from synthq_jax.retrieval import index
 
@@ -19,7 +19,7 @@ def documents(
 ) -> tuple[Float[np.ndarray, "query k"], Int[np.ndarray, "query k"]]:
   """Finds the documents whose best passages score highest.
 
-  The search is widened until every query has found enough documents, so that
+  The search of a query is widened until it has found enough documents, so that
   one of many good passages takes no place of another.
 
   Args:
@@ -31,27 +31,39 @@ def documents(
   Returns:
     Scores, descending, and positions of the documents.
   """
-  depth, width = min(depth, int(owners[-1]) + 1), 0
-  while True:
+  depth = min(depth, 1 + int(np.count_nonzero(np.diff(owners))))
+  scores = np.zeros((len(queries), depth))
+  documents = np.zeros((len(queries), depth), owners.dtype)
+  open_, width = np.arange(len(queries)), 0
+  while len(open_):
     width = min(max(2 * width, depth), len(owners))
-    scores, at = built.search(queries, width)
-    found = owners[at]
-    order = np.argsort(found, axis=1, kind="stable")
-    ordered = np.take_along_axis(found, order, axis=1)
-    first = np.ones_like(ordered, bool)
-    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    is_best = np.zeros_like(first)
-    np.put_along_axis(is_best, order, first, axis=1)
-    if width == len(owners) or is_best.sum(axis=1).min(initial=depth) >= depth:
-      break
-  kept = [np.flatnonzero(row)[:depth] for row in is_best]
-  if not kept:
-    return scores[:, :depth], found[:, :depth]
-  picked = np.stack(kept)
-  return (
-    np.take_along_axis(scores, picked, axis=1),
-    np.take_along_axis(found, picked, axis=1),
-  )
+    unmet = []
+    for part in index.blocks(open_, width):
+      values, at = built.search(queries[part], width)
+      found = owners[at]
+      is_best = _is_first(found)
+      is_met = is_best.sum(axis=1) >= depth
+      kept = [np.flatnonzero(row)[:depth] for row in is_best[is_met]]
+      picked = np.reshape(kept, (-1, depth)).astype(np.int64)
+      done = part[is_met]
+      scores[done] = np.take_along_axis(values[is_met], picked, axis=1)
+      documents[done] = np.take_along_axis(found[is_met], picked, axis=1)
+      unmet.append(part[~is_met])
+    open_ = np.concatenate(unmet)
+  return scores, documents
+
+
+def _is_first(
+  found: Int[np.ndarray, "query k"],
+) -> Bool[np.ndarray, "query k"]:
+  """Says where a document stands in its row for the first time."""
+  order = np.argsort(found, axis=1, kind="stable")
+  ordered = np.take_along_axis(found, order, axis=1)
+  first = np.ones_like(ordered, bool)
+  first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+  is_first = np.zeros_like(first)
+  np.put_along_axis(is_first, order, first, axis=1)
+  return is_first
 
 
 def nearest(

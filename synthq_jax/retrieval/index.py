@@ -11,6 +11,7 @@ References:
 
 import dataclasses
 import os
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -24,11 +25,13 @@ __all__ = [
   "Graph",
   "HNSW",
   "Index",
+  "blocks",
   "exact",
 ]
 
 _MARGIN = 16  # candidates beyond k, so that ties at the border are rarely cut
 _RESCORED = 1 << 22  # numbers of candidate vectors: 32 MiB in float64
+_FOUND = 1 << 20  # candidates of queries that are searched together: 50 MiB
 
 
 def _finite(
@@ -63,6 +66,23 @@ def _check_search(queries: np.ndarray, k: int, dim: int) -> None:
       f"expected k >= 1 and queries of dim={dim}, got "
       f"k={k} and dim={queries.shape[1]}; use the encoder of the index"
     )
+
+
+def blocks(
+  rows: Int[np.ndarray, " query"], width: int
+) -> Iterator[Int[np.ndarray, " part"]]:
+  """Yields positions of queries in parts whose candidates fit into memory.
+
+  >>> [len(part) for part in blocks(np.arange(5), 1 << 19)]
+  [2, 2, 1]
+
+  Args:
+    rows: the positions.
+    width: candidates of each query.
+  """
+  size = max(1, _FOUND // width)
+  for start in range(0, len(rows), size):
+    yield rows[start : start + size]
 
 
 def _rescore(
@@ -127,9 +147,12 @@ class Index:
     open_, width = np.arange(len(queries)), k
     while len(open_):
       width = min(width + max(width, _MARGIN), len(self.vectors))
-      found, at, sure = self._candidates(queries[open_], k, width)
-      scores[open_], places[open_] = found, at
-      open_ = open_[~sure]
+      unsure = []
+      for part in blocks(open_, width):
+        found, at, sure = self._candidates(queries[part], k, width)
+        scores[part], places[part] = found, at
+        unsure.append(part[~sure])
+      open_ = np.concatenate(unsure)
     return scores, places
 
   def save(self, path: str | os.PathLike) -> None:

@@ -1,3 +1,5 @@
+import dataclasses
+
 import faiss
 import numpy as np
 import pytest
@@ -101,6 +103,30 @@ def test_vectors_that_are_not_finite_are_refused(bad):
     index.exact(vectors)
   with pytest.raises(ValueError, match="expected finite queries"):
     index.exact(normal(5, 4, 7)).search(vectors, k=1)
+
+
+class Watched:
+  """A faiss index that notes how many candidates are asked of it at once."""
+
+  def __init__(self, flat):
+    self.flat, self.asked = flat, []
+
+  def search(self, queries, width):
+    self.asked.append((len(queries), width))
+    return self.flat.search(queries, width)
+
+
+def test_no_more_candidates_are_held_than_fit_into_memory(monkeypatch):
+  vectors, queries = normal(700, 24, 0), normal(90, 24, 1)
+  vectors[:350] = queries[0]  # ties, for which the search is widened
+  searched = index.exact(vectors)
+  watched = Watched(searched.flat)
+  expected = searched.search(queries, 10)
+  monkeypatch.setattr(index, "_FOUND", 1000)
+  found = dataclasses.replace(searched, flat=watched).search(queries, 10)
+  np.testing.assert_array_equal(found, expected)
+  assert all(rows * width <= 1000 for rows, width in watched.asked)
+  assert max(width for _, width in watched.asked) > 350
 
 
 def test_bad_shapes_are_refused():
