@@ -50,7 +50,8 @@ def _write_beir(
   folder: pathlib.Path, data: collection_lib.Collection, origin: Origin
 ) -> None:
   del origin  # there is no place for it
-  ids = (item.id for item in (*data.documents, *data.queries))
+  queries = (query.id for query in data.queries)
+  ids = itertools.chain(data.document_ids(), queries)
   if quoted := sum(name.startswith('"') for name in ids):
     raise ValueError(
       f"expected ids that do not begin with a quotation mark, got {quoted}: BEIR's"
@@ -216,8 +217,9 @@ corpus = load_dataset("FOLDER", "corpus", split="corpus")
   "tevatron": Layout(
     write=_write_tevatron,
     use="""```bash
+# Of a query's negatives: the documents of the other queries of its batch.
 python -m tevatron.retriever.driver.train --dataset_name json \
-  --dataset_path FOLDER/train.jsonl --corpus_path FOLDER/corpus.jsonl
+  --dataset_path FOLDER/train.jsonl --train_group_size 1
 ```""",
   ),
   "pyserini": Layout(

@@ -1,6 +1,7 @@
 """Logs and sets as they come: one content, in every kind of table."""
 
 import csv
+import dataclasses
 import gzip
 import json
 import re
@@ -296,6 +297,27 @@ def test_a_set_says_before_it_is_read_how_many_documents_it_may_have(
   if kind != "jsonl":  # where a document may stand in several lines
     assert most <= number + 1
   assert sources.open(f"{kind}:{tmp_path / 'no'}@no").most_documents() is None
+
+
+def test_a_set_for_beir_is_read_once_to_be_written(tmp_path):
+  """Its ids are known; all documents were in memory to look at them."""
+  small, begun = small_set(), []
+
+  def read():
+    begun.append(1)
+    return iter(small.documents)
+
+  ids = tuple(document.id for document in small.documents)
+  streamed = collection.StreamedDocuments(ids, read)
+  data = dataclasses.replace(small, documents=streamed)
+  begun.clear()
+  query_sets.LAYOUTS["beir"].write(tmp_path, data, ORIGIN)
+  assert len(begun) == 1
+
+
+def test_the_command_for_tevatron_asks_for_no_negatives_that_are_not_there():
+  command = query_sets.LAYOUTS["tevatron"].use
+  assert "--train_group_size 1\n" in command and "corpus" not in command
 
 
 def test_anserini_reads_what_is_written_for_it(tmp_path):
