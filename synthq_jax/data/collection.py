@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+import re
 import unicodedata
 from collections.abc import (
   Callable,
@@ -41,13 +42,15 @@ Dangling = collections.Counter[str]
 _MOST_GRADE = 1_000_000
 """trec_eval counts grades one by one, and nDCG overflows beyond 2^31."""
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:
   """A document, public unless a configuration says otherwise.
 
   Attributes:
-    id: a name without white space.
+    id: a name without white space and control characters.
     text: the body.
     title: a title, or "".
     client: whose document it is where there are clients (federated), or "".
@@ -73,7 +76,7 @@ class Query:
   """A query, private unless a configuration says otherwise.
 
   Attributes:
-    id: a name without white space.
+    id: a name without white space and control characters.
     text: what was asked.
     client: who asked it where there are clients (federated) or users, or "".
   """
@@ -141,8 +144,8 @@ class Collection:
       were on several; as private as the queries.
 
   Raises:
-    ValueError: if an id is empty, holds white space, stands twice or is judged
-      without being there.
+    ValueError: if an id is empty, holds white space or a control character,
+      stands twice or is judged without being there.
   """
 
   documents: tuple[Document, ...] | StreamedDocuments
@@ -244,12 +247,15 @@ def check_id(kind: str, value: str, where: str = "") -> str:
     `value`.
 
   Raises:
-    ValueError: if it is empty or holds white space.
+    ValueError: if it is empty or holds white space or a control character, at
+      which NumPy or the C code of trec_eval would end it.
   """
-  if value.split() != [value]:
+  is_one_word = value.split() == [value]
+  if not is_one_word or _CONTROL.search(value):
     prefix = f"{where}: " if where else ""
+    what = "control characters" if is_one_word else "white space"
     raise ValueError(
-      f"{prefix}expected a {kind} id without white space, got"
+      f"{prefix}expected a {kind} id without {what}, got"
       f" {_shown(kind, value)}; give it another"
     )
   return value

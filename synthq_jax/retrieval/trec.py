@@ -155,7 +155,8 @@ def _falling(
   """Yields documents and scores, which fall strictly in single precision."""
   collection.check_id("query", query)
   documents = ranking(scores)
-  if " ".join(documents).split() != documents:
+  joined = " ".join(documents)
+  if joined.split() != documents or not joined.isprintable():
     for document in documents:
       collection.check_id("document", document)
   wide = np.array([scores[document] for document in documents], np.float64)

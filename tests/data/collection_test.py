@@ -34,6 +34,19 @@ def test_an_id_with_white_space_is_refused(bad):
     make({}, queries=(collection.Query(bad, "text"),))
 
 
+@pytest.mark.parametrize("bad", ["\0", "q1\0", "q\0001", "q\x1b1", "q\x7f"])
+def test_an_id_with_a_control_character_is_refused(bad):
+  """NumPy drops a NUL at the end, and pytrec_eval what follows one."""
+  with pytest.raises(ValueError, match="control characters, got one;"):
+    make({}, queries=(collection.Query(bad, "text"),))
+  documents = (collection.Document(bad, "text"),)
+  with pytest.raises(ValueError) as caught:  # noqa: PT011
+    make({}, documents=documents)
+  message = "expected a document id without control characters, got"
+  assert str(caught.value) == f"{message} {bad!r}; give it another"
+  assert collection.check_id("query", "q\u200d\ufeff\u00e9")
+
+
 def test_judgements_of_unknown_ids_are_refused():
   with pytest.raises(ValueError, match="got unknown query ids;"):
     make({"test": {"q9": {"d1": 1}}})

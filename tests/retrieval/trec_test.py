@@ -93,6 +93,14 @@ BAD_RUNS = {
 }
 
 
+def test_no_id_with_a_control_character_is_written(tmp_path):
+  with pytest.raises(ValueError, match="a document id without control"):
+    trec.write_run(tmp_path / "run", {"q": {"a": 2.0, "a\0": 1.0}})
+  with pytest.raises(ValueError, match="a query id without control"):
+    trec.write_run(tmp_path / "run", {"q\0": {"a": 2.0}})
+  trec.write_run(tmp_path / "run", {"q": {"a\u200db": 2.0}})
+
+
 @pytest.mark.parametrize("name", BAD_RUNS)
 def test_a_bad_line_of_a_run_is_named(tmp_path, name):
   line, message = BAD_RUNS[name]
