@@ -16,6 +16,7 @@ from collections.abc import (
 from typing import Any
 
 __all__ = [
+  "MOST_GRADE",
   "Collection",
   "Dangling",
   "Document",
@@ -39,7 +40,7 @@ Dangling = collections.Counter[str]
 """How many judgements name an unknown "query" or "document"."""
 
 
-_MOST_GRADE = 1_000_000
+MOST_GRADE = 1_000_000
 """trec_eval counts grades one by one, and nDCG overflows beyond 2^31."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -460,9 +461,9 @@ def _grade(where: str, text: str) -> int:
       f"{where}: expected a whole number as the grade, got another text; write"
       " 1 for relevant, 0 for not"
     ) from None
-  if abs(grade) > _MOST_GRADE:
+  if abs(grade) > MOST_GRADE:
     raise ValueError(
-      f"{where}: expected a grade of at most {_MOST_GRADE:,}, got a greater"
+      f"{where}: expected a grade of at most {MOST_GRADE:,}, got a greater"
       " number; write 1 for relevant, 0 for not"
     )
   return grade

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from synthq_jax import extras
+from synthq_jax.data import collection
 from synthq_jax.retrieval import trec
 
 with extras.required("run"):
@@ -287,6 +288,15 @@ def _check_cutoff(cutoff: float) -> None:
     raise ValueError(f"the cutoff is a whole number above 0, got {cutoff}")
 
 
+def _check_level(level: int) -> None:
+  """Refuses levels that no grade has, at which trec_eval's code fails."""
+  if not 1 <= level <= collection.MOST_GRADE:
+    raise ValueError(
+      "the level is a whole number above 0 and up to"
+      f" {collection.MOST_GRADE:,}, got {level}"
+    )
+
+
 def _measure(name: str, level: int) -> ir_measures.Measure | _FirstRank:
   """Reads a measure's name and sets its level of relevance."""
   try:
@@ -298,6 +308,7 @@ def _measure(name: str, level: int) -> ir_measures.Measure | _FirstRank:
     has_level = "rel" in measure.SUPPORTED_PARAMS and measure.NAME != "NumRet"
     if has_level and "rel" not in measure.params:
       measure = measure(rel=level)
+    _check_level(measure.params.get("rel", 1))
     _check_provider(measure)
   except (NameError, ValueError, TypeError, AssertionError) as error:
     raise ValueError(
@@ -318,6 +329,5 @@ def _first_rank(rel: str | None, cutoff: str | None, level: int) -> _FirstRank:
   """Makes MFR of what its name says, at 100 where it says nothing."""
   measure = _FirstRank(int(cutoff or _MFR_CUTOFF), int(rel or level))
   _check_cutoff(measure.cutoff)
-  if measure.level < 1:
-    raise ValueError(f"the level is a whole number above 0, got {rel}")
+  _check_level(measure.level)
   return measure

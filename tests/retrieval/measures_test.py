@@ -99,12 +99,16 @@ def test_a_run_from_a_file_scores_the_same(tmp_path):
 @pytest.mark.parametrize(
   "name",
   ["foo@10", "R", "R@0", "nDCG@2.5", "nDCG@"]
-  + ["MFR@0", "MFR@", "MFR(rel=0)", "mfr", "MFR@1.5"],
+  + ["MFR@0", "MFR@", "MFR(rel=0)", "mfr", "MFR@1.5"]
+  + ["P(rel=0)@5", "R(rel=0)@10", "RR(rel=-1)@10", "SetP(rel=0)"]
+  + ["P(rel=1000001)@5", "R(rel=9999999999)@10", "MFR(rel=1000001)"],
 )
 def test_a_name_that_is_no_measure_is_named(name):
   message = f"a measure such as .* got {re.escape(repr(name))}"
   with pytest.raises(ValueError, match=message):
     measures.evaluate(QRELS, RUN, (name,))
+  with pytest.raises(ValueError, match=message):
+    measures.check((name,))
 
 
 def test_a_split_without_judgements_is_refused():
