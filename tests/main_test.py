@@ -368,6 +368,7 @@ WRONG_USES = {
   f"{RUN} --gin_file=data/beir.gin": "give --gin.SOURCE=...",
   "settings demo_ful.gin": "Did you mean demo_full.gin?",
   "settings nope.gin": "nope.gin: expected a gin file, got none. Give its path",
+  "settings bytes": "synthq: bytes: ",
   "settings optim/lora.gin": "expected a recipe or a study",
   # Names and values of settings.
   f"{RUN} --gin.EPSLON=3": "did you mean EPSILON?",

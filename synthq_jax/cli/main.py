@@ -172,7 +172,9 @@ def _settings(options: argparse.Namespace) -> str:
       f"{options.recipe}: expected a gin file, got none."
       f" {near or 'Give its path, or a name that `synthq recipes` lists'}"
     )
-  if "synthq_jax.studies import" in path.read_text():
+  with _explained(options.recipe):
+    text = path.read_text(encoding="utf-8")
+  if "synthq_jax.studies import" in text:
     kinds = kinds[::-1]  # of a study that runs the pipeline: its own settings
   for kind in kinds:
     try:

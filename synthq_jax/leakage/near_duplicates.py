@@ -387,8 +387,8 @@ def search(
     of the queries, then of the targets.
 
   Raises:
-    ValueError: if a number is below 1, or an encoder shall work in several
-      processes.
+    ValueError: if a number is below 1, an encoder shall work in several
+      processes, or one of these is killed.
   """
   checks.at_least(1, chunk=chunk, processes=processes)
   if processes > 1 and any(isinstance(one, Embedding) for one in detectors):
@@ -461,17 +461,23 @@ def _side_by_side(processes: int):
     if len(first) < 2:  # too short to be worth a process
       yield from _in_turn(first, given)
       return
-    with futures.ProcessPoolExecutor(
-      processes, context, initializer=_start, initargs=given
-    ) as pool:
-      for texts in itertools.chain(first, chunks):
-        strings = [query.text for query in texts]
-        waiting.append((texts, pool.submit(_match, strings)))
-        if len(waiting) > 2 * processes:
-          texts, future = waiting.popleft()
+    try:
+      with futures.ProcessPoolExecutor(
+        processes, context, initializer=_start, initargs=given
+      ) as pool:
+        for texts in itertools.chain(first, chunks):
+          strings = [query.text for query in texts]
+          waiting.append((texts, pool.submit(_match, strings)))
+          if len(waiting) > 2 * processes:
+            texts, future = waiting.popleft()
+            yield texts, future.result()
+        for texts, future in waiting:
           yield texts, future.result()
-      for texts, future in waiting:
-        yield texts, future.result()
+    except futures.BrokenExecutor as error:
+      raise ValueError(
+        f"expected {processes} processes that live to the end, got a worker that"
+        " was killed, likely for memory: set --processes lower"
+      ) from error
 
   return matched
 

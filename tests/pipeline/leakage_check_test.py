@@ -2,6 +2,7 @@
 
 import io
 import json
+import multiprocessing
 import stat
 import subprocess
 import sys
@@ -306,6 +307,20 @@ def test_processes_change_nothing():
   embedding = detectors.Embedding(encode=lambda texts: None)
   with pytest.raises(ValueError, match="processes=1"):
     next(detectors.search(texts, topics, [embedding], processes=2))
+
+
+def test_a_worker_that_is_killed_is_one_line():
+  texts = [detectors.Text(id=str(i), text=f"a{i}") for i in range(2000)]
+  found = detectors.search(
+    texts, texts[:1], [detectors.Exact()], chunk=1, processes=2
+  )
+  next(found)
+  for child in multiprocessing.active_children():
+    child.kill()
+  with pytest.raises(
+    ValueError, match="killed, likely .*: set --processes low"
+  ):
+    list(found)
 
 
 def test_it_works_where_tensorflow_is_not_installed(paths):
