@@ -174,7 +174,7 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
   except BROKEN_GZIP as error:
     raise ValueError(
       f"{path}:{number + 1}: expected sound gzip, got an end or an error in "
-      f"the middle ({error}); copy the file again"
+      f"the middle ({type(error).__name__}); copy the file again"
     ) from error
 
 

@@ -199,7 +199,7 @@ def memory(
     missing = {id_ for each in group for id_ in each[1:]} - place.keys()
     if missing:
       raise ValueError(
-        f"expected scores of all leaked documents of {query!r}, got none of"
+        "expected scores of all leaked documents of a query, got none of"
         f" {len(missing)}: score them with the candidates"
       )
     ranks[query] = _mean([place[good] for _, good, _ in group])

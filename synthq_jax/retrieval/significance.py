@@ -520,10 +520,10 @@ def _difference(first: Values, second: Values) -> np.ndarray:
     )
   if isinstance(first, Mapping):
     if first.keys() != second.keys():
-      odd = sorted(first.keys() ^ second.keys())
+      odd = first.keys() ^ second.keys()
       raise ValueError(
-        f"expected the same queries, got {len(odd)} of one system only, such "
-        f"as {odd[0]!r}; evaluate both on the same judgements"
+        f"expected the same queries, got {len(odd)} of one system only;"
+        " evaluate both on the same judgements"
       )
     second = [second[query] for query in first]
   a, b = _array("first", first), _array("second", second)

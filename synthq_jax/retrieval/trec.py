@@ -193,8 +193,8 @@ def read_run(path: str | os.PathLike) -> Run:
     scores = run.setdefault(query, {})
     if document in scores:
       raise ValueError(
-        f"{where}: expected each document once for query {query!r}, got "
-        f"{document!r} again; remove one"
+        f"{where}: expected each document once for a query, got one again;"
+        " remove one"
       )
     scores[document] = _score(where, score)
   return run
@@ -208,7 +208,7 @@ def _score(where: str, text: str) -> float:
     score = math.nan
   if not math.isfinite(score):
     raise ValueError(
-      f"{where}: expected a finite number as the score, got {text!r}; correct "
-      "it, or remove the line"
+      f"{where}: expected a finite number as the score, got another text;"
+      " correct it, or remove the line"
     )
   return score

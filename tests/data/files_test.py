@@ -61,6 +61,15 @@ def test_a_cut_gzip_file_is_named(tmp_path):
     list(files.lines(path))
 
 
+def test_a_damaged_gzip_file_is_named_and_not_shown(tmp_path):
+  """Python says the two bytes that it found where a part should begin."""
+  path = tmp_path / "a.gz"
+  path.write_bytes(gzip.compress(b"line\n") + b"transcript")
+  with pytest.raises(ValueError, match=r"sound gzip, .*\(BadGzipFile\)") as got:
+    list(files.lines(path))
+  assert "tr'" not in str(got.value)
+
+
 def test_a_line_that_is_not_json_is_named(tmp_path):
   path = write(tmp_path / "a.jsonl", b'{"x": 1}\n{"x": \n')
   with pytest.raises(ValueError, match=r"a\.jsonl:2: expected one JSON object"):

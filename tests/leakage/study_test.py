@@ -156,7 +156,7 @@ def test_a_document_that_was_missed_is_inserted_among_the_candidates():
   assert study.memory(scored, candidates, [("q", "d0", "d1")]).offsets == {
     "q": 0.0
   }
-  with pytest.raises(ValueError, match="scores of all leaked documents"):
+  with pytest.raises(ValueError, match="leaked documents of a query, got"):
     study.memory(scored, candidates, [("q", "d9", "d0")])
 
 

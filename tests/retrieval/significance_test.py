@@ -123,7 +123,7 @@ def test_bonferroni_multiplies_by_the_number_of_tests_up_to_one():
 @pytest.mark.parametrize(
   "first, second, message",
   [
-    ({"q1": 1.0}, {"q2": 1.0}, "got 2 of one system only, such as 'q1'"),
+    ({"q1": 1.0}, {"q2": 1.0}, "got 2 of one system only; evaluate"),
     ([1.0, 2.0], [1.0], "got 2 and 1 values"),
     ({"q1": 1.0}, [1.0], "got one of each"),
     ([1.0, float("nan")], [1.0, 1.0], r"got first of shape \(2,\)"),
