@@ -22,6 +22,11 @@ __all__ = ["check_documents", "dry_run", "header", "recipes", "settings"]
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  +# (.*))?$")
 _BEHIND = re.compile(r"[^#\s].*  +# ")
 """A setting with a comment behind it, which the next lines may continue."""
+_NAMED = re.compile(
+  r"^(\S*(?:prepare_data\.Config\.source|generate\.Config\.num_documents))"
+  r" *= *(\S+)"
+)
+"""What SOURCE and NUM_DOCUMENTS set, where a file says it."""
 _SHOWN = ("recipes", "studies")
 """Folders of gin_configs that a command takes."""
 _WIDEST = 60
@@ -56,7 +61,7 @@ def check_documents(
     for line in path.read_text().splitlines() if path else ():
       if line.startswith("include "):
         read(ast.literal_eval(line.removeprefix("include ")), (*within, path))
-      elif found := _MACRO.match(line):
+      elif found := _MACRO.match(line) or _NAMED.match(line):
         said[found[1]] = found[2]
 
   with contextlib.suppress(OSError, ValueError, SyntaxError):
@@ -66,6 +71,9 @@ def check_documents(
       name, _, value = binding.partition("=")
       said[name] = flags.literal(value)
     macros = ("NUM_DOCUMENTS", "SOURCE")
+    for name, value in said.items():
+      if _NAMED.match(f"{name}={value}") and value[1:] not in macros:
+        return  # the macros are not what counts
     number, source = (ast.literal_eval(said.get(m, "None")) for m in macros)
     if isinstance(number, int) and isinstance(source, str):
       from synthq_jax.data import sources

@@ -299,7 +299,10 @@ def _parts(source: Source) -> tuple[str, str]:
   """Returns what stands before and behind the "@" of a place.
 
   A set that TFDS prepared, and its judgements' folder; a log, and its corpus.
+  Where the form has no "@", one is part of a name.
   """
+  if "@" not in KINDS[source.kind].form:
+    return source.place, ""
   first, _, second = source.place.partition("@")
   return first, second
 

@@ -28,6 +28,17 @@ def test_every_kind_is_opened_by_its_own_form_alone(kind):
     sources.open(wrong, "S")
 
 
+def test_an_at_sign_parts_a_place_only_where_the_form_has_one(tmp_path):
+  path = tmp_path / "a@b" / "log.jsonl"
+  path.parent.mkdir()
+  path.write_text('{"query": "red", "document": "apples are red"}\n')
+  sources.check(f"jsonl:{path}")
+  with pytest.raises(ValueError, match="no.jsonl"):
+    sources.check(f"jsonl:{tmp_path}/a@b/no.jsonl")
+  with pytest.raises(ValueError, match="expected"):
+    sources.check(f"log:{path}")  # the log "a", and the corpus "b/log.jsonl"
+
+
 def test_a_setting_may_take_some_kinds_only():
   with pytest.raises(
     ValueError, match="S must be beir:DIR or msmarco:DIR, got"
