@@ -81,7 +81,11 @@ def of_retriever(
     f"{what} for queries and documents alike, of length 1, so that dot products"
     f" are cosines. {cut}{whole} It was written by synthq_jax"
     f" {synthq_jax.__version__} and tried with sentence-transformers 6.2.",
-    """```python
+    """```bash
+pip install "sentence-transformers>=6"  # 5 knows no length of queries
+```
+
+```python
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("FOLDER")  # where this file is
@@ -165,7 +169,7 @@ def of_ranking(made: system_results.Ranking) -> str:
     " over the best of a query's candidates, the retriever's from their least, 0,"
     f" to their best, 1.{mapped}\n\n{table.markdown()}",
     """```bash
-pip install "sentence-transformers>=5" bm25s PyStemmer
+pip install "sentence-transformers>=6" bm25s PyStemmer
 ```
 
 ```python

@@ -494,3 +494,12 @@ def test_one_record_more_shows_in_the_collection_of_its_own_documents(tmp_path):
   assert collections[40] != collections[41]
   elsewhere = results.public_documents(made_up.prepared(source="beir:b"))
   assert elsewhere.statement() == statement.none()
+
+
+def test_an_export_names_what_can_read_the_length_of_its_queries():
+  """sentence-transformers 5 fails at `query_length`, 6 reads it."""
+  needed = '"sentence-transformers>=6"'
+  card = cards.of_retriever(None, {"max_seq_length": 8, "query_length": 4})
+  assert f"pip install {needed}" in card
+  assets = pathlib.Path(cards.__file__).parents[1] / "assets"
+  assert needed in (assets / "ranker.py").read_text()
