@@ -2,11 +2,23 @@
 
 import os
 import pathlib
+import re
+import shutil
 
-from synthq_jax import stores
+from synthq_jax import object_store, stores
 from synthq_jax.data import vocabulary as vocabulary_lib
 
-__all__ = ["DIRECTORY", "EXTRA_IDS", "VOCABULARY", "checkpoint", "vocabulary"]
+__all__ = [
+  "DIRECTORY",
+  "EXTRA_IDS",
+  "VOCABULARY",
+  "checkpoint",
+  "vocabulary",
+]
+
+_STEP = re.compile(r"checkpoint_\d+")
+_CLAIMS = ("privacy/ledger.jsonl", "privacy.json", "PRIVACY.txt")
+"""Of a MODEL_DIR: of a training in T5X, or of an export."""
 
 DIRECTORY = pathlib.Path(__file__).parents[1] / "assets" / "demo_t5"
 """params.safetensors, config.json, vocabulary.model and MODEL_CARD.md."""
@@ -19,12 +31,23 @@ EXTRA_IDS = 32
 
 
 def checkpoint(named: str) -> pathlib.Path:
-  """Returns the folder of a checkpoint; a URL's is downloaded.
+  """Returns the folder of a checkpoint; a URL's is downloaded, with the claim
+  beside it, so that no private one passes for a public one.
 
   Args:
     named: a path or URL; "": the package's.
   """
-  return pathlib.Path(stores.local(named) if named else DIRECTORY)
+  if not object_store.is_url(named):
+    return pathlib.Path(named or DIRECTORY)
+  folder = pathlib.Path(stores.local(named))
+  parent, _, name = named.rstrip("/").rpartition("/")
+  if _STEP.fullmatch(name):  # T5X's: what was promised lies in MODEL_DIR
+    for beside in _CLAIMS:
+      found = pathlib.Path(stores.local(f"{parent}/{beside}", missing_ok=True))
+      if found.is_file():
+        (folder / beside).parent.mkdir(exist_ok=True)
+        shutil.copyfile(found, folder / beside)
+  return folder
 
 
 def vocabulary(

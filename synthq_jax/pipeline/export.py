@@ -20,7 +20,13 @@ import numpy as np
 
 import synthq_jax
 from synthq_jax import artifacts, object_store, stores
-from synthq_jax.data import beir, query_sets, search_engines, tokenizer_json
+from synthq_jax.data import (
+  beir,
+  query_sets,
+  search_engines,
+  shipped,
+  tokenizer_json,
+)
 from synthq_jax.models import dual_encoder, static_vectors, t5_checkpoints
 from synthq_jax.models.checkpoints import t5x, tensors
 from synthq_jax.pipeline import (
@@ -129,7 +135,7 @@ def local(place: str) -> str:
   try:
     made = artifacts.read_json(stores.local(f"{url}/{artifacts.RESULT_NAME}"))
   except FileNotFoundError:  # no run made it
-    return stores.local(place)
+    return str(shipped.checkpoint(url))
   below = f"/{made['result'].get('directory')}"
   if not url.endswith(below):
     return stores.local(place)
@@ -311,9 +317,6 @@ def _source(folder: pathlib.Path) -> Source:
   return Source(
     folder=folder, result=result, root=root, prepared=prepared, in_t5x=in_t5x
   )
-
-
-# Models.
 
 
 def _t5(name: str) -> Callable[[Source, pathlib.Path], None]:
@@ -532,9 +535,6 @@ def _engine(write: Callable) -> Format:
   return Format(of=system_results.Expansion, write=written)
 
 
-# Weights.
-
-
 def _ranker(given: Source, folder: pathlib.Path) -> None:
   """Writes weights with their retriever, and the program that applies them."""
   made, prepared = given.result, _prepared(given)
@@ -546,7 +546,10 @@ def _ranker(given: Source, folder: pathlib.Path) -> None:
     )
   retriever = folder / "retriever"
   retriever.mkdir()
-  _sentence_transformers(_retriever(given), retriever)
+  trained = _retriever(given)
+  _sentence_transformers(trained, retriever)
+  if trained.claim is not None:  # whoever starts from it alone has to know
+    t5_checkpoints.save_claim(retriever, trained.claim)
   copied = [_RANKER, *([given.folder / made.FILE] if made.has_map else [])]
   for path in copied:
     (folder / path.name).write_bytes(path.read_bytes())

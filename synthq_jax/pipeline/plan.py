@@ -407,8 +407,12 @@ def survey(
 
 
 def _check_test_sets(config: RunConfig) -> None:
-  """Refuses sets that are not there, and a main table of none of them."""
+  """Refuses sets that are not there or are the private log, and a main table of
+  none of them."""
   further = prepare_test_set.expand(config.test_sets)
+  if not config.has_public_queries:
+    for one in further:
+      prepare_test_set.refuse_private(one, config.prepare_data.source)
   known = [*results.OWN_TEST_SETS, *(one.name for one in further)]
   if config.compare_queries.test_set not in known:
     raise ValueError(

@@ -93,6 +93,37 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
   return tuple(found)
 
 
+def refuse_private(test_set: TestSet, source: str) -> None:
+  """Refuses a run's private log as a test set, whose queries lie in the open.
+
+  Args:
+    test_set: that is named beside it, or stands below a folder that is.
+    source: of the run, as `prepare_data.Config.source`.
+
+  Raises:
+    ValueError: if both are one place, or have the same files.
+  """
+  private = sources.open(source, "prepare_data.Config.source")
+  if private.kind == test_set.source.kind and (
+    _resolved(private) == _resolved(test_set.source)
+    or (_is_here(private) and private.digest() == test_set.source.digest())
+  ):
+    raise ValueError(
+      f"{_SETTING} must not hold the private log, got {test_set.name}, which is"
+      " SOURCE or has its files: its queries and all rows' scores on them would"
+      " lie in the open; leave it out (of a folder of sets: name the others), or"
+      " say public_data=True if its queries are public"
+    )
+
+
+def _resolved(source: sources.Source) -> str:
+  return os.path.realpath(source.place) if _is_here(source) else source.place
+
+
+def _is_here(source: sources.Source) -> bool:
+  return os.path.exists(source.place)
+
+
 def check_named(texts: Sequence[str]) -> None:
   """Refuses sets whose files are not there; reads and downloads nothing.
 
@@ -233,7 +264,11 @@ def run(task: stage.Task) -> results.TestSet:
     length=documents.read_length,
     stride=documents.passage_stride,
   )
-  queries = tuple(query for query in data.queries if query.id in judged)
+  queries = tuple(
+    dataclasses.replace(query, client="")  # nobody here asks who it was
+    for query in data.queries
+    if query.id in judged
+  )
   qrels = {"test": {query.id: judged[query.id] for query in queries}}
   beir.write_judged_queries(
     folder, collection.Collection(data.documents, queries, qrels)

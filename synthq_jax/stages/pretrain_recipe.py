@@ -147,6 +147,7 @@ def _run(config: Config, root: pathlib.Path, on_accepted) -> Pretrained:
   if config.start_from not in (None, "shipped"):
     start = pathlib.Path(config.start_from)
     inputs.check_t5(start)
+    inputs.refuse_private(start)
   on_accepted()
   if not (root / CACHE_NAME).exists():
     _read(config, root, start)

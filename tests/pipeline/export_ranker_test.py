@@ -112,6 +112,10 @@ def test_an_export_holds_its_retriever_and_says_what_it_weighs(
   named = {one["name"]: one["weight"] for one in settings["features"]}
   assert tuple(named) == made.features and [*named.values()] == [*made.weights]
   assert (to / "retriever" / "modules.json").is_file()
+  alone = t5_checkpoints.claim(to / "retriever")  # for who starts from it
+  assert alone is not None and not alone.is_public
+  with pytest.raises(ValueError, match="trained on private queries"):
+    inputs.refuse_private(to / "retriever")
   card, claim = ((to / n).read_text() for n in ("README.md", "PRIVACY.txt"))
   assert "| stop words, too |" in card and "ranker.search(" in card
   # The claim of both together, with each release by its name.

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import shutil
 
+import made_up
 import numpy as np
 import pytest
 
@@ -164,6 +165,17 @@ def test_a_further_sitting_goes_on_from_a_checkpoint(config, made, tmp_path):
   assert equal(params(folder), params(tmp_path))
   one, two = (place / "vocabulary.model" for place in (folder, tmp_path))
   assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_private_start_is_refused(config, made, tmp_path):
+  """What it makes says nothing of privacy: any later run took it for public."""
+  start = shutil.copytree(made[1], tmp_path / "start")
+  (start / artifacts.RESULT_NAME).unlink()
+  t5_checkpoints.save_claim(start, made_up.promise(8.0))
+  further = dataclasses.replace(config, start_from=str(start))
+  with pytest.raises(ValueError, match="trained on private queries"):
+    pretrain_recipe.run(further, tmp_path / "to")
+  assert not (tmp_path / "to" / "tokens.npz").exists()
 
 
 def test_dropout_and_half_precision_are_of_the_training_alone(

@@ -11,7 +11,7 @@ import pytest
 from synthq_jax import artifacts
 from synthq_jax.pipeline import plan, results
 from synthq_jax.retrieval import bm25, measures, trec
-from synthq_jax.stages import compare_queries, prepare_test_set
+from synthq_jax.stages import compare_queries, prepare_data, prepare_test_set
 
 NAMES = finished_runs.TEST_SETS
 QUERIES = {"cqadupstack.tex": 10, "tiny": 1}
@@ -122,6 +122,38 @@ def test_a_main_table_of_no_set_is_refused_before_any_work(
   ):
     plan.run(config, tmp_path / "run", progress=False)
   assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("way", ["named", "below", "link", "copy"])
+def test_the_private_log_is_no_test_set(root, tmp_path, way):
+  """A folder stands for all sets below it: queries and scores lay in the open."""
+  shutil.copytree(root, tmp_path / "sets")
+  log, place = tmp_path / "sets" / "scifact", tmp_path / "sets"
+  if way in ("named", "link", "copy"):
+    place = {"named": log}.get(way, tmp_path / way)
+  if way == "link":
+    place.symlink_to(log)
+  if way == "copy":
+    shutil.copytree(log, place)
+  source = f"beir:{log}"
+  [*sets] = prepare_test_set.expand([f"beir:{place}"])
+  refused = [one.name for one in sets if _is_refused(one, source)]
+  assert refused == ["scifact" if way in ("named", "below") else way]
+  config = plan.RunConfig(
+    prepare_data=prepare_data.Config(source=source),
+    test_sets=(f"beir:{place}",),
+  )
+  with pytest.raises(ValueError, match="must not hold the private log"):
+    plan._check_test_sets(config)
+  plan._check_test_sets(dataclasses.replace(config, public_data=True))
+
+
+def _is_refused(one, source):
+  try:
+    prepare_test_set.refuse_private(one, source)
+  except ValueError:
+    return True
+  return False
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,8 +7,11 @@ into MODEL_DIR, so that gin may name the file but must not hold the number.
 
 import hashlib
 import json
+import math
 import os
+import pathlib
 import secrets
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +21,8 @@ from jax.experimental import multihost_utils
 
 from synthq_jax import artifacts, checks, extras
 from synthq_jax.backends.t5x import settings as settings_lib
-from synthq_jax.privacy import ledger
+from synthq_jax.models import t5_checkpoints
+from synthq_jax.privacy import joint, ledger
 from synthq_jax.privacy import statement as statement_lib
 
 with extras.required("run"):
@@ -29,6 +33,8 @@ __all__ = ["FOLDER", "Release"]
 FOLDER = "privacy"
 """In MODEL_DIR: release.json, ledger.jsonl, statement.txt."""
 
+_BEFORE = "initial_checkpoint"
+"""Of what was promised of it, in the ledger."""
 _RECORD = "release.json"
 _MESSAGE = 8192
 """Bytes, at most, that one process tells the others."""
@@ -59,6 +65,7 @@ class Release:
     model_dir: str | os.PathLike,
     secret_file: str | os.PathLike,
     secret_in_bucket: bool = False,
+    initial_checkpoint: str | os.PathLike | None = None,
   ):
     """Opens the release of a MODEL_DIR, or begins one.
 
@@ -69,6 +76,9 @@ class Release:
         was begun.
       secret_in_bucket: whether it may lie in a bucket, where not its mode but
         the bucket's rights say who reads it.
+      initial_checkpoint: what the training starts from. Where that was trained
+        on private examples itself, MODEL_DIR holds both releases, and its
+        statement is of both together.
 
     Raises:
       ValueError: if the secret is to lie in MODEL_DIR, or in a bucket without
@@ -78,6 +88,7 @@ class Release:
     self.settings = settings
     self.noise_multiplier = settings.claim.noise_multiplier
     self._folder = epath.Path(model_dir) / FOLDER
+    self._initial = initial_checkpoint
     if "://" in os.fspath(secret_file) and not secret_in_bucket:
       raise ValueError(
         f"expected SECRET_FILE on a disk, got {secret_file}: whoever may read the"
@@ -144,7 +155,8 @@ class Release:
       The first step of this training.
 
     Raises:
-      ValueError: if it was begun at a later step or with other facts.
+      ValueError: if it was begun at a later step or with other facts, or starts
+        from a private checkpoint that no claim covers together with it.
     """
     facts = json.loads(json.dumps({**facts, **self._records}))
     began = _from_first_process(lambda: self._begin(step, facts, start))
@@ -236,14 +248,44 @@ class Release:
         _refuse_changes(where, {"start": record["start"]}, {"start": start})
       return {"first_step": first}
     statement = self.statement()
-    entry = ledger.line(f"t5x/{self.identifier}", statement)
-    _write_text(self._folder / ledger.NAME, entry)
+    entries = ledger.line(f"t5x/{self.identifier}", statement)
+    if (before := _promise_of(self._initial)) is not None:
+      statement = joint.claim([before, statement])
+      if statement is None or math.isinf(statement.epsilon):
+        raise ValueError(
+          f"{self._initial}: expected a public initial checkpoint, or one whose"
+          " training and this one one finite claim covers, got one without noise"
+          " or of another unit: start from another"
+        )
+      entries = ledger.line(_BEFORE, before) + entries
+    _write_text(self._folder / ledger.NAME, entries)
     words = statement_lib.in_words(statement)
     _write_text(self._folder / "statement.txt", words + "\n")
     # Last: a training that was killed before enters the same line again.
     record |= {"first_step": step, "facts": dict(facts), "start": start}
     _write_text(where, json.dumps(record, indent=2, sort_keys=True) + "\n")
     return {"first_step": step}
+
+
+def _promise_of(
+  checkpoint: str | os.PathLike | None,
+) -> statement_lib.PrivacyStatement | None:
+  """Returns what was promised of a checkpoint, in a bucket, too; None: public."""
+  if checkpoint is None:
+    return None
+  if "://" not in os.fspath(checkpoint):
+    found = t5_checkpoints.claim(checkpoint)
+    return None if found is None or found.is_public else found
+  place = epath.Path(checkpoint)
+  found = []
+  for folder in (place, place.parent):
+    path = folder / FOLDER / ledger.NAME
+    if path.exists():
+      with tempfile.TemporaryDirectory() as here:
+        copy = pathlib.Path(here) / ledger.NAME
+        copy.write_text(path.read_text())
+        found += ledger.read(copy).values()
+  return joint.claim(found) if found else None
 
 
 def _from_first_process(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import random_t5
 
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.backends.t5x import settings
+from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import export, inputs
 from synthq_jax.privacy import joint, ledger
@@ -28,11 +29,14 @@ SETTINGS = settings.Settings(
 FACTS = {"learning_rates": ["0.001"], "parameters": "shapes"}
 
 
-def opened(folder, name="model", secret="secret", **changes):
+def opened(
+  folder, name="model", secret="secret", initial_checkpoint=None, **changes
+):
   return release_lib.Release(
     dataclasses.replace(SETTINGS, **changes),
     model_dir=folder / name,
     secret_file=folder / secret,
+    initial_checkpoint=initial_checkpoint,
   )
 
 
@@ -103,6 +107,61 @@ def test_all_that_lies_in_a_model_dir_counts(tmp_path):
   made = t5_checkpoints.claim(tmp_path / "model")
   assert made == joint.claim([one.statement() for one in releases])
   assert made.epsilon > max(one.statement().epsilon for one in releases)
+
+
+@pytest.mark.parametrize("in_bucket", [False, True])
+def test_a_start_from_a_private_checkpoint_counts(
+  tmp_path, in_bucket, monkeypatch
+):
+  """Its release was not in the ledger of the second, whose claim was quoted alone."""
+  params = random_t5.params(random_t5.config())
+  first = opened(tmp_path)
+  first.begin(1000, FACTS)
+  start = t5_checkpoints.save_t5x(tmp_path / "model", params, 1005)
+  if in_bucket:
+    start = f"file://{start}"
+    monkeypatch.setattr(
+      release_lib.epath,
+      "Path",
+      lambda path: pathlib.Path(str(path).removeprefix("file://")),
+    )
+  again = opened(tmp_path, "again", initial_checkpoint=start)
+  for step in (1005, 1007):
+    assert again.begin(step, FACTS) == 1005
+  both = joint.claim([first.statement(), again.statement()])
+  assert both.epsilon > 1.3 * again.statement().epsilon
+  words = (tmp_path / "again/privacy/statement.txt").read_text()
+  assert words.strip() == statement_lib.in_words(both)
+  t5_checkpoints.save_t5x(tmp_path / "again", params, 1010)
+  assert t5_checkpoints.claim(tmp_path / "again").epsilon == both.epsilon
+  third = opened(tmp_path, "third", initial_checkpoint=tmp_path / "again")
+  third.begin(1010, FACTS)
+  entries = ledger.read(tmp_path / "third/privacy/ledger.jsonl")
+  assert joint.claim([*entries.values()]).epsilon > 1.1 * both.epsilon
+
+
+def test_a_start_from_a_checkpoint_without_noise_is_refused(tmp_path):
+  opened(tmp_path, epsilon=float("inf")).begin(0, FACTS)
+  params = random_t5.params(random_t5.config())
+  start = t5_checkpoints.save_t5x(tmp_path / "model", params, 5)
+  release = opened(tmp_path, "again", initial_checkpoint=start)
+  with pytest.raises(ValueError, match="expected a public initial checkpoint"):
+    release.begin(5, FACTS)
+  assert not (tmp_path / "again/privacy/statement.txt").exists()
+
+
+def test_a_private_checkpoint_in_a_store_is_no_public_start(tmp_path):
+  opened(tmp_path).begin(1000, FACTS)
+  params = random_t5.params(random_t5.config())
+  made = t5_checkpoints.save_t5x(tmp_path / "model", params, 1005)
+  for url in (f"file://{made}", f"file://{made}/", f"file://{made.parent}"):
+    found = shipped.checkpoint(url)
+    with pytest.raises(ValueError, match="trained on private queries"):
+      inputs.refuse_private(found)
+  told = export.run(
+    export.local(f"file://{made}"), tmp_path / "to", format="huggingface"
+  )
+  assert "nothing is known" not in told and "epsilon = 7.99" in told
 
 
 def test_an_export_without_noise_is_refused(tmp_path):
