@@ -175,6 +175,7 @@ def test_pieces_of_a_search_change_nothing(monkeypatch):
       np.testing.assert_array_equal(one, other)
 
 
+@hypothesis.settings(deadline=None)
 @hypothesis.given(TEXTS, TEXTS, st.integers(1, 4))
 def test_chunks_change_nothing(queries, targets, chunk):
   detector = near_duplicates.TokenSet(threshold=0.5)

@@ -378,7 +378,7 @@ def test_rows_that_do_not_go_together_are_refused(rows, message):
 
 
 def test_documents_of_a_run_may_not_be_fewer_than_are_ranked():
-  with pytest.raises(ValueError, match="whose first results are ranked"):
+  with pytest.raises(ValueError, match="at least learn_to_rank.Config.depth"):
     plan.RunConfig(
       rows=plan.Rows(ltr=("original",)),
       learn_to_rank=learn_to_rank.Config(depth=1000),

@@ -236,17 +236,21 @@ def test_only_what_chooses_for_rerankers_is_held_out(finished_run, tmp_path):
 
 @pytest.mark.parametrize(
   ("row", "stage"),
-  [("fused", "fuse"), ("reranked", "rerank"), ("ltr", "learn_to_rank")],
+  [
+    ({"fused": True}, "fuse"),
+    ({"reranked": True}, "rerank"),
+    ({"ltr": ("original",)}, "learn_to_rank"),
+  ],
 )
 def test_an_order_of_more_than_is_found_is_refused(finished_run, row, stage):
   config = finished_run.config
-  rows = dict.fromkeys(("fused", "reranked", "ltr", "mapped"), False)
+  rows = {"fused": False, "reranked": False, "ltr": (), "mapped": ()}
   with pytest.raises(
     ValueError, match=rf"at least {stage}\.Config\.depth, .* 9 and \d+"
   ):
     dataclasses.replace(
       config,
-      rows=dataclasses.replace(config.rows, **rows | {row: True}),
+      rows=dataclasses.replace(config.rows, **rows | row),
       evaluate=dataclasses.replace(config.evaluate, depth=9),
     )
 
