@@ -17,8 +17,6 @@ __all__ = [
 ]
 
 _STEP = re.compile(r"checkpoint_\d+")
-_CLAIMS = ("privacy/ledger.jsonl", "privacy.json", "PRIVACY.txt")
-"""Of a MODEL_DIR: of a training in T5X, or of an export."""
 
 DIRECTORY = pathlib.Path(__file__).parents[1] / "assets" / "demo_t5"
 """params.safetensors, config.json, vocabulary.model and MODEL_CARD.md."""
@@ -42,7 +40,9 @@ def checkpoint(named: str) -> pathlib.Path:
   folder = pathlib.Path(stores.local(named))
   parent, _, name = named.rstrip("/").rpartition("/")
   if _STEP.fullmatch(name):  # T5X's: what was promised lies in MODEL_DIR
-    for beside in _CLAIMS:
+    from synthq_jax.models import t5_checkpoints  # loads JAX, for URLs alone
+
+    for beside in t5_checkpoints.CLAIM_FILES:
       found = pathlib.Path(stores.local(f"{parent}/{beside}", missing_ok=True))
       if found.is_file():
         (folder / beside).parent.mkdir(exist_ok=True)

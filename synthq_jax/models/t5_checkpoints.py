@@ -21,7 +21,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,12 @@ from synthq_jax.privacy import joint, ledger, statement
 
 __all__ = [
   "CLAIM",
+  "CLAIM_FILES",
   "FORMATS",
   "check",
   "check_finite",
   "claim",
+  "claim_in",
   "convert",
   "files",
   "flatten",
@@ -65,6 +67,8 @@ unflatten = _tensors.unflatten
 
 _PRIVACY = "privacy"  # in the MODEL_DIR of a private training in T5X
 _STATEMENT = "privacy.json"  # what `CLAIM` says, for programs
+CLAIM_FILES = (_STATEMENT, CLAIM, f"{_PRIVACY}/{ledger.NAME}")
+"""Of a folder, all that `claim_in` reads."""
 _PARAMS = "params.safetensors"
 _CONFIG = "config.json"  # the shape; Hugging Face's file has the same name
 _PROJECTION = "projection/kernel"
@@ -300,14 +304,26 @@ def claim(directory: str | os.PathLike) -> statement.PrivacyStatement | None:
   if _kind(root) == _T5X:  # what lies in checkpoint_STEP, that, or MODEL_DIR
     model = t5x.newest(root).parent
     places |= {t5x.newest(root), *root.parents[:2], *model.glob("checkpoint_*")}
-  found = [one for at in sorted(places) for one in _promises(at)]
+  return claim_in(root, sorted(places))
+
+
+def claim_in(
+  checkpoint: str | os.PathLike, places: Iterable[pathlib.Path]
+) -> statement.PrivacyStatement | None:
+  """Returns what folders together say of a checkpoint, see `claim`.
+
+  Args:
+    checkpoint: what it is called in a message.
+    places: folders with some of `CLAIM_FILES`, or none.
+  """
+  found = [one for at in places for one in _promises(at)]
   if len(found) < 2:
     return found[0] if found else None
   made = joint.claim(found)
   if made is None:
     raise ValueError(
-      f"{root}: expected trainings that one claim covers, got different units:"
-      " start from another checkpoint"
+      f"{checkpoint}: expected trainings that one claim covers, got different"
+      " units: start from another checkpoint"
     )
   return made
 

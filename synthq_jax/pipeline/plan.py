@@ -411,8 +411,7 @@ def _check_test_sets(config: RunConfig) -> None:
   none of them."""
   further = prepare_test_set.expand(config.test_sets)
   if not config.has_public_queries:
-    for one in further:
-      prepare_test_set.refuse_private(one, config.prepare_data.source)
+    prepare_test_set.refuse_private(further, config.prepare_data.source)
   known = [*results.OWN_TEST_SETS, *(one.name for one in further)]
   if config.compare_queries.test_set not in known:
     raise ValueError(

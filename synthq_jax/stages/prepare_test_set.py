@@ -93,35 +93,30 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
   return tuple(found)
 
 
-def refuse_private(test_set: TestSet, source: str) -> None:
+def refuse_private(test_sets: Sequence[TestSet], source: str) -> None:
   """Refuses a run's private log as a test set, whose queries lie in the open.
 
   Args:
-    test_set: that is named beside it, or stands below a folder that is.
+    test_sets: that are named beside it, or stand below a folder that is.
     source: of the run, as `prepare_data.Config.source`.
 
   Raises:
-    ValueError: if both are one place, or have the same files.
+    ValueError: if one is at the log's place, or has the same files.
   """
   private = sources.open(source, "prepare_data.Config.source")
-  if private.kind == test_set.source.kind and (
-    _resolved(private) == _resolved(test_set.source)
-    or (_is_here(private) and private.digest() == test_set.source.digest())
-  ):
-    raise ValueError(
-      f"{_SETTING} must not hold the private log, got {test_set.name}, which is"
-      " SOURCE or has its files: its queries and all rows' scores on them would"
-      " lie in the open; leave it out (of a folder of sets: name the others), or"
-      " say public_data=True if its queries are public"
-    )
-
-
-def _resolved(source: sources.Source) -> str:
-  return os.path.realpath(source.place) if _is_here(source) else source.place
-
-
-def _is_here(source: sources.Source) -> bool:
-  return os.path.exists(source.place)
+  alike = [one for one in test_sets if one.source.kind == private.kind]
+  place = os.path.realpath(private.place)
+  digest = private.digest() if alike and os.path.exists(place) else None
+  for one in alike:
+    if os.path.realpath(one.source.place) == place or (
+      digest is not None and one.source.digest() == digest
+    ):
+      raise ValueError(
+        f"{_SETTING} must not hold the private log, got {one.name}, which is"
+        " SOURCE or has its files: its queries and all rows' scores on them would"
+        " lie in the open; leave it out (of a folder of sets: name the others),"
+        " or say public_data=True if its queries are public"
+      )
 
 
 def check_named(texts: Sequence[str]) -> None:

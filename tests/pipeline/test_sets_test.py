@@ -150,7 +150,7 @@ def test_the_private_log_is_no_test_set(root, tmp_path, way):
 
 def _is_refused(one, source):
   try:
-    prepare_test_set.refuse_private(one, source)
+    prepare_test_set.refuse_private([one], source)
   except ValueError:
     return True
   return False

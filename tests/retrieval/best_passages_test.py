@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import watched as watched_lib
 
 from synthq_jax.retrieval import best_passages, index
 
@@ -15,17 +16,6 @@ def at_once(built, queries, owners, depth):
     rows.append((values[first], places[first]))
   values, places = zip(*rows, strict=True)
   return np.stack(values), np.stack(places)
-
-
-class Watched:
-  """An index that notes which searches are asked of it."""
-
-  def __init__(self, built):
-    self.built, self.asked = built, []
-
-  def search(self, queries, width):
-    self.asked.append((len(queries), width))
-    return self.built.search(queries, width)
 
 
 def data(rng, large):
@@ -60,7 +50,7 @@ def test_a_query_that_finds_one_document_widens_no_other_search():
   vectors[:, 0] = owners == 3
   queries[:, 0] = -9
   queries[7, 0] = 9  # has all passages of document 3 before any other
-  watched = Watched(index.exact(vectors))
+  watched = watched_lib.Watched(index.exact(vectors))
   scores, found = best_passages.documents(watched, queries, owners, 5)
   expected = at_once(watched.built, queries, owners, 5)
   np.testing.assert_array_equal(scores, expected[0])

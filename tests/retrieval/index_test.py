@@ -3,6 +3,7 @@ import dataclasses
 import faiss
 import numpy as np
 import pytest
+import watched as watched_lib
 
 from synthq_jax.retrieval import index
 
@@ -105,22 +106,11 @@ def test_vectors_that_are_not_finite_are_refused(bad):
     index.exact(normal(5, 4, 7)).search(vectors, k=1)
 
 
-class Watched:
-  """A faiss index that notes how many candidates are asked of it at once."""
-
-  def __init__(self, flat):
-    self.flat, self.asked = flat, []
-
-  def search(self, queries, width):
-    self.asked.append((len(queries), width))
-    return self.flat.search(queries, width)
-
-
 def test_no_more_candidates_are_held_than_fit_into_memory(monkeypatch):
   vectors, queries = normal(700, 24, 0), normal(90, 24, 1)
   vectors[:350] = queries[0]  # ties, for which the search is widened
   searched = index.exact(vectors)
-  watched = Watched(searched.flat)
+  watched = watched_lib.Watched(searched.flat)
   expected = searched.search(queries, 10)
   monkeypatch.setattr(index, "_FOUND", 1000)
   found = dataclasses.replace(searched, flat=watched).search(queries, 10)

@@ -275,17 +275,24 @@ def _promise_of(
     return None
   if "://" not in os.fspath(checkpoint):
     found = t5_checkpoints.claim(checkpoint)
-    return None if found is None or found.is_public else found
-  place = epath.Path(checkpoint)
-  found = []
-  for folder in (place, place.parent):
-    path = folder / FOLDER / ledger.NAME
-    if path.exists():
-      with tempfile.TemporaryDirectory() as here:
-        copy = pathlib.Path(here) / ledger.NAME
-        copy.write_text(path.read_text())
-        found += ledger.read(copy).values()
-  return joint.claim(found) if found else None
+  else:
+    place = epath.Path(checkpoint)
+    with tempfile.TemporaryDirectory() as here:
+      copies = [
+        _copied(folder, pathlib.Path(here) / str(number))
+        for number, folder in enumerate((place, place.parent))
+      ]
+      found = t5_checkpoints.claim_in(checkpoint, copies)
+  return None if found is None or found.is_public else found
+
+
+def _copied(folder: epath.Path, here: pathlib.Path) -> pathlib.Path:
+  """Copies what a folder of a bucket says of its checkpoint."""
+  for name in t5_checkpoints.CLAIM_FILES:
+    if (folder / name).exists():
+      (here / name).parent.mkdir(parents=True, exist_ok=True)
+      (here / name).write_text((folder / name).read_text())
+  return here
 
 
 def _from_first_process(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -147,17 +147,17 @@ def _read(config: Any) -> tuple[passages.JudgedPassages, str]:
   if source.kind == "newsqa":  # its answers are spans of the text
     stories = newsqa.from_place(source.place)
     return passages.from_stories(stories), source.digest()
+  setting = "federated.Config.sentences_of"
+  if config.sentences_of is not None and source.kind != "beir":
+    raise ValueError(
+      f"{setting} must be None for a source without corpus.jsonl, got"
+      f" {config.sentences_of!r} beside {config.source}: take a beir:FOLDER"
+    )
   collection, digest = source.read(), source.digest()
   if config.sentences_of is None:
     return (
       passages.from_documents(collection, max_sentences=config.max_sentences),
       digest,
-    )
-  setting = "federated.Config.sentences_of"
-  if source.kind != "beir":
-    raise ValueError(
-      f"{setting} must be None for a source without corpus.jsonl, got"
-      f" {config.sentences_of!r} beside {config.source}: take a beir:FOLDER"
     )
   owner = beir.read_key(source.place, config.sentences_of)
   if not owner:

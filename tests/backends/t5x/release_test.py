@@ -119,12 +119,7 @@ def test_a_start_from_a_private_checkpoint_counts(
   first.begin(1000, FACTS)
   start = t5_checkpoints.save_t5x(tmp_path / "model", params, 1005)
   if in_bucket:
-    start = f"file://{start}"
-    monkeypatch.setattr(
-      release_lib.epath,
-      "Path",
-      lambda path: pathlib.Path(str(path).removeprefix("file://")),
-    )
+    start = _in_bucket(start, monkeypatch)
   again = opened(tmp_path, "again", initial_checkpoint=start)
   for step in (1005, 1007):
     assert again.begin(step, FACTS) == 1005
@@ -138,6 +133,37 @@ def test_a_start_from_a_private_checkpoint_counts(
   third.begin(1010, FACTS)
   entries = ledger.read(tmp_path / "third/privacy/ledger.jsonl")
   assert joint.claim([*entries.values()]).epsilon > 1.1 * both.epsilon
+
+
+def _in_bucket(start, monkeypatch):
+  """Returns a path that is read as one of a bucket."""
+  monkeypatch.setattr(
+    release_lib.epath,
+    "Path",
+    lambda path: pathlib.Path(str(path).removeprefix("file://")),
+  )
+  return f"file://{start}"
+
+
+def test_an_export_in_a_bucket_counts_with_all_that_lies_there(
+  tmp_path, monkeypatch
+):
+  """Its ledger alone was read there; of two units nothing, as if it were public."""
+  params = random_t5.params(random_t5.config())
+  first = opened(tmp_path)
+  made = t5_checkpoints.save_t5x(tmp_path / "exported", params, 1005)
+  t5_checkpoints.save_claim(made, first.statement())
+  start = _in_bucket(made, monkeypatch)
+  again = opened(tmp_path, "again", initial_checkpoint=start)
+  again.begin(1005, FACTS)
+  both = joint.claim([first.statement(), again.statement()])
+  words = (tmp_path / "again/privacy/statement.txt").read_text()
+  assert words.strip() == statement_lib.in_words(both)
+  other = dataclasses.replace(first.statement(), unit="one of another kind")
+  t5_checkpoints.save_claim(made.parent, other)
+  third = opened(tmp_path, "third", initial_checkpoint=start)
+  with pytest.raises(ValueError, match="expected trainings that one claim"):
+    third.begin(1005, FACTS)
 
 
 def test_a_start_from_a_checkpoint_without_noise_is_refused(tmp_path):
