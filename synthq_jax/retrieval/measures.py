@@ -32,6 +32,7 @@ OWN_ID = "A result with its query's own id is"
 
 _FIRST_RANK = re.compile(r"MFR(?:\(rel=(\d+)\))?(?:@(\d+))?")
 _MFR_CUTOFF = 100
+_PLAIN = frozenset(("cutoff", "rel"))
 # Not those that need Perl, or documents of a subtopic, or fail without a result.
 _PROVIDERS = ("pytrec_eval", "msmarco", "judged", "compat", "cwl_eval")
 _SHARES = frozenset(
@@ -251,11 +252,10 @@ def _by_ir_measures(
   rankings: Rankings,
 ) -> dict[tuple[ir_measures.Measure, str], float]:
   """Returns (measure, query id) -> value."""
-  if not measures:  # ir-measures fails where it is asked for nothing
-    return {}
-  # Negated ranks in place of scores: no rounding of scores makes ties.
-  ranks = {
-    query: {id_: -float(rank) for rank, id_ in enumerate(ids)}
+  # Places from the last in place of scores: no rounding of scores makes ties.
+  # Above 0, since Compat takes 0 for the score of a document not found.
+  scores = {
+    query: {id_: float(len(ids) - rank) for rank, id_ in enumerate(ids)}
     for query, ids in rankings.items()
     if ids
   }
@@ -265,8 +265,27 @@ def _by_ir_measures(
     for query, grades in qrels.items()
     if max(grades.values(), default=0) >= 0
   }
-  found = ir_measures.iter_calc(measures, qrels, ranks)
-  return {(each.measure, each.query_id): float(each.value) for each in found}
+  return {
+    (each.measure, each.query_id): float(each.value)
+    for together in _calls(measures)
+    for each in ir_measures.iter_calc(together, qrels, scores)
+  }
+
+
+def _calls(
+  measures: Collection[ir_measures.Measure],
+) -> list[list[ir_measures.Measure]]:
+  """Divides measures into calls of ir-measures that cannot disturb each other.
+
+  Its provider of trec_eval's measures puts nDCG, NumRet and NumQ into any call
+  that it has begun, with the gains or the judged documents of that call. It keeps
+  one of two measures that trec_eval calls by the same name, and the order of a
+  set decides which. Measures of a cutoff and a level alone share one call, as
+  quick as before; any other measure has a call of its own.
+  """
+  plain = [each for each in measures if each.params.keys() <= _PLAIN]
+  others = [[each] for each in measures if not each.params.keys() <= _PLAIN]
+  return [plain, *others] if plain else others
 
 
 def _rankings(

@@ -182,6 +182,69 @@ def test_the_first_rank_counts_101_where_the_first_100_hold_none():
   assert two.per_query["MFR(rel=1)"] == got.per_query["MFR"]
 
 
+GRADED = {"q": {"a": 3, "b": 1, "c": 2, "d": 0}, "p": {"a": 1, "e": 2}}
+GRADED_RUN = {
+  "q": {"b": 5.0, "x": 4.0, "c": 3.0, "a": 2.0, "d": 1.0},
+  "p": {"x": 3.0, "a": 2.0, "y": 1.0},
+}
+
+
+@pytest.mark.parametrize(
+  "first, second",
+  [
+    ("nDCG@{}", "nDCG(gains={{1:1,2:3,3:7}})@{}"),
+    ("nDCG(gains={{1:1,2:3}})@{}", "nDCG(gains={{1:5,2:5}})@{}"),
+    ("nDCG@{}", "nDCG(dcg='log2')@{}"),
+    ("nDCG@{}", "nDCG(judged_only=True)@{}"),
+    ("NumRet", "P(judged_only=True)@{}"),
+    ("NumQ", "P(judged_only=True)@{}"),
+    ("P@{}", "P(judged_only=False)@{}"),
+    ("IPrec@0.{}", "IPrec@0.{}01"),
+    ("SetF", "SetF(beta=2.0)"),
+    ("Judged@{}", "Compat(p=0.{})"),
+  ],
+)
+def test_a_measure_has_its_value_whatever_else_is_asked(first, second):
+  """Of ir-measures' calls, the order of a set decides which value is lost."""
+  for cut in range(1, 9):
+    names = (first.format(cut), second.format(cut))
+    both = measures.evaluate(GRADED, GRADED_RUN, names).per_query
+    for name in names:
+      alone = measures.evaluate(GRADED, GRADED_RUN, (name,)).per_query
+      assert both[name] == alone[name]
+
+
+def test_the_gains_of_a_measure_are_its_own():
+  gained = "nDCG(gains={1:1,2:3,3:7})@10"
+  got = measures.evaluate(GRADED, GRADED_RUN, ("nDCG@10", gained)).per_query
+  for name, gain in (("nDCG@10", lambda g: g), (gained, lambda g: 2**g - 1)):
+    a, b, c = gain(3), gain(1), gain(2)
+    found = discounted([b, 0, c, a])
+    assert got[name]["q"] == pytest.approx(found / discounted([a, c, b]))
+    found = discounted([0, gain(1)])
+    assert got[name]["p"] == pytest.approx(found / discounted([gain(2), b]))
+
+
+def overlap(ranking, ideal, p):
+  """Clarke et al.'s rank biased overlap of two rankings, to the deeper's end."""
+  depths = range(1, max(len(ranking), len(ideal)) + 1)
+  shares = [len({*ranking[:n]} & {*ideal[:n]}) / n for n in depths]
+  weights = [p ** (n - 1) for n in depths]
+  return np.dot(weights, shares) / sum(weights)
+
+
+@pytest.mark.parametrize("shift", [0.0, -10.0])
+def test_compat_puts_documents_that_were_not_found_last(shift):
+  """Of equal grades, the ideal ranking has those of the run first."""
+  run = {"q": {"x": 4.0 + shift, "b": 3.0 + shift, "a": 2.0 + shift}}
+  grades = {"lost": 1, "a": 1, "b": 1, "gone": 1}
+  got = measures.evaluate({"q": grades}, run, ("Compat(p=0.8)",))
+  ideal = ["b", "a", "lost", "gone"]
+  best = overlap(ideal, ideal, 0.8)
+  expected = overlap(["x", "b", "a"], ideal, 0.8) / best
+  assert got.mean["Compat(p=0.8)"] == pytest.approx(expected)
+
+
 def test_grades_below_0_alone_are_no_relevant_document():
   """ir-measures' C code reads beyond an array there, or never ends."""
   qrels = {"spam": {"d2": -2, "d3": -1}, "q": {"d1": 1}}
