@@ -49,15 +49,15 @@ def read_beir(
     directory: the folder.
     in_memory: whether the documents are kept; if not, each is checked all the
       same, and read again by each loop over them.
-    dangling: counts judgements of unknown ids, which are left out; None: they
-      are refused.
+    dangling: counts judgements of unknown ids, see `collection.judge`; None:
+      they are refused.
 
   Returns:
     The collection, one split for each file of qrels.
 
   Raises:
-    ValueError: if a file is missing or malformed, an id stands twice, a text is
-      empty, or a judgement names an unknown id; the message says file:line.
+    ValueError: if a file is missing or malformed, an id stands twice, a query
+      is empty, or a judgement names an unknown id; the message says file:line.
   """
   directory = pathlib.Path(directory)
   corpus = files.find(directory, "corpus.jsonl")
@@ -67,7 +67,12 @@ def read_beir(
   asked = files.find(directory, "queries.jsonl")
   queries = collection_lib.by_id(asked, "query", _lines(asked, query_of))
   qrels = read_qrels(directory / "qrels", queries.keys(), ids, dangling)
-  return collection_lib.Collection(documents, tuple(queries.values()), qrels)
+  return collection_lib.Collection(
+    documents,
+    tuple(queries.values()),
+    qrels,
+    lacking=collection_lib.lacking(qrels, ids),
+  )
 
 
 def read_hub(
@@ -127,7 +132,11 @@ def read_hub(
     for split, each in rows.items()
   }
   return collection_lib.Collection(
-    documents, tuple(queries.values()), qrels, by_column
+    documents,
+    tuple(queries.values()),
+    qrels,
+    by_column,
+    lacking=collection_lib.lacking(qrels, ids),
   )
 
 
@@ -313,14 +322,12 @@ def _made(
 
 def document_of(where: str, fields: dict[str, Any]) -> collection_lib.Document:
   """Makes a document from a line of corpus.jsonl."""
-  document = collection_lib.Document(
+  return collection_lib.Document(
     id=_id(where, "document", fields),
     text=files.field(where, fields, "text"),
     title=files.field(where, fields, "title", default=""),
     client=files.field(where, fields, "client", default=""),
   )
-  collection_lib.check_text(where, "document", document.id, document.contents)
-  return document
 
 
 def query_of(where: str, fields: dict[str, Any]) -> collection_lib.Query:
@@ -339,7 +346,7 @@ def query_of(where: str, fields: dict[str, Any]) -> collection_lib.Query:
       ),
     ),
   )
-  collection_lib.check_text(where, "query", query.id, query.text)
+  collection_lib.check_text(where, query.text)
   return query
 
 

@@ -190,14 +190,14 @@ def read(
     qrels: the folder with the judgements of the download (test.tsv and others):
       those of TFDS lack some, see the module.
     data_dir: where TFDS keeps its data; None: its default.
-    dangling: counts judgements of unknown ids, which are left out; None: they
-      are refused.
+    dangling: counts judgements of unknown ids, see `collection.judge`; None:
+      they are refused.
 
   Returns:
     The collection, its splits named as the files are.
 
   Raises:
-    ValueError: as `builder`, or if an id stands twice, a text is empty or a
+    ValueError: as `builder`, or if an id stands twice, a query is empty or a
       judgement names an unknown id.
   """
   made = builder(name, data_dir)
@@ -207,7 +207,12 @@ def read(
     where, lambda: _documents(made)
   )
   judged = beir.read_qrels(pathlib.Path(qrels), queries.keys(), ids, dangling)
-  return collection_lib.Collection(documents, tuple(queries.values()), judged)
+  return collection_lib.Collection(
+    documents,
+    tuple(queries.values()),
+    judged,
+    lacking=collection_lib.lacking(judged, ids),
+  )
 
 
 def _queries(made) -> Iterator[tuple[str, collection_lib.Query]]:

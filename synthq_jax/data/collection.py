@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import re
+import sys
 import unicodedata
 from collections.abc import (
   Callable,
@@ -24,6 +25,7 @@ __all__ = [
   "Query",
   "StreamedDocuments",
   "by_id",
+  "lacking",
   "check_id",
   "check_text",
   "is_known",
@@ -141,12 +143,14 @@ class Collection:
       there are depends on the records.
     division: names the rule that made the splits, where it looks at one query
       alone, and has no ":"; empty: it looks at others, or nobody knows.
+    lacking: judged documents that are not there. Their judgements count when a
+      run is scored, as in BEIR and trec_eval, and no pair has them.
     gathered: queries that a rule of splits put on one side where their documents
       were on several; as private as the queries.
 
   Raises:
     ValueError: if an id is empty, holds white space or a control character,
-      stands twice or is judged without being there.
+      stands twice, or is judged without being there or in `lacking`.
   """
 
   documents: tuple[Document, ...] | StreamedDocuments
@@ -155,6 +159,7 @@ class Collection:
   split_by_record: bool = False
   division: str = ""
   gathered: frozenset[str] = frozenset()
+  lacking: frozenset[str] = frozenset()
 
   def __post_init__(self):
     documents = _distinct("document", self.document_ids())
@@ -162,7 +167,7 @@ class Collection:
     for split, qrels in self.qrels.items():
       judged = {id_ for grades in qrels.values() for id_ in grades}
       _known("query", f"qrels[{split!r}]", qrels.keys() - queries)
-      _known("document", f"qrels[{split!r}]", judged - documents)
+      _known("document", f"qrels[{split!r}]", judged - documents - self.lacking)
 
   def document_ids(self) -> Iterable[str]:
     """Returns the ids of the documents, in their order."""
@@ -172,6 +177,8 @@ class Collection:
 
   def pairs(self, split: str) -> list[tuple[str, str]]:
     """Returns (query id, document id) of a split where the grade is above 0.
+
+    Documents that the collection lacks are in no pair.
 
     Args:
       split: a key of `qrels`.
@@ -186,8 +193,32 @@ class Collection:
       (query, document)
       for query, grades in self.judgements(split).items()
       for document, grade in grades.items()
-      if grade > 0
+      if grade > 0 and document not in self.lacking
     ]
+
+  def without_lacking(self, splits: Iterable[str]) -> "Collection":
+    """Drops judgements of documents that are not there from some splits.
+
+    A query that is left without any is in the split no more.
+
+    Args:
+      splits: keys of `qrels`, such as those that are trained on.
+
+    Returns:
+      The collection; other splits keep their judgements.
+    """
+    if not self.lacking:
+      return self
+    qrels = dict(self.qrels)
+    for split in splits:
+      known = {
+        query: {d: g for d, g in grades.items() if d not in self.lacking}
+        for query, grades in self.judgements(split).items()
+      }
+      qrels[split] = {
+        query: grades for query, grades in known.items() if grades
+      }
+    return dataclasses.replace(self, qrels=qrels)
 
   def judgements(self, split: str) -> Qrels:
     """Returns the judgements of a split, or says which splits there are."""
@@ -302,6 +333,9 @@ def read_documents(
 ) -> tuple[tuple[Document, ...] | StreamedDocuments, Container[str]]:
   """Reads documents once, checks them, and keeps them or leaves them there.
 
+  Documents without text stay: BEIR's FiQA has some, and who left them out would
+  search another collection. A note on standard error counts them.
+
   Args:
     source: a path or name, for messages.
     read: starts to read: where each stands, and what it is.
@@ -311,9 +345,28 @@ def read_documents(
     The documents, and their ids.
 
   Raises:
-    ValueError: as in `by_id`.
+    ValueError: as in `by_id`, or if no document has text.
   """
-  found = by_id(source, "document", read(), keep=in_memory)
+  empty = 0
+
+  def counted() -> Iterator[tuple[str, Document]]:
+    nonlocal empty
+    for where, document in read():
+      empty += not document.contents
+      yield where, document
+
+  found = by_id(source, "document", counted(), keep=in_memory)
+  if empty == len(found):
+    raise ValueError(
+      f"{source}: expected documents with text, got none in {empty:,}: check"
+      " under which name it stands"
+    )
+  if empty:
+    print(
+      f"synthq: note: {source}: {empty:,} of {len(found):,} documents have no"
+      " text; they stay, as in BEIR, and no query is written for them",
+      file=sys.stderr,
+    )
   if in_memory:
     return tuple(found.values()), found.keys()
   streamed = StreamedDocuments(
@@ -322,13 +375,12 @@ def read_documents(
   return streamed, found.keys()
 
 
-def check_text(where: str, kind: str, id_: str, text: str) -> None:
-  """Refuses a document or query without text."""
+def check_text(where: str, text: str) -> None:
+  """Refuses a query without text."""
   if not text.strip():
     raise ValueError(
-      f"{where}: expected text in {kind}"
-      f"{f' {id_!r}' if kind == 'document' else ''}, got none; fill it, or"
-      " remove the line and its judgements"
+      f"{where}: expected text in query, got none; fill it, or remove the line"
+      " and its judgements"
     )
 
 
@@ -374,8 +426,8 @@ def judge(
     rows: where it stands ("file:line"), query id, document id and grade.
     queries: the known query ids; None takes any.
     documents: the known document ids; None takes any.
-    dangling: counts judgements of unknown ids, which are left out; None: they
-      are refused.
+    dangling: counts judgements of unknown ids: those of unknown queries are left
+      out, those of unknown documents stay (`lacking`); None: they are refused.
 
   Returns:
     Query id -> document id -> grade.
@@ -386,11 +438,9 @@ def judge(
   """
   qrels: Qrels = {}
   for where, query, document, grade in rows:
-    if not (
-      is_known(where, "query", query, queries, dangling)
-      and is_known(where, "document", document, documents, dangling)
-    ):
+    if not is_known(where, "query", query, queries, dangling):
       continue
+    is_known(where, "document", document, documents, dangling)
     value = _grade(where, grade)
     grades = qrels.setdefault(query, {})
     if grades.setdefault(document, value) != value:
@@ -399,6 +449,27 @@ def judge(
         " than above; keep one"
       )
   return qrels
+
+
+def lacking(
+  qrels: Mapping[str, Qrels], documents: Container[str]
+) -> frozenset[str]:
+  """Returns the judged documents that a collection lacks.
+
+  >>> sorted(lacking({"test": {"q1": {"d1": 1, "gone": 1}}}, {"d1"}))
+  ['gone']
+
+  Args:
+    qrels: split -> query id -> document id -> grade.
+    documents: the known ids.
+  """
+  return frozenset(
+    id_
+    for judged in qrels.values()
+    for grades in judged.values()
+    for id_ in grades
+    if id_ not in documents
+  )
 
 
 def _distinct(kind: str, ids: Iterable[str]) -> set[str]:

@@ -25,8 +25,8 @@ def read(
   Args:
     name: its id, such as "trec-robust04", "nyt/trec-core-2017" or
       "wapo/v2/trec-core-2018".
-    dangling: counts judgements of unknown ids, which are left out, as are
-      queries without text; None: they are refused.
+    dangling: counts judgements of unknown ids, see `collection.judge`; queries
+      without text are left out; None: they are refused.
 
   Returns:
     The collection, with one split, "test".
@@ -58,7 +58,10 @@ def read(
     for each in dataset.qrels_iter()
   )
   qrels = collection_lib.judge(rows, asked, known, dangling=dangling)
-  return collection_lib.Collection(streamed, queries, {"test": qrels})
+  judged = {"test": qrels}
+  return collection_lib.Collection(
+    streamed, queries, judged, lacking=collection_lib.lacking(judged, known)
+  )
 
 
 def queries(name: str) -> Iterator[tuple[str, str]]:

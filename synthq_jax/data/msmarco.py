@@ -38,15 +38,15 @@ def read_msmarco(
     directory: the folder.
     in_memory: whether the passages are kept; if not, each is checked all the
       same, and read again by each loop over them.
-    dangling: counts judgements of unknown ids, which are left out; None: they
-      are refused.
+    dangling: counts judgements of unknown ids, see `collection.judge`; None:
+      they are refused.
 
   Returns:
     The collection, with the queries that are judged.
 
   Raises:
-    ValueError: if a file is missing or malformed, an id stands twice, a text is
-      empty, or a judgement names an unknown id; the message says file:line.
+    ValueError: if a file is missing or malformed, an id stands twice, a query
+      is empty, or a judgement names an unknown id; the message says file:line.
   """
   directory = pathlib.Path(directory)
   passages = files.find(directory, "collection.tsv")
@@ -61,7 +61,12 @@ def read_msmarco(
     rows = _rows(files.find(directory, f"qrels.{split}.tsv"))
     qrels[split] = collection_lib.judge(rows, asked, ids, dangling=dangling)
     _add(queries, [asked[id_] for id_ in asked if id_ in qrels[split]], path)
-  return collection_lib.Collection(documents, tuple(queries.values()), qrels)
+  return collection_lib.Collection(
+    documents,
+    tuple(queries.values()),
+    qrels,
+    lacking=collection_lib.lacking(qrels, ids),
+  )
 
 
 def read_anserini(
@@ -108,7 +113,12 @@ def read_anserini(
     raise ValueError(
       f"{directory}: expected topics.SPLIT.tsv or topics.SPLIT.txt, got none"
     )
-  return collection_lib.Collection(documents, tuple(queries.values()), qrels)
+  return collection_lib.Collection(
+    documents,
+    tuple(queries.values()),
+    qrels,
+    lacking=collection_lib.lacking(qrels, ids),
+  )
 
 
 def _add(
@@ -129,7 +139,6 @@ def _contents(corpus: pathlib.Path) -> Iterator[tuple[str, Any]]:
   for where, line in table_files.rows(corpus):
     id_ = str(files.field(where, line, "id", (str, int)))
     text = files.field(where, line, "contents")
-    collection_lib.check_text(where, "document", id_, text)
     yield where, collection_lib.Document(id_, text)
 
 
@@ -138,7 +147,7 @@ def _topics(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
   text = "\n".join(line for _, line in files.lines(path))
   for place, (number, title) in enumerate(_TOPIC.findall(text), 1):
     where, query = f"{path}: topic {place}", " ".join(title.split())
-    collection_lib.check_text(where, "query", number, query)
+    collection_lib.check_text(where, query)
     yield where, collection_lib.Query(number, query)
 
 
@@ -146,7 +155,8 @@ def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
   make = {"document": collection_lib.Document, "query": collection_lib.Query}
   for where, (id_, text) in files.table(path, columns=2):
     collection_lib.check_id(kind, id_, where)
-    collection_lib.check_text(where, kind, id_, text)
+    if kind == "query":
+      collection_lib.check_text(where, text)
     yield where, make[kind](id_, text)
 
 

@@ -86,10 +86,12 @@ class Source:
       set.
     seed: of splits, where the source has none of its own.
     fields: of a line, for jsonl and log.
-    strict: whether judgements of unknown documents or queries are refused; else
-      they are left out, and counted.
+    strict: whether judgements of unknown documents or queries are refused. Else
+      they are counted: those of queries are left out, and so are lines of a log;
+      other judgements of unknown documents count when a run is scored.
     divide: whether logs without splits are divided; else all is one split.
-    left_out: how many were, by kind; as private as the queries.
+    public: whether its judgements are public, so that a note may count them.
+    left_out: how many name unknown ids, by kind; as private as the queries.
   """
 
   kind: str
@@ -98,6 +100,7 @@ class Source:
   fields: jsonl.Fields = jsonl.Fields()  # noqa: RUF009  (frozen)
   strict: bool = False
   divide: bool = True
+  public: bool = False
   left_out: collection.Dangling = dataclasses.field(
     default_factory=collections.Counter, compare=False, repr=False
   )
@@ -119,24 +122,38 @@ class Source:
   def read(self) -> collection.Collection:
     """Reads it; documents in files stay there.
 
-    What was left out is counted in `left_out`. One line on standard error says
-    that there was some, and of which kind, without the number: of a private log,
-    it is an exact count of private records. The line itself still tells whether
-    there was any; treat the terminal's output as private.
+    Judgements of unknown ids are counted in `left_out`. A line on standard error
+    says of which kind there are some, and how many of a public source. Of a
+    private log the number would be an exact count of private records. The line
+    itself still tells whether there was any; treat the terminal's output as
+    private.
 
     Raises:
       ValueError: if a file is missing or malformed.
     """
     self.left_out.clear()
     data = KINDS[self.kind].read(self)
-    if self.left_out:
-      kinds = " and ".join(sorted(self.left_out))
+    left_out = dict(self.left_out)
+    if data.lacking:
+      number = left_out.pop("document", 0)
       print(
-        f"synthq: note: {self.place}: left out judgements of unknown {kinds}"
-        " ids; --strict stops there",
+        f"synthq: note: {self.place}:{self._counted(number)} judgements name"
+        " documents that the corpus lacks: they count when a run is scored, as in"
+        " BEIR and trec_eval; --strict stops there",
+        file=sys.stderr,
+      )
+    if left_out:
+      kinds = " and ".join(sorted(left_out))
+      print(
+        f"synthq: note: {self.place}: left out{self._counted(*left_out.values())}"
+        f" judgements of unknown {kinds} ids; --strict stops there",
         file=sys.stderr,
       )
     return data
+
+  def _counted(self, *numbers: int) -> str:
+    """Returns a number for a note, which a private source must not tell."""
+    return f" {sum(numbers):,}" if self.public else ""
 
   def queries(self, split: str | None = None) -> Iterator[tuple[str, str]]:
     """Yields ids and texts of queries; an id may come with several texts.
@@ -216,6 +233,7 @@ def open(  # noqa: A001
   fields: jsonl.Fields | None = None,
   strict: bool = False,
   divide: bool = True,
+  public: bool = False,
 ) -> Source:
   """Returns the source that a setting names; nothing is read yet.
 
@@ -231,15 +249,18 @@ def open(  # noqa: A001
     kinds: those that will do; None: all.
     seed: of splits, where the source has none of its own.
     fields: of a line, for jsonl and log.
-    strict: whether judgements of unknown ids are refused, not left out.
+    strict: whether judgements of unknown ids are refused, not counted.
     divide: whether logs without splits are divided.
+    public: whether its judgements are public, so that notes may count them.
 
   Raises:
     ValueError: if it is of no such kind.
   """
   kind, place = _named(text, setting, kinds)
   place = "@".join(map(stores.local, place.split("@")))
-  return Source(kind, place, seed, fields or jsonl.Fields(), strict, divide)
+  return Source(
+    kind, place, seed, fields or jsonl.Fields(), strict, divide, public
+  )
 
 
 def check(

@@ -250,7 +250,8 @@ def by_user(
       judged[query] = judged.get(query, {}) | grades
   asked: dict[str, list[collection.Query]] = {}
   for query in data.queries:
-    if any(grade > 0 for grade in judged.get(query.id, {}).values()):
+    grades = judged.get(query.id, {})
+    if any(g > 0 and d not in data.lacking for d, g in grades.items()):
       asked.setdefault(query.client, []).append(query)
   if "" in asked:
     raise ValueError(

@@ -441,6 +441,7 @@ class HeldOut:
     self.real = {
       document: [texts[query] for query in queries]
       for document, queries in asked.items()
+      if document in self.documents  # the corpus may lack a judged one
     }
     self.written = {
       one.name: self._written(root / one.directory) for one in synthetic

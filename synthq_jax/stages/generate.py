@@ -22,6 +22,7 @@ import numpy as np
 from synthq_jax import array_files, artifacts
 from synthq_jax.data import blocks
 from synthq_jax.data import passages as passages_lib
+from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import decoding, filters
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
@@ -144,6 +145,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   corpus = inputs.corpus(space, documents)
   chosen = _choose(config, space, documents)
   read = np.flatnonzero(np.isin(passages.owners, chosen))
+  read = _drop_empty(passages, read)
   topics, samples = task.inputs.get("topics"), config.queries_per_document
   if topics is not None:
     numbers = queries_lib.by_topics(
@@ -205,9 +207,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
     prefix=config.prefix,
     sampler=f"nucleus p={config.p}, temperature {config.temperature},"
     f" at most {config.max_length} tokens, seed {config.seed}",
-    num_documents=len(
-      chosen if topics is None else np.unique(passages.owners[read])
-    ),
+    num_documents=len(np.unique(passages.owners[read])),
     queries_per_document=config.queries_per_document,
     removed=filters.removed(kept),
     **queries_lib.measured(
@@ -219,6 +219,18 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
       num_examples=config.num_examples,
     ),
   )
+
+
+def _drop_empty(
+  passages: passages_lib.Passages, rows: np.ndarray
+) -> np.ndarray:
+  """Returns the passages that hold a token beside the end of text."""
+  parts = np.split(rows, range(_PART, len(rows), _PART))
+  kept = [
+    part[(passages.tokens[part] != vocabulary_lib.PAD_ID).sum(axis=1) > 1]
+    for part in parts
+  ]
+  return np.concatenate(kept)
 
 
 def _choose(

@@ -189,6 +189,8 @@ def run(task: stage.Task) -> results.PreparedData:
   _check_names(data, config)
   data = collection.join_splits(data, config.test_split)
   _check_splits(data, config)
+  # What is not there trains nothing, and lowers the scores of the test split.
+  data = data.without_lacking(data.qrels.keys() - {config.test_split})
   public = workspace.emptied(space.public("prepare_data"))
   private = workspace.emptied(space.private("prepare_data"))
   model = _vocabulary(config, data, public)
@@ -219,7 +221,7 @@ def run(task: stage.Task) -> results.PreparedData:
     num_documents=len(data.documents),
     num_queries=counts,
     num_pairs={
-      split: sum(map(len, judged.values()))
+      split: sum(d not in data.lacking for g in judged.values() for d in g)
       for split, judged in data.qrels.items()
     },
     cut_documents=written.cut,
@@ -371,7 +373,9 @@ def _write_queries(
   for split, judged in data.qrels.items():
     ids, chosen = [], []
     for query, grades in judged.items():
-      relevant = sorted(d for d, grade in grades.items() if grade > 0)
+      relevant = sorted(
+        d for d, grade in grades.items() if grade > 0 and d not in data.lacking
+      )
       if relevant:
         ids.append(query)
         # A text that chooses its document would move what protects texts alone.

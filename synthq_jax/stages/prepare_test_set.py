@@ -81,7 +81,7 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
   """
   found = []
   for text in texts:
-    found += _named(sources.open(text, _SETTING, kinds=_KINDS))
+    found += _named(sources.open(text, _SETTING, kinds=_KINDS, public=True))
   titles = [*beir_sets.GROUPS, tables.AVERAGE]
   names = [one.name for one in found]
   twice = [name for name in names if [*titles, *names].count(name) > 1]
@@ -266,7 +266,8 @@ def run(task: stage.Task) -> results.TestSet:
   )
   qrels = {"test": {query.id: judged[query.id] for query in queries}}
   beir.write_judged_queries(
-    folder, collection.Collection(data.documents, queries, qrels)
+    folder,
+    collection.Collection(data.documents, queries, qrels, lacking=data.lacking),
   )
   array_files.save_npz(
     folder / results.TestSet.QUERIES,

@@ -53,7 +53,10 @@ def test_a_dataset_becomes_a_collection_whose_documents_stay_away(monkeypatch):
     "Another.",
   ]
   assert [(q.id, q.text) for q in found.queries] == [("302", "Polio vaccines")]
-  assert found.qrels == {"test": {"302": {"FT911-1": 2, "FT911-2": 0}}}
+  grades = {"FT911-1": 2, "FT911-2": 0, "lost": 1}
+  assert found.qrels == {"test": {"302": grades}}
+  assert found.lacking == {"lost"}
+  assert found.pairs("test") == [("302", "FT911-1")]
   assert not isinstance(found.documents, tuple)
   assert ir_datasets_sets.num_documents("robust") == len(found.documents)
 

@@ -75,9 +75,9 @@ BAD = {
     {"collection.tsv": "7\tseven\n7\teight\n"},
     r"collection\.tsv:2: expected distinct document ids, got '7' again",
   ),
-  "an empty passage": (
-    {"collection.tsv": "7\tseven\n8\t \n"},
-    r"collection\.tsv:2: expected text in document '8', got none",
+  "an empty query": (
+    {"queries.train.tsv": "1\tone\n2\t \n"},
+    r"queries\.train\.tsv:2: expected text in query, got none",
   ),
   "an unknown passage": (
     {"qrels.train.tsv": "1\t0\t9\t1\n"},

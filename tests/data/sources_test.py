@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from synthq_jax.data import beir, collection, jsonl, sources
+from synthq_jax.data import beir, collection, jsonl, query_sets, sources
+from synthq_jax.retrieval import measures
 
 
 @pytest.fixture
@@ -85,3 +86,108 @@ def test_stories_of_newsqa_are_documents_of_any_stage(tmp_path):
   data = sources.open(f"newsqa:{path}").read()
   assert data.qrels == {"dev": {"42d01e-0": {"42d01e": 1}}}
   assert [query.text for query in data.queries] == ["When did it begin?"]
+
+
+def write_wild(kind, place):
+  """Writes a set that lacks judged documents, and has one without text."""
+  documents = [collection.Document(f"d{i}", f"text {i}") for i in range(5)]
+  data = collection.Collection(
+    documents=(*documents, collection.Document("empty", "")),
+    queries=tuple(collection.Query(f"q{i}", f"query {i}") for i in range(3)),
+    qrels={
+      "test": {
+        "q0": {"d0": 1},
+        "q1": {"gone": 1},
+        "q2": {"d1": 1, "gone2": 1, "empty": 0},
+      }
+    },
+    lacking=frozenset(("gone", "gone2")),
+  )
+  if kind == "beir":
+    beir.write_beir(place, data)
+  elif kind == "msmarco":
+    place.mkdir()
+    tables = {
+      "collection": [(d.id, d.text) for d in data.documents],
+      "queries.test": [(q.id, q.text) for q in data.queries],
+      "qrels.test": [
+        (query, 0, *pair)
+        for query, grades in data.qrels["test"].items()
+        for pair in grades.items()
+      ],
+    }
+    for name, rows in tables.items():
+      lines = ("\t".join(map(str, row)) + "\n" for row in rows)
+      (place / f"{name}.tsv").write_text("".join(lines))
+  elif kind == "hf":
+    tables = {
+      "corpus/corpus": [{"_id": d.id, "text": d.text} for d in data.documents],
+      "queries/queries": [{"_id": q.id, "text": q.text} for q in data.queries],
+      "qrels/test": [
+        {"query-id": query, "corpus-id": document, "score": grade}
+        for query, grades in data.qrels["test"].items()
+        for document, grade in grades.items()
+      ],
+    }
+    for name, rows in tables.items():
+      path = place / f"{name}.jsonl"
+      path.parent.mkdir(parents=True)
+      path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  else:
+    query_sets.LAYOUTS["pyserini"].write(place, data, {"epsilon": 1.0})
+  return data
+
+
+KINDS_OF_SETS = ("beir", "hf", "anserini", "msmarco")
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_SETS)
+def test_judged_documents_that_the_corpus_lacks_count(kind, tmp_path, capsys):
+  """BEIR's ArguAna has five of them; beir 2.2.0 says .46228 and .5 here."""
+  written = write_wild(kind, tmp_path / "set")
+  source = sources.open(f"{kind}:{tmp_path / 'set'}", public=True)
+  read = source.read()
+  assert read.qrels == written.qrels and read.lacking == written.lacking
+  assert read.pairs("test") == [("q0", "d0"), ("q2", "d1")]
+  run = {f"q{i}": {"d0": 3.0, "d1": 2.0} for i in range(3)}
+  found = measures.evaluate(read.qrels["test"], run, ("nDCG@10", "R@10"))
+  assert found.mean == pytest.approx(
+    {"nDCG@10": 0.46228, "R@10": 0.5}, abs=5e-6
+  )
+  assert found.num_queries == 3
+  assert source.left_out == {"document": 2}
+  said = capsys.readouterr().err
+  assert "2 judgements name documents that the corpus lacks: they count" in said
+  with pytest.raises(ValueError, match="expected the id of a known document"):
+    sources.open(f"{kind}:{tmp_path / 'set'}", strict=True).read()
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_SETS)
+def test_an_empty_document_stays_and_is_counted(kind, tmp_path, capsys):
+  """BEIR's FiQA has several."""
+  written = write_wild(kind, tmp_path / "set")
+  read = sources.open(f"{kind}:{tmp_path / 'set'}").read()
+  assert [d.id for d in read.documents] == [d.id for d in written.documents]
+  assert "1 of 6 documents have no text; they stay" in capsys.readouterr().err
+
+
+def test_a_private_log_does_not_tell_how_many_judgements_are_lost(
+  tmp_path, capsys
+):
+  write_wild("beir", tmp_path / "set")
+  sources.open(f"beir:{tmp_path / 'set'}").read()
+  *_, line = capsys.readouterr().err.splitlines()
+  said = line.replace(str(tmp_path), "")
+  assert "name documents that the corpus lacks" in said
+  assert not any(letter.isdigit() for letter in said)
+
+
+def test_what_trains_knows_no_document_that_the_corpus_lacks(tmp_path):
+  write_wild("beir", tmp_path / "set")
+  data = sources.open(f"beir:{tmp_path / 'set'}").read()
+  trained = data.without_lacking(["test"])
+  assert trained.qrels["test"] == {
+    "q0": {"d0": 1},
+    "q2": {"d1": 1, "empty": 0},
+  }
+  assert data.without_lacking([]).qrels == data.qrels

@@ -9,7 +9,7 @@ import small_data
 import tiny_runs
 
 from synthq_jax.data import collection, shipped
-from synthq_jax.pipeline import results, workspace
+from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import generate, prepare_data
 
@@ -194,3 +194,43 @@ def test_a_logs_text_does_not_choose_its_document(tmp_path):
         dict(zip(train["ids"], train["documents"], strict=True))[name]
       )
   assert len(set(kept)) == 1
+
+
+def test_judged_documents_that_the_corpus_lacks_train_nothing_and_are_scored(
+  tmp_path,
+):
+  write(tmp_path / "data", small_data.query)
+  for split, query, own in (("train", "q0", "d0"), ("test", "q35", "d35")):
+    path = tmp_path / "data/qrels" / f"{split}.tsv"
+    text = path.read_text().replace(f"{query}\t{own}\t1\n", "")
+    path.write_text(f"{text}{query}\tgone\t1\n{query}\t{own}\t1\n")
+  made = prepare_source(tmp_path, f"beir:{tmp_path / 'data'}")
+  assert made.num_queries == {"train": 30, "test": 10}
+  assert made.num_pairs == {"train": 30, "test": 10}
+  private = tmp_path / "run/private/prepare_data"
+  for split, number in (("train", 30), ("test", 10)):
+    arrays = np.load(private / f"{split}.npz")
+    names = [f"q{d}" for d in arrays["documents"].tolist()]
+    assert arrays["ids"].tolist() == names and len(names) == number
+  assert "gone" not in (private / "qrels/train.tsv").read_text()
+  assert inputs.qrels(private, "test")["q35"] == {"gone": 1, "d35": 1}
+
+
+def test_no_query_is_written_for_an_empty_document(tmp_path):
+  write(tmp_path / "data", small_data.query)
+  corpus = tmp_path / "data/corpus.jsonl"
+  with open(corpus, "a") as stream:
+    for name in ("e1", "e2"):
+      stream.write(json.dumps({"_id": name, "title": "", "text": ""}) + "\n")
+  for stride in (0, 5):
+    root = tmp_path / str(stride)
+    made = prepare_source(
+      root, f"beir:{tmp_path / 'data'}", passage_stride=stride
+    )
+    assert made.num_documents == COUNT + 2
+    space = workspace.Folders(root / "run")
+    passages = inputs.document_tokens(space, made)
+    rows = np.arange(len(passages.owners))
+    kept = generate._drop_empty(passages, rows)
+    assert set(passages.owners[kept]) == set(range(COUNT))
+    assert set(passages.owners) == set(range(COUNT + 2))

@@ -133,8 +133,15 @@ class _Searchable:
       (document.contents for document in self.data.documents),
     )
 
-  def judgements(self, split: str) -> trec.Qrels:
-    found = collection_lib.join_splits(self.data, split).judgements(split)
+  def judgements(self, split: str, *, lacking: bool = False) -> trec.Qrels:
+    """Returns judgements of documents that are there, or of all that are judged.
+
+    Nothing can be trained on the others, which count when a run is scored.
+    """
+    data = collection_lib.join_splits(self.data, split)
+    found = (data if lacking else data.without_lacking([split])).judgements(
+      split
+    )
     return {
       query: {f"{self._prefix}{id_}": grade for id_, grade in grades.items()}
       for query, grades in found.items()
@@ -177,9 +184,15 @@ class _Sampler:
 
   def __init__(self, config: Any):
     self.config, name = config, "planted_leakage.Config"
-    places = [sources.open(config.source, f"{name}.source", seed=config.seed)]
+    places = [
+      sources.open(
+        config.source, f"{name}.source", seed=config.seed, public=True
+      )
+    ]
     if config.train_source is not None:
-      places.append(sources.open(config.train_source, f"{name}.train_source"))
+      places.append(
+        sources.open(config.train_source, f"{name}.train_source", public=True)
+      )
     self.titles = [place.title for place in places]
     self.digests = [place.digest() for place in places]
     self.test = _Searchable(places[0].read())
@@ -232,9 +245,10 @@ class _Sampler:
     documents = self.test.contents(wanted)
     if self.train is not None:
       documents |= self.train.contents(wanted)
+    scored = self.test.judgements(config.test_split, lacking=True)
     return Data(
       queries={query: texts[query] for query in near},
-      qrels=judged,
+      qrels={query: scored[query] for query in near},
       candidates=candidates,
       fillers=fillers,
       leaked=leaked,
