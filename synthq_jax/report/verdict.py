@@ -190,9 +190,11 @@ def _over(row: comparison_results.Row) -> intervals.Interval:
 def _ship_released(
   scores: results.ReleasedScores, shipped: Sequence[str], measure: str
 ) -> str:
-  """Names the row with the best released score, and how far it is from BM25.
+  """Names the row to ship by released scores, and how far it is from BM25.
 
-  By intervals that hold for all pairs of rows at once, as they do below.
+  Of the rows within noise of the best, that with the least epsilon: an order that
+  the noise alone may have made is no reason to spend more. By intervals that hold
+  for all pairs of rows at once, as they do below.
   """
   if measure not in scores.rows[0].means:
     measure = next(iter(scores.rows[0].means))
@@ -200,42 +202,63 @@ def _ship_released(
   beside = [name for name in rows if name in shipped]
   if not beside or system_results.LEXICAL not in rows:
     return _Said.text("verdict.ship_none")
-  best = max(beside, key=lambda name: rows[name].means[measure].here.mean)
-  less = {
-    (pair.first, pair.second): pair.less
-    for pair in noisy_results.pairs(scores, measure)
-  }
-  over = less.get((best, system_results.LEXICAL))
-  if over is None:
-    over = less[system_results.LEXICAL, best].turned()
-  found = "released_no"
-  if over.here.low > 0:
-    found = "released_yes" if over.beyond.low > 0 else "released_here"
-  public = [name for name in beside if rows[name].epsilon is None]
+  less: dict[tuple[str, str], results.ReleasedMean] = {}
+  for pair in noisy_results.pairs(scores, measure):
+    less[pair.first, pair.second] = pair.less
+    less[pair.second, pair.first] = pair.less.turned()
+  over = {name: less[name, system_results.LEXICAL] for name in beside}
+  means = {name: rows[name].means[measure].here.mean for name in beside}
+  highest = max(beside, key=means.__getitem__)
   level = [
-    name for name in public if name != best and less[best, name].beyond.low <= 0
+    name
+    for name in beside
+    if name == highest
+    or less[highest, name].here.low <= 0
+    and _outcome(over[name]) == _outcome(over[highest])
   ]
+  best = min(level, key=lambda name: (rows[name].epsilon or 0.0, -means[name]))
   said = ""
-  if best in public:
-    said = f"{_Said.text('verdict.public_row')} "
-  elif level:
+  if best != highest:
     said = _Said.text(
+      "verdict.level_released",
+      row=tables.row_name(highest),
+      score=f"{means[highest]:.3f}",
+    )
+    said += " "
+  public = [
+    name
+    for name in beside
+    if name != best
+    and rows[name].epsilon is None
+    and less[best, name].beyond.low <= 0
+  ]
+  if rows[best].epsilon is None:
+    said += f"{_Said.text('verdict.public_row')} "
+  elif public:
+    said += _Said.text(
       "verdict.beside_released",
-      row=tables.row_name(level[0]),
-      less=tables.interval(less[best, level[0]].beyond, "+.3f"),
+      row=tables.row_name(public[0]),
+      less=tables.interval(less[best, public[0]].beyond, "+.3f"),
     )
     said += " "
   return _Said.text(
-    f"verdict.{found}",
+    f"verdict.{_outcome(over[best])}",
     row=tables.row_name(best),
     measure=tables.measure_name(measure),
-    score=f"{rows[best].means[measure].here.mean:.3f}",
-    here=tables.interval(over.here, "+.3f"),
-    beyond=tables.interval(over.beyond, "+.3f"),
+    score=f"{means[best]:.3f}",
+    here=tables.interval(over[best].here, "+.3f"),
+    beyond=tables.interval(over[best].beyond, "+.3f"),
     beside=said,
     number=tables.count(scores.num_queries),
     epsilon=tables.claimed(scores.statement),
   )
+
+
+def _outcome(over: results.ReleasedMean) -> str:
+  """Returns the words for what a row's difference from BM25 shows."""
+  if over.here.low <= 0:
+    return "released_no"
+  return "released_yes" if over.beyond.low > 0 else "released_here"
 
 
 def _beside(

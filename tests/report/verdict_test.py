@@ -204,13 +204,43 @@ def test_released_scores_decide_what_is_shipped(more, number, begins, holds):
 
 
 def test_a_row_without_private_queries_is_named_beside_released_scores_too():
-  for more, told in ((0.099, True), (0.0, False)):
+  for more, told in ((0.095, True), (0.0, False)):
     scores = noisy({"eps8": (0.1, 8.0), "untrained": (more, None)})
     line = said(shipped=("eps8", "untrained"), scores=(scores,))[1]
     assert ("untrained used none of them" in line) == told
   best = noisy({"eps8": (0.1, 8.0), "untrained": (0.2, None)})
   line = said(shipped=("eps8", "untrained"), scores=(best,))[1]
   assert "It used no private query." in line
+
+
+def test_of_rows_within_noise_of_the_best_the_least_epsilon_is_shipped():
+  """Epsilon 8.04 and .55079 was shipped for .5 and .55075, at a noise of .0058."""
+  over = {
+    "ltr_synthetic_eps8": (0.05079, 8.04),
+    "ltr_public_only": (0.05075, 0.5),
+    "synthetic_eps4": (0.04, 4.0),
+    "public_only": (0.001, None),
+  }
+  shipped = tuple(over)
+  scores = noisy(over, noise=0.0058)
+  line = said(shipped=shipped, scores=(scores,))[1]
+  assert line.startswith("Ship a retriever: ltr public only: nDCG@10 0.551 on")
+  assert "The score of ltr synthetic eps8, 0.551, is not above it" in line
+  # Where noise does not hide that it is better, the best is shipped.
+  line = said(shipped=shipped, scores=(noisy(over, noise=1e-6),))[1]
+  assert line.startswith("Ship a retriever: ltr synthetic eps8: nDCG@10 0.551")
+  assert "is not above it" not in line
+  # One without private queries within noise of the best needs no other.
+  level = over | {"public_only": (0.0507, None)}
+  line = said(shipped=shipped, scores=(noisy(level, noise=0.0058),))[1]
+  assert line.startswith("Ship a retriever: public only: nDCG@10 0.551 on")
+  assert "It used no private query." in line
+
+
+def test_a_row_that_is_not_seen_to_be_above_bm25_replaces_none_that_is():
+  over = {"eps8": (0.02, 8.0), "public_only": (0.013, None)}
+  line = said(shipped=tuple(over), scores=(noisy(over, noise=0.004),))[1]
+  assert line.startswith("Ship a retriever: eps8")
 
 
 def test_every_pair_of_released_rows_is_said_to_be_in_order_or_not():
