@@ -12,7 +12,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import types
 
+import jax
 import made_up
 import pytest
 
@@ -520,11 +522,47 @@ def test_errors_of_the_pipeline_end_politely(monkeypatch, tmp_path, capsys):
   def run(*args, **kwargs):
     raise ValueError("x.tsv:3: expected 2 columns\n  got 1")
 
-  monkeypatch.setattr(plan, "run", run)
+  ours = {"__name__": "synthq_jax.data.files", "ValueError": ValueError}
+  monkeypatch.setattr(plan, "run", types.FunctionType(run.__code__, ours))
   argv = ["run", DEMO, f"--workdir={tmp_path}"]
   assert fails(capsys, *argv) == "synthq: x.tsv:3: expected 2 columns got 1"
   with pytest.raises(ValueError, match="expected 2 columns"):
     main.main([*argv, "--debug"])
+
+
+_WIDENING = """
+import jax
+
+def widen(x):
+  return jax.numpy.broadcast_to(x, (3, 3))
+
+def run(*_, **__):
+  return {}(jax.numpy.zeros((2, 3)))
+"""
+
+
+@pytest.mark.parametrize("filtering", ["off", "remove_frames", "auto"])
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_an_error_of_jax_keeps_its_traceback(
+  monkeypatch, tmp_path, filtering, is_jitted
+):
+  """It ended with code 2 and one line, as if the user had to mend something."""
+  ours = {"__name__": "synthq_jax.training.dp_step"}
+  exec(_WIDENING.format("jax.jit(widen)" if is_jitted else "widen"), ours)
+  monkeypatch.setattr(plan, "run", ours["run"])
+  before = jax.config.jax_traceback_filtering
+  jax.config.update("jax_traceback_filtering", filtering)
+  try:
+    with pytest.raises(ValueError, match="roadcast"):
+      main.main(["run", DEMO, f"--workdir={tmp_path}"])
+  finally:
+    jax.config.update("jax_traceback_filtering", before)
+
+
+def test_a_number_that_python_refuses_is_a_defect(monkeypatch, tmp_path):
+  monkeypatch.setattr(plan, "run", lambda *_, **__: int("x"))
+  with pytest.raises(ValueError, match="invalid literal"):
+    main.main(["run", DEMO, f"--workdir={tmp_path}"])
 
 
 def test_a_defect_of_ours_is_not_dressed_up(monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ import argparse
 import ast
 import contextlib
 import difflib
+import dis
 import errno
 import os
 import pathlib
@@ -22,6 +23,7 @@ __all__ = [
   "UsageError",
   "exit_code",
   "imports",
+  "is_refusal",
   "literal",
   "macros",
   "names",
@@ -96,6 +98,23 @@ def exit_code(error: BaseException) -> int:
   """
   passing = isinstance(error, OSError) and error.errno in _PASSING
   return os.EX_TEMPFAIL if passing else 2
+
+
+def is_refusal(error: BaseException) -> bool:
+  """Says whether this package raised an error, to be read by the user.
+
+  A ValueError of JAX or NumPy is a defect of ours, whose traceback is needed.
+  JAX may take its own frames out of a traceback, so that the last frame is to be
+  ours and to stand at a `raise`.
+  """
+  last = error.__traceback__
+  if last is None:
+    return False
+  while last.tb_next is not None:
+    last = last.tb_next
+  frame, package = last.tb_frame, synthq_jax.__name__
+  is_raise = frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+  return is_raise and frame.f_globals["__name__"].split(".")[0] == package
 
 
 def one_line(error: BaseException) -> str:

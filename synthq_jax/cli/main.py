@@ -6,7 +6,8 @@ UPPER_CASE macros for what users change); gin's dynamic registration makes every
 dataclass configurable that a gin file imports.
 
 Whatever the user can mend ends with one line on standard error that says what,
-where and what to do, and exit code 2; `--debug` shows the traceback instead.
+where and what to do, and exit code 2; `--debug` shows the traceback instead. A
+ValueError that a library raised is a defect of ours: it ends with its traceback.
 """
 
 import argparse
@@ -110,6 +111,8 @@ def _outcome(argv: Sequence[str] | None) -> int:
     return left.code
   except (ValueError, OSError, extras.MissingExtraError) as error:
     if "--debug" in argv or distributed.is_loss(error):
+      raise
+    if isinstance(error, ValueError) and not flags.is_refusal(error):
       raise
     explain = flags.os_error if isinstance(error, OSError) else flags.one_line
     return _stop(explain(error), flags.exit_code(error))
