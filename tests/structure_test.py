@@ -275,6 +275,21 @@ def test_a_module_is_short_and_says_what_it_is():
   assert wrong_in([*MODULES, *LAUNCHERS], unreadable) == {}
 
 
+def unchecked(path: pathlib.Path) -> Iterable[str]:
+  """Arrays that NumPy hands to C, which does not hear of a full disk."""
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+      called = ast.unparse(node.func)
+      if called == "np.save" or node.func.attr == "tofile":
+        yield f"{called} in line {node.lineno}"
+
+
+def test_arrays_are_written_by_the_module_that_hears_of_a_full_disk():
+  modules = [path for path in MODULES if path.name != "array_files.py"]
+  assert wrong_in(modules, unchecked) == {}
+  assert [*unchecked(PACKAGE / "array_files.py")]
+
+
 def test_all_files_with_a_fault_are_named(tmp_path, monkeypatch):
   monkeypatch.setitem(globals(), "ROOT", tmp_path)
   monkeypatch.setitem(globals(), "PACKAGE", tmp_path)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts, file_lists, text_tables
+from synthq_jax import array_files, artifacts, file_lists, text_tables
 from synthq_jax.data import files, passages
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
@@ -311,7 +311,8 @@ class _Opened:
     """Returns what a map adds to the candidates of a query."""
     vectors = self._index(made.retriever).vectors
     encoded = self._encoder(made.retriever)
-    matrix = np.load(self._folders.root / made.directory / made.FILE)
+    place = self._folders.root / made.directory / made.FILE
+    matrix = array_files.read(place)
 
     def added(query: str, found: ranking.Candidates):
       asked = encoded(query)

@@ -122,8 +122,7 @@ def found(
     judged.query_tokens,
     task.settings.encode_batch_size,
   )
-  # One that is no number would be refused, and tell by that of its query.
-  asked = np.where(np.isfinite(asked).all(axis=1, keepdims=True), asked, 0.0)
+  asked = _search.zero_broken(asked)
   documents = task.folders.root / task.inputs["vectors"].vectors
   key = _key(judged, asked, documents, depth)
 

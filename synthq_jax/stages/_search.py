@@ -38,6 +38,7 @@ __all__ = [
   "encode_with",
   "lexical",
   "nearest",
+  "zero_broken",
 ]
 
 _BLOCK = 8192
@@ -191,6 +192,16 @@ def dense(
   return nearest(judged, own, asked, depth)
 
 
+def zero_broken(asked: Float[np.ndarray, "query dim"]) -> np.ndarray:
+  """Puts 0 in place of a query's vector that is not finite.
+
+  Formal guarantee: what becomes of a query depends on its own vector alone. An
+  error would tell of one private query by the results of all others.
+  """
+  finite = np.isfinite(asked).all(axis=1, keepdims=True)
+  return np.where(finite, asked, np.zeros_like(asked))
+
+
 def collection(
   judged: Judged, documents: pathlib.Path
 ) -> Float[np.ndarray, "passage dim"]:
@@ -202,10 +213,13 @@ def collection(
 def nearest(
   judged: Judged, documents: pathlib.Path, asked: np.ndarray, depth: int
 ) -> trec.Run:
-  """Returns the documents nearest to each query, by exact inner product."""
+  """Returns the documents nearest to each query, by exact inner product.
+
+  A query whose vector is not finite is searched for as `zero_broken` has it.
+  """
   found = best_passages.documents(
     index.exact(collection(judged, documents)),
-    asked,
+    zero_broken(asked),
     judged.passages.owners,
     depth + judged.drop_identical,
   )

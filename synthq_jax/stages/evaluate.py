@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import array_files, artifacts
 from synthq_jax.data import beir, files, passages
 from synthq_jax.pipeline import config_types, inputs, results, system_results
 from synthq_jax.retrieval import (
@@ -319,7 +319,9 @@ def _ranked(
   if not system.has_map:
     return ranking.rank(found, system.weights, config.depth)
   retriever, size = task.inputs["retriever"], config.batch_size
-  asked = _ranking.vectors_of(task, retriever, test.query_tokens, size)
+  asked = _search.zero_broken(
+    _ranking.vectors_of(task, retriever, test.query_tokens, size)
+  )
   each = list(found.values())
   if own := task.inputs["vectors"]:
     vectors = _search.collection(test, space.root / own.vectors)
@@ -327,7 +329,7 @@ def _ranked(
     vectors = _ranking.vectors_at(task, retriever, test.passages, each, size)
   places = [one.places for one in each]
   chosen = best_passages.nearest(test.passages, asked, places, vectors)
-  matrix = np.load(space.root / system.directory / system.FILE)
+  matrix = array_files.read(space.root / system.directory / system.FILE)
   added = ranking.mapped(matrix, asked, vectors, chosen)
   return ranking.rank(found, system.weights, config.depth, added)
 

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import artifacts, optim, typing
+from synthq_jax import array_files, optim, typing
 from synthq_jax.losses import listwise
 from synthq_jax.pipeline import private_training, results, system_results
 from synthq_jax.privacy import joint
@@ -150,8 +150,7 @@ def run(task: stage.Task) -> system_results.Ranking:
   )
   directory = task.folder(private=is_private)
   matrix = np.asarray(trained[_NAME], np.float32)
-  with artifacts.replacing(directory / system_results.Ranking.FILE) as stream:
-    np.save(stream, matrix)
+  array_files.save(directory / system_results.Ranking.FILE, matrix)
   noise = "without noise" if math.isinf(epsilon) else "with DP"
   claim = joint.claim([learned.statement, fields["statement"]])
   return dataclasses.replace(

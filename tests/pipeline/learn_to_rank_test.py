@@ -14,10 +14,17 @@ import tiny_runs
 
 from synthq_jax import artifacts, optim
 from synthq_jax.cli import guide
+from synthq_jax.data import passages
 from synthq_jax.pipeline import plan, results, search, system_results, workspace
 from synthq_jax.privacy import joint
 from synthq_jax.retrieval import ranking, trec
-from synthq_jax.stages import _ranking, learn_map, learn_to_rank
+from synthq_jax.stages import (
+  _ranking,
+  _search,
+  evaluate,
+  learn_map,
+  learn_to_rank,
+)
 from synthq_jax.training import dp_step
 
 RNG = np.random.default_rng(0)
@@ -436,6 +443,55 @@ def test_a_query_vector_that_is_no_number_stops_nobody(
   assert np.isfinite(found.queries).all()
   for name, values in _ranking.padded(found, 100).items():
     assert values[others].tobytes() == whole[name][others].tobytes(), name
+
+
+def test_a_query_vector_that_is_no_number_ends_no_search(tmp_path, monkeypatch):
+  """Scores of a row are released; that there are some would tell of one query."""
+  vectors = np.eye(4, dtype=np.float32)
+  monkeypatch.setattr(_search, "collection", lambda *_: vectors)
+  judged = _search.Judged(
+    split="test",
+    qrels={f"q{i}": {"d0": 1} for i in range(3)},
+    queries=["a"] * 3,
+    query_tokens=np.zeros((3, 2), np.int32),
+    passages=passages.Passages(
+      np.array([f"d{i}" for i in range(4)]), vectors, np.arange(4)
+    ),
+    corpus=tmp_path,
+  )
+  asked = vectors[[2, 1, 3]]
+  whole = _search.nearest(judged, tmp_path, asked, 2)
+  for bad in (np.nan, np.inf):
+    broken = np.where(np.arange(3)[:, None] == 1, bad, asked)
+    found = _search.nearest(judged, tmp_path, broken, 2)
+    assert (found["q0"], found["q2"]) == (whole["q0"], whole["q2"])
+    assert set(found["q1"].values()) == {0.0}
+
+
+def test_a_ranking_with_a_map_survives_a_query_vector_that_is_no_number(
+  finished_run, monkeypatch
+):
+  root, right = finished_run.root, _ranking.vectors_of
+  task = task_of(root)
+  prepared = task.inputs["prepared"]
+  test = evaluate._load(task.folders, prepared, "test")
+
+  def broken(*given):
+    vectors = right(*given).copy()
+    vectors[1, 0] = np.nan
+    return vectors
+
+  system = artifacts.load(
+    next(root.glob("learn_map/*")), system_results.Ranking
+  )
+  task.settings = evaluate.Config()
+  names = list(test.qrels)
+  runs = [{name: {test.passages.ids[0]: 1.0} for name in names}] * 2
+  whole = evaluate._ranked(task, system, test, runs)
+  monkeypatch.setattr(_ranking, "vectors_of", broken)
+  found = evaluate._ranked(task, system, test, runs)
+  others = [name for name in names if name != names[1]]
+  assert all(found[name] == whole[name] for name in others)
 
 
 def test_a_dry_run_says_what_weights_and_maps_cost(tmp_path):
