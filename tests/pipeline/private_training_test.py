@@ -574,6 +574,56 @@ def test_other_code_is_another_program(monkeypatch):
   assert fingerprints.machine(None) != before[1]  # all that T5X's steps ask for
 
 
+_MODULE = '''"""Adds."""
+
+import math  # for pi
+
+AREA = 2 * math.pi
+"""Of a circle."""
+
+
+def add(x, y=1):
+  """Returns the sum."""
+  # The first argument comes first.
+  return x + y
+'''
+
+
+@pytest.mark.parametrize(
+  ("before", "after", "is_other"),
+  [
+    ("# The first argument comes first.", "# Nothing.", False),
+    ("  # The first argument comes first.\n", "", False),
+    ("Returns the sum.", "Returns x + y.", False),
+    ('"""Of a circle."""', '"""Twice pi."""', False),
+    ('"""Adds."""\n', "", False),
+    ("  # for pi", "", False),
+    ("add(x, y=1)", "add(\n  x,\n  y=1,\n)", False),
+    ("x + y", "x - y", True),
+    ("y=1", "y=2", True),
+    ("2 * math", "3 * math", True),
+    ("import math", "import numpy as math", True),
+  ],
+)
+def test_a_comment_or_docstring_is_no_other_code(
+  tmp_path, before, after, is_other
+):
+  """It entered another release into the ledger of a training that was killed."""
+  digests = []
+  for text in (_MODULE, _MODULE.replace(before, after)):
+    (tmp_path / "sums.py").write_text(text)
+    digests.append(fingerprints._digest_code(tmp_path))
+  assert _MODULE.count(before) == 1
+  assert (digests[0] != digests[1]) == is_other
+
+
+def test_the_code_is_that_of_this_package(monkeypatch):
+  seen = []
+  monkeypatch.setattr(fingerprints, "_digest_code", seen.append)
+  fingerprints._code.__wrapped__()
+  assert seen == [pathlib.Path(fingerprints.__file__).parents[1]]
+
+
 def test_what_finds_candidates_is_another_program_in_another_version(
   monkeypatch,
 ):
