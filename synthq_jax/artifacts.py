@@ -2,8 +2,7 @@
 
 A directory holds a finished result exactly when it holds `result.json`, which
 is written last and in one step. Whatever else lies there is work in progress.
-Beside it `files.json` lists the files of the result with sizes and digests, by
-which `check` knows what was damaged since.
+Beside it `files.json` lists its files with sizes and digests, for `check`.
 """
 
 import contextlib
@@ -594,7 +593,8 @@ def _convert(hint: Any, value: Any) -> Any:
   if dataclasses.is_dataclass(hint):
     return from_json(hint, value)
   if origin is tuple:
-    return tuple(_convert(arguments[0], item) for item in value)
+    kinds = arguments[:1] * len(value) if ... in arguments else arguments
+    return tuple(_convert(*each) for each in zip(kinds, value, strict=True))
   if origin is dict:
     return {key: _convert(arguments[1], item) for key, item in value.items()}
   return float(value) if hint is float else value

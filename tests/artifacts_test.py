@@ -34,6 +34,13 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Mixed:
+  entry: tuple[str, Score, float]
+  entries: tuple[tuple[int, Score], ...]
+  none: tuple[Score, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Other:
   name: str
 
@@ -412,3 +419,13 @@ def test_an_array_that_is_cut_anywhere_is_an_error_with_its_number(tmp_path):
         continue
       assert said[name] == f"{errno.EFBIG} {folder / name}", cut
       assert not (folder / name).exists()
+
+
+def test_a_tuple_of_several_types_comes_back():
+  score = Score(mean=0.5, count=2)
+  mixed = Mixed(entry=("a", score, 1.0), entries=((1, score), (2, score)))
+  data = json.loads(json.dumps(artifacts.to_json(mixed)))
+  read = artifacts.from_json(Mixed, data)
+  assert read == mixed
+  data["entry"][2] = 1  # as another program may write a float
+  assert isinstance(artifacts.from_json(Mixed, data).entry[2], float)

@@ -36,6 +36,7 @@ __all__ = [
   "Source",
   "check",
   "is_remote",
+  "kind_of",
   "open",
 ]
 
@@ -279,6 +280,24 @@ def check(
   kind, place = _named(text, setting, kinds)
   if not is_remote(text):
     KINDS[kind].check(Source(kind, place))
+
+
+def kind_of(text: str) -> Kind:
+  """Returns the kind of a source that a stored result names.
+
+  Args:
+    text: as in `open`.
+
+  Raises:
+    ValueError: if this version knows no such kind.
+  """
+  name = text.partition(":")[0]
+  if name not in KINDS:
+    raise ValueError(
+      f"expected data of a source of {', '.join(KINDS)}, got {name!r} of another"
+      " version: delete the folder of the result, and it is made again"
+    )
+  return KINDS[name]
 
 
 def is_remote(text: str) -> bool:

@@ -245,8 +245,8 @@ class PreparedData(PublicDocuments):
 
   def __post_init__(self):
     """Follows the source, also where an earlier version wrote the result."""
-    kind = sources.KINDS[self.source.partition(":")[0]]
-    object.__setattr__(self, "from_pairs", kind.from_pairs)
+    from_pairs = sources.kind_of(self.source).from_pairs
+    object.__setattr__(self, "from_pairs", from_pairs)
 
 
 def releases_behind(made: Iterable[Claimed]) -> tuple[str, ...]:

@@ -366,8 +366,7 @@ def _write_queries(
   "gathered" (`collection.Collection`), where the splits' rule did so.
   """
   asked = data.query_by_id()
-  kind = config.source.partition(":")[0]
-  named_by_text = sources.KINDS[kind].named_by_text
+  named_by_text = sources.kind_of(config.source).named_by_text
   position = {name: i for i, name in enumerate(data.document_ids())}
   counts = {}
   for split, judged in data.qrels.items():

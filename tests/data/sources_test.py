@@ -2,6 +2,7 @@
 
 import json
 
+import made_up
 import pytest
 
 from synthq_jax.data import beir, collection, jsonl, query_sets, sources
@@ -27,6 +28,14 @@ def test_every_kind_is_opened_by_its_own_form_alone(kind):
   wrong = kind if ":" in form else f"{kind}:DIR"
   with pytest.raises(ValueError, match=f"S must be .*got source='{wrong}'"):
     sources.open(wrong, "S")
+
+
+def test_data_of_a_kind_that_this_version_does_not_know_is_one_line():
+  assert sources.kind_of("beir:/data") is sources.KINDS["beir"]
+  with pytest.raises(
+    ValueError, match="got 'stone' of another version: delete"
+  ):
+    made_up.prepared(source="stone:tablet")
 
 
 def test_an_at_sign_parts_a_place_only_where_the_form_has_one(tmp_path):
