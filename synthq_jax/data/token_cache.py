@@ -91,31 +91,29 @@ class Cache:
   def take(
     self, rows: Int[np.ndarray, " record"]
   ) -> dict[str, Int[np.ndarray, "record length"]]:
-    """Returns the tokens of some records, e.g. those of a Poisson batch.
+    """Returns the tokens of some records.
+
+    For a Poisson batch call `sampler.take(cache.columns, drawn)`, which marks
+    the rows of padding.
 
     Args:
-      rows: positions in [0, len(self)), in any order, possibly repeated; -1
-        stands for padding, as in batches of `sampling`.
+      rows: positions in [0, len(self)), in any order, possibly repeated.
 
     Returns:
-      int32 tokens by column, padded with 0, rows in the order asked for; a
-      row of padding is all 0.
+      int32 tokens by column, padded with 0, rows in the order asked for.
 
     Raises:
+      TypeError: if they are a drawn batch, which has rows of padding.
       ValueError: if a position is out of range.
     """
     rows = np.asarray(rows)
-    if rows.size and not -1 <= rows.min() <= rows.max() < len(self):
+    if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
       raise ValueError(
         f"expected rows below {len(self)}, got {rows.min()} to {rows.max()}:"
-        f" sample from the {len(self)} records of {self.directory}"
+        f" sample from the {len(self)} records of {self.directory}, a Poisson"
+        " batch by sampler.take(cache.columns, drawn)"
       )
-    there = rows >= 0
-    taken = {}
-    for name, column in self.columns.items():
-      taken[name] = np.zeros((len(rows), column.shape[1]), np.int32)
-      taken[name][there] = column[rows[there]]
-    return taken
+    return {name: column[rows] for name, column in self.columns.items()}
 
 
 class _File:

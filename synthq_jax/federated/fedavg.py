@@ -11,6 +11,7 @@ References:
   McMahan et al. (2017), arXiv:1602.05629, algorithm 1.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -56,8 +57,10 @@ def step(
 
   def mean_loss(params: typing.Params, batch: Any) -> jax.Array:
     is_real = ~batch["is_padding"]
-    losses = jnp.where(is_real, loss_fn(params, batch), 0.0)
-    return jnp.sum(losses) / jnp.maximum(jnp.sum(is_real), 1)
+    losses = loss_fn(params, batch)
+    losses = losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
+    total = jnp.sum(jnp.where(is_real, losses, 0.0))
+    return total / jnp.maximum(jnp.sum(is_real), 1)
 
   def train(
     params: typing.Params, state: optax.OptState, batch: Any
@@ -151,7 +154,8 @@ def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
   """Averages clients' parameters, one after the other.
 
   It is a running mean, m + (w / W) (x - m): that of one client is its parameters
-  to the bit, and so is that of several equal ones.
+  to the bit, and so is that of several equal ones. Parameters in half precision
+  are averaged in float32, integers and NumPy's float64 in float64.
 
   >>> models = [({"w": jnp.array([1.0])}, 3), ({"w": jnp.array([5.0])}, 1)]
   >>> print(mean(models)["w"])
@@ -162,27 +166,66 @@ def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
       such as its number of examples.
 
   Returns:
-    The mean, in the type of the parameters.
+    The mean, in the types of the first client's parameters; of integers the
+    nearest one.
 
   Raises:
-    ValueError: if there is no client, or a weight is not above 0.
+    ValueError: if there is no client, a weight is not above 0, or a parameter
+      is no number.
   """
-  found, total = None, 0.0
+  mean, like, total = None, None, 0.0
   for model, weight in models:
     checks.within("(0, inf)", weight=weight)
     total += weight
-    if found is None:
-      found = model
+    if mean is None:
+      like = jax.tree.map(_make_empty, model)
+      mean = jax.tree.map(_widen, model)
     else:
-      found = _moved(found, model, weight / total)
+      move = functools.partial(_move, share=weight / total)
+      mean = jax.tree.map(move, mean, model)
     del model  # while the next one is trained
-  if found is None:
+  if mean is None:
     raise ValueError("expected clients, got none: pass one or more")
-  return found
+  return jax.tree.map(_narrow, mean, like)
+
+
+def _make_empty(leaf: Any) -> Any:
+  """Returns an array of no numbers that has a parameter's kind and dtype."""
+  leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+  if not jnp.issubdtype(leaf.dtype, jnp.number):
+    raise ValueError(
+      f"expected parameters that are numbers, got an array of {leaf.dtype}:"
+      " leave it out of what clients average"
+    )
+  array = jnp if isinstance(leaf, jax.Array) else np
+  return array.zeros(0, leaf.dtype)
+
+
+def _widen(leaf: Any) -> Any:
+  """Returns a parameter in a type whose sums do not stand still."""
+  dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+  if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 32:
+    return jnp.asarray(leaf).astype(jnp.float32)
+  return np.asarray(leaf, np.promote_types(dtype, np.float64))  # on the host
+
+
+def _move(mean: Any, leaf: Any, share: float) -> Any:
+  """Moves a running mean toward one more client's parameter."""
+  if isinstance(mean, np.ndarray):
+    return mean + share * (np.asarray(leaf, mean.dtype) - mean)
+  return _move_on_device(mean, leaf, share)
 
 
 @jax.jit
-def _moved(
-  mean: typing.Params, model: typing.Params, share: float
-) -> typing.Params:
-  return jax.tree.map(lambda m, x: m + share * (x - m), mean, model)
+def _move_on_device(
+  mean: jax.Array, leaf: jax.Array, share: float
+) -> jax.Array:
+  return mean + share * (leaf.astype(mean.dtype) - mean)
+
+
+def _narrow(mean: Any, like: Any) -> Any:
+  """Returns a mean in the type that the parameter had."""
+  if jnp.issubdtype(like.dtype, jnp.integer):
+    mean = np.rint(mean)
+  array = jnp if isinstance(like, jax.Array) else np
+  return array.asarray(mean).astype(like.dtype)

@@ -131,10 +131,11 @@ def pool(
   """Returns one vector for each row: 0 where all is padding.
 
   Args:
-    outputs: of each token.
+    outputs: of each token; half precision is added up in float32.
     tokens: 0 = padding at the end of a row.
     pooling: one of `POOLINGS`.
   """
+  outputs = _at_least_float32(outputs)
   if pooling == "first":
     return jnp.where(tokens[:, :1] != 0, outputs[:, 0], 0.0)
   weights = (tokens != 0).astype(outputs.dtype)
@@ -143,7 +144,14 @@ def pool(
 
 
 def normalize(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:
-  """Returns vectors of length 1; one that is 0 stays 0."""
+  """Returns vectors of length 1, in the type of x; one that is 0 stays 0."""
+  wide = _at_least_float32(x)
   # The maximum keeps the gradient of a zero vector finite.
-  squared = jnp.sum(x * x, axis=-1, keepdims=True)
-  return x * jax.lax.rsqrt(jnp.maximum(squared, _SMALLEST_SQUARED_NORM))
+  squared = jnp.sum(wide * wide, axis=-1, keepdims=True)
+  scale = jax.lax.rsqrt(jnp.maximum(squared, _SMALLEST_SQUARED_NORM))
+  return (wide * scale).astype(x.dtype)
+
+
+def _at_least_float32(x: Array) -> Array:
+  """Returns half precision as float32, whose squares and sums have a range."""
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -43,7 +43,7 @@ def transfer(
   table = np.array(fresh["token_embedder"]["embedding"])
   for row, ids in enumerate(pieces):
     if ids:
-      parts = np.asarray(old)[ids]
+      parts = np.asarray(old)[ids].astype(np.float32)  # float16 has no norms
       mean = parts.mean(axis=0)
       length = np.linalg.norm(parts, axis=1).mean()
       scale = length / max(np.linalg.norm(mean), 1e-6)

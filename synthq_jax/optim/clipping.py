@@ -13,7 +13,7 @@ from synthq_jax import checks, typing
 from synthq_jax.optim import auto, independence, strategies
 from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim.bookkeeping import devices, jaxprs, plans, sums
-from synthq_jax.privacy import sampling
+from synthq_jax.privacy import batches, sampling
 
 __all__ = [
   "Aux",
@@ -327,7 +327,8 @@ def clipped_grad(
   Args:
     loss_fn: `(params, batch)` to losses [batch]; `(params, batch, key)` if a
       key is given in the call. Only a batch that is a mapping carries the mask
-      of `sampler.take`: `grad_fn(params, batch["x"])` counts padding, unless
+      of `sampler.take`: `grad_fn(params, batch["x"])` is refused, and counts
+      padding inside of a compiled function, where nothing shows it, unless
       the call gives `is_padding_example=batch["is_padding_example"]`. Further
       arguments, such as frozen parameters or public negatives, stand before the
       key. It is always called with a batch of one example (and that example's
@@ -487,12 +488,14 @@ def split_padding(
     None where neither says anything.
 
   Raises:
-    ValueError: if the two have different shapes, or the batch has a mask in
-      another place than beside its fields.
+    ValueError: if the two have different shapes, the batch has a mask in
+      another place than beside its fields, or fields of `sampler.take` come
+      without their mask. The last is seen outside of compiled functions alone.
   """
   if not isinstance(batch, Mapping) or sampling.IS_PADDING not in batch:
     _refuse_inner_mask(batch)
     if is_padding_example is None:
+      _refuse_lost_mask(batch)
       return batch, None
     return batch, jnp.asarray(is_padding_example, bool)  # 2 is no other flag
   own = jnp.asarray(batch[sampling.IS_PADDING], bool)
@@ -518,6 +521,17 @@ def _refuse_inner_mask(batch: typing.Batch) -> None:
         f" mapping, got batch{jax.tree_util.keystr(path)}, which no one would"
         f" find there: give the call {sampling.IS_PADDING}=, and leave it out of"
         " the batch"
+      )
+
+
+def _refuse_lost_mask(batch: typing.Batch) -> None:
+  """Refuses rows of padding that nothing marks, where they can be seen."""
+  for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
+    if batches.is_padded_field(leaf):
+      raise ValueError(
+        f"expected {sampling.IS_PADDING} with rows of sampler.take, got batch"
+        f"{jax.tree_util.keystr(path)} without: pass the whole mapping, or"
+        f" {sampling.IS_PADDING}=taken['{sampling.IS_PADDING}']"
       )
 
 
@@ -551,6 +565,11 @@ def split_rows(
 def _batch_size(batch: typing.Batch) -> int:
   """Returns the length of the common leading axis."""
   for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
+    if isinstance(leaf, (batches.Batch, batches.Indices)):
+      raise TypeError(
+        f"expected records in batch{jax.tree_util.keystr(path)}, got a drawn"
+        f" {type(leaf).__name__}: pass sampler.take(records, drawn)"
+      )
     if not isinstance(leaf, (int, float)) and not hasattr(leaf, "dtype"):
       raise TypeError(
         "expected a batch of arrays, got batch"

@@ -265,9 +265,15 @@ def noise_multiplier(
     an infinite target.
 
   Raises:
-    ValueError: as for `epsilon`, or if no noise reaches the target.
+    ValueError: as for `epsilon`, for trials with another accountant than "rdp",
+      or if no noise reaches the target.
   """
   name = _check(delta, sampler, steps, relation, accountant)
+  if trials is not None and accountant != "rdp":
+    raise ValueError(
+      f'expected accountant="rdp" with trials, got {accountant=}, which would'
+      ' return the noise of a single training: pass accountant="rdp"'
+    )
   if not isinstance(epsilon, numbers.Real) or not epsilon > 0:
     raise ValueError(f"expected a positive epsilon, got {epsilon=}")
   if epsilon == math.inf:

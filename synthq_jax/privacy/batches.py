@@ -1,9 +1,11 @@
 """Batches of a sampler: their rows, their seeds, and how many rows suffice."""
 
 import abc
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -12,10 +14,12 @@ from synthq_jax import checks
 __all__ = [
   "IS_PADDING",
   "Batch",
+  "Indices",
   "Sampler",
   "binomial_tail",
   "check_sampler",
   "generator",
+  "is_padded_field",
   "max_batch_size",
   "padded",
   "sampled_event",
@@ -27,14 +31,158 @@ IS_PADDING = "is_padding_example"
 """The field of a batch that says which of its rows are padding."""
 
 
-class Batch(NamedTuple):
-  """Which records one step reads.
+_NEEDS_MASK = (
+  "expected a drawn batch with its mask, got {what} alone: call"
+  " sampler.take(records, drawn), or drawn.to_arrays(padding_index=0) for"
+  " indices and mask"
+)
 
-  Private: which record is in which batch must stay secret.
+
+class _NotAnArray:
+  """Refuses to become an array, a number or a sequence, with one line."""
+
+  def _refuse(self, *arguments: Any, **options: Any) -> NoReturn:
+    """Raises TypeError."""
+    del arguments, options
+    raise TypeError(_NEEDS_MASK.format(what=type(self).__name__))
+
+  __array__ = __index__ = __int__ = __float__ = _refuse
+
+  def __repr__(self) -> str:
+    """Names no record, and says what to call: JAX's messages quote it."""
+    name = type(self).__name__
+    return f"<{name}, not an array: call sampler.take(records, drawn)>"
+
+
+class Indices(_NotAnArray):
+  """The numbers of a batch's records, which no array can be indexed with.
+
+  NumPy reads index -1 as the last record and JAX reads one that is too large
+  as the last record. So the rows of padding have no number here: only a mask
+  that leaves all of them out gives the numbers of the others.
+
+  >>> drawn = Batch(np.array([2, 0, -1]), np.array([False, False, True]))
+  >>> drawn.indices[~drawn.is_padding]
+  array([2, 0], dtype=int32)
   """
 
-  indices: np.ndarray  # [max_batch_size] int32, -1 where padding
-  is_padding: np.ndarray  # [max_batch_size] bool
+  __hash__ = None  # type: ignore[assignment]
+
+  def __init__(self, values: Any, is_padding: np.ndarray):
+    """Takes integers [max_batch_size]; those of padding are not read."""
+    self._values = np.array(values, np.int32)
+    self._is_padding = is_padding
+
+  def __len__(self) -> int:
+    return len(self._values)
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """The shape (max_batch_size,)."""
+    return self._values.shape
+
+  def __getitem__(self, mask: Any) -> np.ndarray:
+    """Returns the numbers under a mask, bool [max_batch_size], int32.
+
+    Raises:
+      TypeError: for anything but such a mask.
+      IndexError: if the mask selects padding.
+    """
+    chosen = None if isinstance(mask, _NotAnArray) else np.asarray(mask)
+    if chosen is None or chosen.dtype != bool or chosen.shape != self.shape:
+      self._refuse()
+    if (chosen & self._is_padding).any():
+      raise IndexError(
+        "expected a mask that leaves padding out, got one that selects"
+        f" {np.sum(chosen & self._is_padding)} rows of it: index with"
+        " ~drawn.is_padding, or call sampler.take(records, drawn)"
+      )
+    return self._values[chosen]
+
+  def __eq__(self, other: object) -> bool:
+    """Whether two batches hold the same records in the same rows."""
+    if not isinstance(other, Indices):
+      self._refuse()
+    pairs = zip(self.to_arrays(-1), other.to_arrays(-1), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+  def __iter__(self) -> Iterator[int]:
+    self._refuse()
+
+  def __getattr__(self, name: str) -> NoReturn:
+    """Refuses what arrays have, such as `tolist` and `astype`."""
+    raise AttributeError(_NEEDS_MASK.format(what=f"Indices.{name}"))
+
+  def to_arrays(self, padding_index: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what `Batch.to_arrays` does."""
+    indices = np.where(self._is_padding, padding_index, self._values)
+    return indices.astype(np.int32), self._is_padding
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Batch(_NotAnArray):
+  """Which records one step reads.
+
+  `sampler.take(records, drawn)` reads them and marks the padding. A batch is
+  neither an array nor a pytree, so that its numbers do not reach a gather
+  without the mask.
+
+  Private: which record is in which batch must stay secret.
+
+  >>> drawn = Batch(np.array([2, 0, -1]), np.array([False, False, True]))
+  >>> np.array([5.0, 6.0, 7.0])[drawn.indices]
+  Traceback (most recent call last):
+  ...
+  TypeError: expected a drawn batch with its mask, got Indices alone: call ...
+  """
+
+  indices: Indices
+  """The records' numbers, which need the mask; made from int [max_batch_size]."""
+  is_padding: np.ndarray
+  """Bool [max_batch_size]."""
+
+  def __post_init__(self):
+    """Joins numbers and mask; refuses a real row without a record."""
+    is_padding = np.array(self.is_padding, bool)
+    values = self.indices
+    if isinstance(values, Indices):
+      values, _ = values.to_arrays(-1)
+    values = np.asarray(values)
+    if values.ndim != 1 or values.shape != is_padding.shape:
+      raise ValueError(
+        "expected indices and is_padding of one shape [max_batch_size], got"
+        f" {values.shape} and {is_padding.shape}"
+      )
+    if (values[~is_padding] < 0).any():
+      raise ValueError(
+        "expected indices from 0 in rows that are no padding, got a negative"
+        " one: mark the row in is_padding"
+      )
+    object.__setattr__(self, "is_padding", is_padding)
+    object.__setattr__(self, "indices", Indices(values, is_padding))
+
+  def __iter__(self) -> Iterator[Any]:
+    """Unpacks into `indices, is_padding`."""
+    return iter((self.indices, self.is_padding))
+
+  def to_arrays(self, *, padding_index: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns both arrays, for gathers of one's own.
+
+    Rows of padding then hold a record, or what lies at `padding_index`: give
+    the mask to the clipped gradient, as `is_padding_example`.
+
+    >>> drawn = Batch(np.array([2, 0, -1]), np.array([False, False, True]))
+    >>> indices, is_padding = drawn.to_arrays(padding_index=0)
+    >>> print(indices, is_padding)
+    [2 0 0] [False False  True]
+
+    Args:
+      padding_index: the index of the rows of padding.
+
+    Returns:
+      Indices, int32 [max_batch_size], and which rows are padding, bool.
+    """
+    return self.indices.to_arrays(padding_index)
 
 
 class Sampler(abc.ABC):
@@ -148,8 +296,9 @@ def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
   Rows of padding are zero. Clipped gradients find the field
   "is_padding_example" by themselves and leave these rows out, so that nobody has
   to remember it: a row of padding that counts is some record many times over.
-  Only the mapping carries the mask: for `grad_fn(params, batch["x"])` every row
-  is a record, unless `is_padding_example=batch["is_padding_example"]` is given.
+  Only the mapping carries the mask: `grad_fn(params, batch["x"])` is refused, and
+  in a compiled function every row of `batch["x"]` is a record, unless
+  `is_padding_example=batch["is_padding_example"]` is given.
 
   >>> drawn = Batch(np.array([2, 0, -1]), np.array([False, False, True]))
   >>> batch = take({"x": np.array([5.0, 6.0, 7.0])}, drawn)
@@ -157,7 +306,8 @@ def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
   [7. 5. 0.] [False False  True]
 
   Args:
-    records: arrays, or trees of arrays, with one row per record.
+    records: arrays, or trees of arrays, with one row per record; of a token
+      cache its `columns`.
     drawn: from `batch`.
 
   Returns:
@@ -166,17 +316,40 @@ def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
   """
   import jax  # takes a while: only when needed
 
-  rows = np.where(drawn.is_padding, 0, drawn.indices)
+  rows, is_padding = drawn.to_arrays(padding_index=0)
 
   def of_field(values: Any) -> Any:
     chosen = values[rows]  # a copy
     if isinstance(chosen, jax.Array):
-      return chosen.at[drawn.is_padding].set(0)
-    chosen[drawn.is_padding] = 0
+      chosen = chosen.at[is_padding].set(0)
+    else:
+      chosen[is_padding] = 0
+    if is_padding.any():
+      _note_padding(chosen)
     return chosen
 
   fields = {name: jax.tree.map(of_field, x) for name, x in records.items()}
-  return {**fields, IS_PADDING: drawn.is_padding}
+  return {**fields, IS_PADDING: is_padding}
+
+
+_PADDED_FIELDS: dict[int, weakref.ref] = {}
+
+
+def _note_padding(values: Any) -> None:
+  """Remembers an array with rows of padding for as long as it lives."""
+  number = id(values)
+  _PADDED_FIELDS[number] = weakref.ref(
+    values, lambda _: _PADDED_FIELDS.pop(number, None)
+  )
+
+
+def is_padded_field(values: Any) -> bool:
+  """Whether an array is a field that `take` returned, with rows of padding.
+
+  Arguments of a compiled function and copies are other objects: False.
+  """
+  note = _PADDED_FIELDS.get(id(values))
+  return note is not None and note() is values
 
 
 def split(drawn: Batch, parts: int) -> list[Batch]:
@@ -186,8 +359,8 @@ def split(drawn: Batch, parts: int) -> list[Batch]:
   all parts is that over the batch.
 
   >>> drawn = Batch(np.array([2, 0, 5, -1]), np.array([0, 0, 0, 1], bool))
-  >>> [part.indices.tolist() for part in split(drawn, 2)]
-  [[2, 0], [5, -1]]
+  >>> [part.indices[~part.is_padding].tolist() for part in split(drawn, 2)]
+  [[2, 0], [5]]
 
   Args:
     drawn: from `batch`.
@@ -205,12 +378,13 @@ def split(drawn: Batch, parts: int) -> list[Batch]:
       f"expected parts that divide the batch's {rows} rows, got {parts=}: make"
       " the sampler with_margin(..., multiple_of=parts)"
     )
-  pairs = zip(*(np.split(x, parts) for x in drawn), strict=True)
+  arrays = drawn.to_arrays(padding_index=-1)
+  pairs = zip(*(np.split(x, parts) for x in arrays), strict=True)
   return [Batch(*pair) for pair in pairs]
 
 
 def padded(indices: np.ndarray, size: int) -> Batch:
-  """Returns a batch of `size` rows, the first of them the given records."""
+  """Returns a batch of `size` rows: the records, then padding."""
   rows = np.full(size, -1, np.int32)
   rows[: len(indices)] = indices
   return Batch(rows, rows < 0)

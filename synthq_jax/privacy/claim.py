@@ -67,7 +67,7 @@ class Claim:
   >>> round(claim.epsilon, 2)
   1.97
   >>> claim.statement("my_training/1").unit
-  'query'
+  'example'
   """
 
   sampler: sampling.Sampler
@@ -97,8 +97,9 @@ class Claim:
   trials: selection.Trials | None = None
   """The law of the number of trainings of which this is the best; None: this is
   the only one."""
-  words: terms.Terms = terms.QUERIES
-  """The words."""
+  words: terms.Terms = terms.EXAMPLES
+  """The words: of single examples of any model. Who trains on queries says so
+  (`terms.QUERIES`)."""
 
   def __post_init__(self):
     """Refuses noise that does not fit the batches; fills in what is None."""

@@ -74,7 +74,7 @@ WEIGHED = (
 class Terms:
   """What is promised to whom, in sentences that statements carry."""
 
-  unit: str = "query"
+  unit: str = "example"
   """What one record is."""
   mechanism: str = "per-record gradients, clipped, summed, Gaussian noise"
   """What is clipped and noised."""
@@ -120,6 +120,7 @@ def _shown_of(records: str) -> tuple[str, str]:
 
 
 QUERIES = Terms(
+  unit="query",
   public=(
     "The documents.",
     "The number of private queries.",
@@ -147,6 +148,7 @@ QUERIES = Terms(
 
 
 SCORES = Terms(
+  unit="query",
   mechanism="scores of test queries, each in [0, 1] and less a half, summed,"
   " Gaussian noise",
   public=(
@@ -173,6 +175,7 @@ SCORES = Terms(
 _CHOSEN = "The settings were chosen without looking at the private queries."
 
 TOPICS = Terms(
+  unit="query",
   mechanism="queries counted by the public cluster of their document, Gaussian"
   " noise",
   public=(
@@ -192,6 +195,7 @@ TOPICS = Terms(
 """Of how often each group of documents is asked about."""
 
 VOTES = Terms(
+  unit="query",
   mechanism="votes of queries, each for the written query nearest to it, Gaussian"
   " noise",
   public=(

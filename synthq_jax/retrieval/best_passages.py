@@ -81,6 +81,8 @@ def nearest(
     vectors: of all passages.
   """
   chosen = []
+  # A product in float16 cannot tell near passages apart.
+  queries = queries.astype(np.promote_types(queries.dtype, np.float32))
   for query, places in zip(queries, documents, strict=True):
     starts, ends = passages.of(places)
     for place in np.flatnonzero(ends - starts > 1):

@@ -64,6 +64,9 @@ def nearest(
       "expected finite vectors, got some that are not: the training diverged,"
       " take a smaller learning rate"
     )
+  vectors = np.asarray(vectors)
+  # In float16 the cosines of neighbours are equal.
+  vectors = vectors.astype(np.promote_types(vectors.dtype, np.float32))
   products = vectors @ vectors.T
   np.fill_diagonal(products, -np.inf)
   return np.argsort(-products, axis=1, kind="stable")[:, :k]

@@ -316,5 +316,7 @@ def mapped(
     vectors: of all passages.
     chosen: the passage that stands for each candidate of each query.
   """
+  # Products in float16 would tie.
+  queries = queries.astype(np.promote_types(queries.dtype, np.float32))
   moved = queries @ matrix
   return [vectors[at] @ query for at, query in zip(chosen, moved, strict=True)]

@@ -381,12 +381,12 @@ def draw(
     Arrays [batch, ...], where padding holds the first record, and bool [batch].
   """
   drawn = sampler.batch(batch_seed, step)
-  rows = np.where(drawn.is_padding, 0, drawn.indices)
+  rows, is_padding = drawn.to_arrays(padding_index=0)
   if numbers is not None:
     rows = np.searchsorted(numbers, rows)
   more = -len(rows) % rows_multiple
   rows = np.pad(rows, (0, more))
-  is_padding = np.pad(drawn.is_padding, (0, more), constant_values=True)
+  is_padding = np.pad(is_padding, (0, more), constant_values=True)
   if place is None:
     return {name: values[rows] for name, values in records.items()}, is_padding
   batch = {name: place(values, rows) for name, values in records.items()}

@@ -106,7 +106,7 @@ def test_a_file_that_shrinks_while_it_is_open_is_no_silent_row(small):
 
 def test_a_row_out_of_range_is_refused(small):
   cache, _ = small
-  for rows in ([10], [-2], [0, 99]):
+  for rows in ([10], [-2], [-1], [0, 99]):
     with pytest.raises(ValueError, match=r"expected rows below 10, got"):
       cache.take(np.array(rows))
 
@@ -119,8 +119,13 @@ def test_poisson_batches_of_a_cache_are_those_of_the_array(small):
   sizes = set()
   for step in range(20):
     batch = sampler.batch(seed=5, step=step)
-    taken = cache.take(batch.indices)["inputs"]
+    taken = sampler.take(cache.columns, batch)
+    np.testing.assert_array_equal(taken["is_padding_example"], batch.is_padding)
+    taken = taken["inputs"]
     real = ~batch.is_padding
+    for alone in (batch, batch.indices):  # whose padding was a row of zeros
+      with pytest.raises(TypeError, match=r"call sampler\.take"):
+        cache.take(alone)
     np.testing.assert_array_equal(taken[real], rows[batch.indices[real]])
     assert not taken[~real].any()
     sizes.add(int(np.sum(~batch.is_padding)))

@@ -74,6 +74,21 @@ def test_vectors_are_float32_when_the_model_computes_in_bfloat16():
   )
 
 
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_half_precision_neither_overflows_nor_vanishes(kind):
+  """float16 gave vectors of 0 for norms above 256, and means of inf."""
+  x = np.random.default_rng(0).normal(size=(3, 512)) * [[100], [1e-3], [0]]
+  vectors = dual_encoder.normalize(jnp.asarray(x, kind))
+  assert vectors.dtype == kind
+  norms = np.linalg.norm(np.asarray(vectors, float), axis=1)
+  np.testing.assert_allclose(norms, [1.0, 1.0, 0.0], atol=2e-3)
+  outputs = jnp.full((1, 601, 2), 200.0, kind)
+  tokens = jnp.ones((1, 601), jnp.int32)
+  for pooling in dual_encoder.POOLINGS:
+    pooled = dual_encoder.pool(outputs, tokens, pooling)
+    np.testing.assert_allclose(np.asarray(pooled, float), 200.0, rtol=1e-6)
+
+
 def test_missing_parts_are_refused():
   with pytest.raises(ValueError, match=r"got \['encoder'\]"):
     dual_encoder.encoder_params({"encoder": {}})

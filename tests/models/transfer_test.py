@@ -69,6 +69,25 @@ def test_a_piece_lies_between_those_that_spelled_it():
   assert cosine == pytest.approx(1.0, abs=1e-5)
 
 
+def test_a_piece_of_a_checkpoint_in_float16_lies_there_too():
+  """Norms in float16 were infinite, and with them the new piece."""
+  params = t5.init_params(SMALL, KEY)
+  table = 1e3 * np.asarray(params["token_embedder"]["embedding"])
+  table = table.astype(np.float16)
+  pieces = [[i, i + 1] for i in range(31)] + [[31]]
+  trees = [
+    transfer.transfer(
+      {**params, "token_embedder": {"embedding": jnp.asarray(values)}},
+      pieces,
+      SMALL,
+      jax.random.key(1),
+    )["token_embedder"]["embedding"]
+    for values in (table, table.astype(np.float32))
+  ]
+  np.testing.assert_array_equal(*trees)
+  assert np.isfinite(trees[0]).all() and trees[0].dtype == np.float32
+
+
 def test_another_width_or_a_lost_layer_is_refused():
   params = t5.init_params(SMALL, KEY)
   same = [[i] for i in range(32)]

@@ -60,7 +60,8 @@ def test_parts_make_the_step_that_the_whole_batch_makes():
 def test_a_record_moves_the_whole_as_far_as_one_part():
   """Formal guarantee: the sum of all parts has the sensitivity of one."""
   tx = optim.accumulate(private(0.0), parts=4)
-  record = SAMPLER.batch(9, 0).indices[0]
+  record = SAMPLER.batch(9, 0).to_arrays(padding_index=-1)[0][0]
+  assert record >= 0
   far, away = X.copy(), X.copy()
   far[record], away[record] = [1e5, 0, 0], [-1e5, 0, 0]
   moved = 12 * (updates(tx, far, 1)[-1] - updates(tx, away, 1)[-1])
@@ -104,5 +105,7 @@ def test_each_row_of_a_draw_is_in_one_part():
   drawn = SAMPLER.batch(1, 0)
   parts = sampling.split(drawn, 4)
   assert len({len(part.indices) for part in parts}) == 1
-  for joined, whole in zip(zip(*parts, strict=True), drawn, strict=True):
+  arrays = [part.to_arrays(padding_index=-1) for part in parts]
+  wholes = drawn.to_arrays(padding_index=-1)
+  for joined, whole in zip(zip(*arrays, strict=True), wholes, strict=True):
     np.testing.assert_array_equal(np.concatenate(joined), whole)

@@ -1,6 +1,7 @@
 """The interface of clipped gradients, for every strategy."""
 
 import functools
+import gc
 from typing import NamedTuple
 
 import dp_accounting
@@ -12,7 +13,7 @@ import pytest
 from synthq_jax import optim
 from synthq_jax.losses import contrastive
 from synthq_jax.optim import clipping, strategies
-from synthq_jax.privacy import sampling
+from synthq_jax.privacy import batches, sampling
 
 Relation = dp_accounting.NeighboringRelation
 STRATEGIES = sorted(strategies.STRATEGIES)
@@ -409,6 +410,59 @@ def test_a_mask_where_nobody_looks_is_refused(wrapped):
   grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=9.0)
   with pytest.raises(ValueError, match="leave it out"):
     grad_fn(PARAMS, wrapped(batch))
+
+
+@pytest.mark.parametrize(
+  "without_mask",
+  [
+    lambda taken: taken["x"],
+    lambda taken: (taken["x"], taken["y"]),
+    lambda taken: {"x": taken["x"], "y": taken["y"]},
+    lambda taken: {"both": {"x": taken["x"]}, "y": taken["y"]},
+  ],
+)
+@pytest.mark.parametrize("place", [np.asarray, jnp.asarray])
+def test_rows_of_a_sampler_without_their_mask_are_refused(without_mask, place):
+  """Rows of zeros counted as records, each with the gradient that zeros have."""
+
+  def loss_fn(params, batch):
+    x = next(a for a in jax.tree.leaves(batch) if a.ndim == 2)
+    return linear(params, {"x": x}) + 3.0 * params["b"]
+
+  grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=1.0)
+  records = {"x": place(np.ones((64, 2), np.float32)), "y": np.ones(64)}
+  taken = SAMPLER.take(records, SAMPLER.batch(3, 0))
+  with pytest.raises(ValueError, match="expected is_padding_example with rows"):
+    grad_fn(PARAMS, without_mask(taken))
+  mask = taken["is_padding_example"]
+  total, _ = grad_fn(PARAMS, without_mask(taken), is_padding_example=mask)
+  expected, _ = grad_fn(PARAMS, taken)
+  np.testing.assert_array_equal(total["b"], expected["b"])
+  whole = sampling.FixedOrder(num_examples=64, batch_size=16)
+  full = whole.take(records, whole.batch(3, 0))  # has no padding to lose
+  total, _ = grad_fn(PARAMS, without_mask(full))
+  assert np.isfinite(total["b"])
+
+
+def test_what_was_noted_of_rows_is_forgotten_with_them():
+  noted = len(batches._PADDED_FIELDS)
+  taken = SAMPLER.take({"x": np.ones((64, 2))}, SAMPLER.batch(3, 0))
+  assert len(batches._PADDED_FIELDS) > noted
+  assert batches.is_padded_field(taken["x"])
+  assert not batches.is_padded_field(taken["x"].copy())
+  del taken
+  gc.collect()
+  assert len(batches._PADDED_FIELDS) <= noted
+
+
+def test_a_drawn_batch_in_place_of_its_records_is_refused():
+  grad_fn = clipping.clipped_grad(linear, l2_clip_norm=1.0)
+  drawn = SAMPLER.batch(3, 0)
+  for batch in (drawn, {"x": drawn}, {"x": drawn.indices}):
+    with pytest.raises(
+      TypeError, match=r"pass sampler\.take\(records, drawn\)"
+    ):
+      grad_fn(PARAMS, batch)
 
 
 @pytest.mark.parametrize("jit", [jax.jit, lambda fn: fn])

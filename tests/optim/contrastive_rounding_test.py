@@ -99,7 +99,8 @@ def test_a_record_that_is_not_drawn_says_nothing_through_padding(method):
 
   queries, documents = np.random.default_rng(0).normal(size=(2, 64, 4))
   sampler = sampling.Poisson.with_margin(num_examples=64, expected_batch_size=8)
-  step = next(t for t in range(99) if 0 not in sampler.batch([1], t).indices)
+  drawn = (sampler.batch([1], t).to_arrays(padding_index=-1) for t in range(99))
+  step = next(t for t, (indices, _) in enumerate(drawn) if 0 not in indices)
   fn = jax.jit(
     optim.contrastive_clipped_grad(
       encode,

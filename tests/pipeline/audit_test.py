@@ -19,7 +19,7 @@ from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import sampling, statement
+from synthq_jax.privacy import sampling, statement, terms
 from synthq_jax.stages import audit
 
 MODEL = dataclasses.replace(
@@ -130,6 +130,7 @@ def claimed(epsilon):
     l2_clip_norm=1.0,
     steps=1,
     delta=1e-5,
+    words=terms.QUERIES,
   ).statement("finetune_dp/1a2b")
 
 

@@ -169,10 +169,21 @@ def test_the_ledger_composes_the_levels_again():
 
 
 def test_a_classifier_s_promise_speaks_of_no_documents():
-  text = statement.in_words(promise(1.0, words=terms.EXAMPLES).statement("a"))
-  for word in ("document", "query", "queries", "vocabulary"):
-    assert word not in text
-  assert "one example" in text
+  """Without words of its own, too: it was "one query" and "the documents"."""
+  explicit = promise(1.0, words=terms.EXAMPLES)
+  calibrated = claim.calibrated(
+    epsilon=8.0, sampler=SAMPLED, steps=60, l2_clip_norm=1.0
+  )
+  for made in (explicit, promise(1.0), calibrated):
+    text = statement.in_words(made.statement("a"))
+    for word in ("document", "query", "queries", "vocabulary"):
+      assert word not in text
+    assert "one example" in text
+  assert promise(1.0).statement("a") == explicit.statement("a")
+  own = terms.Terms(mechanism="clipped")
+  assert "one example" in statement.in_words(
+    promise(1.0, words=own).statement("a")
+  )
 
 
 def test_cyclic_batches_with_a_margin_hardly_overflow():

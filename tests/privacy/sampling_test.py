@@ -1,8 +1,12 @@
 """Batches are what the accountant thinks they are."""
 
 import dataclasses
+import hashlib
+import pickle
 
 import dp_accounting
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -80,11 +84,11 @@ def test_a_batch_depends_on_seed_and_step_alone():
 
   uninterrupted = make()
   drawn = [uninterrupted.batch(11, step).indices for step in range(6)]
-  np.testing.assert_array_equal(make().batch(11, 5).indices, drawn[5])
-  assert not np.array_equal(drawn[4], drawn[5])
-  assert not np.array_equal(make().batch(12, 5).indices, drawn[5])
+  assert make().batch(11, 5).indices == drawn[5]
+  assert drawn[4] != drawn[5]
+  assert make().batch(12, 5).indices != drawn[5]
   several = make().batch((11, 0), 5).indices
-  np.testing.assert_array_equal(make().batch((11, 0), 5).indices, several)
+  assert make().batch((11, 0), 5).indices == several
 
 
 def test_a_batch_has_a_fixed_shape_and_distinct_records():
@@ -92,7 +96,7 @@ def test_a_batch_has_a_fixed_shape_and_distinct_records():
     num_examples=1000, expected_batch_size=50, max_batch_size=100
   )
   for step in range(20):
-    indices, is_padding = sampler.batch(0, step)
+    indices, is_padding = sampler.batch(0, step).to_arrays(padding_index=-1)
     assert indices.shape == is_padding.shape == (100,)
     assert indices.dtype == np.int32 and is_padding.dtype == bool
     real = indices[~is_padding]
@@ -197,8 +201,8 @@ def test_a_fixed_order_visits_every_record_once_an_epoch():
   assert epochs.max() == 1
   assert (epochs.sum(1) == 20).all()
   first, second = sampler.batch(3, 0).indices, sampler.batch(3, 4).indices
-  assert not np.array_equal(first, second)
-  np.testing.assert_array_equal(sampler.batch(3, 0).indices, first)
+  assert first != second
+  assert sampler.batch(3, 0).indices == first
 
 
 @pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (4, 1), (5, 2), (8, 2)])
@@ -274,9 +278,9 @@ def test_cyclic_batches_draw_each_record_of_the_group_with_its_probability():
 
 def test_cyclic_batches_depend_on_seed_and_step_alone():
   again = cyclic().batch([1, 2], 7).indices
-  np.testing.assert_array_equal(cyclic().batch([1, 2], 7).indices, again)
-  assert (cyclic().batch([1, 3], 7).indices != again).any()
-  assert (cyclic().batch([1, 2], 11).indices != again).any()
+  assert cyclic().batch([1, 2], 7).indices == again
+  assert cyclic().batch([1, 3], 7).indices != again
+  assert cyclic().batch([1, 2], 11).indices != again
 
 
 def test_the_groups_of_the_others_do_not_depend_on_a_record():
@@ -312,6 +316,125 @@ def test_a_batch_carries_its_padding():
   assert not batch["x"][~real].any() and not batch["deep"]["y"][~real].any()
   assert batch["deep"]["y"].shape == (9, 2)
   np.testing.assert_array_equal(records["x"], np.arange(1.0, 11.0))
+
+
+SIZES = dict(num_examples=1000, expected_batch_size=50, max_batch_size=60)
+
+
+@pytest.mark.parametrize(
+  ("sampler", "digest"),
+  [
+    (sampling.Poisson(**SIZES), "1eee4cd0d832d8ee"),
+    (sampling.CyclicPoisson(**SIZES, cycle_length=4), "4d95af68bd2e46a6"),
+    (
+      sampling.BallsInBins(
+        num_examples=1000, cycle_length=20, max_batch_size=50
+      ),
+      "5eb244d35acc9860",
+    ),
+    (
+      sampling.FixedOrder(num_examples=1000, batch_size=50),
+      "c4d6d2d8a1cce770",
+    ),
+  ],
+)
+def test_a_secret_and_a_step_draw_the_records_that_they_always_drew(
+  sampler, digest
+):
+  """Recorded before batches carried their mask in one value."""
+  content = hashlib.sha256()
+  for step in range(30):
+    drawn = sampler.batch([7, 1], step)
+    real = drawn.indices[~drawn.is_padding]
+    content.update(np.asarray(real, "<i4").tobytes())
+  assert content.hexdigest()[:16] == digest
+
+
+X = np.arange(4000.0).reshape(1000, 4)
+
+
+@pytest.mark.parametrize(
+  "use",
+  [
+    lambda drawn: X[drawn.indices],
+    lambda drawn: X[drawn],
+    lambda drawn: X[tuple(drawn)],
+    lambda drawn: X[drawn.indices, :],
+    lambda drawn: jnp.asarray(X)[drawn.indices],
+    lambda drawn: jnp.asarray(X)[drawn],
+    lambda drawn: jnp.asarray(X).at[drawn.indices].get(),
+    lambda drawn: np.take(X, drawn.indices, axis=0),
+    lambda drawn: jnp.take(jnp.asarray(X), drawn.indices, axis=0),
+    lambda drawn: jax.jit(lambda b: jnp.asarray(X)[b.indices])(drawn),
+    lambda drawn: jax.tree.map(jnp.asarray, drawn),
+    lambda drawn: jax.device_put(drawn.indices),
+    lambda drawn: np.asarray(drawn.indices),
+    lambda drawn: jnp.asarray(drawn.indices),
+    lambda drawn: X[np.maximum(drawn.indices, 0)],
+    lambda drawn: X[np.where(drawn.is_padding, 0, drawn.indices)],
+    lambda drawn: X[drawn.indices != -1],
+    lambda drawn: X[drawn.indices >= 0],
+    lambda drawn: [X[i] for i in drawn.indices],
+    lambda drawn: drawn.indices.tolist(),
+    lambda drawn: drawn.indices.astype(int),
+    lambda drawn: drawn.indices[0],
+    lambda drawn: drawn.indices[:8],
+    lambda drawn: drawn.indices[np.arange(8)],
+    lambda drawn: drawn.indices[np.zeros(3, bool)],
+    lambda drawn: drawn.indices[drawn.is_padding],
+    lambda drawn: drawn.indices[np.ones(len(drawn.indices), bool)],
+    lambda drawn: 3 in drawn.indices,
+    lambda drawn: int(drawn.indices),
+    lambda drawn: range(5)[drawn.indices],
+  ],
+)
+def test_numbers_of_a_batch_are_of_no_use_without_its_mask(use):
+  """records[drawn.indices] took the last record in 62 rows of padding."""
+  sampler = sampling.Poisson.with_margin(
+    num_examples=1000, expected_batch_size=50
+  )
+  drawn = sampler.batch([1], 0)
+  assert drawn.is_padding.any()
+  with pytest.raises((TypeError, IndexError, AttributeError)):
+    use(drawn)
+
+
+@pytest.mark.parametrize("array", [X, jnp.asarray(X)], ids=["numpy", "jax"])
+def test_the_line_that_everybody_writes_is_answered_with_what_to_call(array):
+  drawn = sampling.Poisson(**SIZES).batch([1], 0)
+  for index in (drawn, drawn.indices):
+    with pytest.raises(
+      (TypeError, IndexError), match=r"sampler\.take\(records, drawn\)"
+    ) as caught:
+      array[index]
+    assert "\n" not in str(caught.value)
+  with pytest.raises(AttributeError, match=r"sampler\.take\(records, drawn\)"):
+    drawn.indices.tolist()
+  assert not any(c.isdigit() for c in repr(drawn) + repr(drawn.indices))
+
+
+def test_numbers_and_mask_come_out_together():
+  drawn = sampling.Batch(
+    np.array([4, 2, -1, -1]), np.array([False, False, True, True])
+  )
+  for padding_index in (0, 7):
+    indices, is_padding = drawn.to_arrays(padding_index=padding_index)
+    assert indices.tolist() == [4, 2, padding_index, padding_index]
+    assert indices.dtype == np.int32
+    np.testing.assert_array_equal(is_padding, drawn.is_padding)
+  assert drawn.indices[~drawn.is_padding].tolist() == [4, 2]
+  indices, is_padding = drawn
+  assert indices[~is_padding].tolist() == [4, 2]
+  again = pickle.loads(pickle.dumps(drawn))
+  assert again.indices == drawn.indices
+  assert dataclasses.replace(drawn).indices == drawn.indices
+
+
+def test_a_batch_whose_numbers_contradict_its_mask_is_refused():
+  with pytest.raises(ValueError, match="mark the row in is_padding"):
+    sampling.Batch(np.array([4, -1]), np.array([False, False]))
+  with pytest.raises(ValueError, match=r"of one shape .*\(2,\) and \(3,\)"):
+    sampling.Batch(np.array([4, 1]), np.zeros(3, bool))
 
 
 def test_a_negative_step_is_refused():

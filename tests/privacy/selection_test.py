@@ -327,6 +327,25 @@ def test_the_calculator_says_what_trials_cost_and_which_way_is_cheaper():
       calculator.describe(**known, noise_multiplier=1.0, trials=bad)
 
 
+def test_noise_for_trials_is_not_calibrated_as_for_one_training():
+  """PLD left the trials out: noise of epsilon 8 whose best cost 15.15."""
+  known = {"delta": DELTA, "sampler": POISSON, "steps": 200}
+  trials = selection.Trials(mean=10)
+  for target in (8.0, math.inf):
+    for options in ({}, {"accountant": "pld"}):
+      with pytest.raises(
+        ValueError, match='expected accountant="rdp" with trials'
+      ) as caught:
+        accounting.noise_multiplier(
+          epsilon=target, trials=trials, **known, **options
+        )
+      assert "\n" not in str(caught.value)
+  noise = accounting.noise_multiplier(
+    epsilon=8.0, trials=trials, accountant="rdp", **known
+  )
+  assert 7.9 < epsilon(accounting.Run(POISSON, noise, 200), trials) <= 8.0
+
+
 def test_a_calibrated_claim_reaches_its_target_with_its_trials():
   made = claim.calibrated(
     epsilon=8.0,

@@ -179,7 +179,11 @@ def test_claims_of_queries_say_nothing_of_groups(tmp_path):
     num_examples=N, expected_batch_size=BATCH
   )
   made = claim.Claim(
-    sampler=plain, steps=STEPS, noise_multiplier=0.5, l2_clip_norm=0.1
+    sampler=plain,
+    steps=STEPS,
+    noise_multiplier=0.5,
+    l2_clip_norm=0.1,
+    words=terms.QUERIES,
   )
   line = ledger.line("a", made.statement("a"))
   assert "group_size" not in line and "num_units" not in line
@@ -226,6 +230,7 @@ def test_users_and_queries_are_never_added_up(tmp_path):
     noise_multiplier=1.0,
     l2_clip_norm=0.1,
     delta=1e-4,
+    words=terms.QUERIES,
   )
   both = [of_user.statement("a"), of_query.statement("b")]
   assert joint.claim(both) is None

@@ -110,6 +110,25 @@ def test_other_weights_are_refused(weights):
     ranking.rank({"q": one}, weights, 3)
 
 
+def test_products_of_vectors_in_float16_do_not_tie():
+  """Of 200 passages 4 were found by their own vector, of two products in all."""
+  noise = np.random.default_rng(0).normal(size=(200, 64))
+  vectors = noise[0] + 0.02 * noise
+  vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+  half = vectors.astype(np.float16)
+  collection = passages.Passages(
+    np.array(["a"]), np.zeros((200, 1)), np.zeros(200, int)
+  )
+  chosen = best_passages.nearest(collection, half, [np.array([0])] * 200, half)
+  wide = half.astype(np.float64)
+  expected = np.argmax(wide @ wide.T, axis=1)
+  assert (np.concatenate(chosen) == expected).mean() > 0.99
+  identity = np.eye(64, dtype=np.float16)
+  [added] = ranking.mapped(identity, half[:1], half, [np.arange(200)])
+  np.testing.assert_allclose(added, wide @ wide[0], rtol=1e-6)
+  assert len(set(added.tolist())) > 150
+
+
 def test_a_map_adds_the_product_with_the_passage_nearest_the_query():
   rng = np.random.default_rng(0)
   vectors = rng.normal(size=(6, 4)).astype(np.float32)

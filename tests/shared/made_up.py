@@ -6,7 +6,7 @@ from typing import Any
 
 from synthq_jax.pipeline import results
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import sampling, statement
+from synthq_jax.privacy import sampling, statement, terms
 
 
 def claim(identifier: str = "finetune_dp/1a2b", **changes: Any):
@@ -19,6 +19,7 @@ def claim(identifier: str = "finetune_dp/1a2b", **changes: Any):
     "l2_clip_norm": 0.1,
     "steps": 8,
     "delta": 1 / 128,
+    "words": terms.QUERIES,
   }
   made = claim_lib.Claim(**(settings | changes))
   return made.statement(identifier)

@@ -111,7 +111,7 @@ class PoissonBatches(dataset_iterator.DatasetIterator):
     self._records, self._release = records, release
     self._shard, self._num_shards = shard, num_shards
     rows = release.settings.max_batch_size // num_shards
-    nobody = sampling.Batch(np.full(rows, -1), np.ones(rows, bool))
+    nobody = sampling.Batch(np.zeros(rows, int), np.ones(rows, bool))
     self._first = sampling.take(records, nobody)
     self._is_first = True
 

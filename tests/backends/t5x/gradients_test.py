@@ -1,7 +1,5 @@
 """The private step's gradient with a model of three lines: no T5X is needed."""
 
-import types
-
 import dp_accounting
 import jax
 import jax.numpy as jnp
@@ -141,7 +139,7 @@ def whole_step(records, order, strategy):
   count = len(records["x"])
   places = np.full(64, -1)
   places[:count] = order[order < count]
-  drawn = types.SimpleNamespace(indices=places, is_padding=places < 0)
+  drawn = sampling.Batch(places, places < 0)
   batch = sampling.take(batches.with_ids(records), drawn)
   features, is_padding = gradients.split(batch)
   grad_fn = gradients.clipped_grad(

@@ -5,7 +5,6 @@ Batches hold all records, so that nothing but the clipped sum can hide one.
 
 import dataclasses
 import math
-import types
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +62,7 @@ def make_sum(monkeypatch, folder, name="model", **options):
     count = len(next(iter(records.values())))
     places = np.full(SIZE, -1)
     places[:count] = np.random.default_rng(seed).permutation(count)
-    drawn = types.SimpleNamespace(indices=places, is_padding=places < 0)
+    drawn = sampling.Batch(places, places < 0)
     batch = sampling.take(batches.with_ids(records), drawn)
     state = trainer.train_state.replace_step(jnp.asarray(number))
     mean = step(state, batch)

@@ -1,7 +1,6 @@
 """A small model of T5X's, its state and our trainer, built without gin."""
 
 import functools
-import types
 
 import jax
 import numpy as np
@@ -72,7 +71,7 @@ def make_records():
 
 def make_batch(real=ROWS):
   """The first `real` examples and padding."""
-  drawn = types.SimpleNamespace(
+  drawn = sampling.Batch(
     indices=np.where(np.arange(ROWS) < real, np.arange(ROWS), -1),
     is_padding=np.arange(ROWS) >= real,
   )
