@@ -19,6 +19,7 @@ from synthq_jax.data import (
   collection,
   environment_docs,
   files,
+  ids,
   ir_datasets_sets,
   jsonl,
   msmarco,
@@ -119,24 +120,32 @@ class Source:
   def read(self) -> collection.Collection:
     """Reads it; documents in files stay there.
 
-    What was left out is counted in `left_out`. One line on standard error says
-    that there was some, and of which kind, without the number: of a private log,
-    it is an exact count of private records. The line itself still tells whether
-    there was any; treat the terminal's output as private.
+    What was left out is counted in `left_out`. Lines on standard error say how
+    much it was, and which ids were read otherwise than they are written (`ids`).
+    Of a private log, these are exact counts of private records: treat the
+    terminal's output as private.
 
     Raises:
       ValueError: if a file is missing or malformed.
     """
     self.left_out.clear()
-    data = KINDS[self.kind].read(self)
+    with ids.noting() as tally:
+      data = KINDS[self.kind].read(self)
+      users = {query.client for query in data.queries}
+      ids.tell("user", ids.TORN, ids.count_torn(users))
+    for note in (*self._losses(), *ids.describe(tally)):
+      print(f"synthq: note: {self.place}: {note}", file=sys.stderr)
+    return data
+
+  def _losses(self) -> Iterator[str]:
+    """Yields a line that says how many judgements were left out."""
     if self.left_out:
       kinds = " and ".join(sorted(self.left_out))
-      print(
-        f"synthq: note: {self.place}: left out judgements of unknown {kinds}"
-        " ids; --strict stops there",
-        file=sys.stderr,
+      numbers = " and ".join(f"{n:,}" for _, n in sorted(self.left_out.items()))
+      yield (
+        f"left out judgements of unknown {kinds} ids: {numbers}; --strict stops"
+        " there"
       )
-    return data
 
   def queries(self, split: str | None = None) -> Iterator[tuple[str, str]]:
     """Yields ids and texts of queries; an id may come with several texts.
@@ -321,7 +330,7 @@ def _beir_queries(source: Source) -> Iterator[tuple[str, str]]:
 def _msmarco_queries(source: Source) -> Iterator[tuple[str, str]]:
   for split in files.splits(source.place, "queries."):
     path = files.find(source.place, f"queries.{split}.tsv")
-    yield from query_pairs.query_log(path)
+    yield from query_pairs.query_log(path, "text")
 
 
 def _lines(name: str) -> Callable[[Source], int]:

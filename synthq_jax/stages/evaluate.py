@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import array_files, artifacts
 from synthq_jax.data import beir, files, passages
 from synthq_jax.pipeline import config_types, inputs, results, system_results
 from synthq_jax.retrieval import (
@@ -356,7 +356,7 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
     queries=[texts[query].text for query in qrels],
     query_tokens=arrays["query_tokens"],
     passages=passages.Passages(
-      np.array([document.id for document in data.documents]),
+      array_files.as_texts([document.id for document in data.documents]),
       arrays["tokens"],
       np.arange(len(data.documents)),
     ),
