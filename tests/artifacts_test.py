@@ -412,3 +412,21 @@ def test_an_array_that_is_cut_anywhere_is_an_error_with_its_number(tmp_path):
         continue
       assert said[name] == f"{errno.EFBIG} {folder / name}", cut
       assert not (folder / name).exists()
+
+
+@pytest.mark.parametrize("long", [0, 2000])
+def test_one_long_text_widens_no_other_in_a_file_of_arrays(tmp_path, long):
+  """10,000 ids of 6 characters and one of 2,000 took 80 MB."""
+  names = [f"id{k:04}" for k in range(10_000)] + ["\u00e9" * long, ""][
+    : bool(long)
+  ]
+  path = tmp_path / "texts.npz"
+  rows = array_files.as_texts(names)
+  array_files.save_npz(path, {"ids": rows, "n": np.arange(3)})
+  assert path.stat().st_size < 400_000
+  read = array_files.read_npz(path)
+  assert set(read) == {"ids", "n"}
+  assert read["ids"].tolist() == names
+  assert read["ids"].nbytes < 400_000
+  kept = read["ids"][np.array([1, len(names) - 1])]
+  assert [str(name) for name in kept] == [names[1], names[-1]]

@@ -46,7 +46,9 @@ Tally = collections.Counter[tuple[str, str]]
 DECIMALS = "written as decimals (17.0) are read as whole numbers (17)"
 SPACES = "had spaces around them, which are left out"
 INVISIBLE = "held characters that nobody sees, which are left out"
-TORN = "differ from another in leading zeros or letter case alone: each is its own"
+TORN = (
+  "differ from another in leading zeros or letter case alone: each is its own"
+)
 OTHER_FORM = (
   "are unknown as written, but known with other leading zeros or letter case:"
   " write them as the corpus does"
@@ -254,17 +256,17 @@ def has_other_form(name: str, known: Container[str]) -> bool:
 def noting() -> Iterator[Tally]:
   """Counts what the rule changes while a source is read.
 
+  Within another block, ids count in the inner one alone: each is told once.
+
   Yields:
     The counts, complete once the block ends.
   """
-  outer, tally = _tally.get(), collections.Counter()
+  tally: Tally = collections.Counter()
   token = _tally.set(tally)
   try:
     yield tally
   finally:
     _tally.reset(token)
-    if outer is not None:
-      outer.update(tally)
 
 
 def tell(kind: str, what: str, number: int = 1) -> None:

@@ -215,9 +215,7 @@ def topics(path: Path) -> tuple[Topic, ...]:
   return tuple(found.values())
 
 
-def query_log(
-  path: Path, quotes: str = "auto"
-) -> Iterator[tuple[str, str]]:
+def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:
   """Yields the queries of a log, which may be larger than memory.
 
   Tab-separated files are laid out as MS MARCO's (id, query) or as ORCAS (id,

@@ -258,7 +258,9 @@ def _negatives(
   relevant = {pair for split in data.qrels for pair in data.pairs(split)}
   found: dict[str, list[str]] = {}
   for where, cells in rows:
-    query, document = map(ids.read, cells, ("query", "document"), (where, where))
+    query, document = map(
+      ids.read, cells, ("query", "document"), (where, where)
+    )
     if query not in queries or document not in documents:
       raise ValueError(
         f"{where}: expected ids of the collection, got others; remove the line"

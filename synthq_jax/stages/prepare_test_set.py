@@ -9,8 +9,6 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-import numpy as np
-
 from synthq_jax import array_files
 from synthq_jax.data import beir, beir_sets, collection, sources
 from synthq_jax.data import vocabulary as vocabulary_lib

@@ -159,7 +159,9 @@ def test_a_claim_for_users_with_torn_ids_is_refused(
   assert first not in str(error.value).replace("as 17 and 017", "")
 
 
-@pytest.mark.parametrize("second", [" a", "a ", "a\u200b", "\ufeffa", "a\u00ad"])
+@pytest.mark.parametrize(
+  "second", [" a", "a ", "a\u200b", "\ufeffa", "a\u00ad"]
+)
 def test_space_and_invisible_characters_make_no_second_user(
   tmp_path, capsys, second
 ):
@@ -239,5 +241,9 @@ def test_the_leak_check_reads_ids_alike(tmp_path):
   table, lines = tmp_path / "log.tsv", tmp_path / "log.jsonl"
   table.write_text("17.0\tx\n\ufeff18\u200b\ty\n 19\tz\n".replace("\ufeff", ""))
   lines.write_text('{"id": 17.0, "text": "x"}\n{"id": 18, "text": "y"}\n')
-  assert [name for name, _ in query_pairs.query_log(table)] == ["17", "18", "19"]
+  assert [name for name, _ in query_pairs.query_log(table)] == [
+    "17",
+    "18",
+    "19",
+  ]
   assert [name for name, _ in query_pairs.query_log(lines)] == ["17", "18"]
