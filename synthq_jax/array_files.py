@@ -2,16 +2,34 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from synthq_jax import artifacts
 
-__all__ = ["read", "read_npz", "save", "save_npz"]
+__all__ = ["as_texts", "read", "read_npz", "save", "save_npz"]
+
+_TEXTS = np.dtypes.StringDType()
+_UTF8, _ENDS = ".utf8", ".ends"
+"""What follows the name of an array of texts that is stored end to end."""
+_WASTE = 4
+"""Places of rows as long as the longest, for each character, at most."""
+
+
+def as_texts(values: Sequence[str]) -> np.ndarray:
+  """Returns an array of texts whose memory follows their own lengths.
+
+  In NumPy's usual arrays of text, every one takes what the longest takes.
+
+  Args:
+    values: the texts.
+  """
+  return np.array(values, _TEXTS)
 
 
 def save(path: str | os.PathLike, rows: Any) -> None:
@@ -36,15 +54,35 @@ def save_npz(
 
   Args:
     path: the file; its folder is made where it is missing.
-    arrays: NumPy arrays by name.
+    arrays: NumPy arrays by name. Those of `as_texts` are stored end to end where
+      one text is much longer than the others, else in rows of one width.
     compressed: whether it is smaller, and written more slowly.
 
   Raises:
     OSError: naming the file, if a part of it could not be written.
   """
   write = np.savez_compressed if compressed else np.savez
+  stored: dict[str, Any] = {}
+  for name, rows in arrays.items():
+    stored |= _stored(name, rows)
   with artifacts.replacing(path) as stream:
-    write(stream, **arrays)
+    write(stream, **stored)
+
+
+def _stored(name: str, rows: Any) -> dict[str, Any]:
+  """Returns what an array is stored as: texts have no form in NumPy's files."""
+  if getattr(rows, "dtype", None) != _TEXTS:
+    return {name: rows}
+  lengths = np.strings.str_len(rows)
+  widest = int(max(1, lengths.max(initial=1)))
+  if widest * len(rows) <= _WASTE * (int(lengths.sum()) + len(rows)):
+    return {name: rows.astype(f"U{widest}")}
+  texts = [text.encode() for text in rows.tolist()]
+  ends = np.cumsum([len(text) for text in texts])
+  return {
+    name + _UTF8: np.frombuffer(b"".join(texts), np.uint8),
+    name + _ENDS: ends.astype(np.int64),
+  }
 
 
 def read(path: str | os.PathLike, *, mapped: bool = False) -> Any:
@@ -73,7 +111,13 @@ def read_npz(path: str | os.PathLike) -> dict[str, Any]:
     ValueError: naming it, if it is damaged.
   """
   with _expected(path), np.load(path) as stored:
-    return {name: stored[name] for name in stored.files}
+    found = {name: stored[name] for name in stored.files}
+    for name in [name for name in found if name.endswith(_ENDS)]:
+      whole = name.removesuffix(_ENDS)
+      held = found.pop(whole + _UTF8).tobytes()
+      bounds = itertools.pairwise([0, *found.pop(name).tolist()])
+      found[whole] = as_texts([held[i:j].decode() for i, j in bounds])
+    return found
 
 
 @contextlib.contextmanager

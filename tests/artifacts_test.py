@@ -429,3 +429,21 @@ def test_a_tuple_of_several_types_comes_back():
   assert read == mixed
   data["entry"][2] = 1  # as another program may write a float
   assert isinstance(artifacts.from_json(Mixed, data).entry[2], float)
+
+
+@pytest.mark.parametrize("long", [0, 2000])
+def test_one_long_text_widens_no_other_in_a_file_of_arrays(tmp_path, long):
+  """10,000 ids of 6 characters and one of 2,000 took 80 MB."""
+  names = [f"id{k:04}" for k in range(10_000)] + ["\u00e9" * long, ""][
+    : bool(long)
+  ]
+  path = tmp_path / "texts.npz"
+  rows = array_files.as_texts(names)
+  array_files.save_npz(path, {"ids": rows, "n": np.arange(3)})
+  assert path.stat().st_size < 400_000
+  read = array_files.read_npz(path)
+  assert set(read) == {"ids", "n"}
+  assert read["ids"].tolist() == names
+  assert read["ids"].nbytes < 400_000
+  kept = read["ids"][np.array([1, len(names) - 1])]
+  assert [str(name) for name in kept] == [names[1], names[-1]]

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -191,6 +192,7 @@ def _corpus_overlap(options: argparse.Namespace) -> str:
 
 def _leakage_check(options: argparse.Namespace) -> str:
   from synthq_jax.cli import screen
+  from synthq_jax.data import ids
   from synthq_jax.pipeline import leakage_check
 
   names = [f.name for f in dataclasses.fields(leakage_check.Request)]
@@ -225,9 +227,14 @@ def _leakage_check(options: argparse.Namespace) -> str:
         else options.precision,
       )
     detectors.append(detector)
-  check, said = leakage_check.run(
-    request, detectors, progress=not options.quiet
-  )
+  with ids.noting() as tally:
+    check, said = leakage_check.run(
+      request, detectors, progress=not options.quiet
+    )
+  for note in ids.describe(tally):
+    print(
+      f"synthq: note: {options.train}, {options.test}: {note}", file=sys.stderr
+    )
   if not check.is_passed:
     screen.show(said)
     raise screen.RefutedError(

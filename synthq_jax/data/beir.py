@@ -13,6 +13,7 @@ from typing import Any
 
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import files, table_files
+from synthq_jax.data import ids as ids_lib
 
 __all__ = [
   "NEGATIVES_HEADER",
@@ -120,7 +121,9 @@ def read_hub(
     query, document, grade = (row.get(name, "") for name in _HEADER)
     if isinstance(grade, float) and grade.is_integer():
       grade = int(grade)  # some tables have 1.0
-    found.append((where, str(query), str(document), str(grade)))
+    query = ids_lib.read(query, "query", where)
+    document = ids_lib.read(document, "document", where)
+    found.append((where, query, document, str(grade)))
   by_column = table_files.by_column(judged, named)
   rows: dict[str, list[tuple[str, str, str, str]]] = {
     split: [] for split in ([] if by_column else table_files.splits(judged))
@@ -160,7 +163,15 @@ def read_judgements(
   Raises:
     ValueError: if the header is missing, a line is malformed or an id unknown.
   """
-  rows = ((where, *cells) for where, cells in files.headed_table(path, _HEADER))
+  rows = (
+    (
+      where,
+      ids_lib.read(query, "query", where),
+      ids_lib.read(document, "document", where),
+      grade,
+    )
+    for where, (query, document, grade) in files.headed_table(path, _HEADER)
+  )
   return collection_lib.judge(rows, queries, documents, dangling=dangling)
 
 
@@ -326,7 +337,7 @@ def document_of(where: str, fields: dict[str, Any]) -> collection_lib.Document:
     id=_id(where, "document", fields),
     text=files.field(where, fields, "text"),
     title=files.field(where, fields, "title", default=""),
-    client=files.field(where, fields, "client", default=""),
+    client=ids_lib.get_field(where, fields, "client", "user", default=""),
   )
 
 
@@ -341,8 +352,8 @@ def query_of(where: str, fields: dict[str, Any]) -> collection_lib.Query:
     client=collection_lib.one_owner(
       where,
       (
-        files.field(where, fields, "client", default=""),
-        files.field(where, metadata, "user_id", (str, int), default=""),
+        ids_lib.get_field(where, fields, "client", "user", default=""),
+        ids_lib.get_field(where, metadata, "user_id", "user", default=""),
       ),
     ),
   )
@@ -351,12 +362,11 @@ def query_of(where: str, fields: dict[str, Any]) -> collection_lib.Query:
 
 
 def _id(where: str, kind: str, fields: dict[str, Any]) -> str:
-  """Returns the id of a line; whole numbers are taken as strings."""
-  value = fields.get("_id")
-  if isinstance(value, int) and not isinstance(value, bool):
-    value = str(value)
-  fields = {**fields, "_id": value}
-  return collection_lib.check_id(kind, files.field(where, fields, "_id"), where)
+  """Returns the id of a line."""
+  if fields.get("_id") is None:
+    files.field(where, fields, "_id")
+  name = ids_lib.get_field(where, fields, "_id", kind)
+  return collection_lib.check_id(kind, name, where)
 
 
 def read_qrels(
@@ -380,5 +390,5 @@ def _written(
   """Yields the queries, and notes the document of each."""
   for where, line in files.json_lines(path):
     query = query_of(where, line)
-    owners[query.id] = files.field(where, line, "document")
+    owners[query.id] = ids_lib.get_field(where, line, "document", "document")
     yield where, query

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import re
 import sys
-import unicodedata
 from collections.abc import (
   Callable,
   Container,
@@ -15,6 +14,8 @@ from collections.abc import (
   Sequence,
 )
 from typing import Any
+
+from synthq_jax.data import ids
 
 __all__ = [
   "MOST_GRADE",
@@ -279,13 +280,16 @@ def check_id(kind: str, value: str, where: str = "") -> str:
     `value`.
 
   Raises:
-    ValueError: if it is empty or holds white space or a control character, at
-      which NumPy or the C code of trec_eval would end it.
+    ValueError: if it is empty or holds white space, a character that nobody
+      sees, or a control character, at which NumPy or the C code of trec_eval
+      would end it.
   """
   is_one_word = value.split() == [value]
-  if not is_one_word or _CONTROL.search(value):
+  is_seen = ids.strip_invisible(value) == value
+  if not (is_one_word and is_seen) or _CONTROL.search(value):
     prefix = f"{where}: " if where else ""
     what = "control characters" if is_one_word else "white space"
+    what = what if is_seen else "characters that nobody sees"
     raise ValueError(
       f"{prefix}expected a {kind} id without {what}, got"
       f" {_shown(kind, value)}; give it another"
@@ -384,13 +388,12 @@ def check_text(where: str, text: str) -> None:
     )
 
 
-def one_owner(where: str, names: Iterable[str | int]) -> str:
+def one_owner(where: str, names: Iterable[str | float]) -> str:
   """Returns the one that is named, or "".
 
-  Space around a name is none of it, and a letter with an accent is one letter
-  (NFC): else one person is several users.
+  Names are read by the rule of `ids`: else one person is several users.
 
-  >>> one_owner("log:1", ("", 7, " 7"))
+  >>> one_owner("log:1", ("", 7, " 7", 7.0))
   '7'
 
   Args:
@@ -400,8 +403,7 @@ def one_owner(where: str, names: Iterable[str | int]) -> str:
   Raises:
     ValueError: if there are several.
   """
-  texts = (unicodedata.normalize("NFC", str(name)) for name in names)
-  found = {text.strip() for text in texts} - {""}
+  found = {ids.read(name, "user", where) for name in names} - {""}
   if len(found) > 1:
     raise ValueError(
       f"{where}: expected one user of a query, got {len(found)} names under"
@@ -472,10 +474,10 @@ def lacking(
   )
 
 
-def _distinct(kind: str, ids: Iterable[str]) -> set[str]:
+def _distinct(kind: str, names: Iterable[str]) -> set[str]:
   """Returns the ids as a set after checking each."""
   seen: set[str] = set()
-  for value in ids:
+  for value in names:
     if check_id(kind, value) in seen:
       raise ValueError(
         f"expected distinct {kind} ids, got {_shown(kind, value)} twice; rename"
@@ -521,6 +523,8 @@ def is_known(
       f" {kind} or remove the line"
     )
   dangling[kind] += 1
+  if ids.has_other_form(id_, known):
+    ids.tell(kind, ids.OTHER_FORM)
   return False
 
 

@@ -21,6 +21,7 @@ from synthq_jax import artifacts
 
 __all__ = [
   "BROKEN_GZIP",
+  "LONGEST",
   "Lines",
   "bounded",
   "columns",
@@ -43,7 +44,7 @@ _KINDS = {str: "string", int: "number", float: "number"}
 _GZIP_MAGIC = b"\x1f\x8b"
 BROKEN_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 """What reading raises where gzip is cut or damaged."""
-_LONGEST = 1 << 26
+LONGEST = 1 << 26
 """Bytes or characters of a line."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Path = str | os.PathLike
@@ -204,11 +205,11 @@ def bounded(stream: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
     ValueError: at a line above 64 Mi bytes or characters.
   """
   number = 0
-  while line := stream.readline(_LONGEST + 1):
+  while line := stream.readline(LONGEST + 1):
     number += 1
-    if len(line) > _LONGEST:
+    if len(line) > LONGEST:
       raise ValueError(
-        f"{path}:{number}: expected lines of at most {_LONGEST:,} characters,"
+        f"{path}:{number}: expected lines of at most {LONGEST:,} characters,"
         " got a longer one; divide it"
       )
     yield line

@@ -9,6 +9,7 @@ from typing import Any
 
 from synthq_jax import extras
 from synthq_jax.data import collection as collection_lib
+from synthq_jax.data import ids
 
 __all__ = ["num_documents", "queries", "read"]
 
@@ -44,17 +45,22 @@ def read(
         f" {what}: give the id of a subset that has them"
       )
   streamed = collection_lib.StreamedDocuments(
-    tuple(each.doc_id for each in dataset.docs_iter()),
+    tuple(ids.read(each.doc_id, "document") for each in dataset.docs_iter()),
     lambda: _documents(dataset),
   )
   queries = tuple(
-    collection_lib.Query(id=each.query_id, text=text)
+    collection_lib.Query(id=ids.read(each.query_id, "query"), text=text)
     for each in dataset.queries_iter()
     if (text := " ".join(each.default_text().split()))
   )
   asked, known = {query.id for query in queries}, set(streamed.ids)
   rows = (
-    (f"ir_datasets:{name}", each.query_id, each.doc_id, str(each.relevance))
+    (
+      f"ir_datasets:{name}",
+      ids.read(each.query_id, "query"),
+      ids.read(each.doc_id, "document"),
+      str(each.relevance),
+    )
     for each in dataset.qrels_iter()
   )
   qrels = collection_lib.judge(rows, asked, known, dangling=dangling)
@@ -88,7 +94,7 @@ def queries(name: str) -> Iterator[tuple[str, str]]:
     for text in filter(
       str.strip, texts if any(texts) else [each.default_text()]
     ):
-      yield each.query_id, " ".join(text.split())
+      yield ids.read(each.query_id, "query"), " ".join(text.split())
 
 
 def num_documents(name: str) -> int | None:
@@ -108,7 +114,8 @@ def num_documents(name: str) -> int | None:
 
 def _documents(dataset: Any) -> Iterator[collection_lib.Document]:
   for each in dataset.docs_iter():
-    yield collection_lib.Document(id=each.doc_id, text=each.default_text())
+    id_ = ids.read(each.doc_id, "document")
+    yield collection_lib.Document(id=id_, text=each.default_text())
 
 
 def _load(name: str) -> Any:

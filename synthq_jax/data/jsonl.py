@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from synthq_jax.data import beir, files, table_files
+from synthq_jax.data import beir, files, ids, quoting, table_files
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import splits as splits_lib
 
@@ -31,11 +31,17 @@ class Fields:
     document: the key of the document's text.
     client: the key of who asked, or "user", or "user_id"; a line may lack it, and
       must not have two that differ.
+    quotes: what quotation marks of tab-separated tables are: "csv", which quote
+      cells as csv.writer does, "text", or "auto" (`quoting.is_quoted`).
   """
 
   query: str = "query"
   document: str = "document"
   client: str = "client"
+  quotes: str = "auto"
+
+  def __post_init__(self):
+    quoting.check(self.quotes)
 
 
 def read_jsonl(
@@ -81,7 +87,7 @@ def read_jsonl(
   """
   names = _Names(path)
   pairs = []
-  for where, line in table_files.rows(path):
+  for where, line in table_files.rows(path, fields.quotes):
     name = names.read(where, line)
     if _is_clicked(where, line):
       query = _query(where, line, fields)
@@ -140,12 +146,12 @@ def read_log(
     ValueError: as in `read_jsonl`.
   """
   documents, known = collection_lib.read_documents(
-    corpus, lambda: _documents(corpus)
+    corpus, lambda: _documents(corpus, fields.quotes)
   )
   names = _Names(path)
   asked = []
-  for where, line in table_files.rows(path):
-    id_ = str(files.field(where, line, fields.document, (str, int)))
+  for where, line in table_files.rows(path, fields.quotes):
+    id_ = _clicked_id(where, line, fields.document)
     name = names.read(where, line)
     if _is_clicked(where, line) and collection_lib.is_known(
       where, "document", id_, known, dangling
@@ -154,6 +160,13 @@ def read_log(
   clicks = f'clicks on "{fields.document}" ids that {corpus} has'
   _check_asked(names, asked, clicks)
   return _collection(documents, names, asked, fractions, seed)
+
+
+def _clicked_id(where: str, line: Mapping[str, Any], key: str) -> str:
+  """Returns the id of a clicked document; "" for an empty cell, as null is."""
+  if key not in line:
+    files.field(where, line, key, (str, int))
+  return ids.get_field(where, line, key, "document", default="")
 
 
 class _Names:
@@ -205,9 +218,9 @@ def _collection(
 
 
 def _documents(
-  corpus: str | os.PathLike,
+  corpus: str | os.PathLike, quotes: str
 ) -> Iterator[tuple[str, collection_lib.Document]]:
-  for where, line in table_files.rows(corpus):
+  for where, line in table_files.rows(corpus, quotes):
     aliases = {"_id": line.get("id"), "text": line.get("contents")}
     yield where, beir.document_of(where, aliases | line)
 
@@ -238,7 +251,7 @@ def _query(
     keys = (fields.client,)
   client = collection_lib.one_owner(
     where,
-    (files.field(where, line, key, (str, int), default="") for key in keys),
+    (ids.get_field(where, line, key, "user", default="") for key in keys),
   )
   return collection_lib.Query(_digest("q", client, text), text, client)
 

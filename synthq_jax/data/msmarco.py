@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import files, table_files
+from synthq_jax.data import files, ids, table_files
 
 __all__ = ["read_anserini", "read_msmarco"]
 
@@ -137,7 +137,7 @@ def _add(
 
 def _contents(corpus: pathlib.Path) -> Iterator[tuple[str, Any]]:
   for where, line in table_files.rows(corpus):
-    id_ = str(files.field(where, line, "id", (str, int)))
+    id_ = ids.get_field(where, line, "id", "document")
     text = files.field(where, line, "contents")
     yield where, collection_lib.Document(id_, text)
 
@@ -147,6 +147,7 @@ def _topics(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
   text = "\n".join(line for _, line in files.lines(path))
   for place, (number, title) in enumerate(_TOPIC.findall(text), 1):
     where, query = f"{path}: topic {place}", " ".join(title.split())
+    number = ids.read(number, "query", where)
     collection_lib.check_text(where, query)
     yield where, collection_lib.Query(number, query)
 
@@ -154,7 +155,7 @@ def _topics(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
 def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
   make = {"document": collection_lib.Document, "query": collection_lib.Query}
   for where, (id_, text) in files.table(path, columns=2):
-    collection_lib.check_id(kind, id_, where)
+    id_ = collection_lib.check_id(kind, ids.read(id_, kind, where), where)
     if kind == "query":
       collection_lib.check_text(where, text)
     yield where, make[kind](id_, text)
@@ -163,4 +164,5 @@ def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
 def _rows(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
   for where, cells in files.columns(path, "query 0 passage grade"):
     query, _, document, grade = cells
-    yield where, query, document, grade
+    query = ids.read(query, "query", where)
+    yield where, query, ids.read(document, "document", where), grade

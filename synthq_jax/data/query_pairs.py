@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from synthq_jax.data import files
+from synthq_jax.data import files, ids, quoting
 
 __all__ = [
   "LabelledPair",
@@ -107,7 +107,7 @@ def _pair(where: str, line: Mapping[str, Any]) -> LabelledPair:
     )
   other = _labels(where, line, "other_label", {_OTHER: _OTHER})
   return LabelledPair(
-    query_id=str(files.field(where, line, "query-id", (int, str))),
+    query_id=ids.get_field(where, line, "query-id", "query"),
     query=files.field(where, line, "query", str),
     topic=str(files.field(where, line, "topic", (int, str))),
     title=files.field(where, line, "title", str),
@@ -152,7 +152,7 @@ def agreement(path: Path) -> dict[str, dict[str, dict[str, frozenset[str]]]]:
   """
   found: dict[str, dict[str, dict[str, frozenset[str]]]] = {}
   for where, line in files.json_lines(path):
-    pair = str(files.field(where, line, "pair", (int, str)))
+    pair = ids.get_field(where, line, "pair", "pair")
     name = files.field(where, line, "annotator", str)
     said = _said(where, files.field(where, line, "label", list))
     if found.setdefault(pair, {}).setdefault(name, said) is not said:
@@ -202,7 +202,7 @@ def topics(path: Path) -> tuple[Topic, ...]:
   for where, line in files.json_lines(path):
     topic = Topic(
       collection=files.field(where, line, "collection", str),
-      number=str(files.field(where, line, "topic", (int, str))),
+      number=ids.get_field(where, line, "topic", "topic"),
       title=files.field(where, line, "title", str),
       description=files.field(where, line, "description", str),
     )
@@ -215,17 +215,19 @@ def topics(path: Path) -> tuple[Topic, ...]:
   return tuple(found.values())
 
 
-def query_log(path: Path) -> Iterator[tuple[str, str]]:
+def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:
   """Yields the queries of a log, which may be larger than memory.
 
   Tab-separated files are laid out as MS MARCO's (id, query) or as ORCAS (id,
   query, document, address). ORCAS has a line for each click: lines that repeat
   id and text of the line before are left out. A first line that begins with
-  "query-id", "qid" or the like is a header. A file with ".jsonl" in its name
-  holds objects with "_id" or "id", and "text" or "query".
+  "query-id", "qid" or the like is a header. Quoted cells are told as
+  `quoting.is_quoted` tells them. A file with ".jsonl" in its name holds objects
+  with "_id" or "id", and "text" or "query".
 
   Args:
     path: the file, plain or gzipped.
+    quotes: as in `quoting.is_quoted`.
 
   Yields:
     Id and text of each query.
@@ -233,7 +235,7 @@ def query_log(path: Path) -> Iterator[tuple[str, str]]:
   Raises:
     ValueError: if a line has no id or no text (the message says file:line).
   """
-  rows = _json_rows(path) if _is_json(path) else _table_rows(path)
+  rows = _json_rows(path) if _is_json(path) else _table_rows(path, quotes)
   before = None
   for query in _filled(rows):
     if query != before:
@@ -275,7 +277,7 @@ def variants(path: Path) -> Iterator[tuple[str, str]]:
     yield from _filled(_table_rows(path))
     return
   for where, line in files.json_lines(path):
-    name = str(files.field(where, line, "topic", (int, str)))
+    name = ids.get_field(where, line, "topic", "topic")
     yield name, files.field(where, line, "variant")
 
 
@@ -293,8 +295,8 @@ def verified(path: Path) -> Iterator[tuple[str, str]]:
     ValueError: if a line is malformed (the message says file:line).
   """
   if not _is_json(path):
-    for _, (topic, query) in files.table(path, columns=2):
-      yield topic.strip(), query.strip()
+    for where, (topic, query) in files.table(path, columns=2):
+      yield ids.read(topic, "topic", where), ids.read(query, "query", where)
     return
   for pair in labelled_pairs(path):
     if not pair.different_topic:
@@ -308,22 +310,23 @@ def _is_json(path: Path) -> bool:
 _HEADERS = ("query-id", "query_id", "qid", "id", "_id")
 
 
-def _table_rows(path: Path) -> Iterator[tuple[str, str, str]]:
-  for number, (where, line) in enumerate(files.lines(path)):
-    name, tab, rest = line.partition("\t")
-    if not tab:
+def _table_rows(
+  path: Path, quotes: str = "auto"
+) -> Iterator[tuple[str, str, str]]:
+  for number, (where, (name, *rest)) in enumerate(quoting.rows(path, quotes)):
+    if not rest:
       raise ValueError(
         f"{where}: expected an id, a tab and a query, got a line without a tab;"
         " separate them"
       )
     if number == 0 and name.strip().lower() in _HEADERS:
       continue
-    yield where, name.strip(), rest.partition("\t")[0]
+    yield where, ids.read(name, "query", where), rest[0]
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, str, str]]:
   for where, line in files.json_lines(path):
     id_key = "_id" if "_id" in line else "id"
     text_key = "text" if "text" in line else "query"
-    name = files.field(where, line, id_key, (int, str))
-    yield where, str(name), files.field(where, line, text_key)
+    name = ids.get_field(where, line, id_key, "query")
+    yield where, name, files.field(where, line, text_key)

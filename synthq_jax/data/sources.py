@@ -19,6 +19,7 @@ from synthq_jax.data import (
   collection,
   environment_docs,
   files,
+  ids,
   ir_datasets_sets,
   jsonl,
   msmarco,
@@ -123,38 +124,39 @@ class Source:
   def read(self) -> collection.Collection:
     """Reads it; documents in files stay there.
 
-    Judgements of unknown ids are counted in `left_out`. A line on standard error
-    says of which kind there are some, and how many of a public source. Of a
-    private log the number would be an exact count of private records. The line
-    itself still tells whether there was any; treat the terminal's output as
-    private.
+    What was left out is counted in `left_out`. Lines on standard error say how
+    much it was, and which ids were read otherwise than they are written (`ids`).
+    Of a private log, these are exact counts of private records: treat the
+    terminal's output as private.
 
     Raises:
       ValueError: if a file is missing or malformed.
     """
     self.left_out.clear()
-    data = KINDS[self.kind].read(self)
+    with ids.noting() as tally:
+      data = KINDS[self.kind].read(self)
+      users = {query.client for query in data.queries}
+      ids.tell("user", ids.TORN, ids.count_torn(users))
+    for note in (*self._losses(data), *ids.describe(tally)):
+      print(f"synthq: note: {self.place}: {note}", file=sys.stderr)
+    return data
+
+  def _losses(self, data: collection.Collection) -> Iterator[str]:
+    """Yields lines that say how many judgements have no known id."""
     left_out = dict(self.left_out)
     if data.lacking:
       number = left_out.pop("document", 0)
-      print(
-        f"synthq: note: {self.place}:{self._counted(number)} judgements name"
-        " documents that the corpus lacks: they count when a run is scored, as in"
-        " BEIR and trec_eval; --strict stops there",
-        file=sys.stderr,
+      yield (
+        f"{number:,} judgements name documents that the corpus lacks: they count"
+        " when a run is scored, as in BEIR and trec_eval; --strict stops there"
       )
     if left_out:
       kinds = " and ".join(sorted(left_out))
-      print(
-        f"synthq: note: {self.place}: left out{self._counted(*left_out.values())}"
-        f" judgements of unknown {kinds} ids; --strict stops there",
-        file=sys.stderr,
+      numbers = " and ".join(f"{n:,}" for _, n in sorted(left_out.items()))
+      yield (
+        f"left out judgements of unknown {kinds} ids: {numbers}; --strict stops"
+        " there"
       )
-    return data
-
-  def _counted(self, *numbers: int) -> str:
-    """Returns a number for a note, which a private source must not tell."""
-    return f" {sum(numbers):,}" if self.public else ""
 
   def queries(self, split: str | None = None) -> Iterator[tuple[str, str]]:
     """Yields ids and texts of queries; an id may come with several texts.
@@ -361,7 +363,7 @@ def _beir_queries(source: Source) -> Iterator[tuple[str, str]]:
 def _msmarco_queries(source: Source) -> Iterator[tuple[str, str]]:
   for split in files.splits(source.place, "queries."):
     path = files.find(source.place, f"queries.{split}.tsv")
-    yield from query_pairs.query_log(path)
+    yield from query_pairs.query_log(path, "text")
 
 
 def _lines(name: str) -> Callable[[Source], int]:

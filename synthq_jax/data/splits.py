@@ -21,14 +21,13 @@ import dataclasses
 import hashlib
 import re
 import sys
-import unicodedata
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from synthq_jax.data import collection
+from synthq_jax.data import collection, ids, word_patterns
 
 __all__ = [
   "FRACTIONS",
@@ -43,7 +42,7 @@ __all__ = [
 FRACTIONS = {"train": 0.8, "dev": 0.1, "test": 0.1}
 """The usual shares of train, dev and test."""
 
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(word_patterns.WORD)
 
 
 def token_set(text: str) -> frozenset[str]:
@@ -55,7 +54,7 @@ def token_set(text: str) -> frozenset[str]:
   >>> sorted(token_set("To be, or not to be?"))
   ['be', 'not', 'or', 'to']
   """
-  text = unicodedata.normalize("NFC", text)
+  text = word_patterns.compose(text)
   return frozenset(_WORD.findall(text.lower())) or frozenset([text.strip()])
 
 
@@ -241,7 +240,8 @@ def by_user(
     names the rule and, by a digest, the secret.
 
   Raises:
-    ValueError: if a query names nobody.
+    ValueError: if a query names nobody, or two user ids differ in leading zeros
+      or letter case alone.
   """
   side_of = _sides(FRACTIONS, f"{secret} user")
   judged: collection.Qrels = {}
@@ -249,7 +249,12 @@ def by_user(
     for query, grades in split.items():
       judged[query] = judged.get(query, {}) | grades
   asked: dict[str, list[collection.Query]] = {}
-  for query in data.queries:
+  everyone = tuple(
+    dataclasses.replace(query, client=ids.read(query.client, "user"))
+    for query in data.queries
+  )
+  ids.check_whole((query.client for query in everyone), "UNIT='user'")
+  for query in everyone:
     grades = judged.get(query.id, {})
     if any(g > 0 and d not in data.lacking for d, g in grades.items()):
       asked.setdefault(query.client, []).append(query)
@@ -267,7 +272,7 @@ def by_user(
       queries, key=lambda one: (_uniform(f"{secret} query", one.id), one.id)
     )[:most]
   }
-  queries = tuple(query for query in data.queries if query.id in kept)
+  queries = tuple(query for query in everyone if query.id in kept)
   sides: dict[str, collection.Qrels] = {side: {} for side in FRACTIONS}
   for query in queries:
     sides[side_of(query.client)][query.id] = judged[query.id]

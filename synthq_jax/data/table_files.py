@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from synthq_jax import extras
-from synthq_jax.data import files
+from synthq_jax.data import files, quoting
 
 __all__ = [
   "SUFFIXES",
@@ -38,7 +38,7 @@ class OfFile(str):
   """The split of a row whose file or folder names it, and no column."""
 
 
-def rows(path: str | os.PathLike) -> _Rows:
+def rows(path: str | os.PathLike, quotes: str = "auto") -> _Rows:
   """Yields where each row stands, and its values by the name of their column.
 
   Args:
@@ -47,6 +47,7 @@ def rows(path: str | os.PathLike) -> _Rows:
       "split", if it has none, an `OfFile`: the name of the file's folder below
       `path`, if it is not "data", or what stands before the first "-" of the
       file's name.
+    quotes: what quotation marks of a TSV file are, see `quoting.is_quoted`.
 
   Raises:
     ValueError: if there is no such file, its kind is not known, what reads it is
@@ -54,10 +55,10 @@ def rows(path: str | os.PathLike) -> _Rows:
   """
   path = pathlib.Path(path)
   if not path.is_dir():
-    yield from _reader(path)(path)
+    yield from _read(path, quotes)
     return
   for split, file in _tables(path):
-    for where, row in _reader(file)(file):
+    for where, row in _read(file, quotes):
       yield where, {"split": OfFile(split), **row}
 
 
@@ -198,7 +199,14 @@ def _reader(path: pathlib.Path) -> Callable[[pathlib.Path], _Rows]:
   return SUFFIXES[suffix]
 
 
-def _separated(delimiter: str, quoting: int) -> Callable[[pathlib.Path], _Rows]:
+def _read(path: pathlib.Path, quotes: str) -> _Rows:
+  read = _reader(path)
+  if read is _TABBED and quoting.is_quoted(path, quotes):
+    read = _separated("\t", csv.QUOTE_MINIMAL)
+  return read(path)
+
+
+def _separated(delimiter: str, marks: int) -> Callable[[pathlib.Path], _Rows]:
   def read(path: pathlib.Path) -> _Rows:
     csv.field_size_limit(_MOST)
     with files.opened(path) as stream:
@@ -206,7 +214,7 @@ def _separated(delimiter: str, quoting: int) -> Callable[[pathlib.Path], _Rows]:
       reader = csv.DictReader(
         files.bounded(text, path),
         delimiter=delimiter,
-        quoting=quoting,
+        quoting=marks,
         strict=True,
       )
       try:
@@ -292,11 +300,13 @@ def _of_batches(path: pathlib.Path, batches: Any) -> _Rows:
       yield f"{path}:{number}", row
 
 
+_TABBED = _separated("\t", csv.QUOTE_NONE)
+
 SUFFIXES: dict[str, Callable[[pathlib.Path], _Rows]] = {
   ".jsonl": files.json_lines,
   ".json": files.json_lines,
   ".csv": _separated(",", csv.QUOTE_MINIMAL),
-  ".tsv": _separated("\t", csv.QUOTE_NONE),
+  ".tsv": _TABBED,
   ".parquet": _parquet,
   ".arrow": _arrow,
 }

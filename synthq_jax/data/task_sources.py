@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from synthq_jax import extras
-from synthq_jax.data import beir, beir_sets, files, msmarco
+from synthq_jax.data import beir, beir_sets, files, ids, msmarco
 from synthq_jax.data import collection as collection_lib
 
 if TYPE_CHECKING:
@@ -257,7 +257,10 @@ def _negatives(
   documents = set(data.document_ids())
   relevant = {pair for split in data.qrels for pair in data.pairs(split)}
   found: dict[str, list[str]] = {}
-  for where, (query, document) in rows:
+  for where, cells in rows:
+    query, document = map(
+      ids.read, cells, ("query", "document"), (where, where)
+    )
     if query not in queries or document not in documents:
       raise ValueError(
         f"{where}: expected ids of the collection, got others; remove the line"

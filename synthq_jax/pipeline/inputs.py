@@ -527,7 +527,8 @@ def read_documents(folder: pathlib.Path) -> passages.Passages:
   owners = np.zeros(len(cache), np.int32)
   last, count = None, 0
   for start in range(0, len(cache), _NAMES):  # a name stands at each passage
-    names = np.array(cache.names[_IDS][start : start + _NAMES])
+    # As long as they are: one of 2,000 characters would widen all of them.
+    names = array_files.as_texts(cache.names[_IDS][start : start + _NAMES])
     begins = np.concatenate([[names[0] != last], names[1:] != names[:-1]])
     ids.append(names[begins])
     owners[start : start + _NAMES] = count + np.cumsum(begins) - 1

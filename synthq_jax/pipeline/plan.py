@@ -428,7 +428,8 @@ def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:
   """
   data = config.prepare_data
   prepare_data.check_source(data)
-  prepare_test_set.check_named(config.test_sets)
+  private = None if config.has_public_queries else data.source
+  prepare_test_set.check_named(config.test_sets, private)
   _check_checkpoints(config, wanted)
   if object_store.is_url(config.checkpoint):
     return

@@ -13,7 +13,6 @@ import array
 import dataclasses
 import itertools
 import logging
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from synthq_jax import checks, extras
+from synthq_jax.data import word_patterns
 from synthq_jax.retrieval import trec
 
 with extras.required("run"):
@@ -48,14 +48,16 @@ class BM25:
     stemmer: a Snowball algorithm such as "english", or "" for none.
     stopwords: a language that bm25s has a list for, or "" for none.
     pattern: a regular expression of one word, in lower-cased text whose letters
-      are whole (NFC), however they were written.
+      are whole (NFC), however they were written. Marks, as the vowel signs of
+      Hindi, belong to their word; the default stemmer and stop words are English,
+      and words without spaces between them are not parted.
   """
 
   k1: float = 1.2
   b: float = 0.75
   stemmer: str = "english"
   stopwords: str = "english"
-  pattern: str = r"(?u)\b\w+\b"
+  pattern: str = word_patterns.WORD
 
   def __post_init__(self):
     checks.at_least(0, k1=self.k1)
@@ -91,7 +93,7 @@ class BM25:
     """Returns the stemmed words of each text, without stop words."""
     stemmer = Stemmer.Stemmer(self.stemmer) if self.stemmer else None
     return _bm25s().tokenize(
-      [unicodedata.normalize("NFC", text) for text in texts],
+      [word_patterns.compose(text) for text in texts],
       token_pattern=self.pattern,
       stopwords=self.stopwords or [],
       stemmer=stemmer,

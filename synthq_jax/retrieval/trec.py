@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from synthq_jax.data import collection, files
+from synthq_jax.data import collection, files, ids
 
 __all__ = [
   "Qrels",
@@ -190,7 +190,8 @@ def read_run(path: str | os.PathLike) -> Run:
   run: Run = {}
   for where, cells in files.columns(path, _FORM):
     query, _, document, _, score, _ = cells
-    scores = run.setdefault(query, {})
+    document = ids.read(document, "document", where)
+    scores = run.setdefault(ids.read(query, "query", where), {})
     if document in scores:
       raise ValueError(
         f"{where}: expected each document once for a query, got one again;"

@@ -358,7 +358,7 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
     queries=[texts[query].text for query in qrels],
     query_tokens=arrays["query_tokens"],
     passages=passages.Passages(
-      np.array([document.id for document in data.documents]),
+      array_files.as_texts([document.id for document in data.documents]),
       arrays["tokens"],
       np.arange(len(data.documents)),
     ),

@@ -24,6 +24,7 @@ from synthq_jax.data import (
   passages,
   pretrain_tasks,
   public_text,
+  quoting,
   sources,
   splits,
 )
@@ -92,6 +93,9 @@ class Config:
   """K: where the unit is the user, how many queries of one are kept at most."""
   user_field: str = artifacts.later(terms.WHO)
   """Column of a log, or key of a JSONL line, that holds the user id."""
+  quotes: str = artifacts.later("auto")
+  """Quotation marks of tab-separated tables: "csv", which quote cells as csv.writer
+  does, "text", or "auto", which looks at the table (`data.quoting`)."""
   strict: bool = artifacts.speed_only(False)
   """Whether judgements of unknown queries or documents, and judgements of one
   split alone, stop the run; else the first are left out and counted, and queries
@@ -116,6 +120,7 @@ class Config:
         f" passage_stride={self.passage_stride}: set RETRIEVER_LENGTH=0"
       )
     config_types.one_of(self, "unit", UNITS)
+    config_types.one_of(self, "quotes", quoting.MODES)
     if self.unit == "query" and self.queries_per_user > 1:
       raise ValueError(
         "prepare_data.Config.queries_per_user is for unit='user', got"
@@ -251,6 +256,7 @@ def _source(config: Config) -> sources.Source:
       query=config.query_field,
       document=config.document_field,
       client=config.user_field,
+      quotes=config.quotes,
     ),
     strict=config.strict,
     divide=config.unit != "user",
@@ -385,7 +391,7 @@ def _write_queries(
     )
     owners = np.array(chosen, np.int32)
     fields = {
-      "ids": np.array(ids),
+      "ids": array_files.as_texts(ids),
       "tokens": tokens,
       "documents": owners,
       "passages": passages.best(documents, owners, tokens),

@@ -9,8 +9,6 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-import numpy as np
-
 from synthq_jax import array_files
 from synthq_jax.data import beir, beir_sets, collection, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
@@ -111,31 +109,43 @@ def refuse_private(test_sets: Sequence[TestSet], source: str) -> None:
     if os.path.realpath(one.source.place) == place or (
       digest is not None and one.source.digest() == digest
     ):
-      raise ValueError(
-        f"{_SETTING} must not hold the private log, got {one.name}, which is"
-        " SOURCE or has its files: its queries and all rows' scores on them would"
-        " lie in the open; leave it out (of a folder of sets: name the others),"
-        " or say public_data=True if its queries are public"
-      )
+      raise _is_private(one.name)
 
 
-def check_named(texts: Sequence[str]) -> None:
-  """Refuses sets whose files are not there; reads and downloads nothing.
+def _is_private(name: str) -> ValueError:
+  return ValueError(
+    f"{_SETTING} must not hold the private log, got {name}, which is SOURCE or has"
+    " its files: its queries and all rows' scores on them would lie in the open;"
+    " leave it out (of a folder of sets: name the others), or say"
+    " public_data=True if its queries are public"
+  )
+
+
+def check_named(texts: Sequence[str], private: str | None = None) -> None:
+  """Refuses sets whose files are not there, or that are the private log.
+
+  Nothing is downloaded: of sets under a URL, one with the log's URL is refused.
 
   Args:
     texts: as in `expand`.
+    private: the run's source, where its queries are private.
 
   Raises:
-    ValueError: as `expand`, or as reading the set would.
+    ValueError: as `expand` and `refuse_private`, or as reading the set would.
   """
   here = []
   for text in texts:
     if sources.is_remote(text):
       sources.check(text, _SETTING, kinds=_KINDS)
+      if private and text.rstrip("/") == private.rstrip("/"):
+        raise _is_private(text)
     else:
       here.append(text)
-  for one in expand(here):
+  further = expand(here)
+  for one in further:
     sources.check(f"{one.source.kind}:{one.source.place}", _SETTING)
+  if private and not sources.is_remote(private):
+    refuse_private(further, private)
 
 
 def _named(source: sources.Source) -> list[TestSet]:
@@ -272,7 +282,7 @@ def run(task: stage.Task) -> results.TestSet:
   array_files.save_npz(
     folder / results.TestSet.QUERIES,
     {
-      "ids": np.array([query.id for query in queries]),
+      "ids": array_files.as_texts([query.id for query in queries]),
       "tokens": vocabulary_lib.tokenize(
         vocabulary,
         [query.text for query in queries],

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import gzip
 import json
-import re
 import traceback
 
 import pyarrow
@@ -215,7 +214,7 @@ def test_unknown_ids_are_counted_and_said_or_stop(tmp_path, capsys):
   ]
   [line] = capsys.readouterr().err.splitlines()
   assert "left out judgements of unknown document ids" in line
-  assert not re.search(r"\d", line.replace(str(tmp_path), ""))
+  assert f"document ids: {len(lost)}; --strict" in line
   assert source.left_out == {"document": len(lost)}
   assert sum(len(read.pairs(split)) for split in read.qrels) == 90 - len(lost)
   with pytest.raises(

@@ -1,5 +1,6 @@
 """`synthq leakage check`: sources in, pairs, counts and clean ids out."""
 
+import csv
 import io
 import json
 import multiprocessing
@@ -445,3 +446,23 @@ def test_targets_that_are_not_there_are_refused(paths, capsys):
   (paths / "topics.jsonl").write_text("")
   assert main.main(command(paths, "--detector=exact")) == 2
   assert "expected a target" in capsys.readouterr().err
+
+
+def test_ids_that_are_read_otherwise_than_written_are_told(paths, capsys):
+  rows = [f"{number}.0\t{text}\n" for number, text in enumerate(LOG)]
+  (paths / "log.tsv").write_text("".join(rows))
+  assert main.main(command(paths, "--detector=exact")) == 0
+  said = capsys.readouterr().err
+  assert "4 query ids written as decimals (17.0) are read" in said
+  assert (paths / "out/clean_ids.txt").read_text() == "0\n1\n3\n"
+
+
+def test_a_quoted_log_is_read_as_its_writer_meant_it(paths):
+  with (paths / "log.tsv").open("w", newline="") as stream:
+    csv.writer(stream, delimiter="\t").writerows(
+      [["q1", 'measles "outbreaks"'], ["q2", 'other "words"']]
+    )
+  assert main.main(command(paths, "--detector=exact")) == 0
+  assert (paths / "out/clean_ids.txt").read_text() == "q2\n"
+  [pair, *_] = (paths / "out/pairs.jsonl").read_text().splitlines()
+  assert json.loads(pair)["query"] == 'measles "outbreaks"'

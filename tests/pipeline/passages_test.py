@@ -355,3 +355,16 @@ def test_real_pairs_are_trained_with_a_passage_of_their_document(run):
       passages.best(read, stored["documents"], stored["tokens"]),
       stored["passages"],
     )
+
+
+def test_an_id_of_2000_characters_widens_no_other_in_memory(tmp_path):
+  names = [f"d{k}" for k in range(300)] + ["x" * 2000]
+  inputs.write_documents(
+    (collection.Document(name, "text") for name in names),
+    tmp_path,
+    vocabulary_lib.load(shipped.VOCABULARY),
+    length=LENGTH,
+  )
+  read = inputs.read_documents(tmp_path)
+  assert read.ids.tolist() == names
+  assert read.ids.nbytes < 10_000  # 2.4 MB as rows of one width

@@ -245,3 +245,35 @@ def test_a_changed_set_is_searched_and_scored_again_and_nothing_else_is(
     "[query_leakage] running",
     "[compare_queries] running",
   ]
+
+
+@pytest.mark.parametrize("way", ["named", "below", "copy"])
+def test_a_dry_run_refuses_the_private_log_in_the_words_of_the_run(
+  root, tmp_path, way
+):
+  shutil.copytree(root, tmp_path / "sets")
+  log, place = tmp_path / "sets" / "scifact", tmp_path / "sets"
+  if way != "below":
+    place = {"named": log}.get(way, tmp_path / way)
+  if way == "copy":
+    shutil.copytree(log, place)
+  config = plan.RunConfig(
+    prepare_data=prepare_data.Config(source=f"beir:{log}"),
+    test_sets=(f"beir:{place}",),
+  )
+  with pytest.raises(ValueError, match="must not hold the private log") as run:
+    plan._check_test_sets(config)
+  with pytest.raises(ValueError, match="must not hold") as dry_run:
+    plan.survey(config, tmp_path / "run", plan.STAGES)
+  assert str(dry_run.value) == str(run.value)
+  plan.survey(
+    dataclasses.replace(config, public_data=True), tmp_path / "run", plan.STAGES
+  )
+
+
+def test_a_dry_run_refuses_the_url_of_the_private_log():
+  url = "beir:gs://bucket/log"
+  with pytest.raises(ValueError, match="must not hold the private log"):
+    prepare_test_set.check_named([f"{url}/"], url)
+  prepare_test_set.check_named([f"{url}/"])
+  prepare_test_set.check_named([f"{url}s"], url)

@@ -2,6 +2,7 @@ import collections
 import functools
 import math
 import re
+import sys
 import time
 import unicodedata
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import shared_data
 
-from synthq_jax.data import beir, splits
+from synthq_jax.data import beir, splits, word_patterns
 from synthq_jax.retrieval import bm25, measures, ranking
 
 PLAIN = bm25.BM25(stemmer="", stopwords="")
@@ -236,3 +237,48 @@ def test_letters_are_the_same_in_both_forms_of_unicode():
   assert built.search([whole], k=1)[1] == [["a"]]
   assert ranking._spaced(apart) == whole
   assert splits.token_set(apart) == splits.token_set(whole)
+
+
+HINDI = {
+  "water": "पानी में मछली",
+  "letter": "चिट्ठी का उत्तर",
+  "north": "उत्तरी हवा",
+  "joined": "क्\u200dया है",
+}
+
+
+def test_marks_belong_to_their_words():
+  """Cut at vowel signs, all words of Hindi came down to a few consonants."""
+  index = bm25.BM25().build(list(HINDI), HINDI.values())
+  words = bm25.BM25().words([*HINDI.values(), "e\u0301t\u00e9 na\u00efve"])
+  assert words[0] == ["पानी", "में", "मछली"]
+  assert words[3] == ["क्या", "है"]
+  assert words[4] == ["été", "naïv"]
+  queries = ["मछली", "उत्तर", "उत्तरी", "क्या"]
+  assert index.search(queries, k=10)[1] == [
+    ["water"], ["letter"], ["north"], ["joined"]
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "The U.S. don't re-use x_1, 3.5% & C++; \u201cquotes\u201d \u2014 na\u00efve",
+    "✔\ufe0f 1\ufe0f\u20e3 emoji 👩\u200d🔬 and caf\u00e9",
+    "\u4e2d\u6587 \u0440\u0443\u0441\u0441\u043a\u0438\u0439 \u0661\u0662",
+  ],
+)
+def test_texts_without_marks_have_the_words_they_had(text):
+  plain = bm25.BM25(pattern=r"(?u)\b\w+\b")
+  assert bm25.BM25().words([text]) == plain.words([text])
+
+
+def test_the_pattern_has_every_mark_of_unicode():
+  marks = {
+    chr(code)
+    for code in range(sys.maxunicode + 1)
+    if unicodedata.category(chr(code)) in ("Mn", "Mc")
+    and "VARIATION SELECTOR" not in unicodedata.name(chr(code), "")
+  }
+  held = {m for m in marks if re.fullmatch(word_patterns.WORD, f"a{m}b")}
+  assert marks - held == {"\u034f"}
