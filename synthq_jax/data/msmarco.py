@@ -7,19 +7,14 @@ References:
 
 import os
 import pathlib
-import re
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import files, ids, table_files
+from synthq_jax.data import files, ids, table_files, trec_topics
 
 __all__ = ["read_anserini", "read_msmarco"]
-
-_TOPIC = re.compile(
-  r"<num>\s*(?:Number:)?\s*(\S+?)\s*(?:</num>\s*)?<title>\s*(?:Topic:)?"
-  r"\s*([^<]+)"
-)
 
 
 def read_msmarco(
@@ -77,7 +72,7 @@ def read_anserini(
   """Reads a folder as Anserini and Pyserini lay it out.
 
   corpus/ holds JSON lines with "id" and "contents"; topics.SPLIT.tsv "qid TAB
-  text", or topics.SPLIT.txt TREC topics, whose titles are the queries; and
+  text", or topics.SPLIT.txt (.xml) the same or TREC topics (`trec_topics`); and
   qrels.SPLIT.txt "qid 0 docid grade". Each file may be gzipped.
 
   Args:
@@ -101,13 +96,18 @@ def read_anserini(
       path.name.removeprefix("topics."),
       *(".tsv", ".tsv.gz"),
       *(".txt", ".txt.gz"),
+      *(".xml", ".xml.gz"),
     )
     if split is None:  # such as an editor's copy
       continue
-    items = _items(path, "query") if ".tsv" in path.name else _topics(path)
-    asked = collection_lib.by_id(path, "query", items)
-    rows = _rows(files.find(directory, f"qrels.{split}.txt"))
+    judged = files.find(directory, f"qrels.{split}.txt")
+    asked, rows = _topics(path, [*_rows(judged)])
     qrels[split] = collection_lib.judge(rows, asked, ids, dangling=dangling)
+    if rows and not any(query in asked for _, query, *_ in rows):
+      raise ValueError(
+        f"{path}: expected topics that are judged, got none of the judgements'"
+        " numbers; give the topics of these judgements"
+      )
     _add(queries, asked.values(), path)
   if not queries:
     raise ValueError(
@@ -142,14 +142,26 @@ def _contents(corpus: pathlib.Path) -> Iterator[tuple[str, Any]]:
     yield where, collection_lib.Document(id_, text)
 
 
-def _topics(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
-  """Yields the titles of TREC topics."""
-  text = "\n".join(line for _, line in files.lines(path))
-  for place, (number, title) in enumerate(_TOPIC.findall(text), 1):
-    where, query = f"{path}: topic {place}", " ".join(title.split())
-    number = ids.read(number, "query", where)
-    collection_lib.check_text(where, query)
-    yield where, collection_lib.Query(number, query)
+def _topics(
+  path: pathlib.Path, rows: list[tuple[str, str, str, str]]
+) -> tuple[dict[str, collection_lib.Query], list[tuple[str, str, str, str]]]:
+  """Reads topics, and names them and their judgements alike."""
+  if ".tsv" in path.name or not trec_topics.is_topics(path):
+    topics = _items(path, "query")
+  else:
+    rows = [
+      (where, trec_topics.without_zeros(query), *rest)
+      for where, query, *rest in rows
+    ]
+    judged = {query for _, query, *_ in rows}
+    topics = trec_topics.numbered(trec_topics.read(path), judged)
+    if not topics.have_titles:
+      print(
+        f"synthq: note: {path}: where a topic has no title, its description is"
+        " the query",
+        file=sys.stderr,
+      )
+  return collection_lib.by_id(path, "query", topics), rows
 
 
 def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,7 @@
 """The registry of sources: names, digests and readers."""
 
 import json
+import re
 
 import made_up
 import pytest
