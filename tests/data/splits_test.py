@@ -1,4 +1,5 @@
 import collections
+import dataclasses
 import json
 import random
 import subprocess
@@ -192,6 +193,26 @@ def test_a_division_with_a_name_is_one_that_no_other_query_moves(monkeypatch):
   monkeypatch.setattr(splits, "FRACTIONS", {"train": 0.5, "test": 0.5})
   halves = splits.where_none(one_split(texts))
   assert halves.division != data.division
+
+
+@pytest.mark.parametrize("secret", ["", "[3, 1, 4]"])
+def test_records_that_name_their_split_do_not_decide_whether_all_are_divided(
+  secret,
+):
+  """One record with another name would move every other query."""
+  data = one_split({i: f"w{i}" for i in range(40)})
+  named = dataclasses.replace(data, split_by_record=True)
+  assert splits.where_none(named, secret=secret) == named
+  judged, new = data.qrels["test"], {"q-new": {"d": 1}}
+  with_another = dataclasses.replace(
+    named,
+    queries=(*data.queries, collection.Query("q-new", "w")),
+    qrels={"test": judged, "train": new},
+  )
+  found = sides_of(splits.where_none(with_another, secret=secret))
+  assert {found[query] for query in judged} == {"test"}
+  # By files, whose names say the same whatever is in them, all are divided.
+  assert len(splits.where_none(data, secret=secret).qrels) > 1
 
 
 def test_a_split_that_others_move_or_that_is_declared_is_no_division(tmp_path):

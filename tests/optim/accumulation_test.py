@@ -70,6 +70,20 @@ def test_a_record_moves_the_whole_as_far_as_one_part():
   )
 
 
+def test_a_step_leaves_nothing_to_the_next():
+  """What adding rounded away is of one batch, and had its noise."""
+  tx = optim.accumulate(private(0.0), parts=2)
+  state, made = tx.init(jnp.zeros(1)), []
+  for part in (1.0, 2.0**-30, 0.0, 0.0):
+    mean, state = tx.update(jnp.array([part]), state)
+    made.append(12 * float(mean[0]))
+    if len(made) == 1:
+      assert state.total[0] == 1.0
+  assert made[1] == pytest.approx(1.0) and made[3] == 0.0
+  left = (state.part, state.total, state.lost)
+  assert not any(np.any(leaf) for leaf in jax.tree.leaves(left))
+
+
 def test_a_mean_of_parts_would_change_the_claim_and_multisteps_can_be_told():
   sums = optax.MultiSteps(private(2.0), 4, use_grad_mean=False)
   means = optax.MultiSteps(private(2.0), 4)

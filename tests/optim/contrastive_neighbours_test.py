@@ -266,6 +266,23 @@ def test_a_record_turns_around_the_groups_it_leaves_and_enters(keeps_group):
   check(fn, units=["pair"], extra=extra)
 
 
+def test_who_is_left_out_of_a_full_group_goes_by_keys_and_not_by_places():
+  """Records come and go, and with them the places of all others."""
+  ids = np.random.default_rng(1).integers(2**31, size=40).astype(np.int32)
+
+  def stay(ids):
+    places, is_filled = group.assign(ids, np.zeros(len(ids), bool), 4, 3)
+    return [
+      set(ids[np.asarray(row)[np.asarray(filled)]].tolist())
+      for row, filled in zip(places, is_filled, strict=True)
+    ]
+
+  whole = stay(ids)
+  assert [len(members) for members in whole] == [3] * 4  # 28 are left out
+  for seed in range(5):
+    assert stay(np.random.default_rng(seed).permutation(ids)) == whole
+
+
 def test_records_keep_their_groups_by_keys_of_their_own_and_not_by_places():
   assign = jax.jit(group.assign, static_argnums=(2, 3))
 

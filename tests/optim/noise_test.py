@@ -85,6 +85,14 @@ def test_leaves_and_steps_have_noise_of_their_own():
   assert len(np.unique(drawn)) == drawn.size
 
 
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 1, 3, 4), (5, 7, 2, 1)])
+def test_entries_of_every_axis_have_noise_of_their_own(impl, shape):
+  """Attention kernels have three axes, convolutions four."""
+  drawn = noise_lib.standard(jax.random.key(2, impl=impl), shape)
+  assert len(np.unique(drawn)) == drawn.size
+
+
 def test_noise_beyond_the_last_step_is_refused_with_nan():
   noise = optim.banded(steps=STEPS, bands=BANDS)
   drawn = draw(noise, jax.random.key(0), STEPS + 1)

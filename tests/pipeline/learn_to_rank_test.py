@@ -8,6 +8,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import made_up
 import numpy as np
 import pytest
 import tiny_runs
@@ -16,7 +17,7 @@ from synthq_jax import artifacts, optim
 from synthq_jax.cli import guide
 from synthq_jax.data import passages
 from synthq_jax.pipeline import plan, results, search, system_results, workspace
-from synthq_jax.privacy import joint
+from synthq_jax.privacy import joint, statement
 from synthq_jax.retrieval import ranking, trec
 from synthq_jax.stages import (
   _ranking,
@@ -407,6 +408,85 @@ def test_a_dry_run_counts_the_weights_that_are_released(
   wanted = ("finetune_dp", "learn_to_rank", "learn_map")
   said = "\n".join(guide._price(config, tmp_path, wanted))
   assert f"together: at most {total}, " in said
+
+
+PLACES = [
+  ((), "{}", False),
+  (("digest",), "{}", True),
+  ((), "private/{}", True),
+]
+"""Whether a row is only compared, where its parts lie, and whether it is private."""
+
+
+def task_without_records(root, monkeypatch, **given):
+  """A task of a stage that finds no train query, and so trains nothing."""
+  nobody = types.SimpleNamespace(qrels={})
+  monkeypatch.setattr(_ranking, "of_train", lambda *_: nobody)
+  folders = workspace.Workspace(root, secret_seed=7)
+
+  def folder(*, private):
+    path = (folders.private if private else folders.public)("stage", "row")
+    path.mkdir(parents=True)
+    return path
+
+  vectors = types.SimpleNamespace(vectors="vectors")
+  given = {"prepared": made_up.prepared(), "vectors": vectors, **given}
+  return types.SimpleNamespace(
+    name="row", folders=folders, folder=folder, inputs=given
+  )
+
+
+@pytest.mark.parametrize(("compared", "place", "is_private"), PLACES)
+def test_weights_lie_where_their_retriever_and_their_row_may(
+  compared, place, is_private, tmp_path, monkeypatch
+):
+  task = task_without_records(
+    tmp_path,
+    monkeypatch,
+    retriever=made_up.checkpoint(
+      directory=place.format("train_retriever/untrained"),
+      statement=made_up.claim(),
+    ),
+    left_out=0.0,
+    compared=compared,
+  )
+  task.settings = learn_to_rank.Config()
+  made = learn_to_rank.run(task)
+  assert results.is_private_path(made.directory) is is_private
+
+
+@pytest.mark.parametrize(
+  ("epsilon", "compared", "place", "is_private"),
+  [(math.inf, (), "{}", True), *((8.0, *one) for one in PLACES)],
+)
+def test_a_map_lies_where_its_weights_its_noise_and_its_row_let_it(
+  epsilon, compared, place, is_private, tmp_path, monkeypatch
+):
+  """At epsilon infinity a map is the private queries' own."""
+  weights = system_results.Ranking(
+    directory=place.format("learn_to_rank/public_only"),
+    name="ltr_public_only",
+    statement=made_up.claim("weights"),
+    retriever="public_only",
+    features=ranking.FEATURES,
+    weights=(0.0,) * NUM_FEATURES,
+    depth=10,
+    num_queries=0,
+  )
+  task = task_without_records(
+    tmp_path, monkeypatch, learned=weights, epsilon=epsilon, compared=compared
+  )
+  task.settings = learn_map.Config()
+  of_map = made_up.claim("map")
+  if math.isinf(epsilon):
+    of_map = statement.non_private()
+  trained = {"map": np.zeros((DIM, DIM))}, {"statement": of_map}
+  monkeypatch.setattr(learn_map.private_training, "train", lambda *_: trained)
+  monkeypatch.setattr(_search, "collection", lambda *_: np.zeros((3, DIM)))
+  made = learn_map.run(task)
+  assert results.is_private_path(made.directory) is is_private
+  file = tmp_path / made.directory / system_results.Ranking.FILE
+  assert file.exists() and len(list(tmp_path.rglob("*.npy"))) == 1
 
 
 def test_a_map_beside_weights_that_are_only_compared_is_private(

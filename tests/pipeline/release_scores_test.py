@@ -302,6 +302,43 @@ def promised(config, number, size):
   return noisy_sums.of_split(config, data, "test", terms.SCORES, size=size)
 
 
+@pytest.mark.parametrize("change", ["noise_multiplier", "l2_sensitivity"])
+def test_one_sum_at_two_scales_has_two_noises(tmp_path, monkeypatch, change):
+  """One noise at two scales is two equations: the sum follows."""
+  drawn, normal = [], gaussian.normal_numbers
+
+  def noted(key, shape):
+    drawn.append(np.asarray(normal(key, shape)))
+    raise RuntimeError("stopped")
+
+  monkeypatch.setattr(gaussian, "normal_numbers", noted)
+  task = types.SimpleNamespace(
+    folders=workspace.Workspace(tmp_path), place="stage/name", digest="digest"
+  )
+  promise = promised(settings(), 99, 2)
+  louder = {change: 2 * getattr(promise, change)}
+  for one in (promise, promise, dataclasses.replace(promise, **louder)):
+    with pytest.raises(RuntimeError, match="stopped"):
+      noisy_sums.draw(task, one, np.array([3.0, 4.0]))
+  assert (drawn[0] == drawn[1]).all() and (drawn[0] != drawn[2]).all()
+
+
+@pytest.mark.parametrize("most", [1, 4, 9])
+def test_a_user_moves_released_scores_by_as_many_queries_as_are_read(most):
+  """All at one corner of the cube add up: K times as far, not sqrt(K)."""
+  data = made_up.prepared(
+    unit=terms.user(most),
+    num_users={"train": 500, "test": 500},
+    num_queries={"train": 900, "test": 900},
+  )
+  promise = noisy_sums.of_split(settings(), data, "test", terms.SCORES, size=6)
+  others = np.random.default_rng(0).uniform(0, 1, (30, 6))
+  for corner in (np.zeros(6), np.ones(6), np.arange(6) % 2):
+    table = np.vstack([others, *[corner] * most])
+    moved = noisy_sums.centred_sum(table) - noisy_sums.centred_sum(others)
+    assert np.linalg.norm(moved) == pytest.approx(promise.l2_sensitivity)
+
+
 def of_part(division, **changes):
   """The statement of a training on the train split."""
   return made_up.claim(
@@ -473,29 +510,53 @@ def test_scores_say_what_two_queries_have(tmp_path):
   assert promise.epsilon < found < 2.5 * promise.epsilon
 
 
-def test_released_scores_name_the_trainings_of_what_was_scored():
-  names = {"bm25": (), "synthetic_eps8": ("finetune_dp/eps8/x", "votes/y")}
-  rows, systems = {}, {}
-  for name, identifiers in names.items():
+def run_of(systems):
+  """A run with BM25 and these systems scored, by name."""
+  rows, made = {}, {}
+  for name, fields in {"bm25": None, **systems}.items():
+    known = {"directory": name, "epsilon": 8.0, "identifiers": ()}
+    known |= fields or {"epsilon": None}
+    identifiers = known.pop("identifiers")
     entries = [types.SimpleNamespace(identifier=f"{x}#1") for x in identifiers]
     value = types.SimpleNamespace(
       name=name,
       test_set="test",
-      epsilon=8.0 if identifiers else None,
-      directory=name,
       statement=types.SimpleNamespace(ledger=entries),
+      **known,
     )
     rows[f"test/{name}"] = types.SimpleNamespace(value=value, digest="")
-    if identifiers:
-      systems[name] = types.SimpleNamespace(value=value)
-  run = types.SimpleNamespace(
+    if fields is not None:
+      made[name] = types.SimpleNamespace(value=value)
+  return types.SimpleNamespace(
     config=types.SimpleNamespace(
       release_scores=release_scores.Config(enabled=True)
     ),
     rows=lambda stage: rows,
-    systems=systems,
+    systems=made,
     prepared=made_up.prepared(num_queries={"train": 99, "test": 50_000}),
     data=(),
   )
+
+
+def test_released_scores_name_the_trainings_of_what_was_scored():
+  identifiers = ("finetune_dp/eps8/x", "votes/y")
+  run = run_of({"synthetic_eps8": {"identifiers": identifiers}})
   [job] = release_scores.jobs(run)
   assert job.inputs["systems"] == ("finetune_dp/eps8/x", "votes/y")
+
+
+def test_no_score_is_released_of_what_lies_under_private_or_claims_nothing():
+  """What is only compared has a claim, which no joint claim of ours counts."""
+  hidden = "private/train_retriever/direct_dp_eps8"
+  run = run_of(
+    {
+      "synthetic_eps8": {"identifiers": ("finetune_dp/eps8/x",)},
+      "direct_dp_eps8": {"directory": hidden, "identifiers": ("direct/z",)},
+      "ltr_untrained": {"directory": "private/learn_to_rank/untrained"},
+      "original": {"epsilon": math.inf},
+    }
+  )
+  [job] = release_scores.jobs(run)
+  scored = [one.name for one in job.inputs["evaluations"]]
+  assert scored == ["bm25", "synthetic_eps8"]
+  assert job.inputs["systems"] == ("finetune_dp/eps8/x",)

@@ -15,6 +15,7 @@ from synthq_jax.privacy import (
   sampling,
   selection,
   statement,
+  terms,
 )
 from tests.privacy import statements
 
@@ -132,6 +133,34 @@ def test_equal_units_and_relations_compose_as_ever():
   assert joint.claim(parts) == statement.compose(parts)
   assert joint.claim([statement.none()]) == statement.none()
   assert joint.claim([statement.none(unit="client"), text()]) == text()
+
+
+def of_user(identifier, unit, **changes):
+  """A Gaussian over all users; how many queries are read says the unit."""
+  settings = {"sampler": EVERYTHING, "steps": 1, "unit": unit}
+  return query(identifier, **(settings | changes))
+
+
+@pytest.mark.parametrize("who", [terms.WHO, "device"])
+def test_users_of_whom_more_is_read_here_are_the_unit_of_the_whole(who):
+  """The fewest would claim nothing of a user with more queries."""
+  parts = [of_user(str(most), terms.user(most, who)) for most in (2, 5, 3)]
+  alike = [of_user(str(most), terms.user(5, who)) for most in (2, 5, 3)]
+  for order in itertools.permutations(parts):
+    whole = joint.claim(order)
+    assert whole.unit == terms.user(5, who)
+    assert whole.epsilon == pytest.approx(statement.compose(alike).epsilon)
+
+
+@pytest.mark.parametrize("most", [(4, 4), (1, 4)])
+def test_users_by_two_columns_have_no_claim_together(most):
+  """One user by the one column may be many by the other."""
+  person, device = (
+    of_user(who, terms.user(number, who))
+    for number, who in zip(most, (terms.WHO, "device"), strict=True)
+  )
+  assert joint.claim([person, device]) is None
+  assert joint.claim([device, person, statement.none()]) is None
 
 
 def test_one_unit_under_two_relations_is_claimed_as_emptied():
