@@ -4,15 +4,17 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from synthq_jax.data import files
+from synthq_jax.data import files, table_files
 
 __all__ = [
   "LabelledPair",
   "Topic",
   "agreement",
+  "is_header",
   "labelled_pairs",
   "query_log",
   "topics",
@@ -221,11 +223,12 @@ def query_log(path: Path) -> Iterator[tuple[str, str]]:
   Tab-separated files are laid out as MS MARCO's (id, query) or as ORCAS (id,
   query, document, address). ORCAS has a line for each click: lines that repeat
   id and text of the line before are left out. A first line that begins with
-  "query-id", "qid" or the like is a header. A file with ".jsonl" in its name
-  holds objects with "_id" or "id", and "text" or "query".
+  "query-id", "AnonID" or the like is a header, and so is one of names such as
+  "user" and "query". A file with ".jsonl" in its name holds objects with "_id" or
+  "id", and "text" or "query"; a .parquet or .arrow table has such columns.
 
   Args:
-    path: the file, plain or gzipped.
+    path: the file, plain or compressed.
 
   Yields:
     Id and text of each query.
@@ -233,7 +236,12 @@ def query_log(path: Path) -> Iterator[tuple[str, str]]:
   Raises:
     ValueError: if a line has no id or no text (the message says file:line).
   """
-  rows = _json_rows(path) if _is_json(path) else _table_rows(path)
+  if _is_json(path):
+    rows = _object_rows(files.json_lines(path))
+  elif pathlib.PurePath(path).suffix.lower() in (".parquet", ".arrow"):
+    rows = _object_rows(table_files.rows(path))
+  else:
+    rows = _table_rows(path)
   before = None
   for query in _filled(rows):
     if query != before:
@@ -293,8 +301,9 @@ def verified(path: Path) -> Iterator[tuple[str, str]]:
     ValueError: if a line is malformed (the message says file:line).
   """
   if not _is_json(path):
-    for _, (topic, query) in files.table(path, columns=2):
-      yield topic.strip(), query.strip()
+    for number, (_, row) in enumerate(files.table(path, columns=2)):
+      if number or not is_header(row):
+        yield row[0].strip(), row[1].strip()
     return
   for pair in labelled_pairs(path):
     if not pair.different_topic:
@@ -305,7 +314,43 @@ def _is_json(path: Path) -> bool:
   return ".jsonl" in pathlib.PurePath(path).name
 
 
-_HEADERS = ("query-id", "query_id", "qid", "id", "_id")
+_HEADERS = ("queryid", "qid", "id", "anonid")
+"""Names of a first column that are no id."""
+_IDS = (
+  *("userid", "user", "sessionid", "session", "clientid", "client", "searchid"),
+  *(
+    "topicid",
+    "topic",
+    "number",
+    "num",
+    "docid",
+    "pid",
+    "passageid",
+    "documentid",
+  ),
+)
+_TEXTS = (
+  *("query", "queryid", "querytext", "text", "question", "title", "keywords"),
+  *("searchterm", "variant", "passage", "contents", "document", "body"),
+)
+"""Names of columns that are none with a name of these beside them."""
+
+
+def is_header(cells: Sequence[str]) -> bool:
+  """Says whether the first cells of a table are names of its columns.
+
+  Capitals and signs do not count: "Query ID" is "query-id".
+
+  >>> is_header(["AnonID", "Query"]), is_header(["user", "boat"])
+  (True, False)
+
+  Args:
+    cells: of the first line.
+  """
+  names = [re.sub(r"[\W_]", "", cell.lower()) for cell in cells[:2]]
+  if names[0] in _HEADERS:
+    return True
+  return len(names) == 2 and names[0] in _IDS and names[1] in _TEXTS
 
 
 def _table_rows(path: Path) -> Iterator[tuple[str, str, str]]:
@@ -316,13 +361,16 @@ def _table_rows(path: Path) -> Iterator[tuple[str, str, str]]:
         f"{where}: expected an id, a tab and a query, got a line without a tab;"
         " separate them"
       )
-    if number == 0 and name.strip().lower() in _HEADERS:
+    text = rest.partition("\t")[0]
+    if number == 0 and is_header((name, text)):
       continue
-    yield where, name.strip(), rest.partition("\t")[0]
+    yield where, name.strip(), text
 
 
-def _json_rows(path: Path) -> Iterator[tuple[str, str, str]]:
-  for where, line in files.json_lines(path):
+def _object_rows(
+  rows: Iterator[tuple[str, dict[str, Any]]],
+) -> Iterator[tuple[str, str, str]]:
+  for where, line in rows:
     id_key = "_id" if "_id" in line else "id"
     text_key = "text" if "text" in line else "query"
     name = files.field(where, line, id_key, (int, str))
