@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _HEADER = ("query-id", "corpus-id", "score")
+_UNGRADED = {*_HEADER[:2], "split"}
 NEGATIVES_HEADER = _HEADER[:2]
 """Of a table of hard negatives."""
 
@@ -40,7 +41,7 @@ def read_beir(
   in_memory: bool = True,
   dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Collection:
-  """Reads a BEIR folder; each file may be gzipped (corpus.jsonl.gz).
+  """Reads a BEIR folder; each file may be compressed (corpus.jsonl.gz).
 
   A line of corpus.jsonl has `_id`, `text` and possibly `title` and `client`; a
   line of queries.jsonl has `_id`, `text` and possibly `client`, or a `user_id` in
@@ -86,7 +87,8 @@ def read_hub(
   A folder of tables (`table_files.rows`) for each of "corpus" (_id, text and
   possibly title), "queries" (_id, text) and "qrels" or "default" (query-id,
   corpus-id, score), as they are downloaded or as `save_to_disk` writes them.
-  Grades are whole numbers, also where they are stored as floats.
+  Grades are whole numbers, also where they are stored as floats. Judgements of two
+  columns, as NanoBEIR has them, are all relevant.
 
   Args:
     directory: the folder.
@@ -115,15 +117,18 @@ def read_hub(
   queries = collection_lib.by_id(
     asked, "query", _made(table_files.rows(asked), query_of)
   )
-  found, named = [], []
+  found, named, are_graded = [], [], False
   for where, row in table_files.rows(judged):
     named.append(files.field(where, row, "split", default=""))
-    query, document, grade = (row.get(name, "") for name in _HEADER)
+    query = ids_lib.get_field(where, row, _HEADER[0], "query")
+    document = ids_lib.get_field(where, row, _HEADER[1], "document")
+    grade = row.get(_HEADER[2], "")
+    are_graded |= not row.keys() <= _UNGRADED
     if isinstance(grade, float) and grade.is_integer():
       grade = int(grade)  # some tables have 1.0
-    query = ids_lib.read(query, "query", where)
-    document = ids_lib.read(document, "document", where)
     found.append((where, query, document, str(grade)))
+  if not are_graded:  # all that stands there is relevant
+    found = [(*row[:3], "1") for row in found]
   by_column = table_files.by_column(judged, named)
   rows: dict[str, list[tuple[str, str, str, str]]] = {
     split: [] for split in ([] if by_column else table_files.splits(judged))
@@ -152,7 +157,7 @@ def read_judgements(
   """Reads qrels/SPLIT.tsv alone.
 
   Args:
-    path: the file, plain or gzipped.
+    path: the file, plain or compressed.
     queries: the known ids; None takes any.
     documents: the known ids; None takes any.
     dangling: as in `read_beir`.
@@ -362,10 +367,11 @@ def query_of(where: str, fields: dict[str, Any]) -> collection_lib.Query:
 
 
 def _id(where: str, kind: str, fields: dict[str, Any]) -> str:
-  """Returns the id of a line."""
-  if fields.get("_id") is None:
-    files.field(where, fields, "_id")
-  name = ids_lib.get_field(where, fields, "_id", kind)
+  """Returns the id of a line, under "id" where mteb 2 writes it."""
+  key = "id" if fields.get("_id") is None and "id" in fields else "_id"
+  if fields.get(key) is None:
+    files.field(where, fields, key)
+  name = ids_lib.get_field(where, fields, key, kind)
   return collection_lib.check_id(kind, name, where)
 
 

@@ -1,4 +1,4 @@
-"""Line-by-line reading of text files, plain or gzipped, with clear errors.
+"""Line-by-line reading of text files, plain or compressed, with clear errors.
 
 Every error says file:line, what was expected and what to do. Files may be private,
 so no error of a line, nor its cause, holds a key, a cell or a byte of it.
@@ -6,18 +6,16 @@ so no error of a line, nor its cause, holds a key, a cell or a byte of it.
 
 import array
 import codecs
-import contextlib
 import functools
-import gzip
 import itertools
 import json
 import os
 import pathlib
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, AnyStr
 
 from synthq_jax import artifacts
+from synthq_jax.data import compression
 
 __all__ = [
   "BROKEN_GZIP",
@@ -41,9 +39,8 @@ __all__ = [
 ]
 
 _KINDS = {str: "string", int: "number", float: "number"}
-_GZIP_MAGIC = b"\x1f\x8b"
-BROKEN_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
-"""What reading raises where gzip is cut or damaged."""
+BROKEN_GZIP = compression.BROKEN
+opened = compression.opened
 LONGEST = 1 << 26
 """Bytes or characters of a line."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -51,17 +48,17 @@ Path = str | os.PathLike
 
 
 def find(directory: Path, name: str) -> pathlib.Path:
-  """Returns the path of `name` or of `name`.gz in a directory.
+  """Returns the path of a file in a directory, plain or compressed.
 
   Args:
     directory: an existing directory.
-    name: the file name without .gz.
+    name: the file name without .gz, .bz2, .xz or .zst.
 
   Returns:
     The path of the one that exists.
 
   Raises:
-    ValueError: if neither exists, or both do.
+    ValueError: if none exists, or several do.
   """
   directory = pathlib.Path(directory)
   if not directory.is_dir():
@@ -71,17 +68,14 @@ def find(directory: Path, name: str) -> pathlib.Path:
       f" {'a file' if is_file else 'no such directory'};"
       f" {'give the folder that it is in' if is_file else 'check the path'}"
     )
-  found = [
-    path
-    for path in (directory / name, directory / f"{name}.gz")
-    if path.is_file()
-  ]
+  paths = [directory / each for each in compression.variants(name)]
+  found = [path for path in paths if path.is_file()]
   if len(found) == 1:
     return found[0]
   if found:
     raise ValueError(
-      f"{directory}: expected one of {name} and {name}.gz, got both; remove "
-      "the one that is out of date"
+      f"{directory}: expected one of {' and '.join(path.name for path in found)},"
+      " got both; remove the one that is out of date"
     )
   there = ", ".join(sorted(path.name for path in directory.iterdir())[:8])
   raise ValueError(
@@ -106,7 +100,7 @@ def splits(directory: Path, prefix: str = "") -> list[str]:
   """Returns the splits that a folder has judgements of.
 
   Args:
-    directory: with files PREFIXsplit.tsv, plain or gzipped.
+    directory: with files PREFIXsplit.tsv, plain or compressed.
     prefix: what stands before the name of a split.
 
   Returns:
@@ -123,7 +117,7 @@ def splits(directory: Path, prefix: str = "") -> list[str]:
     )
   names = sorted(path.name for path in directory.glob(f"{prefix}*"))
   found = {
-    unsuffixed(name.removeprefix(prefix), ".tsv", ".tsv.gz")
+    unsuffixed(name.removeprefix(prefix), *compression.variants(".tsv"))
     for name in names
     if not name.startswith(".")
   }
@@ -145,7 +139,7 @@ def state(path: Path) -> tuple[int, int]:
 def lines(path: Path) -> Iterator[tuple[str, str]]:
   """Yields the lines of a UTF-8 text file that are not blank.
 
-  Whether the file is gzipped is seen from its first bytes. A line ends with
+  Whether the file is compressed is seen from its first bytes. A line ends with
   a line feed and nothing else (Unicode has more separators, which text holds).
   A byte order mark before the first line is no part of it, and neither is a
   carriage return at the end of any.
@@ -157,8 +151,8 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
     Where the line stands, as "path:number", and its text without line ends.
 
   Raises:
-    ValueError: if the file is missing, not UTF-8 or not sound gzip, or a line
-      further down begins with a byte order mark.
+    ValueError: if the file is missing, not UTF-8 or not soundly compressed, or a
+      line further down begins with a byte order mark.
   """
   number, name = 0, str(path)
   try:
@@ -174,22 +168,9 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
     ) from error
   except BROKEN_GZIP as error:
     raise ValueError(
-      f"{path}:{number + 1}: expected sound gzip, got an end or an error in "
-      f"the middle ({type(error).__name__}); copy the file again"
+      f"{path}:{number + 1}: expected sound {compression.kind(path)}, got an end"
+      f" or an error in the middle ({type(error).__name__}); copy the file again"
     ) from error
-
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
-  """Opens a file for bytes, through gzip where its first bytes say so."""
-  with open(path, "rb") as stream:
-    zipped = stream.read(2) == _GZIP_MAGIC
-    stream.seek(0)
-    if not zipped:
-      yield stream
-      return
-    with gzip.GzipFile(fileobj=stream) as unzipped:
-      yield unzipped
 
 
 def bounded(stream: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
@@ -221,7 +202,7 @@ def most_lines(path: Path) -> int:
   No line is decoded: gigabytes take seconds.
 
   Args:
-    path: the file, plain or gzipped.
+    path: the file, plain or compressed.
 
   Raises:
     OSError: if there is no such file; EOFError or zlib.error if its gzip is not
@@ -238,7 +219,7 @@ def undecodable(path: Path) -> int:
   sign, or both.
 
   Args:
-    path: the file, plain or gzipped.
+    path: the file, plain or compressed.
   """
   decoder = codecs.getincrementaldecoder("utf-8")()
   number, last = 1, b""
@@ -286,7 +267,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields the objects of a JSONL file, each with its "path:number".
 
   Args:
-    path: the file, one JSON object a line, plain or gzipped.
+    path: the file, one JSON object a line, plain or compressed.
 
   Yields:
     Where the object stands, and the object.
@@ -359,7 +340,7 @@ def table(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
   """Yields the rows of a tab-separated file, each with its "path:number".
 
   Args:
-    path: the file, plain or gzipped.
+    path: the file, plain or compressed.
     columns: how many columns each row has.
 
   Yields:
@@ -376,7 +357,7 @@ def columns(path: Path, form: str) -> Iterator[tuple[str, list[str]]]:
   """Yields the rows of a file whose columns are separated by white space.
 
   Args:
-    path: the file, plain or gzipped.
+    path: the file, plain or compressed.
     form: names of the columns, such as "query Q0 document rank score tag".
 
   Yields:

@@ -14,7 +14,7 @@ from synthq_jax.data import beir, files, ids, quoting, table_files
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import splits as splits_lib
 
-__all__ = ["Fields", "read_jsonl", "read_log"]
+__all__ = ["Fields", "queries", "read_jsonl", "read_log"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,6 +160,27 @@ def read_log(
   clicks = f'clicks on "{fields.document}" ids that {corpus} has'
   _check_asked(names, asked, clicks)
   return _collection(documents, names, asked, fractions, seed)
+
+
+def queries(
+  path: str | os.PathLike,
+  fields: Fields = Fields(),  # noqa: B008  (frozen)
+) -> Iterator[tuple[str, str]]:
+  """Yields id and text of the query of each line, also without a click.
+
+  Nothing is divided, and no document is looked at.
+
+  Args:
+    path: the log, of any kind that `table_files.rows` reads.
+    fields: the names of its keys.
+
+  Raises:
+    ValueError: if a line is malformed or has no text (the message says
+      file:line).
+  """
+  for where, line in table_files.rows(path):
+    query = _query(where, line, fields)
+    yield query.id, query.text
 
 
 def _clicked_id(where: str, line: Mapping[str, Any], key: str) -> str:

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import files, ids, table_files, trec_topics
+from synthq_jax.data import (
+  compression,
+  files,
+  ids,
+  table_files,
+  trec_topics,
+)
 
 __all__ = ["read_anserini", "read_msmarco"]
 
@@ -23,7 +29,7 @@ def read_msmarco(
   in_memory: bool = True,
   dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Collection:
-  """Reads a folder of MS MARCO style tables; each file may be gzipped.
+  """Reads a folder of MS MARCO style tables; each file may be compressed.
 
   collection.tsv holds "pid TAB text", queries.SPLIT.tsv "qid TAB text" and
   qrels.SPLIT.tsv "qid TAB 0 TAB pid TAB grade" (any white space between them),
@@ -73,7 +79,7 @@ def read_anserini(
 
   corpus/ holds JSON lines with "id" and "contents"; topics.SPLIT.tsv "qid TAB
   text", or topics.SPLIT.txt (.xml) the same or TREC topics (`trec_topics`); and
-  qrels.SPLIT.txt "qid 0 docid grade". Each file may be gzipped.
+  qrels.SPLIT.txt "qid 0 docid grade". Each file may be compressed.
 
   Args:
     directory: the folder.
@@ -94,9 +100,9 @@ def read_anserini(
   for path in sorted(directory.glob("topics.*")):
     split = files.unsuffixed(
       path.name.removeprefix("topics."),
-      *(".tsv", ".tsv.gz"),
-      *(".txt", ".txt.gz"),
-      *(".xml", ".xml.gz"),
+      *compression.variants(".tsv"),
+      *compression.variants(".txt"),
+      *compression.variants(".xml"),
     )
     if split is None:  # such as an editor's copy
       continue

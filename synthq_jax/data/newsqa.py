@@ -41,7 +41,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from synthq_jax.data import collection, files
+from synthq_jax.data import collection, compression, files
 
 __all__ = [
   "Question",
@@ -109,7 +109,7 @@ class Story:
 def read(
   path: Path, splits: Mapping[str, str] | None = None
 ) -> tuple[Story, ...]:
-  """Reads a packed file, .json or .csv, plain or gzipped.
+  """Reads a packed file, .json or .csv, plain or compressed.
 
   Questions without a consensus, and spans without a character, are left out.
 
@@ -124,7 +124,7 @@ def read(
   Raises:
     ValueError: if the file has another shape, or a story no split.
   """
-  name = files.unsuffixed(os.fspath(path), ".gz") or os.fspath(path)
+  name = compression.unpacked(os.fspath(path))
   if name.endswith(".json"):
     return tuple(_json_stories(path))
   if not name.endswith(".csv") or splits is None:

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from synthq_jax import extras
-from synthq_jax.data import beir_sets, files
+from synthq_jax.data import beir_sets, compression, files, table_files
 
 __all__ = ["Part", "parts"]
 
 _TFDS = "tfds:"
-_JSON = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+_JSON = (".jsonl", ".json")
+_BINARY = (".parquet", ".arrow")
 
 
 class Part(Protocol):
@@ -36,8 +37,9 @@ def parts(source: str) -> list[Part]:
   """Returns the parts of a corpus; none is read yet.
 
   Args:
-    source: a glob of files, plain or gzipped: JSON lines with a "text" (.jsonl,
-      .json), or else one text a line. Or tfds:NAME or tfds:NAME@SPLIT, for
+    source: a glob of files, plain or compressed: JSON lines with a "text" (.jsonl,
+      .json), tables with such a column (.parquet, .arrow), or else one text a
+      line. Or tfds:NAME or tfds:NAME@SPLIT, for
       example tfds:c4/en@validation, out of TFDS's data folder (TFDS_DATA_DIR);
       the split is train where none is given.
 
@@ -76,12 +78,15 @@ class _File:
     Raises:
       ValueError: naming the line that is wrong.
     """
-    if not self.path.name.endswith(_JSON):
-      for _, line in files.lines(self.path):
-        yield line
+    name = compression.unpacked(self.path.name)
+    if name.endswith((*_JSON, *_BINARY)):
+      is_json = name.endswith(_JSON)
+      read = files.json_lines if is_json else table_files.rows
+      for where, entry in read(self.path):
+        yield files.field(where, entry, "text")
       return
-    for where, entry in files.json_lines(self.path):
-      yield files.field(where, entry, "text")
+    for _, line in files.lines(self.path):
+      yield line
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,15 +4,17 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from synthq_jax.data import files, ids, quoting
+from synthq_jax.data import files, ids, quoting, table_files
 
 __all__ = [
   "LabelledPair",
   "Topic",
   "agreement",
+  "is_header",
   "labelled_pairs",
   "query_log",
   "topics",
@@ -221,12 +223,13 @@ def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:
   Tab-separated files are laid out as MS MARCO's (id, query) or as ORCAS (id,
   query, document, address). ORCAS has a line for each click: lines that repeat
   id and text of the line before are left out. A first line that begins with
-  "query-id", "qid" or the like is a header. Quoted cells are told as
-  `quoting.is_quoted` tells them. A file with ".jsonl" in its name holds objects
-  with "_id" or "id", and "text" or "query".
+  "query-id", "AnonID" or the like is a header, and so is one of names such as
+  "user" and "query". Quoted cells are told as `quoting.is_quoted` tells them. A
+  file with ".jsonl" in its name holds objects with "_id" or "id", and "text" or
+  "query"; a .parquet or .arrow table has such columns.
 
   Args:
-    path: the file, plain or gzipped.
+    path: the file, plain or compressed.
     quotes: as in `quoting.is_quoted`.
 
   Yields:
@@ -235,7 +238,12 @@ def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:
   Raises:
     ValueError: if a line has no id or no text (the message says file:line).
   """
-  rows = _json_rows(path) if _is_json(path) else _table_rows(path, quotes)
+  if _is_json(path):
+    rows = _object_rows(files.json_lines(path))
+  elif pathlib.PurePath(path).suffix.lower() in (".parquet", ".arrow"):
+    rows = _object_rows(table_files.rows(path))
+  else:
+    rows = _table_rows(path, quotes)
   before = None
   for query in _filled(rows):
     if query != before:
@@ -295,8 +303,10 @@ def verified(path: Path) -> Iterator[tuple[str, str]]:
     ValueError: if a line is malformed (the message says file:line).
   """
   if not _is_json(path):
-    for where, (topic, query) in files.table(path, columns=2):
-      yield ids.read(topic, "topic", where), ids.read(query, "query", where)
+    for number, (where, row) in enumerate(files.table(path, columns=2)):
+      if number or not is_header(row):
+        topic, query = row
+        yield ids.read(topic, "topic", where), ids.read(query, "query", where)
     return
   for pair in labelled_pairs(path):
     if not pair.different_topic:
@@ -307,7 +317,43 @@ def _is_json(path: Path) -> bool:
   return ".jsonl" in pathlib.PurePath(path).name
 
 
-_HEADERS = ("query-id", "query_id", "qid", "id", "_id")
+_HEADERS = ("queryid", "qid", "id", "anonid")
+"""Names of a first column that are no id."""
+_IDS = (
+  *("userid", "user", "sessionid", "session", "clientid", "client", "searchid"),
+  *(
+    "topicid",
+    "topic",
+    "number",
+    "num",
+    "docid",
+    "pid",
+    "passageid",
+    "documentid",
+  ),
+)
+_TEXTS = (
+  *("query", "queryid", "querytext", "text", "question", "title", "keywords"),
+  *("searchterm", "variant", "passage", "contents", "document", "body"),
+)
+"""Names of columns that are none with a name of these beside them."""
+
+
+def is_header(cells: Sequence[str]) -> bool:
+  """Says whether the first cells of a table are names of its columns.
+
+  Capitals and signs do not count: "Query ID" is "query-id".
+
+  >>> is_header(["AnonID", "Query"]), is_header(["user", "boat"])
+  (True, False)
+
+  Args:
+    cells: of the first line.
+  """
+  names = [re.sub(r"[\W_]", "", cell.lower()) for cell in cells[:2]]
+  if names[0] in _HEADERS:
+    return True
+  return len(names) == 2 and names[0] in _IDS and names[1] in _TEXTS
 
 
 def _table_rows(
@@ -319,13 +365,16 @@ def _table_rows(
         f"{where}: expected an id, a tab and a query, got a line without a tab;"
         " separate them"
       )
-    if number == 0 and name.strip().lower() in _HEADERS:
+    text = rest[0]
+    if number == 0 and is_header((name, text)):
       continue
-    yield where, ids.read(name, "query", where), rest[0]
+    yield where, ids.read(name, "query", where), text
 
 
-def _json_rows(path: Path) -> Iterator[tuple[str, str, str]]:
-  for where, line in files.json_lines(path):
+def _object_rows(
+  rows: Iterator[tuple[str, dict[str, Any]]],
+) -> Iterator[tuple[str, str, str]]:
+  for where, line in rows:
     id_key = "_id" if "_id" in line else "id"
     text_key = "text" if "text" in line else "query"
     name = ids.get_field(where, line, id_key, "query")

@@ -366,6 +366,10 @@ def _msmarco_queries(source: Source) -> Iterator[tuple[str, str]]:
     yield from query_pairs.query_log(path, "text")
 
 
+def _log_queries(source: Source) -> Iterator[tuple[str, str]]:
+  return jsonl.queries(_parts(source)[0], source.fields)
+
+
 def _lines(name: str) -> Callable[[Source], int]:
   """Returns what counts the lines of a file in a source's folder."""
   return lambda source: files.most_lines(files.find(source.place, name))
@@ -468,6 +472,7 @@ KINDS: dict[str, Kind] = {
     check=_check_tables,
     from_pairs=False,
     named_by_text=True,
+    queries=_log_queries,
   ),
   "jsonl": Kind(
     form="jsonl:FILE",
@@ -482,6 +487,7 @@ KINDS: dict[str, Kind] = {
     check=_check_tables,
     from_pairs=True,
     named_by_text=True,
+    queries=_log_queries,
   ),
   "newsqa": Kind(
     form="newsqa:FILE[@LISTS]",

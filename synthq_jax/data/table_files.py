@@ -1,7 +1,7 @@
 """Reads rows of tables as logs come: CSV, TSV, JSONL, parquet, Arrow.
 
 Each row is a mapping with the name of the place where it stands, whatever the
-file; those of text may be gzipped. A folder stands for all tables in it, as
+file; those of text may be compressed. A folder stands for all tables in it, as
 Hugging Face's `datasets` saves them; a row then has the split it lies in.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from synthq_jax import extras
-from synthq_jax.data import files, quoting
+from synthq_jax.data import compression, files, quoting
 
 __all__ = [
   "SUFFIXES",
@@ -183,7 +183,7 @@ def _is_saved(file: pathlib.Path) -> bool:
 
 def _suffix(path: pathlib.Path) -> str:
   """Returns the suffix that says how a file is read, or ""."""
-  suffix = pathlib.Path(path.name.removesuffix(".gz")).suffix.lower()
+  suffix = pathlib.Path(compression.unpacked(path.name)).suffix.lower()
   return suffix if suffix in SUFFIXES else ""
 
 
@@ -310,4 +310,4 @@ SUFFIXES: dict[str, Callable[[pathlib.Path], _Rows]] = {
   ".parquet": _parquet,
   ".arrow": _arrow,
 }
-"""How a file is read, by its suffix without .gz."""
+"""How a file is read, by its suffix without that of a compression."""

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Sequence
 
 from synthq_jax import array_files
-from synthq_jax.data import beir, beir_sets, collection, sources
+from synthq_jax.data import beir, beir_sets, collection, compression, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import (
   config_types,
@@ -177,7 +177,7 @@ def _named(source: sources.Source) -> list[TestSet]:
 
 
 def _has_corpus(names: Sequence[str]) -> bool:
-  return not {"corpus.jsonl", "corpus.jsonl.gz"}.isdisjoint(names)
+  return not {*compression.variants("corpus.jsonl")}.isdisjoint(names)
 
 
 def _called(path: pathlib.Path) -> str:

@@ -1,9 +1,13 @@
 """Parts of a corpus: files of lines, of JSON, and shards of TFDS."""
 
+import bz2
 import gzip
 import json
+import lzma
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from synthq_jax.data import public_corpus
 
@@ -27,6 +31,32 @@ def test_a_glob_gives_its_files_in_order(tmp_path):
     ["one text", "another"],
     ["packed"],
   ]
+
+
+@pytest.mark.parametrize(
+  ("suffix", "pack"),
+  [
+    ("bz2", bz2.compress),
+    ("xz", lzma.compress),
+    ("zst", lambda data: pa.compress(data, codec="zstd", asbytes=True)),
+  ],
+)
+def test_a_part_may_be_compressed_as_the_pile_and_wikipedia_are(
+  suffix, pack, tmp_path
+):
+  (tmp_path / f"00.jsonl.{suffix}").write_bytes(pack(_json("packed").encode()))
+  (tmp_path / f"01.txt.{suffix}").write_bytes(pack(b"one text"))
+  assert _read(f"{tmp_path}/*") == [["packed"], ["one text"]]
+
+
+def test_a_part_may_be_a_parquet_table(tmp_path):
+  """As FineWeb's are; it was told to be converted by iconv."""
+  table = pa.table({"text": ["first", "second"], "url": ["u", "v"]})
+  parquet.write_table(table, tmp_path / "000.parquet")
+  assert _read(f"{tmp_path}/*") == [["first", "second"]]
+  parquet.write_table(table.select(["url"]), tmp_path / "000.parquet")
+  with pytest.raises(ValueError, match="000.parquet:1: .* under .text"):
+    _read(f"{tmp_path}/*")
 
 
 def test_a_part_is_known_by_its_file(tmp_path):

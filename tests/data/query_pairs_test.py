@@ -3,7 +3,9 @@
 import gzip
 import json
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from synthq_jax.data import query_pairs
 
@@ -172,3 +174,37 @@ def test_a_query_without_an_id_or_words_is_refused(tmp_path, name, text):
   (tmp_path / name).write_text(text)
   with pytest.raises(ValueError, match=f"{name}:1: expected"):
     list(query_pairs.query_log(tmp_path / name))
+
+
+AOL = "AnonID\tQuery\tQueryTime\tItemRank\tClickURL\n"
+
+
+@pytest.mark.parametrize(
+  ("header", "count"),
+  [
+    (AOL, 2),
+    ("Query ID\tText\n", 2),
+    ("user_id\tquery\ttime\n", 2),
+    ("\ufeffTopic\tTitle\n", 2),
+    ("user\tboat\n", 3),
+    ("query\tquery\n", 3),
+    ("", 2),
+  ],
+)
+def test_names_of_columns_are_no_query(tmp_path, header, count):
+  """AOL's logs begin with AnonID: 3 of 3 queries leaked for 2 of 2."""
+  path = tmp_path / "log.txt"
+  path.write_text(f"{header}142\tmeasles\t2006-03-01\t\t\n217\tquery\t\t\t\n")
+  assert len([*query_pairs.query_log(path)]) == count
+  pairs = tmp_path / "pairs.tsv"
+  lines = path.read_text().splitlines()
+  cells = ("\t".join(line.split("\t")[:2]) for line in lines)
+  pairs.write_text("\n".join(cells))
+  assert len([*query_pairs.verified(pairs)]) == count
+
+
+def test_a_log_may_be_a_parquet_table(tmp_path):
+  path = tmp_path / "log.parquet"
+  rows = [{"id": 1, "query": "red apples"}, {"id": 2, "query": "boat"}]
+  parquet.write_table(pa.Table.from_pylist(rows), path)
+  assert [*query_pairs.query_log(path)] == [("1", "red apples"), ("2", "boat")]

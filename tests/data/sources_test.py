@@ -188,7 +188,9 @@ def test_a_note_says_how_many_judgements_name_documents_that_are_lacking(
   sources.open(f"beir:{tmp_path / 'set'}").read()
   *_, line = capsys.readouterr().err.splitlines()
   said = line.replace(str(tmp_path), "")
-  assert re.search(r": [1-9]\d* judgements name documents that the corpus", said)
+  assert re.search(
+    r": [1-9]\d* judgements name documents that the corpus", said
+  )
 
 
 def test_what_trains_knows_no_document_that_the_corpus_lacks(tmp_path):

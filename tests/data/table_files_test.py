@@ -377,6 +377,52 @@ def test_whole_grades_may_be_stored_as_floats(tmp_path, suffix):
     assert "\n" not in str(caught.value)
 
 
+def hub(tmp_path, judged, suffix="parquet", key="_id"):
+  """Writes a set of the hub with these judgements."""
+  rows = {
+    "corpus": [
+      {key: f"d{i}", "title": None, "text": f"t {i}"} for i in range(3)
+    ],
+    "queries": [{key: f"q{i}", "text": f"about {i}"} for i in range(3)],
+    "qrels": judged,
+  }
+  for name, each in rows.items():
+    (tmp_path / name).mkdir(exist_ok=True)
+    write(tmp_path / name / f"test-00000-of-00001.{suffix}", each)
+  return sources.open(f"hf:{tmp_path}").read()
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_judgements_without_a_grade_are_relevant(suffix, tmp_path):
+  """NanoBEIR has two columns: "expected a whole number as the grade"."""
+  judged = [{"query-id": f"q{i}", "corpus-id": f"d{i}"} for i in range(2)]
+  read = hub(tmp_path, judged, suffix)
+  assert read.qrels == {"test": {"q0": {"d0": 1}, "q1": {"d1": 1}}}
+  for other in ({"relevance": 0}, {"score": None}):
+    with pytest.raises(
+      ValueError, match="expected a whole number as the grade"
+    ):
+      hub(tmp_path, [judged[0] | other, judged[1] | other], suffix)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_lists_of_ids_in_judgements_are_refused_as_such(suffix, tmp_path):
+  """They were "unknown ids", all left out under a note."""
+  judged = [{"query-id": "q0", "corpus-id": ["d0", "d1"], "score": 1}]
+  with pytest.raises(ValueError, match=':1: .* under "corpus-id", got list'):
+    hub(tmp_path, judged, suffix)
+  judged = [{"query_id": "q0", "corpus-id": "d0", "score": 1}]
+  with pytest.raises(ValueError, match=':1: .* under "query-id", got None'):
+    hub(tmp_path, judged, suffix)
+
+
+def test_ids_may_stand_under_id_as_mteb_2_writes_them(tmp_path):
+  judged = [{"query-id": "q0", "corpus-id": "d0", "score": 1}]
+  read = hub(tmp_path, judged, key="id")
+  assert [item.id for item in read.documents] == ["d0", "d1", "d2"]
+  assert read.pairs("test") == [("q0", "d0")]
+
+
 def test_one_split_for_all_is_divided_by_words_and_said(capsys):
   judged = {f"q{i}": {f"d{i % 9}": 1} for i in range(300)}
   data = collection.Collection(

@@ -279,6 +279,23 @@ def test_the_splits_of_a_collection_are_compared(paths):
   assert result(paths)["train"] == "beir" and result(paths)["num_leaked"] == 1
 
 
+@pytest.mark.parametrize("form", ["log:{log}@{corpus}", "jsonl:{log}"])
+def test_a_small_log_is_compared_and_not_divided(form, paths):
+  """Two lines were refused: "expected pairs in every split"."""
+  log, corpus = paths / "small.jsonl", paths / "corpus.jsonl"
+  rows = [("measles outbreaks", "d"), ("jax", "gone"), ("jax", "d")]
+  lines = (
+    json.dumps({"query": q, "document": d, "clicks": 0}) for q, d in rows
+  )
+  log.write_text("\n".join(lines))
+  corpus.write_text('{"_id": "d", "text": "a text"}\n')
+  given = command(paths)
+  given[2] = f"--train={form.format(log=log, corpus=corpus)}"
+  assert main.main(given) == 0
+  found = result(paths)
+  assert (found["num_queries"], found["num_leaked"]) == (2, 1)
+
+
 def test_ir_datasets_needs_no_documents(paths, monkeypatch):
   topic = type("Topic", (), {"title": "Measles outbreaks", "query_id": "302"})
   topic.description = "Where do  they come from?"
