@@ -23,6 +23,9 @@ import optax
 
 __all__ = ["Banded", "Iid", "Noise", "banded", "iid", "standard"]
 
+_STREAM = np.frombuffer(hashlib.sha256(b"synthq_jax noise").digest(), "<u4")[0]
+"""Folded into a key before the step: `split(key, n)[i]` IS `fold_in(key, i)`, so
+the noise of step i would be that of a caller's own child i."""
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _SINE = tuple(
@@ -83,9 +86,7 @@ class Iid:
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     if not leaves:
       return tree, state
-    keys = _leaf_keys(
-      jax.random.fold_in(key, step), [path for path, _ in leaves]
-    )
+    keys = _leaf_keys(_step_key(key, step), [path for path, _ in leaves])
     drawn = [
       standard(key, jnp.shape(leaf))
       for key, (_, leaf) in zip(keys, leaves, strict=True)
@@ -93,13 +94,28 @@ class Iid:
     return structure.unflatten(drawn), state
 
 
+def _step_key(key: jax.Array, step: jax.Array) -> jax.Array:
+  """Derives the key of one step, apart from all keys that callers derive."""
+  return jax.random.fold_in(jax.random.fold_in(key, _STREAM), step)
+
+
 def _leaf_keys(key: jax.Array, paths: list[Any]) -> jax.Array:
   """Returns a key for each leaf: it follows from its path, not from its place.
 
   So two transforms that were given one key, each for some of the leaves, do not
   add the same noise to leaves of one shape.
+
+  Raises:
+    ValueError: if two leaves have one path, and so would have one noise.
   """
-  names = (jax.tree_util.keystr(path).encode() for path in paths)
+  named = [jax.tree_util.keystr(path) for path in paths]
+  if len(set(named)) < len(named):
+    twice = next(name for name in named if named.count(name) > 1)
+    raise ValueError(
+      f"expected a path of its own for each leaf, got {twice} twice: both would"
+      " get the same noise; give the children of this pytree different keys"
+    )
+  names = (name.encode() for name in named)
   digests = b"".join(hashlib.sha256(name).digest()[:8] for name in names)
   words = np.frombuffer(digests, np.uint32).reshape(-1, 2)
 

@@ -47,9 +47,12 @@ def privatize(
     everything computed from its output is post-processing. `denominator` has
     to be public: a constant such as the expected batch size, never the number
     of examples in this batch. The key has to stay secret and must not be used
-    for anything else: step t draws from `fold_in(key, t)`, so another key that
-    is a child of this one is this one again: take both from the `split` of a
-    third. Gaussians are drawn in float32: attacks on the low bits of
+    for anything else. The noise of a step is derived from the key by a tag of
+    its own, so a child of this key (`split`, `fold_in`) may serve another
+    release. A wrapper has to hand on every update: `optax.MultiSteps` with
+    `should_skip_update_fn` decides by the sum before noise, and
+    `optax.conditionally_transform` hands on that sum itself in the steps that it
+    skips; nothing is claimed of either. Gaussians are drawn in float32: attacks on the low bits of
     floating-point noise are outside this claim. A number that is a schedule has
     to be public; so has one that is traced, or it follows from earlier private
     sums alone. The mechanism of a step then has that step's noise multiplier,

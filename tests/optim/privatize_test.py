@@ -9,6 +9,7 @@ import scipy.stats
 from jax.sharding import Mesh, PartitionSpec
 
 from synthq_jax import optim
+from synthq_jax.optim import noise as noise_lib
 
 KEY = jax.random.key(11)
 ZEROS = {"a": jnp.zeros((100, 200)), "b": jnp.zeros((100, 200))}
@@ -84,6 +85,49 @@ def test_a_key_that_is_used_again_is_caught(monkeypatch, reused):
   monkeypatch.setattr(jax.random, "fold_in", forgets)
   with pytest.raises(AssertionError):
     test_leaves_of_equal_shape_and_steps_get_independent_noise()
+
+
+@pytest.mark.parametrize("derive", ["split", "fold_in"])
+def test_a_child_of_a_key_has_noise_of_its_own(derive):
+  """`split(key, n)[i]` is `fold_in(key, i)`, which was the key of step i."""
+  parent = jax.random.key(11)
+  children = {
+    "split": lambda i: jax.random.split(parent, 3)[i],
+    "fold_in": lambda i: jax.random.fold_in(parent, i),
+  }
+  of_parent = draw(make(key=parent), steps=3)
+  bound = 5 / np.sqrt(20_000)
+  for i in range(3):
+    for mine in draw(make(key=children[derive](i)), steps=2):
+      for theirs in of_parent:
+        assert correlation(mine["a"], theirs["a"]) < bound
+  # With the step as the only tag, leaf keys of step i are those of child i.
+  step, leaf = noise_lib._leaf_keys, [(jax.tree_util.DictKey("a"),)]
+  raw = step(jax.random.fold_in(parent, 1), leaf)
+  child = step(jax.random.split(parent, 3)[1], leaf)
+  assert (jax.random.key_data(raw) == jax.random.key_data(child)).all()
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class _Twins:
+  """Two children under one key."""
+
+  def __init__(self, *children):
+    self.children = children
+
+  def tree_flatten_with_keys(self):
+    return [(jax.tree_util.DictKey("w"), one) for one in self.children], None
+
+  @classmethod
+  def tree_unflatten(cls, _, children):
+    return cls(*children)
+
+
+def test_two_leaves_of_one_path_are_refused():
+  tree = _Twins(jnp.zeros(3), jnp.zeros(3))
+  transform = make()
+  with pytest.raises(ValueError, match="path of its own for each leaf"):
+    transform.update(tree, transform.init(tree))
 
 
 def test_a_resumed_run_draws_the_same_noise(drawn):
@@ -201,7 +245,7 @@ def test_parts_of_a_sum_inside_shard_map_are_refused():
   with pytest.raises(ValueError, match=r"mesh axes \['parts'\]"):
     sharded(PartitionSpec("parts"), check_vma=False)(jnp.zeros(8))
   whole = sharded(PartitionSpec())(jnp.zeros(8))
-  np.testing.assert_array_equal(whole, step(jnp.zeros(8)))
+  np.testing.assert_array_equal(whole, jax.jit(step)(jnp.zeros(8)))
 
 
 def test_several_sums_under_vmap_do_not_share_their_noise():
