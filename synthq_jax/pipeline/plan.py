@@ -53,9 +53,6 @@ class Rows:
   direct_dp: tuple[float, ...] = (8.0,)
   """The real queries with DP directly, at these epsilons; inf is left out,
   since `original` is that row."""
-  voted: tuple[str, ...] = artifacts.later(())
-  """Sets of synthetic queries that private ones vote on, each a row more:
-  "public_only", the votes being the only private step, or e.g. "eps4"."""
   fused: bool = False
   """Each dense retriever beside BM25, a row each."""
   ltr: tuple[str, ...] = artifacts.later(())
@@ -109,14 +106,6 @@ class Rows:
             " leave one out"
           )
         names[name] = epsilon
-
-    written = {stage.row_name(epsilon) for epsilon in self.synthetic}
-    written |= {"public_only"} if self.public_only else set()
-    if unknown := set(self.voted) - written:
-      raise ValueError(
-        f"Rows.voted must be of {', '.join(sorted(written)) or 'nothing'}, the sets"
-        f" of queries that are written, got {', '.join(sorted(unknown))}"
-      )
 
   @property
   def mapped_row(self) -> str:

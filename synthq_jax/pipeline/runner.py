@@ -76,14 +76,9 @@ class Run:
     return self.rows("finetune_dp")
 
   @property
-  def written(self) -> Mapping[str, stage.Made]:
-    """What filters kept of what each generator wrote, or all."""
-    return {**self.rows("generate"), **self.rows("filter_queries")}
-
-  @property
   def queries(self) -> Mapping[str, stage.Made]:
-    """What is trained on: `written`, and what votes chose from it."""
-    return {**self.written, **self.rows("vote_queries")}
+    """Maps each generator to the queries that it wrote and that filters kept."""
+    return {**self.rows("generate"), **self.rows("filter_queries")}
 
   @property
   def retrievers(self) -> Mapping[str, stage.Made]:

@@ -453,7 +453,7 @@ def _times(
   for row in comparison.rows:
     name = row.evaluation.name
     queries = name.removeprefix("synthetic_")
-    generator = queries.removeprefix("voted_") if queries != name else ""
+    generator = queries if queries != name else ""
     kinds = (
       ("generator", generator), ("queries", queries), ("retriever", name)
     )  # fmt: skip

@@ -21,7 +21,7 @@ __all__ = ["chosen", "of_public", "read", "source"]
 
 def of_public(run: Any) -> Any:
   """Returns the queries of the public checkpoint that choose; None: none do."""
-  written = run.written
+  written = run.queries
   return next(
     (written[k] for k in written if k.startswith("public_only")), None
   )
@@ -32,7 +32,7 @@ def source(run: Any, name: str) -> Any:
   if name.startswith("original"):
     return None
   written = run.rows("generate")
-  writer = name.removeprefix("synthetic_").removeprefix("voted_")
+  writer = name.removeprefix("synthetic_")
   return written.get(writer)
 
 

@@ -141,5 +141,5 @@ def _words(synthetic: results.SyntheticQueries | None) -> str:
 
 STAGE = stage.of(
   __name__,
-  needs=("vote_queries",),
+  needs=("filter_queries",),
 )

@@ -358,7 +358,7 @@ STAGE = stage.of(
   needs=(
     "prepare_data",
     "prepare_test_set",
-    "vote_queries",
+    "filter_queries",
     "query_leakage",
     "evaluate",
     "audit",

@@ -171,7 +171,7 @@ def _triples(config, judged: _search.Judged, records) -> list[rerankers.Triple]:
 
 STAGE = stage.of(
   __name__,
-  needs=("vote_queries",),
+  needs=("filter_queries",),
   reads=("t5",),
   together=True,
 )

@@ -284,7 +284,7 @@ def _mined(task, params, model_config, records, miner: str, place):
 
 STAGE = stage.of(
   __name__,
-  needs=("vote_queries", "static_encoder", "train_reranker"),
+  needs=("filter_queries", "static_encoder", "train_reranker"),
   reads=("encoder", "t5"),
   together=True,
 )
