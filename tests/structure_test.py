@@ -216,9 +216,9 @@ def test_few_stages_hold_the_secret_or_read_private_queries():
   assert public == {
     *("prepare_data", "prepare_test_set", "pretrain", "generate"),
     "static_encoder",
-    *("filter_queries", "encode_documents", "measure_costs"),
+    *("filter_queries", "encode_documents"),
     # The row `original` aside, as their tests hold.
-    *("train_retriever", "fuse", "expand", "train_reranker", "rerank"),
+    *("train_retriever", "fuse"),
   }
 
 

@@ -104,7 +104,6 @@ def texts(
 def index_of(
   ids: Iterable[Any],
   corpus: pathlib.Path,
-  expansion: pathlib.Path | None = None,
 ) -> bm25.Index:
   """Returns BM25 over all documents, whole, not cut at an encoder's length.
 
@@ -113,12 +112,8 @@ def index_of(
   Args:
     ids: of the documents.
     corpus: their texts, in the same order.
-    expansion: queries that are read with them, see `inputs.expanded`.
   """
   names = tuple(map(str, ids))
-  if expansion is not None:
-    texts = (one.contents for one in inputs.expanded(corpus, expansion))
-    return bm25.BM25().build(names, texts)
   key = (corpus.resolve(), files.state(corpus), names)
   return _kept.get(
     key, lambda: bm25.BM25().build(names, inputs.document_texts(corpus))

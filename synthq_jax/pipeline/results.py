@@ -388,7 +388,7 @@ class Evaluation(Saved):
   met: str = ""
   """How often these choices mattered, in one sentence."""
   system: str = "dense"
-  """"bm25", "dense", "fused", "ltr", "expanded" or "reranked"."""
+  """"bm25", "dense", "fused" or "ltr"."""
   statement: statement_lib.PrivacyStatement | None = None
   """Of the system that was scored; None where no private record went into it."""
 

@@ -270,8 +270,7 @@ def _note(config: Config) -> str:
       " and by a retriever that was trained, from a public encoder, on these"
       " synthetic queries alone"
     )
-  drawn = " They were drawn by noisy topic counts." if config.topics else ""
-  return f"They were filtered by {what}: post-processing.{drawn}"
+  return f"They were filtered by {what}: post-processing."
 
 
 def _in_words(config: Config) -> str:
