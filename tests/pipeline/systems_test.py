@@ -163,10 +163,12 @@ def test_the_weight_of_all_rows_is_searched_for_once(
     return read(task)
 
   monkeypatch.setattr(fuse, "_read_queries", noted)
-  chooser = fuse.Config(min_queries=5, standard_errors=0.5)
+  chooser = fuse.Config(min_queries=5, standard_errors=0.4)
   config = dataclasses.replace(finished_run.config, fuse=chooser)
   plan.run(config, root, stages=["fuse"], progress=False)
   assert len(searched) == 1
+  judged, _ = read(searched[0])
+  assert judged is not None
   test_one_public_weight_is_that_of_all_rows(types.SimpleNamespace(root=root))
 
 
