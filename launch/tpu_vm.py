@@ -49,10 +49,10 @@ _AXES = ("MESH_DATA", "MESH_FSDP", "MESH_TENSOR")
 _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
 _STAGES = (
   "run", "prepare_data", "prepare_test_set", "pretrain", "finetune_dp",
-  "static_encoder", "topic_counts", "generate", "filter_queries",
-  "vote_queries", "query_leakage", "direct_dp", "train_reranker", "train_retriever",
-  "encode_documents", "fuse", "learn_to_rank", "learn_map", "expand", "rerank",
-  "evaluate", "audit", "measure_costs", "compare_queries", "release_scores", "report",
+  "static_encoder", "generate", "filter_queries",
+  "query_leakage", "direct_dp", "train_retriever",
+  "encode_documents", "fuse", "learn_to_rank", "learn_map",
+  "evaluate", "audit", "compare_queries", "release_scores", "report",
   "study",
 )  # fmt: skip
 # What a source or a checkpoint needs beside run and tpu, by what names it.

@@ -453,7 +453,6 @@ WRONG_USES = {
   "study --gin_file=images.gin --workdir=gs://b/x": "study works in a folder",
   "audit --gin_file=demo_tiny.gin --workdir=gs://b/x --mirror=s3://b": "--mirror=s3://b: expected a path",
   "corpus_overlap --corpus=a --workdir=gs://b/x": "--workdir=gs://b/x: expected a path",
-  f"{RUN} --gin.train_reranker.Config.bert=gs://b/x": "bert=gs://b/x: expected a path",
   "run --gin_file=gs://b/x.gin --workdir=w": "--gin_file[0]=gs://b/x.gin: expected",
   "search boats --workdir=no://b/x": "no://b/x: Protocol not known",
   "export --checkpoint=no://b/x --to=x --format=t5x": "no://b/x: Protocol not known",

@@ -210,16 +210,15 @@ def test_few_stages_hold_the_secret_or_read_private_queries():
   holders = {one.name for one in stages if one.needs_secret}
   assert holders == {
     *("prepare_data", "finetune_dp", "direct_dp", "audit", "release_scores"),
-    *("topic_counts", "vote_queries"),
     *("learn_to_rank", "learn_map"),
   }
   public = {one.name for one in stages if "prepared" not in one.reads}
   assert public == {
     *("prepare_data", "prepare_test_set", "pretrain", "generate"),
     "static_encoder",
-    *("filter_queries", "encode_documents", "measure_costs"),
+    *("filter_queries", "encode_documents"),
     # The row `original` aside, as their tests hold.
-    *("train_retriever", "fuse", "expand", "train_reranker", "rerank"),
+    *("train_retriever", "fuse"),
   }
 
 

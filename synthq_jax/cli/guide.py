@@ -286,7 +286,7 @@ def _price(
   """Yields what the private trainings of a run are to cost."""
   from synthq_jax.pipeline import released_results
   from synthq_jax.privacy import rounding
-  from synthq_jax.stages import direct_dp, stage, topic_counts
+  from synthq_jax.stages import direct_dp, stage
 
   retrievers = [
     (f"synthetic_{stage.row_name(e)}", e)
@@ -314,26 +314,11 @@ def _price(
     seeds = f" for each of {times} seeds" if times > 1 else ""
     use = "only compared" if compared else "released"
     yield f"epsilon of {row}: {rounding.epsilon(epsilon)}{seeds}, {use}"
-  for row in config.rows.voted if "vote_queries" in wanted else ():
-    epsilon, name = config.vote_queries.epsilon, f"synthetic_voted_{row}"
-    compared = config.rows.is_compared(name)
-    total += 0.0 if compared else times * epsilon
-    use = "only compared" if compared else "released"
-    yield (
-      f"epsilon of {name}: {rounding.epsilon(epsilon)}, with what wrote it, {use}"
-    )
-  if topic_counts.is_wanted(config) and "topic_counts" in wanted:
-    total += config.topic_counts.epsilon
-    yield (
-      "epsilon of the topic counts:"
-      f" {rounding.epsilon(config.topic_counts.epsilon)}, released"
-    )
   if (config.rows.ltr or config.rows.mapped) and "learn_to_rank" in wanted:
     beside = [
       x for x in ("untrained", "public_only") if getattr(config.rows, x)
     ]
     beside += [row for row, e in retrievers if math.isfinite(e)]
-    beside += [f"synthetic_voted_{name}" for name in config.rows.voted]
     beside = [
       row
       for row in map("".join, itertools.product(beside, config.ends))

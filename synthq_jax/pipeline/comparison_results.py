@@ -47,8 +47,8 @@ class Row:
   gain_kept: intervals.Interval | None = None
   """By the first measure: what is kept of the gain that the real queries bring
   to the same system, (row - untrained) / (original - untrained); 95%, Fieller.
-  Without queries an expansion is BM25, and a sum whose weights they teach ("ltr")
-  the fused untrained row. None where a row is lacking, or the real queries bring no
+  Without queries a sum whose weights they teach ("ltr") is the fused untrained
+  row. None where a row is lacking, or the real queries bring no
   gain that is clear of 0."""
 
 

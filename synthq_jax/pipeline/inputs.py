@@ -17,7 +17,6 @@ from synthq_jax.data import (
   collection,
   files,
   passages,
-  search_engines,
   token_cache,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
@@ -38,7 +37,6 @@ __all__ = [
   "document_text",
   "document_texts",
   "document_tokens",
-  "expanded",
   "held_out",
   "load_public",
   "owners",
@@ -228,37 +226,6 @@ def document_text(line: str | bytes) -> str:
   """Returns title and text of a line of the run's own corpus.jsonl."""
   entry = json.loads(line)
   return f"{entry['title']} {entry['text']}".strip()
-
-
-def expanded(
-  corpus: pathlib.Path, expansion: pathlib.Path
-) -> Iterator[search_engines.Entry]:
-  """Yields documents with the queries that a file has for them, one at a time.
-
-  Args:
-    corpus: the run's own corpus.jsonl.
-    expansion: the file of a `system_results.Expansion`, in the same order.
-
-  Raises:
-    ValueError: if a document of the expansion stands out of order, or nowhere.
-  """
-  lines = (line for _, line in files.json_lines(expansion))
-  line = next(lines, None)
-  for _, document in files.json_lines(corpus):
-    queries: tuple[str, ...] = ()
-    if line is not None and line["_id"] == document["_id"]:
-      queries, line = tuple(line["queries"]), next(lines, None)
-    yield search_engines.Entry(
-      id=document["_id"],
-      title=document["title"],
-      text=document["text"],
-      queries=queries,
-    )
-  if line is not None:
-    raise ValueError(
-      f"{expansion}: expected documents in the order of the collection, got"
-      f" {line['_id']!r} out of it: delete this folder, and it is made again"
-    )
 
 
 def vocabulary(

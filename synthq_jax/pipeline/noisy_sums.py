@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from synthq_jax import artifacts
 from synthq_jax.pipeline import private_training, results, workspace
@@ -13,9 +13,7 @@ from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import (
   gaussian,
-  joint,
   ledger,
-  rounding,
   sampling,
   terms,
 )
@@ -25,12 +23,9 @@ from synthq_jax.stages import stage
 __all__ = [
   "MIDDLE",
   "centred_sum",
-  "claim",
-  "counted",
   "draw",
   "enough",
   "everybody",
-  "joined",
   "of_split",
   "smallest_delta",
   "words",
@@ -38,7 +33,6 @@ __all__ = [
 
 MIDDLE = 0.5
 """Of values in [0, 1]."""
-_CLOSE = 1.005
 
 
 def centred_sum(
@@ -62,32 +56,6 @@ def centred_sum(
   return (np.nan_to_num(table).clip(0, 1) - MIDDLE).sum(axis=0)
 
 
-def counted(
-  places: Int[np.ndarray, " query"],
-  size: int,
-  users: Int[np.ndarray, " query"] | None = None,
-) -> Float[np.ndarray, " place"]:
-  """Counts queries by the place that each chooses for itself.
-
-  Formal guarantee:
-    Without `users` one query more or less moves the vector by 1 in L2, at its own
-    place alone. With them each query weighs one over the number of its user's, so
-    that one user more or less moves it by 1 in L1, hence by at most 1 in L2, and
-    by just that where all of a user's queries are at one place.
-
-  >>> counted(np.array([0, 2, 2]), 3), counted(
-  ...   np.array([0, 2, 2]), 3, np.array([0, 0, 1]))
-  (array([1., 0., 2.]), array([0.5, 0. , 1.5]))
-
-  Args:
-    places: of each query, in [0, size), a function of that query alone.
-    size: number of places.
-    users: who asked each query, where users are what is protected.
-  """
-  weights = None if users is None else 1.0 / np.bincount(users)[users]
-  return np.bincount(places, weights, minlength=size).astype(float)
-
-
 def everybody(units: int) -> sampling.Poisson:
   """Returns the batch of all; with room for two more: nothing is ever cut.
 
@@ -99,63 +67,6 @@ def everybody(units: int) -> sampling.Poisson:
   )
 
 
-def claim(
-  *,
-  epsilon: float,
-  delta: float | None,
-  units: int,
-  l2_sensitivity: float,
-  words: terms.Terms,
-  part: str = "",
-  beside: statement_lib.PrivacyStatement | None = None,
-) -> claim_lib.Claim:
-  """Returns the promise about one noisy sum over all queries.
-
-  Args:
-    epsilon: of the promise, or of it and `beside` together.
-    delta: of the promise; None: 1 / (2n).
-    units: how many queries, or users, public.
-    l2_sensitivity: of the sum.
-    words: of the promise.
-    part: the records that are read, as `releases.Release` has it.
-    beside: a claim that `epsilon` covers, too; None: there is none.
-
-  Raises:
-    ValueError: if `beside` leaves nothing of epsilon.
-  """
-
-  def made(target: float) -> claim_lib.Claim:
-    return claim_lib.calibrated(
-      epsilon=target,
-      delta=delta,
-      sampler=everybody(units),
-      steps=1,
-      l2_clip_norm=l2_sensitivity,
-      words=words,
-      part=part,
-    )
-
-  if beside is None or beside.is_public:
-    return made(epsilon)
-  if not beside.epsilon < epsilon:
-    raise ValueError(
-      f"expected an epsilon above the {rounding.epsilon(beside.epsilon)} that is"
-      f" spent before, got epsilon={rounding.epsilon(epsilon)}"
-    )
-
-  def is_within(target: float) -> bool:
-    both = [beside, made(target).statement("noisy_sums")]
-    return joined(both).epsilon <= epsilon
-
-  low, high = (epsilon - beside.epsilon) * 0.9, epsilon
-  while not is_within(low):  # plain addition, but for the deltas
-    low, high = low / 2, low
-  while high / low > _CLOSE:
-    middle = math.sqrt(low * high)
-    low, high = (middle, high) if is_within(middle) else (low, middle)
-  return made(low)
-
-
 def of_split(
   config: Any,
   prepared: results.PreparedData,
@@ -163,9 +74,8 @@ def of_split(
   base: terms.Terms,
   *,
   how: str = "",
-  size: int | None = None,
+  size: int,
   space: workspace.Workspace | None = None,
-  beside: statement_lib.PrivacyStatement | None = None,
 ) -> claim_lib.Claim:
   """Returns the promise about one noisy sum over the queries of a split.
 
@@ -175,24 +85,22 @@ def of_split(
     split: whose queries.
     base: the words, for single queries.
     how: as in `words`.
-    size: of the sum of scores that is released; None: counts, which a unit moves
-      by 1.
+    size: of the sum of scores that is released.
     space: the working directory; None: only the noise is of interest.
-    beside: as in `claim`.
 
   Raises:
-    ValueError: if `beside` leaves nothing of epsilon, or the split has no query.
+    ValueError: if the split has no query.
   """
   units = prepared.units(split)
   most = prepared.queries_per_user or 1
-  return claim(
+  return claim_lib.calibrated(
     epsilon=config.epsilon,
     delta=config.delta or smallest_delta(prepared, units),
-    units=units,
-    l2_sensitivity=1.0 if size is None else most * math.sqrt(size) * MIDDLE,
+    sampler=everybody(units),
+    steps=1,
+    l2_clip_norm=most * math.sqrt(size) * MIDDLE,
     words=base if space is None else words(base, how, space, prepared),
     part=prepared.part(split),
-    beside=beside,
   )
 
 
@@ -267,25 +175,6 @@ def draw(
   statement = promise.enter(space.private(ledger.NAME), release.identifier)
   std = promise.noise_multiplier * promise.l2_sensitivity
   return statement, gaussian.noisy(total, std, release.noise_key)
-
-
-def joined(
-  statements: list[statement_lib.PrivacyStatement], note: str = ""
-) -> statement_lib.PrivacyStatement:
-  """Returns the claim of what several results went into.
-
-  Args:
-    statements: of these results.
-    note: how it was made of them; none if empty.
-
-  Raises:
-    ValueError: if no claim covers them all.
-  """
-  whole = statements[0] if len(statements) == 1 else joint.claim(statements)
-  if whole is None:
-    units = sorted({one.unit for one in statements})
-    raise ValueError(f"expected claims that one covers, got units {units}")
-  return statement_lib.inherit(whole, note) if note else whole
 
 
 def enough(excess: Callable[[int], float], number: int) -> int:

@@ -53,9 +53,6 @@ class Rows:
   direct_dp: tuple[float, ...] = (8.0,)
   """The real queries with DP directly, at these epsilons; inf is left out,
   since `original` is that row."""
-  voted: tuple[str, ...] = artifacts.later(())
-  """Sets of synthetic queries that private ones vote on, each a row more:
-  "public_only", the votes being the only private step, or e.g. "eps4"."""
   fused: bool = False
   """Each dense retriever beside BM25, a row each."""
   ltr: tuple[str, ...] = artifacts.later(())
@@ -64,11 +61,6 @@ class Rows:
   mapped: tuple[float, ...] = artifacts.later(())
   """Such a row of the public model's queries, or of no query, with a map of its
   retriever's vectors that private queries teach at these epsilons."""
-  expanded: bool = False
-  """BM25 over documents and their queries, a row for each set of queries."""
-  reranked: bool = False
-  """The first results of BM25, or of the fusion, in a new order by a reranker, a
-  row for each set of pairs."""
   compared: tuple[str, ...] = ()
   """Rows with a finite epsilon that nobody will release, or their beginnings:
   "direct_dp", "synthetic_eps16", "map", "ltr_untrained". They lie under `private/`
@@ -82,7 +74,7 @@ class Rows:
           "plan.Rows.compared must hold rows that begin with synthetic, direct_dp,"
           f" map or ltr, as direct_dp or synthetic_eps16, got {row!r}"
         )
-    for field in ("fused", "ltr", "mapped", "reranked"):
+    for field in ("fused", "ltr", "mapped"):
       if getattr(self, field) and not self.bm25:
         raise ValueError(
           f"Rows.{field} needs the row that it is made of, got bm25=False: set"
@@ -109,14 +101,6 @@ class Rows:
             " leave one out"
           )
         names[name] = epsilon
-
-    written = {stage.row_name(epsilon) for epsilon in self.synthetic}
-    written |= {"public_only"} if self.public_only else set()
-    if unknown := set(self.voted) - written:
-      raise ValueError(
-        f"Rows.voted must be of {', '.join(sorted(written)) or 'nothing'}, the sets"
-        f" of queries that are written, got {', '.join(sorted(unknown))}"
-      )
 
   @property
   def mapped_row(self) -> str:
@@ -190,8 +174,8 @@ class _Settings:
   """Shape that the checkpoint must have, or its name, such as "t5_1_1_base";
   None: whatever it has."""
   retriever_checkpoint: str = ""
-  """Public encoder of the same vocabulary from which retrievers, rerankers and the
-  vectors of MAUVE start, for static_encoder.Config.dim=0; empty: that of the
+  """Public encoder of the same vocabulary from which retrievers and the vectors
+  of MAUVE start, for static_encoder.Config.dim=0; empty: that of the
   generator."""
   direct_dp_methods: tuple[direct_dp_lib.Config, ...] = ()
   """Several instead of `direct_dp`, each with a label of its own."""
@@ -230,14 +214,7 @@ class _Settings:
     self._check_audit()
     self.pretrain.check_sentinels(self.prepare_data.extra_ids)
     self._check_depth(self.rows.fused, "fuse")
-    self._check_depth(self.rows.reranked, "rerank")
     self._check_depth(self.rows.ltr or self.rows.mapped, "learn_to_rank")
-    if self.rows.reranked and not self.rows.fused:
-      if self.rerank.first_stage == "fused":
-        raise ValueError(
-          "rerank.Config.first_stage is 'fused', got plan.Rows.fused=False: set"
-          " it, or rerank what BM25 finds"
-        )
     labels = [one.label for one in self.direct_dp_methods]
     if len(set(labels)) < len(labels):
       raise ValueError(

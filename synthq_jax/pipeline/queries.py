@@ -17,13 +17,12 @@ import numpy as np
 from synthq_jax import array_files, artifacts, memory
 from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.generation import allocation, text_measures
-from synthq_jax.pipeline import config_types, inputs, results
+from synthq_jax.generation import text_measures
+from synthq_jax.pipeline import config_types, inputs
 from synthq_jax.retrieval import bm25
 
 __all__ = [
   "Config",
-  "by_topics",
   "decoded",
   "forbidden",
   "index_of",
@@ -53,30 +52,6 @@ class Config:
     """Refuses values out of range."""
     config_types.at_least(self, 1, "gauge_queries", "batch_size")
     config_types.at_least(self, 0, "seed")
-
-
-def by_topics(
-  folders: Any,
-  topics: results.TopicCounts,
-  owners: np.ndarray,
-  *,
-  total: int,
-  seed: int,
-) -> np.ndarray:
-  """Returns how many of a total each item gets, by its document's noisy count.
-
-  Args:
-    folders: the working directory.
-    topics: clusters of the documents, and their counts.
-    owners: positions of the items' documents, [item].
-    total: how many there are.
-    seed: public.
-  """
-  place = folders.root / topics.directory / results.TOPICS_NAME
-  stored = array_files.read_npz(place)
-  return allocation.spread(
-    stored["clusters"][owners], stored["counts"], total, seed=seed
-  )
 
 
 def save(
@@ -129,7 +104,6 @@ def texts(
 def index_of(
   ids: Iterable[Any],
   corpus: pathlib.Path,
-  expansion: pathlib.Path | None = None,
 ) -> bm25.Index:
   """Returns BM25 over all documents, whole, not cut at an encoder's length.
 
@@ -138,12 +112,8 @@ def index_of(
   Args:
     ids: of the documents.
     corpus: their texts, in the same order.
-    expansion: queries that are read with them, see `inputs.expanded`.
   """
   names = tuple(map(str, ids))
-  if expansion is not None:
-    texts = (one.contents for one in inputs.expanded(corpus, expansion))
-    return bm25.BM25().build(names, texts)
   key = (corpus.resolve(), files.state(corpus), names)
   return _kept.get(
     key, lambda: bm25.BM25().build(names, inputs.document_texts(corpus))

@@ -24,10 +24,8 @@ _WITHOUT_RECORDS = ("prepare_data", "report")
 """Folders without a result.json; what they hold is public or said elsewhere."""
 
 _SCORES = "release_scores/"
-_SHOWN = (_SCORES, "topic_counts/", "tuning/")
+_SHOWN = (_SCORES, "tuning/")
 """Begin the identifiers of what may be shown as soon as it is drawn."""
-_VOTES = "vote_queries/"
-"""Begins those of votes, which may be shown unless they are only compared."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +34,7 @@ class Released:
 
   shared: _Statements
   """Of every result outside of `private/` that has a claim, by its folder; and of
-  every release of scores, topics or votes that was begun, since it may have been
-  shown, but for votes that a result which is only compared has counted; and of every
+  every release of scores that was begun, since it may have been shown; and of every
   training behind scores, which is every one where the result of scores is gone."""
   compared: _Statements
   """Of results under `private/` that claim something, by their folders."""
@@ -134,15 +131,11 @@ def read(root: pathlib.Path) -> Released:
     for name, one in started.items()
   ):  # scores were shown whose result is gone: whatever there is was scored
     behind = {k for k, one in started.items() if one.epsilon < math.inf}
-  compared = {entry for one in claims.values() for entry in one.ledger}
   shared |= {
     f"{ledger.NAME}: {name}": one
     for name, one in started.items()
-    if (
-      (name in behind or name.startswith(_SHOWN))
-      and not known >= set(one.ledger)
-    )
-    or (name.startswith(_VOTES) and not compared >= set(one.ledger))
+    if (name in behind or name.startswith(_SHOWN))
+    and not known >= set(one.ledger)
   }
   return Released(
     shared=shared,

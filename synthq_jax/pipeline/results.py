@@ -34,9 +34,7 @@ __all__ = [
   "Report",
   "Saved",
   "SyntheticQueries",
-  "TOPICS_NAME",
   "TestSet",
-  "TopicCounts",
   "is_private_path",
   "first_seeds",
   "inherited",
@@ -67,9 +65,6 @@ PRIVATE = "private"
 
 ASKED_NAME = "asked.npy"
 """Beside the documents: the positions of those that train queries ask about."""
-
-TOPICS_NAME = "topics.npz"
-"""Of `TopicCounts`: the cluster of each document, a noisy count of each."""
 
 
 def is_private_path(path: str) -> bool:
@@ -316,7 +311,7 @@ class Checkpoint(Claimed):
 class SyntheticQueries(Claimed):
   """Queries written by a generator for public documents, or what was kept.
 
-  The folder, of the last of generate, filter_queries and vote_queries that ran,
+  The folder, of the last of generate and filter_queries that ran,
   holds queries.jsonl (_id, text, document) and tokens.npz; `seconds` are of all.
   """
 
@@ -327,7 +322,7 @@ class SyntheticQueries(Claimed):
   num_documents: int
   """Documents written for, drawn from the whole public collection."""
   queries_per_document: int
-  """Of each document or passage; the mean, where topic counts say more."""
+  """Of each document or passage."""
   num_queries: int
   """Queries that the filters kept."""
   removed: dict[str, int]
@@ -393,7 +388,7 @@ class Evaluation(Saved):
   met: str = ""
   """How often these choices mattered, in one sentence."""
   system: str = "dense"
-  """"bm25", "dense", "fused", "ltr", "expanded" or "reranked"."""
+  """"bm25", "dense", "fused" or "ltr"."""
   statement: statement_lib.PrivacyStatement | None = None
   """Of the system that was scored; None where no private record went into it."""
 
@@ -468,24 +463,6 @@ class ReleasedScores(Claimed):
         f" {len(self.statement.ledger)} releases: make them with the"
         " release_scores stage"
       )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TopicCounts(Saved):
-  """How often each cluster of documents is asked about, with noise.
-
-  The folder holds `TOPICS_NAME`.
-  """
-
-  statement: statement_lib.PrivacyStatement
-  """What the noise promises."""
-  num_clusters: int
-  """Of documents, public."""
-  noise: float
-  """Standard deviation of the noise on each count."""
-  misplaced: float
-  """Share of the queries that the noise is expected to move to others' clusters,
-  at most."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

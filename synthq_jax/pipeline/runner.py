@@ -76,14 +76,9 @@ class Run:
     return self.rows("finetune_dp")
 
   @property
-  def written(self) -> Mapping[str, stage.Made]:
-    """What filters kept of what each generator wrote, or all."""
-    return {**self.rows("generate"), **self.rows("filter_queries")}
-
-  @property
   def queries(self) -> Mapping[str, stage.Made]:
-    """What is trained on: `written`, and what votes chose from it."""
-    return {**self.written, **self.rows("vote_queries")}
+    """Maps each generator to the queries that it wrote and that filters kept."""
+    return {**self.rows("generate"), **self.rows("filter_queries")}
 
   @property
   def retrievers(self) -> Mapping[str, stage.Made]:
@@ -104,24 +99,17 @@ class Run:
       sources |= real
     return sources
 
-  @property
-  def held_out(self) -> float:
-    """The share of documents whose queries choose weights (`inputs.held_out`)."""
-    config = self.config
-    chooses = config.rows.reranked and config.rerank.weight is None
-    return config.fuse.held_out if chooses else 0.0
-
   def left_out(self, row: str) -> float:
     """The share of documents whose queries do not train this retriever."""
     if not (row.startswith("original") and self.config.rows.is_ranked(row)):
-      return self.held_out
-    return max(self.held_out, self.config.learn_to_rank.held_out)
+      return 0.0
+    return self.config.learn_to_rank.held_out
 
   @property
   def systems(self) -> Mapping[str, stage.Made]:
     """Everything that can be scored, but for BM25, by the names of rows."""
     made = dict(self.retrievers)
-    for name in ("fuse", "learn_to_rank", "learn_map", "expand", "rerank"):
+    for name in ("fuse", "learn_to_rank", "learn_map"):
       rows = self.rows(name).values()
       made.update({one.value.name: one for one in rows})
     return made

@@ -83,8 +83,6 @@ class Searcher:
   """By name, in the order in which they are shown."""
   documents: Sequence[dict[str, str]]
   """Lines of corpus.jsonl by position."""
-  num_bytes: dict[str, int]
-  """By name: the size of an index in memory."""
 
   def search(self, query: str, k: int = 10) -> dict[str, list[Hit]]:
     """Returns the best documents of each system, best first.
@@ -119,7 +117,6 @@ def open_run(
   names: Sequence[str] = (),
   *,
   private: bool = False,
-  hnsw: index.HNSW | None = None,
 ) -> Searcher:
   """Opens the systems of a finished run.
 
@@ -128,12 +125,10 @@ def open_run(
 
   Args:
     workdir: of the run.
-    names: "bm25", and rows of retrievers, fused or expanded systems; none: BM25,
+    names: "bm25", and rows of retrievers, fused systems; none: BM25,
       and the first retriever that was trained on synthetic queries, with what is
       made of it.
     private: whether systems under `private/` are taken, too.
-    hnsw: an approximate index, in which the first retriever is searched, too, as
-      "ROW (HNSW)"; None: none.
 
   Raises:
     ValueError: if the run is not finished, or has no such row.
@@ -143,7 +138,7 @@ def open_run(
   artifacts.check(folders.private("prepare_data"))
   known = rows(folders, private=private)
   first = next((name for name in known if name.startswith("synthetic")), "none")
-  beside = [f"{system}_{first}" for system in ("fused", "ltr", "expanded")]
+  beside = [f"{system}_{first}" for system in ("fused", "ltr")]
   usual = [system_results.LEXICAL, first, *beside]
   chosen = tuple(names) or [name for name in usual if name in known]
   for name in chosen:
@@ -156,11 +151,8 @@ def open_run(
   _check(folders, known, chosen)
   opened = _Opened(folders, prepared, known)
   systems = {name: opened.system(name) for name in dict.fromkeys(chosen)}
-  dense = (name for name in systems if opened.is_dense(name))
-  if hnsw is not None and (name := next(dense, None)) is not None:
-    systems[f"{name} (HNSW)"] = opened.approximate(name, hnsw)
   documents = files.Lines(opened.corpus, json.loads)
-  return Searcher(systems, documents, opened.num_bytes)
+  return Searcher(systems, documents)
 
 
 def describe(found: dict[str, list[Hit]]) -> str:
@@ -189,7 +181,6 @@ def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
     "fuse": system_results.Fusion,
     "learn_to_rank": system_results.Ranking,
     "learn_map": system_results.Ranking,
-    "expand": system_results.Expansion,
   }
   found: dict[str, Any] = {system_results.LEXICAL: None}
   for place in (folders.public, folders.private)[: 1 + private]:
@@ -235,32 +226,16 @@ class _Opened:
     self._folders, self._prepared, self._known = folders, prepared, known
     self._positions = [str(n) for n in range(prepared.num_documents)]
     self.corpus = inputs.corpus(folders, prepared)
-    self.num_bytes: dict[str, int] = {}
-
-  def is_dense(self, name: str) -> bool:
-    return isinstance(self._known[name], results.Checkpoint)
 
   @functools.cache  # noqa: B019  (lives as long as its searches)
   def system(self, name: str) -> _Search:
     made = self._known[name]
     if isinstance(made, results.Checkpoint):
-      built = self._index(name)
-      self.num_bytes[name] = built.vectors.nbytes
-      return self._vectors(name, built)
+      return self._vectors(name, self._index(name))
     if isinstance(made, (system_results.Fusion, system_results.Ranking)):
       return self._beside_bm25(made)
-    place = None
-    if made is not None:
-      place = self._folders.root / made.directory / made.FILE
-    built = queries_lib.index_of(self._positions, self.corpus, place)
-    self.num_bytes[name] = built.num_bytes
+    built = queries_lib.index_of(self._positions, self.corpus)
     return lambda query, k: built.search_run([""], [query], k)[""]
-
-  def approximate(self, name: str, hnsw: index.HNSW) -> _Search:
-    vectors = self._index(name).vectors
-    size = vectors.nbytes + 8 * hnsw.links * len(vectors)
-    self.num_bytes[f"{name} (HNSW)"] = size
-    return self._vectors(name, hnsw.build(vectors))
 
   @functools.cached_property
   def _passages(self) -> passages.Passages:
@@ -276,12 +251,8 @@ class _Opened:
   ) -> _Search:
     parts = (system_results.LEXICAL, made.retriever)
     lexical, dense = map(self.system, parts)
-    self.num_bytes[made.name] = sum(self.num_bytes[part] for part in parts)
-    if isinstance(made, system_results.Ranking):
-      joined = self._ranked(made)
-      self.num_bytes[made.name] += self._features.num_bytes
-    else:
-      joined = self._fused(made)
+    is_ranking = isinstance(made, system_results.Ranking)
+    joined = self._ranked(made) if is_ranking else self._fused(made)
 
     def find(query: str, k: int) -> dict[str, float]:
       runs = [one(query, made.depth) for one in (lexical, dense)]
@@ -323,7 +294,7 @@ class _Opened:
 
     return added
 
-  def _vectors(self, name: str, built: index.Index | index.Graph) -> _Search:
+  def _vectors(self, name: str, built: index.Index) -> _Search:
     """Returns the search by a retriever's vectors."""
     encoded = self._encoder(name)
     owners = self._passages.owners

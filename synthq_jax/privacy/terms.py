@@ -24,10 +24,7 @@ __all__ = [
   "SPLIT",
   "SUMMED",
   "T5X",
-  "TOPICS",
   "Terms",
-  "VOTES",
-  "WEIGHED",
   "fixed_secret",
   "most_queries",
   "user",
@@ -64,10 +61,6 @@ DRAWN_JUDGED = (
   " noise is for all of a user's together."
 )
 SUMMED = "The scores of one user's queries are added up."
-WEIGHED = (
-  "Each query weighs one over the number of its user's, so that a user counts as"
-  f" one. {_KEPT}"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,49 +166,6 @@ SCORES = Terms(
 """Of means over private test queries."""
 
 _CHOSEN = "The settings were chosen without looking at the private queries."
-
-TOPICS = Terms(
-  unit="query",
-  mechanism="queries counted by the public cluster of their document, Gaussian"
-  " noise",
-  public=(
-    "The documents.",
-    "The number of private queries.",
-    "The settings: the encoder of the documents, their clusters, and the noise.",
-  ),
-  assumptions=(
-    "A query is one record with the one of its relevant documents that was kept,"
-    " and counts once.",
-    _NOISE_SEED,
-    _CHOSEN,
-    IDEAL_NUMBERS,
-  ),
-  not_protected=_shown_of("private queries"),
-)
-"""Of how often each group of documents is asked about."""
-
-VOTES = Terms(
-  unit="query",
-  mechanism="votes of queries, each for the written query nearest to it, Gaussian"
-  " noise",
-  public=(
-    "The documents.",
-    "The number of private queries.",
-    "The settings: the encoder of the queries, the threshold, and the noise.",
-  ),
-  assumptions=(
-    "A query is one record, and votes once.",
-    "A query's vote depends on that query, the encoder and the written queries"
-    " alone, to the last bit, whatever is encoded beside it.",
-    "The written queries were public, or released under a claim of their own,"
-    " which comes on top.",
-    _NOISE_SEED,
-    _CHOSEN,
-    IDEAL_NUMBERS,
-  ),
-  not_protected=_shown_of("private queries"),
-)
-"""Of written queries that private ones choose from."""
 
 EXAMPLES = Terms(
   unit="example",

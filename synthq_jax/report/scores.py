@@ -15,7 +15,6 @@ from synthq_jax.report import blocks, page, plots, tables, words
 from synthq_jax.retrieval import measures as measures_lib
 
 __all__ = [
-  "COSTS",
   "FURTHER",
   "LEARNING",
   "OTHERS",
@@ -453,7 +452,7 @@ def _times(
   for row in comparison.rows:
     name = row.evaluation.name
     queries = name.removeprefix("synthetic_")
-    generator = queries.removeprefix("voted_") if queries != name else ""
+    generator = queries if queries != name else ""
     kinds = (
       ("generator", generator), ("queries", queries), ("retriever", name)
     )  # fmt: skip
@@ -474,28 +473,6 @@ def _times(
   }
   together = {"Together": lambda name: tables.duration(sum(spent[name]))}
   return (tables.of(spent, {"Row": _NAME, **parts, **together}),)
-
-
-def _costs(costs: system_results.Costs | None) -> Content:
-  """Returns what a query and an index of each system take."""
-  if costs is None:
-    return ()
-  table = tables.of(
-    costs.rows,
-    {
-      "Row": lambda one: _NAME(one.name),
-      "Index (MiB)": lambda one: f"{one.index_bytes / 2**20:,.1f}",
-      "Encoding": lambda one: (
-        "-"
-        if one.encode_seconds is None
-        else tables.duration(one.encode_seconds)
-      ),
-      "p50 (ms)": lambda one: f"{one.p50:.2f}",
-      "p95 (ms)": lambda one: f"{one.p95:.2f}",
-    },
-  )
-  said = words.paragraph("scores.costs", number=tables.count(costs.num_queries))
-  return (table, said)
 
 
 def _trained(
@@ -526,5 +503,4 @@ OTHERS = page.Section(
 )
 FURTHER = page.Section(_FURTHER, _further)
 PRIVATE_TRAINING = page.Section("Training", _training)
-COSTS = page.Section("What each system takes", _costs)
 TIMES = page.Section("Time of each row", _times)

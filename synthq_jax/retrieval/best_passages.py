@@ -12,7 +12,7 @@ __all__ = ["documents", "nearest"]
 
 
 def documents(
-  built: index.Index | index.Graph,
+  built: index.Index,
   queries: Float[np.ndarray, "query dim"],
   owners: Int[np.ndarray, " passage"],
   depth: int,

@@ -1,13 +1,4 @@
-"""Search by inner product with faiss: exact, or approximate by a graph (HNSW).
-
-A graph finds most of the best documents in a fraction of the time of an exact
-search. What is lost has to be measured on one's own vectors:
-`tests/benchmarks/search.py` does that.
-
-References:
-  Malkov and Yashunin, "Efficient and Robust Approximate Nearest Neighbor Search
-  Using Hierarchical Navigable Small World Graphs", TPAMI 2020.
-"""
+"""Searches vectors exactly, by inner product, with faiss."""
 
 import dataclasses
 import os
@@ -16,14 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from synthq_jax import artifacts, checks, extras
+from synthq_jax import artifacts, extras
 
 with extras.required("run"):
   import faiss
 
 __all__ = [
-  "Graph",
-  "HNSW",
   "Index",
   "blocks",
   "exact",
@@ -204,96 +193,3 @@ def exact(vectors: Float[np.ndarray, "document dim"]) -> Index:
   flat.add(vectors)
   longest = float(np.linalg.norm(vectors, axis=1).max())
   return Index(vectors, flat, longest)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HNSW:
-  """A graph that a search walks, from far neighbours to near ones.
-
-  Inner products are no distances: this is meant for vectors of about equal
-  length. Equal seeds and vectors give equal graphs if faiss inserts with one
-  thread (`faiss.omp_set_num_threads(1)`); the order in which several insert is
-  not promised. Searching a graph gives the same each time.
-
-  >>> index = HNSW(links=4, ef_search=8, seed=0).build(
-  ...   np.eye(4, dtype=np.float32)
-  ... )
-  >>> index.search(np.eye(4, dtype=np.float32), k=1)[1].T
-  array([[0, 1, 2, 3]])
-
-  Attributes:
-    links: neighbours of a vector, twice as many on the lowest level; >= 2. A
-      vector takes about 8 * links bytes besides its numbers.
-    ef_construction: candidates while a vector is inserted, >= 1.
-    ef_search: candidates while a query is answered, >= 1; at least k are kept.
-    seed: of the levels on which vectors stand, >= 0.
-  """
-
-  links: int = 32
-  ef_construction: int = 200
-  ef_search: int
-  seed: int
-
-  def __post_init__(self):
-    checks.at_least(2, links=self.links)
-    checks.at_least(
-      1, ef_construction=self.ef_construction, ef_search=self.ef_search
-    )
-    checks.at_least(0, seed=self.seed)
-
-  def build(self, vectors: Float[np.ndarray, "document dim"]) -> "Graph":
-    """Inserts all vectors.
-
-    Args:
-      vectors: one per document, float32.
-
-    Returns:
-      The index, which holds a copy of the vectors.
-
-    Raises:
-      ValueError: if there are no vectors, or one is not finite.
-    """
-    vectors = _documents(vectors)
-    inner = faiss.IndexHNSWFlat(
-      vectors.shape[1], self.links, faiss.METRIC_INNER_PRODUCT
-    )
-    inner.hnsw.efConstruction = self.ef_construction
-    inner.hnsw.rng = faiss.RandomGenerator(self.seed)
-    inner.add(vectors)
-    return Graph(inner, self.ef_search)
-
-
-@dataclasses.dataclass(frozen=True)
-class Graph:
-  """Vectors that `HNSW` indexed.
-
-  Attributes:
-    inner: the faiss index.
-    ef_search: candidates while a query is answered.
-  """
-
-  inner: faiss.IndexHNSWFlat = dataclasses.field(repr=False)
-  ef_search: int
-
-  def search(
-    self, queries: Float[np.ndarray, "query dim"], k: int
-  ) -> tuple[Float[np.ndarray, "query k"], Int[np.ndarray, "query k"]]:
-    """Does what `Index.search` does, and finds most of the best documents.
-
-    Scores are float32 sums. Every query gets k documents.
-    """
-    queries = _finite("queries", queries)
-    _check_search(queries, k, self.inner.d)
-    k = min(k, self.inner.ntotal)
-    parameters = faiss.SearchParametersHNSW(efSearch=max(self.ef_search, k))
-    scores, at = self.inner.search(queries, k, params=parameters)
-    short = at[:, -1] < 0
-    if short.any():  # a part of the graph that no path leads to
-      storage = faiss.downcast_index(self.inner.storage)
-      scores[short], at[short] = storage.search(queries[short], k)
-    scores = scores.astype(np.float64)
-    order = np.lexsort((at, -scores), axis=1)
-    return (
-      np.take_along_axis(scores, order, axis=1),
-      np.take_along_axis(at, order, axis=1),
-    )

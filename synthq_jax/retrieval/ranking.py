@@ -102,11 +102,6 @@ class Features:
   lengths: Float[np.ndarray, " document"]
   indexes: tuple[bm25.Index | None, ...]
 
-  @property
-  def num_bytes(self) -> int:
-    """The size of the indexes in memory."""
-    return sum(one.num_bytes for one in self.indexes if one is not None)
-
   @classmethod
   def build(cls, ids: Sequence[str], texts: Iterable[str]) -> "Features":
     """Indexes documents, in one pass.

@@ -86,12 +86,10 @@ def asked(
   )
 
 
-def lexical(
-  judged: Judged, depth: int, expansion: pathlib.Path | None = None
-) -> trec.Run:
+def lexical(judged: Judged, depth: int) -> trec.Run:
   """Runs BM25 over whole documents, not cut at the encoder's length."""
   ids = judged.passages.ids
-  built = queries_lib.index_of(ids, judged.corpus, expansion)
+  built = queries_lib.index_of(ids, judged.corpus)
   run = built.search_run(
     list(judged.qrels), judged.queries, depth + judged.drop_identical
   )

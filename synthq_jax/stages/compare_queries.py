@@ -588,6 +588,6 @@ def _side(
 
 STAGE = stage.of(
   __name__,
-  needs=("vote_queries", "evaluate"),
+  needs=("filter_queries", "evaluate"),
   reads=("prepared", "t5"),
 )

@@ -26,14 +26,14 @@ from synthq_jax.retrieval import (
   significance,
   trec,
 )
-from synthq_jax.stages import _ranking, _reranking, _search, stage
+from synthq_jax.stages import _ranking, _search, stage
 from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "run"]
 
 _BM25 = system_results.LEXICAL
 _BESIDE_BM25 = (system_results.Fusion, system_results.Ranking)
-_RUN, _FIRST = "run.trec", "first stage"
+_RUN = "run.trec"
 _FEW = (
   "Fewer than 50 queries: intervals are too narrow (of reciprocal ranks, half of"
   " them 0, they held 78% of the means of 10 queries and 83% of those of 20)."
@@ -80,10 +80,7 @@ def jobs(run):
   """Yields every row on every test set.
 
   Retrievers trained without privacy are not scored on the public pseudo-queries,
-  which nobody asked; on further sets they are, in the private folder. Expanded
-  documents are searched on the run's own queries alone: nothing was written for
-  other collections, and the pseudo-queries were taken out of documents that the
-  generator had read whole.
+  which nobody asked; on further sets they are, in the private folder.
   """
   config, prepared = run.config, run.prepared
   rows = {k: (made.value, made.digest) for k, made in run.systems.items()}
@@ -99,18 +96,13 @@ def jobs(run):
       hidden = system and results.is_private_path(system.directory)
       if called == "public" and (hidden or not prepared.num_public_test):
         continue  # its scores could not be shared, or there is no such set
-      if isinstance(system, system_results.Expansion) and called != "test":
-        continue
-      parts, retriever, reranker_settings = {}, name, None
+      parts, retriever = {}, name
       finished = run.rows("evaluate")  # the rows before this one
       if isinstance(system, _BESIDE_BM25):
         parts = {
           system_results.LEXICAL: finished[f"{called}/{_BM25}"],
           system_results.DENSE: finished[f"{called}/{system.retriever}"],
         }
-      if isinstance(system, system_results.Reranking):
-        parts = {_FIRST: finished[f"{called}/{system.first_stage}"]}
-        reranker_settings = run.seeded(config.train_reranker, system.name)
       if isinstance(system, system_results.Ranking):
         retriever = system.retriever
       trained = run.retrievers.get(retriever)
@@ -130,8 +122,6 @@ def jobs(run):
           "test_set": test_set,
           "parts": {kind: made.value for kind, made in parts.items()},
           "retriever": trained.value if trained else None,
-          "t5": run.t5,
-          "reranker_settings": reranker_settings,
           "vectors": vectors.value if vectors and called == "test" else None,
           "left_out": run.left_out("original"),
         },
@@ -152,14 +142,6 @@ def _label(name: str, system: Any, left_out: float) -> str:
       f"{trained_on(system.retriever)}; its scores and BM25's{mapped} weighed by"
       f" real queries{with_dp}"
     )
-  if isinstance(system, system_results.Reranking):
-    source = name.removeprefix(f"{system.SYSTEM}_")
-    return (
-      f"{trained_on(source)}; {system.reranker.kind} over {system.first_stage},"
-      f" {system.weight:.0%} of it"
-    )
-  if isinstance(system, system_results.Expansion):
-    return f"nothing; BM25 also reads {system.queries}"
   return trained_on(name)
 
 
@@ -184,13 +166,11 @@ def run(task: stage.Task) -> results.Evaluation | None:
 
   Args:
     task: its inputs are "prepared", the documents and the private test queries;
-      "system", an encoder, a fusion, learned weights, an expansion, a reranking, or
-      None for BM25; "row", its name; "test_set": "test" (private), "public", or a
+      "system", an encoder, a fusion, learned weights, or None for BM25; "row", its name; "test_set": "test" (private), "public", or a
       further set; "vectors" of the documents, None where they are not the run's
       own; "retriever", whose they are, None for others; "left_out", the share of
-      documents whose queries do not train `original`; "parts", earlier
-      evaluations of the systems that it is made of; and for a reranking the "t5"
-      that its training started from and its "reranker_settings".
+      documents whose queries do not train `original`; and "parts", earlier
+      evaluations of the systems that it is made of.
 
   Returns:
     Means with intervals, under `private/` unless queries and system are fit to
@@ -273,28 +253,7 @@ def _search_with(
     return fusion.fuse(
       system.method, *runs, weight=system.weight, depth=config.depth
     )
-  if isinstance(system, system_results.Reranking):
-    scores = _reranking.score(
-      space,
-      system.reranker,
-      parts[_FIRST],
-      test,
-      documents=task.inputs["prepared"],
-      encoder=task.inputs["t5"],
-      settings=task.inputs["reranker_settings"],
-      depth=system.depth,
-    )
-    return fusion.fuse(
-      fusion.Convex(),
-      parts[_FIRST],
-      scores,
-      weight=system.weight,
-      depth=config.depth,
-    )
-  expansion = None
-  if isinstance(system, system_results.Expansion):
-    expansion = space.root / system.directory / system.FILE
-  return _search.lexical(test, config.depth, expansion)
+  return _search.lexical(test, config.depth)
 
 
 def _part(path: pathlib.Path) -> trec.Run:
@@ -374,8 +333,6 @@ STAGE = stage.of(
     "fuse",
     "learn_to_rank",
     "learn_map",
-    "expand",
-    "rerank",
   ),
   reads=("prepared",),
   together=True,

@@ -3,8 +3,7 @@
 Three filters, each off by itself: queries that were cut at full length; queries
 that are copied from their document; and round-trip consistency, which keeps a
 query if its document is found among the first of the whole collection, by BM25
-or by a retriever that was trained on the synthetic queries themselves. What they
-keep is drawn anew where noisy counts say what train queries ask about.
+or by a retriever that was trained on the synthetic queries themselves.
 
 Formal guarantee:
   Post-processing. The stage is given synthetic queries, public documents, a
@@ -12,8 +11,7 @@ Formal guarantee:
   of its own, on the very queries that it filters. It takes neither PreparedData,
   nor another retriever, nor the secret of the working directory, and opens no
   file under `private/`, unless that is where the queries are. So what it keeps
-  has the statement of what it was given, joined with that of `topic_counts` where
-  these draw. A retriever that was trained on real
+  has the statement of what it was given. A retriever that was trained on real
   queries, or on another release, would break this: its choice would tell about
   them.
 
@@ -23,7 +21,6 @@ References:
   Consistency.
 """
 
-import collections
 import dataclasses
 import functools
 import json
@@ -37,8 +34,9 @@ from synthq_jax import artifacts
 from synthq_jax.data import blocks
 from synthq_jax.generation import filters, text_measures
 from synthq_jax.models import encoders, t5_config
-from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
+from synthq_jax.pipeline import config_types, inputs, results
 from synthq_jax.pipeline import queries as queries_lib
+from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import encode, ranks, vector_files
 from synthq_jax.stages import _written, stage
 from synthq_jax.training import loop, pairs
@@ -71,9 +69,6 @@ class Config(queries_lib.Config):
   """Words that such a run has at least."""
   drop_truncated: bool = False
   """Drop queries that were cut at full length."""
-  topics: bool = artifacts.later(False)
-  """Whether as many as are kept of a private generator are drawn from these, by
-  `topic_counts`: filters remove unevenly. Some are drawn several times."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -85,9 +80,7 @@ class Config(queries_lib.Config):
   @property
   def is_wanted(self) -> bool:
     """Whether any filter runs."""
-    return bool(
-      self.top_k or self.copied_share or self.drop_truncated or self.topics
-    )
+    return bool(self.top_k or self.copied_share or self.drop_truncated)
 
   @property
   def trains(self) -> bool:
@@ -106,22 +99,17 @@ def jobs(run):
   config = run.config.filter_queries
   for name, (written, source) in run.rows("generate").items():
     settings = run.seeded(config, name)
-    if name not in run.generators:  # written before any private step
-      settings = dataclasses.replace(settings, topics=False)
     if not settings.is_wanted:
       continue
-    topics = run.rows("topic_counts").get("") if settings.topics else None
     recipe = run.seeded(run.config.train_retriever, name)
     data = run.encoder_data if settings.trains else run.data
-    counted = (topics.digest,) if topics else ()
     yield stage.Job(
       name=name,
-      depends=(settings, recipe, *data, source, *counted),
+      depends=(settings, recipe, *data, source),
       settings=settings,
       inputs={
         "synthetic": written,
         "recipe": recipe,
-        "topics": topics.value if topics else None,
       },
     )
 
@@ -140,8 +128,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
   Args:
     task: its inputs are "documents", the public collection; "encoder", the
       folder of the public checkpoint; "synthetic", what the generator wrote;
-      "recipe" of the retriever, for example a `train_retriever.Config`; and
-      "topics", from topic_counts, or None where nothing is drawn.
+      and "recipe" of the retriever, for example a `train_retriever.Config`.
 
   Returns:
     The kept queries, with all counts; under `private/` if the queries are.
@@ -188,37 +175,18 @@ def run(task: stage.Task) -> results.SyntheticQueries:
       f" {synthetic.name}, got {now}: take a larger top_k or copied_share, or"
       " train the retriever for longer"
     )
-  claims, topics = [synthetic.statement], task.inputs.get("topics")
-  if topics is not None:
-    claims.append(topics.statement)
-    owners = written.owners[indices]
-    numbers = queries_lib.by_topics(
-      folders, topics, owners, total=len(owners), seed=config.seed
-    )
-    now["not drawn"] = int((numbers == 0).sum())
-    indices = np.repeat(indices, numbers)
   kept = written.take(indices)
   _save_removed(directory, written, first, indices, ranked)
   return _written.save(
     task,
-    kept._replace(names=_renamed(kept.names)),
+    kept,
     directory,
     index=index(),
     corpus=corpus,
-    statement=noisy_sums.joined(claims, _note(config)),
+    statement=statement_lib.inherit(synthetic.statement, _note(config)),
     removed={k: synthetic.removed.get(k, 0) + n for k, n in now.items()},
     filters=_in_words(config),
   )
-
-
-def _renamed(names: list[str]) -> list[str]:
-  """Tells queries apart that were drawn several times."""
-  seen: dict[str, int] = collections.Counter()
-  renamed = []
-  for name in names:
-    renamed.append(f"{name}x{seen[name]}" if seen[name] else name)
-    seen[name] += 1
-  return renamed
 
 
 def _by_text(
@@ -302,8 +270,7 @@ def _note(config: Config) -> str:
       " and by a retriever that was trained, from a public encoder, on these"
       " synthetic queries alone"
     )
-  drawn = " They were drawn by noisy topic counts." if config.topics else ""
-  return f"They were filtered by {what}: post-processing.{drawn}"
+  return f"They were filtered by {what}: post-processing."
 
 
 def _in_words(config: Config) -> str:
@@ -326,13 +293,7 @@ def _in_words(config: Config) -> str:
       f"queries whose document {who[config.ranker]} does not rank among the"
       f" first {config.top_k} of the collection"
     )
-  said = [f"Dropped were {'; '.join(done)}."] if done else []
-  if config.topics:
-    said.append(
-      "As many as were kept are drawn from these, for each cluster of documents"
-      " as many as its noisy count says: some several times."
-    )
-  return " ".join(said)
+  return f"Dropped were {'; '.join(done)}."
 
 
 def own_ranks(
@@ -399,7 +360,7 @@ def own_ranks(
 
 STAGE = stage.of(
   __name__,
-  needs=("generate", "topic_counts", "static_encoder"),
+  needs=("generate", "static_encoder"),
   narrowed=needs,
   reads=("documents", "encoder"),
 )

@@ -13,12 +13,16 @@ Formal guarantee:
 """
 
 import dataclasses
+from typing import Any
+
+import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.pipeline import config_types, results, system_results
+from synthq_jax.data import files
+from synthq_jax.pipeline import config_types, inputs, results, system_results
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import fusion
-from synthq_jax.stages import _held_out, _search, stage
+from synthq_jax.stages import _search, stage
 from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "run"]
@@ -32,9 +36,6 @@ class Config:
   """How scores of the two become comparable."""
   weight: float | None = None
   """The retriever's share, in [0, 1]. None: public queries choose."""
-  held_out: float = 0.05
-  """Share of the documents whose queries choose a reranker's weight, and train
-  neither it nor a retriever but direct DP's, in (0, 1)."""
   num_queries: int = 1000
   """Queries that choose, at most."""
   min_queries: int = 100
@@ -56,7 +57,6 @@ class Config:
       self, 1, "num_queries", "min_queries", "depth", "batch_size"
     )
     config_types.at_least(self, 0, "seed", "standard_errors")
-    config_types.within(self, "(0, 1)", "held_out")
     config_types.within(self, "[0, 1]", "default_weight", "weight")
 
 
@@ -66,7 +66,7 @@ def jobs(run):
   chooser = {
     "untrained": run.retrievers.get("untrained"),
     "vectors": run.rows("encode_documents").get("untrained"),
-    "synthetic": _held_out.of_public(run),
+    "synthetic": _find_public_queries(run),
   }
   if not chooser["untrained"]:
     chooser["synthetic"] = None
@@ -93,6 +93,14 @@ def jobs(run):
     made = run.rows("fuse").get(name)
     if made and not results.is_private_path(made.value.directory):
       first = first or made.value
+
+
+def _find_public_queries(run: Any) -> Any:
+  """Returns the queries of the public checkpoint; None: it wrote none."""
+  written = run.queries
+  return next(
+    (written[k] for k in written if k.startswith("public_only")), None
+  )
 
 
 def run(task: stage.Task) -> system_results.Fusion | None:
@@ -134,19 +142,60 @@ def _choice(task, directory):
   if first:
     names = ("weight", "num_queries", "scores")
     return {name: getattr(first, name) for name in names}, first.chosen_on
-  judged, words = _held_out.read(task, config, config.weight, everywhere=True)
+  judged, words = _read_queries(task)
   runs = judged and _runs(task, judged, directory)
   if not distributed.is_main():
     return None, words
-  chosen = _held_out.chosen(
-    config.weight,
-    judged,
-    runs,
-    config,
-    method=config.method,
-    depth=config.depth,
+  weight = config.default_weight if config.weight is None else config.weight
+  choice = fusion.Choice(weight, ())
+  if judged is not None:
+    choice = fusion.choose(
+      config.method,
+      *runs,
+      judged.qrels,
+      standard_errors=config.standard_errors,
+      depth=config.depth,
+    )
+  return {
+    "weight": choice.weight,
+    "num_queries": len(judged.qrels) if judged else 0,
+    "scores": choice.scores,
+  }, words
+
+
+def _read_queries(task) -> tuple[_search.Judged | None, str]:
+  """Reads the public queries that choose, and says which these are."""
+  config, folders = task.settings, task.folders
+  documents, synthetic = task.inputs["documents"], task.inputs["synthetic"]
+  if config.weight is not None:
+    return None, "nothing, it was set"
+  if synthetic is None:
+    return None, "nothing, it was set: there are no queries to choose it"
+  folder = folders.root / synthetic.directory
+  arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
+  rows = np.random.default_rng([config.seed, 6]).permutation(
+    len(arrays["documents"])
   )
-  return chosen, words
+  rows = np.sort(rows[: config.num_queries])
+  if len(rows) < config.min_queries:
+    return None, "nothing, it was set for want of queries that could choose it"
+  lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
+  chosen = [lines[row] for row in rows]
+  passages = inputs.document_tokens(folders, documents)
+  owners = arrays["documents"][rows]
+  judged = _search.Judged(
+    split="held out",
+    qrels={
+      line["_id"]: {str(passages.ids[owner]): 1}
+      for line, owner in zip(chosen, owners, strict=True)
+    },
+    queries=[line["text"] for line in chosen],
+    query_tokens=arrays["tokens"][rows],
+    passages=passages,
+    corpus=inputs.corpus(folders, documents),
+  )
+  whose = f"synthetic queries of {synthetic.name}"
+  return judged, f"{whose}, for the untrained encoder; the same in all rows"
 
 
 def _runs(task, judged, directory):

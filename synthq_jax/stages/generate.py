@@ -5,9 +5,7 @@ Formal guarantee:
   and what the filters drop depend on the public collection, on the settings
   and on the generator alone, never on which documents were clicked. So the
   queries carry the generator's statement unchanged. The stage is handed the
-  public documents and neither PreparedData nor the secret. With `topics` the
-  number of queries for a document follows from noisy counts (`topic_counts`),
-  whose claim is joined with the generator's. With
+  public documents and neither PreparedData nor the secret. With
   `prepare_data.Config.written_for="train"` the documents that train queries ask
   about are public, are written for alone, and are not protected: the statement
   says so, and holds for the texts of the queries.
@@ -28,7 +26,6 @@ from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   config_types,
   inputs,
-  noisy_sums,
   results,
   workspace,
 )
@@ -52,11 +49,7 @@ class Config(queries_lib.Config):
   """Drawn from the whole public collection, or from those that
   `prepare_data.Config.written_for` names; None: all."""
   queries_per_document: int = 1
-  """The same for each document, and for each passage where it has several; with
-  `topics` their mean."""
-  topics: bool = artifacts.later(False)
-  """Whether private generators write more for documents of clusters that more
-  train queries ask about, as `topic_counts` says; as many in all."""
+  """The same for each document, and for each passage where it has several."""
   prefix: str = "generate_query: "
   """Stands before each document, as in fine-tuning."""
   p: float = 0.8
@@ -89,22 +82,11 @@ def jobs(run):
     wanted = {**public, **wanted}
   for name, (generator, source) in wanted.items():
     settings = run.seeded(run.config.generate, name)
-    if generator is None:  # which knows of no private step
-      settings = dataclasses.replace(settings, topics=False)
-    topics = run.rows("topic_counts").get("") if settings.topics else None
     yield stage.Job(
       name=name,
-      depends=(
-        settings,
-        *run.data,
-        source,
-        *((topics.digest,) if topics else ()),
-      ),
+      depends=(settings, *run.data, source),
       settings=settings,
-      inputs={
-        "generator": generator,
-        "topics": topics.value if topics else None,
-      },
+      inputs={"generator": generator},
     )
 
 
@@ -130,8 +112,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   Args:
     task: its inputs are "documents", the public collection; "start", the
       folder of the public checkpoint; "generator", from finetune_dp, or None
-      for the public checkpoint, before any private step; and "topics", from
-      topic_counts, or None for equal numbers.
+      for the public checkpoint, before any private step.
 
   Returns:
     The queries, under `private/` if the generator is not private; None in
@@ -146,16 +127,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   chosen = _choose(config, space, documents)
   read = np.flatnonzero(np.isin(passages.owners, chosen))
   read = _drop_empty(passages, read)
-  topics, samples = task.inputs.get("topics"), config.queries_per_document
-  if topics is not None:
-    numbers = queries_lib.by_topics(
-      space,
-      topics,
-      passages.owners[read],
-      total=len(read) * config.queries_per_document,
-      seed=config.seed,
-    )
-    read, samples = np.repeat(read, numbers), 1
+  samples = config.queries_per_document
   vocabulary = inputs.vocabulary(space, documents)
   directory = task.folder(
     private=generator is not None
@@ -203,7 +175,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   return results.SyntheticQueries(
     directory=space.relative(directory),
     name=name,
-    statement=_statement(generator, documents, topics),
+    statement=_statement(generator, documents),
     prefix=config.prefix,
     sampler=f"nucleus p={config.p}, temperature {config.temperature},"
     f" at most {config.max_length} tokens, seed {config.seed}",
@@ -264,8 +236,6 @@ def _write(
       prefix=config.prefix,
       number=len(chosen),
     )
-  # Rows ascend; one that is repeated gets another name each time.
-  repeats = np.arange(len(chosen)) - np.searchsorted(chosen, chosen)
   total = sum(len(chosen[first : first + _PART]) for first in firsts)
   with progress_lib.bar(f"generate {name}", total, progress, unit="doc") as bar:
     for first in firsts:
@@ -282,7 +252,7 @@ def _write(
           params,
           model_config,
           read,
-          ids=_names(passages, part, repeats[first : first + _PART]),
+          ids=_names(passages, part),
           key=jax.random.key(config.seed),
           sampler=sampler,
           max_length=config.max_length,
@@ -296,18 +266,14 @@ def _write(
         parts.write(first, rows)
 
 
-def _names(
-  passages: passages_lib.Passages, rows: np.ndarray, repeats: np.ndarray
-) -> list[str]:
+def _names(passages: passages_lib.Passages, rows: np.ndarray) -> list[str]:
   """Names passages for their draws: documents by their ids alone."""
   owners = passages.owners[rows]
   numbers = rows - passages.of(owners)[0]
-  names = []
-  for owner, *others in zip(owners, numbers, repeats, strict=True):
-    while others and not others[-1]:
-      others.pop()
-    names.append(" ".join(map(str, (passages.ids[owner], *others))))
-  return names
+  return [
+    f"{passages.ids[owner]} {number}" if number else str(passages.ids[owner])
+    for owner, number in zip(owners, numbers, strict=True)
+  ]
 
 
 def _read(config: Config, parts, firsts, write) -> np.ndarray:
@@ -322,7 +288,6 @@ def _read(config: Config, parts, firsts, write) -> np.ndarray:
 def _statement(
   generator: results.Checkpoint | None,
   documents: results.PublicDocuments,
-  topics: results.TopicCounts | None = None,
 ):
   if generator is None:
     return documents.statement()
@@ -331,22 +296,16 @@ def _statement(
     if documents.num_asked
     else "public documents chosen without looking at private records"
   )
-  if topics is None:
-    return statement_lib.inherit(
-      generator.statement,
-      f"Queries were sampled for {chosen}, the same number for each, and filtered"
-      " by public rules: post-processing.",
-    )
-  return noisy_sums.joined(
-    [generator.statement, topics.statement],
-    f"Queries were sampled for {chosen}, as many for each as the noisy count of"
-    " its cluster says, and filtered by public rules: post-processing.",
+  return statement_lib.inherit(
+    generator.statement,
+    f"Queries were sampled for {chosen}, the same number for each, and filtered"
+    " by public rules: post-processing.",
   )
 
 
 STAGE = stage.of(
   __name__,
-  needs=("finetune_dp", "topic_counts"),
+  needs=("finetune_dp",),
   reads=("documents", "start"),
   together=True,
 )

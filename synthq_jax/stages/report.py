@@ -60,7 +60,6 @@ def jobs(run):
   names = (
     "compare_queries",
     "audit",
-    "measure_costs",
     "query_leakage",
     "release_scores",
     "learn_to_rank",
@@ -84,7 +83,6 @@ def jobs(run):
       "checkpoints": [*values(run.generators), *values(run.retrievers)],
       "audits": values(run.rows("audit")),
       "leakage": next(iter(values(run.rows("query_leakage"))), None),
-      "costs": next(iter(values(run.rows("measure_costs"))), None),
       "released_scores": values(run.rows("release_scores")),
       "weights": [
         *values(run.rows("learn_to_rank")),
@@ -105,15 +103,11 @@ def jobs(run):
 
 
 def _shipped(run) -> list[str]:
-  """Returns the rows whose systems may be given away, without seeds.
-
-  Rerankers have no form in which others would load them.
-  """
+  """Returns the rows whose systems may be given away, without seeds."""
   names = {
     results.row_of(name)
     for name, made in run.systems.items()
-    if not isinstance(made.value, system_results.Reranking)
-    and not results.is_private_path(made.value.directory)
+    if not results.is_private_path(made.value.directory)
   }
   return sorted(names)
 
@@ -128,8 +122,8 @@ def run(task: stage.Task) -> results.Report:
     task: its inputs are "prepared", the data; "comparison", of all rows, and of
       real and synthetic queries; "synthetic", all synthetic queries;
       "checkpoints", all trained models; "audits", all of them; "leakage", real
-      queries among the synthetic ones, and "costs" of all systems, None where
-      nothing was looked for or measured; "released_scores" with noise, if any, and
+      queries among the synthetic ones, None where nothing was looked for;
+      "released_scores" with noise, if any, and
       "weights" beside BM25; "released", the claims of the working directory;
       "shipped", rows that may be given away; "made", the folders of the results of
       the run; "public_data", whether the queries are public; and "audited", whether
@@ -185,7 +179,6 @@ def run(task: stage.Task) -> results.Report:
     "weights": task.inputs["weights"],
     "curves": _curves(root, checkpoints, private=True),
     "audits": task.inputs["audits"],
-    "costs": task.inputs["costs"],
     "leakage": leakage,
     "prepared": prepared,
     "document_words": config.document_words,
@@ -338,7 +331,6 @@ SECTIONS = (
   scores.TRAINING,
   privacy.PUBLIC_DATA,
   scores.PRIVATE,
-  scores.COSTS,
   queries.BESIDE_REAL,
   scores.LEARNING,
   leakage_lib.PRIVATE,
@@ -358,11 +350,10 @@ STAGE = stage.of(
   needs=(
     "prepare_data",
     "prepare_test_set",
-    "vote_queries",
+    "filter_queries",
     "query_leakage",
     "evaluate",
     "audit",
-    "measure_costs",
     "compare_queries",
     "release_scores",
   ),

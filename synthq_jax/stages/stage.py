@@ -116,7 +116,7 @@ class Stage:
   reads: tuple[str, ...] = ()
   """What every task holds beside its own inputs: "prepared", the data; the
   public "documents" alone; "start", "encoder" or "t5", the folders of the public
-  checkpoints that generators, retrievers and rerankers start from."""
+  checkpoints that generators and retrievers start from."""
   jobs: Callable[[Any], Iterable[Job]]
   """From the run so far (`pipeline.runner.Run`) to what there is to make."""
   run: Callable[[Task], Any]

@@ -8,12 +8,11 @@ differ. Training on the real pairs with DP is `direct_dp`.
 import dataclasses
 
 import jax
-import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.models import encoders
 from synthq_jax.pipeline import config_types, inputs, private_training, results
-from synthq_jax.stages import _mining, _reranking, _search, stage
+from synthq_jax.stages import _mining, _search, stage
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import mesh as mesh_lib
 
@@ -38,10 +37,6 @@ class Config(pairs.Recipe):
   mining_below: float = 0.95
   """A negative's score is below this share of that of the query's own document,
   in (0, 1]; a query whose own is not found gets negatives at random."""
-  distilled: float = 0.0
-  """Share of the loss, in [0, 1], that takes margins from a reranker of the
-  same pairs, between a query's own document and its hard negatives (GPL's
-  MarginMSE); it needs `miners`. 0: no reranker is trained for it."""
   microbatch_size: int | None = artifacts.speed_only(None)
   """Texts encoded at a time, so that large batches fit into memory, for one
   forward pass more; divides `batch_size`. None: all."""
@@ -57,11 +52,6 @@ class Config(pairs.Recipe):
     config_types.within(self, "(0, 1]", "mining_below")
     if self.miners:
       config_types.some_of(self, "miners", _MINERS)
-    if not 0 <= self.distilled <= 1 or (self.distilled and not self.miners):
-      raise ValueError(
-        "train_retriever.Config.distilled must be in [0, 1], and needs miners,"
-        f" whose negatives have margins, got {self.distilled}"
-      )
     size = self.microbatch_size or 1
     if self.batch_size % size:
       raise ValueError(
@@ -89,9 +79,6 @@ def jobs(run):
     )
   for name, (synthetic, source) in run.pair_sources.items():
     settings = run.seeded(config.train_retriever, name)
-    teacher = (
-      run.rows("train_reranker").get(name) if settings.distilled else None
-    )
     yield stage.Job(
       name=name,
       depends=(
@@ -99,15 +86,12 @@ def jobs(run):
         run.left_out(name),
         *run.encoder_data,
         source,
-        teacher.digest if teacher else "",
       ),
       settings=settings,
       inputs={
         "documents": run.documents if synthetic else run.prepared,
         "synthetic": synthetic,
         "held_out": run.left_out(name),
-        "teacher": teacher.value if teacher else None,
-        "teacher_settings": run.seeded(config.train_reranker, name),
       },
     )
 
@@ -139,16 +123,14 @@ def run(task: stage.Task) -> results.Checkpoint:
   """Trains on synthetic queries, or on the real ones without privacy.
 
   Formal guarantee:
-    Post-processing, mining and distillation included: a task with synthetic
+    Post-processing, mining included: a task with synthetic
     queries holds the public documents and these queries, no PreparedData.
 
   Args:
     task: without settings nothing is trained; its inputs are "documents", the
       public collection, or the prepared data with the real queries where
       "synthetic", those to train on, are None; "encoder", the folder of a public
-      checkpoint, and "t5", that of rerankers; "held_out", the share of documents
-      whose queries are left out; and where a reranker of the same pairs is
-      distilled, this "teacher" and its "teacher_settings".
+      checkpoint; and "held_out", the share of documents whose queries are left out.
 
   Returns:
     The encoder; under `private/` if the queries are.
@@ -209,11 +191,9 @@ def _train(task, params, model_config, records, metrics_path):
     if miner:
       negatives = _mined(task, params, model_config, records, miner, place)
       pairs_ = _mining.with_negatives(records, collection, negatives)
-      if config.distilled:
-        pairs_["margins"] = _margins(task, records, negatives)
     first, stop = (config.steps * i // len(parts) for i in (part, part + 1))
     params = pairs.train(
-      dataclasses.replace(config, steps=stop - first, miners=(), distilled=0.0),
+      dataclasses.replace(config, steps=stop - first, miners=()),
       params,
       model_config,
       pairs_,
@@ -223,41 +203,10 @@ def _train(task, params, model_config, records, metrics_path):
         description=f"train_retriever {task.name}",
       ),
       mesh=mesh_lib.of_all(config.mesh),
-      distilled=config.distilled if miner else 0.0,
       microbatch_size=config.microbatch_size,
       first=first,
     )
   return params
-
-
-def _margins(task, records, negatives) -> np.ndarray:
-  """Returns by how much a reranker prefers each pair's own document."""
-  folders, documents = task.folders, task.inputs["documents"]
-  judged = _mining.judged(folders, documents, records)
-  ids = [str(i) for i in judged.passages.ids]
-  rows = np.concatenate([records["rows"][:, None], negatives], axis=1)
-  candidates = {
-    str(pair): {ids[row]: 0.0 for row in of_pair}
-    for pair, of_pair in enumerate(rows.tolist())
-  }
-  scores = _reranking.score(
-    folders,
-    task.inputs["teacher"],
-    candidates,
-    judged,
-    documents=documents,
-    encoder=task.inputs["t5"],
-    settings=task.inputs["teacher_settings"],
-    depth=rows.shape[1],
-  )
-  found = np.array(
-    [
-      [scores[str(pair)][ids[row]] for row in of_pair]
-      for pair, of_pair in enumerate(rows.tolist())
-    ],
-    np.float32,
-  )
-  return found[:, :1] - found[:, 1:]
 
 
 def _mined(task, params, model_config, records, miner: str, place):
@@ -284,7 +233,7 @@ def _mined(task, params, model_config, records, miner: str, place):
 
 STAGE = stage.of(
   __name__,
-  needs=("vote_queries", "static_encoder", "train_reranker"),
-  reads=("encoder", "t5"),
+  needs=("filter_queries", "static_encoder"),
+  reads=("encoder",),
   together=True,
 )

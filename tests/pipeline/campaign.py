@@ -773,7 +773,6 @@ QUICK = (
   "--gin.plan.Rows.direct_dp=()",
   "--gin.LTR=()",
   "--gin.MAPPED=()",
-  "--gin.EXPANDED=False",
 )
 """Fewer rows, whose code is that of the others."""
 IN_TWO = ("--gin.MESH_DATA=2", "--cpu_devices=2")

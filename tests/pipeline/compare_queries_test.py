@@ -240,8 +240,8 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
     _scored(tmp_path, "fused_public_only", "fused", moved(0.05)),
     _scored(tmp_path, "fused_synthetic_eps8", "fused", moved(0.1), 8.0),
     _scored(tmp_path, "fused_original", "fused", moved(0.2), np.inf),
-    _scored(tmp_path, "expanded_synthetic_eps8", "expanded", moved(0.1), 8.0),
-    _scored(tmp_path, "expanded_original", "expanded", moved(0.0), np.inf),
+    _scored(tmp_path, "ltr_synthetic_eps8", "ltr", moved(0.1), 8.0),
+    _scored(tmp_path, "ltr_original", "ltr", moved(0.0), np.inf),
   ]
   config = compare_queries.Config(measures=("nDCG@10",))
   owners = {query: place // 4 for place, query in enumerate(base)}
@@ -278,8 +278,8 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
   assert kept["synthetic_eps8"].mean == pytest.approx(0.75, abs=0.1)
   assert kept["fused_synthetic_eps8"].mean == pytest.approx(0.5, abs=0.1)
   assert kept["fused_public_only"].mean == pytest.approx(0.25, abs=0.1)
-  # Real queries that expand add nothing that is clear of 0 to BM25.
-  assert kept["expanded_synthetic_eps8"] is None
+  # Real queries that weigh add nothing that is clear of 0 to the fused start.
+  assert kept["ltr_synthetic_eps8"] is None
   assert kept["untrained"] is kept["original"] is kept["fused_original"] is None
   pairs = comparison_results.pairs(rows)
   assert ("fused_synthetic_eps8", "bm25") in pairs

@@ -22,7 +22,6 @@ from synthq_jax.retrieval import encode
 
 RETRIEVERS = ("synthetic_eps8", "direct_dp_logit_eps8")  # one has a projection
 RETRIEVER = f"train_retriever/{RETRIEVERS[0]}"
-EXPANSION = "expand/synthetic_eps8"
 RANKING = "learn_to_rank/synthetic_eps8"
 KINDS = {
   "finetune_dp": "checkpoint",
@@ -389,7 +388,6 @@ def test_no_export_holds_a_private_text(name, finished_run, exported):
   given = {
     results.Checkpoint: RETRIEVER,
     results.SyntheticQueries: QUERIES,
-    system_results.Expansion: EXPANSION,
     system_results.Ranking: RANKING,
   }
   folder = exported(given[export.FORMATS[name].of], name)

@@ -289,7 +289,6 @@ def test_results_that_were_moved_out_of_their_run(finished_run, tmp_path):
   ("flag", "place", "name"),
   [
     ("checkpoint", "train_retriever/synthetic_eps8", "sentence-transformers"),
-    ("queries", "expand/synthetic_eps8", "anserini"),
     ("ranking", "learn_to_rank/public_only", "ranker"),
   ],
 )
@@ -475,7 +474,7 @@ def test_everything_that_reads_documents_of_queries_says_so(finished_run):
       assert any("asked about" in one for one in claim["not_protected"]), path
       found.add(path.parent.parent.name)
   assert found >= {
-    "generate", "train_retriever", "expand", "fuse", "encode_documents",
+    "generate", "train_retriever", "fuse", "encode_documents",
   }  # fmt: skip
 
 

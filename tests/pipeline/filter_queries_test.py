@@ -309,7 +309,6 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
     "encoder": "PosixPath",
     "synthetic": "SyntheticQueries",
     "recipe": "Config",
-    "topics": "NoneType",
   }
   assert str(task.inputs["encoder"]) == config.checkpoint
   assert type(task.inputs["recipe"]) is train_retriever.Config

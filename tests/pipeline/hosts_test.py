@@ -56,7 +56,7 @@ def test_two_processes_of_which_one_is_killed_end_like_one_that_was_not(
 ):
   """The one that writes the ledger, in the middle of its training."""
   whole, cut, dead = (tmp_path / name for name in ("whole", "cut", "dead"))
-  stage = ["evaluate", "--quiet", *flags, "--gin.RERANKED=True"]
+  stage = ["evaluate", "--quiet", *flags]
   with monkeypatch.context() as patched:
     hosts_script.patch(pathlib.Path("-"), "", patched.setattr)
     assert main.main([*stage, f"--workdir={whole}"]) == 0
@@ -71,9 +71,9 @@ def test_two_processes_of_which_one_is_killed_end_like_one_that_was_not(
   assert two.count("[0] process 0 makes alone, while the others wait") == 2
   said = re.search(r"others wait: (.*)\. Where", two)[1].split(", ")
   assert "prepare_data" in said
-  assert not {"finetune_dp", "train_retriever", "train_reranker"} & set(said)
+  assert not {"finetune_dp", "train_retriever"} & set(said)
   saved = re.findall(r"saving (\S+) (\d+)", two)
-  assert (cut / "train_reranker/synthetic_eps8/result.json").exists()
+  assert (cut / "train_retriever/synthetic_eps8/result.json").exists()
   steps = [int(step) for place, step in saved if place == "eps8"]
   assert min(steps) < died
   assert steps.count(min(steps)) == 1, "it began anew"

@@ -212,10 +212,8 @@ def _run(tmp_path_factory):
     source,
     checkpoint=random_t5.save(folder / "t5"),
     static_encoder=STATIC,
-    rows=plan.Rows(
-      synthetic=(), direct_dp=(), original=True, fused=True, expanded=True
-    ),
-    fuse=fuse.Config(held_out=0.2, min_queries=1, depth=DEPTH),
+    rows=plan.Rows(synthetic=(), direct_dp=(), original=True, fused=True),
+    fuse=fuse.Config(min_queries=1, depth=DEPTH),
   )
   config = dataclasses.replace(
     config,

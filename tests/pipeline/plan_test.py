@@ -31,7 +31,6 @@ from synthq_jax.stages import (
   filter_queries,
   finetune_dp,
   generate,
-  measure_costs,
   prepare_data,
   query_leakage,
   stage,
@@ -209,7 +208,6 @@ def test_a_late_setting_reruns_only_what_depends_on_it(
     config,
     evaluate=dataclasses.replace(config.evaluate, relevance_level=2),
     query_leakage=query_leakage.Config(enabled=False),
-    measure_costs=measure_costs.Config(num_queries=0),  # of fewer systems
     direct_dp_methods=ONE_METHOD,
     test_sets=(),
   )

@@ -129,25 +129,6 @@ def test_files_without_a_result_take_the_claim_away(finished_run, tmp_path):
   assert "search/gone" in released_results.read(root).unclaimed
 
 
-@pytest.mark.parametrize("is_compared", [False, True])
-def test_votes_that_were_begun_count_unless_they_are_only_compared(
-  tmp_path, is_compared
-):
-  """Their threshold may be chosen again by what was drawn."""
-  votes = made_up.claim("vote_queries/eps8-1")
-  path = tmp_path / results.PRIVATE / ledger.NAME
-  path.parent.mkdir()
-  ledger.enter(path, "vote_queries/eps8-1", votes)
-  if is_compared:
-    content = {"result": {"statement": artifacts.to_json(votes)}}
-    place = tmp_path / "private/vote_queries/eps8" / artifacts.RESULT_NAME
-    place.parent.mkdir(parents=True)
-    place.write_text(json.dumps(content))
-  found = released_results.read(tmp_path)
-  assert len(found.started) == 1
-  assert bool(found.shared) != is_compared
-
-
 def test_results_of_the_run_count_wherever_their_files_are(tmp_path):
   claim = made_up.claim()
   models = [

@@ -30,9 +30,7 @@ def queries(root):
   return {line["_id"]: line["text"] for _, line in files.json_lines(path)}
 
 
-@pytest.mark.parametrize(
-  "name", ["bm25", "synthetic_eps8", "original", "expanded_synthetic_eps8"]
-)
+@pytest.mark.parametrize("name", ["bm25", "synthetic_eps8", "original"])
 def test_a_search_finds_what_the_evaluation_found(name, root):
   searcher = search.open_run(root, [name], private=True)
   place = root / "private" / "evaluate" / "test" / name

@@ -9,7 +9,6 @@ from synthq_jax.stages import (
   filter_queries,
   finetune_dp,
   generate,
-  measure_costs,
   prepare_data,
   pretrain,
   pretrain_recipe,
@@ -47,9 +46,6 @@ REFUSED = {
     ({"digits": 19}, "digits=19"),
     ({"digits": 1}, "digits"),
     ({"kinds": ("secret",)}, "kinds=.'secret'"),
-  ],
-  measure_costs.Config: [
-    ({"links": 1}, "links must be at least 2"),
   ],
   audit.Config: [
     ({"num_candidates": 1}, "num_candidates"),

@@ -1,49 +1,32 @@
-"""Fused and expanded rows: what they are made of, and what chose them."""
+"""Fused rows: what they are made of, and what chose them."""
 
-import collections
 import dataclasses
 import json
 import math
-import os
-import re
 import shutil
 import sys
-import threading
-import time
 import types
 
 import made_up
 import numpy as np
 import pytest
-import Stemmer
 import tiny_runs
-from bm25s import stopwords
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, passages, search_engines
-from synthq_jax.leakage import rerankers
+from synthq_jax.data import passages
 from synthq_jax.pipeline import (
-  export,
-  inputs,
   plan,
   results,
-  runner,
   system_results,
   workspace,
 )
 from synthq_jax.pipeline import queries as queries_lib
-from synthq_jax.privacy import statement
-from synthq_jax.retrieval import fusion, measures, trec
+from synthq_jax.retrieval import fusion, trec
 from synthq_jax.stages import (
-  _held_out,
   _search,
   evaluate,
-  expand,
   fuse,
-  measure_costs,
-  rerank,
   stage,
-  train_reranker,
 )
 
 PRIVATE_GENERATOR = made_up.claim()
@@ -125,15 +108,9 @@ def test_every_source_of_pairs_has_its_fused_row(finished_run):
       for one in finished_run.root.rglob("evaluate/public/fused_direct_dp*")
     ),
   }
-  for row in ("fused synthetic eps8", "expanded public only", "over BM25"):
+  for row in ("fused synthetic eps8", "over BM25"):
     assert row in finished_run.report.table
   assert "gain kept" in finished_run.report.table
-
-
-def test_every_set_of_queries_has_its_expanded_row(finished_run):
-  found = systems(finished_run.root, "expanded")
-  assert found == ["original", "public_only", "synthetic_eps8"]
-  assert not list((finished_run.root / "evaluate").rglob("expanded_*"))
 
 
 @pytest.mark.parametrize("row", ["synthetic_eps8", "original"])
@@ -179,21 +156,18 @@ def test_one_public_weight_is_that_of_all_rows(finished_run):
 def test_the_weight_of_all_rows_is_searched_for_once(
   finished_run, tmp_path, monkeypatch
 ):
-  root, searched, chosen = (
-    finished_run.copy(tmp_path),
-    [],
-    fuse._held_out.chosen,
-  )
+  root, searched, read = finished_run.copy(tmp_path), [], fuse._read_queries
 
-  def noted(weight, judged, *args, **named):
-    searched.append(judged)
-    return chosen(weight, judged, *args, **named)
+  def noted(task):
+    searched.append(task)
+    return read(task)
 
-  monkeypatch.setattr(fuse._held_out, "chosen", noted)
-  chooser = fuse.Config(min_queries=5, standard_errors=0.5)
+  monkeypatch.setattr(fuse, "_read_queries", noted)
+  chooser = fuse.Config(min_queries=5, standard_errors=0.4)
   config = dataclasses.replace(finished_run.config, fuse=chooser)
   plan.run(config, root, stages=["fuse"], progress=False)
-  (judged,) = searched
+  assert len(searched) == 1
+  judged, _ = read(searched[0])
   assert judged is not None
   test_one_public_weight_is_that_of_all_rows(types.SimpleNamespace(root=root))
 
@@ -204,7 +178,7 @@ def test_without_enough_queries_the_weight_is_the_set_one(
   root = finished_run.copy(tmp_path)
   config = dataclasses.replace(
     finished_run.config,
-    fuse=fuse.Config(held_out=0.2, min_queries=10_000, default_weight=0.35),
+    fuse=fuse.Config(min_queries=10_000, default_weight=0.35),
   )
   plan.run(config, root, stages=["fuse"], progress=False)
   made = load(root, "fuse/synthetic_eps8", system_results.Fusion)
@@ -224,27 +198,16 @@ def test_a_weight_that_is_set_asks_nobody(finished_run, tmp_path):
     fuse.Config(weight=1.5)
 
 
-def test_only_what_chooses_for_rerankers_is_held_out(finished_run, tmp_path):
-  space = workspace.Workspace(tmp_path, secret_seed=7)
-  for reranked, share in ((False, 0.0), (True, 0.2)):
-    config = dataclasses.replace(
-      finished_run.config,
-      rows=dataclasses.replace(finished_run.config.rows, reranked=reranked),
-    )
-    assert runner.Run(config, space, ()).held_out == share
-
-
 @pytest.mark.parametrize(
   ("row", "stage"),
   [
     ({"fused": True}, "fuse"),
-    ({"reranked": True}, "rerank"),
     ({"ltr": ("original",)}, "learn_to_rank"),
   ],
 )
 def test_an_order_of_more_than_is_found_is_refused(finished_run, row, stage):
   config = finished_run.config
-  rows = {"fused": False, "reranked": False, "ltr": (), "mapped": ()}
+  rows = {"fused": False, "ltr": (), "mapped": ()}
   with pytest.raises(
     ValueError, match=rf"at least {stage}\.Config\.depth, .* 9 and \d+"
   ):
@@ -300,36 +263,21 @@ def make_fusion(
   )
 
 
-def make_expansion(root, documents, config=None, **changes):
-  given = {
-    "documents": documents,
-    "synthetic": load(root, "generate/eps8", results.SyntheticQueries),
-  }
-  return tiny_runs.make(
-    expand.STAGE,
-    config or expand.Config(),
-    workspace.Folders(root),
-    name="synthetic_eps8",
-    **(given | changes),
-  )
-
-
 def opened_in_private(root):
   mine = [name for name in OPENED if name.startswith(str(root))]
   assert len(mine) > 3
   return [name for name in mine if name.startswith(str(root / "private"))]
 
 
-@pytest.mark.parametrize("make", [make_fusion, make_expansion])
-def test_a_chooser_has_and_opens_nothing_private(finished_run, shared, make):
+def test_a_chooser_has_and_opens_nothing_private(finished_run, shared):
   root, documents = shared
   del OPENED[:]
-  first = make(root, documents)
+  first = make_fusion(root, documents)
   assert not (root / results.PRIVATE).exists()
   # The same beside private files: none is opened, and nothing changes.
   shutil.copytree(finished_run.root / "private", root / "private")
   del OPENED[:]
-  again = make(root, documents)
+  again = make_fusion(root, documents)
   assert not opened_in_private(root)
   assert dataclasses.replace(again, seconds=first.seconds) == first
   retriever = load(root, "train_retriever/synthetic_eps8", results.Checkpoint)
@@ -342,36 +290,23 @@ def test_a_chooser_that_looks_at_real_queries_is_caught(
 ):
   root, documents = shared
   shutil.copytree(finished_run.root / "private", root / "private")
-  right = _held_out.read
+  right = fuse._read_queries
 
-  def wrong(*given, **named):
+  def wrong(task):
     np.load(root / "private/prepare_data/dev.npz")
-    return right(*given, **named)
+    return right(task)
 
-  monkeypatch.setattr(_held_out, "read", wrong)
+  monkeypatch.setattr(fuse, "_read_queries", wrong)
   del OPENED[:]
   make_fusion(root, documents)
   assert opened_in_private(root)
 
 
-@pytest.mark.parametrize(
-  "name", ["train_retriever", "fuse", "expand", "train_reranker", "rerank"]
-)
+@pytest.mark.parametrize("name", ["train_retriever", "fuse"])
 def test_tasks_of_shareable_rows_hold_public_documents_alone(
   finished_run, tmp_path, monkeypatch, name
 ):
-  """Mining and distillation, too, which are parts of a retriever's training."""
   root, tasks = finished_run.copy(tmp_path), {}
-  config = dataclasses.replace(
-    finished_run.config,
-    rows=dataclasses.replace(finished_run.config.rows, reranked=True),
-    rerank=rerank.Config(weight=0.5),  # else retrievers leave queries out
-    train_reranker=train_reranker.Config(
-      recipe=rerankers.Recipe(steps=1, batch_size=8),
-      document_length=24,
-      query_length=8,
-    ),
-  )
   one = stage.get(name)
   changed = dataclasses.replace(
     one, run=lambda task: tasks.update({task.name: task}) or _Stopped()
@@ -389,7 +324,7 @@ def test_tasks_of_shareable_rows_hold_public_documents_alone(
   for folder in (root / name, root / "private" / name):
     shutil.rmtree(folder, ignore_errors=True)
   with pytest.raises(RuntimeError, match="did not save"):
-    plan.run(config, root, stages=[name], progress=False)
+    plan.run(finished_run.config, root, stages=[name], progress=False)
   for row, task in tasks.items():
     assert row != "original"
     assert type(task.folders) is workspace.Folders  # without the secret
@@ -401,201 +336,6 @@ def test_tasks_of_shareable_rows_hold_public_documents_alone(
 
 class _Stopped:
   """No result."""
-
-
-def test_a_statement_is_that_of_the_queries(shared):
-  root, documents = shared
-  made = load(root, "generate/eps8", results.SyntheticQueries)
-  claimed = statement.inherit(PRIVATE_GENERATOR, "Queries were sampled.")
-  made = dataclasses.replace(made, statement=claimed)
-  result = make_expansion(root, documents, synthetic=made)
-  assert result.statement.ledger == PRIVATE_GENERATOR.ledger
-  assert "post-processing" in result.statement.notes[-1]
-  assert result.directory == "expand/synthetic_eps8"
-
-
-def test_real_queries_expand_in_the_private_folder_alone(finished_run):
-  root = finished_run.root
-  made = load(root, "private/expand/original", system_results.Expansion)
-  assert made.statement.epsilon == math.inf
-  assert not (root / "expand/original").exists()
-  lines = (root / made.directory / made.FILE).read_text().splitlines()
-  read = {line["_id"]: line["queries"] for line in map(json.loads, lines)}
-  folder = root / "private/prepare_data"
-  texts = {
-    line["_id"]: line["text"]
-    for line in map(json.loads, (folder / "queries.jsonl").open())
-  }
-  with np.load(folder / "train.npz") as stored:
-    ids = inputs.read_documents(root / "prepare_data").ids
-    for name, row in zip(stored["ids"], stored["documents"], strict=True):
-      assert read[str(ids[row])].count(texts[str(name)]) == 2  # repeat=2
-
-
-# Expansion.
-
-
-def test_how_many_and_how_often_are_choices(shared):
-  root, documents = shared
-  folder = root / "generate/eps8"
-  written = collections.defaultdict(list)
-  for line in map(json.loads, (folder / "queries.jsonl").open()):
-    written[line["document"]].append(line["text"])
-  for most, repeat in ((None, 1), (1, 3)):
-    config = expand.Config(queries_per_document=most, repeat=repeat)
-    made = make_expansion(root, documents, config)
-    lines = map(json.loads, (root / made.directory / made.FILE).open())
-    read = {line["_id"]: line["queries"] for line in lines}
-    assert read == {
-      id_: texts[:most] * repeat for id_, texts in written.items()
-    }
-    assert made.num_documents == len(read)
-    assert made.num_queries == sum(len(t[:most]) for t in written.values())
-
-
-def test_the_exported_collection_scores_the_same_in_another_bm25(
-  finished_run, tmp_path
-):
-  root = finished_run.root
-  place, to = root / "expand/synthetic_eps8", tmp_path / "shipped"
-  said = export.run(place, to, format="anserini")
-  made = load(root, "expand/synthetic_eps8", system_results.Expansion)
-  assert f"epsilon = {made.statement.epsilon:g}"[:11] in said
-  assert (to / export.CLAIM).read_text()
-  with pytest.raises(ValueError, match="may be shared"):
-    export.run(
-      root / "private/expand/original", tmp_path / "o", format="anserini"
-    )
-  lines = map(json.loads, (to / "documents.jsonl").open())
-  documents = {line["id"]: line["contents"] for line in lines}
-  folder = root / "private/prepare_data"
-  qrels = beir.read_judgements(folder / "qrels/test.tsv")
-  texts = {
-    line["_id"]: line["text"]
-    for line in map(json.loads, (folder / "queries.jsonl").open())
-  }
-  run = second_bm25(documents, {query: texts[query] for query in qrels})
-  theirs = measures.evaluate(qrels, run, ("nDCG@10",)).mean["nDCG@10"]
-  ours = evaluation(root, "expanded_synthetic_eps8").measures["nDCG@10"].mean
-  assert ours == pytest.approx(theirs, abs=0.005)
-  plain = {id_: text.split(" ")[0] for id_, text in documents.items()}
-  other = measures.evaluate(
-    qrels, second_bm25(plain, {q: texts[q] for q in qrels}), ("nDCG@10",)
-  )
-  assert abs(other.mean["nDCG@10"] - ours) > 0.005  # the test can fail
-
-
-def second_bm25(documents, queries, k1=1.2, b=0.75):
-  """Lucene's formula, written out over dictionaries."""
-  stem = Stemmer.Stemmer("english").stemWord
-  stopped = set(stopwords.STOPWORDS_EN)
-
-  def words(text):
-    found = re.findall(r"\w+", text.lower())
-    return [stem(word) for word in found if word not in stopped]
-
-  counts = {id_: collections.Counter(words(t)) for id_, t in documents.items()}
-  lengths = {id_: sum(one.values()) for id_, one in counts.items()}
-  mean = sum(lengths.values()) / len(lengths)
-  holding = collections.Counter(word for one in counts.values() for word in one)
-  run = {}
-  for query, text in queries.items():
-    scores = {}
-    for id_, own in counts.items():
-      norm = k1 * (1 - b + b * lengths[id_] / mean)
-      score = sum(
-        math.log(1 + (len(counts) - holding[w] + 0.5) / (holding[w] + 0.5))
-        * own[w]
-        / (own[w] + norm)
-        for w in words(text)
-        if own[w]
-      )
-      if score > 0:
-        scores[id_] = score
-    run[query] = scores
-  return run
-
-
-def test_a_document_out_of_order_is_refused(tmp_path):
-  lines = [{"_id": f"d {i}", "title": "", "text": "x"} for i in range(3)]
-  write = artifacts.write_atomically
-  write(tmp_path / "corpus", "".join(json.dumps(x) + "\n" for x in lines))
-  added = [{"_id": "d 2", "queries": ["b"]}, {"_id": "d 1", "queries": ["a"]}]
-  write(tmp_path / "added", "".join(json.dumps(x) + "\n" for x in added))
-  with pytest.raises(ValueError, match=r"order of the collection, got 'd 1'"):
-    list(inputs.expanded(tmp_path / "corpus", tmp_path / "added"))
-
-
-def test_titles_alone_and_ids_with_spaces_are_expanded(tmp_path):
-  entry = search_engines.Entry(
-    id="a b", title="Pie", text="", queries=("how to bake", "how to bake")
-  )
-  assert entry.contents == "Pie how to bake how to bake"
-  others = [
-    search_engines.Entry(id=f"n{i}", title="", text="word " * 20)
-    for i in range(5)
-  ]
-  search_engines.write_bulk(tmp_path, [entry, *others], most_bytes=600)
-  parts = sorted(tmp_path.glob("bulk_*.ndjson"))
-  assert len(parts) > 1
-  assert all(path.stat().st_size <= 600 for path in parts)
-  lines = [x for p in parts for x in map(json.loads, p.open())]
-  assert [x["index"]["_id"] for x in lines[::2]] == [
-    "a b", "n0", "n1", "n2", "n3", "n4",
-  ]  # fmt: skip
-  assert lines[1] == {
-    "title": "Pie",
-    "text": "",
-    "queries": ["how to bake", "how to bake"],
-    "contents": "Pie how to bake how to bake",
-  }
-  body = json.loads((tmp_path / "index.json").read_text())
-  assert body["settings"]["index"]["similarity"]["default"]["b"] == 0.75
-
-
-# What a query costs.
-
-
-def test_every_system_is_timed_and_what_it_holds_is_added_up(finished_run):
-  root = finished_run.root
-  made = load(root, "private/measure_costs", system_results.Costs)
-  rows = {one.name: one for one in made.rows}
-  fused, dense = rows["fused_synthetic_eps8"], rows["synthetic_eps8"]
-  assert fused.index_bytes == dense.index_bytes + rows["bm25"].index_bytes
-  assert rows["untrained (HNSW)"].index_bytes > rows["untrained"].index_bytes
-  size = load(
-    root, "encode_documents/synthetic_eps8", system_results.Vectors
-  ).num_bytes
-  assert 0.9 * size < dense.index_bytes <= size  # less the header
-  for name, one in rows.items():
-    assert 0 < one.p50 <= one.p95
-    has_vectors = not name.startswith(("bm25", "expanded"))
-    assert (one.encode_seconds is not None) == has_vectors
-  page = (root / finished_run.report.private_html).read_text()
-  assert "p95 (ms)" in page
-  assert "p95 (ms)" not in (root / finished_run.report.html).read_text()
-
-
-@pytest.mark.skipif(
-  not hasattr(os, "sched_getaffinity"), reason="cores cannot be chosen here"
-)
-def test_threads_that_were_started_on_one_core_have_all_afterwards():
-  cores = os.sched_getaffinity(0)
-  is_over, found = threading.Event(), []
-
-  def watch():
-    found.append(os.sched_getaffinity(0))
-    is_over.wait()
-    found.append(os.sched_getaffinity(0))
-
-  thread = threading.Thread(target=watch)
-  with measure_costs._one_core():
-    thread.start()
-    while not found:
-      time.sleep(0.01)
-  is_over.set()
-  thread.join()
-  assert found == [{min(cores)}, cores]
 
 
 def test_a_querys_own_document_is_no_result_and_sets_no_scale(tmp_path):

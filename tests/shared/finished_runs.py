@@ -120,11 +120,8 @@ def configure(folder: pathlib.Path) -> plan.RunConfig:
     "filter_queries.Config.top_k=60",
     "filter_queries.Config.ranker='retriever'",
     "evaluate.Config.bootstrap_samples=20",
-    "fuse.Config.held_out=0.2",
     "fuse.Config.min_queries=5",
     "fuse.Config.weight=None",
-    "expand.Config.repeat=2",
-    "measure_costs.Config.num_queries=4",
   ]
   recipe = ["recipes/demo_tiny.gin"]
   config, _ = main.configure(plan.RunConfig, recipe, flags)
