@@ -67,8 +67,7 @@ class Source:
     | system_results.Ranking
     | None
   )
-  """What its run says of it; None where no run made it, or one that pre-trained
-  on public text."""
+  """What its run says of it; None where no run made it."""
   root: pathlib.Path | None
   """The working directory of that run."""
   prepared: results.PreparedData | None

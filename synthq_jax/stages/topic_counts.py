@@ -203,7 +203,7 @@ def _check_noise(config: Config, prepared: results.PreparedData) -> None:
 
 STAGE = stage.of(
   __name__,
-  needs=("pretrain", "static_encoder"),
+  needs=("static_encoder",),
   narrowed=needs,
   reads=("prepared", "encoder"),
   needs_secret=True,

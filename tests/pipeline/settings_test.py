@@ -10,20 +10,8 @@ from synthq_jax.stages import (
   finetune_dp,
   generate,
   measure_costs,
-  prepare_data,
-  pretrain,
-  pretrain_recipe,
   query_leakage,
 )
-
-
-def curriculum(target_length=5):
-  phase = pretrain.Phase(
-    steps=1, input_length=32, target_length=target_length,
-    tasks=("copy", "fill"), batch_sizes=(1, 1),
-  )  # fmt: skip
-  return pretrain.Config(phases=(phase,))
-
 
 REFUSED = {
   plan.Rows: [
@@ -104,21 +92,6 @@ def test_settings_that_make_no_sense_are_refused(kind, changes, message):
   with pytest.raises(ValueError, match=message) as caught:
     kind(**changes)
   assert "\n" not in str(caught.value)
-
-
-def test_gaps_to_fill_need_room_and_sentinels():
-  """A gap is a sentinel and three tokens, and EOS stands behind them."""
-  with pytest.raises(ValueError, match="at least 5 for the task 'fill', got 4"):
-    curriculum(target_length=4)
-  prepared = prepare_data.Config(extra_ids=0)
-  for make in (
-    lambda: plan.RunConfig(pretrain=curriculum(), prepare_data=prepared),
-    lambda: pretrain_recipe.Config(pretrain=curriculum(), extra_ids=0),
-  ):
-    with pytest.raises(ValueError, match="needs sentinels, got extra_ids=0"):
-      make()
-  plan.RunConfig(prepare_data=prepared)
-  plan.RunConfig(pretrain=curriculum())
 
 
 def test_whole_numbers_become_floats():
