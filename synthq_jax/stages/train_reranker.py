@@ -9,6 +9,8 @@ has no guarantee.
 """
 
 import dataclasses
+import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +21,8 @@ from synthq_jax.leakage.rerankers import building
 from synthq_jax.leakage.rerankers import terms as terms_lib
 from synthq_jax.pipeline import config_types, inputs, results, system_results
 from synthq_jax.pipeline import queries as queries_lib
-from synthq_jax.stages import _mining, _reranking, _search, stage
+from synthq_jax.retrieval import trec
+from synthq_jax.stages import _reranking, _search, stage
 from synthq_jax.training import distributed
 from synthq_jax.training import mesh as mesh_lib
 
@@ -60,7 +63,7 @@ class Config(building.Settings):
 def jobs(run):
   """Yields a reranker for each set of queries, where they are wanted."""
   config = run.config
-  if not (config.rows.reranked or config.train_retriever.distilled):
+  if not config.rows.reranked:
     return
   for name, (synthetic, source) in run.pair_sources.items():
     settings = run.seeded(config.train_reranker, name)
@@ -79,8 +82,7 @@ def jobs(run):
 def check(run) -> None:
   """Refuses a monoT5 that would start from no T5, before anything is trained."""
   config = run.config
-  wanted = config.rows.reranked or config.train_retriever.distilled
-  if wanted and config.train_reranker.kind == "monoT5":
+  if config.rows.reranked and config.train_reranker.kind == "monoT5":
     inputs.check_t5(run.t5)
 
 
@@ -119,7 +121,7 @@ def run(task: stage.Task) -> system_results.Reranker:
   state = directory / f"state_{task.digest}"
   params = rerankers.train(
     reranker,
-    _triples(config, _mining.judged(folders, documents, records), records),
+    _triples(config, _read_queries(folders, documents, records), records),
     recipe=config.recipe,
     seed=config.seed,
     directory=state,
@@ -142,18 +144,53 @@ def run(task: stage.Task) -> system_results.Reranker:
   )
 
 
+def _read_queries(
+  folders: Any, documents: Any, records: dict[str, Any]
+) -> _search.Judged:
+  """Returns the queries of pairs, named by their numbers, and the collection."""
+  vocabulary = inputs.vocabulary(folders, documents)
+  texts = [queries_lib.decoded(vocabulary, row) for row in records["queries"]]
+  return _search.Judged(
+    split="train",
+    qrels={str(i): {} for i in range(len(texts))},
+    queries=texts,
+    query_tokens=records["queries"],
+    passages=inputs.document_tokens(folders, documents),
+    corpus=inputs.corpus(folders, documents),
+  )
+
+
+def _choose_negatives(
+  config: Config, judged: _search.Judged, own: np.ndarray
+) -> np.ndarray:
+  """Chooses a document for each pair that BM25 ranks high, and not its own.
+
+  Where there is none, it is drawn.
+  """
+  ids = [str(i) for i in judged.passages.ids]
+  position = {id_: i for i, id_ in enumerate(ids)}
+  run = _search.lexical(judged, config.mining_depth)
+  rng = np.random.default_rng([config.seed, 7])
+  chosen = rng.integers(len(ids), size=len(own))
+  chosen = np.where(chosen == own, (chosen + 1) % len(ids), chosen)
+  for pair, row in enumerate(own.tolist()):
+    scores = run.get(str(pair), {})
+    best = scores.get(ids[row], -math.inf)
+    others = [
+      document
+      for document in trec.ranking(scores)
+      if document != ids[row]
+      and scores[document] < best - (1 - config.mining_below) * abs(best)
+    ]
+    if others[config.mining_skip :]:
+      chosen[pair] = position[others[config.mining_skip]]
+  return chosen
+
+
 def _triples(config, judged: _search.Judged, records) -> list[rerankers.Triple]:
   """Returns texts: of a query, of its own document, and of another."""
-  others = _mining.mined(
-    _search.lexical(judged, config.mining_depth),
-    judged.passages,
-    records,
-    per_query=1,
-    skip=config.mining_skip,
-    below=config.mining_below,
-    seed=config.seed,
-  )[:, 0]
   own = records["rows"]
+  others = _choose_negatives(config, judged, own)
   places = np.unique([own, others])  # to read the corpus once, in its order
   read = queries_lib.texts_of(judged.corpus, places)
   texts = dict(zip(places.tolist(), read, strict=True))

@@ -12,7 +12,7 @@ from synthq_jax import artifacts
 from synthq_jax.leakage import rerankers
 from synthq_jax.pipeline import export, plan, results, system_results
 from synthq_jax.retrieval import trec
-from synthq_jax.stages import _reranking, report, rerank, train_reranker
+from synthq_jax.stages import report, rerank, train_reranker
 
 RECIPE = rerankers.Recipe(steps=2, batch_size=8)
 SOURCES = ("original", "public_only", "synthetic_eps8")
@@ -150,28 +150,3 @@ def test_a_reranker_without_a_number_says_where():
     rerankers.rerank(_Broken(), {}, run, queries, texts)
   found = rerankers.rerank(_Broken(), {}, run, queries, texts, depth=1)
   assert found == {"q 1": {"a b": 1.0}, "none": {}}
-
-
-def test_margins_of_a_reranker_are_distilled(finished_run, tmp_path):
-  root = finished_run.copy(tmp_path)
-  recipe = dataclasses.replace(
-    finished_run.config.train_retriever, miners=("bm25",), distilled=0.5
-  )
-  config = configured(
-    finished_run,
-    train_retriever=recipe,
-    rows=plan.Rows(synthetic=(), direct_dp=(), original=False),
-  )
-  seen = []
-  right = _reranking.score
-
-  def noted(*given, **named):
-    seen.append(named["depth"])
-    return right(*given, **named)
-
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(_reranking, "score", noted)
-    plan.run(config, root, stages=["train_retriever"], progress=False)
-  assert seen == [2]  # a pair's own document, and one that was mined
-  with pytest.raises(ValueError, match="distilled must be in"):
-    dataclasses.replace(recipe, miners=())

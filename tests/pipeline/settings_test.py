@@ -11,6 +11,7 @@ from synthq_jax.stages import (
   generate,
   measure_costs,
   query_leakage,
+  train_retriever,
 )
 
 REFUSED = {
@@ -65,6 +66,10 @@ REFUSED = {
       {"method": "batch", "unit": "query", "microbatch_size": 3},
       "batch_size must be a multiple of microbatch_size",
     ),
+  ],
+  train_retriever.Config: [
+    ({"steps": 30}, "steps must be more than warmup_steps=30, got 30"),
+    ({"batch_size": 10, "microbatch_size": 4}, "must divide batch_size=10"),
   ],
   filter_queries.Config: [
     ({name: value}, f"filter_queries.Config.{name}")

@@ -360,7 +360,6 @@ def test_a_chooser_that_looks_at_real_queries_is_caught(
 def test_tasks_of_shareable_rows_hold_public_documents_alone(
   finished_run, tmp_path, monkeypatch, name
 ):
-  """Mining and distillation, too, which are parts of a retriever's training."""
   root, tasks = finished_run.copy(tmp_path), {}
   config = dataclasses.replace(
     finished_run.config,
