@@ -23,7 +23,6 @@ from synthq_jax import artifacts, object_store, stores
 from synthq_jax.data import (
   beir,
   query_sets,
-  search_engines,
   shipped,
   tokenizer_json,
 )
@@ -63,7 +62,6 @@ class Source:
   result: (
     results.Checkpoint
     | results.SyntheticQueries
-    | system_results.Expansion
     | system_results.Ranking
     | None
   )
@@ -158,8 +156,8 @@ def run(
 
   Args:
     source: a checkpoint's folder, of any format that `t5_checkpoints.load`
-      reads, or a folder that a run wrote: of synthetic queries, of documents that
-      they expand, or of weights that private queries taught.
+      reads, or a folder that a run wrote: of synthetic queries, or of weights
+      that private queries taught.
     to: the new folder, not there yet or empty (T5X: the parent of the step).
     format: one of `FORMATS`.
     step: the step that a T5X checkpoint gets; None: that of the T5X checkpoint
@@ -268,7 +266,6 @@ def _source(folder: pathlib.Path) -> Source:
     for kind in (
       results.Checkpoint,
       results.SyntheticQueries,
-      system_results.Expansion,
       system_results.Ranking,
     )
   }
@@ -519,19 +516,7 @@ def _layout(layout: query_sets.Layout) -> Format:
     text = cards.of_queries(given.result, data, layout)
     (folder / _README).write_text(text, encoding="utf-8")
 
-  hub = "dataset" if layout.tables(()) else ""
-  return Format(of=results.SyntheticQueries, write=write, hub=hub)
-
-
-def _engine(write: Callable) -> Format:
-  """Returns the format of a collection with its queries, for a search engine."""
-
-  def written(given: Source, folder: pathlib.Path) -> None:
-    corpus = given.root / "prepare_data" / "corpus.jsonl"
-    expansion = given.folder / system_results.Expansion.FILE
-    write(folder, inputs.expanded(corpus, expansion))
-
-  return Format(of=system_results.Expansion, write=written)
+  return Format(of=results.SyntheticQueries, write=write, hub="dataset")
 
 
 def _ranker(given: Source, folder: pathlib.Path) -> None:
@@ -592,8 +577,6 @@ FORMATS: dict[str, Format] = {
   "huggingface": _model(_huggingface, hub="model"),
   "sentence-transformers": _model(_sentence_transformers, hub="model"),
   **{name: _layout(one) for name, one in query_sets.LAYOUTS.items()},
-  "anserini": _engine(search_engines.write_pyserini),
-  "elasticsearch": _engine(search_engines.write_bulk),
   "ranker": Format(of=system_results.Ranking, write=_ranker, hub="model"),
 }
 """By the name that `synthq export --format` has for it."""

@@ -17,7 +17,6 @@ from synthq_jax.data import (
   collection,
   files,
   passages,
-  search_engines,
   token_cache,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
@@ -230,10 +229,8 @@ def document_text(line: str | bytes) -> str:
   return f"{entry['title']} {entry['text']}".strip()
 
 
-def expanded(
-  corpus: pathlib.Path, expansion: pathlib.Path
-) -> Iterator[search_engines.Entry]:
-  """Yields documents with the queries that a file has for them, one at a time.
+def expanded(corpus: pathlib.Path, expansion: pathlib.Path) -> Iterator[str]:
+  """Yields title, text and the queries that a file has for each document.
 
   Args:
     corpus: the run's own corpus.jsonl.
@@ -248,12 +245,8 @@ def expanded(
     queries: tuple[str, ...] = ()
     if line is not None and line["_id"] == document["_id"]:
       queries, line = tuple(line["queries"]), next(lines, None)
-    yield search_engines.Entry(
-      id=document["_id"],
-      title=document["title"],
-      text=document["text"],
-      queries=queries,
-    )
+    parts = (document["title"], document["text"], *queries)
+    yield " ".join(filter(None, parts))
   if line is not None:
     raise ValueError(
       f"{expansion}: expected documents in the order of the collection, got"

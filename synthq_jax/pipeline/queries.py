@@ -142,7 +142,7 @@ def index_of(
   """
   names = tuple(map(str, ids))
   if expansion is not None:
-    texts = (one.contents for one in inputs.expanded(corpus, expansion))
+    texts = inputs.expanded(corpus, expansion)
     return bm25.BM25().build(names, texts)
   key = (corpus.resolve(), files.state(corpus), names)
   return _kept.get(

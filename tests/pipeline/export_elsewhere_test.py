@@ -22,7 +22,6 @@ from synthq_jax.retrieval import encode
 
 RETRIEVERS = ("synthetic_eps8", "direct_dp_logit_eps8")  # one has a projection
 RETRIEVER = f"train_retriever/{RETRIEVERS[0]}"
-EXPANSION = "expand/synthetic_eps8"
 RANKING = "learn_to_rank/synthetic_eps8"
 KINDS = {
   "finetune_dp": "checkpoint",
@@ -366,7 +365,7 @@ def test_a_source_reads_what_datasets_saves(finished_run, exported, tmp_path):
   assert read.qrels == data.qrels
 
 
-@pytest.mark.parametrize("name", ["hf", "beir", "tevatron", "pyserini"])
+@pytest.mark.parametrize("name", ["hf", "beir"])
 def test_a_card_says_what_holds_and_what_does_not(name, finished_run, exported):
   cards = pytest.importorskip("huggingface_hub")
   folder = exported(QUERIES, name)
@@ -389,7 +388,6 @@ def test_no_export_holds_a_private_text(name, finished_run, exported):
   given = {
     results.Checkpoint: RETRIEVER,
     results.SyntheticQueries: QUERIES,
-    system_results.Expansion: EXPANSION,
     system_results.Ranking: RANKING,
   }
   folder = exported(given[export.FORMATS[name].of], name)

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import shutil
 import sys
 import threading
@@ -15,15 +14,12 @@ import types
 import made_up
 import numpy as np
 import pytest
-import Stemmer
 import tiny_runs
-from bm25s import stopwords
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, passages, search_engines
+from synthq_jax.data import passages
 from synthq_jax.leakage import rerankers
 from synthq_jax.pipeline import (
-  export,
   inputs,
   plan,
   results,
@@ -33,7 +29,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import statement
-from synthq_jax.retrieval import fusion, measures, trec
+from synthq_jax.retrieval import fusion, trec
 from synthq_jax.stages import (
   _held_out,
   _search,
@@ -452,69 +448,6 @@ def test_how_many_and_how_often_are_choices(shared):
     assert made.num_queries == sum(len(t[:most]) for t in written.values())
 
 
-def test_the_exported_collection_scores_the_same_in_another_bm25(
-  finished_run, tmp_path
-):
-  root = finished_run.root
-  place, to = root / "expand/synthetic_eps8", tmp_path / "shipped"
-  said = export.run(place, to, format="anserini")
-  made = load(root, "expand/synthetic_eps8", system_results.Expansion)
-  assert f"epsilon = {made.statement.epsilon:g}"[:11] in said
-  assert (to / export.CLAIM).read_text()
-  with pytest.raises(ValueError, match="may be shared"):
-    export.run(
-      root / "private/expand/original", tmp_path / "o", format="anserini"
-    )
-  lines = map(json.loads, (to / "documents.jsonl").open())
-  documents = {line["id"]: line["contents"] for line in lines}
-  folder = root / "private/prepare_data"
-  qrels = beir.read_judgements(folder / "qrels/test.tsv")
-  texts = {
-    line["_id"]: line["text"]
-    for line in map(json.loads, (folder / "queries.jsonl").open())
-  }
-  run = second_bm25(documents, {query: texts[query] for query in qrels})
-  theirs = measures.evaluate(qrels, run, ("nDCG@10",)).mean["nDCG@10"]
-  ours = evaluation(root, "expanded_synthetic_eps8").measures["nDCG@10"].mean
-  assert ours == pytest.approx(theirs, abs=0.005)
-  plain = {id_: text.split(" ")[0] for id_, text in documents.items()}
-  other = measures.evaluate(
-    qrels, second_bm25(plain, {q: texts[q] for q in qrels}), ("nDCG@10",)
-  )
-  assert abs(other.mean["nDCG@10"] - ours) > 0.005  # the test can fail
-
-
-def second_bm25(documents, queries, k1=1.2, b=0.75):
-  """Lucene's formula, written out over dictionaries."""
-  stem = Stemmer.Stemmer("english").stemWord
-  stopped = set(stopwords.STOPWORDS_EN)
-
-  def words(text):
-    found = re.findall(r"\w+", text.lower())
-    return [stem(word) for word in found if word not in stopped]
-
-  counts = {id_: collections.Counter(words(t)) for id_, t in documents.items()}
-  lengths = {id_: sum(one.values()) for id_, one in counts.items()}
-  mean = sum(lengths.values()) / len(lengths)
-  holding = collections.Counter(word for one in counts.values() for word in one)
-  run = {}
-  for query, text in queries.items():
-    scores = {}
-    for id_, own in counts.items():
-      norm = k1 * (1 - b + b * lengths[id_] / mean)
-      score = sum(
-        math.log(1 + (len(counts) - holding[w] + 0.5) / (holding[w] + 0.5))
-        * own[w]
-        / (own[w] + norm)
-        for w in words(text)
-        if own[w]
-      )
-      if score > 0:
-        scores[id_] = score
-    run[query] = scores
-  return run
-
-
 def test_a_document_out_of_order_is_refused(tmp_path):
   lines = [{"_id": f"d {i}", "title": "", "text": "x"} for i in range(3)]
   write = artifacts.write_atomically
@@ -523,33 +456,6 @@ def test_a_document_out_of_order_is_refused(tmp_path):
   write(tmp_path / "added", "".join(json.dumps(x) + "\n" for x in added))
   with pytest.raises(ValueError, match=r"order of the collection, got 'd 1'"):
     list(inputs.expanded(tmp_path / "corpus", tmp_path / "added"))
-
-
-def test_titles_alone_and_ids_with_spaces_are_expanded(tmp_path):
-  entry = search_engines.Entry(
-    id="a b", title="Pie", text="", queries=("how to bake", "how to bake")
-  )
-  assert entry.contents == "Pie how to bake how to bake"
-  others = [
-    search_engines.Entry(id=f"n{i}", title="", text="word " * 20)
-    for i in range(5)
-  ]
-  search_engines.write_bulk(tmp_path, [entry, *others], most_bytes=600)
-  parts = sorted(tmp_path.glob("bulk_*.ndjson"))
-  assert len(parts) > 1
-  assert all(path.stat().st_size <= 600 for path in parts)
-  lines = [x for p in parts for x in map(json.loads, p.open())]
-  assert [x["index"]["_id"] for x in lines[::2]] == [
-    "a b", "n0", "n1", "n2", "n3", "n4",
-  ]  # fmt: skip
-  assert lines[1] == {
-    "title": "Pie",
-    "text": "",
-    "queries": ["how to bake", "how to bake"],
-    "contents": "Pie how to bake how to bake",
-  }
-  body = json.loads((tmp_path / "index.json").read_text())
-  assert body["settings"]["index"]["similarity"]["default"]["b"] == 0.75
 
 
 # What a query costs.
