@@ -26,7 +26,7 @@ __all__ = [
 MOUNT = "/mnt/synthq"
 """Where all workers see the shared file system."""
 
-ONE_PROCESS = ("pretrain", "study")
+ONE_PROCESS = ("study",)
 """The stages of synthq that refuse --distributed."""
 
 _CODE = "$HOME/synthq_jax"

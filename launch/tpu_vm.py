@@ -48,7 +48,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 _AXES = ("MESH_DATA", "MESH_FSDP", "MESH_TENSOR")
 _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
 _STAGES = (
-  "run", "prepare_data", "prepare_test_set", "pretrain", "finetune_dp",
+  "run", "prepare_data", "prepare_test_set", "finetune_dp",
   "static_encoder", "generate", "filter_queries",
   "query_leakage", "direct_dp", "train_retriever",
   "encode_documents", "fuse", "learn_to_rank", "learn_map",

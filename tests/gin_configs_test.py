@@ -11,7 +11,6 @@ from synthq_jax.cli import flags as flags_lib
 from synthq_jax.cli import main
 from synthq_jax.models import t5_config
 from synthq_jax.pipeline import plan
-from synthq_jax.stages import pretrain_recipe
 from synthq_jax.studies import (
   detectors,
   federated,
@@ -73,8 +72,6 @@ STUDIES = {
 
 def recipe(path: pathlib.Path) -> tuple[type, list[str]]:
   """The dataclass that a file configures, and the files it takes."""
-  if path.stem in ("demo_pretrain", "pretrain_large"):
-    return pretrain_recipe.Config, [str(path)]
   if path.parent.name == "studies":
     return STUDIES.get(path.stem, plan.RunConfig), [str(path)]
   if path.parent.name == "recipes":
@@ -227,12 +224,8 @@ def test_a_recipe_refuses_to_run_without_what_it_requires():
 @pytest.mark.parametrize("name", t5_config.names())
 def test_a_model_is_known_by_its_name(name):
   flags = [f"MODEL={name}"]
-  for kind, recipe in (
-    (pretrain_recipe.Config, "recipes/demo_pretrain.gin"),
-    (plan.RunConfig, DEMO),
-  ):
-    config, _ = main.configure(kind, [recipe], flags)
-    assert config.model == t5_config.get(name)
+  config, _ = main.configure(plan.RunConfig, [DEMO], flags)
+  assert config.model == t5_config.get(name)
 
 
 def test_the_demo_has_the_rows_it_must_show_and_all_macros_reach_a_stage():
@@ -253,10 +246,7 @@ def test_one_seed_is_that_of_everything_public():
   stages = [getattr(config, field.name) for field in dataclasses.fields(config)]
   seeds = [stage.seed for stage in stages if hasattr(stage, "seed")]
   assert len(seeds) > 10
-  # A public model that is trained first has a recipe of its own.
-  assert config.pretrain.seed == 0 and sorted(seeds)[1:] == [3] * (
-    len(seeds) - 1
-  )
+  assert seeds == [3] * len(seeds)
 
 
 def test_the_paper_recipe_has_the_papers_settings():

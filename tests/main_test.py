@@ -21,7 +21,6 @@ import pytest
 from synthq_jax.cli import guide, main
 from synthq_jax.data import environment_docs, shipped
 from synthq_jax.pipeline import plan, results
-from synthq_jax.stages import pretrain_recipe
 from synthq_jax.studies import frame, images
 from synthq_jax.training import distributed
 
@@ -155,24 +154,6 @@ def test_a_gate_that_cannot_shut_says_so(ran, tmp_path, capsys, monkeypatch):
   captured = capsys.readouterr()
   assert "too few canaries to refute such a claim" in captured.out
   assert "could not refute an epsilon above 3.50" in captured.err
-
-
-def test_pretrain_runs_its_own_recipe(monkeypatch, tmp_path):
-  calls = []
-
-  def recorded(config, where, *, on_accepted):
-    del on_accepted
-    calls.append((config, where))
-
-  monkeypatch.setattr(pretrain_recipe, "run", recorded)
-  recipe = "--gin_file=gin_configs/recipes/demo_pretrain.gin"
-  workdir = f"--workdir={tmp_path}"
-  assert main.main(["pretrain", recipe, workdir, "--gin.SEED=4"]) == 0
-  [(config, where)] = calls
-  assert (where, config.seed, config.pretrain.seed) == (tmp_path, 4, 4)
-  assert config.pretrain.settings.progress
-  assert main.main(["pretrain", recipe, workdir, "--quiet"]) == 0
-  assert not calls[1][0].pretrain.settings.progress
 
 
 def test_study_runs_the_study_that_the_files_configure(
@@ -355,7 +336,6 @@ WRONG_USES = {
   f"{RUN} --quite": "did you mean --quiet?",
   f"{RUN} --num_processes=two": "invalid int value: 'two'",
   "study --workdir=w --dry_run": "--dry_run goes with stages of a run",
-  "pretrain --gin_file=demo_pretrain.gin --workdir=w --dry_run": "got a pretr",
   "audit --gin_file=demo_tiny.gin --workdir=w": "expected canaries to audit",
   # What a gate cannot hold.
   f"{RUN} --fail_above_claim": "expected canaries to audit",
@@ -366,7 +346,7 @@ WRONG_USES = {
   # Files.
   "run --gin_file=demo_tny.gin --workdir=w": "Did you mean demo_tiny.gin?",
   "run --gin_file=x.gin --workdir=w": "give --gin_search_paths=FOLDER",
-  "run --gin_file=demo_pretrain.gin --workdir=w": "nothing about plan.RunConfig",
+  "run --gin_file=logit_dp_images.gin --workdir=w": "nothing about plan.RunConfig",
   f"{RUN} --gin_file=data/beir.gin": "give --gin.SOURCE=...",
   "settings demo_ful.gin": "Did you mean demo_full.gin?",
   "settings nope.gin": "nope.gin: expected a gin file, got none. Give its path",
@@ -735,19 +715,15 @@ def test_a_comment_behind_a_macro_says_nothing_of_the_next(tmp_path):
   }
 
 
-@pytest.mark.parametrize("stage", ["study", "pretrain", "run"])
+@pytest.mark.parametrize("stage", ["study", "run"])
 def test_help_offers_a_dry_run_where_there_is_one(capsys, stage):
   with pytest.raises(SystemExit):
     main.main([stage, "--help"])
   text = " ".join(capsys.readouterr().out.split())
   assert ("--dry_run" in text) == (stage != "study")
-  assert ("begin from scratch" in text) == (stage == "pretrain")
 
 
-@pytest.mark.parametrize(
-  "path",
-  ["recipes/demo_pretrain", "recipes/systems", "studies/federated_tiny"],
-)
+@pytest.mark.parametrize("path", ["recipes/systems", "studies/federated_tiny"])
 def test_recipes_and_studies_say_what_they_set(capsys, path):
   path = ROOT / "gin_configs" / f"{path}.gin"
   text = output(capsys, "settings", path.name)

@@ -470,10 +470,6 @@ def test_what_a_run_would_make_is_said_before_the_bucket_has_anything(
   [
     (["run", "--gin_file=demo_tiny.gin"], "agree with --private_in_bucket"),
     (["study", "--gin_file=images.gin"], "study works in a folder"),
-    (
-      ["pretrain", "--gin_file=demo_pretrain.gin"],
-      "pretrain works in a folder",
-    ),
   ],
 )
 def test_a_wrong_use_of_a_url_ends_in_one_line(url, capsys, argv, words):

@@ -214,7 +214,7 @@ def test_few_stages_hold_the_secret_or_read_private_queries():
   }
   public = {one.name for one in stages if "prepared" not in one.reads}
   assert public == {
-    *("prepare_data", "prepare_test_set", "pretrain", "generate"),
+    *("prepare_data", "prepare_test_set", "generate"),
     "static_encoder",
     *("filter_queries", "encode_documents"),
     # The row `original` aside, as their tests hold.

@@ -284,8 +284,6 @@ def _add_stage_flags(command: argparse.ArgumentParser, name: str) -> None:
   words = (
     "say what would be made, what is there, and what it costs; make nothing"
   )
-  if name == "pretrain":
-    words += "; not where the files say how to begin from scratch"
   if name == "study":  # which says so, where it is given
     words = argparse.SUPPRESS
   flag("--dry_run", action="store_true", help=words)
@@ -311,7 +309,7 @@ def processes(options: argparse.Namespace) -> cluster.Settings:
     ValueError: if flags do not go together, or the stage takes one process.
   """
   settings = cluster.from_flags(options)
-  if settings.mode != "none" and options.stage in ("pretrain", "study"):
+  if settings.mode != "none" and options.stage == "study":
     raise UsageError(
       f"synthq {options.stage} works in one process, got"
       f" --distributed={settings.mode}: leave it out"
@@ -332,7 +330,7 @@ def opened(options: argparse.Namespace) -> Iterator[pathlib.Path]:
   if not object_store.is_url(url):
     yield pathlib.Path(url)
     return
-  if options.stage in ("pretrain", "study"):
+  if options.stage == "study":
     raise UsageError(
       f"synthq {options.stage} works in a folder, got --workdir={url}"
     )

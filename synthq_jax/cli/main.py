@@ -159,13 +159,11 @@ def _recipes(options: argparse.Namespace) -> str:
 def _settings(options: argparse.Namespace) -> str:
   """Lists the settings of a recipe, or the defaults of all stages."""
   from synthq_jax.pipeline import plan
-  from synthq_jax.stages import pretrain_recipe
 
   if not options.recipe:
     return guide.settings(plan.RunConfig(), (), name=options.name)
   kinds = (
     lambda: plan.RunConfig,
-    lambda: pretrain_recipe.Config,
     *(functools.partial(_study_config, name) for name in studies.NAMES),
   )
   path = _finder(())(options.recipe)
@@ -234,9 +232,9 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
     distributed.start(flags.processes(options))
   if told := asked():
     raise told
-  runners = {"pretrain": _pretrain, "study": _study}
+  run = _study if options.stage == "study" else _pipeline
   with flags.opened(options) as workdir:
-    report = runners.get(options.stage, _pipeline)(options, bindings, workdir)
+    report = run(options, bindings, workdir)
   if not distributed.is_main():
     return
   if report is not None:
@@ -275,26 +273,6 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
   if options.fail_above_claim:
     screen.hold_claims(made.get("audit", ()))
   return report
-
-
-def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
-  """From scratch where the files say how, else the pipeline's own stage."""
-  from synthq_jax.stages import pretrain_recipe
-
-  try:
-    config, note, _ = _configured(
-      pretrain_recipe.Config, options, bindings, workdir
-    )
-  except _NothingSaidError:
-    _pipeline(options, bindings, workdir)
-    return
-  if options.dry_run:
-    raise UsageError("--dry_run goes with stages of a run, got a pretraining")
-  if options.quiet:
-    settings = dataclasses.replace(config.pretrain.settings, progress=False)
-    pretrain = dataclasses.replace(config.pretrain, settings=settings)
-    config = dataclasses.replace(config, pretrain=pretrain)
-  pretrain_recipe.run(config, workdir, on_accepted=note)
 
 
 def _study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:

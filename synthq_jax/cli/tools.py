@@ -289,13 +289,13 @@ TOOLS = {
     local=_with_its_run,
     flags={
       "--checkpoint": "a folder of any known format, or",
-      "--queries": "a folder of synthetic queries, e.g. runs/demo/filter_queries/eps8, or",
+      "--queries": "a folder of synthetic queries, e.g."
+      " runs/demo/filter_queries/eps8, or",
       "--ranking": "a folder of weights, e.g. runs/demo/learn_to_rank/public_only",
       "--to": _required("the new folder"),
       "--format": _required(
         "of a model: t5x, huggingface, safetensors or sentence-transformers;"
-        " of queries: beir, hf (parquet), tevatron or pyserini; of weights:"
-        " ranker"
+        " of queries: beir or hf (parquet); of weights: ranker"
       ),
       "--step": _number("of a T5X checkpoint; default: the source's own, or 0"),
       "--allow_private": {

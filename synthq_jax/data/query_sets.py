@@ -6,21 +6,18 @@
   |---|---|---|
   | BEIR | `beir.datasets.data_loader.GenericDataLoader` | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv |
   | parquet | `datasets.load_dataset`, mteb | queries, corpus and qrels, by split |
-  | Tevatron | `tevatron` | train.jsonl with the passages in place, corpus.jsonl |
-  | Pyserini | `pyserini.index`, Anserini | corpus/, topics.SPLIT.tsv, qrels.SPLIT.txt |
 
-All of them hold what a `Collection` holds, and stream its documents.
+Both hold what a `Collection` holds, and stream its documents.
 """
 
 import dataclasses
 import itertools
-import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from synthq_jax import extras
-from synthq_jax.data import beir, files, search_engines
+from synthq_jax.data import beir
 from synthq_jax.data import collection as collection_lib
 
 __all__ = ["LAYOUTS", "Layout", "Origin"]
@@ -42,7 +39,7 @@ class Layout:
   """Writes it into a folder."""
   use: str
   """How it is read: a block of Markdown for a card."""
-  tables: Callable[[Iterable[str]], Sequence[Mapping[str, Any]]] = lambda _: ()
+  tables: Callable[[Iterable[str]], Sequence[Mapping[str, Any]]]
   """From the splits to what a card of Hugging Face's lists as its tables."""
 
 
@@ -88,73 +85,6 @@ def _write_parquet(
     for item in data.documents
   )
   _write_table(folder / "corpus" / "corpus.parquet", documents)
-
-
-def _write_tevatron(
-  folder: pathlib.Path, data: collection_lib.Collection, origin: Origin
-) -> None:
-  """Writes SPLIT.jsonl, where passages stand beside their query, and a corpus."""
-  del origin
-  texts = data.query_by_id()
-  wanted = {
-    document
-    for judged in data.qrels.values()
-    for grades in judged.values()
-    for document in grades
-  }
-  passages = {
-    item.id: _passage(item) for item in data.documents if item.id in wanted
-  }
-  for split, judged in data.qrels.items():
-    _write_json_lines(
-      folder / f"{split}.jsonl",
-      (
-        {
-          "query_id": query,
-          "query": texts[query].text,
-          "positive_passages": [
-            passages[d] for d, g in grades.items() if g > 0
-          ],
-          "negative_passages": [
-            passages[d] for d, g in grades.items() if g < 1
-          ],
-        }
-        for query, grades in judged.items()
-      ),
-    )
-  _write_json_lines(folder / "corpus.jsonl", map(_passage, data.documents))
-
-
-def _passage(item: collection_lib.Document) -> dict[str, str]:
-  return {"docid": item.id, "title": item.title, "text": item.text}
-
-
-def _write_pyserini(
-  folder: pathlib.Path, data: collection_lib.Collection, origin: Origin
-) -> None:
-  """Writes a folder to index, topics and TREC judgements."""
-  del origin
-  entries = (
-    search_engines.Entry(id=item.id, title=item.title, text=item.text)
-    for item in data.documents
-  )
-  search_engines.write_pyserini(folder / "corpus", entries)
-  texts = data.query_by_id()
-  for split, judged in data.qrels.items():
-    topics = (f"{q}\t{' '.join(texts[q].text.split())}" for q in judged)
-    files.write_lines(folder / f"topics.{split}.tsv", topics)
-    rows = (
-      f"{query} 0 {document} {grade}"
-      for query, grades in judged.items()
-      for document, grade in grades.items()
-    )
-    files.write_lines(folder / f"qrels.{split}.txt", rows)
-
-
-def _write_json_lines(
-  path: pathlib.Path, rows: Iterable[Mapping[str, Any]]
-) -> None:
-  files.write_lines(path, (json.dumps(row, ensure_ascii=False) for row in rows))
 
 
 def _write_table(path: pathlib.Path, rows: Iterator[dict[str, Any]]) -> None:
@@ -212,23 +142,6 @@ from datasets import load_dataset
 
 queries = load_dataset("FOLDER", "queries", split="train")
 corpus = load_dataset("FOLDER", "corpus", split="corpus")
-```""",
-  ),
-  "tevatron": Layout(
-    write=_write_tevatron,
-    use="""```bash
-# Of a query's negatives: the documents of the other queries of its batch.
-python -m tevatron.retriever.driver.train --dataset_name json \
-  --dataset_path FOLDER/train.jsonl --train_group_size 1
-```""",
-  ),
-  "pyserini": Layout(
-    write=_write_pyserini,
-    use="""```bash
-python -m pyserini.index.lucene --collection JsonCollection \
-  --input FOLDER/corpus --index FOLDER/index --generator DefaultLuceneDocumentGenerator
-python -m pyserini.search.lucene --index FOLDER/index --bm25 \
-  --topics FOLDER/topics.train.tsv --output FOLDER/run.trec
 ```""",
   ),
 }

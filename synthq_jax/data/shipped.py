@@ -19,7 +19,8 @@ __all__ = [
 _STEP = re.compile(r"checkpoint_\d+")
 
 DIRECTORY = pathlib.Path(__file__).parents[1] / "assets" / "demo_t5"
-"""params.safetensors, config.json, vocabulary.model and MODEL_CARD.md."""
+"""params.safetensors, config.json and vocabulary.model; docs/lab/shipped_t5 has
+the card, the sources and the script that makes them."""
 
 VOCABULARY = DIRECTORY / "vocabulary.model"
 """Its SentencePiece vocabulary, trained on public text."""

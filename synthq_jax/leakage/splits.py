@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from synthq_jax.retrieval import hard_negatives, trec
+from synthq_jax.retrieval import trec
 
 __all__ = [
   "NAMES",
@@ -220,12 +220,16 @@ def negatives_of(
   Returns:
     Query id -> document ids, best first; queries without any are left out.
   """
-  depth = max(map(len, run.values()), default=1)
-  mined = hard_negatives.mine(run, qrels, per_query=max(1, depth))
-  return {
-    query: tuple(id_ for id_ in ids if id_ not in forbidden)
-    for query, ids in mined.items()
-  }
+  negatives = {}
+  for query, grades in qrels.items():
+    others = [
+      document
+      for document in trec.ranking(run.get(query, {}))
+      if grades.get(document, 0) <= 0 and document != query
+    ]
+    if others:
+      negatives[query] = tuple(id_ for id_ in others if id_ not in forbidden)
+  return negatives
 
 
 def leaked(

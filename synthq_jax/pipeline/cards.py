@@ -202,9 +202,8 @@ def of_queries(
     "task_categories": ["text-retrieval"],
     "tags": ["synthetic", "information-retrieval"],
     "size_categories": [_size(len(data.queries))],
+    "configs": layout.tables(data.qrels),
   }
-  if tables := layout.tables(data.qrels):
-    header["configs"] = tables
   filters = f" {made.filters}" if made.filters else ""
   return _page(
     header,

@@ -65,8 +65,7 @@ class Source:
     | system_results.Ranking
     | None
   )
-  """What its run says of it; None where no run made it, or one that pre-trained
-  on public text."""
+  """What its run says of it; None where no run made it."""
   root: pathlib.Path | None
   """The working directory of that run."""
   prepared: results.PreparedData | None
@@ -157,7 +156,8 @@ def run(
 
   Args:
     source: a checkpoint's folder, of any format that `t5_checkpoints.load`
-      reads, or a folder that a run wrote: of synthetic queries or of weights that private queries taught.
+      reads, or a folder that a run wrote: of synthetic queries, or of weights
+      that private queries taught.
     to: the new folder, not there yet or empty (T5X: the parent of the step).
     format: one of `FORMATS`.
     step: the step that a T5X checkpoint gets; None: that of the T5X checkpoint
@@ -509,8 +509,7 @@ def _layout(layout: query_sets.Layout) -> Format:
     text = cards.of_queries(given.result, data, layout)
     (folder / _README).write_text(text, encoding="utf-8")
 
-  hub = "dataset" if layout.tables(()) else ""
-  return Format(of=results.SyntheticQueries, write=write, hub=hub)
+  return Format(of=results.SyntheticQueries, write=write, hub="dataset")
 
 
 def _ranker(given: Source, folder: pathlib.Path) -> None:

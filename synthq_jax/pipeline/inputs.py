@@ -330,7 +330,7 @@ def refuse_private(directory: pathlib.Path) -> None:
   result = artifacts.load_kind(directory)
   if result == results.Checkpoint.__name__:
     claim = artifacts.load(directory, results.Checkpoint).statement
-  else:  # not the result of a stage, or of a public pre-training
+  else:  # not the result of a stage
     claim = t5_checkpoints.claim(directory)
   if claim is not None and not claim.is_public:
     epsilon = rounding.epsilon(claim.epsilon)
@@ -375,13 +375,13 @@ def refuse_other_data(space: workspace.Workspace, source: str) -> None:
   """Refuses to write over the results of something else.
 
   Raises:
-    ValueError: if the working directory holds a public pre-training, or data
+    ValueError: if the working directory holds a study or a checkpoint, or data
       of another source.
   """
   if artifacts.read_fingerprint(space.root):
     raise ValueError(
-      f"{space.root}: expected the working directory of a run, got one that"
-      " `synthq pretrain` filled: give another --workdir"
+      f"{space.root}: expected the working directory of a run, got that of a"
+      " study, or a checkpoint: give another --workdir"
     )
   place = space.private("prepare_data")
   if artifacts.read_fingerprint(place):

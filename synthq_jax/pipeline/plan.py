@@ -212,7 +212,6 @@ class _Settings:
         f" {self.retriever_checkpoint}: set STATIC_DIM=0"
       )
     self._check_audit()
-    self.pretrain.check_sentinels(self.prepare_data.extra_ids)
     self._check_depth(self.rows.fused, "fuse")
     self._check_depth(self.rows.ltr or self.rows.mapped, "learn_to_rank")
     labels = [one.label for one in self.direct_dp_methods]

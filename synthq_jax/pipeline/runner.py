@@ -127,8 +127,6 @@ class Run:
   @property
   def start(self) -> pathlib.Path:
     """The public checkpoint that generators start from."""
-    if self.rows("pretrain"):
-      return self._space.public("pretrain")
     return shipped.checkpoint(self.config.checkpoint)
 
   @property

@@ -165,7 +165,6 @@ SCORES = Terms(
 )
 """Of means over private test queries."""
 
-_CHOSEN = "The settings were chosen without looking at the private queries."
 
 EXAMPLES = Terms(
   unit="example",

@@ -482,7 +482,7 @@ def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
 
 STAGE = stage.of(
   __name__,
-  needs=("pretrain", "static_encoder"),
+  needs=("static_encoder",),
   reads=("prepared", "encoder"),
   folder="train_retriever",
   needs_secret=True,

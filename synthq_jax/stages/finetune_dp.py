@@ -564,7 +564,7 @@ def planted(
 
 STAGE = stage.of(
   __name__,
-  needs=("pretrain",),
+  needs=("prepare_data",),
   reads=("prepared", "start"),
   needs_secret=True,
   together=True,

@@ -22,9 +22,8 @@ from synthq_jax.data import (
   collection,
   jsonl,
   passages,
-  pretrain_tasks,
-  public_text,
   quoting,
+  sentences,
   sources,
   splits,
 )
@@ -466,14 +465,13 @@ def _sample(config: Config, num_documents: int) -> np.ndarray:
 def _write_public_test(config, documents, vocabulary, public) -> int:
   """Writes a BEIR folder of pseudo-queries: sentences taken out of documents.
 
-  The same choice of a telling sentence as in pre-training, but the sentence
-  always leaves its document. It measures retrievers without private queries.
+  They measure retrievers without private queries.
   """
   made: list[tuple[str, str, str]] = []
-  sentences = [public_text.split_sentences(d.text) for d in documents]
-  idf = pretrain_tasks.inverse_frequency(sentences)
-  for document, parts in zip(documents, sentences, strict=True):
-    best = pretrain_tasks.telling_sentence(parts, idf)
+  texts = [sentences.split(document.text) for document in documents]
+  idf = sentences.compute_idf(texts)
+  for document, parts in zip(documents, texts, strict=True):
+    best = sentences.choose(parts, idf)
     if best is not None and len(made) < config.public_test_documents:
       rest = " ".join(parts[:best] + parts[best + 1 :])
       made.append((document.id, parts[best], rest))

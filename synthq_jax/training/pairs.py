@@ -26,9 +26,10 @@ __all__ = [
   "Recipe",
   "cached_value_and_grad",
   "loss_fn",
-  "margin_mse",
   "train",
 ]
+
+_TEXTS = ("queries", "documents")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,89 +46,31 @@ def loss_fn(
   *,
   model_config: t5_config.T5Config,
   temperature: float,
-  distilled: float = 0.0,
 ) -> Float[jax.Array, " batch"]:
   """Returns the in-batch softmax loss of each pair.
 
-  Another pair of the same document is no negative: its column is left out, and
-  so is a hard negative that is the row's own document.
+  Another pair of the same document is no negative: its column is left out.
 
   Args:
     params: of the encoder.
-    batch: tokens of "queries" and "documents", and the documents' "rows"; where
-      there are hard negatives, their tokens "negatives" [batch, hard, length]
-      and "negative_rows" [batch, hard], which are negatives of all rows; and
-      "margins" [batch, hard] of a reranker, to be distilled.
+    batch: tokens of "queries" and "documents", and the documents' "rows".
     model_config: the shape of the encoder, see `models.encoders`.
     temperature: divides the cosines, above 0.
-    distilled: share of `margin_mse` in the loss, in [0, 1].
   """
   encode = functools.partial(encoders.of(model_config).encode, params)
-  vectors = {name: encode(tokens) for name, tokens in _texts(batch).items()}
-  return _loss_of_vectors(
-    vectors, batch, temperature=temperature, distilled=distilled
-  )
-
-
-def margin_mse(
-  similarity: Float[jax.Array, "batch columns"],
-  margins: Float[jax.Array, "batch hard"],
-  *,
-  temperature: float,
-) -> Float[jax.Array, " batch"]:
-  """Returns how far margins are from those of a reranker, squared.
-
-  >>> similarity = jnp.array([[1.0, 0.5]])
-  >>> margin_mse(similarity, jnp.array([[4.0]]), temperature=0.25)
-  Array([4.], dtype=float32)
-
-  Args:
-    similarity: cosines; column i is row i's own document, and columns
-      batch + i * hard onwards are its hard negatives.
-    margins: by how much a reranker scores the own document above each.
-    temperature: divides the cosines.
-
-  References:
-    Hofstätter et al. (2020), arXiv:2010.02666, equation 4.
-    Wang et al., GPL, NAACL 2022, equation 2.
-  """
-  batch, hard = margins.shape
-  own = jnp.diagonal(similarity)[:, None]
-  columns = batch + jnp.arange(batch * hard).reshape(batch, hard)
-  others = jnp.take_along_axis(similarity, columns, axis=1)
-  return jnp.mean(((own - others) / temperature - margins) ** 2, axis=1)
-
-
-def _texts(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-  """Returns the tokens of queries and of all documents, hard negatives last."""
-  documents = [batch["documents"]]
-  if "negatives" in batch:
-    hard = batch["negatives"]
-    documents.append(hard.reshape(-1, hard.shape[-1]))
-  return {"queries": batch["queries"], "documents": jnp.concatenate(documents)}
+  vectors = {name: encode(batch[name]) for name in _TEXTS}
+  return _loss_of_vectors(vectors, batch["rows"], temperature=temperature)
 
 
 def _loss_of_vectors(
-  vectors: Mapping[str, jax.Array],
-  batch: Mapping[str, jax.Array],
-  *,
-  temperature: float,
-  distilled: float = 0.0,
+  vectors: Mapping[str, jax.Array], rows: jax.Array, *, temperature: float
 ) -> Float[jax.Array, " batch"]:
-  similarity = vectors["queries"] @ vectors["documents"].T
-  rows = batch["rows"]
-  if "negatives" in batch:
-    rows = jnp.concatenate([rows, batch["negative_rows"].reshape(-1)])
-  same = batch["rows"][:, None] == rows[None, :]
-  losses = contrastive.softmax(
-    similarity,
+  same = rows[:, None] == rows[None, :]
+  return contrastive.softmax(
+    vectors["queries"] @ vectors["documents"].T,
     temperature=temperature,
     duplicate_mask=same & ~jnp.eye(*same.shape, dtype=bool),
   )
-  if not distilled:
-    return losses
-  squared = margin_mse(similarity, batch["margins"], temperature=temperature)
-  return (1 - distilled) * losses + distilled * squared
 
 
 def cached_value_and_grad(
@@ -136,7 +79,7 @@ def cached_value_and_grad(
   *,
   model_config: t5_config.T5Config,
   microbatch_size: int,
-  **loss: float,
+  temperature: float,
 ) -> tuple[Float[jax.Array, ""], Any]:
   """Returns mean loss and gradient of `loss_fn`, some texts in memory at a time.
 
@@ -145,9 +88,8 @@ def cached_value_and_grad(
   parameters. The same numbers but for rounding, for one forward pass more.
 
   Args:
-    params, batch, model_config: as in `loss_fn`.
+    params, batch, model_config, temperature: as in `loss_fn`.
     microbatch_size: texts encoded at a time; divides the pairs of a batch.
-    **loss: `temperature` and `distilled` of `loss_fn`.
 
   References:
     Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory
@@ -155,8 +97,8 @@ def cached_value_and_grad(
   """
   encode = encoders.of(model_config).encode
   parts = {
-    name: tokens.reshape(-1, microbatch_size, tokens.shape[-1])
-    for name, tokens in _texts(batch).items()
+    name: batch[name].reshape(-1, microbatch_size, batch[name].shape[-1])
+    for name in _TEXTS
   }
   vectors = {
     name: jax.lax.map(functools.partial(encode, params), tokens)
@@ -165,7 +107,8 @@ def cached_value_and_grad(
 
   def mean_loss(vectors):
     whole = {k: v.reshape(-1, v.shape[-1]) for k, v in vectors.items()}
-    return jnp.mean(_loss_of_vectors(whole, batch, **loss))
+    losses = _loss_of_vectors(whole, batch["rows"], temperature=temperature)
+    return jnp.mean(losses)
 
   loss, cotangents = jax.value_and_grad(mean_loss)(vectors)
 
@@ -189,9 +132,7 @@ def train(
   files: loop.Files,
   *,
   mesh: jax.sharding.Mesh | None = None,
-  distilled: float = 0.0,
   microbatch_size: int | None = None,
-  first: int = 0,
 ) -> Any:
   """Trains with Adam; goes on from the newest state in its directory.
 
@@ -200,17 +141,14 @@ def train(
     params: of the encoder, where to start.
     model_config: its shape.
     pairs: "queries" [pair, length], "documents" [pair, longer] and "rows"
-      [pair], the positions of the documents; and what else `loss_fn` reads of a
-      batch, with a leading axis of pairs.
+      [pair], the positions of the documents.
     files: where states and metrics go.
     mesh: from `mesh.make`: its devices share the pairs of a batch, where their
       number divides by that of the devices, and split parameters and optimizer.
       Every pair is still the negative of all others. Every process of the mesh
       calls this with the same arguments. None: one device.
-    distilled: as in `loss_fn`.
     microbatch_size: texts in memory at a time, see `cached_value_and_grad`;
       None: all.
-    first: as in `Recipe.train`.
 
   Returns:
     The trained parameters, on the host of every process.
@@ -223,11 +161,7 @@ def train(
   def step_fn(state, batch):
     params, opt_state = state
 
-    known = {
-      "model_config": model_config,
-      "temperature": recipe.temperature,
-      "distilled": distilled,
-    }
+    known = {"model_config": model_config, "temperature": recipe.temperature}
     if microbatch_size is None:
       loss, grads = jax.value_and_grad(
         lambda params: jnp.mean(loss_fn(params, batch, **known))
@@ -256,6 +190,5 @@ def train(
     lambda rows: {name: read(values, rows) for name, values in pairs.items()},
     len(pairs["rows"]),
     files,
-    first,
   )
   return mesh_lib.gather(state[0])

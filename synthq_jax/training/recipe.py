@@ -59,7 +59,6 @@ class Recipe:
     batch_fn: Callable[[Int[np.ndarray, " row"]], Any],
     total: int,
     files: loop.Files,
-    first: int = 0,
   ) -> Any:
     """Trains; goes on from the newest state.
 
@@ -69,7 +68,6 @@ class Recipe:
       batch_fn: from the rows of a step to its batch.
       total: of rows.
       files: where states and metrics go.
-      first: steps of an earlier training, whose order of rows this one goes on.
 
     Returns:
       The last state.
@@ -85,7 +83,7 @@ class Recipe:
     return loop.train(
       step_fn,
       state,
-      lambda step: batch_fn(self.rows(first + step, total)),
+      lambda step: batch_fn(self.rows(step, total)),
       files,
       steps=self.steps,
       examples_per_step=self.batch_size,

@@ -85,7 +85,7 @@ def _refused(cloud, *flags: str) -> str:
     (["--gin.plan.RunConfig.secret_seed=7"], "can undo the noise"),
     (["--gin.BATCH_SIZE=4"], "less than the 8 parts"),
     (["--stage=retrain"], "invalid choice"),
-    (["--stage=pretrain"], "got v4-16 with 2 hosts"),
+    (["--stage=study"], "got v4-16 with 2 hosts"),
     (["--stage=study"], "--stage=study works in one process"),
     (["--max_restarts=-1"], "expected 0 or more"),
     (["--sapling"], "unrecognized arguments"),

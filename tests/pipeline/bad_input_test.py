@@ -450,17 +450,13 @@ def test_a_working_directory_of_other_data_is_refused(
   assert finished(run) == ["private/prepare_data"]
 
 
-def test_runs_and_pretraining_keep_out_of_each_others_directories(
+def test_a_run_keeps_out_of_the_directories_of_studies_and_checkpoints(
   folder, tmp_path, capsys
 ):
-  artifacts.save(tmp_path / "pre", {"packages": []}, "digest")
-  message = refused(capsys, command(folder, tmp_path / "pre"))
-  assert "`synthq pretrain` filled: give another --workdir" in message
-  assert not (tmp_path / "pre/config.gin").exists()
-  (tmp_path / "run/private").mkdir(parents=True)
-  recipe = "--gin_file=recipes/demo_pretrain.gin"
-  message = refused(capsys, ["pretrain", recipe, f"--workdir={tmp_path}/run"])
-  assert "expected a new working directory, got that of a run" in message
+  artifacts.save(tmp_path / "other", {"packages": []}, "digest")
+  message = refused(capsys, command(folder, tmp_path / "other"))
+  assert "a study, or a checkpoint: give another --workdir" in message
+  assert not (tmp_path / "other/config.gin").exists()
 
 
 def test_a_run_that_is_kept_out_changes_nothing(folder, run, capsys):

@@ -365,7 +365,7 @@ def test_a_source_reads_what_datasets_saves(finished_run, exported, tmp_path):
   assert read.qrels == data.qrels
 
 
-@pytest.mark.parametrize("name", ["hf", "beir", "tevatron", "pyserini"])
+@pytest.mark.parametrize("name", ["hf", "beir"])
 def test_a_card_says_what_holds_and_what_does_not(name, finished_run, exported):
   cards = pytest.importorskip("huggingface_hub")
   folder = exported(QUERIES, name)

@@ -289,6 +289,7 @@ def test_results_that_were_moved_out_of_their_run(finished_run, tmp_path):
   ("flag", "place", "name"),
   [
     ("checkpoint", "train_retriever/synthetic_eps8", "sentence-transformers"),
+    ("queries", "filter_queries/eps8", "beir"),
     ("ranking", "learn_to_rank/public_only", "ranker"),
   ],
 )

@@ -42,7 +42,6 @@ from synthq_jax.stages import (
   learn_map,
   learn_to_rank,
   prepare_data,
-  pretrain,
   release_scores,
   static_encoder,
   train_retriever,
@@ -196,17 +195,6 @@ def _ran(
   config = plan.RunConfig(
     checkpoint=random_t5.save(root / "t5"),
     prepare_data=_config(source),
-    pretrain=pretrain.Config(
-      phases=(
-        pretrain.Phase(
-          steps=1,
-          input_length=16,
-          target_length=8,
-          tasks=("copy",),
-          batch_sizes=(2,),
-        ),
-      ),
-    ),
     finetune_dp=finetune_dp.Config(steps=2, batch_size=16),
     generate=generate.Config(num_documents=24, max_length=8, batch_size=24),
     filter_queries=filter_queries.Config(top_k=60, copied_share=1.0, steps=1),
@@ -397,7 +385,7 @@ def test_of_a_whole_run_another_query_changes_what_is_released_alone(runs):
   log = runs("jsonl", "log")
   other = runs("jsonl", "in the words of a test query")
   assert {name.partition("/")[0] for name in log.files} == {
-    "prepare_data", "prepare_test_set", "pretrain", "finetune_dp", "generate",
+    "prepare_data", "prepare_test_set", "finetune_dp", "generate",
     "filter_queries", "train_retriever", "encode_documents", "evaluate",
     "report", "static_encoder", "learn_to_rank", "learn_map",
   }  # fmt: skip
@@ -491,7 +479,6 @@ def _of_users(
       _config(source), unit="user", queries_per_user=_PER_USER
     ),
     # What no private query goes into is compared above.
-    pretrain=pretrain.Config(),
     test_sets=(),
     rows=plan.Rows(
       untrained=False, original=False, ltr=("public_only",), mapped=(8.0,)

@@ -9,20 +9,9 @@ from synthq_jax.stages import (
   filter_queries,
   finetune_dp,
   generate,
-  prepare_data,
-  pretrain,
-  pretrain_recipe,
   query_leakage,
+  train_retriever,
 )
-
-
-def curriculum(target_length=5):
-  phase = pretrain.Phase(
-    steps=1, input_length=32, target_length=target_length,
-    tasks=("copy", "fill"), batch_sizes=(1, 1),
-  )  # fmt: skip
-  return pretrain.Config(phases=(phase,))
-
 
 REFUSED = {
   plan.Rows: [
@@ -74,6 +63,10 @@ REFUSED = {
       "batch_size must be a multiple of microbatch_size",
     ),
   ],
+  train_retriever.Config: [
+    ({"steps": 30}, "steps must be more than warmup_steps=30, got 30"),
+    ({"batch_size": 10, "microbatch_size": 4}, "must divide batch_size=10"),
+  ],
   filter_queries.Config: [
     ({name: value}, f"filter_queries.Config.{name}")
     for name, value in (
@@ -100,21 +93,6 @@ def test_settings_that_make_no_sense_are_refused(kind, changes, message):
   with pytest.raises(ValueError, match=message) as caught:
     kind(**changes)
   assert "\n" not in str(caught.value)
-
-
-def test_gaps_to_fill_need_room_and_sentinels():
-  """A gap is a sentinel and three tokens, and EOS stands behind them."""
-  with pytest.raises(ValueError, match="at least 5 for the task 'fill', got 4"):
-    curriculum(target_length=4)
-  prepared = prepare_data.Config(extra_ids=0)
-  for make in (
-    lambda: plan.RunConfig(pretrain=curriculum(), prepare_data=prepared),
-    lambda: pretrain_recipe.Config(pretrain=curriculum(), extra_ids=0),
-  ):
-    with pytest.raises(ValueError, match="needs sentinels, got extra_ids=0"):
-      make()
-  plan.RunConfig(prepare_data=prepared)
-  plan.RunConfig(pretrain=curriculum())
 
 
 def test_whole_numbers_become_floats():

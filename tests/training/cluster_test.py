@@ -162,7 +162,6 @@ def test_cpus_are_refused_where_accelerators_were_asked_for(mode):
     ("run --distributed=local --process_id=x", "invalid int value: 'x'"),
     ("run --process_id=1", "takes no --process_id"),
     ("study --distributed=tpu", "synthq study works in one process"),
-    ("pretrain --distributed=tpu", "synthq pretrain works in one process"),
   ],
 )
 def test_the_command_line_refuses_in_one_line(tmp_path, capsys, flags, words):

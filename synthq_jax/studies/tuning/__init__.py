@@ -67,7 +67,6 @@ _NO_TIME = 315_532_800  # 1980, the first that all archives can hold
 _BATCH = 64  # queries whose losses are computed together
 _COPIED = (
   "prepare_data",
-  "pretrain",
   f"{results.PRIVATE}/prepare_data",
   f"{results.PRIVATE}/secret_seed",
 )
@@ -154,9 +153,7 @@ class Winner:
 def _prepare(task: frame.Task) -> results.PreparedData:
   """Prepares the data of the run, where the winner will lie."""
   root, config = task.folders.public("tuned"), _base(task.config)
-  plan.run(
-    config, root, stages=["prepare_data", "pretrain"], progress=task.progress
-  )
+  plan.run(config, root, stages=["prepare_data"], progress=task.progress)
   folder = root / results.PRIVATE / "prepare_data"
   prepared = artifacts.load(folder, results.PreparedData)
   if "dev" not in prepared.num_queries:

@@ -28,7 +28,7 @@ from synthq_jax.audit import (
   vector_bounds,
   vector_secrets,
 )
-from synthq_jax.data import public_text, shipped, sources, vocabulary
+from synthq_jax.data import sentences, shipped, sources, vocabulary
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import config_types, fingerprints
 from synthq_jax.report import blocks, tables
@@ -186,7 +186,7 @@ class _Attack:
     self._params, self._model = t5_checkpoints.load(shipped.DIRECTORY)
     clients: dict[str, str] = {}
     for document in source.read().documents:
-      for sentence in public_text.split_sentences(document.text):
+      for sentence in sentences.split(document.text):
         if len(sentence.split()) >= 4:
           clients.setdefault(sentence, document.client)
     names, counts = np.unique(list(clients.values()), return_counts=True)
