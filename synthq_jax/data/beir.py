@@ -396,5 +396,7 @@ def _written(
   """Yields the queries, and notes the document of each."""
   for where, line in files.json_lines(path):
     query = query_of(where, line)
+    if line.get("document") is None:
+      files.field(where, line, "document")
     owners[query.id] = ids_lib.get_field(where, line, "document", "document")
     yield where, query
