@@ -10,7 +10,8 @@ accountant itself allows for a record that moves from +C to -C: passing twice
 the sensitivity as well would count it twice.
 
 Drawn noise ends somewhere, unlike a Gaussian: what a record moves beyond that
-end tells of it. The probability of that is paid from delta (`_ends`).
+end tells of it. The probability of that is paid from delta (`_ends`), and so is
+what doubles lose in composing distributions (`arithmetic`).
 """
 
 import collections
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synthq_jax import checks
-from synthq_jax.privacy import batches, loss_inverses, sampling
+from synthq_jax.privacy import arithmetic, batches, loss_inverses, sampling
 
 __all__ = [
   "Run",
@@ -220,6 +221,7 @@ def _group_epsilon(
     return math.inf
   events = [_group_event(run, size) for run in runs]
   left = None not in events and delta - sum(owed for _, owed in events)
+  left = left and arithmetic.subtract_rounding(runs, left)
   if not left or left <= 0:
     return math.inf
   once = [(event, 1) for event, _ in events]
@@ -278,6 +280,12 @@ def noise_multiplier(
     raise ValueError(f"expected a positive epsilon, got {epsilon=}")
   if epsilon == math.inf:
     return 0.0
+  least = arithmetic.least_delta([Run(sampler, 1.0, int(steps))])
+  if accountant == "pld" and delta < 1.01 * least:
+    raise ValueError(
+      f"expected delta above {least:.2g} for {steps:,} steps, which is what double"
+      f" precision leaves unknown, got {delta=}: give a larger one"
+    )
   return _calibrate(
     float(epsilon), float(delta), sampler, int(steps), name, accountant, trials
   )
@@ -380,7 +388,7 @@ def _pld_epsilon(
   makes no difference, paid for from delta, which is five times faster. So it is
   for samplers whose event does not know truncation, however rare it is.
   """
-  delta = _after_ends(runs, delta, relation)
+  delta = arithmetic.subtract_rounding(runs, _after_ends(runs, delta, relation))
   left = delta - _overflow_delta(runs)
   is_rare = left >= (1 - _NEGLIGIBLE) * delta
   if not all(run.sampler.knows_truncation for run in runs):

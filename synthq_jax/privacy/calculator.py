@@ -1,12 +1,20 @@
 """Noise from epsilon and back, in words: `synthq privacy` prints this."""
 
 import itertools
+import math
 from collections.abc import Sequence
 
-from synthq_jax.privacy import accounting, rounding, sampling, selection
+from synthq_jax.privacy import (
+  accounting,
+  reasons,
+  rounding,
+  sampling,
+  selection,
+)
 
 __all__ = ["describe", "of_grid", "of_users"]
 
+_OF_REASONS = ("delta", "relation")
 _FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
 
 
@@ -311,8 +319,14 @@ def _noise_for(epsilon: float, known: dict) -> str:
 
 def _epsilon_for(noise: float, known: dict) -> str:
   reached = accounting.epsilon(noise_multiplier=noise, **known)
+  reason = ""
+  if reached == math.inf:
+    run = accounting.Run(known["sampler"], noise, known["steps"])
+    options = {name: known[name] for name in known if name in _OF_REASONS}
+    reason = f": {reasons.explain_infinite([run], **options)}"
   return (
-    f"noise multiplier {noise:g} gives epsilon {rounding.up(reached, places=2)}"
+    f"noise multiplier {noise:g} gives epsilon"
+    f" {rounding.up(reached, places=2)}{reason}"
   )
 
 

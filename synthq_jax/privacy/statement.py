@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synthq_jax import checks
-from synthq_jax.privacy import accounting, releases, rounding
+from synthq_jax.privacy import accounting, reasons, releases, rounding
 
 __all__ = [
   "PrivacyStatement",
@@ -410,6 +410,7 @@ def _claim(statement: PrivacyStatement) -> str:
     return (
       "Privacy. NO differential privacy is claimed (epsilon is infinite): "
       f"this result may reveal any {statement.unit} it was made from."
+      f"{_reason(statement)}"
     )
   epsilon = rounding.epsilon(statement.epsilon)
   delta = rounding.delta(statement.delta)
@@ -421,6 +422,17 @@ def _claim(statement: PrivacyStatement) -> str:
     f"{delta} (delta). Relation: {statement.relation}. "
     f"Accountant: {statement.accountant.upper()}, an upper bound."
   )
+
+
+def _reason(statement: PrivacyStatement) -> str:
+  """Says why epsilon is infinite although there is noise, or "" for no noise."""
+  runs = [release.run() for release in statement.ledger]
+  if not runs or any(run.noise_multiplier == 0 for run in runs):
+    return ""
+  reason = reasons.explain_infinite(
+    runs, delta=statement.delta, relation=statement.relation
+  )
+  return f" The reason: {reason}." if reason else ""
 
 
 def _release(one: releases.Release) -> str:
