@@ -283,6 +283,22 @@ def test_the_interval_of_the_true_positives_covers(mu, others):
   assert np.median(widths) < 0.45 or others == 15
 
 
+def test_two_ranks_and_two_shares_have_a_quarter_of_the_doubt_each():
+  """Four things may go wrong, and together at most as often as is said."""
+  rng = np.random.default_rng(0)
+  inserted, held_out = rng.normal(size=300) + 2.0, rng.normal(size=1000)
+  found = lower_bounds.tpr_at_fpr(inserted, held_out, fpr=0.01)
+  each, down = 0.05 / 4, np.sort(held_out)[::-1]
+  # The rate of false alarms at the j-th highest is Beta(j, 1000 - j + 1).
+  below = [scipy.stats.beta.cdf(0.01, j, 1001 - j) for j in range(1, 1000)]
+  strict = down[max(j for j, p in enumerate(below) if p >= 1 - each)]
+  lax = down[min(j for j, p in enumerate(below) if p <= each)]
+  missed = np.sum(inserted <= strict), np.sum(inserted < lax)
+  assert found.low == pytest.approx(1 - binomial_upper(missed[0], 300, each))
+  more = 300 - missed[1]
+  assert found.high == pytest.approx(binomial_upper(more, 300, each))
+
+
 def test_perfect_scores_leave_a_doubt():
   found = run((np.arange(50.0) + 100, np.arange(50.0)))
   assert found.num_correct == found.num_guesses == 43

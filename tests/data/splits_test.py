@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import small_data
 
@@ -344,6 +345,19 @@ def test_what_is_kept_depends_on_the_secret_and_the_division_says_which():
   # Two secrets divide otherwise: parts of the two are no parts of one division.
   assert ours.division != theirs.division
   assert ":" not in ours.division and SECRET not in ours.division
+
+
+def test_sides_of_users_and_the_queries_kept_are_keyed_each():
+  """By a hash without a key anybody could say who was trained on, by ids alone."""
+  counts = {f"u{i}": 12 for i in range(40)}
+  ours, theirs = (
+    kept(splits.by_user(asked(counts), most=3, secret=secret))
+    for secret in (SECRET, "[3, 1, 5]")
+  )
+  sides = [found[user][1] for user in counts for found in (ours, theirs)]
+  assert any(a != b for a, b in zip(sides[::2], sides[1::2], strict=True))
+  others = [ours[user][0] != theirs[user][0] for user in counts]
+  assert np.mean(others) > 0.9  # one of 220 choices is the same by chance
 
 
 def test_a_query_of_nobody_is_refused_in_a_line_that_names_no_query():

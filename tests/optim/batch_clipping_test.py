@@ -48,6 +48,19 @@ def test_a_gradient_that_is_not_finite_becomes_zero():
   assert not np.isfinite(aux.norm)
 
 
+def test_a_gradient_that_is_not_finite_is_zero_where_the_loss_is():
+  """A root at 0: the sum would be nan, and so tell of one example."""
+
+  def root(params, batch, is_real):
+    x = jnp.where(is_real[:, None], batch["x"], 0.0)
+    return jnp.sum(jnp.sqrt(jnp.abs(x @ params["w"])))
+
+  grad_fn = optim.batch_clipped_grad(root, l2_clip_norm=1.0)
+  gradient, aux = jax.jit(grad_fn)(PARAMS, {"x": jnp.array([[1.0, 2.0]])})
+  assert np.isfinite(aux.loss) and not np.isfinite(aux.norm)
+  np.testing.assert_array_equal(gradient["w"], [0.0, 0.0])
+
+
 def test_a_clip_norm_out_of_range_is_refused():
   with pytest.raises(ValueError, match="l2_clip_norm"):
     optim.batch_clipped_grad(coupled, l2_clip_norm=0.0)

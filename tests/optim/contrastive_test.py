@@ -347,6 +347,7 @@ def test_a_group_depends_on_the_keys_of_its_records_alone():
     without = groups(ids, nobody.at[absent].set(True))
     changed = [a != b for a, b in zip(whole, without, strict=True)]
     assert sum(changed) <= 1
+    assert all(ids[absent] not in group for group in without)
 
 
 def test_groups_are_batches_of_their_own():

@@ -174,6 +174,54 @@ def test_a_number_out_of_range_is_refused_by_name(name, value):
     make(**{name: value})
 
 
+@pytest.mark.parametrize("is_traced", [True, False])
+@pytest.mark.parametrize(
+  ("name", "value"),
+  [
+    ("noise_multiplier", -0.1),
+    ("noise_multiplier", np.inf),
+    ("l2_sensitivity", 0.0),
+    ("l2_sensitivity", -1.0),
+    ("l2_sensitivity", np.nan),
+    ("denominator", 0.0),
+    ("denominator", -3.0),
+    ("denominator", np.inf),
+  ],
+)
+def test_a_number_that_is_out_of_range_later_releases_nothing(
+  name, value, is_traced
+):
+  """Traced, or of a schedule: a sensitivity of 0 would add no noise."""
+
+  @jax.jit
+  def mean(value):
+    number = value if is_traced else lambda step: value + 0 * step
+    transform = make(**{name: number})
+    return transform.update(jnp.ones(3), transform.init(jnp.ones(3)))[0]
+
+  assert np.isnan(mean(jnp.float32(value))).all()
+  assert np.isfinite(mean(jnp.float32(0.5))).all()
+
+
+def test_correlated_noise_goes_on_with_what_it_remembers():
+  """Noise that forgot would leave in what later steps are to take away."""
+  noise = optim.banded(steps=5, bands=3)
+  transform = make(noise=noise)
+  update, state = jax.jit(transform.update), transform.init(ZEROS)
+  known = noise.init(ZEROS)
+  for step in range(5):
+    found, state = update(ZEROS, state)
+    drawn, known = noise.draw(KEY, jnp.array(step), ZEROS, known)
+    np.testing.assert_allclose(
+      found["a"], 0.15 * drawn["a"], rtol=1e-5, atol=1e-6
+    )
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+    state.noise,
+    known,
+  )
+
+
 def test_two_transforms_of_one_key_add_different_noise_to_their_leaves():
   """As under `optax.multi_transform`, where each sees leaves of its own."""
   (first,) = draw(make(), tree={"a": ZEROS["a"]})

@@ -1,8 +1,10 @@
 """Direct DP training: what each method trains, claims and refuses."""
 
 import dataclasses
+import types
 
 import finished_runs
+import made_up
 import numpy as np
 import pytest
 import random_t5
@@ -12,8 +14,14 @@ import tiny_runs
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import inputs, plan, results, workspace
-from synthq_jax.privacy import sensitivity
+from synthq_jax.pipeline import (
+  inputs,
+  plan,
+  private_training,
+  results,
+  workspace,
+)
+from synthq_jax.privacy import sensitivity, terms
 from synthq_jax.stages import direct_dp, stage, static_encoder
 
 _EPSILON = 8.0
@@ -185,6 +193,53 @@ def test_public_queries_are_written_by_a_public_checkpoint_alone(
   with pytest.raises(ValueError, match="expected a public checkpoint"):
     plan.run(config, tmp_path / "run", stages=["generate"], progress=False)
   assert not (tmp_path / "run/generate/public_only/result.json").exists()
+
+
+@pytest.mark.parametrize("most", [0, 4])
+def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
+  most, tmp_path, monkeypatch
+):
+  """Nothing is trained; what is promised is asked for."""
+
+  class Asked(Exception):  # noqa: N818
+    """What a training was to promise."""
+
+  def train(task, settings, training):
+    raise Asked(
+      private_training.promise(
+        settings,
+        task.folders,
+        task.inputs["prepared"],
+        training.num_records,
+        l2_clip_norm=1.0,
+      )
+    )
+
+  records = {"queries": np.zeros((90, 3)), "documents": np.zeros((90, 3))}
+  monkeypatch.setattr(private_training, "train", train)
+  monkeypatch.setattr(inputs, "load_public", lambda *_: ({}, None))
+  selected = types.SimpleNamespace(select=lambda params: params)
+  monkeypatch.setattr(direct_dp.encoders, "of", lambda _: selected)
+  monkeypatch.setattr(direct_dp, "_split", lambda *_: ({}, {}))
+  monkeypatch.setattr(direct_dp, "_records", lambda *_: records)
+  fields = {"num_queries": {"train": 90}}
+  if most:
+    fields |= {"unit": terms.user(most), "num_users": {"train": 30}}
+  task = types.SimpleNamespace(
+    settings=direct_dp.Config(batch_size=8, steps=3),
+    folders=workspace.Workspace(tmp_path, secret_seed=1),
+    inputs={
+      "prepared": made_up.prepared(**fields),
+      "encoder": None,
+      "epsilon": 8.0,
+      "compared": (),
+    },
+  )
+  with pytest.raises(Asked) as found:
+    direct_dp.run(task)
+  [promise] = found.value.args
+  assert promise.sampler.group_size == max(most, 1)
+  assert promise.sampler.units == (30 if most else 90)
 
 
 def test_direct_training_needs_no_queries():

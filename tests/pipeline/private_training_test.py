@@ -27,7 +27,7 @@ from synthq_jax import artifacts, optim
 from synthq_jax.data import sources
 from synthq_jax.pipeline import fingerprints, plan, private_training, workspace
 from synthq_jax.pipeline import release as release_lib
-from synthq_jax.privacy import accounting, ledger, sampling
+from synthq_jax.privacy import accounting, ledger, sampling, terms
 from synthq_jax.stages import (
   direct_dp,
   finetune_dp,
@@ -135,6 +135,36 @@ def test_the_promise_says_where_documents_come_from_the_queries(kind, tmp_path):
   assert any("was asked about" in line for line in said) == (
     kind in ("environment_docs", "jsonl", "newsqa")
   )
+
+
+@pytest.mark.parametrize("secret", [7, None])
+def test_a_promise_under_a_fixed_secret_says_that_it_protects_nobody(
+  secret, tmp_path
+):
+  """Anybody can compute that noise: of private data, a false claim."""
+  space = workspace.Workspace(tmp_path, secret_seed=secret)
+  of_query, of_user = (
+    private_training._terms(settings_of(1), space, made_up.prepared(unit=unit))
+    for unit in ("query", terms.user(4))
+  )
+  for found in (of_query, of_user):
+    said = [x for x in found.assumptions if x == terms.fixed_secret("run")]
+    assert len(said) == (secret is not None)
+
+
+def test_correlated_noise_is_refused_where_users_queries_are_drawn_one_by_one():
+  """Its batches keep a query's steps apart, and not a user's."""
+  of_users = made_up.prepared(
+    unit=terms.user(4),
+    num_users={"train": 30, "test": 9},
+    num_queries={"train": 90, "test": 27},
+  )
+  config = settings_of(8).config
+  config.check(of_users, noise_bands=1)
+  config.check(of_users, noise_bands=2, draws_users=True)
+  config.check(made_up.prepared(num_queries={"train": 90}), noise_bands=2)
+  with pytest.raises(ValueError, match="USER_SAMPLING='users'"):
+    config.check(of_users, noise_bands=2)
 
 
 def train(root, *, steps, size=1):

@@ -8,12 +8,31 @@ import shutil
 import types
 
 import made_up
+import numpy as np
 import pytest
 
 from synthq_jax import artifacts
-from synthq_jax.pipeline import plan, released_results, results, workspace
+from synthq_jax.models import encoders
+from synthq_jax.pipeline import (
+  inputs,
+  plan,
+  released_results,
+  results,
+  workspace,
+)
 from synthq_jax.privacy import joint, ledger, rounding, sampling
-from synthq_jax.stages import stage
+from synthq_jax.stages import (
+  encode_documents,
+  evaluate,
+  expand,
+  filter_queries,
+  fuse,
+  generate,
+  rerank,
+  stage,
+  train_reranker,
+  train_retriever,
+)
 
 COMPARED = "direct_dp_group_eps8"  # of the finished run
 
@@ -303,3 +322,78 @@ def test_a_kill_while_an_index_is_written_takes_no_claim_away(tmp_path):
   (folder / "documents.faiss").write_bytes(b"all, of vectors that are gone")
   unclaimed = ("search/synthetic_eps8",)
   assert released_results.read(tmp_path).unclaimed == unclaimed
+
+
+class Placed(Exception):  # noqa: N818
+  """A stage has asked for a folder; nothing was made."""
+
+
+STAGES = {
+  "encode_documents": (encode_documents, "retriever"),
+  "evaluate": (evaluate, "system"),
+  "expand": (expand, "synthetic"),
+  "filter_queries": (filter_queries, "synthetic"),
+  "fuse": (fuse, "retriever"),
+  "generate": (generate, "generator"),
+  "rerank": (rerank, "reranker"),
+  "train_reranker": (train_reranker, "synthetic"),
+  "train_retriever": (train_retriever, "synthetic"),
+}
+"""Stages that only go on with a part, and what they call it."""
+OF_REAL_QUERIES = ("expand", "train_reranker", "train_retriever")
+"""Those that read the private queries where there are no synthetic ones."""
+
+
+@pytest.fixture(name="placed")
+def fixture_placed(monkeypatch):
+  """Asks a stage whether what it makes of a part lies under private/."""
+  nothing = np.zeros(0, int)
+  passages = types.SimpleNamespace(ids=nothing, owners=nothing)
+  passages.cut_at = lambda length: passages
+  encoder = types.SimpleNamespace(select=lambda params: params)
+  for name in ("corpus", "vocabulary"):
+    monkeypatch.setattr(inputs, name, lambda *_: None)
+  monkeypatch.setattr(inputs, "document_tokens", lambda *_: passages)
+  monkeypatch.setattr(inputs, "load_public", lambda *_: ({}, None))
+  monkeypatch.setattr(encoders, "of", lambda _: encoder)
+  monkeypatch.setattr(generate, "_choose", lambda *_: nothing)
+
+  def ask(name, part):
+    def folder(*, private):
+      raise Placed(private)
+
+    module, what = STAGES[name]
+    given = {
+      "documents": made_up.prepared(),
+      "test_set": "public",
+      "row": name,
+      "encoder": None,
+      "chooser": None,
+      what: part,
+    }
+    task = types.SimpleNamespace(
+      settings=module.Config() if hasattr(module, "Config") else None,
+      folders=workspace.Folders("nowhere"),
+      folder=folder,
+      inputs=given,
+      name=name,
+      digest="digest",
+    )
+    with pytest.raises(Placed) as found:
+      module.run(task)
+    return found.value.args[0]
+
+  return ask
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_what_is_made_of_a_part_under_private_lies_there_too(placed, name):
+  """A row that is only compared, or claims nothing, draws all after it there."""
+  for folder, is_private in (("{}", False), ("private/{}", True)):
+    part = types.SimpleNamespace(directory=folder.format("stage/row"))
+    assert placed(name, part) is is_private
+
+
+@pytest.mark.parametrize("name", OF_REAL_QUERIES)
+def test_what_is_made_of_real_queries_lies_under_private(placed, name):
+  assert placed(name, None) is True

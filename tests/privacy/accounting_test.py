@@ -1,5 +1,6 @@
 """Epsilons against closed forms, published figures and each other."""
 
+import dataclasses
 import math
 
 import dp_accounting
@@ -414,6 +415,10 @@ def test_truncation_is_paid_for_by_a_group_or_nothing_is_claimed():
   )
   assert of_group(tight, 1.0, 5, 2) == math.inf
   assert of_group(tight, 1.0, 5, 2) > of_group(roomy(10), 1.0, 5, 2)
+  # One record more hardly ever finds a batch full; four at once do.
+  narrow = dataclasses.replace(tight, max_batch_size=23)
+  assert of_group(narrow, 1.0, 5, 1) < 1.1 * of_group(roomy(10), 1.0, 5, 1)
+  assert of_group(narrow, 1.0, 5, 6) == math.inf > of_group(roomy(10), 1, 5, 6)
 
 
 def test_nothing_is_claimed_for_groups_that_no_event_describes():
@@ -436,15 +441,23 @@ def ended_delta(epsilon, noise, end):
 
 
 @pytest.mark.parametrize("end", [4.5, 5.0])
-def test_noise_that_ends_pays_for_what_moves_past_its_end(end, monkeypatch):
-  """Else one outcome, which the neighbour cannot have, costs more than delta."""
+@pytest.mark.parametrize(
+  ("relation", "moved"), [("ADD_OR_REMOVE_ONE", 1), ("REPLACE_ONE", 2)]
+)
+def test_noise_that_ends_pays_for_what_moves_past_its_end(
+  end, relation, moved, monkeypatch
+):
+  """Else one outcome, which the neighbour cannot have, costs more than delta.
+
+  A record that is replaced moves a sum twice as far.
+  """
   monkeypatch.setattr(accounting, "_END", end)
   monkeypatch.setattr(accounting, "_COORDINATES", 1.0)
   for name in ("_epsilon", "_calibrate"):  # not remembered: with another end
     own = getattr(accounting, name).__wrapped__
     monkeypatch.setattr(accounting, name, own)
-  asked = {"delta": 1e-3, "sampler": whole(), "steps": 1}
-  noise = accounting.noise_multiplier(epsilon=8.0, **asked)
+  asked = {"delta": 1e-3, "sampler": whole(), "steps": 1, "relation": relation}
+  noise = accounting.noise_multiplier(epsilon=8.0, **asked) / moved
   assert 1e-4 < ended_delta(8.0, noise, end) <= 1e-3
   unpaid = optimize.brentq(lambda x: gaussian_delta(8.0, x) - 1e-3, 0.1, 10)
   assert ended_delta(8.0, unpaid, end) > 1.1e-3

@@ -313,6 +313,20 @@ def test_an_emptied_text_pays_for_all_parts():
   assert joint.claim(parts).epsilon == joint.claim(bare).epsilon
 
 
+def test_a_claim_that_covers_the_others_is_made_anew_for_the_common_unit():
+  """Its own epsilon is that of one part; an emptied record pays for all."""
+  parts = [in_part("a", "w:train"), in_part("b", "w:test")]
+  divided = joint.claim(parts)
+  [again] = parts[0].ledger
+  covered = text(sampler=EVERYTHING, steps=1, part=again.part)
+  covered = dataclasses.replace(covered, ledger=(again,))
+  whole = joint.claim([divided, covered])
+  assert whole.unit == "query text" and whole.ledger == divided.ledger
+  bare = [in_part("a", ""), in_part("b", "")]
+  assert whole.epsilon == pytest.approx(joint.claim(bare).epsilon)
+  assert whole.epsilon > 1.1 * divided.epsilon
+
+
 def test_a_part_without_a_division_is_refused():
   for part in ("test", ":test", "w:"):
     with pytest.raises(ValueError, match="DIVISION:PART"):

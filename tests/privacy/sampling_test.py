@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 import pickle
 
 import dp_accounting
@@ -74,6 +75,19 @@ def test_consecutive_steps_are_independent(roomy):
   assert abs(z_of_repeats(roomy)) < 4
   fixed = sampling.FixedOrder(num_examples=NUM, batch_size=MEAN)
   assert abs(z_of_repeats(memberships(fixed, steps=500))) > 20
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_unit_of_several_records_moves_by_as_many_as_coins_draw(size):
+  """What is drawn of it at once may move a sum past the end of its noise."""
+  sampler = sampling.Poisson(
+    num_examples=60, expected_batch_size=6, max_batch_size=60, group_size=size
+  )
+  expected = {
+    drawn: 7 * math.comb(size, drawn) * 0.1**drawn * 0.9 ** (size - drawn)
+    for drawn in range(1, size + 1)
+  }
+  assert sampler.uses(7) == pytest.approx(expected)
 
 
 def test_a_batch_depends_on_seed_and_step_alone():
