@@ -157,7 +157,10 @@ def read_judgements(
   Raises:
     ValueError: if the header is missing, a line is malformed or an id unknown.
   """
-  rows = ((where, *cells) for where, cells in files.headed_table(path, _HEADER))
+  rows = (  # no id has space around it
+    (where, *(cell.strip() for cell in cells))
+    for where, cells in files.headed_table(path, _HEADER)
+  )
   return collection_lib.judge(rows, queries, documents, dangling=dangling)
 
 
@@ -353,7 +356,7 @@ def _judged_id(where: str, row: dict[str, Any], name: str) -> str:
   """Returns an id of a judgement, and refuses what is none, such as a list."""
   if isinstance(value := row.get(name), float):
     return str(value)
-  return str(files.field(where, row, name, (str, int)))
+  return str(files.field(where, row, name, (str, int))).strip()
 
 
 def _id(where: str, kind: str, fields: dict[str, Any]) -> str:
