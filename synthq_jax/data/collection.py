@@ -26,12 +26,13 @@ __all__ = [
   "Query",
   "StreamedDocuments",
   "by_id",
-  "lacking",
   "check_id",
   "check_text",
+  "checked_number",
   "is_known",
   "join_splits",
   "judge",
+  "lacking",
   "one_owner",
   "read_documents",
 ]
@@ -528,9 +529,25 @@ def is_known(
   return False
 
 
+def checked_number(text: str) -> str:
+  """Returns a text that other programs read as the same number.
+
+  Python alone takes 1_0 for 10, and digits of other scripts.
+
+  >>> checked_number("-1.5")
+  '-1.5'
+
+  Raises:
+    ValueError: for such a text.
+  """
+  if "_" in text or not text.isascii():
+    raise ValueError("expected a number in ASCII digits")
+  return text
+
+
 def _grade(where: str, text: str) -> int:
   try:
-    grade = int(text)
+    grade = int(checked_number(text))
   except ValueError:
     raise ValueError(
       f"{where}: expected a whole number as the grade, got another text; write"

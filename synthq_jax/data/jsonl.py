@@ -252,6 +252,8 @@ def _is_clicked(where: str, line: Mapping[str, Any]) -> bool:
   if value is None or value == "":
     return True
   try:
+    if isinstance(value, str):
+      collection_lib.checked_number(value)
     clicks = float(value)
     if not math.isfinite(clicks):
       raise ValueError(value)

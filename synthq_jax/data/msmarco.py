@@ -16,6 +16,7 @@ from synthq_jax.data import (
   compression,
   files,
   ids,
+  query_pairs,
   table_files,
   trec_topics,
 )
@@ -32,8 +33,8 @@ def read_msmarco(
   """Reads a folder of MS MARCO style tables; each file may be compressed.
 
   collection.tsv holds "pid TAB text", queries.SPLIT.tsv "qid TAB text" and
-  qrels.SPLIT.tsv "qid TAB 0 TAB pid TAB grade" (any white space between them),
-  all without a header.
+  qrels.SPLIT.tsv "qid TAB 0 TAB pid TAB grade" (any white space between them). A
+  header is passed over (`query_pairs.is_header`).
 
   Args:
     directory: the folder.
@@ -172,7 +173,9 @@ def _topics(
 
 def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
   make = {"document": collection_lib.Document, "query": collection_lib.Query}
-  for where, (id_, text) in files.table(path, columns=2):
+  for number, (where, (id_, text)) in enumerate(files.table(path, columns=2)):
+    if number == 0 and query_pairs.is_header((id_, text)):
+      continue
     id_ = collection_lib.check_id(kind, ids.read(id_, kind, where), where)
     if kind == "query":
       collection_lib.check_text(where, text)
@@ -180,7 +183,9 @@ def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
 
 
 def _rows(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
-  for where, cells in files.columns(path, "query 0 passage grade"):
-    query, _, document, grade = cells
+  rows = files.columns(path, "query 0 passage grade")
+  for number, (where, (query, _, document, grade)) in enumerate(rows):
+    if number == 0 and query_pairs.is_header((query, document)):
+      continue
     query = ids.read(query, "query", where)
     yield where, query, ids.read(document, "document", where), grade

@@ -236,19 +236,48 @@ def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:
     Id and text of each query.
 
   Raises:
-    ValueError: if a line has no id or no text (the message says file:line).
+    ValueError: if a line has no id or no text (the message says file:line), or
+      the file begins like a run, judgements or triples.
   """
   if _is_json(path):
     rows = _object_rows(files.json_lines(path))
   elif pathlib.PurePath(path).suffix.lower() in (".parquet", ".arrow"):
     rows = _object_rows(table_files.rows(path))
   else:
-    rows = _table_rows(path, quotes)
+    rows = _plausible(path, _table_rows(path, quotes))
   before = None
   for query in _filled(rows):
     if query != before:
       yield query
     before = query
+
+
+_STREAK = 8
+
+
+def _plausible(
+  path: Path, rows: Iterator[tuple[str, str, str]]
+) -> Iterator[tuple[str, str, str]]:
+  """Refuses runs, judgements and triples, whose second column is no query.
+
+  A check for leaks of their ids says "clean". They are told by their beginning:
+  eight lines, or all of fewer but three, whose ids have several words or whose
+  queries are numbers.
+  """
+  doubtful = number = 0
+  for number, (where, name, text) in enumerate(rows, 1):
+    if doubtful == number - 1:
+      is_number = re.fullmatch(r"Q0|-?\d[\d.-]*", text.strip())
+      words = re.findall(r"[^\W\d_]+", name) if " " in name else []
+      doubtful += bool(is_number) or len(words) > 1
+      if doubtful == _STREAK:
+        break
+    yield where, name, text
+  if doubtful == number >= 3 or doubtful == _STREAK:
+    raise ValueError(
+      f"{path}: expected an id and a query a line, got numbers as all queries, or"
+      " several words as all ids; give the columns in this order"
+    )
 
 
 def _filled(

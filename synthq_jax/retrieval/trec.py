@@ -204,7 +204,7 @@ def read_run(path: str | os.PathLike) -> Run:
 def _score(where: str, text: str) -> float:
   """Reads a finite number: NaN has no rank, and infinities are all equal."""
   try:
-    score = float(text)
+    score = float(collection.checked_number(text))
   except ValueError:
     score = math.nan
   if not math.isfinite(score):

@@ -238,6 +238,38 @@ def test_a_query_of_several_users_is_refused(tmp_path, fields, message):
   assert "u1" not in str(error.value)
 
 
+def test_spaces_around_judged_ids_part_them_from_no_query(tmp_path):
+  """All judgements of such a file were left out under a note."""
+  (tmp_path / "test.tsv").write_text(
+    "query-id\tcorpus-id\tscore\nq1 \t d1\t1 \r\n"
+  )
+  read = beir.read_judgements(tmp_path / "test.tsv", {"q1"}, {"d1"})
+  assert read == {"q1": {"d1": 1}}
+
+
+def test_lines_as_exports_write_them_are_read_as_they_are_meant(tmp_path):
+  """Whole numbers as ids, null titles, lists for metadata, ids under "id"."""
+  (tmp_path / "qrels").mkdir()
+  (tmp_path / "corpus.jsonl").write_text(
+    '{"_id": 7, "title": null, "text": "a", "metadata": []}\n'
+    '{"id": "8", "text": "b"}\n{"id": "x", "_id": "9", "text": "c"}\n'
+  )
+  (tmp_path / "queries.jsonl").write_text(
+    '{"_id": 1, "text": "q", "metadata": ["u1"]}\n'
+  )
+  (tmp_path / "qrels/test.tsv").write_text(
+    "query-id\tcorpus-id\tscore\n1\t7\t1\n1\t8\t1\n1\t8\t1\n"
+  )
+  read = beir.read_beir(tmp_path)
+  assert [(x.id, x.title) for x in read.documents] == [
+    ("7", ""),
+    ("8", ""),
+    ("9", ""),
+  ]
+  assert read.pairs("test") == [("1", "7"), ("1", "8")]
+  assert [query.client for query in read.queries] == [""]
+
+
 def test_ids_that_beirs_loader_takes_for_quotations_are_not_exported(tmp_path):
   """Five judgements were loaded as three, of other documents."""
   data = collection.Collection(

@@ -97,3 +97,41 @@ def test_a_folder_without_judgements_is_refused(tmp_path):
   (tmp_path / "collection.tsv").write_text("7\tseven\n")
   with pytest.raises(ValueError, match="expected qrels.SPLIT.tsv files"):
     msmarco.read_msmarco(tmp_path)
+
+
+HEADERS = {
+  "collection.tsv": "pid\tpassage\n",
+  "queries.train.tsv": "qid\tquery\n",
+  "qrels.train.tsv": "qid\titer\tpid\trel\n",
+}
+
+
+def test_headers_are_no_passages_queries_or_judgements(tmp_path):
+  """A passage "passage" stood in the collection, with the id "pid"."""
+  (tmp_path / "plain").mkdir()
+  plain = msmarco.read_msmarco(folder(tmp_path / "plain"))
+  headed = {name: HEADERS.get(name, "") + text for name, text in FILES.items()}
+  for in_memory in (True, False):
+    read = msmarco.read_msmarco(folder(tmp_path, **headed), in_memory=in_memory)
+    assert tuple(read.documents) == plain.documents
+    assert (read.queries, read.qrels) == (plain.queries, plain.qrels)
+
+
+@pytest.mark.parametrize("separator", ["\t", " ", " \t "])
+def test_judgements_of_four_levels_stand_between_any_white_space(
+  separator, tmp_path
+):
+  rows = ["1 0 7 3", "1 Q0 8 0", "2 0 7 -1", "2 0 8 2", "2 0 8 2"]
+  text = "".join(
+    row.replace(" ", separator) + separator + "\r\n" for row in rows
+  )
+  read = msmarco.read_msmarco(folder(tmp_path, **{"qrels.train.tsv": text}))
+  assert read.qrels["train"] == {"1": {"7": 3, "8": 0}, "2": {"7": -1, "8": 2}}
+
+
+@pytest.mark.parametrize("grade", ["1_0", "\u0661", "1.0", "1e0"])
+def test_grades_that_trec_eval_reads_otherwise_are_refused(grade, tmp_path):
+  """Python reads 1_0 as 10."""
+  changed = {"qrels.train.tsv": f"1 0 7 {grade}\n"}
+  with pytest.raises(ValueError, match=r"tsv:1: expected a whole number as"):
+    msmarco.read_msmarco(folder(tmp_path, **changed))

@@ -203,6 +203,40 @@ def test_names_of_columns_are_no_query(tmp_path, header, count):
   assert len([*query_pairs.verified(pairs)]) == count
 
 
+NO_LOGS = {
+  "top1000": "188714\t{i}\tfoods and supplements\tWatch portion sizes\n",
+  "triples of ids": "400296\t154078{i}\t3518497\n",
+  "triples": "is a little caffeine ok {i}\tWe don't know\tIt is\n",
+  "a run": "q{i}\tQ0\td1\t1\t2.5\ttag\n",
+  "judgements": "q{i}\t0\td1\t1\n",
+  "query and count": "measles outbreaks\t1{i}\n",
+}
+
+
+@pytest.mark.parametrize("lines", [3, 8, 9])
+@pytest.mark.parametrize("kind", NO_LOGS)
+def test_a_file_whose_second_column_is_no_query_is_refused(
+  kind, lines, tmp_path
+):
+  """The check for leaks compared the numbers, and said "clean"."""
+  path = tmp_path / "log.tsv"
+  path.write_text("".join(NO_LOGS[kind].format(i=i) for i in range(lines)))
+  with pytest.raises(ValueError, match="log.tsv: expected an id and a query"):
+    list(query_pairs.query_log(path))
+
+
+@pytest.mark.parametrize(
+  "lines", [["1\t911", "2\t747"], ["1\t911", "2\t747", "3\tboat", "4\t1"] * 4]
+)
+def test_numbers_are_queries_among_others(lines, tmp_path):
+  path = tmp_path / "log.tsv"
+  path.write_text("\n".join(lines))
+  assert len([*query_pairs.query_log(path)]) == len(lines)
+  times = "2006-03-01 07:17:1{i}\tboat\n"
+  path.write_text("".join(times.format(i=i) for i in range(9)))
+  assert len([*query_pairs.query_log(path)]) == 9
+
+
 def test_a_log_may_be_a_parquet_table(tmp_path):
   path = tmp_path / "log.parquet"
   rows = [{"id": 1, "query": "red apples"}, {"id": 2, "query": "boat"}]

@@ -87,6 +87,11 @@ BAD_RUNS = {
     b"q1 Q0 c 3 0,5 t",
     "finite number .* got another text",
   ),
+  "a number of Python's": (b"q1 Q0 c 3 1_0 t", "finite number .* got another"),
+  "digits of another script": (
+    "q1 Q0 c 3 \u0661 t".encode(),
+    "finite number .* got another text",
+  ),
   "NaN": (b"q1 Q0 c 3 nan t", "a finite number as the score, got another"),
   "-Infinity": (b"q1 Q0 c 3 -Infinity t", "finite .* got another text"),
   "too large": (b"q1 Q0 c 3 1e999 t", "a finite number .* got another"),
