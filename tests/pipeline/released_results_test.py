@@ -324,6 +324,16 @@ def test_a_kill_while_an_index_is_written_takes_no_claim_away(tmp_path):
   assert released_results.read(tmp_path).unclaimed == unclaimed
 
 
+def test_nothing_is_claimed_beside_files_that_no_result_accounts_for():
+  one = made_up.claim()
+  found = released_results.Released(
+    shared={"finetune_dp/eps8": one}, compared={}, started={}, unclaimed=()
+  )
+  assert found.together == one
+  torn = dataclasses.replace(found, unclaimed=("generate/eps8",))
+  assert torn.together is None and torn.everything == one
+
+
 class Placed(Exception):  # noqa: N818
   """A stage has asked for a folder; nothing was made."""
 

@@ -5,6 +5,7 @@ import html
 import json
 import math
 import re
+import types
 
 import made_up
 import numpy as np
@@ -712,3 +713,19 @@ def test_a_learning_curve_of_one_point_can_be_seen():
   for number in (1, 2):
     drawn = plots.curves({"a": (range(number), [1.0] * number)}, label="loss")
     assert bool(dot.search(drawn)) == (number == 1)
+
+
+def test_no_row_under_private_may_be_shipped():
+  """The page tells its reader which systems to give away."""
+  places = {
+    "synthetic_eps8_seed0": "train_retriever/synthetic_eps8_seed0",
+    "synthetic_eps8_seed1": "train_retriever/synthetic_eps8_seed1",
+    "direct_dp_eps8": "private/train_retriever/direct_dp_eps8",
+    "original": "private/train_retriever/original",
+  }
+  systems = {
+    name: types.SimpleNamespace(value=types.SimpleNamespace(directory=place))
+    for name, place in places.items()
+  }
+  run = types.SimpleNamespace(systems=systems)
+  assert report._shipped(run) == ["synthetic_eps8"]
