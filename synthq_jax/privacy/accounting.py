@@ -388,7 +388,8 @@ def _pld_epsilon(
   makes no difference, paid for from delta, which is five times faster. So it is
   for samplers whose event does not know truncation, however rare it is.
   """
-  delta = arithmetic.subtract_rounding(runs, _after_ends(runs, delta, relation))
+  delta = _after_ends(runs, delta, relation)
+  delta = arithmetic.subtract_rounding(runs, delta)
   left = delta - _overflow_delta(runs)
   is_rare = left >= (1 - _NEGLIGIBLE) * delta
   if not all(run.sampler.knows_truncation for run in runs):

@@ -5,8 +5,9 @@ import re
 
 import made_up
 import pytest
+import small_data
 
-from synthq_jax.data import beir, collection, jsonl, query_sets, sources
+from synthq_jax.data import beir, collection, jsonl, sources
 from synthq_jax.retrieval import measures
 
 
@@ -144,7 +145,7 @@ def write_wild(kind, place):
       path.parent.mkdir(parents=True)
       path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   else:
-    query_sets.LAYOUTS["pyserini"].write(place, data, {"epsilon": 1.0})
+    small_data.write_anserini(place, data)
   return data
 
 

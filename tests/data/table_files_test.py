@@ -8,6 +8,7 @@ import traceback
 
 import pyarrow
 import pytest
+import small_data
 from pyarrow import parquet
 
 from synthq_jax.data import (
@@ -246,22 +247,6 @@ def small_set():
   )
 
 
-def write_anserini(folder, data):
-  """Writes a folder to index, topics and judgements, as Pyserini reads them."""
-  corpus = ({"id": d.id, "contents": d.contents} for d in data.documents)
-  write(folder / "corpus" / "documents.jsonl", [*corpus])
-  texts = data.query_by_id()
-  for split, judged in data.qrels.items():
-    topics = (f"{query}\t{texts[query].text}" for query in judged)
-    files.write_lines(folder / f"topics.{split}.tsv", topics)
-    rows = (
-      f"{query} 0 {document} {grade}"
-      for query, grades in judged.items()
-      for document, grade in grades.items()
-    )
-    files.write_lines(folder / f"qrels.{split}.txt", rows)
-
-
 ORIGIN = {"generator": "eps8", "epsilon": 8.0, "delta": 1e-5}
 
 
@@ -296,7 +281,7 @@ def test_a_set_says_before_it_is_read_how_many_documents_it_may_have(
   if kind in query_sets.LAYOUTS:
     query_sets.LAYOUTS[kind].write(tmp_path, small_set(), ORIGIN)
   elif kind == "anserini":
-    write_anserini(tmp_path, small_set())
+    small_data.write_anserini(tmp_path, small_set())
   elif kind == "msmarco":
     files.write_lines(
       tmp_path / "collection.tsv", (f"{i}\tx" for i in range(9))
@@ -333,7 +318,7 @@ def test_a_set_for_beir_is_read_once_to_be_written(tmp_path):
 
 def test_a_folder_of_anserini_is_read(tmp_path):
   data = small_set()
-  write_anserini(tmp_path, data)
+  small_data.write_anserini(tmp_path, data)
   found = sources.open(f"anserini:{tmp_path}").read()
   assert [(d.id, d.text) for d in found.documents] == [
     (d.id, d.contents) for d in data.documents
@@ -353,7 +338,7 @@ def test_a_folder_of_anserini_is_read(tmp_path):
 
 
 def test_a_topic_of_two_splits_has_one_text(tmp_path):
-  write_anserini(tmp_path, small_set())
+  small_data.write_anserini(tmp_path, small_set())
   topics = tmp_path / "topics.test.tsv"
   topics.write_text(topics.read_text() + "q1\twhat about 1\n")
   assert len(msmarco.read_anserini(tmp_path).queries) == 8
@@ -578,7 +563,7 @@ def test_no_error_of_a_private_file_holds_what_stands_in_it(
   if kind in query_sets.LAYOUTS:
     query_sets.LAYOUTS[kind].write(place, small_set(), ORIGIN)
   elif kind == "anserini":
-    write_anserini(place, small_set())
+    small_data.write_anserini(place, small_set())
   if name.endswith(".txt") and name.startswith("topics"):
     (place / "topics.test.tsv").unlink()
   path = place / name

@@ -366,7 +366,7 @@ def test_written_queries_make_a_task(folder, vocabulary):
   [
     (
       {"_id": "s", "text": "a"},
-      ':1: expected a string or number under "docu',
+      ':1: expected a string under "docu',
     ),
     ({"_id": "s", "text": "a", "document": "d9"}, "got one for another"),
     (

@@ -24,13 +24,10 @@ from synthq_jax.privacy import joint, ledger, rounding, sampling
 from synthq_jax.stages import (
   encode_documents,
   evaluate,
-  expand,
   filter_queries,
   fuse,
   generate,
-  rerank,
   stage,
-  train_reranker,
   train_retriever,
 )
 
@@ -341,16 +338,13 @@ class Placed(Exception):  # noqa: N818
 STAGES = {
   "encode_documents": (encode_documents, "retriever"),
   "evaluate": (evaluate, "system"),
-  "expand": (expand, "synthetic"),
   "filter_queries": (filter_queries, "synthetic"),
   "fuse": (fuse, "retriever"),
   "generate": (generate, "generator"),
-  "rerank": (rerank, "reranker"),
-  "train_reranker": (train_reranker, "synthetic"),
   "train_retriever": (train_retriever, "synthetic"),
 }
 """Stages that only go on with a part, and what they call it."""
-OF_REAL_QUERIES = ("expand", "train_reranker", "train_retriever")
+OF_REAL_QUERIES = ("train_retriever",)
 """Those that read the private queries where there are no synthetic ones."""
 
 
@@ -358,7 +352,9 @@ OF_REAL_QUERIES = ("expand", "train_reranker", "train_retriever")
 def fixture_placed(monkeypatch):
   """Asks a stage whether what it makes of a part lies under private/."""
   nothing = np.zeros(0, int)
-  passages = types.SimpleNamespace(ids=nothing, owners=nothing)
+  passages = types.SimpleNamespace(
+    ids=nothing, owners=nothing, tokens=np.zeros((0, 1), int)
+  )
   passages.cut_at = lambda length: passages
   encoder = types.SimpleNamespace(select=lambda params: params)
   for name in ("corpus", "vocabulary"):

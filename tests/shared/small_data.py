@@ -90,3 +90,24 @@ def write_split_beir(folder: pathlib.Path, *, train: int, test: int) -> str:
     {f"q{i}": query(i) for i in numbers},
     {"train": rows[:train], "test": rows[train:]},
   )
+
+
+def write_anserini(folder: pathlib.Path, data: Any) -> None:
+  """Writes a folder to index, topics and judgements, as Pyserini reads them.
+
+  Args:
+    folder: to write to.
+    data: a `collection.Collection`.
+  """
+  corpus = ({"id": d.id, "contents": d.contents} for d in data.documents)
+  write_lines(folder / "corpus" / "documents.jsonl", map(json.dumps, corpus))
+  texts = data.query_by_id()
+  for split, judged in data.qrels.items():
+    topics = (f"{query}\t{texts[query].text}" for query in judged)
+    write_lines(folder / f"topics.{split}.tsv", topics)
+    rows = (
+      f"{query} 0 {document} {grade}"
+      for query, grades in judged.items()
+      for document, grade in grades.items()
+    )
+    write_lines(folder / f"qrels.{split}.txt", rows)
