@@ -83,16 +83,20 @@ class Cache:
   kinds: np.ndarray  # uint8 [record], a position in KINDS
   prefixes: np.ndarray  # uint16 [task, token], tasks in the order of PREFIXES
   sentinels: np.ndarray  # uint16, ids that stand for gaps
+  eos: int  # the id that ends a text
 
   def save(self, path: str | os.PathLike) -> None:
     """Writes the cache as a compressed .npz file."""
-    arrays = dataclasses.asdict(self)
+    arrays = {k: np.asarray(v) for k, v in dataclasses.asdict(self).items()}
     array_files.save_npz(path, arrays, compressed=True)
 
   @classmethod
   def load(cls, path: str | os.PathLike) -> "Cache":
     """Reads what `save` wrote."""
-    return cls(**array_files.read_npz(path))
+    arrays = array_files.read_npz(path)
+    # Older files are of a vocabulary that `vocabulary.train` made.
+    eos = int(arrays.pop("eos", vocabulary_lib.EOS_ID))
+    return cls(**arrays, eos=eos)
 
 
 def inverse_frequency(passages: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -195,6 +199,7 @@ def tokenize(
     sentinels=np.arange(
       vocabulary.vocab_size - 1, first_extra - 1, -1, dtype=np.uint16
     ),
+    eos=vocabulary.eos_id,
   )
 
 
@@ -243,8 +248,8 @@ def make(
   else:
     target = cache.queries[rows].astype(np.int32)
   before = np.broadcast_to(head, (len(rows), len(head)))
-  inputs = np.concatenate([before, _ended(body, room + 1)], axis=1)
-  return inputs, _ended(target, target_length)
+  inputs = np.concatenate([before, _ended(body, room + 1, cache.eos)], axis=1)
+  return inputs, _ended(target, target_length, cache.eos)
 
 
 def _window(ids: np.ndarray, length: int, rng) -> np.ndarray:
@@ -256,12 +261,12 @@ def _window(ids: np.ndarray, length: int, rng) -> np.ndarray:
   return np.take_along_axis(wide, places, axis=1)
 
 
-def _ended(ids: np.ndarray, length: int) -> np.ndarray:
+def _ended(ids: np.ndarray, length: int, eos: int) -> np.ndarray:
   """Returns the ids with EOS behind them, cut and padded to `length`."""
   kept = ids[:, : length - 1]
   made = np.pad(kept, ((0, 0), (0, length - kept.shape[1])))
   ends = np.count_nonzero(kept, axis=1)
-  made[np.arange(len(made)), ends] = vocabulary_lib.EOS_ID
+  made[np.arange(len(made)), ends] = eos
   return made
 
 

@@ -10,6 +10,7 @@ from synthq_jax.models import t5, t5_config
 __all__ = ["pieces", "transfer"]
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's
+_PAD = 0  # in every vocabulary
 _OUTPUTS = ("out", "wo")  # kernels that write into the residual stream
 
 
@@ -71,20 +72,27 @@ def pieces(old, new) -> list[list[int]]:
       end, as far as there are any.
   """
   first = new.vocab_size - new.extra_ids
-  found = [[index] for index in range(3)]  # padding, end, unknown
-  for index in range(3, first):
+  ends = {_PAD: _PAD, new.eos_id: old.eos_id, new.unk_id: old.unk_id}
+  special = {_PAD, old.eos_id, old.unk_id}
+  found = []
+  for index in range(first):
+    if index in ends:
+      found.append([ends[index]])
+      continue
     text = new.tokenizer.id_to_piece(index)
     exact = old.tokenizer.piece_to_id(text)
     ids = (
-      [exact] if exact > 2 else old.tokenizer.encode(text.replace(_SPACE, " "))
+      [exact]
+      if exact not in special
+      else old.tokenizer.encode(text.replace(_SPACE, " "))
     )
     if (
-      exact <= 2 and ids and not text.startswith(_SPACE)
+      exact in special and ids and not text.startswith(_SPACE)
     ):  # the old one adds a space before
       head = old.tokenizer.id_to_piece(ids[0]).removeprefix(_SPACE)
       alone = [old.tokenizer.piece_to_id(head)] if head else []
       ids = [*alone, *ids[1:]]
-    found.append([i for i in ids if i > 2])
+    found.append([i for i in ids if i not in special])
   sentinels = range(new.extra_ids, 0, -1)
   return found + [
     [old.vocab_size - i] if i <= old.extra_ids else [] for i in sentinels

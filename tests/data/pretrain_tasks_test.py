@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+import small_vocabularies
 
 from synthq_jax.data import pretrain_tasks, vocabulary
 
@@ -286,3 +287,18 @@ def test_a_query_that_does_not_fit_the_target_makes_no_example(words, data):
   few = pretrain_tasks.rows_of(data, "question", lengths[0])
   assert 0 < len(few) < len(pretrain_tasks.rows_of(data, "question", 24)) == 4
   assert not len(pretrain_tasks.rows_of(data, "question", lengths[1]))
+
+
+@pytest.mark.parametrize("task", ["copy", "keywords"])
+def test_examples_end_with_the_end_of_their_own_vocabulary(task, tmp_path):
+  """ruT5's </s> is 2."""
+  path = small_vocabularies.write(tmp_path / "v", small_vocabularies.RUT5)
+  records = pretrain_tasks.records_of(PASSAGES[:4])
+  pretrain_tasks.tokenize(vocabulary.load(path), records).save(
+    tmp_path / "c.npz"
+  )
+  cache = pretrain_tasks.Cache.load(tmp_path / "c.npz")
+  for rows in make(cache, task, target_length=60):
+    lasts = np.count_nonzero(rows, axis=1) - 1
+    assert (rows[np.arange(len(rows)), lasts] == 2).all()
+    assert (rows != 1).all()

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_vocabularies
 
 from synthq_jax.data import vocabulary
 from synthq_jax.models import t5, t5_config, transfer
@@ -95,3 +96,19 @@ def test_pieces_are_spelled_by_those_of_the_old_vocabulary(tmp_path):
     piece = new.tokenizer.id_to_piece(index)
     spelled = "".join(old.tokenizer.id_to_piece(i) for i in found[index])
     assert spelled == piece
+
+
+def test_special_ids_go_to_special_ids(tmp_path):
+  """T5's </s> and <unk> are 1 and 2, ruT5's 2 and 3."""
+  old, new = (
+    vocabulary.load(small_vocabularies.write(tmp_path / name, ids))
+    for name, ids in (
+      ("old", small_vocabularies.T5),
+      ("new", small_vocabularies.RUT5),
+    )
+  )
+  found = transfer.pieces(old, new)
+  assert found[0] == [0] and found[2:4] == [[1], [2]]
+  for index in range(4, new.vocab_size):
+    piece = new.tokenizer.id_to_piece(index)
+    assert found[index] == [old.tokenizer.piece_to_id(piece)]
