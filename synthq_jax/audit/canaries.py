@@ -50,7 +50,6 @@ _QUERY_WORDS = 8
 _DOCUMENT_WORDS = 200
 _WORDS_OF_SECRET = 4
 _NEW_TOKENS_OF_SECRET = 3
-_FIRST_PIECE = 3  # behind padding, EOS and unknown
 _RUN = re.compile(r"[0-9](?:[\W_]*[0-9])*")
 _SIGNS = re.compile(r"[\W_]+")
 
@@ -236,9 +235,7 @@ def alphabet(
     }
     found = {i for digit, i in ends.items() if vocabulary.decode([i]) == digit}
   else:
-    found = [
-      i for i in range(_FIRST_PIECE, end) if _is_word(vocabulary, i)
-    ]  # fmt: skip
+    found = [i for i in range(end) if _is_word(vocabulary, i)]
   least = 10
   if len(found) < least:
     raise ValueError(
@@ -397,5 +394,5 @@ def _row(canary: Canary, side: str, vocabulary, length: int) -> np.ndarray:
     )
   text = canary.query if side == "query" else canary.document
   head = vocabulary.encode(text)[:room] if text else []
-  row = [*head, *secret, vocabulary_lib.EOS_ID]
+  row = [*head, *secret, vocabulary.eos_id]
   return vocabulary_lib.pad([row], length)[0]

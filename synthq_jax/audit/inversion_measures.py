@@ -124,7 +124,8 @@ def reading(
   perplexities = {
     name: math.exp(-np.sum(values) / count) for name, values in logs.items()
   }
-  texts = [[_text(row, to_text)] for row in tokens]
+  eos = inverter.model.token_ids.eos
+  texts = [[_text(row, to_text, eos)] for row in tokens]
 
   def bleu(name: str) -> float:
     # Without the vector all texts are one.
@@ -136,7 +137,7 @@ def reading(
       given[some],
       max_length=tokens.shape[1],
     )
-    written = [_text(row, to_text) for row in rows]
+    written = [_text(row, to_text, eos) for row in rows]
     return text_measures.bleu(written * (len(texts) // len(written)), texts)
 
   def bits(name: str) -> intervals.Interval:
@@ -215,7 +216,9 @@ def _seed(key: Key[Array, ""]) -> list[int]:
 
 
 def _text(
-  row: Int[np.ndarray, " length"], to_text: Callable[[Sequence[int]], str]
+  row: Int[np.ndarray, " length"],
+  to_text: Callable[[Sequence[int]], str],
+  eos: int,
 ) -> str:
-  """Returns the text before the first EOS or padding."""
-  return to_text([int(token) for token in row if token > 1])
+  """Returns the text of a row without EOS and padding."""
+  return to_text([int(token) for token in row if token not in (0, eos)])

@@ -269,6 +269,7 @@ def dry_run(
   if later:
     lines.append(f"then, where these settings need them: {', '.join(later)}")
   made = stage_lib.with_needs(wanted, config)
+  lines += plan.export_notes(config, made)
   lines += ["", *_price(config, workdir, made)]
   times = [
     f"{key}: {text}"

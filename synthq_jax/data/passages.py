@@ -74,13 +74,18 @@ class Passages:
 
 
 def windows(
-  title: Sequence[int], text: Sequence[int], *, length: int, stride: int
+  title: Sequence[int],
+  text: Sequence[int],
+  *,
+  length: int,
+  stride: int,
+  eos: int,
 ) -> list[list[int]]:
   """Cuts the tokens of one document into windows that all begin with its title.
 
   The last window ends with the text, so that no token is lost.
 
-  >>> windows([7], [11, 12, 13, 14, 15], length=5, stride=2)
+  >>> windows([7], [11, 12, 13, 14, 15], length=5, stride=2, eos=1)
   [[7, 11, 12, 13, 1], [7, 13, 14, 15, 1]]
 
   Args:
@@ -90,6 +95,7 @@ def windows(
     length: tokens of a window at most, EOS included, at least 2.
     stride: tokens of the text from the beginning of a window to that of the
       next, at least 1; at most those that a window has room for are skipped.
+    eos: the id that ends a text.
 
   Returns:
     At least one window, each ending with EOS.
@@ -99,10 +105,7 @@ def windows(
   step = min(stride, room)
   count = 1 + max(0, -(-(len(text) - room) // step))
   starts = range(0, count * step, step)
-  return [
-    [*head, *text[start : start + room], vocabulary_lib.EOS_ID]
-    for start in starts
-  ]
+  return [[*head, *text[start : start + room], eos] for start in starts]
 
 
 def cut(
@@ -129,6 +132,7 @@ def cut(
       vocabulary.encode(one.text) if one.text else [],
       length=length,
       stride=stride,
+      eos=vocabulary.eos_id,
     )
     for one in documents
   ]
@@ -147,7 +151,7 @@ def best(
   Args:
     passages: of the collection.
     documents: the position of each query's document.
-    queries: their tokens.
+    queries: their tokens, each with its EOS last.
 
   Returns:
     Positions of passages: the first of those that hold most of the query's
@@ -158,7 +162,7 @@ def best(
     return first
   chosen = first.copy()
   for i in np.flatnonzero(stop - first > 1):
-    wanted = np.unique(queries[i][queries[i] > vocabulary_lib.EOS_ID])
+    wanted = np.unique(queries[i][queries[i] > 0][:-1])
     rows = np.asarray(passages.tokens[first[i] : stop[i]])
     shared = [np.isin(wanted, row).sum() for row in rows]
     chosen[i] += int(np.argmax(shared))

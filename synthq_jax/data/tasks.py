@@ -284,10 +284,10 @@ def _with_prefix(vocabulary, prefix: str) -> Preprocessor:
 
 
 def _check_vocabulary(vocabulary: Any) -> None:
-  """Refuses a vocabulary without T5's padding and end of sequence."""
-  found = (vocabulary.pad_id, vocabulary.eos_id)
-  if found != (vocabulary_lib.PAD_ID, vocabulary_lib.EOS_ID):
+  """Refuses a vocabulary that pads otherwise, or cannot be padded with 0."""
+  if vocabulary.pad_id != vocabulary_lib.PAD_ID:
     raise ValueError(
-      "expected a vocabulary with T5's ids (padding 0, end of sequence 1), got"
-      f" {found}; give T5's SentencePiece model"
+      "expected a vocabulary whose padding is id 0, got"
+      f" pad_id={vocabulary.pad_id}: give T5's SentencePiece model"
     )
+  vocabulary_lib.check_ids(vocabulary, type(vocabulary).__name__)

@@ -15,20 +15,24 @@ import pathlib
 from typing import Any
 
 from synthq_jax import extras
+from synthq_jax.data import vocabulary
+from synthq_jax.models import token_ids as token_ids_lib
 
-__all__ = ["SPECIAL", "files", "num_pieces"]
-
-SPECIAL = {"pad_token": " <pad>", "eos_token": " </s>", "unk_token": " <unk>"}
-"""Names of the special pieces; their ids are T5's."""
+__all__ = ["check", "not_text", "write"]
 
 _UNKNOWN, _CONTROL, _BYTE, _NORMAL = 2, 3, 6, 1  # of a piece, in the model
 _UNIGRAM = 1
 
 
-def files(
-  path: str | os.PathLike, *, max_length: int, cut_at: int | None = None
-) -> dict[str, str]:
-  """Returns what goes beside a checkpoint of Hugging Face's, by file name.
+def write(
+  folder: pathlib.Path,
+  path: str | os.PathLike,
+  *,
+  rows: int,
+  max_length: int,
+  cut_at: int | None = None,
+) -> None:
+  """Writes spiece.model, tokenizer.json and tokenizer_config.json.
 
   Not the same as SentencePiece where a character that has a simpler form is
   followed by a combining mark, which the library drops, and where two ways to
@@ -36,42 +40,73 @@ def files(
   texts of documentation and the web).
 
   Args:
-    path: a SentencePiece unigram model with T5's special ids.
+    folder: of a checkpoint of Hugging Face's.
+    path: a SentencePiece unigram model.
+    rows: of the checkpoint's embedding.
     max_length: tokens of a text, EOS included, unless its reader says otherwise.
     cut_at: tokens that the tokenizer itself leaves of a text, for readers that cut
       nothing; None: all.
 
-  Returns:
-    tokenizer.json and tokenizer_config.json.
-
   Raises:
-    ValueError: if it is another kind of model.
+    ValueError: if it is another kind of model, or has more pieces than `rows`.
   """
-  model = _read(path)
+  model, pieces = _read(path)
+  if (number := len(model.pieces)) > rows:
+    raise ValueError(
+      f"{path}: expected at most {rows} pieces, as the checkpoint has, got"
+      f" {number}: put its own vocabulary beside it"
+    )
+  ids = pieces.token_ids
+  special = {
+    "pad_token": _name(model.pieces[ids.pad]),
+    "eos_token": _name(model.pieces[ids.eos]),
+    "unk_token": _name(model.pieces[ids.unk]),
+  }
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
-    **SPECIAL,
+    **special,
     "model_max_length": max_length,
     "split_special_tokens": True,  # in texts
     "clean_up_tokenization_spaces": False,
   }
-  return {
-    "tokenizer.json": json.dumps(_tokenizer(model, cut_at), ensure_ascii=False),
+  texts = {
+    "tokenizer.json": json.dumps(
+      _tokenizer(model, ids, cut_at), ensure_ascii=False
+    ),
     "tokenizer_config.json": json.dumps(config, indent=1) + "\n",
   }
+  for name, text in texts.items():
+    (folder / name).write_text(text, encoding="utf-8")
+  (folder / "spiece.model").write_bytes(pathlib.Path(path).read_bytes())
 
 
-def num_pieces(path: str | os.PathLike) -> int:
-  """Returns how many ids of a SentencePiece model stand for text.
+def check(path: str | os.PathLike) -> None:
+  """Refuses a vocabulary that `write` would refuse.
 
   Raises:
-    ValueError: as `files` does.
+    ValueError: if it is another kind of model.
   """
-  return len(_read(path).pieces)
+  _read(path)
 
 
-def _read(path: str | os.PathLike) -> Any:
-  """Reads the model, and refuses what has no counterpart."""
+def not_text(path: str | os.PathLike, rows: int) -> list[int]:
+  """Returns the ids that no text holds: unknown, sentinels, rows without a piece.
+
+  Args:
+    path: a SentencePiece unigram model.
+    rows: of the checkpoint's embedding.
+
+  Raises:
+    ValueError: as `check` does.
+  """
+  model, pieces = _read(path)
+  return [pieces.unk_id, *pieces.sentinels, *range(len(model.pieces), rows)]
+
+
+def _read(
+  path: str | os.PathLike,
+) -> tuple[Any, vocabulary.SentencePiece]:
+  """Reads the model in two ways, and refuses what has no counterpart."""
   with extras.required("run"):
     from sentencepiece import sentencepiece_model_pb2
 
@@ -82,25 +117,32 @@ def _read(path: str | os.PathLike) -> Any:
     raise ValueError(
       f"{path}: expected a SentencePiece model, got a file that is none"
     ) from error
-  kinds = {piece.type for piece in model.pieces}
-  named = [piece.piece for piece in model.pieces[:3]]
+  pieces = vocabulary.load(path)
   spec = model.trainer_spec
+  sentinels = set(pieces.sentinels)
+  kinds = {
+    piece.type
+    for place, piece in enumerate(model.pieces)
+    if place not in sentinels
+  }
   is_ours = (
     spec.model_type == _UNIGRAM
     and not spec.treat_whitespace_as_suffix
     and kinds <= {_NORMAL, _UNKNOWN, _CONTROL, _BYTE}
-    and [f" {name}" for name in named] == list(SPECIAL.values())
+    and pieces.tokenizer.pad_id() >= 0
   )
   if not is_ours:
     raise ValueError(
-      f"{path}: expected a unigram SentencePiece model that begins with <pad>,"
-      f" </s> and <unk> and has no pieces of its user's own, got another kind:"
-      " export in another format, and add its tokenizer"
+      f"{path}: expected a unigram SentencePiece model that has <pad>, </s> and"
+      " <unk> and no pieces of its user's own, got another kind: export in"
+      " another format, and add its tokenizer"
     )
-  return model
+  return model, pieces
 
 
-def _tokenizer(model: Any, cut_at: int | None) -> dict[str, Any]:
+def _tokenizer(
+  model: Any, ids: token_ids_lib.TokenIds, cut_at: int | None
+) -> dict[str, Any]:
   """Translates a model: normalizer, splitter, pieces, and an EOS at the end."""
   normalizer = model.normalizer_spec
   steps: list[dict[str, Any]] = []
@@ -117,7 +159,8 @@ def _tokenizer(model: Any, cut_at: int | None) -> dict[str, Any]:
     "prepend_scheme": "always" if normalizer.add_dummy_prefix else "never",
     "split": model.trainer_spec.split_by_whitespace,
   }
-  end, first, second = SPECIAL["eos_token"], *map(_part, "AB")
+  end = _name(model.pieces[ids.eos])
+  first, second = map(_part, "AB")
   special = {"SpecialToken": {"id": end, "type_id": 0}}
   return {
     "version": "1.0",
@@ -136,12 +179,12 @@ def _tokenizer(model: Any, cut_at: int | None) -> dict[str, Any]:
       "type": "TemplateProcessing",
       "single": [first, special],
       "pair": [first, special, second, special],
-      "special_tokens": {end: {"id": end, "ids": [1], "tokens": [end]}},
+      "special_tokens": {end: {"id": end, "ids": [ids.eos], "tokens": [end]}},
     },
     "decoder": spaces,
     "model": {
       "type": "Unigram",
-      "unk_id": 2,
+      "unk_id": ids.unk,
       "vocab": [[_name(piece), piece.score] for piece in model.pieces],
       "byte_fallback": model.trainer_spec.byte_fallback,
     },

@@ -1,5 +1,9 @@
 """SentencePiece vocabularies: trained on PUBLIC text only; ids as SeqIO's.
 
+Each model says its own ids of the end of a text and of unknown characters
+(`SentencePiece.token_ids`). Arrays hold 0 for padding, as SeqIO's and T5X's do:
+a model whose piece 0 may stand in a text is refused.
+
 A vocabulary trained on private queries leaks their words, so `train` takes
 documents, and the pipeline never hands it anything else.
 """
@@ -18,6 +22,7 @@ import numpy as np
 from jaxtyping import Int
 
 from synthq_jax import extras
+from synthq_jax.models import token_ids as token_ids_lib
 
 with extras.required("run"):
   import sentencepiece
@@ -31,6 +36,7 @@ __all__ = [
   "PAD_ID",
   "SentencePiece",
   "as_seqio",
+  "check_ids",
   "cut",
   "load",
   "native_stderr",
@@ -40,8 +46,11 @@ __all__ = [
   "train",
 ]
 
+_SPACE = "\u2581"  # SentencePiece's
 PAD_ID = 0
+"""Padding in every array."""
 EOS_ID = 1
+"""The end of a text in vocabularies that `train` makes; others have their own."""
 
 
 def train(
@@ -121,6 +130,12 @@ class SentencePiece:
     return self.tokenizer.get_piece_size() + self.extra_ids
 
   @property
+  def token_ids(self) -> token_ids_lib.TokenIds:
+    """The special ids; `pad` is 0 where the model has no padding of its own."""
+    pad = max(self.tokenizer.pad_id(), PAD_ID)
+    return token_ids_lib.TokenIds(pad=pad, eos=self.eos_id, unk=self.unk_id)
+
+  @property
   def eos_id(self) -> int:
     """The end of a text; T5's is 1."""
     return self.tokenizer.eos_id()
@@ -129,6 +144,18 @@ class SentencePiece:
   def unk_id(self) -> int:
     """What stands for characters without a piece; T5's is 2."""
     return self.tokenizer.unk_id()
+
+  @functools.cached_property
+  def sentinels(self) -> tuple[int, ...]:
+    """Ids of the sentinels that are pieces of the model itself, as mT5's are."""
+    found = []
+    for number in range(self.tokenizer.get_piece_size()):
+      names = (f"{space}<extra_id_{number}>" for space in (_SPACE, ""))
+      ids = map(self.tokenizer.piece_to_id, names)
+      if not (known := [one for one in ids if one != self.unk_id]):
+        break
+      found += known
+    return tuple(found)
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of a text, without EOS."""
@@ -162,7 +189,8 @@ def load(path: str | os.PathLike, *, extra_ids: int = 0) -> SentencePiece:
     extra_ids: how many sentinels are appended for span corruption.
 
   Raises:
-    ValueError: if there is no such file or SentencePiece cannot read it.
+    ValueError: if there is no such file, SentencePiece cannot read it, or its
+      special ids leave none for padding (`check_ids`).
   """
   if not pathlib.Path(path).is_file():
     raise ValueError(f"expected a SentencePiece model, got no file {path}")
@@ -174,7 +202,42 @@ def load(path: str | os.PathLike, *, extra_ids: int = 0) -> SentencePiece:
       f"{path}: expected a SentencePiece model, got something that cannot"
       f" be read as one ({type(error).__name__}); give another file"
     ) from error
+  check_ids(vocabulary, path)
   return vocabulary
+
+
+def check_ids(vocabulary: Any, name: str | os.PathLike) -> None:
+  """Refuses a vocabulary without an end of text, or without room for padding.
+
+  Id 0 pads arrays, so that no text may hold it. SentencePiece's own defaults
+  have `<unk>` there, which does no harm where unknown characters become bytes.
+
+  Args:
+    vocabulary: a SentencePiece model, or a vocabulary of SeqIO.
+    name: what messages call it.
+
+  Raises:
+    ValueError: if it cannot be used.
+  """
+  unknown, end = vocabulary.unk_id, vocabulary.eos_id
+  if end is None or end < 1:
+    raise ValueError(
+      f"{name}: expected a vocabulary with an end of text (</s>) other than id"
+      f" 0, which is padding, got eos_id={end}: train it with pad_id=0, eos_id=1"
+    )
+  pieces = getattr(vocabulary, "tokenizer", None)
+  has_bytes = pieces is not None and pieces.is_byte(
+    pieces.piece_to_id("<0x00>")
+  )
+  is_text = pieces is not None and not (
+    pieces.is_control(0) or pieces.is_unknown(0) or pieces.is_unused(0)
+  )
+  if is_text or (unknown == 0 and not has_bytes):
+    kind = pieces.id_to_piece(0) if pieces is not None else "<unk>"
+    raise ValueError(
+      f"{name}: expected a vocabulary with padding (<pad>) as id 0, got {kind!r}"
+      " there, which texts may hold: give a model trained with pad_id=0"
+    )
 
 
 def as_seqio(vocabulary: Any) -> "seqio.Vocabulary":
@@ -214,7 +277,7 @@ def tokenize(
   for index, tokens in enumerate(map(vocabulary.encode, texts)):
     row = [*head, *tokens][: length - 1]
     array[index, : len(row)] = row
-    array[index, len(row)] = EOS_ID
+    array[index, len(row)] = vocabulary.eos_id
   return array
 
 
@@ -251,11 +314,14 @@ def cut(
          [5, 1, 0]])
 
   Args:
-    rows: of `tokenize`; they stay as they are.
+    rows: of `tokenize`, each with its EOS last; they stay as they are.
     length: columns, at most those of the rows.
   """
+  rows = np.asarray(rows)
   shorter = np.array(rows[:, :length])
-  shorter[shorter[:, -1] > 0, -1] = EOS_ID
+  full = np.flatnonzero(shorter[:, -1])
+  lasts = np.count_nonzero(rows[full], axis=1) - 1
+  shorter[full, -1] = rows[full, lasts]
   return shorter
 
 

@@ -34,7 +34,6 @@ from synthq_jax import checks, typing
 from synthq_jax.models import device_rows, length_batches, t5, t5_config
 
 __all__ = [
-  "EOS",
   "PAD",
   "Greedy",
   "Nucleus",
@@ -49,9 +48,8 @@ _LANES = 128  # tokens of a block: a row of a TPU's registers
 _MOST_ROUNDS = 16  # fillings of all slots in one call: then progress is said
 
 PAD = 0
-"""The token that fills rows; never produced."""
-EOS = 1
-"""The token that ends a query."""
+"""The token that fills rows; never produced. A config's `token_ids` say which one
+ends a query."""
 
 
 class Sampler(Protocol):
@@ -144,7 +142,7 @@ def generate(
 
   Args:
     params: the parameters of the T5.
-    config: its shape.
+    config: its shape, and the id that ends a query.
     tokens: the encoder's input for each document, 0 = padding at the end.
     ids: the documents' ids, all different: they choose the randomness.
     key: the key of the whole collection.
@@ -382,7 +380,7 @@ def decode(
     token = jnp.where(old.ended, PAD, sampler.sample(logits, step_keys))
     texts = (old.who[:, None] * num_samples + samples).reshape(-1)
     written = written.at[texts, behind].set(token, mode="drop")
-    is_last = (token == EOS) | (behind + 1 == max_length)
+    is_last = (token == config.token_ids.eos) | (behind + 1 == max_length)
     new = old._replace(
       cache=cache,
       behind=old.behind + 1,

@@ -27,7 +27,6 @@ __all__ = [
   "removed",
 ]
 
-_EOS = 1
 _OUTCOMES = (
   "kept",
   "empty",
@@ -57,14 +56,14 @@ def normalize(query: str) -> str:
 
 
 def has_ended(
-  tokens: Int[np.ndarray, "*query length"],
+  tokens: Int[np.ndarray, "*query length"], eos: int
 ) -> Bool[np.ndarray, "*query"]:
   """Returns which queries end with an EOS rather than cut at full length.
 
-  >>> has_ended(np.array([[5, 1, 0], [5, 6, 7]])).tolist()
+  >>> has_ended(np.array([[5, 1, 0], [5, 6, 7]]), eos=1).tolist()
   [True, False]
   """
-  return np.any(np.asarray(tokens) == _EOS, axis=-1)
+  return np.any(np.asarray(tokens) == eos, axis=-1)
 
 
 def keep(

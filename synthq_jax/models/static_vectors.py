@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from synthq_jax import checks, typing
+from synthq_jax import artifacts, checks, typing
 from synthq_jax.models import dual_encoder
+from synthq_jax.models import token_ids as token_ids_lib
 
 __all__ = ["StaticConfig", "encode", "init", "shapes"]
-
-_SPECIAL = 2  # padding and EOS, the ids before the text's own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,9 +23,11 @@ class StaticConfig:
   """The shape of a table of vectors, one for each token."""
 
   vocab_size: int
-  """Ids of the vocabulary, 0 = padding and 1 = EOS among them."""
+  """Ids of the vocabulary, special ones among them."""
   emb_dim: int
   """Numbers of a vector."""
+  token_ids: token_ids_lib.TokenIds = artifacts.later(token_ids_lib.TokenIds())
+  """The special ids of its vocabulary."""
   kind: str = dataclasses.field(default="static", init=False)
   """In config.json, where a T5's shape has no such field."""
 
@@ -87,9 +88,8 @@ def encode(
   Returns:
     One float32 vector per row: of length 1, or 0 where there is no token.
   """
-  del config  # what the table shows
   table = params["token_embedder"]["embedding"].astype(jnp.float32)
-  words = jnp.where(tokens >= _SPECIAL, tokens, 0)
+  words = jnp.where(tokens != config.token_ids.eos, tokens, 0)
   return dual_encoder.projected(
     params, dual_encoder.pool(table[words], words, "mean")
   )

@@ -28,6 +28,7 @@ import numpy as np
 
 from synthq_jax import artifacts, file_lists, typing
 from synthq_jax.models import static_vectors, t5, t5_config
+from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.models.checkpoints import huggingface, t5x
 from synthq_jax.models.checkpoints import tensors as _tensors
 from synthq_jax.privacy import joint, ledger, statement
@@ -53,6 +54,7 @@ __all__ = [
   "save_huggingface",
   "save_t5x",
   "unflatten",
+  "with_token_ids",
 ]
 
 FORMATS = ("t5x", "huggingface", "safetensors")
@@ -64,6 +66,7 @@ CLAIM = "PRIVACY.txt"
 _SHARD_SIZE = 5 * 10**9
 
 unflatten = _tensors.unflatten
+infer = t5x.infer
 
 _PRIVACY = "privacy"  # in the MODEL_DIR of a private training in T5X
 _STATEMENT = "privacy.json"  # what `CLAIM` says, for programs
@@ -76,10 +79,6 @@ _OURS, _HUGGINGFACE, _T5X = "ours", "huggingface", "t5x"
 _Shape = t5_config.T5Config | static_vectors.StaticConfig
 _Loaded = tuple[dict[str, Any], _Shape]
 _Described = tuple[dict[str, _tensors.Tensor], _Shape]
-_EMBEDDING = "token_embedder/embedding"
-_HEAD = "decoder/logits_dense/kernel"
-_BIAS = "encoder/relpos_bias/rel_embedding"
-_QUERY = "encoder/layers_0/attention/query/kernel"
 
 
 def flatten(params: Any) -> dict[str, np.ndarray]:
@@ -103,7 +102,10 @@ def save(directory: str | os.PathLike, params: Any, config: _Shape) -> None:
   """
   root = pathlib.Path(directory)
   _tensors.write_safetensors(root / _PARAMS, _tensors.of_tree(params))
-  text = json.dumps(dataclasses.asdict(config), indent=1) + "\n"
+  fields = dataclasses.asdict(config)
+  if config.token_ids == token_ids_lib.TokenIds():  # as files always were
+    del fields["token_ids"]
+  text = json.dumps(fields, indent=1) + "\n"
   artifacts.write_atomically(root / _CONFIG, text)
 
 
@@ -167,6 +169,7 @@ def load(
   directory: str | os.PathLike,
   *,
   config: t5_config.T5Config | None = None,
+  token_ids: token_ids_lib.TokenIds | None = None,
   sharding: Any = None,
   dtype: Any = "float32",
 ) -> _Loaded:
@@ -175,6 +178,8 @@ def load(
   Args:
     directory: a folder of ours, of Hugging Face's or of T5X's.
     config: the shape, where it must not be read off the checkpoint.
+    token_ids: those of its vocabulary (`vocabulary.SentencePiece.token_ids`);
+      None: those that the checkpoint says, or else T5's.
     sharding: None for NumPy arrays; else a function from a tensor's path
       ("encoder/layers_0/mlp/wo/kernel") and shape to its jax.sharding.Sharding,
       or nested dicts of them as the parameters. Each process then reads the
@@ -186,11 +191,12 @@ def load(
     and the shape.
 
   Raises:
-    ValueError: if the format is not known, a file is missing or damaged, or a
+    ValueError: if the format is not known, a file is missing or damaged, a
       tensor is missing, unknown or of another shape than the configuration asks
-      for.
+      for, or the checkpoint says another end of a text than the vocabulary.
   """
   tensors, shape = _describe(pathlib.Path(directory), config)
+  shape = with_token_ids(directory, shape, token_ids)
   return _tensors.fetch(tensors, sharding, dtype), shape
 
 
@@ -206,7 +212,7 @@ def load_t5x(
     path: DIR/checkpoint_STEP, or DIR, of which the newest step is taken.
     config: the shape; None reads it off the tensors, taking for granted what
       they do not show (a gated layer is T5 1.1's gelu; relative positions end
-      at 128; no dropout).
+      at 128; no dropout; T5's special ids).
     **options: `sharding` and `dtype` of `load`.
 
   Returns:
@@ -237,6 +243,36 @@ def load_huggingface(path: str | os.PathLike, **options: Any) -> _Loaded:
   return _tensors.fetch(tensors, **options), shape
 
 
+def with_token_ids(
+  directory: str | os.PathLike,
+  shape: _Shape,
+  token_ids: token_ids_lib.TokenIds | None,
+) -> _Shape:
+  """Returns the shape of a checkpoint with the special ids of its vocabulary.
+
+  Args:
+    directory: of the checkpoint, as `load` takes it.
+    shape: what was read of it.
+    token_ids: of the vocabulary; None changes nothing.
+
+  Raises:
+    ValueError: if the checkpoint says another end of a text.
+  """
+  if token_ids is None:
+    return shape
+  says = _kind(pathlib.Path(directory)) == _HUGGINGFACE
+  says |= shape.token_ids != token_ids_lib.TokenIds()  # left out by `save`
+  stored = shape.token_ids if says else token_ids
+  if stored.eos != token_ids.eos:
+    raise ValueError(
+      f"{directory}: expected the end of a text of its vocabulary,"
+      f" id {token_ids.eos}, got eos_token_id={stored.eos}: give the vocabulary"
+      " that belongs to it, or correct config.json"
+    )
+  own = dataclasses.replace(token_ids, pad=stored.pad)
+  return dataclasses.replace(shape, token_ids=own)
+
+
 def load_config(directory: str | os.PathLike) -> _Shape:
   """Reads the shape of a saved model, in whichever format it is.
 
@@ -255,6 +291,8 @@ def load_config(directory: str | os.PathLike) -> _Shape:
   wanted = "a T5 shape"
   try:
     fields = artifacts.unsealed(path.read_bytes())
+    if ids := fields.pop("token_ids", None):
+      fields["token_ids"] = token_ids_lib.TokenIds(**ids)
     if fields.pop("kind", "") == "static":
       wanted = "a shape of static vectors"
       return static_vectors.StaticConfig(**fields)
@@ -397,6 +435,7 @@ def convert(
   *,
   format: str,  # noqa: A002
   step: int = 0,
+  token_ids: token_ids_lib.TokenIds | None = None,
   max_shard_size: int = _SHARD_SIZE,
 ) -> pathlib.Path:
   """Writes a checkpoint again in another format, one tensor at a time.
@@ -409,6 +448,7 @@ def convert(
     to: the new folder, not there yet or empty (T5X: its parent).
     format: one of `FORMATS`.
     step: the step that a T5X checkpoint gets.
+    token_ids: of its vocabulary, as in `load`.
     max_shard_size: bytes of a Hugging Face file.
 
   Returns:
@@ -423,6 +463,7 @@ def convert(
       f"format must be one of {', '.join(FORMATS)}, got format={format}"
     )
   tensors, shape = _describe(pathlib.Path(source), None)
+  shape = with_token_ids(source, shape, token_ids)
   if format != "safetensors":
     _refuse_static(source, shape, format)
   if _PROJECTION in tensors and format != "safetensors":
@@ -535,54 +576,3 @@ def _kind(root: pathlib.Path) -> str:
     return _HUGGINGFACE if known else _OURS
   newest = t5x.newest(root)  # which an interrupted save may have left empty
   return _T5X if newest != root or t5x.is_checkpoint(root) else _OURS
-
-
-def infer(
-  where: str | os.PathLike, tensors: Mapping[str, _tensors.Tensor]
-) -> t5_config.T5Config:
-  """Reads the shape of a T5 off its tensors.
-
-  Taken for granted, since no tensor shows it: activations (relu, or a gated
-  gelu where there are two kernels), relative positions up to 128, no dropout.
-
-  Raises:
-    ValueError: if a tensor that tells is missing, or they contradict.
-  """
-
-  def shape(*names: str) -> tuple[int, ...]:
-    for name in names:
-      if name in tensors and len(tensors[name].shape) == 2:
-        return tensors[name].shape
-    raise ValueError(
-      f"{where}: expected a T5 with a matrix {names[-1]}, got"
-      f" {len(tensors)} tensors ({', '.join(sorted(tensors)[:3])}, ...);"
-      " stacked (scanned) layers are not read"
-    )
-
-  def layers(stack: str) -> int:
-    head = f"{stack}/layers_"
-    return len({k.split("/")[1] for k in tensors if k.startswith(head)})
-
-  vocab_size, emb_dim = shape(_EMBEDDING)
-  heads, buckets = shape(_BIAS)
-  mlp = "encoder/layers_0/mlp/wi"
-  gated = f"{mlp}_0/kernel" in tensors
-  width = shape(_QUERY)[1]
-  if heads < 1 or width % heads:
-    raise ValueError(
-      f"{where}: expected query kernels of a multiple of {heads} heads, got"
-      f" {width} columns"
-    )
-  complete = any(name.startswith("decoder/") for name in tensors)
-  return t5_config.T5Config(
-    vocab_size=vocab_size,
-    emb_dim=emb_dim,
-    num_heads=heads,
-    head_dim=width // heads,
-    mlp_dim=shape(f"{mlp}_0/kernel", f"{mlp}/kernel")[1],
-    num_encoder_layers=layers("encoder"),
-    num_decoder_layers=layers("decoder") if complete else layers("encoder"),
-    mlp_activations=("gelu", "linear") if gated else ("relu",),
-    logits_via_embedding=_HEAD not in tensors if complete else not gated,
-    relative_attention_num_buckets=buckets,
-  )

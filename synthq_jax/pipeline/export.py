@@ -7,6 +7,7 @@ owner. What was made of private queries without differential privacy lies under
 """
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -26,7 +27,9 @@ from synthq_jax.data import (
   shipped,
   tokenizer_json,
 )
+from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import dual_encoder, static_vectors, t5_checkpoints
+from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.models.checkpoints import t5x, tensors
 from synthq_jax.pipeline import (
   cards,
@@ -80,6 +83,12 @@ class Source:
     if self.root is not None:
       places.append(self.root / "prepare_data" / inputs.VOCABULARY_NAME)
     return next((place for place in places if place.is_file()), None)
+
+  @property
+  def token_ids(self) -> token_ids_lib.TokenIds | None:
+    """The special ids of its vocabulary."""
+    path = self.vocabulary
+    return path and vocabulary_lib.load(path).token_ids
 
   @property
   def claim(self) -> statement_lib.PrivacyStatement | None:
@@ -308,32 +317,31 @@ def _source(folder: pathlib.Path) -> Source:
   )
 
 
-def _t5(name: str) -> Callable[[Source, pathlib.Path], None]:
-  """Returns what writes a checkpoint of a T5, its vocabulary beside it."""
+def _convert(given: Source, folder: pathlib.Path, name: str) -> None:
+  """Writes a checkpoint of a T5, with the special ids of its vocabulary."""
+  made = t5_checkpoints.convert(
+    given.folder, folder / "made", format=name, token_ids=given.token_ids
+  )
+  _move_up(made, folder)
 
-  def write(given: Source, folder: pathlib.Path) -> None:
-    made = folder / "made"
-    _move_up(t5_checkpoints.convert(given.folder, made, format=name), folder)
-    if given.vocabulary is not None:
-      content = given.vocabulary.read_bytes()
-      (folder / inputs.VOCABULARY_NAME).write_bytes(content)
 
-  return write
+def _t5(given: Source, folder: pathlib.Path, name: str) -> None:
+  """Writes a checkpoint of a T5, its vocabulary beside it."""
+  _convert(given, folder, name)
+  if given.vocabulary is not None:
+    content = given.vocabulary.read_bytes()
+    (folder / inputs.VOCABULARY_NAME).write_bytes(content)
 
 
 def _huggingface(given: Source, folder: pathlib.Path) -> None:
   """Writes what transformers loads, its tokenizer included."""
-  made = t5_checkpoints.convert(
-    given.folder, folder / "made", format="huggingface"
-  )
-  _move_up(made, folder)
+  _convert(given, folder, "huggingface")
   _write_tokenizer(given, folder, t5_checkpoints.load_config(folder))
   generation = folder / "generation_config.json"
   if given.vocabulary is not None and generation.is_file():
     fields = json.loads(generation.read_text())
     rows = t5_checkpoints.load_config(folder).vocab_size
-    pieces = tokenizer_json.num_pieces(given.vocabulary)
-    fields["suppress_tokens"] = [2, *range(pieces, rows)]  # no text
+    fields["suppress_tokens"] = tokenizer_json.not_text(given.vocabulary, rows)
     _write_json(generation, fields)
   if given.result is not None:
     text = cards.of_transformers(given.result, _prefix(given))
@@ -353,18 +361,20 @@ def _prefix(given: Source) -> str:
 def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
   """Writes a dual encoder with its pooling, projection and lengths."""
   if given.result is not None and given.result.kind != "retriever":
-    raise ValueError(
-      f"{given.folder}: expected a retriever, got a {given.result.kind}: export"
-      " it with --format=huggingface"
-    )
+    got = f"{given.folder}: expected a retriever, got a {given.result.kind}"
+    raise ValueError(f"{got}: export it with --format=huggingface")
   if given.vocabulary is None:
+    wanted = (
+      f"{given.folder}: expected the vocabulary of the checkpoint beside it"
+    )
     raise ValueError(
-      f"{given.folder}: expected the vocabulary of the checkpoint beside it, got"
-      f" none: put it there as {inputs.VOCABULARY_NAME}"
+      f"{wanted}, got none: put it there as {inputs.VOCABULARY_NAME}"
     )
   if given.result is not None:
     _prepared(given)  # says how long its texts were
-  params, shape = t5_checkpoints.load(given.folder, dtype=None)
+  params, shape = t5_checkpoints.load(
+    given.folder, dtype=None, token_ids=given.token_ids
+  )
   lengths = {"max_seq_length": _length(given)}
   if given.prepared and given.prepared.query_length != _length(given):
     lengths["query_length"] = given.prepared.query_length
@@ -383,10 +393,8 @@ def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
     if config is not None:
       _write_json(folder / path / file, config)
   _write_json(folder / "modules.json", modules)
-  _write_json(
-    folder / "config_sentence_transformers.json",
-    {"prompts": {}, "similarity_fn_name": "dot"},
-  )
+  settings = {"prompts": {}, "similarity_fn_name": "dot"}
+  _write_json(folder / "config_sentence_transformers.json", settings)
   stride = given.prepared.passage_stride if given.prepared else 0
   text = cards.of_retriever(
     given.result, lengths, stride=stride, is_static=is_static
@@ -402,10 +410,8 @@ def _write_encoder(given, folder, params, shape, lengths) -> dict[str, Any]:
   _move_up(folder / "made", folder)
   _write_tokenizer(given, folder, shape)
   width = shape.emb_dim
-  pooling = {
-    "word_embedding_dimension": width,
-    "pooling_mode_mean_tokens": True,
-  }
+  pooling = {"word_embedding_dimension": width}
+  pooling |= {"pooling_mode_mean_tokens": True}
   parts = {"Transformer": lengths, "Pooling": pooling}
   if projection is not None:
     parts["Dense"] = {
@@ -458,21 +464,14 @@ def _write_tokenizer(
   given: Source, folder: pathlib.Path, shape: Any, cut_at: int | None = None
 ) -> None:
   """Writes SentencePiece's model and what transformers reads in its place."""
-  vocabulary = given.vocabulary
-  if vocabulary is None:
-    return
-  pieces = tokenizer_json.num_pieces(vocabulary)
-  if pieces > (rows := shape.vocab_size):
-    raise ValueError(
-      f"{vocabulary}: expected at most {rows} pieces, as the checkpoint has, got"
-      f" {pieces}: put its own vocabulary beside it"
+  if given.vocabulary is not None:
+    tokenizer_json.write(
+      folder,
+      given.vocabulary,
+      rows=shape.vocab_size,
+      max_length=_length(given),
+      cut_at=cut_at,
     )
-  (folder / "spiece.model").write_bytes(vocabulary.read_bytes())
-  files = tokenizer_json.files(
-    vocabulary, max_length=_length(given), cut_at=cut_at
-  )
-  for name, text in files.items():
-    (folder / name).write_text(text, encoding="utf-8")
 
 
 def _move_up(made: pathlib.Path, folder: pathlib.Path) -> None:
@@ -565,8 +564,8 @@ def _model(write: Callable, **fields) -> Format:
 
 
 FORMATS: dict[str, Format] = {
-  "t5x": _model(_t5("t5x"), is_dated=True),
-  "safetensors": _model(_t5("safetensors")),
+  "t5x": _model(functools.partial(_t5, name="t5x"), is_dated=True),
+  "safetensors": _model(functools.partial(_t5, name="safetensors")),
   "huggingface": _model(_huggingface, hub="model"),
   "sentence-transformers": _model(_sentence_transformers, hub="model"),
   **{name: _layout(one) for name, one in query_sets.LAYOUTS.items()},

@@ -314,13 +314,15 @@ def load_public(directory: pathlib.Path, prepared: Documents):
       vocabulary, or the result of a training on private queries.
   """
   refuse_private(directory)
-  params, model_config = t5_checkpoints.load(directory)
+  params, model_config = t5_checkpoints.load(
+    directory, token_ids=prepared.token_ids
+  )
   t5_checkpoints.check_finite(directory, params)
   if model_config.vocab_size < prepared.vocab_size:
     raise ValueError(
       f"{directory}: expected a checkpoint for {prepared.vocab_size} ids, the"
-      f" size of the vocabulary, got vocab_size={model_config.vocab_size}:"
-      " give the vocabulary that belongs to it"
+      f" size of the vocabulary, got vocab_size={model_config.vocab_size}: give"
+      " its own vocabulary, or a smaller prepare_data.Config.extra_ids"
     )
   return params, model_config
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from synthq_jax import artifacts, object_store
 from synthq_jax.audit import canaries as canaries_lib
-from synthq_jax.data import shipped, sources
-from synthq_jax.models import prompt, t5_config
+from synthq_jax.data import shipped, sources, tokenizer_json
+from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.models import prompt, t5_checkpoints, t5_config
 from synthq_jax.pipeline import (
   config_types,
   fingerprints,
@@ -29,10 +30,20 @@ from synthq_jax.stages import direct_dp as direct_dp_lib
 from synthq_jax.stages import prepare_data, prepare_test_set, stage
 from synthq_jax.training import distributed, loop
 
-__all__ = ["STAGES", "Canaries", "Rows", "RunConfig", "run", "survey"]
+__all__ = [
+  "STAGES",
+  "Canaries",
+  "Rows",
+  "RunConfig",
+  "export_notes",
+  "run",
+  "survey",
+]
 
 STAGES = tuple(stage.summaries())
 """The names of the stages, in the order in which they run."""
+_TRAININGS = {"finetune_dp", "direct_dp", "train_retriever"}
+_TRANSFORMERS = "--format=huggingface and sentence-transformers"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -322,6 +333,7 @@ def run(
   inputs.check_t5(shipped.checkpoint(config.checkpoint), config.model)
   _check_checkpoints(config, wanted)
   _check_test_sets(config)
+  notes = export_notes(config, wanted)
   progress = progress and distributed.is_main()
   config = _with_progress(config, progress)
   with contextlib.ExitStack() as stack:
@@ -346,6 +358,8 @@ def run(
       say=functools.partial(print, flush=True) if is_main else _nothing,
       progress=progress,
     )
+    for note in notes:
+      this.say(note)
     this.execute(on_accepted if is_main else _nothing)
     made = {
       name: [one.value for one in rows.values()]
@@ -382,6 +396,61 @@ def survey(
   return list(runner.Run(config, space, stages, say=_nothing).survey())
 
 
+def export_notes(config: RunConfig, wanted: Sequence[str]) -> Sequence[str]:
+  """Returns lines on formats in which no model of a run could be exported.
+
+  Args:
+    config: all settings.
+    wanted: stages, with what they need.
+
+  Raises:
+    ValueError: if the vocabulary cannot be used, or says another end of a text
+      than a checkpoint.
+  """
+  vocabulary = _vocabulary(config)
+  if vocabulary is None or not _TRAININGS & set(wanted):
+    return ()
+  try:
+    tokenizer_json.check(vocabulary.path)
+  except ValueError as error:
+    return (
+      f"note: `synthq export` to {_TRANSFORMERS} would be refused: {error}",
+    )
+  return ()
+
+
+def _vocabulary(config: RunConfig) -> vocabulary_lib.SentencePiece | None:
+  """Returns the vocabulary of a run, checked against its checkpoints.
+
+  None: it is trained, or lies under a URL, where looking would download it.
+  """
+  data, start = config.prepare_data, config.checkpoint
+  if object_store.is_url(start) or object_store.is_url(data.vocabulary):
+    return None
+  place = shipped.checkpoint(start)
+  vocabulary = prepare_data.check_vocabulary(
+    data.vocabulary or inputs.vocabulary_beside(place), data.extra_ids
+  )
+  if vocabulary is not None:
+    for named in {start, config.retriever_checkpoint or start}:
+      _check_ids(named, vocabulary)
+  return vocabulary
+
+
+def _check_ids(
+  checkpoint: str, vocabulary: vocabulary_lib.SentencePiece
+) -> None:
+  """Refuses a checkpoint that says another end of a text than its vocabulary."""
+  if object_store.is_url(checkpoint):
+    return
+  place = shipped.checkpoint(checkpoint)
+  try:
+    shape = t5_checkpoints.load_config(place)
+  except ValueError:  # who reads it says more
+    return
+  t5_checkpoints.with_token_ids(place, shape, vocabulary.token_ids)
+
+
 def _check_test_sets(config: RunConfig) -> None:
   """Refuses sets that are not there or are the private log, and a main table of
   none of them."""
@@ -411,9 +480,7 @@ def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:
     return
   start = shipped.checkpoint(config.checkpoint)
   inputs.check_t5(start, config.model)
-  if not object_store.is_url(data.vocabulary):
-    beside = inputs.vocabulary_beside(start)
-    prepare_data.check_vocabulary(data.vocabulary or beside, data.extra_ids)
+  _vocabulary(config)
 
 
 def _check_checkpoints(config: RunConfig, wanted: Sequence[str]) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 
 from synthq_jax import array_files, artifacts, memory
 from synthq_jax.data import files
-from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import text_measures
 from synthq_jax.pipeline import config_types, inputs
 from synthq_jax.retrieval import bm25
@@ -157,12 +156,13 @@ def measured(
 def forbidden(vocabulary: Any, vocab_size: int) -> tuple[int, ...]:
   """Returns the ids that no query may hold: unknown, sentinels, no pieces."""
   first_extra = vocabulary.vocab_size - vocabulary.extra_ids
-  return (2, *range(first_extra, vocab_size))
+  own = vocabulary.sentinels  # mT5's
+  return (vocabulary.unk_id, *own, *range(first_extra, vocab_size))
 
 
 def decoded(vocabulary: Any, row: np.ndarray) -> str:
   """Returns the text of a written row, without EOS and padding."""
-  return vocabulary.decode([int(t) for t in row if t > vocabulary_lib.EOS_ID])
+  return vocabulary.decode([int(t) for t in row if t])
 
 
 def texts_of(corpus: pathlib.Path, owners: Sequence[int]) -> Iterator[str]:

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from synthq_jax import intervals
+from synthq_jax import artifacts, intervals
 from synthq_jax.data import sources
+from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.privacy import terms
 
@@ -147,19 +148,19 @@ class PublicDocuments:
   query_length: int
   """Tokens of a query, EOS included."""
   passage_stride: int = 0
-  """Tokens from the beginning of a passage to that of the next; 0: a document
-  is cut at its length."""
+  """Tokens from one passage's beginning to the next's; 0: documents are cut."""
   num_passages: int = 0
   """What encoders and generators read of the collection; 0: not counted."""
   from_pairs: bool = False
-  """Whether private queries chose them: what was asked about is a document
-  (`sources.Kind`)."""
+  """Whether private queries chose the documents (`sources.Kind`)."""
   num_asked: int = 0
   """Documents that train queries ask about, where the settings say that they are
   public (`prepare_data.Config.written_for`): their positions stand in
   `ASKED_NAME`, and queries are written for them alone. 0: nothing says which."""
   retriever_length: int = 0
   """Tokens of a document that retrievers read, where these are more."""
+  token_ids: token_ids_lib.TokenIds = artifacts.later(token_ids_lib.TokenIds())
+  """The special ids of the vocabulary."""
 
   @property
   def read_length(self) -> int:

@@ -93,8 +93,10 @@ class OwnEncoder(_Flax):
 
   @functools.cached_property
   def _read(self) -> tuple[Any, Any, Callable[[Sequence[str]], np.ndarray]]:
-    params, config = t5_checkpoints.load(self.checkpoint)
     pieces = vocabulary_lib.load(self.vocabulary)
+    params, config = t5_checkpoints.load(
+      self.checkpoint, token_ids=pieces.token_ids
+    )
     _check_pieces(self.vocabulary, pieces, self.checkpoint, config)
     tokenize = functools.partial(
       vocabulary_lib.tokenize, pieces, length=self.length

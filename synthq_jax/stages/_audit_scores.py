@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from synthq_jax import typing
 from synthq_jax.audit import membership
 from synthq_jax.models import t5_checkpoints, t5_config
+from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.pipeline import inputs
 from synthq_jax.retrieval import encode, ranks
 from synthq_jax.stages import stage
@@ -41,9 +42,11 @@ class Model:
     )
 
 
-def load(directory: Any, prompt_tokens: int = 0) -> Model:
+def load(
+  directory: Any, token_ids: token_ids_lib.TokenIds, prompt_tokens: int = 0
+) -> Model:
   """Reads a checkpoint of any known format."""
-  params, config = t5_checkpoints.load(directory)
+  params, config = t5_checkpoints.load(directory, token_ids=token_ids)
   return Model(params=params, config=config, prompt_tokens=prompt_tokens)
 
 

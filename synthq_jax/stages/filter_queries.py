@@ -151,7 +151,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
     lambda: queries_lib.index_of(ids, corpus)
   )
   written = _written.read(folders, ids, synthetic)
-  first = _by_text(config, written, corpus)
+  first = _by_text(config, written, corpus, documents.token_ids.eos)
   left = written.take(first.indices)
   found, ranked = None, None
   if config.top_k and left.texts:
@@ -190,7 +190,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
 
 
 def _by_text(
-  config: Config, written: _written.Written, corpus: pathlib.Path
+  config: Config, written: _written.Written, corpus: pathlib.Path, eos: int
 ) -> filters.Kept:
   """Drops what can be told from query and document alone."""
   copied = None
@@ -201,7 +201,9 @@ def _by_text(
       share=config.copied_share,
       min_words=config.copied_words,
     )
-  ended = filters.has_ended(written.tokens) if config.drop_truncated else None
+  ended = None
+  if config.drop_truncated:
+    ended = filters.has_ended(written.tokens, eos)
   return filters.keep(
     written.texts, written.documents, ended=ended, copied=copied
   )

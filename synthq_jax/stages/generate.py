@@ -224,7 +224,9 @@ def _write(
   config, source, passages, chosen, samples, vocabulary, name, parts, prompt_tokens,
   firsts, progress,
 ) -> None:  # fmt: skip
-  params, model_config = t5_checkpoints.load(source)
+  params, model_config = t5_checkpoints.load(
+    source, token_ids=vocabulary.token_ids
+  )
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
   known = None
   if not prompt_tokens:

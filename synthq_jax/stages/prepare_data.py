@@ -236,6 +236,7 @@ def run(task: stage.Task) -> results.PreparedData:
     vocabulary=space.relative(model),
     vocab_size=vocabulary.vocab_size,
     extra_ids=config.extra_ids,
+    token_ids=vocabulary.token_ids,
     document_length=config.document_length,
     retriever_length=config.retriever_length,
     query_length=config.query_length,
@@ -345,21 +346,26 @@ def _vocabulary(
   return model
 
 
-def check_vocabulary(named: str | pathlib.Path, extra_ids: int) -> None:
+def check_vocabulary(
+  named: str | pathlib.Path, extra_ids: int
+) -> vocabulary_lib.SentencePiece | None:
   """Refuses what is no vocabulary before the data is read.
 
   Args:
     named: `Config.vocabulary`, or where the checkpoint's would be.
     extra_ids: of the settings.
 
+  Returns:
+    The vocabulary; None where one is trained.
+
   Raises:
-    ValueError: if it is no SentencePiece model.
+    ValueError: if it is no SentencePiece model, or one that cannot be used.
   """
   if named == "train":
-    return
+    return None
   given = pathlib.Path(named)
   fingerprints.check_file(given)
-  vocabulary_lib.load(given, extra_ids=extra_ids)
+  return vocabulary_lib.load(given, extra_ids=extra_ids)
 
 
 def _write_queries(

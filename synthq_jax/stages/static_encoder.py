@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 
 from synthq_jax import artifacts
 from synthq_jax.data import passages as passages_lib
-from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.leakage.rerankers import terms
 from synthq_jax.models import static_vectors
 from synthq_jax.pipeline import config_types, inputs, private_training, results
@@ -82,7 +81,9 @@ def run(task: stage.Task) -> results.Checkpoint:
     documents.num_documents,
   )
   shape = static_vectors.StaticConfig(
-    vocab_size=len(weights), emb_dim=config.dim
+    vocab_size=len(weights),
+    emb_dim=config.dim,
+    token_ids=documents.token_ids,
   )
   params = static_vectors.init(jax.random.key(config.seed), shape, weights)
   directory = task.folder(private=False)
@@ -160,7 +161,7 @@ def spans(
   generator = np.random.default_rng([seed, 9])
   drawn = generator.integers(len(collection.owners), size=number)
   documents = np.array(collection.tokens[drawn], np.int32)
-  sizes = (documents > vocabulary_lib.EOS_ID).sum(axis=1)
+  sizes = np.count_nonzero(documents, axis=1) - 1  # without EOS
   enough = sizes >= 2 * _SHORTEST
   drawn, documents, sizes = drawn[enough], documents[enough], sizes[enough]
   sizes = sizes[:, None]

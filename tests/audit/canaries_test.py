@@ -4,6 +4,7 @@ import types
 
 import numpy as np
 import pytest
+import small_vocabularies
 from scipy import stats
 
 from synthq_jax.audit import canaries as canaries_lib
@@ -248,3 +249,18 @@ def test_a_vocabulary_without_symbols_is_refused():
   for symbols in ("digits", "words", "new tokens"):
     with pytest.raises(ValueError, match=f"at least 10 {symbols}.* got 0"):
       canaries_lib.alphabet(symbols, stub)
+
+
+def test_records_end_with_the_end_of_their_own_vocabulary(tmp_path):
+  """ruT5: <s> 1, </s> 2, <unk> 3; none of them is a word."""
+  path = small_vocabularies.write(
+    tmp_path / "v", small_vocabularies.RUT5, vocab_size=140
+  )
+  words = vocabulary_lib.load(path)
+  records = canaries_lib.tokenize(
+    [canary()], words, prefix="", document_length=6, query_length=9
+  )
+  assert records["targets"][0][records["targets"][0] > 0][-4:].tolist() == [
+    5, 6, 7, 2,
+  ]  # fmt: skip
+  assert canaries_lib.alphabet("digits", words).min() > 3

@@ -58,7 +58,9 @@ class Ours:
     tokens = documents(batch, self.config.vocab_size)
     names = [str(number) for number in range(batch)]
     keys = decoding._document_keys(jax.random.key(1), names)
-    banned = decoding._forbidden_mask(self.config.vocab_size, (decoding.EOS,))
+    banned = decoding._forbidden_mask(
+      self.config.vocab_size, (self.config.token_ids.eos,)
+    )
     read = jax.jit(
       lambda params, tokens: decoding._apply(
         params, self.config, "read", tokens
@@ -80,7 +82,7 @@ class Ours:
 
     def write():
       written = decode(self.params, banned, inputs, keys, np.ones(batch, bool))
-      if not (np.asarray(written) > decoding.EOS).all():
+      if not (np.asarray(written) > self.config.token_ids.eos).all():
         raise AssertionError("a query ended early")
 
     write()  # compiles

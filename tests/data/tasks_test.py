@@ -484,7 +484,7 @@ def test_a_cache_of_what_a_task_lacks_is_refused(
 def test_a_vocabulary_with_other_special_ids_is_refused(folder):
   import seqio
 
-  with pytest.raises(ValueError, match="expected a vocabulary with T5's ids"):
+  with pytest.raises(ValueError, match="expected a vocabulary with an end of text"):
     tasks.register_msmarco(
       seqio.PassThroughVocabulary(size=50), sources(folder)["beir"]
     )

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import sentencepiece
 import shared_data
+import small_vocabularies
 
 from synthq_jax.data import files, shipped, vocabulary
+from synthq_jax.models import token_ids
 
 TEXTS = (
   "The array holds numbers in rows and columns.",
@@ -218,3 +220,60 @@ def test_a_vocabulary_can_be_copied_and_sent_to_processes(path):
   second = pickle.loads(pickle.dumps(first))
   assert second == first and hash(second) == hash(first)
   assert second.encode("red apple") == copy.deepcopy(first).encode("red apple")
+
+
+def test_texts_end_with_the_end_of_their_own_vocabulary(tmp_path):
+  """ruT5: <pad> 0, <s> 1, </s> 2, <unk> 3."""
+  path = small_vocabularies.write(tmp_path / "v", small_vocabularies.RUT5)
+  words = vocabulary.load(path)
+  assert words.token_ids == token_ids.TokenIds(pad=0, eos=2, unk=3)
+  text = "the array q"
+  ids = words.encode(text)
+  assert 3 in words.encode("\N{SNOWMAN}") and min(ids) > 2
+  row, short = vocabulary.tokenize(words, [text] * 2, length=len(ids) + 2)
+  assert row.tolist() == [*ids, 2, 0]
+  short, count = vocabulary.tokenize_and_count(words, [text], length=3)
+  assert short.tolist() == [[*ids[:2], 2]] and count == 1
+  assert vocabulary.cut(row[None], 3).tolist() == short.tolist()
+  assert words.decode([*ids, 2, 9]) == words.decode(ids)
+
+
+def test_what_cannot_be_padded_or_ended_is_refused_in_one_line(tmp_path):
+  for ids, words in (
+    (small_vocabularies.DEFAULT, "padding .<pad>. as id 0, got '<unk>' there"),
+    ({**small_vocabularies.T5, "eos_id": -1, "bos_id": 1}, "got eos_id=-1"),
+  ):
+    path = small_vocabularies.write(tmp_path / "v.model", ids)
+    with pytest.raises(
+      ValueError, match=f"v.model: expected .*{words}"
+    ) as told:
+      vocabulary.load(path)
+    assert "\n" not in str(told.value)
+
+
+def test_an_unknown_piece_that_no_text_holds_may_be_id_0(tmp_path):
+  """MADLAD-400: what has no piece is written as bytes."""
+  path = small_vocabularies.write(
+    tmp_path / "v",
+    small_vocabularies.DEFAULT,
+    byte_fallback=True,
+    vocab_size=340,
+  )
+  words = vocabulary.load(path)
+  assert words.token_ids == token_ids.TokenIds(pad=0, eos=2, unk=0)
+  [row] = vocabulary.tokenize(
+    words, ["\N{SNOWMAN} \N{CJK RADICAL SUN}"], length=20
+  )
+  assert np.count_nonzero(row) == 1 + list(row).index(2)
+
+
+def test_sentinels_may_be_pieces_of_the_model_itself(tmp_path, small):
+  """mT5's are, and have no extra ids behind them."""
+  names = [f"\u2581<extra_id_{i}>" for i in range(4)]
+  path = small_vocabularies.write(
+    tmp_path / "v", small_vocabularies.T5, user_defined_symbols=names
+  )
+  words = vocabulary.load(path)
+  pieces = [words.tokenizer.id_to_piece(i) for i in words.sentinels]
+  assert pieces == names
+  assert not small.sentinels

@@ -12,12 +12,13 @@ import random_t5
 from scipy import stats
 
 from synthq_jax.generation import decoding
-from synthq_jax.models import device_rows, t5, t5_config
+from synthq_jax.models import device_rows, t5, t5_config, token_ids
 
 # One layer compiles in half the time; t5_test steps through the tiny T5.
 _CONFIG = dataclasses.replace(
   t5_config.get("tiny"), num_encoder_layers=1, num_decoder_layers=1
 )
+_EOS = _CONFIG.token_ids.eos
 _KEY = jax.random.key(7)
 _LENGTH = 8
 
@@ -78,7 +79,7 @@ def test_greedy_decoding_equals_teacher_forced_argmax_token_for_token():
 def test_a_query_is_zeros_after_its_eos_and_has_no_padding_before():
   tokens, ids = _documents(100)
   queries = _generate(tokens, ids, num_samples=3).reshape(-1, _LENGTH)
-  ended = queries == decoding.EOS
+  ended = queries == _EOS
   lengths = np.where(ended.any(1), ended.argmax(1) + 1, _LENGTH)
   expected = np.arange(_LENGTH) < lengths[:, None]
   np.testing.assert_array_equal(queries != decoding.PAD, expected)
@@ -248,7 +249,7 @@ class _EndsByChance:
   def sample(self, logits, keys):
     jax.debug.callback(lambda _: self.calls.append(1), logits[0, 0])
     uniform = jax.vmap(jax.random.uniform)(keys)
-    return jnp.where(uniform < 0.2, decoding.EOS, 5)
+    return jnp.where(uniform < 0.2, _EOS, 5)
 
 
 def test_a_step_writes_for_nearly_all_slots():
@@ -294,7 +295,7 @@ class _EndsAfter:
       called, jax.ShapeDtypeStruct((), jnp.int32), logits[0, 0]
     )
     ends = jnp.arange(len(logits)) < (self.real or len(logits))
-    return jnp.where(ends & (count >= self.steps), decoding.EOS, 5)
+    return jnp.where(ends & (count >= self.steps), _EOS, 5)
 
 
 def test_decoding_stops_when_every_query_has_ended():
@@ -361,3 +362,24 @@ def test_documents_that_were_encoded_before_get_the_same_queries(devices):
   np.testing.assert_array_equal(got, expected)
   got = _generate(tokens, ids, encoded=encoded[::-1], **options)
   assert (got != expected).any(axis=(1, 2)).mean() > 0.5
+
+
+def test_queries_end_with_the_end_of_text_of_their_model():
+  """ruT5's is 2; writing goes on behind its 1."""
+  ids = token_ids.TokenIds(eos=2, unk=3)
+  config = dataclasses.replace(_CONFIG, token_ids=ids)
+  tokens, names = _documents(24)
+  options = {"key": _KEY, "max_length": 12, "num_samples": 4}
+  sampler = decoding.Temperature(3.0)
+  queries = decoding.generate(
+    _params(), config, tokens, ids=names, sampler=sampler, **options
+  ).reshape(-1, 12)
+  ended = queries == 2
+  ends = np.where(ended.any(axis=1), ended.argmax(axis=1), 11)
+  written = np.arange(12) <= ends[:, None]
+  np.testing.assert_array_equal(queries != decoding.PAD, written)
+  assert ended.any() and (queries[:, :-1] == 1).any()
+  theirs = decoding.generate(
+    _params(), _CONFIG, tokens, ids=names, sampler=sampler, **options
+  )
+  assert (theirs.reshape(-1, 12) != queries).any()

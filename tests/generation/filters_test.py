@@ -42,7 +42,10 @@ def test_blank_queries_are_empty_and_no_queries_are_fine():
 
 def test_has_ended_takes_any_leading_axes():
   tokens = np.array([[[5, 1, 0], [5, 6, 7]], [[1, 0, 0], [5, 6, 1]]])
-  assert filters.has_ended(tokens).tolist() == [[True, False], [True, True]]
+  assert filters.has_ended(tokens, eos=1).tolist() == [
+    [True, False],
+    [True, True],
+  ]
 
 
 def test_arguments_of_different_lengths_are_refused():

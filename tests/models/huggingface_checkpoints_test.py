@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from synthq_jax.models import t5_checkpoints, t5_config
+from synthq_jax.models import t5_checkpoints, t5_config, token_ids
 
 T5_1_1 = t5_config.get("tiny")
 T5_1_0 = dataclasses.replace(
@@ -195,8 +195,8 @@ def test_logits_are_tied_as_each_version_of_transformers_says(
     ([], {"feed_forward_proj": "gelu"}, "feed_forward_proj=gelu"),
     ([], {"feed_forward_proj": "gated-silu"}, "feed_forward_proj=gated-silu"),
     ([], {"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon=1e-06.*=1e-05"),
-    ([], {"model_type": "umt5"}, "model_type=t5, got model_type=umt5"),
-    ([], {"model_type": None}, "model_type=t5, got model_type=None"),
+    ([], {"model_type": "umt5"}, "model_type=t5 or mt5, got model_type=umt5"),
+    ([], {"model_type": None}, "model_type=t5 or mt5, got model_type=None"),
     (["d_kv"], {}, "expected a T5 shape, got no d_kv"),
     ([], {"d_ff": "many"}, "expected a T5 shape"),
     ([], {"feed_forward_proj": None}, "feed_forward_proj=None"),
@@ -480,3 +480,100 @@ def test_a_shape_that_transformers_lacks_is_not_written(tmp_path):
 def test_a_shard_needs_room(tmp_path):
   with pytest.raises(ValueError, match="max_shard_size must be at least 1"):
     folder_of(tmp_path / "t5", T5_1_1, max_shard_size=0)
+
+
+RUT5 = token_ids.TokenIds(eos=2, unk=3)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "huggingface"])
+def test_special_ids_travel_with_a_model(tmp_path, form):
+  config = dataclasses.replace(T5_1_1, token_ids=token_ids.TokenIds(eos=2))
+  folder = folder_of(tmp_path / "t5", config)
+  for name in ("config.json", "generation_config.json"):
+    fields = json.loads((folder / name).read_text())
+    assert (fields["eos_token_id"], fields["pad_token_id"]) == (2, 0)
+  again = t5_checkpoints.convert(folder, tmp_path / "again", format=form)
+  assert t5_checkpoints.load(again)[1] == config
+  assert t5_checkpoints.load(again, token_ids=RUT5)[1].token_ids == RUT5
+
+
+def test_ids_of_formats_without_any_are_those_of_the_vocabulary(tmp_path):
+  t5_checkpoints.save(tmp_path / "ours", checkpoint_trees.make(T5_1_1), T5_1_1)
+  assert "token_ids" not in (tmp_path / "ours/config.json").read_text()
+  place = t5_checkpoints.convert(tmp_path / "ours", tmp_path, format="t5x")
+  for source in (tmp_path / "ours", place):
+    assert t5_checkpoints.load(source)[1].token_ids == token_ids.TokenIds()
+    assert t5_checkpoints.load(source, token_ids=RUT5)[1].token_ids == RUT5
+    to = tmp_path / f"{source.name}_hf"
+    t5_checkpoints.convert(source, to, format="huggingface", token_ids=RUT5)
+    assert t5_checkpoints.load_config(to).token_ids.eos == 2
+
+
+def test_another_end_of_text_than_the_vocabulary_has_is_refused(folder):
+  with pytest.raises(
+    ValueError, match="id 2, got eos_token_id=1: .*config.json"
+  ):
+    t5_checkpoints.load(folder, token_ids=RUT5)
+
+
+@pytest.mark.parametrize(
+  "drop, fields, generation, ids",
+  [
+    (["eos_token_id", "pad_token_id"], {}, None, (0, 1)),
+    (["eos_token_id"], {}, {"eos_token_id": [2, 7]}, (0, 2)),
+    ([], {"eos_token_id": [2, 7]}, {"eos_token_id": [7, 2]}, (0, 2)),
+    ([], {"eos_token_id": None}, {"eos_token_id": 2}, (0, 2)),
+    ([], {"eos_token_id": 2, "pad_token_id": 1}, None, (1, 2)),
+  ],
+)
+def test_special_ids_are_read_where_transformers_writes_them(
+  folder, drop, fields, generation, ids
+):
+  configure(folder, drop, **fields)
+  beside = folder / "generation_config.json"
+  beside.write_text(json.dumps(generation or {}))
+  found = t5_checkpoints.load(folder)[1].token_ids
+  assert (found.pad, found.eos) == ids
+
+
+@pytest.mark.parametrize(
+  "fields, words",
+  [
+    ({"pad_token_id": None}, "pad_token_id=null"),
+    ({"eos_token_id": None}, "eos_token_id=null"),
+    ({"eos_token_id": 2}, "eos_token_id=2 there and 1 in generation_config"),
+    ({"decoder_start_token_id": 2}, "decoder_start_token_id=2"),
+    ({"eos_token_id": 0}, "eos=0"),
+    ({"eos_token_id": "</s>"}, "eos_token_id=</s>|eos='</s>'"),
+  ],
+)
+def test_ids_that_cannot_be_used_are_refused(folder, fields, words):
+  beside = folder / "generation_config.json"
+  if "2 there" not in words:
+    beside.unlink()
+  configure(folder, **fields)
+  refuse(folder, f"config.json: expected a T5 shape, got .*({words})")
+
+
+def test_an_encoder_needs_no_start(tmp_path):
+  tree = checkpoint_trees.make(T5_1_1)
+  del tree["decoder"]
+  t5_checkpoints.save_huggingface(tmp_path / "t5", tree, T5_1_1)
+  configure(tmp_path / "t5", decoder_start_token_id=None, eos_token_id=None)
+  assert t5_checkpoints.load(tmp_path / "t5")[1] == T5_1_1
+
+
+@pytest.mark.parametrize("drop", [(), ("feed_forward_proj",)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_mt5_is_a_t5_1_1_with_logits_of_its_own(folder, drop, tied):
+  """Files of transformers 4 say tie_word_embeddings=false, those of 5 true."""
+  configure(
+    folder,
+    ["scale_decoder_outputs", *drop],
+    model_type="mt5",
+    architectures=["MT5ForConditionalGeneration"],
+    tie_word_embeddings=tied,
+  )
+  loaded, found = t5_checkpoints.load(folder)
+  assert found == T5_1_1
+  checkpoint_trees.assert_same_bits(loaded, checkpoint_trees.make(T5_1_1))

@@ -13,6 +13,7 @@ from synthq_jax.models import (
   encoders,
   static_vectors,
   t5_checkpoints,
+  token_ids,
 )
 from synthq_jax.optim import strategies
 
@@ -129,3 +130,25 @@ def test_every_strategy_clips_the_table_as_single_examples_are(strategy):
   np.testing.assert_allclose(
     found["token_embedder"]["embedding"], total, atol=1e-6
   )
+
+
+def test_the_end_of_a_text_is_that_of_its_vocabulary():
+  """ruT5's is 2; its 1, <s>, is a piece like any other."""
+  ids = token_ids.TokenIds(eos=2, unk=3)
+  config = dataclasses.replace(SHAPE, token_ids=ids)
+  params = static_vectors.init(jax.random.key(0), SHAPE, jnp.ones(50))
+  own, other = (
+    static_vectors.encode(
+      params, shape, jnp.array([[7, 9, 2, 0], [7, 9, 0, 0]])
+    )
+    for shape in (config, SHAPE)
+  )
+  np.testing.assert_array_equal(own[0], own[1])
+  assert np.abs(other[0] - other[1]).max() > 0.1
+
+
+def test_special_ids_are_kept_with_a_table(tmp_path):
+  ids = token_ids.TokenIds(eos=2, unk=3)
+  config = dataclasses.replace(SHAPE, token_ids=ids)
+  t5_checkpoints.save(tmp_path, made(), config)
+  assert t5_checkpoints.load_config(tmp_path) == config

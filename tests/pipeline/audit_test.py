@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import types
@@ -29,6 +30,7 @@ PREPARED = types.SimpleNamespace(
   document_length=12,
   query_length=14,
   vocab_size=MODEL.vocab_size,
+  token_ids=MODEL.token_ids,
   num_queries={"train": 100},
 )
 PREFIX = "ask: "
@@ -38,6 +40,7 @@ class WordVocabulary:
   """Splits at spaces, so that a test needs no SentencePiece model."""
 
   vocab_size, extra_ids = MODEL.vocab_size, 12
+  eos_id, unk_id, sentinels = 1, 2, ()
 
   def __init__(self, texts):
     words = dict.fromkeys(word for text in texts for word in text.split())
@@ -48,6 +51,7 @@ class WordVocabulary:
     return [self.words.index(word) for word in text.split()]
 
   def decode(self, ids):
+    ids = itertools.takewhile(lambda i: i != self.eos_id, ids)
     return " ".join(self.words[i] for i in ids if i < len(self.words))
 
 

@@ -25,7 +25,7 @@ def test_a_start_that_is_no_number_is_refused_before_any_private_step(
   params, config = t5_checkpoints.load(shipped.DIRECTORY)
   params["encoder"]["encoder_norm"]["scale"][3] = bad
   t5_checkpoints.save(tmp_path / "t5", params, config)
-  prepared = types.SimpleNamespace(vocab_size=8)
+  prepared = types.SimpleNamespace(vocab_size=8, token_ids=config.token_ids)
   with pytest.raises(ValueError, match="tensor encoder/encoder_norm/scale"):
     inputs.load_public(tmp_path / "t5", prepared)
 

@@ -136,7 +136,7 @@ def test_what_was_exported_is_no_public_start_either(
   (tmp_path / "link").symlink_to(tmp_path / "again")
   for start in ("to", "again", "link"):
     with pytest.raises(ValueError, match="trained on private queries"):
-      inputs.load_public(tmp_path / start, types.SimpleNamespace(vocab_size=1))
+      inputs.load_public(tmp_path / start, Prepared("v", 1))
   (tmp_path / "again" / "privacy.json").unlink()
   with pytest.raises(ValueError, match="export this checkpoint again"):
     inputs.load_public(tmp_path / "again", None)
@@ -375,6 +375,7 @@ def test_a_fused_row_says_what_to_export_in_its_place(finished_run):
 class Prepared:
   vocabulary: str
   vocab_size: int = TINY.vocab_size
+  token_ids: object = TINY.token_ids
 
 
 @pytest.mark.parametrize("name", ["t5x", "huggingface", "safetensors"])

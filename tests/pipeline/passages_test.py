@@ -46,7 +46,7 @@ def test_windows_hold_every_token_and_begin_with_the_title(
   title, words, stride
 ):
   head, text = list(range(1000, 1000 + title)), list(range(10, 10 + words))
-  cut = passages.windows(head, text, length=8, stride=stride)
+  cut = passages.windows(head, text, length=8, stride=stride, eos=1)
   kept = head[:4]
   seen = []
   for row in cut:
@@ -64,9 +64,9 @@ def test_windows_hold_every_token_and_begin_with_the_title(
 def test_the_shortest_windows_have_room_for_the_text():
   """One token and EOS: the title is left out."""
   eos = vocabulary_lib.EOS_ID
-  cut = passages.windows([7, 8], [11, 12], length=2, stride=1)
+  cut = passages.windows([7, 8], [11, 12], length=2, stride=1, eos=1)
   assert cut == [[11, eos], [12, eos]]
-  cut = passages.windows([7, 8], [11, 12], length=3, stride=1)
+  cut = passages.windows([7, 8], [11, 12], length=3, stride=1, eos=1)
   assert cut == [[7, 11, eos], [7, 12, eos]]
 
 

@@ -153,7 +153,7 @@ class MonoT5(_Mono):
     return (
       encode("Query:"),
       encode("Document:"),
-      [*encode("Relevant:"), vocabulary_lib.EOS_ID],
+      [*encode("Relevant:"), self.vocabulary.eos_id],
     )
 
 
@@ -279,7 +279,7 @@ def bert_from_sentencepiece(
   return MonoBERT(
     vocabulary=vocabulary,
     cls_id=vocabulary.vocab_size - 1,
-    sep_id=vocabulary_lib.EOS_ID,
+    sep_id=vocabulary.eos_id,
     config=bert.BertConfig(**shape, num_labels=_LABELS, max_length=length),
     start=start,
     length=length,

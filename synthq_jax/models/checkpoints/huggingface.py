@@ -1,7 +1,8 @@
 """Hugging Face's T5 folders: config.json beside safetensors files.
 
 T5ForConditionalGeneration (1.0: one relu, logits from the embedding; 1.1: gated
-gelu, logits of its own) and T5EncoderModel. Their linear layers hold kernels
+gelu, logits of its own), T5EncoderModel, and mT5's, which are 1.1's and are
+written as such. Their linear layers hold kernels
 transposed, their tables of relative positions too; embeddings and norms are as
 ours. Names are translated from ours, never the other way round.
 
@@ -18,6 +19,7 @@ from typing import Any
 
 from synthq_jax import artifacts
 from synthq_jax.models import t5, t5_config
+from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.models.checkpoints import tensors as _tensors
 
@@ -25,6 +27,7 @@ __all__ = ["config", "read", "write"]
 
 _CONFIG = "config.json"
 _MODEL = "model.safetensors"
+_GENERATION = "generation_config.json"
 _INDEX = "model.safetensors.index.json"
 _TORCH = "pytorch_model.bin"
 
@@ -49,8 +52,15 @@ _OPTIONAL = {
   "relative_attention_max_distance": 128,
   "dropout_rate": 0.1,
 }
+_TOKEN_IDS = {
+  "decoder_start_token_id": 0,
+  "eos_token_id": 1,
+  "pad_token_id": 0,
+}
 _EPSILON = 1e-6
-_ENCODER = "T5EncoderModel"
+_ENCODER = "T5EncoderModel"  # and mT5's
+_MT5 = "mt5"  # a T5 1.1 of 101 languages; its logits are its own, never scaled
+_MT5_DEFAULTS = {"feed_forward_proj": "gated-gelu"}
 
 _EMBEDDING = "shared.weight"
 _EMBEDDINGS = (
@@ -267,9 +277,8 @@ def write(
     index = {"metadata": {"total_size": total}, "weight_map": files}
     _write_json(folder / _INDEX, index)
   if decoder:
-    names = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
-    chosen = {name: fields[name] for name in names}
-    _write_json(folder / "generation_config.json", chosen)
+    chosen = {name: fields[name] for name in _TOKEN_IDS}
+    _write_json(folder / _GENERATION, chosen)
   _write_json(folder / _CONFIG, fields)
 
 
@@ -314,6 +323,8 @@ def _from_fields(
 ) -> t5_config.T5Config:
   """Translates the fields of a config.json, named in messages by its path."""
   _check_kind(path, fields)
+  if fields["model_type"] == _MT5:
+    fields = {**_MT5_DEFAULTS, **fields, "scale_decoder_outputs": False}
   missing = [name for name in _FIELDS.values() if name not in fields]
   if missing:
     raise ValueError(f"{path}: expected a T5 shape, got no {missing[0]}")
@@ -326,6 +337,7 @@ def _from_fields(
       num_decoder_layers=fields["num_layers"] if layers is None else layers,
       mlp_activations=_activations(fields),
       logits_via_embedding=_is_tied(fields),
+      token_ids=_token_ids(path, fields),
     )
   except (ValueError, TypeError) as error:
     raise ValueError(f"{path}: expected a T5 shape, got {error}") from error
@@ -334,14 +346,53 @@ def _from_fields(
 def _check_kind(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
   """Refuses models that only look like a T5."""
   kind = fields.get("model_type")
-  if kind != "t5":
-    raise ValueError(f"{path}: expected model_type=t5, got model_type={kind}")
+  if kind not in ("t5", _MT5):
+    raise ValueError(
+      f"{path}: expected model_type=t5 or {_MT5}, got model_type={kind}: give a"
+      " T5, T5 1.1 or mT5"
+    )
   epsilon = fields.get("layer_norm_epsilon", _EPSILON)
   if epsilon != _EPSILON:
     raise ValueError(
       f"{path}: expected layer_norm_epsilon={_EPSILON}, the one T5 was trained"
       f" with, got layer_norm_epsilon={epsilon}"
     )
+
+
+def _token_ids(
+  path: pathlib.Path, fields: Mapping[str, Any]
+) -> token_ids_lib.TokenIds:
+  """Reads the special ids; what no file says is transformers' default."""
+  beside = path.with_name(_GENERATION)
+  other = _load(beside) if beside.is_file() else {}
+  needed, found = _has_decoder(fields), {}
+  for name, default in _TOKEN_IDS.items():
+    default = None if needed and name in fields else default
+    stored = [_listed(file.get(name)) for file in (fields, other)]
+    chosen = next((ids[0] for ids in stored if ids), default)
+    if chosen is None:
+      raise ValueError(f"{name}=null, which no T5 can be without: write its id")
+    if needed and any(chosen not in ids for ids in stored if ids):
+      raise ValueError(
+        f"{name}={chosen} there and {stored[1][0]} in {_GENERATION}: correct the"
+        " wrong one"
+      )
+    found[name] = chosen
+  if found["decoder_start_token_id"]:
+    raise ValueError(
+      f"decoder_start_token_id={found['decoder_start_token_id']}, where only"
+      " models are read whose decoder starts with id 0"
+    )
+  return token_ids_lib.TokenIds(
+    pad=found["pad_token_id"], eos=found["eos_token_id"]
+  )
+
+
+def _listed(value: Any) -> list[Any]:
+  """Returns ids as a list: writing may stop at several, the text's end first."""
+  if isinstance(value, list):
+    return value
+  return [] if value is None else [value]
 
 
 def _activations(fields: Mapping[str, Any]) -> tuple[str, ...]:
@@ -368,7 +419,9 @@ def _is_tied(fields: Mapping[str, Any]) -> bool:
 
 def _has_decoder(fields: Mapping[str, Any]) -> bool:
   kinds = fields.get("architectures")
-  is_encoder = isinstance(kinds, list) and _ENCODER in kinds
+  is_encoder = isinstance(kinds, list) and any(
+    str(kind).endswith(_ENCODER) for kind in kinds
+  )
   return bool(fields.get("is_encoder_decoder", True)) and not is_encoder
 
 
@@ -389,13 +442,13 @@ def _to_fields(
     "architectures": [name],
     "decoder_start_token_id": 0,
     "dtype": dtype,
-    "eos_token_id": 1,
+    "eos_token_id": shape.token_ids.eos,
     "feed_forward_proj": _FEED_FORWARDS[shape.mlp_activations],
     "is_encoder_decoder": decoder,
     "layer_norm_epsilon": _EPSILON,
     "model_type": "t5",
     "num_decoder_layers": shape.num_decoder_layers,
-    "pad_token_id": 0,
+    "pad_token_id": shape.token_ids.pad,
     "scale_decoder_outputs": tied,
     "tie_word_embeddings": tied,
   }

@@ -24,12 +24,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from synthq_jax import extras
+from synthq_jax.models import t5_config
 from synthq_jax.models.checkpoints import tensors as _tensors
 
 with extras.required("run"):
   import msgpack
 
-__all__ = ["FILE", "is_checkpoint", "newest", "read", "step", "write"]
+__all__ = [
+  "FILE",
+  "infer",
+  "is_checkpoint",
+  "newest",
+  "read",
+  "step",
+  "write",
+]
 
 FILE = "checkpoint"
 """The msgpack file of a checkpoint."""
@@ -37,6 +46,11 @@ FILE = "checkpoint"
 _METADATA = "_METADATA"  # by which a folder of Orbax's is known
 _STATE, _TARGET = "state", "target"
 _STEP = re.compile(r"checkpoint_(\d+)")
+
+_EMBEDDING = "token_embedder/embedding"
+_HEAD = "decoder/logits_dense/kernel"
+_BIAS = "encoder/relpos_bias/rel_embedding"
+_QUERY = "encoder/layers_0/attention/query/kernel"
 
 _VERSION = 3
 _ARRAY, _SCALAR = 1, 3  # the types of Flax's msgpack extensions
@@ -389,3 +403,55 @@ def _adafactor_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
   row = tuple(np.delete(shape, order[-1]).tolist())
   column = tuple(np.delete(shape, order[-2]).tolist())
   return shapes | {"v_row": row, "v_col": column}
+
+
+def infer(
+  where: str | os.PathLike, tensors: Mapping[str, _tensors.Tensor]
+) -> t5_config.T5Config:
+  """Reads the shape of a T5 off its tensors.
+
+  Taken for granted, since no tensor shows it: activations (relu, or a gated
+  gelu where there are two kernels), relative positions up to 128, no dropout, and
+  T5's special ids.
+
+  Raises:
+    ValueError: if a tensor that tells is missing, or they contradict.
+  """
+
+  def shape(*names: str) -> tuple[int, ...]:
+    for name in names:
+      if name in tensors and len(tensors[name].shape) == 2:
+        return tensors[name].shape
+    raise ValueError(
+      f"{where}: expected a T5 with a matrix {names[-1]}, got"
+      f" {len(tensors)} tensors ({', '.join(sorted(tensors)[:3])}, ...);"
+      " stacked (scanned) layers are not read"
+    )
+
+  def layers(stack: str) -> int:
+    head = f"{stack}/layers_"
+    return len({k.split("/")[1] for k in tensors if k.startswith(head)})
+
+  vocab_size, emb_dim = shape(_EMBEDDING)
+  heads, buckets = shape(_BIAS)
+  mlp = "encoder/layers_0/mlp/wi"
+  gated = f"{mlp}_0/kernel" in tensors
+  width = shape(_QUERY)[1]
+  if heads < 1 or width % heads:
+    raise ValueError(
+      f"{where}: expected query kernels of a multiple of {heads} heads, got"
+      f" {width} columns"
+    )
+  complete = any(name.startswith("decoder/") for name in tensors)
+  return t5_config.T5Config(
+    vocab_size=vocab_size,
+    emb_dim=emb_dim,
+    num_heads=heads,
+    head_dim=width // heads,
+    mlp_dim=shape(f"{mlp}_0/kernel", f"{mlp}/kernel")[1],
+    num_encoder_layers=layers("encoder"),
+    num_decoder_layers=layers("decoder") if complete else layers("encoder"),
+    mlp_activations=("gelu", "linear") if gated else ("relu",),
+    logits_via_embedding=_HEAD not in tensors if complete else not gated,
+    relative_attention_num_buckets=buckets,
+  )

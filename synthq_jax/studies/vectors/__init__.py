@@ -238,7 +238,7 @@ class _Attack:
     return self._encoder.encode(list(map(self._text_of, tokens)))
 
   def _text_of(self, tokens: np.ndarray) -> str:
-    return self.vocab.decode([int(token) for token in tokens if token > 1])
+    return self.vocab.decode([int(token) for token in tokens if token])
 
   def _made(
     self, text: _Text, kind: str, number: int, seed: int

@@ -13,7 +13,7 @@ import random_t5
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.backends.t5x import settings
 from synthq_jax.data import shipped
-from synthq_jax.models import t5_checkpoints
+from synthq_jax.models import t5_checkpoints, token_ids
 from synthq_jax.pipeline import export, inputs
 from synthq_jax.privacy import joint, ledger
 from synthq_jax.privacy import statement as statement_lib
@@ -88,7 +88,9 @@ def test_a_private_checkpoint_of_t5x_is_no_public_start(
     "link": tmp_path / "link",
     "here": pathlib.Path("."),
   }[way]
-  documents = types.SimpleNamespace(vocab_size=40)
+  documents = types.SimpleNamespace(
+    vocab_size=40, token_ids=token_ids.TokenIds()
+  )
   inputs.load_public(start, documents)
   opened(tmp_path).begin(1000, FACTS)
   with pytest.raises(ValueError, match="trained on private queries"):

@@ -20,6 +20,8 @@ FRAME = ("Query:", "Document:", "Relevant:", "true", "false")
 class Vocabulary:
   """Every word is a piece; 0 is padding, 1 the end, 2 what is unknown."""
 
+  eos_id = 1
+
   def __init__(self, words=(*FRAME, *GOOD, *BAD, *WORDS)):
     self._ids = {word: place for place, word in enumerate(words, 3)}
     self.vocab_size = len(words) + 4  # the last one stands in no text

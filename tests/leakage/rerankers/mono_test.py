@@ -95,7 +95,7 @@ def test_the_shipped_vocabulary_reads_parts_as_it_reads_the_whole():
 class Split:
   """A vocabulary that reads letters."""
 
-  vocab_size = 128
+  vocab_size, eos_id = 128, 1
 
   def encode(self, text):
     return [ord(letter) for letter in "_" + text if ord(letter) < 128]
