@@ -1,10 +1,10 @@
 """Checks that the loss of one example does not depend on the others.
 
-Losses are compared where there are values to look at. Elsewhere the loss is traced
-for a batch of a prime size that divides no axis of the parameters or of an example.
-Axes of the trace that this prime divides hold the examples, wherever reshapes and
-lookups have put them: a value that depends on the batch and is summed, compared or
-sorted over such an axis mixes them.
+The loss is traced for a batch of a prime size that divides no axis of the parameters
+or of an example. Axes of the trace that this prime divides hold the examples, wherever
+reshapes and lookups have put them: a value that depends on the batch and is summed,
+compared, sorted or scattered over such an axis mixes them. Where there are values to
+look at, losses are compared as well.
 """
 
 import functools
@@ -204,13 +204,13 @@ def refuse_contrastive(
 ) -> None:
   """Refuses a loss that depends on the other examples of its batch.
 
-  Where there are values to look at and no key, the losses of two examples are
-  compared with those of each alone: moves of up to 1e-2, relative or absolute,
-  pass. Under `jax.jit`, and with a key, the loss is traced instead: sums,
-  products, statistics and sorts over the examples are seen there, but not inside
-  of branches and while loops, nor over a part of the examples. A loss that takes
-  no batch of another size, such as one that closes over an array with a row for
-  each example, is not checked there. So passing is evidence, not proof.
+  The loss is traced, with and without `jax.jit`: sums, products, statistics, sorts
+  and scatters over the examples are seen, but not inside of branches and while
+  loops, nor over a part of the examples. A loss that takes no batch of another
+  size, such as one that closes over an array with a row for each example, is not
+  traced. Where there are values to look at and no key, the losses of two examples
+  are then compared with those of each alone: moves of up to 1e-2, relative or
+  absolute, pass. So passing is evidence, not proof.
 
   Args:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
@@ -221,11 +221,12 @@ def refuse_contrastive(
   Raises:
     ValueError: if a loss depends on another example.
   """
+  # First, so that a small in-batch loss gets one answer with and without jit.
+  _refuse_mixed(loss_fn, params, batch, key)
   leaves = jax.tree.leaves((params, batch, key))
   if key is not None or any(
     isinstance(leaf, jax.core.Tracer) for leaf in leaves
   ):
-    _refuse_mixed(loss_fn, params, batch, key)
     return
   of = jax.jit(loss_fn)
   together, *alone = (
@@ -233,7 +234,6 @@ def refuse_contrastive(
     for part in (slice(0, 2), slice(0, 1), slice(1, 2))
   )
   if isinstance(together, jax.core.Tracer):  # of values that jit closes over
-    _refuse_mixed(loss_fn, params, batch, key)
     return
   if together.shape != (2,) or any(loss.shape != (1,) for loss in alone):
     return
@@ -413,6 +413,8 @@ def _step(equation: Any, levels: list[int], size: int) -> list[int]:
 def _is_over_examples(equation: Any, levels: list[int], size: int) -> bool:
   """Whether an equation brings together what lies along an axis of examples."""
   name, params = equation.primitive.name, equation.params
+  if name.startswith("scatter"):
+    return _scatters_examples(equation, levels, size)
   sides: Sequence[Sequence[int]] = [()] * len(levels)
   if name == "dot_general":
     sides = params["dimension_numbers"][0]
@@ -426,4 +428,19 @@ def _is_over_examples(equation: Any, levels: list[int], size: int) -> bool:
     level and atom.aval.shape[axis] and atom.aval.shape[axis] % size == 0
     for level, atom, axes in zip(levels, equation.invars, sides, strict=True)
     for axis in axes
+  )
+
+
+def _scatters_examples(equation: Any, levels: list[int], size: int) -> bool:
+  """Whether several examples are written to places that no example owns.
+
+  A result with an axis of examples is taken to keep each in its own row.
+  """
+  operand, _, updates = (atom.aval.shape for atom in equation.invars)
+  window = equation.params["dimension_numbers"].update_window_dims
+  written = [n for axis, n in enumerate(updates) if axis not in window]
+  return (
+    max(levels[1:]) > _PUBLIC
+    and any(n and n % size == 0 for n in written)
+    and not any(n and n % size == 0 for n in operand)
   )

@@ -388,3 +388,62 @@ def test_a_rule_of_another_package_may_couple_examples_and_is_refused():
   )
   with pytest.raises(ValueError, match="rule for jax.vmap is not JAX's own"):
     jax.jit(grad_fn)(PARAMS["w"], BATCH)
+
+
+def _unit(x):
+  return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.1, 0.02])
+def test_in_batch_negatives_are_refused_however_small_their_loss_is(
+  temperature, is_jitted
+):
+  """A good encoder's first losses are 0 to a hundredth, together and alone."""
+  rng = np.random.default_rng(0)
+  base = rng.normal(size=(8, 16)).astype(np.float32)
+  near = base + 0.2 * rng.normal(size=(8, 16)).astype(np.float32)
+  batch = {"q": jnp.asarray(base), "d": jnp.asarray(near)}
+
+  def loss_fn(params, batch):
+    scores = _unit(batch["q"] @ params) @ _unit(batch["d"] @ params).T
+    return -jnp.diagonal(jax.nn.log_softmax(scores / temperature))
+
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0)
+  with pytest.raises(ValueError, match="a loss of each example alone"):
+    (jax.jit(grad_fn) if is_jitted else grad_fn)(jnp.eye(16), batch)
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_weights_by_counts_over_the_batch_are_refused(is_jitted):
+  rng = np.random.default_rng(0)
+  batch = {
+    "x": jnp.asarray(rng.normal(size=(8, 4)), jnp.float32),
+    "y": jnp.asarray([0, 1, 1, 1, 0, 1, 1, 1]),
+  }
+  params = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32)
+
+  def loss_fn(params, batch):
+    logs = jax.nn.log_softmax(batch["x"] @ params)
+    losses = -jnp.take_along_axis(logs, batch["y"][:, None], 1)[:, 0]
+    return losses / jnp.bincount(batch["y"], length=2)[batch["y"]]
+
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0)
+  with pytest.raises(ValueError, match="a loss of each example alone"):
+    (jax.jit(grad_fn) if is_jitted else grad_fn)(params, batch)
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_words_counted_in_each_example_alone_are_taken(is_jitted):
+  """A scatter into a row of each example's own brings none together."""
+  batch = {"ids": jnp.asarray([[0, 1, 1], [2, 2, 2], [0, 3, 1]])}
+  params = jnp.arange(4.0)
+
+  def loss_fn(params, batch):
+    rows = jnp.arange(len(batch["ids"]))[:, None]
+    counts = jnp.zeros((len(batch["ids"]), 4)).at[rows, batch["ids"]].add(1.0)
+    return counts @ params
+
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=100.0)
+  _, aux = (jax.jit(grad_fn) if is_jitted else grad_fn)(params, batch)
+  np.testing.assert_allclose(aux.losses, loss_fn(params, batch))
