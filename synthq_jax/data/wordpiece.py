@@ -1,10 +1,11 @@
 """WordPiece, the vocabularies of BERT, through Hugging Face's tokenizers.
 
-The library is an extra (`bert`): only who brings a BERT of their own needs it.
+Letter case, accents and Chinese characters are treated as tokenizer_config.json
+says, which transformers puts above tokenizer.json; sentence-transformers' own
+lower-casing comes before both. The library is an extra (`bert`): only who brings a BERT of their own needs it.
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -13,10 +14,24 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax import extras
+from synthq_jax import artifacts, extras
 from synthq_jax.data import vocabulary
+from synthq_jax.models.checkpoints import sentence_folders
 
 __all__ = ["WordPiece", "load"]
+
+_SETTINGS = "tokenizer_config.json"
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_BERTS = (
+  "BertTokenizer",
+  "BertTokenizerFast",
+  "DistilBertTokenizer",
+  "DistilBertTokenizerFast",
+)
+_WHOLE = (
+  "PreTrainedTokenizerFast",
+  "TokenizersBackend",
+)  # tokenizer.json alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,12 +67,12 @@ def load(folder: str | os.PathLike) -> WordPiece:
   """Reads the vocabulary of a BERT folder: tokenizer.json, or vocab.txt.
 
   Args:
-    folder: as Hugging Face writes it.
+    folder: as Hugging Face or sentence-transformers writes it.
 
   Raises:
     MissingExtraError: if the library is not installed.
-    ValueError: if there is no such file, it cannot be read, or it is not one of
-      BERT's, whose piece 0 is [PAD].
+    ValueError: if there is no such file, it cannot be read, it is not one of
+      BERT's, whose piece 0 is [PAD], or its settings ask for another tokenizer.
   """
   with extras.required("bert"):
     import tokenizers
@@ -70,11 +85,25 @@ def load(folder: str | os.PathLike) -> WordPiece:
       f" {whole.name} nor {pieces.name}"
     )
   path = whole if whole.is_file() else pieces
+  settings = _settings(folder)
+  texts = sentence_folders.model_settings(folder)
   try:
     if path == whole:
       tokenizer = tokenizers.Tokenizer.from_file(os.fspath(path))
     else:
       tokenizer = _from_pieces(tokenizers, path)
+    if path == pieces or not settings.is_whole:
+      tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+        lowercase=settings.lower_case,
+        strip_accents=settings.strip_accents,
+        handle_chinese_chars=settings.chinese_chars,
+      )
+      tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    if texts.lower_case:
+      steps = [tokenizers.normalizers.Lowercase(), tokenizer.normalizer]
+      tokenizer.normalizer = tokenizers.normalizers.Sequence(
+        [step for step in steps if step is not None]
+      )
   except Exception as error:  # the library has no kinds of its own
     raise ValueError(
       f"{path}: expected the vocabulary of a BERT, got a file that cannot be"
@@ -97,15 +126,74 @@ def load(folder: str | os.PathLike) -> WordPiece:
   )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Settings:
+  """What tokenizer_config.json says, with BERT's defaults."""
+
+  lower_case: bool = True
+  strip_accents: bool | None = None  # None: as lower_case
+  chinese_chars: bool = True  # are words of their own
+  is_whole: bool = False  # whether tokenizer.json says all of this itself
+
+
+def _settings(folder: pathlib.Path) -> _Settings:
+  """Reads the settings of a tokenizer, and refuses one of another kind."""
+  path = folder / _SETTINGS
+  fields = _fields(path)
+  model = _fields(folder / "config.json")
+  kind = fields.get("tokenizer_class") or model.get("tokenizer_class")
+  if kind is not None and kind not in (*_BERTS, *_WHOLE):
+    raise ValueError(
+      f"{path}: expected a tokenizer of BERT's kind, got tokenizer_class={kind}:"
+      " it cuts texts otherwise, give another model"
+    )
+  names = {
+    "lower_case": "do_lower_case",
+    "strip_accents": "strip_accents",
+    "chinese_chars": "tokenize_chinese_chars",
+  }
+  values = {k: fields[name] for k, name in names.items() if name in fields}
+  for name, value in values.items():
+    if not isinstance(value, bool) and (name, value) != ("strip_accents", None):
+      raise ValueError(
+        f"{path}: expected {names[name]} to be true or false, got {value!r}"
+      )
+  return _Settings(is_whole=kind in _WHOLE, **values)
+
+
+def _fields(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a JSON object; empty where there is no such file."""
+  if not path.is_file():
+    return {}
+  try:
+    return artifacts.unsealed(path.read_bytes())
+  except ValueError as error:
+    raise ValueError(
+      f"{path}: expected a JSON object, got something else ({error})"
+    ) from error
+
+
 def _from_pieces(tokenizers: Any, path: pathlib.Path) -> Any:
-  settings = path.with_name("tokenizer_config.json")
-  fields = json.loads(settings.read_text()) if settings.is_file() else {}
+  """Builds the tokenizer of a vocab.txt; texts may name special pieces."""
   model = tokenizers.models.WordPiece.from_file(
     os.fspath(path), unk_token="[UNK]"
   )
   tokenizer = tokenizers.Tokenizer(model)
-  tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
-    lowercase=fields.get("do_lower_case", True)
-  )
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+  known = [name for name in _SPECIAL if tokenizer.token_to_id(name) is not None]
+  tokenizer.add_special_tokens(known)
+  added = _added(path.parent) - set(known)
+  if added:
+    raise ValueError(
+      f"tokens added to the vocabulary, {min(added)!r} among them, which vocab.txt"
+      " does not hold: save tokenizer.json, with transformers'"
+      " AutoTokenizer.from_pretrained(A).save_pretrained(B)"
+    )
   return tokenizer
+
+
+def _added(folder: pathlib.Path) -> set[str]:
+  """Returns the tokens that files beside vocab.txt add to it."""
+  listed = _fields(folder / _SETTINGS).get("added_tokens_decoder") or {}
+  return {one["content"] for one in listed.values()} | set(
+    _fields(folder / "added_tokens.json")
+  )

@@ -21,6 +21,7 @@ from synthq_jax import extras
 from synthq_jax.data import shipped, wordpiece
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import bert, t5_checkpoints
+from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.retrieval import encode as encode_lib
 
 __all__ = [
@@ -109,7 +110,8 @@ class Bert(_Flax):
   """A BERT of Hugging Face or sentence-transformers, run in Flax.
 
   A vector is the mean of the outputs, of length 1, as Sentence-BERT's are; a
-  folder that asks for another is refused.
+  folder that asks for another is refused. Texts get the folder's own default
+  prompt and letter case, as in the library's `encode`.
 
   References:
     Reimers and Gurevych, "Sentence-BERT", EMNLP 2019, section 3.
@@ -119,7 +121,7 @@ class Bert(_Flax):
   """With config.json, model.safetensors and the vocabulary."""
   length: int = 64
   """Tokens of a text, [CLS] and [SEP] included, from 3 to the model's positions;
-  the rest is cut off."""
+  the rest is cut off, and what the folder's max_seq_length cuts."""
   batch_size: int = 256
   """Texts at a time; changes the speed only."""
 
@@ -132,6 +134,7 @@ class Bert(_Flax):
   def _read(self) -> tuple[Any, Any, Callable[[Sequence[str]], np.ndarray]]:
     params, config = bert.load_encoder(self.folder)
     folder = pathlib.Path(self.folder)
+    texts = sentence_folders.text_settings(folder)
     pieces = wordpiece.load(_with_vocabulary(folder))
     _check_pieces(folder, pieces, folder, config)
     if not 3 <= self.length <= config.max_length:
@@ -139,7 +142,12 @@ class Bert(_Flax):
         f"expected length from 3 to {config.max_length}, as many positions as"
         f" {folder} has, got length={self.length}; change it"
       )
-    return params, config, functools.partial(pieces.rows, length=self.length)
+    length = min(self.length, texts.max_length or self.length)
+
+    def tokenize(given: Sequence[str]) -> np.ndarray:
+      return pieces.rows([texts.prompt + text for text in given], length=length)
+
+    return params, config, tokenize
 
 
 def given(
@@ -261,7 +269,8 @@ def _check_pieces(vocabulary, pieces, checkpoint, config) -> None:
 def _with_vocabulary(folder: pathlib.Path) -> pathlib.Path:
   """Returns the folder, or that of its first module where the pieces lie."""
   names = ("tokenizer.json", "vocab.txt")
-  for place in (folder, *sorted(folder.glob("0_*"))):
+  own = sentence_folders.mean_pooled(folder)
+  for place in (own, folder, *sorted(folder.glob("0_*"))):
     if any((place / name).is_file() for name in names):
       return place
   return folder

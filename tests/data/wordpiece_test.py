@@ -1,5 +1,6 @@
 """Our WordPiece against the tokenizer of transformers."""
 
+import itertools
 import json
 import re
 import sys
@@ -101,3 +102,111 @@ def test_a_missing_library_is_named(folder, monkeypatch):
   monkeypatch.setitem(sys.modules, "tokenizers", None)
   with pytest.raises(ImportError, match=re.escape("synthq_jax[bert]")):
     wordpiece.load(folder)
+
+
+GERMAN = (
+  "[PAD] [UNK] [CLS] [SEP] [MASK] \u00fcber uber \u00dcber Uber m\u00f6chte mochte"
+  " \u65e5 \u672c \u65e5\u672c ##\u672c [ ] sep"
+).split()
+STATES = {
+  "do_lower_case": (None, True, False),
+  "strip_accents": (None, True, False),
+  "tokenize_chinese_chars": (None, True, False),
+}
+
+
+def write_tokenizer(folder, settings, inner=None):
+  """Writes a vocabulary in either form, beside the settings."""
+  (folder / "config.json").write_text('{"model_type": "bert"}')
+  (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+  (folder / "vocab.txt").write_text("\n".join(GERMAN) + "\n")
+  if inner is not None:
+    saved = tokenizers.Tokenizer(
+      tokenizers.models.WordPiece.from_file(
+        str(folder / "vocab.txt"), unk_token="[UNK]"
+      )
+    )
+    saved.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=inner)
+    saved.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    saved.add_special_tokens(GERMAN[:5])
+    saved.save(str(folder / "tokenizer.json"))
+    (folder / "vocab.txt").unlink()
+
+
+@pytest.mark.parametrize("inner", [None, True, False])
+def test_settings_of_the_tokenizer_are_those_of_transformers(tmp_path, inner):
+  """German and Japanese BERTs: accents and characters apart from letter case."""
+  seen = set()
+  for values in itertools.product(*STATES.values()):
+    chosen = dict(zip(STATES, values, strict=True))
+    settings = {k: v for k, v in chosen.items() if v is not None}
+    write_tokenizer(tmp_path, settings, inner)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    found = wordpiece.load(tmp_path)
+    for text in (
+      "\u00dcber m\u00f6chte \u65e5\u672c",
+      "uber [SEP] m\u00f6chte",
+    ):
+      expected = theirs(text, add_special_tokens=False)["input_ids"]
+      assert found.encode(text) == expected, settings
+      seen.add(tuple(expected))
+  assert len(seen) > 8
+
+
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("inner", [True, False])
+def test_a_tokenizer_of_no_class_of_its_own_is_read_as_its_file_says(
+  tmp_path, kind, inner
+):
+  settings = {"tokenizer_class": kind, "do_lower_case": not inner}
+  write_tokenizer(tmp_path, settings, inner)
+  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  text = "\u00dcber m\u00f6chte"
+  expected = theirs(text, add_special_tokens=False)["input_ids"]
+  assert wordpiece.load(tmp_path).encode(text) == expected
+  assert (expected == [6, 10]) == inner
+
+
+def test_sentence_transformers_lower_cases_before_the_tokenizer(tmp_path):
+  write_tokenizer(tmp_path, {"do_lower_case": False})
+  assert wordpiece.load(tmp_path).encode("\u00dcber") == [7]
+  (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+  assert wordpiece.load(tmp_path).encode("\u00dcber") == [5]
+
+
+@pytest.mark.parametrize(
+  "name, content, words",
+  [
+    (
+      "config.json",
+      {"tokenizer_class": "BertJapaneseTokenizer"},
+      "got tokenizer_class=BertJapaneseTokenizer",
+    ),
+    ("tokenizer_config.json", {"do_lower_case": "yes"}, "do_lower_case to be"),
+    ("tokenizer_config.json", ["x"], "expected a JSON object"),
+    ("added_tokens.json", {"[CUSTOM]": 18}, "'[CUSTOM]' among them"),
+    (
+      "tokenizer_config.json",
+      {"added_tokens_decoder": {"18": {"content": "acme"}}},
+      "'acme' among them",
+    ),
+    (
+      "sentence_bert_config.json",
+      {"tokenizer_args": {"strip_accents": False}},
+      "expected no tokenizer_args",
+    ),
+    (
+      "sentence_bert_config.json",
+      {"max_seq_length": "long"},
+      "max_seq_length a number above 0",
+    ),
+  ],
+)
+def test_settings_that_are_not_read_are_refused_by_name(
+  tmp_path, name, content, words
+):
+  write_tokenizer(tmp_path, {})
+  (tmp_path / name).write_text(json.dumps(content))
+  with pytest.raises(ValueError, match=re.escape(words)) as told:
+    wordpiece.load(tmp_path)
+  assert "\n" not in str(told.value)

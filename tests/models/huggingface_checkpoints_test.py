@@ -577,3 +577,28 @@ def test_mt5_is_a_t5_1_1_with_logits_of_its_own(folder, drop, tied):
   loaded, found = t5_checkpoints.load(folder)
   assert found == T5_1_1
   checkpoint_trees.assert_same_bits(loaded, checkpoint_trees.make(T5_1_1))
+
+
+@pytest.mark.parametrize(
+  "name, content, words",
+  [
+    (
+      "config_sentence_transformers.json",
+      {"prompts": {"q": "query: "}, "default_prompt_name": "q"},
+      "got a default prompt of sentence-transformers",
+    ),
+    (
+      "sentence_bert_config.json",
+      {"do_lower_case": True},
+      "got do_lower_case=true of sentence-transformers",
+    ),
+  ],
+)
+def test_settings_of_texts_that_nobody_reads_are_refused(
+  folder, name, content, words
+):
+  """Texts of a T5 are tokenized before it is read."""
+  (folder / name).write_text(json.dumps({"prompts": {}, "max_seq_length": 99}))
+  assert t5_checkpoints.load(folder)
+  (folder / name).write_text(json.dumps(content))
+  refuse(folder, words)

@@ -35,6 +35,9 @@ KINDS = {
   | {"num_decoder_layers": 1, "relative_attention_num_buckets": 8}
   | {"relative_attention_max_distance": 20},
   "gated relu": T5_1_1 | {"feed_forward_proj": "gated-relu"},
+  "mT5": T5_1_1 | {"is_mt5": True},
+  "mT5 with the embedding as its head": T5_1_1
+  | {"own_head": "shared", "is_mt5": True},
 }
 TOLERANCE = 1e-4
 _EOS = t5_config.get("tiny").token_ids.eos
@@ -64,8 +67,10 @@ def make(kind, model=None):
   """A model of transformers with random weights."""
   kind = dict(kind)
   own_head = kind.pop("own_head", False)
-  model = model or transformers.T5ForConditionalGeneration
-  config = transformers.T5Config(
+  prefix = "MT5" if kind.pop("is_mt5", False) else "T5"
+  name = f"{prefix}ForConditionalGeneration"
+  model = model or getattr(transformers, name)
+  config = getattr(transformers, f"{prefix}Config")(
     **kind, tie_word_embeddings=not own_head, decoder_start_token_id=0
   )
   made = model(config)
@@ -119,14 +124,19 @@ def test_logits_are_those_of_transformers(written):
   np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["T5 1.0", "T5 1.1"])
+@pytest.mark.parametrize(
+  "kind, eos",
+  [("T5 1.0", _EOS), ("T5 1.1", _EOS), ("T5 1.0", 3), ("mT5", _EOS)],
+)
 def test_greedy_generation_is_that_of_transformers_token_for_token(
-  kind, tmp_path
+  kind, eos, tmp_path
 ):
+  """Also where the end of a text is not id 1."""
   # Stacks of equal height: transformers' cache goes by the encoder's.
-  model = make(KINDS[kind] | {"num_decoder_layers": 2})
+  kind = KINDS[kind] | {"num_decoder_layers": 2, "eos_token_id": eos}
+  model = make(kind)
   fill(model, seed=4, gain=4.0)
-  model.shared.weight.data[_EOS] *= 2.5  # some sequences end, some not
+  model.shared.weight.data[eos] *= 2.5  # some sequences end, some not
   model.save_pretrained(tmp_path)
   params, config = t5_checkpoints.load(tmp_path)
   tokens = np.random.default_rng(3).integers(2, SHAPE["vocab_size"], (12, 45))
@@ -151,7 +161,7 @@ def test_greedy_generation_is_that_of_transformers_token_for_token(
     suppress_tokens=[decoding.PAD],  # ours never writes it either
     decoder_start_token_id=0,
   ).numpy()[:, 1:]
-  ended = (written == _EOS).any(axis=1)
+  ended = (written == eos).any(axis=1)
   assert ended.any() and not ended.all()
   assert len(np.unique(written)) > 5
   width = theirs.shape[1]

@@ -111,9 +111,9 @@ def read(
   Raises:
     ValueError: if a file is missing or damaged, a tensor is missing, unknown or
       of another shape than config.json asks for, or sentence-transformers would
-      put another layer behind the model.
+      change its texts or put another layer behind the model.
   """
-  sentence_folders.mean_pooled(folder)
+  sentence_folders.check_texts(folder)
   fields = _load(folder / _CONFIG)
   shape = _from_fields(folder / _CONFIG, fields)
   found = _files(folder)
