@@ -166,7 +166,13 @@ def _run(config: Config, root: pathlib.Path, on_accepted) -> Pretrained:
   )
   if config.half_precision:
     params = jax.tree.map(lambda leaf: leaf.astype(np.float16), params)
-  shape = dataclasses.replace(config.model, dropout_rate=0.0, dtype="float32")
+  words = vocabulary_lib.load(root / "vocabulary.model")
+  shape = dataclasses.replace(
+    config.model,
+    dropout_rate=0.0,
+    dtype="float32",
+    token_ids=words.token_ids,
+  )
   t5_checkpoints.save(root, params, shape)
   result = dataclasses.replace(
     text,
