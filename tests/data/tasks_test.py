@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import small_vocabularies
 
 from synthq_jax.data import (
   beir_sets,
@@ -484,7 +485,9 @@ def test_a_cache_of_what_a_task_lacks_is_refused(
 def test_a_vocabulary_with_other_special_ids_is_refused(folder):
   import seqio
 
-  with pytest.raises(ValueError, match="expected a vocabulary with an end of text"):
+  with pytest.raises(
+    ValueError, match="expected a vocabulary with an end of text"
+  ):
     tasks.register_msmarco(
       seqio.PassThroughVocabulary(size=50), sources(folder)["beir"]
     )
@@ -493,3 +496,17 @@ def test_a_vocabulary_with_other_special_ids_is_refused(folder):
 def test_an_unknown_set_is_named():
   with pytest.raises(ValueError, match="expected a BEIR set of msmarco, trec"):
     beir_sets.get("fiqua")
+
+
+def test_texts_of_tasks_end_with_the_end_of_their_own_vocabulary(
+  folder, tmp_path
+):
+  """ruT5's </s> is 2; SeqIO appends it as the pipeline does."""
+  path = small_vocabularies.write(tmp_path / "v", small_vocabularies.RUT5)
+  words = vocabulary_lib.load(path)
+  tasks.register_msmarco(words, sources(folder)["beir"])
+  for row in rows_of("msmarco_query_generation", LENGTHS):
+    query = QUERIES[row["query_id"].decode()]
+    [wanted] = vocabulary_lib.tokenize(words, [query], length=12)
+    assert row["targets"].tolist() == wanted[wanted > 0].tolist()
+    assert row["targets"][-1] == row["inputs"][-1] == 2

@@ -154,7 +154,11 @@ def contexts(
     states: where towers are kept between rounds.
   """
   place = pathlib.Path(config.bert or config.checkpoint or shipped.DIRECTORY)
-  read, digested = t5_checkpoints.load, fingerprints.of_checkpoint
+  read = functools.partial(
+    t5_checkpoints.load,
+    token_ids=shipped.vocabulary(config.vocabulary).token_ids,
+  )
+  digested = fingerprints.of_checkpoint
   if config.bert is not None:
     read, digested = bert.load, fingerprints.of_folder
   params, model = read(place)

@@ -200,7 +200,9 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
   pieces = shipped.vocabulary(model.vocabulary)
   bert = _bert(model)
   given = None if bert else model.checkpoint
-  params, config = t5_checkpoints.load(given or shipped.DIRECTORY)
+  params, config = t5_checkpoints.load(
+    given or shipped.DIRECTORY, token_ids=None if bert else pieces.token_ids
+  )
   idf = None
   if model.kind in building.OF_TERMS:
     idf = terms_lib.inverse_document_frequencies(pieces, documents.values())
