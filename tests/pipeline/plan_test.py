@@ -110,7 +110,7 @@ def _titles(text):
 def test_the_page_serves_whoever_decides_then_an_engineer_then_a_reviewer(
   finished_run, tmp_path
 ):
-  """The claim before any table; systems, plot, queries, costs; then the ledger."""
+  """The claim before any table; systems, plot, queries; then the ledger."""
   root, report = finished_run.root, finished_run.report
   text = (root / report.markdown).read_text()
   head = text.partition("\n## ")[0]
@@ -128,7 +128,7 @@ def test_the_page_serves_whoever_decides_then_an_engineer_then_a_reviewer(
   private = pages.Parser((root / report.private_html).read_text()).texts
   order = [
     "Release the queries.", "Scores on private queries",
-    "What each system takes", "Real beside synthetic queries",
+    "Real beside synthetic queries",
     "Every private training ever started here",
   ]  # fmt: skip
   places = [max(i for i, x in enumerate(private) if x == one) for one in order]
