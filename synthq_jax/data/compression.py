@@ -15,6 +15,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from synthq_jax import extras
+
 __all__ = ["BROKEN", "SUFFIXES", "kind", "opened", "unpacked", "variants"]
 
 Path = str | os.PathLike
@@ -118,8 +120,9 @@ def _unpacking(path: Path, name: str, stream: Any) -> Any:
   if name == "xz":
     return lzma.LZMAFile(stream)
   try:
-    import pyarrow as pa
-  except ModuleNotFoundError:
+    with extras.required("parquet"):
+      import pyarrow as pa
+  except extras.MissingExtraError:
     raise ValueError(
       f"{path}: expected what Python unpacks by itself, got {name}: pip install"
       " 'synthq_jax[parquet]', or unpack it (zstd -d)"
