@@ -183,7 +183,7 @@ def test_the_tutorial_on_shipping_goes_from_a_log_to_exports_and_a_search(
   assert "--repo-type=dataset" in shown and "synthetic_eps8:\n  1. " in shown
   assert len(run) < 20 and len([run, *others, serve]) <= 7
   page = _served(serve, "report on the otter of the harbor")
-  assert page.count("<h2>") == 5 and page.count("<li>") == 50
+  assert page.count("<h2>") == 4 and page.count("<li>") == 40
   if importlib.util.find_spec("sentence_transformers"):
     names = {"texts": [one["text"] for one in documents]}
     text = (TUTORIALS / "ship_it.md").read_text()
