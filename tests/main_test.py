@@ -768,5 +768,5 @@ def test_a_dry_run_finds_what_is_there(finished_run):
   changed = dataclasses.replace(config, rows=rows)
   text = guide.dry_run(changed, root, plan.STAGES, ())
   assert "finetune_dp: there: eps8; to make: eps2" in text
-  assert "then, where these settings need them: static_encoder, topic" in text
+  assert "then, where these settings need them: generate, static_encoder" in text
   assert "direct_dp_group_eps8: 8, only compared" in text
