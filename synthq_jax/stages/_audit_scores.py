@@ -43,9 +43,18 @@ class Model:
 
 
 def load(
-  directory: Any, token_ids: token_ids_lib.TokenIds, prompt_tokens: int = 0
+  directory: Any,
+  *,
+  prompt_tokens: int = 0,
+  token_ids: token_ids_lib.TokenIds | None = None,
 ) -> Model:
-  """Reads a checkpoint of any known format."""
+  """Reads a checkpoint of any known format.
+
+  Args:
+    directory: of the checkpoint.
+    prompt_tokens: tokens of a prompt that stand before its inputs.
+    token_ids: of the vocabulary, where the checkpoint may not say them itself.
+  """
   params, config = t5_checkpoints.load(directory, token_ids=token_ids)
   return Model(params=params, config=config, prompt_tokens=prompt_tokens)
 

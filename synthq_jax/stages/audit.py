@@ -234,11 +234,9 @@ def _find(task: stage.Task) -> _Found:
     given[name] for name in ("prepared", "canaries", "generator")
   )
   model = _audit_scores.load(
-    space.root / generator.directory,
-    prepared.token_ids,
-    generator.prompt_tokens,
+    space.root / generator.directory, prompt_tokens=generator.prompt_tokens
   )
-  public = _audit_scores.load(given["start"], prepared.token_ids)
+  public = _audit_scores.load(given["start"], token_ids=prepared.token_ids)
   vocabulary = inputs.vocabulary(space, prepared)
   records = _tokenized(canaries, vocabulary, given["prefix"], prepared)
   rng = np.random.default_rng(space.seed("audit candidates"))

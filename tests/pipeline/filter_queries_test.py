@@ -326,6 +326,7 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
     "from_pairs",  # of the source, by its kind alone
     "num_asked",  # 0 unless settings call it public
     "retriever_length",
+    "token_ids",  # of the vocabulary
   }
   assert not hasattr(workspace.Folders, "seed")
   assert not hasattr(workspace.Folders, "key")
