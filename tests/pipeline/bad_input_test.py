@@ -312,9 +312,10 @@ def test_a_dry_run_looks_at_no_url_and_reads_nothing(
 
   monkeypatch.setattr(sources.Source, "read", read)
   monkeypatch.setattr(stores, "local", lambda place: place)
+  other = small_data.write_split_beir(tmp_path / "other", train=3, test=3)
   flags = [
     f"--gin.SOURCE=beir:{folder}",
-    f'--gin.TEST_SETS=("beir:{folder}", "beir:gs://b/fiqa")',
+    f'--gin.TEST_SETS=("{other}", "beir:gs://b/fiqa")',
     "--gin.CHECKPOINT=gs://b/t5",
     "--gin.NUM_DOCUMENTS=None",
   ]
