@@ -23,7 +23,7 @@ def least_delta(runs: Sequence[Any]) -> float:
   It is twice what doubles cannot tell of the runs' probabilities.
 
   Args:
-    runs: `accounting.Run`s.
+    runs: each an `accounting.Run`.
   """
   tails = 2 * _TAIL * len(set(runs))
   return 2 * (tails + RATE * sum(run.steps for run in runs))
@@ -33,7 +33,7 @@ def subtract_rounding(runs: Sequence[Any], delta: float) -> float:
   """Returns what of delta is left for an accountant that uses transforms.
 
   Args:
-    runs: `accounting.Run`s, composed together.
+    runs: each an `accounting.Run`, composed together.
     delta: of the whole, less what else is paid from it.
 
   Returns:

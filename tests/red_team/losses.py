@@ -262,6 +262,12 @@ def lookup_that_clips(p, b):
 
 
 @case({"e": E}, far_ids)
+def lookup_beyond_its_table(p, b):
+  """Plain indices: JAX reads the last row and drops its gradient."""
+  return total(p["e"][b["ids"]] * (1 + b["x"][:, :1, :1]))
+
+
+@case({"e": E}, far_ids)
 def lookup_that_wraps(p, b):
   return total(jnp.take(p["e"], b["ids"], axis=0, mode="wrap"))
 

@@ -383,8 +383,9 @@ def _lookup(
 
   def record(indices: jax.Array) -> jax.Array:
     ids = indices.reshape(-1).astype(jnp.int32)
-    if mode == _Mode.FILL_OR_DROP:
-      return jnp.where((ids >= 0) & (ids < shape[axis]), ids, -1)
-    return jnp.clip(ids, 0, shape[axis] - 1)
+    if mode == _Mode.CLIP:
+      return jnp.clip(ids, 0, shape[axis] - 1)
+    # JAX's own gradient drops them, even where the lookup read the last row.
+    return jnp.where((ids >= 0) & (ids < shape[axis]), ids, -1)
 
   return site, record
