@@ -178,7 +178,7 @@ def queries(
     ValueError: if a line is malformed or has no text (the message says
       file:line).
   """
-  for where, line in table_files.rows(path):
+  for where, line in table_files.rows(path, fields.quotes):
     query = _query(where, line, fields)
     yield query.id, query.text
 

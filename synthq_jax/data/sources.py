@@ -92,7 +92,6 @@ class Source:
       they are counted: those of queries are left out, and so are lines of a log;
       other judgements of unknown documents count when a run is scored.
     divide: whether logs without splits are divided; else all is one split.
-    public: whether its judgements are public, so that a note may count them.
     left_out: how many name unknown ids, by kind; as private as the queries.
   """
 
@@ -102,7 +101,6 @@ class Source:
   fields: jsonl.Fields = jsonl.Fields()  # noqa: RUF009  (frozen)
   strict: bool = False
   divide: bool = True
-  public: bool = False
   left_out: collection.Dangling = dataclasses.field(
     default_factory=collections.Counter, compare=False, repr=False
   )
@@ -236,7 +234,6 @@ def open(  # noqa: A001
   fields: jsonl.Fields | None = None,
   strict: bool = False,
   divide: bool = True,
-  public: bool = False,
 ) -> Source:
   """Returns the source that a setting names; nothing is read yet.
 
@@ -254,16 +251,13 @@ def open(  # noqa: A001
     fields: of a line, for jsonl and log.
     strict: whether judgements of unknown ids are refused, not counted.
     divide: whether logs without splits are divided.
-    public: whether its judgements are public, so that notes may count them.
 
   Raises:
     ValueError: if it is of no such kind.
   """
   kind, place = _named(text, setting, kinds)
   place = "@".join(map(stores.local, place.split("@")))
-  return Source(
-    kind, place, seed, fields or jsonl.Fields(), strict, divide, public
-  )
+  return Source(kind, place, seed, fields or jsonl.Fields(), strict, divide)
 
 
 def check(

@@ -25,7 +25,7 @@ __all__ = ["Banded", "Iid", "Noise", "banded", "iid", "standard"]
 
 _STREAM = np.frombuffer(hashlib.sha256(b"synthq_jax noise").digest(), "<u4")[0]
 """Folded into a key before the step: `split(key, n)[i]` IS `fold_in(key, i)`, so
-the noise of step i would be that of a caller's own child i."""
+the key of step i would be the very key of a caller's own child i."""
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _SINE = tuple(

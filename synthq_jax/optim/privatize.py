@@ -52,8 +52,8 @@ def privatize(
     release. A wrapper has to hand on every update: `optax.MultiSteps` with
     `should_skip_update_fn` decides by the sum before noise, and
     `optax.conditionally_transform` hands on that sum itself in the steps that it
-    skips; nothing is claimed of either. Gaussians are drawn in float32: attacks on the low bits of
-    floating-point noise are outside this claim. A number that is a schedule has
+    skips; nothing is claimed of either. Gaussians are drawn in float32: attacks
+    on the low bits of floating-point noise are outside this claim. A number that is a schedule has
     to be public; so has one that is traced, or it follows from earlier private
     sums alone. The mechanism of a step then has that step's noise multiplier,
     and a claim is one about the least of them all, or, for a schedule, about

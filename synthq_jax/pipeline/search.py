@@ -125,8 +125,8 @@ def open_run(
 
   Args:
     workdir: of the run.
-    names: "bm25", and rows of retrievers, fused systems; none: BM25,
-      and the first retriever that was trained on synthetic queries, with what is
+    names: "bm25", and rows of retrievers and fused systems; none: BM25, and the
+      first retriever that was trained on synthetic queries, with what is
       made of it.
     private: whether systems under `private/` are taken, too.
 

@@ -166,9 +166,9 @@ def run(task: stage.Task) -> results.Evaluation | None:
 
   Args:
     task: its inputs are "prepared", the documents and the private test queries;
-      "system", an encoder, a fusion, learned weights, or None for BM25; "row", its name; "test_set": "test" (private), "public", or a
-      further set; "vectors" of the documents, None where they are not the run's
-      own; "retriever", whose they are, None for others; "left_out", the share of
+      "system", an encoder, a fusion, learned weights, or None for BM25; "row",
+      its name; "test_set": "test" (private), "public", or a further set;
+      "vectors" of the documents, None where they are not the run's own; "retriever", whose they are, None for others; "left_out", the share of
       documents whose queries do not train `original`; and "parts", earlier
       evaluations of the systems that it is made of.
 

@@ -79,7 +79,7 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
   """
   found = []
   for text in texts:
-    found += _named(sources.open(text, _SETTING, kinds=_KINDS, public=True))
+    found += _named(sources.open(text, _SETTING, kinds=_KINDS))
   titles = [*beir_sets.GROUPS, tables.AVERAGE]
   names = [one.name for one in found]
   twice = [name for name in names if [*titles, *names].count(name) > 1]

@@ -156,7 +156,7 @@ KINDS_OF_SETS = ("beir", "hf", "anserini", "msmarco")
 def test_judged_documents_that_the_corpus_lacks_count(kind, tmp_path, capsys):
   """BEIR's ArguAna has five of them; beir 2.2.0 says .46228 and .5 here."""
   written = write_wild(kind, tmp_path / "set")
-  source = sources.open(f"{kind}:{tmp_path / 'set'}", public=True)
+  source = sources.open(f"{kind}:{tmp_path / 'set'}")
   read = source.read()
   assert read.qrels == written.qrels and read.lacking == written.lacking
   assert read.pairs("test") == [("q0", "d0"), ("q2", "d1")]

@@ -90,19 +90,25 @@ def test_transformers_reads_the_ids_of_an_export(made, tmp_path):
   )  # fmt: skip
 
 
-@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
-def test_another_end_of_text_is_refused_before_any_work(
-  tmp_path, capsys, flags
-):
-  start = write_start(tmp_path / "start", eos=1)
+def refuse(tmp_path, start, flags, capsys):
+  """Runs from a checkpoint that is refused; returns the one line that says so."""
   source = small_data.write_pairs(tmp_path / "log.jsonl", 64)
   argv = ["run", "--gin_file=demo_tiny.gin", "--quiet", *flags]
   argv += [f"--workdir={tmp_path / 'run'}", f"--gin.CHECKPOINT={start}"]
   argv += [f"--gin.SOURCE={source}", "--gin.NUM_DOCUMENTS=None"]
   assert main.main(argv) == 2
   [line] = capsys.readouterr().err.splitlines()
-  assert "id 2, got eos_token_id=1" in line
   assert not (tmp_path / "run").exists()
+  return line
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
+def test_another_end_of_text_is_refused_before_any_work(
+  tmp_path, capsys, flags
+):
+  start = write_start(tmp_path / "start", eos=1)
+  line = refuse(tmp_path, start, flags, capsys)
+  assert "id 2, got eos_token_id=1" in line
 
 
 @pytest.mark.parametrize("flags", [[], ["--dry_run"]])
@@ -110,14 +116,8 @@ def test_a_vocabulary_without_padding_is_refused_before_any_work(
   tmp_path, capsys, flags
 ):
   start = write_start(tmp_path / "start", small_vocabularies.DEFAULT)
-  source = small_data.write_pairs(tmp_path / "log.jsonl", 64)
-  argv = ["run", "--gin_file=demo_tiny.gin", "--quiet", *flags]
-  argv += [f"--workdir={tmp_path / 'run'}", f"--gin.CHECKPOINT={start}"]
-  argv += [f"--gin.SOURCE={source}", "--gin.NUM_DOCUMENTS=None"]
-  assert main.main(argv) == 2
-  [line] = capsys.readouterr().err.splitlines()
+  line = refuse(tmp_path, start, flags, capsys)
   assert "padding (<pad>) as id 0, got '<unk>' there" in line
-  assert not (tmp_path / "run").exists()
 
 
 def test_what_no_export_will_take_is_said_before_training(tmp_path, capsys):

@@ -184,15 +184,9 @@ class _Sampler:
 
   def __init__(self, config: Any):
     self.config, name = config, "planted_leakage.Config"
-    places = [
-      sources.open(
-        config.source, f"{name}.source", seed=config.seed, public=True
-      )
-    ]
+    places = [sources.open(config.source, f"{name}.source", seed=config.seed)]
     if config.train_source is not None:
-      places.append(
-        sources.open(config.train_source, f"{name}.train_source", public=True)
-      )
+      places.append(sources.open(config.train_source, f"{name}.train_source"))
     self.titles = [place.title for place in places]
     self.digests = [place.digest() for place in places]
     self.test = _Searchable(places[0].read())
