@@ -187,6 +187,10 @@ def _over(row: comparison_results.Row) -> intervals.Interval:
   return row.over_bm25_at_once or row.over_bm25
 
 
+def _cost(row: results.ReleasedRow) -> float:
+  return 0.0 if row.epsilon is None else row.epsilon
+
+
 def _ship_released(
   scores: results.ReleasedScores, shipped: Sequence[str], measure: str
 ) -> str:
@@ -216,7 +220,7 @@ def _ship_released(
     or less[highest, name].here.low <= 0
     and _outcome(over[name]) == _outcome(over[highest])
   ]
-  best = min(level, key=lambda name: (rows[name].epsilon or 0.0, -means[name]))
+  best = min(level, key=lambda name: (_cost(rows[name]), -means[name]))
   said = ""
   if best != highest:
     said = _Said.text(
