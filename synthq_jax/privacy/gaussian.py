@@ -1,5 +1,6 @@
 """Adds Gaussian noise to a sum that is released once, in double precision."""
 
+import hashlib
 import math
 
 import jax
@@ -10,6 +11,9 @@ from scipy import stats
 __all__ = ["normal_numbers", "noisy"]
 
 _GRID = 1024
+_STREAM = np.frombuffer(hashlib.sha256(b"synthq_jax sum").digest(), "<u4")[0]
+"""Folded into a key first: random bits of a key are the words of its children, so
+a sum of which all but the noise is known would tell of a caller's own child."""
 
 
 def noisy(
@@ -46,7 +50,8 @@ def normal_numbers(key: jax.Array, size: int) -> Float[np.ndarray, " number"]:
     key: of the noise, secret.
     size: how many.
   """
-  bits = jax.random.bits(key, (2, size), np.uint32)
+  own = jax.random.fold_in(key, _STREAM)
+  bits = jax.random.bits(own, (2, size), np.uint32)
   high, low = np.asarray(bits, np.uint64)
   whole = (high << np.uint64(32)) | low
   size = stats.norm.isf((np.minimum(whole, ~whole) + 0.5) / 2.0**64)

@@ -181,6 +181,9 @@ class Mechanism:
     batch_seed: secret seed of the sampling.
     noise_key: secret key of the noise.
     dropout_key: given, the loss gets a key for each record and step.
+
+  Raises:
+    ValueError: if both keys are one.
   """
 
   sampler: sampling.Sampler
@@ -189,6 +192,19 @@ class Mechanism:
   batch_seed: Sequence[int]
   noise_key: jax.Array
   dropout_key: jax.Array | None = None
+
+  def __post_init__(self):
+    """Refuses one key for noise and dropout."""
+    own = (self.noise_key, self.dropout_key)
+    if any(key is None or isinstance(key, jax.core.Tracer) for key in own):
+      return
+    words, _ = keys.as_argument(own)
+    if np.array_equal(*words):
+      raise ValueError(
+        "expected a noise_key of its own, got the dropout_key again: whoever"
+        " learns a mask of dropout learns of the noise; take both from"
+        " jax.random.split, or from optim.secret_key with two purposes"
+      )
 
 
 def step(

@@ -1,6 +1,7 @@
 """Private training against a NumPy oracle: sums, divisor, noise, resuming."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -421,7 +422,7 @@ def test_programs_that_are_kept_hold_no_secret(tmp_path, kept_programs):
 
   grad_fn = optim.clipped_grad(loss_of_key, l2_clip_norm=1.0)
   ends = []
-  for secret in (1, 2):
+  for secret in (1, 3):
     end = train(
       tmp_path / f"run{secret}",
       grad_fn,
@@ -437,3 +438,18 @@ def test_programs_that_are_kept_hold_no_secret(tmp_path, kept_programs):
   assert len(kept) == 1
   assert kept_steps(kept_programs) == kept
   assert np.abs(ends[0] - ends[1]).min() > 1e-3
+
+
+@pytest.mark.parametrize("other", [jax.random.key, jax.random.PRNGKey])
+def test_one_key_for_noise_and_dropout_is_refused(other):
+  mechanism = functools.partial(
+    dp_step.Mechanism,
+    sampler=None,
+    noise_multiplier=1.0,
+    optimizer=None,
+    batch_seed=(0,),
+    noise_key=jax.random.key(4),
+  )
+  with pytest.raises(ValueError, match="noise_key of its own"):
+    mechanism(dropout_key=other(4))
+  mechanism(dropout_key=jax.random.split(jax.random.key(4))[0])
