@@ -3,8 +3,8 @@
 The loss is traced for a batch of a prime size that divides no axis of the parameters
 or of an example. Axes of the trace that this prime divides hold the examples, wherever
 reshapes and lookups have put them: a value that depends on the batch and is summed,
-compared, sorted or scattered over such an axis mixes them. Where there are values to
-look at, losses are compared as well.
+compared, sorted or scattered over such an axis mixes them, and so does what joins one
+example's value to a value of all.
 """
 
 import functools
@@ -25,7 +25,6 @@ __all__ = ["check_independence", "refuse_batch_rules", "refuse_contrastive"]
 
 _TOLERANCE = 1e-4
 _HALF_TOLERANCE = 2e-2
-_COUPLED = 1e-2
 
 _BATCHED = {
   "custom_vmap_call": "a function with a rule of its own for jax.vmap",
@@ -204,13 +203,12 @@ def refuse_contrastive(
 ) -> None:
   """Refuses a loss that depends on the other examples of its batch.
 
-  The loss is traced, with and without `jax.jit`: sums, products, statistics, sorts
-  and scatters over the examples are seen, but not inside of branches and while
-  loops, nor over a part of the examples. A loss that takes no batch of another
-  size, such as one that closes over an array with a row for each example, is not
-  traced. Where there are values to look at and no key, the losses of two examples
-  are then compared with those of each alone: moves of up to 1e-2, relative or
-  absolute, pass. So passing is evidence, not proof.
+  The loss is traced, and no value is looked at: the answer is the same with and
+  without `jax.jit`. Sums, products, statistics, sorts and scatters over the
+  examples are seen, and one example's value beside those of all; not seen is what
+  moves examples to other places, as `jnp.roll` does. A loss that takes no batch
+  of another size, such as one that closes over an array with a row for each
+  example, is not traced. So passing is evidence, not proof.
 
   Args:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
@@ -221,45 +219,6 @@ def refuse_contrastive(
   Raises:
     ValueError: if a loss depends on another example.
   """
-  # First, so that a small in-batch loss gets one answer with and without jit.
-  _refuse_mixed(loss_fn, params, batch, key)
-  leaves = jax.tree.leaves((params, batch, key))
-  if key is not None or any(
-    isinstance(leaf, jax.core.Tracer) for leaf in leaves
-  ):
-    return
-  of = jax.jit(loss_fn)
-  together, *alone = (
-    of(params, jax.tree.map(lambda x, part=part: x[part], batch))
-    for part in (slice(0, 2), slice(0, 1), slice(1, 2))
-  )
-  if isinstance(together, jax.core.Tracer):  # of values that jit closes over
-    return
-  if together.shape != (2,) or any(loss.shape != (1,) for loss in alone):
-    return
-  together, alone = (
-    np.asarray(x, np.float64) for x in (together, jnp.concatenate(alone))
-  )
-  moved = np.abs(together - alone)
-  scale = np.maximum(np.maximum(np.abs(together), np.abs(alone)), 1.0)
-  if np.any(moved > _COUPLED * scale):
-    raise ValueError(_REFUSAL)
-
-
-_REFUSAL = (
-  "expected a loss of each example alone, got one that moves when another is"
-  " beside it: take contrastive_clipped_grad for a contrastive loss,"
-  " batch_clipped_grad for another, or remove what couples its examples"
-)
-
-
-def _refuse_mixed(
-  loss_fn: Callable[..., jax.Array],
-  params: typing.Params,
-  batch: typing.Batch,
-  key: jax.Array | None,
-) -> None:
-  """Traces the loss for other sizes of the batch; refuses if examples mix."""
   leaves = jax.tree.leaves((params, batch))
   axes = {size for leaf in leaves for size in jnp.shape(leaf) if size}
   size = len(jax.tree.leaves(batch)[0])
@@ -276,6 +235,13 @@ def _refuse_mixed(
       raise ValueError(_REFUSAL)
     if told:
       return
+
+
+_REFUSAL = (
+  "expected a loss of each example alone, got one that moves when another is"
+  " beside it: take contrastive_clipped_grad for a contrastive loss,"
+  " batch_clipped_grad for another, or remove what couples its examples"
+)
 
 
 _PRIMES = (101, 103, 107, 109, 113, 127, 131, 137)
@@ -374,8 +340,14 @@ dependent on several examples in one entry. What depends on others is the larges
 of them."""
 
 
-def _follow(jaxpr: Any, levels: Sequence[int], size: int) -> list[int]:
-  """Returns the levels of an open jaxpr's outputs, from those of its inputs."""
+def _follow(
+  jaxpr: Any, levels: Sequence[int], size: int, *, in_turn: bool = False
+) -> list[int]:
+  """Returns the levels of an open jaxpr's outputs, from those of its inputs.
+
+  In a loop that may take the examples in turn, a value without an axis of examples
+  is of the one whose turn it is.
+  """
   known = dict(zip(jaxpr.invars, levels, strict=True))
 
   def read(atom: Any) -> int:
@@ -384,30 +356,90 @@ def _follow(jaxpr: Any, levels: Sequence[int], size: int) -> list[int]:
 
   for equation in jaxpr.eqns:
     inputs = [read(atom) for atom in equation.invars]
-    outputs = _step(equation, inputs, size)
+    outputs = _step(equation, inputs, size, in_turn)
     known.update(zip(equation.outvars, outputs, strict=True))
   return [read(atom) for atom in jaxpr.outvars]
 
 
-def _step(equation: Any, levels: list[int], size: int) -> list[int]:
+def _step(
+  equation: Any, levels: list[int], size: int, in_turn: bool
+) -> list[int]:
   """Returns the levels of one equation's results."""
+  name, params = equation.primitive.name, equation.params
   inner, largest = jaxprs.inner(equation), max(levels, default=_PUBLIC)
-  if largest == _OF_EXAMPLES and _is_over_examples(equation, levels, size):
+  if largest == _PUBLIC:
+    return [_PUBLIC] * len(equation.outvars)
+  if name == "cond":
+    which, *rest = levels
+    if params.get("branches_platforms"):  # JAX's own, the same by other means
+      inner = inner[-1:]
+    branches = [_follow(each, rest, size, in_turn=in_turn) for each in inner]
+    which = _MIXED if which == _MIXED else _PUBLIC
+    return [max(which, *each) for each in zip(*branches, strict=True)]
+  if name == "while":  # not the number of turns: the slowest example decides it
+    first, count = params["cond_nconsts"], params["body_nconsts"]
+    body, levels = params["body_jaxpr"].jaxpr, levels[first:]
+    return _turn(body, levels, slice(count, len(levels)), size, in_turn=True)
+  if name == "scan":
+    start = params["num_consts"]
+    carried = slice(start, start + params["num_carry"])
+    if params["length"] % size:
+      return _turn(inner[0], levels, carried, size, in_turn=in_turn)
+    before = levels[carried]
+    after = _turn(inner[0], levels, carried, size, in_turn=True)
+    for index, atom in enumerate(equation.invars[carried]):
+      if before[index] < after[index] and not _has_examples(atom, size):
+        levels[start + index] = _MIXED  # from one example's turn to the next's
+    return _turn(inner[0], levels, carried, size, in_turn=True)
+  if len(inner) == 1 and len(inner[0].invars) == len(levels):
+    # Jit, remat and custom derivatives.
+    return _follow(inner[0], levels, size, in_turn=in_turn)
+  if largest == _OF_EXAMPLES and (
+    _is_over_examples(equation, levels, size)
+    or not in_turn
+    and _is_one_beside_all(equation, levels, size)
+  ):
     largest = _MIXED
-  if largest == _PUBLIC or len(inner) != 1:  # branches and whiles have several
-    return [largest] * len(equation.outvars)
-  if len(inner[0].invars) != len(levels):
-    return [largest] * len(equation.outvars)
-  # Jit, remat and custom derivatives; of a scan until its carries stay the same.
-  levels, count = list(levels), equation.params.get("num_carry", 0)
-  start = equation.params["num_consts"] if count else 0
+  return [largest] * len(equation.outvars)
+
+
+def _turn(
+  body: Any, levels: Sequence[int], carried: slice, size: int, *, in_turn: bool
+) -> list[int]:
+  """Follows a loop's body until the levels of what it carries stay the same."""
+  levels = list(levels)
   while True:
-    outputs = _follow(inner[0], levels, size)
-    carries = levels[start : start + count]
-    joined = list(map(max, carries, outputs[:count]))
+    outputs = _follow(body, levels, size, in_turn=in_turn)
+    carries = levels[carried]
+    joined = list(map(max, carries, outputs[: len(carries)]))
     if joined == carries:
-      return outputs
-    levels[start : start + count] = joined
+      return [*carries, *outputs[len(carries) :]]
+    levels[carried] = joined
+
+
+def _has_examples(atom: Any, size: int) -> bool:
+  return any(n and n % size == 0 for n in atom.aval.shape)
+
+
+_MOVES = frozenset(
+  ["concatenate", "dynamic_slice", "dynamic_update_slice", "gather"]
+)
+"""Primitives that may write, or look up, one example in its own place."""
+
+
+def _is_one_beside_all(equation: Any, levels: list[int], size: int) -> bool:
+  """Whether a value of single examples comes to stand beside all examples."""
+  name = equation.primitive.name
+  if name in _MOVES or name.startswith("scatter"):
+    return False
+  sides = {
+    _has_examples(atom, size)
+    for level, atom in zip(levels, equation.invars, strict=True)
+    if level
+  }
+  if name == "broadcast_in_dim":
+    sides.add(_has_examples(equation.outvars[0], size))
+  return len(sides) == 2
 
 
 def _is_over_examples(equation: Any, levels: list[int], size: int) -> bool:

@@ -148,7 +148,8 @@ def scaled_in_a_scan(p, b):
 
 @case({"w": W})
 def scaled_by_data(p, b):
-  return total(b["x"] @ (p["w"] * b["x"][0, 0, 0]))
+  of_one = lambda x: x @ (p["w"] * x[0, 0])  # noqa: E731
+  return total(jax.vmap(of_one)(b["x"]))
 
 
 @case({"w": W})
