@@ -137,7 +137,13 @@ def make(folder: pathlib.Path) -> None:
   report = plan.run(configure(folder), folder / "run", progress=False)
   # Searching saves an index once: here, so that no test writes to the run.
   space = workspace.Folders(folder / "run")
-  names = [*search.rows(space, private=True)]
+  rows = search.rows(space, private=True)
+  # Those of encoders alone: what else there is stands on their indexes.
+  names = [
+    name
+    for name, row in rows.items()
+    if row is None or isinstance(row, results.Checkpoint)
+  ]
   search.open_run(str(folder / "run"), names, private=True)
   packages = sorted({name.split(".")[0] for name in sys.modules})
   (folder / "packages.json").write_text(json.dumps(packages))
