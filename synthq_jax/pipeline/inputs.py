@@ -101,9 +101,19 @@ def owners(
   if test_set != "test" or not prepared.queries_per_user:
     return None
   folder = space.root / prepared.private_directory
-  asked = arrays(space, prepared, folder / f"{prepared.test_split}.npz")
-  ids = map(str, asked["ids"])
-  return dict(zip(ids, asked["users"].tolist(), strict=True))
+  split = prepared.test_split
+  owners: dict[str, int] = {}
+  for path in (folder / f"{split}.npz", folder / unanswered(split)):
+    if path.name == f"{split}.npz" or path.exists():
+      asked = arrays(space, prepared, path)
+      ids = map(str, asked["ids"])
+      owners |= zip(ids, asked["users"].tolist(), strict=True)
+  return owners
+
+
+def unanswered(split: str) -> str:
+  """Names the file of queries whose relevant documents are all lacking."""
+  return f"{split}_unanswered.npz"
 
 
 @contextlib.contextmanager

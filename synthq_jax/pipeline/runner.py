@@ -24,7 +24,7 @@ from synthq_jax.training import distributed
 
 __all__ = ["Run"]
 
-_FORMAT = 6  # raise when a stage's files change, so that old ones are remade
+_FORMAT = 7  # raise when a stage's files change, so that old ones are remade
 _Settings = TypeVar("_Settings")
 
 

@@ -73,14 +73,16 @@ def asked(
   queries: pathlib.Path,
 ) -> Judged:
   """Reads judged queries of a folder and the collection they are asked of."""
-  arrays = inputs.arrays(folders, made, queries)
+  parts = [inputs.arrays(folders, made, queries)]
+  if (rest := queries.with_name(inputs.unanswered(split))).exists():
+    parts.append(inputs.arrays(folders, made, rest))
   judged = inputs.qrels(folder, split)
-  names = [str(query) for query in arrays["ids"]]  # with a relevant document
+  names = [str(query) for part in parts for query in part["ids"]]
   return Judged(
     split=split,
     qrels={query: judged[query] for query in names},
     queries=queries_lib.texts(folder, names),
-    query_tokens=arrays["tokens"],
+    query_tokens=np.concatenate([part["tokens"] for part in parts]),
     passages=inputs.document_tokens(folders, made),
     corpus=inputs.corpus(folders, made),
   )

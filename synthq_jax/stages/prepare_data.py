@@ -374,14 +374,16 @@ def _write_queries(
   """Writes SPLIT.npz: ids and tokens of queries, a document of each, a passage.
 
   And "users", a number for who asked, where that is what is protected, and
-  "gathered" (`collection.Collection`), where the splits' rule did so.
+  "gathered" (`collection.Collection`), where the splits' rule did so. A test query
+  whose relevant documents are all lacking has no document to be paired with: it is
+  in a file of its own, since scores count it, as 0.
   """
   asked = data.query_by_id()
   named_by_text = sources.kind_of(config.source).named_by_text
   position = {name: i for i, name in enumerate(data.document_ids())}
   counts = {}
   for split, judged in data.qrels.items():
-    ids, chosen = [], []
+    ids, chosen, alone = [], [], []
     for query, grades in judged.items():
       relevant = sorted(
         d for d, grade in grades.items() if grade > 0 and d not in data.lacking
@@ -391,8 +393,13 @@ def _write_queries(
         # A text that chooses its document would move what protects texts alone.
         key = " ".join(relevant) if named_by_text else query
         chosen.append(position[_keep_one(relevant, key, config.seed)])
-    tokens = vocabulary_lib.tokenize(
-      vocabulary, [asked[q].text for q in ids], length=config.query_length
+      elif split == config.test_split and max(grades.values()) > 0:
+        alone.append(query)
+    tokens, others = (
+      vocabulary_lib.tokenize(
+        vocabulary, [asked[q].text for q in some], length=config.query_length
+      )
+      for some in (ids, alone)
     )
     owners = np.array(chosen, np.int32)
     fields = {
@@ -403,13 +410,17 @@ def _write_queries(
     }
     if data.gathered:
       fields["gathered"] = np.array([q in data.gathered for q in ids], bool)
+    rest = {"ids": array_files.as_texts(alone), "tokens": others}
     if config.unit == "user":
       _, numbers = np.unique(
-        [asked[q].client for q in ids], return_inverse=True
+        [asked[q].client for q in (*ids, *alone)], return_inverse=True
       )
-      fields["users"] = numbers.astype(np.int32)
+      numbers = numbers.astype(np.int32)
+      fields["users"], rest["users"] = np.split(numbers, [len(ids)])
     array_files.save_npz(private / f"{split}.npz", fields)
-    counts[split] = len(ids)
+    if alone:
+      array_files.save_npz(private / inputs.unanswered(split), rest)
+    counts[split] = len(ids) + len(alone)
   return counts
 
 

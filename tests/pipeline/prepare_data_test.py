@@ -11,7 +11,7 @@ import tiny_runs
 from synthq_jax.data import collection, shipped
 from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.stages import generate, prepare_data
+from synthq_jax.stages import evaluate, generate, prepare_data
 
 COUNT = 40
 RARE = "zyzzyva"
@@ -81,6 +81,32 @@ def test_documents_asked_about_are_published_where_settings_say_so(tmp_path):
   config = generate.Config(num_documents=12)
   chosen = generate._choose(config, folders, made)
   assert len(chosen) == 12 and set(chosen) <= set(asked)
+
+
+def test_a_test_query_without_any_document_is_scored_all_the_same(tmp_path):
+  """BEIR and mteb count it as 0; it has no pair to train or to compare."""
+  rows = [(f"q{i}", f"d{i}", 1) for i in range(COUNT)]
+  rows[4] = ("q4", "gone", 1)  # of the train split: nothing to be trained on
+  rows[35] = ("q35", "gone", 1)
+  rows.insert(37, ("q36", "lost", 1))  # beside d36, which is there
+  small_data.write_beir(
+    tmp_path / "data",
+    {f"d{i}": small_data.document(i) for i in range(COUNT)},
+    {f"q{i}": small_data.query(i) for i in range(COUNT)},
+    {"train": rows[:30], "test": rows[30:]},
+  )
+  made = prepare_source(tmp_path, f"beir:{tmp_path / 'data'}")
+  assert made.num_queries == {"train": 29, "test": 10}
+  folders = workspace.Folders(tmp_path / "run")
+  judged = evaluate._load(folders, made, "test")
+  assert list(judged.qrels) == [
+    f"q{i}" for i in (*range(30, 35), *range(36, 40), 35)
+  ]
+  assert judged.qrels["q36"] == {"d36": 1, "lost": 1}
+  assert judged.queries[-1] == small_data.query(35)
+  assert judged.query_tokens.shape[0] == 10 and judged.query_tokens[-1].any()
+  pairs = np.load(tmp_path / "run/private/prepare_data/test.npz")
+  assert len(pairs["ids"]) == 9 and (pairs["documents"] >= 0).all()
 
 
 def clicks(root, text):
