@@ -61,7 +61,7 @@ class Ranker:
     self.vectors = np.asarray(vectors, np.float32)
     lengths = np.log1p([len(text.split()) for text in texts])
     self.lengths = lengths / max(lengths.max(initial=0.0), 1e-9)
-    spaced = [_spaced(text) for text in texts]
+    spaced = [self._spaced(text) for text in texts]
     self.fields = [
       _Field(one["bm25"], spaced)
       for one in self.settings["features"]
@@ -73,7 +73,7 @@ class Ranker:
     if not query.strip():
       return []
     depth = self.settings["depth"]
-    words = self.fields[0].scores(_spaced(query))
+    words = self.fields[0].scores(self._spaced(query))
     lexical = [place for place in _best(words, depth) if words[place] > 0]
     asked = self.encode(query)
     cosines = _products(self.vectors, asked)
@@ -93,7 +93,7 @@ class Ranker:
     places = np.array([*dict.fromkeys([*lexical, *dense.tolist()])], np.int64)
     if not len(places):
       return []
-    text, columns = _spaced(query), []
+    text, columns = self._spaced(query), []
     for field in self.fields:
       scores = field.scores(text)[places]
       columns.append(scores / max(scores.max(), 1e-9))
@@ -107,6 +107,12 @@ class Ranker:
       scores += self.vectors[places] @ (asked @ self.map)
     order = np.argsort(-scores, kind="stable")
     return [(self.ids[places[at]], float(scores[at])) for at in order]
+
+  def _spaced(self, text):
+    """Returns the words of a text with a space between them and nothing else."""
+    text = unicodedata.normalize("NFC", text)
+    text = re.sub(self.settings["joiners"], "", text)
+    return " ".join(re.findall(self.settings["word"], text))
 
   def encode(self, query):
     """Returns the query's vector, cut where queries were cut in training."""
@@ -150,12 +156,6 @@ class _Field:
     if not known:
       return np.zeros(self.size, np.float32)
     return self.index.get_scores_from_ids(known)
-
-
-def _spaced(text):
-  """Returns the words of a text with a space between them and nothing else."""
-  text = unicodedata.normalize("NFC", text)
-  return " ".join(re.findall(r"\w+", text))
 
 
 def _best(scores, depth):

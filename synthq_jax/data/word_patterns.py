@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["WORD", "compose"]
+__all__ = ["JOINERS", "WORD", "compose"]
 
 _CODES = range(0x300, 0x20000)
 """All marks but variation selectors; the tests say so of this Python's Unicode."""
@@ -33,7 +33,8 @@ def _as_ranges(codes: Iterable[int]) -> str:
 
 
 _MARKS = _as_ranges(filter(_is_mark, _CODES))
-_JOINERS = re.compile(f"(?<=[{_MARKS}])[\u200c\u200d]+")
+JOINERS = f"(?<=[{_MARKS}])[\u200c\u200d]+"
+"""What `compose` leaves out, for `re`."""
 
 WORD = rf"\w+(?:[{_MARKS}]\w*)*"
 """One word, for `re`, in a text as `compose` returns it."""
@@ -49,4 +50,4 @@ def compose(text: str) -> str:
   """
   if text.isascii():
     return text
-  return _JOINERS.sub("", unicodedata.normalize("NFC", text))
+  return re.sub(JOINERS, "", unicodedata.normalize("NFC", text))

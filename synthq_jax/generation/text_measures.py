@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from synthq_jax import checks, extras
+from synthq_jax.data import word_patterns
 from synthq_jax.retrieval import bm25
 
 __all__ = [
@@ -29,8 +30,6 @@ __all__ = [
 _QUERIES = 4096
 """Asked at once: what they found is in memory at the same time."""
 
-_WORD = re.compile(r"\w+")
-
 
 def words(text: str) -> list[str]:
   """Returns the words that the measures of this module count.
@@ -38,7 +37,7 @@ def words(text: str) -> list[str]:
   >>> words("What's in JAX?")
   ['what', 's', 'in', 'jax']
   """
-  return _WORD.findall(text.casefold())
+  return re.findall(word_patterns.WORD, text.casefold())
 
 
 def own_document_gauge(

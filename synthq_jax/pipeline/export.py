@@ -26,6 +26,7 @@ from synthq_jax.data import (
   query_sets,
   shipped,
   tokenizer_json,
+  word_patterns,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import dual_encoder, static_vectors, t5_checkpoints
@@ -531,6 +532,8 @@ def _ranker(given: Source, folder: pathlib.Path) -> None:
     (folder / path.name).write_bytes(path.read_bytes())
   settings = {
     "features": ranking.described(made.weights),
+    "word": word_patterns.WORD,
+    "joiners": word_patterns.JOINERS,
     "depth": made.depth,
     "query_length": prepared.query_length - 1,  # without EOS
     "map": made.FILE if made.has_map else None,

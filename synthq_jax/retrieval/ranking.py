@@ -15,7 +15,6 @@ References:
 
 import dataclasses
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from synthq_jax import checks
+from synthq_jax.data import word_patterns
 from synthq_jax.retrieval import bm25, fusion, trec
 
 __all__ = [
@@ -59,10 +59,10 @@ FIELDS = (
   Field("first 40 words", bm25.BM25(), 40),
   Field("first 12 words", bm25.BM25(), 12),
   Field("stop words, too", bm25.BM25(stopwords="")),
-  Field("pairs of words", _parts(r"(?u)(?=\b(\w+ \w+))")),
-  Field("four letters", _parts(r"(?u)(?=(\w{4}))")),
+  Field("pairs of words", _parts(r"(?<!\S)(?=(\S+ \S+))")),
+  Field("four letters", _parts(r"(?=(\S{4}))")),
 )
-"""What is read; a pattern in a lookahead gives what overlaps."""
+"""What is read of `_spaced` text; a pattern in a lookahead gives what overlaps."""
 FEATURES = (*(field.name for field in FIELDS), "length", "retriever")
 """The columns of `Candidates.values`, each in [0, 1]."""
 _LEXICAL, _DENSE = 0, len(FEATURES) - 1
@@ -189,8 +189,7 @@ def _ordered(scores: Mapping[str, float]) -> dict[str, float]:
 
 def _spaced(text: str) -> str:
   """Returns the words of a text with a space between them and nothing else."""
-  text = unicodedata.normalize("NFC", text)
-  return " ".join(re.findall(r"\w+", text))
+  return " ".join(re.findall(word_patterns.WORD, word_patterns.compose(text)))
 
 
 def _first(text: str, words: int | None) -> str:

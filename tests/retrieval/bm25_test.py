@@ -247,6 +247,18 @@ HINDI = {
 }
 
 
+def test_pairs_and_parts_of_words_keep_their_vowel_signs():
+  """What ranking learned read a word of Hindi as several of a letter or two."""
+  spaced = ranking._spaced(f"({HINDI['letter']})")
+  assert spaced == HINDI["letter"]
+  fields = {field.name: field.reads for field in ranking.FIELDS}
+  [pairs] = fields["pairs of words"].words([spaced])
+  one, two, three = spaced.split()
+  assert pairs == [f"{one} {two}", f"{two} {three}"]
+  [parts] = fields["four letters"].words(["ab cdefg"])
+  assert parts == ["cdef", "defg"]
+
+
 def test_marks_belong_to_their_words():
   """Cut at vowel signs, all words of Hindi came down to a few consonants."""
   index = bm25.BM25().build(list(HINDI), HINDI.values())
