@@ -256,17 +256,32 @@ def test_a_device_that_has_padding_alone_is_not_waited_for():
     np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
 
 
-def test_batches_of_pairs_are_not_divided_among_devices():
+class OfWholeBatches:
+  """A clipped gradient of somebody's own, which does not say that it is of each
+  example alone."""
+
+  def sensitivity(self, relation):
+    return 2.0
+
+  def __call__(self, params, batch, *, is_padding_example):
+    of_batch = lambda p: jnp.sum(batch["queries"] @ p["w"])  # noqa: E731
+    return jax.grad(of_batch)(params), jnp.zeros(len(batch["queries"]))
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_batches_of_pairs_are_not_divided_among_devices(is_ours):
   """One record less moves all others to other devices: 7 C where 2 C is said."""
   encode = lambda p, x: jnp.tanh(x @ p["w"])  # noqa: E731
-  grad_fn = optim.contrastive_clipped_grad(
-    encode,
-    encode,
-    l2_clip_norm=1.0,
-    method=optim.Logit(),
-    max_batch_size=ROWS,
-    loss=contrastive.Softmax(temperature=1.0),
-  )
+  grad_fn = OfWholeBatches()
+  if is_ours:
+    grad_fn = optim.contrastive_clipped_grad(
+      encode,
+      encode,
+      l2_clip_norm=1.0,
+      method=optim.Logit(),
+      max_batch_size=ROWS,
+      loss=contrastive.Softmax(temperature=1.0),
+    )
   sharded = sharded_grad.ShardedGrad(
     grad_fn=grad_fn, mesh=mesh_lib.make(mesh_lib.Shape(data=4))
   )
