@@ -17,7 +17,7 @@ from synthq_jax import artifacts, checks, optim
 from synthq_jax.pipeline import config_types, fingerprints, results, workspace
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import ledger, sampling, selection, terms
+from synthq_jax.privacy import ledger, sampling, terms
 from synthq_jax.training import distributed, dp_step, loop
 
 __all__ = [
@@ -140,8 +140,6 @@ class Settings:
   """Public divisor; None: the expected batch size."""
   noise_bands: int = 1
   """Of correlated noise, which asks for cyclic batches; 1: independent noise."""
-  trials: selection.Trials | None = None
-  """Where this is the best of several trainings: the law of their number."""
   second_moment_floor: float | None = None
   """Of dp_adam: takes the noise's variance out of the second moments."""
   has_dropout: bool = False
@@ -315,7 +313,6 @@ def promise(
     delta=settings.config.delta,
     relation=settings.relation,
     noise_bands=settings.noise_bands,
-    trials=settings.trials,
     part=prepared.part("train"),
     words=_terms(settings, space, prepared),
     **fields,

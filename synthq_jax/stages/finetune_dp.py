@@ -43,7 +43,6 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
-from synthq_jax.privacy import selection
 from synthq_jax.stages import _encoded, stage
 from synthq_jax.training import dp_step, sharded_grad
 from synthq_jax.training import mesh as mesh_lib
@@ -56,7 +55,6 @@ __all__ = [
   "loss_fn",
   "planted",
   "run",
-  "split_records",
   "training",
 ]
 
@@ -91,9 +89,6 @@ class Config(private_training.Config):
   """Where the unit is the user: "users" are drawn, and the mean gradient of a
   user's queries clipped as one; or "queries" are, each clipped by itself, with
   noise for all of a user's."""
-  trials: selection.Trials | None = artifacts.later(None)
-  """Where this is the best of a secret number of trainings (the study `tuning`
-  draws, runs and judges them): the law of their number. The noise is for all."""
   strategy: str = artifacts.speed_only("bookkeeping")
   """How gradients are clipped."""
   remat: bool = artifacts.speed_only(False)
@@ -191,7 +186,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   """
   config, space, digest = task.settings, task.folders, task.digest
   prepared, epsilon = task.inputs["prepared"], task.inputs["epsilon"]
-  records = split_records(config, space, prepared, "train")
+  records = _read_records(config, space, prepared)
   canaries = task.inputs["canaries"]
   if any(canary.inserted for canary in canaries):
     vocabulary = inputs.vocabulary(space, prepared)
@@ -271,7 +266,6 @@ def training(
     mechanism=_MECHANISM.format("user" if draws_users else "query"),
     num_users=num_users,
     noise_bands=config.noise_bands,
-    trials=config.trials,
     second_moment_floor=config.second_moment_floor,
     has_dropout=config.dropout_rate > 0,
   )
@@ -475,19 +469,15 @@ def _split(config: Config, params: Mapping[str, Any], key: jax.Array):
   return inputs.split_parameters(params, config.trained, "finetune_dp.trained")
 
 
-def split_records(
-  config: Config,
-  space: workspace.Folders,
-  prepared: results.PreparedData,
-  split: str,
+def _read_records(
+  config: Config, space: workspace.Folders, prepared: results.PreparedData
 ) -> dict[str, np.ndarray]:
-  """Returns the pairs of a split as a generator reads them; private.
+  """Reads the train pairs as a generator takes them; private.
 
   Args:
     config: whose prefix stands before each document.
     space: the working directory.
     prepared: the data.
-    split: "train", "dev" or "test".
 
   Returns:
     "inputs", [pair, document], and "targets", [pair, query], of token ids; and
@@ -497,7 +487,7 @@ def split_records(
   documents = collection.cut_at(prepared.document_length).tokens
   vocabulary = inputs.vocabulary(space, prepared)
   place = space.root / prepared.private_directory
-  pairs = inputs.arrays(space, prepared, place / f"{split}.npz")
+  pairs = inputs.arrays(space, prepared, place / "train.npz")
   read = documents[pairs["passages"]]  # not the whole collection
   source = inputs.with_prefix(read, vocabulary, config.prefix)
   records = {"inputs": source, "targets": pairs["tokens"]}

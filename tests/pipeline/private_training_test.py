@@ -709,7 +709,11 @@ def test_a_choice_by_memory_is_another_program_with_other_memory(monkeypatch):
 
 STAGES = [
   f"{stage}_eps{epsilon}_seed{seed}"
-  for stage in ("finetune_dp/", "train_retriever/direct_dp_logit", "tuning/a")
+  for stage in (
+    "finetune_dp/",
+    "train_retriever/direct_dp_logit",
+    "learn_to_rank/a",
+  )
   for epsilon in (1, 8)
   for seed in (0, 1)
 ]

@@ -15,7 +15,6 @@ from synthq_jax.privacy import (
   joint,
   ledger,
   sampling,
-  selection,
   statement,
   terms,
 )
@@ -265,10 +264,6 @@ REFUSED = {
     lambda: promise(queries_of(4), accountant="rdp").epsilon,
     "for which it has no bound",
   ),
-  "trials": (
-    lambda: promise(queries_of(4), trials=selection.Trials(mean=3)).epsilon,
-    "no trials",
-  ),
   "an event that knows truncation": (
     lambda: queries_of(4).event(1.0, 3),
     "untruncated_event",
@@ -308,7 +303,6 @@ def test_the_calculator_compares_both_ways_to_sample():
     {"unit": "user", "queries_per_user": 0},
     {"queries_per_user": 4},
     {"unit": "person", "queries_per_user": 4},
-    {"unit": "user", "queries_per_user": 4, "trials": 3},
   ],
 )
 def test_the_calculator_refuses_half_a_user(changes):
