@@ -56,9 +56,10 @@ def describe(
     queries_per_user: the most queries of a user, whose users have as many.
 
   Returns:
-    Three lines; for an epsilon also a table of other batch sizes, which read as many records as the
-    asked for one does. For users a line for each way to sample (`of_users`). Noise per unit of signal is the
-    standard deviation of a coordinate of the noisy mean, in clip norms.
+    Three lines; for an epsilon also a table of other batch sizes, which read as
+    many records as the asked for one does. For users a line for trainings that draw
+    users and one for those that draw queries (`of_users`). Noise per unit of signal
+    is the standard deviation of a coordinate of the noisy mean, in clip norms.
 
   Raises:
     ValueError: if a value is out of range, or not one of each pair is given.
@@ -67,6 +68,7 @@ def describe(
   _check_pair(epochs=epochs, steps=steps)
   if epochs is not None:
     checks.within("(0, inf)", epochs=epochs)
+  checks.count("batch_size", batch_size, 1, num_examples)
   if unit not in (None, "query", "user") or (unit == "user") != bool(
     queries_per_user
   ):
@@ -121,8 +123,9 @@ def of_users(
     queries_per_user: K, the most that are read of a user.
 
   Returns:
-    "users": each with one coin, to be clipped as one; "queries": each with its own
-    coin, accounted for groups of K.
+    "users": each with one coin, to be clipped as one, as a generator draws them;
+    "queries": each with its own coin, accounted for groups of K, as direct training
+    draws them.
   """
   num_users = -(-num_examples // queries_per_user)
   return {
@@ -146,7 +149,7 @@ def _users(
   steps: int,
   delta: float | None,
 ) -> str:
-  """Says what a user costs, for both ways to sample."""
+  """Says what a user costs where users are drawn, and where queries are."""
   users, queries = samplers.values()
   if delta is None:
     delta = 1 / (2 * users.units)
@@ -154,26 +157,17 @@ def _users(
     f"{queries.num_examples} queries of {users.units} users, up to"
     f" {queries.group_size} each, {steps} steps, delta {rounding.delta(delta)}"
   ]
-  signal = []
   for name, sampler in samplers.items():
     known = dict(sampler=sampler, steps=steps, delta=delta)
     if epsilon is None:
       traded = _epsilon_for(noise, known)
     else:
       traded = _noise_for(epsilon, known)
-      each = accounting.noise_multiplier(epsilon=epsilon, **known)
-      signal.append(each / sampler.expected_batch_size)
     lines.append(
       f"{sampler.expected_batch_size} {name} a step (ADD_OR_REMOVE_ONE):"
       f" {traded}"
     )
-  if signal:
-    by_users, by_queries = signal
-    lines.append(
-      f"Noise per unit of signal: {by_users:.3g} and {by_queries:.3g}; to draw"
-      " users is better where their mean gradients are clipped to less than"
-      f" {by_queries / by_users:.0%} of a query's norm, or say more at one norm"
-    )
+  lines.append("Generators draw users, direct training and rankings queries.")
   return "\n".join(lines)
 
 
