@@ -17,7 +17,6 @@ from synthq_jax.studies import (
   images,
   planted_leakage,
   private_step,
-  tuning,
   vectors,
 )
 
@@ -65,7 +64,6 @@ STUDIES = {
   "planted_leakage": planted_leakage.Config,
   "planted_leakage_tiny": planted_leakage.Config,
   "private_step": private_step.Config,
-  "tuning": tuning.Config,
   "vectors": vectors.Config,
 }
 

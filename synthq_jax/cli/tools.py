@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -55,15 +54,7 @@ def _privacy(options: argparse.Namespace) -> str:
     if missing:
       names = " and ".join(f"--{k.removeprefix('num_')}" for k in missing)
       raise flags.UsageError(f"expected {names}, or --ledger=FILE, got none")
-    sizes = _values("batch_size", given.pop("batch_size"), int)
-    epochs = given.pop("epochs")
-    epochs = None if epochs is None else _values("epochs", epochs, float)
-    score_noise = given.pop("score_noise")
-    if len(sizes) > 1 or len(epochs or ()) > 1 or score_noise is not None:
-      return _grid(sizes, epochs, score_noise, given)
-    [batch_size] = sizes
-    [number] = epochs or (None,)
-    return calculator.describe(**given, batch_size=batch_size, epochs=number)
+    return calculator.describe(**given)
   delta = given.pop("delta")
   others = [k for k, value in given.items() if value is not None]
   if others:
@@ -71,45 +62,6 @@ def _privacy(options: argparse.Namespace) -> str:
       f"--ledger goes with --delta alone, got --{others[0]}"
     )
   return ledger.describe(path, delta=delta)
-
-
-def _grid(
-  sizes: tuple[int, ...],
-  epochs: tuple[float, ...] | None,
-  score_noise: float | None,
-  given: dict[str, Any],
-) -> str:
-  """Says what the best of a grid of batch sizes and epochs costs."""
-  from synthq_jax.privacy import calculator
-
-  known = {k: given.pop(k) for k in ("num_examples", "epsilon", "trials")}
-  delta = given.pop("delta")
-  others = [k for k, value in given.items() if value is not None]
-  if others or epochs is None or None in known.values():
-    raise flags.UsageError(
-      "expected --epsilon, --epochs and --trials with several batch sizes or"
-      " epochs, or with --score_noise, and no other flag but --delta"
-    )
-  return calculator.of_grid(
-    **known,
-    batch_sizes=sizes,
-    epochs=epochs,
-    score_noise=score_noise,
-    delta=delta,
-  )
-
-
-def _values(name: str, text: str, kind: type) -> tuple[Any, ...]:
-  """Reads one number, or several between commas."""
-  try:
-    numbers = tuple(map(kind, text.split(",")))
-    if not all(map(math.isfinite, numbers)):
-      raise ValueError
-    return numbers
-  except ValueError:
-    raise flags.UsageError(
-      f"expected --{name}=number, or several as a,b,c, got {text!r}"
-    ) from None
 
 
 def _export(options: argparse.Namespace) -> str:
@@ -266,17 +218,11 @@ TOOLS = {
     flags={
       "--epsilon": _number("the target, or", float),
       "--noise_multiplier": _number("noise over sensitivity", float),
-      "--epochs": "passes over the records (several as a,b,c: a grid), or",
+      "--epochs": _number("passes over the records, or", float),
       "--steps": _number(),
       "--examples": _number(dest="num_examples"),
-      "--batch_size": "expected; several as a,b,c with --trials: a grid",
+      "--batch_size": _number("expected"),
       "--delta": _number("1 / (2 examples) where it is not given", float),
-      "--trials": _number("also the price of the best of so many trainings"),
-      "--score_noise": _number(
-        "with --trials: noise over sensitivity of a score that costs the same"
-        " records",
-        float,
-      ),
       "--unit": "query, or user: all queries of one together",
       "--queries_per_user": _number("with --unit=user: the most that are read"),
       "--ledger": "instead: add up a private/ledger.jsonl",

@@ -17,7 +17,7 @@ from synthq_jax import artifacts, checks, optim
 from synthq_jax.pipeline import config_types, fingerprints, results, workspace
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import ledger, sampling, selection, terms
+from synthq_jax.privacy import ledger, sampling, terms
 from synthq_jax.training import distributed, dp_step, loop
 
 __all__ = [
@@ -88,8 +88,7 @@ class Config:
       draws_users: whether a record is a user.
 
     Raises:
-      ValueError: if the batch is larger than the data, delta is 1 / n or more, or
-        correlated noise meets users whose queries are drawn one by one.
+      ValueError: if the batch is larger than the data, or delta is 1 / n or more.
     """
     batch_size = filled(self, prepared, draws_users=draws_users).batch_size
     name = config_types.label(type(self))
@@ -97,11 +96,6 @@ class Config:
     users = prepared.num_users.get("train", queries)
     number = users if draws_users else queries
     what = "private train users" if draws_users else "private train queries"
-    if noise_bands > 1 and prepared.queries_per_user > 1 and not draws_users:
-      raise ValueError(
-        f"{name}.noise_bands must be 1 where single queries of users are drawn,"
-        f" got {noise_bands}: set USER_SAMPLING='users'"
-      )
     if noise_bands > 1 and batch_size * noise_bands > number:
       raise ValueError(
         f"{name}.batch_size x noise_bands must be at most {number:,}, the"
@@ -140,8 +134,6 @@ class Settings:
   """Public divisor; None: the expected batch size."""
   noise_bands: int = 1
   """Of correlated noise, which asks for cyclic batches; 1: independent noise."""
-  trials: selection.Trials | None = None
-  """Where this is the best of several trainings: the law of their number."""
   second_moment_floor: float | None = None
   """Of dp_adam: takes the noise's variance out of the second moments."""
   has_dropout: bool = False
@@ -315,7 +307,6 @@ def promise(
     delta=settings.config.delta,
     relation=settings.relation,
     noise_bands=settings.noise_bands,
-    trials=settings.trials,
     part=prepared.part("train"),
     words=_terms(settings, space, prepared),
     **fields,
@@ -331,6 +322,10 @@ def sampler(
     settings: of the training.
     num_examples: the number of records.
     most_queries: of one user, `PreparedData.queries_per_user`.
+
+  Raises:
+    ValueError: if correlated noise meets users whose queries are drawn one by one:
+      a cycle keeps a query's steps apart, and not a user's.
   """
   if settings.fixed_order:
     return sampling.FixedOrder(
@@ -339,6 +334,11 @@ def sampler(
   grouped = {}
   if settings.num_users and most_queries > 1:
     grouped = {"group_size": most_queries, "num_units": settings.num_users}
+    if settings.noise_bands > 1:
+      raise ValueError(
+        "expected noise_bands=1 where single queries of users are drawn, got"
+        f" noise_bands={settings.noise_bands}: let each record be a user"
+      )
   poisson = sampling.Poisson.with_margin(
     num_examples=num_examples,
     expected_batch_size=settings.config.batch_size,

@@ -24,8 +24,7 @@ _WITHOUT_RECORDS = ("prepare_data", "report")
 """Folders without a result.json; what they hold is public or said elsewhere."""
 
 _SCORES = "release_scores/"
-_SHOWN = (_SCORES, "tuning/")
-"""Begin the identifiers of what may be shown as soon as it is drawn."""
+"""Begins the identifiers of what may be shown as soon as it is drawn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,7 +133,7 @@ def read(root: pathlib.Path) -> Released:
   shared |= {
     f"{ledger.NAME}: {name}": one
     for name, one in started.items()
-    if (name in behind or name.startswith(_SHOWN))
+    if (name in behind or name.startswith(_SCORES))
     and not known >= set(one.ledger)
   }
   return Released(

@@ -24,8 +24,6 @@ import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from synthq_jax import checks
 from synthq_jax.privacy import arithmetic, batches, loss_inverses, sampling
 
@@ -33,7 +31,6 @@ __all__ = [
   "Run",
   "check_delta",
   "composed_epsilon",
-  "divergences",
   "epsilon",
   "group_epsilon",
   "noise_multiplier",
@@ -61,7 +58,6 @@ class Run(NamedTuple):
   sampler: sampling.Sampler
   noise_multiplier: float
   steps: int
-  trials: Any = None  # a selection.Trials: the best of several such runs
 
 
 def epsilon(
@@ -120,9 +116,7 @@ def composed_epsilon(
   """Returns the epsilon of several runs over the same records together.
 
   Formal guarantee: as for `epsilon`, for all runs together; later runs may
-  depend on what earlier ones published. Of a run with `trials` the best of several
-  alone is published (`selection.Trials`); then "rdp" composes all, but for units
-  of several records, which "pld" does at half of delta: epsilons add up.
+  depend on what earlier ones published.
 
   Args:
     runs: what was released; the order does not matter.
@@ -138,15 +132,6 @@ def composed_epsilon(
   """
   if not 0 < delta < 1:
     raise ValueError(f"expected delta in (0, 1), got {delta=}")
-  if any(run.trials for run in runs):
-    accountant = "rdp"
-    groups = [x for x in runs if x.sampler.group_size > 1 and not x.trials]
-    if groups:
-      others = [run for run in runs if run not in groups]
-      return sum(
-        composed_epsilon(part, delta=delta / 2, relation=relation)
-        for part in (groups, others)
-      )
   name = _check_runs(runs, relation, accountant)
   if not runs:
     return 0.0
@@ -197,8 +182,6 @@ def _group_event(run: Run, size: int) -> tuple[Any, float] | None:
   batch.
   """
   sampler, noise = run.sampler, run.noise_multiplier
-  if run.trials is not None:
-    return None
   if isinstance(sampler, sampling.FixedOrder):
     owed = _ends(run._replace(noise_multiplier=noise / size), "REPLACE_SPECIAL")
     return sampler.untruncated_event(noise / size, run.steps), owed
@@ -239,7 +222,6 @@ def noise_multiplier(
   steps: int,
   relation: Any = "ADD_OR_REMOVE_ONE",
   accountant: str = "pld",
-  trials: Any = None,
 ) -> float:
   """Returns the least noise that satisfies (epsilon, delta).
 
@@ -259,23 +241,15 @@ def noise_multiplier(
     steps: the number of sums, at least 1.
     relation: a `dp_accounting.NeighboringRelation` or its name.
     accountant: "pld" or "rdp".
-    trials: a `selection.Trials`, where the best of several trainings is taken:
-      the target is that of the best; it needs "rdp". None: one training.
 
   Returns:
     The noise multiplier, at most about 0.02% above the least possible; 0 for
     an infinite target.
 
   Raises:
-    ValueError: as for `epsilon`, for trials with another accountant than "rdp",
-      or if no noise reaches the target.
+    ValueError: as for `epsilon`, or if no noise reaches the target.
   """
   name = _check(delta, sampler, steps, relation, accountant)
-  if trials is not None and accountant != "rdp":
-    raise ValueError(
-      f'expected accountant="rdp" with trials, got {accountant=}, which would'
-      ' return the noise of a single training: pass accountant="rdp"'
-    )
   if not isinstance(epsilon, numbers.Real) or not epsilon > 0:
     raise ValueError(f"expected a positive epsilon, got {epsilon=}")
   if epsilon == math.inf:
@@ -287,7 +261,7 @@ def noise_multiplier(
       f" precision leaves unknown, got {delta=}: give a larger one"
     )
   return _calibrate(
-    float(epsilon), float(delta), sampler, int(steps), name, accountant, trials
+    float(epsilon), float(delta), sampler, int(steps), name, accountant
   )
 
 
@@ -299,13 +273,12 @@ def _calibrate(
   steps: int,
   relation: str,
   accountant: str,
-  trials: Any,
 ) -> float:
   """Finds the noise: a cheap search first, then an exact one around it."""
 
   def excess(intervals: Any) -> Callable[[float], float]:
     def log_ratio(log_noise: float) -> float:
-      run = Run(sampler, math.exp(log_noise), steps, trials)
+      run = Run(sampler, math.exp(log_noise), steps)
       value = _epsilon((run,), delta, relation, accountant, intervals)
       return math.log(min(max(value, 1e-300), 1e300) / target)
 
@@ -426,21 +399,6 @@ def _rdp_epsilon(runs: tuple[Run, ...], delta: float, relation: str) -> float:
     return float(_renyi(runs, relation).get_epsilon(left))
 
 
-def divergences(
-  runs: Sequence[Run], relation: Any
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns Renyi orders, and of each the largest divergence of several runs.
-
-  Args:
-    runs: each by itself, without trials; nothing is composed.
-    relation: a `dp_accounting.NeighboringRelation` or its name.
-  """
-  name = _check_runs(runs, relation, "rdp")
-  with _quiet_orders():
-    found = [_renyi((run,), name).rdp for run in dict.fromkeys(runs)]
-  return np.array(_RDP_ORDERS), np.max(found, axis=0)
-
-
 def _renyi(runs: Sequence[Run], relation: str) -> Any:
   """Returns an accountant that has composed the runs as if batches had room."""
   from dp_accounting import rdp
@@ -448,7 +406,7 @@ def _renyi(runs: Sequence[Run], relation: str) -> Any:
   accountant = rdp.RdpAccountant(_RDP_ORDERS, _relation(relation))
   for run in runs:
     event = run.sampler.untruncated_event(run.noise_multiplier, run.steps)
-    accountant.compose(run.trials.event(event) if run.trials else event)
+    accountant.compose(event)
   return accountant
 
 
@@ -470,19 +428,12 @@ def _quiet_orders() -> Iterator[None]:
 
 def _overflow_delta(runs: tuple[Run, ...]) -> float:
   """Sums what the runs owe for truncation: see `Poisson.overflow_delta`."""
-  return sum(
-    run.sampler.overflow_delta(run.steps) * _trainings(run) for run in runs
-  )
-
-
-def _trainings(run: Run) -> float:
-  """Returns how many trainings a run is, in the mean."""
-  return run.trials.mean if run.trials else 1
+  return sum(run.sampler.overflow_delta(run.steps) for run in runs)
 
 
 def _after_ends(runs: tuple[Run, ...], delta: float, relation: str) -> float:
   """Returns what of delta is left when the ends of noise are paid for."""
-  owed = sum(_ends(run, relation) * _trainings(run) for run in runs)
+  owed = sum(_ends(run, relation) for run in runs)
   return delta if owed <= _UNPAID * delta else delta - owed
 
 
@@ -503,10 +454,7 @@ def _ends(run: Run, relation: str) -> float:
   """
   shift = (2 if relation == "REPLACE_ONE" else 1) / run.noise_multiplier
   uses = run.sampler.uses(run.steps)
-  owed = sum(often * _past_end(times * shift) for times, often in uses.items())
-  if run.trials and run.trials.score_noise:  # a training's score, chosen by
-    owed += _past_end(1 / run.trials.score_noise)
-  return owed
+  return sum(often * _past_end(times * shift) for times, often in uses.items())
 
 
 def _past_end(moved: float) -> float:
@@ -553,7 +501,7 @@ def _check(
     )
   if accountant == "rdp" and sampler.group_size > 1:
     raise ValueError(
-      'expected accountant="pld" and no trials for units of several records, got'
+      'expected accountant="pld" for units of several records, got'
       f" accountant='rdp' and group_size={sampler.group_size}, for which it has"
       " no bound: let each unit be one record"
     )

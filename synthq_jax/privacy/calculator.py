@@ -1,18 +1,11 @@
 """Noise from epsilon and back, in words: `synthq privacy` prints this."""
 
-import itertools
 import math
-from collections.abc import Sequence
 
-from synthq_jax.privacy import (
-  accounting,
-  reasons,
-  rounding,
-  sampling,
-  selection,
-)
+from synthq_jax import checks
+from synthq_jax.privacy import accounting, reasons, rounding, sampling
 
-__all__ = ["describe", "of_grid", "of_users"]
+__all__ = ["describe", "of_users"]
 
 _OF_REASONS = ("delta", "relation")
 _FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
@@ -27,7 +20,6 @@ def describe(
   epochs: float | None = None,
   steps: int | None = None,
   delta: float | None = None,
-  trials: int | None = None,
   unit: str | None = None,
   queries_per_user: int | None = None,
 ) -> str:
@@ -59,22 +51,24 @@ def describe(
     epochs: passes of num_examples // batch_size steps; or
     steps: the number of steps.
     delta: in (0, 1 / num_examples); None: 1 / (2 num_examples).
-    trials: of a grid, each a training with Poisson batches and this noise.
     unit: "user": records are queries, and all of a user's come or go together;
       None or "query": one record.
     queries_per_user: the most queries of a user, whose users have as many.
 
   Returns:
-    Three lines; for trials what the best of them costs (`selection.prices`); for
-    an epsilon also a table of other batch sizes, which read as many records as the
-    asked for one does. For users a line for each way to sample (`of_users`). Noise per unit of signal is the
-    standard deviation of a coordinate of the noisy mean, in clip norms.
+    Three lines; for an epsilon also a table of other batch sizes, which read as
+    many records as the asked for one does. For users a line for trainings that draw
+    users and one for those that draw queries (`of_users`). Noise per unit of signal
+    is the standard deviation of a coordinate of the noisy mean, in clip norms.
 
   Raises:
     ValueError: if a value is out of range, or not one of each pair is given.
   """
   _check_pair(epsilon=epsilon, noise_multiplier=noise_multiplier)
   _check_pair(epochs=epochs, steps=steps)
+  if epochs is not None:
+    checks.within("(0, inf)", epochs=epochs)
+  checks.count("batch_size", batch_size, 1, num_examples)
   if unit not in (None, "query", "user") or (unit == "user") != bool(
     queries_per_user
   ):
@@ -83,8 +77,6 @@ def describe(
       f" without, got {unit=} and {queries_per_user=}"
     )
   if unit == "user":
-    if trials is not None:
-      raise ValueError(f"expected no trials with unit='user', got {trials=}")
     if steps is None:
       steps = round(epochs * (num_examples // batch_size))
     samplers = of_users(
@@ -115,90 +107,9 @@ def describe(
     else:
       traded = _epsilon_for(noise_multiplier, known)
     lines.append(f"{words} ({relation}): {traded}")
-  if trials is not None:
-    noise = noise_multiplier
-    if noise is None:
-      noise = accounting.noise_multiplier(
-        epsilon=epsilon, delta=delta, sampler=poisson, steps=steps
-      )
-    lines += _trials(accounting.Run(poisson, noise, steps), trials, delta)
   if epsilon is not None:
     lines += _other_batches(epsilon, delta, num_examples, batch_size, steps)
   return "\n".join(lines)
-
-
-def of_grid(
-  *,
-  num_examples: int,
-  batch_sizes: Sequence[int],
-  epochs: Sequence[float],
-  epsilon: float,
-  trials: int,
-  delta: float | None = None,
-  score_noise: float | None = None,
-) -> str:
-  """Says what the best of a grid costs, each of whose points reaches an epsilon.
-
-  Formal guarantee: that of `selection.grid_price` for laws, whose trials draw a
-  point each by public chances; of `accounting.composed_epsilon` for composition,
-  which trains every batch size with every number of epochs equally often.
-  Settings that no noise depends on (rates, clip norms) add points and no price
-  but by the number of trials.
-
-  >>> print(of_grid(num_examples=6000, batch_sizes=(128, 256), epochs=(13,),
-  ...               epsilon=8, trials=4))
-  6000 records, 2 mechanisms with epsilon 8 each, delta 8.34e-05
-  The best of 4 trainings:
-    composition: epsilon 16.83
-    logarithmic, 4 on average: epsilon 12.51
-    geometric, 4 on average: epsilon 13.5
-    cheapest: logarithmic
-
-  Args:
-    num_examples: private records.
-    batch_sizes: expected, of Poisson batches.
-    epochs: passes of num_examples // batch_size steps.
-    epsilon: of each point.
-    trials: on average; for composition their number.
-    delta: in (0, 1 / num_examples); None: 1 / (2 num_examples).
-    score_noise: `selection.Trials.score_noise`.
-
-  Raises:
-    ValueError: if a value is out of range.
-  """
-  if delta is None:
-    delta = 1 / (2 * num_examples)
-  runs = []
-  for batch_size, number in itertools.product(batch_sizes, epochs):
-    sampler = sampling.Poisson.with_margin(
-      num_examples=num_examples, expected_batch_size=batch_size
-    )
-    steps = round(number * (num_examples // batch_size))
-    noise = accounting.noise_multiplier(
-      epsilon=epsilon, delta=delta, sampler=sampler, steps=steps
-    )
-    runs.append(accounting.Run(sampler, noise, steps))
-  every = [runs[i % len(runs)] for i in range(trials)]
-  if score_noise is not None:
-    whole = sampling.Poisson(
-      num_examples=num_examples,
-      expected_batch_size=num_examples,
-      max_batch_size=num_examples + 2,
-    )
-    every += [accounting.Run(whole, score_noise, 1)] * trials
-  prices = {"composition": accounting.composed_epsilon(every, delta=delta)}
-  for law in ("logarithmic", "geometric"):
-    best = selection.Trials(mean=trials, law=law, score_noise=score_noise)
-    prices[law] = selection.grid_price(runs, best, delta=delta)
-  lines = [
-    f"{num_examples} records, {len(runs)} mechanisms with epsilon"
-    f" {rounding.epsilon(epsilon)} each, delta {rounding.delta(delta)}",
-    f"The best of {trials} trainings:",
-  ]
-  for name, value in prices.items():
-    words = f", {trials} on average" if name in selection.LAWS else ""
-    lines.append(f"  {name}{words}: epsilon {rounding.up(value, places=2)}")
-  return "\n".join([*lines, f"  cheapest: {min(prices, key=prices.get)}"])
 
 
 def of_users(
@@ -212,8 +123,9 @@ def of_users(
     queries_per_user: K, the most that are read of a user.
 
   Returns:
-    "users": each with one coin, to be clipped as one; "queries": each with its own
-    coin, accounted for groups of K.
+    "users": each with one coin, to be clipped as one, as a generator draws them;
+    "queries": each with its own coin, accounted for groups of K, as direct training
+    draws them.
   """
   num_users = -(-num_examples // queries_per_user)
   return {
@@ -237,7 +149,7 @@ def _users(
   steps: int,
   delta: float | None,
 ) -> str:
-  """Says what a user costs, for both ways to sample."""
+  """Says what a user costs where users are drawn, and where queries are."""
   users, queries = samplers.values()
   if delta is None:
     delta = 1 / (2 * users.units)
@@ -245,45 +157,18 @@ def _users(
     f"{queries.num_examples} queries of {users.units} users, up to"
     f" {queries.group_size} each, {steps} steps, delta {rounding.delta(delta)}"
   ]
-  signal = []
   for name, sampler in samplers.items():
     known = dict(sampler=sampler, steps=steps, delta=delta)
     if epsilon is None:
       traded = _epsilon_for(noise, known)
     else:
       traded = _noise_for(epsilon, known)
-      each = accounting.noise_multiplier(epsilon=epsilon, **known)
-      signal.append(each / sampler.expected_batch_size)
     lines.append(
       f"{sampler.expected_batch_size} {name} a step (ADD_OR_REMOVE_ONE):"
       f" {traded}"
     )
-  if signal:
-    by_users, by_queries = signal
-    lines.append(
-      f"Noise per unit of signal: {by_users:.3g} and {by_queries:.3g}; to draw"
-      " users is better where their mean gradients are clipped to less than"
-      f" {by_queries / by_users:.0%} of a query's norm, or say more at one norm"
-    )
+  lines.append("Generators draw users, direct training and rankings queries.")
   return "\n".join(lines)
-
-
-def _trials(run: accounting.Run, trials: int, delta: float) -> list[str]:
-  """Says what the best of several trainings costs, and which way is cheapest."""
-  prices = selection.prices(run, trials, delta=delta)
-  lines = [
-    f"The best of {trials} trainings with noise multiplier"
-    f" {rounding.up(run.noise_multiplier, places=3)}: composition lets all be seen, a law draws a",
-    f"  secret number of them, {trials} on average, and lets the best alone be"
-    " seen:",
-  ]
-  for name, value in prices.items():
-    words = ""
-    if name in selection.LAWS:
-      number = selection.Trials(mean=trials, law=name).distribution()
-      words = f" (chance of one at most: {number.cdf(1):.0%})"
-    lines.append(f"  {name}: epsilon {rounding.up(value, places=2)}{words}")
-  return [*lines, f"  cheapest: {min(prices, key=prices.get)}"]
 
 
 def _other_batches(

@@ -24,7 +24,6 @@ from synthq_jax.privacy import (
   ledger,
   releases,
   sampling,
-  selection,
   terms,
 )
 from synthq_jax.privacy import statement as statement_lib
@@ -56,9 +55,7 @@ class Claim:
     below: whoever trains has to keep to it. A clip norm that changes, of a
     schedule or of `optim.AdaptiveClip`, asks for sums of unit norm, and then for
     `l2_sensitivity=1`. A noisy statistic of all n records is one step of
-    `Poisson(n, n, n + 1)`: a neighbour has one more. With `trials` the sums of the
-    best of a secret number of such trainings alone are seen, drawn and chosen as
-    `selection.Trials` has it.
+    `Poisson(n, n, n + 1)`: a neighbour has one more.
 
   >>> sampler = sampling.Poisson.with_margin(
   ...     num_examples=4000, expected_batch_size=64)
@@ -94,9 +91,6 @@ class Claim:
   """"pld" or "rdp"."""
   part: str = ""
   """The records that are read, as `releases.Release` has it."""
-  trials: selection.Trials | None = None
-  """The law of the number of trainings of which this is the best; None: this is
-  the only one."""
   words: terms.Terms = terms.EXAMPLES
   """The words: of single examples of any model. Who trains on queries says so
   (`terms.QUERIES`)."""
@@ -128,15 +122,8 @@ class Claim:
     """The steps by their noise, which may be rounded down."""
     schedule = self.noise_multiplier
     if not callable(schedule):
-      run = accounting.Run(
-        self.sampler, float(schedule), int(self.steps), self.trials
-      )
+      run = accounting.Run(self.sampler, float(schedule), int(self.steps))
       return (run,)
-    if self.trials:
-      raise ValueError(
-        "expected a constant noise multiplier with trials, got a schedule:"
-        " declare the least of it"
-      )
     values = np.array([float(schedule(i)) for i in range(self.steps)])
     if not isinstance(self.sampler, sampling.Poisson):
       values[:] = values.min()
@@ -184,7 +171,6 @@ class Claim:
         steps=run.steps,
         noise_bands=int(self.noise_bands),
         part=self.part,
-        trials=self.trials,
       )
       for number, run in enumerate(self._runs)
     )
@@ -193,7 +179,7 @@ class Claim:
       relation=self.relation,
       epsilon=self.epsilon,
       delta=float(self.delta),
-      accountant="rdp" if self.trials else self.accountant,
+      accountant=self.accountant,
       ledger=entries,
       public=words.public,
       assumptions=words.assumptions,
@@ -285,8 +271,7 @@ def calibrated(
       sampler=sampler,
       steps=steps,
       relation=known.relation,
-      accountant="rdp" if known.trials else known.accountant,
-      trials=known.trials,
+      accountant=known.accountant,
     )
   )
   return dataclasses.replace(known, noise_multiplier=noise_multiplier)

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from synthq_jax.privacy import accounting, releases, terms
+from synthq_jax.privacy import accounting, terms
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["RELATION", "claim", "kinds"]
@@ -134,7 +134,7 @@ def _restated(
     unit=unit,
     relation=RELATION,
     epsilon=epsilon,
-    accountant=releases.accountant(one.ledger),
+    accountant="pld",
   )
 
 

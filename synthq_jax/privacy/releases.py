@@ -3,13 +3,13 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import ClassVar
 
 from synthq_jax import artifacts
-from synthq_jax.privacy import accounting, sampling, selection
+from synthq_jax.privacy import accounting, sampling
 
 __all__ = [
   "Release",
-  "accountant",
   "check_identifiers",
   "of_one_record",
   "sampler_fields",
@@ -28,6 +28,9 @@ _NAMES = {
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Release:
   """Noisy sums over batches of private records."""
+
+  IS_STRICT: ClassVar = True
+  """Refuses a stored field that this version lacks: it may raise the cost."""
 
   identifier: str
   """Tells two runs of equal settings apart, e.g. stage and fingerprint."""
@@ -62,8 +65,6 @@ class Release:
   """The most records of one unit, each drawn by its own coin."""
   num_units: int | None = artifacts.later(None)
   """Units with a record; None: as many as records."""
-  trials: selection.Trials | None = None
-  """Where this is the best of several trainings: the law of their number."""
 
   def __post_init__(self):
     """Refuses an entry that cannot be told apart or accounted for."""
@@ -95,9 +96,7 @@ class Release:
 
   def run(self) -> accounting.Run:
     """Returns what accounting needs to know of this entry."""
-    return accounting.Run(
-      self.sampler(), self.noise_multiplier, self.steps, self.trials
-    )
+    return accounting.Run(self.sampler(), self.noise_multiplier, self.steps)
 
 
 def sampler_fields(
@@ -163,11 +162,6 @@ def _is_in(one: Release, places: dict[str, str]) -> bool:
   """Says whether a record with one place in each division was read."""
   division, _, parts = one.part.partition(":")
   return not one.part or places[division] in parts.split("+")
-
-
-def accountant(releases: Sequence[Release]) -> str:
-  """Returns which accountant composes them; only "rdp" knows trials."""
-  return "rdp" if any(one.trials for one in releases) else "pld"
 
 
 def check_identifiers(releases: Sequence[Release]) -> None:

@@ -258,7 +258,7 @@ def compose(
     merged,
     epsilon=value,
     delta=total,
-    accountant=releases.accountant(merged.ledger),
+    accountant="pld",
   )
 
 
@@ -455,16 +455,10 @@ def _release(one: releases.Release) -> str:
       f" One unit has at most {one.group_size} records, each drawn by itself,"
       f" and the noise is for all of them together ({moved})."
     )
-  best = ""
-  if one.trials:
-    best = (
-      f" The best of a secret number of such trainings, {one.trials.mean:g} on"
-      f" average ({one.trials.law} law), of which nothing else may be seen."
-    )
   return (
     f"Mechanism ({one.identifier}). {one.mechanism}: {one.steps} steps, clip "
     f"norm {one.l2_clip_norm:g}, noise of standard deviation "
     f"{rounding.noise(one.noise_multiplier, digits=6)} x"
     f" {one.l2_sensitivity:g} (noise multiplier "
-    f"x sensitivity) on each sum{noise}; {drawn}.{group}{best}{part}"
+    f"x sensitivity) on each sum{noise}; {drawn}.{group}{part}"
   )

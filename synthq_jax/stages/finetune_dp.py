@@ -43,7 +43,6 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
-from synthq_jax.privacy import selection
 from synthq_jax.stages import _encoded, stage
 from synthq_jax.training import dp_step, sharded_grad
 from synthq_jax.training import mesh as mesh_lib
@@ -56,11 +55,8 @@ __all__ = [
   "loss_fn",
   "planted",
   "run",
-  "split_records",
-  "training",
 ]
 
-USER_SAMPLING = ("users", "queries")
 _TEXTS_PER_CANARY = 2
 _MECHANISM = (
   "gradients of a T5 that writes a query for a document, one record per {},"
@@ -87,13 +83,6 @@ class Config(private_training.Config):
   noise_bands: int = 1
   """Bands of correlated noise (BandMF), with batches in cycles of that many
   groups; 1: independent noise and plain Poisson batches. At most `steps`."""
-  user_sampling: str = artifacts.later("users")
-  """Where the unit is the user: "users" are drawn, and the mean gradient of a
-  user's queries clipped as one; or "queries" are, each clipped by itself, with
-  noise for all of a user's."""
-  trials: selection.Trials | None = artifacts.later(None)
-  """Where this is the best of a secret number of trainings (the study `tuning`
-  draws, runs and judges them): the law of their number. The noise is for all."""
   strategy: str = artifacts.speed_only("bookkeeping")
   """How gradients are clipped."""
   remat: bool = artifacts.speed_only(False)
@@ -106,7 +95,6 @@ class Config(private_training.Config):
   def __post_init__(self):
     super().__post_init__()
     config_types.at_least(self, 1, "noise_bands")
-    config_types.one_of(self, "user_sampling", USER_SAMPLING)
     config_types.positive(self, "second_moment_floor")
     if self.adapter is not None and self.trained != ".*":
       raise ValueError(
@@ -131,9 +119,10 @@ class Config(private_training.Config):
 def jobs(run):
   """Yields a generator for each epsilon and seed."""
   config = run.config
-  draws_users = _draws_users(config.finetune_dp, run.prepared)
   settings = private_training.filled(
-    config.finetune_dp, run.prepared, draws_users=draws_users
+    config.finetune_dp,
+    run.prepared,
+    draws_users=bool(run.prepared.queries_per_user),
   )
   for epsilon, seed in itertools.product(config.rows.synthetic, run.seeds):
     name = stage.row_name(epsilon) + seed
@@ -163,13 +152,8 @@ def check(run) -> None:
     config.check(
       run.prepared,
       noise_bands=config.noise_bands,
-      draws_users=_draws_users(config, run.prepared),
+      draws_users=bool(run.prepared.queries_per_user),
     )
-
-
-def _draws_users(config: Config, prepared: results.PreparedData) -> bool:
-  """Says whether a record is a user, not a query."""
-  return bool(prepared.queries_per_user) and config.user_sampling == "users"
 
 
 def run(task: stage.Task) -> results.Checkpoint:
@@ -191,7 +175,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   """
   config, space, digest = task.settings, task.folders, task.digest
   prepared, epsilon = task.inputs["prepared"], task.inputs["epsilon"]
-  records = split_records(config, space, prepared, "train")
+  records = _read_records(config, space, prepared)
   canaries = task.inputs["canaries"]
   if any(canary.inserted for canary in canaries):
     vocabulary = inputs.vocabulary(space, prepared)
@@ -209,24 +193,23 @@ def run(task: stage.Task) -> results.Checkpoint:
       config, start, public, model_config, records, collection
     )
   owners = records.pop("users", None)
-  draws_users = _draws_users(config, prepared)
-  if draws_users:
+  if owners is not None:
     records = users.grouped(records, owners, prepared.queries_per_user)
   if config.dropout_rate > 0:  # masks belong to records, not to places
     records["example_id"] = np.arange(len(records["targets"]))
   trained, fields = private_training.train(
     task,
-    training(
-      config,
-      epsilon,
-      draws_users=draws_users,
-      num_users=None
-      if draws_users or owners is None
-      else len(np.unique(owners)),
+    private_training.Settings(
+      config=config,
+      epsilon=epsilon,
+      mechanism=_MECHANISM.format("query" if owners is None else "user"),
+      noise_bands=config.noise_bands,
+      second_moment_floor=config.second_moment_floor,
+      has_dropout=config.dropout_rate > 0,
     ),
     dp_step.Training(
       grad_fn=lambda public: _cut(
-        grad_fn(on_device, public, model_config, of_users=draws_users),
+        grad_fn(on_device, public, model_config, of_users=owners is not None),
         config,
         records["targets"],
         mesh,
@@ -251,29 +234,6 @@ def run(task: stage.Task) -> results.Checkpoint:
     kind="generator",
     prompt_tokens=getattr(config.adapter, "length", 0),
     **fields,
-  )
-
-
-def training(
-  config: Config, epsilon: float, *, draws_users: bool, num_users: int | None
-) -> private_training.Settings:
-  """Returns the settings of a generator's training.
-
-  Args:
-    config: of the stage.
-    epsilon: the target.
-    draws_users: whether a record is a user.
-    num_users: where queries of users are drawn one by one: how many users.
-  """
-  return private_training.Settings(
-    config=config,
-    epsilon=epsilon,
-    mechanism=_MECHANISM.format("user" if draws_users else "query"),
-    num_users=num_users,
-    noise_bands=config.noise_bands,
-    trials=config.trials,
-    second_moment_floor=config.second_moment_floor,
-    has_dropout=config.dropout_rate > 0,
   )
 
 
@@ -475,19 +435,15 @@ def _split(config: Config, params: Mapping[str, Any], key: jax.Array):
   return inputs.split_parameters(params, config.trained, "finetune_dp.trained")
 
 
-def split_records(
-  config: Config,
-  space: workspace.Folders,
-  prepared: results.PreparedData,
-  split: str,
+def _read_records(
+  config: Config, space: workspace.Folders, prepared: results.PreparedData
 ) -> dict[str, np.ndarray]:
-  """Returns the pairs of a split as a generator reads them; private.
+  """Reads the train pairs as a generator takes them; private.
 
   Args:
     config: whose prefix stands before each document.
     space: the working directory.
     prepared: the data.
-    split: "train", "dev" or "test".
 
   Returns:
     "inputs", [pair, document], and "targets", [pair, query], of token ids; and
@@ -497,7 +453,7 @@ def split_records(
   documents = collection.cut_at(prepared.document_length).tokens
   vocabulary = inputs.vocabulary(space, prepared)
   place = space.root / prepared.private_directory
-  pairs = inputs.arrays(space, prepared, place / f"{split}.npz")
+  pairs = inputs.arrays(space, prepared, place / "train.npz")
   read = documents[pairs["passages"]]  # not the whole collection
   source = inputs.with_prefix(read, vocabulary, config.prefix)
   records = {"inputs": source, "targets": pairs["tokens"]}

@@ -14,6 +14,5 @@ NAMES = (
   "vectors",
   "detectors",
   "private_step",
-  "tuning",
 )
 """Packages with a `STUDY`; they are imported when a study is asked for."""

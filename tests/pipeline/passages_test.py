@@ -275,11 +275,10 @@ def test_retrievers_may_read_more_than_generators(tmp_path):
     return [(run / name).read_bytes() for run in runs.values()]
 
   shorter, longer = (
-    finetune_dp.split_records(
+    finetune_dp._read_records(
       config.finetune_dp,
       workspace.Workspace(run, 3),
       artifacts.load(run / "private/prepare_data", results.PreparedData),
-      "train",
     )
     for run in runs.values()
   )

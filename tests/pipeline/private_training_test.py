@@ -154,17 +154,13 @@ def test_a_promise_under_a_fixed_secret_says_that_it_protects_nobody(
 
 def test_correlated_noise_is_refused_where_users_queries_are_drawn_one_by_one():
   """Its batches keep a query's steps apart, and not a user's."""
-  of_users = made_up.prepared(
-    unit=terms.user(4),
-    num_users={"train": 30, "test": 9},
-    num_queries={"train": 90, "test": 27},
-  )
-  config = settings_of(8).config
-  config.check(of_users, noise_bands=1)
-  config.check(of_users, noise_bands=2, draws_users=True)
-  config.check(made_up.prepared(num_queries={"train": 90}), noise_bands=2)
-  with pytest.raises(ValueError, match="USER_SAMPLING='users'"):
-    config.check(of_users, noise_bands=2)
+  settings = dataclasses.replace(settings_of(8), noise_bands=2, num_users=30)
+  with pytest.raises(ValueError, match="expected noise_bands=1 where single"):
+    private_training.sampler(settings, 90, 4)
+  one = private_training.sampler(settings, 90, 1)
+  drawn = dataclasses.replace(settings, num_users=None)
+  assert private_training.sampler(drawn, 90, 4) == one
+  assert one.cycle_length == 2
 
 
 def train(root, *, steps, size=1):
@@ -709,7 +705,11 @@ def test_a_choice_by_memory_is_another_program_with_other_memory(monkeypatch):
 
 STAGES = [
   f"{stage}_eps{epsilon}_seed{seed}"
-  for stage in ("finetune_dp/", "train_retriever/direct_dp_logit", "tuning/a")
+  for stage in (
+    "finetune_dp/",
+    "train_retriever/direct_dp_logit",
+    "learn_to_rank/a",
+  )
   for epsilon in (1, 8)
   for seed in (0, 1)
 ]

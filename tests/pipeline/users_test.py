@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import shutil
 import types
 
 import jax
@@ -258,39 +257,6 @@ def _run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_generator_that_draws_queries_protects_users(
-  run, tmp_path, monkeypatch
-):
-  config, made = run
-  root = tmp_path / "run"
-  for name in ("prepare_data", "private/prepare_data"):
-    shutil.copytree(made / name, root / name)
-  how = dataclasses.replace(config.finetune_dp, user_sampling="queries")
-  config, sizes = dataclasses.replace(config, finetune_dp=how), []
-
-  def noted(training, mechanism, *others):
-    sizes.append({len(values) for values in training.records.values()})
-    return {name: np.asarray(x) for name, x in training.params.items()}
-
-  monkeypatch.setattr(dp_step, "train", noted)
-  plan.run(config, root, stages=["finetune_dp"], progress=False)
-  folder = root / "private/prepare_data"
-  data = artifacts.load(folder, results.PreparedData)
-  assert sizes == [{data.num_queries["train"]}]
-  generator = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
-  promise, train = generator.statement, data.num_users["train"]
-  assert (promise.unit, promise.relation) == (
-    terms.user(3),
-    "ADD_OR_REMOVE_ONE",
-  )
-  assert promise.epsilon <= 8.0 and promise.delta == 1 / (2 * train)
-  [drawn] = promise.ledger
-  queries = (data.num_queries["train"], 3)
-  assert (drawn.num_examples, drawn.group_size) == queries
-  assert drawn.part == data.part("train") != ""
-
-
-@pytest.mark.slow
 def test_a_run_protects_users_from_log_to_page(run):
   """Generator, direct DP and released scores have one claim, for one user."""
   _, root = run
@@ -498,29 +464,18 @@ def run_of(data, **changes):
   )
 
 
-@pytest.mark.parametrize(
-  ("how", "batch", "message"),
-  [
-    ("users", USERS + 1, "30, the number of private train users, got 31"),
-    ("queries", NUM + 1, "90, the number of private train queries, got 91"),
-  ],
-)
-def test_a_batch_of_more_than_there_are_is_refused(how, batch, message):
-  config = finetune_dp.Config(user_sampling=how, batch_size=batch)
+def test_a_batch_of_more_users_than_there_are_is_refused():
+  config = finetune_dp.Config(batch_size=USERS + 1)
+  message = "30, the number of private train users, got 31"
   with pytest.raises(ValueError, match=message):
     finetune_dp.check(run_of(of_users(), finetune_dp=config))
-  fewer = dataclasses.replace(config, batch_size=batch - 1)
+  fewer = dataclasses.replace(config, batch_size=USERS)
   finetune_dp.check(run_of(of_users(), finetune_dp=fewer))
 
 
 def test_correlated_noise_is_for_users_that_are_drawn():
-  config = finetune_dp.Config(
-    noise_bands=2, batch_size=9, user_sampling="queries"
-  )
-  with pytest.raises(ValueError, match="USER_SAMPLING='users'"):
-    finetune_dp.check(run_of(of_users(), finetune_dp=config))
-  drawn = dataclasses.replace(config, user_sampling="users")
-  finetune_dp.check(run_of(of_users(), finetune_dp=drawn))
+  config = finetune_dp.Config(noise_bands=2, batch_size=9)
+  finetune_dp.check(run_of(of_users(), finetune_dp=config))
 
 
 def test_delta_must_be_below_one_over_the_users():

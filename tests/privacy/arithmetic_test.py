@@ -146,3 +146,11 @@ def test_a_statement_says_why_epsilon_is_infinite_although_there_is_noise():
   )
   text = statement.in_words(promise.statement("training"))
   assert "The reason: a record moves a sum past the end of drawn noise" in text
+
+
+@pytest.mark.parametrize("epochs", [0.0, -1.0, float("nan"), float("inf")])
+def test_the_calculator_refuses_epochs_that_are_no_number_of_passes(epochs):
+  with pytest.raises(ValueError, match="expected epochs in"):
+    calculator.describe(
+      num_examples=2000, batch_size=64, epsilon=8.0, epochs=epochs
+    )

@@ -13,7 +13,6 @@ from synthq_jax.privacy import (
   joint,
   rounding,
   sampling,
-  selection,
   statement,
   terms,
 )
@@ -187,20 +186,6 @@ def test_a_release_counts_once_whatever_the_unit():
     assert joint.claim(order).epsilon == pytest.approx(
       joint.claim(parts).epsilon, rel=1e-6
     )
-
-
-def test_the_best_of_trials_and_groups_of_queries_have_a_claim_together():
-  """RDP knows no groups, PLD no trials: each has its half of delta."""
-  best = selection.Trials(mean=4)
-  groups = dataclasses.replace(POISSON, group_size=3, num_units=NUM // 2)
-  runs = [
-    accounting.Run(POISSON, 2.0, 50, best),
-    accounting.Run(groups, 6.0, 50),
-  ]
-  found = accounting.composed_epsilon(runs, delta=DELTA)
-  apart = [accounting.composed_epsilon([run], delta=DELTA / 2) for run in runs]
-  assert found == pytest.approx(sum(apart))
-  assert found > max(apart) > 0
 
 
 def test_a_single_claim_is_restated_and_not_kept():

@@ -1,11 +1,13 @@
 """Ledgers: entered once, read back, added up, refused where they are broken."""
 
 import errno
+import json
 import math
 import os
 
 import pytest
 
+from synthq_jax import artifacts
 from synthq_jax.cli import main
 from synthq_jax.privacy import ledger, sampling, statement
 from tests.privacy import statements
@@ -121,6 +123,23 @@ def test_a_digit_that_changed_is_found(path):
   path.write_text("".join(lines))
   words = r"ledger\.jsonl:2: expected an entry.*another checksum"
   with pytest.raises(ValueError, match=words):
+    ledger.read(path)
+
+
+def test_a_field_of_another_version_is_refused(path):
+  """Without it the entry would cost less than its training did."""
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  [release] = lines[0]["statement"]["ledger"]
+  for value in (None, {"mean": 4.0}):
+    release["trials"] = value
+    del lines[0]["checksum"]
+    lines[0] = artifacts.sealed(lines[0])
+    text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
+    path.write_text(text)
+    ledger.copy_of(path).write_text(text)
+    if value is None:
+      assert ledger.read(path)["finetune_dp/a"] == made("finetune_dp/a")
+  with pytest.raises(ValueError, match=r"ledger\.jsonl:1: .*unknown 'trials'"):
     ledger.read(path)
 
 

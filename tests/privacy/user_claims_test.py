@@ -15,7 +15,6 @@ from synthq_jax.privacy import (
   joint,
   ledger,
   sampling,
-  selection,
   statement,
   terms,
 )
@@ -265,10 +264,6 @@ REFUSED = {
     lambda: promise(queries_of(4), accountant="rdp").epsilon,
     "for which it has no bound",
   ),
-  "trials": (
-    lambda: promise(queries_of(4), trials=selection.Trials(mean=3)).epsilon,
-    "no trials",
-  ),
   "an event that knows truncation": (
     lambda: queries_of(4).event(1.0, 3),
     "untruncated_event",
@@ -284,7 +279,7 @@ def test_what_nothing_is_known_of_is_refused_in_a_line(name):
   assert "\n" not in str(error.value)
 
 
-def test_the_calculator_compares_both_ways_to_sample():
+def test_the_calculator_says_what_users_cost_for_both_ways_to_sample():
   said = calculator.describe(
     num_examples=N,
     batch_size=BATCH,
@@ -298,7 +293,19 @@ def test_the_calculator_compares_both_ways_to_sample():
   )
   assert said[1].startswith("16 users a step (ADD_OR_REMOVE_ONE): epsilon 8")
   assert said[2].startswith("64 queries a step (ADD_OR_REMOVE_ONE): epsilon 8")
-  assert said[3].startswith("Noise per unit of signal:")
+  assert said[3].startswith("Generators draw users")
+
+
+def test_the_calculator_refuses_batches_of_nobody():
+  with pytest.raises(ValueError, match=r"batch_size in \[1, 2000\]"):
+    calculator.describe(
+      num_examples=N,
+      batch_size=0,
+      epochs=3,
+      epsilon=8.0,
+      unit="user",
+      queries_per_user=4,
+    )
 
 
 @pytest.mark.parametrize(
@@ -308,7 +315,6 @@ def test_the_calculator_compares_both_ways_to_sample():
     {"unit": "user", "queries_per_user": 0},
     {"queries_per_user": 4},
     {"unit": "person", "queries_per_user": 4},
-    {"unit": "user", "queries_per_user": 4, "trials": 3},
   ],
 )
 def test_the_calculator_refuses_half_a_user(changes):
