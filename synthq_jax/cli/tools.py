@@ -169,6 +169,12 @@ def _search(options: argparse.Namespace) -> str:
   return ""
 
 
+def _means(options: argparse.Namespace) -> str:
+  from synthq_jax.report import means
+
+  return means.run(options.workdirs, private=options.private)
+
+
 def _corpus_overlap(options: argparse.Namespace) -> str:
   from synthq_jax.audit import corpus_overlap as overlap_lib
   from synthq_jax.pipeline import corpus_overlap
@@ -326,6 +332,17 @@ TOOLS = {
         "help": "a page for the browser of this machine, at 127.0.0.1",
       },
       "--port": _number("of that page; 0 takes a free one", default=8000),
+    },
+  ),
+  "means": Tool(
+    words="means over runs of several seeds, for each row and measure",
+    run=_means,
+    flags={
+      "workdirs": {"nargs": "+", "metavar": "WORKDIR", "help": "of each run"},
+      "--private": {
+        "action": "store_true",
+        "help": "also scores on private queries, which must not be shared",
+      },
     },
   ),
   "corpus_overlap": Tool(

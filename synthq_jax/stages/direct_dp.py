@@ -215,15 +215,15 @@ def methods(config: Any) -> dict[str, Config]:
 
 
 def jobs(run):
-  """Yields a retriever for each method, epsilon and seed."""
+  """Yields a retriever for each method and epsilon."""
   if run.for_audit:
     return
   epsilons = filter(math.isfinite, run.config.rows.direct_dp)
-  for (row, method), epsilon, seed in itertools.product(
-    methods(run.config).items(), epsilons, run.seeds
+  for (row, method), epsilon in itertools.product(
+    methods(run.config).items(), epsilons
   ):
-    name = f"{row}_{stage.row_name(epsilon)}{seed}"
-    settings = private_training.filled(run.seeded(method, name), run.prepared)
+    name = f"{row}_{stage.row_name(epsilon)}"
+    settings = private_training.filled(method, run.prepared)
     compared = run.compared(name)
     yield stage.Job(
       name=name,

@@ -14,7 +14,6 @@ Formal guarantee:
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -129,14 +128,14 @@ class Config(private_training.Config):
 
 
 def jobs(run):
-  """Yields a generator for each epsilon and seed."""
+  """Yields a generator for each epsilon."""
   config = run.config
   draws_users = _draws_users(config.finetune_dp, run.prepared)
   settings = private_training.filled(
     config.finetune_dp, run.prepared, draws_users=draws_users
   )
-  for epsilon, seed in itertools.product(config.rows.synthetic, run.seeds):
-    name = stage.row_name(epsilon) + seed
+  for epsilon in config.rows.synthetic:
+    name = stage.row_name(epsilon)
     compared = run.compared(f"synthetic_{name}")
     yield stage.Job(
       name=name,
@@ -149,7 +148,7 @@ def jobs(run):
       settings=settings,
       inputs={
         "epsilon": epsilon,
-        "canaries": run.canaries(seed),
+        "canaries": run.canaries,
         "compared": compared,
       },
     )
@@ -525,15 +524,13 @@ def planted(
   settings: Any,
   space: workspace.Workspace,
   prepared: results.PreparedData,
-  seed: str = "",
 ) -> tuple[canaries_lib.Canary, ...]:
-  """Makes the canaries of a repetition, the same ones each time.
+  """Makes the canaries of a run, the same ones each time.
 
   Args:
     settings: a `plan.Canaries`.
     space: the working directory, whose secret draws texts, secrets and coins.
     prepared: documents and vocabulary; no private query is read.
-    seed: the end of the names of the repetition, which has canaries of its own.
 
   Returns:
     The canaries; none where none are wanted.
@@ -544,7 +541,7 @@ def planted(
   if not settings.number:
     return ()
   cells = len(settings.kinds) * len(settings.repetitions)
-  rng = np.random.default_rng(space.seed(f"canary texts{seed}"))
+  rng = np.random.default_rng(space.seed("canary texts"))
   wanted = _TEXTS_PER_CANARY * cells * settings.number
   chosen = set(rng.permutation(prepared.num_documents)[:wanted].tolist())
   # Without reading all documents into memory.
@@ -558,7 +555,7 @@ def planted(
     kinds=settings.kinds,
     repetitions=settings.repetitions,
     digits=settings.digits,
-    seed=space.seed(f"canaries{seed}"),
+    seed=space.seed("canaries"),
   )
 
 

@@ -16,7 +16,6 @@ Formal guarantee:
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -59,15 +58,13 @@ class Config(_ranking.Config):
 
 
 def jobs(run):
-  """Yields a map for each epsilon and seed."""
+  """Yields a map for each epsilon."""
   config = run.config
   if run.for_audit:
     return
   settings = private_training.filled(config.learn_map, run.prepared)
-  for epsilon, seed in itertools.product(config.rows.mapped, run.seeds):
-    name = f"{stage.row_name(epsilon)}{seed}"
-    first = config.rows.mapped_row
-    first += seed if first != "untrained" else ""
+  for epsilon in config.rows.mapped:
+    name, first = stage.row_name(epsilon), config.rows.mapped_row
     retriever, learned = run.retrievers[first], run.rows("learn_to_rank")[first]
     vectors = run.rows("encode_documents")[first]
     compared = run.compared(f"{system_results.Ranking.SYSTEM}_{_NAME}_{name}")

@@ -193,7 +193,6 @@ def test_a_score_moves_by_what_it_is_claimed_to_and_has_its_noise():
     ({"trials": 0.5}, "trials"),
     ({"clip_norms": ()}, "clip_norms"),
     ({"run": plan.RunConfig(rows=plan.Rows(synthetic=()))}, "one generator"),
-    ({"run": plan.RunConfig(seeds=(0, 1))}, "one generator"),
     (
       {"run": plan.RunConfig(rows=plan.Rows(synthetic=(math.inf, 8.0)))},
       "finite epsilon",

@@ -104,11 +104,10 @@ class Config(frame.Config):
         raise ValueError(f"expected a point in tuning.Config.{name}, got none")
     if self.run.canaries.number:
       raise ValueError("expected no canaries among what settings are chosen by")
-    if not self.run.rows.synthetic or self.run.seeds:
+    if not self.run.rows.synthetic:
       raise ValueError(
         "expected one generator to tune, got"
-        f" plan.Rows.synthetic={self.run.rows.synthetic} and"
-        f" seeds={self.run.seeds}: give an epsilon, and no seeds"
+        f" plan.Rows.synthetic={self.run.rows.synthetic}: give an epsilon"
       )
     if math.isinf(self.run.rows.synthetic[0]):
       raise ValueError(
