@@ -173,21 +173,18 @@ class Run:
     """What stands for the secret in the fingerprint of the data."""
     return self._space.seed("digest")
 
-  def compared(self, row: str) -> tuple[str, ...]:
-    """Returns a word for the fingerprint of a row that is only compared."""
-    return ("compared",) if self.config.rows.is_compared(row) else ()
-
   def private_data(
-    self, compared: tuple[str, ...], data: tuple[str, ...] | None = None
+    self, row: str, data: tuple[str, ...] | None = None
   ) -> tuple[str, ...]:
     """Returns what a training on private queries depends on, but for its own.
 
     Args:
-      compared: of its row, from `compared`.
+      row: what it is made for; whether it may be shared counts, too.
       data: the fingerprints of the data and of what it starts from; None: `data`.
     """
     data = self.data if data is None else data
-    return (fingerprints.versions(), *data, *compared)
+    place = ("compared",) if self.config.rows.is_compared(row) else ()
+    return (fingerprints.versions(), *data, *place)
 
   @functools.cached_property
   def canaries(self) -> tuple[canaries_lib.Canary, ...]:
@@ -320,6 +317,7 @@ class Run:
       data=self._data,
       settings=job.settings,
       inputs={**{k: getattr(self, k) for k in one.reads}, **job.inputs},
+      is_private=job.is_private,
       folders=self._space if one.needs_secret else folders,
       progress=self._progress,
     )

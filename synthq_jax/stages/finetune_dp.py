@@ -136,21 +136,21 @@ def jobs(run):
   )
   for epsilon in config.rows.synthetic:
     name = stage.row_name(epsilon)
-    compared = run.compared(f"synthetic_{name}")
+    row = f"synthetic_{name}"
     yield stage.Job(
       name=name,
       depends=(
         settings,
         float(epsilon),
         config.canaries,
-        *run.private_data(compared),
+        *run.private_data(row),
       ),
       settings=settings,
       inputs={
         "epsilon": epsilon,
         "canaries": run.canaries,
-        "compared": compared,
       },
+      is_private=config.rows.is_compared(row),
     )
 
 
@@ -177,9 +177,8 @@ def run(task: stage.Task) -> results.Checkpoint:
   Args:
     task: with the working directory's secret; its inputs are "prepared", the
       documents and private train queries; "start", the folder of a public
-      checkpoint; "epsilon", the target, inf for no privacy; "canaries", of
-      which the inserted ones are records, too; and whether the row is only
-      "compared".
+      checkpoint; "epsilon", the target, inf for no privacy; and
+      "canaries", of which the inserted ones are records, too.
 
   Returns:
     The checkpoint with its statement; under `private/` where epsilon is inf, or
@@ -241,10 +240,9 @@ def run(task: stage.Task) -> results.Checkpoint:
     params = {**public, **trained}
   else:
     params = config.adapter.merge(public, trained)
-  private = math.isinf(epsilon) or bool(task.inputs["compared"])
   return inputs.save_checkpoint(
     task,
-    task.folder(private=private),
+    task.folder(private=math.isinf(epsilon)),
     t5_checkpoints.unflatten(params),
     model_config,
     kind="generator",
