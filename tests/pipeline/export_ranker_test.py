@@ -66,9 +66,9 @@ def documents(root: pathlib.Path):
 
 
 def assert_ranks_as_the_run(root, row, ranker, k=15):
-  searcher = search.open_run(str(root), [row])
+  searcher = search.open_run(str(root), row)
   for query in QUERIES:
-    hits = searcher.search(query, k)[row]
+    hits = searcher.search(query, k)
     found = ranker.search(query, k)
     assert [one.id for one in hits] == [id_ for id_, _ in found], query
     scores = [score for _, score in found]
