@@ -4,6 +4,8 @@ A sweep is a list of points; a point has a name and the bindings that make it.
 Both launchers (xm.py, tpu_vm.py) run one job for each point, in a working
 directory of its own. Each such job is a private training with a ledger of its
 own: whoever chooses among them by private results owes the sum of all of them.
+A seed is such a point, too (SEED=0,1,2), and `synthq means` says what their runs
+score in the mean.
 """
 
 import dataclasses

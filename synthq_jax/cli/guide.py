@@ -305,16 +305,14 @@ def _price(
     for e in config.rows.mapped
     if "learn_map" in wanted
   ]
-  times = max(1, len(config.seeds))
   total = 0.0
   for row, epsilon in rows:
     if not math.isfinite(epsilon):
       continue
     compared = config.rows.is_compared(row)
-    total += 0.0 if compared else times * epsilon
-    seeds = f" for each of {times} seeds" if times > 1 else ""
+    total += 0.0 if compared else epsilon
     use = "only compared" if compared else "released"
-    yield f"epsilon of {row}: {rounding.epsilon(epsilon)}{seeds}, {use}"
+    yield f"epsilon of {row}: {rounding.epsilon(epsilon)}, {use}"
   if (config.rows.ltr or config.rows.mapped) and "learn_to_rank" in wanted:
     beside = [
       x for x in ("untrained", "public_only") if getattr(config.rows, x)
@@ -322,7 +320,7 @@ def _price(
     beside += [row for row, e in retrievers if math.isfinite(e)]
     beside = [
       row
-      for row in map("".join, itertools.product(beside, config.ends))
+      for row in beside
       if config.rows.is_ranked(row)
       and not config.rows.is_compared(f"ltr_{row}")
     ]

@@ -89,7 +89,7 @@ def _with_its_run(place: str) -> str:
 
 
 def _search(options: argparse.Namespace) -> str:
-  """Answers a query with the systems of a run, or serves a page that does."""
+  """Answers a query with a system of a run, or serves a page that does."""
   from synthq_jax.pipeline import search, search_page
 
   if options.serve == (options.query is not None):
@@ -105,12 +105,11 @@ def _search(options: argparse.Namespace) -> str:
   if any("\ud800" <= letter <= "\udfff" for letter in options.query or ""):
     raise flags.UsageError("expected a query in UTF-8, got other bytes")
   searcher = search.open_run(
-    options.workdir,
-    options.system or (),
-    private=options.private,
+    options.workdir, options.system, private=options.private
   )
   if not options.serve:
-    return search.describe(searcher.search(options.query, options.k))
+    hits = searcher.search(options.query, options.k)
+    return search.describe(searcher.name, hits)
   page = search_page.server(
     searcher, port=options.port, k=options.k, private=options.private
   )
@@ -119,6 +118,12 @@ def _search(options: argparse.Namespace) -> str:
   with page:
     page.serve_forever()
   return ""
+
+
+def _means(options: argparse.Namespace) -> str:
+  from synthq_jax.report import means
+
+  return means.run(options.workdirs, private=options.private)
 
 
 def _corpus_overlap(options: argparse.Namespace) -> str:
@@ -251,18 +256,15 @@ TOOLS = {
     },
   ),
   "search": Tool(
-    words="asks the systems of a finished run, on the screen or on a page",
+    words="asks a system of a finished run, on the screen or on a page",
     run=_search,
     downloads=("workdir",),
     flags={
       "query": {"nargs": "?", "help": "in quotes"},
       "--workdir": _required("of the run"),
-      "--system": {
-        "action": "append",
-        "help": "bm25 or a row of the run; several times; by default bm25, the"
-        " first synthetic row, and what is made of it",
-      },
-      "--k": _number("documents of each system", default=10),
+      "--system": "bm25 or another row of the run; by default what is made of the"
+      " first synthetic row, else bm25",
+      "--k": _number("documents", default=10),
       "--private": {
         "action": "store_true",
         "help": "also retrievers that must not be shared",
@@ -272,6 +274,17 @@ TOOLS = {
         "help": "a page for the browser of this machine, at 127.0.0.1",
       },
       "--port": _number("of that page; 0 takes a free one", default=8000),
+    },
+  ),
+  "means": Tool(
+    words="means over runs of several seeds, for each row and measure",
+    run=_means,
+    flags={
+      "workdirs": {"nargs": "+", "metavar": "WORKDIR", "help": "of each run"},
+      "--private": {
+        "action": "store_true",
+        "help": "also scores on private queries, which must not be shared",
+      },
     },
   ),
   "corpus_overlap": Tool(

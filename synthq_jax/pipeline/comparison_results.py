@@ -32,12 +32,10 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """One row of a table: one evaluation, or the mean of several seeds'."""
+  """One row of a table."""
 
   evaluation: results.Evaluation
-  """Measures are means over seeds, intervals are over queries."""
-  by_seed: dict[str, tuple[float, ...]]
-  """Measure -> the mean over queries of each seed."""
+  """Its scores; intervals are over queries."""
   over_bm25: intervals.Interval | None = None
   """By the first measure: mean minus that of BM25, 95%, paired bootstrap; None
   where BM25 was not scored."""
@@ -139,7 +137,7 @@ class QueryComparison(results.Saved):
   test_set: str
   """The test set of the main table."""
   rows: tuple[Row, ...]
-  """Of every test set, seeds gathered."""
+  """Of every test set."""
   differences: tuple[Difference, ...]
   """Between rows of the main table."""
   side_by_side: tuple[SideBySide, ...]
@@ -147,7 +145,7 @@ class QueryComparison(results.Saved):
   shareable_side_by_side: tuple[SideBySide, ...]
   """The same of the rows whose scores may be shared."""
   generators: tuple[str, ...]
-  """Whose queries `asked` holds: the first seed of each."""
+  """Whose queries `asked` holds."""
   asked: tuple[Asked, ...]
   """Some documents of held-out pairs."""
   similarity: tuple[Similarity, ...]

@@ -35,7 +35,6 @@ from synthq_jax.models.checkpoints import t5x, tensors
 from synthq_jax.pipeline import (
   cards,
   inputs,
-  released_results,
   results,
   system_results,
 )
@@ -228,7 +227,7 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
   if chosen.of is results.Checkpoint and given.vocabulary is None:
     lines.append("no vocabulary lies beside the checkpoint: add its own")
   if given.is_private:
-    lines += _compared(given)
+    lines.append("PRIVATE: no claim of its run counts it; do not share it")
     return "\n".join(lines)
   claim = given.claim
   if claim is None:
@@ -249,24 +248,6 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
       f" {shlex.quote(f'{place}')} --repo-type={chosen.hub}"
     )
   return "\n".join(lines)
-
-
-def _compared(given: Source) -> list[str]:
-  """Says of a result under `private/` what sharing it would cost."""
-  claim = given.claim
-  if claim is None or given.root is None or not math.isfinite(claim.epsilon):
-    return ["PRIVATE: it gives private queries away; do not share it"]
-  released = released_results.read(given.root)
-  shared = {**released.shared, str(given.folder): claim}
-  whole = dataclasses.replace(released, shared=shared).together
-  together = "no claim at all"
-  if whole is not None:
-    together = f"epsilon = {rounding.epsilon(whole.epsilon)}"
-  return [
-    f"PRIVATE: the run only compares it. Shared beside what the run releases,"
-    f" both have {together} (this alone {rounding.epsilon(claim.epsilon)}), which"
-    " the run's report does not count: name it no more in plan.Rows.compared"
-  ]
 
 
 def _source(folder: pathlib.Path) -> Source:

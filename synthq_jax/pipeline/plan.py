@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -133,8 +132,7 @@ class Rows:
     ranked = row.removeprefix(f"{system_results.Ranking.SYSTEM}_")
     names = [row, ranked]
     if ranked != row and _begins(ranked, ("map",)):
-      seed = re.search(r"(_seed\d+)?$", row)[0]
-      names += [f"{self.mapped_row}{seed}", f"ltr_{self.mapped_row}{seed}"]
+      names += [self.mapped_row, f"ltr_{self.mapped_row}"]
     return any(_begins(name, self.compared) for name in names)
 
 
@@ -197,10 +195,6 @@ class _Settings:
   """What the audit plants."""
   rows: Rows = dataclasses.field(default_factory=Rows)
   """What the table compares."""
-  seeds: tuple[int, ...] = ()
-  """What is trained on queries or sampled is made once for each of these; the table
-  shows means over them. Empty: once, with the seed of each stage. The data is
-  prepared once, with the seed of that stage."""
   secret_seed: int | None = None
   """Fixes batches and noise, for demonstrations on public data only; None
   draws a secret that stays in the working directory's private folder."""
@@ -209,11 +203,6 @@ class _Settings:
   the demo set's are."""
 
   def __post_init__(self):
-    if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
-      raise ValueError(
-        "RunConfig.seeds must be different integers, 0 or above, got"
-        f" seeds={self.seeds}"
-      )
     if isinstance(self.model, str):
       object.__setattr__(self, "model", t5_config.get(self.model))
     if self.retriever_checkpoint and self.static_encoder.dim:
@@ -238,11 +227,6 @@ class _Settings:
         " or give --gin.SECRET_SEED=None (or say public_data=True if the queries"
         " are public)"
       )
-
-  @property
-  def ends(self) -> Sequence[str]:
-    """The ends of the names of repetitions."""
-    return [f"_seed{seed}" for seed in self.seeds] or [""]
 
   @property
   def has_public_queries(self) -> bool:

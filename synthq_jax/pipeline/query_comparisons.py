@@ -332,9 +332,9 @@ class NearDuplicates:
       for name, (pairs, _) in sides.items()
     }
     for name, ((queries, targets), total) in sides.items():
-      hit, public = hits[name], hits.get(_public(name))
+      hit, public = hits[name], hits.get("public_only")
       beyond = p_value = None
-      if public is not None and name != _public(name):
+      if public is not None and name != "public_only":
         beyond = shares.paired_difference(
           hit, public, confidence=self.confidence
         )
@@ -379,11 +379,6 @@ class NearDuplicates:
 
   def _share(self, one: comparison_results.Found) -> intervals.Interval:
     return intervals.wilson(one.number, one.total, confidence=self.confidence)
-
-
-def _public(name: str) -> str:
-  """Returns the name of the public checkpoint's queries of the same seed."""
-  return "public_only" + name.removeprefix(results.row_of(name))
 
 
 def _marked(

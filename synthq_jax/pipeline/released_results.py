@@ -159,14 +159,8 @@ def _unclaimed(
     for folder in _leaves(top):
       name = folder.relative_to(root).as_posix()
       content = contents.get(name)
-      if top.name == "search" and content is not None:
-        # An index of vectors, which claim: if they are gone, nothing does.
-        vectors = contents.get(
-          name.replace("search", "encode_documents", 1), {}
-        )
-        if content["fingerprint"] != vectors.get("fingerprint"):
-          content = None
-      if not _says_its_claim(content):
+      # Indexes that earlier versions saved say no claim of their own.
+      if top.name == "search" or not _says_its_claim(content):
         yield name
 
 

@@ -7,9 +7,7 @@ as a whole. A path under `private/` must not be shared; everything else may be.
 import dataclasses
 import math
 import pathlib
-import re
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable
 
 from synthq_jax import artifacts, intervals
 from synthq_jax.data import sources
@@ -37,15 +35,11 @@ __all__ = [
   "SyntheticQueries",
   "TestSet",
   "is_private_path",
-  "first_seeds",
   "inherited",
   "is_shareable",
   "is_shareable_score",
   "public_documents",
-  "row_of",
 ]
-
-_Named = TypeVar("_Named", "Checkpoint", "SyntheticQueries")
 
 OWN_TEST_SETS = ("test", "public")
 """The test sets that every run has: private queries, and public sentences."""
@@ -83,23 +77,6 @@ def is_shareable_score(scored: "Evaluation") -> bool:
   """Says whether scores may be given away: by what they say, claim and folder."""
   finite = scored.epsilon is None or not math.isinf(scored.epsilon)
   return not scored.private and finite and not is_private_path(scored.directory)
-
-
-def first_seeds(named: Sequence[_Named]) -> list[_Named]:
-  """Returns the first result of each row: what there is room to show."""
-  by_row: dict[str, _Named] = {}
-  for one in named:
-    by_row.setdefault(f"{type(one)} {row_of(one.name)}", one)
-  return list(by_row.values())
-
-
-def row_of(name: str) -> str:
-  """Returns the row that a result belongs to, without the seed.
-
-  >>> row_of("synthetic_eps8_seed2"), row_of("public_only")
-  ('synthetic_eps8', 'public_only')
-  """
-  return re.sub(r"_seed\d+$", "", name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -424,7 +401,7 @@ class ReleasedRow:
   """A row that may be shared, scored on private queries."""
 
   name: str
-  """Of the row, without seeds."""
+  """Of the row."""
   label: str
   """The row in words."""
   epsilon: float | None

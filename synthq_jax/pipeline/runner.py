@@ -6,15 +6,14 @@ decides, and works alone while the others wait, or all of them work together.
 """
 
 import contextlib
-import dataclasses
 import functools
 import pathlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import synthq_jax
 from synthq_jax import artifacts
+from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped
 from synthq_jax.pipeline import fingerprints, inputs, results, workspace
 from synthq_jax.privacy import ledger
@@ -25,7 +24,6 @@ from synthq_jax.training import distributed
 __all__ = ["Run"]
 
 _FORMAT = 7  # raise when a stage's files change, so that old ones are remade
-_Settings = TypeVar("_Settings")
 
 
 class Run:
@@ -57,7 +55,6 @@ class Run:
     self._space = space
     self._progress = progress
     self._of_checkpoint = functools.cache(fingerprints.of_checkpoint)
-    self.canaries = functools.cache(self._canaries)
 
   # What jobs read.
 
@@ -89,19 +86,18 @@ class Run:
   def pair_sources(self) -> Mapping[str, tuple[Any, str]]:
     """What is trained on, by row: queries, None for the real ones; a digest."""
     sources: dict[str, tuple[Any, str]] = {
-      name if name.startswith("public_only") else f"synthetic_{name}": made
+      name if name == "public_only" else f"synthetic_{name}": made
       for name, made in self.queries.items()
     }
     if self.for_audit:  # which reads those of private generators alone
       return {k: v for k, v in sources.items() if k.startswith("synthetic")}
     if self.config.rows.original:
-      real = {f"original{seed}": (None, "original") for seed in self.seeds}
-      sources |= real
+      sources["original"] = (None, "original")
     return sources
 
   def left_out(self, row: str) -> float:
     """The share of documents whose queries do not train this retriever."""
-    if not (row.startswith("original") and self.config.rows.is_ranked(row)):
+    if row != "original" or not self.config.rows.is_ranked(row):
       return 0.0
     return self.config.learn_to_rank.held_out
 
@@ -177,39 +173,23 @@ class Run:
     """What stands for the secret in the fingerprint of the data."""
     return self._space.seed("digest")
 
-  @property
-  def seeds(self) -> Sequence[str]:
-    """The ends of the names of repetitions."""
-    return self.config.ends
-
-  def compared(self, row: str) -> tuple[str, ...]:
-    """Returns a word for the fingerprint of a row that is only compared."""
-    return ("compared",) if self.config.rows.is_compared(row) else ()
-
   def private_data(
-    self, compared: tuple[str, ...], data: tuple[str, ...] | None = None
+    self, row: str, data: tuple[str, ...] | None = None
   ) -> tuple[str, ...]:
     """Returns what a training on private queries depends on, but for its own.
 
     Args:
-      compared: of its row, from `compared`.
+      row: what it is made for; whether it may be shared counts, too.
       data: the fingerprints of the data and of what it starts from; None: `data`.
     """
     data = self.data if data is None else data
-    return (fingerprints.versions(), *data, *compared)
+    place = ("compared",) if self.config.rows.is_compared(row) else ()
+    return (fingerprints.versions(), *data, *place)
 
-  def seeded(self, settings: _Settings, name: str) -> _Settings:
-    """Returns settings with the seed of the repetition of that name."""
-    if not self.config.seeds:
-      return settings
-    seed = int(re.search(r"_seed(\d+)$", name)[1])
-    return dataclasses.replace(settings, seed=seed)
-
-  def _canaries(self, seed: str = ""):
-    """Makes the canaries of a repetition, which has its own."""
-    return finetune_dp.planted(
-      self.config.canaries, self._space, self.prepared, seed
-    )
+  @functools.cached_property
+  def canaries(self) -> tuple[canaries_lib.Canary, ...]:
+    """The canaries that generators are trained with; none where none are wanted."""
+    return finetune_dp.planted(self.config.canaries, self._space, self.prepared)
 
   def check_vocabulary(self, checkpoint: pathlib.Path) -> None:
     """Refuses a checkpoint that was trained with another vocabulary."""
@@ -337,6 +317,7 @@ class Run:
       data=self._data,
       settings=job.settings,
       inputs={**{k: getattr(self, k) for k in one.reads}, **job.inputs},
+      is_private=job.is_private,
       folders=self._space if one.needs_secret else folders,
       progress=self._progress,
     )

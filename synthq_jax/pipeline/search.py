@@ -1,21 +1,18 @@
-"""Searches the documents of a finished run with its systems, side by side.
+"""Searches the documents of a finished run with one of its systems.
 
-What `encode_documents` kept is searched as it is. For other programs the faiss
-index lies in `search/ROW`, below `private/` where the retriever does, with the
-fingerprint of its vectors.
+What `encode_documents` kept is searched as it is.
 """
 
 import dataclasses
 import functools
 import json
-import pathlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from synthq_jax import array_files, artifacts, file_lists, text_tables
+from synthq_jax import array_files, artifacts, text_tables
 from synthq_jax.data import files, passages
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
@@ -31,27 +28,12 @@ from synthq_jax.retrieval import (
   vector_files,
 )
 
-__all__ = ["Hit", "SavedIndex", "Searcher", "describe", "open_run", "rows"]
+__all__ = ["Hit", "Searcher", "describe", "open_run", "rows"]
 
-_INDEX = "documents.faiss"
 _SNIPPET = 240
 """Characters of a document that are shown."""
 _LEAD = 40
 """Those of them before the first word of the query."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SavedIndex:
-  """The vectors of all documents, by one retriever."""
-
-  directory: str
-  """Holds documents.faiss: inner products, in the order of corpus.jsonl."""
-  name: str
-  """The row of the retriever."""
-  num_documents: int
-  """Vectors in it."""
-  dim: int
-  """Numbers of a vector."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,19 +59,21 @@ _Joined = Callable[[str, Sequence[_Run], int], _Run]
 
 @dataclasses.dataclass(frozen=True)
 class Searcher:
-  """The systems of a run, ready to answer."""
+  """A system of a run, ready to answer."""
 
-  systems: dict[str, _Search]
-  """By name, in the order in which they are shown."""
+  name: str
+  """Of its row."""
+  find: _Search
+  """Its search."""
   documents: Sequence[dict[str, str]]
   """Lines of corpus.jsonl by position."""
 
-  def search(self, query: str, k: int = 10) -> dict[str, list[Hit]]:
-    """Returns the best documents of each system, best first.
+  def search(self, query: str, k: int = 10) -> list[Hit]:
+    """Returns the best documents, best first.
 
     Args:
       query: what is asked; an empty one finds nothing.
-      k: documents of a system at most, at least 1.
+      k: documents at most, at least 1.
 
     Raises:
       ValueError: if k < 1.
@@ -97,14 +81,11 @@ class Searcher:
     if k < 1:
       raise ValueError(f"expected k >= 1, got k={k}")
     if not query.strip():
-      return {name: [] for name in self.systems}
-    return {
-      name: [
-        self._hit(query, score, position)
-        for position, score in find(query, k).items()
-      ]
-      for name, find in self.systems.items()
-    }
+      return []
+    return [
+      self._hit(query, score, position)
+      for position, score in self.find(query, k).items()
+    ]
 
   def _hit(self, query: str, score: float, position: str) -> Hit:
     found = self.documents[int(position)]
@@ -113,22 +94,18 @@ class Searcher:
 
 
 def open_run(
-  workdir: str,
-  names: Sequence[str] = (),
-  *,
-  private: bool = False,
+  workdir: str, name: str | None = None, *, private: bool = False
 ) -> Searcher:
-  """Opens the systems of a finished run.
+  """Opens a system of a finished run.
 
-  Formal guarantee: post-processing of systems and public documents: an index is
-  as private as its retriever. Private queries are never read.
+  Formal guarantee: post-processing of a system and public documents. Private
+  queries are never read.
 
   Args:
     workdir: of the run.
-    names: "bm25", and rows of retrievers and fused systems; none: BM25, and the
-      first retriever that was trained on synthetic queries, with what is
-      made of it.
-    private: whether systems under `private/` are taken, too.
+    name: "bm25" or another row; None: the first retriever that was trained on
+      synthetic queries, in the last system that is made of it; else BM25.
+    private: whether a system under `private/` is taken, too.
 
   Raises:
     ValueError: if the run is not finished, or has no such row.
@@ -137,36 +114,30 @@ def open_run(
   prepared = workspace.prepared(folders, first="run")
   artifacts.check(folders.private("prepare_data"))
   known = rows(folders, private=private)
-  first = next((name for name in known if name.startswith("synthetic")), "none")
-  beside = [f"{system}_{first}" for system in ("fused", "ltr")]
-  usual = [system_results.LEXICAL, first, *beside]
-  chosen = tuple(names) or [name for name in usual if name in known]
-  for name in chosen:
-    if name not in known:
-      hint = "" if private else "; --private adds the private ones"
-      raise ValueError(
-        f"{workdir}: expected --system among {', '.join(known)}, got"
-        f" {name}{hint}"
-      )
-  _check(folders, known, chosen)
+  if name is None:
+    first = next((row for row in known if row.startswith("synthetic")), "none")
+    usual = (f"ltr_{first}", f"fused_{first}", first, system_results.LEXICAL)
+    name = next(row for row in usual if row in known)
+  if name not in known:
+    hint = "" if private else "; --private adds the private ones"
+    raise ValueError(
+      f"{workdir}: expected --system among {', '.join(known)}, got {name}{hint}"
+    )
+  _check(folders, known, name)
   opened = _Opened(folders, prepared, known)
-  systems = {name: opened.system(name) for name in dict.fromkeys(chosen)}
   documents = files.Lines(opened.corpus, json.loads)
-  return Searcher(systems, documents)
+  return Searcher(name, opened.system(name), documents)
 
 
-def describe(found: dict[str, list[Hit]]) -> str:
-  """Returns what was found as text for a terminal."""
-  parts = []
-  for name, hits in found.items():
-    lines = [f"{name}:" if hits else f"{name}: nothing"]
-    for rank, hit in enumerate(hits, 1):
-      title, snippet = map(
-        text_tables.printable, (hit.title or hit.id, hit.snippet)
-      )
-      lines.append(f"{rank:3}. {title}  ({hit.score:.3f})\n     {snippet}")
-    parts.append("\n".join(lines))
-  return "\n\n".join(parts)
+def describe(name: str, hits: Sequence[Hit]) -> str:
+  """Returns what a system found as text for a terminal."""
+  lines = [f"{name}:" if hits else f"{name}: nothing"]
+  for rank, hit in enumerate(hits, 1):
+    title, snippet = map(
+      text_tables.printable, (hit.title or hit.id, hit.snippet)
+    )
+    lines.append(f"{rank:3}. {title}  ({hit.score:.3f})\n     {snippet}")
+  return "\n".join(lines)
 
 
 def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
@@ -193,20 +164,19 @@ def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
 
 
 def _check(
-  folders: workspace.Folders, known: dict[str, Any], names: Sequence[str]
+  folders: workspace.Folders, known: dict[str, Any], name: str
 ) -> None:
-  """Refuses rows, or retrievers in them, that were damaged or made otherwise."""
-  parts = {name: getattr(known[name], "retriever", None) for name in names}
-  for name in dict.fromkeys([*parts, *parts.values()]):  # each is read once
-    if made := known.get(name):
+  """Refuses a row, or a retriever in it, that was damaged or made otherwise."""
+  part = getattr(known[name], "retriever", None)
+  for one in (name, part):
+    if made := known.get(one):
       place = folders.root / made.directory
       artifacts.check(place)
       artifacts.check_data(place, folders.private("prepare_data"))
-  for name, part in parts.items():
-    if part is None or (
-      part in known and system_results.stands_on(known[name], known[part])
-    ):
-      continue
+  is_whole = part is None or (
+    part in known and system_results.stands_on(known[name], known[part])
+  )
+  if not is_whole:
     raise ValueError(
       f"{folders.root / known[name].directory}: expected weights of"
       f" train_retriever/{part} as it is, got those of another training of it:"
@@ -215,7 +185,7 @@ def _check(
 
 
 class _Opened:
-  """The systems of a run, each opened once however many are made of it."""
+  """The parts of a system of a run."""
 
   def __init__(
     self,
@@ -227,7 +197,6 @@ class _Opened:
     self._positions = [str(n) for n in range(prepared.num_documents)]
     self.corpus = inputs.corpus(folders, prepared)
 
-  @functools.cache  # noqa: B019  (lives as long as its searches)
   def system(self, name: str) -> _Search:
     made = self._known[name]
     if isinstance(made, results.Checkpoint):
@@ -319,16 +288,15 @@ class _Opened:
 
     return encoded
 
-  @functools.cache  # noqa: B019  (lives as long as its searches)
+  @functools.cache  # noqa: B019  (lives as long as its search)
   def _index(self, name: str) -> index.Index:
-    """Indexes a retriever's vectors, and saves the index once for others."""
+    """Indexes a retriever's vectors."""
     retriever, folders = self._known[name], self._folders
     private = results.is_private_path(retriever.directory)
     place = folders.private if private else folders.public
     source = place("encode_documents", name)
-    digest = artifacts.read_fingerprint(source)
     again = "run `synthq run` again with the run's settings, which makes "
-    if digest is None:
+    if artifacts.read_fingerprint(source) is None:
       raise ValueError(
         f"{source}: expected the vectors of {name}, got none: {again}"
         "what is missing"
@@ -344,29 +312,7 @@ class _Opened:
       )
     total = len(self._passages.owners)
     vectors = vector_files.open_vectors(folders.root / made.vectors, total)
-    built = index.exact(np.asarray(vectors))
-    folder = place("search", name)
-    if artifacts.read_fingerprint(folder) != digest:
-      folder.mkdir(parents=True, exist_ok=True)
-      with file_lists.locked(folder / ".lock", str, waits=True):
-        if artifacts.read_fingerprint(folder) != digest:  # nobody made it since
-          self._save(built, name, folder, digest)
-    artifacts.check(folder)
-    return built
-
-  def _save(
-    self, built: index.Index, name: str, folder: pathlib.Path, digest: str
-  ) -> None:
-    """Saves an index; the caller holds the folder's lock."""
-    artifacts.remove(folder / artifacts.RESULT_NAME)  # of another index
-    built.save(folder / _INDEX)
-    saved = SavedIndex(
-      directory=self._folders.relative(folder),
-      name=name,
-      num_documents=len(built.vectors),
-      dim=built.vectors.shape[1],
-    )
-    artifacts.save(folder, saved, digest, folders=[folder])
+    return index.exact(np.asarray(vectors))
 
 
 def _snippet(text: str, query: str) -> str:

@@ -41,8 +41,8 @@ def server(
   Args:
     searcher: from `search.open_run`.
     port: 0 takes a free one (`server_port`).
-    k: documents of each system.
-    private: whether a system is private, which the page then says.
+    k: documents of a page.
+    private: whether the system is private, which the page then says.
 
   Raises:
     OSError: if the port is taken.
@@ -86,8 +86,10 @@ def server(
 
     def _send(self, query: str) -> None:
       with searching:
-        found = searcher.search(query, k)
-      page = template.render(query=query, found=found, private=private)
+        hits = searcher.search(query, k)
+      page = template.render(
+        name=searcher.name, query=query, hits=hits, private=private
+      )
       content = page.encode()
       self.send_response(200)
       for name, value in _HEADERS.items():

@@ -113,17 +113,19 @@ def _verdict(one: results.AuditReport) -> str:
 class _Row(NamedTuple):
   """Canaries of one generator that stand in the data equally often."""
 
-  name: str
-  audits: Audits  # of its seeds
+  audit: results.AuditReport
   repetitions: int
   kinds: Sequence[str] = ()  # of canaries; none: not yet chosen
+
+  @property
+  def name(self) -> str:
+    return self.audit.name
 
   @property
   def cells(self) -> list[results.AuditCell]:
     return [
       cell
-      for one in self.audits
-      for cell in one.cells
+      for cell in self.audit.cells
       if cell.repetitions == self.repetitions and cell.kind in self.kinds
     ]
 
@@ -139,14 +141,14 @@ class _Row(NamedTuple):
     """Returns the mean rank of inserted secrets; None: there are none."""
     if not (ranks := self.gathered("ranks")):
       return None
-    return exposure.mean_rank(ranks, self.audits[0].num_ranked)
+    return exposure.mean_rank(ranks, self.audit.num_ranked)
 
   def rank(self) -> str:
     return tables.interval(self.mean_rank(), ".1f")
 
   def epsilon(self) -> str:
     """Writes the epsilon that the mean rank speaks of."""
-    num, ranks = self.audits[0].num_ranked, self.gathered("ranks")
+    num, ranks = self.audit.num_ranked, self.gathered("ranks")
     mean = statistics.fmean(ranks) if ranks else (num + 1) / 2
     return f"{exposure.epsilon_of_mean_rank(mean, num, self.repetitions):.3f}"
 
@@ -164,16 +166,11 @@ class _Row(NamedTuple):
 
 
 def _rows(audits: Audits) -> list[_Row]:
-  """Gathers the seeds of each generator, by repetitions."""
-  seeds: dict[str, list[results.AuditReport]] = {}
-  for one in audits:
-    seeds.setdefault(results.row_of(one.name), []).append(one)
+  """Lists each generator's canaries, by repetitions."""
   return [
-    _Row(name, ours, repetitions)
-    for name, ours in seeds.items()
-    for repetitions in sorted(
-      {c.repetitions for one in ours for c in one.cells}
-    )
+    _Row(one, repetitions)
+    for one in audits
+    for repetitions in sorted({cell.repetitions for cell in one.cells})
   ]
 
 
@@ -214,7 +211,7 @@ def _details(audits: Audits) -> blocks.Table:
     row._replace(kinds=(kind,))
     for _, ours in itertools.groupby(_rows(audits), lambda row: row.name)
     for rows in [list(ours)]
-    for kind in _kinds(rows[0].audits)
+    for kind in _kinds([rows[0].audit])
     for row in rows
   ]
   return tables.of(

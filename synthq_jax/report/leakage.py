@@ -143,7 +143,7 @@ def _warnings(leakage: found_lib.QueryLeakage) -> list[blocks.Paragraph]:
     if p_value is None or p_value >= _LEVEL:
       continue
     key = "found" if one.difference.mean > 0 else "control_leaks"
-    if results.row_of(one.name) == "public_only":
+    if one.name == "public_only":
       key = "public_differs"
     name = f"{_NAME(one.name)}, {one.detector}"
     told.append(words.paragraph(f"leakage.{key}", name=name, p=p_value))

@@ -38,7 +38,7 @@ def _synthetic_queries(
     table,
     words.paragraph("queries.columns"),
   ]
-  for one in results.first_seeds(synthetic):
+  for one in synthetic:
     settings = f'{one.sampler}, input "{one.prefix}DOCUMENT".'
     said = filter(None, (settings, one.filters, _removed(one.removed)))
     content += [

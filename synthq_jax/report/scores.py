@@ -1,4 +1,4 @@
-"""Draws scores: tables of rows, against epsilon, over seeds, over test sets."""
+"""Draws scores: tables of rows, against epsilon, over test sets."""
 
 import collections
 import math
@@ -160,7 +160,6 @@ def _private(
     words.paragraph("scores.headline", measure=measure),
     *_kept(main, measure),
     *_systems(main, measure, "private test queries"),
-    *_seeds(comparison, measure),
     *_differences(comparison.differences, measure),
   )
 
@@ -307,29 +306,6 @@ def _place(one: results.Evaluation) -> tuple[float, str] | None:
   return (float(written), written)
 
 
-def _seeds(
-  comparison: comparison_results.QueryComparison, measure: str
-) -> Content:
-  several = [
-    row
-    for row in comparison.rows
-    if row.evaluation.test_set == comparison.test_set
-    and len(row.by_seed[measure]) > 1
-  ]
-  if not several:
-    return ()
-  number = max(len(row.by_seed[measure]) for row in several)
-  seeds = {
-    f"Seed {i + 1}": lambda row, i=i: f"{row.by_seed[measure][i]:.3f}"
-    for i in range(number)
-  }
-  columns = {"Row": lambda row: _NAME(row.evaluation.name), **seeds}
-  return (
-    blocks.Heading(text=f"{measure} of each seed"),
-    tables.of(several, columns),
-  )
-
-
 def _differences(
   differences: Sequence[comparison_results.Difference], measure: str
 ) -> Content:
@@ -440,14 +416,11 @@ def _times(
 ) -> Content:
   """Returns how long each row took from the public checkpoint to its score.
 
-  Means over seeds; the cost of a row is its time on this machine. Of systems
+  The cost of a row is its time on this machine. Of systems
   beside a dense retriever the scoring alone is counted.
   """
-  seconds = collections.defaultdict(list)
-  for one in checkpoints:
-    seconds[one.kind, results.row_of(one.name)].append(one.seconds)
-  for one in synthetic:
-    seconds["queries", results.row_of(one.name)].append(one.seconds)
+  seconds = {(one.kind, one.name): one.seconds for one in checkpoints}
+  seconds |= {("queries", one.name): one.seconds for one in synthetic}
   spent = {}
   for row in comparison.rows:
     name = row.evaluation.name
@@ -456,13 +429,9 @@ def _times(
     kinds = (
       ("generator", generator), ("queries", queries), ("retriever", name)
     )  # fmt: skip
-    means = [
-      sum(values) / len(values) if (values := seconds.get(kind)) else 0.0
-      for kind in kinds
-    ]
-    repeats = len(next(iter(row.by_seed.values())))
     if row.evaluation.test_set == comparison.test_set:
-      spent[name] = [*means, row.evaluation.seconds / repeats]
+      known = (seconds.get(kind, 0.0) for kind in kinds)
+      spent[name] = [*known, row.evaluation.seconds]
   parts = {
     title: lambda name, i=i: (
       tables.duration(spent[name][i]) if spent[name][i] else "-"

@@ -1,13 +1,12 @@
 """Searches vectors exactly, by inner product, with faiss."""
 
 import dataclasses
-import os
 from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from synthq_jax import artifacts, extras
+from synthq_jax import extras
 
 with extras.required("run"):
   import faiss
@@ -143,15 +142,6 @@ class Index:
         unsure.append(part[~sure])
       open_ = np.concatenate(unsure)
     return scores, places
-
-  def save(self, path: str | os.PathLike) -> None:
-    """Writes the faiss index, vectors included; it appears when complete.
-
-    Args:
-      path: the file, which faiss itself reads.
-    """
-    with artifacts.replacing(path) as stream:
-      faiss.write_index(self.flat, faiss.PyCallbackIOWriter(stream.write))
 
   def _candidates(
     self, queries: np.ndarray, k: int, width: int

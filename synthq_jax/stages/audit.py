@@ -100,10 +100,9 @@ def jobs(run):
   attacks = {*config.audit.attacks}
   written, queries = run.rows("generate"), run.queries
   for name, (generator, source) in run.generators.items():
-    seed = name.removeprefix(results.row_of(name))
     given = {"written": written.get(name)}  # searched for secrets
     if "synthetic" in attacks:
-      given["public_synthetic"] = queries.get(f"public_only{seed}")
+      given["public_synthetic"] = queries.get("public_only")
     if {"synthetic", "retriever"} & attacks:
       given["synthetic"] = queries.get(name)
     if "retriever" in attacks:
@@ -121,7 +120,7 @@ def jobs(run):
       settings=config.audit,
       inputs={
         "prefix": config.finetune_dp.prefix,
-        "canaries": run.canaries(seed),
+        "canaries": run.canaries,
         "generator": generator,
         **{key: made.value for key, made in given.items()},
       },
@@ -140,16 +139,15 @@ def check(run) -> None:
     return
   vocabulary = inputs.vocabulary(run, prepared)
   rng = np.random.default_rng(0)  # to see whether it can be done
-  for canaries in map(run.canaries, run.seeds):
-    _check_coins(canaries)
-    each = tuple({canary.kind: canary for canary in canaries}.values())
-    _tokenized(each, vocabulary, config.finetune_dp.prefix, prepared)
-    symbols = canaries_lib.alphabets((c.kind for c in each), vocabulary)
-    for canary in each:
-      own = symbols[canary.kind]
-      candidates_lib.draw(canary, own, config.audit.num_ranked, rng)
-      if canaries_lib.KINDS[canary.kind].side == "query":
-        candidates_lib.draw(canary, own, config.audit.num_candidates, rng)
+  _check_coins(run.canaries)
+  each = tuple({canary.kind: canary for canary in run.canaries}.values())
+  _tokenized(each, vocabulary, config.finetune_dp.prefix, prepared)
+  symbols = canaries_lib.alphabets((c.kind for c in each), vocabulary)
+  for canary in each:
+    own = symbols[canary.kind]
+    candidates_lib.draw(canary, own, config.audit.num_ranked, rng)
+    if canaries_lib.KINDS[canary.kind].side == "query":
+      candidates_lib.draw(canary, own, config.audit.num_candidates, rng)
 
 
 def _check_coins(canaries: Sequence[canaries_lib.Canary]) -> None:

@@ -1,9 +1,8 @@
 """Compares rows with each other, and synthetic with real queries.
 
-Scores of several seeds become one row, rows are tested against each other query
-by query, further test sets stand side by side, and the synthetic queries for
-documents of held-out pairs are held against the real ones: BLEU, MAUVE, words,
-copies. The report draws what this stage found.
+Rows are tested against each other query by query, further test sets stand side by
+side, and the synthetic queries for documents of held-out pairs are held against the
+real ones: BLEU, MAUVE, words, copies. The report draws what this stage found.
 
 Formal guarantee: none, the result lies under `private/`. Its `shareable_side_by_side`
 alone is a function of scores that may be shared (`results.is_shareable_score`).
@@ -11,13 +10,11 @@ alone is a function of scores that may be shared (`results.is_shareable_score`).
 
 import collections
 import dataclasses
-import json
-import math
 import pathlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from synthq_jax import extras
+from synthq_jax import artifacts, extras
 from synthq_jax.data import beir_sets, files
 from synthq_jax.generation import mauve, text_measures
 from synthq_jax.pipeline import (
@@ -32,10 +29,6 @@ from synthq_jax.stages import stage
 
 __all__ = ["STAGE", "Config", "HeldOut", "run", "similarity"]
 
-_SEEDS_EXPLAINED = (
-  "A row with several seeds is the mean of their retrievers, and its epsilon"
-  " that of each of them: all of them together cost more."
-)
 _REFERENCE = "public only"
 _BM25 = system_results.LEXICAL
 _CLUSTERINGS = 5
@@ -66,7 +59,7 @@ class Config:
   """A local folder of GPT-2 (gpt2-large, to compare with papers) whose features
   MAUVE takes; None: those of the run's public checkpoint."""
   bootstrap_samples: int = 2000
-  """Resamples of the queries behind means over seeds and differences."""
+  """Resamples of the queries behind differences."""
   seed: int = 0
   """Of all draws: resamples, documents, queries, clusterings."""
 
@@ -84,7 +77,7 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Scored:
-  """A row, and its values by measure and query: means over seeds."""
+  """A row, and its values by measure and query."""
 
   row: comparison_results.Row
   per_query: Mapping[str, Mapping[str, float]]
@@ -178,22 +171,22 @@ def run(task: stage.Task) -> comparison_results.QueryComparison:
 def _rows(
   task: stage.Task, evaluations: Sequence[results.Evaluation]
 ) -> list[_Scored]:
-  """Gathers the seeds of each row, test set by test set.
-
-  The interval of a mean over seeds is the bootstrap interval of the queries'
-  means over seeds: it says how far other queries could move the row, for these
-  seeds; `by_seed` says how far other seeds do.
-  """
-  sets: dict[str, dict[str, list[results.Evaluation]]] = {}
+  """Reads the values of each row, test set by test set."""
+  sets: dict[str, list[results.Evaluation]] = {}
   for one in evaluations:
-    groups = sets.setdefault(one.test_set, {})
-    groups.setdefault(results.row_of(one.name), []).append(one)
+    sets.setdefault(one.test_set, []).append(one)
   folders, data = task.folders, task.inputs["prepared"]
   return [
-    _row(task.settings, folders.root, name, group, owners)
-    for test_set, groups in sets.items()
+    _Scored(
+      row=comparison_results.Row(evaluation=one),
+      per_query=artifacts.read_json(
+        folders.root / one.directory / "per_query.json"
+      ),
+      owners=owners,
+    )
+    for test_set, group in sets.items()
     for owners in [inputs.owners(folders, data, test_set)]
-    for name, group in groups.items()
+    for one in group
   ]
 
 
@@ -242,54 +235,6 @@ def _with_headline(config: Config, one: _Scored, values, number) -> _Scored:
     one.row, over_bm25=over, over_bm25_at_once=at_once, gain_kept=kept
   )
   return dataclasses.replace(one, row=row)
-
-
-def _row(
-  config: Config,
-  root: pathlib.Path,
-  name: str,
-  group: Sequence[results.Evaluation],
-  owners: Mapping[str, int] | None,
-) -> _Scored:
-  values = [
-    json.loads((root / one.directory / "per_query.json").read_text())
-    for one in group
-  ]
-  merged = {
-    measure: {
-      query: math.fsum(table[measure][query] for table in values) / len(values)
-      for query in queries
-    }
-    for measure, queries in values[0].items()
-  }
-  first = dataclasses.replace(group[0], name=name)
-  if len(group) > 1:
-    first = dataclasses.replace(
-      first,
-      statement=max(
-        (one.statement for one in group if one.statement is not None),
-        key=lambda claim: claim.epsilon,
-        default=None,
-      ),
-      measures={
-        measure: significance.bootstrap_interval(
-          queries, owners, samples=config.bootstrap_samples, seed=config.seed
-        )
-        for measure, queries in merged.items()
-      },
-      traps=tuple(
-        dict.fromkeys(
-          trap for one in group for trap in (*one.traps, _SEEDS_EXPLAINED)
-        )
-      ),
-      seconds=math.fsum(one.seconds for one in group),
-    )
-  by_seed = {
-    measure: tuple(one.measures[measure].mean for one in group)
-    for measure in merged
-  }
-  row = comparison_results.Row(evaluation=first, by_seed=by_seed)
-  return _Scored(row=row, per_query=merged, owners=owners)
 
 
 def _differences(
@@ -377,7 +322,7 @@ def _held_out(
   texts = similar = HeldOut(root, prepared, synthetic)
   if is_train := config.similar_to == "train":
     similar = HeldOut(root, prepared, synthetic, "train")
-  names = tuple(one.name for one in results.first_seeds(synthetic))
+  names = tuple(one.name for one in synthetic)
   asked = texts.asked_and_written(names, config.num_comparisons, config.seed)
   found = similarity(
     similar,

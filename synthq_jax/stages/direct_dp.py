@@ -215,25 +215,25 @@ def methods(config: Any) -> dict[str, Config]:
 
 
 def jobs(run):
-  """Yields a retriever for each method, epsilon and seed."""
+  """Yields a retriever for each method and epsilon."""
   if run.for_audit:
     return
   epsilons = filter(math.isfinite, run.config.rows.direct_dp)
-  for (row, method), epsilon, seed in itertools.product(
-    methods(run.config).items(), epsilons, run.seeds
+  for (row, method), epsilon in itertools.product(
+    methods(run.config).items(), epsilons
   ):
-    name = f"{row}_{stage.row_name(epsilon)}{seed}"
-    settings = private_training.filled(run.seeded(method, name), run.prepared)
-    compared = run.compared(name)
+    name = f"{row}_{stage.row_name(epsilon)}"
+    settings = private_training.filled(method, run.prepared)
     yield stage.Job(
       name=name,
       depends=(
         settings,
         float(epsilon),
-        *run.private_data(compared, run.encoder_data),
+        *run.private_data(name, run.encoder_data),
       ),
       settings=settings,
-      inputs={"epsilon": epsilon, "compared": compared},
+      inputs={"epsilon": epsilon},
+      is_private=run.config.rows.is_compared(name),
     )
 
 
@@ -256,8 +256,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   Args:
     task: with the working directory's secret; its inputs are "prepared", the
       documents and private train queries; "encoder", the folder of a public
-      checkpoint; "epsilon", the target, finite; and whether the row is only
-      "compared".
+      checkpoint; and "epsilon", the target, finite.
 
   Returns:
     The encoder with its own statement; under `private/` where it is only
@@ -297,7 +296,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   )
   return inputs.save_checkpoint(
     task,
-    task.folder(private=bool(task.inputs["compared"])),
+    task.folder(private=False),
     t5_checkpoints.unflatten({**public, **trained}),
     model_config,
     kind="retriever",

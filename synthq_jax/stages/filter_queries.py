@@ -96,13 +96,11 @@ def needs(config) -> tuple[str, ...]:
 
 def jobs(run):
   """Yields what is kept of each set of queries, where a filter is wanted."""
-  config = run.config.filter_queries
+  settings, recipe = run.config.filter_queries, run.config.train_retriever
+  if not settings.is_wanted:
+    return
+  data = run.encoder_data if settings.trains else run.data
   for name, (written, source) in run.rows("generate").items():
-    settings = run.seeded(config, name)
-    if not settings.is_wanted:
-      continue
-    recipe = run.seeded(run.config.train_retriever, name)
-    data = run.encoder_data if settings.trains else run.data
     yield stage.Job(
       name=name,
       depends=(settings, recipe, *data, source),

@@ -14,7 +14,6 @@ Formal guarantee:
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -117,30 +116,30 @@ class Config(private_training.Config):
 
 
 def jobs(run):
-  """Yields a generator for each epsilon and seed."""
+  """Yields a generator for each epsilon."""
   config = run.config
   settings = private_training.filled(
     config.finetune_dp,
     run.prepared,
     draws_users=bool(run.prepared.queries_per_user),
   )
-  for epsilon, seed in itertools.product(config.rows.synthetic, run.seeds):
-    name = stage.row_name(epsilon) + seed
-    compared = run.compared(f"synthetic_{name}")
+  for epsilon in config.rows.synthetic:
+    name = stage.row_name(epsilon)
+    row = f"synthetic_{name}"
     yield stage.Job(
       name=name,
       depends=(
         settings,
         float(epsilon),
         config.canaries,
-        *run.private_data(compared),
+        *run.private_data(row),
       ),
       settings=settings,
       inputs={
         "epsilon": epsilon,
-        "canaries": run.canaries(seed),
-        "compared": compared,
+        "canaries": run.canaries,
       },
+      is_private=config.rows.is_compared(row),
     )
 
 
@@ -162,9 +161,8 @@ def run(task: stage.Task) -> results.Checkpoint:
   Args:
     task: with the working directory's secret; its inputs are "prepared", the
       documents and private train queries; "start", the folder of a public
-      checkpoint; "epsilon", the target, inf for no privacy; "canaries", of
-      which the inserted ones are records, too; and whether the row is only
-      "compared".
+      checkpoint; "epsilon", the target, inf for no privacy; and
+      "canaries", of which the inserted ones are records, too.
 
   Returns:
     The checkpoint with its statement; under `private/` where epsilon is inf, or
@@ -225,10 +223,9 @@ def run(task: stage.Task) -> results.Checkpoint:
     params = {**public, **trained}
   else:
     params = config.adapter.merge(public, trained)
-  private = math.isinf(epsilon) or bool(task.inputs["compared"])
   return inputs.save_checkpoint(
     task,
-    task.folder(private=private),
+    task.folder(private=math.isinf(epsilon)),
     t5_checkpoints.unflatten(params),
     model_config,
     kind="generator",
@@ -481,15 +478,13 @@ def planted(
   settings: Any,
   space: workspace.Workspace,
   prepared: results.PreparedData,
-  seed: str = "",
 ) -> tuple[canaries_lib.Canary, ...]:
-  """Makes the canaries of a repetition, the same ones each time.
+  """Makes the canaries of a run, the same ones each time.
 
   Args:
     settings: a `plan.Canaries`.
     space: the working directory, whose secret draws texts, secrets and coins.
     prepared: documents and vocabulary; no private query is read.
-    seed: the end of the names of the repetition, which has canaries of its own.
 
   Returns:
     The canaries; none where none are wanted.
@@ -500,7 +495,7 @@ def planted(
   if not settings.number:
     return ()
   cells = len(settings.kinds) * len(settings.repetitions)
-  rng = np.random.default_rng(space.seed(f"canary texts{seed}"))
+  rng = np.random.default_rng(space.seed("canary texts"))
   wanted = _TEXTS_PER_CANARY * cells * settings.number
   chosen = set(rng.permutation(prepared.num_documents)[:wanted].tolist())
   # Without reading all documents into memory.
@@ -514,7 +509,7 @@ def planted(
     kinds=settings.kinds,
     repetitions=settings.repetitions,
     digits=settings.digits,
-    seed=space.seed(f"canaries{seed}"),
+    seed=space.seed("canaries"),
   )
 
 

@@ -78,10 +78,9 @@ def jobs(run):
   """Yields the queries of the public checkpoint and of each generator."""
   wanted = {k: (made.value, made.digest) for k, made in run.generators.items()}
   if run.config.rows.public_only:
-    public = {f"public_only{seed}": (None, "public") for seed in run.seeds}
-    wanted = {**public, **wanted}
+    wanted = {"public_only": (None, "public"), **wanted}
+  settings = run.config.generate
   for name, (generator, source) in wanted.items():
-    settings = run.seeded(run.config.generate, name)
     yield stage.Job(
       name=name,
       depends=(settings, *run.data, source),

@@ -16,7 +16,6 @@ Formal guarantee:
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -59,25 +58,23 @@ class Config(_ranking.Config):
 
 
 def jobs(run):
-  """Yields a map for each epsilon and seed."""
+  """Yields a map for each epsilon."""
   config = run.config
   if run.for_audit:
     return
   settings = private_training.filled(config.learn_map, run.prepared)
-  for epsilon, seed in itertools.product(config.rows.mapped, run.seeds):
-    name = f"{stage.row_name(epsilon)}{seed}"
-    first = config.rows.mapped_row
-    first += seed if first != "untrained" else ""
+  for epsilon in config.rows.mapped:
+    name, first = stage.row_name(epsilon), config.rows.mapped_row
     retriever, learned = run.retrievers[first], run.rows("learn_to_rank")[first]
     vectors = run.rows("encode_documents")[first]
-    compared = run.compared(f"{system_results.Ranking.SYSTEM}_{_NAME}_{name}")
+    row = f"{system_results.Ranking.SYSTEM}_{_NAME}_{name}"
     yield stage.Job(
       name=name,
       depends=(
         settings,
         float(epsilon),
         config.evaluate.drop_identical,
-        *run.private_data(compared),
+        *run.private_data(row),
         retriever.digest,
         learned.digest,
         vectors.digest,
@@ -85,12 +82,12 @@ def jobs(run):
       settings=settings,
       inputs={
         "epsilon": epsilon,
-        "compared": compared,
         "retriever": retriever.value,
         "learned": learned.value,
         "vectors": vectors.value,
         "drop_identical": config.evaluate.drop_identical,
       },
+      is_private=config.rows.is_compared(row),
     )
 
 
@@ -107,8 +104,7 @@ def run(task: stage.Task) -> system_results.Ranking:
     task: with the working directory's secret; its inputs are "prepared", the
       documents and private train queries; the public "retriever" and its
       "vectors" of the documents; "learned", the weights; "epsilon", the map's
-      own, inf for no privacy; whether the row is only "compared"; and
-      "drop_identical", as `evaluate.Config` has it.
+      own, inf for no privacy; and "drop_identical", as `evaluate.Config` has it.
 
   Returns:
     The weights with the map; under `private/` where epsilon is inf, the weights
@@ -143,11 +139,7 @@ def run(task: stage.Task) -> system_results.Ranking:
       records=dp_step.Drawn(len(judged.qrels), make),
     ),
   )
-  is_private = bool(
-    math.isinf(epsilon)
-    or task.inputs["compared"]
-    or results.is_private_path(learned.directory)
-  )
+  is_private = math.isinf(epsilon) or results.is_private_path(learned.directory)
   directory = task.folder(private=is_private)
   matrix = np.asarray(trained[_NAME], np.float32)
   array_files.save(directory / system_results.Ranking.FILE, matrix)

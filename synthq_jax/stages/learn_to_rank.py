@@ -89,14 +89,14 @@ def jobs(run):
       )
       continue
     vectors = run.rows("encode_documents")[name]
-    compared = run.compared(f"{system_results.Ranking.SYSTEM}_{name}")
+    row = f"{system_results.Ranking.SYSTEM}_{name}"
     left_out = run.left_out(name) if name.startswith("original") else 0.0
     yield stage.Job(
       name=name,
       depends=(
         settings,
         config.evaluate.drop_identical,
-        *run.private_data(compared),
+        *run.private_data(row),
         left_out,
         retriever.digest,
         vectors.digest,
@@ -106,9 +106,9 @@ def jobs(run):
         "retriever": retriever.value,
         "vectors": vectors.value,
         "left_out": left_out,
-        "compared": compared,
         "drop_identical": config.evaluate.drop_identical,
       },
+      is_private=config.rows.is_compared(row),
     )
 
 
@@ -135,8 +135,8 @@ def run(task: stage.Task) -> system_results.Ranking:
     task: with the working directory's secret; its inputs are "prepared", the
       documents and private train queries; the "retriever", and its "vectors" of
       the documents; "left_out", the share of documents whose queries did not
-      train it, and learn alone; 0: all queries learn; whether the row is only
-      "compared"; and "drop_identical", as `evaluate.Config` has it.
+      train it, and learn alone; 0: all queries learn; and "drop_identical", as
+      `evaluate.Config` has it.
 
   Returns:
     The weights; under `private/` where the retriever is, or the row is only
@@ -151,7 +151,6 @@ def run(task: stage.Task) -> system_results.Ranking:
     weights, learned = _learned(task, judged, has_claim)
     claim = joint.claim([claim, learned]) if has_claim else claim
   private = results.is_private_path(retriever.directory)
-  private = private or bool(task.inputs["compared"])
   note = _NOTE.format("with DP" if has_claim else "without noise")
   return system_results.Ranking(
     directory=task.folders.relative(task.folder(private=private)),

@@ -4,7 +4,6 @@ One Gaussian mechanism releases the mean of every row that may be shared by ever
 measure. Differences from BM25 are taken from what was released.
 """
 
-import collections
 import dataclasses
 import json
 import math
@@ -21,7 +20,8 @@ from synthq_jax.pipeline import (
   results,
   system_results,
 )
-from synthq_jax.privacy import accounting, joint, rounding, terms
+from synthq_jax.privacy import accounting, rounding, terms
+from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import measures
 from synthq_jax.stages import stage
 
@@ -76,7 +76,7 @@ def jobs(run):
     run.say("[release_scores] no row may be shared: left out")
     return
   number = run.prepared.num_queries[run.prepared.test_split]
-  size = len({*map(results.row_of, scored)}) * len(config.measures)
+  size = len(scored) * len(config.measures)
   refused = _refusal(config, number, size, run.prepared)
   if refused and not config.required:
     run.say(f"[release_scores] left out: {refused}")
@@ -159,11 +159,8 @@ def run(task: stage.Task) -> results.ReleasedScores:
   """
   config, space = task.settings, task.folders
   prepared, evaluations = task.inputs["prepared"], task.inputs["evaluations"]
-  rows = collections.defaultdict(list)
-  for one in evaluations:
-    rows[results.row_of(one.name)].append(one)
   table = np.concatenate(
-    [_values(space.root, group, config.measures) for group in rows.values()],
+    [_values(space.root, one, config.measures) for one in evaluations],
     axis=1,
   )  # [query, row x measure]
   number, size = table.shape
@@ -176,7 +173,7 @@ def run(task: stage.Task) -> results.ReleasedScores:
     task, promise, noisy_sums.centred_sum(table)
   )
   std = promise.noise_multiplier * promise.l2_sensitivity
-  means = (noisy_sums.MIDDLE + noisy / number).reshape(len(rows), -1)
+  means = (noisy_sums.MIDDLE + noisy / number).reshape(len(evaluations), -1)
   folder = task.folder(private=False)
   return results.ReleasedScores(
     directory=space.relative(folder),
@@ -186,7 +183,7 @@ def run(task: stage.Task) -> results.ReleasedScores:
     noise=std / number,
     rows=_rows(
       config,
-      list(rows.values()),
+      evaluations,
       means,
       noise=std / number,
       number=number,
@@ -239,38 +236,36 @@ def _refusal(
 
 
 def _values(
-  root, group: Sequence[results.Evaluation], measures: Sequence[str]
+  root, one: results.Evaluation, measures: Sequence[str]
 ) -> Float[np.ndarray, "query measure"]:
-  """Reads the values of a row: means over its seeds, which stay in [0, 1]."""
-  tables = []
-  for one in group:
-    read = json.loads((root / one.directory / "per_query.json").read_text())
-    tables.append([[v for _, v in sorted(read[m].items())] for m in measures])
-  return np.mean(np.array(tables, float), axis=0).T
+  """Reads the values of a row."""
+  read = json.loads((root / one.directory / "per_query.json").read_text())
+  table = [[v for _, v in sorted(read[m].items())] for m in measures]
+  return np.array(table, float).T
 
 
 def _rows(
   config: Config,
-  groups: Sequence[Sequence[results.Evaluation]],
+  evaluations: Sequence[results.Evaluation],
   means: Float[np.ndarray, "row measure"],
   **known: Any,
 ) -> tuple[results.ReleasedRow, ...]:
   """Returns the rows with their intervals; reads nothing private."""
   known["confidence"] = config.confidence
-  names = [results.row_of(group[0].name) for group in groups]
+  names = [one.name for one in evaluations]
   base: Mapping[str, float] = {}
   if system_results.LEXICAL in names:
     found = means[names.index(system_results.LEXICAL)]
     base = dict(zip(config.measures, found.tolist(), strict=True))
   rows = []
-  for name, group, values in zip(names, groups, means.tolist(), strict=True):
+  for one, values in zip(evaluations, means.tolist(), strict=True):
     own = dict(zip(config.measures, values, strict=True))
-    over = {} if name == system_results.LEXICAL else base
+    over = {} if one.name == system_results.LEXICAL else base
     rows.append(
       results.ReleasedRow(
-        name=name,
-        label=group[0].label,
-        epsilon=_epsilon(group),
+        name=one.name,
+        label=one.label,
+        epsilon=_epsilon(one.statement),
         means={m: noisy_results.mean(v, **known) for m, v in own.items()},
         over_bm25={
           m: noisy_results.difference(own[m], v, **known)
@@ -281,13 +276,9 @@ def _rows(
   return tuple(rows)
 
 
-def _epsilon(group: Sequence[results.Evaluation]) -> float | None:
-  """Returns what all systems of a row cost together; None: no private query."""
-  claims = [one.statement for one in group if one.statement is not None]
-  private = [claim for claim in claims if not claim.is_public]
-  if len(private) > 1:
-    private = [joint.claim(private)]
-  return private[0].epsilon if private else None
+def _epsilon(claim: statement_lib.PrivacyStatement | None) -> float | None:
+  """Returns what the system of a row cost; None: no private query."""
+  return None if claim is None or claim.is_public else claim.epsilon
 
 
 def _screen(made: Sequence[results.ReleasedScores]) -> str:

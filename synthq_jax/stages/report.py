@@ -103,13 +103,12 @@ def jobs(run):
 
 
 def _shipped(run) -> list[str]:
-  """Returns the rows whose systems may be given away, without seeds."""
-  names = {
-    results.row_of(name)
+  """Returns the rows whose systems may be given away."""
+  return sorted(
+    name
     for name, made in run.systems.items()
     if not results.is_private_path(made.value.directory)
-  }
-  return sorted(names)
+  )
 
 
 def run(task: stage.Task) -> results.Report:
@@ -303,7 +302,7 @@ def _curves(
   root: pathlib.Path, checkpoints: Sequence[results.Checkpoint], private: bool
 ) -> _Curves:
   curves = {}
-  for one in results.first_seeds(checkpoints):
+  for one in checkpoints:
     is_private = not results.is_shareable(one) or results.is_private_path(
       one.metrics
     )

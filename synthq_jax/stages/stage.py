@@ -61,6 +61,8 @@ class Job:
   """What the task hands over as its settings."""
   inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   """Earlier results, and what else the task hands over, by name."""
+  is_private: bool = False
+  """Whether it lies under `private/` whatever it claims (`plan.Rows.compared`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class Task:
   """The stage's Config."""
   inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   """Earlier results by name."""
+  is_private: bool = False
+  """Whether the result lies under `private/` whatever it claims."""
   folders: Any
   """A `workspace.Folders`; a `workspace.Workspace`, which has the secret, if the
   stage declares that it needs it."""
@@ -95,6 +99,7 @@ class Task:
     Args:
       private: whether what the result says must not be shared.
     """
+    private = private or self.is_private
     if private:
       artifacts.remove(self.folders.public(self.place))
     place = self.folders.private if private else self.folders.public

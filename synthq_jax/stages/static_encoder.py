@@ -54,7 +54,7 @@ class Config(pairs.Recipe):
 
 
 def jobs(run):
-  """Yields one encoder, for all SEEDS, where a size is given."""
+  """Yields one encoder, where a size is given."""
   config = run.config.static_encoder
   if config.dim:
     yield stage.Job(depends=(config, *run.data_alone), settings=config)

@@ -57,16 +57,15 @@ def jobs(run):
       inputs={"documents": run.documents},
     )
   for name, (synthetic, source) in run.pair_sources.items():
-    settings = run.seeded(config.train_retriever, name)
     yield stage.Job(
       name=name,
       depends=(
-        settings,
+        config.train_retriever,
         run.left_out(name),
         *run.encoder_data,
         source,
       ),
-      settings=settings,
+      settings=config.train_retriever,
       inputs={
         "documents": run.documents if synthetic else run.prepared,
         "synthetic": synthetic,

@@ -234,7 +234,7 @@ def parsers() -> dict[str, Parser]:
     b"from synthq_jax.pipeline import plan\n"
     b"from synthq_jax.stages import generate\n"
     b"EPSILON = 8.0  # a macro\nplan.Rows.synthetic = (%EPSILON, 3)\n"
-    b"plan.RunConfig.seeds = (1, 2)\ngenerate.Config.p = 0.9\n"
+    b"plan.Rows.direct_dp = (1.0, 2.0)\ngenerate.Config.p = 0.9\n"
     b"generate.Config.prefix = 'a \\'b\\''\n"
   )
   none = statement_lib.non_private()

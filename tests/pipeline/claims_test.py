@@ -102,7 +102,7 @@ ALIKE = ("query", "ADD_OR_REMOVE_ONE")
 EMPTIED = ("query text", "REPLACE_SPECIAL")
 RUNS = {
   "one generator": ([QUERY], ALIKE),
-  "three seeds": ([dataclasses.replace(QUERY, times=3)], ALIKE),
+  "three releases": ([dataclasses.replace(QUERY, times=3)], ALIKE),
   "two settings": ([QUERY, Released(noise=2.0, steps=100)], ALIKE),
   "replaced": (
     [Released(relation="REPLACE_ONE"), Released(relation="REPLACE_ONE")],

@@ -232,7 +232,6 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
       "prepared": made_up.prepared(**fields),
       "encoder": None,
       "epsilon": 8.0,
-      "compared": (),
     },
   )
   with pytest.raises(Asked) as found:

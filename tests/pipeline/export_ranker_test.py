@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
-import shutil
 import types
 
 import numpy as np
@@ -17,12 +16,10 @@ from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   export,
   inputs,
-  released_results,
   results,
   search,
   system_results,
 )
-from synthq_jax.privacy import joint, rounding
 from synthq_jax.retrieval import encode
 
 ROWS = {
@@ -69,9 +66,9 @@ def documents(root: pathlib.Path):
 
 
 def assert_ranks_as_the_run(root, row, ranker, k=15):
-  searcher = search.open_run(str(root), [row])
+  searcher = search.open_run(str(root), row)
   for query in QUERIES:
-    hits = searcher.search(query, k)[row]
+    hits = searcher.search(query, k)
     found = ranker.search(query, k)
     assert [one.id for one in hits] == [id_ for id_, _ in found], query
     scores = [score for _, score in found]
@@ -154,27 +151,6 @@ def test_equal_documents_stay_in_their_order(finished_run, tmp_path):
   plain = np.array([vectors @ one for one in asked])
   if (plain[:, 0] == plain[:, 6]).all():
     pytest.skip("this machine's products of equal rows are equal anyway")
-
-
-def test_what_is_only_compared_names_the_price_of_sharing_it(
-  finished_run, tmp_path
-):
-  root = finished_run.copy(tmp_path)
-  made = artifacts.load(root / ROWS["ltr_map_eps8"], system_results.Ranking)
-  hidden = dataclasses.replace(made, directory=f"private/{made.directory}")
-  place = root / hidden.directory
-  shutil.rmtree(place)  # its lines of metrics
-  (root / made.directory).rename(place)
-  (place / artifacts.RESULT_NAME).unlink()
-  artifacts.save(place, hidden, "digest")
-  released = released_results.read(root)
-  said = export.run(
-    place, tmp_path / "own", format="ranker", allow_private=True
-  )
-  whole = joint.claim([released.together, made.statement])
-  assert whole.epsilon > made.statement.epsilon + 1
-  assert f"both have epsilon = {rounding.epsilon(whole.epsilon)} (" in said
-  assert f"this alone {rounding.epsilon(made.statement.epsilon)}" in said
 
 
 def test_what_is_private_or_not_whole_is_refused(finished_run, tmp_path):

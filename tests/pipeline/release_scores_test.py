@@ -190,16 +190,6 @@ def test_intervals_cover_as_they_say_also_at_the_largest_variance(tmp_path):
       assert np.mean(seen) < 0.95 + 4 * error, name
 
 
-def test_seeds_are_one_row_of_their_means(tmp_path):
-  ones, zeros = np.ones(50), np.zeros(50)
-  config = settings(epsilon=50.0, delta=1e-3)
-  tables = {"a_seed0": {NDCG: ones}, "a_seed1": {NDCG: zeros}}
-  [row] = released(tmp_path, tables, config).rows
-  assert row.name == "a"
-  assert row.means[NDCG].here.mean == pytest.approx(0.5, abs=0.05)
-  assert row.over_bm25 == {}
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 2.0, -0.01])
 def test_values_outside_of_the_cube_move_the_sum_no_further_and_stop_nothing(
   tmp_path, bad
@@ -212,21 +202,14 @@ def test_values_outside_of_the_cube_move_the_sum_no_further_and_stop_nothing(
   released(tmp_path, {"a": {NDCG: column[:, 0]}}, settings())
 
 
-def test_a_row_of_seeds_says_what_all_its_systems_cost():
-  """One of three trainings at 8 says 8; the mean of their scores has read all."""
-  claims = [made_up.claim(str(number)) for number in range(3)]
-
-  def row(*claims):
-    return [types.SimpleNamespace(statement=x) for x in claims]
-
-  assert release_scores._epsilon(row(claims[0])) == claims[0].epsilon
-  together = release_scores._epsilon(row(*claims))
-  assert together == joint.claim(claims).epsilon > 1.3 * claims[0].epsilon
-  assert release_scores._epsilon(row(None, None)) is None
+def test_a_row_says_what_its_system_cost():
+  claim = made_up.claim("1")
+  assert release_scores._epsilon(claim) == claim.epsilon
+  assert release_scores._epsilon(None) is None
   public = statement.none(public=("The documents.",))
-  assert release_scores._epsilon(row(public)) is None
-  none = dataclasses.replace(claims[0], epsilon=0.0)
-  assert release_scores._epsilon(row(none)) == 0.0
+  assert release_scores._epsilon(public) is None
+  none = dataclasses.replace(claim, epsilon=0.0)
+  assert release_scores._epsilon(none) == 0.0
 
 
 @pytest.mark.parametrize("rows", [1, 10])

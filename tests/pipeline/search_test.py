@@ -11,7 +11,7 @@ import urllib.parse
 import numpy as np
 import pytest
 
-from synthq_jax import artifacts, file_lists
+from synthq_jax import artifacts
 from synthq_jax.cli import main
 from synthq_jax.data import files
 from synthq_jax.pipeline import search, search_page, system_results
@@ -32,13 +32,13 @@ def queries(root):
 
 @pytest.mark.parametrize("name", ["bm25", "synthetic_eps8", "original"])
 def test_a_search_finds_what_the_evaluation_found(name, root):
-  searcher = search.open_run(root, [name], private=True)
+  searcher = search.open_run(root, name, private=True)
   place = root / "private" / "evaluate" / "test" / name
   expected = trec.read_run(place / "run.trec")
   texts = queries(root)
   assert len(expected) > 5
   for query, scores in expected.items():
-    hits = searcher.search(texts[query], 5)[name]
+    hits = searcher.search(texts[query], 5)
     assert [hit.id for hit in hits] == trec.ranking(scores)[:5]
     np.testing.assert_allclose(
       [hit.score for hit in hits], list(scores.values())[:5], atol=1e-4
@@ -56,44 +56,49 @@ def test_a_system_of_other_data_than_lie_there_is_not_searched(root, tmp_path):
   content = artifacts.sealed(content | {"data": "of other settings"})
   place.write_text(json.dumps(content))
   with pytest.raises(ValueError, match="prepared with other settings"):
-    search.open_run(copy, ["synthetic_eps8"])
+    search.open_run(copy, "synthetic_eps8")
 
 
 def test_a_fused_search_weighs_what_both_systems_find(root):
-  names = ["bm25", "synthetic_eps8"]
-  searcher = search.open_run(root, [*names, FUSED])
+  fused, *parts = (
+    search.open_run(root, name) for name in (FUSED, "bm25", "synthetic_eps8")
+  )
   made = artifacts.load(root / "fuse" / "synthetic_eps8", system_results.Fusion)
   for text in [*queries(root).values()][:10]:
-    hits = searcher.search(text, 100)
-    runs = ({"q": {h.id: h.score for h in hits[name]}} for name in names)
+    runs = (
+      {"q": {h.id: h.score for h in part.search(text, 100)}} for part in parts
+    )
     expected = fusion.fuse(made.method, *runs, weight=made.weight)["q"]
-    assert {h.id: h.score for h in hits[FUSED]} == pytest.approx(expected)
-    assert [h.id for h in searcher.search(text, 3)[FUSED]] == [*expected][:3]
-    most = searcher.search(text, 300)[FUSED]  # scaled by the first 100, too
+    hits = fused.search(text, 100)
+    assert {h.id: h.score for h in hits} == pytest.approx(expected)
+    assert [h.id for h in fused.search(text, 3)] == [*expected][:3]
+    most = fused.search(text, 300)  # scaled by the first 100, too
     assert {h.id: h.score for h in most[: len(expected)]} == pytest.approx(
       expected
     )
 
 
-def test_vectors_are_made_once_for_each_retriever(root):
-  search.open_run(root, ["untrained"])
-  folder = root / "search" / "untrained"
-  file = folder / "documents.faiss"
-  before = file.stat().st_mtime_ns
-  search.open_run(root, ["untrained"])
-  assert file.stat().st_mtime_ns == before
-  assert sorted(p.name for p in folder.iterdir()) == [
-    ".lock", "documents.faiss", "files.json", "result.json",
-  ]  # fmt: skip
-  made = root / "encode_documents" / "untrained" / artifacts.RESULT_NAME
-  result = json.loads(made.read_text())["result"]
-  other = {"fingerprint": "of other vectors", "result": result}
-  made.write_text(json.dumps(other))
-  search.open_run(root, ["untrained"])
-  assert file.stat().st_mtime_ns > before
-  made.unlink()
+def test_vectors_that_are_gone_are_not_searched(root, tmp_path):
+  copy = tmp_path / "run"
+  shutil.copytree(root, copy)
+  assert search.open_run(copy, "untrained").search("otter", 2)
+  assert not list(copy.rglob("*.faiss"))
+  (copy / "encode_documents/untrained" / artifacts.RESULT_NAME).unlink()
   with pytest.raises(ValueError, match="run `synthq run` again"):
-    search.open_run(root, ["untrained"])
+    search.open_run(copy, "untrained")
+
+
+def test_what_is_made_of_synthetic_queries_is_searched_unless_told(
+  root, tmp_path
+):
+  copy = tmp_path / "run"
+  shutil.copytree(root, copy)
+  for system in ("learn_to_rank", "fuse", "train_retriever"):
+    found = search.open_run(copy)
+    name = {"learn_to_rank": "ltr_", "fuse": "fused_"}.get(system, "")
+    assert found.name == f"{name}synthetic_eps8"
+    shutil.rmtree(copy / system / "synthetic_eps8")
+  assert search.open_run(copy).name == "bm25"
 
 
 def test_weights_beside_an_earlier_training_are_not_applied(root, tmp_path):
@@ -101,7 +106,7 @@ def test_weights_beside_an_earlier_training_are_not_applied(root, tmp_path):
   copy = tmp_path / "run"
   shutil.copytree(root, copy)
   for row in (FUSED, "ltr_synthetic_eps8"):
-    assert search.open_run(copy, [row]).search("row 3", 2)[row]
+    assert search.open_run(copy, row).search("row 3", 2)
   trained = copy / "train_retriever" / "synthetic_eps8" / artifacts.RESULT_NAME
   content = artifacts.read_json(trained)
   for entry in content["result"]["statement"]["ledger"]:
@@ -109,66 +114,12 @@ def test_weights_beside_an_earlier_training_are_not_applied(root, tmp_path):
   trained.write_text(json.dumps(artifacts.sealed(content)))
   for row in (FUSED, "ltr_synthetic_eps8"):
     with pytest.raises(ValueError, match="another training of it"):
-      search.open_run(copy, [row])
+      search.open_run(copy, row)
   with pytest.raises(ValueError, match="those of an earlier training of it"):
-    search.open_run(copy, ["synthetic_eps8"])
+    search.open_run(copy, "synthetic_eps8")
 
 
-def test_an_index_that_a_kill_left_is_made_again(root, tmp_path, monkeypatch):
-  copy = tmp_path / "run"
-  shutil.copytree(root, copy)
-  search.open_run(copy, ["synthetic_eps8"])
-  folder = copy / "search" / "synthetic_eps8"
-  vectors = copy / "encode_documents" / "synthetic_eps8" / artifacts.RESULT_NAME
-  first = vectors.read_text()
-  other = {
-    **artifacts.read_json(vectors),
-    "fingerprint": "others",
-    "listed": [],
-  }
-  vectors.write_text(json.dumps(artifacts.sealed(other)))
-  monkeypatch.setattr(search, "SavedIndex", None)  # killed before it is saved
-  with pytest.raises(TypeError):
-    search.open_run(copy, ["synthetic_eps8"])
-  monkeypatch.undo()
-  vectors.write_text(first)
-  index = folder / "documents.faiss"
-  index.write_bytes(b"of other vectors")
-  search.open_run(copy, ["synthetic_eps8"])
-  assert index.read_bytes() != b"of other vectors"
-
-
-def test_an_index_is_written_by_one_process_at_a_time(root, tmp_path):
-  """Two wrote one partial file, and half an index looked finished."""
-  copy = tmp_path / "run"
-  shutil.copytree(root, copy)
-  search.open_run(copy, ["synthetic_eps8"])
-  folder = copy / "search" / "synthetic_eps8"
-  done = folder.rename(copy / "done")
-  folder.mkdir(parents=True)
-  args = (copy, ["synthetic_eps8"])
-  second = threading.Thread(target=search.open_run, args=args, daemon=True)
-  with file_lists.locked(folder / ".lock", str):
-    second.start()
-    second.join(5)
-    assert second.is_alive()
-    assert [path.name for path in folder.iterdir()] == [".lock"]
-    for path in done.glob("[!.]*"):
-      path.rename(folder / path.name)
-    before = (folder / "documents.faiss").stat()
-  second.join(60)
-  after = (folder / "documents.faiss").stat()
-  assert not second.is_alive() and after.st_ino == before.st_ino
-  (folder / "documents.faiss").write_bytes(b"half")
-  with pytest.raises(
-    ValueError, match="documents.faiss: expected the .* got 4"
-  ):
-    search.open_run(copy, ["synthetic_eps8"])
-
-
-def test_private_retrievers_need_a_flag_and_their_vectors_stay_private(
-  root, capsys
-):
+def test_private_retrievers_need_a_flag(root, capsys):
   argv = ["search", f"--workdir={root}", "--system=original"]
   assert main.main([*argv, "otter"]) == 2
   [line] = capsys.readouterr().err.splitlines()
@@ -176,8 +127,6 @@ def test_private_retrievers_need_a_flag_and_their_vectors_stay_private(
   assert main.main([*argv, "--private", "--k=2", "otter"]) == 0
   shown = capsys.readouterr().out
   assert shown.startswith("original:\n  1. ") and "otter" in shown
-  assert not (root / "search" / "original").exists()
-  assert (root / "private" / "search" / "original").exists()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +153,7 @@ def test_a_wrong_search_is_one_line(flags, words, root, capsys):
 
 @pytest.fixture
 def page(root):
-  searcher = search.open_run(root, ["bm25", "synthetic_eps8"])
+  searcher = search.open_run(root, "synthetic_eps8")
   server = search_page.server(searcher, port=0, k=3, private=False)
   thread = threading.Thread(target=server.serve_forever)
   thread.start()
@@ -224,12 +173,12 @@ def page(root):
   server.server_close()
 
 
-def test_the_page_shows_the_systems_side_by_side(page, root, capfd):
+def test_the_page_shows_what_the_system_found(page, root, capfd):
   server, get = page
   assert server.server_address[0] == "127.0.0.1"
   answer, text = get("/", "otter of the harbor")
   assert answer.status == 200 and "synthetic_eps8" in text
-  assert text.count("<li>") == 6 and "Private" not in text
+  assert text.count("<li>") == 3 and "Private" not in text
   assert "Nothing." in get("/")[1]
   captured = capfd.readouterr()
   assert (
@@ -295,7 +244,7 @@ def test_texts_of_documents_do_not_control_the_terminal():
   hit = search.Hit(
     id="d", score=1.0, title="a\x1b[31m\nred\x07", snippet="b\x1b]0;c\x9b"
   )
-  said = search.describe({"bm25": [hit]})
+  said = search.describe("bm25", [hit])
   assert (
     said == "bm25:\n  1. a\ufffd[31m red\ufffd  (1.000)\n     b\ufffd]0;c\ufffd"
   )

@@ -26,7 +26,9 @@ def test_the_secret_is_drawn_once_and_used_again(tmp_path):
 def test_only_the_owner_may_read_the_secret(tmp_path):
   before = os.umask(0)  # the most careless of users
   try:
-    with contextlib.suppress(ValueError):  # one that others read is refused, too
+    with contextlib.suppress(
+      ValueError
+    ):  # one that others read is refused, too
       workspace.Workspace(tmp_path)
   finally:
     os.umask(before)

@@ -13,7 +13,6 @@ def test_rows_of_synthetic_queries_count_the_training_of_their_writer():
         directory="", name=name, label="", test_set="test", private=True,
         measures={}, num_queries=9, traps=(), seconds=4.0,
       ),
-      by_seed={"nDCG@10": (0.5,)},
     )
     for name in ("synthetic_eps8", "public_only")
   ]  # fmt: skip

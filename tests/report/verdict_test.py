@@ -48,7 +48,6 @@ def row(name, over, epsilon=None, mean=0.5):
   )  # fmt: skip
   return comparison_results.Row(
     evaluation=made,
-    by_seed={"nDCG@10": (mean,)},
     over_bm25=over
     and intervals.Interval(mean=over, low=over - 0.01, high=over + 0.01),
   )

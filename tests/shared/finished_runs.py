@@ -21,7 +21,7 @@ import random_t5
 import small_data
 
 from synthq_jax.cli import main
-from synthq_jax.pipeline import plan, results, search, workspace
+from synthq_jax.pipeline import plan, results
 from synthq_jax.stages import direct_dp
 
 NUM_PAIRS = 120
@@ -135,16 +135,6 @@ def make(folder: pathlib.Path) -> None:
   write_test_sets(folder / "sets")
   random_t5.save(folder / "t5")
   report = plan.run(configure(folder), folder / "run", progress=False)
-  # Searching saves an index once: here, so that no test writes to the run.
-  space = workspace.Folders(folder / "run")
-  rows = search.rows(space, private=True)
-  # Those of encoders alone: what else there is stands on their indexes.
-  names = [
-    name
-    for name, row in rows.items()
-    if row is None or isinstance(row, results.Checkpoint)
-  ]
-  search.open_run(str(folder / "run"), names, private=True)
   packages = sorted({name.split(".")[0] for name in sys.modules})
   (folder / "packages.json").write_text(json.dumps(packages))
   (folder / "report.pickle").write_bytes(pickle.dumps(report))

@@ -1,0 +1,173 @@
+"""Means over runs: every row of several runs that differ in their seed alone.
+
+A run has one seed. Whoever wants to know how much of a score is luck makes one
+run for each seed (launch/sweeps.py) and puts them side by side here.
+
+Formal guarantee:
+  None of its own. Without `private` only scores that may be shared are read out.
+"""
+
+import collections
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from synthq_jax import artifacts, intervals
+from synthq_jax.pipeline import comparison_results, results
+from synthq_jax.report import blocks, page, tables, words
+
+__all__ = ["run"]
+
+_Evaluations = Sequence[results.Evaluation]
+
+
+def run(workdirs: Sequence[str | os.PathLike], *, private: bool = False) -> str:
+  """Reads the scores of finished runs, and returns their means as text.
+
+  Args:
+    workdirs: of the runs; at least two.
+    private: whether scores that must not be shared are shown, too.
+
+  Raises:
+    ValueError: if a run is not finished, is named twice, has other settings than
+      the first, but for seeds, or the noise of another; or if no run has such
+      scores.
+  """
+  roots = [pathlib.Path(one) for one in workdirs]
+  if len({root.resolve() for root in roots}) < max(2, len(roots)):
+    raise ValueError(
+      "expected two or more different runs, got"
+      f" {', '.join(map(str, roots))}: name each working directory once"
+    )
+  found = [_read(root) for root in roots]
+  scored = [[row.evaluation for row in one.rows] for one in found]
+  _check_settings(roots)
+  _check_releases(roots, scored)
+  shown = [
+    [one for one in run if private or results.is_shareable_score(one)]
+    for run in scored
+  ]
+  if not any(shown):
+    raise ValueError(
+      f"{roots[0]}: expected scores that may be shared, got none: --private shows"
+      " those on private queries"
+    )
+  return page.text(_content(shown, found[0].measures))
+
+
+def _content(
+  runs: Sequence[_Evaluations], measures: Sequence[str]
+) -> list[blocks.Block]:
+  """Returns a table of means over runs for each test set."""
+  sets: dict[str, dict[str, list[results.Evaluation]]] = {}
+  for one in (one for run in runs for one in run):
+    rows = sets.setdefault(one.test_set, collections.defaultdict(list))
+    rows[one.name].append(one)
+  every = [one for run in runs for one in run]
+  content: list[blocks.Block] = []
+  if not all(map(results.is_shareable_score, every)):
+    content.append(words.paragraph("means.private"))
+  for test_set, rows in sets.items():
+    content += [
+      blocks.Heading(text=f"Test set {test_set}"),
+      _table(rows, measures),
+    ]
+  content.append(words.paragraph("means.columns", runs=len(runs)))
+  if any(one.epsilon is not None for one in every):
+    content.append(words.paragraph("means.cost"))
+  return content
+
+
+def _table(
+  rows: Mapping[str, _Evaluations], measures: Sequence[str]
+) -> blocks.Table:
+  columns = {
+    "Row": lambda group: tables.row_name(group[0].name),
+    "epsilon": lambda group: tables.epsilon(
+      max((x.epsilon for x in group if x.epsilon is not None), default=None)
+    ),
+    "Runs": lambda group: str(len(group)),
+  }
+  for name in measures:
+    title = tables.measure_name(name)
+    columns[title] = lambda group, name=name: _mean(_values(group, name))
+    columns[f"sd of {title}"] = lambda group, name=name: _deviation(
+      _values(group, name)
+    )
+  return tables.of(rows.values(), columns)
+
+
+def _values(group: _Evaluations, measure: str) -> np.ndarray:
+  means = [
+    one.measures[measure].mean for one in group if measure in one.measures
+  ]
+  return np.array(means)
+
+
+def _mean(values: np.ndarray) -> str:
+  if len(values) > 1:
+    return tables.interval(intervals.student(values))
+  return f"{values[0]:.3f}" if len(values) else "-"
+
+
+def _deviation(values: np.ndarray) -> str:
+  return f"{np.std(values, ddof=1):.4f}" if len(values) > 1 else "-"
+
+
+def _read(root: pathlib.Path) -> comparison_results.QueryComparison:
+  """Reads the scores of a run as its last report has them."""
+  folder = root / results.PRIVATE / "compare_queries"
+  if artifacts.read_fingerprint(folder) is None:
+    raise ValueError(
+      f"{root}: expected the working directory of a finished run, got none: run"
+      " `synthq run` first"
+    )
+  artifacts.check(folder)
+  return artifacts.load(folder, comparison_results.QueryComparison)
+
+
+def _check_settings(roots: Sequence[pathlib.Path]) -> None:
+  """Refuses runs of other settings, whose mean would be one of nothing."""
+  first, *others = map(_settings, roots)
+  for root, other in zip(roots[1:], others, strict=True):
+    names = sorted(
+      name for name in {*first, *other} if first.get(name) != other.get(name)
+    )
+    if names:
+      raise ValueError(
+        f"{root}: expected the settings of {roots[0]} but for seeds, got other"
+        f" values of {', '.join(names)}: name runs of one recipe"
+      )
+
+
+def _check_releases(
+  roots: Sequence[pathlib.Path], scored: Sequence[_Evaluations]
+) -> None:
+  """Refuses runs that share noise: one draw, counted twice, has no spread."""
+  owners: dict[str, pathlib.Path] = {}
+  for root, run in zip(roots, scored, strict=True):
+    claims = [one.statement for one in run if one.statement is not None]
+    for entry in (entry for claim in claims for entry in claim.ledger):
+      other = owners.setdefault(entry.identifier, root)
+      if other != root:
+        raise ValueError(
+          f"{root}: expected trainings of its own, got {entry.identifier} of"
+          f" {other}: leave SECRET_SEED out, so that each run draws its noise"
+        )
+
+
+def _settings(root: pathlib.Path) -> dict[str, str]:
+  """Reads the settings that a run wrote down, without seeds."""
+  path = root / "config.gin"
+  if not path.exists():  # of a run that Python started
+    return {}
+  text = re.sub(r"(?m)^\s*#.*\n", "", path.read_text(encoding="utf-8"))
+  found = re.findall(r"(?m)^([\w./]+) =((?:.*\n(?:[ \t].*\n)*))", text)
+  return {
+    name: " ".join(value.split())
+    for name, value in found
+    if name.rpartition(".")[2].lower() != "seed"
+  }
