@@ -226,8 +226,7 @@ def dp_adam(
         "expected numbers, and no schedules, with second_moment_floor="
         f"{second_moment_floor}, which takes out one variance"
       )
-    buffers = getattr(noise, "buffers", 0)
-    if noise is not None and (noise.min_separation > 1 or buffers):
+    if noise is not None and noise.min_separation > 1:
       raise ValueError(
         "expected independent noise, whose variance is the same in every step,"
         f" with second_moment_floor={second_moment_floor}, got correlated noise"

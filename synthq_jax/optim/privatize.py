@@ -81,7 +81,7 @@ def privatize(
     denominator: public divisor, above 0.
     key: one secret key, for the noise of all steps and nothing else. A step
       that closes over it holds it as a constant (pitfall 37).
-    noise: `iid()`, `banded(...)` or `blt(...)`; None means `iid()`. Correlated
+    noise: `iid()` or `banded(...)`; None means `iid()`. Correlated
       noise asks for a sampler that keeps a record's steps apart: see there.
 
   Returns:

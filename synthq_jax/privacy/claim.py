@@ -88,8 +88,6 @@ class Claim:
   """A `dp_accounting.NeighboringRelation` or its name."""
   noise_bands: int = 1
   """Of `optim.banded` noise; 1: independent in every step."""
-  noise_buffers: int = 0
-  """Of `optim.blt` noise that was made for `sampler` and at least `steps`."""
   accountant: str = "pld"
   """"pld" or "rdp"."""
   part: str = ""
@@ -104,7 +102,7 @@ class Claim:
   def __post_init__(self):
     """Refuses noise that does not fit the batches; fills in what is None."""
     batches.check_sampler(self.sampler)
-    self.sampler.check_noise(self.noise_bands, self.noise_buffers)
+    self.sampler.check_noise(self.noise_bands)
     if self.delta is None:
       object.__setattr__(self, "delta", 1 / (2 * self.sampler.units))
     if self.l2_sensitivity is None:
@@ -168,15 +166,10 @@ class Claim:
       return statement_lib.non_private(
         words.without_noise, unit=words.unit, relation=self.relation
       )
-    mechanism = words.mechanism
-    if self.noise_buffers:
-      mechanism += (
-        f", correlated over all steps in {self.noise_buffers} buffers"
-      )
     entries = tuple(
       releases.Release(
         identifier=identifier if number == 0 else f"{identifier}#{number}",
-        mechanism=mechanism,
+        mechanism=words.mechanism,
         **releases.sampler_fields(self.sampler),
         noise_multiplier=run.noise_multiplier,
         l2_clip_norm=float(self.l2_clip_norm),

@@ -359,8 +359,7 @@ class BallsInBins(_Groups):
   known amplification bounds are Monte Carlo estimates, which hold with a
   confidence only. The bin of a record does not depend on the others, so adding
   or removing one leaves those alone, unlike batches in a fixed order. The
-  numbers are public; seed, bins and batches are secret. This is what `optim.blt`
-  noise asks for.
+  numbers are public; seed, bins and batches are secret.
 
   >>> sampler = BallsInBins.with_margin(num_examples=1000, cycle_length=10)
   >>> sampler.expected_batch_size
@@ -377,8 +376,6 @@ class BallsInBins(_Groups):
   """Bins, at most num_examples."""
   max_batch_size: int
   """The number of rows of a batch, at least expected_batch_size."""
-
-  keeps_bins = True
 
   def __post_init__(self):
     """Refuses sizes that contradict each other."""
@@ -416,7 +413,7 @@ class BallsInBins(_Groups):
     )
 
   def uses(self, steps: int) -> dict[float, float]:
-    """Returns all cycles begun as one, which `optim.blt` noise makes of them."""
+    """Returns all cycles begun as one, as correlated noise may make of them."""
     return {math.sqrt(-(-steps // self.cycle_length)): 1.0}
 
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
