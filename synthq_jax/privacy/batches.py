@@ -231,7 +231,7 @@ class Sampler(abc.ABC):
     """Returns the event as if every batch had room for all its records."""
 
   @abc.abstractmethod
-  def uses(self, steps: int) -> dict[float, float]:
+  def uses(self, steps: int) -> dict[int, float]:
     """Bounds how often, in the mean, a unit moves by so many sensitivities."""
 
   @abc.abstractmethod
