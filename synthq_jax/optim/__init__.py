@@ -2,7 +2,6 @@
 
 from synthq_jax.optim import schedules
 from synthq_jax.optim.accumulation import accumulate
-from synthq_jax.optim.adaptive import AdaptiveClip, AdaptiveClipState
 from synthq_jax.optim.clipping import ClippedGrad, clipped_grad
 from synthq_jax.optim.contrastive import (
   Batch,
@@ -27,8 +26,6 @@ from synthq_jax.optim.noise import banded, iid
 from synthq_jax.optim.privatize import privatize
 
 __all__ = [
-  "AdaptiveClip",
-  "AdaptiveClipState",
   "Batch",
   "ClippedGrad",
   "ContrastiveGrad",

@@ -203,12 +203,7 @@ def check_whole(tree: Any) -> None:
         f"expected floating-point parameters, got {name} of {dtype}: noise"
         " means nothing there; keep it out of params"
       )
-  devices.refuse_parts(
-    tree,
-    "a whole sum",
-    "add the devices' sums (jax.lax.psum) under check_vma=True, or call"
-    " privatize outside of jax.shard_map",
-  )
+  devices.refuse_parts(tree)
 
 
 _READ_AGAIN = ("grad", "obj_fn", "value", "value_and_grad_fn", "value_fn")

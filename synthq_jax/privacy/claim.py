@@ -53,9 +53,8 @@ class Claim:
     own, rounded down, and under other samplers, where a record may be in
     whichever step of a cycle, all count with the least. Where noise follows from earlier private
     sums, or is traced, the claim is one about a number that it never falls
-    below: whoever trains has to keep to it. A clip norm that changes, of a
-    schedule or of `optim.AdaptiveClip`, asks for sums of unit norm, and then for
-    `l2_sensitivity=1`. A noisy statistic of all n records is one step of
+    below: whoever trains has to keep to it. A clip norm that changes asks for
+    sums of unit norm, and then for `l2_sensitivity=1`. A noisy statistic of all n records is one step of
     `Poisson(n, n, n + 1)`: a neighbour has one more. With `trials` the sums of the
     best of a secret number of such trainings alone are seen, drawn and chosen as
     `selection.Trials` has it.
