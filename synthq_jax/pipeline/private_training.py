@@ -142,8 +142,6 @@ class Settings:
   """Of correlated noise, which asks for cyclic batches; 1: independent noise."""
   trials: selection.Trials | None = None
   """Where this is the best of several trainings: the law of their number."""
-  second_moment_floor: float | None = None
-  """Of dp_adam: takes the noise's variance out of the second moments."""
   has_dropout: bool = False
   """Whether the loss takes a key for each record."""
   unit: str = "query"
@@ -251,7 +249,6 @@ def train(
       steps=config.steps,
       denominator=settings.denominator,
       noise_bands=settings.noise_bands,
-      second_moment_floor=settings.second_moment_floor,
     ),
     batch_seed=release.batch_seed,
     noise_key=release.noise_key,
