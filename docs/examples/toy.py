@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from synthq_jax import optim
-from synthq_jax.privacy import claim, sampling, terms
+from synthq_jax.privacy import claim, sampling
 
 SECRET = np.random.SeedSequence().entropy  # 128 bits: keep, tell nobody
 NUM, DIM, STEPS = 4000, 8, 60
@@ -26,7 +26,7 @@ def cross_entropy(scores, batch):
   return optax.softmax_cross_entropy_with_integer_labels(scores, batch["y"])
 
 
-def promise(grad_fn, words=terms.EXAMPLES):
+def promise(grad_fn):
   """Epsilon 8 for 60 noisy sums."""
   return claim.calibrated(
     epsilon=8.0,
@@ -34,7 +34,6 @@ def promise(grad_fn, words=terms.EXAMPLES):
     steps=STEPS,
     l2_clip_norm=grad_fn.l2_clip_norm,
     l2_sensitivity=grad_fn.sensitivity("ADD_OR_REMOVE_ONE"),
-    words=words,
   )
 
 

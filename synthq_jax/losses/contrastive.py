@@ -7,7 +7,7 @@ of single examples; `optim.batch_clipped_grad` clips a coupled gradient.
 `softmax` is the usual loss. `Softmax`, `Sigmoid` and `Spreadout` are losses for
 training with DP, where the gradient of each similarity is clipped: they also
 know the derivatives by which those gradients are weighted, what may be masked,
-and how far one record then moves the sum. `Bounded` makes one of any function.
+and how far one record then moves the sum.
 """
 
 import dataclasses
@@ -19,10 +19,9 @@ import jax.numpy as jnp
 
 from synthq_jax import checks
 from synthq_jax.losses import pairs
-from synthq_jax.losses.bounded import Bounded
 from synthq_jax.privacy import sensitivity
 
-__all__ = ["Bounded", "Sigmoid", "Softmax", "Spreadout", "softmax"]
+__all__ = ["Sigmoid", "Softmax", "Spreadout", "softmax"]
 
 
 def softmax(

@@ -2,8 +2,6 @@
 
 from synthq_jax.optim import schedules
 from synthq_jax.optim.accumulation import accumulate
-from synthq_jax.optim.adaptive import AdaptiveClip, AdaptiveClipState
-from synthq_jax.optim.buffered import blt
 from synthq_jax.optim.clipping import ClippedGrad, clipped_grad
 from synthq_jax.optim.contrastive import (
   Batch,
@@ -28,8 +26,6 @@ from synthq_jax.optim.noise import banded, iid
 from synthq_jax.optim.privatize import privatize
 
 __all__ = [
-  "AdaptiveClip",
-  "AdaptiveClipState",
   "Batch",
   "ClippedGrad",
   "ContrastiveGrad",
@@ -41,7 +37,6 @@ __all__ = [
   "adafactor",
   "banded",
   "batch_clipped_grad",
-  "blt",
   "check_independence",
   "clipped_grad",
   "contrastive_clipped_grad",

@@ -85,7 +85,7 @@ class ClippedGrad:
         those that the batch's own field of that name says are padding
         (`sampler.take`), which the loss does not see.
       l2_clip_norm: in place of the declared one: a number or a traced scalar,
-        public or computed from earlier private sums (`optim.AdaptiveClip`).
+        public or computed from earlier private sums.
         Only with `rescale_to_unit_norm`, where the sensitivity does not depend
         on it.
 

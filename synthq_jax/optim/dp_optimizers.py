@@ -1,7 +1,5 @@
 """T5's Adafactor, and optimizers that make private steps of clipped sums."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -176,14 +174,12 @@ def dp_adam(
   b2: float = 0.999,
   eps: float = 1e-8,
   weight_decay: float = 0.0,
-  second_moment_floor: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds Adam on the private mean of a clipped sum.
 
   The square of a noisy mean is on average the square of the mean plus the
-  variance of the noise, which is public. Where noise dominates, all second
-  moments are about that variance and Adam is no more than momentum; with a
-  `second_moment_floor` the variance is taken out again.
+  variance of the noise. Where noise dominates, all second moments are about that
+  variance, and Adam is no more than momentum.
 
   Formal guarantee:
     That of `privatize`; Adam is post-processing.
@@ -196,44 +192,16 @@ def dp_adam(
     b2: decay of the second moment, in [0, 1).
     eps: added to the root of the second moment.
     weight_decay: decoupled, times the learning rate, at least 0.
-    second_moment_floor: None leaves the noise in the second moments; a number
-      above 0 takes its variance out, and what is left counts as at least that
-      many times the variance. For independent noise alone.
 
   Returns:
     An optax transform whose `update` takes the clipped sum and parameters.
 
   Raises:
-    ValueError: if a number is out of its range, or the noise is correlated
-      where its variance is to be taken out.
-
-  References:
-    Tang et al. (2023), arXiv:2312.14334 (the second moment's correction).
+    ValueError: if a number is out of its range.
   """
   for name, value in (("b1", b1), ("b2", b2)):
     if not isinstance(value, jax.core.Tracer) and not 0 <= value < 1:
       raise ValueError(f"expected {name} in [0, 1), got {name}={value!r}")
-  if second_moment_floor is None:
-    adam = optax.scale_by_adam(b1, b2, eps)
-  else:
-    if not (second_moment_floor > 0 and math.isfinite(second_moment_floor)):
-      raise ValueError(
-        "expected second_moment_floor > 0 and finite, or None, got"
-        f" {second_moment_floor=}"
-      )
-    if any(map(callable, (l2_sensitivity, noise_multiplier, denominator))):
-      raise ValueError(
-        "expected numbers, and no schedules, with second_moment_floor="
-        f"{second_moment_floor}, which takes out one variance"
-      )
-    buffers = getattr(noise, "buffers", 0)
-    if noise is not None and (noise.min_separation > 1 or buffers):
-      raise ValueError(
-        "expected independent noise, whose variance is the same in every step,"
-        f" with second_moment_floor={second_moment_floor}, got correlated noise"
-      )
-    std = noise_multiplier * l2_sensitivity / denominator
-    adam = _adam_without_noise(b1, b2, eps, std**2, second_moment_floor)
   return optax.chain(
     privatize(
       l2_sensitivity=l2_sensitivity,
@@ -242,36 +210,12 @@ def dp_adam(
       key=key,
       noise=noise,
     ),
-    _in_float32(optax.with_extra_args_support(adam)),
+    _in_float32(
+      optax.with_extra_args_support(optax.scale_by_adam(b1, b2, eps))
+    ),
     optax.add_decayed_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
-
-
-def _adam_without_noise(
-  b1: float, b2: float, eps: float, variance: float, floor: float
-) -> optax.GradientTransformation:
-  """Is `scale_by_adam` with the variance of the noise out of its moments."""
-  inner = optax.scale_by_adam(b1, b2, eps)
-
-  def update_fn(
-    updates: optax.Updates,
-    state: optax.ScaleByAdamState,
-    params: optax.Params | None = None,
-  ) -> tuple[optax.Updates, optax.ScaleByAdamState]:
-    _, state = inner.update(updates, state, params)
-    first = optax.tree.bias_correction(state.mu, b1, state.count)
-    second = optax.tree.bias_correction(state.nu, b2, state.count)
-    scaled = jax.tree.map(
-      lambda m, v: (
-        m / (jnp.sqrt(jnp.maximum(v - variance, floor * variance)) + eps)
-      ),
-      first,
-      second,
-    )
-    return scaled, state
-
-  return optax.GradientTransformation(inner.init, update_fn)
 
 
 def dp_aggregate(

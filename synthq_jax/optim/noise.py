@@ -45,9 +45,7 @@ class Noise(Protocol):
   """What `privatize` asks of its noise."""
 
   min_separation: int
-  """Steps between two uses of one record that the guarantee needs, at least 1.
-
-  It may need more: `optim.blt` is made for one sampler."""
+  """Steps between two uses of one record that the guarantee needs, at least 1."""
 
   def init(self, tree: optax.Updates) -> Any:
     """Returns the state before the first step, for updates like `tree`."""

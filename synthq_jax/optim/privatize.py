@@ -81,7 +81,7 @@ def privatize(
     denominator: public divisor, above 0.
     key: one secret key, for the noise of all steps and nothing else. A step
       that closes over it holds it as a constant (pitfall 37).
-    noise: `iid()`, `banded(...)` or `blt(...)`; None means `iid()`. Correlated
+    noise: `iid()` or `banded(...)`; None means `iid()`. Correlated
       noise asks for a sampler that keeps a record's steps apart: see there.
 
   Returns:
@@ -203,12 +203,7 @@ def check_whole(tree: Any) -> None:
         f"expected floating-point parameters, got {name} of {dtype}: noise"
         " means nothing there; keep it out of params"
       )
-  devices.refuse_parts(
-    tree,
-    "a whole sum",
-    "add the devices' sums (jax.lax.psum) under check_vma=True, or call"
-    " privatize outside of jax.shard_map",
-  )
+  devices.refuse_parts(tree)
 
 
 _READ_AGAIN = ("grad", "obj_fn", "value", "value_and_grad_fn", "value_fn")

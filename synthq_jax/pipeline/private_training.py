@@ -134,8 +134,6 @@ class Settings:
   """Public divisor; None: the expected batch size."""
   noise_bands: int = 1
   """Of correlated noise, which asks for cyclic batches; 1: independent noise."""
-  second_moment_floor: float | None = None
-  """Of dp_adam: takes the noise's variance out of the second moments."""
   has_dropout: bool = False
   """Whether the loss takes a key for each record."""
   unit: str = "query"
@@ -243,7 +241,6 @@ def train(
       steps=config.steps,
       denominator=settings.denominator,
       noise_bands=settings.noise_bands,
-      second_moment_floor=settings.second_moment_floor,
     ),
     batch_seed=release.batch_seed,
     noise_key=release.noise_key,

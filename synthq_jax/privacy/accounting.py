@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from synthq_jax import checks
-from synthq_jax.privacy import arithmetic, batches, loss_inverses, sampling
+from synthq_jax.privacy import arithmetic, batches, sampling
 
 __all__ = [
   "Run",
@@ -381,12 +381,11 @@ def _composed(
   events: Sequence[tuple[Any, int]], relation: str, interval: float
 ) -> Any:
   """Returns an accountant that has composed each event so many times."""
-  from dp_accounting import pld
+  from synthq_jax.privacy import mixtures  # loads dp_accounting, which is slow
 
-  accountant = pld.PLDAccountant(_relation(relation), interval)
-  with loss_inverses.quick():
-    for event, count in events:
-      accountant.compose(event, count)
+  accountant = mixtures.Accountant(_relation(relation), interval)
+  for event, count in events:
+    accountant.compose(event, count)
   return accountant
 
 

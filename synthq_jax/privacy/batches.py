@@ -202,8 +202,6 @@ class Sampler(abc.ABC):
   """The most records of one unit of privacy, each drawn by its own coin."""
   num_units: int | None = None
   """Units with a record; None: as many as records."""
-  keeps_bins: bool = False
-  """Whether a record's steps are one bin's, as noise of `optim.blt` asks."""
 
   @property
   def units(self) -> int:
@@ -233,7 +231,7 @@ class Sampler(abc.ABC):
     """Returns the event as if every batch had room for all its records."""
 
   @abc.abstractmethod
-  def uses(self, steps: int) -> dict[float, float]:
+  def uses(self, steps: int) -> dict[int, float]:
     """Bounds how often, in the mean, a unit moves by so many sensitivities."""
 
   @abc.abstractmethod
@@ -248,29 +246,20 @@ class Sampler(abc.ABC):
     """Raises ValueError if nothing is claimed for that relation."""
     checks.relation(relation)
 
-  def check_noise(self, bands: int, buffers: int = 0) -> None:
+  def check_noise(self, bands: int) -> None:
     """Refuses correlated noise for which nothing is claimed with these batches.
 
     Args:
       bands: of `optim.banded` noise; 1: independent in every step.
-      buffers: of `optim.blt` noise; 0: none.
 
     Raises:
-      ValueError: if a record can come back sooner than the bands allow, or
-        buffers meet other batches than those of `BallsInBins`.
+      ValueError: if a record can come back sooner than the bands allow.
     """
     if not 1 <= bands <= self.min_separation:
       raise ValueError(
         f"expected noise_bands of at most {self.min_separation}, the steps that"
         " the sampler keeps a record's batches apart, got noise_bands="
         f"{bands}: draw batches with sampling.CyclicPoisson"
-      )
-    checks.count("noise_buffers", buffers, 0)
-    if buffers and not self.keeps_bins:
-      raise ValueError(
-        "expected batches of sampling.BallsInBins for noise of optim.blt, got"
-        f" {type(self).__name__} and noise_buffers={buffers}: nothing is claimed"
-        " for others"
       )
 
 

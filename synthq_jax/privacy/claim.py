@@ -52,10 +52,9 @@ class Claim:
     own, rounded down, and under other samplers, where a record may be in
     whichever step of a cycle, all count with the least. Where noise follows from earlier private
     sums, or is traced, the claim is one about a number that it never falls
-    below: whoever trains has to keep to it. A clip norm that changes, of a
-    schedule or of `optim.AdaptiveClip`, asks for sums of unit norm, and then for
-    `l2_sensitivity=1`. A noisy statistic of all n records is one step of
-    `Poisson(n, n, n + 1)`: a neighbour has one more.
+    below: whoever trains has to keep to it. A clip norm that changes asks for
+    sums of unit norm, and then for `l2_sensitivity=1`. A noisy statistic of all n
+    records is one step of `Poisson(n, n, n + 1)`: a neighbour has one more.
 
   >>> sampler = sampling.Poisson.with_margin(
   ...     num_examples=4000, expected_batch_size=64)
@@ -85,8 +84,6 @@ class Claim:
   """A `dp_accounting.NeighboringRelation` or its name."""
   noise_bands: int = 1
   """Of `optim.banded` noise; 1: independent in every step."""
-  noise_buffers: int = 0
-  """Of `optim.blt` noise that was made for `sampler` and at least `steps`."""
   accountant: str = "pld"
   """"pld" or "rdp"."""
   part: str = ""
@@ -98,7 +95,7 @@ class Claim:
   def __post_init__(self):
     """Refuses noise that does not fit the batches; fills in what is None."""
     batches.check_sampler(self.sampler)
-    self.sampler.check_noise(self.noise_bands, self.noise_buffers)
+    self.sampler.check_noise(self.noise_bands)
     if self.delta is None:
       object.__setattr__(self, "delta", 1 / (2 * self.sampler.units))
     if self.l2_sensitivity is None:
@@ -155,15 +152,10 @@ class Claim:
       return statement_lib.non_private(
         words.without_noise, unit=words.unit, relation=self.relation
       )
-    mechanism = words.mechanism
-    if self.noise_buffers:
-      mechanism += (
-        f", correlated over all steps in {self.noise_buffers} buffers"
-      )
     entries = tuple(
       releases.Release(
         identifier=identifier if number == 0 else f"{identifier}#{number}",
-        mechanism=mechanism,
+        mechanism=words.mechanism,
         **releases.sampler_fields(self.sampler),
         noise_multiplier=run.noise_multiplier,
         l2_clip_norm=float(self.l2_clip_norm),

@@ -19,7 +19,6 @@ __all__ = [
 _NAMES = {
   sampling.Poisson: "poisson",
   sampling.CyclicPoisson: "cyclic_poisson",
-  sampling.BallsInBins: "balls_in_bins",
   sampling.FixedOrder: "fixed_order",
 }
 """Of samplers, in the ledger."""
@@ -37,8 +36,7 @@ class Release:
   mechanism: str
   """What was clipped and noised, in words."""
   sampling: str
-  """How batches were drawn: "poisson", "cyclic_poisson", "balls_in_bins" or
-  "fixed_order"."""
+  """How batches were drawn: "poisson", "cyclic_poisson" or "fixed_order"."""
   num_examples: int
   """The number of private records."""
   expected_batch_size: int
@@ -54,7 +52,7 @@ class Release:
   steps: int
   """The number of noisy sums."""
   cycle_length: int = 1
-  """Groups or bins of the records that batches go through."""
+  """Groups of the records that batches go through."""
   noise_bands: int = 1
   """Bands of `optim.banded` noise; 1: independent in every step."""
   part: str = ""
@@ -90,8 +88,8 @@ class Release:
           **{one.name: values[one.name] for one in dataclasses.fields(kind)}
         )
     raise ValueError(
-      'expected "poisson", "cyclic_poisson", "balls_in_bins" or "fixed_order",'
-      f" got sampling={self.sampling!r}"
+      'expected "poisson", "cyclic_poisson" or "fixed_order", got'
+      f" sampling={self.sampling!r}"
     )
 
   def run(self) -> accounting.Run:

@@ -8,7 +8,6 @@ let `num_examples` count queries.
 
 import dataclasses
 import functools
-import math
 import numbers
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -21,7 +20,6 @@ from synthq_jax.privacy.batches import IS_PADDING, Batch, Sampler, split, take
 
 __all__ = [
   "IS_PADDING",
-  "BallsInBins",
   "Batch",
   "CyclicPoisson",
   "FixedOrder",
@@ -239,7 +237,7 @@ class Poisson(_Cut):
     )
     return dp_accounting.SelfComposedDpEvent(step, steps)
 
-  def uses(self, steps: int) -> dict[float, float]:
+  def uses(self, steps: int) -> dict[int, float]:
     """Returns steps x binomial(group_size, probability), from 1 on."""
     from scipy import stats  # takes a second: only when needed
 
@@ -254,34 +252,8 @@ class Poisson(_Cut):
     )
 
 
-class _Groups(_Cut):
-  """Reads one of `cycle_length` groups of the records after the other.
-
-  Which group a record is in is drawn once, for each record by itself. A subclass
-  says how many of a group's records a step takes, in `_drawn`.
-  """
-
-  cycle_length: int
-  knows_truncation = False
-
-  @property
-  def min_separation(self) -> int:
-    """Steps between two batches that may hold the same record, at least."""
-    return self.cycle_length
-
-  def batch(self, seed: int | Sequence[int], step: int) -> Batch:
-    """Draws the batch of one step from the group whose turn it is."""
-    generator = batches.generator(seed, _CYCLIC_TAG, step)
-    key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
-    groups = _groups(self.num_examples, self.cycle_length, key)
-    members = groups[step % self.cycle_length]
-    size = min(self._drawn(generator, len(members)), self.max_batch_size)
-    chosen = generator.choice(members, size=size, replace=False)
-    return batches.padded(chosen, self.max_batch_size)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicPoisson(_Groups):
+class CyclicPoisson(_Cut):
   """Poisson batches from one group of the records after the other.
 
   Each record belongs to one of `cycle_length` groups, drawn independently for
@@ -317,6 +289,8 @@ class CyclicPoisson(_Groups):
   cycle_length: int
   """Groups; times expected_batch_size it is at most num_examples."""
 
+  knows_truncation = False
+
   def __post_init__(self):
     """Refuses sizes that contradict each other."""
     checks.count("num_examples", self.num_examples, 1)
@@ -332,10 +306,23 @@ class CyclicPoisson(_Groups):
     """The probability that a step draws a given record of its group."""
     return self.cycle_length * self.expected_batch_size / self.num_examples
 
-  def _drawn(self, generator: np.random.Generator, number: int) -> int:
-    return int(generator.binomial(number, self.probability))
+  @property
+  def min_separation(self) -> int:
+    """Steps between two batches that may hold the same record, at least."""
+    return self.cycle_length
 
-  def uses(self, steps: int) -> dict[float, float]:
+  def batch(self, seed: int | Sequence[int], step: int) -> Batch:
+    """Draws the batch of one step from the group whose turn it is."""
+    generator = batches.generator(seed, _CYCLIC_TAG, step)
+    key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
+    groups = _groups(self.num_examples, self.cycle_length, key)
+    members = groups[step % self.cycle_length]
+    drawn = int(generator.binomial(len(members), self.probability))
+    size = min(drawn, self.max_batch_size)
+    chosen = generator.choice(members, size=size, replace=False)
+    return batches.padded(chosen, self.max_batch_size)
+
+  def uses(self, steps: int) -> dict[int, float]:
     """Returns the cycles begun x probability."""
     return {1: -(-steps // self.cycle_length) * self.probability}
 
@@ -343,90 +330,6 @@ class CyclicPoisson(_Groups):
     """Returns one Poisson-sampled release for every cycle begun."""
     rounds = -(-steps // self.cycle_length)
     return batches.sampled_event(self.probability, noise_multiplier, rounds)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BallsInBins(_Groups):
-  """Puts each record into one of `cycle_length` bins, and reads bin after bin.
-
-  Each record is in one bin, drawn independently for each record with the secret
-  seed, and in every batch of that bin: step t reads bin t mod cycle_length, so a
-  cycle is one pass over all records.
-
-  Formal guarantee: a record is in at most ceil(steps / cycle_length) batches,
-  cycle_length steps apart, apart from truncation, whose price `overflow_delta`
-  bounds. Nothing is claimed from the secrecy of the bins (no amplification): the
-  known amplification bounds are Monte Carlo estimates, which hold with a
-  confidence only. The bin of a record does not depend on the others, so adding
-  or removing one leaves those alone, unlike batches in a fixed order. The
-  numbers are public; seed, bins and batches are secret. This is what `optim.blt`
-  noise asks for.
-
-  >>> sampler = BallsInBins.with_margin(num_examples=1000, cycle_length=10)
-  >>> sampler.expected_batch_size
-  100
-
-  References:
-    Chua et al. (2024), arXiv:2412.16802. Choquette-Choo et al. (2024),
-    arXiv:2410.06266.
-  """
-
-  num_examples: int
-  """The number of private records n, public."""
-  cycle_length: int
-  """Bins, at most num_examples."""
-  max_batch_size: int
-  """The number of rows of a batch, at least expected_batch_size."""
-
-  keeps_bins = True
-
-  def __post_init__(self):
-    """Refuses sizes that contradict each other."""
-    checks.count("num_examples", self.num_examples, 1)
-    checks.count("cycle_length", self.cycle_length, 1, self.num_examples)
-    checks.count(
-      "max_batch_size", self.max_batch_size, self.expected_batch_size
-    )
-
-  @property
-  def expected_batch_size(self) -> int:
-    """The mean number of records in a batch, rounded down."""
-    return self.num_examples // self.cycle_length
-
-  @property
-  def share(self) -> float:
-    """The share of the records that a bin holds, on average."""
-    return 1 / self.cycle_length
-
-  def _drawn(self, generator: np.random.Generator, number: int) -> int:
-    del generator
-    return number
-
-  def overflow_delta(self, steps: int) -> float:
-    """Bounds the probability that truncation ever concerns a given record.
-
-    As for `Poisson.overflow_delta`, with bins that stay: it does if the record's
-    own bin holds max_batch_size of the others, which is decided once.
-    """
-    del steps
-    return float(
-      batches.binomial_tail(
-        self.num_examples, self.share, np.array(self.max_batch_size)
-      )
-    )
-
-  def uses(self, steps: int) -> dict[float, float]:
-    """Returns all cycles begun as one, which `optim.blt` noise makes of them."""
-    return {math.sqrt(-(-steps // self.cycle_length)): 1.0}
-
-  def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
-    """Returns one Gaussian release for every cycle begun."""
-    import dp_accounting
-
-    return dp_accounting.SelfComposedDpEvent(
-      dp_accounting.GaussianDpEvent(noise_multiplier),
-      -(-steps // self.cycle_length),
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -481,7 +384,7 @@ class FixedOrder(Sampler):
     indices = order[start : start + self.batch_size].copy()
     return Batch(indices, np.zeros(self.batch_size, bool))
 
-  def uses(self, steps: int) -> dict[float, float]:
+  def uses(self, steps: int) -> dict[int, float]:
     """Returns the epochs begun."""
     return {1: -(-steps // self.steps_per_epoch)}
 

@@ -16,7 +16,6 @@ from synthq_jax import checks
 
 __all__ = [
   "batch",
-  "bounded",
   "group",
   "row",
   "sigmoid",
@@ -262,64 +261,6 @@ def spreadout(
   if declared_batch_size is None and divisor_moves and n > 2:
     moved += 1
   return scale * moved
-
-
-def bounded(
-  *,
-  max_batch_size: float,
-  declared_batch_size: int,
-  l2_clip_norm: float,
-  relation: Any,
-  unit: str,
-  pair: tuple[float, float],
-  query: tuple[float, float] | None = None,
-) -> float:
-  """Returns the sensitivity of clipped pairs under declared bounds.
-
-  A sum of w_ij g_ij with `|g_ij| <= B` moves by at most B for each unit by which
-  a weight moves. A record that comes or goes moves its own weights, by their
-  absolute sum, and changes the others: B (own + change). One that is replaced
-  goes, and another comes: twice that.
-
-  Formal guarantee: unit, relation and what is public as for `softmax`, if the
-  bounds hold for every batch of at most `declared_batch_size` pairs, whatever
-  the similarities in their range and the masks.
-
-  >>> bounded(max_batch_size=8, declared_batch_size=8, l2_clip_norm=0.5,
-  ...         relation="REPLACE_ONE", unit="pair", pair=(3.0, 1.0))
-  4.0
-
-  Args:
-    max_batch_size: the largest number of pairs in a batch including padding.
-    declared_batch_size: that for which the bounds were derived.
-    l2_clip_norm: B, the largest norm of a pair's gradient, positive.
-    relation: a `dp_accounting.NeighboringRelation` or its name.
-    unit: "pair" or "query".
-    pair: bounds of the sum of `|w|` in a pair's row and columns, and of the sum of
-      changes elsewhere; finite, at least 0.
-    query: the same of a query's row; None: nothing is known of queries.
-
-  Returns:
-    The L2 norm by which one unit moves the sum, at most.
-
-  Raises:
-    ValueError: if an argument is out of range, or no bounds were declared for
-      the unit.
-  """
-  times = 2 if _replaces(relation) else 1
-  _check_unit(unit)
-  _batch_sizes(max_batch_size, declared_batch_size)
-  bounds = pair if unit == "pair" else query
-  if bounds is None:
-    raise ValueError(
-      "expected bounds of a query's weights for unit='query', got none: declare"
-      " query_weights, or protect the pair"
-    )
-  for name, value in zip(("weights", "change"), bounds, strict=True):
-    _check_finite(f"bound of the {unit}'s {name}", value)
-    if value < 0:
-      raise ValueError(f"expected a bound of {name} >= 0, got {value}")
-  return times * _positive("l2_clip_norm", l2_clip_norm) * sum(bounds)
 
 
 def row(

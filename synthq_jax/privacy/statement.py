@@ -45,12 +45,6 @@ _SAMPLINGS = {
     "Poisson sampling; batches over {max_batch_size} records were cut at "
     "random, which is accounted for)"
   ),
-  "balls_in_bins": (
-    "each record belongs to one of {cycle_length} bins, drawn at random, and "
-    "each step read the next bin (balls in bins; bins over {max_batch_size} "
-    "records were cut at random, which is accounted for), and nothing is "
-    "claimed from the secrecy of the bins"
-  ),
   "fixed_order": (
     "the {num_examples} records were read in shuffled epochs of full "
     "batches of {max_batch_size}, and nothing is claimed from the order"

@@ -76,9 +76,6 @@ class Config(private_training.Config):
   """Dropout in [0, 1), with a mask of its own for each record and step."""
   dtype: str | None = None
   """Type of the computation, e.g. "bfloat16"; None: the checkpoint's."""
-  second_moment_floor: float | None = None
-  """For dp_adam: takes the known variance of the noise out of the second
-  moments, and leaves at least this many times it; None: leaves it in."""
   noise_bands: int = 1
   """Bands of correlated noise (BandMF), with batches in cycles of that many
   groups; 1: independent noise and plain Poisson batches. At most `steps`."""
@@ -94,19 +91,10 @@ class Config(private_training.Config):
   def __post_init__(self):
     super().__post_init__()
     config_types.at_least(self, 1, "noise_bands")
-    config_types.positive(self, "second_moment_floor")
     if self.adapter is not None and self.trained != ".*":
       raise ValueError(
         "finetune_dp.Config.trained must be '.*' beside an adapter, which is"
         f" all that is trained, got trained={self.trained!r}: set TRAINED='.*'"
-      )
-    if self.second_moment_floor is not None and (
-      self.optimizer != "dp_adam" or self.noise_bands > 1
-    ):
-      raise ValueError(
-        "finetune_dp.Config.second_moment_floor is for optimizer='dp_adam' with"
-        f" noise_bands=1, got {self.optimizer!r} and {self.noise_bands}: leave"
-        " it None"
       )
     if self.noise_bands > self.steps:
       raise ValueError(

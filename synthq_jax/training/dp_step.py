@@ -53,7 +53,6 @@ class Optimizer:
     denominator: public constant that the noisy sum is divided by; None: the
       sampler's expected batch size.
     noise_bands: of correlated noise; 1: independent in every step.
-    second_moment_floor: as in `optim.dp_adam`, for which alone it is.
   """
 
   name: str
@@ -61,7 +60,6 @@ class Optimizer:
   steps: int
   denominator: float | None = None
   noise_bands: int = 1
-  second_moment_floor: float | None = None
 
   def build(
     self, *, l2_sensitivity: float, noise_multiplier: float
@@ -82,9 +80,6 @@ class Optimizer:
       self.learning_rate, steps=self.steps, warmup_steps=self.steps // 10
     )
     make = {"dp_adam": optim.dp_adam, "dp_adafactor": optim.dp_adafactor}
-    options = {}
-    if self.second_moment_floor is not None:
-      options["second_moment_floor"] = self.second_moment_floor
     noise = self._noise()
     return lambda key: make[self.name](
       schedule,
@@ -93,7 +88,6 @@ class Optimizer:
       denominator=self.denominator,
       key=key,
       noise=noise,
-      **options,
     )
 
   def _noise(self) -> noise_lib.Noise:

@@ -20,6 +20,9 @@ TEXTS = [
   "The unaffable river, running!",
   "Cafés  12 a",
   "Big 中 xyz",
+  "हिन्दी the नदी",
+  "a 😀 the\u200driver",
+  "the\u0000 river\u0007\u00ad run\ufeff",
   "",
 ]
 

@@ -196,6 +196,26 @@ def test_files_are_those_of_the_safetensors_library(tmp_path):
     np.testing.assert_array_equal(read[name].whole(), values, name)
 
 
+@pytest.mark.parametrize("dtype", sorted(map(str, tensors_lib._NAMES)))
+def test_the_bytes_are_those_that_the_library_writes(dtype, tmp_path):
+  """In every type, bfloat16 too; unlike ours it holds all tensors at once."""
+  numbers = np.random.default_rng(0).normal(size=(3, 5)) * 100
+  values = {
+    "layer/kernel": numbers.astype(dtype),
+    "a": np.zeros((0, 3), dtype),
+    "b": np.asarray(7, dtype),
+    "odd": numbers[0, :3].astype(dtype),
+  }
+  for metadata in (None, {"format": "pt"}):
+    tensors_lib.write_safetensors(
+      tmp_path / "x", tensors_lib.of_tree(values), metadata
+    )
+    written = (tmp_path / "x").read_bytes()
+    assert written == safetensors.numpy.save(values, metadata)
+  for name, tensor in tensors_lib.read_safetensors(tmp_path / "x").items():
+    np.testing.assert_array_equal(tensor.whole(), values[name], strict=True)
+
+
 def test_a_tensor_without_elements_and_a_scalar_go_through_a_file(tmp_path):
   values = {"a": np.zeros((0, 3), np.float32), "b": np.float32(2.5)}
   values = {name: np.asarray(value) for name, value in values.items()}

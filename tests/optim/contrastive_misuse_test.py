@@ -122,6 +122,24 @@ def test_a_field_that_is_missing_or_too_much_is_named(
   refuses(lambda: fn(PARAMS, make_batch(5) | options), match)
 
 
+class OwnLoss:
+  """The softmax by another name, which the package does not know."""
+
+  losses = staticmethod(SOFTMAX.losses)
+  weights = staticmethod(SOFTMAX.weights)
+  sensitivity = staticmethod(SOFTMAX.sensitivity)
+
+
+def test_rows_of_a_loss_that_nobody_knows_are_refused():
+  """A row's clip bounds nothing where other rows look at its query."""
+  refuses(lambda: make(optim.Row(), OwnLoss()), "give rows of public negatives")
+  batch = make_batch(4)
+  for method in (optim.Logit(), optim.Batch()):
+    total, _ = make(method, OwnLoss())(PARAMS, batch)
+    expected, _ = make(method)(PARAMS, batch)
+    np.testing.assert_array_equal(total["w"], expected["w"])
+
+
 def test_dropout_is_refused():
   key = jax.random.key(0)
   refuses(

@@ -499,9 +499,3 @@ def test_a_group_is_drawn_as_often_as_coins_say():
 )
 def test_a_record_is_used_as_often_as_batches_hold_it(sampler, uses):
   assert sampler.uses(10) == {1: pytest.approx(uses)}
-
-
-def test_uses_of_a_bin_count_as_one_move_of_their_root():
-  """Correlated noise makes one mechanism of them, and one step may have it all."""
-  bins = sampling.BallsInBins.with_margin(num_examples=60, cycle_length=4)
-  assert bins.uses(10) == {math.sqrt(3): 1.0}

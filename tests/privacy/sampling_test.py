@@ -341,12 +341,6 @@ SIZES = dict(num_examples=1000, expected_batch_size=50, max_batch_size=60)
     (sampling.Poisson(**SIZES), "1eee4cd0d832d8ee"),
     (sampling.CyclicPoisson(**SIZES, cycle_length=4), "4d95af68bd2e46a6"),
     (
-      sampling.BallsInBins(
-        num_examples=1000, cycle_length=20, max_batch_size=50
-      ),
-      "5eb244d35acc9860",
-    ),
-    (
       sampling.FixedOrder(num_examples=1000, batch_size=50),
       "c4d6d2d8a1cce770",
     ),

@@ -329,7 +329,8 @@ def write_safetensors(
 ) -> None:
   """Writes a file, complete or not at all.
 
-  The library's own writer wants all tensors in memory at once.
+  The library's own writer gives the same bytes, and wants all tensors in memory
+  at once: 512 MB of 512 MB in eight tensors, of which this one holds 128.
 
   Args:
     path: the file; its folder is made where it is missing.

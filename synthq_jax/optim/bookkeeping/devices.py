@@ -90,13 +90,11 @@ def _refuse_sharding(sharding: jax.sharding.Sharding | None) -> None:
     )
 
 
-def refuse_parts(tree: Any, name: str, advice: str) -> None:
-  """Refuses values that get noise and are no whole inside of `jax.shard_map`.
+def refuse_parts(tree: Any) -> None:
+  """Refuses a sum that gets noise and is no whole inside of `jax.shard_map`.
 
   Args:
     tree: arrays.
-    name: of the tree, for the message.
-    advice: what to do instead.
 
   Raises:
     ValueError: if a leaf differs, or may differ, between devices.
@@ -104,9 +102,10 @@ def refuse_parts(tree: Any, name: str, advice: str) -> None:
   axes = axes_of(tree).union(unseen_axes())
   if axes:
     raise ValueError(
-      f"expected {name} that all devices share, got one that differs, or may"
-      f" differ, along the mesh axes {sorted(axes)}: every device would add the"
-      f" same noise to its part; {advice}"
+      "expected a whole sum that all devices share, got one that differs, or"
+      f" may differ, along the mesh axes {sorted(axes)}: every device would add"
+      " the same noise to its part; add the devices' sums (jax.lax.psum) under"
+      " check_vma=True, or call privatize outside of jax.shard_map"
     )
 
 

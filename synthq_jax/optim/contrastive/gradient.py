@@ -29,8 +29,7 @@ class Loss(Protocol):
   """A loss of similarities, as `losses.contrastive.Softmax`.
 
   What a loss of one's own has to be. Its sensitivity is taken at its word by
-  `Logit`: derive it, or declare bounds with `losses.contrastive.Bounded`, which
-  tries them. Masks are "is_padding_example", bool [batch], and "is_duplicate",
+  `Logit`: derive it (docs/sensitivities.md). Masks are "is_padding_example", bool [batch], and "is_duplicate",
   bool [batch, columns]; columns are the documents and then all hard negatives.
   Nothing that is learnt is in a loss, and it has no keys: rows that do not look
   at each other's documents may have both (docs/examples/contrastive_rows.py).
@@ -273,8 +272,7 @@ def contrastive_clipped_grad(
       `Group` with all that they clip as one.
     encode_document: the same for documents and negatives. Parameters may be
       shared. What is frozen is closed over, not in params.
-    loss: `losses.contrastive.Softmax`, `Sigmoid`, `Spreadout`, `Bounded` with
-      bounds of its weights, whose `check` runs here, or any `Loss`.
+    loss: `losses.contrastive.Softmax`, `Sigmoid`, `Spreadout`, or any `Loss`.
     l2_clip_norm: of what the method clips, finite and at least 1e-12.
     method: `Logit(...)`, `Row(...)`, `Group(...)` or `Batch()`.
     max_batch_size: the most pairs of a batch with padding, at least 1: the
@@ -316,8 +314,6 @@ def contrastive_clipped_grad(
     microbatch_size=microbatch_size,
   )
   method.check(fn)
-  if hasattr(loss, "check"):
-    loss.check()
   return fn
 
 

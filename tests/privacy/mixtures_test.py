@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
+from dp_accounting import dp_event, pld
 from dp_accounting.pld import privacy_loss_distribution as distributions
 from dp_accounting.pld import privacy_loss_mechanism as mechanism
+from dp_accounting.privacy_accountant import UnsupportedEventError
 from scipy import stats
 
-from synthq_jax.privacy import accounting, loss_inverses, sampling
+from synthq_jax.privacy import accounting, mixtures, sampling
 
 
 def mixture(size, share, deviation):
@@ -16,97 +18,76 @@ def mixture(size, share, deviation):
   }
 
 
+CASES = [
+  (1, 0.3, 0.7),
+  (2, 0.14, 0.9),
+  (3, 1.0, 2.0),
+  (8, 0.5, 40.0),
+  (64, 0.01, 3.0),
+]
+
+
+def inverses(losses, number=999):
+  """Divergences at many epsilons, each from the inverse of a loss."""
+  ends = losses.connect_dots_bounds()
+  epsilons = np.linspace(ends.epsilon_lower, ends.epsilon_upper, number)
+  return losses.get_delta_for_epsilon(epsilons)
+
+
 @pytest.mark.parametrize("adjacency", ["ADD", "REMOVE"])
-@pytest.mark.parametrize(
-  "size, share, deviation",
-  [
-    (1, 0.3, 0.7),
-    (2, 0.14, 0.9),
-    (3, 1.0, 2.0),
-    (8, 0.5, 40.0),
-    (64, 0.01, 3.0),
-  ],
-)
+@pytest.mark.parametrize("size, share, deviation", CASES)
 def test_every_loss_has_the_same_inverse_to_the_bit(
   size, share, deviation, adjacency
 ):
   options = mixture(size, share, deviation)
   options["adjacency_type"] = mechanism.AdjacencyType[adjacency]
-
-  def divergences():
-    losses = mechanism.MixtureGaussianPrivacyLoss(**options)
-    ends = losses.connect_dots_bounds()
-    epsilons = np.linspace(ends.epsilon_lower, ends.epsilon_upper, 999)
-    return losses.get_delta_for_epsilon(epsilons)
-
-  expected = divergences()
-  with loss_inverses.quick():
-    found = divergences()
-  np.testing.assert_array_equal(found, expected)
+  expected = inverses(mechanism.MixtureGaussianPrivacyLoss(**options))
+  np.testing.assert_array_equal(
+    inverses(mixtures._Mixture(**options)), expected
+  )
   assert 0 < np.count_nonzero(expected)
 
 
-@pytest.mark.parametrize("adjacency", ["ADD", "REMOVE", "REPLACE"])
-@pytest.mark.parametrize("share", [1.0, 0.999999, 0.3, 1e-3, 1e-9, 1e-13])
-@pytest.mark.parametrize("deviation", [0.05, 1.0, 400.0])
-def test_gaussians_have_the_same_divergences_to_the_bit(
-  deviation, share, adjacency
-):
-  def divergences():
-    losses = mechanism.GaussianPrivacyLoss(
-      deviation,
-      sampling_prob=share,
-      adjacency_type=mechanism.AdjacencyType[adjacency],
-    )
-    ends = losses.connect_dots_bounds()
-    inside = np.linspace(ends.epsilon_lower, ends.epsilon_upper, 99)
-    end = np.log1p(-min(share, 0.5))
-    asked = [*inside, 0.0, -0.0, end, -end, end / 2, -end / 2, 800.0, -800.0]
-    try:
-      return [losses.get_delta_for_epsilon(x) for x in (np.array(asked), 0.3)]
-    except ValueError as error:  # where floats are too coarse for a share
-      return [str(error)]
-
-  expected = divergences()
-  with loss_inverses.quick():
-    found = divergences()
-  for one, other in zip(found, expected, strict=True):
-    np.testing.assert_array_equal(one, other)
-
-
-def test_most_losses_of_gaussians_are_inverted_at_once(monkeypatch):
-  one_by_one = []
-  slow = mechanism.GaussianPrivacyLoss
-  monkeypatch.setattr(
-    slow, "_inverse_privacy_loss_add", lambda *_: one_by_one.append(0) or 0.0
+@pytest.mark.parametrize("relation", ["ADD_OR_REMOVE_ONE", "REPLACE_SPECIAL"])
+def test_events_compose_to_the_same_epsilon_to_the_bit(relation):
+  """Mixtures beside other events, nested, and those that need no inverse."""
+  gaussian = dp_event.GaussianDpEvent(3.0)
+  events = [
+    dp_event.PoissonSampledDpEvent(0.1, gaussian),
+    *(
+      dp_event.MixtureOfGaussiansDpEvent(*mixture(*case).values())
+      for case in [(2, 0.14, 3.0), (3, 0.5, 9.0)]
+    ),
+    dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0], [1.0]),
+    gaussian,
+  ]
+  both = dp_event.ComposedDpEvent(
+    [dp_event.SelfComposedDpEvent(event, 4) for event in events]
   )
-  with loss_inverses.quick():
-    losses = mechanism.GaussianPrivacyLoss(
-      1.0, sampling_prob=0.1, adjacency_type=mechanism.AdjacencyType.ADD
-    )
-    losses.get_delta_for_epsilon(np.linspace(-5.0, 0.1, 500))
-  assert not one_by_one
+  found, expected = (
+    make(accounting._relation(relation), 1e-3).compose(both, 2)
+    for make in (mixtures.Accountant, pld.PLDAccountant)
+  )
+  for delta in (1e-3, 1e-6):
+    assert found.get_epsilon(delta) == expected.get_epsilon(delta)
+
+
+def test_what_dp_accounting_refuses_is_refused():
+  event = dp_event.MixtureOfGaussiansDpEvent(*mixture(2, 0.14, 3.0).values())
+  replaced = mixtures.Accountant(accounting._relation("REPLACE_ONE"))
+  assert not replaced.supports(event)
+  with pytest.raises(UnsupportedEventError, match="neighboring_relation"):
+    replaced.compose(event)
+  silent = mixtures.Accountant()
+  silent.compose(dp_event.MixtureOfGaussiansDpEvent(0.0, [0, 1], [0.5, 0.5]))
+  assert silent.get_epsilon(1e-5) == np.inf
 
 
 def test_a_few_losses_and_points_beyond_the_precision_of_floats_end():
-  with loss_inverses.quick():
-    losses = mechanism.MixtureGaussianPrivacyLoss(
-      **mixture(2, 0.5, 1e13), adjacency_type=mechanism.AdjacencyType.REMOVE
-    )
-    assert np.isfinite(
-      losses.get_delta_for_epsilon(np.array([0.0, 1e-9]))
-    ).all()
-
-
-def test_dp_accounting_is_as_it_was_afterwards():
-  before = dict(vars(mechanism))
-  with pytest.raises(ZeroDivisionError), loss_inverses.quick():
-    inside = {k for k, v in vars(mechanism).items() if v is not before[k]}
-    with loss_inverses.quick():
-      pass
-    raise ZeroDivisionError
-  assert inside == {"GaussianPrivacyLoss", "MixtureGaussianPrivacyLoss"}
-  assert all(v is before[k] for k, v in vars(mechanism).items())
+  losses = mixtures._Mixture(
+    **mixture(2, 0.5, 1e13), adjacency_type=mechanism.AdjacencyType.REMOVE
+  )
+  assert np.isfinite(losses.get_delta_for_epsilon(np.array([0.0, 1e-9]))).all()
 
 
 def test_what_is_claimed_of_users_is_what_dp_accounting_says(monkeypatch):

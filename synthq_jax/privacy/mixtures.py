@@ -1,0 +1,106 @@
+"""Composes mixtures of Gaussians in a tenth of dp_accounting's own time.
+
+The sum of a batch that holds 0 to K records of a unit is a mixture of Gaussians.
+Its privacy losses have no inverse in closed form: dp_accounting bisects them in
+recursive halves, which is nearly all of the time of an epsilon. Here all halves
+of a width are bisected at once. Every statement needs this once: it says what two
+records together are promised.
+"""
+
+from typing import Any
+
+import numpy as np
+from dp_accounting import dp_event, pld
+from dp_accounting.pld import privacy_loss_distribution as distributions
+from dp_accounting.pld import privacy_loss_mechanism as mechanism
+from jaxtyping import Float
+
+__all__ = ["Accountant"]
+
+
+class Accountant(pld.PLDAccountant):
+  """Is `PLDAccountant`, with mixtures whose losses are inverted at once.
+
+  Formal guarantee: every number is the same to the bit. Each loss meets the same
+  points in the same order, and Connect the Dots (Doroshenko et al. 2022) is
+  untouched. Where floats are too coarse for a mixture's precision, and
+  dp_accounting recurses without end, it is at least as large as at their own.
+
+  >>> from dp_accounting import dp_event, pld
+  >>> event = dp_event.MixtureOfGaussiansDpEvent(2.0, [0, 1, 2], [0.81, 0.18, 0.01])
+  >>> found, expected = (
+  ...     make(value_discretization_interval=1e-3).compose(event, 3)
+  ...     for make in (Accountant, pld.PLDAccountant))
+  >>> found.get_epsilon(1e-5) == expected.get_epsilon(1e-5)
+  True
+  """
+
+  def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
+    is_mixture = (
+      isinstance(event, dp_event.MixtureOfGaussiansDpEvent)
+      and event.standard_deviation > 0
+      and any(event.sensitivities)
+    )
+    ours = do_compose and is_mixture
+    refused = super()._maybe_compose(event, count, do_compose and not ours)
+    if ours and refused is None:
+      steps = _distribution(event, self._value_discretization_interval)
+      self._pld = self._pld.compose(steps.self_compose(count))
+    return refused
+
+
+def _distribution(
+  event: dp_event.MixtureOfGaussiansDpEvent, interval: float
+) -> distributions.PrivacyLossDistribution:
+  """Does what `distributions.from_mixture_gaussian_mechanism` does."""
+  kind = mechanism.AdjacencyType
+  removed, added = (
+    distributions._create_pld_pmf_from_monotone_privacy_loss(
+      _Mixture(
+        event.standard_deviation,
+        event.sensitivities,
+        event.sampling_probs,
+        pessimistic_estimate=True,
+        log_mass_truncation_bound=-50,
+        adjacency_type=adjacency,
+      ),
+      pessimistic_estimate=True,
+      value_discretization_interval=interval,
+      use_connect_dots=True,
+    )
+    for adjacency in (kind.REMOVE, kind.ADD)
+  )
+  return distributions.PrivacyLossDistribution(removed, added)
+
+
+class _Mixture(mechanism.MixtureGaussianPrivacyLoss):
+  """Bisects for all losses at once."""
+
+  def _inverse_privacy_losses_with_range(
+    self,
+    privacy_losses: Float[np.ndarray, " loss"],
+    bounds: tuple[float, float],
+    precision: float = 1e-6,
+  ) -> Float[np.ndarray, " loss"]:
+    """Returns for each loss the least multiple of `precision` with no more."""
+    low, high = (np.full(len(privacy_losses), bound) for bound in bounds)
+    while True:
+      middle = (low + high) / 2
+      is_wide = (high - low > precision) & (low < middle) & (middle < high)
+      [wide] = is_wide.nonzero()
+      if not len(wide):
+        return np.floor(high / precision) * precision
+      points, place = np.unique(middle[wide], return_inverse=True)
+      is_right = privacy_losses[wide] < self._losses(points)[place]
+      low[wide[is_right]] = middle[wide[is_right]]
+      high[wide[~is_right]] = middle[wide[~is_right]]
+
+  def _losses(
+    self, points: Float[np.ndarray, " point"]
+  ) -> Float[np.ndarray, " point"]:
+    """Returns the privacy loss at each point, as `privacy_loss` does at one."""
+    without = self.sensitivities * points[:, None] / self._variance
+    constants = self._precompute_privacy_loss_constants
+    if self.adjacency_type == mechanism.AdjacencyType.ADD:
+      return -np.logaddexp.reduce(constants + without, axis=1)
+    return np.logaddexp.reduce(constants - without, axis=1)
