@@ -190,7 +190,6 @@ def run(task: stage.Task) -> results.Checkpoint:
       epsilon=epsilon,
       mechanism=_MECHANISM.format("query" if owners is None else "user"),
       noise_bands=config.noise_bands,
-      second_moment_floor=config.second_moment_floor,
       has_dropout=config.dropout_rate > 0,
     ),
     dp_step.Training(

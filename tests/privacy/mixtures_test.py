@@ -95,7 +95,7 @@ def test_what_is_claimed_of_users_is_what_dp_accounting_says(monkeypatch):
     num_examples=2000, expected_batch_size=64, group_size=3
   )
   options = {"delta": 1e-4, "sampler": sampler, "steps": 40}
-  run = accounting.Run(sampler, 4.0, 40, None)
+  run = accounting.Run(sampler, 4.0, 40)
   found = accounting._pld_epsilon((run,), 1e-4, "ADD_OR_REMOVE_ONE", 1e-3)
   event = sampler.untruncated_event(4.0, 40)
   composed = accounting._composed([(event, 1)], "ADD_OR_REMOVE_ONE", 1e-3)
