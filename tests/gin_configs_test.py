@@ -16,7 +16,6 @@ from synthq_jax.studies import (
   federated,
   images,
   planted_leakage,
-  private_step,
   tuning,
   vectors,
 )
@@ -64,7 +63,6 @@ STUDIES = {
   "logit_dp_images": images.Config,
   "planted_leakage": planted_leakage.Config,
   "planted_leakage_tiny": planted_leakage.Config,
-  "private_step": private_step.Config,
   "tuning": tuning.Config,
   "vectors": vectors.Config,
 }

@@ -13,7 +13,6 @@ NAMES = (
   "federated",
   "vectors",
   "detectors",
-  "private_step",
   "tuning",
 )
 """Packages with a `STUDY`; they are imported when a study is asked for."""
