@@ -12,7 +12,6 @@ from synthq_jax.cli import main
 from synthq_jax.models import t5_config
 from synthq_jax.pipeline import plan
 from synthq_jax.studies import (
-  detectors,
   federated,
   images,
   planted_leakage,
@@ -28,7 +27,6 @@ DEMO = "gin_configs/recipes/demo.gin"
 PAPER = "gin_configs/recipes/paper_t5_base.gin"
 PAPER_NEEDS = ("SOURCE=msmarco:m", "CHECKPOINT=c", "VOCABULARY=v.model")
 NEEDS = {
-  "detectors": ("FOLDER=d",),
   "beir": ("SOURCE=beir:b",),
   "msmarco": ("SOURCE=msmarco:m",),
   "jsonl": ("SOURCE=jsonl:j",),
@@ -53,7 +51,6 @@ NEEDS = {
   },
 }
 STUDIES = {
-  "detectors": detectors.Config,
   "federated": federated.Config,
   "federated_tiny": federated.Config,
   "federated_wikiqa": federated.Config,

@@ -12,7 +12,6 @@ NAMES = (
   "planted_leakage",
   "federated",
   "vectors",
-  "detectors",
   "tuning",
 )
 """Packages with a `STUDY`; they are imported when a study is asked for."""
