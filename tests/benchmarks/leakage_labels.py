@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from synthq_jax.data import query_pairs
+from synthq_jax.data import files, query_pairs
 from synthq_jax.leakage import calibration, near_duplicates, words
 from synthq_jax.retrieval import text_encoders
 
@@ -30,11 +30,15 @@ DETECTORS = {
   "trigrams": near_duplicates.Trigrams(),
 }
 _READINGS = {
-  "different topic or not": lambda said: bool(said["other"]),
-  "relation to the title": lambda said: said["title"],
-  "relation to the variant": lambda said: said["variant"],
-  "title, or different topic": lambda said: said["other"] or said["title"],
-  "variant, or different topic": lambda said: said["other"] or said["variant"],
+  "different topic or not": lambda said: said["Different Topic"],
+  "relation to the title": lambda said: said["Title"],
+  "relation to the variant": lambda said: said["Variant"],
+  "title, or different topic": lambda said: (
+    said["Different Topic"] or said["Title"]
+  ),
+  "variant, or different topic": lambda said: (
+    said["Different Topic"] or said["Variant"]
+  ),
   "all labels together": lambda said: tuple(said.values()),
 }
 
@@ -74,8 +78,13 @@ def compute_kappa(first: Sequence[Hashable], second: Sequence[Hashable]):
 
 def compute_agreement(folder: pathlib.Path) -> dict[str, float]:
   """Returns kappa of both annotators, several labels of a pair in six ways."""
-  by_pair = query_pairs.agreement(folder / "spire22_agreement.jsonl")
-  people = sorted(next(iter(by_pair.values())))
+  by_pair: dict = collections.defaultdict(dict)
+  for _, line in files.json_lines(folder / "spire22_agreement.jsonl"):
+    by_pair[line["pair"]][line["annotator"]] = {
+      about: frozenset(x for x in line["label"] if x.split("-")[0] == about)
+      for about in ("Title", "Variant", "Different Topic")
+    }
+  people = sorted({name for said in by_pair.values() for name in said})
   return {
     name: compute_kappa(
       *([read(said[who]) for said in by_pair.values()] for who in people)
