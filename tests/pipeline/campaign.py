@@ -781,6 +781,8 @@ STUDY = (
   "--gin.DECODERS=False",
   "--gin.NOISE=(0.0, 1.0)",
   "--gin.PUBLIC_DATA=True",
+  "--gin.vectors.Config.num_sentences=500",
+  "--gin.vectors.Config.num_secrets=20",
 )
 
 
