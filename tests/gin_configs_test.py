@@ -12,11 +12,9 @@ from synthq_jax.cli import main
 from synthq_jax.models import t5_config
 from synthq_jax.pipeline import plan
 from synthq_jax.studies import (
-  detectors,
   federated,
   images,
   planted_leakage,
-  private_step,
   vectors,
 )
 
@@ -28,7 +26,6 @@ DEMO = "gin_configs/recipes/demo.gin"
 PAPER = "gin_configs/recipes/paper_t5_base.gin"
 PAPER_NEEDS = ("SOURCE=msmarco:m", "CHECKPOINT=c", "VOCABULARY=v.model")
 NEEDS = {
-  "detectors": ("FOLDER=d",),
   "beir": ("SOURCE=beir:b",),
   "msmarco": ("SOURCE=msmarco:m",),
   "jsonl": ("SOURCE=jsonl:j",),
@@ -53,7 +50,6 @@ NEEDS = {
   },
 }
 STUDIES = {
-  "detectors": detectors.Config,
   "federated": federated.Config,
   "federated_tiny": federated.Config,
   "federated_wikiqa": federated.Config,
@@ -63,7 +59,6 @@ STUDIES = {
   "logit_dp_images": images.Config,
   "planted_leakage": planted_leakage.Config,
   "planted_leakage_tiny": planted_leakage.Config,
-  "private_step": private_step.Config,
   "vectors": vectors.Config,
 }
 

@@ -4,34 +4,26 @@ A model that was pre-trained on a query needs no private data to repeat it, and
 a test query that the pre-training saw is no fair test. So the papers look for
 random samples of both in the pre-training corpus. Words are compared in lower
 case and without punctuation (`\w+` after case folding), and an n-gram never
-reaches over the border of a text. `prepare` draws the samples,
-`corpus_search.scan` goes over the corpus once, and `summarize` gives shares.
+reaches over the border of a text. Memory does not grow with the corpus.
 
 Formal guarantee:
-  None. Whatever is computed from private queries here, also the marks of
-  single shards, is a function of them without noise: private. The corpus is
-  public, and read where it lies: no query leaves the machine.
+  None. Whatever is computed from private queries here is a function of them without
+  noise: private. The corpus is public, and read where it lies: no query leaves
+  the machine.
 """
 
+import collections
 import dataclasses
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int
 
 from synthq_jax import checks
-from synthq_jax.audit import corpus_search
+from synthq_jax.generation import text_measures
 
-__all__ = [
-  "Config",
-  "KindOverlap",
-  "Overlap",
-  "Plan",
-  "Spread",
-  "prepare",
-  "summarize",
-]
+__all__ = ["Config", "KindOverlap", "Overlap", "Spread", "measure"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,39 +93,32 @@ class Overlap:
   """By kind of items."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
-  """The samples, and what is looked for. Private where the items are."""
-
-  config: Config
-  """What was asked for."""
-  num_items: dict[str, int]
-  """All items by kind."""
-  samples: dict[str, Int[np.ndarray, "run item"]]
-  """By kind, the rows of the drawn items in the probe."""
-  probe: corpus_search.Probe
-  """All drawn items; `corpus_search.scan` takes it to a part of a corpus."""
-
-
-def prepare(config: Config, items: Mapping[str, Sequence[str]]) -> Plan:
-  """Draws the samples and lays out their n-grams.
+def measure(
+  config: Config,
+  items: Mapping[str, Sequence[str]],
+  corpus: Iterable[str],
+  *,
+  progress: Callable[[], object] = lambda: None,
+) -> Overlap:
+  """Searches a corpus once for samples of items.
 
   Args:
     config: what is looked for.
     items: by kind, for example {"queries": ..., "documents": ...}; only items
       that are drawn are read.
+    corpus: texts, read once.
+    progress: called after each text.
 
   Returns:
-    The same for the same settings and items, on every machine.
+    Shares with their spread over the runs: the same for the same settings, items
+    and texts, on every machine. Private if an item is.
 
   Raises:
     ValueError: if there is no kind, or one without items.
 
-  >>> plan = prepare(
-  ...     Config(ngram=2), {"queries": ["Red apples!", "red apples rot", "blue"]}
-  ... )
-  >>> found = corpus_search.scan(plan.probe, ["All red apples.", "Rot."])
-  >>> summarize(plan, found).kinds["queries"].contained.mean  # all, half, nothing
+  >>> items = {"queries": ["Red apples!", "red apples rot", "blue"]}
+  >>> found = measure(Config(ngram=2), items, ["All red apples.", "Rot."])
+  >>> found.kinds["queries"].contained.mean  # all, half, nothing
   0.5
   """
   if not items or not all(map(len, items.values())):
@@ -141,28 +126,94 @@ def prepare(config: Config, items: Mapping[str, Sequence[str]]) -> Plan:
     raise ValueError(
       f"corpus_overlap expects items of each kind, got {sizes or 'no kind'}"
     )
-  drawn = {
+  samples = {
     kind: _draw(config, kind, len(texts)) for kind, texts in items.items()
   }
-  probe, rows = corpus_search.prepare(
-    (
-      items[kind][position]
-      for kind, sample in drawn.items()
-      for position in np.unique(sample).tolist()
-    ),
-    config.ngram,
+  drawn = {
+    kind: [text_measures.words(items[kind][i]) for i in np.unique(sample)]
+    for kind, sample in samples.items()
+  }
+  rows = [words for kind in drawn.values() for words in kind]
+  search = _Search(rows, config.ngram)
+  num_texts = num_words = 0
+  for text in corpus:
+    num_words += search.read(text_measures.words(text))
+    num_texts += 1
+    progress()
+  lengths, shares = np.array([len(one) for one in rows]), search.shares()
+  values = {
+    "exact": search.is_whole,
+    "contained": shares,
+    "half": shares >= 0.5,
+    "full": shares == 1,
+    "short": (lengths > 0) & (lengths < config.ngram),
+    "empty": lengths == 0,
+  }
+  kinds, start = {}, 0
+  for kind, sample in samples.items():
+    at = start + np.searchsorted(np.unique(sample), sample)
+    start += len(drawn[kind])
+    kinds[kind] = KindOverlap(
+      num_items=len(items[kind]),
+      sample_size=sample.shape[1],
+      **{name: _spread(value[at]) for name, value in values.items()},
+    )
+  return Overlap(
+    config=config, num_texts=num_texts, num_words=num_words, kinds=kinds
   )
-  samples, start = {}, 0
-  for kind, sample in drawn.items():
-    positions = np.unique(sample)
-    samples[kind] = rows[start + np.searchsorted(positions, sample)]
-    start += len(positions)
-  return Plan(
-    config=config,
-    num_items={kind: len(texts) for kind, texts in items.items()},
-    samples=samples,
-    probe=probe,
-  )
+
+
+class _Search:
+  """The n-grams of items, and which of them stood in the texts so far."""
+
+  def __init__(self, rows: Sequence[Sequence[str]], ngram: int):
+    self.is_whole = np.zeros(len(rows), bool)
+    self._rows, self._seen = rows, set()
+    self._ngrams = [_cut(row, ngram) for row in rows]
+    self._wanted = {one for row in self._ngrams for one in row}
+    # Most words of a corpus begin no n-gram of an item.
+    self._sizes = collections.defaultdict(set)
+    self._begins = collections.defaultdict(list)
+    for place, (row, ngrams) in enumerate(zip(rows, self._ngrams, strict=True)):
+      for word in row[: len(ngrams)]:
+        self._sizes[word].add(min(ngram, len(row)))
+      if ngrams:
+        self._begins[ngrams[0]].append(place)
+
+  def read(self, words: Sequence[str]) -> int:
+    """Looks at one text; returns how many words it has."""
+    for place, word in enumerate(words):
+      for size in self._sizes.get(word, ()):
+        one = " ".join(words[place : place + size])
+        if one not in self._wanted:
+          continue
+        self._seen.add(one)
+        missing = []
+        for item in self._begins.get(one, ()):
+          own = self._rows[item]
+          if words[place : place + len(own)] == own:
+            self.is_whole[item] = True
+          else:
+            missing.append(item)
+        if one in self._begins:
+          self._begins[one] = missing
+    return len(words)
+
+  def shares(self) -> np.ndarray:
+    """Returns the share of each item's n-grams that were seen."""
+    return np.array(
+      [
+        sum(one in self._seen for one in row) / max(1, len(row))
+        for row in self._ngrams
+      ]
+    )
+
+
+def _cut(row: Sequence[str], ngram: int) -> list[str]:
+  """Returns all n-grams; of a shorter item itself, of an empty one none."""
+  size = min(ngram, len(row))
+  number = len(row) - size + 1 if size else 0
+  return [" ".join(row[i : i + size]) for i in range(number)]
 
 
 def _draw(config: Config, kind: str, total: int) -> Int[np.ndarray, "run item"]:
@@ -175,40 +226,6 @@ def _draw(config: Config, kind: str, total: int) -> Int[np.ndarray, "run item"]:
       ).permutation(total)[:size]
       for run in range(config.runs)
     ]
-  )
-
-
-def summarize(plan: Plan, found: corpus_search.Found) -> Overlap:
-  """Turns what was found into shares, with their spread over the runs.
-
-  Args:
-    plan: from `prepare`.
-    found: in the whole corpus: `corpus_search.merge` joins its parts.
-
-  Returns:
-    Shares with their spread over the runs. Private if an item is.
-  """
-  lengths, shares = plan.probe.lengths, plan.probe.shares(found.ngrams)
-  values = {
-    "exact": found.items,
-    "contained": shares,
-    "half": shares >= 0.5,
-    "full": shares == 1,
-    "short": (lengths > 0) & (lengths < plan.config.ngram),
-    "empty": lengths == 0,
-  }
-  return Overlap(
-    config=plan.config,
-    num_texts=found.num_texts,
-    num_words=found.num_words,
-    kinds={
-      kind: KindOverlap(
-        num_items=plan.num_items[kind],
-        sample_size=sample.shape[1],
-        **{name: _spread(value[sample]) for name, value in values.items()},
-      )
-      for kind, sample in plan.samples.items()
-    },
   )
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -130,9 +129,6 @@ def _corpus_overlap(options: argparse.Namespace) -> str:
   from synthq_jax.audit import corpus_overlap as overlap_lib
   from synthq_jax.pipeline import corpus_overlap
 
-  found = re.fullmatch(r"(\d+)/(\d+)", options.share)
-  if not found:
-    raise flags.UsageError(f"expected --share=i/n, got {options.share!r}")
   return corpus_overlap.run(
     options.workdir,
     options.corpus,
@@ -142,7 +138,6 @@ def _corpus_overlap(options: argparse.Namespace) -> str:
       ngram=options.ngram,
       seed=options.seed,
     ),
-    share=(int(found[1]), int(found[2])),
     progress=not options.quiet,
   )
 
@@ -299,10 +294,6 @@ TOOLS = {
       "--runs": _number("random samples", default=5),
       "--ngram": _number("words of an n-gram", default=8),
       "--seed": _number("of the samples", default=0),
-      "--share": {
-        "default": "0/1",
-        "help": "i/n: this process searches every n-th part of the corpus",
-      },
       "--quiet": _QUIET,
     },
   ),

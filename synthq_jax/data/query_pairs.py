@@ -13,7 +13,6 @@ from synthq_jax.data import files, ids, quoting, table_files
 __all__ = [
   "LabelledPair",
   "Topic",
-  "agreement",
   "is_header",
   "labelled_pairs",
   "query_log",
@@ -31,7 +30,6 @@ _RELATIONS = {
   "Reformulation": "reformulation",
 }
 _OTHER = "Different Topic"
-_SIDES = ("title", "variant")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,56 +134,6 @@ def _labels(
       " one; correct it"
     )
   return tuple(known[label] for label in labels)
-
-
-def agreement(path: Path) -> dict[str, dict[str, dict[str, frozenset[str]]]]:
-  """Reads what two people said of the same pairs.
-
-  Args:
-    path: JSONL with "annotator", "pair" and "label", a list of
-      "Title-Reformulation" and the like or "Different Topic".
-
-  Returns:
-    Pair -> annotator -> "title", "variant" or "other" -> labels.
-
-  Raises:
-    ValueError: if a line lacks a key, a label is unknown, somebody labelled a
-      pair twice, or a pair has not the same annotators as the first.
-  """
-  found: dict[str, dict[str, dict[str, frozenset[str]]]] = {}
-  for where, line in files.json_lines(path):
-    pair = ids.get_field(where, line, "pair", "pair")
-    name = files.field(where, line, "annotator", str)
-    said = _said(where, files.field(where, line, "label", list))
-    if found.setdefault(pair, {}).setdefault(name, said) is not said:
-      raise ValueError(
-        f"{where}: expected one line of an annotator for a pair, got two;"
-        " remove one"
-      )
-  people = {tuple(sorted(each)) for each in found.values()}
-  if len(people) != 1:
-    raise ValueError(
-      f"{path}: expected the same annotators for every pair, got"
-      f" {f'{len(people)} sets of them' if people else 'no line'}; remove others"
-    )
-  return found
-
-
-def _said(where: str, labels: list[str]) -> dict[str, frozenset[str]]:
-  """Sorts labels by what they are about."""
-  said: dict[str, set[str]] = {side: set() for side in (*_SIDES, "other")}
-  for label in labels:
-    side, _, name = str(label).partition("-")
-    if label == _OTHER:
-      said["other"].add("different topic")
-    elif side.lower() in _SIDES and name in _RELATIONS:
-      said[side.lower()].add(_RELATIONS[name])
-    else:
-      raise ValueError(
-        f'{where}: expected "{_OTHER}", or "Title-" or "Variant-" and one of'
-        f" {sorted(_RELATIONS)}, got another label; correct it"
-      )
-  return {side: frozenset(names) for side, names in said.items()}
 
 
 def topics(path: Path) -> tuple[Topic, ...]:

@@ -3,107 +3,18 @@
 Labels are of pairs that somebody chose, such as those above some cosine: a
 recall is among these alone. Several pairs are often of one topic, and then fewer
 independent ones than they seem: intervals draw whole groups.
-
-References:
-  Cohen, "A Coefficient of Agreement for Nominal Scales", Educational and
-  Psychological Measurement 1960.
 """
 
-import collections
-import dataclasses
 import math
-import operator
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from scipy import stats
 
 from synthq_jax import checks, intervals
 
-__all__ = [
-  "Curve",
-  "average_precision",
-  "cohens_kappa",
-  "curve",
-  "grouped_interval",
-  "threshold",
-]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Curve:
-  """Precision and recall at every threshold that changes something.
-
-  Attributes:
-    thresholds: the scores that occur, ascending.
-    found: the pairs that score at least that much.
-    right: those of them that are near-duplicates.
-    positives: the near-duplicates among all labelled pairs.
-  """
-
-  thresholds: Float[np.ndarray, " threshold"]
-  found: Int[np.ndarray, " threshold"]
-  right: Int[np.ndarray, " threshold"]
-  positives: int
-
-  @property
-  def precision(self) -> Float[np.ndarray, " threshold"]:
-    """The share of near-duplicates among the pairs found."""
-    return self.right / self.found
-
-  @property
-  def recall(self) -> Float[np.ndarray, " threshold"]:
-    """The share of the labelled near-duplicates that are found."""
-    return self.right / max(self.positives, 1)
-
-
-def curve(
-  scores: Float[np.ndarray, " pair"], labels: Bool[np.ndarray, " pair"]
-) -> Curve:
-  """Returns precision and recall at each threshold.
-
-  >>> found = curve(np.array([0.9, 0.8, 0.8, 0.1]), np.array([1, 1, 0, 0]) > 0)
-  >>> found.thresholds.tolist(), found.precision.round(2).tolist()
-  ([0.1, 0.8, 0.9], [0.5, 0.67, 1.0])
-
-  Args:
-    scores: of labelled pairs.
-    labels: which of them are near-duplicates.
-
-  Returns:
-    The curve; pairs of equal score are found together.
-
-  Raises:
-    ValueError: if there is no pair, labels are missing, or a score is not
-      finite.
-  """
-  scores, labels = _checked(scores, labels)
-  order = np.argsort(-scores, kind="stable")
-  scores, right = scores[order], np.cumsum(labels[order])
-  last = np.flatnonzero(np.append(np.diff(scores) != 0, True))[::-1]
-  return Curve(
-    thresholds=scores[last],
-    found=last + 1,
-    right=right[last],
-    positives=int(labels.sum()),
-  )
-
-
-def _checked(scores, labels) -> tuple[np.ndarray, np.ndarray]:
-  scores, labels = np.asarray(scores, float), np.asarray(labels)
-  if (
-    not scores.size
-    or scores.ndim != 1
-    or scores.shape != labels.shape
-    or labels.dtype != bool
-    or not np.isfinite(scores).all()
-  ):
-    raise ValueError(
-      "expected finite scores and a boolean label for each, got shapes"
-      f" {scores.shape} and {labels.shape} of {labels.dtype}; check the pairs"
-    )
-  return scores, labels
+__all__ = ["grouped_interval", "threshold"]
 
 
 def threshold(
@@ -134,48 +45,36 @@ def threshold(
     A score that occurs.
 
   Raises:
-    ValueError: if no threshold reaches it, or as `curve`.
+    ValueError: if no threshold reaches it, there is no pair, labels are missing,
+      or a score is not finite.
   """
   checks.within("(0, 1]", precision=precision)
-  found = curve(scores, labels)
-  may_be = found.thresholds > above
-  enough = np.flatnonzero((found.precision >= precision) & may_be)
+  scores, labels = np.asarray(scores, float), np.asarray(labels)
+  if (
+    not scores.size
+    or scores.ndim != 1
+    or scores.shape != labels.shape
+    or labels.dtype != bool
+    or not np.isfinite(scores).all()
+  ):
+    raise ValueError(
+      "expected finite scores and a boolean label for each, got shapes"
+      f" {scores.shape} and {labels.shape} of {labels.dtype}; check the pairs"
+    )
+  order = np.argsort(-scores, kind="stable")
+  scores, right = scores[order], np.cumsum(labels[order])
+  # Pairs of equal score are found together.
+  last = np.flatnonzero(np.append(np.diff(scores) != 0, True))[::-1]
+  thresholds, reached = scores[last], right[last] / (last + 1)
+  may_be = thresholds > above
+  enough = np.flatnonzero((reached >= precision) & may_be)
   if not len(enough):
-    reached = found.precision[may_be].max(initial=0.0)
+    most = reached[may_be].max(initial=0.0)
     raise ValueError(
       f"expected a threshold with precision={precision}, got at most"
-      f" {reached:.3f}; ask for less, or use another detector"
+      f" {most:.3f}; ask for less, or use another detector"
     )
-  return float(found.thresholds[enough[0]])
-
-
-def average_precision(
-  scores: Float[np.ndarray, " pair"], labels: Bool[np.ndarray, " pair"]
-) -> float:
-  """Returns the area under the steps of precision over recall.
-
-  A detector that knows nothing gets the share of near-duplicates.
-
-  >>> average_precision(np.array([0.9, 0.8, 0.7]), np.array([1, 0, 1]) > 0)
-  0.8333333333333333
-
-  Args:
-    scores: of labelled pairs.
-    labels: which of them are near-duplicates; at least one.
-
-  Returns:
-    In (0, 1].
-
-  Raises:
-    ValueError: as `curve`, or if no pair is a near-duplicate.
-  """
-  found = curve(scores, labels)
-  if not found.positives:
-    raise ValueError(
-      "expected a near-duplicate among the labelled pairs, got none; add some"
-    )
-  gained = -np.diff(np.append(found.recall, 0.0))
-  return float((gained * found.precision).sum())
+  return float(thresholds[enough[0]])
 
 
 def grouped_interval(
@@ -241,37 +140,3 @@ def _few(sizes: np.ndarray, confidence: float) -> float:
   freedom = max(1.0, sizes.sum() ** 2 / (sizes @ sizes) - 1.0)
   tail = (1.0 - confidence) / 2
   return float((stats.norm.isf(tail) / stats.t.isf(tail, freedom)) ** 2)
-
-
-def cohens_kappa(
-  first: Sequence[Hashable], second: Sequence[Hashable]
-) -> float:
-  """Returns how much more two people agree than they would by chance.
-
-  >>> round(cohens_kappa(["x", "x", "y", "y"], ["x", "x", "y", "x"]), 2)
-  0.5
-
-  Args:
-    first: one person's label of each item; several labels of an item are one
-      category of their own if they are given as one value, e.g. a frozenset.
-    second: the other's, in the same order.
-
-  Returns:
-    At most 1; 0 is chance, and 1 also where both say the same of every item.
-
-  Raises:
-    ValueError: if there is no item, or one has no second label.
-  """
-  if not first or len(first) != len(second):
-    raise ValueError(
-      f"expected two labels of each item, got {len(first)} and {len(second)};"
-      " check the annotations"
-    )
-  number = len(first)
-  agreed = sum(map(operator.eq, first, second)) / number
-  counts = collections.Counter(first), collections.Counter(second)
-  chance = math.fsum(
-    (count / number) * (counts[1][name] / number)
-    for name, count in counts[0].items()
-  )
-  return 1.0 if agreed == 1 else (agreed - chance) / (1 - chance)

@@ -2,45 +2,28 @@
 
 A text can meet another one by coincidence: people ask alike. What a share says
 about copying is therefore its distance from the same share of a control group,
-which was drawn alike and cannot have been copied. Two views, see `difference`
-and `at_size`: of the texts that may have been copied, and of the copies.
+which was drawn alike and cannot have been copied.
 
 References:
   Newcombe, "Interval estimation for the difference between independent
   proportions", Statistics in Medicine 1998, method 10.
-  Hurlbert, "The nonconcept of species diversity", Ecology 1971 (rarefaction).
-  Efron and Stein, "The jackknife estimate of variance", Annals of Statistics
-  1981.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
-from scipy import stats
+from jaxtyping import Bool, Int
 
 from synthq_jax import intervals
 
-__all__ = [
-  "Sized",
-  "alone",
-  "at_size",
-  "difference",
-  "paired_difference",
-  "permutation_p_value",
-  "sized_difference",
-]
+__all__ = ["alone", "difference", "permutation_p_value"]
 
 
 def difference(
-  first: intervals.Interval,
-  second: intervals.Interval,
-  *,
-  correlation: float = 0.0,
+  first: intervals.Interval, second: intervals.Interval
 ) -> intervals.Interval:
-  """Returns the difference of two shares with Newcombe's interval.
+  """Returns the difference of two independent shares with Newcombe's interval.
 
   Exact for no sample size, but sound where a share is 0, where the usual
   interval shrinks to a point.
@@ -52,24 +35,16 @@ def difference(
   Args:
     first: of one group.
     second: of another one.
-    correlation: of the two, in [-1, 1]; 0 for independent groups.
 
   Returns:
     `first` minus `second`, with the confidence of their intervals.
   """
   value = first.mean - second.mean
-  down = (first.mean - first.low, second.high - second.mean)
-  up = (first.high - first.mean, second.mean - second.low)
   return intervals.Interval(
     mean=value,
-    low=value - _third_side(*down, correlation),
-    high=value + _third_side(*up, correlation),
+    low=value - math.hypot(first.mean - first.low, second.high - second.mean),
+    high=value + math.hypot(first.high - first.mean, second.mean - second.low),
   )
-
-
-def _third_side(one: float, other: float, correlation: float) -> float:
-  squared = one**2 - 2 * correlation * one * other + other**2
-  return math.sqrt(max(0.0, squared))
 
 
 def permutation_p_value(
@@ -110,33 +85,6 @@ def permutation_p_value(
   return (further + 1) / (permutations + 1)
 
 
-def paired_difference(
-  first: Bool[np.ndarray, " text"],
-  second: Bool[np.ndarray, " text"],
-  *,
-  confidence: float = 0.95,
-) -> intervals.Interval:
-  """Returns by how much the share of two systems differs on the same texts.
-
-  `difference` with the correlation of what the two find.
-
-  Args:
-    first: which texts one system finds, at least one text.
-    second: which the other.
-    confidence: of the interval, in (0, 1).
-
-  Returns:
-    Share of the first minus share of the second.
-  """
-  ends = [
-    intervals.wilson(int(one.sum()), len(one), confidence=confidence)
-    for one in (first, second)
-  ]
-  spread = float(first.std() * second.std())
-  common = float(np.mean(first & second) - first.mean() * second.mean())
-  return difference(*ends, correlation=common / spread if spread else 0.0)
-
-
 def alone(
   pairs: Iterable[tuple[int, int]], number: int
 ) -> Bool[np.ndarray, " text"]:
@@ -157,125 +105,3 @@ def alone(
   lonely = np.ones(number, bool)
   lonely[found.ravel()] = False
   return lonely
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sized:
-  """What `at_size` found: the share, and what its interval rests on."""
-
-  share: intervals.Interval
-  chances: Float[np.ndarray, " copy"]
-  """Of each copy, to have a near-duplicate among so many originals."""
-  variance: float
-  """Of the share."""
-
-
-def at_size(
-  copies: Int[np.ndarray, " pair"],
-  originals: Int[np.ndarray, " pair"],
-  *,
-  owners: Int[np.ndarray, " copy"],
-  num_originals: int,
-  size: int,
-  confidence: float = 0.95,
-) -> Sized:
-  """Returns the share of copies with a near-duplicate among `size` originals.
-
-  The share grows with the number of originals, so two groups can be compared
-  at one size alone. The originals are not drawn: the value is the mean over all
-  choices of `size` of them, by the hypergeometric distribution (rarefaction).
-
-  The interval takes copies as draws of their owners, all copies of one
-  together, and originals as draws from more of their kind. Bootstrapping the
-  originals would not do: a resample holds 63% of them, which takes more from
-  the share of a small group than from that of a larger one. The jackknife's
-  variance is too large rather than too small (Efron and Stein), and the ends
-  are Wilson's for as many independent copies as would vary as much.
-
-  Args:
-    copies: position of the copy in each pair of near-duplicates, no pair twice.
-    originals: position of the original in it.
-    owners: of each copy, e.g. the document that it was written for.
-    num_originals: how many there are.
-    size: below `num_originals`.
-    confidence: of the interval, in (0, 1).
-
-  Returns:
-    The share, in [0, 1].
-
-  Raises:
-    ValueError: if there are no copies, or too few originals.
-  """
-  if not len(owners) or not 0 < size < num_originals:
-    raise ValueError(
-      f"expected copies and 0 < size < num_originals, got {len(owners)} copies,"
-      f" size={size}, num_originals={num_originals}; compare at a smaller size"
-    )
-  counts = np.bincount(copies, minlength=len(owners))
-  chances = _chance(counts, num_originals, size)
-  share = float(chances.mean())
-  variance = _covariance(chances, chances, owners) + _variance_of_originals(
-    copies, originals, counts, num_originals, size
-  )
-  effective = share * (1 - share) / variance if variance else 0.0
-  if not effective:  # none was found, or each
-    effective = min(len(np.unique(owners)), size)
-  return Sized(
-    share=intervals.wilson(share * effective, effective, confidence=confidence),
-    chances=chances,
-    variance=variance,
-  )
-
-
-def sized_difference(
-  first: Sized, second: Sized, owners: Int[np.ndarray, " copy"]
-) -> intervals.Interval:
-  """Returns the difference of two shares of the same copies.
-
-  Args:
-    first: with a near-duplicate in one group of originals.
-    second: in another, independent one, at the same size.
-    owners: of each copy.
-
-  Returns:
-    `first` minus `second`.
-  """
-  spread = math.sqrt(first.variance * second.variance)
-  common = _covariance(first.chances, second.chances, owners)
-  correlation = common / spread if spread else 0.0
-  return difference(
-    first.share, second.share, correlation=max(-1.0, min(1.0, correlation))
-  )
-
-
-def _chance(
-  counts: Int[np.ndarray, " copy"], total: int, size: int
-) -> Float[np.ndarray, " copy"]:
-  """Returns the chance that `size` of `total` hold one of so many."""
-  values, place = np.unique(counts, return_inverse=True)
-  none = stats.hypergeom.pmf(0, total, values, size)
-  none[values == 0] = 1.0  # but for rounding
-  return (1 - none)[place]
-
-
-def _covariance(one, other, owners) -> float:
-  """Returns the covariance of two means over copies, owners being drawn."""
-  _, place = np.unique(owners, return_inverse=True)
-  number = place.max() + 1
-  if number < 2:
-    return 0.0
-  first, second = (
-    np.bincount(place, weights=chances - chances.mean())
-    for chances in (one, other)
-  )
-  return float(number / (number - 1) * (first @ second)) / len(owners) ** 2
-
-
-def _variance_of_originals(copies, originals, counts, total, size) -> float:
-  """Returns the jackknife's variance, originals being drawn."""
-  before = _chance(counts, total - 1, size)
-  after = _chance(np.maximum(counts - 1, 0), total - 1, size)
-  lost = np.bincount(
-    originals, weights=(after - before)[copies], minlength=total
-  )
-  return float(np.sum((lost - lost.mean()) ** 2)) / len(counts) ** 2

@@ -16,7 +16,6 @@ from synthq_jax.pipeline import results, system_results
 __all__ = [
   "Asked",
   "Difference",
-  "Example",
   "Found",
   "Membership",
   "QueryComparison",
@@ -25,7 +24,6 @@ __all__ = [
   "Side",
   "SideBySide",
   "Similarity",
-  "TestOverlap",
   "pairs",
 ]
 
@@ -185,63 +183,11 @@ class Membership:
   """As `train`, with those that do have such a near-duplicate."""
   control_all: Found
   """As `control`, with those that do."""
-  size: int
-  """Private queries of each side, of those counted in `train` and `control`,
-  that the written ones are held against in what follows; 0: too few."""
-  written_train: float
-  """Share of the written queries with a near-duplicate among so many that were
-  trained on."""
-  written_control: float
-  """The same for those that were not."""
-  written_difference: intervals.Interval | None
-  """The first minus the second."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TestOverlap:
-  """Near-duplicates of test queries in one set of queries."""
-
-  __test__ = False  # for pytest
-
-  test_set: str
-  """"test" (private) or the name of a `results.TestSet`."""
-  name: str
-  """Who wrote the queries; "train": the private train queries themselves."""
-  detector: str
-  """What counts as a near-duplicate."""
-  private: bool
-  """Whether this may not be shared: the test queries are private, or what is
-  compared with them."""
-  tested: Found
-  """Test queries with a near-duplicate among the queries."""
-  share: intervals.Interval
-  """Their share."""
-  written: Found
-  """Queries with a near-duplicate among the test queries."""
-  beyond_public: intervals.Interval | None
-  """`share` minus that of the public checkpoint's queries; None: there are
-  none."""
-  p_value: float | None
-  """Two-sided, of no difference."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Example:
-  """A train query that a written query is a near-duplicate of."""
-
-  name: str
-  """Who wrote it."""
-  detector: str
-  """What found it."""
-  written: str
-  """The synthetic query."""
-  real: str
-  """The private query."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QueryLeakage(results.Saved):
-  """Near-duplicates between synthetic queries and real ones; private."""
+  """Near-duplicates between synthetic queries and private ones; private."""
 
   detectors: dict[str, str]
   """What each counts as a near-duplicate, in words."""
@@ -255,10 +201,6 @@ class QueryLeakage(results.Saved):
   """Of each interval by itself."""
   memberships: tuple[Membership, ...]
   """Each generator with each detector."""
-  overlaps: tuple[TestOverlap, ...]
-  """Each test set, each generator with each detector."""
-  examples: tuple[Example, ...]
-  """Some of what was found."""
   only_for_train: bool = False
   """Whether queries were written for the documents of train queries alone, so that
   the groups differ without any leak, and nothing is tested."""

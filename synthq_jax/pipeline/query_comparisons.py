@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -14,19 +13,9 @@ from synthq_jax.leakage import calibration, near_duplicates, shares
 from synthq_jax.pipeline import comparison_results, inputs, results, workspace
 from synthq_jax.pipeline import queries as queries_lib
 
-__all__ = [
-  "NearDuplicates",
-  "Real",
-  "Written",
-  "real",
-  "tests",
-  "written",
-]
+__all__ = ["Real", "Written", "compare", "real", "written"]
 
 _TRAIN = "train"
-
-Pairs = tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"]]
-"""Positions of a query and of a target that are near-duplicates."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +24,6 @@ class Real:
 
   texts: list[str]
   trained: Bool[np.ndarray, " query"]
-  tested: Bool[np.ndarray, " query"]  # of the test split
   units: Int[np.ndarray, " query"]
   """What the split drew: users or documents, where it kept all queries of each on
   one side; else the queries themselves."""
@@ -54,8 +42,7 @@ class Real:
     kept = _whole(self.units, limit, np.random.default_rng([seed, 4]))
     rows = np.flatnonzero(kept)
     arrays = {
-      name: getattr(self, name)[rows]
-      for name in ("trained", "tested", "units", "drawn")
+      name: getattr(self, name)[rows] for name in ("trained", "units", "drawn")
     }
     return Real(texts=[self.texts[row] for row in rows], **arrays)
 
@@ -66,7 +53,6 @@ class Written:
 
   name: str
   texts: list[str]
-  owners: Int[np.ndarray, " query"]  # numbers of their documents
 
 
 def real(space: workspace.Workspace, prepared: results.PreparedData) -> Real:
@@ -94,12 +80,10 @@ def real(space: workspace.Workspace, prepared: results.PreparedData) -> Real:
     if "gathered" in of_split
     for query in of_split["ids"][of_split["gathered"]].tolist()
   }
-  tested = {*ids[prepared.test_split].tolist()}
   units = _units(arrays, trained)
   return Real(
     texts=queries_lib.texts(folder, names),
     trained=np.arange(len(names)) < len(trained),
-    tested=np.array([name in tested for name in names], bool),
     units=np.array([units[name] for name in names], np.int64),
     drawn=np.array([name not in gathered for name in names], bool),
   )
@@ -157,236 +141,75 @@ def written(
   )
   rng = np.random.default_rng([seed, 5])
   rows = np.flatnonzero(_whole(owners, limit, rng))
-  return Written(
-    name=made.name,
-    texts=[lines[i]["text"] for i in rows],
-    owners=owners[rows],
+  return Written(name=made.name, texts=[lines[i]["text"] for i in rows])
+
+
+def compare(
+  index: Callable[[Sequence[str]], near_duplicates.Index],
+  queries: Real,
+  generators: Sequence[Written],
+  *,
+  name: str,
+  confidence: float,
+  is_fair: bool = True,
+) -> Iterator[comparison_results.Membership]:
+  """Yields, for each generator, queries trained on beside the others.
+
+  Args:
+    index: of a detector of `near_duplicates`, from targets to their index.
+    queries: the private queries, which are the targets.
+    generators: what each generator wrote.
+    name: of the detector, in results.
+    confidence: of each interval by itself, in (0, 1).
+    is_fair: whether documents were chosen without looking at who was trained
+      on; if not, shares are counted, and neither compared nor tested.
+  """
+  indexed, number = index(queries.texts), len(queries.texts)
+  pairs = near_duplicates.pairs(queries.texts, indexed)
+  pairs = zip(*map(np.ndarray.tolist, pairs), strict=True)
+  trained, alone = queries.trained, shares.alone(pairs, number) & queries.drawn
+  for one in generators:
+    hit = np.zeros(number, bool)
+    hit[near_duplicates.pairs(one.texts, indexed)[1]] = True
+    train, control = _count(hit[alone & trained]), _count(hit[alone & ~trained])
+    difference = p_value = None
+    if is_fair and train.total and control.total:
+      difference, p_value = _test(
+        hit[alone], trained[alone], queries.units[alone], confidence
+      )
+    yield comparison_results.Membership(
+      name=one.name,
+      detector=name,
+      train=train,
+      control=control,
+      difference=difference,
+      p_value=p_value,
+      train_all=_count(hit[trained]),
+      control_all=_count(hit[~trained]),
+    )
+
+
+def _test(hit, trained, units, confidence) -> tuple[intervals.Interval, float]:
+  """Compares the share of train queries that was hit with that of the others."""
+  difference = shares.difference(
+    *(
+      calibration.grouped_interval(
+        hit[side],
+        np.ones(side.sum()),
+        units[side].tolist(),
+        confidence=confidence,
+      )
+      for side in (trained, ~trained)
+    )
   )
-
-
-def tests(folders: workspace.Folders, made: results.TestSet) -> list[str]:
-  """Reads the judged queries of a public test set."""
-  folder = folders.root / made.directory
-  ids = inputs.arrays(folders, made, folder / results.TestSet.QUERIES)["ids"]
-  return queries_lib.texts(folder, ids)
-
-
-class NearDuplicates:
-  """Pairs of targets with private queries and with written ones."""
-
-  def __init__(
-    self,
-    index: Callable[[Sequence[str]], near_duplicates.Index],
-    targets: Sequence[str],
-    queries: Real,
-    generators: Sequence[Written],
-    *,
-    name: str = "",
-    confidence: float = 0.95,
-  ):
-    """Looks for all queries in one index.
-
-    Args:
-      index: of a detector of `near_duplicates`, from targets to their index.
-      targets: the texts that are indexed.
-      queries: the private queries.
-      generators: what each generator wrote.
-      name: of the detector, in results.
-      confidence: of each interval by itself, in (0, 1).
-    """
-    indexed = index(targets)
-    self.detector, self.confidence = name, confidence
-    self.queries, self.generators = queries, tuple(generators)
-    self.num_targets = len(targets)
-    self.real = near_duplicates.pairs(queries.texts, indexed)
-    self.written = {
-      one.name: near_duplicates.pairs(one.texts, indexed) for one in generators
-    }
-
-  def memberships(
-    self, *, is_fair: bool = True
-  ) -> Iterator[comparison_results.Membership]:
-    """Yields, for each generator, queries trained on beside the others.
-
-    The targets are the private queries.
-
-    Args:
-      is_fair: whether documents were chosen without looking at who was trained
-        on; if not, shares are counted, and neither compared nor tested.
-    """
-    trained = self.queries.trained
-    pairs = zip(*map(np.ndarray.tolist, self.real), strict=True)
-    alone = shares.alone(pairs, self.num_targets) & self.queries.drawn
-    for one in self.generators:
-      pairs = self.written[one.name]
-      hit = _marked(pairs[1], self.num_targets)
-      train, control = (
-        _count(hit[alone & trained]),
-        _count(hit[alone & ~trained]),
-      )
-      difference = p_value = None
-      if is_fair and train.total and control.total:
-        difference, p_value = self._compared(hit, alone)
-      yield comparison_results.Membership(
-        name=one.name,
-        detector=self.detector,
-        train=train,
-        control=control,
-        difference=difference,
-        p_value=p_value,
-        train_all=_count(hit[trained]),
-        control_all=_count(hit[~trained]),
-        **self._of_written(pairs, one.owners, alone, is_fair),
-      )
-
-  def _compared(self, hit, alone) -> tuple[intervals.Interval, float]:
-    """Compares the share of train queries that was hit with that of the others."""
-    trained, units = self.queries.trained[alone], self.queries.units[alone]
-    hit = hit[alone]
-    first, second = (
-      (hit[side], units[side].tolist()) for side in (trained, ~trained)
-    )
-    difference = shares.difference(
-      *(
-        calibration.grouped_interval(
-          found, np.ones(len(found)), drawn, confidence=self.confidence
-        )
-        for found, drawn in (first, second)
-      )
-    )
-    if len(np.unique(units)) < len(units):
-      return difference, shares.permutation_p_value(hit, trained, units)
-    (found, _), (others, _) = first, second
-    # Fisher's test asks how many of those found would fall into each group if
-    # chance had put every text into its group: exact where groups were drawn so.
-    table = [[one.sum(), (~one).sum()] for one in (found, others)]
-    return difference, float(stats.fisher_exact(table).pvalue)
-
-  def _of_written(
-    self,
-    pairs: Pairs,
-    owners: Int[np.ndarray, " written"],
-    alone,
-    is_fair: bool,
-  ) -> dict[str, Any]:
-    """Compares shares of the written queries, at one number of private ones.
-
-    Of these, those that are alone: of a query that was asked several times, the
-    split may have kept all on one side.
-    """
-    trained = self.queries.trained
-    sides = (trained & alone, ~trained & alone)
-    size = min(int(side.sum()) for side in sides) - 1
-    if size < 1 or not len(owners):
-      shown, difference, size = (0.0, 0.0), None, 0
-    else:
-      sized = []
-      for side in sides:
-        inside = side[pairs[1]]
-        numbers = np.cumsum(side) - 1  # of a query among those of its side
-        one = shares.at_size(
-          pairs[0][inside],
-          numbers[pairs[1][inside]],
-          owners=owners,
-          num_originals=int(side.sum()),
-          size=size,
-          confidence=self.confidence,
-        )
-        sized.append(one)
-      shown = [one.share.mean for one in sized]
-      difference = shares.sized_difference(*sized, owners) if is_fair else None
-    return {
-      "size": size,
-      "written_train": shown[0],
-      "written_control": shown[1],
-      "written_difference": difference,
-    }
-
-  def overlaps(
-    self,
-    test_set: str,
-    tested: Bool[np.ndarray, " target"],
-    hidden: set[str] | None,
-  ) -> Iterator[comparison_results.TestOverlap]:
-    """Looks for test queries among those that a retriever may be trained on.
-
-    Args:
-      test_set: its name.
-      tested: which targets are test queries.
-      hidden: generators whose queries are private; None: the test queries are.
-
-    Yields:
-      One for the private train queries and one for each generator; none without
-      test queries.
-    """
-    if not tested.any():
-      return
-    trained = self.queries.trained
-    queries, targets = self.real
-    kept = trained[queries]
-    sides = {_TRAIN: ((queries[kept], targets[kept]), int(trained.sum()))}
-    for one in self.generators:
-      sides[one.name] = (self.written[one.name], len(one.texts))
-    hits = {
-      name: _marked(pairs[1], self.num_targets)[tested]
-      for name, (pairs, _) in sides.items()
-    }
-    for name, ((queries, targets), total) in sides.items():
-      hit, public = hits[name], hits.get("public_only")
-      beyond = p_value = None
-      if public is not None and name != "public_only":
-        beyond = shares.paired_difference(
-          hit, public, confidence=self.confidence
-        )
-        ours, theirs = (hit & ~public).sum(), (public & ~hit).sum()
-        p_value = 1.0  # McNemar's test in its exact form
-        if ours + theirs:
-          p_value = float(stats.binomtest(ours, ours + theirs).pvalue)
-      count = _count(hit)
-      yield comparison_results.TestOverlap(
-        test_set=test_set,
-        name=name,
-        detector=self.detector,
-        private=hidden is None or name in hidden | {_TRAIN},
-        tested=count,
-        share=self._share(count),
-        written=_count(_marked(queries[tested[targets]], total)),
-        beyond_public=beyond,
-        p_value=p_value,
-      )
-
-  def examples(
-    self, number: int, seed: int
-  ) -> Iterator[comparison_results.Example]:
-    """Draws some train queries that came out, with one that is like them.
-
-    Args:
-      number: train queries of each generator, at most.
-      seed: of the draw.
-    """
-    rng = np.random.default_rng([seed, 6])
-    for one in self.generators:
-      queries, targets = self.written[one.name]
-      order = rng.permutation(np.flatnonzero(self.queries.trained[targets]))
-      _, firsts = np.unique(targets[order], return_index=True)
-      for i in order[np.sort(firsts)[:number]]:
-        yield comparison_results.Example(
-          name=one.name,
-          detector=self.detector,
-          written=one.texts[queries[i]],
-          real=self.queries.texts[targets[i]],
-        )
-
-  def _share(self, one: comparison_results.Found) -> intervals.Interval:
-    return intervals.wilson(one.number, one.total, confidence=self.confidence)
-
-
-def _marked(
-  positions: Int[np.ndarray, " found"], number: int
-) -> Bool[np.ndarray, " text"]:
-  marked = np.zeros(number, bool)
-  marked[positions] = True
-  return marked
+  if len(np.unique(units)) < len(units):
+    return difference, shares.permutation_p_value(hit, trained, units)
+  # Fisher's test asks how many of those found would fall into each group if
+  # chance had put every text into its group: exact where groups were drawn so.
+  table = [
+    [hit[side].sum(), (~hit[side]).sum()] for side in (trained, ~trained)
+  ]
+  return difference, float(stats.fisher_exact(table).pvalue)
 
 
 def _count(hit: Bool[np.ndarray, " text"]) -> comparison_results.Found:

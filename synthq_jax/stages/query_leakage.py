@@ -1,4 +1,4 @@
-"""Looks for private queries, and test queries, among the synthetic ones.
+"""Looks for private queries among the synthetic ones.
 
 Every query that `generate` saved, those that `filter_queries` drops too, is held
 against the private queries that were trained on and against a control group:
@@ -21,13 +21,12 @@ for its double. Where queries are written for the documents of train queries alo
 them: shares are shown then, but no difference and no test.
 
 Formal guarantee: none. An empirical check whose numbers are functions of
-private queries, without noise: they are private. Only those of public test sets
-and of queries that may be shared are post-processing.
+private queries, without noise: they are private.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,10 +35,8 @@ from synthq_jax.pipeline import (
   comparison_results,
   config_types,
   query_comparisons,
-  results,
 )
 from synthq_jax.report import leakage as leakage_report
-from synthq_jax.retrieval import text_encoders
 from synthq_jax.stages import stage
 from synthq_jax.training import progress
 
@@ -50,7 +47,6 @@ DETECTORS = {
   "token_set": "at least {:g} of all words of both are in both, stemmed",
   "containment": "at least {:g} of the real query's character 4-grams stand in a"
   " query that is no shorter",
-  "embedding": "a cosine of at least {:g}, by the public encoder",
 }
 """What each counts as a near-duplicate."""
 
@@ -62,23 +58,18 @@ class Config:
   enabled: bool = True
   """Whether the stage runs."""
   detectors: tuple[str, ...] = ("exact", "token_set", "containment")
-  """Of `DETECTORS`; each is a test of its own. "embedding" takes minutes."""
+  """Of `DETECTORS`; each is a test of its own."""
   token_set: float = 0.8
   """Threshold of the detector of that name, in (0, 1]."""
   containment: float = 0.9
   """Threshold of the detector of that name, in (0, 1]."""
-  embedding: float = 0.9
-  """Threshold of the detector of that name, in (0, 1]; of this encoder."""
   confidence: float = 0.95
   """Of each interval by itself, in (0.5, 1)."""
   max_real: int = 100_000
   """Private queries that are compared, about; of more, whole users or documents
-  are drawn, of those trained on and of the others at one rate. Test queries are
-  looked for among all that were trained on."""
+  are drawn, of those trained on and of the others at one rate."""
   max_written: int = 100_000
   """Queries of each generator looked at, about; of more, documents are drawn."""
-  num_examples: int = 5
-  """Reproduced train queries shown for each generator and detector."""
   seed: int = 0
   """Of these draws; public."""
 
@@ -86,84 +77,61 @@ class Config:
     config_types.some_of(self, "detectors", tuple(DETECTORS))
     config_types.at_least(self, 2, "max_real")
     config_types.at_least(self, 1, "max_written")
-    config_types.at_least(self, 0, "num_examples", "seed")
-    config_types.within(self, "(0, 1]", "token_set", "containment", "embedding")
+    config_types.at_least(self, 0, "seed")
+    config_types.within(self, "(0, 1]", "token_set", "containment")
     config_types.within(self, "(0.5, 1)", "confidence")
 
 
 def jobs(run):
   """Yields one search, where somebody wrote queries and it is wanted."""
   config, written = run.config.query_leakage, run.rows("generate")
-  further = run.rows("prepare_test_set")
   if written and config.enabled:
     yield stage.Job(
       depends=(
         config,
         *run.data,
         {name: made.digest for name, made in written.items()},
-        {name: made.digest for name, made in further.items()},
       ),
       settings=config,
-      inputs={
-        "synthetic": [made.value for made in written.values()],
-        "test_sets": [made.value for made in further.values()],
-      },
+      inputs={"synthetic": [made.value for made in written.values()]},
     )
 
 
 def run(task: stage.Task) -> comparison_results.QueryLeakage:
-  """Compares each generator's queries with real ones.
+  """Compares each generator's queries with private ones.
 
   Args:
-    task: its inputs are "prepared", the private queries; "start", the folder of
-      the public checkpoint that makes vectors, which saw no private query, for
-      the detector "embedding" alone; "synthetic", what each generator wrote;
-      and "test_sets", public ones, whose queries are looked for, too.
+    task: its inputs are "prepared", the private queries; and "synthetic", what
+      each generator wrote.
 
   Returns:
     The comparisons, under `private/`.
   """
   config, space = task.settings, task.folders
   prepared, synthetic = task.inputs["prepared"], task.inputs["synthetic"]
-  everyone = query_comparisons.real(space, prepared)
-  real = everyone.sample(config.max_real, config.seed)
-  own = [everyone.texts[row] for row in np.flatnonzero(everyone.tested)]
+  real = query_comparisons.real(space, prepared)
+  real = real.sample(config.max_real, config.seed)
   written = [
     query_comparisons.written(
       space, one, limit=config.max_written, seed=config.seed
     )
     for one in synthetic
   ]
-  sets = [
-    (one.name, query_comparisons.tests(space, one))
-    for one in task.inputs["test_sets"]
-  ]
-  hidden = {one.name for one in synthetic if not results.is_shareable(one)}
-  memberships, overlaps, examples = [], [], []
-  total = len(config.detectors) * (1 + len(sets))
+  memberships = []
+  total = len(config.detectors)
   with progress.bar(
     "query_leakage", total, task.progress, unit="search"
   ) as bar:
     for name in config.detectors:
-      index = _index(name, config, space, prepared, task.inputs["start"])
-      search = functools.partial(
-        query_comparisons.NearDuplicates,
+      memberships += query_comparisons.compare(
+        functools.partial(_index, name, config),
+        real,
+        written,
         name=name,
         confidence=config.confidence,
+        is_fair=not prepared.num_asked,
       )
-      found = search(index, real.texts, real, written)
-      memberships += found.memberships(is_fair=not prepared.num_asked)
-      examples += found.examples(config.num_examples, config.seed)
-      tested = real.tested
-      if real is not everyone:
-        found = search(index, own, everyone, written)
-        tested = np.ones(len(own), bool)
-      overlaps += found.overlaps(results.OWN_TEST_SETS[0], tested, None)
       bar.update()
-      for test_set, texts in sets:
-        found = search(index, texts, everyone, written)
-        overlaps += found.overlaps(test_set, np.ones(len(texts), bool), hidden)
-        bar.update()
   return comparison_results.QueryLeakage(
     directory=space.relative(task.folder(private=True)),
     detectors={
@@ -175,33 +143,22 @@ def run(task: stage.Task) -> comparison_results.QueryLeakage:
     num_written={one.name: len(one.texts) for one in written},
     confidence=config.confidence,
     memberships=tuple(memberships),
-    overlaps=tuple(overlaps),
-    examples=tuple(examples),
     only_for_train=bool(prepared.num_asked),
   )
 
 
 def _index(
-  name: str, config: Config, space, prepared, encoder
-) -> Callable[[Sequence[str]], near_duplicates.Index]:
-  """Returns what indexes targets for a detector."""
+  name: str, config: Config, targets: Sequence[str]
+) -> near_duplicates.Index:
+  """Indexes targets for a detector."""
   if name == "exact":
-    return near_duplicates.Exact().index
+    return near_duplicates.Exact().index(targets)
   if name == "token_set":
-    return near_duplicates.TokenSet(threshold=config.token_set).index
-  if name == "containment":
-    contained = near_duplicates.Containment(threshold=config.containment)
-    return lambda targets: _HoldingIndex(
-      index=contained.index(targets), lengths=_lengths(targets)
-    )
-  own = text_encoders.OwnEncoder(
-    checkpoint=encoder,
-    vocabulary=space.root / prepared.vocabulary,
-    length=prepared.query_length,
+    return near_duplicates.TokenSet(threshold=config.token_set).index(targets)
+  contained = near_duplicates.Containment(threshold=config.containment)
+  return _HoldingIndex(
+    index=contained.index(targets), lengths=_lengths(targets)
   )
-  return near_duplicates.Embedding(
-    encode=text_encoders.load(own).encode, threshold=config.embedding
-  ).index
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -233,14 +190,14 @@ def _screen(searches: Sequence[comparison_results.QueryLeakage]) -> str:
     )
   text = "\n\n".join(map(leakage_report.text, searches))
   return (
-    "\nPRIVATE: computed from real queries. Do not share these tables.\n\n"
+    "\nPRIVATE: computed from real queries. Do not share this table.\n\n"
     f"{text}\n\n"
   )
 
 
 STAGE = stage.of(
   __name__,
-  needs=("prepare_test_set", "generate"),
-  reads=("prepared", "start"),
+  needs=("generate",),
+  reads=("prepared",),
   screen=_screen,
 )

@@ -159,7 +159,6 @@ def run(task: stage.Task) -> results.Report:
     comparison=comparison,
     synthetic=synthetic,
     checkpoints=checkpoints,
-    leakage=leakage,
     curves=_curves(root, checkpoints, private=False),
     released_scores=task.inputs["released_scores"],
     weights=task.inputs["weights"],
@@ -225,7 +224,6 @@ def shareable_values(
   comparison: comparison_results.QueryComparison,
   synthetic: Sequence[results.SyntheticQueries],
   checkpoints: Sequence[results.Checkpoint],
-  leakage: comparison_results.QueryLeakage | None,
   curves: _Curves,
   released_scores: Sequence[results.ReleasedScores] = (),
   weights: Sequence[system_results.Ranking] = (),
@@ -247,7 +245,6 @@ def shareable_values(
     comparison: of which only scores of shareable rows are.
     synthetic: of which the non-private ones are left out.
     checkpoints: of which the non-private ones are left out.
-    leakage: of which only what is about public test sets is let through.
     curves: learning curves of stages whose metrics are not private.
     released_scores: with noise; they stand in place of pseudo-queries.
     weights: of which those without noise are left out.
@@ -276,7 +273,6 @@ def shareable_values(
     "synthetic": synthetic,
     "checkpoints": [one for one in checkpoints if results.is_shareable(one)],
     "curves": curves,
-    "leakage": leakage_lib.shareable_part(leakage, synthetic),
     "documents": results.public_documents(prepared),
     "source": prepared.source.partition(":")[0],  # its kind, not its place
     "unit": prepared.unit,
@@ -325,7 +321,6 @@ SECTIONS = (
   scores.PUBLIC,
   scores.PUBLIC_FURTHER,
   queries.SYNTHETIC,
-  leakage_lib.PUBLIC,
   privacy.CLAIMS,
   scores.TRAINING,
   privacy.PUBLIC_DATA,

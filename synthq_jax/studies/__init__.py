@@ -12,7 +12,5 @@ NAMES = (
   "planted_leakage",
   "federated",
   "vectors",
-  "detectors",
-  "private_step",
 )
 """Packages with a `STUDY`; they are imported when a study is asked for."""

@@ -1,7 +1,6 @@
 """The search against a plain one, and its statistics against their definition."""
 
 import gzip
-import itertools
 import json
 import tracemalloc
 
@@ -11,7 +10,7 @@ import pytest
 import shared_data
 from hypothesis import strategies as st
 
-from synthq_jax.audit import corpus_overlap, corpus_search
+from synthq_jax.audit import corpus_overlap
 from synthq_jax.generation import text_measures
 
 _LINE = "the quick brown fox jumps over the lazy dog near the old river bank"
@@ -23,9 +22,7 @@ def _measure(items, corpus, **changes):
 
 
 def _search(config, items, corpus, **options):
-  plan = corpus_overlap.prepare(config, items)
-  found = corpus_search.scan(plan.probe, corpus, **options)
-  return corpus_overlap.summarize(plan, found).kinds
+  return corpus_overlap.measure(config, items, corpus, **options).kinds
 
 
 def _holds(words, wanted):
@@ -57,24 +54,24 @@ _TEXT = st.lists(st.sampled_from("a b c A. d".split()), max_size=8).map(
   items=st.lists(_TEXT, min_size=1, max_size=6),
   corpus=st.lists(_TEXT, max_size=5),
   ngram=st.integers(1, 4),
-  piece=st.sampled_from([1, 7, 100]),
 )
 @hypothesis.settings(deadline=None, max_examples=150)
-def test_what_is_found_is_what_a_plain_search_finds(
-  items, corpus, ngram, piece
-):
-  probe, rows = corpus_search.prepare(items, ngram)
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(corpus_search, "_PIECE", piece)
-    patch.setattr(corpus_search, "_FILTER_BITS", (1, 3))  # many false marks
-    found = corpus_search.scan(probe, iter(corpus))
-  exact, contained = zip(
-    *(_plain(i, corpus, ngram) for i in items), strict=True
+def test_what_is_found_is_what_a_plain_search_finds(items, corpus, ngram):
+  config = corpus_overlap.Config(ngram=ngram, runs=1)
+  for item in items:
+    found = corpus_overlap.measure(config, {"q": [item]}, iter(corpus))
+    kind = found.kinds["q"]
+    exact, contained = _plain(item, corpus, ngram)
+    assert kind.exact.mean == exact
+    np.testing.assert_allclose(kind.contained.mean, contained)
+  together = corpus_overlap.measure(config, {"q": items}, iter(corpus))
+  plain = [_plain(item, corpus, ngram) for item in items]
+  kind = together.kinds["q"]
+  np.testing.assert_allclose(
+    (kind.exact.mean, kind.contained.mean), np.mean(plain, axis=0)
   )
-  assert found.items[rows].tolist() == [bool(one) for one in exact]
-  np.testing.assert_allclose(probe.shares(found.ngrams)[rows], contained)
-  assert found.num_texts == len(corpus)
-  assert found.num_words == sum(len(text_measures.words(t)) for t in corpus)
+  assert together.num_texts == len(corpus)
+  assert together.num_words == sum(len(text_measures.words(t)) for t in corpus)
 
 
 def test_planted_copies_are_found_and_near_misses_are_not():
@@ -131,27 +128,20 @@ def test_runs_are_samples_and_their_spread_is_recomputed():
   }
   corpus = kinds["query"][:20] + kinds["document"][:40]
   config = corpus_overlap.Config(sample_size=10, runs=4, ngram=3, seed=3)
-  plan = corpus_overlap.prepare(config, kinds)
-  found = corpus_overlap.summarize(plan, corpus_search.scan(plan.probe, corpus))
+  found = corpus_overlap.measure(config, kinds, corpus)
   places = []
   for kind, items in kinds.items():
-    sample = plan.samples[kind]
+    sample = corpus_overlap._draw(config, kind, len(items))
     assert sample.shape == (4, 10)
-    drawn = [[_row_text(plan.probe, row) for row in run] for run in sample]
-    assert all(len(set(run) & set(items)) == 10 for run in drawn)
+    drawn = [[items[i] for i in run] for run in sample]
+    assert all(len(set(run)) == 10 for run in drawn)
     rates = [np.mean([text in corpus for text in run]) for run in drawn]
     exact = found.kinds[kind].exact
     assert exact.mean == pytest.approx(np.mean(rates))
     assert exact.deviation == pytest.approx(np.std(rates, ddof=1))
     assert exact.deviation > 0
-    places += [[items.index(text) for text in run] for run in drawn]
+    places += sample.tolist()
   assert len({tuple(run) for run in places}) == 8  # runs and kinds differ
-
-
-def _row_text(probe, row):
-  words = list(probe.vocabulary)
-  start, length = probe.starts[row], probe.lengths[row]
-  return " ".join(words[i - 1] for i in probe.ngrams.words[start:][:length])
 
 
 def test_a_whole_small_set_has_no_spread():
@@ -171,63 +161,12 @@ def test_only_drawn_items_are_read():
 
   items = Items(f"item {i}" for i in range(1000))
   config = corpus_overlap.Config(sample_size=7, runs=2, ngram=2)
-  corpus_overlap.prepare(config, {"queries": items})
+  corpus_overlap.measure(config, {"queries": items}, [])
   assert 7 <= len(Items.read) <= 14
-
-
-def test_shards_together_equal_one_pass():
-  rng = np.random.default_rng(0)
-  draw = lambda n: " ".join(rng.choice(list("abcdef"), n))  # noqa: E731
-  corpus = [draw(30) for _ in range(40)]
-  probe, _ = corpus_search.prepare([draw(n) for n in range(1, 9)] * 4, 4)
-  whole = corpus_search.scan(probe, corpus)
-  parts = [corpus_search.scan(probe, corpus[i::3]) for i in range(3)]
-  joined = corpus_search.merge(iter(parts))
-  for one, other in zip(whole, joined, strict=True):
-    np.testing.assert_array_equal(one, other)
-  assert 0 < whole.ngrams.sum() < len(whole.ngrams)
-  assert parts[0].ngrams.sum() < whole.ngrams.sum()  # untouched by merging
-
-
-def test_a_probe_is_known_by_its_digest():
-  digests = {
-    corpus_search.prepare(items, n)[0].digest
-    for items, n in [
-      (["a b", "c"], 2), (["a b", "c"], 3), (["a", "b c"], 2), (["a b", "d"], 2)
-    ]
-  }  # fmt: skip
-  assert len(digests) == 4
-  again = corpus_search.prepare(["a b", "c"], 2)[0].digest
-  assert again in digests
-
-
-def test_equal_hashes_never_pass_for_one_another(monkeypatch):
-  """With hashes of a few bits, all is as it was."""
-  items = [
-    f"w{i} w{j} w{k}" for i, j, k in itertools.product(range(4), repeat=3)
-  ]
-  corpus = items[::5]
-  seeds = []
-  draw = corpus_search._random
-
-  def coarse(rng, number):
-    seeds.append(number)
-    # The first two attempts (values and factors) have hashes of four bits.
-    return (
-      draw(rng, number) & np.uint64(15)
-      if len(seeds) <= 4
-      else draw(rng, number)
-    )
-
-  monkeypatch.setattr(corpus_search, "_random", coarse)
-  found = _measure(items, corpus)
-  assert len(seeds) == 6  # two collided
-  assert found.exact.mean == len(corpus) / len(items)
 
 
 def test_memory_does_not_grow_with_the_corpus():
   """8 and 64 pieces of a made-up corpus that exists only while it is read."""
-  probe, _ = corpus_search.prepare([_LINE], 8)
 
   def corpus(pieces):
     rng = np.random.default_rng(0)
@@ -235,23 +174,21 @@ def test_memory_does_not_grow_with_the_corpus():
       yield " ".join(map(str, rng.integers(0, 1000, 500)))
 
   peaks = []
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(corpus_search, "_PIECE", 4000)
-    for pieces in (8, 64):
-      tracemalloc.start()
-      found = corpus_search.scan(probe, corpus(pieces))
-      peaks.append(tracemalloc.get_traced_memory()[1])
-      tracemalloc.stop()
-      assert found.num_words == pieces * 4000
+  config = corpus_overlap.Config(ngram=8, runs=1)
+  for pieces in (8, 64):
+    tracemalloc.start()
+    found = corpus_overlap.measure(config, {"q": [_LINE]}, corpus(pieces))
+    peaks.append(tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
+    assert found.num_words == pieces * 4000
   assert peaks[1] < 1.1 * peaks[0] < 2e6
 
 
-def test_progress_counts_the_texts(monkeypatch):
-  monkeypatch.setattr(corpus_search, "_PIECE", 6)
+def test_progress_counts_the_texts():
   seen = []
   config = corpus_overlap.Config()
-  _search(config, {"q": ["a"]}, ["a b c"] * 7, progress=seen.append)
-  assert sum(seen) == 7 and len(seen) > 1
+  _search(config, {"q": ["a"]}, ["a b c"] * 7, progress=lambda: seen.append(1))
+  assert len(seen) == 7
 
 
 def test_real_c4_sentences_are_found_and_other_queries_hardly():
@@ -295,4 +232,4 @@ def test_settings_that_look_for_nothing_are_refused(name):
 )
 def test_kinds_without_items_are_refused(items, words):
   with pytest.raises(ValueError, match=words):
-    corpus_overlap.prepare(corpus_overlap.Config(), items)
+    corpus_overlap.measure(corpus_overlap.Config(), items, [])

@@ -61,47 +61,6 @@ def test_a_wrong_pair_is_refused_with_its_line(tmp_path, key, value, said):
     query_pairs.labelled_pairs(path)
 
 
-def said(annotator, *labels, pair=1):
-  return {"annotator": annotator, "pair": pair, "label": list(labels)}
-
-
-def test_agreement_is_sorted_by_what_labels_are_about(tmp_path):
-  path = written(
-    tmp_path,
-    said("A", "Title-Identical", "Variant-Generalization"),
-    said("B", "Different Topic"),
-  )
-  found = query_pairs.agreement(path)
-  assert found["1"]["A"] == {
-    "title": {"identical"},
-    "variant": {"generalisation"},
-    "other": set(),
-  }
-  assert found["1"]["B"]["other"] == {"different topic"}
-
-
-@pytest.mark.parametrize(
-  ("lines", "message"),
-  [
-    (
-      [said("A"), said("A")],
-      ":2: expected one line of an annotator for a pair, got two; r",
-    ),
-    ([said("A", "Title-Synonym")], ":1: .*got another label; "),
-    (
-      [said("A"), said("B", pair=2)],
-      "the same annotators for every pair, got 2 sets",
-    ),
-    ([], "got no line"),
-  ],
-)
-def test_annotations_that_cannot_be_compared_are_refused(
-  tmp_path, lines, message
-):
-  with pytest.raises(ValueError, match=message):
-    query_pairs.agreement(written(tmp_path, *lines))
-
-
 def test_topics_keep_their_collection(tmp_path):
   line = {"collection": "x", "topic": 301, "title": "t", "description": "d"}
   other = {**line, "collection": "y"}

@@ -1,4 +1,4 @@
-"""Thresholds, curves and agreement beside ten-line versions of them."""
+"""Thresholds and intervals beside ten-line versions of them."""
 
 import math
 
@@ -21,18 +21,6 @@ def columns(pairs):
   return np.array([s for s, _ in pairs]), np.array([y for _, y in pairs])
 
 
-@hypothesis.given(PAIRS)
-def test_a_curve_counts_what_scores_at_least_the_threshold(pairs):
-  scores, labels = columns(pairs)
-  found = calibration.curve(scores, labels)
-  assert found.thresholds.tolist() == sorted(set(scores.tolist()))
-  for at, threshold in enumerate(found.thresholds):
-    above = [label for score, label in pairs if score >= threshold]
-    assert found.found[at] == len(above)
-    assert found.precision[at] == sum(above) / len(above)
-    assert found.recall[at] == sum(above) / max(1, labels.sum())
-
-
 @hypothesis.given(PAIRS, st.sampled_from([0.3, 0.5, 0.9, 1.0]))
 def test_no_lower_threshold_has_the_wanted_precision(pairs, precision):
   scores, labels = columns(pairs)
@@ -43,23 +31,6 @@ def test_no_lower_threshold_has_the_wanted_precision(pairs, precision):
   else:
     with pytest.raises(ValueError, match="got at most"):
       calibration.threshold(scores, labels, precision=precision)
-
-
-@hypothesis.given(PAIRS, st.randoms())
-def test_the_order_of_the_pairs_does_not_matter(pairs, random):
-  hypothesis.assume(any(label for _, label in pairs))
-  mixed = random.sample(pairs, len(pairs))
-  one, other = (
-    calibration.average_precision(*columns(each)) for each in (pairs, mixed)
-  )
-  assert one == other
-
-
-def test_average_precision_is_one_for_a_perfect_order_and_the_share_for_none():
-  labels = np.array([True, True, False, False, False])
-  perfect = np.array([5.0, 4.0, 3.0, 2.0, 1.0])
-  assert calibration.average_precision(perfect, labels) == 1
-  assert calibration.average_precision(0 * perfect, labels) == 0.4
 
 
 def test_a_share_of_nothing_is_no_number():
@@ -113,45 +84,20 @@ def test_one_group_proves_no_more_than_one_pair():
   np.testing.assert_allclose((found.low, found.high), (one.low, one.high))
 
 
-def test_kappa_is_that_of_a_table_worked_out_by_hand():
-  # Agreement .7; chance .5 * .6 + .5 * .4 = .5.
-  first = ["yes"] * 25 + ["no"] * 25
-  second = ["yes"] * 20 + ["no"] * 5 + ["yes"] * 10 + ["no"] * 15
-  assert calibration.cohens_kappa(first, second) == pytest.approx(0.4)
-
-
-LABELS = st.lists(
-  st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1
-)
-
-
-@hypothesis.given(LABELS)
-def test_kappa_is_symmetric_and_at_most_one(pairs):
-  first, second = map(list, zip(*pairs, strict=True))
-  kappa = calibration.cohens_kappa(first, second)
-  assert kappa == pytest.approx(calibration.cohens_kappa(second, first))
-  assert kappa <= 1
-  assert calibration.cohens_kappa(first, first) == 1
-
-
-def test_kappa_of_people_who_say_random_things_is_zero():
-  rng = np.random.default_rng(0)
-  first, second = rng.integers(0, 3, (2, 20_000)).tolist()
-  assert abs(calibration.cohens_kappa(first, second)) < 0.02
-
-
 SCORES, TRUE = np.array([0.5]), np.array([True])
+
+
+def choose(scores, labels, precision=0.5):
+  return calibration.threshold(scores, labels, precision=precision)
 
 
 @pytest.mark.parametrize(
   ("call", "said"),
   [
-    (lambda: calibration.curve(SCORES, np.array([1])), "boolean label"),
-    (lambda: calibration.curve(np.array([np.nan]), TRUE), "finite scores"),
-    (lambda: calibration.curve(SCORES[:0], TRUE[:0]), "finite scores"),
-    (lambda: calibration.threshold(SCORES, TRUE, precision=0), "precision=0"),
-    (lambda: calibration.average_precision(SCORES, ~TRUE), "got none"),
-    (lambda: calibration.cohens_kappa([], []), "got 0 and 0"),
+    (lambda: choose(SCORES, np.array([1])), "boolean label"),
+    (lambda: choose(np.array([np.nan]), TRUE), "finite scores"),
+    (lambda: choose(SCORES[:0], TRUE[:0]), "finite scores"),
+    (lambda: choose(SCORES, TRUE, precision=0), "precision=0"),
     (
       lambda: calibration.grouped_interval([1], [1], []),
       "0 groups",

@@ -777,10 +777,12 @@ QUICK = (
 """Fewer rows, whose code is that of the others."""
 IN_TWO = ("--gin.MESH_DATA=2", "--cpu_devices=2")
 STUDY = (
-  f"--gin_file={ROOT / 'gin_configs/studies/private_step.gin'}",
-  "--gin.EPSILONS=(8.0,)",
-  "--gin.CANARIES=(100, 200)",
-  "--gin.REPETITIONS=2",
+  f"--gin_file={ROOT / 'gin_configs/studies/vectors.gin'}",
+  "--gin.DECODERS=False",
+  "--gin.NOISE=(0.0, 1.0)",
+  "--gin.PUBLIC_DATA=True",
+  "--gin.vectors.Config.num_sentences=500",
+  "--gin.vectors.Config.num_secrets=20",
 )
 
 

@@ -178,7 +178,6 @@ def sections(checkpoints):
     comparison=nothing,
     synthetic=(),
     checkpoints=checkpoints,
-    leakage=None,
     curves={},
     decided={
       "released": released_results.Released(

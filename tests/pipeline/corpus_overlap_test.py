@@ -8,7 +8,6 @@ import small_data
 
 from synthq_jax import artifacts
 from synthq_jax.audit import corpus_overlap as overlap_lib
-from synthq_jax.audit import corpus_search
 from synthq_jax.cli import main
 from synthq_jax.pipeline import results
 
@@ -94,59 +93,9 @@ def test_everything_lies_in_the_private_folder(place, capsys):
   assert made and all("private" in path.parts for path in made)
 
 
-def test_processes_share_the_parts_and_the_last_one_prints(place, capsys):
-  assert main.main(_argv(place, "--share=1/2")) == 0
-  assert capsys.readouterr().out.startswith("1 of 3 parts are searched")
-  assert main.main(_argv(place, "--share=0/2")) == 0
-  shared = capsys.readouterr().out
-  found = _result(place)
-  assert main.main(_argv(place)) == 0
-  assert capsys.readouterr().out == shared
-  assert _result(place) == found
-
-
-def test_a_stopped_search_goes_on_with_the_next_part(
-  place, capsys, monkeypatch
-):
-  scanned = []
-  scan = corpus_search.scan
-
-  def stopping(probe, texts, *, progress):
-    texts = list(texts)
-    scanned.append(texts)
-    if len(scanned) == 2:
-      raise KeyboardInterrupt
-    return scan(probe, texts, progress=progress)
-
-  monkeypatch.setattr(corpus_search, "scan", stopping)
-  assert main.main(_argv(place)) == 130
-  assert main.main(_argv(place)) == 0
-  expected = [list(texts) for texts in _CORPUS.values()]
-  assert scanned == [expected[0], expected[1], expected[1], expected[2]]
-  capsys.readouterr()
-
-
-def test_other_samples_are_searched_anew(place, capsys):
-  main.main(_argv(place))
-  before = len(list((place / "run").rglob("*.npz")))
-  main.main(_argv(place, "--sample_size=1"))
-  assert len(list((place / "run").rglob("*.npz"))) == 2 * before
-  capsys.readouterr()
-
-
-def test_a_damaged_part_is_named(place, capsys):
-  main.main(_argv(place))
-  path = next((place / "run").rglob("*.npz"))
-  path.write_bytes(b"PK")
-  assert main.main(_argv(place)) == 2
-  assert f"{path}: expected what was found" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
   "flags, words",
   [
-    (["--share=2/2"], "expected --share=i/n with 0 <= i < n, got 2/2"),
-    (["--share=half"], "got 'half'"),
     (["--ngram=0"], "ngram >= 1, got ngram=0"),
     (["--corpus=/none/*.gz"], "expected files of a corpus, got none"),
     (["--workdir=/none"], "run `synthq prepare_data` first"),

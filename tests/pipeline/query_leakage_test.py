@@ -1,9 +1,8 @@
-"""The search for real queries: planted copies are found, others are not."""
+"""The search for private queries: planted copies are found, others are not."""
 
 import dataclasses
 import json
 import math
-import types
 
 import made_up
 import numpy as np
@@ -13,7 +12,7 @@ import tiny_runs
 from scipy import stats
 
 from synthq_jax import artifacts
-from synthq_jax.data import jsonl, shipped
+from synthq_jax.data import jsonl
 from synthq_jax.pipeline import (
   comparison_results,
   query_comparisons,
@@ -87,33 +86,13 @@ class _Workdir:
       seconds=0.0,
     )
 
-  def test_set(self, name, texts):
-    directory = f"prepare_test_set/{name}"
-    folder = self.space.root / directory
-    folder.mkdir(parents=True)
-    ids = [f"t{i}" for i in range(len(texts))]
-    _write(folder / "queries.jsonl", dict(zip(ids, texts, strict=True)))
-    np.savez(folder / results.TestSet.QUERIES, ids=np.array(ids))
-    return results.TestSet(
-      directory=directory,
-      name=name,
-      split="test",
-      drop_identical=True,
-      num_documents=9,
-      num_queries=len(texts),
-      cut_documents=0.0,
-      seconds=0.0,
-    )
-
-  def run(self, *synthetic, test_sets=(), encoder=None, **settings):
+  def run(self, *synthetic, **settings):
     return tiny_runs.make(
       query_leakage.STAGE,
       query_leakage.Config(**settings),
       self.space,
       prepared=self.prepared,
-      start=encoder,
       synthetic=synthetic,
-      test_sets=test_sets,
     )
 
 
@@ -155,7 +134,6 @@ def planted(tmp_path_factory):
     workdir.synthetic("eps8", [*fresh[:240], *copies]),
     workdir.synthetic("eps3", [*fresh[:270], *leak]),
     workdir.synthetic("inf", [*fresh, *log["train"]], epsilon=math.inf),
-    test_sets=[workdir.test_set("fiqa", [*log["test"][:10], "something else"])],
   )
   return workdir, found
 
@@ -165,15 +143,6 @@ def _one(found, name, detector="token_set"):
     one
     for one in found.memberships
     if (one.name, one.detector) == (name, detector)
-  ]
-  return one
-
-
-def _overlap(found, name, test_set="test", detector="token_set"):
-  [one] = [
-    one
-    for one in found.overlaps
-    if (one.name, one.test_set, one.detector) == (name, test_set, detector)
   ]
   return one
 
@@ -188,12 +157,6 @@ def test_copied_train_queries_are_found_with_their_share(planted):
   assert one.difference.low > 0.1
   fisher = stats.fisher_exact([[60, 280], [0, 150]]).pvalue
   assert one.p_value == pytest.approx(fisher, rel=1e-9) and fisher < 1e-6
-  # 60 of 300 written ones copy one of 400, of which 149 are there.
-  assert one.size == 149
-  assert one.written_train == pytest.approx(0.2 * 149 / 340)
-  assert one.written_difference.low > 0
-  assert one.written_difference.low < 0.2 * 149 / 400
-  assert one.written_difference.high > 0.2 * 149 / 400
 
 
 def test_a_generator_that_copies_nothing_is_not_accused(planted):
@@ -202,7 +165,6 @@ def test_a_generator_that_copies_nothing_is_not_accused(planted):
   assert (one.train.number, one.control.number) == (0, 0)
   assert one.p_value == 1.0
   assert one.difference.low < 0 < one.difference.high
-  assert one.written_difference.low < 0 < one.written_difference.high
 
 
 def test_detectors_see_what_they_say(planted):
@@ -227,31 +189,6 @@ def test_a_written_query_that_holds_a_real_one_reproduces_it(tmp_path):
   assert _one(found, "eps3", "containment").train.number == 0
 
 
-def test_vectors_of_the_public_encoder_find_copies(tmp_path):
-  workdir = _Workdir(
-    tmp_path,
-    {
-      "train": ["fit a line to noisy points", "sort an array in place"],
-      "test": ["open a file for reading", "draw a histogram"],
-    },
-  )
-  folder = workdir.space.public("prepare_data")
-  folder.mkdir(parents=True)
-  vocabulary = folder / "vocabulary.model"
-  vocabulary.write_bytes(shipped.VOCABULARY.read_bytes())
-  workdir.prepared = dataclasses.replace(
-    workdir.prepared, vocabulary="prepare_data/vocabulary.model"
-  )
-  found = workdir.run(
-    workdir.synthetic("eps8", ["Fit a line to the noisy points", "name of it"]),
-    encoder=shipped.DIRECTORY,
-    detectors=("embedding",),
-  )
-  one = _one(found, "eps8", "embedding")
-  assert (one.train.number, one.control.number) == (1, 0)
-  assert [one.real for one in found.examples] == ["fit a line to noisy points"]
-
-
 def test_repeated_queries_are_not_counted_but_told(planted):
   _, found = planted
   one = _one(found, "inf")
@@ -259,31 +196,11 @@ def test_repeated_queries_are_not_counted_but_told(planted):
   assert (one.train_all.number, one.train_all.total) == (400, 400)
 
 
-def test_copied_test_queries_are_seen_in_the_test_part(planted):
+def test_copied_test_queries_show_as_a_difference_below_zero(planted):
   _, found = planted
-  one = _overlap(found, "eps3")
-  assert (one.tested.number, one.tested.total) == (30, 90)
-  assert (one.written.number, one.written.total) == (30, 300)
-  assert one.share.low < 1 / 3 < one.share.high
-  assert one.beyond_public.low > 0.2
-  # 30 texts, all found by this one alone: McNemar's p is 2 / 2^30.
-  assert one.p_value == pytest.approx(2**-29)
-  assert _overlap(found, "train").tested.number == 0
-  assert _overlap(found, "eps8").p_value == 1.0
-  # Among private queries it shows as a difference below 0.
-  assert _one(found, "eps3").difference.high < 0
-
-
-def test_only_comparisons_of_public_things_may_be_shared(planted):
-  _, found = planted
-  assert all(one.private for one in found.overlaps if one.test_set == "test")
-  shareable = {
-    one.name
-    for one in found.overlaps
-    if one.test_set == "fiqa" and not one.private
-  }
-  assert shareable == {"public_only", "eps8", "eps3"}
-  assert _overlap(found, "eps3", "fiqa").tested.number == 10
+  one = _one(found, "eps3")
+  assert (one.control.number, one.control.total) == (30, 150)
+  assert one.difference.high < 0
 
 
 def test_the_result_lies_in_the_private_folder(planted):
@@ -295,34 +212,15 @@ def test_the_result_lies_in_the_private_folder(planted):
   assert not workdir.space.public("query_leakage").exists()
 
 
-def test_the_private_section_shows_what_came_out(planted):
+def test_the_private_section_shows_one_table_and_no_query(planted):
   workdir, found = planted
   words = _text(leakage.PRIVATE.build(found))
   assert "60 of 340 (15.00%)" in words
   assert "train queries come out more often than by coincidence" in words
   assert "queries that were not trained on come out more often" in words
   assert "eps8, exact" not in words  # where nothing was found
-  [*_, real] = [one.real for one in found.examples if one.name == "eps8"]
-  assert real in workdir.texts.values()
-  assert real in words
-
-
-def test_the_shareable_section_holds_public_comparisons_alone(planted):
-  workdir, found = planted
-  shared = [
-    types.SimpleNamespace(name=name) for name in ("public_only", "eps8", "eps3")
-  ]
-  part = leakage.shareable_part(found, shared)
-  words = _text(leakage.PUBLIC.build(part))
-  assert "10 of 11" in words
-  for secret in ("inf", "340", "150", "train |", *workdir.texts.values()):
-    assert secret not in words
-  quiet = dataclasses.replace(found, overlaps=())
-  other = dataclasses.replace(quiet, memberships=(), num_train=0, examples=())
-  assert leakage.shareable_part(quiet, shared) == leakage.shareable_part(
-    other, shared
-  )
-  assert leakage.PUBLIC.build(leakage.shareable_part(None, shared)) == ()
+  assert words.count("| Generator |") == 1
+  assert not [text for text in workdir.texts.values() if text in words]
 
 
 def _text(content) -> str:
@@ -341,7 +239,7 @@ def test_queries_for_the_documents_of_train_queries_are_not_tested(tmp_path):
   workdir.prepared = dataclasses.replace(workdir.prepared, num_asked=400)
   found = workdir.run(written)
   one = _one(found, "eps8")
-  assert one.p_value is one.difference is one.written_difference is None
+  assert one.p_value is one.difference is None
   assert (one.train, one.control) == (accused.train, accused.control)
   words = _text(leakage.PRIVATE.build(found))
   assert "for the documents of train queries alone" in words
@@ -401,7 +299,6 @@ def test_more_queries_than_wanted_are_drawn_alike(tmp_path):
     of = [names[text] for text in real.texts]
     assert len(of) == 70
     assert real.trained.tolist() == [name.startswith("train") for name in of]
-    assert real.tested.tolist() == [name.startswith("test") for name in of]
     shares.append(real.trained.mean())
   # One rate for both sides: 400 of 550.
   error = math.sqrt(400 * 150 / 550**2 / 70 / 100)
@@ -438,20 +335,6 @@ def test_a_sample_of_units_accuses_nobody(tmp_path):
     assert 290 < found.num_train + found.num_control < 310
     alarms += _one(found, "eps8").p_value <= 0.05
   assert alarms / repeats <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeats)
-
-
-def test_test_queries_are_looked_for_among_all_that_were_trained_on(tmp_path):
-  rng = np.random.default_rng(9)
-  log = _log(rng, train=400, dev=2, test=40)
-  log["test"][:30] = [_changed(rng, text) for text in log["train"][:30]]
-  workdir = _Workdir(tmp_path, log)
-  made = workdir.synthetic("eps8", [_query(rng) for _ in range(20)])
-  sets = [workdir.test_set("fiqa", log["test"])]
-  for limit in (1000, 50):
-    found = workdir.run(made, test_sets=sets, max_real=limit)
-    for name in ("test", "fiqa"):
-      one = _overlap(found, "train", name)
-      assert (one.tested.number, one.tested.total) == (30, 40)
 
 
 @pytest.mark.slow
@@ -496,7 +379,6 @@ def test_written_queries_of_a_document_are_taken_together(tmp_path):
   assert len(some.texts) == 15
   documents = [text.rpartition(" ")[2] for text in some.texts]
   assert len(set(documents)) == 3
-  assert len(set(zip(documents, some.owners.tolist(), strict=True))) == 3
   every = query_comparisons.written(workdir.space, made, limit=50, seed=0)
   assert every.texts == texts
 
@@ -518,7 +400,6 @@ def test_a_log_of_doubles_leaves_nothing_to_compare(tmp_path):
   found = workdir.run(workdir.synthetic("eps8", ["red fox", "blue sky"]))
   one = _one(found, "eps8")
   assert one.difference is None and one.p_value is None
-  assert one.written_difference is None and one.size == 0
   assert one.train_all.number == 3
   assert "| - | -" in _text(leakage.PRIVATE.build(found))
 

@@ -78,8 +78,8 @@ REFUSED = {
     ({name: value}, rf"query_leakage\.Config\.{name}")
     for name, value in (
       ("detectors", ()), ("detectors", ("exact", "smell")), ("token_set", 0.0),
-      ("containment", 1.5), ("embedding", 1.01), ("confidence", 0.4),
-      ("max_real", 1), ("max_written", 0), ("num_examples", -1),
+      ("containment", 1.5), ("confidence", 0.4), ("max_real", 1),
+      ("max_written", 0),
     )
   ],
 }  # fmt: skip

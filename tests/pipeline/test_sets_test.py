@@ -242,7 +242,6 @@ def test_a_changed_set_is_searched_and_scored_again_and_nothing_else_is(
   assert scored <= set(ran) and len(ran) == len(rows) + len(others)
   assert others == [
     "[prepare_test_set/scifact] running",
-    "[query_leakage] running",
     "[compare_queries] running",
   ]
 

@@ -45,7 +45,7 @@ def config(tmp_path_factory):
   return vectors.Config(
     source=f"beir:{folder}", victim="victim", noise=(0.0, 1.0), steps=2,
     language_steps=2, batch_size=8, length=32, num_sentences=40,
-    num_victims=10, num_secrets=8, num_candidates=4, num_shown=1,
+    num_victims=10, num_secrets=8, num_candidates=4,
   )  # fmt: skip
 
 
@@ -55,17 +55,15 @@ def test_a_raw_vector_gives_secrets_away_and_nothing_is_made_twice(
 ):
   said = frame.run(vectors.STUDY, config, tmp_path, progress=False)
   study = artifacts.load(tmp_path / "private", vectors.Study)
-  assert study.victim == "victim" and len(study.levels) == 2
-  raw = {one.kind: one for one in study.nearest if not one.noise}
-  assert set(raw) == {"digits", "words"}
+  assert study.victim == "victim" and study.num_read == 10
+  raw = {one.kind: one for one in study.secrets if not one.noise}
+  assert set(raw) == {"digits", "words"} and len(study.secrets) == 4
   for one in raw.values():
-    assert one.own.first.mean == 1.0 and one.own.mean_rank.mean == 1.0
-    assert one.other.first.mean < 1.0 and one.bound == 1.0
-  noised = [one for one in study.nearest if one.noise]
-  assert all(one.bound < 1.0 for one in noised)
-  assert [level.bits for level in study.levels][0] == np.inf
-  assert len(study.levels[0].shown) == 1
-  assert "Nearest candidate" in said and "digits written, other" in said
+    assert one.first.mean == 1.0 and one.mean_rank.mean == 1.0
+    assert one.other.mean < 1.0
+  assert all(one.first.mean < 1.0 for one in study.secrets if one.noise)
+  assert len(study.reading.perplexity) == len(study.reading.bleu) == 3
+  assert "Secrets" in said and "A decoder's reading" in said
   # The victim's text lies below private/ alone.
   outside = {path.name for path in tmp_path.iterdir()}
   assert outside == {".lock", "private"}
@@ -129,5 +127,24 @@ def test_any_encoder_can_be_attacked(config, tmp_path):
   for number, one in enumerate((small, named)):
     frame.run(vectors.STUDY, one, tmp_path / str(number), progress=False)
     place = tmp_path / str(number) / "private"
-    found.append(artifacts.load(place, vectors.Study).nearest)
+    found.append(artifacts.load(place, vectors.Study).secrets)
   assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("place", ["prepare_data", "private/prepare_data"])
+def test_the_directory_of_a_run_is_left_alone(place, config, tmp_path):
+  (tmp_path / place).mkdir(parents=True)
+  accepted = []
+  with pytest.raises(ValueError, match="got that of a run"):
+    frame.run(
+      vectors.STUDY, config, tmp_path, on_accepted=lambda: accepted.append(1)
+    )
+  assert not accepted
+
+
+def test_the_control_is_another_row_each_once():
+  others = vectors._get_others(9, 0)
+  assert sorted(others.tolist()) == list(range(9))
+  assert (others != np.arange(9)).all()
+  with pytest.raises(ValueError, match="number >= 2"):
+    vectors._get_others(1, 0)

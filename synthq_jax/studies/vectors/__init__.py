@@ -1,12 +1,11 @@
-"""What can be read out of sentence vectors, raw and with Gaussian noise.
+"""Reads sentences and planted secrets out of sentence vectors.
 
 One client is the victim; the others, with their own sentences, are the attacker.
-The shipped T5's encoder makes the vectors, or any T5 or BERT of the user, and the
-shipped T5's decoder learns to read them:
-first the language alone, then from there one decoder for each amount of noise,
-and one that goes on without vectors for as long. Planted secrets stand behind
-the beginnings of the victim's sentences: digits, or words drawn at random; the
-attacker knows the form and trains on secrets that it made up.
+The shipped T5's encoder makes the vectors, or any T5 or BERT of the user. Two
+attackers read them. The nearest candidate needs no training: the attacker encodes
+a sentence with each secret that it might hold, and takes the nearest vector. The
+shipped T5's decoder (`audit.inversion`) learns to read raw vectors: first the
+language alone, then from there with vectors, and without them for as long.
 
 Formal guarantee: none; all results are as private as the victim's text, and lie
 below private/ unless `Config.public_data`.
@@ -14,21 +13,18 @@ below private/ unless `Config.public_data`.
 
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from synthq_jax import artifacts, checks
-from synthq_jax.audit import (
-  canaries,
-  inversion,
-  inversion_measures,
-  vector_bounds,
-  vector_secrets,
-)
+from synthq_jax import artifacts, checks, intervals
+from synthq_jax.audit import canaries, exposure, inversion
+from synthq_jax.audit import candidates as candidates_lib
 from synthq_jax.data import sentences, shipped, sources, vocabulary
+from synthq_jax.generation import text_measures
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import config_types, fingerprints
 from synthq_jax.report import blocks, tables
@@ -37,7 +33,7 @@ from synthq_jax.studies import frame
 from synthq_jax.training import loop
 from synthq_jax.training import recipe as recipe_lib
 
-__all__ = ["STUDY", "Config", "Level", "Nearest", "Study"]
+__all__ = ["STUDY", "Config", "Reading", "Secrets", "Study"]
 
 _KINDS = {"digits": "own_query", "words": "rare_words"}
 _MADE_UP = 0.1  # sentences with made-up secrets of a kind, over the attacker's
@@ -53,20 +49,15 @@ class Config(frame.Config, config_types.Encoder):
   victim: str | None = None
   """A client; None: one of middle size."""
   noise: tuple[float, ...] = (0.0, 0.05, 0.1, 0.3, 1.0)
-  """Standard deviations of the noise in every coordinate."""
+  """Standard deviations of the noise on vectors with secrets, each a row."""
   decoders: bool = True
-  """Whether decoders are trained, which takes nearly all of the time; if not,
-  only the attack that needs no training is measured."""
+  """Whether decoders are trained, which takes nearly all of the time."""
   language_steps: int = 400
   """Of the decoder that learns the language with vectors hidden."""
   steps: int = 400
   """Of each decoder that goes on from there."""
   batch_size: int = 64
   """Sentences of a step."""
-  learning_rate: float = 3e-3
-  """Adam's, at its peak."""
-  memories: int = 8
-  """States that the decoder attends to."""
   length: int = 32
   """Tokens of a sentence; longer ones are left out."""
   num_sentences: int = 20_000
@@ -77,50 +68,42 @@ class Config(frame.Config, config_types.Encoder):
   """Planted, of each kind."""
   num_candidates: int = 50
   """Of each secret, itself included."""
-  num_shown: int = 0
-  """Sentences of the victim that the page shows, with what was read of them."""
   seed: int = 0
   """Of the sentences, secrets and trainings."""
 
   def __post_init__(self):
     super().__post_init__()
-    config_types.positive(self, "learning_rate")
     config_types.at_least(
-      self, 1, "language_steps", "steps", "batch_size", "memories", "length",
+      self, 1, "language_steps", "steps", "batch_size", "length",
       "num_sentences", "num_victims",
     )  # fmt: skip
     config_types.at_least(self, 2, "num_secrets", "num_candidates")
-    config_types.at_least(self, 0, "num_shown")
     for deviation in self.noise:
       checks.within("[0, inf)", **{"vectors.Config.noise": deviation})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Nearest:
-  """The attack by the nearest candidate, on one kind of secret."""
+class Secrets:
+  """One row of the secrets table: one kind of secret at one amount of noise."""
 
   kind: str
   noise: float
-  own: vector_secrets.Recovery
-  """From the secrets' own vectors."""
-  other: vector_secrets.Recovery
-  """From another sentence's vector: chance."""
-  bound: float
-  """Mean over secrets of the share that no attacker exceeds."""
+  first: intervals.Interval
+  """Share of secrets that the nearest candidate names."""
+  mean_rank: intervals.Interval
+  """Among the candidates."""
+  other: intervals.Interval
+  """`first` from another planted sentence's vector: chance."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Level:
-  """What a decoder reads at one amount of noise."""
+class Reading:
+  """What a decoder reads: with the vector, without it, with another's."""
 
-  noise: float
-  reading: inversion_measures.Reading
-  bits: float
-  """Of a sentence, that no attacker exceeds."""
-  secrets: dict[str, inversion_measures.SecretsRead]
-  """By kind."""
-  shown: tuple[tuple[str, ...], ...]
-  """Sentences, each with what was read of it."""
+  perplexity: tuple[float, ...]
+  """Per token."""
+  bleu: tuple[float, ...]
+  """Of what it writes, 0 to 100."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,34 +112,11 @@ class Study:
 
   victim: str
   num_read: int
-  """Sentences of the victim that were read."""
   num_attackers: int
-  """Sentences of the attacker."""
   num_candidates: int
   num_secrets: int
-  nearest: tuple[Nearest, ...]
-  levels: tuple[Level, ...]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Text:
-  """Sentences of one side, and their tokens."""
-
-  sentences: tuple[str, ...]
-  tokens: np.ndarray
-
-
-def _digest(encoder: text_encoders.OwnEncoder | text_encoders.Bert) -> str:
-  """Returns what the vectors of an encoder depend on."""
-  if isinstance(encoder, text_encoders.Bert):
-    return artifacts.fingerprint(
-      fingerprints.of_folder(encoder.folder), encoder.length
-    )
-  return artifacts.fingerprint(
-    fingerprints.of_checkpoint(pathlib.Path(encoder.checkpoint)),
-    fingerprints.of_file(encoder.vocabulary),
-    encoder.length,
-  )
+  reading: Reading | None
+  secrets: tuple[Secrets, ...]
 
 
 class _Attack:
@@ -169,17 +129,15 @@ class _Attack:
     if not config.noise:
       raise ValueError("vectors.Config.noise must have an entry, got none")
     source = sources.open(config.source, "vectors.Config.source")
-    own: tuple[str, ...] = ()
     self._encoder = text_encoders.given(
       config.bert, config.checkpoint, config.vocabulary
     )
     if self._encoder is not None:
       text_encoders.load(self._encoder)
-      own = (_digest(self._encoder),)
     self.digest = artifacts.fingerprint(
       source.digest(),
       fingerprints.of_checkpoint(shipped.DIRECTORY),
-      *own,
+      *([_digest(self._encoder)] if self._encoder is not None else ()),
       fingerprints.versions(),
     )
     self.vocab = shipped.vocabulary()
@@ -198,208 +156,190 @@ class _Attack:
         "vectors.Config.victim: expected one of two clients or more, got"
         f" {self.victim!r} of {len(names)} in {config.source}"
       )
-    self.attacker, self.text = self._sides(clients)
-    for text, side in ((self.text, "the victim"), (self.attacker, "others")):
-      if not text.sentences:
-        raise ValueError(
-          f"vectors.Config.length: expected sentences of {side} in"
-          f" {config.length} tokens, got none: give a larger one, or another victim"
-        )
-    self.vectors = self._encoded(self.text.tokens)
-    self.planted = self._plant()
-
-  def _sides(self, clients: dict[str, str]) -> tuple[_Text, _Text]:
-    """Returns the attacker's text and the victim's; they share no sentence."""
-    config, sides = self.config, []
-    rng = np.random.default_rng(config.seed)
     folded = {s.casefold() for s, c in clients.items() if c != self.victim}
-    for is_victim, size in (
-      (False, config.num_sentences),
-      (True, config.num_victims),
-    ):
-      chosen = [
-        sentence
-        for sentence, client in clients.items()
-        if (client == self.victim) == is_victim
-        and not (is_victim and sentence.casefold() in folded)
-      ]
-      rng.shuffle(chosen)
-      # Most are too long, and tokenizing takes time.
-      chosen = chosen[: 8 * size]
-      tokens = vocabulary.tokenize(self.vocab, chosen, length=config.length + 1)
-      fit = np.flatnonzero(tokens[:, -1] == 0)[:size]
-      texts = tuple(chosen[i] for i in fit)
-      sides.append(_Text(texts, tokens[fit, : config.length]))
-    return sides[0], sides[1]
+    rng = np.random.default_rng(config.seed)
+    sides = [[], []]
+    for sentence, client in clients.items():
+      if client != self.victim:
+        sides[0].append(sentence)
+      elif sentence.casefold() not in folded:
+        sides[1].append(sentence)
+    self.attacker = self._choose(rng, sides[0], config.num_sentences)
+    self.text = self._choose(rng, sides[1], config.num_victims)
+    for side, whose in ((self.text, "the victim"), (self.attacker, "others")):
+      if not side[0]:
+        raise ValueError(
+          f"vectors.Config.length: expected sentences of {whose} in"
+          f" {config.length} tokens, got none: give a larger one, or another"
+          " victim"
+        )
+    self.planted = {kind: self._plant(kind) for kind in _KINDS}
 
-  def _encoded(self, tokens: np.ndarray) -> np.ndarray:
+  def _choose(self, rng, side: list[str], size: int):
+    """Draws sentences that fit; returns them and their tokens."""
+    length = self.config.length
+    rng.shuffle(side)
+    side = side[: 8 * size]  # most are too long, and tokenizing takes time
+    tokens = vocabulary.tokenize(self.vocab, side, length=length + 1)
+    fit = np.flatnonzero(tokens[:, -1] == 0)[:size]
+    return tuple(side[i] for i in fit), tokens[fit, :length]
+
+  def _encode(self, tokens: np.ndarray) -> np.ndarray:
     if self._encoder is None:
       return encode.encode(self._params, self._model, tokens)
-    return self._encoder.encode(list(map(self._text_of, tokens)))
-
-  def _text_of(self, tokens: np.ndarray) -> str:
-    return self.vocab.decode([int(token) for token in tokens if token])
-
-  def _made(
-    self, text: _Text, kind: str, number: int, seed: int
-  ) -> Sequence[canaries.Canary]:
-    return canaries.make(
-      text.sentences,
-      self.vocab,
-      number=number,
-      kinds=(_KINDS[kind],),
-      repetitions=(1,),
-      digits=4,
-      seed=[seed, *kind.encode()],
+    return self._encoder.encode(
+      [self.vocab.decode([int(t) for t in row if t]) for row in tokens]
     )
 
-  def _plant(self) -> dict[str, tuple[vector_secrets.Planted, np.ndarray]]:
-    """Returns secrets of each kind, and the vectors of all their candidates."""
-    config, planted = self.config, {}
-    for number, kind in enumerate(_KINDS):
-      secrets = vector_secrets.plant(
-        self._made(self.text, kind, config.num_secrets, config.seed),
-        self.vocab,
-        length=config.length,
-        num_candidates=config.num_candidates,
-        seed=[config.seed, number],
-      )
-      flat = self._encoded(secrets.rows.reshape(-1, config.length))
-      planted[kind] = secrets, flat.reshape(*secrets.rows.shape[:2], -1)
-    return planted
+  def _make_canaries(self, texts: Sequence[str], kind: str, number: int, seed):
+    """Returns canaries, and the tokens of their sentences with the secrets."""
+    made = canaries.make(
+      texts, self.vocab, number=number, kinds=(_KINDS[kind],),
+      repetitions=(1,), digits=4, seed=[seed, *kind.encode()],
+    )  # fmt: skip
+    sides = canaries.tokenize(
+      made, self.vocab, prefix="", document_length=1,
+      query_length=self.config.length,
+    )  # fmt: skip
+    return made, sides["targets"]
 
-  def nearest(self, kind: str, noise: float) -> Nearest:
-    vectors = self.planted[kind][1]
-    sent = inversion.send(noise, vectors[:, 0], jax.random.key(5))
-    own, other = (
-      vector_secrets.recovery(vector_secrets.nearest(one, vectors))
-      for one in (sent, sent[vector_secrets.others(len(sent), 1)])
+  def _plant(self, kind: str) -> np.ndarray:
+    """Returns vectors [secret, candidate, dim]; the true secret is the first."""
+    config, rows = self.config, []
+    rng = np.random.default_rng([config.seed, list(_KINDS).index(kind)])
+    alphabet = canaries.alphabets({_KINDS[kind]}, self.vocab)[_KINDS[kind]]
+    made = self._make_canaries(
+      self.text[0], kind, config.num_secrets, config.seed
     )
-    shares = [
-      vector_bounds.success(
-        num_candidates=vectors.shape[1],
-        radius=float(radius),
-        standard_deviation=noise,
+    for one, row in zip(*made, strict=True):
+      drawn = candidates_lib.draw(one, alphabet, config.num_candidates, rng)
+      rows.append(
+        candidates_lib.with_secrets(row, len(one.secret), drawn.secrets)
       )
-      for radius in vector_bounds.enclosing_radius(vectors)
-    ]
-    return Nearest(
-      kind=kind, noise=noise, own=own, other=other, bound=np.mean(shares).item()
+    vectors = self._encode(np.concatenate(rows))
+    return vectors.reshape(len(rows), config.num_candidates, -1)
+
+  def nearest(self, kind: str, noise: float) -> Secrets:
+    """Names the candidate whose vector is nearest, which nobody can do better."""
+    vectors = self.planted[kind]
+    normal = jax.random.normal(jax.random.key(5), vectors[:, 0].shape)
+    sent = np.asarray(vectors[:, 0] + noise * normal, np.float32)
+    ranks = []
+    for one in (sent, sent[_get_others(len(sent), 1)]):
+      apart = one.astype(float)[:, None] - vectors.astype(float)
+      ranks.append(exposure.ranks(-np.sum(apart**2, axis=-1)))
+    first, other = (
+      intervals.clopper_pearson(int(np.sum(one == 1)), len(one))
+      for one in ranks
+    )
+    mean_rank = exposure.mean_rank(ranks[0], vectors.shape[1])
+    return Secrets(
+      kind=kind, noise=noise, first=first, mean_rank=mean_rank, other=other
     )
 
-  @functools.cached_property
-  def _training_set(self) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and vectors of the attacker, with secrets that it made up."""
-    rows, config = [self.attacker.tokens], self.config
-    number = int(_MADE_UP * len(rows[0]))
-    for kind in _KINDS:
-      sides = canaries.tokenize(
-        self._made(self.attacker, kind, number, config.seed + 1),
-        self.vocab,
-        prefix="",
-        document_length=1,
-        query_length=config.length,
-      )
-      rows.append(sides["targets"])
-    tokens = np.concatenate(rows)
-    return tokens, self._encoded(tokens)
-
-  def _fit(self, name: str, start, noise: float | None, steps: int):
+  def _fit(self, name: str, start, tokens, vectors, steps: int):
     """Trains a decoder, or reads what is finished of it."""
-    config, (tokens, vectors) = self.config, self._training_set
-    place = self._states / artifacts.fingerprint(
-      name,
-      self.digest,
-      self.victim,
-      tokens.tolist(),
-      (steps, config.language_steps, config.batch_size, config.memories),
-      (config.learning_rate, config.seed),
-    )
-    sent = inversion.send(noise, vectors, jax.random.key(1))
+    config = self.config
     return inversion.train(
       self._inverter,
-      self._inverter.init(start, sent, jax.random.key(2)),
+      self._inverter.init(start, vectors, jax.random.key(2)),
       vectors,
       tokens,
-      noise=noise,
       recipe=recipe_lib.Recipe(
         steps=steps,
         batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
+        learning_rate=3e-3,
         warmup_steps=min(50, steps // 4),
         seed=config.seed,
         settings=self._settings,
       ),
-      files=loop.Files.below(place, name),
-    )
+      files=loop.Files.below(
+        self._states
+        / artifacts.fingerprint(
+          name, self.digest, self.victim, tokens.tolist(),
+          (steps, config.language_steps, config.batch_size, config.seed),
+        ),
+        name,
+      ),
+    )  # fmt: skip
 
   @functools.cached_property
   def _inverter(self) -> inversion.Inverter:
-    return inversion.Inverter(
-      model=self._model,
-      vector_dim=self.vectors.shape[1],
-      memories=self.config.memories,
+    dim = self.planted["digits"].shape[-1]
+    return inversion.Inverter(model=self._model, vector_dim=dim)
+
+  def read(self) -> Reading:
+    """Trains the decoders on raw vectors, and has them read the victim's."""
+    config, (texts, tokens) = self.config, self.attacker
+    number = int(_MADE_UP * len(tokens))
+    made = [
+      self._make_canaries(texts, kind, number, config.seed + 1)[1]
+      for kind in _KINDS
+    ]
+    tokens = np.concatenate([tokens, *made])
+    vectors = self._encode(tokens)
+    zeros = np.zeros_like(vectors)
+    start = self._fit(
+      "language", self._params, tokens, zeros, config.language_steps
+    )
+    decoder = self._fit("raw", start, tokens, vectors, config.steps)
+    blind = self._fit("hidden", start, tokens, zeros, config.steps)
+    own = self._encode(self.text[1])
+    order = jax.random.bits(jax.random.split(jax.random.key(4))[1], (2,))
+    other = own[_get_others(len(own), np.asarray(order).tolist())]
+    cases = (decoder, own), (blind, np.zeros_like(own)), (decoder, other)
+    logs = [
+      inversion.log_likelihoods(self._inverter, *case, self.text[1])
+      for case in cases
+    ]
+    count = int(np.sum(self.text[1] > 0))
+    return Reading(
+      perplexity=tuple(math.exp(-np.sum(one) / count) for one in logs),
+      bleu=tuple(self._compute_bleu(*case) for case in cases),
     )
 
-  @functools.cached_property
-  def _language(self):
-    steps = self.config.language_steps
-    return self._fit("language", self._params, None, steps)
-
-  @functools.cached_property
-  def _hidden(self):
-    return self._fit("hidden", self._language, None, self.config.steps)
-
-  def level(self, noise: float) -> Level:
-    """Trains the decoder of an amount of noise, and has it read."""
-    decoders = inversion_measures.Decoders(
-      inverter=self._inverter,
-      params=self._fit(
-        f"noise_{noise}", self._language, noise, self.config.steps
-      ),
-      hidden=self._hidden,
-      noise=noise,
-    )
-    return Level(
-      noise=noise,
-      reading=inversion_measures.reading(
-        decoders,
-        self.vectors,
-        self.text.tokens,
-        to_text=self.vocab.decode,
-        key=jax.random.key(4),
-      ),
-      bits=vector_bounds.information_bits(
-        dim=self.vectors.shape[1], radius=1, standard_deviation=noise
-      ),
-      secrets={
-        kind: inversion_measures.read_secrets(
-          decoders, secrets, candidates, key=jax.random.key(5)
-        )
-        for kind, (secrets, candidates) in self.planted.items()
-      },
-      shown=self._shown(decoders),
-    )
-
-  def _shown(
-    self, decoders: inversion_measures.Decoders
-  ) -> tuple[tuple[str, ...], ...]:
-    number = min(self.config.num_shown, len(self.vectors))
-    if not number:
-      return ()
-    vectors = self.vectors[:number]
-    sent = inversion.send(decoders.noise, vectors, jax.random.key(3))
+  def _compute_bleu(self, params, vectors: np.ndarray) -> float:
+    # Without the vector all texts are one.
+    some = vectors if vectors.any() else vectors[:1]
     written = inversion.write(
-      decoders.inverter, decoders.params, sent, max_length=self.config.length
+      self._inverter, params, some, max_length=self.config.length
     )
-    return tuple(
-      (sentence, self._text_of(row))
-      for sentence, row in zip(self.text.sentences, written, strict=False)
+    eos = self._model.token_ids.eos
+    texts, truth = (
+      [
+        self.vocab.decode([int(t) for t in row if t not in (0, eos)])
+        for row in rows
+      ]
+      for rows in (written, self.text[1])
     )
+    repeated = texts * (len(truth) // len(texts))
+    return text_measures.bleu(repeated, [[one] for one in truth])
+
+
+def _digest(encoder: text_encoders.OwnEncoder | text_encoders.Bert) -> str:
+  """Returns what the vectors of an encoder depend on."""
+  if isinstance(encoder, text_encoders.Bert):
+    return artifacts.fingerprint(
+      fingerprints.of_folder(encoder.folder), encoder.length
+    )
+  return artifacts.fingerprint(
+    fingerprints.of_checkpoint(pathlib.Path(encoder.checkpoint)),
+    fingerprints.of_file(encoder.vocabulary),
+    encoder.length,
+  )
+
+
+def _get_others(number: int, seed) -> np.ndarray:
+  """Returns for each row another one, each once: whose vector is the control."""
+  checks.at_least(2, number=number)
+  circle = np.random.default_rng(seed).permutation(number)
+  others = np.empty(number, np.int64)
+  others[circle] = np.roll(circle, 1)  # one circle: no row keeps its own
+  return others
 
 
 def _jobs(task: frame.Task, attack: _Attack) -> list[frame.Job]:
-  """Lists the attack without training, then a decoder for each noise."""
+  """Lists the attacks without training, then the decoders'."""
   config = task.config
   # What a result depends on beside its own noise and the source's content.
   alone = dataclasses.replace(
@@ -408,113 +348,68 @@ def _jobs(task: frame.Task, attack: _Attack) -> list[frame.Job]:
   )  # fmt: skip
 
   def job(kind: type, name: str, make, *arguments) -> frame.Job:
-    digest = artifacts.fingerprint("vectors", attack.digest, alone, name)
     return frame.Job(
       directory=task.root / "attacks" / name,
       kind=kind,
-      digest=digest,
+      digest=artifacts.fingerprint("vectors 2", attack.digest, alone, name),
       make=functools.partial(make, *arguments),
     )
 
   listed = [
-    job(Nearest, f"nearest_{kind}_{noise:g}", attack.nearest, kind, noise)
+    job(Secrets, f"nearest_{kind}_{noise:g}", attack.nearest, kind, noise)
     for kind in _KINDS
     for noise in config.noise
   ]
-  if config.decoders:
-    listed += [
-      job(Level, f"decoder_{noise:g}", attack.level, noise)
-      for noise in config.noise
-    ]
-  return listed
+  return listed + [job(Reading, "decoder", attack.read)] * config.decoders
 
 
-def _result(
-  task: frame.Task, attack: _Attack, found: Sequence[Nearest | Level]
-) -> Study:
+def _result(task: frame.Task, attack: _Attack, made: Sequence) -> Study:
+  rows = [one for one in made if isinstance(one, Secrets)]
   return Study(
     victim=attack.victim,
-    num_read=len(attack.text.tokens),
-    num_attackers=len(attack.attacker.tokens),
+    num_read=len(attack.text[0]),
+    num_attackers=len(attack.attacker[0]),
     num_candidates=task.config.num_candidates,
     num_secrets=task.config.num_secrets,
-    nearest=tuple(one for one in found if isinstance(one, Nearest)),
-    levels=tuple(one for one in found if isinstance(one, Level)),
+    reading=next((one for one in made if isinstance(one, Reading)), None),
+    secrets=tuple(rows),
   )
 
 
 def _page(study: Study) -> blocks.Page:
-  nearest = tables.of(
-    study.nearest,
-    {
-      "Secret": lambda one: one.kind,
-      "Noise": lambda one: f"{one.noise:g}",
-      "Named": lambda one: f"{one.own.first:.2f}",
-      "Mean rank": lambda one: f"{one.own.mean_rank:.1f}",
-      "Other vector": lambda one: f"{one.other.first:.2f}",
-      "No attacker exceeds": lambda one: f"{one.bound:.3f}",
-    },
-  )
-  parts = [frame.part("Nearest candidate", _WORDS("nearest"), nearest)]
-  if study.levels:
-    parts += _decoded(study)
+  columns = {
+    "Secret": lambda row: row.kind,
+    "Noise": lambda row: f"{row.noise:g}",
+    "Named": lambda row: f"{row.first:.2f}",
+    "Mean rank": lambda row: f"{row.mean_rank:.1f}",
+    "Other vector": lambda row: f"{row.other:.2f}",
+  }
+  table = tables.of(study.secrets, columns)
+  parts = [frame.part("Secrets", _WORDS("secrets"), table)]
+  if study.reading:
+    rows = zip(
+      ("its vector", "none", "another's"),
+      study.reading.perplexity,
+      study.reading.bleu,
+      strict=True,
+    )
+    columns = {
+      "Vector": lambda row: row[0],
+      "Perplexity": lambda row: f"{row[1]:.1f}",
+      "BLEU": lambda row: f"{row[2]:.1f}",
+    }
+    parts.append(
+      frame.part(
+        "A decoder's reading",
+        _WORDS("reading", study=study),
+        tables.of(rows, columns),
+      )
+    )
   return blocks.Page(
     title="Secrets in exchanged vectors",
     introduction=(_WORDS("setting", study=study),),
     parts=tuple(parts),
   )
-
-
-def _decoded(study: Study) -> list[blocks.Part]:
-  def three(name: str, form: str):
-    """Writes a figure with the vector, without it, and with another's."""
-    return lambda level: ", ".join(
-      format(getattr(level.reading, f"{name}{end}"), form)
-      for end in ("", "_hidden", "_other")
-    )
-
-  noise = {"Noise": lambda level: f"{level.noise:g}"}
-  reading = {
-    "Perplexity": three("perplexity", ".1f"),
-    "BLEU": three("bleu", ".1f"),
-    "Bits": lambda level: f"{level.reading.bits:.1f}",
-    "No attacker exceeds": lambda level: f"{level.bits:.1f}",
-  }
-  secrets = {}
-  for kind in _KINDS:
-    for title, name in (("first", "likelihood"), ("written", "written")):
-      secrets[f"{kind} {title}"] = _share(kind, name)
-      secrets[f"{kind} {title}, other"] = _share(kind, f"{name}_other")
-  parts = [
-    frame.part(
-      "A decoder's reading",
-      _WORDS("reading", study=study),
-      tables.of(study.levels, noise | reading),
-    ),
-    frame.part(
-      "Secrets read by a decoder",
-      _WORDS("secrets"),
-      tables.of(study.levels, noise | secrets),
-    ),
-  ]
-  rows = [(level, *pair) for level in study.levels for pair in level.shown]
-  if rows:
-    columns = {
-      "Noise": lambda row: f"{row[0].noise:g}",
-      "True": lambda row: row[1],
-      "Read": lambda row: row[2],
-    }
-    shown = tables.of(rows, columns, left=tuple(columns))
-    parts.append(frame.part("Sentences", _WORDS("shown"), shown))
-  return parts
-
-
-def _share(kind: str, name: str):
-  def written(level: Level) -> str:
-    found = getattr(level.secrets[kind], name)
-    return f"{getattr(found, 'first', found):.2f}"
-
-  return written
 
 
 STUDY = frame.Study(
@@ -523,6 +418,6 @@ STUDY = frame.Study(
   jobs=_jobs,
   result=_result,
   page=_page,
-  num_shown=3,
+  num_shown=2,
   digests=lambda attack: (attack.digest,),
 )
