@@ -57,9 +57,9 @@ import pytest  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 _SLOW = (
-  "pipeline/hosts_test.py",
-  "pipeline/store_kill_test.py",
-  "pipeline/neighbours_test.py",
+  "runtime/hosts_test.py",
+  "runtime/store_kill_test.py",
+  "runtime/neighbours_test.py",
   "tutorials_test.py",
   "examples_test.py",
   "training/mesh_test.py",
@@ -67,7 +67,7 @@ _SLOW = (
   "optim/contrastive_networks_test.py",
   "optim/t5_parity_test.py",
   "studies/federated_test.py",
-  "pipeline/adapters_test.py",
+  "stages/adapters_test.py",
   "data/tfds_beir_test.py",
   "launch/tpu_driver_test.py",
   "launch/processes_test.py",
@@ -75,14 +75,14 @@ _SLOW = (
 )
 """Processes, kills, hosts, tutorials and whole runs; the longest come first."""
 _LONG = (
-  "pipeline/plan_test.py",
-  "pipeline/campaign_test.py",
+  "stages/plan_test.py",
+  "runtime/campaign_test.py",
   *_SLOW,
   "red_team/attacks_test.py",
   "training/sharded_grad_test.py",
   "models/scanned_test.py",
   "leakage/rerankers/learning_test.py",
-  "pipeline/finetune_dp_test.py",
+  "stages/finetune_dp_test.py",
   "studies/images_test.py",
   "studies/planted_leakage_test.py",
   "data/environment_docs_test.py",

@@ -10,9 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from synthq_jax import array_files
 from synthq_jax.data import vocabulary
 from synthq_jax.models import t5_checkpoints
+from synthq_jax.storage import array_files
 from synthq_jax.training import checkpoints
 from tests.benchmarks import fuzz
 

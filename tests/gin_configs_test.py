@@ -10,7 +10,7 @@ import pytest
 from synthq_jax.cli import flags as flags_lib
 from synthq_jax.cli import main
 from synthq_jax.models import t5_config
-from synthq_jax.pipeline import plan
+from synthq_jax.stages import plan
 from synthq_jax.studies import (
   federated,
   images,

@@ -33,8 +33,9 @@ import jax.numpy as jnp
 import small_data
 
 from synthq_jax.cli import main
-from synthq_jax.pipeline import plan, release, released_results
 from synthq_jax.privacy import ledger
+from synthq_jax.runtime import release, released_results
+from synthq_jax.stages import plan
 
 GOLDENS = pathlib.Path(__file__).with_name("goldens.json")
 MEASURES = ("nDCG@10", "R@10")

@@ -20,7 +20,8 @@ import pytest
 
 from synthq_jax.cli import guide, main
 from synthq_jax.data import environment_docs, shipped
-from synthq_jax.pipeline import plan, results
+from synthq_jax.runtime import results
+from synthq_jax.stages import plan
 from synthq_jax.studies import frame, images
 from synthq_jax.training import distributed
 
@@ -286,7 +287,7 @@ def test_a_secret_is_hidden_under_every_name(ran, tmp_path):
   file = tmp_path / "own.gin"
   file.write_text(
     "from __gin__ import dynamic_registration\n"
-    "from synthq_jax.pipeline import plan\n"
+    "from synthq_jax.stages import plan\n"
     "MY_NUMBER = 271828182845\n"
     "plan.RunConfig.secret_seed = %MY_NUMBER\n"
   )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from synthq_jax.stages import stage
+from synthq_jax.runtime import stage
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "synthq_jax"

@@ -240,7 +240,7 @@ def test_the_notebook_runs_the_tiny_recipe_and_shows_its_page(
   # Before ours: with rows alone that the notebook shows.
   pathlib.Path("demo_tiny.gin").write_text(
     "from __gin__ import dynamic_registration\n"
-    "from synthq_jax.pipeline import plan\n"
+    "from synthq_jax.stages import plan\n"
     "include 'gin_configs/recipes/demo_tiny.gin'\n"
     "plan.Rows.original = False\nplan.Rows.direct_dp = ()\n"
     "LTR = ()\nMAPPED = ()\n"

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import synthq_jax
-from synthq_jax import object_store, stores
-from synthq_jax.stages import stage
+from synthq_jax.runtime import stage
+from synthq_jax.storage import object_store, stores
 from synthq_jax.training import cluster, distributed
 
 __all__ = [

@@ -14,8 +14,8 @@ from typing import Any
 
 from synthq_jax import text_tables
 from synthq_jax.cli import flags
-from synthq_jax.pipeline import config_types
-from synthq_jax.stages import stage as stage_lib
+from synthq_jax.runtime import config_types
+from synthq_jax.runtime import stage as stage_lib
 
 __all__ = ["check_documents", "dry_run", "header", "recipes", "settings"]
 
@@ -254,7 +254,7 @@ def dry_run(
     wanted: stages.
     read: the gin files and what they include.
   """
-  from synthq_jax.pipeline import plan
+  from synthq_jax.stages import plan
 
   lines, later = [], []
   for name, rows in plan.survey(config, workdir, wanted):
@@ -285,9 +285,9 @@ def _price(
   config: Any, workdir: pathlib.Path, wanted: Sequence[str]
 ) -> Iterator[str]:
   """Yields what the private trainings of a run are to cost."""
-  from synthq_jax.pipeline import released_results
   from synthq_jax.privacy import rounding
-  from synthq_jax.stages import direct_dp, stage
+  from synthq_jax.runtime import released_results, stage
+  from synthq_jax.stages import direct_dp
 
   retrievers = [
     (f"synthetic_{stage.row_name(e)}", e)

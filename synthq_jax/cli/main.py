@@ -25,10 +25,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
-from synthq_jax import artifacts, extras, stores, studies
+from synthq_jax import extras, studies
 from synthq_jax.cli import flags, guide, parameters, screen, tools
-from synthq_jax.pipeline import config_types
-from synthq_jax.stages import stage as stage_lib
+from synthq_jax.runtime import config_types
+from synthq_jax.runtime import stage as stage_lib
+from synthq_jax.storage import artifacts, stores
 from synthq_jax.training import distributed, stopping
 
 with extras.required("run"):
@@ -158,7 +159,7 @@ def _recipes(options: argparse.Namespace) -> str:
 
 def _settings(options: argparse.Namespace) -> str:
   """Lists the settings of a recipe, or the defaults of all stages."""
-  from synthq_jax.pipeline import plan
+  from synthq_jax.stages import plan
 
   if not options.recipe:
     return guide.settings(plan.RunConfig(), (), name=options.name)
@@ -248,7 +249,7 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
   if options.stage == "run":
     find = _finder(options.gin_search_paths.split(","))
     guide.check_documents(options.gin_file or (), bindings, find)
-  from synthq_jax.pipeline import plan
+  from synthq_jax.stages import plan
 
   if options.strict:
     bindings = [*bindings, "prepare_data.Config.strict=True"]

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from synthq_jax import stores
 from synthq_jax.cli import flags
+from synthq_jax.storage import stores
 
 __all__ = ["TOOLS", "Tool", "find"]
 
@@ -64,7 +64,7 @@ def _privacy(options: argparse.Namespace) -> str:
 
 
 def _export(options: argparse.Namespace) -> str:
-  from synthq_jax.pipeline import export
+  from synthq_jax.tools import export
 
   given = [options.checkpoint, options.queries, options.ranking]
   if sum(map(bool, given)) != 1:
@@ -82,14 +82,14 @@ def _export(options: argparse.Namespace) -> str:
 
 
 def _with_its_run(place: str) -> str:
-  from synthq_jax.pipeline import export
+  from synthq_jax.tools import export
 
   return export.local(place)
 
 
 def _search(options: argparse.Namespace) -> str:
   """Answers a query with a system of a run, or serves a page that does."""
-  from synthq_jax.pipeline import search, search_page
+  from synthq_jax.tools import search, search_page
 
   if options.serve == (options.query is not None):
     raise flags.UsageError(
@@ -127,7 +127,7 @@ def _means(options: argparse.Namespace) -> str:
 
 def _corpus_overlap(options: argparse.Namespace) -> str:
   from synthq_jax.audit import corpus_overlap as overlap_lib
-  from synthq_jax.pipeline import corpus_overlap
+  from synthq_jax.tools import corpus_overlap
 
   return corpus_overlap.run(
     options.workdir,
@@ -145,7 +145,7 @@ def _corpus_overlap(options: argparse.Namespace) -> str:
 def _leakage_check(options: argparse.Namespace) -> str:
   from synthq_jax.cli import screen
   from synthq_jax.data import ids
-  from synthq_jax.pipeline import leakage_check
+  from synthq_jax.tools import leakage_check
 
   names = [f.name for f in dataclasses.fields(leakage_check.Request)]
   request = leakage_check.Request(**{n: getattr(options, n) for n in names})

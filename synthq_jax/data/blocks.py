@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import array_files, artifacts
+from synthq_jax.storage import array_files, artifacts
 
 __all__ = ["Blocks", "Rows", "digest"]
 

@@ -14,8 +14,8 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, AnyStr
 
-from synthq_jax import artifacts
 from synthq_jax.data import compression
+from synthq_jax.storage import artifacts
 
 __all__ = [
   "BROKEN_GZIP",

@@ -5,8 +5,8 @@ import pathlib
 import re
 import shutil
 
-from synthq_jax import object_store, stores
 from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.storage import object_store, stores
 
 __all__ = [
   "DIRECTORY",

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from synthq_jax import file_lists, object_store, stores
 from synthq_jax.data import (
   beir,
   beir_sets,
@@ -28,6 +27,7 @@ from synthq_jax.data import (
   splits,
   table_files,
 )
+from synthq_jax.storage import file_lists, object_store, stores
 
 __all__ = [
   "KINDS",

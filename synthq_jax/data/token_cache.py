@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax import array_files, artifacts
 from synthq_jax.data import blocks
+from synthq_jax.storage import array_files, artifacts
 
 __all__ = ["Cache", "Names", "Writer", "load", "verify", "writing"]
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax import artifacts, extras
+from synthq_jax import extras
 from synthq_jax.data import vocabulary
 from synthq_jax.models.checkpoints import sentence_folders
+from synthq_jax.storage import artifacts
 
 __all__ = ["WordPiece", "load"]
 

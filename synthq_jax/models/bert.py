@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from synthq_jax import artifacts, checks, extras, typing
+from synthq_jax import checks, extras, typing
 from synthq_jax.models import dual_encoder
 from synthq_jax.models.checkpoints import sentence_folders, tensors
+from synthq_jax.storage import artifacts
 
 with extras.required("run"):
   from flax import linen as nn

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from synthq_jax import artifacts, checks, typing
+from synthq_jax import checks, typing
 from synthq_jax.models import dual_encoder
 from synthq_jax.models import token_ids as token_ids_lib
+from synthq_jax.storage import artifacts
 
 __all__ = ["StaticConfig", "encode", "init", "shapes"]
 

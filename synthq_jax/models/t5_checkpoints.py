@@ -26,12 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts, file_lists, typing
+from synthq_jax import typing
 from synthq_jax.models import static_vectors, t5, t5_config
 from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.models.checkpoints import huggingface, t5x
 from synthq_jax.models.checkpoints import tensors as _tensors
 from synthq_jax.privacy import joint, ledger, statement
+from synthq_jax.storage import artifacts, file_lists
 
 __all__ = [
   "CLAIM",

@@ -2,8 +2,9 @@
 
 import dataclasses
 
-from synthq_jax import artifacts, checks
+from synthq_jax import checks
 from synthq_jax.models import token_ids as token_ids_lib
+from synthq_jax.storage import artifacts
 
 __all__ = ["SHAPE", "T5Config", "get", "names"]
 

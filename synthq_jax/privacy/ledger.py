@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from io import FileIO
 from typing import NamedTuple
 
-from synthq_jax import artifacts
 from synthq_jax.privacy import joint, rounding
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.storage import artifacts
 
 __all__ = [
   "NAME",

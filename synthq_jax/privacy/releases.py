@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
-from synthq_jax import artifacts
 from synthq_jax.privacy import accounting, sampling
+from synthq_jax.storage import artifacts
 
 __all__ = [
   "Release",

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from synthq_jax import intervals
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import exposure
-from synthq_jax.pipeline import results
 from synthq_jax.report import blocks, page, plots, tables, words
+from synthq_jax.runtime import results
 
 __all__ = ["PRIVATE", "text"]
 

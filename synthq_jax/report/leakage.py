@@ -1,8 +1,8 @@
 """Draws what was found of private queries among synthetic ones: one table."""
 
-from synthq_jax.pipeline import comparison_results
 from synthq_jax.report import blocks, page, tables, words
 from synthq_jax.retrieval import significance
+from synthq_jax.runtime import comparison_results
 
 __all__ = ["PRIVATE", "text"]
 

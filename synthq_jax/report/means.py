@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from synthq_jax import artifacts, intervals
-from synthq_jax.pipeline import comparison_results, results
+from synthq_jax import intervals
 from synthq_jax.report import blocks, page, tables, words
+from synthq_jax.runtime import comparison_results, results
+from synthq_jax.storage import artifacts
 
 __all__ = ["run"]
 

@@ -13,8 +13,9 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from synthq_jax import artifacts, extras, text_tables
+from synthq_jax import extras, text_tables
 from synthq_jax.report import blocks
+from synthq_jax.storage import artifacts
 
 with extras.required("run"):
   import jinja2

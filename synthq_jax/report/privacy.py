@@ -4,9 +4,9 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from synthq_jax.pipeline import released_results, results, system_results
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.report import blocks, page, tables, words
+from synthq_jax.runtime import released_results, results, system_results
 
 __all__ = ["ALL_CLAIMS", "CLAIMS", "DATA", "PUBLIC_DATA"]
 

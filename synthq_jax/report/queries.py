@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from synthq_jax.generation import mauve
-from synthq_jax.pipeline import comparison_results, results
 from synthq_jax.report import blocks, page, tables, words
+from synthq_jax.runtime import comparison_results, results
 
 __all__ = ["BESIDE_REAL", "SYNTHETIC", "similarity"]
 

@@ -5,14 +5,14 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 
-from synthq_jax.pipeline import (
+from synthq_jax.report import blocks, page, plots, tables, words
+from synthq_jax.retrieval import measures as measures_lib
+from synthq_jax.runtime import (
   comparison_results,
   noisy_results,
   results,
   system_results,
 )
-from synthq_jax.report import blocks, page, plots, tables, words
-from synthq_jax.retrieval import measures as measures_lib
 
 __all__ = [
   "FURTHER",

@@ -9,16 +9,16 @@ noise, and says so.
 from collections.abc import Iterator, Sequence
 
 from synthq_jax import intervals
-from synthq_jax.pipeline import (
+from synthq_jax.privacy import rounding, terms
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.report import blocks, page, tables, words
+from synthq_jax.runtime import (
   comparison_results,
   noisy_results,
   released_results,
   results,
   system_results,
 )
-from synthq_jax.privacy import rounding, terms
-from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.report import blocks, page, tables, words
 
 __all__ = ["PRIVATE", "SHAREABLE", "as_text"]
 

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from synthq_jax import artifacts, typing
+from synthq_jax import typing
 from synthq_jax.data import blocks
 from synthq_jax.models import device_rows, encoders, length_batches
 from synthq_jax.retrieval import vector_files
+from synthq_jax.storage import artifacts
 
 __all__ = ["encode", "to_files"]
 

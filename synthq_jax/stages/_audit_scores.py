@@ -14,9 +14,8 @@ from synthq_jax import typing
 from synthq_jax.audit import membership
 from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.models import token_ids as token_ids_lib
-from synthq_jax.pipeline import inputs
 from synthq_jax.retrieval import encode, ranks
-from synthq_jax.stages import stage
+from synthq_jax.runtime import inputs, stage
 
 __all__ = ["ATTACKS", "Model", "load", "scores"]
 

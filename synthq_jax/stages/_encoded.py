@@ -12,7 +12,7 @@ import numpy as np
 
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.models import encodings, t5_config
-from synthq_jax.pipeline import inputs
+from synthq_jax.runtime import inputs
 
 __all__ = ["of_collection", "of_records"]
 

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax import artifacts, memory
+from synthq_jax import memory
 from synthq_jax.data import files
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import config_types, inputs, private_training, results
 from synthq_jax.privacy import terms
 from synthq_jax.retrieval import encode, ranking
+from synthq_jax.runtime import config_types, inputs, private_training, results
 from synthq_jax.stages import _search
+from synthq_jax.storage import artifacts
 
 __all__ = [
   "Config",

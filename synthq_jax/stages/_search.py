@@ -15,8 +15,6 @@ from jaxtyping import Float
 
 from synthq_jax.data import blocks, files, passages
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import inputs, results, system_results, workspace
-from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import (
   best_passages,
   encode,
@@ -25,6 +23,8 @@ from synthq_jax.retrieval import (
   trec,
   vector_files,
 )
+from synthq_jax.runtime import inputs, results, system_results, workspace
+from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.training import distributed
 from synthq_jax.training import progress as progress_lib
 

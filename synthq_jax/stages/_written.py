@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synthq_jax.data import files
-from synthq_jax.pipeline import inputs, results, workspace
-from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import bm25
-from synthq_jax.stages import stage
+from synthq_jax.runtime import inputs, results, stage, workspace
+from synthq_jax.runtime import queries as queries_lib
 
 __all__ = ["Written", "read", "save"]
 

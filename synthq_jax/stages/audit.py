@@ -20,15 +20,15 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import candidates as candidates_lib
 from synthq_jax.audit import exposure, lower_bounds
 from synthq_jax.generation import decoding
-from synthq_jax.pipeline import config_types, inputs, results
-from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.stages import _audit_scores, stage
+from synthq_jax.runtime import config_types, inputs, results, stage
+from synthq_jax.runtime import queries as queries_lib
+from synthq_jax.stages import _audit_scores
+from synthq_jax.storage import artifacts
 from synthq_jax.training import progress
 
 __all__ = ["STAGE", "Config", "run"]

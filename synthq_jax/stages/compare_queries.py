@@ -14,18 +14,19 @@ import pathlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from synthq_jax import artifacts, extras
+from synthq_jax import extras
 from synthq_jax.data import beir_sets, files
 from synthq_jax.generation import mauve, text_measures
-from synthq_jax.pipeline import (
+from synthq_jax.retrieval import significance, tables, text_encoders
+from synthq_jax.runtime import (
   comparison_results,
   config_types,
   inputs,
   results,
+  stage,
   system_results,
 )
-from synthq_jax.retrieval import significance, tables, text_encoders
-from synthq_jax.stages import stage
+from synthq_jax.storage import artifacts
 
 __all__ = ["STAGE", "Config", "HeldOut", "run", "similarity"]
 

@@ -35,14 +35,14 @@ import numpy as np
 from synthq_jax import optim, typing
 from synthq_jax.losses import contrastive
 from synthq_jax.models import dual_encoder, encoders, t5_checkpoints, t5_config
-from synthq_jax.pipeline import (
+from synthq_jax.runtime import (
   config_types,
   inputs,
   private_training,
   results,
+  stage,
   workspace,
 )
-from synthq_jax.stages import stage
 from synthq_jax.training import dp_step
 
 __all__ = [

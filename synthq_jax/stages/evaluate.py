@@ -15,9 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import array_files, artifacts
 from synthq_jax.data import beir, files, passages
-from synthq_jax.pipeline import config_types, inputs, results, system_results
 from synthq_jax.retrieval import (
   best_passages,
   fusion,
@@ -26,7 +24,15 @@ from synthq_jax.retrieval import (
   significance,
   trec,
 )
-from synthq_jax.stages import _ranking, _search, stage
+from synthq_jax.runtime import (
+  config_types,
+  inputs,
+  results,
+  stage,
+  system_results,
+)
+from synthq_jax.stages import _ranking, _search
+from synthq_jax.storage import array_files, artifacts
 from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "run"]

@@ -30,15 +30,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax import artifacts
 from synthq_jax.data import blocks
 from synthq_jax.generation import filters, text_measures
 from synthq_jax.models import encoders, t5_config
-from synthq_jax.pipeline import config_types, inputs, results
-from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import encode, ranks, vector_files
-from synthq_jax.stages import _written, stage
+from synthq_jax.runtime import config_types, inputs, results, stage
+from synthq_jax.runtime import queries as queries_lib
+from synthq_jax.stages import _written
+from synthq_jax.storage import artifacts
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import progress as progress_lib
 

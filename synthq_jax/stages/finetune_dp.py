@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import artifacts, optim
+from synthq_jax import optim
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import (
@@ -35,14 +35,16 @@ from synthq_jax.models import (
   t5_config,
 )
 from synthq_jax.optim import by_length, users
-from synthq_jax.pipeline import (
+from synthq_jax.runtime import (
   config_types,
   inputs,
   private_training,
   results,
+  stage,
   workspace,
 )
-from synthq_jax.stages import _encoded, stage
+from synthq_jax.stages import _encoded
+from synthq_jax.storage import artifacts
 from synthq_jax.training import dp_step, sharded_grad
 from synthq_jax.training import mesh as mesh_lib
 

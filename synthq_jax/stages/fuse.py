@@ -17,12 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts
 from synthq_jax.data import files
-from synthq_jax.pipeline import config_types, inputs, results, system_results
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import fusion
-from synthq_jax.stages import _search, stage
+from synthq_jax.runtime import (
+  config_types,
+  inputs,
+  results,
+  stage,
+  system_results,
+)
+from synthq_jax.stages import _search
+from synthq_jax.storage import artifacts
 from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "run"]

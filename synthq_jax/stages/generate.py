@@ -17,21 +17,16 @@ import functools
 import jax
 import numpy as np
 
-from synthq_jax import array_files, artifacts
 from synthq_jax.data import blocks
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import decoding, filters
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import (
-  config_types,
-  inputs,
-  results,
-  workspace,
-)
-from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.stages import _encoded, stage
+from synthq_jax.runtime import config_types, inputs, results, stage, workspace
+from synthq_jax.runtime import queries as queries_lib
+from synthq_jax.stages import _encoded
+from synthq_jax.storage import array_files, artifacts
 from synthq_jax.training import distributed
 from synthq_jax.training import progress as progress_lib
 

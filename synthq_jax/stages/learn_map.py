@@ -24,13 +24,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import array_files, optim, typing
+from synthq_jax import optim, typing
 from synthq_jax.losses import listwise
-from synthq_jax.pipeline import private_training, results, system_results
 from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import best_passages, ranking
-from synthq_jax.stages import _ranking, _search, stage
+from synthq_jax.runtime import private_training, results, stage, system_results
+from synthq_jax.stages import _ranking, _search
+from synthq_jax.storage import array_files
 from synthq_jax.training import dp_step
 
 __all__ = ["STAGE", "Config", "loss_fn", "run"]

@@ -24,16 +24,17 @@ import numpy as np
 
 from synthq_jax import optim, typing
 from synthq_jax.losses import listwise
-from synthq_jax.pipeline import (
-  config_types,
-  private_training,
-  results,
-  system_results,
-)
 from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import ranking
-from synthq_jax.stages import _ranking, _search, stage
+from synthq_jax.runtime import (
+  config_types,
+  private_training,
+  results,
+  stage,
+  system_results,
+)
+from synthq_jax.stages import _ranking, _search
 from synthq_jax.training import dp_step
 
 __all__ = ["STAGE", "Config", "loss_fn", "run"]

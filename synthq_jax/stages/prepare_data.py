@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import array_files, artifacts, stores
 from synthq_jax.data import (
   beir,
   collection,
@@ -28,15 +27,16 @@ from synthq_jax.data import (
   splits,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import (
+from synthq_jax.privacy import terms
+from synthq_jax.runtime import (
   config_types,
   fingerprints,
   inputs,
   results,
+  stage,
   workspace,
 )
-from synthq_jax.privacy import terms
-from synthq_jax.stages import stage
+from synthq_jax.storage import array_files, artifacts, stores
 
 __all__ = ["STAGE", "Config", "check_source", "check_vocabulary", "run"]
 

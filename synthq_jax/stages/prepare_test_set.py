@@ -9,18 +9,18 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from synthq_jax import array_files
 from synthq_jax.data import beir, beir_sets, collection, compression, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import (
+from synthq_jax.retrieval import tables
+from synthq_jax.runtime import (
   config_types,
   fingerprints,
   inputs,
   results,
+  stage,
   workspace,
 )
-from synthq_jax.retrieval import tables
-from synthq_jax.stages import stage
+from synthq_jax.storage import array_files
 
 __all__ = ["STAGE", "TestSet", "check_named", "expand", "run"]
 

@@ -31,13 +31,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from synthq_jax.leakage import near_duplicates
-from synthq_jax.pipeline import (
+from synthq_jax.report import leakage as leakage_report
+from synthq_jax.runtime import (
   comparison_results,
   config_types,
   query_comparisons,
+  stage,
 )
-from synthq_jax.report import leakage as leakage_report
-from synthq_jax.stages import stage
 from synthq_jax.training import progress
 
 __all__ = ["DETECTORS", "STAGE", "Config", "run"]

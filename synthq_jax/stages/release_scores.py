@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax.pipeline import (
+from synthq_jax.privacy import accounting, rounding, terms
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.retrieval import measures
+from synthq_jax.runtime import (
   config_types,
   noisy_results,
   noisy_sums,
   results,
+  stage,
   system_results,
 )
-from synthq_jax.privacy import accounting, rounding, terms
-from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.retrieval import measures
-from synthq_jax.stages import stage
 
 __all__ = ["STAGE", "Config", "run"]
 

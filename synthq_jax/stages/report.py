@@ -12,15 +12,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from synthq_jax import artifacts
 from synthq_jax.data import files
-from synthq_jax.pipeline import (
-  comparison_results,
-  config_types,
-  released_results,
-  results,
-  system_results,
-)
 from synthq_jax.report import (
   audit,
   blocks,
@@ -33,7 +25,15 @@ from synthq_jax.report import (
   words,
 )
 from synthq_jax.report import leakage as leakage_lib
-from synthq_jax.stages import stage
+from synthq_jax.runtime import (
+  comparison_results,
+  config_types,
+  released_results,
+  results,
+  stage,
+  system_results,
+)
+from synthq_jax.storage import artifacts
 
 __all__ = ["SECTIONS", "STAGE", "Config", "run", "shareable_values"]
 

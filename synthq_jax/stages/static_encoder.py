@@ -12,12 +12,17 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from synthq_jax import artifacts
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.leakage.rerankers import terms
 from synthq_jax.models import static_vectors
-from synthq_jax.pipeline import config_types, inputs, private_training, results
-from synthq_jax.stages import stage
+from synthq_jax.runtime import (
+  config_types,
+  inputs,
+  private_training,
+  results,
+  stage,
+)
+from synthq_jax.storage import artifacts
 from synthq_jax.training import loop, pairs
 
 __all__ = ["STAGE", "Config", "run", "spans"]

@@ -9,10 +9,15 @@ import dataclasses
 
 import jax
 
-from synthq_jax import artifacts
 from synthq_jax.models import encoders
-from synthq_jax.pipeline import config_types, inputs, private_training, results
-from synthq_jax.stages import stage
+from synthq_jax.runtime import (
+  config_types,
+  inputs,
+  private_training,
+  results,
+  stage,
+)
+from synthq_jax.storage import artifacts
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import mesh as mesh_lib
 

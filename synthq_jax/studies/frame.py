@@ -11,12 +11,13 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from synthq_jax import artifacts, checks
-from synthq_jax.pipeline import release as release_lib
-from synthq_jax.pipeline import workspace
+from synthq_jax import checks
 from synthq_jax.report import blocks
 from synthq_jax.report import page as page_lib
 from synthq_jax.report import words as words_lib
+from synthq_jax.runtime import release as release_lib
+from synthq_jax.runtime import workspace
+from synthq_jax.storage import artifacts
 from synthq_jax.training import progress as progress_lib
 
 __all__ = ["Config", "Job", "Study", "Task", "grouped", "part", "run", "words"]

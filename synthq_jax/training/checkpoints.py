@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from synthq_jax import artifacts, extras, file_lists, stores
+from synthq_jax import extras
+from synthq_jax.storage import artifacts, file_lists, stores
 from synthq_jax.training import distributed
 
 __all__ = ["Writer", "latest_step", "restore", "save"]

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import artifacts, stores
+from synthq_jax.storage import artifacts, stores
 from synthq_jax.training import checkpoints, distributed, progress, stopping
 
 __all__ = ["Files", "Log", "Settings", "Votes", "train"]

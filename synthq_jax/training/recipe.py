@@ -8,7 +8,8 @@ import numpy as np
 import optax
 from jaxtyping import Int
 
-from synthq_jax import artifacts, optim
+from synthq_jax import optim
+from synthq_jax.storage import artifacts
 from synthq_jax.training import loop
 
 __all__ = ["Recipe"]

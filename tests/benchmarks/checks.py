@@ -15,9 +15,9 @@ import jax
 import measuring
 import numpy as np
 
-from synthq_jax import array_files, file_lists
 from synthq_jax.data import beir, files, token_cache
 from synthq_jax.models.checkpoints import tensors
+from synthq_jax.storage import array_files, file_lists
 
 _ROWS = 200_000
 _LENGTH = 64

@@ -202,7 +202,6 @@ def _everything(tensors: dict[str, Any]) -> None:
 
 def parsers() -> dict[str, Parser]:
   """By name; what they import is imported."""
-  from synthq_jax import array_files, artifacts
   from synthq_jax.cli import main
   from synthq_jax.data import (
     beir,
@@ -215,10 +214,12 @@ def parsers() -> dict[str, Parser]:
   )
   from synthq_jax.models import bert, t5_checkpoints
   from synthq_jax.models.checkpoints import t5x, tensors
-  from synthq_jax.pipeline import inputs, plan, results, workspace
   from synthq_jax.privacy import ledger
   from synthq_jax.privacy import statement as statement_lib
   from synthq_jax.retrieval import trec
+  from synthq_jax.runtime import inputs, results, workspace
+  from synthq_jax.stages import plan
+  from synthq_jax.storage import array_files, artifacts
 
   pairs = [{"query": f"q {i}", "document": f"text {i}"} for i in range(30)]
   lines = "".join(json.dumps(pair) + "\n" for pair in pairs).encode()
@@ -231,7 +232,7 @@ def parsers() -> dict[str, Parser]:
   )
   gin = (
     b"from __gin__ import dynamic_registration\n"
-    b"from synthq_jax.pipeline import plan\n"
+    b"from synthq_jax.stages import plan\n"
     b"from synthq_jax.stages import generate\n"
     b"EPSILON = 8.0  # a macro\nplan.Rows.synthetic = (%EPSILON, 3)\n"
     b"plan.Rows.direct_dp = (1.0, 2.0)\ngenerate.Config.p = 0.9\n"

@@ -24,7 +24,7 @@ import repository
 
 from synthq_jax.data import query_pairs
 from synthq_jax.leakage import near_duplicates as detectors
-from synthq_jax.pipeline import leakage_check
+from synthq_jax.tools import leakage_check
 
 SETTINGS = {
   "exact": detectors.Exact(),

@@ -11,7 +11,7 @@ import pytest
 import gin_text
 import sweeps
 from synthq_jax.cli import main
-from synthq_jax.pipeline import plan
+from synthq_jax.stages import plan
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASE = "gin_configs/recipes/paper_t5_base.gin"

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import tpu_vm
-from synthq_jax.stages import stage
+from synthq_jax.runtime import stage
 
 
 @pytest.fixture(autouse=True)

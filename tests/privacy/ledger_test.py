@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from synthq_jax import artifacts
 from synthq_jax.cli import main
 from synthq_jax.privacy import ledger, sampling, statement
+from synthq_jax.storage import artifacts
 from tests.privacy import statements
 
 SAMPLER = sampling.Poisson.with_margin(

@@ -19,13 +19,14 @@ import made_up
 import numpy as np
 import pytest
 
-from synthq_jax import artifacts, optim
+from synthq_jax import optim
 from synthq_jax.backends.t5x import settings as t5x_settings
 from synthq_jax.losses import contrastive
-from synthq_jax.pipeline import private_training, workspace
 from synthq_jax.privacy import ledger, sampling
 from synthq_jax.privacy import users as users_lib
+from synthq_jax.runtime import private_training, workspace
 from synthq_jax.stages import direct_dp
+from synthq_jax.storage import artifacts
 from synthq_jax.studies.images import training as image_training
 from synthq_jax.training import dp_step
 

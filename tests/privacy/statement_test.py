@@ -6,8 +6,8 @@ import math
 import dp_accounting
 import pytest
 
-from synthq_jax import artifacts
 from synthq_jax.privacy import accounting, sampling, statement, terms
+from synthq_jax.storage import artifacts
 from tests.privacy import statements
 
 SAMPLER = sampling.Poisson.with_margin(

@@ -7,8 +7,9 @@ import pytest
 import scipy.optimize
 import scipy.stats
 
-from synthq_jax import artifacts, optim
+from synthq_jax import optim
 from synthq_jax.privacy import ledger, sampling, statement, users
+from synthq_jax.storage import artifacts
 
 CLIP = 0.7
 

@@ -8,11 +8,12 @@ import made_up
 import numpy as np
 import pytest
 
-from synthq_jax import artifacts, intervals
+from synthq_jax import intervals
 from synthq_jax.cli import main
-from synthq_jax.pipeline import comparison_results, results
 from synthq_jax.privacy import statement
 from synthq_jax.report import means
+from synthq_jax.runtime import comparison_results, results
+from synthq_jax.storage import artifacts
 
 
 def evaluation(name, mean, *, claim=None, private=True, test_set="test"):

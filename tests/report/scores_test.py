@@ -2,8 +2,8 @@
 
 import made_up
 
-from synthq_jax.pipeline import comparison_results, results
 from synthq_jax.report import scores
+from synthq_jax.runtime import comparison_results, results
 
 
 def test_rows_of_synthetic_queries_count_the_training_of_their_writer():

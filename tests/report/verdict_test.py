@@ -7,15 +7,15 @@ import pytest
 from scipy import stats
 
 from synthq_jax import intervals
-from synthq_jax.pipeline import (
+from synthq_jax.privacy import statement, terms
+from synthq_jax.report import blocks, verdict
+from synthq_jax.report import scores as report_scores
+from synthq_jax.runtime import (
   comparison_results,
   noisy_results,
   released_results,
   results,
 )
-from synthq_jax.privacy import statement, terms
-from synthq_jax.report import blocks, verdict
-from synthq_jax.report import scores as report_scores
 
 CLAIM = made_up.claim()
 SHARED = {"finetune_dp/eps8": CLAIM, "generate/public_only": statement.none()}

@@ -21,8 +21,8 @@ import random_t5
 import small_data
 
 from synthq_jax.cli import main
-from synthq_jax.pipeline import plan, results
-from synthq_jax.stages import direct_dp
+from synthq_jax.runtime import results
+from synthq_jax.stages import direct_dp, plan
 
 NUM_PAIRS = 120
 _SECRETS = "quince marzipan zeppelin gondola thimble walrus".split()

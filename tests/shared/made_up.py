@@ -4,9 +4,9 @@ import dataclasses
 import types
 from typing import Any
 
-from synthq_jax.pipeline import results
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement, terms
+from synthq_jax.runtime import results
 
 
 def claim(identifier: str = "finetune_dp/1a2b", **changes: Any):

@@ -11,7 +11,7 @@ import optax
 
 from synthq_jax.data import shipped
 from synthq_jax.models import t5, t5_checkpoints, t5_config
-from synthq_jax.pipeline import inputs
+from synthq_jax.runtime import inputs
 
 
 def config(**changes):

@@ -3,14 +3,14 @@
 import dataclasses
 from typing import Any
 
-from synthq_jax.pipeline import plan
+from synthq_jax.runtime import stage
 from synthq_jax.stages import (
   direct_dp,
   evaluate,
   finetune_dp,
   generate,
+  plan,
   prepare_data,
-  stage,
   train_retriever,
 )
 

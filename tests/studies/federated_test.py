@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import random_t5
 
-from synthq_jax import artifacts
 from synthq_jax.data import beir, collection, shipped, sources
 from synthq_jax.federated import personalisation, ranking
+from synthq_jax.storage import artifacts
 from synthq_jax.studies import federated, frame
 from synthq_jax.studies.federated import data as study_data
 from synthq_jax.studies.federated import methods, page, training

@@ -13,16 +13,17 @@ import optax
 import pytest
 from flax import linen as nn
 
-from synthq_jax import artifacts, optim
+from synthq_jax import optim
 from synthq_jax.data import images
 from synthq_jax.losses import contrastive
 from synthq_jax.models import dual_encoder, image_encoders
-from synthq_jax.pipeline import workspace
 from synthq_jax.privacy import accounting, ledger, sampling, sensitivity
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.report import blocks, plots
 from synthq_jax.report import page as report_page
 from synthq_jax.retrieval import neighbours
+from synthq_jax.runtime import workspace
+from synthq_jax.storage import artifacts
 from synthq_jax.studies import frame
 from synthq_jax.studies import images as study_lib
 from synthq_jax.studies.images import page as page_lib

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from synthq_jax import artifacts
 from synthq_jax.cli import main
 from synthq_jax.data import beir, collection, shipped
 from synthq_jax.leakage import rerankers, splits
 from synthq_jax.leakage.rerankers import building
 from synthq_jax.leakage.rerankers import training as training_lib
 from synthq_jax.retrieval import text_encoders, trec
+from synthq_jax.storage import artifacts
 from synthq_jax.studies import frame, planted_leakage
 from synthq_jax.studies.planted_leakage import data as study_data
 from synthq_jax.studies.planted_leakage import tables

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import random_t5
 
-from synthq_jax import artifacts
 from synthq_jax.audit import inversion
 from synthq_jax.data import beir, collection, shipped
+from synthq_jax.storage import artifacts
 from synthq_jax.studies import frame, vectors
 
 

@@ -44,7 +44,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from synthq_jax import array_files, artifacts
 from synthq_jax.data import (
   beir,
   docstrings,
@@ -55,7 +54,8 @@ from synthq_jax.data import (
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.losses import contrastive, seq2seq
 from synthq_jax.models import dual_encoder, t5, t5_checkpoints, t5_config
-from synthq_jax.pipeline import workspace
+from synthq_jax.runtime import workspace
+from synthq_jax.storage import array_files, artifacts
 from synthq_jax.training import loop
 
 MANIFEST = pathlib.Path(__file__).with_name("sources.json")

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from synthq_jax import artifacts, extras
+from synthq_jax import extras
 from synthq_jax.backends.t5x import dp_optimizers, gradients
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.optim.privatize import PrivatizeState
-from synthq_jax.pipeline import fingerprints
+from synthq_jax.runtime import fingerprints
+from synthq_jax.storage import artifacts
 
 with extras.required("t5x"):
   from t5x import metrics as metrics_lib

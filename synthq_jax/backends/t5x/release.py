@@ -19,11 +19,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from synthq_jax import artifacts, checks, extras
+from synthq_jax import checks, extras
 from synthq_jax.backends.t5x import settings as settings_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.privacy import joint, ledger
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.storage import artifacts
 
 with extras.required("run"):
   from etils import epath

@@ -17,11 +17,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from synthq_jax import artifacts
 from synthq_jax.models import t5, t5_config
 from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.models.checkpoints import tensors as _tensors
+from synthq_jax.storage import artifacts
 
 __all__ = ["config", "read", "write"]
 

@@ -10,7 +10,7 @@ import json
 import pathlib
 from typing import Any
 
-from synthq_jax import artifacts
+from synthq_jax.storage import artifacts
 
 __all__ = [
   "TextSettings",

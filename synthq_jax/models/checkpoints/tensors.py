@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import artifacts, extras
+from synthq_jax import extras
+from synthq_jax.storage import artifacts
 
 with extras.required("run"):
   import safetensors

@@ -13,7 +13,7 @@ import dataclasses
 
 from synthq_jax.federated import personalisation
 from synthq_jax.federated import training as training_lib
-from synthq_jax.pipeline import config_types
+from synthq_jax.runtime import config_types
 from synthq_jax.studies import frame
 from synthq_jax.studies.federated import data as data_lib
 from synthq_jax.studies.federated import methods as methods_lib

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts
 from synthq_jax.data import beir, newsqa, shipped, sources, wordpiece
 from synthq_jax.federated import clients as clients_lib
 from synthq_jax.federated import partitions, passages
-from synthq_jax.pipeline import fingerprints
+from synthq_jax.runtime import fingerprints
+from synthq_jax.storage import artifacts
 
 __all__ = [
   "PARTITIONS",

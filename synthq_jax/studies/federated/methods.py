@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synthq_jax import artifacts, typing
+from synthq_jax import typing
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.federated import exchange as exchange_lib
 from synthq_jax.federated import negatives, personalisation, ranking
+from synthq_jax.storage import artifacts
 from synthq_jax.studies import frame
 from synthq_jax.studies.federated import data as data_lib
 from synthq_jax.studies.federated import training

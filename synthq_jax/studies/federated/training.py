@@ -16,12 +16,13 @@ import jax
 import numpy as np
 import optax
 
-from synthq_jax import artifacts, memory, typing
+from synthq_jax import memory, typing
 from synthq_jax.data import blocks, shipped
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.federated import exchange, fedavg, negatives, training
 from synthq_jax.models import bert, t5_checkpoints
-from synthq_jax.pipeline import fingerprints
+from synthq_jax.runtime import fingerprints
+from synthq_jax.storage import artifacts
 from synthq_jax.studies.federated import data as data_lib
 from synthq_jax.training import checkpoints
 

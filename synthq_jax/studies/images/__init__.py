@@ -18,11 +18,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from synthq_jax import artifacts, optim
+from synthq_jax import optim
 from synthq_jax.data import images
 from synthq_jax.losses import contrastive
 from synthq_jax.models import image_encoders
-from synthq_jax.pipeline import config_types
+from synthq_jax.runtime import config_types
+from synthq_jax.storage import artifacts
 from synthq_jax.studies import frame
 from synthq_jax.studies.images import page, training
 from synthq_jax.training import loop

@@ -13,15 +13,16 @@ import numpy as np
 import optax
 from jaxtyping import Int32
 
-from synthq_jax import artifacts, optim
+from synthq_jax import optim
 from synthq_jax.data import images
 from synthq_jax.losses import contrastive
-from synthq_jax.pipeline import fingerprints, private_training, workspace
-from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import ledger, sampling, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import neighbours
+from synthq_jax.runtime import fingerprints, private_training, workspace
+from synthq_jax.runtime import release as release_lib
+from synthq_jax.storage import artifacts
 from synthq_jax.studies import frame
 from synthq_jax.training import heads, image_pairs, loop
 

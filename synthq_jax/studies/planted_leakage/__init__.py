@@ -13,7 +13,7 @@ import dataclasses
 
 from synthq_jax.leakage import near_duplicates
 from synthq_jax.leakage.rerankers import building
-from synthq_jax.pipeline import config_types
+from synthq_jax.runtime import config_types
 from synthq_jax.studies import frame
 from synthq_jax.studies.planted_leakage import data, page, tables, training
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import query_pairs, sources
 from synthq_jax.leakage import near_duplicates, splits, words
 from synthq_jax.retrieval import bm25, text_encoders, trec
+from synthq_jax.storage import artifacts
 
 __all__ = ["ELSEWHERE", "NEAR", "NEGATIVES", "Data", "Facts", "build"]
 

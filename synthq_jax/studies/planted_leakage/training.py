@@ -10,14 +10,14 @@ from typing import Any
 
 import jax
 
-from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.leakage import rerankers, splits
 from synthq_jax.leakage.rerankers import building
 from synthq_jax.leakage.rerankers import terms as terms_lib
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import fingerprints
 from synthq_jax.retrieval import measures, trec
+from synthq_jax.runtime import fingerprints
+from synthq_jax.storage import artifacts
 from synthq_jax.studies import frame
 from synthq_jax.studies.planted_leakage import data as data_lib
 

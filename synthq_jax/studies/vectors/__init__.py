@@ -20,15 +20,16 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from synthq_jax import artifacts, checks, intervals
+from synthq_jax import checks, intervals
 from synthq_jax.audit import canaries, exposure, inversion
 from synthq_jax.audit import candidates as candidates_lib
 from synthq_jax.data import sentences, shipped, sources, vocabulary
 from synthq_jax.generation import text_measures
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import config_types, fingerprints
 from synthq_jax.report import blocks, tables
 from synthq_jax.retrieval import encode, text_encoders
+from synthq_jax.runtime import config_types, fingerprints
+from synthq_jax.storage import artifacts
 from synthq_jax.studies import frame
 from synthq_jax.training import loop
 from synthq_jax.training import recipe as recipe_lib

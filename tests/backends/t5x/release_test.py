@@ -14,9 +14,10 @@ from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.backends.t5x import settings
 from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints, token_ids
-from synthq_jax.pipeline import export, inputs
 from synthq_jax.privacy import joint, ledger
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.runtime import inputs
+from synthq_jax.tools import export
 
 SETTINGS = settings.Settings(
   num_examples=40,

@@ -23,8 +23,8 @@ from synthq_jax.backends.t5x import (  # noqa: E402
   dp_trainer,
   gradients,
 )
-from synthq_jax.pipeline import fingerprints  # noqa: E402
 from synthq_jax.privacy import sampling  # noqa: E402
+from synthq_jax.runtime import fingerprints  # noqa: E402
 
 STRATEGIES = ("vmap", "bookkeeping", "ghost")
 NO_NOISE = dataclasses.replace(tiny_model.SETTINGS, epsilon=math.inf)

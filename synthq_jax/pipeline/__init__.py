@@ -1,1 +1,0 @@
-"""The stages: one module each, with a frozen Config and run(config, ...)."""

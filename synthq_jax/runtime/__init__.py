@@ -1,0 +1,1 @@
+"""How a run is carried out: its folder, its results, its promises; no stage."""

@@ -1,0 +1,195 @@
+"""What results depend on beyond their settings: files and versions."""
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+
+import synthq_jax
+from synthq_jax.models import t5_checkpoints
+from synthq_jax.optim import auto
+from synthq_jax.storage import artifacts, file_lists
+
+__all__ = [
+  "check_checkpoint",
+  "check_file",
+  "machine",
+  "of_checkpoint",
+  "of_file",
+  "of_result",
+  "program",
+  "versions",
+]
+
+
+_COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
+_LIBRARIES = re.compile(
+  r"flax|optax|jax[-_]privacy|libtpu|jax[-_](cuda|rocm).*|nvidia-(cublas|cudnn)-.*"
+  r"|bm25s|pystemmer|faiss[-_].*|numba|scipy",  # what finds candidates
+  re.IGNORECASE,
+)
+
+
+def versions() -> str:
+  """Names what draws batches and noise: another version, another release."""
+  return f"jax {jax.__version__}, numpy {np.__version__}"
+
+
+def program(
+  config: Any, mesh: jax.sharding.Mesh | None, read: Sequence[pathlib.Path] = ()
+) -> str:
+  """Digests what decides the last bits of a gradient beside the fingerprint.
+
+  That is how it is computed (the settings that change the speed alone), on what
+  devices, by which code, and from what contents: a public result that is made
+  again, on another machine, has its fingerprint and other bits. Not among it:
+  which model of CPU it is, and what an accelerator leaves to chance.
+
+  Args:
+    config: the stage's settings; its field `settings`, of saving and reporting,
+      does not count.
+    mesh: of the training; None: one device.
+    read: folders of results that the training reads.
+  """
+  settings = dict(artifacts.to_json(config))
+  settings.pop("settings", None)
+  lists = (folder / artifacts.FILES_NAME for folder in read)
+  return artifacts.fingerprint(
+    settings,
+    machine(mesh, settings.get("strategy", "auto")),
+    [of_file(path) for path in lists if path.exists()],
+  )
+
+
+def machine(mesh: jax.sharding.Mesh | None, strategy: str | None = None) -> str:
+  """Digests devices, libraries with this one, and their settings.
+
+  Args:
+    mesh: of the training; None: one device.
+    strategy: of clipping, where there is one; "auto" goes by the memory, too.
+  """
+  return artifacts.fingerprint(
+    _code(),
+    auto.memory() if strategy == "auto" else None,
+    None if mesh is None else list(mesh.shape.items()),
+    jax.process_count(),
+    jax.default_backend(),
+    jax.local_devices()[0].device_kind,
+    jaxlib.__version__,
+    *(os.environ.get(name, "") for name in _COMPILER_FLAGS),
+    *_libraries(),
+    str(jax.config.jax_default_matmul_precision),
+    (jax.config.jax_threefry_partitionable, jax.config.jax_enable_x64),
+  )
+
+
+@functools.cache
+def _libraries() -> list[str]:
+  """Names what computes gradients and noise beside JAX, with versions."""
+  found = importlib.metadata.distributions()
+  known = (one for one in found if _LIBRARIES.fullmatch(one.name or ""))
+  return sorted({f"{one.name} {one.version}" for one in known})
+
+
+@functools.cache
+def _code() -> str:
+  """Digests what the modules of this package do."""
+  return _digest_code(pathlib.Path(synthq_jax.__file__).parent)
+
+
+def _digest_code(root: pathlib.Path) -> str:
+  """Digests the modules below a folder, without comments and docstrings.
+
+  Who mends a comment between a kill and the next start goes on with the training,
+  and enters no other release into the ledger.
+  """
+  digest = hashlib.sha256()
+  for path in sorted(root.rglob("*.py")):
+    tree = ast.parse(path.read_bytes())
+    for node in ast.walk(tree):
+      if isinstance(body := getattr(node, "body", None), list):
+        node.body = [each for each in body if not _is_docstring(each)]
+    content = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    digest.update(f"{path.relative_to(root)} {content}\n".encode())
+  return digest.hexdigest()
+
+
+def _is_docstring(node: ast.AST) -> bool:
+  """Whether a statement is a text alone: of a module, a function, an attribute."""
+  value = node.value if isinstance(node, ast.Expr) else None
+  return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def of_result(fingerprint: str, made: Any) -> str:
+  """Returns what a result is to those that read it.
+
+  A private training that is made again has its old fingerprint and another
+  noise: its releases in the ledger tell the two results apart.
+
+  Args:
+    fingerprint: of its settings and of what it reads.
+    made: the result.
+  """
+  claim = getattr(made, "statement", None)
+  entries = getattr(claim, "ledger", ())
+  if not entries:
+    return fingerprint
+  return artifacts.fingerprint(
+    fingerprint, *(entry.identifier for entry in entries)
+  )
+
+
+def of_checkpoint(directory: pathlib.Path) -> str:
+  """Fingerprints the public checkpoint that a stage starts from."""
+  return artifacts.fingerprint(*map(of_file, t5_checkpoints.files(directory)))
+
+
+def of_folder(directory: str | os.PathLike) -> str:
+  """Fingerprints the files below a folder, such as a BERT's, with their names.
+
+  Folders whose names begin with a point, such as .git, are left out.
+  """
+  root = pathlib.Path(directory)
+  names = {path.relative_to(root): path for path in file_lists.below(root)}
+  return artifacts.fingerprint(
+    [
+      (name.as_posix(), of_file(path))
+      for name, path in names.items()
+      if not any(part.startswith(".") for part in name.parts[:-1])
+    ]
+  )
+
+
+def of_file(path: str | os.PathLike) -> str:
+  """Digests a file; "train" stands for a vocabulary that is made."""
+  path = pathlib.Path(path)
+  if path == pathlib.Path("train"):
+    return "train"
+  check_file(path)
+  with open(path, "rb") as stream:
+    return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+
+
+def check_checkpoint(directory: pathlib.Path) -> None:
+  """Refuses a checkpoint of which a file is missing or cut, see `t5_checkpoints.check`."""
+  for path in t5_checkpoints.files(directory):
+    check_file(path)
+  t5_checkpoints.check(directory)
+
+
+def check_file(path: pathlib.Path) -> None:
+  """Refuses a file of a checkpoint, or a vocabulary, that is missing."""
+  if not path.is_file():
+    raise ValueError(
+      f"expected a file of a checkpoint, got no file {path}: check CHECKPOINT"
+      " and VOCABULARY"
+    )

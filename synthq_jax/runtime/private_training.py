@@ -1,0 +1,386 @@
+"""What every private training of the pipeline does, in one place.
+
+Calibrate the noise before step 0, draw what tells this training from any other,
+write the release into the ledger of the working directory, train, state what
+was earned.
+"""
+
+import dataclasses
+import math
+import pathlib
+from typing import Any, TypeVar
+
+import dp_accounting
+import jax
+
+from synthq_jax import checks, optim
+from synthq_jax.privacy import claim as claim_lib
+from synthq_jax.privacy import ledger, sampling, terms
+from synthq_jax.runtime import config_types, fingerprints, results, workspace
+from synthq_jax.runtime import release as release_lib
+from synthq_jax.storage import artifacts
+from synthq_jax.training import distributed, dp_step, loop
+
+__all__ = [
+  "Config",
+  "Settings",
+  "filled",
+  "promise",
+  "sampler",
+  "state_directory",
+  "train",
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """What every stage that trains with privacy is set by; every value is public."""
+
+  delta: float | None = None
+  """Target; None: 1 / (2n)."""
+  clip_norm: float = 0.1
+  """L2 clip norm of a record's gradient, or of whatever else is clipped."""
+  batch_size: int = 512
+  """Expected records of a batch: queries, or users where these are drawn; 0: as
+  many as the data has. Then noise is least for what a step learns, and a step
+  longest."""
+  steps: int = 100
+  """Optimizer steps."""
+  optimizer: str = "dp_adam"
+  """"dp_adam" or "dp_adafactor"."""
+  learning_rate: float = 1e-3
+  """Peak; warm-up over a tenth of the steps, then linear decay."""
+  trained: str = ".*"
+  """Regular expression that the paths of trained parameters match in
+  full, e.g. "decoder/.*"; the others stay the public ones. Noise grows with
+  the square root of their number, whatever a record can say."""
+  microbatch_size: int | None = None
+  """Records that a device processes at once, to save memory, whatever the number
+  of devices; None: all it has. It rounds up the padded batch, so it is part of
+  what is accounted."""
+  settings: loop.Settings = artifacts.speed_only(make=loop.Settings)
+  """Saving and reporting."""
+
+  def __post_init__(self):
+    """Refuses values out of range."""
+    config_types.positive(self, "clip_norm", "learning_rate", "delta")
+    if self.delta is not None and self.delta >= 0.5:  # known without the data
+      raise ValueError(
+        f"{config_types.label(type(self))}.delta must be above 0 and below 1/n"
+        f" (n private train queries or users), got {self.delta}: a larger one"
+        " allows one of them to be published; leave DELTA out for 1/(2n)"
+      )
+    config_types.at_least(self, 1, "steps", "microbatch_size")
+    config_types.at_least(self, 0, "batch_size")
+    config_types.one_of(self, "optimizer", dp_step.OPTIMIZERS)
+
+  def check(
+    self,
+    prepared: results.PreparedData,
+    *,
+    noise_bands: int = 1,
+    draws_users: bool = False,
+  ) -> None:
+    """Refuses what the accountant will refuse, before anything was trained.
+
+    Args:
+      prepared: the private train queries, and who asked them.
+      noise_bands: of correlated noise; batches come from n / noise_bands records.
+      draws_users: whether a record is a user.
+
+    Raises:
+      ValueError: if the batch is larger than the data, or delta is 1 / n or more.
+    """
+    batch_size = filled(self, prepared, draws_users=draws_users).batch_size
+    name = config_types.label(type(self))
+    queries = prepared.num_queries["train"]
+    users = prepared.num_users.get("train", queries)
+    number = users if draws_users else queries
+    what = "private train users" if draws_users else "private train queries"
+    if noise_bands > 1 and batch_size * noise_bands > number:
+      raise ValueError(
+        f"{name}.batch_size x noise_bands must be at most {number:,}, the"
+        f" number of {what}, got {batch_size} x {noise_bands}: take smaller"
+        " ones"
+      )
+    if batch_size > number:
+      raise ValueError(
+        f"{name}.batch_size must be at most {number:,}, the number of {what}, got"
+        f" {batch_size}: take a smaller one"
+      )
+    if self.delta is not None and not 0 < self.delta < 1 / users:
+      unit = "user" if prepared.num_users else "query"
+      what = "users" if prepared.num_users else "queries"
+      raise ValueError(
+        f"{name}.delta must be above 0 and below 1/n = {1 / users:.3g}"
+        f" (n private train {what}), got {self.delta}: a larger one allows a"
+        f" {unit} to be published; leave DELTA out for 1/(2n)"
+      )
+
+
+_Config = TypeVar("_Config", bound=Config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """The public settings of one private training."""
+
+  config: Config
+  """Of the stage."""
+  epsilon: float
+  """Target; inf trains without noise and claims nothing."""
+  mechanism: str
+  """What is clipped and noised, in words."""
+  denominator: float | None = None
+  """Public divisor; None: the expected batch size."""
+  noise_bands: int = 1
+  """Of correlated noise, which asks for cyclic batches; 1: independent noise."""
+  has_dropout: bool = False
+  """Whether the loss takes a key for each record."""
+  unit: str = "query"
+  """What one record is, where the unit is no user."""
+  num_users: int | None = None
+  """Where queries of users are drawn one by one: how many users there are."""
+  clips_records: bool = True
+  """Whether what is clipped is each record's own gradient."""
+  relation: str = "ADD_OR_REMOVE_ONE"
+  """The neighbouring relation of the claim."""
+  fixed_order: bool = False
+  """Whether batches are read in a fixed order instead of drawn."""
+  base: terms.Terms = terms.QUERIES
+  """Words of the claim for single queries."""
+  of_users: str = ""
+  """What is done with the queries of one user; empty: as `clips_records` says."""
+  not_protected: tuple[str, ...] = ()
+  """Further sentences about what the claim says nothing about."""
+
+  def __post_init__(self):
+    """Refuses a relation whose sensitivity `dp_step.train` does not noise."""
+    if checks.relation(self.relation) == "REPLACE_ONE":
+      raise ValueError(
+        "expected relation ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, got REPLACE_ONE:"
+        " noise is for one record more or less; state that"
+      )
+
+
+def filled(
+  config: _Config, prepared: results.PreparedData, *, draws_users: bool = False
+) -> _Config:
+  """Returns a training's settings with its batch size as a number.
+
+  Args:
+    config: of the stage.
+    prepared: says how many private train queries and users there are; public.
+    draws_users: whether a record is a user.
+  """
+  if config.batch_size:
+    return config
+  count = prepared.num_users if draws_users else prepared.num_queries
+  return dataclasses.replace(config, batch_size=count["train"])
+
+
+def state_directory(
+  space: workspace.Workspace, stage: str, digest: str
+) -> pathlib.Path:
+  """Returns where a stage keeps the states of unfinished training."""
+  return space.private(stage, f"state_{digest}")
+
+
+def train(
+  task: Any, settings: Settings, training: dp_step.Training
+) -> tuple[Any, dict[str, Any]]:
+  """Calibrates, enters the release into the ledger, trains.
+
+  Formal guarantee: that of the statement, for the parameters; and that of
+  `release.start` for all trainings of the working directory together: a
+  training that is made again, whatever it shares with the first one, is another
+  release, with batches and noise of its own and a line of its own in the ledger.
+
+  Args:
+    task: a `stage.Task` with the secret; its settings are a `Config`, of which
+      those that change the speed alone change the last bits of a gradient, too;
+      its input "prepared" says where the records came from.
+    settings: target, sampling, optimizer.
+    training: what is trained; its gradient says its sensitivity and its
+      `l2_clip_norm`, its parameters are public.
+
+  Returns:
+    The trained parameters, and fields of `results.Checkpoint`.
+
+  Raises:
+    ValueError: if the target cannot be met with these settings.
+  """
+  space, config, stage = task.folders, task.settings, task.place
+  clipped = training.clipped
+  relation = dp_accounting.NeighboringRelation[settings.relation]
+  claim = promise(
+    settings,
+    space,
+    task.inputs["prepared"],
+    training.num_records,
+    l2_clip_norm=clipped.l2_clip_norm,
+    l2_sensitivity=clipped.sensitivity(relation),
+    decide=lambda find: distributed.decided(  # processors may differ
+      f"{stage} noise multiplier", find
+    ),
+  )
+  state = state_directory(space, stage, task.digest)
+  release = release_lib.start(
+    space,
+    stage,
+    task.digest,
+    directory=state,
+    program=fingerprints.program(config, training.mesh, _read(task)),
+    promise=promised(claim),
+  )
+  mechanism = dp_step.Mechanism(
+    sampler=claim.sampler,
+    noise_multiplier=claim.noise_multiplier,
+    optimizer=dp_step.Optimizer(
+      name=config.optimizer,
+      learning_rate=config.learning_rate,
+      steps=config.steps,
+      denominator=settings.denominator,
+      noise_bands=settings.noise_bands,
+    ),
+    batch_seed=release.batch_seed,
+    noise_key=release.noise_key,
+    dropout_key=release.dropout_key if settings.has_dropout else None,
+  )
+  metrics_path = space.private(stage, f"metrics_{task.digest}.jsonl")
+  files = loop.Files(
+    directory=state,
+    metrics_path=metrics_path,
+    description=stage.replace("/", " "),
+  )
+  if distributed.is_main():
+    claim.enter(space.private(ledger.NAME), release.identifier)
+  distributed.barrier(f"{stage} ledger")  # before anybody computes a loss
+  trained = dp_step.train(training, mechanism, files, config.settings)
+  return trained, {
+    "statement": claim.statement(release.identifier),
+    "steps": config.steps,
+    "batch_size": config.batch_size,
+    "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(trained)),
+    "metrics": space.relative(metrics_path),
+  }
+
+
+def _read(task: Any) -> list[pathlib.Path]:
+  """Returns the folders of the results that a training is given."""
+  given = [getattr(x, "directory", x) for x in task.inputs.values()]
+  places = [x for x in given if isinstance(x, (str, pathlib.Path))]
+  return [task.folders.root / place for place in places]
+
+
+def promised(claim: claim_lib.Claim) -> str:
+  """Digests sampling, noise and sensitivity, by which steps are of one claim."""
+  coefficients = ()
+  if claim.noise_bands > 1:
+    known = optim.banded(steps=claim.steps, bands=claim.noise_bands)
+    coefficients = known.coefficients
+  return artifacts.fingerprint(claim.statement("any").ledger, coefficients)
+
+
+def promise(
+  settings: Settings,
+  space: workspace.Workspace,
+  prepared: results.PreparedData,
+  num_records: int,
+  **fields: Any,
+) -> claim_lib.Claim:
+  """Returns the claim of a training, with the least noise that reaches it.
+
+  Args:
+    settings: target, sampling, words.
+    space: the working directory, of which the claim says whether it is secret.
+    prepared: where the records came from.
+    num_records: how many there are.
+    **fields: of `claim.calibrated`: clip norm, sensitivity.
+  """
+  return claim_lib.calibrated(
+    epsilon=settings.epsilon,
+    sampler=sampler(settings, num_records, prepared.queries_per_user),
+    steps=settings.config.steps,
+    delta=settings.config.delta,
+    relation=settings.relation,
+    noise_bands=settings.noise_bands,
+    part=prepared.part("train"),
+    words=_terms(settings, space, prepared),
+    **fields,
+  )
+
+
+def sampler(
+  settings: Settings, num_examples: int, most_queries: int = 0
+) -> sampling.Sampler:
+  """Returns how batches are drawn: Poisson, cyclic, or in a fixed order.
+
+  Args:
+    settings: of the training.
+    num_examples: the number of records.
+    most_queries: of one user, `PreparedData.queries_per_user`.
+
+  Raises:
+    ValueError: if correlated noise meets users whose queries are drawn one by one:
+      a cycle keeps a query's steps apart, and not a user's.
+  """
+  if settings.fixed_order:
+    return sampling.FixedOrder(
+      num_examples=num_examples, batch_size=settings.config.batch_size
+    )
+  grouped = {}
+  if settings.num_users and most_queries > 1:
+    grouped = {"group_size": most_queries, "num_units": settings.num_users}
+    if settings.noise_bands > 1:
+      raise ValueError(
+        "expected noise_bands=1 where single queries of users are drawn, got"
+        f" noise_bands={settings.noise_bands}: let each record be a user"
+      )
+  poisson = sampling.Poisson.with_margin(
+    num_examples=num_examples,
+    expected_batch_size=settings.config.batch_size,
+    multiple_of=settings.config.microbatch_size or 8,
+    **grouped,
+  )
+  if settings.config.batch_size == num_examples:
+    # All are drawn: two units more would fit, as the claim for two together asks.
+    rows, size = 2 * poisson.group_size, settings.config.microbatch_size or 8
+    room = poisson.max_batch_size + size * math.ceil(rows / size)
+    poisson = dataclasses.replace(poisson, max_batch_size=room)
+  if settings.noise_bands == 1:
+    return poisson
+  return sampling.CyclicPoisson(
+    num_examples=num_examples,
+    expected_batch_size=settings.config.batch_size,
+    max_batch_size=poisson.max_batch_size,  # the batch size has one law
+    cycle_length=settings.noise_bands,
+  )
+
+
+def _terms(
+  settings: Settings, space: workspace.Workspace, prepared: results.PreparedData
+) -> terms.Terms:
+  """Returns the words of the promise, for this training and this data."""
+  base = settings.base
+  known = dataclasses.replace(
+    base, assumptions=(*base.assumptions, terms.SPLIT)
+  )
+  unit = settings.unit
+  if prepared.queries_per_user:
+    how = terms.DRAWN_USERS
+    if settings.num_users:
+      own = settings.clips_records
+      how = terms.DRAWN_QUERIES if own else terms.DRAWN_PAIRS
+    known = terms.users(prepared.unit, settings.of_users or how, base)
+    unit = known.unit
+  return known.but(
+    assumptions=(terms.fixed_secret("run"),) if space.is_fixed else (),
+    not_protected=(
+      *settings.not_protected,
+      *prepared.not_protected,
+    ),
+    unit=unit,
+    mechanism=settings.mechanism,
+    without_noise="Trained on the private queries without noise.",
+  )

@@ -1,0 +1,130 @@
+"""One private training of a working directory: its name and its randomness.
+
+Batches, dropout and noise come from the secret of the working directory and
+from numbers that are drawn when a training starts. These lie with its states:
+a training that goes on is the same release, one that is made again is another.
+"""
+
+import dataclasses
+import json
+import pathlib
+import secrets
+
+import jax
+
+from synthq_jax.runtime import workspace
+from synthq_jax.storage import artifacts
+from synthq_jax.training import checkpoints, distributed
+
+__all__ = ["RECORD", "Release", "remove", "start"]
+
+RECORD = "release.json"
+"""Beside the states of a training; states without it are nobody's."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Release:
+  """A private training that was started."""
+
+  identifier: str
+  """In the ledger and in statements, which may be published: of the numbers that
+  were drawn it holds a digest, keyed with the secret."""
+  batch_seed: list[int]
+  """Secret, of the sampling."""
+  dropout_key: jax.Array
+  """Secret, of dropout."""
+  noise_key: jax.Array
+  """Secret, of the noise."""
+
+
+def start(
+  space: workspace.Workspace,
+  stage: str,
+  digest: str,
+  *,
+  directory: pathlib.Path,
+  program: str,
+  promise: str = "",
+) -> Release:
+  """Starts a training, or goes on with one that was interrupted.
+
+  Process 0 draws, the others follow. What was drawn is on disk when this
+  returns: enter the identifier into the ledger next, and only then draw noise.
+
+  Formal guarantee:
+    Two calls return the same noise key only if `directory` kept its record in
+    between and `program` was the same; otherwise key and identifier are drawn
+    anew, so that the noise of one step is added to the gradients of one program
+    alone. A saved state is gone on with under the same `promise` alone: its steps
+    had that noise. Where another program goes on with it, batches stay
+    those that the training began with, and the noise of the coming steps is
+    drawn anew: the result is made of as many steps as it claims, each with
+    noise of its own, and the ledger counts two trainings. Assumed: what an
+    interrupted training had computed after its last saved state is gone with
+    the process (but for lines of metrics, which are private); nobody puts an
+    older copy of `directory` back; and `program` tells programs apart whose
+    gradients differ. A secret that the
+    settings fix draws nothing: the same training again is the same release,
+    bit for bit, on whatever machine, and it protects nobody.
+
+  Args:
+    space: the working directory, with its secret.
+    stage: name of the stage and row, e.g. "finetune_dp/eps8".
+    digest: fingerprint of everything the training depends on.
+    directory: of its states.
+    program: from `fingerprints.program`.
+    promise: digest of sampling, noise and sensitivity.
+  """
+  batches, noise = distributed.decided(
+    f"{stage} release", lambda: _drawn(directory, program, promise)
+  )
+  if space.is_fixed:
+    batches = noise = ""
+
+  def purpose(what: str, drawn: str) -> str:
+    return " ".join(filter(None, (stage, what, digest, drawn)))
+
+  identifier = f"{stage}/{digest}"
+  if noise:
+    words = space.seed(purpose("identifier", noise))
+    identifier += "-" + "".join(f"{word:08x}" for word in words[:2])
+  return Release(
+    identifier=identifier,
+    batch_seed=space.seed(purpose("batches", batches)),
+    dropout_key=space.key(purpose("dropout", batches)),
+    noise_key=space.key(purpose("noise", noise)),
+  )
+
+
+def remove(directory: pathlib.Path) -> None:
+  """Removes the states of a training whose result is saved.
+
+  A private training's name goes first: what is left if this is interrupted
+  belongs to no release, and nothing goes on from it.
+
+  Args:
+    directory: of the states; it need not be there.
+  """
+  artifacts.remove(directory / RECORD)
+  artifacts.remove(directory)
+
+
+def _drawn(
+  directory: pathlib.Path, program: str, promise: str
+) -> tuple[str, str]:
+  """Returns the numbers of the batches and of the noise, new or kept."""
+  path = directory / RECORD
+  record = artifacts.read_json(path) if path.exists() else {}
+  if record.get("promise") != promise:
+    record = {}
+  if record.get("program") != program:
+    drawn = secrets.token_hex(16)
+    if not record or checkpoints.latest_step(directory) is None:
+      # What lies there belongs to no release, or to one with other noise.
+      artifacts.remove(directory, must=True)
+      record = {"batches": drawn}
+    record |= {"noise": drawn, "program": program, "promise": promise}
+    with artifacts.replacing(path, mode=0o600) as stream:
+      text = json.dumps(artifacts.sealed(record), indent=1) + "\n"
+      stream.write(text.encode())
+  return record["batches"], record["noise"]

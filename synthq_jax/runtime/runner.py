@@ -1,0 +1,383 @@
+"""Runs stages: each result is made once, and found finished from then on.
+
+A result whose fingerprint (its settings and the fingerprints of what it reads)
+equals that of the one on disk is skipped. With several processes process 0
+decides, and works alone while the others wait, or all of them work together.
+"""
+
+import contextlib
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import synthq_jax
+from synthq_jax.audit import canaries as canaries_lib
+from synthq_jax.data import shipped
+from synthq_jax.privacy import ledger
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.runtime import fingerprints, inputs, results, stage, workspace
+from synthq_jax.stages import finetune_dp
+from synthq_jax.storage import artifacts
+from synthq_jax.training import distributed
+
+__all__ = ["Run"]
+
+_FORMAT = 7  # raise when a stage's files change, so that old ones are remade
+
+
+class Run:
+  """One run: what is wanted, what is made so far, and what comes next of it."""
+
+  def __init__(
+    self,
+    config: Any,
+    space: workspace.Workspace,
+    wanted: Sequence[str],
+    *,
+    say: Callable[[str], None] = print,
+    progress: bool = True,
+  ):
+    """Starts with nothing made.
+
+    Args:
+      config: a `plan.RunConfig`.
+      space: the working directory.
+      wanted: stages, in the order in which they run.
+      say: prints a line.
+      progress: whether bars are shown.
+    """
+    self.config = config
+    self.wanted = tuple(wanted)
+    self.made: dict[str, dict[str, stage.Made]] = {}
+    self.root = space.root
+    self.say = say
+    self._space = space
+    self._progress = progress
+    self._of_checkpoint = functools.cache(fingerprints.of_checkpoint)
+
+  # What jobs read.
+
+  def rows(self, name: str) -> Mapping[str, stage.Made]:
+    """Returns the results of a stage by row; none where it did not run."""
+    return self.made.get(name, {})
+
+  @property
+  def for_audit(self) -> bool:
+    """Whether retrievers are wanted for an audit alone."""
+    return "audit" in self.wanted and "evaluate" not in self.wanted
+
+  @property
+  def generators(self) -> Mapping[str, stage.Made]:
+    """The fine-tuned generators."""
+    return self.rows("finetune_dp")
+
+  @property
+  def queries(self) -> Mapping[str, stage.Made]:
+    """Maps each generator to the queries that it wrote and that filters kept."""
+    return {**self.rows("generate"), **self.rows("filter_queries")}
+
+  @property
+  def retrievers(self) -> Mapping[str, stage.Made]:
+    """Every dense retriever."""
+    return {**self.rows("train_retriever"), **self.rows("direct_dp")}
+
+  @property
+  def pair_sources(self) -> Mapping[str, tuple[Any, str]]:
+    """What is trained on, by row: queries, None for the real ones; a digest."""
+    sources: dict[str, tuple[Any, str]] = {
+      name if name == "public_only" else f"synthetic_{name}": made
+      for name, made in self.queries.items()
+    }
+    if self.for_audit:  # which reads those of private generators alone
+      return {k: v for k, v in sources.items() if k.startswith("synthetic")}
+    if self.config.rows.original:
+      sources["original"] = (None, "original")
+    return sources
+
+  def left_out(self, row: str) -> float:
+    """The share of documents whose queries do not train this retriever."""
+    if row != "original" or not self.config.rows.is_ranked(row):
+      return 0.0
+    return self.config.learn_to_rank.held_out
+
+  @property
+  def systems(self) -> Mapping[str, stage.Made]:
+    """Everything that can be scored, but for BM25, by the names of rows."""
+    made = dict(self.retrievers)
+    for name in ("fuse", "learn_to_rank", "learn_map"):
+      rows = self.rows(name).values()
+      made.update({one.value.name: one for one in rows})
+    return made
+
+  @property
+  def prepared(self) -> results.PreparedData:
+    """The data."""
+    return self.made["prepare_data"][""].value
+
+  @property
+  def documents(self) -> results.PublicDocuments:
+    """What is public of the data."""
+    return results.public_documents(self.prepared)
+
+  @property
+  def start(self) -> pathlib.Path:
+    """The public checkpoint that generators start from."""
+    return shipped.checkpoint(self.config.checkpoint)
+
+  @property
+  def t5(self) -> pathlib.Path:
+    """The public checkpoint that rerankers start from."""
+    named = self.config.retriever_checkpoint
+    return shipped.checkpoint(named) if named else self.start
+
+  @property
+  def encoder(self) -> pathlib.Path:
+    """The public checkpoint that retrievers start from: `t5`, or static vectors."""
+    if self.rows("static_encoder"):
+      return self._space.public("static_encoder")
+    return self.t5
+
+  @property
+  def data(self) -> tuple[str, ...]:
+    """The fingerprints of the data and of `start`."""
+    return (*self.data_alone, self._of_checkpoint(self.start))
+
+  @property
+  def data_alone(self) -> tuple[str, ...]:
+    """The fingerprints of the data."""
+    return (self._data, self.prepared.digest)
+
+  @property
+  def _data(self) -> str:
+    """The fingerprint of the prepared data; "" before they are there."""
+    made = self.rows("prepare_data").get("")
+    return made.digest if made else ""
+
+  @property
+  def encoder_data(self) -> tuple[str, ...]:
+    """The fingerprints of the data and of `encoder`; static vectors read no T5."""
+    if self.rows("static_encoder"):
+      return (*self.data_alone, self._of_checkpoint(self.encoder))
+    return self.t5_data
+
+  @property
+  def t5_data(self) -> tuple[str, ...]:
+    """The fingerprints of the data, of `start` and of another `t5`."""
+    if not self.config.retriever_checkpoint:
+      return self.data
+    return (*self.data, self._of_checkpoint(self.t5))
+
+  @property
+  def secret_digest(self) -> list[int]:
+    """What stands for the secret in the fingerprint of the data."""
+    return self._space.seed("digest")
+
+  def private_data(
+    self, row: str, data: tuple[str, ...] | None = None
+  ) -> tuple[str, ...]:
+    """Returns what a training on private queries depends on, but for its own.
+
+    Args:
+      row: what it is made for; whether it may be shared counts, too.
+      data: the fingerprints of the data and of what it starts from; None: `data`.
+    """
+    data = self.data if data is None else data
+    place = ("compared",) if self.config.rows.is_compared(row) else ()
+    return (fingerprints.versions(), *data, *place)
+
+  @functools.cached_property
+  def canaries(self) -> tuple[canaries_lib.Canary, ...]:
+    """The canaries that generators are trained with; none where none are wanted."""
+    return finetune_dp.planted(self.config.canaries, self._space, self.prepared)
+
+  def check_vocabulary(self, checkpoint: pathlib.Path) -> None:
+    """Refuses a checkpoint that was trained with another vocabulary."""
+    inputs.check_vocabulary(checkpoint, self._space, self.prepared)
+
+  # What makes results.
+
+  def execute(self, on_accepted: Callable[[], None]) -> None:
+    """Makes all that is wanted.
+
+    Args:
+      on_accepted: called once the working directory is known to hold no results
+        of other data, before anything is written to it.
+
+    Raises:
+      ValueError: if a setting or the data cannot be used.
+    """
+    stages = [stage.get(name) for name in self.wanted]
+    alone = [one.name for one in stages if not one.together]
+    if distributed.count() > 1 and alone:
+      self.say(
+        f"process 0 makes alone, while the others wait: {', '.join(alone)}."
+        " Where waiting machines cost money, make these on one of them:"
+        " `synthq STAGE` goes on with what is there"
+      )
+    for place, one in enumerate(stages):
+      made = self.made[one.name] = {}
+      for job in one.jobs(self):
+        if not place:
+          self._accept(one, job)
+          on_accepted()
+        made[job.name] = self.make(one, job)
+      if not place:
+        for other in stages:
+          other.check(self)
+    self._say_others()
+
+  def _say_others(self) -> None:
+    """Names finished results that these settings do not ask for."""
+    if "report" not in self.wanted:
+      return
+    known = {
+      _place(stage.get(name), stage.Job(depends=())) for name in self.made
+    }
+    made = {
+      _place(stage.get(name), stage.Job(name=row, depends=()))
+      for name, rows in self.made.items()
+      for row in rows
+    }
+    others = set()
+    for path in self.root.rglob(artifacts.RESULT_NAME):
+      place = path.parent.relative_to(self.root).as_posix()
+      place = place.removeprefix(f"{results.PRIVATE}/")
+      if place not in made and place.partition("/")[0] in known:
+        others.add(place)
+    if others:
+      self.say(
+        f"of other settings, left as they are: {', '.join(sorted(others))};"
+        " delete what is not wanted: what may be shared of it counts as released"
+      )
+
+  def survey(self) -> Iterator[tuple[str, dict[str, bool] | None]]:
+    """Yields each wanted stage with its rows, and whether they are there.
+
+    Nothing is made. The rows of what follows a result that is not there are not
+    known: None.
+    """
+    is_known = True
+    for one in map(stage.get, self.wanted):
+      self.made[one.name], rows = {}, {}
+      for job in one.jobs(self) if is_known else ():
+        place = _place(one, job)
+        digest = _digest(place, job)
+        rows[job.name] = self._is_there(place, digest)
+        if rows[job.name]:
+          value = self._load(place, one.result, digest)
+          self.made[one.name][job.name] = _made(value, digest)
+      yield one.name, rows if is_known else None
+      is_known = is_known and all(rows.values())
+
+  def _accept(self, one: stage.Stage, job: stage.Job) -> None:
+    """Refuses to write over the results of other data."""
+    place = _place(one, job)
+    digest = _digest(place, job)
+    if distributed.is_main() and not self._is_there(place, digest):
+      inputs.refuse_other_data(self._space, job.settings.source)
+
+  def make(self, one: stage.Stage, job: stage.Job) -> stage.Made:
+    """Makes a result, or finds it finished.
+
+    Args:
+      one: the stage.
+      job: of the stage.
+
+    Returns:
+      The result as it is on disk, in every process.
+
+    Raises:
+      ValueError: if the processes would make different results.
+    """
+    place = _place(one, job)
+    digest = _digest(place, job)
+    distributed.check_same(
+      f"settings, data and versions for {place}",
+      digest,
+      "give all processes the same command, packages and --workdir",
+    )
+    if distributed.decided(place, lambda: self._is_there(place, digest)):
+      value = self._load(place, one.result, digest)
+      if distributed.is_main():
+        self._check(place, digest, value)
+        stage.tidy(self._folders(place), digest)  # of a kill after the result
+      self.say(f"[{place}] finished earlier, skipped")
+      return _made(value, digest)
+    if distributed.is_main():
+      for folder in self._folders(place):
+        for name in (artifacts.RESULT_NAME, artifacts.FILES_NAME):
+          artifacts.remove(folder / name)
+    self.say(f"[{place}] running")
+    folders = workspace.Folders(self._space.root)
+    task = stage.Task(
+      place=place,
+      name=job.name,
+      digest=digest,
+      data=self._data,
+      settings=job.settings,
+      inputs={**{k: getattr(self, k) for k in one.reads}, **job.inputs},
+      is_private=job.is_private,
+      folders=self._space if one.needs_secret else folders,
+      progress=self._progress,
+    )
+    if one.together or distributed.is_main():
+      alone = contextlib.nullcontext if one.together else distributed.alone
+      with alone():
+        one.make(task, saves=distributed.is_main())
+    distributed.barrier(place)
+    # As it is on disk: a later run, which finds it there, gets the same value.
+    return _made(self._load(place, one.result, digest), digest)
+
+  def _folders(self, place: str) -> tuple[pathlib.Path, pathlib.Path]:
+    return self._space.public(place), self._space.private(place)
+
+  def _is_there(self, place: str, digest: str) -> bool:
+    found = map(artifacts.read_fingerprint, self._folders(place))
+    return digest in found
+
+  def _check(self, place: str, digest: str, value: Any) -> None:
+    """Refuses damaged files, and a training that the ledger has lost."""
+    for folder in self._folders(place):
+      if artifacts.read_fingerprint(folder) == digest:
+        artifacts.check(folder)
+    claim = getattr(value, "statement", None)
+    if (
+      not isinstance(claim, statement_lib.PrivacyStatement) or not claim.ledger
+    ):
+      return
+    path = self._space.private(ledger.NAME)
+    started = ledger.read(path).values() if ledger.begun(path) else ()
+    ledger.mend(path)
+    known = {entry.identifier for one in started for entry in one.ledger}
+    for entry in claim.ledger:
+      if entry.identifier not in known:
+        raise ValueError(
+          f"{path}: expected the training {entry.identifier}, whose result is in"
+          f" {place}, got none: restore the ledger from a copy"
+        )
+
+  def _load(self, place: str, kind: type, digest: str) -> Any:
+    for folder in self._folders(place):
+      if artifacts.read_fingerprint(folder) == digest:
+        return artifacts.load(folder, kind)
+    if distributed.is_main():
+      raise RuntimeError(f"{place} did not save its result: report this bug")
+    raise ValueError(
+      f"{self._space.root / place}: expected the result that process 0 has"
+      " saved, got none: give all processes one --workdir on a file system that"
+      " they share"
+    )
+
+
+def _made(value: Any, digest: str) -> stage.Made:
+  return stage.Made(value, fingerprints.of_result(digest, value))
+
+
+def _place(one: stage.Stage, job: stage.Job) -> str:
+  return "/".join(filter(None, (one.folder or one.name, job.name)))
+
+
+def _digest(place: str, job: stage.Job) -> str:
+  version = synthq_jax.__version__
+  return artifacts.fingerprint(_FORMAT, version, place, *job.depends)

@@ -1,0 +1,297 @@
+"""Defines what a stage of a run is, and finds the stages of this folder.
+
+A module of this folder that assigns `STAGE` is a stage. The command line and
+its help, the settings of a run and the order of the work all derive from these
+modules, so that a new stage is one new file. A stage makes results; whether one
+is finished already, who makes it and where work goes on after a kill is the
+business of `runtime.runner` alone.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import math
+import operator
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+from synthq_jax.storage import artifacts
+
+__all__ = [
+  "Job",
+  "Made",
+  "Stage",
+  "Task",
+  "get",
+  "of",
+  "row_name",
+  "summaries",
+  "tidy",
+  "with_needs",
+]
+
+_FOLDER = pathlib.Path(__file__).parent
+_REMADE = ("parts_", "ranks_", "vectors_")
+"""Begin the names of work that takes time to make again, and no release."""
+_LAST = "report"
+"""The stage that reads all others: the order in which it names them is theirs."""
+
+
+class Made(NamedTuple):
+  """A finished result, and the fingerprint by which others depend on it."""
+
+  value: Any
+  digest: str  # `fingerprints.of_result`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """One result that a stage has to make."""
+
+  name: str = ""
+  """Its row, e.g. "eps8"; empty where the stage has one result."""
+  depends: tuple[Any, ...]
+  """Settings, and the fingerprints of what is read: the result is made again
+  when one of these changes, and never otherwise."""
+  settings: Any = None
+  """What the task hands over as its settings."""
+  inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  """Earlier results, and what else the task hands over, by name."""
+  is_private: bool = False
+  """Whether it lies under `private/` whatever it claims (`plan.Rows.compared`)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+  """What a stage is given to make one result."""
+
+  place: str
+  """The result's folder, e.g. "finetune_dp/eps8", below the working directory
+  or its `private/`."""
+  name: str = ""
+  """The result's row."""
+  digest: str
+  """The result's fingerprint, in the names of unfinished work."""
+  data: str = ""
+  """The fingerprint of the prepared data."""
+  settings: Any = None
+  """The stage's Config."""
+  inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  """Earlier results by name."""
+  is_private: bool = False
+  """Whether the result lies under `private/` whatever it claims."""
+  folders: Any
+  """A `workspace.Folders`; a `workspace.Workspace`, which has the secret, if the
+  stage declares that it needs it."""
+  progress: bool = True
+  """Whether bars are shown."""
+
+  def folder(self, *, private: bool) -> pathlib.Path:
+    """Returns the result's folder, which is made.
+
+    Where the result is private, what other settings left of it in the folder
+    that is shared goes: no claim would count it.
+
+    Args:
+      private: whether what the result says must not be shared.
+    """
+    private = private or self.is_private
+    if private:
+      artifacts.remove(self.folders.public(self.place))
+    place = self.folders.private if private else self.folders.public
+    directory = place(self.place)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+  """A kind of result, and how it is made of others."""
+
+  name: str
+  """Of the module, the command and the field of `plan.RunConfig`."""
+  result: type
+  """A frozen dataclass of `runtime.results`; its `seconds` are filled in."""
+  needs: tuple[str, ...]
+  """Stages whose results it reads; they run first."""
+  reads: tuple[str, ...] = ()
+  """What every task holds beside its own inputs: "prepared", the data; the
+  public "documents" alone; "start", "encoder" or "t5", the folders of the public
+  checkpoints that generators and retrievers start from."""
+  jobs: Callable[[Any], Iterable[Job]]
+  """From the run so far (`runtime.runner.Run`) to what there is to make."""
+  run: Callable[[Task], Any]
+  """Makes one result, and writes its files; None in processes other than 0."""
+  config: type | None = None
+  """Its settings, a field of `plan.RunConfig`."""
+  check: Callable[[Any], None] = lambda run: None
+  """Refuses settings that the prepared data rules out, before any other work."""
+  narrowed: Callable[[Any], tuple[str, ...]] | None = None
+  """Which of `needs` it reads under these settings; None: all."""
+  folder: str = ""
+  """Where its results lie, if not under its name."""
+  needs_secret: bool = False
+  """Whether tasks hold the secret, from which batches and noise are drawn."""
+  together: bool = False
+  """Whether all processes of a run work on a result; else process 0 does."""
+  screen: Callable[[Sequence[Any]], str] = lambda made: ""
+  """From its results to what its command prints when it is done."""
+  place_of: Callable[[Any], str] = operator.attrgetter("directory")
+  """From a result to the folder of its result.json."""
+
+  def make(self, task: Task, *, saves: bool = True) -> Any:
+    """Makes a result and saves it.
+
+    Args:
+      task: from the runner.
+      saves: False in processes other than 0.
+
+    Returns:
+      The result.
+    """
+    start = time.monotonic()
+    result = self.run(task)
+    if not saves:
+      return result
+    if hasattr(result, "seconds"):
+      seconds = result.seconds + time.monotonic() - start
+      result = dataclasses.replace(result, seconds=seconds)
+    place = task.folders.root / self.place_of(result)
+    folders = [
+      task.folders.public(task.place),
+      task.folders.private(task.place),
+    ]
+    artifacts.save(place, result, task.digest, folders=folders, data=task.data)
+    tidy(folders, task.digest)
+    return result
+
+
+def tidy(folders: Sequence[pathlib.Path], digest: str) -> None:
+  """Removes unfinished work of a finished result, and what earlier ones left.
+
+  Under `private/`, states of other settings stay, and what they have measured:
+  to begin their trainings anew would be one more release each.
+
+  Args:
+    folders: the result's public and its private one.
+    digest: its fingerprint.
+  """
+  from synthq_jax.runtime import release  # JAX takes a second to load
+
+  public, _ = folders
+  own = {f"{kind}{digest}" for kind in artifacts.UNFINISHED}
+  for folder in filter(pathlib.Path.is_dir, folders):
+    is_shared = folder == public and (folder / artifacts.RESULT_NAME).exists()
+    for path in folder.iterdir():
+      is_other = artifacts.fingerprint_in(path.name) not in (None, digest)
+      if path.name in own:
+        release.remove(path)
+      elif is_other and (is_shared or path.name.startswith(_REMADE)):
+        artifacts.remove(path, must=True)
+
+
+def of(module: str, **fields: Any) -> Stage:
+  """Describes the stage that a module is.
+
+  Its name is the module's; `Config`, `check`, `jobs` and `run` are those that the
+  module defines, and its results are what `run` says that it returns.
+
+  Args:
+    module: its `__name__`.
+    **fields: the others of `Stage`.
+  """
+  defined = vars(sys.modules[module])
+  names = {"config": "Config", "check": "check", "jobs": "jobs", "run": "run"}
+  own = {f: defined[name] for f, name in names.items() if name in defined}
+  returned = defined["run"].__annotations__["return"]
+  result, *_ = get_args(returned) or (returned,)  # "Result | None"
+  return Stage(name=module.rpartition(".")[2], result=result, **own, **fields)
+
+
+class _Source(NamedTuple):
+  """What the text of a stage's module says."""
+
+  summary: str
+  needs: tuple[str, ...]
+
+
+@functools.cache
+def _sources() -> dict[str, _Source]:
+  """Reads the stages without importing them, which takes seconds."""
+  found = {}
+  for path in sorted(_FOLDER.glob("[a-z]*.py")):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body:
+      if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "STAGE":
+        given = {one.arg: one.value for one in node.value.keywords}
+        summary = ast.get_docstring(tree).partition("\n")[0]
+        needs = ast.literal_eval(given["needs"])
+        words = summary[:1].lower() + summary[1:].rstrip(".")
+        found[path.stem] = _Source(words, needs)
+  return found
+
+
+@functools.cache
+def summaries() -> dict[str, str]:
+  """Returns what each stage does, in the order in which stages run."""
+  sources = _sources()
+  ordered: dict[str, str] = {}
+
+  def add(name: str) -> None:
+    for needed in sources[name].needs:
+      add(needed)
+    ordered.setdefault(name, sources[name].summary)
+
+  for name in sorted(sources, key=lambda name: name != _LAST):
+    add(name)
+  return ordered
+
+
+def get(name: str) -> Stage:
+  """Imports a stage.
+
+  Args:
+    name: one of `summaries()`.
+  """
+  return importlib.import_module(f"{__package__}.{name}").STAGE
+
+
+def with_needs(names: Iterable[str], config: Any) -> tuple[str, ...]:
+  """Returns stages with all that they need, in the order in which they run.
+
+  Args:
+    names: of the stages.
+    config: a `plan.RunConfig`.
+
+  Raises:
+    ValueError: if there is no such stage.
+  """
+  known, wanted = summaries(), set()
+  unknown = set(names) - set(known)
+  if unknown:
+    raise ValueError(
+      f"expected stages of {', '.join(known)}, got {sorted(unknown)}"
+    )
+
+  def add(name: str) -> None:
+    one = get(name)
+    wanted.add(name)
+    for needed in one.narrowed(config) if one.narrowed else one.needs:
+      add(needed)
+
+  for name in names:
+    add(name)
+  return tuple(name for name in known if name in wanted)
+
+
+def row_name(epsilon: float) -> str:
+  """Names the row of a training at this epsilon.
+
+  >>> row_name(8.0), row_name(math.inf)
+  ('eps8', 'inf')
+  """
+  return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"

@@ -1,0 +1,96 @@
+"""Defines what the stages of fused and ranking systems hand on.
+
+A system is made of one row of training pairs, has that row's statement, and a
+name that begins with the system's: "fused_synthetic_eps8".
+"""
+
+import dataclasses
+
+from synthq_jax.retrieval import fusion
+from synthq_jax.runtime import results
+
+__all__ = [
+  "DENSE",
+  "LEXICAL",
+  "Fusion",
+  "Ranking",
+  "Vectors",
+  "stands_on",
+  "system_of",
+]
+
+DENSE, LEXICAL = "dense", "bm25"
+"""The systems that a fusion is made of."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vectors(results.Claimed):
+  """The collection as one retriever encodes it, whose row and claim it has."""
+
+  vectors: str
+  """The folder that `retrieval.vector_files` opens."""
+  num_bytes: int
+  """Size of the vectors."""
+  retriever: str
+  """The retriever's fingerprint."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fusion(results.Claimed):
+  """How BM25 and one retriever are fused, and how the weight was chosen.
+
+  Private if the retriever or the queries that chose are. The claim is the
+  retriever's: a weight that public queries chose is post-processing.
+  """
+
+  SYSTEM = "fused"
+
+  retriever: str
+  """The row of the retriever."""
+  method: fusion.Convex | fusion.ReciprocalRanks
+  """How scores become comparable."""
+  depth: int = 100
+  """Documents of each run that are fused: scores are scaled by these."""
+  weight: float
+  """Share of the retriever, in [0, 1]."""
+  chosen_on: str
+  """The queries that chose the weight, in words."""
+  num_queries: int
+  """How many these are; 0: the weight was set."""
+  scores: tuple[tuple[float, float], ...]
+  """Each weight that was tried, and its nDCG@10 on these queries."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ranking(results.Claimed):
+  """How scores of BM25 and of one retriever weigh, learned on private queries."""
+
+  SYSTEM = "ltr"
+  FILE = "map.npy"
+  """In the directory where there is a map: float32 [dim, dim]."""
+
+  retriever: str
+  """The row of the retriever."""
+  features: tuple[str, ...]
+  """What is weighed: `retrieval.ranking.FEATURES`."""
+  weights: tuple[float, ...]
+  """One for each."""
+  depth: int
+  """Documents of BM25 and of the retriever that are ranked, each."""
+  num_queries: int
+  """Private queries that they were learned on."""
+  kind: str = "weights"
+  has_map: bool = False
+  """Whether query @ map @ document of the retriever's vectors is added."""
+
+
+def stands_on(made: results.Claimed, part: results.Claimed) -> bool:
+  """Says whether a result counts this training of its part, not an earlier one."""
+  return set(part.statement.ledger) <= set(made.statement.ledger)
+
+
+def system_of(
+  made: results.Checkpoint | Fusion | Ranking | None,
+) -> str:
+  """Names the system that a result is; None is BM25."""
+  return LEXICAL if made is None else getattr(made, "SYSTEM", DENSE)

@@ -1,0 +1,175 @@
+"""The working directory of a run: where things lie, and its one secret.
+
+Everything below `private/` must not be shared. The joint statement covers the
+results beside it, of which `report/` and what `synthq export` writes are given
+away, not the folder: `config.gin` names the log, and fingerprints and times are in
+every result. The secret decides batches and noise of private training: who knows
+it can take the noise away again. It is drawn once per working directory and kept
+in `private/`.
+"""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import re
+import secrets
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from synthq_jax import checks
+from synthq_jax.privacy import ledger
+from synthq_jax.runtime import results
+from synthq_jax.storage import artifacts, file_lists, stores
+
+__all__ = ["Folders", "Workspace", "emptied", "locked", "prepared"]
+
+
+@contextlib.contextmanager
+def locked(root: str | os.PathLike) -> Iterator[None]:
+  """Keeps a second run out of a working directory.
+
+  Args:
+    root: the working directory; made if it is not there.
+
+  Raises:
+    ValueError: if another run is in it.
+  """
+  path = pathlib.Path(root) / ".lock"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with file_lists.locked(
+    path,
+    lambda who: (
+      f"{root}: expected a working directory of our own, got one that {who}"
+      " uses: wait for it, or give another --workdir"
+    ),
+  ) as stream:
+    stream.truncate(0)
+    stream.write(f"process {os.getpid()}\n")
+    stream.flush()
+    yield
+
+
+class Folders:
+  """The folders of a working directory, without its secret.
+
+  Formal guarantee:
+    Whoever is given this and no Workspace draws neither batches nor noise of a
+    private training, and cannot take noise away.
+  """
+
+  def __init__(self, root: str | os.PathLike):
+    self.root = pathlib.Path(root)
+
+  def public(self, *parts: str) -> pathlib.Path:
+    """Returns a path that may be shared."""
+    return self.root.joinpath(*parts)
+
+  def private(self, *parts: str) -> pathlib.Path:
+    """Returns a path that must not be shared."""
+    return self.root.joinpath(results.PRIVATE, *parts)
+
+  def relative(self, path: pathlib.Path) -> str:
+    """Returns a path as results hold it."""
+    return path.relative_to(self.root).as_posix()
+
+
+def emptied(folder: pathlib.Path) -> pathlib.Path:
+  """Makes a folder without what an earlier run left in it; returns it."""
+  artifacts.remove(folder)
+  folder.mkdir(parents=True)
+  return folder
+
+
+def prepared(folders: Folders, *, first: str) -> results.PreparedData:
+  """Reads the data of a run that is there; `first` is the command that makes it.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  place = folders.private("prepare_data")
+  if artifacts.read_fingerprint(place) is None:
+    raise ValueError(
+      f"{folders.root}: expected the working directory of a run, got one without"
+      f" prepared data: run `synthq {first}` first, or check --workdir"
+    )
+  return artifacts.load(place, results.PreparedData)
+
+
+class Workspace(Folders):
+  """Paths and derived randomness of one working directory."""
+
+  def __init__(
+    self,
+    root: str | os.PathLike,
+    secret_seed: int | None = None,
+    *,
+    may_draw: bool = True,
+  ):
+    """Opens a working directory, or makes one.
+
+    Args:
+      root: the directory.
+      secret_seed: fixes the secret, for tests and demonstrations on public
+        data; None draws 128 bits the first time and reads them later.
+      may_draw: False for a process that follows another one: two secrets in
+        one training would draw two samples and two noises.
+
+    Raises:
+      ValueError: if there is no secret and none may be drawn, it is damaged, or
+        others than its owner may read it, as in a bucket to which the user has
+        not agreed.
+    """
+    super().__init__(root)
+    self.is_fixed = secret_seed is not None
+    self._secret = self._read_or_draw(secret_seed, may_draw)
+
+  def seed(self, purpose: str) -> list[int]:
+    """Returns a secret seed for NumPy that belongs to one purpose."""
+    digest = hashlib.sha256(f"{self._secret:x} {purpose}".encode()).digest()
+    return np.frombuffer(digest[:16], np.uint32).tolist()
+
+  def key(self, purpose: str) -> jax.Array:
+    """Returns a secret key for JAX that belongs to one purpose."""
+    words = np.array(self.seed(purpose)[:2], np.uint32)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+  def _read_or_draw(self, given: int | None, may_draw: bool) -> int:
+    path = self.private("secret_seed")
+    if given is not None:
+      return given
+    stores.check_secret(path)
+    if not path.exists():
+      if not may_draw:
+        raise ValueError(
+          f"{path}: expected the secret that process 0 has drawn, got no file:"
+          " give all processes one --workdir on a file system that they share"
+        )
+      if ledger.begun(self.private(ledger.NAME)):
+        raise ValueError(
+          f"{path}: expected the secret of the trainings in {ledger.NAME}, got"
+          " no file: restore it, or give another --workdir"
+        )
+      path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+      with artifacts.replacing(path, mode=0o600, is_new=True) as stream:
+        number = f"{secrets.randbits(128):032x}"
+        stream.write(f"{number} {_check_of(number)}\n".encode())
+      file_lists.sync_names(path)
+    checks.hide(path.parent)
+    checks.owner_alone(path)
+    text = path.read_text(errors="replace")
+    number, *check = text.split() or [""]
+    is_whole = re.fullmatch("[0-9a-f]{1,32}", number) and text.endswith("\n")
+    if not is_whole or check not in ([], [_check_of(number)]):
+      raise ValueError(  # which does not tell the secret
+        f"{path}: expected the secret that was drawn, got a damaged file:"
+        " restore it, or give another --workdir"
+      )
+    return int(number, 16)
+
+
+def _check_of(number: str) -> str:
+  """Returns what shows that the text of a secret is whole."""
+  return hashlib.sha256(f"{number} check".encode()).hexdigest()[:8]

@@ -1,0 +1,509 @@
+"""The whole pipeline: all settings of a run in one value, and what runs it.
+
+Which stages there are, and what each reads, is said by the modules of
+`synthq_jax.stages`; how results are made and skipped is in `runner`.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from synthq_jax.audit import canaries as canaries_lib
+from synthq_jax.data import shipped, sources, tokenizer_json
+from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.models import prompt, t5_checkpoints, t5_config
+from synthq_jax.runtime import (
+  config_types,
+  fingerprints,
+  inputs,
+  results,
+  runner,
+  stage,
+  system_results,
+  workspace,
+)
+from synthq_jax.stages import direct_dp as direct_dp_lib
+from synthq_jax.stages import prepare_data, prepare_test_set
+from synthq_jax.storage import artifacts, object_store
+from synthq_jax.training import distributed, loop
+
+__all__ = [
+  "STAGES",
+  "Canaries",
+  "Rows",
+  "RunConfig",
+  "export_notes",
+  "run",
+  "survey",
+]
+
+STAGES = tuple(stage.summaries())
+"""The names of the stages, in the order in which they run."""
+_TRAININGS = {"finetune_dp", "direct_dp", "train_retriever"}
+_TRANSFORMERS = "--format=huggingface and sentence-transformers"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+  """The rows of the table."""
+
+  bm25: bool = True
+  """BM25, which trains on nothing."""
+  untrained: bool = True
+  """The public encoder, before any training on queries: what every other row has
+  to beat."""
+  public_only: bool = True
+  """Synthetic queries of the public checkpoint, before any private step."""
+  original: bool = True
+  """The real queries, without privacy."""
+  synthetic: tuple[float, ...] = (8.0,)
+  """Synthetic queries of generators fine-tuned at these epsilons; inf: none."""
+  direct_dp: tuple[float, ...] = (8.0,)
+  """The real queries with DP directly, at these epsilons; inf is left out,
+  since `original` is that row."""
+  fused: bool = False
+  """Each dense retriever beside BM25, a row each."""
+  ltr: tuple[str, ...] = artifacts.later(())
+  """Rows of dense retrievers, or their beginnings, that get a row more: their scores
+  and BM25's, weighed by private queries with DP (learning to rank)."""
+  mapped: tuple[float, ...] = artifacts.later(())
+  """Such a row of the public model's queries, or of no query, with a map of its
+  retriever's vectors that private queries teach at these epsilons."""
+  compared: tuple[str, ...] = ()
+  """Rows with a finite epsilon that nobody will release, or their beginnings:
+  "direct_dp", "synthetic_eps16", "map", "ltr_untrained". They lie under `private/`
+  and stand on the private page alone. Whatever else has a finite epsilon counts as
+  released."""
+
+  def __post_init__(self):
+    for row in self.compared:
+      if not _begins(row, ("synthetic", "direct_dp", "map", "ltr")):
+        raise ValueError(
+          "plan.Rows.compared must hold rows that begin with synthetic, direct_dp,"
+          f" map or ltr, as direct_dp or synthetic_eps16, got {row!r}"
+        )
+    for field in ("fused", "ltr", "mapped"):
+      if getattr(self, field) and not self.bm25:
+        raise ValueError(
+          f"Rows.{field} needs the row that it is made of, got bm25=False: set"
+          f" it, or leave {field} out"
+        )
+    if self.mapped and not self.mapped_row:
+      raise ValueError(
+        "Rows.mapped needs a retriever that no private query trained, got"
+        " public_only=False and untrained=False: set one of them, or MAPPED=()"
+      )
+    for field in ("synthetic", "direct_dp", "mapped"):
+      names: dict[str, float] = {}
+      for epsilon in getattr(self, field):
+        if not epsilon > 0:
+          raise ValueError(
+            f"Rows.{field} must hold epsilons above 0, got epsilon={epsilon}:"
+            " change EPSILON"
+          )
+        name = stage.row_name(epsilon)
+        if name in names:  # the second would overwrite the first, and cost
+          raise ValueError(
+            f"plan.Rows.{field} must hold epsilons whose rows have different"
+            f" names, got {names[name]!r} and {epsilon!r}, both called {name}:"
+            " leave one out"
+          )
+        names[name] = epsilon
+
+  @property
+  def mapped_row(self) -> str:
+    """The row whose retriever's vectors maps are of; "": there is none."""
+    public = ("public_only", "untrained")
+    return next((row for row in public if getattr(self, row)), "")
+
+  def is_ranked(self, row: str) -> bool:
+    """Says whether a retriever gets a row with learned weights, as maps need."""
+    mapped = (self.mapped_row,) if self.mapped else ()
+    return _begins(row, (*self.ltr, *mapped))
+
+  def is_compared(self, row: str) -> bool:
+    """Says whether a row is only compared, and never released.
+
+    Learned weights are where their retriever is, under either's name, and a map
+    holds the weights that it is learned beside.
+    """
+    ranked = row.removeprefix(f"{system_results.Ranking.SYSTEM}_")
+    names = [row, ranked]
+    if ranked != row and _begins(ranked, ("map",)):
+      names += [self.mapped_row, f"ltr_{self.mapped_row}"]
+    return any(_begins(name, self.compared) for name in names)
+
+
+def _begins(row: str, names: Sequence[str]) -> bool:
+  """Says whether a row's name begins with one of these, word by word."""
+  return any(f"{row}_".startswith(f"{name}_") for name in names)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Canaries:
+  """Planted records whose secrets an audit asks the generator for."""
+
+  number: int = 0
+  """How many of each kind and number of repetitions are made; a fair coin
+  decides which are planted. 0: no audit."""
+  kinds: tuple[str, ...] = tuple(canaries_lib.KINDS)
+  """Of `canaries.KINDS`."""
+  repetitions: tuple[int, ...] = (1, 10, 100)
+  """How often a planted one stands in the private data; each is a record, and
+  counts in n."""
+  digits: int = 6
+  """Digits of a secret."""
+
+  def __post_init__(self):
+    config_types.at_least(self, 0, "number")
+    config_types.at_least(self, 2, "digits")
+    if self.digits > 18:
+      raise ValueError(
+        f"plan.Canaries.digits must be at most 18, got digits={self.digits}"
+      )
+    config_types.some_of(self, "kinds", tuple(canaries_lib.KINDS))
+    times = self.repetitions
+    if not (isinstance(times, (tuple, list)) and times and min(times) > 0):
+      raise ValueError(
+        "plan.Canaries.repetitions must be numbers above 0, got"
+        f" repetitions={self.repetitions}"
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Settings:
+  """The settings of a run that belong to no single stage."""
+
+  checkpoint: str = ""
+  """Public T5 that generators start from, and retrievers where they are no static
+  vectors, in our own format, T5X's or Hugging Face's; empty: the shipped."""
+  model: str | t5_config.T5Config | None = None
+  """Shape that the checkpoint must have, or its name, such as "t5_1_1_base";
+  None: whatever it has."""
+  retriever_checkpoint: str = ""
+  """Public encoder of the same vocabulary from which retrievers and the vectors
+  of MAUVE start, for static_encoder.Config.dim=0; empty: that of the
+  generator."""
+  direct_dp_methods: tuple[direct_dp_lib.Config, ...] = ()
+  """Several instead of `direct_dp`, each with a label of its own."""
+  test_sets: tuple[str, ...] = ()
+  """Public collections on which every row is scored, too, e.g. "beir:DIR"; a
+  folder of such folders stands for all of them (`prepare_test_set.expand`)."""
+  canaries: Canaries = dataclasses.field(default_factory=Canaries)
+  """What the audit plants."""
+  rows: Rows = dataclasses.field(default_factory=Rows)
+  """What the table compares."""
+  secret_seed: int | None = None
+  """Fixes batches and noise, for demonstrations on public data only; None
+  draws a secret that stays in the working directory's private folder."""
+  public_data: bool = False
+  """Whether the "private" queries are public, so that the secret may be fixed;
+  the demo set's are."""
+
+  def __post_init__(self):
+    if isinstance(self.model, str):
+      object.__setattr__(self, "model", t5_config.get(self.model))
+    if self.retriever_checkpoint and self.static_encoder.dim:
+      raise ValueError(
+        "static_encoder.Config.dim must be 0 for retrievers that start from"
+        f" RETRIEVER_CHECKPOINT, got {self.static_encoder.dim} and"
+        f" {self.retriever_checkpoint}: set STATIC_DIM=0"
+      )
+    self._check_audit()
+    self._check_depth(self.rows.fused, "fuse")
+    self._check_depth(self.rows.ltr or self.rows.mapped, "learn_to_rank")
+    labels = [one.label for one in self.direct_dp_methods]
+    if len(set(labels)) < len(labels):
+      raise ValueError(
+        "RunConfig.direct_dp_methods must have different labels, got"
+        f" {', '.join(map(repr, labels))}: set direct_dp.Config.label"
+      )
+    if self.secret_seed is not None and not self.has_public_queries:
+      raise ValueError(
+        "RunConfig.secret_seed must be None for private data, got a fixed one,"
+        " from which anybody could recompute the noise: leave SECRET_SEED out,"
+        " or give --gin.SECRET_SEED=None (or say public_data=True if the queries"
+        " are public)"
+      )
+
+  @property
+  def has_public_queries(self) -> bool:
+    """Whether the "private" queries are public: the demo's, or said to be."""
+    return self.public_data or self.prepare_data.source == "environment_docs"
+
+  def _check_depth(self, is_made: bool, name: str):
+    """Refuses a system that takes more of what is found than is searched for."""
+    taken = getattr(self, name).depth
+    if is_made and self.evaluate.depth < taken:
+      raise ValueError(
+        f"evaluate.Config.depth must be at least {name}.Config.depth, whose"
+        " first results are put into a new order, got"
+        f" {self.evaluate.depth} and {taken}"
+      )
+
+  def _check_audit(self):
+    """Refuses an audit that would lack what it compares with."""
+    if not self.canaries.number:
+      return
+    lacking = {
+      "synthetic": ("public_only", self.rows.public_only),
+      "retriever": ("untrained", self.rows.untrained),
+    }
+    for attack in self.audit.attacks:
+      row, is_there = lacking.get(attack, ("", True))
+      if not is_there:
+        raise ValueError(
+          f"audit.Config.attacks has {attack!r}, which is measured against the"
+          f" row {row}, got plan.Rows.{row}=False: set it, or leave the attack"
+          " out"
+        )
+    has_prompt = isinstance(self.finetune_dp.adapter, prompt.Prompt)
+    if has_prompt and "new_tokens" in self.canaries.kinds:
+      raise ValueError(
+        "plan.Canaries.kinds has 'new_tokens', whose embeddings a trained prompt"
+        " may overwrite, got finetune_dp.Config.adapter=prompt.Prompt: leave"
+        " that kind out"
+      )
+
+
+RunConfig = dataclasses.make_dataclass(
+  "RunConfig",
+  [
+    (name, config, dataclasses.field(default_factory=config))
+    for name in STAGES
+    if (config := stage.get(name).config)
+  ],
+  bases=(_Settings,),
+  frozen=True,
+  kw_only=True,
+  namespace={
+    "__doc__": "Everything that `synthq run` does: a field for each stage's Config.",
+    "__module__": __name__,
+  },
+)
+
+
+def run(
+  config: RunConfig,
+  workdir: str | os.PathLike,
+  *,
+  stages: Sequence[str] | None = None,
+  progress: bool = True,
+  on_accepted: Callable[[], None] = lambda: None,
+  on_finished: Callable[[Mapping[str, Sequence[Any]]], None] = lambda _: None,
+) -> results.Report | None:
+  """Runs the pipeline, or some of its stages.
+
+  Args:
+    config: all settings.
+    workdir: the working directory; finished results in it are used.
+    stages: what is wanted, of `STAGES`; what it needs is run too. None: all.
+    progress: whether bars are shown.
+    on_accepted: called once the working directory is ours and holds no results
+      of other data, before anything else is written to it.
+    on_finished: called with the results of each stage once all is done.
+
+  Returns:
+    The report, or None where it was not wanted.
+
+  Raises:
+    ValueError: if a setting or the data cannot be used, or another run is in
+      the working directory.
+  """
+  wanted = stage.with_needs(stages or STAGES, config)
+  _check_size(config, wanted)
+  inputs.check_t5(shipped.checkpoint(config.checkpoint), config.model)
+  _check_checkpoints(config, wanted)
+  _check_test_sets(config)
+  notes = export_notes(config, wanted)
+  progress = progress and distributed.is_main()
+  config = _with_progress(config, progress)
+  with contextlib.ExitStack() as stack:
+    if distributed.is_main():
+      stack.enter_context(workspace.locked(workdir))
+    space = distributed.main_first(
+      "workspace",
+      lambda: workspace.Workspace(
+        workdir, config.secret_seed, may_draw=distributed.is_main()
+      ),
+    )
+    distributed.check_same(
+      "working directory",
+      space.seed("the same in all processes"),
+      f"give all of them one --workdir, not a {workdir} of their own",
+    )
+    is_main = distributed.is_main()
+    this = runner.Run(
+      config,
+      space,
+      wanted,
+      say=functools.partial(print, flush=True) if is_main else _nothing,
+      progress=progress,
+    )
+    for note in notes:
+      this.say(note)
+    this.execute(on_accepted if is_main else _nothing)
+    made = {
+      name: [one.value for one in rows.values()]
+      for name, rows in this.made.items()
+    }
+    on_finished(made)
+    return next(iter(made.get("report", ())), None)
+
+
+def survey(
+  config: RunConfig, workdir: str | os.PathLike, wanted: Sequence[str]
+) -> list[tuple[str, dict[str, bool] | None]]:
+  """Returns stages with their rows, and whether they are there; makes nothing.
+
+  Args:
+    config: all settings.
+    workdir: the working directory, which need not be there.
+    wanted: stages, of `STAGES`; what they need is in the list, too.
+
+  Returns:
+    See `runner.Run.survey`.
+
+  Raises:
+    ValueError: if a setting names what is not there, as `run` would find.
+  """
+  stages = stage.with_needs(wanted, config)
+  _check_named(config, stages)
+  _check_size(config, stages)
+  try:
+    space = workspace.Workspace(workdir, config.secret_seed, may_draw=False)
+  except ValueError:  # nobody has drawn its secret: nothing is there
+    first, *later = stages
+    return [(first, {"": False}), *((name, None) for name in later)]
+  return list(runner.Run(config, space, stages, say=_nothing).survey())
+
+
+def export_notes(config: RunConfig, wanted: Sequence[str]) -> Sequence[str]:
+  """Returns lines on formats in which no model of a run could be exported.
+
+  Args:
+    config: all settings.
+    wanted: stages, with what they need.
+
+  Raises:
+    ValueError: if the vocabulary cannot be used, or says another end of a text
+      than a checkpoint.
+  """
+  vocabulary = _vocabulary(config)
+  if vocabulary is None or not _TRAININGS & set(wanted):
+    return ()
+  try:
+    tokenizer_json.check(vocabulary.path)
+  except ValueError as error:
+    return (
+      f"note: `synthq export` to {_TRANSFORMERS} would be refused: {error}",
+    )
+  return ()
+
+
+def _vocabulary(config: RunConfig) -> vocabulary_lib.SentencePiece | None:
+  """Returns the vocabulary of a run, checked against its checkpoints.
+
+  None: it is trained, or lies under a URL, where looking would download it.
+  """
+  data, start = config.prepare_data, config.checkpoint
+  if object_store.is_url(start) or object_store.is_url(data.vocabulary):
+    return None
+  place = shipped.checkpoint(start)
+  vocabulary = prepare_data.check_vocabulary(
+    data.vocabulary or inputs.vocabulary_beside(place), data.extra_ids
+  )
+  if vocabulary is not None:
+    for named in {start, config.retriever_checkpoint or start}:
+      _check_ids(named, vocabulary)
+  return vocabulary
+
+
+def _check_ids(
+  checkpoint: str, vocabulary: vocabulary_lib.SentencePiece
+) -> None:
+  """Refuses a checkpoint that says another end of a text than its vocabulary."""
+  if object_store.is_url(checkpoint):
+    return
+  place = shipped.checkpoint(checkpoint)
+  try:
+    shape = t5_checkpoints.load_config(place)
+  except ValueError:  # who reads it says more
+    return
+  t5_checkpoints.with_token_ids(place, shape, vocabulary.token_ids)
+
+
+def _check_test_sets(config: RunConfig) -> None:
+  """Refuses sets that are not there or are the private log, and a main table of
+  none of them."""
+  further = prepare_test_set.expand(config.test_sets)
+  if not config.has_public_queries:
+    prepare_test_set.refuse_private(further, config.prepare_data.source)
+  known = [*results.OWN_TEST_SETS, *(one.name for one in further)]
+  if config.compare_queries.test_set not in known:
+    raise ValueError(
+      f"compare_queries.Config.test_set must be one of {', '.join(known)}, got"
+      f" {config.compare_queries.test_set!r}: change it, or name the set in"
+      " TEST_SETS"
+    )
+
+
+def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:
+  """Refuses data and checkpoints that are not there, before they are read.
+
+  What lies under a URL is taken to be there: looking would download it.
+  """
+  data = config.prepare_data
+  prepare_data.check_source(data)
+  private = None if config.has_public_queries else data.source
+  prepare_test_set.check_named(config.test_sets, private)
+  _check_checkpoints(config, wanted)
+  if object_store.is_url(config.checkpoint):
+    return
+  start = shipped.checkpoint(config.checkpoint)
+  inputs.check_t5(start, config.model)
+  _vocabulary(config)
+
+
+def _check_checkpoints(config: RunConfig, wanted: Sequence[str]) -> None:
+  """Refuses checkpoints that a stage would read and could not."""
+  reads = {name for one in map(stage.get, wanted) for name in one.reads}
+  retrievers = {"encoder", "t5"} & reads
+  if config.retriever_checkpoint and retrievers:
+    _check_checkpoint(config.retriever_checkpoint)
+  if "start" in reads or retrievers:
+    _check_checkpoint(config.checkpoint)
+
+
+def _check_checkpoint(named: str) -> None:
+  if not object_store.is_url(named):
+    fingerprints.check_checkpoint(shipped.checkpoint(named))
+
+
+def _check_size(config: RunConfig, wanted: Sequence[str]) -> None:
+  """Refuses, before the data is read, more documents than it can have."""
+  number, source = config.generate.num_documents, config.prepare_data.source
+  if number is None or "generate" not in wanted:
+    return
+  sources.open(source, "prepare_data.source").check_size(number)
+
+
+def _nothing(*told: str) -> None:
+  del told
+
+
+def _with_progress(value: Any, progress: bool) -> Any:
+  """Hands the choice of progress bars to every loop below some settings."""
+  if isinstance(value, loop.Settings):
+    return dataclasses.replace(value, progress=progress)
+  if isinstance(value, tuple):
+    return tuple(_with_progress(one, progress) for one in value)
+  if not dataclasses.is_dataclass(value):
+    return value
+  named = [field.name for field in dataclasses.fields(value) if field.init]
+  fields = {name: getattr(value, name) for name in named}
+  changed = {k: _with_progress(v, progress) for k, v in fields.items()}
+  return dataclasses.replace(value, **changed) if changed != fields else value

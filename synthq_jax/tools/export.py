@@ -1,0 +1,554 @@
+"""Hands a result on: a model or queries, in a format that others read.
+
+With it go its claim (PRIVACY.txt), a card that says what is and what is not
+protected, and the command that would publish it, which nobody runs but its
+owner. What was made of private queries without differential privacy lies under
+`private/`, and does not leave it by accident.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import synthq_jax
+from synthq_jax.data import (
+  beir,
+  query_sets,
+  shipped,
+  tokenizer_json,
+  word_patterns,
+)
+from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.models import dual_encoder, static_vectors, t5_checkpoints
+from synthq_jax.models import token_ids as token_ids_lib
+from synthq_jax.models.checkpoints import t5x, tensors
+from synthq_jax.privacy import rounding, terms
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.retrieval import ranking
+from synthq_jax.runtime import inputs, results, system_results
+from synthq_jax.storage import artifacts, object_store, stores
+from synthq_jax.tools import cards
+
+__all__ = ["CLAIM", "FORMATS", "Format", "Source", "local", "run"]
+
+CLAIM = t5_checkpoints.CLAIM
+"""In the exported folder: what may be claimed about it, in words."""
+
+_README = "README.md"
+_LENGTH = 512
+"""Tokens of a text where no run says how many."""
+_RANKER = pathlib.Path(synthq_jax.__file__).parent / "assets" / "ranker.py"
+"""The program that goes with weights."""
+_UNREAD = re.compile(r"(private/)?encode_documents/.*\.npy|.*\.trec")
+"""Of a run, what no export reads: vectors of documents, and rankings."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+  """What is exported."""
+
+  folder: pathlib.Path
+  """Where it lies."""
+  result: (
+    results.Checkpoint
+    | results.SyntheticQueries
+    | system_results.Ranking
+    | None
+  )
+  """What its run says of it; None where no run made it."""
+  root: pathlib.Path | None
+  """The working directory of that run."""
+  prepared: results.PreparedData | None
+  """That run's data, of which the settings are read."""
+  in_t5x: statement_lib.PrivacyStatement | None = None
+  """What a private training in T5X's own trainer said of it."""
+
+  @property
+  def vocabulary(self) -> pathlib.Path | None:
+    """The vocabulary beside a checkpoint, or that of its run."""
+    places = [inputs.vocabulary_beside(self.folder)]
+    if self.root is not None:
+      places.append(self.root / "prepare_data" / inputs.VOCABULARY_NAME)
+    return next((place for place in places if place.is_file()), None)
+
+  @property
+  def token_ids(self) -> token_ids_lib.TokenIds | None:
+    """The special ids of its vocabulary."""
+    path = self.vocabulary
+    return path and vocabulary_lib.load(path).token_ids
+
+  @property
+  def claim(self) -> statement_lib.PrivacyStatement | None:
+    """What is promised of its training; None where nothing is known of it."""
+    return self.in_t5x if self.result is None else self.result.statement
+
+  @property
+  def is_private(self) -> bool:
+    """Whether it must not be shared: by its folder, wherever it was moved to,
+    and by its claim."""
+    place, root = self.folder.resolve(), self.root and self.root.resolve()
+    if root and place.is_relative_to(root):  # folders above do not count
+      place = place.relative_to(root)
+    if results.is_private_path(place.as_posix()):
+      return True
+    if self.result is not None:
+      return not results.is_shareable(self.result)
+    return self.in_t5x is not None and math.isinf(self.in_t5x.epsilon)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Format:
+  """A form in which a result leaves its run."""
+
+  of: type
+  """The kind of result, of `results`."""
+  write: Callable[[Source, pathlib.Path], object]
+  """Writes the files into a new folder; the rest is done for it."""
+  hub: str = ""
+  """The kind of repository on Hugging Face's hub; "": it goes nowhere."""
+  is_dated: bool = False
+  """Whether the folder's name ends in a step, as T5X's does."""
+
+
+def local(place: str) -> str:
+  """Returns the folder of a result; out of a store, with its run around it.
+
+  A run's data and settings belong to an export: the vocabulary, lengths, and what
+  the documents tell of queries.
+
+  Args:
+    place: a path, or a URL, of what `run` takes.
+
+  Raises:
+    OSError: if a store cannot be reached, or nothing lies there.
+  """
+  if not object_store.is_url(place):
+    return place
+  url = object_store.Store(place).url  # says whether it can be one
+  try:
+    made = artifacts.read_json(stores.local(f"{url}/{artifacts.RESULT_NAME}"))
+  except FileNotFoundError:  # no run made it
+    return str(shipped.checkpoint(url))
+  below = f"/{made['result'].get('directory')}"
+  if not url.endswith(below):
+    return stores.local(place)
+  return stores.local(url.removesuffix(below), without=_UNREAD) + below
+
+
+def run(
+  source: str | os.PathLike,
+  to: str | os.PathLike,
+  *,
+  format: str,  # noqa: A002
+  step: int | None = None,
+  allow_private: bool = False,
+) -> str:
+  """Writes a model or queries in a format, with what belongs to them.
+
+  Formal guarantee: post-processing. The export is as private as the result, for
+  the same unit and relation. It is made of the result's own folder, of the
+  documents, which are treated as public, and of settings; it reads no private
+  record. What the documents themselves tell of queries (`sources.Kind`), it says.
+
+  Args:
+    source: a checkpoint's folder, of any format that `t5_checkpoints.load`
+      reads, or a folder that a run wrote: of synthetic queries, or of weights
+      that private queries taught.
+    to: the new folder, not there yet or empty (T5X: the parent of the step).
+    format: one of `FORMATS`.
+    step: the step that a T5X checkpoint gets; None: that of the T5X checkpoint
+      that it is made of, else 0.
+    allow_private: exports also what must not be shared.
+
+  Returns:
+    What was written, what holds for it, and the command that would publish it.
+
+  Raises:
+    ValueError: if the result must not be shared and `allow_private` does not
+      say otherwise, is of another kind, or cannot be read.
+  """
+  if format not in FORMATS:
+    raise ValueError(
+      f"--format must be one of {', '.join(FORMATS)}, got format={format}"
+    )
+  if step is not None and not FORMATS[format].is_dated:
+    dated = " or ".join(k for k, one in FORMATS.items() if one.is_dated)
+    raise ValueError(
+      f"--step goes with --format={dated}, got --format={format}: leave it out"
+    )
+  if step is None:
+    step = t5x.step(pathlib.Path(source))
+  if step < 0:
+    raise ValueError(f"step must be at least 0, got step={step}")
+  chosen, given = FORMATS[format], _source(pathlib.Path(source))
+  if given.is_private and not allow_private:
+    raise ValueError(
+      f"{source}: expected a result that may be shared, got one under"
+      f" {results.PRIVATE}/, made of private queries without differential"
+      " privacy or only to be compared (plan.Rows.compared): --allow_private"
+      " exports it all the same"
+    )
+  kind = results.Checkpoint if given.result is None else type(given.result)
+  if kind is not chosen.of:
+    fitting = ", ".join(k for k, one in FORMATS.items() if one.of is kind)
+    got = kind.__name__ if given.result else "a folder that no run made"
+    raise ValueError(
+      f"{source}: expected {chosen.of.__name__} for --format={format}, got"
+      f" {got}: give a result of a run, or one of {fitting}"
+    )
+  place = pathlib.Path(to)
+  if chosen.is_dated:
+    place /= f"checkpoint_{step}"
+  with artifacts.new_folder(place, "export") as folder:
+    if given.is_private:
+      folder.chmod(0o700)
+    chosen.write(given, folder)
+    if given.claim is not None:
+      t5_checkpoints.save_claim(folder, given.claim)
+  return _summary(place, given, chosen)
+
+
+def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
+  """Says what was written, and what may be done with it."""
+  lines = [f"written: {place}"]
+  if chosen.of is results.Checkpoint and given.vocabulary is None:
+    lines.append("no vocabulary lies beside the checkpoint: add its own")
+  if given.is_private:
+    lines.append("PRIVATE: no claim of its run counts it; do not share it")
+    return "\n".join(lines)
+  claim = given.claim
+  if claim is None:
+    lines.append("nothing is known here about the privacy of its training")
+  else:
+    lines.append(
+      f"epsilon = {rounding.epsilon(claim.epsilon)},"
+      f" delta = {rounding.delta(claim.delta)} for one {claim.unit}: see {CLAIM}"
+    )
+    fixed = terms.fixed_secret("run")
+    if fixed in claim.assumptions:
+      lines.append(f"WARNING: nothing is protected: {fixed}")
+    if given.prepared is not None:
+      lines += [f"not protected: {one}" for one in given.prepared.not_protected]
+  if chosen.hub:
+    lines.append(
+      f"to publish it: hf upload YOUR_NAME/{cards.hub_name(place.name)}"
+      f" {shlex.quote(f'{place}')} --repo-type={chosen.hub}"
+    )
+  return "\n".join(lines)
+
+
+def _source(folder: pathlib.Path) -> Source:
+  """Reads what a run says about its result, and about its data."""
+  kinds = {
+    kind.__name__: kind
+    for kind in (
+      results.Checkpoint,
+      results.SyntheticQueries,
+      system_results.Ranking,
+    )
+  }
+  result = root = prepared = None
+  if not folder.is_dir():
+    raise ValueError(f"{folder}: expected the folder of a result, got none")
+  if artifacts.read_fingerprint(folder) is not None:
+    artifacts.check(folder, everywhere=False)
+    content = artifacts.read_json(folder / artifacts.RESULT_NAME)
+    made = content["result"]
+    if made.get("_type") == system_results.Fusion.__name__:
+      fused = artifacts.load(folder, system_results.Fusion)
+      raise ValueError(
+        f"{folder}: expected a model or queries, got the weight"
+        f" {fused.weight:g} of {fused.retriever} beside BM25: export the"
+        f" checkpoint train_retriever/{fused.retriever} and apply the weight"
+        f" where you search, to scores that {type(fused.method).__name__} made"
+        f" comparable among the first {fused.depth} of each; the"
+        f" statement in {artifacts.RESULT_NAME} here is that of both together"
+      )
+    kind = kinds.get(made.get("_type"))
+    result = kind and artifacts.load(folder, kind)
+  if result is not None:
+    place, own = folder.resolve(), pathlib.PurePosixPath(result.directory).parts
+    if place.parts[-len(own) :] == own:
+      root = place.parents[len(own) - 1]
+    elif not isinstance(result, results.Checkpoint):
+      raise ValueError(
+        f"{folder}: expected a run's result where it put it, at"
+        f" {result.directory}, beside its other results: give it there"
+      )
+    data = root and root / results.PRIVATE / "prepare_data"
+    if data and artifacts.read_fingerprint(data) is not None:
+      artifacts.check(data, here=False)  # the public part, which is exported
+      artifacts.check_data(folder, data)
+      prepared = artifacts.load(data, results.PreparedData)
+  in_t5x = t5_checkpoints.claim(folder) if result is None else None
+  return Source(
+    folder=folder, result=result, root=root, prepared=prepared, in_t5x=in_t5x
+  )
+
+
+def _convert(given: Source, folder: pathlib.Path, name: str) -> None:
+  """Writes a checkpoint of a T5, with the special ids of its vocabulary."""
+  made = t5_checkpoints.convert(
+    given.folder, folder / "made", format=name, token_ids=given.token_ids
+  )
+  _move_up(made, folder)
+
+
+def _t5(given: Source, folder: pathlib.Path, name: str) -> None:
+  """Writes a checkpoint of a T5, its vocabulary beside it."""
+  _convert(given, folder, name)
+  if given.vocabulary is not None:
+    content = given.vocabulary.read_bytes()
+    (folder / inputs.VOCABULARY_NAME).write_bytes(content)
+
+
+def _huggingface(given: Source, folder: pathlib.Path) -> None:
+  """Writes what transformers loads, its tokenizer included."""
+  _convert(given, folder, "huggingface")
+  _write_tokenizer(given, folder, t5_checkpoints.load_config(folder))
+  generation = folder / "generation_config.json"
+  if given.vocabulary is not None and generation.is_file():
+    fields = json.loads(generation.read_text())
+    rows = t5_checkpoints.load_config(folder).vocab_size
+    fields["suppress_tokens"] = tokenizer_json.not_text(given.vocabulary, rows)
+    _write_json(generation, fields)
+  if given.result is not None:
+    text = cards.of_transformers(given.result, _prefix(given))
+    (folder / _README).write_text(text, encoding="utf-8")
+
+
+def _prefix(given: Source) -> str:
+  """Returns what stood before the documents that a generator wrote for."""
+  roots = [given.root, given.root / results.PRIVATE] if given.root else []
+  for root in roots:
+    written = root / "generate" / given.result.name
+    if artifacts.read_fingerprint(written) is not None:
+      return artifacts.load(written, results.SyntheticQueries).prefix
+  return ""
+
+
+def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
+  """Writes a dual encoder with its pooling, projection and lengths."""
+  if given.result is not None and given.result.kind != "retriever":
+    got = f"{given.folder}: expected a retriever, got a {given.result.kind}"
+    raise ValueError(f"{got}: export it with --format=huggingface")
+  if given.vocabulary is None:
+    wanted = (
+      f"{given.folder}: expected the vocabulary of the checkpoint beside it"
+    )
+    raise ValueError(
+      f"{wanted}, got none: put it there as {inputs.VOCABULARY_NAME}"
+    )
+  if given.result is not None:
+    _prepared(given)  # says how long its texts were
+  params, shape = t5_checkpoints.load(
+    given.folder, dtype=None, token_ids=given.token_ids
+  )
+  lengths = {"max_seq_length": _length(given)}
+  if given.prepared and given.prepared.query_length != _length(given):
+    lengths["query_length"] = given.prepared.query_length
+  is_static = isinstance(shape, static_vectors.StaticConfig)
+  write = _write_static if is_static else _write_encoder
+  parts = write(given, folder, params, shape, lengths)
+  modules = []
+  for number, (name, config) in enumerate((parts | {"Normalize": {}}).items()):
+    path = f"{number}_{name}" if number else ""
+    kind = f"sentence_transformers.models.{name}"
+    modules.append(
+      {"idx": number, "name": str(number), "path": path, "type": kind}
+    )
+    (folder / path).mkdir(exist_ok=True)
+    file = "config.json" if number else "sentence_bert_config.json"
+    if config is not None:
+      _write_json(folder / path / file, config)
+  _write_json(folder / "modules.json", modules)
+  settings = {"prompts": {}, "similarity_fn_name": "dot"}
+  _write_json(folder / "config_sentence_transformers.json", settings)
+  stride = given.prepared.passage_stride if given.prepared else 0
+  text = cards.of_retriever(
+    given.result, lengths, stride=stride, is_static=is_static
+  )
+  (folder / _README).write_text(text, encoding="utf-8")
+
+
+def _write_encoder(given, folder, params, shape, lengths) -> dict[str, Any]:
+  """Writes a T5's encoder; returns its modules with their settings."""
+  params = dict(dual_encoder.encoder_params(params))
+  projection = params.pop(dual_encoder.PROJECTION, None)
+  t5_checkpoints.save_huggingface(folder / "made", params, shape)
+  _move_up(folder / "made", folder)
+  _write_tokenizer(given, folder, shape)
+  width = shape.emb_dim
+  pooling = {"word_embedding_dimension": width}
+  pooling |= {"pooling_mode_mean_tokens": True}
+  parts = {"Transformer": lengths, "Pooling": pooling}
+  if projection is not None:
+    parts["Dense"] = {
+      "in_features": width,
+      "out_features": width,
+      "bias": False,
+      "activation_function": "torch.nn.modules.linear.Identity",
+    }
+    kernel = {"linear.weight": np.ascontiguousarray(projection["kernel"].T)}
+    file = folder / "2_Dense" / "model.safetensors"
+    file.parent.mkdir()
+    tensors.write_safetensors(file, tensors.of_tree(kernel))
+  return parts
+
+
+def _write_static(given, folder, params, shape, lengths) -> dict[str, Any]:
+  """Writes a table of vectors, any projection in it; returns its modules."""
+  table = params["token_embedder"]["embedding"]
+  if dual_encoder.PROJECTION in params:  # of a mean: the mean of projections
+    table = table @ params[dual_encoder.PROJECTION]["kernel"]
+  tree = {"embedding.weight": np.ascontiguousarray(table)}
+  file = folder / "model.safetensors"
+  tensors.write_safetensors(file, tensors.of_tree(tree))
+  # Its reader adds no EOS, and cuts nothing.
+  cut_at = lengths["max_seq_length"] - 1
+  _write_tokenizer(given, folder, shape, cut_at=cut_at)
+  return {"StaticEmbedding": None}
+
+
+def _prepared(given: Source) -> results.PreparedData:
+  """Returns the data of its run, or says that none lies around it."""
+  if given.prepared is None:
+    raise ValueError(
+      f"{given.folder}: expected the run around it, whose"
+      f" {results.PRIVATE}/prepare_data says at which length it was trained, got"
+      " none: export it there"
+    )
+  return given.prepared
+
+
+def _length(given: Source) -> int:
+  if given.prepared is None:
+    return _LENGTH
+  if getattr(given.result, "kind", "") == "generator":
+    return given.prepared.document_length
+  return given.prepared.read_length
+
+
+def _write_tokenizer(
+  given: Source, folder: pathlib.Path, shape: Any, cut_at: int | None = None
+) -> None:
+  """Writes SentencePiece's model and what transformers reads in its place."""
+  if given.vocabulary is not None:
+    tokenizer_json.write(
+      folder,
+      given.vocabulary,
+      rows=shape.vocab_size,
+      max_length=_length(given),
+      cut_at=cut_at,
+    )
+
+
+def _move_up(made: pathlib.Path, folder: pathlib.Path) -> None:
+  """Moves what a writer of whole folders made into an export."""
+  for path in made.iterdir():
+    path.rename(folder / path.name)
+  while made != folder:
+    made.rmdir()
+    made = made.parent
+
+
+def _write_json(path: pathlib.Path, content: object) -> None:
+  path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+# Queries.
+
+
+def _layout(layout: query_sets.Layout) -> Format:
+  """Returns the format of synthetic queries and the documents they are for."""
+
+  def write(given: Source, folder: pathlib.Path) -> None:
+    claim = given.result.statement
+    data = beir.read_written(
+      given.folder / "queries.jsonl",
+      given.root / "prepare_data" / "corpus.jsonl",
+    )
+    origin = {
+      "generator": given.result.name,
+      "epsilon": claim.epsilon,  # inf: nothing is claimed
+      "delta": claim.delta,
+    }
+    layout.write(folder, data, origin)
+    text = cards.of_queries(given.result, data, layout)
+    (folder / _README).write_text(text, encoding="utf-8")
+
+  return Format(of=results.SyntheticQueries, write=write, hub="dataset")
+
+
+def _ranker(given: Source, folder: pathlib.Path) -> None:
+  """Writes weights with their retriever, and the program that applies them."""
+  made, prepared = given.result, _prepared(given)
+  if prepared.passage_stride:
+    raise ValueError(
+      f"{given.folder}: expected weights of whole documents, got those of"
+      f" passages, which {_RANKER.name} does not divide: run with"
+      " --gin.PASSAGE_STRIDE=0, or search with `synthq search`"
+    )
+  retriever = folder / "retriever"
+  retriever.mkdir()
+  trained = _retriever(given)
+  _sentence_transformers(trained, retriever)
+  if trained.claim is not None:  # whoever starts from it alone has to know
+    t5_checkpoints.save_claim(retriever, trained.claim)
+  copied = [_RANKER, *([given.folder / made.FILE] if made.has_map else [])]
+  for path in copied:
+    (folder / path.name).write_bytes(path.read_bytes())
+  settings = {
+    "features": ranking.described(made.weights),
+    "word": word_patterns.WORD,
+    "joiners": word_patterns.JOINERS,
+    "depth": made.depth,
+    "query_length": prepared.query_length - 1,  # without EOS
+    "map": made.FILE if made.has_map else None,
+  }
+  _write_json(folder / "ranking.json", settings)
+  (folder / _README).write_text(cards.of_ranking(made), encoding="utf-8")
+
+
+def _retriever(given: Source) -> Source:
+  """Returns the checkpoint whose scores are weighed."""
+  name = given.result.retriever
+  again = "run `synthq run` again, which makes "
+  for root in (given.root, given.root / results.PRIVATE):
+    place = root / "train_retriever" / name
+    if artifacts.read_fingerprint(place) is not None:
+      found = _source(place)
+      if not system_results.stands_on(given.result, found.result):
+        raise ValueError(
+          f"{given.folder}: expected weights of the retriever in {place}, got"
+          f" those of an earlier training of it: {again}them anew"
+        )
+      return found
+  raise ValueError(
+    f"{given.folder}: expected its retriever, train_retriever/{name}, in its run,"
+    f" got none: {again}what is missing"
+  )
+
+
+def _model(write: Callable, **fields) -> Format:
+  return Format(of=results.Checkpoint, write=write, **fields)
+
+
+FORMATS: dict[str, Format] = {
+  "t5x": _model(functools.partial(_t5, name="t5x"), is_dated=True),
+  "safetensors": _model(functools.partial(_t5, name="safetensors")),
+  "huggingface": _model(_huggingface, hub="model"),
+  "sentence-transformers": _model(_sentence_transformers, hub="model"),
+  **{name: _layout(one) for name, one in query_sets.LAYOUTS.items()},
+  "ranker": Format(of=system_results.Ranking, write=_ranker, hub="model"),
+}
+"""By the name that `synthq export --format` has for it."""

@@ -1,0 +1,107 @@
+"""Serves a page that searches, to the browser of this machine alone.
+
+Formal guarantee: it binds to 127.0.0.1, answers only requests that name this
+machine as their host (a page of another site cannot ask under its own name). What
+is typed may be private: no query is kept here, nor in an address, which the
+browser's history would keep. It is posted, and other sites' posts are refused.
+"""
+
+import http.server
+import re
+import threading
+import urllib.parse
+from typing import Any
+
+from synthq_jax import extras
+from synthq_jax.tools import search
+
+with extras.required("run"):
+  import jinja2
+
+__all__ = ["HOST", "server"]
+
+HOST = "127.0.0.1"
+_NAMES = (HOST, "localhost")
+_LONGEST = 1000  # characters of a query
+_MOST_BYTES = 1 << 16  # of a form
+_HEADERS = {
+  "Content-Type": "text/html; charset=utf-8",
+  "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline';"
+  " form-action 'self'; frame-ancestors 'none'",
+  "Referrer-Policy": "same-origin",  # without one a browser's Origin is "null"
+  "Cache-Control": "no-store",
+}
+
+
+def server(
+  searcher: search.Searcher, *, port: int = 8000, k: int = 10, private: bool
+) -> http.server.HTTPServer:
+  """Returns a server of the page; `serve_forever` starts it.
+
+  Args:
+    searcher: from `search.open_run`.
+    port: 0 takes a free one (`server_port`).
+    k: documents of a page.
+    private: whether the system is private, which the page then says.
+
+  Raises:
+    OSError: if the port is taken.
+  """
+  environment = jinja2.Environment(
+    loader=jinja2.PackageLoader("synthq_jax", "report/templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  template = environment.get_template("search.html")
+  searching = threading.Lock()
+
+  class Handler(http.server.BaseHTTPRequestHandler):
+    timeout = 10  # seconds; a post that does not end holds nobody up
+
+    def do_GET(self):  # noqa: N802  (the library's name)
+      if self._is_allowed():
+        self._send("")
+
+    def do_POST(self):  # noqa: N802
+      length = self.headers.get("Content-Length", "")
+      if not re.fullmatch(r"\d{1,9}", length) or int(length) > _MOST_BYTES:
+        self.send_error(413)
+        return
+      form = self.rfile.read(int(length)).decode(errors="replace")
+      if self._is_allowed():
+        given = urllib.parse.parse_qs(form).get("q", [""])
+        self._send(given[0][:_LONGEST])
+
+    def _is_allowed(self) -> bool:
+      """Refuses what another site asks for, and all but the page."""
+      host = self.headers.get("Host", "")
+      origin = self.headers.get("Origin", f"http://{host}")
+      if host.partition(":")[0] not in _NAMES or origin != f"http://{host}":
+        self.send_error(403)
+      elif self.path != "/":
+        self.send_error(404)
+      else:
+        return True
+      return False
+
+    def _send(self, query: str) -> None:
+      with searching:
+        hits = searcher.search(query, k)
+      page = template.render(
+        name=searcher.name, query=query, hits=hits, private=private
+      )
+      content = page.encode()
+      self.send_response(200)
+      for name, value in _HEADERS.items():
+        self.send_header(name, value)
+      self.send_header("Content-Length", str(len(content)))
+      self.end_headers()
+      self.wfile.write(content)
+
+    def log_message(self, *told: Any) -> None:
+      """Keeps nothing."""
+
+  # Browsers open connections that say nothing for a while.
+  made = http.server.ThreadingHTTPServer((HOST, port), Handler)
+  made.daemon_threads = True
+  return made

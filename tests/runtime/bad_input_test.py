@@ -1,0 +1,614 @@
+"""Bad input from the command line: one line that helps, nothing half done."""
+
+import contextlib
+import errno
+import gzip
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import finished_runs
+import pytest
+import small_data
+
+from synthq_jax.cli import main
+from synthq_jax.data import shipped, sources
+from synthq_jax.privacy import ledger
+from synthq_jax.runtime import queries as queries_lib
+from synthq_jax.runtime import workspace
+from synthq_jax.stages import plan
+from synthq_jax.storage import artifacts, stores
+from synthq_jax.training import pairs
+
+TINY = "--gin_file=recipes/demo_tiny.gin"
+TRAIN = 30
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path):
+  """A sound BEIR folder of 40 pairs."""
+  small_data.write_split_beir(tmp_path / "data", train=TRAIN, test=40 - TRAIN)
+  return tmp_path / "data"
+
+
+@pytest.fixture(name="sound", scope="module")
+def _sound(tmp_path_factory):
+  """Where the same data lies, and a run that has prepared it: to be copied."""
+  place = tmp_path_factory.mktemp("sound")
+  small_data.write_split_beir(place / "data", train=TRAIN, test=40 - TRAIN)
+  assert main.main(command(place / "data", place / "run")) == 0
+  return place
+
+
+@pytest.fixture(name="run")
+def _run(sound, tmp_path):
+  """A working directory in which the data is prepared."""
+  return shutil.copytree(sound / "run", tmp_path / "run")
+
+
+def command(folder, workdir, *flags, stage="prepare_data"):
+  flags = ["--gin.NUM_DOCUMENTS=8", *flags]
+  source = f"--gin.SOURCE=beir:{folder}"
+  return [stage, TINY, source, f"--workdir={workdir}", "--quiet", *flags]
+
+
+def refused(capsys, argv, code=2):
+  """Runs a command that must fail; returns its only line, but for notes."""
+  capsys.readouterr()
+  assert main.main(argv) == code
+  lines = capsys.readouterr().err.splitlines()
+  lines = [line for line in lines if not line.startswith("synthq: note: ")]
+  assert len(lines) == 1, lines
+  assert lines[0].startswith("synthq: ")
+  return lines[0]
+
+
+def finished(workdir):
+  """Names the folders of a working directory that look finished."""
+  found = pathlib.Path(workdir).rglob(artifacts.RESULT_NAME)
+  return sorted(p.parent.relative_to(workdir).as_posix() for p in found)
+
+
+def change(path, line, text):
+  """Puts another text into a line, counted from 1."""
+  lines = path.read_bytes().splitlines(keepends=True)
+  lines[line - 1] = text if isinstance(text, bytes) else f"{text}\n".encode()
+  path.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize(
+  ("name", "line", "text", "words", "advice"),
+  [
+    ("corpus.jsonl", 3, '{"_id": "d2", ', "one JSON object", "correct or"),
+    ("queries.jsonl", 2, b'{"_id": "q1", "text": "\xff"}\n', "UTF-8", "iconv"),
+    ("corpus.jsonl", 5, '{"_id": "d1", "text": "x"}', "'d1' again", "rename"),
+    ("qrels/train.tsv", 2, "q0\tnone\t1", "known document", "add"),
+    (
+      "qrels/train.tsv",
+      2,
+      f"q0\td0\t{10**20}",
+      "grade of at most 1,000,000",
+      "1",
+    ),
+    ("qrels/test.tsv", 2, "q30\td30\t1000001", "a grade of at most", "write 1"),
+  ],
+)
+def test_a_bad_line_is_named_with_its_file_and_number(
+  folder, tmp_path, capsys, name, line, text, words, advice
+):
+  change(folder / name, line, text)
+  message = refused(capsys, command(folder, tmp_path / "run", "--strict"))
+  assert f"{folder / name}:{line}: " in message
+  assert words in message and advice in message
+  assert finished(tmp_path) == []
+
+
+def test_a_missing_folder_or_file_is_named(folder, tmp_path, capsys):
+  message = refused(capsys, command(tmp_path / "no", tmp_path / "run"))
+  assert f"got {tmp_path / 'no'}: no such directory; check the path" in message
+  (folder / "corpus.jsonl").unlink()
+  message = refused(capsys, command(folder, tmp_path / "run"))
+  assert f"{folder}: expected a file corpus.jsonl or corpus.jsonl.gz" in message
+  assert "add it or check the path" in message
+  assert finished(tmp_path) == []
+
+
+def test_gzip_that_was_cut_is_named(folder, tmp_path, capsys):
+  path = folder / "corpus.jsonl"
+  data = gzip.compress(path.read_bytes())
+  path.unlink()
+  (folder / "corpus.jsonl.gz").write_bytes(data[: len(data) // 2])
+  message = refused(capsys, command(folder, tmp_path / "run"))
+  assert "corpus.jsonl.gz:" in message and "copy the file again" in message
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_split_without_pairs_is_refused(folder, tmp_path, capsys, split):
+  path = folder / "qrels" / f"{split}.tsv"
+  path.write_text(path.read_text().replace("\t1\n", "\t0\n"))
+  message = refused(capsys, command(folder, tmp_path / "run"))
+  assert f"expected relevant pairs in split '{split}', got none" in message
+  assert "add their judgements" in message
+  path.unlink()
+  message = refused(capsys, command(folder, tmp_path / "run", "--strict"))
+  assert re.search(f"(in|got) split[ =]'{split}'", message)
+  assert finished(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+  ("flag", "words"),
+  [
+    ("--gin.EPSILON=nan", "expected float, got 'nan'"),
+    ("--gin.DELTA=0", "finetune_dp.Config.delta must be above 0"),
+    ("--gin.DELTA=0.5", "Config.delta must be above 0 and below 1/n"),
+    ("--gin.plan.Rows.synthetic=(8,8.0000001)", "both called eps8: leave one"),
+    ("--gin.CLIP_NORM=inf", "clip_norm must be above 0, got inf"),
+    ("--gin.TRAIN_STEPS=0", "finetune_dp.Config.steps must be at least 1"),
+    ("--gin.DOCUMENT_LENGTH=1", "document_length must be at least 2"),
+  ],
+)
+def test_a_setting_that_cannot_be_is_refused_before_any_work(
+  folder, tmp_path, capsys, flag, words
+):
+  message = refused(capsys, command(folder, tmp_path / "run", flag))
+  assert words in message
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+  ("split", "words"),
+  [
+    ("test+dev", "TEST_SPLIT=test+dev: expected a split of ['test', 'train']"),
+    ("test+train", "must leave out 'train', on whose queries everything"),
+  ],
+)
+def test_a_test_split_that_cannot_be_is_named_with_its_setting(
+  folder, tmp_path, capsys, split, words
+):
+  argv = command(folder, tmp_path / "run", f"--gin.TEST_SPLIT={split}")
+  message = refused(capsys, argv)
+  assert words in message and "TEST_SPLIT" in message
+  assert finished(tmp_path) == []
+
+
+def test_a_query_of_two_splits_is_named_with_the_setting(
+  folder, tmp_path, capsys
+):
+  change(folder / "qrels/test.tsv", 2, "q0\td0\t1")
+  message = refused(capsys, command(folder, tmp_path / "run"))
+  assert "some queries are judged in train and in test" in message
+  assert "or name another TEST_SPLIT" in message
+
+
+def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
+  own = tmp_path / "own.gin"
+  text = "include 'gin_configs/recipes/demo_tiny.gin'\n\nBATCH_SIZE = 2.5\n"
+  own.write_text(text)
+  argv = ["run", f"--gin_file={own}", f"--workdir={tmp_path / 'run'}"]
+  message = refused(capsys, argv)
+  assert f"{own}:3: finetune_dp.Config.batch_size: expected int, got 2.5" in (
+    message
+  )
+  own.write_text(text.replace("BATCH_SIZE =", "evaluate.Config.depth ="))
+  assert f"{own}:3: " in refused(capsys, argv)
+
+
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    (
+      f"--gin.DELTA={1 / TRAIN}",
+      "finetune_dp.Config.delta must be above 0 and",
+    ),
+    ("--gin.DELTA=0.4", "below 1/n = 0.0333"),
+    ("--gin.BATCH_SIZE=31", f"must be at most {TRAIN}, the number of private"),
+    (
+      "--gin.direct_dp.Config.batch_size=31 --gin.RETRIEVER_BATCH_SIZE=8",
+      "direct_dp.Config.batch_size must be at most",
+    ),
+    (
+      "--gin.RETRIEVER_BATCH_SIZE=31 --gin.NUM_DOCUMENTS=None",
+      f"must be at most {TRAIN - 3}, the number of real queries",  # a tenth waits
+    ),
+    (
+      "--gin.RETRIEVER_BATCH_SIZE=9 --gin.NUM_DOCUMENTS=8",
+      "must be at most 8, the number of synthetic queries",
+    ),
+    # One line more than there are documents: a blank one, say.
+    ("--gin.NUM_DOCUMENTS=41", "40, the size of the collection, got 41: set a"),
+  ],
+)
+def test_what_the_data_rules_out_is_refused_before_any_training(
+  folder, run, capsys, flags, words
+):
+  flags = ["--gin.direct_dp.Config.batch_size=8", *flags.split()]
+  argv = command(folder, run, *flags, stage="encode_documents")
+  assert words in refused(capsys, argv)
+  assert finished(run) == ["private/prepare_data"]
+  assert not (run / "private/ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("flag", ["--dry_run", "--quiet"])
+@pytest.mark.parametrize("kind", ["environment_docs", "beir"])
+def test_more_documents_than_a_source_can_have_are_refused_before_it_is_read(
+  kind, flag, folder, tmp_path, capsys, monkeypatch
+):
+  def read(source):
+    raise AssertionError("was read")
+
+  monkeypatch.setattr(sources.Source, "read", read)
+  source = kind if kind == "environment_docs" else f"{kind}:{folder}"
+  argv = [
+    "run",
+    TINY,
+    f"--gin.SOURCE={source}",
+    f"--workdir={tmp_path / 'run'}",
+  ]
+  message = refused(capsys, [*argv, flag, "--gin.NUM_DOCUMENTS=99999999"])
+  assert f"got 99,999,999, which is more than {source} can have" in message
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    ("SOURCE=msmarco:data UNIT=user", "source of UNIT='user' must be beir:DIR"),
+    ("SOURCE=beir:half", "half: expected a file queries.jsonl"),
+    ("SOURCE=msmarco:half", "half: expected a file collection.tsv"),
+    ("SOURCE=log:no.csv@data/corpus.jsonl", "got no.csv: no such file"),
+    ("SOURCE=log:data/corpus.jsonl@no.csv", "got no.csv: no such file"),
+    ("SOURCE=hf:no", "no/corpus: no such file"),
+    ("SOURCE=anserini:no", "no/corpus: no such file"),
+    ("SOURCE=newsqa:no.json", "got no.json: no such file"),
+    ("SOURCE=newsqa:data/corpus.jsonl@no", "got no: no such directory"),
+    ("SOURCE=tfds:fiqa@no", "no: expected a folder with SPLIT.tsv files"),
+    ("CHECKPOINT=no", "got no file no/params.safetensors: check CHECKPOINT"),
+    (
+      "RETRIEVER_CHECKPOINT=no STATIC_DIM=0",
+      "got no file no/params.safetensors",
+    ),
+    ("RETRIEVER_CHECKPOINT=no", "got 16 and no: set STATIC_DIM=0"),
+    ("VOCABULARY=no", "got no file no: check CHECKPOINT and VOCABULARY"),
+    ("VOCABULARY=data/corpus.jsonl", "expected a SentencePiece model"),
+    ("TEST_SETS=('beir:no',)", "test_sets: expected a folder, got none: no"),
+    ("TEST_SETS=('beir:half',)", "half: expected a file queries.jsonl"),
+    ("TEST_SETS=('beer:gs://b/x',)", "RunConfig.test_sets must be beir:DIR"),
+    ("MODEL=t5_1_1_base", "with vocab_size=32128, got vocab_size=8192"),
+  ],
+)
+def test_a_dry_run_refuses_what_is_not_there(
+  folder, tmp_path, capsys, monkeypatch, flags, words
+):
+  monkeypatch.chdir(tmp_path)
+  shutil.copytree(folder, "half")
+  pathlib.Path("half/queries.jsonl").unlink()
+  flags = [f"--gin.{flag}" for flag in ("NUM_DOCUMENTS=None", *flags.split())]
+  argv = ["run", TINY, "--workdir=run", "--dry_run", "--quiet"]
+  assert words in refused(capsys, [*argv, *flags])
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
+@pytest.mark.parametrize("name", ["CHECKPOINT", "RETRIEVER_CHECKPOINT"])
+def test_a_checkpoint_that_was_cut_is_refused_before_any_work(
+  tmp_path, capsys, name, flags
+):
+  shutil.copytree(shipped.DIRECTORY, tmp_path / "t5")
+  weights = tmp_path / "t5" / "params.safetensors"
+  weights.write_bytes(weights.read_bytes()[:-1])
+  argv = ["run", TINY, f"--workdir={tmp_path / 'run'}", "--quiet", *flags]
+  argv += [f"--gin.{name}={tmp_path / 't5'}", "--gin.STATIC_DIM=0"]
+  assert "expected safetensors, got a damaged" in refused(capsys, argv)
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_looks_at_no_url_and_reads_nothing(
+  folder, tmp_path, capsys, monkeypatch
+):
+  def read(*_, **__):
+    raise AssertionError("was read")
+
+  monkeypatch.setattr(sources.Source, "read", read)
+  monkeypatch.setattr(stores, "local", lambda place: place)
+  other = small_data.write_split_beir(tmp_path / "other", train=3, test=3)
+  flags = [
+    f"--gin.SOURCE=beir:{folder}",
+    f'--gin.TEST_SETS=("{other}", "beir:gs://b/fiqa")',
+    "--gin.CHECKPOINT=gs://b/t5",
+    "--gin.NUM_DOCUMENTS=None",
+  ]
+  argv = ["run", TINY, f"--workdir={tmp_path / 'run'}", "--dry_run", *flags]
+  assert main.main(argv) == 0
+  assert "prepare_data: to make" in capsys.readouterr().out
+
+
+def test_too_many_documents_are_refused_before_anything_slow_is_loaded(
+  tmp_path,
+):
+  """In the first second: by the text of flags and recipe, without JAX."""
+  code = (
+    "import sys; from synthq_jax.cli import main\n"
+    "code = main.main(sys.argv[1:])\n"
+    "print(code, *({'jax', 'flax', 'dp_accounting', 'gin'} & {*sys.modules}))"
+  )
+  command = [sys.executable, "-c", code, "run", TINY, f"--workdir={tmp_path}/r"]
+  done = subprocess.run(
+    [*command, "--gin.NUM_DOCUMENTS=99999999"],
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert done.stdout == "2 gin\n"
+  assert "which is more than environment_docs can have" in done.stderr
+  assert done.stderr.count("\n") == 1
+
+
+def test_a_bad_test_set_is_refused_before_any_training(
+  folder, tmp_path, capsys
+):
+  finished_runs.write_test_set(tmp_path / "bad", first=0, split="dev")
+  flags = (
+    f'--gin.TEST_SETS=("beir:{tmp_path / "bad"}",)',
+    "--gin.plan.Rows.synthetic=()",
+    "--gin.plan.Rows.public_only=False",
+    "--gin.plan.Rows.direct_dp=()",
+  )
+  argv = command(folder, tmp_path / "run", *flags, stage="run")
+  message = refused(capsys, argv)
+  words = f"{tmp_path / 'bad'}: expected a split of ['dev'], got split='test'"
+  assert words in message
+  assert "on which bad is scored: add its judgements, or leave" in message
+  assert not (tmp_path / "run" / "train_retriever").exists()
+
+
+def test_a_vocabulary_of_another_checkpoint_is_refused(
+  folder, tmp_path, capsys
+):
+  flag = "--gin.prepare_data.Config.vocabulary=train"
+  size = "--gin.prepare_data.Config.vocab_size=60"
+  argv = command(folder, tmp_path / "run", flag, size, stage="finetune_dp")
+  message = refused(capsys, argv)
+  assert "belongs to vocabulary.model beside it" in message
+  assert "leave prepare_data.vocabulary empty" in message
+
+
+def change_config(old, new):
+  def change(checkpoint):
+    path = checkpoint / "config.json"
+    path.write_text(path.read_text().replace(old, new))
+
+  return change
+
+
+def cut_weights(checkpoint):
+  path = checkpoint / "params.safetensors"
+  path.write_bytes(path.read_bytes()[:1_000_000])
+
+
+def lose_weights(checkpoint):
+  (checkpoint / "params.safetensors").unlink()
+
+
+def test_a_checkpoint_that_is_damaged_or_does_not_fit_is_refused(
+  folder, run, tmp_path, capsys
+):
+  for number, (spoil, words) in enumerate(
+    (
+      (
+        change_config('"mlp_dim": 512', '"mlp_dim": 96'),
+        "params.safetensors: expected tensor",
+      ),
+      (cut_weights, "got a damaged file"),
+      (
+        change_config("8192", "2048"),
+        "params.safetensors: expected tensor token_embedder",
+      ),
+      (lose_weights, "expected a file of a checkpoint, got no file"),
+    )
+  ):
+    checkpoint = tmp_path / f"checkpoint_{number}"
+    shutil.copytree(shipped.DIRECTORY, checkpoint)
+    spoil(checkpoint)
+    flag = f"--gin.plan.RunConfig.checkpoint={checkpoint}"
+    message = refused(capsys, command(folder, run, flag, stage="finetune_dp"))
+    assert words in message and str(checkpoint) in message
+    assert finished(run) == ["private/prepare_data"]
+
+
+def test_a_checkpoint_of_another_size_than_was_said_is_refused(
+  folder, tmp_path, capsys
+):
+  flags = ("--gin.MODEL=t5_1_1_small",)
+  message = refused(capsys, command(folder, tmp_path / "run", *flags))
+  assert "vocab_size=32128, got vocab_size=8192" in message
+  assert "give another CHECKPOINT" in message
+  assert finished(tmp_path / "run") == []
+
+
+def test_a_prompt_longer_than_the_unused_ids_is_refused(folder, run, capsys):
+  flags = ("--gin_file=gin_configs/optim/prompt.gin", "--gin.PROMPT_LENGTH=33")
+  argv = command(folder, run, *flags, stage="finetune_dp")
+  message = refused(capsys, argv)
+  assert "prompt.Prompt.length must be at most 32" in message
+  assert "length=33" in message
+  assert finished(run) == ["private/prepare_data"]
+
+
+def test_a_working_directory_of_other_data_is_refused(
+  sound, folder, run, capsys
+):
+  # The same data elsewhere is the same data.
+  assert main.main(command(folder, run)) == 0
+  change(folder / "corpus.jsonl", 1, '{"_id": "d0", "text": "another"}')
+  kept = [run / "prepare_data/corpus.jsonl", run / "config.gin"]
+  before = [path.read_bytes() for path in kept]
+  message = refused(capsys, command(folder, run))
+  was = f"beir:{sound / 'data'}"
+  assert f"results of SOURCE={was}: give another --workdir" in message
+  assert [path.read_bytes() for path in kept] == before
+  assert finished(run) == ["private/prepare_data"]
+
+
+def test_a_run_keeps_out_of_the_directories_of_studies_and_checkpoints(
+  folder, tmp_path, capsys
+):
+  artifacts.save(tmp_path / "other", {"packages": []}, "digest")
+  message = refused(capsys, command(folder, tmp_path / "other"))
+  assert "a study, or a checkpoint: give another --workdir" in message
+  assert not (tmp_path / "other/config.gin").exists()
+
+
+def test_a_run_that_is_kept_out_changes_nothing(folder, run, capsys):
+  path = run / "config.gin"
+  before = path.read_bytes()
+  with workspace.locked(run):
+    flag = "--gin.DOCUMENT_LENGTH=9"
+    message = refused(capsys, command(folder, run, flag))
+  assert "wait for it, or give another --workdir" in message
+  assert path.read_bytes() == before
+
+
+def test_results_of_other_settings_are_named(finished_run, tmp_path, capsys):
+  root = finished_run.copy(tmp_path)
+  scores = root / "private/evaluate/test"
+  shutil.copytree(scores / "bm25", scores / "bm24")
+  made = root / "generate/eps8"
+  unfinished = made / f"parts_{artifacts.read_fingerprint(made)}"
+  unfinished.mkdir()  # of a kill between the result and the end
+  plan.run(finished_run.config, root, progress=False)
+  assert not unfinished.exists()
+  said = capsys.readouterr().out.splitlines()[-1]
+  assert said.startswith(
+    "of other settings, left as they are: evaluate/test/bm24;"
+  )
+
+
+def test_a_result_whose_training_the_ledger_has_lost_is_refused(
+  finished_run, tmp_path
+):
+  root = finished_run.copy(tmp_path)
+  path = root / "private" / ledger.NAME
+  path.unlink()
+  ledger.copy_of(path).unlink()
+  with pytest.raises(ValueError, match="expected the training .*eps8.*restore"):
+    plan.run(finished_run.config, root, progress=False)
+  assert not path.exists()
+
+
+def test_a_damaged_result_says_which(folder, run, capsys):
+  path = run / "private/prepare_data/result.json"
+  path.write_text(path.read_text()[:50])
+  message = refused(capsys, command(folder, run))
+  assert f"{path}: not JSON" in message and f"delete {path.parent}" in message
+
+
+def test_damaged_files_say_what_to_delete(folder, run, capsys, monkeypatch):
+  monkeypatch.setattr(pairs, "train", lambda recipe, params, *_, **__: params)
+  doomed = run / "private/prepare_data"
+  argv = command(
+    folder,
+    run,
+    "--gin.plan.Rows.public_only=False",
+    "--gin.plan.Rows.synthetic=()",
+    "--gin.plan.Rows.direct_dp=()",
+    stage="train_retriever",
+  )
+  damage = [
+    ("prepare_data/documents/tokens.npy", None),
+    ("prepare_data/documents/tokens.npy", "half"),
+    ("prepare_data/documents/ids_ends.npy", b""),
+    ("prepare_data/documents/manifest.json", "half"),
+    ("private/prepare_data/train.npz", b"PK"),
+    ("private/prepare_data/train.npz", None),
+    ("private/prepare_data/files.json", None),
+    ("prepare_data/corpus.jsonl", "changed"),
+    ("prepare_data/vocabulary.model", "changed"),
+  ]
+  whole = {name: (run / name).read_bytes() for name, _ in damage}
+  for name, content in damage:
+    path, was = run / name, whole[name]
+    if content is None:
+      path.unlink()
+    elif content == "changed":
+      path.write_bytes(was[:-9] + bytes([was[-9] ^ 1]) + was[-8:])
+    else:
+      path.write_bytes(was[: len(was) // 2] if content == "half" else content)
+    message = refused(capsys, argv)
+    assert f"{path}: expected" in message
+    assert f"delete {doomed}" in message
+    path.write_bytes(was)
+  for name in whole:
+    (run / name).write_bytes(b"damaged")
+  shutil.rmtree(doomed)  # the advice is followed
+  assert main.main(argv) == 0
+  assert {name: (run / name).read_bytes() for name in whole} == whole
+
+
+def test_a_place_that_cannot_be_written_to_is_named(folder, tmp_path, capsys):
+  (tmp_path / "file").write_text("")
+  message = refused(capsys, command(folder, tmp_path / "file" / "run"))
+  assert str(tmp_path / "file") in message
+  assert "choose a folder that you may write to" in message
+
+
+@contextlib.contextmanager
+def small_disk(path, size):
+  """Mounts a small file system, which needs root and a kernel that allows it."""
+  path.mkdir()
+  options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+  mount = shutil.which("mount")
+  if not mount or subprocess.run([mount, *options], check=False).returncode:
+    pytest.skip("no small disk: mounting a tmpfs is not allowed here")
+  try:
+    yield path
+  finally:
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_full_disk_ends_in_one_line_and_nothing_looks_finished(
+  folder, tmp_path, capsys
+):
+  with small_disk(tmp_path / "small", "200k") as disk:
+    message = refused(capsys, command(folder, disk / "run"))
+    assert "No space left on device" in message and "free some space" in message
+    assert finished(disk) == []
+    subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+    assert main.main(command(folder, disk / "run")) == 0
+    assert finished(disk / "run") == ["private/prepare_data"]
+
+
+def test_a_disk_that_fills_up_while_writing_is_reported(
+  folder, tmp_path, capsys, monkeypatch
+):
+  def full(descriptor):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  with monkeypatch.context() as patched:
+    patched.setattr(os, "fsync", full)
+    message = refused(capsys, command(folder, tmp_path / "run"))
+  assert re.search(r"run/.*: No space left on device; free some sp", message)
+  assert finished(tmp_path / "run") == []
+  assert main.main(command(folder, tmp_path / "run")) == 0
+
+
+def test_ctrl_c_stops_in_one_line_and_the_same_command_goes_on(
+  folder, tmp_path, capsys, monkeypatch
+):
+  flags = ("--gin.plan.Rows.synthetic=()",)
+  argv = command(folder, tmp_path / "run", *flags, stage="generate")
+
+  def interrupted(*args, **kwargs):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patched:
+    patched.setattr(queries_lib, "save", interrupted)
+    message = refused(capsys, argv, code=130)
+  assert message.endswith("the same command goes on with what is finished")
+  assert finished(tmp_path / "run") == ["private/prepare_data"]
+  assert list((tmp_path / "run/generate/public_only").glob("parts_*/0.npy"))
+  assert main.main(argv) == 0
+  assert "[prepare_data] finished earlier" in capsys.readouterr().out
+  assert not list((tmp_path / "run/generate/public_only").glob("parts_*"))

@@ -1,0 +1,105 @@
+"""Settings of stages that make no sense: refused in one line that names them."""
+
+import pytest
+
+from synthq_jax.runtime import config_types
+from synthq_jax.stages import (
+  audit,
+  direct_dp,
+  filter_queries,
+  finetune_dp,
+  generate,
+  plan,
+  query_leakage,
+  train_retriever,
+)
+
+REFUSED = {
+  plan.Rows: [
+    ({"synthetic": (0.0,)}, "epsilons above 0"),
+    ({"synthetic": (-1.0,)}, "epsilons above 0"),
+    ({"direct_dp": (float("nan"),)}, "epsilons above 0"),
+    ({"direct_dp": (2.0, 2.0)}, "direct_dp must hold epsilons whose"),
+  ],
+  finetune_dp.Config: [
+    ({"clip_norm": 0.0}, "clip_norm must be above 0, got 0"),
+    ({"learning_rate": -1.0}, "learning_rate must be above 0"),
+    ({"optimizer": "sgd"}, "one of dp_adam, dp_adafactor"),
+  ],
+  generate.Config: [
+    ({"temperature": 0.0}, "generate.Config.temperature must be above 0"),
+    ({"p": 1.5}, "generate.Config.p must be at most 1"),
+  ],
+  plan.Canaries: [
+    ({"repetitions": 10}, "repetitions=10"),
+    ({"repetitions": (0,)}, r"repetitions=\(0,\)"),
+    ({"digits": 19}, "digits=19"),
+    ({"digits": 1}, "digits"),
+    ({"kinds": ("secret",)}, "kinds=.'secret'"),
+  ],
+  audit.Config: [
+    ({"num_candidates": 1}, "num_candidates"),
+    ({"p": 1.5}, "p=1.5|got 1.5"),
+    ({"num_ranked": 1}, "num_ranked"),
+    ({"queries_per_canary": 0}, "queries_per_canary"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"attacks": ("guess",)}, "attacks=.'guess'"),
+    ({"attacks": ()}, "attacks=."),
+    ({"confidence": 0.4}, "confidence=0.4"),
+  ],
+  direct_dp.Config: [
+    ({"method": "rows"}, "direct_dp.Config.method must be one of"),
+    ({"loss": "hinge"}, "direct_dp.Config.loss must be one of"),
+    ({"method": "row", "loss": "sigmoid"}, "losses.contrastive.Soft"),
+    ({"method": "row", "gradients": "none"}, "expected gradients among"),
+    ({"method": "logit", "norms": "rough"}, "expected norms among"),
+    ({"unit": "document"}, "direct_dp.Config.unit must be one of"),
+    ({"method": "row", "negatives": "batch"}, "that of method='example'"),
+    ({"method": "example", "gradients": "none"}, "expected gradients among"),
+    ({"label": "a/b"}, "direct_dp.Config.label must be letters"),
+    ({"group_size": 1}, "direct_dp.Config.group_size must be at least 2"),
+    ({"clip_norm": 0.0}, "direct_dp.Config.clip_norm must be above 0"),
+    (
+      {"method": "batch", "unit": "query", "microbatch_size": 3},
+      "batch_size must be a multiple of microbatch_size",
+    ),
+  ],
+  train_retriever.Config: [
+    ({"steps": 30}, "steps must be more than warmup_steps=30, got 30"),
+    ({"batch_size": 10, "microbatch_size": 4}, "must divide batch_size=10"),
+  ],
+  filter_queries.Config: [
+    ({name: value}, f"filter_queries.Config.{name}")
+    for name, value in (
+      ("top_k", -1), ("copied_share", 1.5), ("copied_share", 0.0),
+      ("steps", 0), ("copied_words", 0),
+    )
+  ],
+  query_leakage.Config: [
+    ({name: value}, rf"query_leakage\.Config\.{name}")
+    for name, value in (
+      ("detectors", ()), ("detectors", ("exact", "smell")), ("token_set", 0.0),
+      ("containment", 1.5), ("confidence", 0.4), ("max_real", 1),
+      ("max_written", 0),
+    )
+  ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("kind", "changes", "message"),
+  [(kind, *row) for kind, rows in REFUSED.items() for row in rows],
+)
+def test_settings_that_make_no_sense_are_refused(kind, changes, message):
+  with pytest.raises(ValueError, match=message) as caught:
+    kind(**changes)
+  assert "\n" not in str(caught.value)
+
+
+def test_whole_numbers_become_floats():
+  config = config_types.conform(
+    query_leakage.Config(token_set=1),
+    query_leakage.Config,
+    "query_leakage.Config",
+  )
+  assert config.token_set == 1.0

@@ -1,0 +1,360 @@
+"""Fused rows: what they are made of, and what chose them."""
+
+import dataclasses
+import json
+import math
+import shutil
+import sys
+import types
+
+import made_up
+import numpy as np
+import pytest
+import tiny_runs
+
+from synthq_jax.data import passages
+from synthq_jax.retrieval import fusion, trec
+from synthq_jax.runtime import queries as queries_lib
+from synthq_jax.runtime import results, stage, system_results, workspace
+from synthq_jax.stages import _search, evaluate, fuse, plan
+from synthq_jax.storage import artifacts
+
+PRIVATE_GENERATOR = made_up.claim()
+CHOOSER = fuse.Config(min_queries=5)
+OPENED = []
+STAGE_MAKE = stage.Stage.make
+sys.addaudithook(
+  lambda event, arguments: event == "open" and OPENED.append(str(arguments[0]))
+)  # hooks stay: this one only notes names
+
+
+def load(root, place, kind):
+  return artifacts.load(root / place, kind)
+
+
+def prepared(root):
+  return load(root, "private/prepare_data", results.PreparedData)
+
+
+def evaluation(root, row):
+  return load(root, f"private/evaluate/test/{row}", results.Evaluation)
+
+
+def systems(root, system):
+  folders = (root / "private/evaluate/test").glob(f"{system}_*")
+  return sorted(one.name.removeprefix(f"{system}_") for one in folders)
+
+
+def test_a_run_that_is_a_part_of_many_rows_is_read_once(tmp_path, monkeypatch):
+  """And again once the file is another one."""
+  read, path = [], tmp_path / "run.txt"
+  monkeypatch.setattr(
+    evaluate.trec, "read_run", lambda one: read.append(one) or one.read_text()
+  )
+  path.write_text("first")
+  assert [evaluate._part(path) for _ in range(3)] == ["first"] * 3
+  path.write_text("another")
+  assert evaluate._part(path) == "another" and len(read) == 2
+
+
+def test_bm25_is_indexed_once_while_the_collection_is_the_same(
+  tmp_path, monkeypatch
+):
+  corpus = tmp_path / "corpus.jsonl"
+
+  def index(ids, *words):
+    lines = [
+      {"_id": i, "title": "", "text": w}
+      for i, w in zip(ids, words, strict=True)
+    ]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    if not corpus.exists() or corpus.read_text() != text:
+      corpus.write_text(text)
+    return queries_lib.index_of(ids, corpus)
+
+  first = index(["a", "b"], "red apples", "green pears")
+  assert index(["a", "b"], "red apples", "green pears") is first
+  other = index(["a", "c"], "red apples", "green pears")
+  assert other is not first and other.ids == ("a", "c")
+  third = index(["a", "c"], "red apples", "blue plums instead")
+  assert third.search(["plum"], 1)[1] == [["c"]]
+  monkeypatch.setattr(queries_lib._kept, "most_bytes", 0)
+  large = index(["a", "d"], "red apples", "green pears")
+  assert index(["a", "d"], "red apples", "green pears") is not large
+  assert not len(queries_lib._kept)  # of a large one nothing stays
+
+
+# In the pipeline.
+
+
+def test_every_source_of_pairs_has_its_fused_row(finished_run):
+  dense = ["original", "public_only", "synthetic_eps8", "untrained"]
+  found = systems(finished_run.root, "fused")
+  assert set(dense) < set(found)
+  assert set(found) - set(dense) == {
+    "direct_dp_group_eps8",  # compared, so not scored on the public set
+    *(
+      one.name.removeprefix("fused_")
+      for one in finished_run.root.rglob("evaluate/public/fused_direct_dp*")
+    ),
+  }
+  for row in ("fused synthetic eps8", "over BM25"):
+    assert row in finished_run.report.table
+  assert "gain kept" in finished_run.report.table
+
+
+@pytest.mark.parametrize("row", ["synthetic_eps8", "original"])
+def test_a_fused_row_is_bm25_and_its_retriever_at_the_chosen_weight(
+  finished_run, row
+):
+  root = finished_run.root
+  place = "private/fuse" if row == "original" else "fuse"
+  made = load(root, f"{place}/{row}", system_results.Fusion)
+  scored = evaluation(root, f"fused_{row}")
+  assert scored.system == "fused" and scored.source == row
+  lexical, dense, fused = (
+    trec.read_run(root / evaluation(root, name).directory / "run.trec")
+    for name in ("bm25", row, f"fused_{row}")
+  )
+  expected = fusion.fuse(made.method, lexical, dense, weight=made.weight)
+  assert {query: list(ids) for query, ids in fused.items()} == {
+    query: list(ids) for query, ids in expected.items()
+  }
+  assert scored.epsilon == evaluation(root, row).epsilon
+  assert f"{made.weight:.0%}" in scored.label
+
+
+def test_one_public_weight_is_that_of_all_rows(finished_run):
+  root = finished_run.root
+  kept = load(root, "filter_queries/public_only", results.SyntheticQueries)
+  places = [*root.glob("fuse/*/"), root / "private/fuse/original"]
+  made = [artifacts.load(one, system_results.Fusion) for one in places]
+  assert len(made) > 4
+  assert len({one.scores for one in made}) == 1
+  for one in made:
+    assert one.num_queries == min(kept.num_queries, 1000) >= 5
+    assert len(one.scores) == len(fusion.WEIGHTS)
+    assert "public_only, for the untrained encoder" in one.chosen_on
+    assert one.chosen_on in one.statement.notes[-1]
+    private = one.retriever == "original"
+    assert math.isinf(one.statement.epsilon) == private
+  first = made[0]
+  best = max(first.scores, key=lambda pair: pair[1])
+  assert first.weight <= best[0]
+
+
+def test_the_weight_of_all_rows_is_searched_for_once(
+  finished_run, tmp_path, monkeypatch
+):
+  root, searched, read = finished_run.copy(tmp_path), [], fuse._read_queries
+
+  def noted(task):
+    searched.append(task)
+    return read(task)
+
+  monkeypatch.setattr(fuse, "_read_queries", noted)
+  chooser = fuse.Config(min_queries=5, standard_errors=0.4)
+  config = dataclasses.replace(finished_run.config, fuse=chooser)
+  plan.run(config, root, stages=["fuse"], progress=False)
+  assert len(searched) == 1
+  judged, _ = read(searched[0])
+  assert judged is not None
+  test_one_public_weight_is_that_of_all_rows(types.SimpleNamespace(root=root))
+
+
+def test_without_enough_queries_the_weight_is_the_set_one(
+  finished_run, tmp_path
+):
+  root = finished_run.copy(tmp_path)
+  config = dataclasses.replace(
+    finished_run.config,
+    fuse=fuse.Config(min_queries=10_000, default_weight=0.35),
+  )
+  plan.run(config, root, stages=["fuse"], progress=False)
+  made = load(root, "fuse/synthetic_eps8", system_results.Fusion)
+  assert (made.weight, made.num_queries, made.scores) == (0.35, 0, ())
+  assert "for want of queries" in made.chosen_on
+
+
+def test_a_weight_that_is_set_asks_nobody(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  for name in ("generate/public_only", "filter_queries/public_only"):
+    (root / name / "tokens.npz").unlink()
+  documents = results.public_documents(prepared(root))
+  made = make_fusion(root, documents, chooser=fuse.Config(weight=0.3))
+  assert (made.weight, made.num_queries, made.scores) == (0.3, 0, ())
+  assert made.chosen_on == "nothing, it was set"
+  with pytest.raises(ValueError, match=r"fuse\.Config\.weight"):
+    fuse.Config(weight=1.5)
+
+
+@pytest.mark.parametrize(
+  ("row", "stage"),
+  [
+    ({"fused": True}, "fuse"),
+    ({"ltr": ("original",)}, "learn_to_rank"),
+  ],
+)
+def test_an_order_of_more_than_is_found_is_refused(finished_run, row, stage):
+  config = finished_run.config
+  rows = {"fused": False, "ltr": (), "mapped": ()}
+  with pytest.raises(
+    ValueError, match=rf"at least {stage}\.Config\.depth, .* 9 and \d+"
+  ):
+    dataclasses.replace(
+      config,
+      rows=dataclasses.replace(config.rows, **rows | row),
+      evaluate=dataclasses.replace(config.evaluate, depth=9),
+    )
+
+
+def test_a_fusion_without_bm25_is_refused():
+  with pytest.raises(ValueError, match=r"Rows\.fused needs the row"):
+    plan.Rows(bm25=False, fused=True)
+
+
+# Post-processing: what chooses is given no private file.
+
+
+@pytest.fixture(name="shared")
+def _shared(finished_run, tmp_path):
+  """What may be shared of a run: a working directory without `private/`."""
+  done, root = finished_run.root, tmp_path / "shared"
+  folders = ("prepare_data", "generate", "filter_queries", "train_retriever")
+  for name in folders:
+    shutil.copytree(done / name, root / name)
+  shutil.copytree(done / "encode_documents", root / "encode_documents")
+  assert not (root / results.PRIVATE).exists()
+  return root, results.public_documents(prepared(done))
+
+
+def make_fusion(
+  root,
+  documents,
+  row="synthetic_eps8",
+  chooser=CHOOSER,
+  **changes,
+):
+  untrained = "encode_documents/untrained"
+  public = "filter_queries/public_only"
+  given = {
+    "documents": documents,
+    "retriever": load(root, f"train_retriever/{row}", results.Checkpoint),
+    "untrained": load(root, "train_retriever/untrained", results.Checkpoint),
+    "vectors": load(root, untrained, system_results.Vectors),
+    "synthetic": load(root, public, results.SyntheticQueries),
+  }
+  return tiny_runs.make(
+    fuse.STAGE,
+    chooser,
+    workspace.Folders(root),
+    name=row,
+    **(given | changes),
+  )
+
+
+def opened_in_private(root):
+  mine = [name for name in OPENED if name.startswith(str(root))]
+  assert len(mine) > 3
+  return [name for name in mine if name.startswith(str(root / "private"))]
+
+
+def test_a_chooser_has_and_opens_nothing_private(finished_run, shared):
+  root, documents = shared
+  del OPENED[:]
+  first = make_fusion(root, documents)
+  assert not (root / results.PRIVATE).exists()
+  # The same beside private files: none is opened, and nothing changes.
+  shutil.copytree(finished_run.root / "private", root / "private")
+  del OPENED[:]
+  again = make_fusion(root, documents)
+  assert not opened_in_private(root)
+  assert dataclasses.replace(again, seconds=first.seconds) == first
+  retriever = load(root, "train_retriever/synthetic_eps8", results.Checkpoint)
+  assert first.statement.ledger == retriever.statement.ledger
+  assert first.statement.epsilon == retriever.statement.epsilon
+
+
+def test_a_chooser_that_looks_at_real_queries_is_caught(
+  finished_run, shared, monkeypatch
+):
+  root, documents = shared
+  shutil.copytree(finished_run.root / "private", root / "private")
+  right = fuse._read_queries
+
+  def wrong(task):
+    np.load(root / "private/prepare_data/dev.npz")
+    return right(task)
+
+  monkeypatch.setattr(fuse, "_read_queries", wrong)
+  del OPENED[:]
+  make_fusion(root, documents)
+  assert opened_in_private(root)
+
+
+@pytest.mark.parametrize("name", ["train_retriever", "fuse"])
+def test_tasks_of_shareable_rows_hold_public_documents_alone(
+  finished_run, tmp_path, monkeypatch, name
+):
+  root, tasks = finished_run.copy(tmp_path), {}
+  one = stage.get(name)
+  changed = dataclasses.replace(
+    one, run=lambda task: tasks.update({task.name: task}) or _Stopped()
+  )
+  monkeypatch.setattr(
+    sys.modules[f"synthq_jax.stages.{name}"], "STAGE", changed
+  )
+  monkeypatch.setattr(
+    type(changed),
+    "make",
+    lambda self, task, **_: (
+      self.run(task) if self is changed else STAGE_MAKE(self, task, **_)
+    ),
+  )
+  for folder in (root / name, root / "private" / name):
+    shutil.rmtree(folder, ignore_errors=True)
+  with pytest.raises(RuntimeError, match="did not save"):
+    plan.run(finished_run.config, root, stages=[name], progress=False)
+  for row, task in tasks.items():
+    assert row != "original"
+    assert type(task.folders) is workspace.Folders  # without the secret
+    assert type(task.inputs["documents"]) is results.PublicDocuments
+    for value in task.inputs.values():
+      assert not isinstance(value, results.PreparedData)
+  assert tasks
+
+
+class _Stopped:
+  """No result."""
+
+
+def test_a_querys_own_document_is_no_result_and_sets_no_scale(tmp_path):
+  """As in ArguAna, whose queries are documents: BM25 scores them far above."""
+  own = "a long argument about the price of sugar and of salt in winter"
+  texts = {
+    "d0": own,
+    "d1": "the price of sugar",
+    "d2": "salt in winter",
+    "d3": "coal",
+  }
+  corpus = tmp_path / "corpus.jsonl"
+  lines = [
+    {"_id": id_, "title": "", "text": text} for id_, text in texts.items()
+  ]
+  corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  judged = _search.Judged(
+    split="test",
+    qrels={"d0": {"d1": 1}},
+    queries=[own],
+    query_tokens=np.zeros((1, 1), np.int32),
+    passages=passages.Passages(
+      np.array([*texts]), np.zeros((4, 1), np.int32), np.arange(4)
+    ),
+    corpus=corpus,
+  )
+  kept = _search.lexical(judged, depth=2)["d0"]
+  assert [*kept][0] == "d0"
+  other = _search.lexical(judged._replace(drop_identical=True), depth=2)["d0"]
+  assert [*other] == ["d1", "d2"]  # as many as were asked for
+  values = fusion.Convex(lexical_floor=0.0).values(other, dense=False)
+  assert values["d1"] == 1

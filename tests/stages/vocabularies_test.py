@@ -1,0 +1,182 @@
+"""Starts whose special ids are not T5's, from the first file to the export."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import random_t5
+import small_data
+import small_vocabularies
+import tiny_runs
+
+from synthq_jax.cli import main
+from synthq_jax.data import tokenizer_json, vocabulary
+from synthq_jax.models import t5_checkpoints, token_ids
+from synthq_jax.runtime import results
+from synthq_jax.stages import plan
+from synthq_jax.storage import artifacts
+from synthq_jax.tools import export
+
+RUT5 = token_ids.TokenIds(eos=2, unk=3)
+TEXTS = [
+  "the array holds numbers",
+  "  white \t space \n",
+  "it ends</s> here </s> and <pad> there <s> <unk>",
+  "\N{SNOWMAN} of the north",
+  "",
+]
+
+
+def write_start(folder, ids=small_vocabularies.RUT5, eos=2, **options):
+  """Writes a Hugging Face folder with its vocabulary."""
+  config = random_t5.config(
+    vocab_size=160, token_ids=token_ids.TokenIds(eos=eos)
+  )
+  t5_checkpoints.save_huggingface(folder, random_t5.params(config), config)
+  small_vocabularies.write(folder / "spiece.model", ids, **options)
+  return str(folder)
+
+
+def settings(tmp_path, start):
+  source = small_data.write_pairs(tmp_path / "log.jsonl", 64)
+  config = tiny_runs.config(source, checkpoint=start)
+  prepare = dataclasses.replace(config.prepare_data, extra_ids=4)
+  return dataclasses.replace(config, prepare_data=prepare)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+  """A run from a start with ruT5's ids, up to its queries."""
+  folder = tmp_path_factory.mktemp("rut5")
+  config = settings(folder, write_start(folder / "start"))
+  config = dataclasses.replace(config, rows=plan.Rows(synthetic=(8.0,)))
+  plan.run(config, folder / "run", stages=["generate"], progress=False)
+  return folder / "run"
+
+
+def test_a_run_reads_and_writes_with_the_ids_of_its_start(made):
+  prepared = artifacts.load(made / "private/prepare_data", results.PreparedData)
+  assert prepared.token_ids == RUT5
+  train = np.load(made / "private/prepare_data/train.npz")["tokens"]
+  lasts = np.count_nonzero(train, axis=1) - 1
+  assert (train[np.arange(len(train)), lasts] == 2).all()
+  assert (train != 1).all()
+  own = made / "finetune_dp/eps8"
+  assert t5_checkpoints.load_config(own).token_ids == RUT5
+
+
+@pytest.mark.parametrize("source", ["finetune_dp/eps8"])
+def test_an_export_says_the_ids_and_ends_texts_with_them(
+  made, source, tmp_path
+):
+  export.run(made / source, tmp_path / "to", format="huggingface")
+  for name in ("config.json", "generation_config.json"):
+    fields = json.loads((tmp_path / "to" / name).read_text())
+    assert (fields["eos_token_id"], fields["pad_token_id"]) == (2, 0)
+  assert fields["suppress_tokens"][0] == 3
+  words = vocabulary.load(made / "prepare_data/vocabulary.model")
+  assert t5_checkpoints.load(tmp_path / "to")[1].token_ids.eos == 2
+  tokenizers = pytest.importorskip("tokenizers")
+  reader = tokenizers.Tokenizer.from_file(str(tmp_path / "to/tokenizer.json"))
+  for text in TEXTS:
+    assert reader.encode(text).ids == [*words.encode(text), 2], text
+
+
+def test_transformers_reads_the_ids_of_an_export(made, tmp_path):
+  transformers = pytest.importorskip("transformers")
+  export.run(made / "finetune_dp/eps8", tmp_path / "to", format="huggingface")
+  reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "to")
+  assert (reader.pad_token_id, reader.eos_token_id, reader.unk_token_id) == (
+    0, 2, 3,
+  )  # fmt: skip
+
+
+def refuse(tmp_path, start, flags, capsys):
+  """Runs from a checkpoint that is refused; returns the one line that says so."""
+  source = small_data.write_pairs(tmp_path / "log.jsonl", 64)
+  argv = ["run", "--gin_file=demo_tiny.gin", "--quiet", *flags]
+  argv += [f"--workdir={tmp_path / 'run'}", f"--gin.CHECKPOINT={start}"]
+  argv += [f"--gin.SOURCE={source}", "--gin.NUM_DOCUMENTS=None"]
+  assert main.main(argv) == 2
+  [line] = capsys.readouterr().err.splitlines()
+  assert not (tmp_path / "run").exists()
+  return line
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
+def test_another_end_of_text_is_refused_before_any_work(
+  tmp_path, capsys, flags
+):
+  start = write_start(tmp_path / "start", eos=1)
+  line = refuse(tmp_path, start, flags, capsys)
+  assert "id 2, got eos_token_id=1" in line
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
+def test_a_vocabulary_without_padding_is_refused_before_any_work(
+  tmp_path, capsys, flags
+):
+  start = write_start(tmp_path / "start", small_vocabularies.DEFAULT)
+  line = refuse(tmp_path, start, flags, capsys)
+  assert "padding (<pad>) as id 0, got '<unk>' there" in line
+
+
+def test_what_no_export_will_take_is_said_before_training(tmp_path, capsys):
+  """In the words of the export."""
+  start = write_start(
+    tmp_path / "start", eos=2, user_defined_symbols=["[NAME]"]
+  )
+  config = settings(tmp_path, start)
+  with pytest.raises(ValueError) as refused:
+    tokenizer_json.check(tmp_path / "start/spiece.model")
+  words = f"--format=huggingface and sentence-transformers would be refused: {refused.value}"
+  [note] = plan.export_notes(config, ["finetune_dp"])
+  assert note.endswith(words)
+  assert not plan.export_notes(config, ["prepare_data"])
+  plan.run(config, tmp_path / "run", stages=["finetune_dp"], progress=False)
+  said = capsys.readouterr().out
+  assert said.index(words) < said.index("[prepare_data] running")
+  with pytest.raises(ValueError, match="pieces of its user's own"):
+    export.run(
+      tmp_path / "run/finetune_dp/eps8", tmp_path / "to", format="huggingface"
+    )
+  assert not plan.export_notes(
+    settings(tmp_path, write_start(tmp_path / "fine")), ["finetune_dp"]
+  )
+
+
+def test_a_dry_run_says_what_no_export_will_take(tmp_path, capsys):
+  start = write_start(
+    tmp_path / "start", eos=2, user_defined_symbols=["[NAME]"]
+  )
+  source = small_data.write_pairs(tmp_path / "log.jsonl", 64)
+  argv = ["run", "--gin_file=demo_tiny.gin", "--dry_run"]
+  argv += [f"--workdir={tmp_path / 'run'}", f"--gin.CHECKPOINT={start}"]
+  argv += [f"--gin.SOURCE={source}", "--gin.NUM_DOCUMENTS=None"]
+  assert main.main(argv) == 0
+  assert "pieces of its user's own" in capsys.readouterr().out
+
+
+def test_sentinels_of_mt5_are_read_as_sentencepiece_reads_them(tmp_path):
+  """They are pieces of its model, and no query may hold one."""
+  tokenizers = pytest.importorskip("tokenizers")
+  names = [f"\u2581<extra_id_{i}>" for i in reversed(range(5))]
+  path = small_vocabularies.write(
+    tmp_path / "v.model", small_vocabularies.T5, user_defined_symbols=names
+  )
+  words = vocabulary.load(path)
+  tokenizer_json.write(tmp_path, path, rows=100, max_length=64)
+  reader = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+  for text in [*TEXTS, "<extra_id_0>", "the <extra_id_3> of<extra_id_4> it"]:
+    assert reader.encode(text).ids == [*words.encode(text), 1], text
+  size = words.vocab_size
+  unwritten = tokenizer_json.not_text(path, 100)
+  assert sorted(unwritten) == sorted([2, *words.sentinels, *range(size, 100)])
+  assert len(words.sentinels) == 5
+
+
+def test_a_vocabulary_of_more_pieces_than_rows_is_not_exported(tmp_path):
+  path = small_vocabularies.write(tmp_path / "v.model", small_vocabularies.T5)
+  with pytest.raises(ValueError, match="at most 10 pieces, .* got "):
+    tokenizer_json.write(tmp_path, path, rows=10, max_length=64)

@@ -1,0 +1,114 @@
+"""`synthq corpus_overlap` on a small working directory."""
+
+import json
+import types
+
+import pytest
+import small_data
+
+from synthq_jax.audit import corpus_overlap as overlap_lib
+from synthq_jax.cli import main
+from synthq_jax.runtime import results
+from synthq_jax.storage import artifacts
+
+_QUERIES = ["what is a red apple", "who ate all the pears", "zanzibar"]
+_DOCUMENTS = [("Apples", "they are red and round"), ("", "nothing known here")]
+_CORPUS = {
+  "a.txt": ["Once: what is a red apple?"],
+  "b.txt": ["Apples: they are red and round."],
+  "c.txt": ["who ate all", "the pears"],
+}
+
+
+@pytest.fixture(name="place")
+def _place(tmp_path, monkeypatch):
+  """Returns a folder with a run and a corpus of three parts."""
+  prepared = types.SimpleNamespace(
+    directory="prepare_data", private_directory="private/prepare_data"
+  )
+  load = artifacts.load
+
+  def fake(directory, kind):
+    if kind is results.PreparedData and directory.is_dir():
+      return prepared
+    return load(directory, kind)
+
+  monkeypatch.setattr(artifacts, "load", fake)
+  monkeypatch.setattr(
+    artifacts, "read_fingerprint", lambda place: "" if place.is_dir() else None
+  )
+  write = small_data.write_lines
+  queries = [{"_id": str(i), "text": t} for i, t in enumerate(_QUERIES)]
+  documents = [
+    {"_id": str(i), "title": title, "text": text}
+    for i, (title, text) in enumerate(_DOCUMENTS)
+  ]
+  run = tmp_path / "run"
+  folder = run / "private/prepare_data"
+  write(folder / "queries.jsonl", map(json.dumps, queries))
+  write(run / "prepare_data/corpus.jsonl", map(json.dumps, documents))
+  for name, texts in _CORPUS.items():
+    write(tmp_path / "corpus" / name, texts)
+  return tmp_path
+
+
+def _argv(place, *flags):
+  return [
+    "corpus_overlap",
+    f"--corpus={place}/corpus/*.txt",
+    f"--workdir={place}/run",
+    "--ngram=4",
+    "--runs=2",
+    "--quiet",
+    *flags,
+  ]
+
+
+def _result(place):
+  folder = place / "run/private/corpus_overlap"
+  return artifacts.load(folder, overlap_lib.Overlap)
+
+
+def test_queries_and_documents_are_looked_for(place, capsys):
+  assert main.main(_argv(place)) == 0
+  printed = capsys.readouterr().out
+  assert printed.startswith("PRIVATE: ")
+  assert "4 texts, 17 words; mean and standard deviation of 2 runs" in printed
+  table = [line.split("  ") for line in printed.splitlines() if "+-" in line]
+  cells = [[cell.strip() for cell in row if cell.strip()] for row in table]
+  third, half = "33.333 +- 0.000", "50.000 +- 0.000"
+  assert cells == [
+    ["queries", "3", "3", third, third, third, third, third],
+    ["documents", "2", "2", half, half, half, half, "50.000 +- 0.000"],
+  ]
+  found = _result(place)
+  assert found.kinds["queries"].exact.mean == pytest.approx(1 / 3)
+  assert found.config == overlap_lib.Config(ngram=4, runs=2)
+
+
+def test_everything_lies_in_the_private_folder(place, capsys):
+  main.main(_argv(place))
+  capsys.readouterr()
+  made = [p for p in (place / "run").rglob("*") if "corpus_overlap" in p.parts]
+  assert made and all("private" in path.parts for path in made)
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [
+    (["--ngram=0"], "ngram >= 1, got ngram=0"),
+    (["--corpus=/none/*.gz"], "expected files of a corpus, got none"),
+    (["--workdir=/none"], "run `synthq prepare_data` first"),
+  ],
+)
+def test_what_the_user_can_mend_is_one_line(place, capsys, flags, words):
+  assert main.main(_argv(place, *flags)) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert words in line
+
+
+def test_a_corpus_without_texts_is_refused_and_gives_no_result(place, capsys):
+  artifacts.write_atomically(place / "empty/a.txt", "\n\n")
+  assert main.main(_argv(place, f"--corpus={place}/empty/*")) == 2
+  assert "expected texts, got none in 1 parts: check" in capsys.readouterr().err
+  assert not list(place.rglob("result.json"))
