@@ -39,7 +39,7 @@ def put_in(example: str, root: pathlib.Path) -> tuple[set[str], list, list]:
       old = path.read_text()
       assert old.count(f"\n{anchor}\n") == 1, anchor
       path.write_text(old.replace(f"\n{anchor}\n", f"\n{anchor}\n{text}"))
-      touched.add(name)
+      touched.add(place[1])
     else:
       (code if kind == "python" else commands).append(text)
   return touched, code, commands

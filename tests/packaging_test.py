@@ -155,7 +155,7 @@ def test_a_built_wheel_holds_configurations_assets_and_licence(wheel):
     f"synthq_jax/{path.relative_to(ROOT)}"
     for path in (ROOT / "gin_configs").rglob("*.gin")
   }
-  for folder in ("assets", "pipeline", "report", "stages"):
+  for folder in ("assets", "runtime", "report", "stages"):
     files = (ROOT / "synthq_jax" / folder).rglob("*")
     expected |= {
       str(p.relative_to(ROOT))

@@ -5,14 +5,13 @@ import doctest
 import functools
 import importlib
 import pathlib
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from synthq_jax.runtime import stage
+from synthq_jax import stages
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "synthq_jax"
@@ -20,59 +19,44 @@ ASSETS = PACKAGE / "assets"  # for programs without this package
 MODULES = sorted({*PACKAGE.rglob("*.py")} - {*ASSETS.rglob("*.py")})
 LAUNCHERS = sorted((ROOT / "launch").glob("*.py"))
 
-# A package may import those of a lower rank, and itself.
-RANKS = {
-  "typing": 0,
-  "file_lists": -2,
-  "object_store": -2,
-  "stores": -1,
-  "artifacts": 0,
-  "array_files": 1,
-  "checks": 0,
-  "extras": -3,
-  "intervals": 0,
-  "memory": 0,
-  "text_tables": 0,
-  "privacy": 1,
-  "losses": 2,
-  "optim": 3,
-  "models": 4,
-  "data": 5,
-  "retrieval": 6,
-  "training": 7,
-  "generation": 7,
-  "audit": 8,
-  "federated": 8,
-  "leakage": 8,
-  "results": 9,
-  "report": 10,
-  "stages": 11,
-  "pipeline": 11,
-  "studies": 12,
-  "backends": 13,
-  "cli": 14,
-  "__main__": 15,
-}
+ORDER = (
+  "extras",
+  "field_kinds",
+  "typing",
+  "checks",
+  "intervals",
+  "memory",
+  "text_tables",
+  "storage",
+  "privacy",
+  "losses",
+  "optim",
+  "models",
+  "data",
+  "retrieval",
+  "training generation",
+  "audit leakage federated",
+  "runtime",
+  "report",
+  "stages",
+  "studies",
+  "tools",
+  "backends",
+  "cli",
+  "__main__",
+)
+"""Who may import whom: a package those that stand in a line before it, and itself."""
+RANKS = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 LIGHT = {"typing", "privacy", "losses", "optim"}
 LIGHT_LIBRARIES = {
   "numpy", "scipy", "jax", "jaxtyping", "optax", "jax_privacy",
   "dp_accounting",
 }  # fmt: skip
-TOGETHER = {"stages", "pipeline"}
-"""Stages use what `pipeline` has for all of them; `plan` and `runner` use
-stages."""
-COMPOSERS = {"plan", "runner"}
 
 
 def place(path: pathlib.Path) -> str:
   """The package of a module, or its own name at the top."""
-  return place_of(path.relative_to(PACKAGE).with_suffix("").parts)
-
-
-def place_of(parts: Sequence[str]) -> str:
-  # Reports draw what stages hand to each other, and are drawn by a stage.
-  is_result = parts[0] == "pipeline" and parts[1].endswith("results")
-  return "results" if is_result else parts[0]
+  return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imports_of(tree: ast.AST) -> set[str]:
@@ -134,8 +118,8 @@ def wrong_ranks(path: pathlib.Path) -> Iterable[str]:
       if "synthq_jax" in name:
         yield f"imports {name}"
     elif name.startswith("synthq_jax."):
-      other = place_of([*name.split(".")[1:], ""])
-      if RANKS[other] >= RANKS[own] and {own, other} not in ({own}, TOGETHER):
+      other = name.split(".")[1]
+      if other != own and RANKS[other] >= RANKS[own]:
         yield f"{own} imports {name}"
 
 
@@ -188,31 +172,30 @@ def test_the_core_uses_few_libraries():
 
 
 def test_stages_import_neither_each_other_nor_what_runs_them():
-  names = stage.summaries()
+  names = stages.SUMMARIES
   assert {"prepare_data", "finetune_dp", "generate", "evaluate"} <= set(names)
-  others = {f"synthq_jax.stages.{name}" for name in names}
-  others |= {f"synthq_jax.pipeline.{name}" for name in COMPOSERS}
+  others = {f"synthq_jax.stages.{name}" for name in (*names, "plan")}
   for name in names:
     seen = imports(PACKAGE / "stages" / f"{name}.py")
     assert not {n for n in seen if ".".join(n.split(".")[:3]) in others}, name
 
 
-def test_a_stage_is_what_its_text_says():
-  order = list(stage.summaries())
+def test_a_stage_runs_after_what_it_needs():
+  order = list(stages.SUMMARIES)
   for name in order:
-    one = stage.get(name)
+    one = stages.get(name)
     assert one.name == name
     assert {*one.needs} <= {*order[: order.index(name)]}
 
 
 def test_few_stages_hold_the_secret_or_read_private_queries():
-  stages = [stage.get(name) for name in stage.summaries()]
-  holders = {one.name for one in stages if one.needs_secret}
+  known = [stages.get(name) for name in stages.SUMMARIES]
+  holders = {one.name for one in known if one.needs_secret}
   assert holders == {
     *("prepare_data", "finetune_dp", "direct_dp", "audit", "release_scores"),
     *("learn_to_rank", "learn_map"),
   }
-  public = {one.name for one in stages if "prepared" not in one.reads}
+  public = {one.name for one in known if "prepared" not in one.reads}
   assert public == {
     *("prepare_data", "prepare_test_set", "generate"),
     "static_encoder",
@@ -222,25 +205,13 @@ def test_few_stages_hold_the_secret_or_read_private_queries():
   }
 
 
-def test_a_new_stage_is_one_new_file(tmp_path, monkeypatch):
-  folder = tmp_path / "stages"
-  shutil.copytree(PACKAGE / "stages", folder)
-  (folder / "translate.py").write_text(
-    '"""Translates the queries.\n\nMore."""\n'
-    'STAGE = stage.Stage(name="translate", needs=("generate",), run=None)\n'
-  )
-  monkeypatch.setattr(stage, "_FOLDER", folder)
-  for cached in (stage._sources, stage.summaries):
-    cached.cache_clear()
-  try:
-    names = stage.summaries()
-  finally:
-    monkeypatch.undo()
-    for cached in (stage._sources, stage.summaries):
-      cached.cache_clear()
-  assert names["translate"] == "translates the queries"
-  assert list(names).index("generate") < list(names).index("translate")
-  assert {**stage.summaries(), "translate": names["translate"]} == names
+def test_every_module_with_a_stage_is_in_the_table():
+  held = {
+    path.stem
+    for path in (PACKAGE / "stages").glob("*.py")
+    if "\nSTAGE = " in path.read_text()
+  }
+  assert held == set(stages.SUMMARIES)
 
 
 @pytest.mark.parametrize("path", LAUNCHERS, ids=lambda p: p.stem)
@@ -286,7 +257,7 @@ def unchecked(path: pathlib.Path) -> Iterable[str]:
 def test_arrays_are_written_by_the_module_that_hears_of_a_full_disk():
   modules = [path for path in MODULES if path.name != "array_files.py"]
   assert wrong_in(modules, unchecked) == {}
-  assert [*unchecked(PACKAGE / "array_files.py")]
+  assert [*unchecked(PACKAGE / "storage/array_files.py")]
 
 
 def test_all_files_with_a_fault_are_named(tmp_path, monkeypatch):
@@ -341,7 +312,7 @@ EXAMPLES = [p for p in [*MODULES, *LAUNCHERS] if has_example(p)]
 
 def test_the_packages_show_examples():
   shown = {place(p) for p in EXAMPLES if p in MODULES}
-  assert {"artifacts", "privacy", "optim", "data", "retrieval"} <= shown
+  assert {"storage", "privacy", "optim", "data", "retrieval"} <= shown
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import synthq_jax
-from synthq_jax.runtime import stage
+from synthq_jax import stages
 from synthq_jax.storage import object_store, stores
 from synthq_jax.training import cluster, distributed
 
@@ -38,7 +38,7 @@ __all__ = [
 
 STAGES = {
   "run": "the whole pipeline; finished stages are skipped",
-  **stage.summaries(),
+  **stages.SUMMARIES,
   "study": "a study of gin_configs/studies; no stage of the pipeline",
 }
 """Commands that gin files configure, each with what it does."""

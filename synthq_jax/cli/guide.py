@@ -12,10 +12,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from synthq_jax import text_tables
+from synthq_jax import stages, text_tables
 from synthq_jax.cli import flags
 from synthq_jax.runtime import config_types
-from synthq_jax.runtime import stage as stage_lib
 
 __all__ = ["check_documents", "dry_run", "header", "recipes", "settings"]
 
@@ -268,7 +267,7 @@ def dry_run(
     lines.append(f"{name}: {'; '.join(said) or 'nothing to do'}")
   if later:
     lines.append(f"then, where these settings need them: {', '.join(later)}")
-  made = stage_lib.with_needs(wanted, config)
+  made = stages.with_needs(wanted, config)
   lines += plan.export_notes(config, made)
   lines += ["", *_price(config, workdir, made)]
   times = [

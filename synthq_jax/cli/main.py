@@ -25,10 +25,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
-from synthq_jax import extras, studies
+from synthq_jax import extras, stages, studies
 from synthq_jax.cli import flags, guide, parameters, screen, tools
 from synthq_jax.runtime import config_types
-from synthq_jax.runtime import stage as stage_lib
 from synthq_jax.storage import artifacts, stores
 from synthq_jax.training import distributed, stopping
 
@@ -269,7 +268,7 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
     on_finished=made.update,
   )
   if distributed.is_main() and options.stage != "run":
-    words = stage_lib.get(options.stage).screen(made.get(options.stage, ()))
+    words = stages.get(options.stage).screen(made.get(options.stage, ()))
     print(words, end="")
   if options.fail_above_claim:
     screen.hold_claims(made.get("audit", ()))

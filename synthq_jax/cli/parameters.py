@@ -19,7 +19,7 @@ from synthq_jax.cli import flags
 __all__ = ["imports", "is_class", "nearest"]
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
-_FIRST = ("studies", "pipeline", "stages", "models", "training", "data")
+_FIRST = ("studies", "runtime", "stages", "models", "training", "data")
 """Packages whose modules a flag means where others have one of the name."""
 _Read = Sequence[Sequence[pathlib.Path]]
 """For each --gin_file, the file and what it includes."""

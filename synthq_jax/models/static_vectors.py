@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from synthq_jax import checks, typing
+from synthq_jax import checks, field_kinds, typing
 from synthq_jax.models import dual_encoder
 from synthq_jax.models import token_ids as token_ids_lib
-from synthq_jax.storage import artifacts
 
 __all__ = ["StaticConfig", "encode", "init", "shapes"]
 
@@ -27,7 +26,9 @@ class StaticConfig:
   """Ids of the vocabulary, special ones among them."""
   emb_dim: int
   """Numbers of a vector."""
-  token_ids: token_ids_lib.TokenIds = artifacts.later(token_ids_lib.TokenIds())
+  token_ids: token_ids_lib.TokenIds = field_kinds.later(
+    token_ids_lib.TokenIds()
+  )
   """The special ids of its vocabulary."""
   kind: str = dataclasses.field(default="static", init=False)
   """In config.json, where a T5's shape has no such field."""

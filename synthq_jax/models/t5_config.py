@@ -2,9 +2,8 @@
 
 import dataclasses
 
-from synthq_jax import checks
+from synthq_jax import checks, field_kinds
 from synthq_jax.models import token_ids as token_ids_lib
-from synthq_jax.storage import artifacts
 
 __all__ = ["SHAPE", "T5Config", "get", "names"]
 
@@ -62,7 +61,9 @@ class T5Config:
   """Buckets of the relative position bias."""
   relative_attention_max_distance: int = 128
   """Distances beyond this share a bucket."""
-  token_ids: token_ids_lib.TokenIds = artifacts.later(token_ids_lib.TokenIds())
+  token_ids: token_ids_lib.TokenIds = field_kinds.later(
+    token_ids_lib.TokenIds()
+  )
   """The special ids of its vocabulary."""
 
   def __post_init__(self):

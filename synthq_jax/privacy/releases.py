@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
+from synthq_jax import field_kinds
 from synthq_jax.privacy import accounting, sampling
-from synthq_jax.storage import artifacts
 
 __all__ = [
   "Release",
@@ -59,9 +59,9 @@ class Release:
   """Which records were read, as "DIVISION:PART": the part of a division by a
   rule that looks at one record alone, or several parts joined by "+". Empty: it
   may have been any record."""
-  group_size: int = artifacts.later(1)
+  group_size: int = field_kinds.later(1)
   """The most records of one unit, each drawn by its own coin."""
-  num_units: int | None = artifacts.later(None)
+  num_units: int | None = field_kinds.later(None)
   """Units with a record; None: as many as records."""
 
   def __post_init__(self):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import dp_accounting
 import jax
 
-from synthq_jax import checks, optim
+from synthq_jax import checks, field_kinds, optim
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import ledger, sampling, terms
 from synthq_jax.runtime import config_types, fingerprints, results, workspace
@@ -58,7 +58,7 @@ class Config:
   """Records that a device processes at once, to save memory, whatever the number
   of devices; None: all it has. It rounds up the padded batch, so it is part of
   what is accounted."""
-  settings: loop.Settings = artifacts.speed_only(make=loop.Settings)
+  settings: loop.Settings = field_kinds.speed_only(make=loop.Settings)
   """Saving and reporting."""
 
   def __post_init__(self):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import memory
+from synthq_jax import field_kinds, memory
 from synthq_jax.data import files
 from synthq_jax.generation import text_measures
 from synthq_jax.retrieval import bm25
@@ -45,7 +45,7 @@ class Config:
   """Queries that BM25 is asked for the gauge, at most."""
   seed: int = 0
   """Of what is drawn: queries of the gauge and of the examples, and others."""
-  batch_size: int = artifacts.speed_only(256)
+  batch_size: int = field_kinds.speed_only(256)
   """Rows that the model reads at once."""
 
   def __post_init__(self):

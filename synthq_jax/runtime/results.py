@@ -9,12 +9,11 @@ import math
 import pathlib
 from collections.abc import Iterable
 
-from synthq_jax import intervals
+from synthq_jax import field_kinds, intervals
 from synthq_jax.data import sources
 from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.privacy import terms
-from synthq_jax.storage import artifacts
 
 __all__ = [
   "ASKED_NAME",
@@ -137,7 +136,9 @@ class PublicDocuments:
   `ASKED_NAME`, and queries are written for them alone. 0: nothing says which."""
   retriever_length: int = 0
   """Tokens of a document that retrievers read, where these are more."""
-  token_ids: token_ids_lib.TokenIds = artifacts.later(token_ids_lib.TokenIds())
+  token_ids: token_ids_lib.TokenIds = field_kinds.later(
+    token_ids_lib.TokenIds()
+  )
   """The special ids of the vocabulary."""
 
   @property

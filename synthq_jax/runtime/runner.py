@@ -16,8 +16,14 @@ from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped
 from synthq_jax.privacy import ledger
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.runtime import fingerprints, inputs, results, stage, workspace
-from synthq_jax.stages import finetune_dp
+from synthq_jax.runtime import (
+  fingerprints,
+  inputs,
+  planted,
+  results,
+  stage,
+  workspace,
+)
 from synthq_jax.storage import artifacts
 from synthq_jax.training import distributed
 
@@ -33,7 +39,7 @@ class Run:
     self,
     config: Any,
     space: workspace.Workspace,
-    wanted: Sequence[str],
+    stages: Sequence[stage.Stage],
     *,
     say: Callable[[str], None] = print,
     progress: bool = True,
@@ -43,12 +49,13 @@ class Run:
     Args:
       config: a `plan.RunConfig`.
       space: the working directory.
-      wanted: stages, in the order in which they run.
+      stages: what is wanted, in the order in which they run.
       say: prints a line.
       progress: whether bars are shown.
     """
     self.config = config
-    self.wanted = tuple(wanted)
+    self.stages = tuple(stages)
+    self.wanted = tuple(one.name for one in stages)
     self.made: dict[str, dict[str, stage.Made]] = {}
     self.root = space.root
     self.say = say
@@ -189,7 +196,7 @@ class Run:
   @functools.cached_property
   def canaries(self) -> tuple[canaries_lib.Canary, ...]:
     """The canaries that generators are trained with; none where none are wanted."""
-    return finetune_dp.planted(self.config.canaries, self._space, self.prepared)
+    return planted.make(self.config.canaries, self._space, self.prepared)
 
   def check_vocabulary(self, checkpoint: pathlib.Path) -> None:
     """Refuses a checkpoint that was trained with another vocabulary."""
@@ -207,15 +214,14 @@ class Run:
     Raises:
       ValueError: if a setting or the data cannot be used.
     """
-    stages = [stage.get(name) for name in self.wanted]
-    alone = [one.name for one in stages if not one.together]
+    alone = [one.name for one in self.stages if not one.together]
     if distributed.count() > 1 and alone:
       self.say(
         f"process 0 makes alone, while the others wait: {', '.join(alone)}."
         " Where waiting machines cost money, make these on one of them:"
         " `synthq STAGE` goes on with what is there"
       )
-    for place, one in enumerate(stages):
+    for place, one in enumerate(self.stages):
       made = self.made[one.name] = {}
       for job in one.jobs(self):
         if not place:
@@ -223,7 +229,7 @@ class Run:
           on_accepted()
         made[job.name] = self.make(one, job)
       if not place:
-        for other in stages:
+        for other in self.stages:
           other.check(self)
     self._say_others()
 
@@ -231,13 +237,11 @@ class Run:
     """Names finished results that these settings do not ask for."""
     if "report" not in self.wanted:
       return
-    known = {
-      _place(stage.get(name), stage.Job(depends=())) for name in self.made
-    }
+    known = {_place(one, stage.Job(depends=())) for one in self.stages}
     made = {
-      _place(stage.get(name), stage.Job(name=row, depends=()))
-      for name, rows in self.made.items()
-      for row in rows
+      _place(one, stage.Job(name=row, depends=()))
+      for one in self.stages
+      for row in self.rows(one.name)
     }
     others = set()
     for path in self.root.rglob(artifacts.RESULT_NAME):
@@ -258,7 +262,7 @@ class Run:
     known: None.
     """
     is_known = True
-    for one in map(stage.get, self.wanted):
+    for one in self.stages:
       self.made[one.name], rows = {}, {}
       for job in one.jobs(self) if is_known else ():
         place = _place(one, job)

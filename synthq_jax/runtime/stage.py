@@ -1,23 +1,16 @@
-"""Defines what a stage of a run is, and finds the stages of this folder.
+"""Defines what a stage of a run is.
 
-A module of this folder that assigns `STAGE` is a stage. The command line and
-its help, the settings of a run and the order of the work all derive from these
-modules, so that a new stage is one new file. A stage makes results; whether one
-is finished already, who makes it and where work goes on after a kill is the
-business of `runtime.runner` alone.
+A stage makes results; whether one is finished already, who makes it and where work
+goes on after a kill is the business of `runner` alone.
 """
 
-import ast
 import dataclasses
-import functools
-import importlib
 import math
 import operator
 import pathlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from synthq_jax.storage import artifacts
 
@@ -26,19 +19,12 @@ __all__ = [
   "Made",
   "Stage",
   "Task",
-  "get",
-  "of",
   "row_name",
-  "summaries",
   "tidy",
-  "with_needs",
 ]
 
-_FOLDER = pathlib.Path(__file__).parent
 _REMADE = ("parts_", "ranks_", "vectors_")
 """Begin the names of work that takes time to make again, and no release."""
-_LAST = "report"
-"""The stage that reads all others: the order in which it names them is theirs."""
 
 
 class Made(NamedTuple):
@@ -192,100 +178,6 @@ def tidy(folders: Sequence[pathlib.Path], digest: str) -> None:
         release.remove(path)
       elif is_other and (is_shared or path.name.startswith(_REMADE)):
         artifacts.remove(path, must=True)
-
-
-def of(module: str, **fields: Any) -> Stage:
-  """Describes the stage that a module is.
-
-  Its name is the module's; `Config`, `check`, `jobs` and `run` are those that the
-  module defines, and its results are what `run` says that it returns.
-
-  Args:
-    module: its `__name__`.
-    **fields: the others of `Stage`.
-  """
-  defined = vars(sys.modules[module])
-  names = {"config": "Config", "check": "check", "jobs": "jobs", "run": "run"}
-  own = {f: defined[name] for f, name in names.items() if name in defined}
-  returned = defined["run"].__annotations__["return"]
-  result, *_ = get_args(returned) or (returned,)  # "Result | None"
-  return Stage(name=module.rpartition(".")[2], result=result, **own, **fields)
-
-
-class _Source(NamedTuple):
-  """What the text of a stage's module says."""
-
-  summary: str
-  needs: tuple[str, ...]
-
-
-@functools.cache
-def _sources() -> dict[str, _Source]:
-  """Reads the stages without importing them, which takes seconds."""
-  found = {}
-  for path in sorted(_FOLDER.glob("[a-z]*.py")):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in tree.body:
-      if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "STAGE":
-        given = {one.arg: one.value for one in node.value.keywords}
-        summary = ast.get_docstring(tree).partition("\n")[0]
-        needs = ast.literal_eval(given["needs"])
-        words = summary[:1].lower() + summary[1:].rstrip(".")
-        found[path.stem] = _Source(words, needs)
-  return found
-
-
-@functools.cache
-def summaries() -> dict[str, str]:
-  """Returns what each stage does, in the order in which stages run."""
-  sources = _sources()
-  ordered: dict[str, str] = {}
-
-  def add(name: str) -> None:
-    for needed in sources[name].needs:
-      add(needed)
-    ordered.setdefault(name, sources[name].summary)
-
-  for name in sorted(sources, key=lambda name: name != _LAST):
-    add(name)
-  return ordered
-
-
-def get(name: str) -> Stage:
-  """Imports a stage.
-
-  Args:
-    name: one of `summaries()`.
-  """
-  return importlib.import_module(f"{__package__}.{name}").STAGE
-
-
-def with_needs(names: Iterable[str], config: Any) -> tuple[str, ...]:
-  """Returns stages with all that they need, in the order in which they run.
-
-  Args:
-    names: of the stages.
-    config: a `plan.RunConfig`.
-
-  Raises:
-    ValueError: if there is no such stage.
-  """
-  known, wanted = summaries(), set()
-  unknown = set(names) - set(known)
-  if unknown:
-    raise ValueError(
-      f"expected stages of {', '.join(known)}, got {sorted(unknown)}"
-    )
-
-  def add(name: str) -> None:
-    one = get(name)
-    wanted.add(name)
-    for needed in one.narrowed(config) if one.narrowed else one.needs:
-      add(needed)
-
-  for name in names:
-    add(name)
-  return tuple(name for name in known if name in wanted)
 
 
 def row_name(epsilon: float) -> str:

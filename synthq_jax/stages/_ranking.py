@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax import memory
+from synthq_jax import field_kinds, memory
 from synthq_jax.data import files
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.models import t5_checkpoints
@@ -22,7 +22,6 @@ from synthq_jax.privacy import terms
 from synthq_jax.retrieval import encode, ranking
 from synthq_jax.runtime import config_types, inputs, private_training, results
 from synthq_jax.stages import _search
-from synthq_jax.storage import artifacts
 
 __all__ = [
   "Config",
@@ -43,7 +42,7 @@ class Config(private_training.Config):
   batch_size: int = 0
   """As everywhere. Only queries that a step draws are searched for, each in the whole
   collection: of a log of hundreds of thousands, draw few."""
-  encode_batch_size: int = artifacts.speed_only(256)
+  encode_batch_size: int = field_kinds.speed_only(256)
   """Queries encoded at once."""
 
   def __post_init__(self):

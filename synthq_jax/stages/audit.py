@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from synthq_jax import field_kinds
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import candidates as candidates_lib
 from synthq_jax.audit import exposure, lower_bounds
@@ -61,7 +62,7 @@ class Config:
   p: float = 0.8
   """Nucleus of the queries that are written for canaries; at temperature 1,
   whatever the generate stage takes."""
-  batch_size: int = artifacts.speed_only(256)
+  batch_size: int = field_kinds.speed_only(256)
   """Records scored at once."""
 
   def __post_init__(self):
@@ -509,8 +510,13 @@ def _screen(audits: Sequence[results.AuditReport]) -> str:
   )
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="audit",
+  result=results.AuditReport,
+  config=Config,
+  check=check,
+  jobs=jobs,
+  run=run,
   needs=("finetune_dp", "generate", "filter_queries", "train_retriever"),
   narrowed=needs,
   reads=("prepared", "start"),

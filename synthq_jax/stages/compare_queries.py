@@ -532,8 +532,13 @@ def _side(
   )
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="compare_queries",
+  result=comparison_results.QueryComparison,
+  config=Config,
+  check=check,
+  jobs=jobs,
+  run=run,
   needs=("filter_queries", "evaluate"),
   reads=("prepared", "t5"),
 )

@@ -479,8 +479,13 @@ def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
   return found.view(np.int32)
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="direct_dp",
+  result=results.Checkpoint,
+  config=Config,
+  check=check,
+  jobs=jobs,
+  run=run,
   needs=("static_encoder",),
   reads=("prepared", "encoder"),
   folder="train_retriever",

@@ -6,6 +6,7 @@ have; the task holds the public documents and the retriever alone.
 
 import dataclasses
 
+from synthq_jax import field_kinds
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import (
   config_types,
@@ -25,7 +26,7 @@ __all__ = ["STAGE", "Config", "run"]
 class Config:
   """How documents are encoded."""
 
-  batch_size: int = artifacts.speed_only(256)
+  batch_size: int = field_kinds.speed_only(256)
   """Rows encoded at once."""
 
   def __post_init__(self):
@@ -73,8 +74,12 @@ def run(task: stage.Task) -> system_results.Vectors | None:
   )
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="encode_documents",
+  result=system_results.Vectors,
+  config=Config,
+  jobs=jobs,
+  run=run,
   needs=("train_retriever", "direct_dp"),
   reads=("documents",),
   together=True,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from synthq_jax import field_kinds
 from synthq_jax.data import beir, files, passages
 from synthq_jax.retrieval import (
   best_passages,
@@ -69,7 +70,7 @@ class Config:
   """Resamples of the queries behind the 95% intervals."""
   seed: int = 0
   """Of the bootstrap."""
-  batch_size: int = artifacts.speed_only(256)
+  batch_size: int = field_kinds.speed_only(256)
   """Rows encoded at once."""
 
   def __post_init__(self):
@@ -331,8 +332,12 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
   )
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="evaluate",
+  result=results.Evaluation,
+  config=Config,
+  jobs=jobs,
+  run=run,
   needs=(
     "prepare_test_set",
     "encode_documents",

@@ -358,8 +358,13 @@ def own_ranks(
   )
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="filter_queries",
+  result=results.SyntheticQueries,
+  config=Config,
+  check=check,
+  jobs=jobs,
+  run=run,
   needs=("generate", "static_encoder"),
   narrowed=needs,
   reads=("documents", "encoder"),

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import optim
+from synthq_jax import field_kinds, optim
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import (
@@ -44,7 +44,6 @@ from synthq_jax.runtime import (
   workspace,
 )
 from synthq_jax.stages import _encoded
-from synthq_jax.storage import artifacts
 from synthq_jax.training import dp_step, sharded_grad
 from synthq_jax.training import mesh as mesh_lib
 
@@ -54,11 +53,9 @@ __all__ = [
   "encoded_once",
   "grad_fn",
   "loss_fn",
-  "planted",
   "run",
 ]
 
-_TEXTS_PER_CANARY = 2
 _MECHANISM = (
   "gradients of a T5 that writes a query for a document, one record per {},"
   " clipped and summed over a Poisson sample, with Gaussian noise"
@@ -81,13 +78,13 @@ class Config(private_training.Config):
   noise_bands: int = 1
   """Bands of correlated noise (BandMF), with batches in cycles of that many
   groups; 1: independent noise and plain Poisson batches. At most `steps`."""
-  strategy: str = artifacts.speed_only("bookkeeping")
+  strategy: str = field_kinds.speed_only("bookkeeping")
   """How gradients are clipped."""
-  remat: bool = artifacts.speed_only(False)
+  remat: bool = field_kinds.speed_only(False)
   """Whether layers are computed again on the way back: less memory."""
-  scan_layers: bool = artifacts.speed_only(False)
+  scan_layers: bool = field_kinds.speed_only(False)
   """Whether layers are one loop: compiles in a fraction of the time."""
-  mesh: mesh_lib.Shape = artifacts.speed_only(make=mesh_lib.Shape)
+  mesh: mesh_lib.Shape = field_kinds.speed_only(make=mesh_lib.Shape)
   """How all devices of all processes share the work."""
 
   def __post_init__(self):
@@ -463,47 +460,13 @@ def _with_canaries(config, vocabulary, prepared, canaries, records):
   return {k: np.concatenate([records[k], more[k]]) for k in records}
 
 
-def planted(
-  settings: Any,
-  space: workspace.Workspace,
-  prepared: results.PreparedData,
-) -> tuple[canaries_lib.Canary, ...]:
-  """Makes the canaries of a run, the same ones each time.
-
-  Args:
-    settings: a `plan.Canaries`.
-    space: the working directory, whose secret draws texts, secrets and coins.
-    prepared: documents and vocabulary; no private query is read.
-
-  Returns:
-    The canaries; none where none are wanted.
-
-  Raises:
-    ValueError: if the vocabulary has no symbols for a kind.
-  """
-  if not settings.number:
-    return ()
-  cells = len(settings.kinds) * len(settings.repetitions)
-  rng = np.random.default_rng(space.seed("canary texts"))
-  wanted = _TEXTS_PER_CANARY * cells * settings.number
-  chosen = set(rng.permutation(prepared.num_documents)[:wanted].tolist())
-  # Without reading all documents into memory.
-  with open(inputs.corpus(space, prepared), encoding="utf-8") as stream:
-    lines = [line for i, line in enumerate(stream) if i in chosen]
-  texts = [inputs.document_text(line) for line in lines]
-  return canaries_lib.make(
-    [text for text in texts if text.split()],
-    inputs.vocabulary(space, prepared),
-    number=settings.number,
-    kinds=settings.kinds,
-    repetitions=settings.repetitions,
-    digits=settings.digits,
-    seed=space.seed("canaries"),
-  )
-
-
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="finetune_dp",
+  result=results.Checkpoint,
+  config=Config,
+  check=check,
+  jobs=jobs,
+  run=run,
   needs=("prepare_data",),
   reads=("prepared", "start"),
   needs_secret=True,

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from synthq_jax import field_kinds
 from synthq_jax.data import files
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import fusion
@@ -28,7 +29,6 @@ from synthq_jax.runtime import (
   system_results,
 )
 from synthq_jax.stages import _search
-from synthq_jax.storage import artifacts
 from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "run"]
@@ -55,7 +55,7 @@ class Config:
   """Documents of each run that are fused."""
   seed: int = 0
   """Which queries choose where there are too many; public."""
-  batch_size: int = artifacts.speed_only(256)
+  batch_size: int = field_kinds.speed_only(256)
   """Rows encoded at once."""
 
   def __post_init__(self):
@@ -212,8 +212,12 @@ def _runs(task, judged, directory):
   return None if dense is None else (_search.lexical(judged, depth), dense)
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="fuse",
+  result=system_results.Fusion,
+  config=Config,
+  jobs=jobs,
+  run=run,
   needs=("generate", "encode_documents"),
   together=True,
 )

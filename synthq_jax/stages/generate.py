@@ -17,6 +17,7 @@ import functools
 import jax
 import numpy as np
 
+from synthq_jax import field_kinds
 from synthq_jax.data import blocks
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.data import vocabulary as vocabulary_lib
@@ -26,7 +27,7 @@ from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import config_types, inputs, results, stage, workspace
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.stages import _encoded
-from synthq_jax.storage import array_files, artifacts
+from synthq_jax.storage import array_files
 from synthq_jax.training import distributed
 from synthq_jax.training import progress as progress_lib
 
@@ -55,7 +56,7 @@ class Config(queries_lib.Config):
   """Tokens of a query, EOS included."""
   num_examples: int = 30
   """(query, document) pairs that the result holds for people to read."""
-  batch_size: int = artifacts.speed_only(128)
+  batch_size: int = field_kinds.speed_only(128)
   """Documents written for at once."""
 
   def __post_init__(self):
@@ -299,8 +300,13 @@ def _statement(
   )
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="generate",
+  result=results.SyntheticQueries,
+  config=Config,
+  check=check,
+  jobs=jobs,
+  run=run,
   needs=("finetune_dp",),
   reads=("documents", "start"),
   together=True,

@@ -196,8 +196,13 @@ def _records(
   }
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="learn_map",
+  result=system_results.Ranking,
+  config=Config,
+  check=check,
+  jobs=jobs,
+  run=run,
   needs=("learn_to_rank",),
   reads=("prepared",),
   needs_secret=True,

@@ -213,8 +213,13 @@ def loss_fn(params: typing.Params, batch: typing.Batch) -> jax.Array:
   return listwise.cross_entropy(scores, batch["relevant"], batch["candidate"])
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="learn_to_rank",
+  result=system_results.Ranking,
+  config=Config,
+  check=check,
+  jobs=jobs,
+  run=run,
   needs=("encode_documents",),
   reads=("prepared",),
   needs_secret=True,

@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from synthq_jax import field_kinds
+from synthq_jax import stages as stages_lib
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped, sources, tokenizer_json
 from synthq_jax.data import vocabulary as vocabulary_lib
@@ -25,9 +27,25 @@ from synthq_jax.runtime import (
   system_results,
   workspace,
 )
+from synthq_jax.stages import audit as audit_lib
+from synthq_jax.stages import compare_queries as compare_queries_lib
 from synthq_jax.stages import direct_dp as direct_dp_lib
-from synthq_jax.stages import prepare_data, prepare_test_set
-from synthq_jax.storage import artifacts, object_store
+from synthq_jax.stages import encode_documents as encode_documents_lib
+from synthq_jax.stages import evaluate as evaluate_lib
+from synthq_jax.stages import filter_queries as filter_queries_lib
+from synthq_jax.stages import finetune_dp as finetune_dp_lib
+from synthq_jax.stages import fuse as fuse_lib
+from synthq_jax.stages import generate as generate_lib
+from synthq_jax.stages import learn_map as learn_map_lib
+from synthq_jax.stages import learn_to_rank as learn_to_rank_lib
+from synthq_jax.stages import prepare_data as prepare_data_lib
+from synthq_jax.stages import prepare_test_set
+from synthq_jax.stages import query_leakage as query_leakage_lib
+from synthq_jax.stages import release_scores as release_scores_lib
+from synthq_jax.stages import report as report_lib
+from synthq_jax.stages import static_encoder as static_encoder_lib
+from synthq_jax.stages import train_retriever as train_retriever_lib
+from synthq_jax.storage import object_store
 from synthq_jax.training import distributed, loop
 
 __all__ = [
@@ -40,7 +58,7 @@ __all__ = [
   "survey",
 ]
 
-STAGES = tuple(stage.summaries())
+STAGES = tuple(stages_lib.SUMMARIES)
 """The names of the stages, in the order in which they run."""
 _TRAININGS = {"finetune_dp", "direct_dp", "train_retriever"}
 _TRANSFORMERS = "--format=huggingface and sentence-transformers"
@@ -66,10 +84,10 @@ class Rows:
   since `original` is that row."""
   fused: bool = False
   """Each dense retriever beside BM25, a row each."""
-  ltr: tuple[str, ...] = artifacts.later(())
+  ltr: tuple[str, ...] = field_kinds.later(())
   """Rows of dense retrievers, or their beginnings, that get a row more: their scores
   and BM25's, weighed by private queries with DP (learning to rank)."""
-  mapped: tuple[float, ...] = artifacts.later(())
+  mapped: tuple[float, ...] = field_kinds.later(())
   """Such a row of the public model's queries, or of no query, with a map of its
   retriever's vectors that private queries teach at these epsilons."""
   compared: tuple[str, ...] = ()
@@ -174,8 +192,8 @@ class Canaries:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Settings:
-  """The settings of a run that belong to no single stage."""
+class RunConfig:
+  """Everything that `synthq run` does: a field for each stage's Config."""
 
   checkpoint: str = ""
   """Public T5 that generators start from, and retrievers where they are no static
@@ -202,6 +220,54 @@ class _Settings:
   public_data: bool = False
   """Whether the "private" queries are public, so that the secret may be fixed;
   the demo set's are."""
+
+  prepare_data: prepare_data_lib.Config = dataclasses.field(
+    default_factory=prepare_data_lib.Config
+  )
+  finetune_dp: finetune_dp_lib.Config = dataclasses.field(
+    default_factory=finetune_dp_lib.Config
+  )
+  generate: generate_lib.Config = dataclasses.field(
+    default_factory=generate_lib.Config
+  )
+  static_encoder: static_encoder_lib.Config = dataclasses.field(
+    default_factory=static_encoder_lib.Config
+  )
+  filter_queries: filter_queries_lib.Config = dataclasses.field(
+    default_factory=filter_queries_lib.Config
+  )
+  query_leakage: query_leakage_lib.Config = dataclasses.field(
+    default_factory=query_leakage_lib.Config
+  )
+  train_retriever: train_retriever_lib.Config = dataclasses.field(
+    default_factory=train_retriever_lib.Config
+  )
+  direct_dp: direct_dp_lib.Config = dataclasses.field(
+    default_factory=direct_dp_lib.Config
+  )
+  encode_documents: encode_documents_lib.Config = dataclasses.field(
+    default_factory=encode_documents_lib.Config
+  )
+  fuse: fuse_lib.Config = dataclasses.field(default_factory=fuse_lib.Config)
+  learn_to_rank: learn_to_rank_lib.Config = dataclasses.field(
+    default_factory=learn_to_rank_lib.Config
+  )
+  learn_map: learn_map_lib.Config = dataclasses.field(
+    default_factory=learn_map_lib.Config
+  )
+  evaluate: evaluate_lib.Config = dataclasses.field(
+    default_factory=evaluate_lib.Config
+  )
+  audit: audit_lib.Config = dataclasses.field(default_factory=audit_lib.Config)
+  compare_queries: compare_queries_lib.Config = dataclasses.field(
+    default_factory=compare_queries_lib.Config
+  )
+  release_scores: release_scores_lib.Config = dataclasses.field(
+    default_factory=release_scores_lib.Config
+  )
+  report: report_lib.Config = dataclasses.field(
+    default_factory=report_lib.Config
+  )
 
   def __post_init__(self):
     if isinstance(self.model, str):
@@ -269,23 +335,6 @@ class _Settings:
       )
 
 
-RunConfig = dataclasses.make_dataclass(
-  "RunConfig",
-  [
-    (name, config, dataclasses.field(default_factory=config))
-    for name in STAGES
-    if (config := stage.get(name).config)
-  ],
-  bases=(_Settings,),
-  frozen=True,
-  kw_only=True,
-  namespace={
-    "__doc__": "Everything that `synthq run` does: a field for each stage's Config.",
-    "__module__": __name__,
-  },
-)
-
-
 def run(
   config: RunConfig,
   workdir: str | os.PathLike,
@@ -313,7 +362,7 @@ def run(
     ValueError: if a setting or the data cannot be used, or another run is in
       the working directory.
   """
-  wanted = stage.with_needs(stages or STAGES, config)
+  wanted = stages_lib.with_needs(stages or STAGES, config)
   _check_size(config, wanted)
   inputs.check_t5(shipped.checkpoint(config.checkpoint), config.model)
   _check_checkpoints(config, wanted)
@@ -339,7 +388,7 @@ def run(
     this = runner.Run(
       config,
       space,
-      wanted,
+      [*map(stages_lib.get, wanted)],
       say=functools.partial(print, flush=True) if is_main else _nothing,
       progress=progress,
     )
@@ -370,7 +419,7 @@ def survey(
   Raises:
     ValueError: if a setting names what is not there, as `run` would find.
   """
-  stages = stage.with_needs(wanted, config)
+  stages = stages_lib.with_needs(wanted, config)
   _check_named(config, stages)
   _check_size(config, stages)
   try:
@@ -378,7 +427,11 @@ def survey(
   except ValueError:  # nobody has drawn its secret: nothing is there
     first, *later = stages
     return [(first, {"": False}), *((name, None) for name in later)]
-  return list(runner.Run(config, space, stages, say=_nothing).survey())
+  return list(
+    runner.Run(
+      config, space, [*map(stages_lib.get, stages)], say=_nothing
+    ).survey()
+  )
 
 
 def export_notes(config: RunConfig, wanted: Sequence[str]) -> Sequence[str]:
@@ -413,7 +466,7 @@ def _vocabulary(config: RunConfig) -> vocabulary_lib.SentencePiece | None:
   if object_store.is_url(start) or object_store.is_url(data.vocabulary):
     return None
   place = shipped.checkpoint(start)
-  vocabulary = prepare_data.check_vocabulary(
+  vocabulary = prepare_data_lib.check_vocabulary(
     data.vocabulary or inputs.vocabulary_beside(place), data.extra_ids
   )
   if vocabulary is not None:
@@ -457,7 +510,7 @@ def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:
   What lies under a URL is taken to be there: looking would download it.
   """
   data = config.prepare_data
-  prepare_data.check_source(data)
+  prepare_data_lib.check_source(data)
   private = None if config.has_public_queries else data.source
   prepare_test_set.check_named(config.test_sets, private)
   _check_checkpoints(config, wanted)
@@ -470,7 +523,7 @@ def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:
 
 def _check_checkpoints(config: RunConfig, wanted: Sequence[str]) -> None:
   """Refuses checkpoints that a stage would read and could not."""
-  reads = {name for one in map(stage.get, wanted) for name in one.reads}
+  reads = {name for one in map(stages_lib.get, wanted) for name in one.reads}
   retrievers = {"encoder", "t5"} & reads
   if config.retriever_checkpoint and retrievers:
     _check_checkpoint(config.retriever_checkpoint)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from synthq_jax import field_kinds
 from synthq_jax.data import (
   beir,
   collection,
@@ -65,7 +66,7 @@ class Config:
   """Sentinels of the vocabulary."""
   document_length: int = 64
   """Tokens of a document, or of a passage, EOS included."""
-  retriever_length: int = artifacts.later(0)
+  retriever_length: int = field_kinds.later(0)
   """Tokens of a document that retrievers read, EOS included, where these are more
   than `document_length`, which generators read; 0 for passages. Data that is
   prepared again is trained on again: each private training counts anew."""
@@ -86,16 +87,16 @@ class Config:
   demo, whose splits depend on the words of all queries."""
   seed: int = 0
   """Splits, and which of several relevant documents is kept."""
-  unit: str = artifacts.later("query")
+  unit: str = field_kinds.later("query")
   """What is protected: "query", or "user": all queries with one user id."""
-  queries_per_user: int = artifacts.later(1)
+  queries_per_user: int = field_kinds.later(1)
   """K: where the unit is the user, how many queries of one are kept at most."""
-  user_field: str = artifacts.later(terms.WHO)
+  user_field: str = field_kinds.later(terms.WHO)
   """Column of a log, or key of a JSONL line, that holds the user id."""
-  quotes: str = artifacts.later("auto")
+  quotes: str = field_kinds.later("auto")
   """Quotation marks of tab-separated tables: "csv", which quote cells as csv.writer
   does, "text", or "auto", which looks at the table (`data.quoting`)."""
-  strict: bool = artifacts.speed_only(False)
+  strict: bool = field_kinds.speed_only(False)
   """Whether judgements of unknown queries or documents, and judgements of one
   split alone, stop the run; else the first are left out and counted, and queries
   are divided by their words."""
@@ -532,8 +533,12 @@ def _digest(state, data: collection.Collection) -> str:
   return state.hexdigest()[:16]
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="prepare_data",
+  result=results.PreparedData,
+  config=Config,
+  jobs=jobs,
+  run=run,
   needs=(),
   needs_secret=True,
   place_of=lambda made: made.private_directory,

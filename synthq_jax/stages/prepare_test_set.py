@@ -301,8 +301,11 @@ def run(task: stage.Task) -> results.TestSet:
   )
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="prepare_test_set",
+  result=results.TestSet,
+  jobs=jobs,
+  run=run,
   needs=("prepare_data",),
   reads=("documents",),
 )

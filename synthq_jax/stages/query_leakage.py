@@ -195,8 +195,12 @@ def _screen(searches: Sequence[comparison_results.QueryLeakage]) -> str:
   )
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="query_leakage",
+  result=comparison_results.QueryLeakage,
+  config=Config,
+  jobs=jobs,
+  run=run,
   needs=("generate",),
   reads=("prepared",),
   screen=_screen,

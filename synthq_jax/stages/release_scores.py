@@ -290,8 +290,13 @@ def _screen(made: Sequence[results.ReleasedScores]) -> str:
   )
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="release_scores",
+  result=results.ReleasedScores,
+  config=Config,
+  check=check,
+  jobs=jobs,
+  run=run,
   needs=("evaluate",),
   reads=("prepared",),
   needs_secret=True,

@@ -339,8 +339,12 @@ SECTIONS = (
 """The sections of both pages, in order."""
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="report",
+  result=results.Report,
+  config=Config,
+  jobs=jobs,
+  run=run,
   needs=(
     "prepare_data",
     "prepare_test_set",

@@ -186,4 +186,12 @@ def spans(
   }
 
 
-STAGE = stage.of(__name__, needs=("prepare_data",), reads=("documents",))
+STAGE = stage.Stage(
+  name="static_encoder",
+  result=results.Checkpoint,
+  config=Config,
+  jobs=jobs,
+  run=run,
+  needs=("prepare_data",),
+  reads=("documents",),
+)

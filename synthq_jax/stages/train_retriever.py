@@ -9,6 +9,7 @@ import dataclasses
 
 import jax
 
+from synthq_jax import field_kinds
 from synthq_jax.models import encoders
 from synthq_jax.runtime import (
   config_types,
@@ -17,7 +18,6 @@ from synthq_jax.runtime import (
   results,
   stage,
 )
-from synthq_jax.storage import artifacts
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import mesh as mesh_lib
 
@@ -28,10 +28,10 @@ __all__ = ["STAGE", "Config", "run"]
 class Config(pairs.Recipe):
   """The recipe shared by all rows that train without noise."""
 
-  microbatch_size: int | None = artifacts.speed_only(None)
+  microbatch_size: int | None = field_kinds.speed_only(None)
   """Texts encoded at a time, so that large batches fit into memory, for one
   forward pass more; divides `batch_size`. None: all."""
-  mesh: mesh_lib.Shape = artifacts.speed_only(make=mesh_lib.Shape)
+  mesh: mesh_lib.Shape = field_kinds.speed_only(make=mesh_lib.Shape)
   """How all devices of all processes share the work."""
 
   def __post_init__(self):
@@ -176,8 +176,13 @@ def run(task: stage.Task) -> results.Checkpoint:
   )
 
 
-STAGE = stage.of(
-  __name__,
+STAGE = stage.Stage(
+  name="train_retriever",
+  result=results.Checkpoint,
+  config=Config,
+  check=check,
+  jobs=jobs,
+  run=run,
   needs=("filter_queries", "static_encoder"),
   reads=("encoder",),
   together=True,

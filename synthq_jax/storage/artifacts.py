@@ -34,7 +34,6 @@ __all__ = [
   "fingerprint_in",
   "from_json",
   "hints",
-  "later",
   "load",
   "load_kind",
   "new_folder",
@@ -44,7 +43,6 @@ __all__ = [
   "replacing",
   "save",
   "sealed",
-  "speed_only",
   "to_json",
   "unsealed",
   "write_atomically",
@@ -145,33 +143,6 @@ def fingerprint(*parts: Any) -> str:
   """
   text = json.dumps([_without_speed(part) for part in parts], sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def speed_only(default: Any = dataclasses.MISSING, *, make: Any = None) -> Any:
-  """Returns a dataclass's field that no fingerprint depends on.
-
-  Args:
-    default: its value; or
-    make: what makes it.
-  """
-  given = {"default": default} if make is None else {"default_factory": make}
-  return dataclasses.field(**given, metadata={"speed_only": True})
-
-
-def later(default: Any) -> Any:
-  """Returns a dataclass's field that is not written while it has its default.
-
-  For a field that came after others were on disk: what was written without it,
-  fingerprints among it, stays as it is.
-
-  >>> Run = dataclasses.make_dataclass("Run", [("steps", int, later(1))])
-  >>> to_json(Run()), to_json(Run(2))["steps"]
-  ({'_type': 'Run'}, 2)
-
-  Args:
-    default: its value.
-  """
-  return dataclasses.field(default=default, metadata={"later": True})
 
 
 def _written(value: Any) -> Iterator[dataclasses.Field]:

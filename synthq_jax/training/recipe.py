@@ -8,8 +8,7 @@ import numpy as np
 import optax
 from jaxtyping import Int
 
-from synthq_jax import optim
-from synthq_jax.storage import artifacts
+from synthq_jax import field_kinds, optim
 from synthq_jax.training import loop
 
 __all__ = ["Recipe"]
@@ -29,7 +28,7 @@ class Recipe:
   """Steps of the warm-up."""
   seed: int = 0
   """Of the order of the rows, and of what is drawn in training."""
-  settings: loop.Settings = artifacts.speed_only(make=loop.Settings)
+  settings: loop.Settings = field_kinds.speed_only(make=loop.Settings)
   """Saving and reporting."""
 
   def optimizer(self) -> optax.GradientTransformation:

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import tpu_vm
-from synthq_jax.runtime import stage
+from synthq_jax import stages
 
 
 @pytest.fixture(autouse=True)
@@ -237,7 +237,7 @@ def test_a_dry_run_calls_nothing(cloud):
 
 
 def test_every_stage_can_be_launched():
-  assert set(tpu_vm._STAGES) == {"run", "study", *stage.summaries()}
+  assert set(tpu_vm._STAGES) == {"run", "study", *stages.SUMMARIES}
 
 
 def test_what_a_source_needs_is_installed(cloud):

@@ -864,14 +864,14 @@ def prepare(folder: pathlib.Path) -> None:
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
   )
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}"
+  from synthq_jax import stages
   from synthq_jax.cli import main
   from synthq_jax.generation import mauve
-  from synthq_jax.runtime import stage
   from synthq_jax.stages import plan
 
   del main, plan
-  for name in stage.summaries():
-    stage.get(name)
+  for name in stages.SUMMARIES:
+    stages.get(name)
   for name in _IMPORTED:  # later, by stages
     if name != "mauve" or mauve.is_installed():
       importlib.import_module(name)

@@ -11,6 +11,7 @@ import random_t5
 import small_data
 import tiny_runs
 
+from synthq_jax import stages
 from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.privacy import sensitivity, terms
@@ -18,7 +19,6 @@ from synthq_jax.runtime import (
   inputs,
   private_training,
   results,
-  stage,
   workspace,
 )
 from synthq_jax.stages import direct_dp, plan, static_encoder
@@ -243,8 +243,8 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
 
 def test_direct_training_needs_no_queries():
   config = plan.RunConfig()
-  assert "generate" not in stage.with_needs(["direct_dp"], config)
-  assert "direct_dp" not in stage.with_needs(["train_retriever"], config)
+  assert "generate" not in stages.with_needs(["direct_dp"], config)
+  assert "direct_dp" not in stages.with_needs(["train_retriever"], config)
 
 
 def test_two_methods_need_two_names():

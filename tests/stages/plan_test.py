@@ -13,6 +13,7 @@ import pages
 import pytest
 import tiny_runs
 
+from synthq_jax import stages
 from synthq_jax.cli import main
 from synthq_jax.data import shipped
 from synthq_jax.models import prompt, static_vectors, t5_checkpoints
@@ -186,7 +187,7 @@ def test_a_training_that_was_made_again_is_read_again(
   finished_run, tmp_path, place, reader
 ):
   root, config = finished_run.copy(tmp_path), finished_run.config
-  wanted = stage.with_needs((reader,), config)
+  wanted = stages.with_needs((reader,), config)
   before = dict(plan.survey(config, str(root), wanted))
   assert all(before[reader].values())
   path = next(root.rglob(f"{place}/{artifacts.RESULT_NAME}"))
@@ -582,8 +583,10 @@ def test_retrievers_may_be_static_vectors(finished_run, made, tmp_path):
   assert {"static_encoder", "train_retriever", "evaluate"} <= remade
   assert not remade & {"finetune_dp", "generate"}
   space = workspace.Workspace(root, own.secret_seed, may_draw=False)
-  wanted = stage.with_needs(["evaluate"], own)
-  run = runner.Run(own, space, wanted, say=lambda line: None)
+  wanted = stages.with_needs(["evaluate"], own)
+  run = runner.Run(
+    own, space, [*map(stages.get, wanted)], say=lambda line: None
+  )
   assert all(rows and all(rows.values()) for _, rows in run.survey() if rows)
   assert run.encoder == root / "static_encoder" != run.t5 == run.start
   assert run.t5_data == run.data

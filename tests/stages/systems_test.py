@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_runs
 
+from synthq_jax import stages
 from synthq_jax.data import passages
 from synthq_jax.retrieval import fusion, trec
 from synthq_jax.runtime import queries as queries_lib
@@ -297,7 +298,7 @@ def test_tasks_of_shareable_rows_hold_public_documents_alone(
   finished_run, tmp_path, monkeypatch, name
 ):
   root, tasks = finished_run.copy(tmp_path), {}
-  one = stage.get(name)
+  one = stages.get(name)
   changed = dataclasses.replace(
     one, run=lambda task: tasks.update({task.name: task}) or _Stopped()
   )

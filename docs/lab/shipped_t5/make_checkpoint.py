@@ -44,6 +44,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from synthq_jax import field_kinds
 from synthq_jax.data import (
   beir,
   docstrings,
@@ -1291,7 +1292,7 @@ class Config:
   always are."""
   seed: int = 0
   """Seed of the samples of records, of the initialization and of batches."""
-  settings: loop.Settings = artifacts.speed_only(
+  settings: loop.Settings = field_kinds.speed_only(
     make=lambda: loop.Settings(save_seconds=120.0, log_every=25)
   )
   """Saving and reporting."""

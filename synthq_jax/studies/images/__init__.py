@@ -18,12 +18,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from synthq_jax import optim
+from synthq_jax import field_kinds, optim
 from synthq_jax.data import images
 from synthq_jax.losses import contrastive
 from synthq_jax.models import image_encoders
 from synthq_jax.runtime import config_types
-from synthq_jax.storage import artifacts
 from synthq_jax.studies import frame
 from synthq_jax.studies.images import page, training
 from synthq_jax.training import loop
@@ -139,7 +138,7 @@ class Config(frame.Config):
   """Of the split, the pairs and the initial weights; public."""
   secret_seed: int | None = None
   """Fixes batches and noise, which voids every claim; None draws a secret."""
-  settings: loop.Settings = artifacts.speed_only(make=loop.Settings)
+  settings: loop.Settings = field_kinds.speed_only(make=loop.Settings)
   """Saving and reporting."""
   public_data: bool = False
   """Whether the train images are public. If not, all that comes from rows

@@ -1,0 +1,51 @@
+"""Makes the canaries of a run, the same ones in every stage that asks."""
+
+from typing import Any
+
+import numpy as np
+
+from synthq_jax.audit import canaries as canaries_lib
+from synthq_jax.runtime import inputs, results, workspace
+
+__all__ = ["make"]
+
+_TEXTS_PER_CANARY = 2
+
+
+def make(
+  settings: Any,
+  space: workspace.Workspace,
+  prepared: results.PreparedData,
+) -> tuple[canaries_lib.Canary, ...]:
+  """Makes the canaries of a run, the same ones each time.
+
+  Args:
+    settings: a `plan.Canaries`.
+    space: the working directory, whose secret draws texts, secrets and coins.
+    prepared: documents and vocabulary; no private query is read.
+
+  Returns:
+    The canaries; none where none are wanted.
+
+  Raises:
+    ValueError: if the vocabulary has no symbols for a kind.
+  """
+  if not settings.number:
+    return ()
+  cells = len(settings.kinds) * len(settings.repetitions)
+  rng = np.random.default_rng(space.seed("canary texts"))
+  wanted = _TEXTS_PER_CANARY * cells * settings.number
+  chosen = set(rng.permutation(prepared.num_documents)[:wanted].tolist())
+  # Without reading all documents into memory.
+  with open(inputs.corpus(space, prepared), encoding="utf-8") as stream:
+    lines = [line for i, line in enumerate(stream) if i in chosen]
+  texts = [inputs.document_text(line) for line in lines]
+  return canaries_lib.make(
+    [text for text in texts if text.split()],
+    inputs.vocabulary(space, prepared),
+    number=settings.number,
+    kinds=settings.kinds,
+    repetitions=settings.repetitions,
+    digits=settings.digits,
+    seed=space.seed("canaries"),
+  )
