@@ -105,7 +105,8 @@ MISSING = {
   ),
   "gcs": (
     "fsspec",
-    "from synthq_jax.storage.object_store; object_store import object_store; object_store.Store('gs://bucket')",
+    "from synthq_jax.storage import object_store;"
+    " object_store.Store('gs://bucket')",
   ),
   "images": (
     "sklearn",
