@@ -35,7 +35,7 @@ def put_in(example: str, root: pathlib.Path) -> tuple[set[str], list, list]:
       touched.add(new[1])
     elif place := _PLACE.match(before):
       text = re.sub(r"(?m)^\+", "", text)
-      path, (name, anchor) = root / place[1], place.groups()
+      path, anchor = root / place[1], place[2]
       old = path.read_text()
       assert old.count(f"\n{anchor}\n") == 1, anchor
       path.write_text(old.replace(f"\n{anchor}\n", f"\n{anchor}\n{text}"))

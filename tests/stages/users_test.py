@@ -533,7 +533,7 @@ def test_intervals_of_released_scores_know_how_many_queries_a_user_has():
   means = np.array([[0.3], [0.6]])
   known = {"noise": 0.01, "number": 60, "confidence": 0.95, "most": MOST}
   groups = [
-    [types.SimpleNamespace(name=x, label=x, statement=None)] for x in "ab"
+    types.SimpleNamespace(name=x, label=x, statement=None) for x in "ab"
   ]
   config = release_scores.Config(enabled=True)
   rows = release_scores._rows(
