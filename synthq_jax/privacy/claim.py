@@ -106,6 +106,7 @@ class Claim:
   @functools.cached_property
   def epsilon(self) -> float:
     """Of all sums together, at `delta`; infinite without noise."""
+    assert self.delta is not None  # filled in by __post_init__
     accounting.check_delta(self.delta, self.sampler)
     return accounting.composed_epsilon(
       self._runs,
@@ -146,6 +147,8 @@ class Claim:
       ValueError: if the identifier is empty, a norm is not positive, or
         accounting refuses.
     """
+    # Both are filled in by __post_init__.
+    assert self.delta is not None and self.l2_sensitivity is not None
     words = self.words
     is_quiet = any(run.noise_multiplier == 0 for run in self._runs)
     if is_quiet and words.without_noise:
@@ -256,10 +259,12 @@ def calibrated(
     relation=relation,
     **fields,
   )
+  target = known.delta
+  assert target is not None  # filled in by Claim
   noise_multiplier = decide(
     lambda: accounting.noise_multiplier(
       epsilon=epsilon,
-      delta=known.delta,
+      delta=target,
       sampler=sampler,
       steps=steps,
       relation=known.relation,
