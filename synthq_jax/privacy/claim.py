@@ -115,6 +115,27 @@ class Claim:
       accountant=self.accountant,
     )
 
+  @property
+  def constant_noise_multiplier(self) -> float:
+    """The noise multiplier of every step.
+
+    Raises:
+      TypeError: if it is a schedule.
+    """
+    if callable(self.noise_multiplier):
+      raise TypeError("expected one noise multiplier, got a schedule of steps")
+    return self.noise_multiplier
+
+  @property
+  def noise_std(self) -> float:
+    """The standard deviation of the noise on each sum.
+
+    Raises:
+      TypeError: if the noise multiplier is a schedule.
+    """
+    assert self.l2_sensitivity is not None  # filled in by __post_init__
+    return self.constant_noise_multiplier * self.l2_sensitivity
+
   @functools.cached_property
   def _runs(self) -> tuple[accounting.Run, ...]:
     """The steps by their noise, which may be rounded down."""

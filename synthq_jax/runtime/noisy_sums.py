@@ -172,8 +172,8 @@ def draw(
     ),
   )
   statement = promise.enter(space.private(ledger.NAME), release.identifier)
-  std = promise.noise_multiplier * promise.l2_sensitivity
-  return statement, gaussian.noisy(total, std, release.noise_key)
+  noisy = gaussian.noisy(total, promise.noise_std, release.noise_key)
+  return statement, noisy
 
 
 def enough(excess: Callable[[int], float], number: int) -> int:

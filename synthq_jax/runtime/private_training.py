@@ -235,7 +235,7 @@ def train(
   )
   mechanism = dp_step.Mechanism(
     sampler=claim.sampler,
-    noise_multiplier=claim.noise_multiplier,
+    noise_multiplier=claim.constant_noise_multiplier,
     optimizer=dp_step.Optimizer(
       name=config.optimizer,
       learning_rate=config.learning_rate,

@@ -195,7 +195,7 @@ def _test(hit, trained, units, confidence) -> tuple[intervals.Interval, float]:
     *(
       calibration.grouped_interval(
         hit[side],
-        np.ones(side.sum()),
+        [1.0] * int(side.sum()),
         units[side].tolist(),
         confidence=confidence,
       )

@@ -472,7 +472,7 @@ def _bounds(
     if math.isinf(statement.epsilon) or group_delta >= 1:
       epsilon, group_delta = math.inf, delta
     joint = lower_bounds.audit_several(
-      {k: tuple(v[side] for side in sides) for k, v in scores.items()},
+      {k: (v[sides[0]], v[sides[1]]) for k, v in scores.items()},
       delta=group_delta if 0 < group_delta < 1 else delta,
       confidence=confidence,
       seed=seed,

@@ -13,6 +13,7 @@ import dataclasses
 import pathlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from synthq_jax import extras
 from synthq_jax.data import beir_sets, files
@@ -317,7 +318,7 @@ def _held_out(
   prepared: results.PreparedData,
   synthetic: Sequence[results.SyntheticQueries],
   encoder: pathlib.Path | None,
-) -> dict[str, tuple]:
+) -> dict[str, Any]:
   """Holds the queries of generators against those of the test split."""
   featurizer = _featurizer(config, root, prepared, encoder)
   texts = similar = HeldOut(root, prepared, synthetic)

@@ -146,6 +146,7 @@ def run(task: stage.Task) -> system_results.Ranking:
   array_files.save(directory / system_results.Ranking.FILE, matrix)
   noise = "without noise" if math.isinf(epsilon) else "with DP"
   claim = joint.claim([learned.statement, fields["statement"]])
+  assert claim is not None  # of two statements
   return dataclasses.replace(
     learned,
     directory=task.folders.relative(directory),

@@ -172,7 +172,7 @@ def run(task: stage.Task) -> results.ReleasedScores:
   statement, noisy = noisy_sums.draw(
     task, promise, noisy_sums.centred_sum(table)
   )
-  std = promise.noise_multiplier * promise.l2_sensitivity
+  std = promise.noise_std
   means = (noisy_sums.MIDDLE + noisy / number).reshape(len(evaluations), -1)
   folder = task.folder(private=False)
   return results.ReleasedScores(
