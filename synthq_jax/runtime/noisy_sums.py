@@ -157,7 +157,7 @@ def draw(
   Returns:
     The statement, and the sum with noise.
   """
-  space = task.folders
+  space = task.space
   directory = private_training.state_directory(space, task.place, task.digest)
   release = release_lib.start(
     space,

@@ -180,7 +180,7 @@ def filled(
 
 
 def state_directory(
-  space: workspace.Workspace, stage: str, digest: str
+  space: workspace.Folders, stage: str, digest: str
 ) -> pathlib.Path:
   """Returns where a stage keeps the states of unfinished training."""
   return space.private(stage, f"state_{digest}")

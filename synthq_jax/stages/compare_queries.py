@@ -119,7 +119,7 @@ def check(run) -> None:
     text_encoders.Gpt2(folder=config.mauve_gpt2).check()
 
 
-def run(task: stage.Task) -> comparison_results.QueryComparison:
+def run(task: stage.Task[Config]) -> comparison_results.QueryComparison:
   """Compares all rows, and the queries of every generator with the real ones.
 
   Args:
@@ -171,7 +171,7 @@ def run(task: stage.Task) -> comparison_results.QueryComparison:
 
 
 def _rows(
-  task: stage.Task, evaluations: Sequence[results.Evaluation]
+  task: stage.Task[Config], evaluations: Sequence[results.Evaluation]
 ) -> list[_Scored]:
   """Reads the values of each row, test set by test set."""
   sets: dict[str, list[results.Evaluation]] = {}

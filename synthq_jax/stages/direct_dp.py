@@ -251,7 +251,7 @@ def check(run) -> None:
       )
 
 
-def run(task: stage.Task) -> results.Checkpoint:
+def run(task: stage.Task[Config]) -> results.Checkpoint:
   """Trains on the real queries, calibrated before step 0.
 
   Args:
@@ -266,7 +266,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   Raises:
     ValueError: if the settings cannot be met or the checkpoint does not fit.
   """
-  config, space = task.settings, task.folders
+  config, space = task.settings, task.space
   prepared = task.inputs["prepared"]
   encoder = task.inputs["encoder"]
   params, model_config = inputs.load_public(encoder, prepared)

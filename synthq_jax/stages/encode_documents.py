@@ -44,7 +44,7 @@ def jobs(run):
     )
 
 
-def run(task: stage.Task) -> system_results.Vectors | None:
+def run(task: stage.Task[Config]) -> system_results.Vectors | None:
   """Encodes every document, each process its share.
 
   What is finished stays: a run that was killed goes on after the last block.

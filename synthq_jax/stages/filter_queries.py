@@ -118,7 +118,7 @@ def check(run) -> None:
     run.check_vocabulary(run.encoder)
 
 
-def run(task: stage.Task) -> results.SyntheticQueries:
+def run(task: stage.Task[Config]) -> results.SyntheticQueries:
   """Filters the queries of one generator, and measures what is left.
 
   Cheap filters come first: the retriever is trained on what they leave.
@@ -208,7 +208,7 @@ def _by_text(
 
 
 def _ranks(
-  task: stage.Task, left: _written.Written, directory, state
+  task: stage.Task[Config], left: _written.Written, directory, state
 ) -> np.ndarray:
   """Trains a retriever on the queries and ranks their own documents with it."""
   config, folders, recipe = task.settings, task.folders, task.inputs["recipe"]

@@ -142,7 +142,7 @@ def check(run) -> None:
     )
 
 
-def run(task: stage.Task) -> results.Checkpoint:
+def run(task: stage.Task[Config]) -> results.Checkpoint:
   """Trains a generator for one epsilon.
 
   Args:
@@ -158,7 +158,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   Raises:
     ValueError: if the settings cannot be met or the checkpoint does not fit.
   """
-  config, space, digest = task.settings, task.folders, task.digest
+  config, space, digest = task.settings, task.space, task.digest
   prepared, epsilon = task.inputs["prepared"], task.inputs["epsilon"]
   records = _read_records(config, space, prepared)
   canaries = task.inputs["canaries"]

@@ -110,7 +110,7 @@ def _find_public_queries(run: Any) -> Any:
   )
 
 
-def run(task: stage.Task) -> system_results.Fusion | None:
+def run(task: stage.Task[Config]) -> system_results.Fusion | None:
   """Searches with BM25 and with the untrained encoder, and tries the weights.
 
   Args:
@@ -145,7 +145,7 @@ def run(task: stage.Task) -> system_results.Fusion | None:
 
 
 def _choice(
-  task: stage.Task, directory: pathlib.Path
+  task: stage.Task[Config], directory: pathlib.Path
 ) -> tuple[dict[str, Any] | None, str]:
   """Returns the weight and its scores, None in processes other than 0; of whom."""
   config, first = task.settings, task.inputs.get("first")
@@ -210,7 +210,7 @@ def _read_queries(task) -> tuple[_search.Judged | None, str]:
 
 
 def _runs(
-  task: stage.Task, judged: _search.Judged, directory: pathlib.Path
+  task: stage.Task[Config], judged: _search.Judged, directory: pathlib.Path
 ) -> tuple[trec.Run, trec.Run] | None:
   """Returns what BM25 and the encoder find; None in processes other than 0."""
   vectors, depth = task.inputs["vectors"], task.settings.depth

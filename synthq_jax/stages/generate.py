@@ -98,7 +98,7 @@ def check(run) -> None:
     )
 
 
-def run(task: stage.Task) -> results.SyntheticQueries | None:
+def run(task: stage.Task[Config]) -> results.SyntheticQueries | None:
   """Generates, filters and measures queries.
 
   Of several processes each samples its share of the parts; process 0 does the

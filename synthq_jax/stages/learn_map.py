@@ -98,7 +98,7 @@ def check(run) -> None:
     run.config.learn_map.check(run.prepared)
 
 
-def run(task: stage.Task) -> system_results.Ranking:
+def run(task: stage.Task[Config]) -> system_results.Ranking:
   """Learns the map beside a public retriever and the weights of its row.
 
   Args:

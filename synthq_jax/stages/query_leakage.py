@@ -97,7 +97,7 @@ def jobs(run):
     )
 
 
-def run(task: stage.Task) -> comparison_results.QueryLeakage:
+def run(task: stage.Task[Config]) -> comparison_results.QueryLeakage:
   """Compares each generator's queries with private ones.
 
   Args:
