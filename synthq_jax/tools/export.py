@@ -324,7 +324,7 @@ def _huggingface(given: Source, folder: pathlib.Path) -> None:
     _write_json(generation, fields)
   made = _checkpoint(given)
   if made is not None:
-    text = cards.of_transformers(made, _prefix(given.root, made.name))
+    text = cards.of_transformers(made, _prefix(given))
     (folder / _README).write_text(text, encoding="utf-8")
 
 
@@ -334,10 +334,13 @@ def _checkpoint(given: Source) -> results.Checkpoint | None:
   return given.result
 
 
-def _prefix(root: pathlib.Path | None, name: str) -> str:
+def _prefix(given: Source) -> str:
   """Returns what stood before the documents that a generator wrote for."""
-  for place in [root, root / results.PRIVATE] if root else []:
-    written = place / "generate" / name
+  made = _checkpoint(given)
+  assert made is not None  # only results have cards
+  roots = [given.root, given.root / results.PRIVATE] if given.root else []
+  for root in roots:
+    written = root / "generate" / made.name
     if artifacts.read_fingerprint(written) is not None:
       return artifacts.load(written, results.SyntheticQueries).prefix
   return ""
