@@ -102,9 +102,8 @@ def _same_users(
   """
   units = [unit for unit, _ in kinds(statements)]
   most = [m for m in map(terms.most_queries, units) if m is not None]
-  if not most or len(most) < len(units):
-    return statements
-  if len({*map(terms.who, units)}) > 1:
+  has_others = len(most) < len(units)
+  if not most or has_others or len({*map(terms.who, units)}) > 1:
     return statements
   unit = terms.user(max(most), terms.who(units[0]))
   return [
