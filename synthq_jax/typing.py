@@ -20,5 +20,5 @@ Clipped = tuple[Params, jax.Array, jax.Array]
 class EncodeFn(Protocol):
   """An encoder of token sequences."""
 
-  def __call__(self, params: Params, tokens: jax.Array) -> jax.Array:
+  def __call__(self, params: Params, tokens: jax.Array, /) -> jax.Array:
     """Returns one vector per row of `tokens`, shape [batch, dim]."""

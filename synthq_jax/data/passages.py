@@ -30,10 +30,14 @@ class Cut:
     return self.shape[0]
 
   def __getitem__(
-    self, rows: Int[np.ndarray, " some"]
+    self, rows: Int[np.ndarray, " some"] | slice
   ) -> Int[np.ndarray, "some length"]:
     """Reads some rows."""
     return vocabulary_lib.cut(self._rows[rows], self.shape[1])
+
+
+Tokens = blocks.Rows | Cut | np.ndarray
+"""Rows of tokens, in memory or read from disk where they are used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Passages:
   """
 
   ids: np.ndarray
-  tokens: blocks.Rows | Cut | np.ndarray
+  tokens: Tokens
   owners: Int[np.ndarray, " passage"]
 
   def cut_at(self, length: int) -> "Passages":

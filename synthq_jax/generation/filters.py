@@ -70,10 +70,10 @@ def keep(
   queries: Sequence[str],
   document_ids: Sequence[str],
   *,
-  ended: Sequence[bool] | None = None,
-  copied: Sequence[bool] | None = None,
-  found: Sequence[bool] | None = None,
-  retrieved: Sequence[bool] | None = None,
+  ended: Sequence[bool] | np.ndarray | None = None,
+  copied: Sequence[bool] | np.ndarray | None = None,
+  found: Sequence[bool] | np.ndarray | None = None,
+  retrieved: Sequence[bool] | np.ndarray | None = None,
 ) -> Kept:
   """Drops empty, truncated, repeated, copied and pointless queries.
 

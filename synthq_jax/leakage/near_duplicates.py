@@ -21,7 +21,7 @@ import itertools
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -119,13 +119,20 @@ class Index(Protocol):
 class Detector(Protocol):
   """A similarity of two texts, and the least of a near-duplicate.
 
-  Attributes:
-    name: for tables and files.
-    threshold: the least score of a match.
+  A detector is a frozen dataclass: `dataclasses.replace` changes the threshold.
   """
 
-  name: str
-  threshold: float
+  __dataclass_fields__: ClassVar[dict[str, Any]]
+
+  @property
+  def name(self) -> str:
+    """Its name in tables and files."""
+    ...
+
+  @property
+  def threshold(self) -> float:
+    """The least score of a match."""
+    ...
 
   def index(self, targets: Sequence[str]) -> Index:
     """Indexes the smaller side.

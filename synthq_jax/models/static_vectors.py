@@ -9,6 +9,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from synthq_jax import checks, field_kinds, typing
@@ -45,7 +46,7 @@ def shapes(config: StaticConfig) -> dict[str, tuple[int, ...]]:
 def init(
   key: Key[Array, ""],
   config: StaticConfig,
-  weights: Float[Array, " vocab"],
+  weights: Float[Array | np.ndarray, " vocab"],
 ) -> dict[str, dict[str, Float[Array, "vocab dim"]]]:
   """Draws vectors whose cosines are those of weighted words, but for chance.
 

@@ -38,6 +38,7 @@ __all__ = [
   "CLAIM",
   "CLAIM_FILES",
   "FORMATS",
+  "Shape",
   "check",
   "check_finite",
   "claim",
@@ -77,9 +78,10 @@ _PARAMS = "params.safetensors"
 _CONFIG = "config.json"  # the shape; Hugging Face's file has the same name
 _PROJECTION = "projection/kernel"
 _OURS, _HUGGINGFACE, _T5X = "ours", "huggingface", "t5x"
-_Shape = t5_config.T5Config | static_vectors.StaticConfig
-_Loaded = tuple[dict[str, Any], _Shape]
-_Described = tuple[dict[str, _tensors.Tensor], _Shape]
+Shape = t5_config.T5Config | static_vectors.StaticConfig
+"""The shape of an encoder that a checkpoint holds."""
+_Loaded = tuple[dict[str, Any], Shape]
+_Described = tuple[dict[str, _tensors.Tensor], Shape]
 
 
 def flatten(params: Any) -> dict[str, np.ndarray]:
@@ -92,7 +94,7 @@ def flatten(params: Any) -> dict[str, np.ndarray]:
   return {path: np.asarray(leaf) for path, leaf in leaves.items()}
 
 
-def save(directory: str | os.PathLike, params: Any, config: _Shape) -> None:
+def save(directory: str | os.PathLike, params: Any, config: Shape) -> None:
   """Writes our own format: parameters and shape, each file in one step.
 
   Args:
@@ -246,9 +248,9 @@ def load_huggingface(path: str | os.PathLike, **options: Any) -> _Loaded:
 
 def with_token_ids(
   directory: str | os.PathLike,
-  shape: _Shape,
+  shape: Shape,
   token_ids: token_ids_lib.TokenIds | None,
-) -> _Shape:
+) -> Shape:
   """Returns the shape of a checkpoint with the special ids of its vocabulary.
 
   Args:
@@ -274,7 +276,7 @@ def with_token_ids(
   return dataclasses.replace(shape, token_ids=own)
 
 
-def load_config(directory: str | os.PathLike) -> _Shape:
+def load_config(directory: str | os.PathLike) -> Shape:
   """Reads the shape of a saved model, in whichever format it is.
 
   Raises:
@@ -485,7 +487,7 @@ def convert(
   return to
 
 
-def _refuse_static(where: Any, shape: _Shape, name: str) -> None:
+def _refuse_static(where: Any, shape: Shape, name: str) -> None:
   if not isinstance(shape, t5_config.T5Config):
     raise ValueError(
       f"{where}: expected a T5 for format={name}, got static vectors: write"
@@ -544,7 +546,7 @@ def _describe_t5x(
 def _check(
   where: str | os.PathLike,
   tensors: Mapping[str, _tensors.Tensor],
-  shape: _Shape,
+  shape: Shape,
   *,
   projection: bool = False,
 ) -> None:

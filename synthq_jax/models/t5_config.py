@@ -1,11 +1,13 @@
 """Shapes of T5: one frozen dataclass, and the sizes known by name."""
 
 import dataclasses
+import os
+from typing import Any
 
 from synthq_jax import checks, field_kinds
 from synthq_jax.models import token_ids as token_ids_lib
 
-__all__ = ["SHAPE", "T5Config", "get", "names"]
+__all__ = ["SHAPE", "T5Config", "get", "names", "require"]
 
 _COUNTS = (
   "vocab_size",
@@ -153,3 +155,21 @@ def get(name: str) -> T5Config:
       f"unknown T5 size {name!r}: expected one of {', '.join(_SIZES)}"
     )
   return _SIZES[name]
+
+
+def require(shape: Any, directory: str | os.PathLike) -> T5Config:
+  """Returns a shape that is a T5's.
+
+  Args:
+    shape: of the checkpoint.
+    directory: where it lies.
+
+  Raises:
+    ValueError: if it is that of static vectors.
+  """
+  if not isinstance(shape, T5Config):
+    raise ValueError(
+      f"{directory}: expected a T5, for queries or monoT5, got static vectors:"
+      " retrievers start from them as RETRIEVER_CHECKPOINT, with STATIC_DIM=0"
+    )
+  return shape

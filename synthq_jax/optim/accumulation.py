@@ -88,7 +88,7 @@ def accumulate(
 
   def update_fn(
     updates: optax.Updates,
-    state: AccumulateState,
+    state: Any,  # AccumulateState: optax's type takes any tree
     params: optax.Params | None = None,
     **extra: Any,
   ) -> tuple[optax.Updates, AccumulateState]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from synthq_jax import checks, typing
 from synthq_jax.optim import auto, independence, strategies
@@ -182,7 +183,7 @@ class ClippedGrad:
         f" {jnp.shape(given)}"
       )
     if not isinstance(given, jax.core.Tracer):
-      checks.clip_norm(float(given))
+      checks.clip_norm(np.asarray(given).item())
     return jnp.clip(jnp.asarray(given, jnp.float32), *_CLIP_RANGE)
 
   @functools.cached_property
@@ -213,7 +214,7 @@ class ClippedGrad:
   ) -> tuple[typing.Params, typing.Batch, Callable[..., Any]]:
     """Returns parameters, batch, and the loss as a function of these two."""
     several = not isinstance(self.argnums, int)
-    at = self.argnums if several else (self.argnums,)
+    at = (self.argnums,) if isinstance(self.argnums, int) else self.argnums
     params = tuple(arguments[i] for i in at)
     batch = arguments[self.batch_argnum]
     if (*at, self.batch_argnum) == (0, 1) and len(arguments) == 2:

@@ -1,5 +1,7 @@
 """T5's Adafactor, and optimizers that make private steps of clipped sums."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -131,7 +133,7 @@ def dp_adafactor(
   denominator: Number,
   key: jax.Array,
   noise: noise_lib.Noise | None = None,
-  **options: object,
+  **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds Adafactor on the private mean of a clipped sum.
 
@@ -254,11 +256,11 @@ def dp_aggregate(
       " optax.inject_hyperparams(dp_aggregate, static_args='key')"
     )
   if not isinstance(l2_clip_norm, jax.core.Tracer):
-    checks.clip_norm(l2_clip_norm)
+    checks.clip_norm(float(l2_clip_norm))
 
   def update_fn(
     updates: optax.Updates,
-    state: optax.EmptyState,
+    state: Any,  # EmptyState: optax's type takes any tree
     params: optax.Params | None = None,
     *,
     is_padding_example: jax.Array | None = None,

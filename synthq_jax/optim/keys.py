@@ -101,7 +101,8 @@ def secret_key(secret: int, purpose: str) -> jax.Array:
   """
   words = np.random.SeedSequence([secret, *purpose.encode()])
   shape = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
-  return jax.random.wrap_key_data(words.generate_state(shape[0]))
+  state = jnp.asarray(words.generate_state(shape[0]))
+  return jax.random.wrap_key_data(state)
 
 
 def as_argument(keys: Any) -> tuple[Any, Callable[[Any], Any]]:

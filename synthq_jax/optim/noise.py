@@ -316,6 +316,14 @@ def _is_threefry(key: jax.Array) -> bool:
   return str(jax.random.key_impl(key)) == "threefry2x32"
 
 
+def _mix(
+  x0: jax.Array, x1: jax.Array, rotation: int
+) -> tuple[jax.Array, jax.Array]:
+  """Computes one round of Threefry."""
+  x0 = x0 + x1
+  return x0, ((x1 << rotation) | (x1 >> (32 - rotation))) ^ x0
+
+
 def _threefry(
   key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -324,9 +332,7 @@ def _threefry(
   x0, x1 = x0 + keys[0], x1 + keys[1]
   for group in range(5):
     for rotation in _ROTATIONS[group % 2]:
-      x0 += x1
-      x1 = (x1 << rotation) | (x1 >> (32 - rotation))
-      x1 ^= x0
+      x0, x1 = _mix(x0, x1, rotation)
     x0 += keys[(group + 1) % 3]
     x1 += keys[(group + 2) % 3] + jnp.uint32(group + 1)
   return x0, x1

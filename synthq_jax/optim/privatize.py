@@ -95,7 +95,7 @@ def privatize(
   References:
     Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
   """
-  numbers = (l2_sensitivity, noise_multiplier, denominator)
+  numbers: tuple[Any, ...] = (l2_sensitivity, noise_multiplier, denominator)
   fixed = [
     _check_number(name, value, above_zero=name != "noise_multiplier")
     for name, value in zip(
@@ -114,7 +114,7 @@ def privatize(
 
   def update_fn(
     updates: optax.Updates,
-    state: PrivatizeState,
+    state: Any,  # PrivatizeState: optax's type takes any tree
     params: optax.Params | None = None,
     **extra: Any,
   ) -> tuple[optax.Updates, PrivatizeState]:
@@ -122,10 +122,11 @@ def privatize(
     _check_extra(extra)
     check_whole(updates)
     updates = _refuse_mapped(updates, key)
-    step = optax.safe_increment(state.step)
+    step = jnp.asarray(optax.safe_increment(state.step))
     total = jax.tree.map(lambda x: x.astype(jnp.float32), updates)
     if all(fixed):
-      std, divisor = noise_multiplier * l2_sensitivity, denominator
+      sensitivity, multiplier, divisor = numbers
+      std = multiplier * sensitivity
     else:
       std, divisor = _of_step(numbers, state.step)
     if all(fixed) and std == 0:
@@ -231,9 +232,10 @@ def _is_beside_sum(node: Any) -> bool:
 
 def _check_number(name: str, value: Number, *, above_zero: bool = True) -> bool:
   """Refuses a number out of its range; says whether its value is known here."""
-  if getattr(getattr(value, "dtype", None), "itemsize", 4) < 4:
+  dtype = getattr(value, "dtype", None)
+  if getattr(dtype, "itemsize", 4) < 4:
     raise ValueError(
-      f"expected {name} in single precision, got {value.dtype}, which rounds it;"
+      f"expected {name} in single precision, got {dtype}, which rounds it;"
       " optax.inject_hyperparams takes hyperparam_dtype=jnp.float32"
     )
   if callable(value) or isinstance(value, jax.core.Tracer):

@@ -213,7 +213,7 @@ def _two_turns(
       return weight, norm, [nothing[i] for i in rest]
 
     def add() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
-      total = kept.sums(*held, weight, shapes)
+      total = kept.sums(held[0], held[1], weight, shapes)
       return weight, norm, devices.vary([total[i] for i in rest], axes)
 
     weight, norm, sums = jax.lax.cond(is_second, add, measure)

@@ -21,7 +21,7 @@ import functools
 import logging
 import math
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from synthq_jax import checks
@@ -203,11 +203,14 @@ def _group_epsilon(
   if relation == "REPLACE_ONE" or not all(run.noise_multiplier for run in runs):
     return math.inf
   events = [_group_event(run, size) for run in runs]
-  left = None not in events and delta - sum(owed for _, owed in events)
-  left = left and arithmetic.subtract_rounding(runs, left)
-  if not left or left <= 0:
+  known = [event for event in events if event is not None]
+  if len(known) < len(events):
     return math.inf
-  once = [(event, 1) for event, _ in events]
+  left = delta - sum(owed for _, owed in known)
+  left = arithmetic.subtract_rounding(runs, left)
+  if left <= 0:
+    return math.inf
+  once = [(event, 1) for event, _ in known]
   return _least(
     lambda interval: _composed(once, relation, interval).get_epsilon(left),
     _INTERVALS,
@@ -410,7 +413,7 @@ def _renyi(runs: Sequence[Run], relation: str) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet_orders() -> Iterator[None]:
+def _quiet_orders() -> Generator[None]:
   """Keeps dp_accounting from warning of orders that it leaves out.
 
   A sum that does not converge makes the divergence of its order infinite: the

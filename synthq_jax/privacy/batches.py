@@ -5,7 +5,7 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -119,7 +119,7 @@ class Indices(_NotAnArray):
     return indices.astype(np.int32), self._is_padding
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
 class Batch(_NotAnArray):
   """Which records one step reads.
 
@@ -137,17 +137,24 @@ class Batch(_NotAnArray):
   """
 
   indices: Indices
-  """The records' numbers, which need the mask; made from int [max_batch_size]."""
+  """The records' numbers, which need the mask."""
   is_padding: np.ndarray
   """Bool [max_batch_size]."""
 
-  def __post_init__(self):
-    """Joins numbers and mask; refuses a real row without a record."""
-    is_padding = np.array(self.is_padding, bool)
-    values = self.indices
-    if isinstance(values, Indices):
-      values, _ = values.to_arrays(-1)
-    values = np.asarray(values)
+  def __init__(self, indices: Indices | np.ndarray, is_padding: np.ndarray):
+    """Joins numbers and mask; refuses a real row without a record.
+
+    Args:
+      indices: int [max_batch_size].
+      is_padding: bool [max_batch_size].
+
+    Raises:
+      ValueError: if shapes differ, or a row without padding has no record.
+    """
+    is_padding = np.array(is_padding, bool)
+    if isinstance(indices, Indices):
+      indices, _ = indices.to_arrays(-1)
+    values = np.asarray(indices)
     if values.ndim != 1 or values.shape != is_padding.shape:
       raise ValueError(
         "expected indices and is_padding of one shape [max_batch_size], got"
@@ -188,20 +195,43 @@ class Batch(_NotAnArray):
 class Sampler(abc.ABC):
   """What training and accounting ask of a sampler."""
 
-  num_examples: int
-  """The number of private records n, public."""
-  expected_batch_size: int
-  """The public divisor of a clipped sum."""
-  max_batch_size: int
-  """The fixed number of rows of every batch."""
-  min_separation: int = 1
-  """Steps between two batches that may hold the same record, at least."""
-  knows_truncation: bool = True
-  """Whether `event` says what truncation costs; else it is paid from delta."""
-  group_size: int = 1
-  """The most records of one unit of privacy, each drawn by its own coin."""
-  num_units: int | None = None
-  """Units with a record; None: as many as records."""
+  if TYPE_CHECKING:
+    # Fields or properties of a sampler. A property that existed at run time
+    # would be the default of a dataclass field of the same name.
+    @property
+    def num_examples(self) -> int:
+      """The number of private records n, public."""
+      ...
+
+    @property
+    def expected_batch_size(self) -> int:
+      """The public divisor of a clipped sum."""
+      ...
+
+    @property
+    def max_batch_size(self) -> int:
+      """The fixed number of rows of every batch."""
+      ...
+
+  @property
+  def min_separation(self) -> int:
+    """Steps between two batches that may hold the same record, at least."""
+    return 1
+
+  @property
+  def knows_truncation(self) -> bool:
+    """Whether `event` says what truncation costs; else it is paid from delta."""
+    return True
+
+  @property
+  def group_size(self) -> int:
+    """The most records of one unit of privacy, each drawn by its own coin."""
+    return 1
+
+  @property
+  def num_units(self) -> int | None:
+    """Units with a record; None: as many as records."""
+    return None
 
   @property
   def units(self) -> int:

@@ -76,9 +76,11 @@ def describe(
       "expected unit='user' with queries_per_user of at least 1, or unit='query'"
       f" without, got {unit=} and {queries_per_user=}"
     )
+  if steps is None:
+    assert epochs is not None  # one of the pair
+    steps = round(epochs * (num_examples // batch_size))
   if unit == "user":
-    if steps is None:
-      steps = round(epochs * (num_examples // batch_size))
+    assert queries_per_user is not None
     samplers = of_users(
       num_examples=num_examples,
       batch_size=batch_size,
@@ -89,8 +91,6 @@ def describe(
     num_examples=num_examples, expected_batch_size=batch_size
   )
   fixed = sampling.FixedOrder(num_examples=num_examples, batch_size=batch_size)
-  if steps is None:
-    steps = round(epochs * fixed.steps_per_epoch)
   if delta is None:
     delta = 1 / (2 * num_examples)
   lines = [
@@ -102,10 +102,7 @@ def describe(
     ("no amplification", fixed, "REPLACE_SPECIAL"),
   ):
     known = dict(sampler=sampler, steps=steps, delta=delta, relation=relation)
-    if epsilon is not None:
-      traded = _noise_for(epsilon, known)
-    else:
-      traded = _epsilon_for(noise_multiplier, known)
+    traded = _traded(epsilon, noise_multiplier, known)
     lines.append(f"{words} ({relation}): {traded}")
   if epsilon is not None:
     lines += _other_batches(epsilon, delta, num_examples, batch_size, steps)
@@ -159,10 +156,7 @@ def _users(
   ]
   for name, sampler in samplers.items():
     known = dict(sampler=sampler, steps=steps, delta=delta)
-    if epsilon is None:
-      traded = _epsilon_for(noise, known)
-    else:
-      traded = _noise_for(epsilon, known)
+    traded = _traded(epsilon, noise, known)
     lines.append(
       f"{sampler.expected_batch_size} {name} a step (ADD_OR_REMOVE_ONE):"
       f" {traded}"
@@ -192,6 +186,14 @@ def _other_batches(
     noise = float(rounding.up(noise, places=3))
     lines.append(f"{size:7}{count:8}{noise:19.3f}{noise / size:27.3g}")
   return lines
+
+
+def _traded(epsilon: float | None, noise: float | None, known: dict) -> str:
+  """Says what the given one of the pair takes or gives."""
+  if epsilon is not None:
+    return _noise_for(epsilon, known)
+  assert noise is not None  # one of the pair
+  return _epsilon_for(noise, known)
 
 
 def _noise_for(epsilon: float, known: dict) -> str:

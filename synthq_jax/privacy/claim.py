@@ -106,6 +106,7 @@ class Claim:
   @functools.cached_property
   def epsilon(self) -> float:
     """Of all sums together, at `delta`; infinite without noise."""
+    assert self.delta is not None  # filled in by __post_init__
     accounting.check_delta(self.delta, self.sampler)
     return accounting.composed_epsilon(
       self._runs,
@@ -113,6 +114,27 @@ class Claim:
       relation=self.relation,
       accountant=self.accountant,
     )
+
+  @property
+  def constant_noise_multiplier(self) -> float:
+    """The noise multiplier of every step.
+
+    Raises:
+      TypeError: if it is a schedule.
+    """
+    if callable(self.noise_multiplier):
+      raise TypeError("expected one noise multiplier, got a schedule of steps")
+    return self.noise_multiplier
+
+  @property
+  def noise_std(self) -> float:
+    """The standard deviation of the noise on each sum.
+
+    Raises:
+      TypeError: if the noise multiplier is a schedule.
+    """
+    assert self.l2_sensitivity is not None  # filled in by __post_init__
+    return self.constant_noise_multiplier * self.l2_sensitivity
 
   @functools.cached_property
   def _runs(self) -> tuple[accounting.Run, ...]:
@@ -146,6 +168,8 @@ class Claim:
       ValueError: if the identifier is empty, a norm is not positive, or
         accounting refuses.
     """
+    # Both are filled in by __post_init__.
+    assert self.delta is not None and self.l2_sensitivity is not None
     words = self.words
     is_quiet = any(run.noise_multiplier == 0 for run in self._runs)
     if is_quiet and words.without_noise:
@@ -256,10 +280,12 @@ def calibrated(
     relation=relation,
     **fields,
   )
+  target = known.delta
+  assert target is not None  # filled in by Claim
   noise_multiplier = decide(
     lambda: accounting.noise_multiplier(
       epsilon=epsilon,
-      delta=known.delta,
+      delta=target,
       sampler=sampler,
       steps=steps,
       relation=known.relation,

@@ -54,5 +54,5 @@ def normal_numbers(key: jax.Array, size: int) -> Float[np.ndarray, " number"]:
   bits = jax.random.bits(own, (2, size), np.uint32)
   high, low = np.asarray(bits, np.uint64)
   whole = (high << np.uint64(32)) | low
-  size = stats.norm.isf((np.minimum(whole, ~whole) + 0.5) / 2.0**64)
-  return np.where(whole > ~whole, size, -size)
+  distance = stats.norm.isf((np.minimum(whole, ~whole) + 0.5) / 2.0**64)
+  return np.where(whole > ~whole, distance, -distance)

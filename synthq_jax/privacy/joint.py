@@ -101,8 +101,9 @@ def _same_users(
   another column are not: what is one user there may be many here.
   """
   units = [unit for unit, _ in kinds(statements)]
-  most = [terms.most_queries(unit) for unit in units]
-  if not most or None in most or len({*map(terms.who, units)}) > 1:
+  most = [m for m in map(terms.most_queries, units) if m is not None]
+  has_others = len(most) < len(units)
+  if not most or has_others or len({*map(terms.who, units)}) > 1:
     return statements
   unit = terms.user(max(most), terms.who(units[0]))
   return [

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from io import FileIO
 from typing import NamedTuple
 
@@ -139,7 +139,7 @@ def mend(path: str | os.PathLike) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Iterator[FileIO]:
+def _opened(path: pathlib.Path) -> Generator[FileIO]:
   """Opens a ledger to read and to append, for one process at a time."""
   path.parent.mkdir(parents=True, exist_ok=True)
   begun(path)  # an empty file must not stand for one that was lost

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 from synthq_jax import field_kinds
 from synthq_jax.privacy import accounting, sampling
@@ -16,12 +16,12 @@ __all__ = [
 ]
 
 
-_NAMES = {
-  sampling.Poisson: "poisson",
-  sampling.CyclicPoisson: "cyclic_poisson",
-  sampling.FixedOrder: "fixed_order",
+_SAMPLERS = {
+  "poisson": sampling.Poisson,
+  "cyclic_poisson": sampling.CyclicPoisson,
+  "fixed_order": sampling.FixedOrder,
 }
-"""Of samplers, in the ledger."""
+"""Samplers by their names in the ledger."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,15 +81,15 @@ class Release:
 
   def sampler(self) -> sampling.Sampler:
     """Returns the sampler that this entry describes."""
-    for kind, name in _NAMES.items():
-      if name == self.sampling:
-        values = vars(self) | {"batch_size": self.max_batch_size}
-        return kind(
-          **{one.name: values[one.name] for one in dataclasses.fields(kind)}
-        )
-    raise ValueError(
-      'expected "poisson", "cyclic_poisson" or "fixed_order", got'
-      f" sampling={self.sampling!r}"
+    kind = _SAMPLERS.get(self.sampling)
+    if kind is None:
+      raise ValueError(
+        'expected "poisson", "cyclic_poisson" or "fixed_order", got'
+        f" sampling={self.sampling!r}"
+      )
+    values = vars(self) | {"batch_size": self.max_batch_size}
+    return kind(
+      **{one.name: values[one.name] for one in dataclasses.fields(kind)}
     )
 
   def run(self) -> accounting.Run:
@@ -97,9 +97,21 @@ class Release:
     return accounting.Run(self.sampler(), self.noise_multiplier, self.steps)
 
 
+class SamplerFields(TypedDict):
+  """The fields of a `Release` that describe its sampler."""
+
+  sampling: str
+  num_examples: int
+  expected_batch_size: int
+  max_batch_size: int
+  cycle_length: int
+  group_size: int
+  num_units: int | None
+
+
 def sampler_fields(
   sampler: sampling.Sampler,
-) -> dict[str, str | int | None]:
+) -> SamplerFields:
   """Returns the fields of a `Release` that describe its sampler.
 
   Args:
@@ -112,12 +124,13 @@ def sampler_fields(
   Raises:
     ValueError: if the ledger knows no name for it.
   """
-  if type(sampler) not in _NAMES:
+  names = [n for n, kind in _SAMPLERS.items() if type(sampler) is kind]
+  if not names:
     raise ValueError(
       f"expected a sampler of synthq_jax.privacy.sampling, got {sampler!r}"
     )
   return {
-    "sampling": _NAMES[type(sampler)],
+    "sampling": names[0],
     "num_examples": int(sampler.num_examples),
     "expected_batch_size": int(sampler.expected_batch_size),
     "max_batch_size": int(sampler.max_batch_size),

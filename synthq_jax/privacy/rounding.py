@@ -50,7 +50,11 @@ def up(
   if math.isinf(value):
     return "inf"
   number = decimal.Decimal(repr(float(value)))
-  last = -places if digits is None else number.adjusted() - digits + 1
+  if digits is not None:
+    last = number.adjusted() - digits + 1
+  else:
+    assert places is not None, "digits or places"
+    last = -places
   return _rounded(number, last, decimal.ROUND_CEILING)
 
 
@@ -72,6 +76,8 @@ def noise(value: float, *, digits: int) -> str:
 
 
 def _rounded(number: decimal.Decimal, last: int, rounding: str) -> str:
-  if number.as_tuple().exponent < last:
+  exponent = number.as_tuple().exponent
+  assert isinstance(exponent, int), "a finite number"
+  if exponent < last:
     number = number.quantize(decimal.Decimal(1).scaleb(last), rounding)
   return repr(float(number)).removesuffix(".0")

@@ -8,7 +8,6 @@ let `num_examples` count queries.
 
 import dataclasses
 import functools
-import numbers
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -36,8 +35,16 @@ _CYCLIC_TAG = 0x6379636C
 _Own = TypeVar("_Own", bound="_Cut")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Cut(Sampler):
   """Draws batches of any size, which are cut or padded to max_batch_size."""
+
+  num_examples: int
+  """The number of private records n, public."""
+  expected_batch_size: int
+  """The mean number of records in a batch, before truncation."""
+  max_batch_size: int
+  """The number of rows of a batch, at least expected_batch_size."""
 
   @property
   def share(self) -> float:
@@ -51,7 +58,7 @@ class _Cut(Sampler):
     num_examples: int,
     multiple_of: int = 1,
     overflow: float = 1e-12,
-    **sizes: int | None,
+    **sizes: Any,
   ) -> _Own:
     """Chooses max_batch_size so that hardly any batch is ever truncated.
 
@@ -159,12 +166,6 @@ class Poisson(_Cut):
     corollary 4.7 for vectors.
   """
 
-  num_examples: int
-  """The number of private records n, public."""
-  expected_batch_size: int
-  """The mean number of records in a batch, before truncation."""
-  max_batch_size: int
-  """The number of rows of a batch, at least expected_batch_size."""
   group_size: int = 1
   """The most records of one unit of privacy."""
   num_units: int | None = None
@@ -280,16 +281,8 @@ class CyclicPoisson(_Cut):
     Choquette-Choo et al. (2023), arXiv:2306.08153, section 4.
   """
 
-  num_examples: int
-  """The number of private records n, public."""
-  expected_batch_size: int
-  """The mean number of records in a batch, before truncation."""
-  max_batch_size: int
-  """The number of rows of a batch, at least expected_batch_size."""
   cycle_length: int
   """Groups; times expected_batch_size it is at most num_examples."""
-
-  knows_truncation = False
 
   def __post_init__(self):
     """Refuses sizes that contradict each other."""
@@ -311,10 +304,15 @@ class CyclicPoisson(_Cut):
     """Steps between two batches that may hold the same record, at least."""
     return self.cycle_length
 
+  @property
+  def knows_truncation(self) -> bool:
+    """No event knows it for cycles."""
+    return False
+
   def batch(self, seed: int | Sequence[int], step: int) -> Batch:
     """Draws the batch of one step from the group whose turn it is."""
     generator = batches.generator(seed, _CYCLIC_TAG, step)
-    key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
+    key = (seed,) if isinstance(seed, int | np.integer) else tuple(seed)
     groups = _groups(self.num_examples, self.cycle_length, key)
     members = groups[step % self.cycle_length]
     drawn = int(generator.binomial(len(members), self.probability))
@@ -378,7 +376,7 @@ class FixedOrder(Sampler):
     """Returns the batch of one step: batch_size records and no padding."""
     checks.count("step", step, 0)
     epoch, place = divmod(step, self.steps_per_epoch)
-    key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
+    key = (seed,) if isinstance(seed, int | np.integer) else tuple(seed)
     order = _order(self.num_examples, key, epoch)
     start = place * self.batch_size
     indices = order[start : start + self.batch_size].copy()

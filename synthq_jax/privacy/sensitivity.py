@@ -325,6 +325,7 @@ def row(
     return own
   # A column that comes, goes or changes may turn every other row around.
   checks.count("max_batch_size", max_batch_size, 1)
+  assert max_batch_size is not None
   return own + 2 * norm * (max_batch_size - 1)
 
 
@@ -444,7 +445,7 @@ def _check_finite(name: str, value: Any) -> None:
 
 
 def _positive(name: str, value: Any) -> float:
-  if not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+  if not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
     raise ValueError(f"expected a positive finite {name}, got {name}={value!r}")
   return float(value)
 

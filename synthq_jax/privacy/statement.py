@@ -365,7 +365,7 @@ def _check_alike(statements: Sequence[PrivacyStatement]) -> None:
 def _merged(statements: Sequence[PrivacyStatement]) -> PrivacyStatement:
   """Joins everything but the numbers."""
   names = ("ledger", "public", "assumptions", "not_protected", "notes")
-  joined = {
+  joined: dict[str, Any] = {
     name: _union(*(getattr(one, name) for one in statements)) for name in names
   }
   return dataclasses.replace(statements[0], **joined)

@@ -320,7 +320,9 @@ def who(unit: str) -> str:
   >>> who(user(4)), who(user(1, "device"))
   ('client', 'device')
   """
-  return _USER.fullmatch(unit)[1] or WHO
+  found = _USER.fullmatch(unit)
+  assert found, "a unit that `user` has named"
+  return found[1] or WHO
 
 
 def users(unit: str, how: str, base: Terms) -> Terms:

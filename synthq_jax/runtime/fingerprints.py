@@ -77,6 +77,7 @@ def machine(mesh: jax.sharding.Mesh | None, strategy: str | None = None) -> str:
     mesh: of the training; None: one device.
     strategy: of clipping, where there is one; "auto" goes by the memory, too.
   """
+  config: Any = jax.config  # its flags are made at run time
   return artifacts.fingerprint(
     _code(),
     auto.memory() if strategy == "auto" else None,
@@ -87,8 +88,8 @@ def machine(mesh: jax.sharding.Mesh | None, strategy: str | None = None) -> str:
     jaxlib.__version__,
     *(os.environ.get(name, "") for name in _COMPILER_FLAGS),
     *_libraries(),
-    str(jax.config.jax_default_matmul_precision),
-    (jax.config.jax_threefry_partitionable, jax.config.jax_enable_x64),
+    str(config.jax_default_matmul_precision),
+    (config.jax_threefry_partitionable, config.jax_enable_x64),
   )
 
 
@@ -116,8 +117,9 @@ def _digest_code(root: pathlib.Path) -> str:
   for path in sorted(root.rglob("*.py")):
     tree = ast.parse(path.read_bytes())
     for node in ast.walk(tree):
-      if isinstance(body := getattr(node, "body", None), list):
-        node.body = [each for each in body if not _is_docstring(each)]
+      fields = vars(node)
+      if isinstance(body := fields.get("body"), list):
+        fields["body"] = [each for each in body if not _is_docstring(each)]
     content = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
     digest.update(f"{path.relative_to(root)} {content}\n".encode())
   return digest.hexdigest()

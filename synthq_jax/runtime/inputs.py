@@ -5,19 +5,20 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Generator,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from synthq_jax.data import (
-  beir,
-  collection,
-  files,
-  passages,
-  token_cache,
-)
+from synthq_jax.data import beir, collection, files, passages, token_cache
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import prompt as prompt_lib
 from synthq_jax.models import t5_checkpoints, t5_config
@@ -117,7 +118,11 @@ def unanswered(split: str) -> str:
 
 
 @contextlib.contextmanager
-def _damage_explained(space, made, path) -> Iterator[pathlib.Path]:
+def _damage_explained(
+  space: workspace.Folders,
+  made: Documents | results.SyntheticQueries,
+  path: pathlib.Path,
+) -> Generator[pathlib.Path]:
   """Says which result has to go when one of its files cannot be read."""
   try:
     yield path
@@ -134,7 +139,7 @@ def _damage_explained(space, made, path) -> Iterator[pathlib.Path]:
 
 
 def real_pairs(
-  space: workspace.Workspace, prepared: results.PreparedData
+  space: workspace.Folders, prepared: results.PreparedData
 ) -> dict[str, np.ndarray]:
   """Returns the private train queries, as `with_documents` does."""
   path = space.root / prepared.private_directory / "train.npz"
@@ -194,6 +199,7 @@ def training_pairs(
     held_out_share: of the documents, whose queries are left out.
   """
   if synthetic is None:
+    assert isinstance(prepared, results.PreparedData)
     records = real_pairs(folders, prepared)
   else:
     path = folders.root / synthetic.directory / "tokens.npz"
@@ -304,7 +310,9 @@ def vocabulary_beside(directory: pathlib.Path) -> pathlib.Path:
   return next((place for place in places if place.is_file()), places[0])
 
 
-def load_public(directory: pathlib.Path, prepared: Documents):
+def load_public(
+  directory: pathlib.Path, prepared: results.PublicDocuments
+) -> tuple[dict[str, Any], t5_checkpoints.Shape]:
   """Loads the public model that a training starts from.
 
   Formal guarantee:
@@ -363,11 +371,7 @@ def check_t5(
     if model is None:  # who reads it says more
       return
     raise
-  if not isinstance(found, t5_config.T5Config):
-    raise ValueError(
-      f"{directory}: expected a T5, for queries or monoT5, got static vectors:"
-      " retrievers start from them as RETRIEVER_CHECKPOINT, with STATIC_DIM=0"
-    )
+  found = t5_config.require(found, directory)
   for field in t5_config.SHAPE if model else ():
     ours, theirs = getattr(model, field), getattr(found, field)
     if ours != theirs:
@@ -441,7 +445,7 @@ def write_documents(
   *,
   length: int,
   stride: int = 0,
-  choose: Sequence[int] = (),
+  choose: Sequence[int] | np.ndarray = (),
   digest: Callable[[bytes], object] = lambda content: None,
 ) -> WrittenDocuments:
   """Writes texts, tokens and ids, in the order of the documents.
@@ -459,8 +463,8 @@ def write_documents(
   Returns:
     What was seen on the way.
   """
-  slots = {int(position): slot for slot, position in enumerate(choose)}
-  chosen: list[collection.Document | None] = [None] * len(slots)
+  positions = [int(position) for position in choose]
+  wanted, chosen = frozenset(positions), {}
   documents, first, cut, num_passages = iter(documents), 0, 0, 0
   with (
     artifacts.replacing(folder / _CORPUS_NAME) as corpus,
@@ -489,10 +493,12 @@ def write_documents(
       cache.append({_TOKENS: rows}, {_IDS: ids})
       for position, document in enumerate(chunk, first):
         digest(f"{document.id}\0{document.contents}\0".encode())
-        if position in slots:
-          chosen[slots[position]] = document
+        if position in wanted:
+          chosen[position] = document
       first += len(chunk)
-  return WrittenDocuments(cut / first, num_passages, chosen)
+  return WrittenDocuments(
+    cut / first, num_passages, [chosen[position] for position in positions]
+  )
 
 
 def read_documents(folder: pathlib.Path) -> passages.Passages:
@@ -549,7 +555,7 @@ def save_checkpoint(
   task: Any,
   directory: pathlib.Path,
   params: Any,
-  model_config: t5_config.T5Config,
+  model_config: t5_checkpoints.Shape,
   *,
   kind: str,
   **fields: Any,

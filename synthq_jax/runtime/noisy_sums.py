@@ -157,7 +157,7 @@ def draw(
   Returns:
     The statement, and the sum with noise.
   """
-  space = task.folders
+  space = task.space
   directory = private_training.state_directory(space, task.place, task.digest)
   release = release_lib.start(
     space,
@@ -172,8 +172,8 @@ def draw(
     ),
   )
   statement = promise.enter(space.private(ledger.NAME), release.identifier)
-  std = promise.noise_multiplier * promise.l2_sensitivity
-  return statement, gaussian.noisy(total, std, release.noise_key)
+  noisy = gaussian.noisy(total, promise.noise_std, release.noise_key)
+  return statement, noisy
 
 
 def enough(excess: Callable[[int], float], number: int) -> int:

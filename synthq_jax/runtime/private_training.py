@@ -180,7 +180,7 @@ def filled(
 
 
 def state_directory(
-  space: workspace.Workspace, stage: str, digest: str
+  space: workspace.Folders, stage: str, digest: str
 ) -> pathlib.Path:
   """Returns where a stage keeps the states of unfinished training."""
   return space.private(stage, f"state_{digest}")
@@ -235,7 +235,7 @@ def train(
   )
   mechanism = dp_step.Mechanism(
     sampler=claim.sampler,
-    noise_multiplier=claim.noise_multiplier,
+    noise_multiplier=claim.constant_noise_multiplier,
     optimizer=dp_step.Optimizer(
       name=config.optimizer,
       learning_rate=config.learning_rate,

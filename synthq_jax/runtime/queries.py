@@ -59,7 +59,7 @@ def save(
   names: Sequence[str],
   queries: Sequence[str],
   owners: np.ndarray,
-  ids: np.ndarray,
+  ids: Sequence[str] | np.ndarray,
   tokens: np.ndarray,
   passages: np.ndarray,
 ) -> None:
@@ -166,7 +166,7 @@ def decoded(vocabulary: Any, row: np.ndarray) -> str:
   return vocabulary.decode([int(t) for t in row if t])
 
 
-def texts_of(corpus: pathlib.Path, owners: Sequence[int]) -> Iterator[str]:
+def texts_of(corpus: pathlib.Path, owners: Iterable[int]) -> Iterator[str]:
   """Yields the text of each position in `owners`, which ascend."""
   texts = enumerate(inputs.document_texts(corpus))
   position, text = -1, ""

@@ -55,7 +55,7 @@ class Written:
   texts: list[str]
 
 
-def real(space: workspace.Workspace, prepared: results.PreparedData) -> Real:
+def real(space: workspace.Folders, prepared: results.PreparedData) -> Real:
   """Reads private queries with a relevant document, those trained on first.
 
   A query of several splits, train among them, was trained on.
@@ -195,7 +195,7 @@ def _test(hit, trained, units, confidence) -> tuple[intervals.Interval, float]:
     *(
       calibration.grouped_interval(
         hit[side],
-        np.ones(side.sum()),
+        [1.0] * int(side.sum()),
         units[side].tolist(),
         confidence=confidence,
       )

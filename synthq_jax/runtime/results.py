@@ -67,7 +67,7 @@ def is_private_path(path: str) -> bool:
   return PRIVATE in pathlib.PurePath(path).parts
 
 
-def is_shareable(made: "Checkpoint | SyntheticQueries") -> bool:
+def is_shareable(made: "Claimed") -> bool:
   """Says whether a model, or queries, may be given away: by claim and folder."""
   finite = not math.isinf(made.statement.epsilon)
   return finite and not is_private_path(made.directory)

@@ -75,17 +75,17 @@ class Run:
     return "audit" in self.wanted and "evaluate" not in self.wanted
 
   @property
-  def generators(self) -> Mapping[str, stage.Made]:
+  def generators(self) -> Mapping[str, stage.Made[results.Checkpoint]]:
     """The fine-tuned generators."""
     return self.rows("finetune_dp")
 
   @property
-  def queries(self) -> Mapping[str, stage.Made]:
+  def queries(self) -> Mapping[str, stage.Made[results.SyntheticQueries]]:
     """Maps each generator to the queries that it wrote and that filters kept."""
     return {**self.rows("generate"), **self.rows("filter_queries")}
 
   @property
-  def retrievers(self) -> Mapping[str, stage.Made]:
+  def retrievers(self) -> Mapping[str, stage.Made[results.Checkpoint]]:
     """Every dense retriever."""
     return {**self.rows("train_retriever"), **self.rows("direct_dp")}
 

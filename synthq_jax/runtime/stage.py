@@ -10,9 +10,12 @@ import operator
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from synthq_jax.storage import artifacts
+
+if TYPE_CHECKING:  # JAX takes a second to load
+  from synthq_jax.runtime import workspace
 
 __all__ = [
   "Job",
@@ -27,10 +30,14 @@ _REMADE = ("parts_", "ranks_", "vectors_")
 """Begin the names of work that takes time to make again, and no release."""
 
 
-class Made(NamedTuple):
+_Value = TypeVar("_Value", covariant=True)
+_Settings = TypeVar("_Settings")
+
+
+class Made(NamedTuple, Generic[_Value]):
   """A finished result, and the fingerprint by which others depend on it."""
 
-  value: Any
+  value: _Value
   digest: str  # `fingerprints.of_result`
 
 
@@ -52,7 +59,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(Generic[_Settings]):
   """What a stage is given to make one result."""
 
   place: str
@@ -64,17 +71,33 @@ class Task:
   """The result's fingerprint, in the names of unfinished work."""
   data: str = ""
   """The fingerprint of the prepared data."""
-  settings: Any = None
+  settings: _Settings
   """The stage's Config."""
   inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   """Earlier results by name."""
   is_private: bool = False
   """Whether the result lies under `private/` whatever it claims."""
-  folders: Any
-  """A `workspace.Folders`; a `workspace.Workspace`, which has the secret, if the
+  folders: "workspace.Folders"
+  """The working directory; a `workspace.Workspace`, which has the secret, if the
   stage declares that it needs it."""
   progress: bool = True
   """Whether bars are shown."""
+
+  @property
+  def space(self) -> "workspace.Workspace":
+    """The working directory with the secret.
+
+    Raises:
+      TypeError: if the stage has not declared that it needs the secret.
+    """
+    from synthq_jax.runtime import workspace
+
+    if not isinstance(self.folders, workspace.Workspace):
+      raise TypeError(
+        f"{self.place}: expected a stage with needs_secret=True, got one whose"
+        " task holds no secret"
+      )
+    return self.folders
 
   def folder(self, *, private: bool) -> pathlib.Path:
     """Returns the result's folder, which is made.

@@ -14,9 +14,10 @@ import os
 import pathlib
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from synthq_jax import checks
@@ -28,7 +29,7 @@ __all__ = ["Folders", "Workspace", "emptied", "locked", "prepared"]
 
 
 @contextlib.contextmanager
-def locked(root: str | os.PathLike) -> Iterator[None]:
+def locked(root: str | os.PathLike) -> Generator[None]:
   """Keeps a second run out of a working directory.
 
   Args:
@@ -134,7 +135,7 @@ class Workspace(Folders):
   def key(self, purpose: str) -> jax.Array:
     """Returns a secret key for JAX that belongs to one purpose."""
     words = np.array(self.seed(purpose)[:2], np.uint32)
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
   def _read_or_draw(self, given: int | None, may_draw: bool) -> int:
     path = self.private("secret_seed")

@@ -55,7 +55,11 @@ def load(
     token_ids: of the vocabulary, where the checkpoint may not say them itself.
   """
   params, config = t5_checkpoints.load(directory, token_ids=token_ids)
-  return Model(params=params, config=config, prompt_tokens=prompt_tokens)
+  return Model(
+    params=params,
+    config=t5_config.require(config, directory),
+    prompt_tokens=prompt_tokens,
+  )
 
 
 def scores(

@@ -62,8 +62,8 @@ def of_records(
     read: what the encoder reads, [record, length].
     collection: from both to the outputs for all documents; None: there are none.
   """
-  known = collection and collection(public, shape)
-  if not known:
+  known = None if collection is None else collection(public, shape)
+  if known is None:
     return encodings.encode(public, shape, read)
   every = known.rows(np.arange(len(known.tokens)))
   places = {row.tobytes(): place for place, row in enumerate(known.tokens)}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax.data import blocks, files, passages
+from synthq_jax.data import files, passages
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.retrieval import (
   best_passages,
@@ -121,7 +121,7 @@ def _features(corpus: pathlib.Path, _: tuple[int, int]) -> ranking.Features:
 def encode_rows(
   params: Any,
   model_config: Any,
-  tokens: blocks.Rows | np.ndarray,
+  tokens: passages.Tokens,
   folder: pathlib.Path,
   *,
   title: str,
@@ -151,7 +151,7 @@ def encode_rows(
 def encode_with(
   task: Any,
   retriever: results.Checkpoint,
-  wanted: Mapping[str, tuple[blocks.Rows | np.ndarray, pathlib.Path]],
+  wanted: Mapping[str, tuple[passages.Tokens, pathlib.Path]],
 ) -> None:
   """Encodes tokens into folders with a retriever; waits for all processes."""
   params, shape = t5_checkpoints.load(task.folders.root / retriever.directory)
@@ -179,7 +179,9 @@ def dense(
   """Searches vectors with faiss' exact inner product."""
   state = directory / f"parts_{task.digest}"
   queries, own = state / "queries", state / "documents"
-  wanted = {"queries": (judged.query_tokens, queries)}
+  wanted: dict[str, tuple[passages.Tokens, pathlib.Path]] = {
+    "queries": (judged.query_tokens, queries)
+  }
   if documents is None:
     wanted["documents"] = (judged.passages.tokens, own)
   else:

@@ -30,8 +30,14 @@ class Written(NamedTuple):
 
   def take(self, indices: np.ndarray) -> "Written":
     """Returns the queries at these places."""
-    lists = ([one[i] for i in indices] for one in self[:3])
-    return Written(*lists, *(one[indices] for one in self[3:]))
+    return Written(
+      names=[self.names[i] for i in indices],
+      texts=[self.texts[i] for i in indices],
+      documents=[self.documents[i] for i in indices],
+      tokens=self.tokens[indices],
+      owners=self.owners[indices],
+      passages=self.passages[indices],
+    )
 
 
 def read(

@@ -171,7 +171,7 @@ def _tokenized(canaries, vocabulary, prefix: str, prepared):
   )
 
 
-def run(task: stage.Task) -> results.AuditReport:
+def run(task: stage.Task[Config]) -> results.AuditReport:
   """Ranks the secrets, looks for them in written queries, bounds epsilon.
 
   Writes private/audit/NAME/canaries.jsonl beside the result.
@@ -193,7 +193,7 @@ def run(task: stage.Task) -> results.AuditReport:
     ValueError: if no canary was inserted, a secret does not fit the lengths, or
       there are fewer secrets than candidates.
   """
-  config, space = task.settings, task.folders
+  config, space = task.settings, task.space
   canaries = task.inputs["canaries"]
   _check_coins(canaries)
   inserted = np.array([canary.inserted for canary in canaries], bool)
@@ -227,8 +227,8 @@ def run(task: stage.Task) -> results.AuditReport:
   )
 
 
-def _find(task: stage.Task) -> _Found:
-  config, space, given = task.settings, task.folders, task.inputs
+def _find(task: stage.Task[Config]) -> _Found:
+  config, space, given = task.settings, task.space, task.inputs
   prepared, canaries, generator = (
     given[name] for name in ("prepared", "canaries", "generator")
   )
@@ -334,7 +334,7 @@ def _write(
   ]
 
 
-def _synthetic_texts(task: stage.Task) -> list[str]:
+def _synthetic_texts(task: stage.Task[Config]) -> list[str]:
   """Returns all queries written, whatever for, those that filters drop too."""
   sets = filter(None, map(task.inputs.get, ("written", "synthetic")))
   return [
@@ -472,7 +472,7 @@ def _bounds(
     if math.isinf(statement.epsilon) or group_delta >= 1:
       epsilon, group_delta = math.inf, delta
     joint = lower_bounds.audit_several(
-      {k: tuple(v[side] for side in sides) for k, v in scores.items()},
+      {k: (v[sides[0]], v[sides[1]]) for k, v in scores.items()},
       delta=group_delta if 0 < group_delta < 1 else delta,
       confidence=confidence,
       seed=seed,

@@ -13,6 +13,7 @@ import dataclasses
 import pathlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from synthq_jax import extras
 from synthq_jax.data import beir_sets, files
@@ -118,7 +119,7 @@ def check(run) -> None:
     text_encoders.Gpt2(folder=config.mauve_gpt2).check()
 
 
-def run(task: stage.Task) -> comparison_results.QueryComparison:
+def run(task: stage.Task[Config]) -> comparison_results.QueryComparison:
   """Compares all rows, and the queries of every generator with the real ones.
 
   Args:
@@ -170,7 +171,7 @@ def run(task: stage.Task) -> comparison_results.QueryComparison:
 
 
 def _rows(
-  task: stage.Task, evaluations: Sequence[results.Evaluation]
+  task: stage.Task[Config], evaluations: Sequence[results.Evaluation]
 ) -> list[_Scored]:
   """Reads the values of each row, test set by test set."""
   sets: dict[str, list[results.Evaluation]] = {}
@@ -317,7 +318,7 @@ def _held_out(
   prepared: results.PreparedData,
   synthetic: Sequence[results.SyntheticQueries],
   encoder: pathlib.Path | None,
-) -> dict[str, tuple]:
+) -> dict[str, Any]:
   """Holds the queries of generators against those of the test split."""
   featurizer = _featurizer(config, root, prepared, encoder)
   texts = similar = HeldOut(root, prepared, synthetic)

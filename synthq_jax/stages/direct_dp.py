@@ -30,11 +30,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from synthq_jax import optim, typing
 from synthq_jax.losses import contrastive
-from synthq_jax.models import dual_encoder, encoders, t5_checkpoints, t5_config
+from synthq_jax.models import dual_encoder, encoders, t5_checkpoints
 from synthq_jax.runtime import (
   config_types,
   inputs,
@@ -161,7 +162,7 @@ class Config(private_training.Config):
         " unit='query', got 1: a text without others moves nothing"
       )
     # Refuses what does not go together, before anything is read.
-    built = build(self, max(2, self.batch_size), lambda params, tokens: _EMPTY)
+    built = build(self, max(2, self.batch_size), lambda *_: jnp.asarray(_EMPTY))
     built.sensitivity("ADD_OR_REMOVE_ONE")
 
 
@@ -183,7 +184,7 @@ def comparison(base: Config) -> tuple[Config, ...]:
     **{f"row_{g}": {**row, "gradients": g} for g in _GRADIENTS},
     **{f"text_{g}": {**text, "gradients": g} for g in _GRADIENTS},
   }
-  rows = {
+  rows: dict[str, dict[str, Any]] = {
     f"{name}_{end}": {**changes, "temperature": temperature}
     for end, temperature in (("t05", 0.05), ("t1", 1.0))
     for name, changes in methods.items()
@@ -218,7 +219,7 @@ def jobs(run):
   """Yields a retriever for each method and epsilon."""
   if run.for_audit:
     return
-  epsilons = filter(math.isfinite, run.config.rows.direct_dp)
+  epsilons = [e for e in run.config.rows.direct_dp if math.isfinite(e)]
   for (row, method), epsilon in itertools.product(
     methods(run.config).items(), epsilons
   ):
@@ -250,7 +251,7 @@ def check(run) -> None:
       )
 
 
-def run(task: stage.Task) -> results.Checkpoint:
+def run(task: stage.Task[Config]) -> results.Checkpoint:
   """Trains on the real queries, calibrated before step 0.
 
   Args:
@@ -265,7 +266,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   Raises:
     ValueError: if the settings cannot be met or the checkpoint does not fit.
   """
-  config, space = task.settings, task.folders
+  config, space = task.settings, task.space
   prepared = task.inputs["prepared"]
   encoder = task.inputs["encoder"]
   params, model_config = inputs.load_public(encoder, prepared)
@@ -442,7 +443,7 @@ def groups(config: Any) -> int:
 
 
 def _encoder(
-  model_config: t5_config.T5Config, public: typing.Params
+  model_config: t5_checkpoints.Shape, public: typing.Params
 ) -> Callable[..., jax.Array]:
   """Returns the encoder as a function of the trained parameters by path."""
 

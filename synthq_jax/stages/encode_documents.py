@@ -44,7 +44,7 @@ def jobs(run):
     )
 
 
-def run(task: stage.Task) -> system_results.Vectors | None:
+def run(task: stage.Task[Config]) -> system_results.Vectors | None:
   """Encodes every document, each process its share.
 
   What is finished stays: a run that was killed goes on after the last block.
@@ -62,6 +62,8 @@ def run(task: stage.Task) -> system_results.Vectors | None:
   _search.encode_with(task, retriever, {"documents": (tokens, vectors)})
   if not distributed.is_main():
     return None
+  made_of = artifacts.read_fingerprint(folders.root / retriever.directory)
+  assert made_of is not None  # it was just read
   return system_results.Vectors(
     directory=folders.relative(directory),
     vectors=folders.relative(vectors),
@@ -70,7 +72,7 @@ def run(task: stage.Task) -> system_results.Vectors | None:
       retriever.statement, "Public documents were encoded: post-processing."
     ),
     num_bytes=sum(one.stat().st_size for one in vectors.glob("*.npy")),
-    retriever=artifacts.read_fingerprint(folders.root / retriever.directory),
+    retriever=made_of,
   )
 
 

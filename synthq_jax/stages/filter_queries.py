@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax.data import blocks
+from synthq_jax.data import blocks, passages
 from synthq_jax.generation import filters, text_measures
-from synthq_jax.models import encoders, t5_config
+from synthq_jax.models import encoders, t5_checkpoints
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import encode, ranks, vector_files
 from synthq_jax.runtime import config_types, inputs, results, stage
@@ -118,7 +118,7 @@ def check(run) -> None:
     run.check_vocabulary(run.encoder)
 
 
-def run(task: stage.Task) -> results.SyntheticQueries:
+def run(task: stage.Task[Config]) -> results.SyntheticQueries:
   """Filters the queries of one generator, and measures what is left.
 
   Cheap filters come first: the retriever is trained on what they leave.
@@ -208,7 +208,7 @@ def _by_text(
 
 
 def _ranks(
-  task: stage.Task, left: _written.Written, directory, state
+  task: stage.Task[Config], left: _written.Written, directory, state
 ) -> np.ndarray:
   """Trains a retriever on the queries and ranks their own documents with it."""
   config, folders, recipe = task.settings, task.folders, task.inputs["recipe"]
@@ -298,9 +298,9 @@ def _in_words(config: Config) -> str:
 
 def own_ranks(
   params: Any,
-  model_config: t5_config.T5Config,
+  model_config: t5_checkpoints.Shape,
   queries: Int[np.ndarray, "query length"],
-  documents: Int[np.ndarray, "document longer"],
+  documents: passages.Tokens,
   owners: Int[np.ndarray, " query"],
   *,
   directory: pathlib.Path,
@@ -341,21 +341,22 @@ def own_ranks(
       )
     opened.append(vector_files.open_vectors(folder, len(tokens)))
   collection, asked = opened
-  found = blocks.Blocks(directory / "ranks")
+  found, every = blocks.Blocks(directory / "ranks"), []
   with progress_lib.bar(f"{description}: ranks", len(queries), progress) as bar:
     for first in range(0, len(queries), _PART):
       part = slice(first, first + _PART)
-      if found.read(first) is None:
+      better = found.read(first)
+      if better is None:
         scores = ranks.own_scores(asked[part], collection[owners[part]])
         counts = [
           ranks.count_better(asked[part], scores, block)
           for block in collection.blocks
         ]
-        found.write(first, np.sum(counts, axis=0))
+        better = np.sum(counts, axis=0)
+        found.write(first, better)
+      every.append(better)
       bar.update(len(owners[part]))
-  return np.concatenate(
-    [found.read(first) for first in range(0, len(queries), _PART)]
-  )
+  return np.concatenate(every)
 
 
 STAGE = stage.Stage(

@@ -142,7 +142,7 @@ def check(run) -> None:
     )
 
 
-def run(task: stage.Task) -> results.Checkpoint:
+def run(task: stage.Task[Config]) -> results.Checkpoint:
   """Trains a generator for one epsilon.
 
   Args:
@@ -158,14 +158,15 @@ def run(task: stage.Task) -> results.Checkpoint:
   Raises:
     ValueError: if the settings cannot be met or the checkpoint does not fit.
   """
-  config, space, digest = task.settings, task.folders, task.digest
+  config, space, digest = task.settings, task.space, task.digest
   prepared, epsilon = task.inputs["prepared"], task.inputs["epsilon"]
   records = _read_records(config, space, prepared)
   canaries = task.inputs["canaries"]
   if any(canary.inserted for canary in canaries):
     vocabulary = inputs.vocabulary(space, prepared)
     records = _with_canaries(config, vocabulary, prepared, canaries, records)
-  params, model_config = inputs.load_public(task.inputs["start"], prepared)
+  params, shape = inputs.load_public(task.inputs["start"], prepared)
+  model_config = t5_config.require(shape, task.inputs["start"])
   params = t5_checkpoints.flatten(params)
   key = space.key(f"{task.place} start {digest}")
   start, public = _split(config, params, key)
@@ -307,7 +308,7 @@ def loss_fn(
     collections = {"params": {**public, **trained}}
   else:
     collections = {"params": public, **adapter.variables(trained)}
-  model = functools.partial(
+  model: Callable[..., Any] = functools.partial(
     t5.Transformer(model_config).apply,
     {k: t5_checkpoints.unflatten(v) for k, v in collections.items()},
     enable_dropout=key is not None,

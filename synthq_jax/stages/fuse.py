@@ -13,6 +13,7 @@ Formal guarantee:
 """
 
 import dataclasses
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from synthq_jax import field_kinds
 from synthq_jax.data import files
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.retrieval import fusion
+from synthq_jax.retrieval import fusion, trec
 from synthq_jax.runtime import (
   config_types,
   inputs,
@@ -109,7 +110,7 @@ def _find_public_queries(run: Any) -> Any:
   )
 
 
-def run(task: stage.Task) -> system_results.Fusion | None:
+def run(task: stage.Task[Config]) -> system_results.Fusion | None:
   """Searches with BM25 and with the untrained encoder, and tries the weights.
 
   Args:
@@ -128,6 +129,7 @@ def run(task: stage.Task) -> system_results.Fusion | None:
   chosen, words = _choice(task, directory)
   if not distributed.is_main():
     return None
+  assert chosen is not None  # process 0 has chosen
   return system_results.Fusion(
     directory=folders.relative(directory),
     name=f"{system_results.Fusion.SYSTEM}_{task.name}",
@@ -142,19 +144,22 @@ def run(task: stage.Task) -> system_results.Fusion | None:
   )
 
 
-def _choice(task, directory):
+def _choice(
+  task: stage.Task[Config], directory: pathlib.Path
+) -> tuple[dict[str, Any] | None, str]:
   """Returns the weight and its scores, None in processes other than 0; of whom."""
   config, first = task.settings, task.inputs.get("first")
   if first:
     names = ("weight", "num_queries", "scores")
     return {name: getattr(first, name) for name in names}, first.chosen_on
   judged, words = _read_queries(task)
-  runs = judged and _runs(task, judged, directory)
+  runs = None if judged is None else _runs(task, judged, directory)
   if not distributed.is_main():
     return None, words
   weight = config.default_weight if config.weight is None else config.weight
   choice = fusion.Choice(weight, ())
   if judged is not None:
+    assert runs is not None  # process 0 has searched
     choice = fusion.choose(
       config.method,
       *runs,
@@ -204,7 +209,9 @@ def _read_queries(task) -> tuple[_search.Judged | None, str]:
   return judged, f"{whose}, for the untrained encoder; the same in all rows"
 
 
-def _runs(task, judged, directory):
+def _runs(
+  task: stage.Task[Config], judged: _search.Judged, directory: pathlib.Path
+) -> tuple[trec.Run, trec.Run] | None:
   """Returns what BM25 and the encoder find; None in processes other than 0."""
   vectors, depth = task.inputs["vectors"], task.settings.depth
   encoder = task.inputs["untrained"]

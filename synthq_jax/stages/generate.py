@@ -22,7 +22,7 @@ from synthq_jax.data import blocks
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import decoding, filters
-from synthq_jax.models import t5_checkpoints
+from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import config_types, inputs, results, stage, workspace
 from synthq_jax.runtime import queries as queries_lib
@@ -98,7 +98,7 @@ def check(run) -> None:
     )
 
 
-def run(task: stage.Task) -> results.SyntheticQueries | None:
+def run(task: stage.Task[Config]) -> results.SyntheticQueries | None:
   """Generates, filters and measures queries.
 
   Of several processes each samples its share of the parts; process 0 does the
@@ -219,9 +219,8 @@ def _write(
   config, source, passages, chosen, samples, vocabulary, name, parts, prompt_tokens,
   firsts, progress,
 ) -> None:  # fmt: skip
-  params, model_config = t5_checkpoints.load(
-    source, token_ids=vocabulary.token_ids
-  )
+  params, shape = t5_checkpoints.load(source, token_ids=vocabulary.token_ids)
+  model_config = t5_config.require(shape, source)
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
   known = None
   if not prompt_tokens:

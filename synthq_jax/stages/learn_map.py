@@ -98,7 +98,7 @@ def check(run) -> None:
     run.config.learn_map.check(run.prepared)
 
 
-def run(task: stage.Task) -> system_results.Ranking:
+def run(task: stage.Task[Config]) -> system_results.Ranking:
   """Learns the map beside a public retriever and the weights of its row.
 
   Args:
@@ -146,6 +146,7 @@ def run(task: stage.Task) -> system_results.Ranking:
   array_files.save(directory / system_results.Ranking.FILE, matrix)
   noise = "without noise" if math.isinf(epsilon) else "with DP"
   claim = joint.claim([learned.statement, fields["statement"]])
+  assert claim is not None  # of two statements
   return dataclasses.replace(
     learned,
     directory=task.folders.relative(directory),

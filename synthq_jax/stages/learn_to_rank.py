@@ -129,7 +129,7 @@ def _has_unit(
   return not is_claim or claim.unit == prepared.unit
 
 
-def run(task: stage.Task) -> system_results.Ranking:
+def run(task: stage.Task[Config]) -> system_results.Ranking:
   """Learns the weights beside one retriever.
 
   Args:
@@ -166,7 +166,7 @@ def run(task: stage.Task) -> system_results.Ranking:
 
 
 def _learned(
-  task: stage.Task, judged: _search.Judged, has_claim: bool
+  task: stage.Task[Config], judged: _search.Judged, has_claim: bool
 ) -> tuple[np.ndarray, statement_lib.PrivacyStatement]:
   """Returns the weights, and what they promise."""
   config, number = task.settings, len(judged.qrels)

@@ -280,7 +280,8 @@ class RunConfig:
       )
     self._check_audit()
     self._check_depth(self.rows.fused, "fuse")
-    self._check_depth(self.rows.ltr or self.rows.mapped, "learn_to_rank")
+    has_ranking = bool(self.rows.ltr or self.rows.mapped)
+    self._check_depth(has_ranking, "learn_to_rank")
     labels = [one.label for one in self.direct_dp_methods]
     if len(set(labels)) < len(labels):
       raise ValueError(
@@ -364,7 +365,7 @@ def run(
   """
   wanted = stages_lib.with_needs(stages or STAGES, config)
   _check_size(config, wanted)
-  inputs.check_t5(shipped.checkpoint(config.checkpoint), config.model)
+  _check_t5(config)
   _check_checkpoints(config, wanted)
   _check_test_sets(config)
   notes = export_notes(config, wanted)
@@ -516,9 +517,14 @@ def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:
   _check_checkpoints(config, wanted)
   if object_store.is_url(config.checkpoint):
     return
-  start = shipped.checkpoint(config.checkpoint)
-  inputs.check_t5(start, config.model)
+  _check_t5(config)
   _vocabulary(config)
+
+
+def _check_t5(config: RunConfig) -> None:
+  """Refuses a checkpoint of another shape than the model."""
+  assert not isinstance(config.model, str)  # a name is replaced by its shape
+  inputs.check_t5(shipped.checkpoint(config.checkpoint), config.model)
 
 
 def _check_checkpoints(config: RunConfig, wanted: Sequence[str]) -> None:

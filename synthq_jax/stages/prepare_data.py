@@ -167,7 +167,7 @@ def jobs(run):
   yield stage.Job(depends=depends, settings=settings)
 
 
-def run(task: stage.Task) -> results.PreparedData:
+def run(task: stage.Task[Config]) -> results.PreparedData:
   """Reads, splits and tokenizes the data.
 
   Args:
@@ -179,7 +179,7 @@ def run(task: stage.Task) -> results.PreparedData:
   Raises:
     ValueError: if the data cannot be read or a split has no pairs.
   """
-  config, space = task.settings, task.folders
+  config, space = task.settings, task.space
   source = _source(config)
   check_vocabulary(config.vocabulary, config.extra_ids)
   data = source.read()

@@ -97,7 +97,7 @@ def jobs(run):
     )
 
 
-def run(task: stage.Task) -> comparison_results.QueryLeakage:
+def run(task: stage.Task[Config]) -> comparison_results.QueryLeakage:
   """Compares each generator's queries with private ones.
 
   Args:
@@ -172,10 +172,10 @@ class _HoldingIndex:
   index: near_duplicates.Index
   lengths: np.ndarray
 
-  def match(self, queries: Sequence[str]) -> tuple[np.ndarray, ...]:
-    found = self.index.match(queries)
-    kept = _lengths(queries)[found[0]] >= self.lengths[found[1]]
-    return tuple(each[kept] for each in found)
+  def match(self, queries: Sequence[str]) -> near_duplicates.Matches:
+    rows, targets, scores = self.index.match(queries)
+    kept = _lengths(queries)[rows] >= self.lengths[targets]
+    return rows[kept], targets[kept], scores[kept]
 
 
 def _lengths(texts: Sequence[str]) -> np.ndarray:

@@ -132,7 +132,7 @@ def check(run) -> None:
     _check_noise(config, number, size, run.prepared)
 
 
-def run(task: stage.Task) -> results.ReleasedScores:
+def run(task: stage.Task[Config]) -> results.ReleasedScores:
   """Draws the noise, and says what it leaves open.
 
   Formal guarantee:
@@ -157,7 +157,7 @@ def run(task: stage.Task) -> results.ReleasedScores:
   Raises:
     ValueError: if the noise would hide the scores.
   """
-  config, space = task.settings, task.folders
+  config, space = task.settings, task.space
   prepared, evaluations = task.inputs["prepared"], task.inputs["evaluations"]
   table = np.concatenate(
     [_values(space.root, one, config.measures) for one in evaluations],
@@ -172,7 +172,7 @@ def run(task: stage.Task) -> results.ReleasedScores:
   statement, noisy = noisy_sums.draw(
     task, promise, noisy_sums.centred_sum(table)
   )
-  std = promise.noise_multiplier * promise.l2_sensitivity
+  std = promise.noise_std
   means = (noisy_sums.MIDDLE + noisy / number).reshape(len(evaluations), -1)
   folder = task.folder(private=False)
   return results.ReleasedScores(

@@ -111,7 +111,7 @@ def _shipped(run) -> list[str]:
   )
 
 
-def run(task: stage.Task) -> results.Report:
+def run(task: stage.Task[Config]) -> results.Report:
   """Writes report/report.html, report/report.md and the private page.
 
   Formal guarantee: report/ is post-processing of results with finite epsilon

@@ -65,7 +65,7 @@ def jobs(run):
     yield stage.Job(depends=(config, *run.data_alone), settings=config)
 
 
-def run(task: stage.Task) -> results.Checkpoint:
+def run(task: stage.Task[Config]) -> results.Checkpoint:
   """Draws the vectors, and trains them on the documents.
 
   Formal guarantee: reads the public documents and their vocabulary alone.

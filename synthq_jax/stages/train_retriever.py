@@ -102,7 +102,7 @@ def check(run) -> None:
       )
 
 
-def run(task: stage.Task) -> results.Checkpoint:
+def run(task: stage.Task[Config]) -> results.Checkpoint:
   """Trains on synthetic queries, or on the real ones without privacy.
 
   Formal guarantee:

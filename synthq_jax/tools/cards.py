@@ -76,7 +76,7 @@ def of_retriever(
       "pipeline_tag": "sentence-similarity",
       "tags": ["sentence-transformers", "dense-retrieval"],
     },
-    made and made.statement,
+    None if made is None else made.statement,
     f"Dual encoder {made.name if made else ''}".strip(),
     f"{what} for queries and documents alike, of length 1, so that dot products"
     f" are cosines. {cut}{whole} It was written by synthq_jax"

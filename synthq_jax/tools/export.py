@@ -84,7 +84,7 @@ class Source:
   def token_ids(self) -> token_ids_lib.TokenIds | None:
     """The special ids of its vocabulary."""
     path = self.vocabulary
-    return path and vocabulary_lib.load(path).token_ids
+    return None if path is None else vocabulary_lib.load(path).token_ids
 
   @property
   def claim(self) -> statement_lib.PrivacyStatement | None:
@@ -274,7 +274,8 @@ def _source(folder: pathlib.Path) -> Source:
         f" statement in {artifacts.RESULT_NAME} here is that of both together"
       )
     kind = kinds.get(made.get("_type"))
-    result = kind and artifacts.load(folder, kind)
+    if kind is not None:
+      result = artifacts.load(folder, kind)
   if result is not None:
     place, own = folder.resolve(), pathlib.PurePosixPath(result.directory).parts
     if place.parts[-len(own) :] == own:
@@ -321,16 +322,25 @@ def _huggingface(given: Source, folder: pathlib.Path) -> None:
     rows = t5_checkpoints.load_config(folder).vocab_size
     fields["suppress_tokens"] = tokenizer_json.not_text(given.vocabulary, rows)
     _write_json(generation, fields)
-  if given.result is not None:
-    text = cards.of_transformers(given.result, _prefix(given))
+  made = _checkpoint(given)
+  if made is not None:
+    text = cards.of_transformers(made, _prefix(given))
     (folder / _README).write_text(text, encoding="utf-8")
+
+
+def _checkpoint(given: Source) -> results.Checkpoint | None:
+  """Returns the result of a format for checkpoints; None where no run made it."""
+  assert given.result is None or isinstance(given.result, results.Checkpoint)
+  return given.result
 
 
 def _prefix(given: Source) -> str:
   """Returns what stood before the documents that a generator wrote for."""
+  made = _checkpoint(given)
+  assert made is not None  # only results have cards
   roots = [given.root, given.root / results.PRIVATE] if given.root else []
   for root in roots:
-    written = root / "generate" / given.result.name
+    written = root / "generate" / made.name
     if artifacts.read_fingerprint(written) is not None:
       return artifacts.load(written, results.SyntheticQueries).prefix
   return ""
@@ -338,8 +348,9 @@ def _prefix(given: Source) -> str:
 
 def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
   """Writes a dual encoder with its pooling, projection and lengths."""
-  if given.result is not None and given.result.kind != "retriever":
-    got = f"{given.folder}: expected a retriever, got a {given.result.kind}"
+  made = _checkpoint(given)
+  if made is not None and made.kind != "retriever":
+    got = f"{given.folder}: expected a retriever, got a {made.kind}"
     raise ValueError(f"{got}: export it with --format=huggingface")
   if given.vocabulary is None:
     wanted = (
@@ -374,9 +385,7 @@ def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
   settings = {"prompts": {}, "similarity_fn_name": "dot"}
   _write_json(folder / "config_sentence_transformers.json", settings)
   stride = given.prepared.passage_stride if given.prepared else 0
-  text = cards.of_retriever(
-    given.result, lengths, stride=stride, is_static=is_static
-  )
+  text = cards.of_retriever(made, lengths, stride=stride, is_static=is_static)
   (folder / _README).write_text(text, encoding="utf-8")
 
 
@@ -472,18 +481,21 @@ def _layout(layout: query_sets.Layout) -> Format:
   """Returns the format of synthetic queries and the documents they are for."""
 
   def write(given: Source, folder: pathlib.Path) -> None:
-    claim = given.result.statement
+    made, root = given.result, given.root
+    # Queries are exported from their run alone.
+    assert isinstance(made, results.SyntheticQueries) and root is not None
+    claim = made.statement
     data = beir.read_written(
       given.folder / "queries.jsonl",
-      given.root / "prepare_data" / "corpus.jsonl",
+      root / "prepare_data" / "corpus.jsonl",
     )
     origin = {
-      "generator": given.result.name,
+      "generator": made.name,
       "epsilon": claim.epsilon,  # inf: nothing is claimed
       "delta": claim.delta,
     }
     layout.write(folder, data, origin)
-    text = cards.of_queries(given.result, data, layout)
+    text = cards.of_queries(made, data, layout)
     (folder / _README).write_text(text, encoding="utf-8")
 
   return Format(of=results.SyntheticQueries, write=write, hub="dataset")
@@ -492,6 +504,7 @@ def _layout(layout: query_sets.Layout) -> Format:
 def _ranker(given: Source, folder: pathlib.Path) -> None:
   """Writes weights with their retriever, and the program that applies them."""
   made, prepared = given.result, _prepared(given)
+  assert isinstance(made, system_results.Ranking)
   if prepared.passage_stride:
     raise ValueError(
       f"{given.folder}: expected weights of whole documents, got those of"
@@ -500,7 +513,7 @@ def _ranker(given: Source, folder: pathlib.Path) -> None:
     )
   retriever = folder / "retriever"
   retriever.mkdir()
-  trained = _retriever(given)
+  trained = _retriever(given, made)
   _sentence_transformers(trained, retriever)
   if trained.claim is not None:  # whoever starts from it alone has to know
     t5_checkpoints.save_claim(retriever, trained.claim)
@@ -519,15 +532,17 @@ def _ranker(given: Source, folder: pathlib.Path) -> None:
   (folder / _README).write_text(cards.of_ranking(made), encoding="utf-8")
 
 
-def _retriever(given: Source) -> Source:
+def _retriever(given: Source, made: system_results.Ranking) -> Source:
   """Returns the checkpoint whose scores are weighed."""
-  name = given.result.retriever
+  assert given.root is not None  # weights are exported from their run alone
+  name = made.retriever
   again = "run `synthq run` again, which makes "
   for root in (given.root, given.root / results.PRIVATE):
     place = root / "train_retriever" / name
     if artifacts.read_fingerprint(place) is not None:
       found = _source(place)
-      if not system_results.stands_on(given.result, found.result):
+      part = _checkpoint(found)
+      if part is None or not system_results.stands_on(made, part):
         raise ValueError(
           f"{given.folder}: expected weights of the retriever in {place}, got"
           f" those of an earlier training of it: {again}them anew"

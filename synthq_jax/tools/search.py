@@ -170,7 +170,7 @@ def _check(
   """Refuses a row, or a retriever in it, that was damaged or made otherwise."""
   part = getattr(known[name], "retriever", None)
   for one in (name, part):
-    if made := known.get(one):
+    if one and (made := known.get(one)):
       place = folders.root / made.directory
       artifacts.check(place)
       artifacts.check_data(place, folders.private("prepare_data"))

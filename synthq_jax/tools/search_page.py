@@ -98,7 +98,7 @@ def server(
       self.end_headers()
       self.wfile.write(content)
 
-    def log_message(self, *told: Any) -> None:
+    def log_message(self, format: str, *told: Any) -> None:
       """Keeps nothing."""
 
   # Browsers open connections that say nothing for a while.

@@ -17,7 +17,7 @@ import optax
 from jaxtyping import Float
 
 from synthq_jax.losses import contrastive
-from synthq_jax.models import encoders, t5_config
+from synthq_jax.models import encoders, t5_checkpoints
 from synthq_jax.training import loop
 from synthq_jax.training import mesh as mesh_lib
 from synthq_jax.training import recipe as recipe_lib
@@ -44,7 +44,7 @@ def loss_fn(
   params: Any,
   batch: Mapping[str, jax.Array],
   *,
-  model_config: t5_config.T5Config,
+  model_config: t5_checkpoints.Shape,
   temperature: float,
 ) -> Float[jax.Array, " batch"]:
   """Returns the in-batch softmax loss of each pair.
@@ -77,7 +77,7 @@ def cached_value_and_grad(
   params: Any,
   batch: Mapping[str, jax.Array],
   *,
-  model_config: t5_config.T5Config,
+  model_config: t5_checkpoints.Shape,
   microbatch_size: int,
   temperature: float,
 ) -> tuple[Float[jax.Array, ""], Any]:
@@ -127,7 +127,7 @@ def cached_value_and_grad(
 def train(
   recipe: Recipe,
   params: Any,
-  model_config: t5_config.T5Config,
+  model_config: t5_checkpoints.Shape,
   pairs: Mapping[str, np.ndarray],
   files: loop.Files,
   *,

@@ -5,6 +5,7 @@ clipped. Nothing of it knows a closed form.
 """
 
 import dataclasses
+import fractions
 import functools
 import inspect
 import itertools
@@ -382,6 +383,7 @@ RANGES = [(1.0, -1.0), (0.5, 0.5), (-math.inf, 1.0), (-1.0, math.nan)]
     ({"temperature": 0.0}, "temperature"),
     ({"temperature": math.nan}, "temperature"),
     *[({"l2_clip_norm": x}, "l2_clip_norm") for x in (0, -1.0, math.inf, "1")],
+    ({"l2_clip_norm": fractions.Fraction(1, 10**400)}, "l2_clip_norm"),
     ({"relation": "ADD_ONE"}, "relation"),
     ({"unit": "document"}, "unit"),
     ({"hard_negatives": -1}, "hard_negatives"),

@@ -167,6 +167,7 @@ def test_what_is_made_private_leaves_nothing_in_its_public_folder(tmp_path):
   task = stage.Task(
     place="train_retriever/x",
     digest="d",
+    settings=None,
     folders=workspace.Folders(tmp_path),
   )
   (task.folder(private=False) / "params.safetensors").write_text("old")
@@ -174,10 +175,26 @@ def test_what_is_made_private_leaves_nothing_in_its_public_folder(tmp_path):
   assert not (tmp_path / "train_retriever/x").exists()
 
 
+def test_a_task_without_the_secret_says_so(tmp_path):
+  task = stage.Task(
+    place="generate/eps8",
+    digest="d",
+    settings=None,
+    folders=workspace.Folders(tmp_path),
+  )
+  with pytest.raises(TypeError, match="^generate/eps8: .*needs_secret=True"):
+    task.space  # noqa: B018
+  space = workspace.Workspace(tmp_path, 7)
+  assert dataclasses.replace(task, folders=space).space is space
+
+
 def test_a_result_takes_away_what_an_earlier_one_left(tmp_path):
   digest, old = "0123456789abcdef", "fedcba9876543210"
   task = stage.Task(
-    place="finetune_dp/eps8", digest=digest, folders=workspace.Folders(tmp_path)
+    place="finetune_dp/eps8",
+    digest=digest,
+    settings=None,
+    folders=workspace.Folders(tmp_path),
   )
   folder = task.folder(private=False)
   for name in (digest, old):

@@ -19,6 +19,7 @@ from synthq_jax.runtime import (
   inputs,
   private_training,
   results,
+  stage,
   workspace,
 )
 from synthq_jax.stages import direct_dp, plan, static_encoder
@@ -225,7 +226,9 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
   fields = {"num_queries": {"train": 90}}
   if most:
     fields |= {"unit": terms.user(most), "num_users": {"train": 30}}
-  task = types.SimpleNamespace(
+  task = stage.Task(
+    place="direct_dp/direct_dp_eps8",
+    digest="digest",
     settings=direct_dp.Config(batch_size=8, steps=3),
     folders=workspace.Workspace(tmp_path, secret_seed=1),
     inputs={

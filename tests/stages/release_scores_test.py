@@ -23,7 +23,13 @@ from synthq_jax.privacy import (
   statement,
   terms,
 )
-from synthq_jax.runtime import noisy_results, noisy_sums, results, workspace
+from synthq_jax.runtime import (
+  noisy_results,
+  noisy_sums,
+  results,
+  stage,
+  workspace,
+)
 from synthq_jax.stages import evaluate, plan, release_scores
 from synthq_jax.storage import artifacts
 
@@ -291,8 +297,11 @@ def test_one_sum_at_two_scales_has_two_noises(tmp_path, monkeypatch, change):
     raise RuntimeError("stopped")
 
   monkeypatch.setattr(gaussian, "normal_numbers", noted)
-  task = types.SimpleNamespace(
-    folders=workspace.Workspace(tmp_path), place="stage/name", digest="digest"
+  task = stage.Task(
+    place="stage/name",
+    digest="digest",
+    settings=None,
+    folders=workspace.Workspace(tmp_path),
   )
   promise = promised(settings(), 99, 2)
   # So little that the ledger may take the two for one release.

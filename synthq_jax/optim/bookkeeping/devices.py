@@ -130,7 +130,8 @@ def vary(tree: Any, axes: _Axes) -> Any:
       return leaf
     if hasattr(jax.lax, "pcast"):
       return jax.lax.pcast(leaf, missing, to="varying")
-    return jax.lax.pvary(leaf, missing)
+    # Of versions of JAX that have no pcast.
+    return jax.lax.pvary(leaf, missing)  # pyrefly: ignore[missing-attribute]
 
   return jax.tree.map(one, tree)
 

@@ -116,10 +116,8 @@ def _outer_rows(a: Outer, b: Rows) -> jax.Array:
 
 def _pair(a: Outer | Rows, b: Outer | Rows) -> jax.Array:
   """Returns the inner product of two uses' gradients, [batch]."""
-  if isinstance(a, Outer) and isinstance(b, Outer):
-    return _outer_outer(a, b)
   if isinstance(a, Outer):
-    return _outer_rows(a, b)
+    return _outer_outer(a, b) if isinstance(b, Outer) else _outer_rows(a, b)
   if isinstance(b, Outer):
     return _outer_rows(b, a)
   return _rows_rows(a, b)
@@ -154,7 +152,9 @@ def squared_norms(uses: Sequence[Outer | Rows]) -> jax.Array:
   return total + allowance(uses, total)
 
 
-def allowance(uses: Sequence[Outer | Rows], squares: jax.Array) -> jax.Array:
+def allowance(
+  uses: Sequence[Outer | Rows], squares: jax.Array | float
+) -> jax.Array:
   """Bounds how far rounding may have taken squared norms down, [batch].
 
   A sum of k products is off by at most k units of the sum of their sizes, in

@@ -104,7 +104,8 @@ def add_up(
 
   def exactly(carry: Any, part: Any) -> tuple[Any, Any]:
     more, rows = of_part(part)
-    return add_exactly(*carry, more), rows
+    total, lost = carry
+    return add_exactly(total, lost, more), rows
 
   if count * size <= _PLAINLY:
     total, rows = jax.lax.scan(plainly, zeros, parts, unroll=is_written_out)
@@ -153,11 +154,12 @@ def in_chunks(of_chunk: Callable[[Any], Any], batch: Any) -> Any:
   total = of_chunk(first)
   carry = total, jax.tree.map(jnp.zeros_like, total)
   carry = devices.vary(carry, devices.axes_of(total))
-  (total, lost), _ = jax.lax.scan(
-    lambda carry, chunk: (add_exactly(*carry, of_chunk(chunk)), None),
-    carry,
-    others,
-  )
+
+  def add(carry: Any, chunk: Any) -> tuple[Any, None]:
+    total, lost = carry
+    return add_exactly(total, lost, of_chunk(chunk)), None
+
+  (total, lost), _ = jax.lax.scan(add, carry, others)
   if whole < size:
     rest = jax.tree.map(lambda x: x[whole:], batch)
     total, lost = add_exactly(total, lost, of_chunk(rest))

@@ -52,7 +52,7 @@ class Meters:
   """
 
   token: jax.Array
-  sinks: Mapping[int, jax.Array]
+  sinks: Mapping[int, jax.Array | None]
 
 
 jax.tree_util.register_dataclass(Meters, ["token", "sinks"], [])
@@ -258,6 +258,7 @@ class Walk:
     if site.leaf in self._metered:
       if sink is None:
         return _bind(equation, values)[0]
+      assert self._meters is not None  # or nothing is metered
       view = dataclasses.replace(
         use_sites.whole(0, sink.shape), scale=site.scale
       )
@@ -468,7 +469,9 @@ def _metered_use(
   mapped over. The view is of the operand, with the scale of the parameter.
   """
   shape, axes = sink.shape, devices.axes_of(sink)
-  site, record = use_sites.find(equation, view, values, position)
+  found = use_sites.find(equation, view, values, position)
+  assert found is not None  # `_use` is called for uses that were recognized
+  site, record = found
   kind = rules.Rows if site.is_lookup else rules.Outer
 
   def product(parameter: jax.Array, other: jax.Array) -> jax.Array:

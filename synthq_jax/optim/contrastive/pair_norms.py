@@ -120,13 +120,14 @@ def _exact_block(
       jacobians(side.pull, len(side.vectors), dim) if pay else None
       for side, pay in zip(sides, pays, strict=True)
     ]
-    if all(pays):
+    paid = [row for row in rows if row is not None]
+    if len(paid) == len(sides):
       squares = squared_products(
         query.vectors,
         document.vectors,
         *[
           dict(zip(side.tower.plan.formed, row.formed, strict=True))
-          for side, row in zip(sides, rows, strict=True)
+          for side, row in zip(sides, paid, strict=True)
         ],
       )
       sides = [
@@ -135,7 +136,7 @@ def _exact_block(
         )
         for side in sides
       ]
-      rows = [row._replace(formed=[]) for row in rows]
+      rows = [row._replace(formed=[]) for row in paid]
     query, document = (
       side if row is None else side._replace(pull=combine(row))
       for side, row in zip(sides, rows, strict=True)
@@ -488,7 +489,7 @@ def _rights(site: use_sites.Site, cotangents: jax.Array, dim: int) -> jax.Array:
   return rights.reshape(dim, -1, *rights.shape[-2:])
 
 
-def _lengths(uses: list[_Use]) -> jax.Array:
+def _lengths(uses: list[_Use]) -> jax.Array | float:
   """Returns the summed lengths of all positions' contributions, [dim]."""
   total = 0.0
   for site, left, right in uses:

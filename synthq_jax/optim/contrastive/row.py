@@ -212,8 +212,9 @@ def _public_rows(
   loss = dataclasses.replace(fn.loss, hard_negatives=len(s))
 
   def of_row(row: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    row, mask = row[None], {"is_duplicate": mask[None]}
-    return loss.losses(row, **mask)[0], loss.weights(row, **mask)[0]
+    row, mask = row[None], mask[None]
+    losses = loss.losses(row, is_duplicate=mask)
+    return losses[0], loss.weights(row, is_duplicate=mask)[0]
 
   losses, weights = jax.vmap(of_row)(similarity, masked)
   weights = jnp.where(counts[:, None], weights, 0.0)
@@ -261,9 +262,10 @@ def _at_once(
   )
   q, q_records, pull_q = encoders.linearize(towers.query, pairs.queries)
   size = len(q)
+  own = None
   if through_document:
-    own = pairs.columns[:size]
-    d, d_records, pull_d = encoders.linearize(towers.document, own)
+    own = encoders.linearize(towers.document, pairs.columns[:size])
+    d = own[0]
     if len(pairs.columns) > size:
       hard = fn.encode("document", params, pairs.columns[size:])
       d = jnp.concatenate([d, hard])
@@ -271,7 +273,8 @@ def _at_once(
     d = fn.encode("document", params, pairs.columns)
   rows = _rows(method, fn, params, batch, pairs, q, d)
   parts = [(towers.query, q_records, pull_q(_toward(rows)))]
-  if through_document:
+  if own is not None:
+    _, d_records, pull_d = own
     cotangents = rows.own[:, None] * jnp.where(rows.counts[:, None], q, 0.0)
     parts.append((towers.document, d_records, pull_d(cotangents)))
   parts = encoders.held(parts)
