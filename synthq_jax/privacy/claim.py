@@ -201,6 +201,7 @@ class Claim:
       assumptions=words.assumptions,
       not_protected=words.not_protected,
       notes=words.notes,
+      secret_is_fixed=words.secret_is_fixed,
     )
 
   def enter(

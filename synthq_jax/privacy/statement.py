@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from synthq_jax import checks
-from synthq_jax.privacy import accounting, reasons, releases, rounding
+from synthq_jax import checks, field_kinds
+from synthq_jax.privacy import accounting, reasons, releases, rounding, terms
 
 __all__ = [
   "PrivacyStatement",
@@ -80,9 +80,16 @@ class PrivacyStatement:
   """What the claim says nothing about, as sentences."""
   notes: tuple[str, ...] = ()
   """How the result was derived, in order."""
+  secret_is_fixed: bool = field_kinds.later(False)
+  """Whether anybody can recompute the noise of a release behind the claim."""
 
   def __post_init__(self):
     """Refuses a claim that nothing in the ledger backs."""
+    # Statements of earlier versions say it in a sentence alone.
+    if not {*map(terms.fixed_secret, ("run", "study"))}.isdisjoint(
+      self.assumptions
+    ):
+      object.__setattr__(self, "secret_is_fixed", True)
     checks.relation(self.relation)
     if not self.epsilon >= 0 or not 0 <= self.delta <= 1:
       raise ValueError(
@@ -368,7 +375,8 @@ def _merged(statements: Sequence[PrivacyStatement]) -> PrivacyStatement:
   joined: dict[str, Any] = {
     name: _union(*(getattr(one, name) for one in statements)) for name in names
   }
-  return dataclasses.replace(statements[0], **joined)
+  is_fixed = any(one.secret_is_fixed for one in statements)
+  return dataclasses.replace(statements[0], secret_is_fixed=is_fixed, **joined)
 
 
 def _not_contained(

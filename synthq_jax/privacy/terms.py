@@ -29,6 +29,7 @@ __all__ = [
   "most_queries",
   "user",
   "users",
+  "with_fixed_secret",
 ]
 
 SECRET_SEEDS = (
@@ -79,6 +80,8 @@ class Terms:
   """What is not promised."""
   notes: tuple[str, ...] = ()
   """How the result is derived."""
+  secret_is_fixed: bool = False
+  """Whether anybody can recompute the noise; `with_fixed_secret` says it."""
   without_noise: str = ""
   """What is said instead where there is no noise; empty: epsilon is infinite."""
 
@@ -372,3 +375,17 @@ def fixed_secret(what: str) -> str:
     " allows: anybody can recompute the noise, so this statement shows what"
     " would be claimed, and protects nobody."
   )
+
+
+def with_fixed_secret(words: Terms, what: str) -> Terms:
+  """Marks terms whose secret is known to everybody, and says so first.
+
+  >>> with_fixed_secret(QUERIES, "run").secret_is_fixed
+  True
+
+  Args:
+    words: of the promise.
+    what: "run" or "study".
+  """
+  marked = words.but(assumptions=(fixed_secret(what),))
+  return dataclasses.replace(marked, secret_is_fixed=True)

@@ -9,7 +9,7 @@ noise, and says so.
 from collections.abc import Iterator, Sequence
 
 from synthq_jax import intervals
-from synthq_jax.privacy import rounding, terms
+from synthq_jax.privacy import rounding
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.report import blocks, page, tables, words
 from synthq_jax.runtime import (
@@ -344,9 +344,8 @@ def _voids(
 
 
 def _is_fixed(found: released_results.Released) -> bool:
-  """Whether a claim says that its secret is known."""
-  known = terms.fixed_secret("run")
-  return any(known in claim.assumptions for claim in found.shared.values())
+  """Whether the secret of a shared claim is known."""
+  return any(claim.secret_is_fixed for claim in found.shared.values())
 
 
 SHAREABLE = page.Section(_TITLE, _shareable, shareable=True)

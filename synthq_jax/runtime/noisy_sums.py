@@ -118,11 +118,10 @@ def words(
     prepared: the data.
   """
   assumed = () if prepared.division else (terms.SPLIT,)
-  if space.is_fixed:
-    assumed = (terms.fixed_secret("run"), *assumed)
   if prepared.queries_per_user:
     base = terms.users(prepared.unit, how, base)
-  return base.but(assumptions=assumed, not_protected=prepared.not_protected)
+  known = base.but(assumptions=assumed, not_protected=prepared.not_protected)
+  return terms.with_fixed_secret(known, "run") if space.is_fixed else known
 
 
 def smallest_delta(prepared: results.PreparedData, units: int) -> float:

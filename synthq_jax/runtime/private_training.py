@@ -374,8 +374,7 @@ def _terms(
       how = terms.DRAWN_QUERIES if own else terms.DRAWN_PAIRS
     known = terms.users(prepared.unit, settings.of_users or how, base)
     unit = known.unit
-  return known.but(
-    assumptions=(terms.fixed_secret("run"),) if space.is_fixed else (),
+  known = known.but(
     not_protected=(
       *settings.not_protected,
       *prepared.not_protected,
@@ -384,3 +383,4 @@ def _terms(
     mechanism=settings.mechanism,
     without_noise="Trained on the private queries without noise.",
   )
+  return terms.with_fixed_secret(known, "run") if space.is_fixed else known

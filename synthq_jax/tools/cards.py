@@ -231,7 +231,7 @@ def _page(
     parts.append("Nothing is known here about the privacy of its training.")
   else:
     header = header | {"differential_privacy": _numbers(claim)}
-    is_claimed = math.isfinite(claim.epsilon) and not _voids(claim)
+    is_claimed = math.isfinite(claim.epsilon) and not claim.secret_is_fixed
     if is_claimed and not claim.is_public:
       header["tags"] = [*header["tags"], "differential-privacy"]
     parts += _promise(claim)
@@ -243,7 +243,8 @@ def _page(
 def _promise(claim: statement_lib.PrivacyStatement) -> list[str]:
   """The claim in words, and what bounds it as lists."""
   first = statement_lib.in_words(claim).partition("\n\n")[0]
-  parts = [f"**{one}**" for one in _voids(claim)]
+  fixed = terms.fixed_secret("run")
+  parts = [f"**{fixed}**"] if claim.secret_is_fixed else []
   parts.append(first.removeprefix("Privacy. "))
   for name, sentences in (
     ("What is NOT protected", claim.not_protected),
@@ -253,12 +254,6 @@ def _promise(claim: statement_lib.PrivacyStatement) -> list[str]:
     if sentences:
       parts += [f"### {name}", "\n".join(f"- {one}" for one in sentences)]
   return [*parts, "Every step of the claim is in PRIVACY.txt."]
-
-
-def _voids(claim: statement_lib.PrivacyStatement) -> list[str]:
-  """What of the assumptions says that nobody is protected."""
-  fixed = [*map(terms.fixed_secret, ("run", "study"))]
-  return [one for one in claim.assumptions if one in fixed]
 
 
 def _numbers(claim: statement_lib.PrivacyStatement) -> dict[str, Any]:

@@ -233,8 +233,8 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
       f"epsilon = {rounding.epsilon(claim.epsilon)},"
       f" delta = {rounding.delta(claim.delta)} for one {claim.unit}: see {CLAIM}"
     )
-    fixed = terms.fixed_secret("run")
-    if fixed in claim.assumptions:
+    if claim.secret_is_fixed:
+      fixed = terms.fixed_secret("run")
       lines.append(f"WARNING: nothing is protected: {fixed}")
     if given.prepared is not None:
       lines += [f"not protected: {one}" for one in given.prepared.not_protected]

@@ -6,7 +6,8 @@ import math
 import dp_accounting
 import pytest
 
-from synthq_jax.privacy import accounting, sampling, statement, terms
+from synthq_jax.privacy import accounting, joint, sampling, statement, terms
+from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.storage import artifacts
 from tests.privacy import statements
 
@@ -324,3 +325,46 @@ def test_a_unit_whose_records_are_all_in_every_step_is_said_to_be(share):
   assert "at most 3 records" in text
   assert ("mixture of Gaussians" in text) == (share < 1)
   assert ("every step has them all: 3 times" in text) == (share == 1)
+
+
+FIXED = terms.with_fixed_secret(terms.QUERIES, "run")
+
+
+def fixed(identifier="finetune_dp/1"):
+  words = claim_lib.Claim(**SETTINGS, words=FIXED)
+  return words.statement(identifier)
+
+
+def test_a_statement_under_a_fixed_secret_is_marked_and_says_so():
+  assert not made().secret_is_fixed
+  claim = fixed()
+  assert claim.secret_is_fixed
+  assert claim.assumptions[0] == terms.fixed_secret("run")
+  assert "secret_is_fixed" not in artifacts.to_json(made())
+  assert artifacts.to_json(claim)["secret_is_fixed"] is True
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_one_fixed_secret_marks_every_claim_that_it_enters(swap):
+  parts = [made("a"), fixed("b")][:: -1 if swap else 1]
+  assert statement.compose(parts).secret_is_fixed
+  assert statement.inherit(fixed(), "It was read aloud.").secret_is_fixed
+  assert joint.claim(parts).secret_is_fixed
+  assert not statement.compose([made("a"), made("b")]).secret_is_fixed
+
+
+def test_the_flag_holds_without_the_sentence():
+  claim = dataclasses.replace(fixed(), assumptions=())
+  assert claim.secret_is_fixed
+
+
+@pytest.mark.parametrize("what", ["run", "study"])
+def test_a_fixed_secret_of_an_earlier_version_is_read(what):
+  """Its statements have the sentence, and no flag."""
+  words = terms.with_fixed_secret(terms.QUERIES, what)
+  stored = artifacts.to_json(
+    claim_lib.Claim(**SETTINGS, words=words).statement("a")
+  )
+  del stored["secret_is_fixed"]
+  found = artifacts.from_json(statement.PrivacyStatement, stored)
+  assert found.secret_is_fixed

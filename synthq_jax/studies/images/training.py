@@ -228,6 +228,7 @@ def claim(
       l2_clip_norm=0.0,
       words=terms.IMAGE_PAIRS,
     )
+  words = terms.IMAGE_PAIRS.but(mechanism=_mechanism(grad_fn))
   return claim_lib.calibrated(
     epsilon=epsilon,
     sampler=sampler,
@@ -235,10 +236,7 @@ def claim(
     l2_clip_norm=grad_fn.l2_clip_norm,
     l2_sensitivity=grad_fn.sensitivity("ADD_OR_REMOVE_ONE", "pair"),
     delta=delta,
-    words=terms.IMAGE_PAIRS.but(
-      assumptions=(terms.fixed_secret("study"),) if is_fixed else (),
-      mechanism=_mechanism(grad_fn),
-    ),
+    words=terms.with_fixed_secret(words, "study") if is_fixed else words,
   )
 
 
