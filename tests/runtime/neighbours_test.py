@@ -8,6 +8,7 @@ name, a size, an order, a count.
 
 import collections
 import dataclasses
+import fnmatch
 import functools
 import json
 import pathlib
@@ -221,7 +222,16 @@ Files = dict[str, bytes]
 
 
 def _shareable(root: pathlib.Path) -> Files:
-  """Returns what may be shared, by path, but for two things.
+  """Returns the files of `_files` that may be shared."""
+  return {
+    path: content
+    for path, content in _files(root).items()
+    if not results.is_private_path(path)
+  }
+
+
+def _files(root: pathlib.Path) -> Files:
+  """Returns the files of a run by path, but for two things.
 
   Times (`kills.content`), which two runs on one log do not agree on either. And
   fingerprints, which are keyed with the secret of the working directory: each
@@ -241,7 +251,6 @@ def _shareable(root: pathlib.Path) -> Files:
   return {
     named(path.encode()).decode(): named(content)
     for path, content in kills.files(root).items()
-    if not results.is_private_path(path)
   }
 
 
@@ -332,6 +341,7 @@ class _Run(NamedTuple):
 
   files: Files
   given: list[tuple[dict[str, np.ndarray], dict[str, Any]]]
+  private: Files
 
 
 @pytest.fixture(scope="module")
@@ -366,7 +376,10 @@ def _standing_still(root: pathlib.Path, source: str, **changes: Any) -> _Run:
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(private_training.dp_step, "train", train)
     root = _ran(root, source, **changes)
-  return _Run(_shareable(root), given)
+  files = _files(root)
+  private = {k: v for k, v in files.items() if results.is_private_path(k)}
+  shared = {k: v for k, v in files.items() if k not in private}
+  return _Run(shared, given, private)
 
 
 def _rows(records) -> set[tuple]:
@@ -391,6 +404,40 @@ def test_of_a_whole_run_another_query_changes_what_is_released_alone(runs):
     assert how == same
     gone, new = _rows(ours) - _rows(theirs), _rows(theirs) - _rows(ours)
     assert (len(gone), len(new)) == (1, 1)
+
+
+def _patterns() -> list[str]:
+  """Returns the files of the table "Where every record goes"."""
+  page = pathlib.Path(__file__).parents[2] / "docs/architecture.md"
+  _, _, section = page.read_text().partition("### Where every record goes\n")
+  section, _, _ = section.partition("\n## ")
+  rows = [x.split("|") for x in section.splitlines() if x.startswith("| ")]
+  cells = [row[2] for row in rows[1:]]
+  return [f"private/{x}" for cell in cells for x in re.findall("`(.+?)`", cell)]
+
+
+def _unlisted(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+  """Returns the names that no pattern matches, folder by folder."""
+
+  def matches(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("/"), pattern.split("/")
+    return len(parts) == len(wanted) and all(
+      map(fnmatch.fnmatchcase, parts, wanted)
+    )
+
+  return [n for n in names if not any(matches(n, p) for p in patterns)]
+
+
+def test_every_private_file_that_a_query_changes_is_in_the_table(runs):
+  log = runs("jsonl", "log").private
+  other = runs("jsonl", "in the words of a test query").private
+  patterns, changed = _patterns(), _differing(log, other)
+  assert len(patterns) > 10
+  assert "private/prepare_data/train.npz" in changed
+  assert not _unlisted(changed, patterns)
+  assert not [p for p in patterns if len(_unlisted([*log], [p])) == len(log)]
+  without = [p for p in patterns if p != "private/evaluate/test/*/*"]
+  assert "private/evaluate/test/bm25/run.trec" in _unlisted(changed, without)
 
 
 _FOLLOWS_FROM_N = {
