@@ -762,14 +762,12 @@ def test_a_dry_run_of_a_stage_prices_what_it_needs(tmp_path, capsys, stage):
 def test_a_dry_run_finds_what_is_there(finished_run):
   config, root = finished_run.config, finished_run.root
   text = guide.dry_run(config, root, plan.STAGES, ())
-  assert "to make" not in text and "where these settings" not in text
+  assert "to make" not in text and "then:" not in text
   assert "generate: there: public_only, eps8" in text
   assert "started here before: 13 private trainings" in text
   rows = dataclasses.replace(config.rows, synthetic=(8.0, 2.0))
   changed = dataclasses.replace(config, rows=rows)
   text = guide.dry_run(changed, root, plan.STAGES, ())
   assert "finetune_dp: there: eps8; to make: eps2" in text
-  assert (
-    "then, where these settings need them: generate, static_encoder" in text
-  )
+  assert "then:\ngenerate: public_only, eps8, eps2\nfilter_queries:" in text
   assert "direct_dp_group_eps8: 8, only compared" in text

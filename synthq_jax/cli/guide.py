@@ -255,10 +255,12 @@ def dry_run(
   """
   from synthq_jax.stages import plan
 
+  seen = plan.outlook(config, workdir, wanted)
   lines, later = [], []
-  for name, rows in plan.survey(config, workdir, wanted):
+  for name, rows in seen.there:
     if rows is None:
-      later.append(name)
+      if seen.rows[name]:
+        later.append(f"{name}: {_listed(name, seen.rows[name])}")
       continue
     there = [row or name for row, is_there in rows.items() if is_there]
     missing = [row or name for row, is_there in rows.items() if not is_there]
@@ -266,7 +268,8 @@ def dry_run(
     said += [f"to make: {', '.join(missing)}"] if missing else []
     lines.append(f"{name}: {'; '.join(said) or 'nothing to do'}")
   if later:
-    lines.append(f"then, where these settings need them: {', '.join(later)}")
+    lines += ["then:", *later]
+  lines += ["", *map(_training, seen.units)]
   made = stages.with_needs(wanted, config)
   lines += plan.export_notes(config, made)
   lines += ["", *_price(config, workdir, made)]
@@ -278,6 +281,43 @@ def dry_run(
     if key in ("Hardware and time", "Time", "Hours")
   ]
   return "\n".join([*lines, *times])
+
+
+def _listed(name: str, rows: Sequence[str]) -> str:
+  """Returns the rows of a stage in words; sets with the same rows together."""
+  if name == "release_scores":
+    return f"{name}, if there are enough test queries"
+  if name != "evaluate":
+    return ", ".join(row or name for row in rows)
+  by_set: dict[str, list[str]] = {}
+  for row in rows:
+    called, _, system = row.rpartition("/")
+    by_set.setdefault(called, []).append(system)
+  by_rows: dict[tuple[str, ...], list[str]] = {}
+  for called, systems in by_set.items():
+    by_rows.setdefault(tuple(systems), []).append(called)
+  return "; ".join(
+    f"{', '.join(systems)} on {', '.join(sets)}"
+    for systems, sets in by_rows.items()
+  )
+
+
+def _training(unit: Any) -> str:
+  """Returns a line on a private training of a plan."""
+  from synthq_jax.privacy import rounding
+
+  delta = "1/(2n)" if unit.delta is None else f"{unit.delta:.3g}"
+  size = "n" if unit.batch_size is None else f"{unit.batch_size:,}"
+  if unit.num_records is None:
+    number, most = "is known once the data is read", "what n allows"
+  else:
+    number, most = f"{unit.num_records:,}", f"{unit.max_batch_size:,}"
+  if unit.num_users not in (None, unit.num_records):
+    number = f"{number} of {unit.num_users:,} users"
+  return (
+    f"{unit.place}: epsilon {rounding.epsilon(unit.epsilon)}, delta {delta}, n"
+    f" {number}, batch {size} expected, at most {most}, {unit.steps:,} steps"
+  )
 
 
 def _price(

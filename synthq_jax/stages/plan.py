@@ -27,6 +27,7 @@ from synthq_jax.runtime import (
   system_results,
   workspace,
 )
+from synthq_jax.stages import _planned, prepare_test_set
 from synthq_jax.stages import audit as audit_lib
 from synthq_jax.stages import compare_queries as compare_queries_lib
 from synthq_jax.stages import direct_dp as direct_dp_lib
@@ -39,7 +40,6 @@ from synthq_jax.stages import generate as generate_lib
 from synthq_jax.stages import learn_map as learn_map_lib
 from synthq_jax.stages import learn_to_rank as learn_to_rank_lib
 from synthq_jax.stages import prepare_data as prepare_data_lib
-from synthq_jax.stages import prepare_test_set
 from synthq_jax.stages import query_leakage as query_leakage_lib
 from synthq_jax.stages import release_scores as release_scores_lib
 from synthq_jax.stages import report as report_lib
@@ -54,6 +54,7 @@ __all__ = [
   "Rows",
   "RunConfig",
   "export_notes",
+  "outlook",
   "run",
   "survey",
 ]
@@ -406,8 +407,15 @@ def run(
 
 def survey(
   config: RunConfig, workdir: str | os.PathLike, wanted: Sequence[str]
-) -> list[tuple[str, dict[str, bool] | None]]:
-  """Returns stages with their rows, and whether they are there; makes nothing.
+) -> list[tuple[str, Mapping[str, bool] | None]]:
+  """Returns `Outlook.there` of an `outlook`."""
+  return list(outlook(config, workdir, wanted).there)
+
+
+def outlook(
+  config: RunConfig, workdir: str | os.PathLike, wanted: Sequence[str]
+) -> _planned.Outlook:
+  """Plans a run, and finds which of its results are there; makes nothing.
 
   Args:
     config: all settings.
@@ -415,7 +423,7 @@ def survey(
     wanted: stages, of `STAGES`; what they need is in the list, too.
 
   Returns:
-    See `runner.Run.survey`.
+    The rows of every stage, the finished ones, and the private trainings.
 
   Raises:
     ValueError: if a setting names what is not there, as `run` would find.
@@ -423,16 +431,38 @@ def survey(
   stages = stages_lib.with_needs(wanted, config)
   _check_named(config, stages)
   _check_size(config, stages)
+  methods = direct_dp_lib.methods(config)
+  prepared = None
   try:
     space = workspace.Workspace(workdir, config.secret_seed, may_draw=False)
   except ValueError:  # nobody has drawn its secret: nothing is there
     first, *later = stages
-    return [(first, {"": False}), *((name, None) for name in later)]
-  return list(
-    runner.Run(
+    there: list[tuple[str, Mapping[str, bool] | None]] = [
+      (first, {"": False}),
+      *((name, None) for name in later),
+    ]
+  else:
+    this = runner.Run(
       config, space, [*map(stages_lib.get, stages)], say=_nothing
-    ).survey()
+    )
+    there = list(this.survey())
+    prepared = this.prepared if this.rows("prepare_data") else None
+  planned = _planned.rows(
+    config,
+    stages,
+    methods=methods,
+    test_sets=[
+      *(
+        one.name
+        for one in prepare_test_set.expand(
+          [x for x in config.test_sets if not sources.is_remote(x)]
+        )
+      ),
+      *filter(sources.is_remote, config.test_sets),
+    ],
   )
+  units = _planned.units(config, planned, methods=methods, prepared=prepared)
+  return _planned.Outlook(there=there, rows=planned, units=units)
 
 
 def export_notes(config: RunConfig, wanted: Sequence[str]) -> Sequence[str]:

@@ -1,0 +1,276 @@
+"""Plans the rows and the private trainings of a run from its settings alone."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from synthq_jax.runtime import private_training, results, stage, system_results
+
+__all__ = ["IF_ALLOWED", "Outlook", "Unit", "rows", "units"]
+
+IF_ALLOWED = ("release_scores",)
+"""Stages that are left out where the data has too few queries for them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unit:
+  """One private training of a plan; None is known once the data is read."""
+
+  place: str
+  """Folder of the result, e.g. "finetune_dp/eps8"."""
+  epsilon: float
+  """Target of this training alone."""
+  delta: float | None
+  """Target; None: 1 / (2n), n the queries, or users where these are
+  protected."""
+  num_records: int | None
+  """The private records that are drawn: queries, or users."""
+  num_users: int | None = None
+  """Users who asked, where these are protected: n of `delta`."""
+  batch_size: int | None
+  """Expected records of a batch; None: all of them."""
+  max_batch_size: int | None
+  """Most records of a batch."""
+  steps: int
+  """Optimizer steps."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outlook:
+  """The plan of a run, and the part of it that is finished."""
+
+  there: Sequence[tuple[str, Mapping[str, bool] | None]]
+  """Each stage with its rows and whether they are finished; None: a stage
+  before it is not (`runner.Run.survey`)."""
+  rows: Mapping[str, tuple[str, ...]]
+  """Each stage with the rows that it makes; "" is its only result."""
+  units: tuple[Unit, ...]
+  """The private trainings, with those that are finished."""
+
+
+def rows(
+  config: Any,
+  wanted: Sequence[str],
+  *,
+  methods: Mapping[str, Any],
+  test_sets: Sequence[str],
+) -> dict[str, tuple[str, ...]]:
+  """Plans which stages make which rows.
+
+  Args:
+    config: a `plan.RunConfig`.
+    wanted: stages, with all that they need.
+    methods: of direct DP training, by the beginning of their rows' names.
+    test_sets: names of the further test sets.
+
+  Returns:
+    The names of the rows by stage; a stage without rows does nothing.
+  """
+  chosen = config.rows
+  generators = [stage.row_name(epsilon) for epsilon in chosen.synthetic]
+  written = [*(["public_only"] if chosen.public_only else []), *generators]
+  hidden = _retrievers(config, wanted, methods, generators)
+  systems = dict(hidden)
+  if "fuse" in wanted and chosen.fused:
+    systems |= {
+      f"{system_results.Fusion.SYSTEM}_{k}": hidden[k] for k in hidden
+    }
+  ranked, mapped = [], ()
+  if "learn_to_rank" in wanted and not _is_for_audit(wanted):
+    ranked = _ranked(config, methods, hidden)
+    mapped = chosen.mapped if "learn_map" in wanted else ()
+  for name in ranked:
+    row = f"{system_results.Ranking.SYSTEM}_{name}"
+    systems[row] = hidden[name] or chosen.is_compared(row)
+  first = f"{system_results.Ranking.SYSTEM}_{chosen.mapped_row}"
+  for epsilon in mapped:
+    row = f"{system_results.Ranking.SYSTEM}_map_{stage.row_name(epsilon)}"
+    systems[row] = (
+      math.isinf(epsilon) or systems[first] or chosen.is_compared(row)
+    )
+  scored = {**({"bm25": False} if chosen.bm25 else {}), **systems}
+  only = ("",)
+  planned: dict[str, Sequence[str]] = {
+    "prepare_data": only,
+    "prepare_test_set": test_sets,
+    "finetune_dp": generators,
+    "generate": written,
+    "static_encoder": only if config.static_encoder.dim else (),
+    "filter_queries": written if config.filter_queries.is_wanted else (),
+    "query_leakage": only if written and config.query_leakage.enabled else (),
+    "train_retriever": [k for k in hidden if not k.startswith("direct_dp")],
+    "direct_dp": [k for k in hidden if k.startswith("direct_dp")],
+    "encode_documents": [*hidden],
+    "fuse": [*hidden] if chosen.fused else (),
+    "learn_to_rank": ranked,
+    "learn_map": [stage.row_name(epsilon) for epsilon in mapped],
+    "evaluate": [
+      f"{called}/{name}"
+      for called in (*results.OWN_TEST_SETS, *test_sets)
+      for name, is_hidden in scored.items()
+      if called != "public" or not is_hidden
+    ],
+    "audit": generators if config.canaries.number else (),
+    "compare_queries": only,
+    "release_scores": only if config.release_scores.enabled else (),
+    "report": only,
+  }
+  return {name: tuple(planned[name]) for name in wanted}
+
+
+def _retrievers(
+  config: Any,
+  wanted: Sequence[str],
+  methods: Mapping[str, Any],
+  generators: Sequence[str],
+) -> dict[str, bool]:
+  """Returns the rows of retrievers, and whether they lie under `private/`."""
+  chosen, is_audit = config.rows, _is_for_audit(wanted)
+  hidden = {}
+  if "train_retriever" in wanted:
+    if chosen.untrained:
+      hidden["untrained"] = False
+    if chosen.public_only and not is_audit:
+      hidden["public_only"] = False
+    for name in generators:
+      row = f"synthetic_{name}"
+      hidden[row] = name == "inf" or chosen.is_compared(row)
+    if chosen.original and not is_audit:
+      hidden["original"] = True
+  if "direct_dp" in wanted and not is_audit:
+    for method in methods:
+      for epsilon in (e for e in chosen.direct_dp if math.isfinite(e)):
+        row = f"{method}_{stage.row_name(epsilon)}"
+        hidden[row] = chosen.is_compared(row)
+  return hidden
+
+
+def _is_for_audit(wanted: Sequence[str]) -> bool:
+  """Returns whether retrievers are wanted for an audit alone."""
+  return "audit" in wanted and "evaluate" not in wanted
+
+
+def _ranked(
+  config: Any, methods: Mapping[str, Any], retrievers: Mapping[str, bool]
+) -> list[str]:
+  """Returns the retrievers that get learned weights.
+
+  No claim covers a query and the text of a query alone.
+  """
+  other_unit = {
+    f"{name}_{stage.row_name(epsilon)}"
+    for name, method in methods.items()
+    for epsilon in config.rows.direct_dp
+    if method.unit == "query"
+  }
+  return [
+    name
+    for name in retrievers
+    if config.rows.is_ranked(name) and name not in other_unit
+  ]
+
+
+def units(
+  config: Any,
+  planned: Mapping[str, Sequence[str]],
+  *,
+  methods: Mapping[str, Any],
+  prepared: results.PreparedData | None,
+) -> tuple[Unit, ...]:
+  """Plans the trainings with noise.
+
+  Args:
+    config: a `plan.RunConfig`.
+    planned: of `rows`.
+    methods: of direct DP training, by the beginning of their rows' names.
+    prepared: the data; None: it is not read yet.
+
+  Raises:
+    ValueError: if a training would be refused, such as one whose batch is larger
+      than the data.
+  """
+  chosen, found = config.rows, []
+
+  def add(name: str, row: str, own: Any, epsilon: float, **options: Any):
+    if row in planned.get(name, ()) and math.isfinite(epsilon):
+      folder = "train_retriever" if name == "direct_dp" else name
+      place = f"{folder}/{row}"
+      found.append(_unit(place, own, epsilon, prepared, **options))
+
+  for epsilon in chosen.synthetic:
+    add(
+      "finetune_dp",
+      stage.row_name(epsilon),
+      config.finetune_dp,
+      epsilon,
+      noise_bands=config.finetune_dp.noise_bands,
+      draws_users=bool(prepared and prepared.queries_per_user),
+      is_counted=not config.canaries.number,
+    )
+  for name, method in methods.items():
+    for epsilon in chosen.direct_dp:
+      row = f"{name}_{stage.row_name(epsilon)}"
+      is_fixed = method.unit == "query"
+      add("direct_dp", row, method, epsilon, fixed_order=is_fixed)
+  for row in planned.get("learn_to_rank", ()):
+    # Beside a retriever without privacy weights are learned without noise.
+    if row not in ("original", "synthetic_inf"):
+      own = config.learn_to_rank
+      add("learn_to_rank", row, own, own.epsilon)
+  for epsilon in chosen.mapped:
+    add("learn_map", stage.row_name(epsilon), config.learn_map, epsilon)
+  return tuple(found)
+
+
+def _unit(
+  place: str,
+  config: Any,
+  epsilon: float,
+  prepared: results.PreparedData | None,
+  *,
+  draws_users: bool = False,
+  is_counted: bool = True,
+  **options: Any,
+) -> Unit:
+  """Plans one training; without the data, or with canaries, n stays open.
+
+  Raises:
+    ValueError: if the data is known and the training would be refused.
+  """
+  known = {"place": place, "epsilon": epsilon, "steps": config.steps}
+  if prepared is None or not is_counted:
+    return Unit(
+      delta=config.delta,
+      num_records=None,
+      batch_size=config.batch_size or None,
+      max_batch_size=None,
+      **known,
+    )
+  config.check(
+    prepared,
+    noise_bands=options.get("noise_bands", 1),
+    draws_users=draws_users,
+  )
+  config = private_training.filled(config, prepared, draws_users=draws_users)
+  users = prepared.num_users.get("train")
+  number = users if draws_users else prepared.num_queries["train"]
+  assert number is not None  # who draws users knows how many there are
+  settings = private_training.Settings(
+    config=config,
+    epsilon=epsilon,
+    mechanism="",
+    num_users=None if draws_users else users,
+    **options,
+  )
+  sampler = private_training.sampler(
+    settings, number, prepared.queries_per_user
+  )
+  return Unit(
+    delta=config.delta or 1 / (2 * prepared.units("train")),
+    num_records=number,
+    num_users=users,
+    batch_size=config.batch_size,
+    max_batch_size=sampler.max_batch_size,
+    **known,
+  )

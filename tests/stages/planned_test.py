@@ -1,0 +1,137 @@
+"""The plan of a run, which is printed before anything is made."""
+
+import dataclasses
+
+import made_up
+import pytest
+
+from synthq_jax import stages
+from synthq_jax.cli import guide
+from synthq_jax.privacy import ledger, terms
+from synthq_jax.runtime import results
+from synthq_jax.stages import _planned, direct_dp, plan
+from synthq_jax.storage import artifacts
+
+FOLDERS = {"direct_dp": "train_retriever"}
+"""Where a stage's results lie, if not under its name."""
+
+
+def _made(root):
+  """Returns the folders of finished results, without `private/`."""
+  return {
+    path.parent.relative_to(root).as_posix().removeprefix("private/")
+    for path in root.rglob(artifacts.RESULT_NAME)
+  }
+
+
+def _planned_folders(rows):
+  return {
+    "/".join(filter(None, (FOLDERS.get(name, name), row)))
+    for name, planned in rows.items()
+    for row in planned
+  }
+
+
+def test_the_plan_names_the_stages_and_rows_that_then_ran(
+  finished_run, tmp_path
+):
+  seen = plan.outlook(finished_run.config, tmp_path / "new", plan.STAGES)
+  assert not (tmp_path / "new").exists()
+  assert [rows for _, rows in seen.there[1:]] == [None] * len(seen.there[1:])
+  ran, planned = _made(finished_run.root), _planned_folders(seen.rows)
+  assert len(ran) > 150
+  # 20 test queries are too few for scores with noise.
+  assert planned - ran == {"release_scores"} == {*_planned.IF_ALLOWED}
+  assert ran <= planned
+
+
+@pytest.mark.parametrize("name", plan.STAGES)
+def test_the_plan_of_a_stage_has_the_rows_of_its_jobs(finished_run, name):
+  config = finished_run.config
+  wanted = stages.with_needs([name], config)
+  seen = plan.outlook(config, finished_run.root, wanted)
+  for each, rows in seen.there:
+    if rows is not None and each not in _planned.IF_ALLOWED:
+      assert {*rows} == {*seen.rows[each]}, each
+
+
+def test_the_plan_of_trainings_for_users_counts_users(finished_run):
+  config = finished_run.config
+  data = made_up.prepared(
+    unit=terms.user(2), num_queries={"train": 600}, num_users={"train": 400}
+  )
+  rows = {"finetune_dp": ["eps8"], "direct_dp": ["direct_dp_eps8"]}
+  methods = {"direct_dp": direct_dp.Config()}
+  units = _planned.units(config, rows, methods=methods, prepared=data)
+  assert [(u.num_records, u.num_users, u.delta) for u in units] == [
+    (400, 400, 1 / 800),
+    (600, 400, 1 / 800),
+  ]
+
+
+def test_the_plan_of_the_trainings_is_what_their_claims_say(
+  finished_run, tmp_path
+):
+  config, root = finished_run.config, finished_run.root
+  known = plan.outlook(config, root, plan.STAGES).units
+  claims = {}
+  for entry in ledger.read(root / results.PRIVATE / ledger.NAME).values():
+    for one in entry.ledger:
+      claims[one.identifier.rpartition("/")[0]] = (entry, one)
+  assert {unit.place for unit in known} == {*claims}
+  assert len(claims) > 10
+  for unit in known:
+    claim, released = claims[unit.place]
+    assert claim.delta == unit.delta
+    assert claim.epsilon <= unit.epsilon < 1.05 * claim.epsilon
+    assert released.num_examples == unit.num_records
+    assert released.expected_batch_size == unit.batch_size
+    assert released.max_batch_size == unit.max_batch_size
+    assert released.steps == unit.steps
+  # Before the data is read the same trainings, without what follows from n.
+  before = plan.outlook(config, tmp_path / "new", plan.STAGES).units
+  assert len(before) == len(known)
+  for early, late in zip(before, known, strict=True):
+    same = dataclasses.replace(late, delta=None, num_records=None)
+    size = early.batch_size
+    assert early == dataclasses.replace(
+      same, max_batch_size=None, batch_size=size
+    )
+    assert late.batch_size == (late.num_records if size is None else size)
+
+
+def test_a_plan_of_known_data_refuses_a_batch_above_n(finished_run):
+  config = finished_run.config
+  large = dataclasses.replace(config.finetune_dp, batch_size=106)
+  with pytest.raises(ValueError, match="batch_size must be at most 105"):
+    plan.outlook(
+      dataclasses.replace(config, finetune_dp=large),
+      finished_run.root,
+      plan.STAGES,
+    )
+
+
+def test_a_dry_run_prints_the_rows_and_the_trainings(finished_run, tmp_path):
+  config, root = finished_run.config, finished_run.root
+  before = guide.dry_run(config, tmp_path / "new", plan.STAGES, ())
+  lines = before.splitlines()
+  assert "generate: public_only, eps8" in lines
+  rows = plan.outlook(config, tmp_path / "new", plan.STAGES).rows
+  shown = next(line for line in lines if line.startswith("evaluate: "))
+  listed = {
+    f"{called}/{system}"
+    for part in shown.removeprefix("evaluate: ").split("; ")
+    for systems, _, sets in [part.partition(" on ")]
+    for system in systems.split(", ")
+    for called in sets.split(", ")
+  }
+  assert listed == {*rows["evaluate"]}
+  assert (
+    "finetune_dp/eps8: epsilon 8, delta 1/(2n), n is known once the data is"
+    " read, batch 16 expected, at most what n allows, 2 steps" in lines
+  )
+  after = guide.dry_run(config, root, plan.STAGES, ()).splitlines()
+  assert (
+    "finetune_dp/eps8: epsilon 8, delta 0.00476, n 105, batch 16 expected, at"
+    " most 56, 2 steps" in after
+  )
