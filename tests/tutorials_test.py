@@ -57,9 +57,10 @@ def test_the_tutorial_on_contrastive_losses_trains_with_noise():
 
 
 def test_the_tutorial_on_auditing_finds_what_it_says():
+  """Its script on the private step: tests/audit/private_step_test.py."""
   names = _run("auditing.md")
-  right = names["mechanism"].audit(names["claimed"], num_canaries=500, seed=1)
-  assert not right.violates
+  found = names["found"]
+  assert 0 < found.epsilon_one_run < found.epsilon_one_run_fdp < 7.1
 
 
 def test_the_tutorial_on_a_loop_of_ones_own_learns_and_says_what_it_earned():
