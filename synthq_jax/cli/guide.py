@@ -306,7 +306,7 @@ def _training(unit: Any) -> str:
   """Returns a line on a private training of a plan."""
   from synthq_jax.privacy import rounding
 
-  delta = "1/(2n)" if unit.delta is None else f"{unit.delta:.3g}"
+  delta = "1/(2n)" if unit.delta is None else rounding.delta(unit.delta)
   size = "n" if unit.batch_size is None else f"{unit.batch_size:,}"
   if unit.num_records is None:
     number, most = "is known once the data is read", "what n allows"

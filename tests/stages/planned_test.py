@@ -132,6 +132,6 @@ def test_a_dry_run_prints_the_rows_and_the_trainings(finished_run, tmp_path):
   )
   after = guide.dry_run(config, root, plan.STAGES, ()).splitlines()
   assert (
-    "finetune_dp/eps8: epsilon 8, delta 0.00476, n 105, batch 16 expected, at"
+    "finetune_dp/eps8: epsilon 8, delta 0.00477, n 105, batch 16 expected, at"
     " most 56, 2 steps" in after
   )
