@@ -3,7 +3,7 @@
 A model that was pre-trained on a query needs no private data to repeat it, and
 a test query that the pre-training saw is no fair test. So the papers look for
 random samples of both in the pre-training corpus. Words are compared in lower
-case and without punctuation (`\w+` after case folding), and an n-gram never
+case and without punctuation (`text_measures.words`), and an n-gram never
 reaches over the border of a text. Memory does not grow with the corpus.
 
 Formal guarantee:

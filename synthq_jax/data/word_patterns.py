@@ -35,6 +35,7 @@ def _as_ranges(codes: Iterable[int]) -> str:
 _MARKS = _as_ranges(filter(_is_mark, _CODES))
 JOINERS = f"(?<=[{_MARKS}])[\u200c\u200d]+"
 """What `compose` leaves out, for `re`."""
+_JOINERS = re.compile(JOINERS)
 
 WORD = rf"\w+(?:[{_MARKS}]\w*)*"
 """One word, for `re`, in a text as `compose` returns it."""
@@ -50,4 +51,4 @@ def compose(text: str) -> str:
   """
   if text.isascii():
     return text
-  return re.sub(JOINERS, "", unicodedata.normalize("NFC", text))
+  return _JOINERS.sub("", unicodedata.normalize("NFC", text))

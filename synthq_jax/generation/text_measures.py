@@ -30,6 +30,8 @@ __all__ = [
 _QUERIES = 4096
 """Asked at once: what they found is in memory at the same time."""
 
+_WORD = re.compile(word_patterns.WORD)
+
 
 def words(text: str) -> list[str]:
   """Returns the words that the measures of this module count.
@@ -37,7 +39,7 @@ def words(text: str) -> list[str]:
   >>> words("What's in JAX?")
   ['what', 's', 'in', 'jax']
   """
-  return re.findall(word_patterns.WORD, text.casefold())
+  return _WORD.findall(text.casefold())
 
 
 def own_document_gauge(

@@ -388,7 +388,9 @@ def _step(
     before = levels[carried]
     after = _turn(inner[0], levels, carried, size, in_turn=True)
     for index, atom in enumerate(equation.invars[carried]):
-      if before[index] < after[index] and not _has_examples(atom, size):
+      if before[index] < after[index] and not _has_examples(
+        atom.aval.shape, size
+      ):
         levels[start + index] = _MIXED  # from one example's turn to the next's
     return _turn(inner[0], levels, carried, size, in_turn=True)
   if len(inner) == 1 and len(inner[0].invars) == len(levels):
@@ -417,8 +419,9 @@ def _turn(
     levels[carried] = joined
 
 
-def _has_examples(atom: Any, size: int) -> bool:
-  return any(n and n % size == 0 for n in atom.aval.shape)
+def _has_examples(shape: Sequence[int], size: int) -> bool:
+  """Whether one of these axes holds the examples."""
+  return any(n and n % size == 0 for n in shape)
 
 
 _MOVES = frozenset(
@@ -433,12 +436,12 @@ def _is_one_beside_all(equation: Any, levels: list[int], size: int) -> bool:
   if name in _MOVES or name.startswith("scatter"):
     return False
   sides = {
-    _has_examples(atom, size)
+    _has_examples(atom.aval.shape, size)
     for level, atom in zip(levels, equation.invars, strict=True)
     if level
   }
   if name == "broadcast_in_dim":
-    sides.add(_has_examples(equation.outvars[0], size))
+    sides.add(_has_examples(equation.outvars[0].aval.shape, size))
   return len(sides) == 2
 
 
@@ -457,9 +460,8 @@ def _is_over_examples(equation: Any, levels: list[int], size: int) -> bool:
   elif name == "sort":
     sides = [(params["dimension"],)] * len(levels)
   return any(
-    level and atom.aval.shape[axis] and atom.aval.shape[axis] % size == 0
+    level and _has_examples([atom.aval.shape[axis] for axis in axes], size)
     for level, atom, axes in zip(levels, equation.invars, sides, strict=True)
-    for axis in axes
   )
 
 
@@ -473,6 +475,6 @@ def _scatters_examples(equation: Any, levels: list[int], size: int) -> bool:
   written = [n for axis, n in enumerate(updates) if axis not in window]
   return (
     max(levels[1:]) > _PUBLIC
-    and any(n and n % size == 0 for n in written)
-    and not any(n and n % size == 0 for n in operand)
+    and _has_examples(written, size)
+    and not _has_examples(operand, size)
   )

@@ -36,31 +36,31 @@ def explain_infinite(
   """
   if any(run.noise_multiplier == 0 for run in runs):
     return "there is no noise"
-  name = checks.relation(relation)
+  name, paid = checks.relation(relation), rounding.delta(delta)
   overflow = sum(run.sampler.overflow_delta(run.steps) for run in runs)
   ends = sum(accounting.owed_delta(run, name) for run in runs) - overflow
   if ends >= delta:
     return (
       "a record moves a sum past the end of drawn noise, 9.1 standard deviations,"
-      f" with probability up to {ends:.2g}, which delta={rounding.delta(delta)} does not pay:"
+      f" with probability up to {ends:.2g}, which delta={paid} does not pay:"
       " give more noise or a larger delta"
     )
   least = arithmetic.least_delta(runs)
   if delta < least:
     return (
       f"in double precision {sum(run.steps for run in runs):,} steps leave"
-      f" {least:.2g} of probability unknown, which delta={rounding.delta(delta)} does not pay:"
+      f" {least:.2g} of probability unknown, which delta={paid} does not pay:"
       " give a larger delta"
     )
   if overflow >= delta:
     return (
       f"a batch overflows with a record in it with probability up to"
-      f" {overflow:.2g}, which delta={rounding.delta(delta)} does not pay: give a larger"
+      f" {overflow:.2g}, which delta={paid} does not pay: give a larger"
       " max_batch_size or delta"
     )
   if ends + overflow + least < delta or not math.isfinite(ends + overflow):
     return ""
   return (
     "the ends of drawn noise, full batches and double precision together take all"
-    f" of delta={rounding.delta(delta)}: give more noise or a larger delta"
+    f" of delta={paid}: give more noise or a larger delta"
   )

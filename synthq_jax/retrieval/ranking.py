@@ -65,6 +65,7 @@ FIELDS = (
 """What is read of `_spaced` text; a pattern in a lookahead gives what overlaps."""
 FEATURES = (*(field.name for field in FIELDS), "length", "retriever")
 """The columns of `Candidates.values`, each in [0, 1]."""
+_WORD = re.compile(word_patterns.WORD)
 _LEXICAL, _DENSE = 0, len(FEATURES) - 1
 
 
@@ -189,7 +190,7 @@ def _ordered(scores: Mapping[str, float]) -> dict[str, float]:
 
 def _spaced(text: str) -> str:
   """Returns the words of a text with a space between them and nothing else."""
-  return " ".join(re.findall(word_patterns.WORD, word_patterns.compose(text)))
+  return " ".join(_WORD.findall(word_patterns.compose(text)))
 
 
 def _first(text: str, words: int | None) -> str:
