@@ -102,19 +102,28 @@ def owners(
   if test_set != "test" or not prepared.queries_per_user:
     return None
   folder = space.root / prepared.private_directory
-  split = prepared.test_split
-  owners: dict[str, int] = {}
-  for path in (folder / f"{split}.npz", folder / unanswered(split)):
-    if path.name == f"{split}.npz" or path.exists():
-      asked = arrays(space, prepared, path)
-      ids = map(str, asked["ids"])
-      owners |= zip(ids, asked["users"].tolist(), strict=True)
-  return owners
+  asked = judged_queries(space, prepared, folder / f"{prepared.test_split}.npz")
+  return dict(zip(asked["ids"].tolist(), asked["users"].tolist(), strict=True))
 
 
-def unanswered(split: str) -> str:
-  """Names the file of queries whose relevant documents are all lacking."""
-  return f"{split}_unanswered.npz"
+def judged_queries(
+  space: workspace.Folders, made: Documents, path: pathlib.Path
+) -> dict[str, np.ndarray]:
+  """Reads all judged queries of a file of pairs: those without a pair come last.
+
+  Returns:
+    "ids" and "tokens", and "users" where they are the unit.
+  """
+  parts = [arrays(space, made, path)]
+  if (rest := unanswered(path)).exists():
+    parts.append(arrays(space, made, rest))
+  names = parts[0].keys() & {"ids", "tokens", "users"}
+  return {name: np.concatenate([one[name] for one in parts]) for name in names}
+
+
+def unanswered(path: pathlib.Path) -> pathlib.Path:
+  """Returns the file of queries whose relevant documents are all lacking."""
+  return path.with_name(f"{path.stem}_unanswered.npz")
 
 
 @contextlib.contextmanager

@@ -73,16 +73,14 @@ def asked(
   queries: pathlib.Path,
 ) -> Judged:
   """Reads judged queries of a folder and the collection they are asked of."""
-  parts = [inputs.arrays(folders, made, queries)]
-  if (rest := queries.with_name(inputs.unanswered(split))).exists():
-    parts.append(inputs.arrays(folders, made, rest))
+  arrays = inputs.judged_queries(folders, made, queries)
   judged = inputs.qrels(folder, split)
-  names = [str(query) for part in parts for query in part["ids"]]
+  names = arrays["ids"].tolist()
   return Judged(
     split=split,
     qrels={query: judged[query] for query in names},
     queries=queries_lib.texts(folder, names),
-    query_tokens=np.concatenate([part["tokens"] for part in parts]),
+    query_tokens=arrays["tokens"],
     passages=inputs.document_tokens(folders, made),
     corpus=inputs.corpus(folders, made),
   )

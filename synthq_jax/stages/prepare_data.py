@@ -418,9 +418,10 @@ def _write_queries(
       )
       numbers = numbers.astype(np.int32)
       fields["users"], rest["users"] = np.split(numbers, [len(ids)])
-    array_files.save_npz(private / f"{split}.npz", fields)
+    path = private / f"{split}.npz"
+    array_files.save_npz(path, fields)
     if alone:
-      array_files.save_npz(private / inputs.unanswered(split), rest)
+      array_files.save_npz(inputs.unanswered(path), rest)
     counts[split] = len(ids) + len(alone)
   return counts
 
