@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
-import math
 import pathlib
 import re
 import textwrap
@@ -269,10 +268,10 @@ def dry_run(
     lines.append(f"{name}: {'; '.join(said) or 'nothing to do'}")
   if later:
     lines += ["then:", *later]
-  lines += ["", *map(_training, seen.units)]
+  lines += ["", *map(_training, seen.trainings)]
   made = stages.with_needs(wanted, config)
   lines += plan.export_notes(config, made)
-  lines += ["", *_price(config, workdir, made)]
+  lines += ["", *_price(config, workdir, made, seen.trainings)]
   times = [
     f"{key}: {text}"
     for group in read
@@ -302,72 +301,49 @@ def _listed(name: str, rows: Sequence[str]) -> str:
   )
 
 
-def _training(unit: Any) -> str:
+def _training(one: Any) -> str:
   """Returns a line on a private training of a plan."""
   from synthq_jax.privacy import rounding
 
-  delta = "1/(2n)" if unit.delta is None else rounding.delta(unit.delta)
-  size = "n" if unit.batch_size is None else f"{unit.batch_size:,}"
-  if unit.num_records is None:
+  delta = "1/(2n)" if one.delta is None else rounding.delta(one.delta)
+  size = "n" if one.batch_size is None else f"{one.batch_size:,}"
+  if one.num_records is None:
     number, most = "is known once the data is read", "what n allows"
   else:
-    number, most = f"{unit.num_records:,}", f"{unit.max_batch_size:,}"
-  if unit.num_users not in (None, unit.num_records):
-    number = f"{number} of {unit.num_users:,} users"
+    number, most = f"{one.num_records:,}", f"{one.max_batch_size:,}"
+  if one.num_users not in (None, one.num_records):
+    number = f"{number} of {one.num_users:,} users"
   return (
-    f"{unit.place}: epsilon {rounding.epsilon(unit.epsilon)}, delta {delta}, n"
-    f" {number}, batch {size} expected, at most {most}, {unit.steps:,} steps"
+    f"{one.place}: epsilon {rounding.epsilon(one.epsilon)}, delta {delta}, n"
+    f" {number}, batch {size} expected, at most {most}, {one.steps:,} steps"
   )
 
 
 def _price(
-  config: Any, workdir: pathlib.Path, wanted: Sequence[str]
+  config: Any,
+  workdir: pathlib.Path,
+  wanted: Sequence[str],
+  trainings: Sequence[Any],
 ) -> Iterator[str]:
   """Yields what the private trainings of a run are to cost."""
   from synthq_jax.privacy import rounding
-  from synthq_jax.runtime import released_results, stage
-  from synthq_jax.stages import direct_dp
+  from synthq_jax.runtime import released_results
 
-  retrievers = [
-    (f"synthetic_{stage.row_name(e)}", e)
-    for e in config.rows.synthetic
-    if "finetune_dp" in wanted
-  ] + [
-    (f"{name}_{stage.row_name(e)}", e)
-    for name, e in itertools.product(
-      direct_dp.methods(config), config.rows.direct_dp
-    )
-    if "direct_dp" in wanted
-  ]
-  rows = retrievers + [
-    (f"ltr_map_{stage.row_name(e)}", e)
-    for e in config.rows.mapped
-    if "learn_map" in wanted
-  ]
-  total = 0.0
-  for row, epsilon in rows:
-    if not math.isfinite(epsilon):
-      continue
-    compared = config.rows.is_compared(row)
-    total += 0.0 if compared else epsilon
-    use = "only compared" if compared else "released"
-    yield f"epsilon of {row}: {rounding.epsilon(epsilon)}, {use}"
-  if (config.rows.ltr or config.rows.mapped) and "learn_to_rank" in wanted:
-    beside = [
-      x for x in ("untrained", "public_only") if getattr(config.rows, x)
-    ]
-    beside += [row for row, e in retrievers if math.isfinite(e)]
-    beside = [
-      row
-      for row in beside
-      if config.rows.is_ranked(row)
-      and not config.rows.is_compared(f"ltr_{row}")
-    ]
+  def is_released(one: Any) -> bool:
+    return not config.rows.is_compared(one.row)
+
+  weights = [one for one in trainings if one.stage == "learn_to_rank"]
+  total = sum(one.epsilon for one in trainings if is_released(one))
+  for one in trainings:
+    if one not in weights:
+      use = "released" if is_released(one) else "only compared"
+      yield f"epsilon of {one.row}: {rounding.epsilon(one.epsilon)}, {use}"
+  if weights:
     epsilon = config.learn_to_rank.epsilon
-    total += epsilon * len(beside)
+    number = sum(map(is_released, weights))
     yield (
       f"epsilon of the weights of BM25's scores: {rounding.epsilon(epsilon)} for"
-      f" each of {len(beside)} rows, released"
+      f" each of {number} rows, released"
     )
   scores = config.release_scores
   if scores.enabled and "release_scores" in wanted:

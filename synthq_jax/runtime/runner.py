@@ -8,7 +8,7 @@ decides, and works alone while the others wait, or all of them work together.
 import contextlib
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import synthq_jax
@@ -27,9 +27,14 @@ from synthq_jax.runtime import (
 from synthq_jax.storage import artifacts
 from synthq_jax.training import distributed
 
-__all__ = ["Run"]
+__all__ = ["Run", "is_for_audit"]
 
 _FORMAT = 7  # raise when a stage's files change, so that old ones are remade
+
+
+def is_for_audit(wanted: Collection[str]) -> bool:
+  """Says whether stages train retrievers for an audit alone."""
+  return "audit" in wanted and "evaluate" not in wanted
 
 
 class Run:
@@ -72,7 +77,7 @@ class Run:
   @property
   def for_audit(self) -> bool:
     """Whether retrievers are wanted for an audit alone."""
-    return "audit" in self.wanted and "evaluate" not in self.wanted
+    return is_for_audit(self.wanted)
 
   @property
   def generators(self) -> Mapping[str, stage.Made[results.Checkpoint]]:

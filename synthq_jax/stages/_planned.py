@@ -5,20 +5,32 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from synthq_jax.runtime import private_training, results, stage, system_results
+from synthq_jax import stages
+from synthq_jax.runtime import (
+  private_training,
+  results,
+  runner,
+  stage,
+  system_results,
+)
+from synthq_jax.stages import direct_dp
 
-__all__ = ["IF_ALLOWED", "Outlook", "Unit", "rows", "units"]
+__all__ = ["IF_ALLOWED", "Outlook", "Training", "rows", "trainings"]
 
 IF_ALLOWED = ("release_scores",)
 """Stages that are left out where the data has too few queries for them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Unit:
+class Training:
   """One private training of a plan; None is known once the data is read."""
 
+  stage: str
+  """That makes it."""
   place: str
   """Folder of the result, e.g. "finetune_dp/eps8"."""
+  row: str
+  """Of the table, e.g. "synthetic_eps8"."""
   epsilon: float
   """Target of this training alone."""
   delta: float | None
@@ -45,7 +57,7 @@ class Outlook:
   before it is not (`runner.Run.survey`)."""
   rows: Mapping[str, tuple[str, ...]]
   """Each stage with the rows that it makes; "" is its only result."""
-  units: tuple[Unit, ...]
+  trainings: tuple[Training, ...]
   """The private trainings, with those that are finished."""
 
 
@@ -53,32 +65,30 @@ def rows(
   config: Any,
   wanted: Sequence[str],
   *,
-  methods: Mapping[str, Any],
-  test_sets: Sequence[str],
+  test_sets: Sequence[str] = (),
 ) -> dict[str, tuple[str, ...]]:
   """Plans which stages make which rows.
 
   Args:
     config: a `plan.RunConfig`.
     wanted: stages, with all that they need.
-    methods: of direct DP training, by the beginning of their rows' names.
     test_sets: names of the further test sets.
 
   Returns:
     The names of the rows by stage; a stage without rows does nothing.
   """
-  chosen = config.rows
+  chosen, direct = config.rows, direct_dp.rows(config)
   generators = [stage.row_name(epsilon) for epsilon in chosen.synthetic]
   written = [*(["public_only"] if chosen.public_only else []), *generators]
-  hidden = _retrievers(config, wanted, methods, generators)
+  hidden = _retrievers(config, wanted, generators)
   systems = dict(hidden)
   if "fuse" in wanted and chosen.fused:
     systems |= {
       f"{system_results.Fusion.SYSTEM}_{k}": hidden[k] for k in hidden
     }
   ranked, mapped = [], ()
-  if "learn_to_rank" in wanted and not _is_for_audit(wanted):
-    ranked = _ranked(config, methods, hidden)
+  if "learn_to_rank" in wanted and not runner.is_for_audit(wanted):
+    ranked = _ranked(config, hidden)
     mapped = chosen.mapped if "learn_map" in wanted else ()
   for name in ranked:
     row = f"{system_results.Ranking.SYSTEM}_{name}"
@@ -99,8 +109,8 @@ def rows(
     "static_encoder": only if config.static_encoder.dim else (),
     "filter_queries": written if config.filter_queries.is_wanted else (),
     "query_leakage": only if written and config.query_leakage.enabled else (),
-    "train_retriever": [k for k in hidden if not k.startswith("direct_dp")],
-    "direct_dp": [k for k in hidden if k.startswith("direct_dp")],
+    "train_retriever": [k for k in hidden if k not in direct],
+    "direct_dp": [k for k in hidden if k in direct],
     "encode_documents": [*hidden],
     "fuse": [*hidden] if chosen.fused else (),
     "learn_to_rank": ranked,
@@ -120,13 +130,10 @@ def rows(
 
 
 def _retrievers(
-  config: Any,
-  wanted: Sequence[str],
-  methods: Mapping[str, Any],
-  generators: Sequence[str],
+  config: Any, wanted: Sequence[str], generators: Sequence[str]
 ) -> dict[str, bool]:
   """Returns the rows of retrievers, and whether they lie under `private/`."""
-  chosen, is_audit = config.rows, _is_for_audit(wanted)
+  chosen, is_audit = config.rows, runner.is_for_audit(wanted)
   hidden = {}
   if "train_retriever" in wanted:
     if chosen.untrained:
@@ -139,29 +146,18 @@ def _retrievers(
     if chosen.original and not is_audit:
       hidden["original"] = True
   if "direct_dp" in wanted and not is_audit:
-    for method in methods:
-      for epsilon in (e for e in chosen.direct_dp if math.isfinite(e)):
-        row = f"{method}_{stage.row_name(epsilon)}"
-        hidden[row] = chosen.is_compared(row)
+    hidden |= {row: chosen.is_compared(row) for row in direct_dp.rows(config)}
   return hidden
 
 
-def _is_for_audit(wanted: Sequence[str]) -> bool:
-  """Returns whether retrievers are wanted for an audit alone."""
-  return "audit" in wanted and "evaluate" not in wanted
-
-
-def _ranked(
-  config: Any, methods: Mapping[str, Any], retrievers: Mapping[str, bool]
-) -> list[str]:
+def _ranked(config: Any, retrievers: Mapping[str, bool]) -> list[str]:
   """Returns the retrievers that get learned weights.
 
   No claim covers a query and the text of a query alone.
   """
   other_unit = {
-    f"{name}_{stage.row_name(epsilon)}"
-    for name, method in methods.items()
-    for epsilon in config.rows.direct_dp
+    row
+    for row, (method, _) in direct_dp.rows(config).items()
     if method.unit == "query"
   }
   return [
@@ -171,19 +167,16 @@ def _ranked(
   ]
 
 
-def units(
+def trainings(
   config: Any,
   planned: Mapping[str, Sequence[str]],
-  *,
-  methods: Mapping[str, Any],
-  prepared: results.PreparedData | None,
-) -> tuple[Unit, ...]:
+  prepared: results.PreparedData | None = None,
+) -> tuple[Training, ...]:
   """Plans the trainings with noise.
 
   Args:
     config: a `plan.RunConfig`.
     planned: of `rows`.
-    methods: of direct DP training, by the beginning of their rows' names.
     prepared: the data; None: it is not read yet.
 
   Raises:
@@ -192,39 +185,49 @@ def units(
   """
   chosen, found = config.rows, []
 
-  def add(name: str, row: str, own: Any, epsilon: float, **options: Any):
-    if row in planned.get(name, ()) and math.isfinite(epsilon):
-      folder = "train_retriever" if name == "direct_dp" else name
-      place = f"{folder}/{row}"
-      found.append(_unit(place, own, epsilon, prepared, **options))
+  def add(
+    stage_name: str,
+    name: str,
+    row: str,
+    own: Any,
+    epsilon: float,
+    **options: Any,
+  ) -> None:
+    if name in planned.get(stage_name, ()) and math.isfinite(epsilon):
+      folder = stages.get(stage_name).folder or stage_name
+      named = {"stage": stage_name, "place": f"{folder}/{name}", "row": row}
+      known = {**named, "epsilon": epsilon, "steps": own.steps}
+      found.append(_training(known, own, epsilon, prepared, **options))
 
   for epsilon in chosen.synthetic:
+    name = stage.row_name(epsilon)
     add(
       "finetune_dp",
-      stage.row_name(epsilon),
+      name,
+      f"synthetic_{name}",
       config.finetune_dp,
       epsilon,
       noise_bands=config.finetune_dp.noise_bands,
       draws_users=bool(prepared and prepared.queries_per_user),
       is_counted=not config.canaries.number,
     )
-  for name, method in methods.items():
-    for epsilon in chosen.direct_dp:
-      row = f"{name}_{stage.row_name(epsilon)}"
-      is_fixed = method.unit == "query"
-      add("direct_dp", row, method, epsilon, fixed_order=is_fixed)
-  for row in planned.get("learn_to_rank", ()):
+  for row, (method, epsilon) in direct_dp.rows(config).items():
+    is_fixed = method.unit == "query"
+    add("direct_dp", row, row, method, epsilon, fixed_order=is_fixed)
+  for name in planned.get("learn_to_rank", ()):
     # Beside a retriever without privacy weights are learned without noise.
-    if row not in ("original", "synthetic_inf"):
-      own = config.learn_to_rank
-      add("learn_to_rank", row, own, own.epsilon)
+    if name not in ("original", "synthetic_inf"):
+      own, row = config.learn_to_rank, f"{system_results.Ranking.SYSTEM}_{name}"
+      add("learn_to_rank", name, row, own, own.epsilon)
   for epsilon in chosen.mapped:
-    add("learn_map", stage.row_name(epsilon), config.learn_map, epsilon)
+    name = stage.row_name(epsilon)
+    row = f"{system_results.Ranking.SYSTEM}_map_{name}"
+    add("learn_map", name, row, config.learn_map, epsilon)
   return tuple(found)
 
 
-def _unit(
-  place: str,
+def _training(
+  known: Mapping[str, Any],
   config: Any,
   epsilon: float,
   prepared: results.PreparedData | None,
@@ -232,15 +235,14 @@ def _unit(
   draws_users: bool = False,
   is_counted: bool = True,
   **options: Any,
-) -> Unit:
+) -> Training:
   """Plans one training; without the data, or with canaries, n stays open.
 
   Raises:
     ValueError: if the data is known and the training would be refused.
   """
-  known = {"place": place, "epsilon": epsilon, "steps": config.steps}
   if prepared is None or not is_counted:
-    return Unit(
+    return Training(
       delta=config.delta,
       num_records=None,
       batch_size=config.batch_size or None,
@@ -266,7 +268,7 @@ def _unit(
   sampler = private_training.sampler(
     settings, number, prepared.queries_per_user
   )
-  return Unit(
+  return Training(
     delta=config.delta or 1 / (2 * prepared.units("train")),
     num_records=number,
     num_users=users,

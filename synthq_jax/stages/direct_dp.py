@@ -215,15 +215,26 @@ def methods(config: Any) -> dict[str, Config]:
   return {"_".join(filter(None, ("direct_dp", m.label))): m for m in methods}
 
 
+def rows(config: Any) -> dict[str, tuple[Config, float]]:
+  """Returns the rows, each with its method and its epsilon, which is finite.
+
+  Args:
+    config: a `plan.RunConfig`.
+  """
+  epsilons = [e for e in config.rows.direct_dp if math.isfinite(e)]
+  return {
+    f"{name}_{stage.row_name(epsilon)}": (method, epsilon)
+    for (name, method), epsilon in itertools.product(
+      methods(config).items(), epsilons
+    )
+  }
+
+
 def jobs(run):
   """Yields a retriever for each method and epsilon."""
   if run.for_audit:
     return
-  epsilons = [e for e in run.config.rows.direct_dp if math.isfinite(e)]
-  for (row, method), epsilon in itertools.product(
-    methods(run.config).items(), epsilons
-  ):
-    name = f"{row}_{stage.row_name(epsilon)}"
+  for name, (method, epsilon) in rows(run.config).items():
     settings = private_training.filled(method, run.prepared)
     yield stage.Job(
       name=name,

@@ -56,7 +56,6 @@ __all__ = [
   "export_notes",
   "outlook",
   "run",
-  "survey",
 ]
 
 STAGES = tuple(stages_lib.SUMMARIES)
@@ -405,13 +404,6 @@ def run(
     return next(iter(made.get("report", ())), None)
 
 
-def survey(
-  config: RunConfig, workdir: str | os.PathLike, wanted: Sequence[str]
-) -> list[tuple[str, Mapping[str, bool] | None]]:
-  """Returns `Outlook.there` of an `outlook`."""
-  return list(outlook(config, workdir, wanted).there)
-
-
 def outlook(
   config: RunConfig, workdir: str | os.PathLike, wanted: Sequence[str]
 ) -> _planned.Outlook:
@@ -431,7 +423,6 @@ def outlook(
   stages = stages_lib.with_needs(wanted, config)
   _check_named(config, stages)
   _check_size(config, stages)
-  methods = direct_dp_lib.methods(config)
   prepared = None
   try:
     space = workspace.Workspace(workdir, config.secret_seed, may_draw=False)
@@ -447,22 +438,13 @@ def outlook(
     )
     there = list(this.survey())
     prepared = this.prepared if this.rows("prepare_data") else None
-  planned = _planned.rows(
-    config,
-    stages,
-    methods=methods,
-    test_sets=[
-      *(
-        one.name
-        for one in prepare_test_set.expand(
-          [x for x in config.test_sets if not sources.is_remote(x)]
-        )
-      ),
-      *filter(sources.is_remote, config.test_sets),
-    ],
+  called = prepare_test_set.names(config.test_sets)
+  planned = _planned.rows(config, stages, test_sets=called)
+  return _planned.Outlook(
+    there=there,
+    rows=planned,
+    trainings=_planned.trainings(config, planned, prepared),
   )
-  units = _planned.units(config, planned, methods=methods, prepared=prepared)
-  return _planned.Outlook(there=there, rows=planned, units=units)
 
 
 def export_notes(config: RunConfig, wanted: Sequence[str]) -> Sequence[str]:

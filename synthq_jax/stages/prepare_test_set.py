@@ -91,6 +91,13 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
   return tuple(found)
 
 
+def names(texts: Sequence[str]) -> list[str]:
+  """Names the sets of a setting; one under a URL, which is not opened, by it."""
+  remote = [text for text in texts if sources.is_remote(text)]
+  here = [text for text in texts if text not in remote]
+  return [*(one.name for one in expand(here)), *remote]
+
+
 def refuse_private(test_sets: Sequence[TestSet], source: str) -> None:
   """Refuses a run's private log as a test set, whose queries lie in the open.
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from synthq_jax import optim
+from synthq_jax import optim, stages
 from synthq_jax.cli import guide
 from synthq_jax.data import passages
 from synthq_jax.privacy import joint, statement
@@ -21,6 +21,7 @@ from synthq_jax.retrieval import ranking, trec
 from synthq_jax.runtime import results, system_results, workspace
 from synthq_jax.runtime import stage as stage_lib
 from synthq_jax.stages import (
+  _planned,
   _ranking,
   _search,
   evaluate,
@@ -396,6 +397,12 @@ def test_documents_of_a_run_may_not_be_fewer_than_are_ranked():
     )
 
 
+def trained(config, wanted):
+  """The private trainings of stages, with what they need."""
+  needed = stages.with_needs(wanted, config)
+  return _planned.trainings(config, _planned.rows(config, needed))
+
+
 @pytest.mark.parametrize(
   ("rows", "total"),
   [
@@ -407,7 +414,8 @@ def test_a_dry_run_counts_the_weights_that_are_released(tmp_path, rows, total):
   rows = plan.Rows(direct_dp=(), **{"mapped": (4.0,), **rows})
   config = plan.RunConfig(rows=rows)
   wanted = ("finetune_dp", "learn_to_rank", "learn_map")
-  said = "\n".join(guide._price(config, tmp_path, wanted))
+  planned = trained(config, wanted)
+  said = "\n".join(guide._price(config, tmp_path, wanted, planned))
   assert f"together: at most {total}, " in said
 
 
@@ -581,7 +589,8 @@ def test_a_dry_run_says_what_weights_and_maps_cost(tmp_path):
     )
   )
   wanted = ("finetune_dp", "direct_dp", "learn_to_rank", "learn_map")
-  said = "\n".join(guide._price(config, tmp_path, wanted))
+  planned = trained(config, wanted)
+  said = "\n".join(guide._price(config, tmp_path, wanted, planned))
   assert "epsilon of ltr_map_eps4: 4, released" in said
   assert "weights of BM25's scores: 0.5 for each of 3 rows" in said
   assert "together: at most 13.5" in said  # 8 + 4 + 3 x 0.5

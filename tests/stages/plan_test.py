@@ -188,14 +188,14 @@ def test_a_training_that_was_made_again_is_read_again(
 ):
   root, config = finished_run.copy(tmp_path), finished_run.config
   wanted = stages.with_needs((reader,), config)
-  before = dict(plan.survey(config, str(root), wanted))
+  before = dict(plan.outlook(config, str(root), wanted).there)
   assert all(before[reader].values())
   path = next(root.rglob(f"{place}/{artifacts.RESULT_NAME}"))
   content = artifacts.read_json(path)
   for entry in content["result"]["statement"]["ledger"]:
     entry["identifier"] = "drawn once more"
   path.write_text(json.dumps(artifacts.sealed(content)))
-  after = dict(plan.survey(config, str(root), wanted))
+  after = dict(plan.outlook(config, str(root), wanted).there)
   row = place.rpartition("/")[2]
   changed = {k: v for k, v in before[reader].items() if after[reader][k] != v}
   assert list(changed) == [row]
@@ -215,7 +215,9 @@ def test_a_late_setting_reruns_only_what_depends_on_it(
   before_it = [name for name in plan.STAGES if name != "report"]  # takes long
   plan.run(late, copied, stages=before_it, progress=False)
   assert {x.split("/")[0] for x in made} == {"evaluate", "compare_queries"}
-  assert dict(plan.survey(late, copied, ["report"]))["report"] == {"": False}
+  assert dict(plan.outlook(late, copied, ["report"]).there)["report"] == {
+    "": False
+  }
   scores = artifacts.load(copied / "evaluate/public/bm25", results.Evaluation)
   assert "Relevant is a grade of 2 or more" in " ".join(scores.traps)
   assert scores.measures["R@10"].mean == 0  # every grade is 1
@@ -596,7 +598,7 @@ def test_retrievers_may_be_static_vectors(finished_run, made, tmp_path):
   shutil.copytree(own.checkpoint, tmp_path / "other")
   t5_checkpoints.save(tmp_path / "other", params, t5)
   other = dataclasses.replace(own, checkpoint=str(tmp_path / "other"))
-  rows = dict(plan.survey(other, root, ["direct_dp"]))
+  rows = dict(plan.outlook(other, root, ["direct_dp"]).there)
   assert rows["static_encoder"] == {"": True}
   assert rows["direct_dp"] and all(rows["direct_dp"].values())
   start, shape = t5_checkpoints.load(root / "static_encoder")
@@ -653,7 +655,7 @@ def test_static_vectors_write_no_queries(finished_run, tmp_path):
   own = dataclasses.replace(
     finished_run.config, checkpoint=str(tmp_path / "own")
   )
-  for refused in (plan.run, lambda *of: plan.survey(*of, ["generate"])):
+  for refused in (plan.run, lambda *of: plan.outlook(*of, ["generate"]).there):
     with pytest.raises(ValueError, match="for queries or monoT5, got static"):
       refused(own, tmp_path / "run")
   assert not (tmp_path / "run").exists()

@@ -56,14 +56,17 @@ def test_the_plan_of_a_stage_has_the_rows_of_its_jobs(finished_run, name):
 
 
 def test_the_plan_of_trainings_for_users_counts_users(finished_run):
-  config = finished_run.config
+  config = dataclasses.replace(
+    finished_run.config,
+    direct_dp=direct_dp.Config(),
+    direct_dp_methods=(),
+  )
   data = made_up.prepared(
     unit=terms.user(2), num_queries={"train": 600}, num_users={"train": 400}
   )
   rows = {"finetune_dp": ["eps8"], "direct_dp": ["direct_dp_eps8"]}
-  methods = {"direct_dp": direct_dp.Config()}
-  units = _planned.units(config, rows, methods=methods, prepared=data)
-  assert [(u.num_records, u.num_users, u.delta) for u in units] == [
+  trainings = _planned.trainings(config, rows, data)
+  assert [(t.num_records, t.num_users, t.delta) for t in trainings] == [
     (400, 400, 1 / 800),
     (600, 400, 1 / 800),
   ]
@@ -73,23 +76,23 @@ def test_the_plan_of_the_trainings_is_what_their_claims_say(
   finished_run, tmp_path
 ):
   config, root = finished_run.config, finished_run.root
-  known = plan.outlook(config, root, plan.STAGES).units
+  known = plan.outlook(config, root, plan.STAGES).trainings
   claims = {}
   for entry in ledger.read(root / results.PRIVATE / ledger.NAME).values():
     for one in entry.ledger:
       claims[one.identifier.rpartition("/")[0]] = (entry, one)
-  assert {unit.place for unit in known} == {*claims}
+  assert {one.place for one in known} == {*claims}
   assert len(claims) > 10
-  for unit in known:
-    claim, released = claims[unit.place]
-    assert claim.delta == unit.delta
-    assert claim.epsilon <= unit.epsilon < 1.05 * claim.epsilon
-    assert released.num_examples == unit.num_records
-    assert released.expected_batch_size == unit.batch_size
-    assert released.max_batch_size == unit.max_batch_size
-    assert released.steps == unit.steps
+  for training in known:
+    claim, released = claims[training.place]
+    assert claim.delta == training.delta
+    assert claim.epsilon <= training.epsilon < 1.05 * claim.epsilon
+    assert released.num_examples == training.num_records
+    assert released.expected_batch_size == training.batch_size
+    assert released.max_batch_size == training.max_batch_size
+    assert released.steps == training.steps
   # Before the data is read the same trainings, without what follows from n.
-  before = plan.outlook(config, tmp_path / "new", plan.STAGES).units
+  before = plan.outlook(config, tmp_path / "new", plan.STAGES).trainings
   assert len(before) == len(known)
   for early, late in zip(before, known, strict=True):
     same = dataclasses.replace(late, delta=None, num_records=None)

@@ -235,7 +235,9 @@ def test_a_changed_set_is_searched_and_scored_again_and_nothing_else_is(
   root = finished_run.copy(tmp_path)
   before_it = [name for name in plan.STAGES if name != "report"]  # takes long
   plan.run(config, root, stages=before_it, progress=False)
-  assert dict(plan.survey(config, root, ["report"]))["report"] == {"": False}
+  assert dict(plan.outlook(config, root, ["report"]).there)["report"] == {
+    "": False
+  }
   lines = capsys.readouterr().out.splitlines()
   ran = [line for line in lines if line.endswith("] running")]
   done = finished_run.root.glob("**/evaluate/scifact/*/result.json")
@@ -268,9 +270,9 @@ def test_a_dry_run_refuses_the_private_log_in_the_words_of_the_run(
   with pytest.raises(ValueError, match="must not hold the private log") as run:
     plan._check_test_sets(config)
   with pytest.raises(ValueError, match="must not hold") as dry_run:
-    plan.survey(config, tmp_path / "run", plan.STAGES)
+    plan.outlook(config, tmp_path / "run", plan.STAGES)
   assert str(dry_run.value) == str(run.value)
-  plan.survey(
+  plan.outlook(
     dataclasses.replace(config, public_data=True), tmp_path / "run", plan.STAGES
   )
 
