@@ -19,7 +19,7 @@ from synthq_jax.data import vocabulary
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.storage import artifacts
 
-__all__ = ["WordPiece", "load"]
+__all__ = ["WordPiece", "is_bert", "load"]
 
 _SETTINGS = "tokenizer_config.json"
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -125,6 +125,23 @@ def load(folder: str | os.PathLike) -> WordPiece:
     cls_id=ids["[CLS]"],
     sep_id=ids["[SEP]"],
   )
+
+
+def is_bert(folder: pathlib.Path) -> bool:
+  """Says whether a tokenizer is one of BERT's, whose settings `load` reads.
+
+  Args:
+    folder: with tokenizer.json or vocab.txt.
+  """
+  if not (folder / "tokenizer.json").is_file():
+    return True
+  kind = _fields(folder / _SETTINGS).get("tokenizer_class")
+  if kind is None:
+    return _fields(folder / "config.json").get("model_type") in (
+      "bert",
+      "distilbert",
+    )
+  return kind in _BERTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,15 @@
-"""BERT in Flax Linen, read from Hugging Face's folders, with their numbers.
+"""BERT and its kin in Flax Linen, read from Hugging Face's folders, with their
+numbers.
 
-BertModel, with its pooler or without, BertForSequenceClassification, and what
-sentence-transformers makes of them. Heads of the pre-training are passed over.
+BertModel, with its pooler or without, BertForSequenceClassification, DistilBERT,
+RoBERTa (XLM-RoBERTa too) and MPNet. Heads of the pre-training are passed over.
 
 References:
   Devlin, Chang, Lee, Toutanova: BERT: Pre-training of Deep Bidirectional
   Transformers for Language Understanding. NAACL 2019.
+  Sanh, Debut, Chaumond, Wolf: DistilBERT. arXiv:1910.01108 (no segments).
+  Liu et al.: RoBERTa. arXiv:1907.11692 (positions begin behind that of padding).
+  Song, Tan, Qin, Lu, Liu: MPNet. NeurIPS 2020 (T5's buckets of relative positions).
   Reimers, Gurevych: Sentence-BERT. EMNLP 2019, section 3 (the mean of the
   outputs).
 """
@@ -19,11 +23,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from synthq_jax import checks, extras, typing
-from synthq_jax.models import dual_encoder
-from synthq_jax.models.checkpoints import sentence_folders, tensors
+from synthq_jax.models import dual_encoder, t5_layers
+from synthq_jax.models.checkpoints import tensors
 from synthq_jax.storage import artifacts
 
 with extras.required("run"):
@@ -31,24 +36,29 @@ with extras.required("run"):
 
 __all__ = [
   "Bert",
+  "COUNTING",
+  "KINDS",
   "BertConfig",
   "encode",
   "init_params",
   "load",
-  "load_encoder",
+  "read_config",
+  "tensor_name",
+  "with_params",
 ]
 
 _MASKED = -1e10
+_FARTHEST = 128  # distance, of MPNet's last bucket
 _INITIAL = nn.initializers.normal(0.02)
 _MODEL = "model.safetensors"
-_PREFIX = "bert."
 _POOLER = "pooler/kernel"
 _CLASSIFIER = "classifier/kernel"
-_IGNORED = ("cls.", "embeddings.position_ids")
+_BUCKETS = "relative_bias"
 _TABLES = {
   "word_embedding": "embeddings.word_embeddings",
   "position_embedding": "embeddings.position_embeddings",
   "segment_embedding": "embeddings.token_type_embeddings",
+  _BUCKETS: "encoder.relative_attention_bias",
 }
 _OUTSIDE = {
   "embedding_norm": "embeddings.LayerNorm",
@@ -65,11 +75,82 @@ _PARTS = {
   "wo": "output.dense",
   "mlp_norm": "output.LayerNorm",
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Kind:
+  """How one kind of model differs from BERT in its files."""
+
+  prefix: str
+  """Of the tensors of models with a head."""
+  ignored: tuple[str, ...] = ("cls.",)
+  """Begin the names of what is passed over."""
+  layers: str = "encoder.layer"
+  parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  """Names of a layer's parts that are not BERT's."""
+  fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  """Names in config.json that are not BERT's."""
+  has_segments: bool = True
+  has_labels: bool = False
+  """Whether a classifier is read."""
+  counts_padding: bool = False
+  """Whether the first token has the position behind that of padding."""
+  buckets: str = ""
+  """The field with the number of buckets of relative positions."""
+
+
+_ROBERTA = _Kind(prefix="roberta.", ignored=("lm_head.",), counts_padding=True)
+KINDS = {
+  "bert": _Kind(prefix="bert.", has_labels=True),
+  "roberta": _ROBERTA,
+  "xlm-roberta": _ROBERTA,
+  "distilbert": _Kind(
+    prefix="distilbert.",
+    ignored=("vocab_",),
+    layers="transformer.layer",
+    parts={
+      "query": "attention.q_lin",
+      "key": "attention.k_lin",
+      "value": "attention.v_lin",
+      "out": "attention.out_lin",
+      "attention_norm": "sa_layer_norm",
+      "wi": "ffn.lin1",
+      "wo": "ffn.lin2",
+      "mlp_norm": "output_layer_norm",
+    },
+    fields={
+      "emb_dim": "dim",
+      "num_heads": "n_heads",
+      "mlp_dim": "hidden_dim",
+      "num_layers": "n_layers",
+      "activation": "activation",
+      "dropout_rate": "dropout",
+    },
+    has_segments=False,
+  ),
+  "mpnet": _Kind(
+    prefix="mpnet.",
+    ignored=("lm_head.",),
+    parts={
+      "query": "attention.attn.q",
+      "key": "attention.attn.k",
+      "value": "attention.attn.v",
+      "out": "attention.attn.o",
+      "attention_norm": "attention.LayerNorm",
+    },
+    has_segments=False,
+    counts_padding=True,
+    buckets="relative_attention_num_buckets",
+  ),
+}
+"""By `model_type` of config.json."""
+COUNTING = frozenset(k for k, one in KINDS.items() if one.counts_padding)
+"""Kinds whose padding is token 1, and not 0, unless config.json says so."""
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, until 2019
 _COUNTS = (
   *("vocab_size", "emb_dim", "num_heads", "mlp_dim", "num_layers"),
-  *("max_length", "num_segments"),
+  "max_length",
 )
 _FIELDS = {
   "vocab_size": "vocab_size",
@@ -109,8 +190,12 @@ class BertConfig:
   """Encoder layers."""
   max_length: int = 512
   """Positions that have a vector: the longest input."""
+  first_position: int = 0
+  """Position of the first token; those before it are of no token."""
   num_segments: int = 2
-  """Segments that have a vector."""
+  """Segments that have a vector; 0: there are none."""
+  num_buckets: int = 0
+  """Buckets of relative positions, T5's; 0: there are none."""
   activation: str = "gelu"
   """"gelu" (exact), "gelu_new" (its approximation by tanh) or "relu"."""
   dropout_rate: float = 0.1
@@ -121,9 +206,17 @@ class BertConfig:
   """Whether a layer stands between the first token and the labels."""
   num_labels: int = 0
   """Labels of the classifier; 0 where there is none."""
+  kind: str = "bert"
+  """The `model_type` of config.json, by whose names tensors are read."""
 
   def __post_init__(self):
     checks.sizes(**{name: getattr(self, name) for name in _COUNTS})
+    checks.at_least(
+      0,
+      num_segments=self.num_segments,
+      num_buckets=self.num_buckets,
+      first_position=self.first_position,
+    )
     if self.emb_dim % self.num_heads:
       raise ValueError(
         "BertConfig.emb_dim must be a multiple of num_heads, got"
@@ -144,13 +237,14 @@ class BertConfig:
 def load(
   folder: str | os.PathLike,
 ) -> tuple[typing.Params, BertConfig]:
-  """Reads a BERT of Hugging Face: config.json and model.safetensors.
+  """Reads a BERT or its kin of Hugging Face: config.json, model.safetensors.
 
   The shape says what is there: `has_pooler`, and `num_labels` where a
   classifier is.
 
   Args:
-    folder: of BertModel or BertForSequenceClassification.
+    folder: of BertModel, BertForSequenceClassification, DistilBertModel,
+      RobertaModel, XLMRobertaModel or MPNetModel.
 
   Returns:
     Nested dicts of float32 arrays, and their shape.
@@ -160,7 +254,7 @@ def load(
       not as config.json says.
   """
   folder = pathlib.Path(folder)
-  config = _config(folder)
+  config = read_config(folder)
   path = folder / _MODEL
   if not path.is_file():
     others = sorted(p.name for p in folder.glob("pytorch_model*.bin"))
@@ -169,37 +263,49 @@ def load(
       " model as one file where you trust it, with transformers'"
       " AutoModel.from_pretrained(A).save_pretrained(B)"
     )
+  kind = KINDS[config.kind]
   found = {
-    _current(name): tensor
+    _current(name, kind.prefix): tensor
     for name, tensor in tensors.read_safetensors(path).items()
-    if not _current(name).startswith(_IGNORED)
   }
-  classifier = found.get(_name(_CLASSIFIER))
+  found = {
+    name: tensor
+    for name, tensor in found.items()
+    if not name.startswith((*kind.ignored, "embeddings.position_ids"))
+  }
+  name = functools.partial(tensor_name, config.kind)
+  classifier = found.get(name(_CLASSIFIER)) if kind.has_labels else None
   config = dataclasses.replace(
     config,
-    has_pooler=_name(_POOLER) in found,
+    has_pooler=name(_POOLER) in found,
     num_labels=0 if classifier is None else classifier.shape[0],
   )
   expected = tensors.shapes_of(functools.partial(init_params, config))
-  described = tensors.renamed(path, found, expected, _name, _is_transposed)
+  described = tensors.renamed(path, found, expected, name, _is_transposed)
   return tensors.fetch(described), config
 
 
-def load_encoder(
-  folder: str | os.PathLike,
-) -> tuple[typing.Params, BertConfig]:
-  """Reads a BERT whose mean outputs are vectors of sentences, for `encode`.
+def with_params(
+  folder: pathlib.Path, params: typing.Params, config: BertConfig
+) -> dict[str, tensors.Tensor]:
+  """Returns the tensors of a folder with other values, each under its name there.
 
   Args:
-    folder: of sentence-transformers, or as in `load`.
-
-  Returns:
-    As `load`.
-
-  Raises:
-    ValueError: as in `load`, or if vectors are made otherwise than as a mean.
+    folder: as in `load`.
+    params: nested dicts of arrays; what is not among them stays as it was.
+    config: their shape.
   """
-  return load(sentence_folders.mean_pooled(pathlib.Path(folder)))
+  ours = {
+    tensor_name(config.kind, path): one.transposed()
+    if _is_transposed(path)
+    else one
+    for path, one in tensors.of_tree(params).items()
+  }
+  prefix = KINDS[config.kind].prefix
+  stored = tensors.read_safetensors(folder / _MODEL)
+  return {
+    name: ours.get(_current(name, prefix), one) for name, one in stored.items()
+  }
 
 
 class Layer(nn.Module):
@@ -208,7 +314,7 @@ class Layer(nn.Module):
   config: BertConfig
 
   @nn.compact
-  def __call__(self, x, mask, *, deterministic: bool):
+  def __call__(self, x, mask, bias=None, *, deterministic: bool):
     config = self.config
     drop = nn.Dropout(config.dropout_rate, deterministic=deterministic)
     heads = (config.num_heads, config.emb_dim // config.num_heads)
@@ -223,6 +329,8 @@ class Layer(nn.Module):
     )
     # [batch, heads, query, key]
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.sqrt(heads[1])
+    if bias is not None:
+      scores = scores + bias
     scores = jnp.where(jnp.broadcast_to(mask, scores.shape), scores, _MASKED)
     weights = drop(nn.softmax(scores))
     mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
@@ -254,24 +362,29 @@ class Bert(nn.Module):
       deterministic: whether dropout is off.
     """
     config = self.config
-    sizes = {
-      "word_embedding": config.vocab_size,
-      "position_embedding": config.max_length,
-      "segment_embedding": config.num_segments,
+    positions = config.first_position + np.arange(tokens.shape[1])
+    rows = {
+      "word_embedding": (config.vocab_size, tokens),
+      "position_embedding": (
+        config.first_position + config.max_length,
+        positions[None],
+      ),
+      "segment_embedding": (config.num_segments, segments),
     }
-    words, positions, kinds = (
-      self.param(name, _INITIAL, (size, config.emb_dim))
-      for name, size in sizes.items()
-    )
     # [batch, length, dim]
-    x = words[tokens] + positions[None, : tokens.shape[1]] + kinds[segments]
+    x = sum(
+      self.param(name, _INITIAL, (size, config.emb_dim))[chosen]
+      for name, (size, chosen) in rows.items()
+      if size
+    )
     x = _norm(config, "embedding_norm")(x)
     drop = nn.Dropout(config.dropout_rate, deterministic=deterministic)
     x = drop(x)
     mask = (tokens != 0)[:, None, None, :]
+    bias = self._bias(positions) if config.num_buckets else None
     for index in range(config.num_layers):
       layer = Layer(config, name=f"layers_{index}")
-      x = layer(x, mask, deterministic=deterministic)
+      x = layer(x, mask, bias, deterministic=deterministic)
     first = x[:, 0]
     if config.has_pooler:
       pooler = nn.Dense(config.emb_dim, kernel_init=_INITIAL, name="pooler")
@@ -282,6 +395,19 @@ class Bert(nn.Module):
       config.num_labels, kernel_init=_INITIAL, name="classifier"
     )
     return x, labels(drop(first))
+
+  def _bias(self, positions: np.ndarray) -> Float[Array, "1 head query key"]:
+    """Returns what the distance of two tokens adds to their scores."""
+    config = self.config
+    shape = (config.num_buckets, config.num_heads)
+    table = self.param(_BUCKETS, _INITIAL, shape)
+    bucket = t5_layers.relative_position_bucket(
+      positions[None, :] - positions[:, None],
+      bidirectional=True,
+      num_buckets=config.num_buckets,
+      max_distance=_FARTHEST,
+    )
+    return jnp.moveaxis(table[bucket], -1, 0)[None]
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -301,7 +427,7 @@ def encode(
   """Encodes sequences of tokens as unit vectors.
 
   Args:
-    params: from `load_encoder`.
+    params: from `load`.
     config: their shape.
     tokens: with the first and the last token of BERT, 0 = padding.
     pooling: one of `dual_encoder.POOLINGS`: the mean of the outputs, or that of
@@ -321,8 +447,15 @@ def _norm(config: BertConfig, name: str) -> nn.LayerNorm:
   return nn.LayerNorm(config.norm_epsilon, use_fast_variance=False, name=name)
 
 
-def _config(folder: pathlib.Path) -> BertConfig:
-  """Reads config.json, which does not say whether there is a classifier."""
+def read_config(folder: pathlib.Path) -> BertConfig:
+  """Reads config.json, which does not say whether there is a classifier.
+
+  Args:
+    folder: of a model that `load` reads.
+
+  Raises:
+    ValueError: if it is missing, damaged or of another kind of model.
+  """
   path = folder / "config.json"
   if not path.is_file():
     raise ValueError(
@@ -330,13 +463,20 @@ def _config(folder: pathlib.Path) -> BertConfig:
     )
   try:
     fields = artifacts.unsealed(path.read_bytes())
-    _check_kind(fields)
-    values = {ours: fields[theirs] for ours, theirs in _FIELDS.items()}
-    values |= {
-      ours: fields.get(theirs, default)
-      for ours, (theirs, default) in _OPTIONAL.items()
-    }
-    return BertConfig(**values)
+    kind = _check_kind(fields)
+    names = _FIELDS | {k: v for k, v in kind.fields.items() if k in _FIELDS}
+    values = {ours: fields[theirs] for ours, theirs in names.items()}
+    for ours, (theirs, default) in _OPTIONAL.items():
+      values[ours] = fields.get(kind.fields.get(ours, theirs), default)
+    if not kind.has_segments:
+      values["num_segments"] = 0
+    if kind.buckets:
+      values["num_buckets"] = fields.get(kind.buckets, 32)
+    if kind.counts_padding:
+      first = fields.get("pad_token_id", 1) + 1
+      values["first_position"] = first
+      values["max_length"] -= first
+    return BertConfig(**values, kind=fields["model_type"])
   except KeyError as error:
     raise ValueError(f"{path}: expected a BERT, got no {error}") from error
   except (ValueError, TypeError, AttributeError) as error:
@@ -344,20 +484,25 @@ def _config(folder: pathlib.Path) -> BertConfig:
     raise ValueError(f"{path}: expected a BERT, got {got}") from error
 
 
-def _check_kind(fields: Mapping[str, Any]) -> None:
-  """Refuses models that only look like a BERT."""
-  if fields.get("model_type") != "bert":
-    raise ValueError(f"model_type={fields.get('model_type')!r}")
+def _check_kind(fields: Mapping[str, Any]) -> _Kind:
+  """Returns the kind of a model; refuses those that only look like one."""
+  kind = KINDS.get(fields.get("model_type"))
+  if kind is None:
+    known = ", ".join(KINDS)
+    raise ValueError(
+      f"model_type={fields.get('model_type')!r}, none of {known}"
+    )
   if fields.get("is_decoder"):
     raise ValueError("is_decoder=true")
   positions = fields.get("position_embedding_type") or "absolute"
   if positions != "absolute":
     raise ValueError(f"position_embedding_type={positions!r}")
+  return kind
 
 
-def _current(name: str) -> str:
+def _current(name: str, prefix: str) -> str:
   """Drops the prefix of models with a head, and old names of norms."""
-  name = name.removeprefix(_PREFIX)
+  name = name.removeprefix(prefix)
   for old, new in _OLD_NAMES.items():
     if name.endswith(old):
       return name.removesuffix(old) + new
@@ -368,11 +513,17 @@ def _is_transposed(path: str) -> bool:
   return path.endswith("/kernel")
 
 
-def _name(path: str) -> str:
-  """Translates one of our paths.
+def tensor_name(kind: str, path: str) -> str:
+  """Translates the path of a parameter into Hugging Face's name.
 
-  >>> _name("layers_3/query/kernel")
+  >>> tensor_name("bert", "layers_3/query/kernel")
   'encoder.layer.3.attention.self.query.weight'
+  >>> tensor_name("distilbert", "layers_3/query/kernel")
+  'transformer.layer.3.attention.q_lin.weight'
+
+  Args:
+    kind: `BertConfig.kind`.
+    path: of a parameter, joined by "/".
   """
   if path in _TABLES:
     return f"{_TABLES[path]}.weight"
@@ -380,4 +531,6 @@ def _name(path: str) -> str:
   if len(parents) == 1:
     return f"{_OUTSIDE[parents[0]]}.{_LEAVES[leaf]}"
   layer = parents[0].removeprefix("layers_")
-  return f"encoder.layer.{layer}.{_PARTS[parents[1]]}.{_LEAVES[leaf]}"
+  parts = _PARTS | KINDS[kind].parts
+  place = f"{KINDS[kind].layers}.{layer}.{parts[parents[1]]}"
+  return f"{place}.{_LEAVES[leaf]}"

@@ -10,7 +10,13 @@ from typing import Any, Protocol
 from jaxtyping import Array, Float
 
 from synthq_jax import extras, typing
-from synthq_jax.models import bert, dual_encoder, static_vectors, t5_config
+from synthq_jax.models import (
+  bert,
+  dual_encoder,
+  sentence_encoder,
+  static_vectors,
+  t5_config,
+)
 
 with extras.required("run"):
   from flax import linen as nn
@@ -41,13 +47,14 @@ _OF_TOKENS = {
   t5_config.T5Config: dual_encoder,
   bert.BertConfig: bert,
   static_vectors.StaticConfig: static_vectors,
+  sentence_encoder.SentenceConfig: sentence_encoder,
 }
 """By the shape of what reads tokens: the module with its `encode`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _OfShape:
-  """The encoder of a T5, a BERT, static vectors or a Flax module for images."""
+  """The encoder of a shape, or of a Flax module for images."""
 
   shape: Any
   pooling: str = "mean"
@@ -75,8 +82,8 @@ def of(shape: Any, *, pooling: str = "mean") -> Encoder:
   """Returns the encoder of a shape.
 
   Args:
-    shape: a T5Config, a BertConfig, a StaticConfig, a Flax module for images, or
-      an encoder, which is returned as it is.
+    shape: a T5Config, a BertConfig, a StaticConfig, a SentenceConfig, a Flax module
+      for images, or an encoder, which is returned as it is.
     pooling: one of `dual_encoder.POOLINGS`; other than "mean" for a T5 or a
       BERT.
 

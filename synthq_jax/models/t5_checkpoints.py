@@ -29,7 +29,7 @@ import numpy as np
 from synthq_jax import typing
 from synthq_jax.models import static_vectors, t5, t5_config
 from synthq_jax.models import token_ids as token_ids_lib
-from synthq_jax.models.checkpoints import huggingface, t5x
+from synthq_jax.models.checkpoints import huggingface, sentence_folders, t5x
 from synthq_jax.models.checkpoints import tensors as _tensors
 from synthq_jax.privacy import joint, ledger, statement
 from synthq_jax.storage import artifacts, file_lists
@@ -242,6 +242,7 @@ def load_huggingface(path: str | os.PathLike, **options: Any) -> _Loaded:
   Raises:
     ValueError: as `load` does.
   """
+  sentence_folders.check_texts(pathlib.Path(path))
   tensors, shape = huggingface.read(pathlib.Path(path))
   return _tensors.fetch(tensors, **options), shape
 
@@ -519,6 +520,7 @@ def _describe(
   if kind == _T5X:
     return _describe_t5x(root, shape)
   if kind == _HUGGINGFACE:
+    sentence_folders.check_texts(root)
     tensors, found = huggingface.read(root)
   else:
     found = load_config(root) if shape is None else shape

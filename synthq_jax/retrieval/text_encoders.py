@@ -1,4 +1,4 @@
-"""Texts to vectors: encoders of this library, BERT and GPT-2.
+"""Texts to vectors: encoders of this library, of sentence-transformers, GPT-2.
 
 MAUVE, the detector of near-duplicates and the leakage study take any of them.
 Each is a small frozen dataclass with one method, `encode`, and a `description`,
@@ -18,14 +18,13 @@ import numpy as np
 from jaxtyping import Float
 
 from synthq_jax import extras
-from synthq_jax.data import shipped, wordpiece
+from synthq_jax.data import sentence_tokens, shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.models import bert, t5_checkpoints
-from synthq_jax.models.checkpoints import sentence_folders
+from synthq_jax.models import sentence_encoder, t5_checkpoints
 from synthq_jax.retrieval import encode as encode_lib
 
 __all__ = [
-  "Bert",
+  "FolderEncoder",
   "Gpt2",
   "OwnEncoder",
   "TextEncoder",
@@ -106,57 +105,44 @@ class OwnEncoder(_Flax):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bert(_Flax):
-  """A BERT of Hugging Face or sentence-transformers, run in Flax.
+class FolderEncoder(_Flax):
+  """An encoder of sentence-transformers, or a BERT alone, run in Flax.
 
-  A vector is the mean of the outputs, of length 1, as Sentence-BERT's are; a
-  folder that asks for another is refused. Texts get the folder's own default
-  prompt and letter case, as in the library's `encode`.
+  Vectors have length 1. Texts get the folder's own default prompt and letter case,
+  as in the library's `encode`.
 
   References:
     Reimers and Gurevych, "Sentence-BERT", EMNLP 2019, section 3.
   """
 
   folder: str | os.PathLike
-  """With config.json, model.safetensors and the vocabulary."""
+  """As `models.sentence_encoder.load` reads it, with its tokenizer."""
   length: int = 64
-  """Tokens of a text, [CLS] and [SEP] included, from 3 to the model's positions;
-  the rest is cut off, and what the folder's max_seq_length cuts."""
+  """Tokens of a text, special ones included, where the folder allows more; the
+  rest is cut off."""
   batch_size: int = 256
   """Texts at a time; changes the speed only."""
 
   @property
   def description(self) -> str:
     """Names the folder."""
-    return f"mean of the outputs of {pathlib.Path(self.folder).resolve().name}"
+    return f"vectors of {pathlib.Path(self.folder).resolve().name}"
 
   @functools.cached_property
   def _read(self) -> tuple[Any, Any, Callable[[Sequence[str]], np.ndarray]]:
-    params, config = bert.load_encoder(self.folder)
-    folder = pathlib.Path(self.folder)
-    texts = sentence_folders.text_settings(folder)
-    pieces = wordpiece.load(_with_vocabulary(folder))
-    _check_pieces(folder, pieces, folder, config)
-    if not 3 <= self.length <= config.max_length:
-      raise ValueError(
-        f"expected length from 3 to {config.max_length}, as many positions as"
-        f" {folder} has, got length={self.length}; change it"
-      )
-    length = min(self.length, texts.max_length or self.length)
-
-    def tokenize(given: Sequence[str]) -> np.ndarray:
-      return pieces.rows([texts.prompt + text for text in given], length=length)
-
-    return params, config, tokenize
+    tokens = sentence_tokens.load(self.folder, length=self.length)
+    params, config = sentence_encoder.load(self.folder)
+    sentence_tokens.check(self.folder, tokens, config)
+    return params, config, tokens.rows
 
 
 def given(
   bert: str | None, checkpoint: str | None, vocabulary: str | None
-) -> OwnEncoder | Bert | None:
+) -> OwnEncoder | FolderEncoder | None:
   """Returns the encoder that a user names, for texts as short as queries.
 
   Args:
-    bert: a folder as `Bert` reads it; None, with the others, for the shipped one.
+    bert: a folder as `FolderEncoder` reads it; None, with the others, for the shipped one.
     checkpoint: instead: of an `OwnEncoder`.
     vocabulary: that belongs to the checkpoint.
 
@@ -164,13 +150,13 @@ def given(
     What `load` takes.
   """
   if bert:
-    return Bert(folder=bert)
+    return FolderEncoder(folder=bert)
   if checkpoint:
     return OwnEncoder(checkpoint=checkpoint, vocabulary=vocabulary, length=64)
   return None
 
 
-def load(encoder: OwnEncoder | Bert | None = None) -> TextEncoder:
+def load(encoder: OwnEncoder | FolderEncoder | None = None) -> TextEncoder:
   """Returns an encoder that has been read, so that what is wrong shows now.
 
   Args:
@@ -264,16 +250,6 @@ def _check_pieces(vocabulary, pieces, checkpoint, config) -> None:
       f"{vocabulary}: expected at most vocab_size={config.vocab_size} pieces, as"
       f" {checkpoint} has, got {pieces.vocab_size}: give its own vocabulary"
     )
-
-
-def _with_vocabulary(folder: pathlib.Path) -> pathlib.Path:
-  """Returns the folder, or that of its first module where the pieces lie."""
-  names = ("tokenizer.json", "vocab.txt")
-  own = sentence_folders.mean_pooled(folder)
-  for place in (own, folder, *sorted(folder.glob("0_*"))):
-    if any((place / name).is_file() for name in names):
-      return place
-  return folder
 
 
 @contextlib.contextmanager

@@ -166,7 +166,7 @@ def detector(
     threshold: None for that of `CALIBRATED`.
     checkpoint: of the encoder of "embedding"; None for the shipped one.
     vocabulary: that belongs to the checkpoint.
-    bert: instead, a folder as `text_encoders.Bert` reads it.
+    bert: instead, a folder as `text_encoders.FolderEncoder` reads it.
 
   Returns:
     The detector.

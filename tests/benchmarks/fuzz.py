@@ -256,7 +256,7 @@ def parsers() -> dict[str, Parser]:
     _everything(t5x.read(path.parents[1])[1])
 
   def bert_shape(path: pathlib.Path) -> None:
-    bert.load_encoder(path.parent)
+    bert.load(path.parent)
 
   def cache(path: pathlib.Path) -> None:
     token_cache.load(path.parent)

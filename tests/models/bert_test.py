@@ -114,30 +114,14 @@ def test_padding_changes_nothing(tmp_path):
     )
 
 
-def sentence_transformer(folder, *, mode="mean_tokens", extra=()):
-  """The files of sentence-transformers around a BERT."""
-  place = folder / "0_Transformer"
-  model = write(place, "BertModel")
-  head = "sentence_transformers.models."
-  parts = [("Transformer", "0_Transformer"), ("Pooling", "1_Pooling")]
-  parts += [(kind, kind) for kind in ("Normalize", *extra)]
-  modules = [{"type": head + kind, "path": path} for kind, path in parts]
-  (folder / "modules.json").write_text(json.dumps(modules))
-  (folder / "1_Pooling").mkdir()
-  modes = {"pooling_mode_mean_tokens": False, "word_embedding_dimension": 24}
-  modes[f"pooling_mode_{mode}"] = True
-  (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
-  return model
-
-
-def test_sentences_are_the_mean_of_the_states_at_length_one(tmp_path):
-  model = sentence_transformer(tmp_path)
+def test_unit_vectors_are_the_mean_of_the_states(tmp_path):
+  model = write(tmp_path, "BertModel")
   with torch.no_grad():
     states = model(
       input_ids=torch.tensor(TOKENS),
       attention_mask=torch.tensor((TOKENS > 0).astype(np.int64)),
     ).last_hidden_state.numpy()
-  params, config = bert.load_encoder(tmp_path)
+  params, config = bert.load(tmp_path)
   found = jax.jit(bert.encode, static_argnums=1)(
     params, config, jnp.array([*TOKENS, [0] * 6])
   )
@@ -147,28 +131,6 @@ def test_sentences_are_the_mean_of_the_states_at_length_one(tmp_path):
       found[row], mean / np.linalg.norm(mean), atol=1e-4
     )
   np.testing.assert_array_equal(found[3], np.zeros(24))
-
-
-def test_a_plain_folder_is_an_encoder_too(tmp_path):
-  write(tmp_path, "BertModel")
-  plain, _ = bert.load(tmp_path)
-  encoder, _ = bert.load_encoder(tmp_path)
-  np.testing.assert_array_equal(
-    plain["word_embedding"], encoder["word_embedding"]
-  )
-
-
-@pytest.mark.parametrize(
-  "options,message",
-  [
-    ({"mode": "cls_token"}, "expected the mean of all tokens, got"),
-    ({"extra": ["Dense"]}, "got a module .Dense. besides"),
-  ],
-)
-def test_other_vectors_of_sentences_are_refused(tmp_path, options, message):
-  sentence_transformer(tmp_path, **options)
-  with pytest.raises(ValueError, match=message):
-    bert.load_encoder(tmp_path)
 
 
 def rewrite(folder, change):

@@ -434,9 +434,21 @@ def test_a_layer_behind_the_model_is_not_passed_over(folder):
   modules = [{"type": head + "Transformer", "path": ""}]
   (folder / "modules.json").write_text(json.dumps(modules))
   t5_checkpoints.load(folder)
+  modules.append({"type": head + "Pooling", "path": "1_Pooling"})
   modules.append({"type": head + "Dense", "path": "2_Dense"})
   (folder / "modules.json").write_text(json.dumps(modules))
-  refuse(folder, "modules.json", "'Dense' besides")
+  contents = {
+    "1_Pooling": {"pooling_mode": "mean"},
+    "2_Dense": {
+      "in_features": 8,
+      "out_features": 8,
+      "activation_function": "torch.nn.modules.linear.Identity",
+    },
+  }
+  for name, content in contents.items():
+    (folder / name).mkdir()
+    (folder / name / "config.json").write_text(json.dumps(content))
+  refuse(folder, "modules.json", "a Dense layer besides")
 
 
 def test_a_folder_without_weights_is_named(folder):

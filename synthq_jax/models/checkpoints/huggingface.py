@@ -19,7 +19,6 @@ from typing import Any
 
 from synthq_jax.models import t5, t5_config
 from synthq_jax.models import token_ids as token_ids_lib
-from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.models.checkpoints import tensors as _tensors
 from synthq_jax.storage import artifacts
 
@@ -109,11 +108,9 @@ def read(
   """Describes the parameters of a folder, and their shape.
 
   Raises:
-    ValueError: if a file is missing or damaged, a tensor is missing, unknown or
-      of another shape than config.json asks for, or sentence-transformers would
-      change its texts or put another layer behind the model.
+    ValueError: if a file is missing or damaged, or a tensor is missing,
+      unknown or of another shape than config.json asks for.
   """
-  sentence_folders.check_texts(folder)
   fields = _load(folder / _CONFIG)
   shape = _from_fields(folder / _CONFIG, fields)
   found = _files(folder)

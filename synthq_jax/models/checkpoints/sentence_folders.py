@@ -1,31 +1,45 @@
-"""Folders of sentence-transformers: which model they hold, and how texts reach it.
+"""Reads what sentence-transformers folders say: their modules, texts and prompts.
 
-Only what is read here in full is accepted: the mean of a model's outputs. A layer
-behind it that nobody reads, or a setting of texts, would give other vectors without
-a word.
+What a folder asks for and this library does not compute is refused by its name: a
+layer that nobody reads, or a setting of texts, would give other vectors without a word.
 """
 
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from synthq_jax.storage import artifacts
 
 __all__ = [
+  "DOCUMENT",
+  "MODULES",
+  "QUERY",
+  "Dense",
+  "Modules",
   "TextSettings",
   "check_texts",
-  "mean_pooled",
   "model_settings",
+  "modules",
   "text_settings",
 ]
 
-_MODULES = "modules.json"
-_PROMPTS = "config_sentence_transformers.json"
+QUERY, DOCUMENT = "query", "document"
+"""The roles of a text."""
+MODULES = "modules.json"
+"""In the folders of sentence-transformers, beside a model."""
+PROMPTS = "config_sentence_transformers.json"
+"""Holds prompts, and how vectors are compared."""
+TEXTS = "sentence_bert_config.json"
+"""Holds how texts are cut."""
+_ROUTER = "router_config.json"
 _TEXTS = (
-  "sentence_bert_config.json",
+  TEXTS,
   "sentence_roberta_config.json",
   "sentence_distilbert_config.json",
+  "sentence_mpnet_config.json",
+  "sentence_xlm-roberta_config.json",
 )
 _UNREAD = (
   "tokenizer_args",
@@ -33,6 +47,16 @@ _UNREAD = (
   "processing_kwargs",
   "query_expansion",
 )
+_POOLINGS = {"mean": "mean", "mean_tokens": "mean"} | {
+  name: "first" for name in ("cls", "cls_token")
+}
+_ACTIVATIONS = {
+  "torch.nn.modules.linear.Identity": "identity",
+  "torch.nn.modules.activation.Tanh": "tanh",
+  "torch.nn.modules.activation.ReLU": "relu",
+}
+_DOCUMENT_PROMPTS = (DOCUMENT, "passage", "corpus")
+"""In the order in which a document's prompt is looked for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,60 +64,117 @@ class TextSettings:
   """What sentence-transformers does to a text before a model reads it."""
 
   prompt: str = ""
-  """Stands before every text: the folder's default prompt."""
+  """Stands before every text whose role is not known: the default prompt."""
+  query_prompt: str = ""
+  """Stands before queries."""
+  document_prompt: str = ""
+  """Stands before documents."""
   lower_case: bool = False
   """Whether texts are lower-cased, whatever the tokenizer does."""
   max_length: int | None = None
   """Tokens of a text, special ones included; None: as many as the model reads."""
 
+  def prompt_of(self, role: str | None) -> str:
+    """Returns the prompt before a text.
 
-def mean_pooled(folder: pathlib.Path) -> pathlib.Path:
-  """Returns where the model lies whose mean outputs are the vectors.
+    Args:
+      role: QUERY, DOCUMENT, or None where it is not known.
+    """
+    by_role = {QUERY: self.query_prompt, DOCUMENT: self.document_prompt}
+    return self.prompt if role is None else by_role[role]
 
-  A folder without their files is taken for a model whose outputs are averaged.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dense:
+  """A linear layer behind the pooling."""
+
+  place: pathlib.Path | None = dataclasses.field(default=None, compare=False)
+  """The folder with its weights."""
+  in_dim: int
+  out_dim: int
+  has_bias: bool
+  activation: str
+  """"identity", "tanh" or "relu"."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Modules:
+  """The modules through which a text becomes a vector."""
+
+  place: pathlib.Path
+  """The folder of the model, or of the static vectors."""
+  is_static: bool = False
+  """Whether it holds one vector for each token, and no model."""
+  pooling: str = "mean"
+  """"mean" of the outputs, or the "first" of them."""
+  layers: tuple[Dense | None, ...] = ()
+  """What follows the pooling; None: vectors get length 1."""
+
+
+def modules(folder: pathlib.Path, role: str | None = None) -> Modules:
+  """Reads which modules a folder has for texts of a role.
+
+  A folder without modules.json is taken for a model whose outputs are averaged.
 
   Args:
     folder: of sentence-transformers, or of a model alone.
+    role: QUERY or DOCUMENT, for a Router; None: its default route.
 
   Raises:
     ValueError: if vectors are made otherwise, or the files are damaged.
   """
-  if not (folder / _MODULES).is_file():
-    return folder
-  place = folder
-  try:
-    modules = json.loads((folder / _MODULES).read_text())
-    named = [(one["type"].rpartition(".")[2], one["path"]) for one in modules]
-    places = [(kind, folder / path) for kind, path in named]
-  except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-    raise ValueError(
-      f"{folder / _MODULES}: expected a list of objects with type and path, got"
-      " something else"
-    ) from None
-  for kind, path in places:
-    if kind == "Transformer":
-      place = path
-    elif kind == "Pooling":
-      _check_pooling(path / "config.json", has_prompt=bool(_prompt(folder)))
-    elif kind != "Normalize":  # lengths change no cosine
+  if not (folder / MODULES).is_file():
+    return Modules(place=folder)
+  found, layers = Modules(place=folder), []
+  kinds = []
+  for kind, path in _routed(folder, role):
+    if kind == "Transformer" and not kinds:
+      found = dataclasses.replace(found, place=path)
+    elif kind == "StaticEmbedding" and not kinds:
+      found = dataclasses.replace(found, place=path, is_static=True)
+    elif kind == "Pooling" and kinds == ["Transformer"]:
+      pooling = _pooling(path / "config.json", _has_prompt(folder))
+      found = dataclasses.replace(found, pooling=pooling)
+    elif kind == "Normalize":
+      layers.append(None)
+    elif kind == "Dense":
+      layers.append(_dense(path))
+    else:
       raise ValueError(
-        f"{folder / _MODULES}: expected a model and the mean of its outputs, got"
-        f" a module {kind!r} besides: without it vectors are others"
+        f"{folder / MODULES}: expected a Transformer with its Pooling, or a"
+        " StaticEmbedding, and then Dense and Normalize, got a module"
+        f" {kind!r} besides: without it vectors are others"
       )
-  return place
+    kinds.append(kind)
+  if not found.is_static and (kinds + ["Pooling"])[:2] != [
+    "Transformer", "Pooling",
+  ]:  # fmt: skip
+    raise ValueError(
+      f"{folder / MODULES}: expected a Transformer and its Pooling first, got"
+      f" {', '.join(kinds) or 'nothing'}"
+    )
+  _check_similarity(folder, layers)
+  return dataclasses.replace(found, layers=tuple(layers))
 
 
 def text_settings(folder: pathlib.Path) -> TextSettings:
-  """Reads what a folder says of texts, its default prompt included.
+  """Reads what a folder says of texts, its prompts included.
 
   Args:
     folder: of sentence-transformers, or of a model alone, which says nothing.
 
   Raises:
-    ValueError: as `mean_pooled` and `model_settings` do.
+    ValueError: as `modules` and `model_settings` do.
   """
-  settings = model_settings(mean_pooled(folder))
-  return dataclasses.replace(settings, prompt=_prompt(folder))
+  settings = model_settings(modules(folder).place)
+  prompts, default = _prompts(folder)
+  named = (prompts[name] for name in _DOCUMENT_PROMPTS if prompts.get(name))
+  return dataclasses.replace(
+    settings,
+    prompt=prompts.get(default, ""),
+    query_prompt=prompts.get(QUERY, ""),
+    document_prompt=next(named, ""),
+  )
 
 
 def model_settings(place: pathlib.Path) -> TextSettings:
@@ -131,6 +212,13 @@ def check_texts(folder: pathlib.Path) -> None:
   Raises:
     ValueError: naming the setting.
   """
+  chosen = modules(folder)
+  if any(chosen.layers) or chosen.pooling != "mean":
+    raise ValueError(
+      f"{folder / MODULES}: expected the mean of a model's outputs alone, got"
+      " another pooling or a Dense layer besides: give the folder as"
+      " RETRIEVER_CHECKPOINT, whose modules are all read"
+    )
   found = text_settings(folder)
   if found.prompt or found.lower_case:
     name = "do_lower_case=true" if found.lower_case else "a default prompt"
@@ -141,21 +229,117 @@ def check_texts(folder: pathlib.Path) -> None:
     )
 
 
-def _prompt(folder: pathlib.Path) -> str:
-  """Returns the prompt that stands before texts unless a caller names another."""
-  path = folder / _PROMPTS
+def _routed(
+  folder: pathlib.Path, role: str | None
+) -> list[tuple[str, pathlib.Path]]:
+  """Returns kind and folder of each module, those of a Router's route among them."""
+  wanted = "a list of objects with type and path"
+  try:
+    listed = json.loads((folder / MODULES).read_text())
+    named = [(_kind(one["type"]), folder / one["path"]) for one in listed]
+  except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    raise ValueError(
+      f"{folder / MODULES}: expected {wanted}, got something else"
+    ) from None
+  found = []
+  for kind, path in named:
+    found += _route(path, role) if kind == "Router" else [(kind, path)]
+  return found
+
+
+def _route(
+  folder: pathlib.Path, role: str | None
+) -> list[tuple[str, pathlib.Path]]:
+  """Returns the modules of one route of a Router."""
+  path = folder / _ROUTER
+  fields = _load(path)
+  try:
+    parameters = fields.get("parameters") or {}
+    routes, types = fields["structure"], fields["types"]
+    if parameters.get("route_mappings"):
+      raise ValueError(
+        f"{path}: expected routes by the role of a text alone, got route_mappings"
+      )
+    default = parameters.get("default_route") or next(iter(routes))
+    chosen = routes[role if role in routes else default]
+    return [(_kind(types[name]), folder / name) for name in chosen]
+  except (TypeError, LookupError, AttributeError, StopIteration):
+    raise ValueError(
+      f"{path}: expected types and a structure of routes, got something else"
+    ) from None
+
+
+def _kind(name: str) -> str:
+  return name.rpartition(".")[2]
+
+
+def _dense(place: pathlib.Path) -> Dense:
+  """Reads the shape of a Dense module."""
+  path = place / "config.json"
+  fields = _load(path)
+  activation = fields.get("activation_function", "")
+  name = "sentence_embedding"
+  outputs = fields.get("module_output_name") or name
+  inputs = fields.get("module_input_name") or name
+  if activation not in _ACTIVATIONS:
+    raise ValueError(
+      f"{path}: expected an activation among {', '.join(_ACTIVATIONS)}, got"
+      f" {activation!r}"
+    )
+  if fields.get("use_residual") or (inputs, outputs) != (name, name):
+    raise ValueError(
+      f"{path}: expected a layer of the pooled vector without use_residual, got"
+      " another one"
+    )
+  try:
+    return Dense(
+      place=place,
+      in_dim=int(fields["in_features"]),
+      out_dim=int(fields["out_features"]),
+      has_bias=bool(fields.get("bias", True)),
+      activation=_ACTIVATIONS[activation],
+    )
+  except (KeyError, TypeError, ValueError):
+    raise ValueError(
+      f"{path}: expected in_features and out_features, got something else"
+    ) from None
+
+
+def _check_similarity(folder: pathlib.Path, layers: list[Any]) -> None:
+  """Refuses vectors that are not compared by their cosines."""
+  path = folder / PROMPTS
+  named = _load(path).get("similarity_fn_name") if path.is_file() else None
+  is_normal = bool(layers) and layers[-1] is None
+  if named in (None, "cosine") or (is_normal and named in ("dot", "euclidean")):
+    return
+  raise ValueError(
+    f"{path}: expected vectors that are compared by cosines, got"
+    f" similarity_fn_name={named!r}"
+    f"{'' if is_normal else ' of vectors of any length'}, which ranks otherwise"
+  )
+
+
+def _has_prompt(folder: pathlib.Path) -> bool:
+  return any(_prompts(folder)[0].values())
+
+
+def _prompts(folder: pathlib.Path) -> tuple[Mapping[str, str], str]:
+  """Returns a folder's prompts by name, and the name of its default one."""
+  path = folder / PROMPTS
   fields = _load(path) if path.is_file() else {}
-  name = fields.get("default_prompt_name")
-  if name is None:
-    return ""
-  prompts = fields.get("prompts")
-  prompt = prompts.get(name) if isinstance(prompts, dict) else None
-  if not isinstance(prompt, str):
+  prompts, name = fields.get("prompts") or {}, fields.get("default_prompt_name")
+  if not isinstance(prompts, dict) or not all(
+    isinstance(prompt, (str, type(None))) for prompt in prompts.values()
+  ):
+    raise ValueError(
+      f"{path}: expected prompts as texts by name, got something else"
+    )
+  if name is not None and not isinstance(prompts.get(name), str):
     raise ValueError(
       f"{path}: expected a prompt named {name!r}, as default_prompt_name says,"
       " got none"
     )
-  return prompt
+  return {key: text or "" for key, text in prompts.items()}, name or ""
 
 
 def _load(path: pathlib.Path) -> dict[str, Any]:
@@ -168,17 +352,21 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
     ) from error
 
 
-def _check_pooling(path: pathlib.Path, *, has_prompt: bool) -> None:
-  """Refuses anything but the mean; newer files say it in one field."""
+def _pooling(path: pathlib.Path, has_prompt: bool) -> str:
+  """Returns how outputs are pooled; newer files say it in one field."""
   fields = _load(path)
-  modes = [k for k, v in fields.items() if k.startswith("pooling_mode_") and v]
-  if (modes or [fields.get("pooling_mode")]) not in (
-    ["pooling_mode_mean_tokens"],
-    ["mean"],
-  ):
-    raise ValueError(f"{path}: expected the mean of all tokens, got {modes}")
+  begin = "pooling_mode_"
+  modes: Any = [k.removeprefix(begin) for k, v in fields.items() if v is True
+                and k.startswith(begin)]  # fmt: skip
+  modes = modes or fields.get("pooling_mode")
+  modes = modes if isinstance(modes, list) else [modes]
+  if len(modes) != 1 or modes[0] not in _POOLINGS:
+    raise ValueError(
+      f"{path}: expected the mean of all tokens, or the first (cls), got {modes}"
+    )
   if has_prompt and fields.get("include_prompt") is False:
     raise ValueError(
       f"{path}: expected the mean of all tokens, got include_prompt=false beside"
-      " a default prompt, whose tokens it leaves out"
+      " a prompt, whose tokens it leaves out"
     )
+  return _POOLINGS[modes[0]]

@@ -317,9 +317,11 @@ class _Attack:
     return text_measures.bleu(repeated, [[one] for one in truth])
 
 
-def _digest(encoder: text_encoders.OwnEncoder | text_encoders.Bert) -> str:
+def _digest(
+  encoder: text_encoders.OwnEncoder | text_encoders.FolderEncoder,
+) -> str:
   """Returns what the vectors of an encoder depend on."""
-  if isinstance(encoder, text_encoders.Bert):
+  if isinstance(encoder, text_encoders.FolderEncoder):
     return artifacts.fingerprint(
       fingerprints.of_folder(encoder.folder), encoder.length
     )

@@ -1,0 +1,364 @@
+"""Folders of each family against sentence-transformers itself, in and out."""
+
+import json
+import logging
+import string
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("tokenizers")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+library = pytest.importorskip("sentence_transformers")
+
+import tokenizers  # noqa: E402
+from sentence_transformers import models  # noqa: E402
+
+from synthq_jax.data import sentence_tokens  # noqa: E402
+from synthq_jax.models import (  # noqa: E402
+  dual_encoder,
+  encoders,
+  sentence_encoder,  # noqa: E402
+)
+from synthq_jax.models.checkpoints import sentence_folders  # noqa: E402
+from synthq_jax.retrieval import encode, text_encoders  # noqa: E402
+
+TEXTS = ("red fox", "The quick Red fox and a lazy dog " * 6, "é?", "fox")
+DIM = 16
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+  transformers.utils.logging.set_verbosity_error()
+  logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
+
+
+def _pieces(special):
+  letters = string.ascii_lowercase
+  words = [
+    "red",
+    "fox",
+    "the",
+    "quick",
+    "and",
+    "lazy",
+    "dog",
+    "query",
+    "?",
+    ":",
+  ]
+  rest = [*words, *letters, *(f"##{letter}" for letter in letters)]
+  return {name: i for i, name in enumerate([*special, *rest])}
+
+
+def _tokenizer(folder, special, head, tail, *, kind=None):
+  """Writes a tokenizer of words whose special pieces have the given ids."""
+  unknown = "[UNK]" if "[UNK]" in special else "<unk>"
+  inner = tokenizers.Tokenizer(
+    tokenizers.models.WordPiece(_pieces(special), unk_token=unknown)
+  )
+  inner.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+  inner.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+  inner.post_processor = tokenizers.processors.TemplateProcessing(
+    single=" ".join([*head, "$A", *tail]),
+    special_tokens=[(name, special.index(name)) for name in {*head, *tail}],
+  )
+  names = {"unk_token": unknown}
+  names["pad_token"] = next(n for n in special if "pad" in n.lower())
+  made = kind or transformers.PreTrainedTokenizerFast
+  made(tokenizer_object=inner, **names).save_pretrained(folder)
+  return inner
+
+
+_BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+_T5 = ("<pad>", "</s>", "<unk>")
+_SHAPE = {
+  "hidden_size": DIM,
+  "num_attention_heads": 2,
+  "num_hidden_layers": 2,
+  "intermediate_size": 24,
+}
+
+
+def _model(kind):
+  """Returns a random model of Hugging Face and its special pieces."""
+  size = {"vocab_size": 100}
+  if kind == "bert":
+    config = transformers.BertConfig(**_SHAPE, **size)
+    return transformers.BertModel(config), (_BERT, ["[CLS]"], ["[SEP]"])
+  if kind == "distilbert":
+    config = transformers.DistilBertConfig(
+      dim=DIM, n_heads=2, n_layers=2, hidden_dim=24, **size
+    )
+    return transformers.DistilBertModel(config), (_BERT, ["[CLS]"], ["[SEP]"])
+  if kind == "roberta":
+    config = transformers.RobertaConfig(
+      **_SHAPE, **size, max_position_embeddings=514
+    )
+    return transformers.RobertaModel(config), (_ROBERTA, ["<s>"], ["</s>"])
+  if kind == "xlm-roberta":
+    config = transformers.XLMRobertaConfig(**_SHAPE, **size)
+    return transformers.XLMRobertaModel(config), (_ROBERTA, ["<s>"], ["</s>"])
+  if kind == "mpnet":
+    config = transformers.MPNetConfig(**_SHAPE, **size)
+    return transformers.MPNetModel(config), (_ROBERTA, ["<s>"], ["</s>"])
+  config = transformers.T5Config(
+    d_model=DIM, d_kv=8, d_ff=24, num_heads=2, num_layers=2, **size,
+    feed_forward_proj="gated-gelu",
+  )  # fmt: skip
+  return transformers.T5EncoderModel(config), (_T5, [], ["</s>"])
+
+
+KINDS = ("bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "t5")
+
+
+def _randomise(model):
+  torch.manual_seed(0)
+  for parameter in model.parameters():  # far from the small initialisers
+    parameter.data = torch.randn_like(parameter) * 0.3
+  return model
+
+
+def _folder(root, kind, pooling="mean", *, dense=(), length=24, prompts=None):
+  """Writes a folder as sentence-transformers does; returns what it encodes."""
+  inner = root / "inner"
+  model, (special, head, tail) = _model(kind)
+  _randomise(model).save_pretrained(inner)
+  _tokenizer(inner, special, head, tail)
+  first = models.Transformer(str(inner), max_seq_length=length)
+  parts = [first, models.Pooling(DIM, pooling_mode=pooling)]
+  for bias, activation, width in dense:
+    before = parts[-1].get_embedding_dimension()
+    parts.append(
+      models.Dense(before, width, bias=bias, activation_function=activation)
+    )
+    _randomise(parts[-1])
+  parts.append(models.Normalize())
+  made = library.SentenceTransformer(modules=parts, device="cpu")
+  made.prompts |= prompts or {}
+  place = root / "folder"
+  made.save(str(place))
+  return place, library.SentenceTransformer(str(place), device="cpu")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_family_gives_the_library_s_vectors(tmp_path, kind, pooling):
+  place, theirs = _folder(tmp_path, kind, pooling)
+  ours = text_encoders.FolderEncoder(folder=place, length=24)
+  np.testing.assert_allclose(
+    ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
+  )
+
+
+def test_layers_behind_the_mean_are_read(tmp_path):
+  dense = [(True, torch.nn.Tanh(), 12), (False, torch.nn.Identity(), 8)]
+  place, theirs = _folder(tmp_path, "t5", dense=dense)
+  ours = text_encoders.FolderEncoder(folder=place, length=24)
+  vectors = ours.encode(TEXTS)
+  assert vectors.shape == (4, 8)
+  np.testing.assert_allclose(vectors, theirs.encode(list(TEXTS)), atol=1e-5)
+
+
+def test_a_row_of_padding_stays_zero_behind_a_bias(tmp_path):
+  dense = [(True, torch.nn.Tanh(), 12)]
+  place, _ = _folder(tmp_path, "bert", dense=dense)
+  params, config = sentence_encoder.load(place)
+  vectors = sentence_encoder.encode(params, config, jnp.zeros((2, 5), int))
+  np.testing.assert_array_equal(vectors, 0)
+
+
+def test_queries_and_documents_get_their_prompts(tmp_path):
+  prompts = {"query": "query: ", "document": "the "}
+  place, theirs = _folder(tmp_path, "bert", prompts=prompts)
+  params, config = sentence_encoder.load(place)
+  tokens = sentence_tokens.load(place)
+  for role, oracle in (
+    (sentence_folders.QUERY, theirs.encode_query),
+    (sentence_folders.DOCUMENT, theirs.encode_document),
+  ):
+    found = encode.encode(params, config, tokens.rows(TEXTS, role))
+    np.testing.assert_allclose(found, oracle(list(TEXTS)), atol=1e-5)
+
+
+def test_a_passage_prompt_stands_before_documents(tmp_path):
+  place, _ = _folder(tmp_path, "bert", prompts={"passage": "the "})
+  texts = sentence_tokens.load(place).texts
+  assert (texts.query_prompt, texts.document_prompt) == ("", "the ")
+  own = sentence_tokens.load(place, document_prompt="dog ", query_prompt="a")
+  assert own.texts.document_prompt == "dog " and own.texts.query_prompt == "a"
+
+
+@pytest.mark.parametrize("with_projection", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_trained_is_a_folder_of_the_library(
+  tmp_path, kind, with_projection
+):
+  place, _ = _folder(tmp_path, kind, prompts={"query": "query: "})
+  params, config = sentence_encoder.load(place)
+  moved = jax.tree.map(lambda leaf: leaf * 1.25 + 0.01, params)
+  if with_projection:
+    kernel = np.eye(DIM) + np.random.default_rng(0).normal(size=(DIM, DIM))
+    moved[dual_encoder.PROJECTION] = {"kernel": np.float32(kernel)}
+  tokens = sentence_tokens.load(place, length=9, document_prompt="the ")
+  sentence_encoder.save(
+    tmp_path / "out", moved, config, start=place, texts=tokens.texts
+  )
+  theirs = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+  again, found = sentence_encoder.load(tmp_path / "out")
+  read = sentence_tokens.load(tmp_path / "out")
+  assert read.length == 9
+  for role, oracle in (
+    (sentence_folders.QUERY, theirs.encode_query),
+    (sentence_folders.DOCUMENT, theirs.encode_document),
+  ):
+    rows = tokens.rows(TEXTS, role)
+    np.testing.assert_array_equal(rows, read.rows(TEXTS, role))
+    ours = encoders.of(config).encode(moved, jnp.asarray(rows))
+    np.testing.assert_allclose(ours, oracle(list(TEXTS)), atol=1e-5)
+    loaded = encoders.of(found).encode(again, jnp.asarray(rows))
+    np.testing.assert_allclose(ours, loaded, atol=1e-6)
+
+
+def _static(root, *, truncation=None):
+  inner = _tokenizer(root / "inner", _BERT, ["[CLS]"], ["[SEP]"])
+  if truncation:
+    inner.enable_truncation(truncation)
+  table = np.random.default_rng(0).normal(size=(inner.get_vocab_size(), DIM))
+  module = models.StaticEmbedding(
+    inner, embedding_weights=table.astype(np.float32)
+  )
+  made = library.SentenceTransformer(
+    modules=[module, models.Normalize()], device="cpu"
+  )
+  made.save(str(root / "static"))
+  return root / "static", made
+
+
+@pytest.mark.parametrize("truncation", [None, 7])
+def test_static_vectors_are_means_of_their_tokens(tmp_path, truncation):
+  place, theirs = _static(tmp_path, truncation=truncation)
+  params, config = sentence_encoder.load(place)
+  tokens = sentence_tokens.load(place)
+  found = encode.encode(params, config, tokens.rows(TEXTS))
+  np.testing.assert_allclose(found, theirs.encode(list(TEXTS)), atol=1e-5)
+  sentence_encoder.save(
+    tmp_path / "out", params, config, start=place, texts=tokens.texts
+  )
+  again = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+  np.testing.assert_allclose(found, again.encode(list(TEXTS)), atol=1e-5)
+
+
+def test_model2vec_s_mapping_and_weights_are_read(tmp_path):
+  from safetensors import numpy as safetensors
+
+  place, _ = _static(tmp_path)
+  generator = np.random.default_rng(1)
+  size = 71
+  safetensors.save_file(
+    {
+      "embeddings": generator.normal(size=(5, DIM)).astype(np.float32),
+      "mapping": generator.integers(5, size=size),
+      "weights": generator.random(size).astype(np.float64),
+    },
+    next(place.rglob("model.safetensors")),
+  )
+  theirs = library.SentenceTransformer(str(place), device="cpu")
+  ours = text_encoders.FolderEncoder(folder=place)
+  np.testing.assert_allclose(
+    ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
+  )
+
+
+def test_each_route_of_a_router_is_read(tmp_path):
+  place, _ = _folder(tmp_path, "bert")
+  base = library.SentenceTransformer(str(place), device="cpu")
+  query = _randomise(
+    models.Dense(DIM, DIM, bias=False, activation_function=torch.nn.Identity())
+  )
+  router = models.Router.for_query_document([query], [models.Normalize()])
+  theirs = library.SentenceTransformer(
+    modules=[*base, router, models.Normalize()], device="cpu"
+  )
+  theirs.save(str(tmp_path / "routed"))
+  tokens = sentence_tokens.load(tmp_path / "routed")
+  for role, oracle in (
+    (sentence_folders.QUERY, theirs.encode_query),
+    (sentence_folders.DOCUMENT, theirs.encode_document),
+  ):
+    params, config = sentence_encoder.load(tmp_path / "routed", role)
+    found = encode.encode(params, config, tokens.rows(TEXTS, role))
+    np.testing.assert_allclose(found, oracle(list(TEXTS)), atol=1e-5)
+  with pytest.raises(ValueError, match="got a Router: train another start"):
+    sentence_encoder.save(
+      tmp_path / "out", params, config,
+      start=tmp_path / "routed", texts=tokens.texts,
+    )  # fmt: skip
+
+
+def _edit(path, **fields):
+  content = json.loads(path.read_text())
+  path.write_text(json.dumps(content | fields))
+
+
+@pytest.mark.parametrize(
+  "file, fields, message",
+  [
+    ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "lasttoken"),
+    ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}, "cls"),
+    (
+      "config_sentence_transformers.json",
+      {"similarity_fn_name": "manhattan"},
+      "similarity_fn_name='manhattan'",
+    ),
+    ("sentence_bert_config.json", {"query_expansion": {"a": 1}}, "expansion"),
+    ("config.json", {"model_type": "deberta"}, "model_type='deberta'"),
+    ("config.json", {"is_decoder": True}, "is_decoder"),
+  ],
+)
+def test_what_is_not_computed_is_refused_by_name(
+  tmp_path, file, fields, message
+):
+  place, _ = _folder(tmp_path, "bert")
+  _edit(place / file, **fields)
+  with pytest.raises(ValueError, match=message):
+    text_encoders.load(text_encoders.FolderEncoder(folder=place))
+
+
+def test_a_module_that_nobody_reads_is_refused(tmp_path):
+  place, _ = _folder(tmp_path, "bert")
+  listed = json.loads((place / "modules.json").read_text())
+  extra = {"idx": 3, "name": "3", "path": "3_LSTM", "type": "a.models.LSTM"}
+  (place / "modules.json").write_text(json.dumps([*listed, extra]))
+  with pytest.raises(ValueError, match="got a module 'LSTM' besides"):
+    sentence_encoder.load(place)
+
+
+def test_vectors_whose_lengths_count_are_refused(tmp_path):
+  place, _ = _folder(tmp_path, "bert")
+  listed = json.loads((place / "modules.json").read_text())
+  (place / "modules.json").write_text(json.dumps(listed[:-1]))
+  _edit(place / "config_sentence_transformers.json", similarity_fn_name="dot")
+  with pytest.raises(ValueError, match="'dot' of vectors of any length"):
+    sentence_encoder.load(place)
+
+
+def test_rows_on_disk_are_tokenized_where_they_are_read(tmp_path):
+  from synthq_jax.data import files
+
+  place, _ = _folder(tmp_path, "roberta")
+  path = tmp_path / "texts.txt"
+  path.write_text("".join(f"{text}\n" for text in TEXTS))
+  lines = files.Lines(path, lambda line: line.decode().strip())
+  tokens = sentence_tokens.load(place)
+  rows = sentence_tokens.TextRows(lines, tokens, sentence_folders.DOCUMENT)
+  assert len(rows) == 4
+  whole = tokens.rows(TEXTS, sentence_folders.DOCUMENT)
+  np.testing.assert_array_equal(rows[:], whole)
+  chosen = rows[np.array([3, 0])]
+  np.testing.assert_array_equal(chosen, whole[[3, 0], : chosen.shape[1]])
+  assert (whole[:, 0] == 1).all()  # <s>, whose 0 is padding's in arrays
