@@ -242,11 +242,9 @@ class Run:
     """Names finished results that these settings do not ask for."""
     if "report" not in self.wanted:
       return
-    known = {_place(one, stage.Job(depends=())) for one in self.stages}
+    known = {_place(one) for one in self.stages}
     made = {
-      _place(one, stage.Job(name=row, depends=()))
-      for one in self.stages
-      for row in self.rows(one.name)
+      _place(one, row) for one in self.stages for row in self.rows(one.name)
     }
     others = set()
     for path in self.root.rglob(artifacts.RESULT_NAME):
@@ -270,7 +268,7 @@ class Run:
     for one in self.stages:
       self.made[one.name], rows = {}, {}
       for job in one.jobs(self) if is_known else ():
-        place = _place(one, job)
+        place = _place(one, job.name)
         digest = _digest(place, job)
         rows[job.name] = self._is_there(place, digest)
         if rows[job.name]:
@@ -281,7 +279,7 @@ class Run:
 
   def _accept(self, one: stage.Stage, job: stage.Job) -> None:
     """Refuses to write over the results of other data."""
-    place = _place(one, job)
+    place = _place(one, job.name)
     digest = _digest(place, job)
     if distributed.is_main() and not self._is_there(place, digest):
       inputs.refuse_other_data(self._space, job.settings.source)
@@ -299,7 +297,7 @@ class Run:
     Raises:
       ValueError: if the processes would make different results.
     """
-    place = _place(one, job)
+    place = _place(one, job.name)
     digest = _digest(place, job)
     distributed.check_same(
       f"settings, data and versions for {place}",
@@ -325,7 +323,7 @@ class Run:
       digest=digest,
       data=self._data,
       settings=job.settings,
-      inputs={**{k: getattr(self, k) for k in one.reads}, **job.inputs},
+      inputs=job.inputs,
       is_private=job.is_private,
       folders=self._space if one.needs_secret else folders,
       progress=self._progress,
@@ -383,8 +381,8 @@ def _made(value: Any, digest: str) -> stage.Made:
   return stage.Made(value, fingerprints.of_result(digest, value))
 
 
-def _place(one: stage.Stage, job: stage.Job) -> str:
-  return "/".join(filter(None, (one.folder or one.name, job.name)))
+def _place(one: stage.Stage, row: str = "") -> str:
+  return "/".join(filter(None, (one.folder or one.name, row)))
 
 
 def _digest(place: str, job: stage.Job) -> str:
