@@ -62,7 +62,7 @@ class Run:
     self.stages = tuple(stages)
     self.wanted = tuple(one.name for one in stages)
     self.made: dict[str, dict[str, stage.Made]] = {}
-    self.root = space.root
+    self.folders = workspace.Folders(space.root)
     self.say = say
     self._space = space
     self._progress = progress
@@ -247,8 +247,8 @@ class Run:
       _place(one, row) for one in self.stages for row in self.rows(one.name)
     }
     others = set()
-    for path in self.root.rglob(artifacts.RESULT_NAME):
-      place = path.parent.relative_to(self.root).as_posix()
+    for path in self.folders.root.rglob(artifacts.RESULT_NAME):
+      place = path.parent.relative_to(self.folders.root).as_posix()
       place = place.removeprefix(f"{results.PRIVATE}/")
       if place not in made and place.partition("/")[0] in known:
         others.add(place)
@@ -316,7 +316,6 @@ class Run:
         for name in (artifacts.RESULT_NAME, artifacts.FILES_NAME):
           artifacts.remove(folder / name)
     self.say(f"[{place}] running")
-    folders = workspace.Folders(self._space.root)
     task = stage.Task(
       place=place,
       name=job.name,
@@ -325,7 +324,7 @@ class Run:
       settings=job.settings,
       inputs=job.inputs,
       is_private=job.is_private,
-      folders=self._space if one.needs_secret else folders,
+      folders=self._space if one.needs_secret else self.folders,
       progress=self._progress,
     )
     if one.together or distributed.is_main():

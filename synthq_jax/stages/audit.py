@@ -151,7 +151,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what the audit would refuse once everything is trained.
 
   Raises:
@@ -161,7 +161,7 @@ def check(run) -> None:
   config, prepared = run.config, run.prepared
   if not config.canaries.number:
     return
-  vocabulary = inputs.vocabulary(run, prepared)
+  vocabulary = inputs.vocabulary(run.folders, prepared)
   rng = np.random.default_rng(0)  # to see whether it can be done
   _check_coins(run.canaries)
   each = tuple({canary.kind: canary for canary in run.canaries}.values())

@@ -121,7 +121,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what no row would have or no model gives, before any training."""
   config, computed = run.config.compare_queries, run.config.evaluate.measures
   if config.measures[0] not in computed:

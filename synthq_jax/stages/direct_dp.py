@@ -262,7 +262,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what the accountant would refuse later."""
   if not run.config.rows.direct_dp or run.for_audit:
     return

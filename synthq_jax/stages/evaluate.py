@@ -39,7 +39,6 @@ from synthq_jax.training import distributed
 __all__ = ["STAGE", "Config", "Inputs", "run"]
 
 _BM25 = system_results.LEXICAL
-_System = results.Checkpoint | system_results.Fusion | system_results.Ranking
 _BESIDE_BM25 = (system_results.Fusion, system_results.Ranking)
 _RUN = "run.trec"
 _FEW = (
@@ -89,7 +88,7 @@ class Inputs:
   """What is scored, and on which queries."""
 
   prepared: results.PreparedData  # the documents and the private test queries
-  system: _System | None  # None: BM25
+  system: system_results.System | None  # None: BM25
   row: str  # the name of the system
   test_set: str | results.TestSet
   """"test" (private), "public", or a further set."""
@@ -154,7 +153,9 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
       )
 
 
-def _label(name: str, system: _System | None, left_out: float) -> str:
+def _label(
+  name: str, system: system_results.System | None, left_out: float
+) -> str:
   """Says in words what a row is made of."""
   trained_on = functools.partial(_trained_on, left_out=left_out)
   if system is None:

@@ -125,7 +125,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses a checkpoint for retrievers of another vocabulary."""
   if run.config.retriever_checkpoint:
     run.check_vocabulary(run.encoder)

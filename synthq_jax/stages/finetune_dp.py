@@ -145,7 +145,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what the accountant and the checkpoint would refuse later."""
   run.check_vocabulary(run.start)
   config = run.config.finetune_dp

@@ -107,7 +107,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses to write for more documents than there are."""
   prepared, wanted = run.prepared, run.config.generate.num_documents
   there, what = prepared.num_documents, "the size of the collection"

@@ -107,7 +107,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what the accountant would refuse later."""
   if run.config.rows.mapped and not run.for_audit:
     run.config.learn_map.check(run.prepared)

@@ -125,7 +125,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what the accountant would refuse later."""
   rows = run.config.rows
   if (rows.ltr or rows.mapped) and not run.for_audit:

@@ -222,7 +222,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields the further test sets, which are given nothing that is private."""
   documents = run.documents
   how = (
-    fingerprints.of_file(run.root / documents.vocabulary),
+    fingerprints.of_file(run.folders.root / documents.vocabulary),
     documents.extra_ids,
     documents.read_length,
     documents.passage_stride,

@@ -112,7 +112,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   )
 
 
-def _may_be_shared(run, scored: results.Evaluation) -> bool:
+def _may_be_shared(run: runner.Run, scored: results.Evaluation) -> bool:
   """Says whether a row's system has a claim, and lies where it may be shared."""
   finite = scored.epsilon is None or math.isfinite(scored.epsilon)
   system = run.systems.get(scored.name)  # None: BM25
@@ -120,7 +120,7 @@ def _may_be_shared(run, scored: results.Evaluation) -> bool:
   return finite and not hidden
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what could not be released, before anything is trained.
 
   Raises:

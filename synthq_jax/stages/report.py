@@ -91,7 +91,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
     run.generators, run.queries, run.retrievers, *map(run.rows, names)
   )  # fmt: skip
   digests = [made.digest for group in groups for made in group.values()]
-  claims = released_results.read(run.root)
+  claims = released_results.read(run.folders.root)
 
   def values(group: Mapping[str, stage.Made]) -> list[Any]:
     return [made.value for made in group.values()]
@@ -125,7 +125,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   )
 
 
-def _shipped(run) -> list[str]:
+def _shipped(run: runner.Run) -> list[str]:
   """Returns the rows whose systems may be given away."""
   return sorted(
     name

@@ -95,7 +95,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses a batch that is larger than what there can be to train on."""
   config, prepared = run.config, run.prepared
   most = {}
