@@ -51,8 +51,11 @@ def test_the_checked_packages_are_those_of_runs_and_promises():
     ("poisson.batch(seed=0)", "missing-argument"),
     ("poisson.batches(seed=0, step=0)", "missing-attribute"),
     ("jnp.zeros(3).no_such_method()", "missing-attribute"),
-    ("def run(task: stage.Task[fuse.Config]): return task.settings.dept",
-     "missing-attribute"),
+    ("def run(task: Task): return task.settings.dept", "missing-attribute"),
+    ("def run(task: Task): return task.inputs.prepared", "missing-attribute"),
+    ("static_encoder.Inputs(documents=poisson)", "bad-argument-type"),
+    ("stage.Stage(name='', result=int, needs=(), jobs=fuse.jobs,"
+     " run=static_encoder.run)", "bad-argument-type"),
   ],
 )  # fmt: skip
 def test_a_call_that_does_not_fit_is_refused(tmp_path, line, rule):
@@ -62,7 +65,8 @@ def test_a_call_that_does_not_fit_is_refused(tmp_path, line, rule):
     "import jax.numpy as jnp\n"
     "from synthq_jax.privacy import claim, sampling\n"
     "from synthq_jax.runtime import stage\n"
-    "from synthq_jax.stages import fuse\n"
+    "from synthq_jax.stages import fuse, static_encoder\n"
+    "Task = stage.Task[fuse.Config, fuse.Inputs]\n"
     "poisson = sampling.Poisson(\n"
     "  num_examples=10, expected_batch_size=2, max_batch_size=4)\n"
     f"{line}\n"
@@ -72,7 +76,7 @@ def test_a_call_that_does_not_fit_is_refused(tmp_path, line, rule):
   )
   errors = [one for one in output.splitlines() if one.startswith("ERROR")]
   assert code == 1 and errors, output
-  assert all(":7:" in one and one.endswith(f"[{rule}]") for one in errors)
+  assert all(":8:" in one and one.endswith(f"[{rule}]") for one in errors)
 
 
 def test_what_is_ignored_is_named():

@@ -18,11 +18,13 @@ from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import ledger, sampling, terms
 from synthq_jax.runtime import config_types, fingerprints, results, workspace
 from synthq_jax.runtime import release as release_lib
+from synthq_jax.runtime import stage as stage_lib
 from synthq_jax.storage import artifacts
 from synthq_jax.training import distributed, dp_step, loop
 
 __all__ = [
   "Config",
+  "Inputs",
   "Settings",
   "filled",
   "promise",
@@ -122,6 +124,14 @@ _Config = TypeVar("_Config", bound=Config)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """What every private training reads; stages add to it."""
+
+  prepared: results.PreparedData
+  """The documents, and the private queries that records are made of."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
   """The public settings of one private training."""
 
@@ -187,7 +197,9 @@ def state_directory(
 
 
 def train(
-  task: Any, settings: Settings, training: dp_step.Training
+  task: stage_lib.Task[Any, Inputs],
+  settings: Settings,
+  training: dp_step.Training,
 ) -> tuple[Any, dict[str, Any]]:
   """Calibrates, enters the release into the ledger, trains.
 
@@ -197,9 +209,8 @@ def train(
   release, with batches and noise of its own and a line of its own in the ledger.
 
   Args:
-    task: a `stage.Task` with the secret; its settings are a `Config`, of which
-      those that change the speed alone change the last bits of a gradient, too;
-      its input "prepared" says where the records came from.
+    task: with the secret; its settings are a `Config`, of which those that change
+      the speed alone change the last bits of a gradient, too.
     settings: target, sampling, optimizer.
     training: what is trained; its gradient says its sensitivity and its
       `l2_clip_norm`, its parameters are public.
@@ -210,13 +221,13 @@ def train(
   Raises:
     ValueError: if the target cannot be met with these settings.
   """
-  space, config, stage = task.folders, task.settings, task.place
+  space, config, stage = task.space, task.settings, task.place
   clipped = training.clipped
   relation = dp_accounting.NeighboringRelation[settings.relation]
   claim = promise(
     settings,
     space,
-    task.inputs["prepared"],
+    task.inputs.prepared,
     training.num_records,
     l2_clip_norm=clipped.l2_clip_norm,
     l2_sensitivity=clipped.sensitivity(relation),
@@ -266,9 +277,9 @@ def train(
   }
 
 
-def _read(task: Any) -> list[pathlib.Path]:
+def _read(task: stage_lib.Task[Any, Inputs]) -> list[pathlib.Path]:
   """Returns the folders of the results that a training is given."""
-  given = [getattr(x, "directory", x) for x in task.inputs.values()]
+  given = [getattr(x, "directory", x) for x in vars(task.inputs).values()]
   places = [x for x in given if isinstance(x, (str, pathlib.Path))]
   return [task.folders.root / place for place in places]
 

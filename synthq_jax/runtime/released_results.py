@@ -42,9 +42,7 @@ class Released:
   unclaimed: tuple[str, ...]
   """Folders outside of `private/` that hold files and no finished result."""
 
-  def including(
-    self, made: Sequence[results.Checkpoint | results.SyntheticQueries]
-  ) -> "Released":
+  def including(self, made: Sequence[results.Claimed]) -> "Released":
     """Counts results of a run, too, wherever their files are.
 
     Args:

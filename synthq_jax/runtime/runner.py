@@ -62,7 +62,7 @@ class Run:
     self.stages = tuple(stages)
     self.wanted = tuple(one.name for one in stages)
     self.made: dict[str, dict[str, stage.Made]] = {}
-    self.root = space.root
+    self.folders = workspace.Folders(space.root)
     self.say = say
     self._space = space
     self._progress = progress
@@ -242,15 +242,13 @@ class Run:
     """Names finished results that these settings do not ask for."""
     if "report" not in self.wanted:
       return
-    known = {_place(one, stage.Job(depends=())) for one in self.stages}
+    known = {_place(one) for one in self.stages}
     made = {
-      _place(one, stage.Job(name=row, depends=()))
-      for one in self.stages
-      for row in self.rows(one.name)
+      _place(one, row) for one in self.stages for row in self.rows(one.name)
     }
     others = set()
-    for path in self.root.rglob(artifacts.RESULT_NAME):
-      place = path.parent.relative_to(self.root).as_posix()
+    for path in self.folders.root.rglob(artifacts.RESULT_NAME):
+      place = path.parent.relative_to(self.folders.root).as_posix()
       place = place.removeprefix(f"{results.PRIVATE}/")
       if place not in made and place.partition("/")[0] in known:
         others.add(place)
@@ -270,7 +268,7 @@ class Run:
     for one in self.stages:
       self.made[one.name], rows = {}, {}
       for job in one.jobs(self) if is_known else ():
-        place = _place(one, job)
+        place = _place(one, job.name)
         digest = _digest(place, job)
         rows[job.name] = self._is_there(place, digest)
         if rows[job.name]:
@@ -281,7 +279,7 @@ class Run:
 
   def _accept(self, one: stage.Stage, job: stage.Job) -> None:
     """Refuses to write over the results of other data."""
-    place = _place(one, job)
+    place = _place(one, job.name)
     digest = _digest(place, job)
     if distributed.is_main() and not self._is_there(place, digest):
       inputs.refuse_other_data(self._space, job.settings.source)
@@ -299,7 +297,7 @@ class Run:
     Raises:
       ValueError: if the processes would make different results.
     """
-    place = _place(one, job)
+    place = _place(one, job.name)
     digest = _digest(place, job)
     distributed.check_same(
       f"settings, data and versions for {place}",
@@ -318,16 +316,15 @@ class Run:
         for name in (artifacts.RESULT_NAME, artifacts.FILES_NAME):
           artifacts.remove(folder / name)
     self.say(f"[{place}] running")
-    folders = workspace.Folders(self._space.root)
     task = stage.Task(
       place=place,
       name=job.name,
       digest=digest,
       data=self._data,
       settings=job.settings,
-      inputs={**{k: getattr(self, k) for k in one.reads}, **job.inputs},
+      inputs=job.inputs,
       is_private=job.is_private,
-      folders=self._space if one.needs_secret else folders,
+      folders=self._space if one.needs_secret else self.folders,
       progress=self._progress,
     )
     if one.together or distributed.is_main():
@@ -383,8 +380,8 @@ def _made(value: Any, digest: str) -> stage.Made:
   return stage.Made(value, fingerprints.of_result(digest, value))
 
 
-def _place(one: stage.Stage, job: stage.Job) -> str:
-  return "/".join(filter(None, (one.folder or one.name, job.name)))
+def _place(one: stage.Stage, row: str = "") -> str:
+  return "/".join(filter(None, (one.folder or one.name, row)))
 
 
 def _digest(place: str, job: stage.Job) -> str:

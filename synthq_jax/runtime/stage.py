@@ -9,7 +9,7 @@ import math
 import operator
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from synthq_jax.storage import artifacts
@@ -31,7 +31,8 @@ _REMADE = ("parts_", "ranks_", "vectors_")
 
 
 _Value = TypeVar("_Value", covariant=True)
-_Settings = TypeVar("_Settings")
+_Settings = TypeVar("_Settings", covariant=True)
+_Inputs = TypeVar("_Inputs", covariant=True)
 
 
 class Made(NamedTuple, Generic[_Value]):
@@ -42,7 +43,7 @@ class Made(NamedTuple, Generic[_Value]):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Generic[_Inputs]):
   """One result that a stage has to make."""
 
   name: str = ""
@@ -52,14 +53,14 @@ class Job:
   when one of these changes, and never otherwise."""
   settings: Any = None
   """What the task hands over as its settings."""
-  inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  """Earlier results, and what else the task hands over, by name."""
+  inputs: _Inputs
+  """What the task hands over: the stage's Inputs; None for a stage without."""
   is_private: bool = False
   """Whether it lies under `private/` whatever it claims (`plan.Rows.compared`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Task(Generic[_Settings]):
+class Task(Generic[_Settings, _Inputs]):
   """What a stage is given to make one result."""
 
   place: str
@@ -73,8 +74,8 @@ class Task(Generic[_Settings]):
   """The fingerprint of the prepared data."""
   settings: _Settings
   """The stage's Config."""
-  inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  """Earlier results by name."""
+  inputs: _Inputs
+  """The stage's Inputs: earlier results, and what else it reads."""
   is_private: bool = False
   """Whether the result lies under `private/` whatever it claims."""
   folders: "workspace.Folders"
@@ -118,7 +119,7 @@ class Task(Generic[_Settings]):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stage:
+class Stage(Generic[_Inputs]):
   """A kind of result, and how it is made of others."""
 
   name: str
@@ -127,14 +128,13 @@ class Stage:
   """A frozen dataclass of `runtime.results`; its `seconds` are filled in."""
   needs: tuple[str, ...]
   """Stages whose results it reads; they run first."""
-  reads: tuple[str, ...] = ()
-  """What every task holds beside its own inputs: "prepared", the data; the
-  public "documents" alone; "start", "encoder" or "t5", the folders of the public
-  checkpoints that generators and retrievers start from."""
-  jobs: Callable[[Any], Iterable[Job]]
+  jobs: Callable[[Any], Iterable[Job[_Inputs]]]
   """From the run so far (`runtime.runner.Run`) to what there is to make."""
-  run: Callable[[Task], Any]
+  run: Callable[[Task[Any, _Inputs]], Any]
   """Makes one result, and writes its files; None in processes other than 0."""
+  starts_from: str = ""
+  """The field of `plan.RunConfig` that names the public checkpoint it reads:
+  "checkpoint" or "retriever_checkpoint"; empty: it reads none."""
   config: type | None = None
   """Its settings, a field of `plan.RunConfig`."""
   check: Callable[[Any], None] = lambda run: None
@@ -152,7 +152,7 @@ class Stage:
   place_of: Callable[[Any], str] = operator.attrgetter("directory")
   """From a result to the folder of its result.json."""
 
-  def make(self, task: Task, *, saves: bool = True) -> Any:
+  def make(self, task: Task[Any, Any], *, saves: bool = True) -> Any:
     """Makes a result and saves it.
 
     Args:

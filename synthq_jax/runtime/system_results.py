@@ -14,6 +14,7 @@ __all__ = [
   "LEXICAL",
   "Fusion",
   "Ranking",
+  "System",
   "Vectors",
   "stands_on",
   "system_of",
@@ -89,8 +90,9 @@ def stands_on(made: results.Claimed, part: results.Claimed) -> bool:
   return set(part.statement.ledger) <= set(made.statement.ledger)
 
 
-def system_of(
-  made: results.Checkpoint | Fusion | Ranking | None,
-) -> str:
+System = results.Checkpoint | Fusion | Ranking
+
+
+def system_of(made: System | None) -> str:
   """Names the system that a result is; None is BM25."""
   return LEXICAL if made is None else getattr(made, "SYSTEM", DENSE)

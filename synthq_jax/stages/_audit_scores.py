@@ -4,7 +4,7 @@ Formal guarantee: none; whatever is computed of canaries is private.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from synthq_jax.audit import membership
 from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.retrieval import encode, ranks
-from synthq_jax.runtime import inputs, stage
+from synthq_jax.runtime import inputs, results, workspace
 
 __all__ = ["ATTACKS", "Model", "load", "scores"]
 
@@ -63,15 +63,21 @@ def load(
 
 
 def scores(
-  task: stage.Task,
+  space: workspace.Folders,
+  prepared: results.PreparedData,
+  wanted: Sequence[str],
+  batch_size: int,
   *,
-  model: Model,
-  public: Model,
+  models: tuple[Model, Model],
   records: Mapping[str, Int[np.ndarray, "canary length"]],
+  written: tuple[results.SyntheticQueries | None, ...],
+  retrievers: tuple[results.Checkpoint | None, ...],
 ) -> dict[str, Float[np.ndarray, " canary"]]:
-  """Scores every canary by each attack for which there is material."""
-  wanted, space, given = task.settings.attacks, task.folders, task.inputs
-  prepared = given["prepared"]
+  """Scores every canary by each attack for which there is material.
+
+  Models, queries and retrievers are those of the generator and of the public
+  checkpoint; None: not there.
+  """
   found = {}
   if "likelihood" in wanted:
     found["likelihood"] = membership.calibrated(
@@ -81,25 +87,26 @@ def scores(
           one.config,
           one.read(records["inputs"]),
           records["targets"],
-          batch_size=task.settings.batch_size,
+          batch_size=batch_size,
         )
-        for one in (model, public)
+        for one in models
       )
     )
-  pair = given.get("synthetic"), given.get("public_synthetic")
-  if "synthetic" in wanted and None not in pair:
+  if "synthetic" in wanted and None not in written:
     found["synthetic"] = membership.calibrated(
-      *(_under_ngrams(space, one, prepared, records["targets"]) for one in pair)
+      *(
+        _under_ngrams(space, one, prepared, records["targets"])
+        for one in written
+      )
     )
-  pair = given.get("retriever"), given.get("public_retriever")
-  if "retriever" in wanted and None not in pair:
+  if "retriever" in wanted and None not in retrievers:
     # A retriever reads documents without the generator's prefix.
     sides = (
       records["targets"],
       records["inputs"][:, -prepared.document_length :],
     )
     found["retriever"] = membership.calibrated(
-      *(_similarities(space, one, sides) for one in pair)
+      *(_similarities(space, one, sides) for one in retrievers)
     )
   return found
 

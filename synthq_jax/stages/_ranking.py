@@ -20,12 +20,21 @@ from synthq_jax.data import passages as passages_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.privacy import terms
 from synthq_jax.retrieval import encode, ranking
-from synthq_jax.runtime import config_types, inputs, private_training, results
+from synthq_jax.runtime import (
+  config_types,
+  inputs,
+  private_training,
+  results,
+  stage,
+  system_results,
+  workspace,
+)
 from synthq_jax.stages import _search
 
 __all__ = [
   "Config",
   "Found",
+  "Inputs",
   "found",
   "of_train",
   "padded",
@@ -48,6 +57,15 @@ class Config(private_training.Config):
   def __post_init__(self):
     super().__post_init__()
     config_types.at_least(self, 1, "encode_batch_size")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs(private_training.Inputs):
+  """What every training that ranks candidates reads."""
+
+  retriever: results.Checkpoint
+  vectors: system_results.Vectors  # the retriever's, of the documents
+  drop_identical: bool  # as `evaluate.Config` has it
 
 
 def settings(
@@ -85,15 +103,17 @@ class Found(NamedTuple):
   candidates: Mapping[str, ranking.Candidates]
 
 
-def of_train(task: Any, left_out: float = 0.0) -> _search.Judged:
+def of_train(
+  task: stage.Task[Config, Inputs], left_out: float = 0.0
+) -> _search.Judged:
   """Returns train queries.
 
   Args:
-    task: its inputs are "prepared" and "drop_identical".
+    task: of the training.
     left_out: share of the documents, `inputs.held_out`, whose queries alone are
       returned; 0: all queries.
   """
-  space, prepared = task.folders, task.inputs["prepared"]
+  space, prepared = task.folders, task.inputs.prepared
   folder = space.root / prepared.private_directory
   path = folder / "train.npz"
   judged = _search.asked(space, prepared, folder, "train", path)
@@ -101,29 +121,32 @@ def of_train(task: Any, left_out: float = 0.0) -> _search.Judged:
     documents = inputs.arrays(space, prepared, path)["documents"]
     is_read = inputs.held_out(prepared.num_documents, left_out)
     judged = _chosen(judged, np.flatnonzero(is_read[documents]))
-  return judged._replace(drop_identical=task.inputs["drop_identical"])
+  return judged._replace(drop_identical=task.inputs.drop_identical)
 
 
 def found(
-  task: Any, judged: _search.Judged, depth: int, rows: np.ndarray
+  task: stage.Task[Config, Inputs],
+  judged: _search.Judged,
+  depth: int,
+  rows: np.ndarray,
 ) -> Found:
   """Returns some of the queries with their candidates.
 
   Args:
-    task: its inputs are "retriever" and the "vectors" of the documents.
+    task: of the training.
     judged: all queries.
     depth: documents that BM25 and the retriever find, each.
     rows: numbers of the queries that are wanted, rising.
   """
   judged = _chosen(judged, rows)
   asked = vectors_of(
-    task,
-    task.inputs["retriever"],
+    task.folders,
+    task.inputs.retriever,
     judged.query_tokens,
     task.settings.encode_batch_size,
   )
   asked = _search.zero_broken(asked)
-  documents = task.folders.root / task.inputs["vectors"].vectors
+  documents = task.folders.root / task.inputs.vectors.vectors
   key = _key(judged, asked, documents, depth)
 
   def candidates() -> Mapping[str, ranking.Candidates]:
@@ -170,15 +193,18 @@ def _chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
 
 
 def vectors_of(
-  task: Any, retriever: results.Checkpoint, tokens: Any, size: int
+  folders: workspace.Folders,
+  retriever: results.Checkpoint,
+  tokens: Any,
+  size: int,
 ) -> Float[np.ndarray, "text dim"]:
   """Encodes texts with a retriever, so many at once."""
-  params, shape = t5_checkpoints.load(task.folders.root / retriever.directory)
+  params, shape = t5_checkpoints.load(folders.root / retriever.directory)
   return encode.encode(params, shape, tokens, batch_size=size)
 
 
 def vectors_at(
-  task: Any,
+  folders: workspace.Folders,
   retriever: results.Checkpoint,
   passages: passages_lib.Passages,
   candidates: Sequence[ranking.Candidates],
@@ -187,7 +213,7 @@ def vectors_at(
   """Encodes the passages of the candidates; the vectors of all others are 0."""
   places = np.unique(np.concatenate([one.places for one in candidates]))
   wanted = np.flatnonzero(np.isin(passages.owners, places))
-  encoded = vectors_of(task, retriever, passages.tokens[wanted], size)
+  encoded = vectors_of(folders, retriever, passages.tokens[wanted], size)
   shape = (len(passages.owners), encoded.shape[1])
   vectors = np.zeros(shape, np.float32)  # memory that is not written takes none
   vectors[wanted] = encoded

@@ -23,7 +23,13 @@ from synthq_jax.retrieval import (
   trec,
   vector_files,
 )
-from synthq_jax.runtime import inputs, results, system_results, workspace
+from synthq_jax.runtime import (
+  inputs,
+  results,
+  stage,
+  system_results,
+  workspace,
+)
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.training import distributed
 from synthq_jax.training import progress as progress_lib
@@ -147,7 +153,7 @@ def encode_rows(
 
 
 def encode_with(
-  task: Any,
+  task: stage.Task[Any, Any],
   retriever: results.Checkpoint,
   wanted: Mapping[str, tuple[passages.Tokens, pathlib.Path]],
 ) -> None:
@@ -167,7 +173,7 @@ def encode_with(
 
 
 def dense(
-  task: Any,
+  task: stage.Task[Any, Any],
   retriever: results.Checkpoint,
   judged: Judged,
   directory: pathlib.Path,

@@ -12,7 +12,7 @@ import numpy as np
 
 from synthq_jax.data import files
 from synthq_jax.retrieval import bm25
-from synthq_jax.runtime import inputs, results, stage, workspace
+from synthq_jax.runtime import inputs, results, workspace
 from synthq_jax.runtime import queries as queries_lib
 
 __all__ = ["Written", "read", "save"]
@@ -66,7 +66,9 @@ def read(
 
 
 def save(
-  task: stage.Task,
+  folders: workspace.Folders,
+  config: queries_lib.Config,
+  synthetic: results.SyntheticQueries,
   kept: Written,
   directory: pathlib.Path,
   *,
@@ -74,11 +76,10 @@ def save(
   corpus: pathlib.Path,
   **changes: Any,
 ) -> results.SyntheticQueries:
-  """Saves and measures those that stay of the task's "synthetic" queries.
+  """Saves and measures those that stay of the synthetic queries.
 
   `changes` are fields of the result that differ from theirs.
   """
-  synthetic = task.inputs["synthetic"]
   queries_lib.save(
     directory,
     kept.names,
@@ -90,14 +91,14 @@ def save(
   )
   return dataclasses.replace(
     synthetic,
-    directory=task.folders.relative(directory),
+    directory=folders.relative(directory),
     **changes,
     **queries_lib.measured(
       kept.texts,
       kept.owners,
       index=index,
       corpus=corpus,
-      config=task.settings,
+      config=config,
       num_examples=len(synthetic.examples),
     ),
   )

@@ -14,7 +14,7 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,13 +26,13 @@ from synthq_jax.audit import candidates as candidates_lib
 from synthq_jax.audit import exposure, lower_bounds
 from synthq_jax.generation import decoding
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.runtime import config_types, inputs, results, stage
+from synthq_jax.runtime import config_types, inputs, results, runner, stage
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.stages import _audit_scores
 from synthq_jax.storage import artifacts
 from synthq_jax.training import progress
 
-__all__ = ["STAGE", "Config", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "run"]
 
 _MATERIAL = {
   "likelihood": (),
@@ -93,7 +93,27 @@ def needs(config) -> tuple[str, ...]:
   return ("finetune_dp", *dict.fromkeys(read))
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """What was planted, where, and what was made of it; None: it is not there."""
+
+  prepared: results.PreparedData
+  start: pathlib.Path
+  """The folder of the public checkpoint that fine-tuning started from."""
+  prefix: str  # what stood before each document in fine-tuning
+  canaries: Sequence[canaries_lib.Canary]  # inserted and held out
+  generator: results.Checkpoint
+  """Fine-tuned with the inserted ones among its private records."""
+  written: results.SyntheticQueries | None = None
+  """All queries of the generator."""
+  synthetic: results.SyntheticQueries | None = None  # those that filters kept
+  public_synthetic: results.SyntheticQueries | None = None
+  """The same of the public checkpoint."""
+  retriever: results.Checkpoint | None = None  # trained on `synthetic`
+  public_retriever: results.Checkpoint | None = None  # the untrained one
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields an audit of each generator that canaries were planted for."""
   config = run.config
   if not config.canaries.number:
@@ -101,6 +121,7 @@ def jobs(run):
   attacks = {*config.audit.attacks}
   written, queries = run.rows("generate"), run.queries
   for name, (generator, source) in run.generators.items():
+    given: dict[str, stage.Made | None]
     given = {"written": written.get(name)}  # searched for secrets
     if "synthetic" in attacks:
       given["public_synthetic"] = queries.get("public_only")
@@ -109,26 +130,28 @@ def jobs(run):
     if "retriever" in attacks:
       given["retriever"] = run.retrievers.get(f"synthetic_{name}")
       given["public_retriever"] = run.retrievers.get("untrained")
-    given = {key: made for key, made in given.items() if made}
+    there = {key: made for key, made in given.items() if made}
     yield stage.Job(
       name=name,
       depends=(
         config.audit,
         config.canaries,
         source,
-        {key: made.digest for key, made in given.items()},
+        {key: made.digest for key, made in there.items()},
       ),
       settings=config.audit,
-      inputs={
-        "prefix": config.finetune_dp.prefix,
-        "canaries": run.canaries,
-        "generator": generator,
-        **{key: made.value for key, made in given.items()},
-      },
+      inputs=Inputs(
+        prepared=run.prepared,
+        start=run.start,
+        prefix=config.finetune_dp.prefix,
+        canaries=run.canaries,
+        generator=generator,
+        **{key: made.value for key, made in there.items()},
+      ),
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what the audit would refuse once everything is trained.
 
   Raises:
@@ -138,7 +161,7 @@ def check(run) -> None:
   config, prepared = run.config, run.prepared
   if not config.canaries.number:
     return
-  vocabulary = inputs.vocabulary(run, prepared)
+  vocabulary = inputs.vocabulary(run.folders, prepared)
   rng = np.random.default_rng(0)  # to see whether it can be done
   _check_coins(run.canaries)
   each = tuple({canary.kind: canary for canary in run.canaries}.values())
@@ -171,20 +194,13 @@ def _tokenized(canaries, vocabulary, prefix: str, prepared):
   )
 
 
-def run(task: stage.Task[Config]) -> results.AuditReport:
+def run(task: stage.Task[Config, Inputs]) -> results.AuditReport:
   """Ranks the secrets, looks for them in written queries, bounds epsilon.
 
   Writes private/audit/NAME/canaries.jsonl beside the result.
 
   Args:
-    task: with the working directory's secret; its inputs are "prepared",
-      vocabulary and lengths; "start", the folder of the public checkpoint that
-      fine-tuning started from; "prefix", what stood before each document in
-      fine-tuning; "canaries", inserted and held out; "generator", fine-tuned
-      with these among its private records; and what is there of what was made
-      with it: its queries as they were "written", those that filters kept,
-      "synthetic", a "retriever" trained on these, and "public_synthetic" and
-      "public_retriever", the same of the public checkpoint.
+    task: with the working directory's secret.
 
   Returns:
     The report, with the claim beside what was found.
@@ -194,14 +210,13 @@ def run(task: stage.Task[Config]) -> results.AuditReport:
       there are fewer secrets than candidates.
   """
   config, space = task.settings, task.space
-  canaries = task.inputs["canaries"]
+  canaries, checkpoint = task.inputs.canaries, task.inputs.generator
   _check_coins(canaries)
   inserted = np.array([canary.inserted for canary in canaries], bool)
   found = _find(task)
-  checkpoint = task.inputs["generator"]
   directory = task.folder(private=True)
   _save_lines(directory, canaries, found)
-  delta = _delta(checkpoint.statement, task.inputs["prepared"], canaries)
+  delta = _delta(checkpoint.statement, task.inputs.prepared, canaries)
   bounds = _bounds(
     checkpoint.statement,
     canaries,
@@ -227,17 +242,19 @@ def run(task: stage.Task[Config]) -> results.AuditReport:
   )
 
 
-def _find(task: stage.Task[Config]) -> _Found:
+def _find(task: stage.Task[Config, Inputs]) -> _Found:
   config, space, given = task.settings, task.space, task.inputs
   prepared, canaries, generator = (
-    given[name] for name in ("prepared", "canaries", "generator")
+    given.prepared,
+    given.canaries,
+    given.generator,
   )
   model = _audit_scores.load(
     space.root / generator.directory, prompt_tokens=generator.prompt_tokens
   )
-  public = _audit_scores.load(given["start"], token_ids=prepared.token_ids)
+  public = _audit_scores.load(given.start, token_ids=prepared.token_ids)
   vocabulary = inputs.vocabulary(space, prepared)
-  records = _tokenized(canaries, vocabulary, given["prefix"], prepared)
+  records = _tokenized(canaries, vocabulary, given.prefix, prepared)
   rng = np.random.default_rng(space.seed("audit candidates"))
   symbols = canaries_lib.alphabets((c.kind for c in canaries), vocabulary)
   few = _draw(canaries, symbols, config.num_ranked, rng)
@@ -279,7 +296,14 @@ def _find(task: stage.Task[Config]) -> _Found:
     num_searched=len(texts),
     public_ranks=public_ranks,
     scores=_audit_scores.scores(
-      task, model=model, public=public, records=records
+      space,
+      prepared,
+      config.attacks,
+      config.batch_size,
+      models=(model, public),
+      records=records,
+      written=(given.synthetic, given.public_synthetic),
+      retrievers=(given.retriever, given.public_retriever),
     ),
   )
 
@@ -334,9 +358,9 @@ def _write(
   ]
 
 
-def _synthetic_texts(task: stage.Task[Config]) -> list[str]:
+def _synthetic_texts(task: stage.Task[Config, Inputs]) -> list[str]:
   """Returns all queries written, whatever for, those that filters drop too."""
-  sets = filter(None, map(task.inputs.get, ("written", "synthetic")))
+  sets = filter(None, (task.inputs.written, task.inputs.synthetic))
   return [
     text
     for directory in dict.fromkeys(one.directory for one in sets)
@@ -518,8 +542,8 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("finetune_dp", "generate", "filter_queries", "train_retriever"),
+  starts_from="checkpoint",
   narrowed=needs,
-  reads=("prepared", "start"),
   needs_secret=True,
   screen=_screen,
 )

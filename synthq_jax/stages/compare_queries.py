@@ -24,12 +24,14 @@ from synthq_jax.runtime import (
   config_types,
   inputs,
   results,
+  runner,
   stage,
   system_results,
+  workspace,
 )
 from synthq_jax.storage import artifacts
 
-__all__ = ["STAGE", "Config", "HeldOut", "run", "similarity"]
+__all__ = ["STAGE", "Config", "HeldOut", "Inputs", "run", "similarity"]
 
 _REFERENCE = "public only"
 _BM25 = system_results.LEXICAL
@@ -87,7 +89,19 @@ class _Scored:
   """Who asked, where users are protected; of one user, queries are alike."""
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """What is compared."""
+
+  prepared: results.PreparedData
+  t5: pathlib.Path | None
+  """The folder of the public checkpoint whose vectors MAUVE compares; None: no
+  MAUVE."""
+  evaluations: Sequence[results.Evaluation]  # all scores, whose order rows keep
+  synthetic: Sequence[results.SyntheticQueries]  # all synthetic queries
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields one comparison of everything that was written and scored."""
   scores = run.rows("evaluate")
   digests = [*run.queries.values(), *scores.values()]
@@ -98,14 +112,16 @@ def jobs(run):
       *(made.digest for made in digests),
     ),
     settings=run.config.compare_queries,
-    inputs={
-      "evaluations": [made.value for made in scores.values()],
-      "synthetic": [made.value for made in run.queries.values()],
-    },
+    inputs=Inputs(
+      prepared=run.prepared,
+      t5=run.t5,
+      evaluations=[made.value for made in scores.values()],
+      synthetic=[made.value for made in run.queries.values()],
+    ),
   )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what no row would have or no model gives, before any training."""
   config, computed = run.config.compare_queries, run.config.evaluate.measures
   if config.measures[0] not in computed:
@@ -119,13 +135,8 @@ def check(run) -> None:
     text_encoders.Gpt2(folder=config.mauve_gpt2).check()
 
 
-def run(task: stage.Task[Config]) -> comparison_results.QueryComparison:
+def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryComparison:
   """Compares all rows, and the queries of every generator with the real ones.
-
-  Args:
-    task: its inputs are "prepared", the data; "t5", the folder of the
-      public checkpoint whose vectors MAUVE compares; "evaluations", all scores,
-      whose order rows keep; and "synthetic", all synthetic queries.
 
   Returns:
     The comparisons, under `private/`.
@@ -135,7 +146,7 @@ def run(task: stage.Task[Config]) -> comparison_results.QueryComparison:
       a result names is missing or malformed.
   """
   config, space = task.settings, task.folders
-  evaluations = task.inputs["evaluations"]
+  evaluations, prepared = task.inputs.evaluations, task.inputs.prepared
   if not any(one.test_set == config.test_set for one in evaluations):
     found = sorted({one.test_set for one in evaluations})
     raise ValueError(
@@ -143,7 +154,7 @@ def run(task: stage.Task[Config]) -> comparison_results.QueryComparison:
       f"{found or 'none'}: evaluate on it or change "
       "compare_queries.Config.test_set"
     )
-  scored = _headlined(config, _rows(task, evaluations))
+  scored = _headlined(config, _rows(space, prepared, evaluations))
   own_sets = {*results.OWN_TEST_SETS, config.test_set}
   further = [
     one for one in scored if one.row.evaluation.test_set not in own_sets
@@ -154,9 +165,9 @@ def run(task: stage.Task[Config]) -> comparison_results.QueryComparison:
   held_out = _held_out(
     config,
     space.root,
-    task.inputs["prepared"],
-    task.inputs["synthetic"],
-    task.inputs["t5"],
+    prepared,
+    task.inputs.synthetic,
+    task.inputs.t5,
   )
   return comparison_results.QueryComparison(
     directory=space.relative(task.folder(private=True)),
@@ -171,13 +182,14 @@ def run(task: stage.Task[Config]) -> comparison_results.QueryComparison:
 
 
 def _rows(
-  task: stage.Task[Config], evaluations: Sequence[results.Evaluation]
+  folders: workspace.Folders,
+  data: results.PreparedData,
+  evaluations: Sequence[results.Evaluation],
 ) -> list[_Scored]:
   """Reads the values of each row, test set by test set."""
   sets: dict[str, list[results.Evaluation]] = {}
   for one in evaluations:
     sets.setdefault(one.test_set, []).append(one)
-  folders, data = task.folders, task.inputs["prepared"]
   return [
     _Scored(
       row=comparison_results.Row(evaluation=one),
@@ -541,5 +553,5 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("filter_queries", "evaluate"),
-  reads=("prepared", "t5"),
+  starts_from="retriever_checkpoint",
 )

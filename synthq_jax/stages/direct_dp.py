@@ -25,8 +25,9 @@ import dataclasses
 import functools
 import itertools
 import math
+import pathlib
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -41,6 +42,7 @@ from synthq_jax.runtime import (
   inputs,
   private_training,
   results,
+  runner,
   stage,
   workspace,
 )
@@ -51,6 +53,7 @@ __all__ = [
   "METHODS",
   "STAGE",
   "Config",
+  "Inputs",
   "build",
   "comparison",
   "groups",
@@ -230,7 +233,15 @@ def rows(config: Any) -> dict[str, tuple[Config, float]]:
   }
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs(private_training.Inputs):
+  """What a retriever is trained on and from, and for which promise."""
+
+  encoder: pathlib.Path  # the folder of the public checkpoint
+  epsilon: float  # the target, finite
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields a retriever for each method and epsilon."""
   if run.for_audit:
     return
@@ -244,12 +255,14 @@ def jobs(run):
         *run.private_data(name, run.encoder_data),
       ),
       settings=settings,
-      inputs={"epsilon": epsilon},
+      inputs=Inputs(
+        prepared=run.prepared, encoder=run.encoder, epsilon=epsilon
+      ),
       is_private=run.config.rows.is_compared(name),
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what the accountant would refuse later."""
   if not run.config.rows.direct_dp or run.for_audit:
     return
@@ -262,13 +275,11 @@ def check(run) -> None:
       )
 
 
-def run(task: stage.Task[Config]) -> results.Checkpoint:
+def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   """Trains on the real queries, calibrated before step 0.
 
   Args:
-    task: with the working directory's secret; its inputs are "prepared", the
-      documents and private train queries; "encoder", the folder of a public
-      checkpoint; and "epsilon", the target, finite.
+    task: with the working directory's secret.
 
   Returns:
     The encoder with its own statement; under `private/` where it is only
@@ -278,13 +289,12 @@ def run(task: stage.Task[Config]) -> results.Checkpoint:
     ValueError: if the settings cannot be met or the checkpoint does not fit.
   """
   config, space = task.settings, task.space
-  prepared = task.inputs["prepared"]
-  encoder = task.inputs["encoder"]
-  params, model_config = inputs.load_public(encoder, prepared)
+  prepared = task.inputs.prepared
+  params, model_config = inputs.load_public(task.inputs.encoder, prepared)
   start, public = _split(config, encoders.of(model_config).select(params))
   records = _records(config, space, prepared)
   settings = dataclasses.replace(
-    _settings(config, task.inputs["epsilon"]),
+    _settings(config, task.inputs.epsilon),
     num_users=prepared.num_users.get("train"),
   )
   declared = private_training.sampler(
@@ -499,7 +509,7 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("static_encoder",),
-  reads=("prepared", "encoder"),
+  starts_from="retriever_checkpoint",
   folder="train_retriever",
   needs_secret=True,
 )

@@ -5,6 +5,7 @@ have; the task holds the public documents and the retriever alone.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 from synthq_jax import field_kinds
 from synthq_jax.privacy import statement as statement_lib
@@ -12,6 +13,7 @@ from synthq_jax.runtime import (
   config_types,
   inputs,
   results,
+  runner,
   stage,
   system_results,
 )
@@ -19,7 +21,7 @@ from synthq_jax.stages import _search
 from synthq_jax.storage import artifacts
 from synthq_jax.training import distributed
 
-__all__ = ["STAGE", "Config", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,31 +35,36 @@ class Config:
     config_types.at_least(self, 1, "batch_size")
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """What is encoded, and by which encoder."""
+
+  documents: results.PublicDocuments
+  retriever: results.Checkpoint
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields the vectors of each retriever."""
   for name, (retriever, trained) in run.retrievers.items():
     yield stage.Job(
       name=name,
       depends=(*run.data, trained),
       settings=run.config.encode_documents,
-      inputs={"retriever": retriever},
+      inputs=Inputs(documents=run.documents, retriever=retriever),
     )
 
 
-def run(task: stage.Task[Config]) -> system_results.Vectors | None:
+def run(task: stage.Task[Config, Inputs]) -> system_results.Vectors | None:
   """Encodes every document, each process its share.
 
   What is finished stays: a run that was killed goes on after the last block.
 
-  Args:
-    task: its inputs are "documents", the public collection, and "retriever".
-
   Returns:
     Where the vectors are; None in processes other than 0.
   """
-  folders, retriever = task.folders, task.inputs["retriever"]
+  folders, retriever = task.folders, task.inputs.retriever
   directory = task.folder(private=results.is_private_path(retriever.directory))
-  tokens = inputs.document_tokens(folders, task.inputs["documents"]).tokens
+  tokens = inputs.document_tokens(folders, task.inputs.documents).tokens
   vectors = directory / f"vectors_{task.digest}"
   _search.encode_with(task, retriever, {"documents": (tokens, vectors)})
   if not distributed.is_main():
@@ -83,6 +90,5 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("train_retriever", "direct_dp"),
-  reads=("documents",),
   together=True,
 )

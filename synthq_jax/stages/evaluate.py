@@ -10,8 +10,7 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from synthq_jax.runtime import (
   config_types,
   inputs,
   results,
+  runner,
   stage,
   system_results,
 )
@@ -36,7 +36,7 @@ from synthq_jax.stages import _ranking, _search
 from synthq_jax.storage import array_files, artifacts
 from synthq_jax.training import distributed
 
-__all__ = ["STAGE", "Config", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "run"]
 
 _BM25 = system_results.LEXICAL
 _BESIDE_BM25 = (system_results.Fusion, system_results.Ranking)
@@ -83,7 +83,24 @@ class Config:
       raise ValueError(f"evaluate.Config.measures: {error}") from error
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """What is scored, and on which queries."""
+
+  prepared: results.PreparedData  # the documents and the private test queries
+  system: system_results.System | None  # None: BM25
+  row: str  # the name of the system
+  test_set: str | results.TestSet
+  """"test" (private), "public", or a further set."""
+  parts: Mapping[str, results.Evaluation]
+  """Earlier evaluations of the systems that it is made of."""
+  retriever: results.Checkpoint | None  # of a dense or a ranking system
+  vectors: system_results.Vectors | None
+  """The retriever's, of the documents; None where they are not the run's own."""
+  left_out: float  # share of documents whose queries do not train `original`
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields every row on every test set.
 
   Retrievers trained without privacy are not scored on the public pseudo-queries,
@@ -123,19 +140,22 @@ def jobs(run):
           *(made.digest for made in parts.values()),
         ),
         settings=config.evaluate,
-        inputs={
-          "system": system,
-          "row": name,
-          "test_set": test_set,
-          "parts": {kind: made.value for kind, made in parts.items()},
-          "retriever": trained.value if trained else None,
-          "vectors": vectors.value if vectors and called == "test" else None,
-          "left_out": run.left_out("original"),
-        },
+        inputs=Inputs(
+          prepared=prepared,
+          system=system,
+          row=name,
+          test_set=test_set,
+          parts={kind: made.value for kind, made in parts.items()},
+          retriever=trained.value if trained else None,
+          vectors=vectors.value if vectors and called == "test" else None,
+          left_out=run.left_out("original"),
+        ),
       )
 
 
-def _label(name: str, system: Any, left_out: float) -> str:
+def _label(
+  name: str, system: system_results.System | None, left_out: float
+) -> str:
   """Says in words what a row is made of."""
   trained_on = functools.partial(_trained_on, left_out=left_out)
   if system is None:
@@ -165,38 +185,30 @@ def _trained_on(name: str, left_out: float) -> str:
   return next(known, "real queries, DP directly")
 
 
-def run(task: stage.Task) -> results.Evaluation | None:
+def run(task: stage.Task[Config, Inputs]) -> results.Evaluation | None:
   """Retrieves for every judged query and averages over all of them.
 
   Of several processes each encodes its share of the collection; process 0 does
   the rest.
 
-  Args:
-    task: its inputs are "prepared", the documents and the private test queries;
-      "system", an encoder, a fusion, learned weights, or None for BM25; "row",
-      its name; "test_set": "test" (private), "public", or a further set;
-      "vectors" of the documents, None where they are not the run's own; "retriever", whose they are, None for others; "left_out", the share of
-      documents whose queries do not train `original`; and "parts", earlier
-      evaluations of the systems that it is made of.
-
   Returns:
     Means with intervals, under `private/` unless queries and system are fit to
     be shared; None in processes other than 0.
   """
-  config, space = task.settings, task.folders
-  name, system = task.inputs["row"], task.inputs["system"]
-  test_set = task.inputs["test_set"]
-  called = getattr(test_set, "name", test_set)
+  config, space, given = task.settings, task.folders, task.inputs
+  name, system, test_set = given.row, given.system, given.test_set
+  further = isinstance(test_set, results.TestSet)
+  called = test_set.name if further else test_set
   private = called == "test" or (
     system is not None and results.is_private_path(system.directory)
   )
   directory = task.folder(private=private)
-  test = _load(space, task.inputs["prepared"], test_set)
+  test = _load(space, given.prepared, test_set)
   test = test._replace(
     drop_identical=config.drop_identical
-    and getattr(test_set, "drop_identical", True)
+    and (not further or test_set.drop_identical)
   )
-  run_ = _search_with(task, system, test, directory)
+  run_ = _search_with(task, test, directory)
   if run_ is None:
     return None
   trec.write_run(directory / _RUN, run_, tag=name)
@@ -215,11 +227,11 @@ def run(task: stage.Task) -> results.Evaluation | None:
   if statement is not None and statement.is_public:
     statement = None
   kind = system_results.system_of(system)
-  owners = inputs.owners(space, task.inputs["prepared"], called)
+  owners = inputs.owners(space, given.prepared, called)
   return results.Evaluation(
     directory=space.relative(directory),
     name=name,
-    label=_label(name, system, task.inputs["left_out"]),
+    label=_label(name, system, given.left_out),
     test_set=called,
     private=private,
     system=kind,
@@ -239,18 +251,20 @@ def run(task: stage.Task) -> results.Evaluation | None:
 
 
 def _search_with(
-  task: stage.Task, system: Any, test: _search.Judged, directory: pathlib.Path
+  task: stage.Task[Config, Inputs],
+  test: _search.Judged,
+  directory: pathlib.Path,
 ) -> trec.Run | None:
   """Returns what a system finds; None in processes other than 0."""
-  config, space = task.settings, task.folders
+  config, space, system = task.settings, task.folders, task.inputs.system
   if isinstance(system, results.Checkpoint):
-    vectors = task.inputs["vectors"]
+    vectors = task.inputs.vectors
     return _search.dense(task, system, test, directory, vectors, config.depth)
   if not distributed.is_main():
     return None
   parts = {
     name: _part(space.root / part.directory / _RUN)
-    for name, part in task.inputs["parts"].items()
+    for name, part in task.inputs.parts.items()
   }
   if isinstance(system, _BESIDE_BM25):
     kinds = (system_results.LEXICAL, system_results.DENSE)
@@ -274,7 +288,7 @@ def _read(path: pathlib.Path, _: tuple[int, int]) -> trec.Run:
 
 
 def _ranked(
-  task: stage.Task,
+  task: stage.Task[Config, Inputs],
   system: system_results.Ranking,
   test: _search.Judged,
   runs: Sequence[trec.Run],
@@ -284,15 +298,16 @@ def _ranked(
   found = _search.candidates(test, *runs)
   if not system.has_map:
     return ranking.rank(found, system.weights, config.depth)
-  retriever, size = task.inputs["retriever"], config.batch_size
+  retriever, size = task.inputs.retriever, config.batch_size
+  assert retriever is not None  # whose queries the map moves
   asked = _search.zero_broken(
-    _ranking.vectors_of(task, retriever, test.query_tokens, size)
+    _ranking.vectors_of(space, retriever, test.query_tokens, size)
   )
   each = list(found.values())
-  if own := task.inputs["vectors"]:
+  if own := task.inputs.vectors:
     vectors = _search.collection(test, space.root / own.vectors)
   else:
-    vectors = _ranking.vectors_at(task, retriever, test.passages, each, size)
+    vectors = _ranking.vectors_at(space, retriever, test.passages, each, size)
   places = [one.places for one in each]
   chosen = best_passages.nearest(test.passages, asked, places, vectors)
   matrix = array_files.read(space.root / system.directory / system.FILE)
@@ -345,6 +360,5 @@ STAGE = stage.Stage(
     "learn_to_rank",
     "learn_map",
   ),
-  reads=("prepared",),
   together=True,
 )

@@ -25,6 +25,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,14 @@ from synthq_jax.generation import filters, text_measures
 from synthq_jax.models import encoders, t5_checkpoints
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import encode, ranks, vector_files
-from synthq_jax.runtime import config_types, inputs, results, stage
+from synthq_jax.runtime import config_types, inputs, results, runner, stage
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.stages import _written
 from synthq_jax.storage import artifacts
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import progress as progress_lib
 
-__all__ = ["STAGE", "Config", "own_ranks", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "own_ranks", "run"]
 
 _RANKERS = ("retriever", "bm25")
 _PART = 8192
@@ -94,7 +95,17 @@ def needs(config) -> tuple[str, ...]:
   return STAGE.needs if config.filter_queries.trains else others
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """What is filtered, and what a retriever that ranks is trained from."""
+
+  documents: results.PublicDocuments
+  encoder: pathlib.Path  # the folder of the public checkpoint
+  synthetic: results.SyntheticQueries  # what the generator wrote
+  recipe: pairs.Recipe  # of the retriever
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields what is kept of each set of queries, where a filter is wanted."""
   settings, recipe = run.config.filter_queries, run.config.train_retriever
   if not settings.is_wanted:
@@ -105,28 +116,25 @@ def jobs(run):
       name=name,
       depends=(settings, recipe, *data, source),
       settings=settings,
-      inputs={
-        "synthetic": written,
-        "recipe": recipe,
-      },
+      inputs=Inputs(
+        documents=run.documents,
+        encoder=run.encoder,
+        synthetic=written,
+        recipe=recipe,
+      ),
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses a checkpoint for retrievers of another vocabulary."""
   if run.config.retriever_checkpoint:
     run.check_vocabulary(run.encoder)
 
 
-def run(task: stage.Task[Config]) -> results.SyntheticQueries:
+def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
   """Filters the queries of one generator, and measures what is left.
 
   Cheap filters come first: the retriever is trained on what they leave.
-
-  Args:
-    task: its inputs are "documents", the public collection; "encoder", the
-      folder of the public checkpoint; "synthetic", what the generator wrote;
-      and "recipe" of the retriever, for example a `train_retriever.Config`.
 
   Returns:
     The kept queries, with all counts; under `private/` if the queries are.
@@ -135,7 +143,7 @@ def run(task: stage.Task[Config]) -> results.SyntheticQueries:
     ValueError: if no query is left, or top_k is the whole collection.
   """
   config, folders = task.settings, task.folders
-  documents, synthetic = task.inputs["documents"], task.inputs["synthetic"]
+  documents, synthetic = task.inputs.documents, task.inputs.synthetic
   if config.top_k and config.top_k >= documents.num_documents:
     raise ValueError(
       f"filter_queries.Config.top_k must be below {documents.num_documents},"
@@ -176,7 +184,9 @@ def run(task: stage.Task[Config]) -> results.SyntheticQueries:
   kept = written.take(indices)
   _save_removed(directory, written, first, indices, ranked)
   return _written.save(
-    task,
+    folders,
+    config,
+    synthetic,
     kept,
     directory,
     index=index(),
@@ -208,18 +218,18 @@ def _by_text(
 
 
 def _ranks(
-  task: stage.Task[Config], left: _written.Written, directory, state
+  task: stage.Task[Config, Inputs], left: _written.Written, directory, state
 ) -> np.ndarray:
   """Trains a retriever on the queries and ranks their own documents with it."""
-  config, folders, recipe = task.settings, task.folders, task.inputs["recipe"]
-  documents = task.inputs["documents"]
+  config, folders, recipe = task.settings, task.folders, task.inputs.recipe
+  documents = task.inputs.documents
   description = f"filter_queries {directory.name}"
   stored = {
     "tokens": left.tokens,
     "documents": left.owners,
     "passages": left.passages,
   }
-  params, model_config = inputs.load_public(task.inputs["encoder"], documents)
+  params, model_config = inputs.load_public(task.inputs.encoder, documents)
   params = pairs.train(
     dataclasses.replace(recipe, steps=config.steps or recipe.steps),
     encoders.of(model_config).select(params),
@@ -367,6 +377,6 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("generate", "static_encoder"),
+  starts_from="retriever_checkpoint",
   narrowed=needs,
-  reads=("documents", "encoder"),
 )

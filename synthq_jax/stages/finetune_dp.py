@@ -15,7 +15,8 @@ Formal guarantee:
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,6 +41,7 @@ from synthq_jax.runtime import (
   inputs,
   private_training,
   results,
+  runner,
   stage,
   workspace,
 )
@@ -50,6 +52,7 @@ from synthq_jax.training import mesh as mesh_lib
 __all__ = [
   "STAGE",
   "Config",
+  "Inputs",
   "encoded_once",
   "grad_fn",
   "loss_fn",
@@ -102,7 +105,17 @@ class Config(private_training.Config):
       )
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs(private_training.Inputs):
+  """What a generator is trained on and from, and for which promise."""
+
+  start: pathlib.Path  # the folder of the public checkpoint
+  epsilon: float  # the target; inf for no privacy
+  canaries: Sequence[canaries_lib.Canary]
+  """Of which the inserted ones are records, too."""
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields a generator for each epsilon."""
   config = run.config
   settings = private_training.filled(
@@ -122,15 +135,17 @@ def jobs(run):
         *run.private_data(row),
       ),
       settings=settings,
-      inputs={
-        "epsilon": epsilon,
-        "canaries": run.canaries,
-      },
+      inputs=Inputs(
+        prepared=run.prepared,
+        start=run.start,
+        epsilon=epsilon,
+        canaries=run.canaries,
+      ),
       is_private=config.rows.is_compared(row),
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what the accountant and the checkpoint would refuse later."""
   run.check_vocabulary(run.start)
   config = run.config.finetune_dp
@@ -142,14 +157,11 @@ def check(run) -> None:
     )
 
 
-def run(task: stage.Task[Config]) -> results.Checkpoint:
+def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   """Trains a generator for one epsilon.
 
   Args:
-    task: with the working directory's secret; its inputs are "prepared", the
-      documents and private train queries; "start", the folder of a public
-      checkpoint; "epsilon", the target, inf for no privacy; and
-      "canaries", of which the inserted ones are records, too.
+    task: with the working directory's secret.
 
   Returns:
     The checkpoint with its statement; under `private/` where epsilon is inf, or
@@ -159,14 +171,14 @@ def run(task: stage.Task[Config]) -> results.Checkpoint:
     ValueError: if the settings cannot be met or the checkpoint does not fit.
   """
   config, space, digest = task.settings, task.space, task.digest
-  prepared, epsilon = task.inputs["prepared"], task.inputs["epsilon"]
+  prepared, epsilon = task.inputs.prepared, task.inputs.epsilon
   records = _read_records(config, space, prepared)
-  canaries = task.inputs["canaries"]
+  canaries, folder = task.inputs.canaries, task.inputs.start
   if any(canary.inserted for canary in canaries):
     vocabulary = inputs.vocabulary(space, prepared)
     records = _with_canaries(config, vocabulary, prepared, canaries, records)
-  params, shape = inputs.load_public(task.inputs["start"], prepared)
-  model_config = t5_config.require(shape, task.inputs["start"])
+  params, shape = inputs.load_public(folder, prepared)
+  model_config = t5_config.require(shape, folder)
   params = t5_checkpoints.flatten(params)
   key = space.key(f"{task.place} start {digest}")
   start, public = _split(config, params, key)
@@ -469,7 +481,7 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("prepare_data",),
-  reads=("prepared", "start"),
+  starts_from="checkpoint",
   needs_secret=True,
   together=True,
 )

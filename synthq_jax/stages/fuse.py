@@ -14,6 +14,7 @@ Formal guarantee:
 
 import dataclasses
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,14 @@ from synthq_jax.runtime import (
   config_types,
   inputs,
   results,
+  runner,
   stage,
   system_results,
 )
 from synthq_jax.stages import _search
 from synthq_jax.training import distributed
 
-__all__ = ["STAGE", "Config", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,16 +69,25 @@ class Config:
     config_types.within(self, "[0, 1]", "default_weight", "weight")
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """What is fused, and what chooses the weight; None: there is none."""
+
+  documents: results.PublicDocuments
+  retriever: results.Checkpoint  # that is fused
+  first: system_results.Fusion | None = None
+  """An earlier result of this stage, chosen on the same queries."""
+  untrained: results.Checkpoint | None  # the encoder that no query has trained
+  vectors: system_results.Vectors | None  # its vectors of the documents
+  synthetic: results.SyntheticQueries | None  # queries of the public checkpoint
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields the weight beside every retriever, where fused rows are wanted."""
   config = run.config
-  chooser = {
-    "untrained": run.retrievers.get("untrained"),
-    "vectors": run.rows("encode_documents").get("untrained"),
-    "synthetic": _find_public_queries(run),
-  }
-  if not chooser["untrained"]:
-    chooser["synthetic"] = None
+  untrained = run.retrievers.get("untrained")
+  vectors = run.rows("encode_documents").get("untrained")
+  synthetic = run.queries.get("public_only") if untrained else None
   first = None  # that chose on public queries, as all others would
   for name, (retriever, trained) in run.retrievers.items():
     if not config.rows.fused:
@@ -87,44 +98,34 @@ def jobs(run):
         config.fuse,
         *run.data,
         trained,
-        *(one.digest if one else "none" for one in chooser.values()),
+        *(
+          one.digest if one else "none"
+          for one in (untrained, vectors, synthetic)
+        ),
       ),
       settings=config.fuse,
-      inputs={
-        "documents": run.documents,
-        "retriever": retriever,
-        "first": first,
-        **{key: one and one.value for key, one in chooser.items()},
-      },
+      inputs=Inputs(
+        documents=run.documents,
+        retriever=retriever,
+        first=first,
+        untrained=untrained.value if untrained else None,
+        vectors=vectors.value if vectors else None,
+        synthetic=synthetic.value if synthetic else None,
+      ),
     )
     made = run.rows("fuse").get(name)
     if made and not results.is_private_path(made.value.directory):
       first = first or made.value
 
 
-def _find_public_queries(run: Any) -> Any:
-  """Returns the queries of the public checkpoint; None: it wrote none."""
-  written = run.queries
-  return next(
-    (written[k] for k in written if k.startswith("public_only")), None
-  )
-
-
-def run(task: stage.Task[Config]) -> system_results.Fusion | None:
+def run(task: stage.Task[Config, Inputs]) -> system_results.Fusion | None:
   """Searches with BM25 and with the untrained encoder, and tries the weights.
-
-  Args:
-    task: its inputs are "documents", the public collection; the "retriever" that
-      is fused; and what chooses, each None where there is none: "first", an
-      earlier result of this stage that was chosen on the same queries;
-      "untrained", the encoder that no query has trained, its "vectors" of the
-      documents, and "synthetic", queries of the public checkpoint.
 
   Returns:
     The weight; None in processes other than 0.
   """
   config, folders = task.settings, task.folders
-  retriever = task.inputs["retriever"]
+  retriever = task.inputs.retriever
   directory = task.folder(private=results.is_private_path(retriever.directory))
   chosen, words = _choice(task, directory)
   if not distributed.is_main():
@@ -145,10 +146,10 @@ def run(task: stage.Task[Config]) -> system_results.Fusion | None:
 
 
 def _choice(
-  task: stage.Task[Config], directory: pathlib.Path
+  task: stage.Task[Config, Inputs], directory: pathlib.Path
 ) -> tuple[dict[str, Any] | None, str]:
   """Returns the weight and its scores, None in processes other than 0; of whom."""
-  config, first = task.settings, task.inputs.get("first")
+  config, first = task.settings, task.inputs.first
   if first:
     names = ("weight", "num_queries", "scores")
     return {name: getattr(first, name) for name in names}, first.chosen_on
@@ -174,10 +175,12 @@ def _choice(
   }, words
 
 
-def _read_queries(task) -> tuple[_search.Judged | None, str]:
+def _read_queries(
+  task: stage.Task[Config, Inputs],
+) -> tuple[_search.Judged | None, str]:
   """Reads the public queries that choose, and says which these are."""
   config, folders = task.settings, task.folders
-  documents, synthetic = task.inputs["documents"], task.inputs["synthetic"]
+  documents, synthetic = task.inputs.documents, task.inputs.synthetic
   if config.weight is not None:
     return None, "nothing, it was set"
   if synthetic is None:
@@ -210,11 +213,14 @@ def _read_queries(task) -> tuple[_search.Judged | None, str]:
 
 
 def _runs(
-  task: stage.Task[Config], judged: _search.Judged, directory: pathlib.Path
+  task: stage.Task[Config, Inputs],
+  judged: _search.Judged,
+  directory: pathlib.Path,
 ) -> tuple[trec.Run, trec.Run] | None:
   """Returns what BM25 and the encoder find; None in processes other than 0."""
-  vectors, depth = task.inputs["vectors"], task.settings.depth
-  encoder = task.inputs["untrained"]
+  vectors, depth = task.inputs.vectors, task.settings.depth
+  encoder = task.inputs.untrained
+  assert encoder is not None  # without one there are no queries
   dense = _search.dense(task, encoder, judged, directory, vectors, depth)
   return None if dense is None else (_search.lexical(judged, depth), dense)
 

@@ -13,6 +13,8 @@ Formal guarantee:
 
 import dataclasses
 import functools
+import pathlib
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -24,14 +26,21 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import decoding, filters
 from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.runtime import config_types, inputs, results, stage, workspace
+from synthq_jax.runtime import (
+  config_types,
+  inputs,
+  results,
+  runner,
+  stage,
+  workspace,
+)
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.stages import _encoded
 from synthq_jax.storage import array_files
 from synthq_jax.training import distributed
 from synthq_jax.training import progress as progress_lib
 
-__all__ = ["STAGE", "Config", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "run"]
 
 _PART = 2048
 """Documents between two saves: under a minute on two cores."""
@@ -70,8 +79,19 @@ class Config(queries_lib.Config):
       raise ValueError(f"generate.Config.p must be at most 1, got {self.p}")
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """Who writes, and for what."""
+
+  documents: results.PublicDocuments
+  start: pathlib.Path  # the folder of the public checkpoint
+  generator: results.Checkpoint | None
+  """None: the public checkpoint writes, before any private step."""
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields the queries of the public checkpoint and of each generator."""
+  wanted: dict[str, tuple[results.Checkpoint | None, str]]
   wanted = {k: (made.value, made.digest) for k, made in run.generators.items()}
   if run.config.rows.public_only:
     wanted = {"public_only": (None, "public"), **wanted}
@@ -81,11 +101,13 @@ def jobs(run):
       name=name,
       depends=(settings, *run.data, source),
       settings=settings,
-      inputs={"generator": generator},
+      inputs=Inputs(
+        documents=run.documents, start=run.start, generator=generator
+      ),
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses to write for more documents than there are."""
   prepared, wanted = run.prepared, run.config.generate.num_documents
   there, what = prepared.num_documents, "the size of the collection"
@@ -98,23 +120,18 @@ def check(run) -> None:
     )
 
 
-def run(task: stage.Task[Config]) -> results.SyntheticQueries | None:
+def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
   """Generates, filters and measures queries.
 
   Of several processes each samples its share of the parts; process 0 does the
   rest.
-
-  Args:
-    task: its inputs are "documents", the public collection; "start", the
-      folder of the public checkpoint; "generator", from finetune_dp, or None
-      for the public checkpoint, before any private step.
 
   Returns:
     The queries, under `private/` if the generator is not private; None in
     processes other than 0.
   """
   config, space, name = task.settings, task.folders, task.name
-  documents, generator = task.inputs["documents"], task.inputs["generator"]
+  documents, generator = task.inputs.documents, task.inputs.generator
   passages = inputs.document_tokens(space, documents)
   passages = passages.cut_at(documents.document_length)
   ids = passages.ids
@@ -128,7 +145,7 @@ def run(task: stage.Task[Config]) -> results.SyntheticQueries | None:
     private=generator is not None
     and results.is_private_path(generator.directory)
   )
-  source = task.inputs["start"]
+  source = task.inputs.start
   if generator is None:
     inputs.refuse_private(source)
   else:
@@ -307,6 +324,6 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("finetune_dp",),
-  reads=("documents", "start"),
+  starts_from="checkpoint",
   together=True,
 )

@@ -17,7 +17,7 @@ Formal guarantee:
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -29,12 +29,18 @@ from synthq_jax.losses import listwise
 from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import best_passages, ranking
-from synthq_jax.runtime import private_training, results, stage, system_results
+from synthq_jax.runtime import (
+  private_training,
+  results,
+  runner,
+  stage,
+  system_results,
+)
 from synthq_jax.stages import _ranking, _search
 from synthq_jax.storage import array_files
 from synthq_jax.training import dp_step
 
-__all__ = ["STAGE", "Config", "loss_fn", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "loss_fn", "run"]
 
 _MECHANISM = (
   "gradients, by a map of vectors, of each query's cross-entropy over what BM25 and"
@@ -58,7 +64,15 @@ class Config(_ranking.Config):
   microbatch_size: int | None = 512
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs(_ranking.Inputs):
+  """What the map is learned on; the retriever is public."""
+
+  learned: system_results.Ranking  # the weights
+  epsilon: float  # the map's own; inf for no privacy
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields a map for each epsilon."""
   config = run.config
   if run.for_audit:
@@ -81,41 +95,39 @@ def jobs(run):
         vectors.digest,
       ),
       settings=settings,
-      inputs={
-        "epsilon": epsilon,
-        "retriever": retriever.value,
-        "learned": learned.value,
-        "vectors": vectors.value,
-        "drop_identical": config.evaluate.drop_identical,
-      },
+      inputs=Inputs(
+        prepared=run.prepared,
+        epsilon=epsilon,
+        retriever=retriever.value,
+        learned=learned.value,
+        vectors=vectors.value,
+        drop_identical=config.evaluate.drop_identical,
+      ),
       is_private=config.rows.is_compared(row),
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what the accountant would refuse later."""
   if run.config.rows.mapped and not run.for_audit:
     run.config.learn_map.check(run.prepared)
 
 
-def run(task: stage.Task[Config]) -> system_results.Ranking:
+def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
   """Learns the map beside a public retriever and the weights of its row.
 
   Args:
-    task: with the working directory's secret; its inputs are "prepared", the
-      documents and private train queries; the public "retriever" and its
-      "vectors" of the documents; "learned", the weights; "epsilon", the map's
-      own, inf for no privacy; and "drop_identical", as `evaluate.Config` has it.
+    task: with the working directory's secret.
 
   Returns:
     The weights with the map; under `private/` where epsilon is inf, the weights
     are, or the row is only compared.
   """
-  learned, epsilon = task.inputs["learned"], task.inputs["epsilon"]
-  config, prepared = task.settings, task.inputs["prepared"]
+  learned, epsilon = task.inputs.learned, task.inputs.epsilon
+  config, prepared = task.settings, task.inputs.prepared
   judged = _ranking.of_train(task)
   vectors = _search.collection(
-    judged, task.folders.root / task.inputs["vectors"].vectors
+    judged, task.folders.root / task.inputs.vectors.vectors
   )
   dim = vectors.shape[1]
 
@@ -205,6 +217,5 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("learn_to_rank",),
-  reads=("prepared",),
   needs_secret=True,
 )

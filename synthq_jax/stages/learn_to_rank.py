@@ -17,6 +17,7 @@ Formal guarantee:
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -31,13 +32,14 @@ from synthq_jax.runtime import (
   config_types,
   private_training,
   results,
+  runner,
   stage,
   system_results,
 )
 from synthq_jax.stages import _ranking, _search
 from synthq_jax.training import dp_step
 
-__all__ = ["STAGE", "Config", "loss_fn", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "loss_fn", "run"]
 
 _MECHANISM = (
   "gradients of each query's cross-entropy over what BM25 and a retriever find,"
@@ -75,7 +77,16 @@ class Config(_ranking.Config):
     config_types.at_least(self, 1, "depth")
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs(_ranking.Inputs):
+  """What weights are learned on."""
+
+  left_out: float
+  """Share of documents whose queries did not train the retriever, and learn alone;
+  0: all queries learn."""
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields the weights beside each retriever, where they are wanted."""
   config = run.config
   if run.for_audit:
@@ -103,17 +114,18 @@ def jobs(run):
         vectors.digest,
       ),
       settings=settings,
-      inputs={
-        "retriever": retriever.value,
-        "vectors": vectors.value,
-        "left_out": left_out,
-        "drop_identical": config.evaluate.drop_identical,
-      },
+      inputs=Inputs(
+        prepared=run.prepared,
+        retriever=retriever.value,
+        vectors=vectors.value,
+        left_out=left_out,
+        drop_identical=config.evaluate.drop_identical,
+      ),
       is_private=config.rows.is_compared(row),
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what the accountant would refuse later."""
   rows = run.config.rows
   if (rows.ltr or rows.mapped) and not run.for_audit:
@@ -129,28 +141,26 @@ def _has_unit(
   return not is_claim or claim.unit == prepared.unit
 
 
-def run(task: stage.Task[Config]) -> system_results.Ranking:
+def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
   """Learns the weights beside one retriever.
 
   Args:
-    task: with the working directory's secret; its inputs are "prepared", the
-      documents and private train queries; the "retriever", and its "vectors" of
-      the documents; "left_out", the share of documents whose queries did not
-      train it, and learn alone; 0: all queries learn; and "drop_identical", as
-      `evaluate.Config` has it.
+    task: with the working directory's secret.
 
   Returns:
     The weights; under `private/` where the retriever is, or the row is only
     compared.
   """
-  config, retriever = task.settings, task.inputs["retriever"]
+  config, retriever = task.settings, task.inputs.retriever
   has_claim = math.isfinite(retriever.statement.epsilon)
-  judged = _ranking.of_train(task, task.inputs["left_out"])
+  judged = _ranking.of_train(task, task.inputs.left_out)
   number = len(judged.qrels)
   weights, claim = ranking.start(config.start), retriever.statement
   if number:  # of those that were left out there may be none
     weights, learned = _learned(task, judged, has_claim)
-    claim = joint.claim([claim, learned]) if has_claim else claim
+    if has_claim:
+      claim = joint.claim([claim, learned])
+      assert claim is not None  # of one unit
   private = results.is_private_path(retriever.directory)
   note = _NOTE.format("with DP" if has_claim else "without noise")
   return system_results.Ranking(
@@ -166,11 +176,11 @@ def run(task: stage.Task[Config]) -> system_results.Ranking:
 
 
 def _learned(
-  task: stage.Task[Config], judged: _search.Judged, has_claim: bool
+  task: stage.Task[Config, Inputs], judged: _search.Judged, has_claim: bool
 ) -> tuple[np.ndarray, statement_lib.PrivacyStatement]:
   """Returns the weights, and what they promise."""
   config, number = task.settings, len(judged.qrels)
-  if task.inputs["left_out"]:
+  if task.inputs.left_out:
     size = min(config.batch_size, number)
     config = dataclasses.replace(config, batch_size=size)
     task = dataclasses.replace(task, settings=config)
@@ -188,7 +198,7 @@ def _learned(
     task,
     _ranking.settings(
       config,
-      task.inputs["prepared"],
+      task.inputs.prepared,
       epsilon=config.epsilon if has_claim else math.inf,
       mechanism=_MECHANISM,
     ),
@@ -221,6 +231,5 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("encode_documents",),
-  reads=("prepared",),
   needs_secret=True,
 )

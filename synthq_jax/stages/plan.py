@@ -541,11 +541,10 @@ def _check_t5(config: RunConfig) -> None:
 
 def _check_checkpoints(config: RunConfig, wanted: Sequence[str]) -> None:
   """Refuses checkpoints that a stage would read and could not."""
-  reads = {name for one in map(stages_lib.get, wanted) for name in one.reads}
-  retrievers = {"encoder", "t5"} & reads
-  if config.retriever_checkpoint and retrievers:
+  named = {stages_lib.get(name).starts_from for name in wanted} - {""}
+  if config.retriever_checkpoint and "retriever_checkpoint" in named:
     _check_checkpoint(config.retriever_checkpoint)
-  if "start" in reads or retrievers:
+  if named:  # the one stands in for the other
     _check_checkpoint(config.checkpoint)
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from synthq_jax.runtime import (
   fingerprints,
   inputs,
   results,
+  runner,
   stage,
   workspace,
 )
@@ -148,7 +150,7 @@ class Config:
       )
 
 
-def jobs(run):
+def jobs(run: runner.Run) -> Iterator[stage.Job[None]]:
   """Yields the one collection of the run, in which a vocabulary is named."""
   settings = run.config.prepare_data
   if not settings.vocabulary:
@@ -164,10 +166,10 @@ def jobs(run):
     run.secret_digest,
     _source(settings).digest(),
   )
-  yield stage.Job(depends=depends, settings=settings)
+  yield stage.Job(depends=depends, settings=settings, inputs=None)
 
 
-def run(task: stage.Task[Config]) -> results.PreparedData:
+def run(task: stage.Task[Config, None]) -> results.PreparedData:
   """Reads, splits and tokenizes the data.
 
   Args:

@@ -7,7 +7,7 @@ chosen on them.
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from synthq_jax.data import beir, beir_sets, collection, compression, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
@@ -17,12 +17,13 @@ from synthq_jax.runtime import (
   fingerprints,
   inputs,
   results,
+  runner,
   stage,
   workspace,
 )
 from synthq_jax.storage import array_files
 
-__all__ = ["STAGE", "TestSet", "check_named", "expand", "run"]
+__all__ = ["STAGE", "Inputs", "TestSet", "check_named", "expand", "run"]
 
 _FOLDERS = ("beir", "msmarco", "hf", "anserini")
 _BY_NAME = ("tfds", "ir_datasets")
@@ -210,11 +211,18 @@ def _answers_itself(judged: collection.Qrels) -> bool:
   return any(grades.get(query, 0) > 0 for query, grades in judged.items())
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """Whose vocabulary and lengths are used."""
+
+  documents: results.PublicDocuments  # the run's own
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields the further test sets, which are given nothing that is private."""
   documents = run.documents
   how = (
-    fingerprints.of_file(run.root / documents.vocabulary),
+    fingerprints.of_file(run.folders.root / documents.vocabulary),
     documents.extra_ids,
     documents.read_length,
     documents.passage_stride,
@@ -227,19 +235,16 @@ def jobs(run):
         one.name, one.split, one.drop_identical, one.source.digest(), *how
       ),
       settings=one,
+      inputs=Inputs(documents=documents),
     )  # fmt: skip
 
 
-def run(task: stage.Task) -> results.TestSet:
+def run(task: stage.Task[TestSet, Inputs]) -> results.TestSet:
   """Tokenizes a set as the run's own data was.
 
   Formal guarantee:
     A function of the set, of the run's vocabulary and of settings: neither
     PreparedData nor the secret of the working directory is handed in.
-
-  Args:
-    task: its settings are a `TestSet`; its input "documents" are the run's own,
-      whose vocabulary and lengths are used.
 
   Returns:
     Where everything lies; nothing of it is private.
@@ -247,7 +252,7 @@ def run(task: stage.Task) -> results.TestSet:
   Raises:
     ValueError: if the set cannot be read or has no judged query in its split.
   """
-  test_set, documents = task.settings, task.inputs["documents"]
+  test_set, documents = task.settings, task.inputs.documents
   data = test_set.source.read()
   try:
     every = data.judgements(test_set.split)
@@ -314,5 +319,4 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("prepare_data",),
-  reads=("documents",),
 )

@@ -26,7 +26,7 @@ private queries, without noise: they are private.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -36,11 +36,13 @@ from synthq_jax.runtime import (
   comparison_results,
   config_types,
   query_comparisons,
+  results,
+  runner,
   stage,
 )
 from synthq_jax.training import progress
 
-__all__ = ["DETECTORS", "STAGE", "Config", "run"]
+__all__ = ["DETECTORS", "STAGE", "Config", "Inputs", "run"]
 
 DETECTORS = {
   "exact": "the same words in the same order, without case and punctuation",
@@ -82,7 +84,15 @@ class Config:
     config_types.within(self, "(0.5, 1)", "confidence")
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """What is compared."""
+
+  prepared: results.PreparedData  # the private queries
+  synthetic: Sequence[results.SyntheticQueries]  # what each generator wrote
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields one search, where somebody wrote queries and it is wanted."""
   config, written = run.config.query_leakage, run.rows("generate")
   if written and config.enabled:
@@ -93,22 +103,21 @@ def jobs(run):
         {name: made.digest for name, made in written.items()},
       ),
       settings=config,
-      inputs={"synthetic": [made.value for made in written.values()]},
+      inputs=Inputs(
+        prepared=run.prepared,
+        synthetic=[made.value for made in written.values()],
+      ),
     )
 
 
-def run(task: stage.Task[Config]) -> comparison_results.QueryLeakage:
+def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryLeakage:
   """Compares each generator's queries with private ones.
-
-  Args:
-    task: its inputs are "prepared", the private queries; and "synthetic", what
-      each generator wrote.
 
   Returns:
     The comparisons, under `private/`.
   """
   config, space = task.settings, task.folders
-  prepared, synthetic = task.inputs["prepared"], task.inputs["synthetic"]
+  prepared, synthetic = task.inputs.prepared, task.inputs.synthetic
   real = query_comparisons.real(space, prepared)
   real = real.sample(config.max_real, config.seed)
   written = [
@@ -202,6 +211,5 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("generate",),
-  reads=("prepared",),
   screen=_screen,
 )

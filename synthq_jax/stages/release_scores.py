@@ -7,7 +7,7 @@ measure. Differences from BM25 are taken from what was released.
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,12 @@ from synthq_jax.runtime import (
   noisy_results,
   noisy_sums,
   results,
+  runner,
   stage,
   system_results,
 )
 
-__all__ = ["STAGE", "Config", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "run"]
 
 _MARGIN = 1.0005  # of a closed form beside what the accountant finds
 
@@ -62,7 +63,18 @@ class Config:
       )
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """Whose scores are released."""
+
+  prepared: results.PreparedData
+  evaluations: Sequence[results.Evaluation]
+  """Of rows that may be shared, on the test split."""
+  systems: tuple[str, ...]
+  """The releases behind these rows, as their ledgers name them."""
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields one release of all rows that may be shared, where it is wanted."""
   config = run.config.release_scores
   if not config.enabled:
@@ -88,18 +100,19 @@ def jobs(run):
       {name: made.digest for name, made in scored.items()},
     ),
     settings=config,
-    inputs={
-      "evaluations": [made.value for made in scored.values()],
-      "systems": results.releases_behind(
+    inputs=Inputs(
+      prepared=run.prepared,
+      evaluations=[made.value for made in scored.values()],
+      systems=results.releases_behind(
         run.systems[made.value.name].value
         for made in scored.values()
         if made.value.name in run.systems  # BM25 is not
       ),
-    },
+    ),
   )
 
 
-def _may_be_shared(run, scored: results.Evaluation) -> bool:
+def _may_be_shared(run: runner.Run, scored: results.Evaluation) -> bool:
   """Says whether a row's system has a claim, and lies where it may be shared."""
   finite = scored.epsilon is None or math.isfinite(scored.epsilon)
   system = run.systems.get(scored.name)  # None: BM25
@@ -107,7 +120,7 @@ def _may_be_shared(run, scored: results.Evaluation) -> bool:
   return finite and not hidden
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses what could not be released, before anything is trained.
 
   Raises:
@@ -132,7 +145,7 @@ def check(run) -> None:
     _check_noise(config, number, size, run.prepared)
 
 
-def run(task: stage.Task[Config]) -> results.ReleasedScores:
+def run(task: stage.Task[Config, Inputs]) -> results.ReleasedScores:
   """Draws the noise, and says what it leaves open.
 
   Formal guarantee:
@@ -148,8 +161,7 @@ def run(task: stage.Task[Config]) -> results.ReleasedScores:
     (differences, intervals) is post-processing.
 
   Args:
-    task: with the working directory's secret; its inputs are "prepared", the
-      data, and "evaluations" of rows that may be shared, on the test split.
+    task: with the working directory's secret.
 
   Returns:
     The scores with their intervals and their promise; they may be shared.
@@ -158,7 +170,7 @@ def run(task: stage.Task[Config]) -> results.ReleasedScores:
     ValueError: if the noise would hide the scores.
   """
   config, space = task.settings, task.space
-  prepared, evaluations = task.inputs["prepared"], task.inputs["evaluations"]
+  prepared, evaluations = task.inputs.prepared, task.inputs.evaluations
   table = np.concatenate(
     [_values(space.root, one, config.measures) for one in evaluations],
     axis=1,
@@ -189,7 +201,7 @@ def run(task: stage.Task[Config]) -> results.ReleasedScores:
       number=number,
       most=prepared.queries_per_user or 1,
     ),
-    systems=task.inputs["systems"],
+    systems=task.inputs.systems,
   )
 
 
@@ -298,7 +310,6 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("evaluate",),
-  reads=("prepared",),
   needs_secret=True,
   screen=_screen,
 )

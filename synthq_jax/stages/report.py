@@ -9,7 +9,7 @@ lies under `private/`, too.
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from synthq_jax.data import files
@@ -30,12 +30,13 @@ from synthq_jax.runtime import (
   config_types,
   released_results,
   results,
+  runner,
   stage,
   system_results,
 )
 from synthq_jax.storage import artifacts
 
-__all__ = ["SECTIONS", "STAGE", "Config", "run", "shareable_values"]
+__all__ = ["SECTIONS", "STAGE", "Config", "Inputs", "run", "shareable_values"]
 
 _Curves = dict[str, tuple[list[float], list[float]]]
 
@@ -55,7 +56,28 @@ class Config:
     config_types.at_least(self, 1, "num_examples", "document_words")
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """Everything that a run has made and found."""
+
+  prepared: results.PreparedData
+  comparison: comparison_results.QueryComparison
+  """Of all rows, and of real and synthetic queries."""
+  synthetic: Sequence[results.SyntheticQueries]  # all synthetic queries
+  checkpoints: Sequence[results.Checkpoint]  # all trained models
+  audits: Sequence[results.AuditReport]
+  leakage: comparison_results.QueryLeakage | None
+  """Real queries among the synthetic ones; None: nothing was looked for."""
+  released_scores: Sequence[results.ReleasedScores]  # with noise
+  weights: Sequence[system_results.Ranking]  # beside BM25
+  released: released_results.Released  # the claims of the working directory
+  shipped: Sequence[str]  # rows that may be given away
+  made: Sequence[str]  # the folders of the results of the run
+  public_data: bool  # whether the queries are public
+  audited: bool  # whether canaries stand among them
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields one report on everything that there is."""
   names = (
     "compare_queries",
@@ -69,7 +91,7 @@ def jobs(run):
     run.generators, run.queries, run.retrievers, *map(run.rows, names)
   )  # fmt: skip
   digests = [made.digest for group in groups for made in group.values()]
-  claims = released_results.read(run.root)
+  claims = released_results.read(run.folders.root)
 
   def values(group: Mapping[str, stage.Made]) -> list[Any]:
     return [made.value for made in group.values()]
@@ -77,32 +99,33 @@ def jobs(run):
   yield stage.Job(
     depends=(run.config.report, *run.data, *digests, claims),
     settings=run.config.report,
-    inputs={
-      "comparison": values(run.rows("compare_queries"))[0],
-      "synthetic": values(run.queries),
-      "checkpoints": [*values(run.generators), *values(run.retrievers)],
-      "audits": values(run.rows("audit")),
-      "leakage": next(iter(values(run.rows("query_leakage"))), None),
-      "released_scores": values(run.rows("release_scores")),
-      "weights": [
+    inputs=Inputs(
+      prepared=run.prepared,
+      comparison=values(run.rows("compare_queries"))[0],
+      synthetic=values(run.queries),
+      checkpoints=[*values(run.generators), *values(run.retrievers)],
+      audits=values(run.rows("audit")),
+      leakage=next(iter(values(run.rows("query_leakage"))), None),
+      released_scores=values(run.rows("release_scores")),
+      weights=[
         *values(run.rows("learn_to_rank")),
         *values(run.rows("learn_map")),
       ],
-      "released": claims,
-      "shipped": _shipped(run),
-      "made": [
+      released=claims,
+      shipped=_shipped(run),
+      made=[
         made.value.directory
         for rows in run.made.values()
         for made in rows.values()
         if hasattr(made.value, "directory")
       ],
-      "public_data": run.config.has_public_queries,
-      "audited": run.config.canaries.number > 0,
-    },
+      public_data=run.config.has_public_queries,
+      audited=run.config.canaries.number > 0,
+    ),
   )
 
 
-def _shipped(run) -> list[str]:
+def _shipped(run: runner.Run) -> list[str]:
   """Returns the rows whose systems may be given away."""
   return sorted(
     name
@@ -111,22 +134,11 @@ def _shipped(run) -> list[str]:
   )
 
 
-def run(task: stage.Task[Config]) -> results.Report:
+def run(task: stage.Task[Config, Inputs]) -> results.Report:
   """Writes report/report.html, report/report.md and the private page.
 
   Formal guarantee: report/ is post-processing of results with finite epsilon
   and of public data (see `shareable_values`). private/report/ has none.
-
-  Args:
-    task: its inputs are "prepared", the data; "comparison", of all rows, and of
-      real and synthetic queries; "synthetic", all synthetic queries;
-      "checkpoints", all trained models; "audits", all of them; "leakage", real
-      queries among the synthetic ones, None where nothing was looked for;
-      "released_scores" with noise, if any, and
-      "weights" beside BM25; "released", the claims of the working directory;
-      "shipped", rows that may be given away; "made", the folders of the results of
-      the run; "public_data", whether the queries are public; and "audited", whether
-      canaries stand among them.
 
   Returns:
     Paths relative to the working directory, and the main table, which is private.
@@ -134,21 +146,17 @@ def run(task: stage.Task[Config]) -> results.Report:
   Raises:
     ValueError: if a file that a result names is missing or malformed.
   """
-  config, root = task.settings, task.folders.root
-  prepared, comparison = task.inputs["prepared"], task.inputs["comparison"]
-  synthetic, leakage = task.inputs["synthetic"], task.inputs["leakage"]
-  checkpoints = task.inputs["checkpoints"]
-  claims = task.inputs["released"].including(
-    [
-      *synthetic,
-      *checkpoints,
-      *task.inputs["released_scores"],
-      *task.inputs["weights"],
-    ]
-  )
+  config, root, given = task.settings, task.folders.root, task.inputs
+  prepared, comparison = given.prepared, given.comparison
+  synthetic, checkpoints = given.synthetic, given.checkpoints
   decided = {
-    "released": claims,
-    **{name: task.inputs[name] for name in _DECIDED},
+    "released": given.released.including(
+      [*synthetic, *checkpoints, *given.released_scores, *given.weights]
+    ),
+    "shipped": given.shipped,
+    "made": given.made,
+    "public_data": given.public_data,
+    "audited": given.audited,
   }
   measures = comparison.measures
   main, others, further = _test_sets(comparison)
@@ -160,8 +168,8 @@ def run(task: stage.Task[Config]) -> results.Report:
     synthetic=synthetic,
     checkpoints=checkpoints,
     curves=_curves(root, checkpoints, private=False),
-    released_scores=task.inputs["released_scores"],
-    weights=task.inputs["weights"],
+    released_scores=given.released_scores,
+    weights=given.weights,
     decided=decided,
   )
   private = {
@@ -174,10 +182,10 @@ def run(task: stage.Task[Config]) -> results.Report:
     "comparison": comparison,
     "synthetic": synthetic,
     "checkpoints": checkpoints,
-    "weights": task.inputs["weights"],
+    "weights": given.weights,
     "curves": _curves(root, checkpoints, private=True),
-    "audits": task.inputs["audits"],
-    "leakage": leakage,
+    "audits": given.audits,
+    "leakage": given.leakage,
     "prepared": prepared,
     "document_words": config.document_words,
   }
@@ -313,7 +321,6 @@ def _curves(
   return curves
 
 
-_DECIDED = ("shipped", "made", "public_data", "audited")
 _VERDICTS = (verdict.SHAREABLE, verdict.PRIVATE)
 
 SECTIONS = (
@@ -355,6 +362,5 @@ STAGE = stage.Stage(
     "compare_queries",
     "release_scores",
   ),
-  reads=("prepared",),
   place_of=lambda made: f"{results.PRIVATE}/report",
 )

@@ -7,6 +7,7 @@ of theirs. A retriever before it has seen any query, whose vectors
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -20,12 +21,13 @@ from synthq_jax.runtime import (
   inputs,
   private_training,
   results,
+  runner,
   stage,
 )
 from synthq_jax.storage import artifacts
 from synthq_jax.training import loop, pairs
 
-__all__ = ["STAGE", "Config", "run", "spans"]
+__all__ = ["STAGE", "Config", "Inputs", "run", "spans"]
 
 _SHORTEST, _LONGEST = 4, 10  # tokens of a span
 _LEAST = 0.1  # weight of a token, those of rare ones being up to ln(documents)
@@ -58,26 +60,34 @@ class Config(pairs.Recipe):
       )
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """What vectors are made of."""
+
+  documents: results.PublicDocuments
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields one encoder, where a size is given."""
   config = run.config.static_encoder
   if config.dim:
-    yield stage.Job(depends=(config, *run.data_alone), settings=config)
+    yield stage.Job(
+      depends=(config, *run.data_alone),
+      settings=config,
+      inputs=Inputs(documents=run.documents),
+    )
 
 
-def run(task: stage.Task[Config]) -> results.Checkpoint:
+def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   """Draws the vectors, and trains them on the documents.
 
   Formal guarantee: reads the public documents and their vocabulary alone.
-
-  Args:
-    task: its inputs are "documents", the public collection.
 
   Returns:
     A public encoder.
   """
   config, folders = task.settings, task.folders
-  documents = task.inputs["documents"]
+  documents = task.inputs.documents
   weights = _weights(
     terms.inverse_document_frequencies(
       inputs.vocabulary(folders, documents),
@@ -111,11 +121,11 @@ def run(task: stage.Task[Config]) -> results.Checkpoint:
   )
 
 
-def _trained(task, params, shape, metrics_path):
+def _trained(task: stage.Task[Config, Inputs], params, shape, metrics_path):
   """Trains the vectors on spans of the documents."""
   config, folders = task.settings, task.folders
   found = spans(
-    inputs.document_tokens(folders, task.inputs["documents"]),
+    inputs.document_tokens(folders, task.inputs.documents),
     min(config.steps * config.batch_size, _MOST),
     config.seed,
   )
@@ -193,5 +203,4 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("prepare_data",),
-  reads=("documents",),
 )

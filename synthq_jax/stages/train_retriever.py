@@ -6,6 +6,8 @@ differ. Training on the real pairs with DP is `direct_dp`.
 """
 
 import dataclasses
+import pathlib
+from collections.abc import Iterator
 
 import jax
 
@@ -16,12 +18,13 @@ from synthq_jax.runtime import (
   inputs,
   private_training,
   results,
+  runner,
   stage,
 )
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import mesh as mesh_lib
 
-__all__ = ["STAGE", "Config", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,14 +55,26 @@ class Config(pairs.Recipe):
       )
 
 
-def jobs(run):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """What a retriever is trained on and from."""
+
+  documents: results.PublicDocuments | results.PreparedData
+  """The public collection; the data with the real queries for these alone."""
+  encoder: pathlib.Path  # the folder of the public checkpoint
+  synthetic: results.SyntheticQueries | None = None
+  """The queries to train on; None: the real ones."""
+  held_out: float = 0.0  # share of documents whose queries are left out
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields a retriever for each set of queries, and the untrained one."""
   config = run.config
   if config.rows.untrained:
     yield stage.Job(
       name="untrained",
       depends=run.encoder_data,
-      inputs={"documents": run.documents},
+      inputs=Inputs(documents=run.documents, encoder=run.encoder),
     )
   for name, (synthetic, source) in run.pair_sources.items():
     yield stage.Job(
@@ -71,15 +86,16 @@ def jobs(run):
         source,
       ),
       settings=config.train_retriever,
-      inputs={
-        "documents": run.documents if synthetic else run.prepared,
-        "synthetic": synthetic,
-        "held_out": run.left_out(name),
-      },
+      inputs=Inputs(
+        documents=run.documents if synthetic else run.prepared,
+        encoder=run.encoder,
+        synthetic=synthetic,
+        held_out=run.left_out(name),
+      ),
     )
 
 
-def check(run) -> None:
+def check(run: runner.Run) -> None:
   """Refuses a batch that is larger than what there can be to train on."""
   config, prepared = run.config, run.prepared
   most = {}
@@ -102,7 +118,7 @@ def check(run) -> None:
       )
 
 
-def run(task: stage.Task[Config]) -> results.Checkpoint:
+def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
   """Trains on synthetic queries, or on the real ones without privacy.
 
   Formal guarantee:
@@ -110,18 +126,14 @@ def run(task: stage.Task[Config]) -> results.Checkpoint:
     and these queries, no PreparedData.
 
   Args:
-    task: without settings nothing is trained; its inputs are "documents", the
-      public collection, or the prepared data with the real queries where
-      "synthetic", those to train on, are None; "encoder", the folder of a public
-      checkpoint; and "held_out", the share of documents whose queries are left
-      out.
+    task: without settings nothing is trained.
 
   Returns:
     The encoder; under `private/` if the queries are.
   """
   config, space = task.settings, task.folders
-  documents = task.inputs["documents"]
-  params, model_config = inputs.load_public(task.inputs["encoder"], documents)
+  documents = task.inputs.documents
+  params, model_config = inputs.load_public(task.inputs.encoder, documents)
   params = encoders.of(model_config).select(params)
   if config is None:
     return inputs.save_checkpoint(
@@ -136,11 +148,11 @@ def run(task: stage.Task[Config]) -> results.Checkpoint:
       num_parameters=0,
       metrics="",
     )
-  synthetic = task.inputs["synthetic"]
+  synthetic = task.inputs.synthetic
   private = synthetic is None or results.is_private_path(synthetic.directory)
   directory = task.folder(private=private)
   records = inputs.training_pairs(
-    space, documents, synthetic, task.inputs["held_out"]
+    space, documents, synthetic, task.inputs.held_out
   )
   metrics_path = directory / f"metrics_{task.digest}.jsonl"
   params = pairs.train(
@@ -184,6 +196,6 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("filter_queries", "static_encoder"),
-  reads=("encoder",),
+  starts_from="retriever_checkpoint",
   together=True,
 )

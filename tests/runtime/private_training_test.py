@@ -675,7 +675,7 @@ def test_other_contents_of_what_is_read_are_another_program(tmp_path):
     (place / "params.safetensors").write_bytes(content)
     artifacts.save(place, made, "digest", folders=[place])
     task = types.SimpleNamespace(
-      inputs={"retriever": made, "share": 0.5},
+      inputs=types.SimpleNamespace(retriever=made, share=0.5),
       folders=types.SimpleNamespace(root=tmp_path),
     )
     read = private_training._read(task)

@@ -168,6 +168,7 @@ def test_what_is_made_private_leaves_nothing_in_its_public_folder(tmp_path):
     place="train_retriever/x",
     digest="d",
     settings=None,
+    inputs=None,
     folders=workspace.Folders(tmp_path),
   )
   (task.folder(private=False) / "params.safetensors").write_text("old")
@@ -180,6 +181,7 @@ def test_a_task_without_the_secret_says_so(tmp_path):
     place="generate/eps8",
     digest="d",
     settings=None,
+    inputs=None,
     folders=workspace.Folders(tmp_path),
   )
   with pytest.raises(TypeError, match="^generate/eps8: .*needs_secret=True"):
@@ -194,6 +196,7 @@ def test_a_result_takes_away_what_an_earlier_one_left(tmp_path):
     place="finetune_dp/eps8",
     digest=digest,
     settings=None,
+    inputs=None,
     folders=workspace.Folders(tmp_path),
   )
   folder = task.folder(private=False)
@@ -380,19 +383,13 @@ def fixture_placed(monkeypatch):
       raise Placed(private)
 
     module, what = STAGES[name]
-    given = {
-      "documents": made_up.prepared(),
-      "test_set": "public",
-      "row": name,
-      "encoder": None,
-      "chooser": None,
-      what: part,
-    }
+    fields = [field.name for field in dataclasses.fields(module.Inputs)]
+    known = {"documents": made_up.prepared(), "test_set": "public", what: part}
     task = types.SimpleNamespace(
       settings=module.Config() if hasattr(module, "Config") else None,
       folders=workspace.Folders("nowhere"),
       folder=folder,
-      inputs=given,
+      inputs=module.Inputs(**{key: known.get(key) for key in fields}),
       name=name,
       digest="digest",
     )

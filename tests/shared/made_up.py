@@ -1,12 +1,11 @@
 """Claims and results that no run made, for tests that only read them."""
 
 import dataclasses
-import types
 from typing import Any
 
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement, terms
-from synthq_jax.runtime import results
+from synthq_jax.runtime import private_training, results, stage
 
 
 def claim(identifier: str = "finetune_dp/1a2b", **changes: Any):
@@ -72,12 +71,12 @@ def prepared(**changes: Any) -> results.PreparedData:
 
 
 def task(folders: Any, settings: Any, *, data: Any = None, **fields: Any):
-  """Returns what a private training needs to know of its task."""
+  """Returns the task of a private training."""
   named = {"place": "stage/name", "digest": "digest", **fields}
-  return types.SimpleNamespace(
+  return stage.Task(
     folders=folders,
     settings=settings,
-    inputs={"prepared": data or prepared()},
+    inputs=private_training.Inputs(prepared=data or prepared()),
     **named,
   )
 

@@ -46,7 +46,7 @@ def make(
   *,
   name: str = "",
   digest: str = "digest",
-  **inputs: Any,
+  inputs: Any = None,
 ) -> Any:
   """Makes one result of a stage, and saves it."""
   task = stage.Task(

@@ -114,11 +114,13 @@ def _audited(tmp_path, monkeypatch):
       audit.Config(**few | changes),
       space,
       name="eps8",
-      prepared=PREPARED,
-      start=start,
-      prefix=PREFIX,
-      canaries=canaries,
-      generator=generator,
+      inputs=audit.Inputs(
+        prepared=PREPARED,
+        start=start,
+        prefix=PREFIX,
+        canaries=canaries,
+        generator=generator,
+      ),
     )
 
   return audited

@@ -14,7 +14,7 @@ from synthq_jax import extras, intervals
 from synthq_jax.generation import mauve
 from synthq_jax.report import queries
 from synthq_jax.retrieval import significance, text_encoders
-from synthq_jax.runtime import comparison_results, inputs, results
+from synthq_jax.runtime import comparison_results, inputs, results, workspace
 from synthq_jax.stages import compare_queries, evaluate
 from synthq_jax.storage import artifacts
 
@@ -247,12 +247,10 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
   config = compare_queries.Config(measures=("nDCG@10",))
   owners = {query: place // 4 for place, query in enumerate(base)}
   monkeypatch.setattr(inputs, "owners", lambda *_: owners if users else None)
-  task = types.SimpleNamespace(
-    settings=config,
-    inputs={"prepared": None},
-    folders=types.SimpleNamespace(root=tmp_path),
+  folders = workspace.Folders(tmp_path)
+  scored = compare_queries._headlined(
+    config, compare_queries._rows(folders, made_up.prepared(), rows)
   )
-  scored = compare_queries._headlined(config, compare_queries._rows(task, rows))
   found = {one.row.evaluation.name: one.row for one in scored}
   over = {name: row.over_bm25 for name, row in found.items()}
   assert over["bm25"] is None

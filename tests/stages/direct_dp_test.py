@@ -210,7 +210,7 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
       private_training.promise(
         settings,
         task.folders,
-        task.inputs["prepared"],
+        task.inputs.prepared,
         training.num_records,
         l2_clip_norm=1.0,
       )
@@ -231,11 +231,11 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
     digest="digest",
     settings=direct_dp.Config(batch_size=8, steps=3),
     folders=workspace.Workspace(tmp_path, secret_seed=1),
-    inputs={
-      "prepared": made_up.prepared(**fields),
-      "encoder": None,
-      "epsilon": 8.0,
-    },
+    inputs=direct_dp.Inputs(
+      prepared=made_up.prepared(**fields),
+      encoder=tmp_path,
+      epsilon=8.0,
+    ),
   )
   with pytest.raises(Asked) as found:
     direct_dp.run(task)
@@ -262,7 +262,9 @@ def test_a_pattern_that_matches_nothing_is_refused(finished_run):
       direct_dp.STAGE,
       dataclasses.replace(_BASE, trained="projection/.*"),
       space,
-      prepared=_prepared(finished_run),
-      encoder=shipped.DIRECTORY,
-      epsilon=8.0,
+      inputs=direct_dp.Inputs(
+        prepared=_prepared(finished_run),
+        encoder=shipped.DIRECTORY,
+        epsilon=8.0,
+      ),
     )

@@ -83,10 +83,12 @@ def run(root, documents, made, config=TOP, digest="digest", **changes):
     workspace.Folders(root),
     name=made.name,
     digest=digest,
-    documents=documents,
-    encoder=changes.pop("encoder", root / "t5"),
-    synthetic=made,
-    recipe=dataclasses.replace(RECIPE, settings=settings, **changes),
+    inputs=filter_queries.Inputs(
+      documents=documents,
+      encoder=changes.pop("encoder", root / "t5"),
+      synthetic=made,
+      recipe=dataclasses.replace(RECIPE, settings=settings, **changes),
+    ),
   )
 
 
@@ -185,7 +187,7 @@ def test_the_retriever_is_trained_again_when_the_filter_changes(
   )
 
   def noted(task):
-    given.append(task.inputs["synthetic"].directory)
+    given.append(task.inputs.synthetic.directory)
     return trained
 
   changed = dataclasses.replace(train_retriever.STAGE, run=noted)
@@ -303,15 +305,17 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
   plan.run(config, root, stages=stages, progress=False)
   (task,) = tasks
   assert type(task.folders) is workspace.Folders  # without the secret
-  given = {name: type(value).__name__ for name, value in task.inputs.items()}
+  given = {
+    name: type(value).__name__ for name, value in vars(task.inputs).items()
+  }
   assert given == {
     "documents": "PublicDocuments",
     "encoder": "PosixPath",
     "synthetic": "SyntheticQueries",
     "recipe": "Config",
   }
-  assert str(task.inputs["encoder"]) == config.checkpoint
-  assert type(task.inputs["recipe"]) is train_retriever.Config
+  assert str(task.inputs.encoder) == config.checkpoint
+  assert type(task.inputs.recipe) is train_retriever.Config
   fields = {f.name for f in dataclasses.fields(results.PublicDocuments)}
   assert fields == {
     "directory",

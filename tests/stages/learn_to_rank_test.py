@@ -111,20 +111,24 @@ def load(root, place, kind=system_results.Ranking):
   return artifacts.load(root / place, kind)
 
 
-def task_of(root, row="public_only", **changes):
+def task_of(root, row="public_only"):
   """What the stage is given for a row of a finished run."""
-  given = {
-    "prepared": load(root, "private/prepare_data", results.PreparedData),
-    "retriever": load(root, f"train_retriever/{row}", results.Checkpoint),
-    "vectors": load(root, f"encode_documents/{row}", system_results.Vectors),
-    "left_out": 0.0,
-    "drop_identical": True,
-    **changes,
-  }
-  return types.SimpleNamespace(
+  return stage_lib.Task(
+    place=f"learn_to_rank/{row}",
+    digest="digest",
     settings=learn_to_rank.Config(batch_size=16, steps=2),
     folders=workspace.Workspace(root, secret_seed=7),
-    inputs=given,
+    inputs=inputs_of(root, row),
+  )
+
+
+def inputs_of(root, row="public_only", kind=learn_to_rank.Inputs, **more):
+  return kind(
+    prepared=load(root, "private/prepare_data", results.PreparedData),
+    retriever=load(root, f"train_retriever/{row}", results.Checkpoint),
+    vectors=load(root, f"encode_documents/{row}", system_results.Vectors),
+    drop_identical=True,
+    **more or {"left_out": 0.0},
   )
 
 
@@ -182,7 +186,7 @@ def test_what_was_found_is_found_again_only_where_something_differs(
   again = _ranking.found(task_of(root), _ranking.of_train(task), 100, every)
   assert len(searched) == 1 and again.candidates is first.candidates
   asked = [judged.queries[0] + " more", *judged.queries[1:]]
-  [vectors] = (root / task.inputs["vectors"].vectors).glob("*.npy")
+  [vectors] = (root / task.inputs.vectors.vectors).glob("*.npy")
   for changed, depth, rows in (
     (judged, 99, every),
     (judged, 100, every[1:]),
@@ -298,7 +302,6 @@ def test_a_map_of_zeros_ranks_as_the_weights_do(finished_run, tmp_path):
 
 def test_two_secrets_have_weights_of_their_own(finished_run, tmp_path):
   root = finished_run.copy(tmp_path)
-  given = task_of(root).inputs
   weights = []
   for secret in (1, 2):
     made = tiny_runs.make(
@@ -307,7 +310,7 @@ def test_two_secrets_have_weights_of_their_own(finished_run, tmp_path):
       workspace.Workspace(root, secret_seed=secret),
       name="public_only",
       digest=f"digest{secret}",
-      **given,
+      inputs=inputs_of(root),
     )
     weights.append(np.array(made.weights))
   assert (weights[0] != weights[1]).all()
@@ -319,16 +322,17 @@ def learned(root):
 
 def again(root, stage, **settings):
   """Makes weights or a map of a copied run once more."""
-  given = task_of(root).inputs
+  given = inputs_of(root)
   if stage is learn_map:
-    given |= {"learned": learned(root), "epsilon": 8.0}
+    of_map = {"learned": learned(root), "epsilon": 8.0}
+    given = inputs_of(root, kind=learn_map.Inputs, **of_map)
   return tiny_runs.make(
     stage.STAGE,
     stage.Config(steps=2, **settings),
     workspace.Workspace(root, secret_seed=1),
     name="public_only",
     digest="another",
-    **given,
+    inputs=given,
   )
 
 
@@ -428,10 +432,14 @@ def task_without_records(root, monkeypatch, settings, compared, **given):
   nobody = types.SimpleNamespace(qrels={})
   monkeypatch.setattr(_ranking, "of_train", lambda *_: nobody)
   vectors = types.SimpleNamespace(vectors="vectors")
-  given = {"prepared": made_up.prepared(), "vectors": vectors, **given}
+  given = {
+    "prepared": made_up.prepared(), "vectors": vectors, "drop_identical": True,
+    **given,
+  }  # fmt: skip
+  kind = learn_to_rank.Inputs if "left_out" in given else learn_map.Inputs
   return stage_lib.Task(
     place="stage/row", name="row", digest="digest", settings=settings,
-    folders=workspace.Workspace(root, secret_seed=7), inputs=given,
+    folders=workspace.Workspace(root, secret_seed=7), inputs=kind(**given),
     is_private=compared,
   )  # fmt: skip
 
@@ -475,7 +483,7 @@ def test_a_map_lies_where_its_weights_its_noise_and_its_row_let_it(
   )
   task = task_without_records(
     tmp_path, monkeypatch, learn_map.Config(), compared, learned=weights,
-    epsilon=epsilon,
+    epsilon=epsilon, retriever=made_up.checkpoint(),
   )  # fmt: skip
   of_map = made_up.claim("map")
   if math.isinf(epsilon):
@@ -556,7 +564,7 @@ def test_a_ranking_with_a_map_survives_a_query_vector_that_is_no_number(
 ):
   root, right = finished_run.root, _ranking.vectors_of
   task = task_of(root)
-  prepared = task.inputs["prepared"]
+  prepared = task.inputs.prepared
   test = evaluate._load(task.folders, prepared, "test")
 
   def broken(*given):
@@ -567,7 +575,7 @@ def test_a_ranking_with_a_map_survives_a_query_vector_that_is_no_number(
   system = artifacts.load(
     next(root.glob("learn_map/*")), system_results.Ranking
   )
-  task.settings = evaluate.Config()
+  task = dataclasses.replace(task, settings=evaluate.Config())
   names = list(test.qrels)
   runs = [{name: {test.passages.ids[0]: 1.0} for name in names}] * 2
   whole = evaluate._ranked(task, system, test, runs)

@@ -636,7 +636,7 @@ def test_static_vectors_follow_from_public_documents_alone(
           dim=4, seed=seed, steps=4, warmup_steps=1, batch_size=16
         ),
         workspace.Folders(root),
-        documents=documents,
+        inputs=static_encoder.Inputs(documents=documents),
       )
       for seed in (0, 0, 1)
     )

@@ -91,8 +91,7 @@ class _Workdir:
       query_leakage.STAGE,
       query_leakage.Config(**settings),
       self.space,
-      prepared=self.prepared,
-      synthetic=synthetic,
+      inputs=query_leakage.Inputs(prepared=self.prepared, synthetic=synthetic),
     )
 
 

@@ -75,9 +75,11 @@ def released(root, tables, config, *, secret=1, digest="digest", division=""):
     config,
     space,
     digest=digest,
-    prepared=made_up.prepared(division=division, num_queries=numbers),
-    evaluations=rows,
-    systems=(),
+    inputs=release_scores.Inputs(
+      prepared=made_up.prepared(division=division, num_queries=numbers),
+      evaluations=rows,
+      systems=(),
+    ),
   )
 
 
@@ -301,6 +303,7 @@ def test_one_sum_at_two_scales_has_two_noises(tmp_path, monkeypatch, change):
     place="stage/name",
     digest="digest",
     settings=None,
+    inputs=None,
     folders=workspace.Workspace(tmp_path),
   )
   promise = promised(settings(), 99, 2)
@@ -463,9 +466,11 @@ def test_a_release_has_the_delta_of_the_training(tmp_path):
     release_scores.STAGE,
     settings(),
     space,
-    prepared=data,
-    evaluations=[scored(space, name, x) for name, x in table.items()],
-    systems=(),
+    inputs=release_scores.Inputs(
+      prepared=data,
+      evaluations=[scored(space, name, x) for name, x in table.items()],
+      systems=(),
+    ),
   )
   assert made.statement.delta == 1 / 8000
   assert promised(settings(delta=0.001), 99, 2).delta == 0.001
@@ -542,7 +547,7 @@ def test_released_scores_name_the_trainings_of_what_was_scored():
   identifiers = ("finetune_dp/eps8/x", "votes/y")
   run = run_of({"synthetic_eps8": {"identifiers": identifiers}})
   [job] = release_scores.jobs(run)
-  assert job.inputs["systems"] == ("finetune_dp/eps8/x", "votes/y")
+  assert job.inputs.systems == ("finetune_dp/eps8/x", "votes/y")
 
 
 def test_no_score_is_released_of_what_lies_under_private_or_claims_nothing():
@@ -557,6 +562,6 @@ def test_no_score_is_released_of_what_lies_under_private_or_claims_nothing():
     }
   )
   [job] = release_scores.jobs(run)
-  scored = [one.name for one in job.inputs["evaluations"]]
+  scored = [one.name for one in job.inputs.evaluations]
   assert scored == ["bm25", "synthetic_eps8"]
-  assert job.inputs["systems"] == ("finetune_dp/eps8/x",)
+  assert job.inputs.systems == ("finetune_dp/eps8/x",)

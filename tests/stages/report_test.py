@@ -236,10 +236,12 @@ def run_report(root, compared=None, **changes):
     compare_queries.STAGE,
     compared or compare_queries.Config(),
     folders,
-    prepared=arguments["prepared"],
-    evaluations=evaluations,
-    synthetic=arguments["synthetic"],
-    t5=None,
+    inputs=compare_queries.Inputs(
+      prepared=arguments["prepared"],
+      evaluations=evaluations,
+      synthetic=arguments["synthetic"],
+      t5=None,
+    ),
   )
   kind = comparison_results.QueryComparison
   saved = artifacts.load(root / "private/compare_queries", kind)
@@ -248,22 +250,23 @@ def run_report(root, compared=None, **changes):
     report.STAGE,
     report.Config(),
     folders,
-    comparison=saved,
-    released=released_results.Released(
-      shared={}, compared={}, started={}, unclaimed=()
+    inputs=report.Inputs(
+      comparison=saved,
+      released=released_results.Released(
+        shared={}, compared={}, started={}, unclaimed=()
+      ),
+      shipped=["public_only", "synthetic_eps8", "direct_eps8"],
+      made=[],
+      public_data=False,
+      audited=False,
+      **{
+        "audits": (),
+        "leakage": None,
+        "released_scores": (),
+        "weights": (),
+        **arguments,
+      },
     ),
-    shipped=["public_only", "synthetic_eps8", "direct_eps8"],
-    made=[],
-    public_data=False,
-    audited=False,
-    **{
-      "audits": (),
-      "leakage": None,
-      "costs": None,
-      "released_scores": (),
-      "weights": (),
-      **arguments,
-    },
   )
 
 

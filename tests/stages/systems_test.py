@@ -16,7 +16,13 @@ from synthq_jax import stages
 from synthq_jax.data import passages
 from synthq_jax.retrieval import fusion, trec
 from synthq_jax.runtime import queries as queries_lib
-from synthq_jax.runtime import results, stage, system_results, workspace
+from synthq_jax.runtime import (
+  results,
+  runner,
+  stage,
+  system_results,
+  workspace,
+)
 from synthq_jax.stages import _search, evaluate, fuse, plan
 from synthq_jax.storage import artifacts
 
@@ -250,7 +256,7 @@ def make_fusion(
     chooser,
     workspace.Folders(root),
     name=row,
-    **(given | changes),
+    inputs=fuse.Inputs(**(given | changes)),
   )
 
 
@@ -319,10 +325,30 @@ def test_tasks_of_shareable_rows_hold_public_documents_alone(
   for row, task in tasks.items():
     assert row != "original"
     assert type(task.folders) is workspace.Folders  # without the secret
-    assert type(task.inputs["documents"]) is results.PublicDocuments
-    for value in task.inputs.values():
+    assert type(task.inputs.documents) is results.PublicDocuments
+    for value in vars(task.inputs).values():
       assert not isinstance(value, results.PreparedData)
   assert tasks
+
+
+def test_one_row_is_handed_private_queries_where_documents_would_do(
+  finished_run, monkeypatch
+):
+  """PreparedData is a PublicDocuments: types alone would let it in."""
+  runs, right = [], runner.Run.survey
+  monkeypatch.setattr(
+    runner.Run, "survey", lambda self: runs.append(self) or right(self)
+  )
+  plan.outlook(finished_run.config, finished_run.root, plan.STAGES)
+  [run] = runs
+  held = {
+    (one.name, job.name, field)
+    for one in run.stages
+    for job in one.jobs(run)
+    for field, value in (vars(job.inputs) if job.inputs else {}).items()
+    if isinstance(value, results.PreparedData) and field != "prepared"
+  }
+  assert held == {("train_retriever", "original", "documents")}
 
 
 class _Stopped:
