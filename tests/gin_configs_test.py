@@ -45,7 +45,7 @@ NEEDS = {
   "paper_t5_base": PAPER_NEEDS,
   "paper_canaries": PAPER_NEEDS,
   **{
-    f"paper_t5_{size}": (*PAPER_NEEDS, "RETRIEVER_CHECKPOINT=r")
+    f"paper_t5_{size}": (*PAPER_NEEDS, "ENCODER=r")
     for size in ("small", "large", "xl")
   },
 }

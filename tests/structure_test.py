@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 
 from synthq_jax import stages
-from synthq_jax.runtime import results, stage
+from synthq_jax.runtime import encoder_start, results, stage
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "synthq_jax"
@@ -267,7 +267,8 @@ def test_a_stage_that_starts_from_a_checkpoint_says_from_which():
   for one in map(stages.get, stages.SUMMARIES):
     inputs = getattr(sys.modules[one.run.__module__], "Inputs", None)
     hints = typing.get_type_hints(inputs).values() if inputs else ()
-    is_read = any(pathlib.Path in parts_of(hint) for hint in hints)
+    starts = {pathlib.Path, encoder_start.EncoderStart}
+    is_read = any(starts & set(parts_of(hint)) for hint in hints)
     assert bool(one.starts_from) == is_read, one.name
 
 

@@ -47,7 +47,7 @@ _SECRET = re.compile(r"(?im)^(\S*secret_seed) = (?!None$|%)(?:\\\n)?.*$")
 _HIDDEN = r"# \1 is not written here: it undoes the noise.\n\1 = None"
 _DOWNLOADED = (
   *("prepare_data.source", "prepare_data.vocabulary", "test_sets"),
-  *("checkpoint", "retriever_checkpoint"),
+  *("checkpoint", "encoder.folder"),
 )
 """Settings of a run that may be URLs."""
 _Read = list[list[pathlib.Path]]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax.data import blocks, collection
+from synthq_jax.data import blocks, collection, sentence_tokens
 from synthq_jax.data import vocabulary as vocabulary_lib
 
 __all__ = ["Cut", "Passages", "best", "cut", "windows"]
@@ -36,7 +36,7 @@ class Cut:
     return vocabulary_lib.cut(self._rows[rows], self.shape[1])
 
 
-Tokens = blocks.Rows | Cut | np.ndarray
+Tokens = blocks.Rows | Cut | sentence_tokens.TextRows | np.ndarray
 """Rows of tokens, in memory or read from disk where they are used."""
 
 

@@ -43,6 +43,8 @@ class SentenceTokens:
   """Special tokens behind every text."""
   padding_id: int | None = 0
   """The id that changes places with 0 in arrays; None: ids are one more."""
+  query_length: int | None = None
+  """Tokens of a query, where these are fewer; None: as of all texts."""
 
   @property
   def length(self) -> int:
@@ -53,19 +55,24 @@ class SentenceTokens:
   def rows(
     self, texts: Sequence[str], role: str | None = None
   ) -> Int[np.ndarray, "text length"]:
-    """Returns the tokens of each text, padded with 0 to the longest one.
+    """Returns the tokens of each text, padded with 0 to the length.
+
+    Formal guarantee: a row is a function of its own text alone, its width of the
+    folder and of settings: the longest text of a private log widens no other row.
 
     Args:
       texts: without prompts.
       role: `sentence_folders.QUERY`, DOCUMENT, or None for the default prompt.
     """
     prompt = self.texts.prompt_of(role)
-    room = max(self.length - len(self.head) - len(self.tail), 0)
+    width = self.length
+    if role == sentence_folders.QUERY and self.query_length is not None:
+      width = min(width, self.query_length)
+    room = width - len(self.head) - len(self.tail)
     encoded = self.tokenizer.encode_batch(
       [prompt + text for text in texts], add_special_tokens=False
     )
     rows = [[*self.head, *one.ids[:room], *self.tail] for one in encoded]
-    width = max(map(len, rows), default=1) or 1
     if self.padding_id is None:  # an empty text has no token
       return vocabulary.pad([[i + 1 for i in row] for row in rows], width)
     padded = vocabulary.pad(rows, width)
@@ -90,7 +97,7 @@ class TextRows:
   def __getitem__(
     self, rows: Int[np.ndarray, " some"] | slice
   ) -> Int[np.ndarray, "some length"]:
-    """Tokenizes some texts; rows are as wide as the longest of them."""
+    """Tokenizes some texts."""
     numbers = np.arange(len(self))[rows]
     return self._tokens.rows([self._texts[i] for i in numbers], self._role)
 
@@ -99,6 +106,7 @@ def load(
   folder: str | os.PathLike,
   *,
   length: int = 0,
+  query_length: int | None = None,
   query_prompt: str | None = None,
   document_prompt: str | None = None,
 ) -> SentenceTokens:
@@ -107,7 +115,8 @@ def load(
   Args:
     folder: of sentence-transformers, or of a BERT alone.
     length: tokens of a text, special ones included, where the folder allows more;
-      0: as many as it does.
+      0: as many as it does, 512 where nothing ends them.
+    query_length: tokens of a query, where these are fewer.
     query_prompt: in place of the folder's; None: its own.
     document_prompt: as `query_prompt`.
 
@@ -124,10 +133,11 @@ def load(
   head, tail = ((), ()) if chosen.is_static else _special(found)
   most = _longest(place, chosen, texts, found)
   room = most if not length else min(length, most)
-  if room <= len(head) + len(tail):
+  least = min(room, room if query_length is None else query_length)
+  if least <= len(head) + len(tail):
     raise ValueError(
       f"{folder}: expected more than {len(head) + len(tail)} tokens, its special"
-      f" ones, got length={length}: set a larger ENCODER_LENGTH"
+      f" ones, got length={least}: set a larger ENCODER_LENGTH"
     )
   found.no_truncation()
   found.no_padding()
@@ -143,6 +153,7 @@ def load(
     head=head,
     tail=tail,
     padding_id=sentence_encoder.padding_id(chosen),
+    query_length=query_length,
   )
 
 
@@ -228,7 +239,7 @@ def _longest(
   """Returns how many tokens of a text a folder reads."""
   if chosen.is_static:
     cut = tokenizer.truncation
-    return cut["max_length"] if cut else _ENDLESS
+    return cut["max_length"] if cut else _MOST
   found = [texts.max_length, sentence_encoder.num_positions(chosen)]
   path = place / "tokenizer_config.json"
   if path.is_file():

@@ -56,18 +56,18 @@ def encoder_params(params: typing.Params) -> typing.Params:
   return {name: params[name] for name in kept}
 
 
-def with_projection(params: typing.Params) -> typing.Params:
+def with_projection(params: typing.Params, dim: int) -> typing.Params:
   """Adds a linear map that changes nothing yet, where there is none.
 
   Args:
     params: those of an encoder of tokens.
+    dim: numbers of its vectors.
 
   Returns:
     A dict with the identity as its projection.
   """
   if PROJECTION in params:
     return params
-  dim = params["token_embedder"]["embedding"].shape[1]
   kernel = np.eye(dim, dtype=np.float32)
   return {**params, PROJECTION: {"kernel": kernel}}
 

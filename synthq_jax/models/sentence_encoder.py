@@ -236,7 +236,7 @@ def save(
     width = {"word_embedding_dimension": config.model.emb_dim}
     mean = {"pooling_mode_mean_tokens": True}
     _write_json(target / _POOLING / _CONFIG, width | mean)
-  _write_texts(target, place, texts)
+  _write_texts(target, place, texts, is_static=chosen.is_static)
 
 
 def _pooled(
@@ -423,13 +423,20 @@ def _write_texts(
   target: pathlib.Path,
   place: pathlib.Path,
   texts: sentence_folders.TextSettings,
+  *,
+  is_static: bool,
 ) -> None:
   """Writes how texts are cut, and their prompts."""
-  path = place / sentence_folders.TEXTS
-  fields = json.loads(path.read_text()) if path.is_file() else {}
-  if texts.max_length is not None:
+  if is_static:  # its reader cuts where the tokenizer does
+    path = place / "tokenizer.json"
+    cut = {"max_length": texts.max_length, "stride": 0}
+    cut |= {"direction": "Right", "strategy": "LongestFirst"}
+    _write_json(path, json.loads(path.read_text()) | {"truncation": cut})
+  else:
+    path = place / sentence_folders.TEXTS
+    fields = json.loads(path.read_text()) if path.is_file() else {}
     fields["max_seq_length"] = texts.max_length
-  _write_json(path, fields | {"do_lower_case": texts.lower_case})
+    _write_json(path, fields | {"do_lower_case": texts.lower_case})
   path = target / sentence_folders.PROMPTS
   fields = json.loads(path.read_text()) if path.is_file() else {}
   prompts = dict(fields.get("prompts") or {})

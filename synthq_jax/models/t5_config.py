@@ -170,6 +170,6 @@ def require(shape: Any, directory: str | os.PathLike) -> T5Config:
   if not isinstance(shape, T5Config):
     raise ValueError(
       f"{directory}: expected a T5, for queries or monoT5, got static vectors:"
-      " retrievers start from them as RETRIEVER_CHECKPOINT, with STATIC_DIM=0"
+      " retrievers start from them as ENCODER, with STATIC_DIM=0"
     )
   return shape

@@ -15,7 +15,7 @@ import jaxlib
 import numpy as np
 
 import synthq_jax
-from synthq_jax.models import t5_checkpoints
+from synthq_jax.models import sentence_encoder, t5_checkpoints
 from synthq_jax.optim import auto
 from synthq_jax.storage import artifacts, file_lists
 
@@ -152,7 +152,10 @@ def of_result(fingerprint: str, made: Any) -> str:
 
 def of_checkpoint(directory: pathlib.Path) -> str:
   """Fingerprints the public checkpoint that a stage starts from."""
-  return artifacts.fingerprint(*map(of_file, t5_checkpoints.files(directory)))
+  files = t5_checkpoints.files(directory)
+  if sentence_encoder.is_folder(directory):
+    files = sentence_encoder.files(directory)
+  return artifacts.fingerprint(*map(of_file, files))
 
 
 def of_folder(directory: str | os.PathLike) -> str:

@@ -16,7 +16,7 @@ from collections.abc import (
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from synthq_jax.data import beir, collection, files, passages, token_cache
 from synthq_jax.data import vocabulary as vocabulary_lib
@@ -38,22 +38,18 @@ __all__ = [
   "document_text",
   "document_texts",
   "document_tokens",
-  "held_out",
   "load_public",
   "owners",
   "qrels",
   "read_documents",
-  "real_pairs",
   "refuse_other_data",
   "refuse_private",
   "save_checkpoint",
   "split_parameters",
   "texts",
   "texts_of",
-  "training_pairs",
   "vocabulary",
   "vocabulary_beside",
-  "with_documents",
   "with_prefix",
   "with_prompt",
   "write_documents",
@@ -145,80 +141,6 @@ def _damage_explained(
       f" {type(error).__name__}: delete {space.root / place}, and they are made"
       " again"
     ) from error
-
-
-def real_pairs(
-  space: workspace.Folders, prepared: results.PreparedData
-) -> dict[str, np.ndarray]:
-  """Returns the private train queries, as `with_documents` does."""
-  path = space.root / prepared.private_directory / "train.npz"
-  return with_documents(space, prepared, arrays(space, prepared, path))
-
-
-def with_documents(
-  folders: workspace.Folders,
-  prepared: Documents,
-  stored: dict[str, np.ndarray],
-) -> dict[str, np.ndarray]:
-  """Turns stored "tokens", "documents", "passages" into pairs.
-
-  Returns:
-    "queries" and "documents", tokens of each pair (of the document its
-    passage), and "rows", the positions of the documents.
-  """
-  documents = document_tokens(folders, prepared)
-  return {
-    "queries": stored["tokens"],
-    "documents": documents.tokens[stored["passages"]],
-    "rows": stored["documents"].astype(np.int32),
-  }
-
-
-def held_out(num_documents: int, share: float) -> Bool[np.ndarray, " document"]:
-  """Draws the documents whose queries train no retriever, but for direct DP's.
-
-  Direct DP trains on the real queries of all documents, and so do generators.
-
-  Formal guarantee: a function of the number of documents and of `share`, so that
-  the draw says nothing about which documents were asked for.
-
-  Args:
-    num_documents: of the public collection.
-    share: how many of them, in [0, 1]; 0: none.
-
-  Returns:
-    Whether each is held out.
-  """
-  order = np.random.default_rng([num_documents, 5]).permutation(num_documents)
-  return order < round(share * num_documents)
-
-
-def training_pairs(
-  folders: workspace.Folders,
-  prepared: Documents,
-  synthetic: results.SyntheticQueries | None,
-  held_out_share: float,
-) -> dict[str, np.ndarray]:
-  """Returns the pairs that something is trained on, see `with_documents`.
-
-  Args:
-    folders: the working directory.
-    prepared: the documents; with the private queries where `synthetic` is None.
-    synthetic: the queries; None: the real train queries.
-    held_out_share: of the documents, whose queries are left out.
-  """
-  if synthetic is None:
-    assert isinstance(prepared, results.PreparedData)
-    records = real_pairs(folders, prepared)
-  else:
-    path = folders.root / synthetic.directory / "tokens.npz"
-    stored = arrays(folders, synthetic, path)
-    records = with_documents(folders, prepared, stored)
-  if not held_out_share:
-    return records
-  left_out = held_out(prepared.num_documents, held_out_share)
-  kept = np.flatnonzero(~left_out[records["rows"]])
-  return {name: values[kept] for name, values in records.items()}
 
 
 def corpus(space: workspace.Folders, prepared: Documents) -> pathlib.Path:
@@ -567,6 +489,7 @@ def save_checkpoint(
   model_config: t5_checkpoints.Shape,
   *,
   kind: str,
+  save: Callable[..., None] = t5_checkpoints.save,
   **fields: Any,
 ) -> results.Checkpoint:
   """Writes a trained model; its unfinished states go once its result is saved.
@@ -579,10 +502,11 @@ def save_checkpoint(
     params: nested dicts of arrays.
     model_config: the shape they belong to.
     kind: "generator" or "retriever".
+    save: writes parameters and shape into the directory.
     **fields: the other fields of the result.
   """
   if distributed.is_main():
-    t5_checkpoints.save(directory, params, model_config)
+    save(directory, params, model_config)
   return results.Checkpoint(
     directory=task.folders.relative(directory),
     kind=kind,

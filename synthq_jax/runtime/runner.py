@@ -6,7 +6,9 @@ decides, and works alone while the others wait, or all of them work together.
 """
 
 import contextlib
+import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +19,7 @@ from synthq_jax.data import shipped
 from synthq_jax.privacy import ledger
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import (
+  encoder_start,
   fingerprints,
   inputs,
   planted,
@@ -139,16 +142,20 @@ class Run:
 
   @property
   def t5(self) -> pathlib.Path:
-    """The public checkpoint that rerankers start from."""
-    named = self.config.retriever_checkpoint
-    return shipped.checkpoint(named) if named else self.start
+    """The public T5 whose vectors MAUVE compares."""
+    encoder = self.encoder
+    is_t5 = self.config.encoder.folder and not encoder.has_tokenizer
+    return pathlib.Path(encoder.folder) if is_t5 else self.start
 
   @property
-  def encoder(self) -> pathlib.Path:
-    """The public checkpoint that retrievers start from: `t5`, or static vectors."""
+  def encoder(self) -> encoder_start.EncoderStart:
+    """Where retrievers start: an encoder, the generators' T5, or static vectors."""
+    named = self.config.encoder
     if self.rows("static_encoder"):
-      return self._space.public("static_encoder")
-    return self.t5
+      place = self._space.public("static_encoder")
+    else:
+      place = shipped.checkpoint(named.folder) if named.folder else self.start
+    return dataclasses.replace(named, folder=os.fspath(place))
 
   @property
   def data(self) -> tuple[str, ...]:
@@ -169,14 +176,21 @@ class Run:
   @property
   def encoder_data(self) -> tuple[str, ...]:
     """The fingerprints of the data and of `encoder`; static vectors read no T5."""
+    encoder = self.encoder
+    made = self._of_checkpoint(pathlib.Path(encoder.folder))
     if self.rows("static_encoder"):
-      return (*self.data_alone, self._of_checkpoint(self.encoder))
-    return self.t5_data
+      return (*self.data_alone, made)
+    if not self.config.encoder.folder:
+      return self.data
+    if not encoder.has_tokenizer:
+      return (*self.data, made)
+    reads = dataclasses.replace(encoder, folder="")
+    return (*self.data, made, artifacts.fingerprint(reads))
 
   @property
   def t5_data(self) -> tuple[str, ...]:
     """The fingerprints of the data, of `start` and of another `t5`."""
-    if not self.config.retriever_checkpoint:
+    if self.t5 == self.start:
       return self.data
     return (*self.data, self._of_checkpoint(self.t5))
 

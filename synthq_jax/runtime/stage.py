@@ -134,7 +134,7 @@ class Stage(Generic[_Inputs]):
   """Makes one result, and writes its files; None in processes other than 0."""
   starts_from: str = ""
   """The field of `plan.RunConfig` that names the public checkpoint it reads:
-  "checkpoint" or "retriever_checkpoint"; empty: it reads none."""
+  "checkpoint" or "encoder"; empty: it reads none."""
   config: type | None = None
   """Its settings, a field of `plan.RunConfig`."""
   check: Callable[[Any], None] = lambda run: None

@@ -16,17 +16,18 @@ from jaxtyping import Float
 
 from synthq_jax import field_kinds, memory
 from synthq_jax.data import files
-from synthq_jax.data import passages as passages_lib
-from synthq_jax.models import t5_checkpoints
+from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.privacy import terms
 from synthq_jax.retrieval import encode, ranking
 from synthq_jax.runtime import (
   config_types,
+  encoder_start,
   inputs,
   private_training,
   results,
   stage,
   system_results,
+  training_pairs,
   workspace,
 )
 from synthq_jax.stages import _search
@@ -38,9 +39,9 @@ __all__ = [
   "found",
   "of_train",
   "padded",
+  "query_vectors",
   "settings",
   "vectors_at",
-  "vectors_of",
 ]
 
 
@@ -110,7 +111,7 @@ def of_train(
 
   Args:
     task: of the training.
-    left_out: share of the documents, `inputs.held_out`, whose queries alone are
+    left_out: share of the documents, `training_pairs.held_out`, whose queries alone are
       returned; 0: all queries.
   """
   space, prepared = task.folders, task.inputs.prepared
@@ -119,7 +120,7 @@ def of_train(
   judged = _search.asked(space, prepared, folder, "train", path)
   if left_out:
     documents = inputs.arrays(space, prepared, path)["documents"]
-    is_read = inputs.held_out(prepared.num_documents, left_out)
+    is_read = training_pairs.held_out(prepared.num_documents, left_out)
     judged = _chosen(judged, np.flatnonzero(is_read[documents]))
   return judged._replace(drop_identical=task.inputs.drop_identical)
 
@@ -139,10 +140,10 @@ def found(
     rows: numbers of the queries that are wanted, rising.
   """
   judged = _chosen(judged, rows)
-  asked = vectors_of(
+  asked = query_vectors(
     task.folders,
     task.inputs.retriever,
-    judged.query_tokens,
+    judged,
     task.settings.encode_batch_size,
   )
   asked = _search.zero_broken(asked)
@@ -192,28 +193,33 @@ def _chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
   )
 
 
-def vectors_of(
+def query_vectors(
   folders: workspace.Folders,
   retriever: results.Checkpoint,
-  tokens: Any,
+  judged: _search.Judged,
   size: int,
-) -> Float[np.ndarray, "text dim"]:
-  """Encodes texts with a retriever, so many at once."""
-  params, shape = t5_checkpoints.load(folders.root / retriever.directory)
+) -> Float[np.ndarray, "query dim"]:
+  """Encodes queries with a retriever, so many at once."""
+  tokens = _search.read_by(folders, retriever, judged).query_tokens
+  params, shape = encoder_start.load(folders, retriever, sentence_folders.QUERY)
   return encode.encode(params, shape, tokens, batch_size=size)
 
 
 def vectors_at(
   folders: workspace.Folders,
   retriever: results.Checkpoint,
-  passages: passages_lib.Passages,
+  judged: _search.Judged,
   candidates: Sequence[ranking.Candidates],
   size: int,
 ) -> Float[np.ndarray, "passage dim"]:
   """Encodes the passages of the candidates; the vectors of all others are 0."""
+  passages = _search.read_by(folders, retriever, judged).passages
   places = np.unique(np.concatenate([one.places for one in candidates]))
   wanted = np.flatnonzero(np.isin(passages.owners, places))
-  encoded = vectors_of(folders, retriever, passages.tokens[wanted], size)
+  role = sentence_folders.DOCUMENT
+  params, shape = encoder_start.load(folders, retriever, role)
+  rows = passages.tokens[wanted]
+  encoded = encode.encode(params, shape, rows, batch_size=size)
   shape = (len(passages.owners), encoded.shape[1])
   vectors = np.zeros(shape, np.float32)  # memory that is not written takes none
   vectors[wanted] = encoded

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from synthq_jax.data import files, passages
-from synthq_jax.models import t5_checkpoints
+from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.retrieval import (
   best_passages,
   encode,
@@ -24,6 +24,7 @@ from synthq_jax.retrieval import (
   vector_files,
 )
 from synthq_jax.runtime import (
+  encoder_start,
   inputs,
   results,
   stage,
@@ -44,6 +45,7 @@ __all__ = [
   "encode_with",
   "lexical",
   "nearest",
+  "read_by",
   "zero_broken",
 ]
 
@@ -157,19 +159,38 @@ def encode_with(
   retriever: results.Checkpoint,
   wanted: Mapping[str, tuple[passages.Tokens, pathlib.Path]],
 ) -> None:
-  """Encodes tokens into folders with a retriever; waits for all processes."""
-  params, shape = t5_checkpoints.load(task.folders.root / retriever.directory)
-  for kind, (tokens, folder) in wanted.items():
+  """Encodes tokens into folders with a retriever; waits for all processes.
+
+  Args:
+    task: of the stage.
+    retriever: what encodes.
+    wanted: by the role of the texts: their tokens, and the folder.
+  """
+  for role, (tokens, folder) in wanted.items():
+    params, shape = encoder_start.load(task.folders, retriever, role)
     encode_rows(
       params,
       shape,
       tokens,
       folder,
-      title=f"{task.place}: {kind}",
+      title=f"{task.place}: {role}",
       batch_size=task.settings.batch_size,
       progress=task.progress,
     )
   distributed.barrier(task.place)
+
+
+def read_by(
+  folders: workspace.Folders, retriever: results.Checkpoint, judged: Judged
+) -> Judged:
+  """Returns queries and documents with the tokens that a retriever reads."""
+  tokens = encoder_start.tokens_of(folders, retriever)
+  return judged._replace(
+    query_tokens=encoder_start.query_tokens(
+      tokens, judged.queries, judged.query_tokens
+    ),
+    passages=encoder_start.read_by(judged.passages, judged.corpus, tokens),
+  )
 
 
 def dense(
@@ -181,13 +202,14 @@ def dense(
   depth: int,
 ) -> trec.Run | None:
   """Searches vectors with faiss' exact inner product."""
+  judged = read_by(task.folders, retriever, judged)
   state = directory / f"parts_{task.digest}"
   queries, own = state / "queries", state / "documents"
   wanted: dict[str, tuple[passages.Tokens, pathlib.Path]] = {
-    "queries": (judged.query_tokens, queries)
+    sentence_folders.QUERY: (judged.query_tokens, queries)
   }
   if documents is None:
-    wanted["documents"] = (judged.passages.tokens, own)
+    wanted[sentence_folders.DOCUMENT] = (judged.passages.tokens, own)
   else:
     own = task.folders.root / documents.vectors
   encode_with(task, retriever, wanted)

@@ -553,5 +553,5 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("filter_queries", "evaluate"),
-  starts_from="retriever_checkpoint",
+  starts_from="encoder",
 )

@@ -25,7 +25,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import pathlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -35,16 +34,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from synthq_jax import optim, typing
+from synthq_jax.data import passages as passages_lib
 from synthq_jax.losses import contrastive
 from synthq_jax.models import dual_encoder, encoders, t5_checkpoints
 from synthq_jax.runtime import (
   config_types,
+  encoder_start,
   inputs,
   private_training,
   results,
   runner,
   stage,
-  workspace,
+  training_pairs,
 )
 from synthq_jax.training import dp_step
 
@@ -237,7 +238,7 @@ def rows(config: Any) -> dict[str, tuple[Config, float]]:
 class Inputs(private_training.Inputs):
   """What a retriever is trained on and from, and for which promise."""
 
-  encoder: pathlib.Path  # the folder of the public checkpoint
+  encoder: encoder_start.EncoderStart
   epsilon: float  # the target, finite
 
 
@@ -290,9 +291,13 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   """
   config, space = task.settings, task.space
   prepared = task.inputs.prepared
-  params, model_config = inputs.load_public(task.inputs.encoder, prepared)
-  start, public = _split(config, encoders.of(model_config).select(params))
-  records = _records(config, space, prepared)
+  encoder = task.inputs.encoder
+  params, model_config = encoder.load_public(prepared)
+  start, public = _split(config, model_config, params)
+  tokens = encoder.tokens()
+  documents = encoder_start.passages(space, prepared, tokens)
+  pairs = training_pairs.read_real(space, prepared, tokens)
+  records = _records(config, pairs, documents)
   settings = dataclasses.replace(
     _settings(config, task.inputs.epsilon),
     num_users=prepared.num_users.get("train"),
@@ -313,7 +318,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
       public=public,
       params=start,
       records=records,
-      extra_fn=_public_negatives(config, space, prepared),
+      extra_fn=_public_negatives(config, documents),
     ),
   )
   return inputs.save_checkpoint(
@@ -321,6 +326,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
     task.folder(private=False),
     t5_checkpoints.unflatten({**public, **trained}),
     model_config,
+    save=encoder.save,
     kind="retriever",
     **fields,
   )
@@ -353,10 +359,12 @@ def _settings(config: Config, epsilon: float) -> private_training.Settings:
   )
 
 
-def _split(config: Config, params: Any):
+def _split(config: Config, shape: Any, params: Any):
   """Parts parameters into what is trained and what stays, by path."""
+  encoder = encoders.of(shape)
+  params = encoder.select(params)
   if config.projection:
-    params = dual_encoder.with_projection(params)
+    params = dual_encoder.with_projection(params, encoder.dim)
   return inputs.split_parameters(
     t5_checkpoints.flatten(params),
     config.trained,
@@ -366,14 +374,14 @@ def _split(config: Config, params: Any):
 
 
 def _records(
-  config: Config, space: workspace.Workspace, prepared: results.PreparedData
+  config: Config,
+  pairs: dict[str, np.ndarray],
+  collection: passages_lib.Passages,
 ) -> dict[str, np.ndarray]:
-  pairs = inputs.real_pairs(space, prepared)
   documents = pairs["documents"]
   if config.unit == "query":
     # The passage that fits a query best follows from its text, and would move
     # the columns of others with it: the first stays, whatever is asked.
-    collection = inputs.document_tokens(space, prepared)
     documents = collection.tokens[collection.of(pairs["rows"])[0]]
   return {
     "queries": pairs["queries"],
@@ -384,12 +392,11 @@ def _records(
 
 
 def _public_negatives(
-  config: Config, space: workspace.Workspace, prepared: results.PreparedData
+  config: Config, documents: passages_lib.Passages
 ) -> Callable[[int], dict[str, np.ndarray]] | None:
   """Returns the function that draws documents for a step, or None."""
   if config.method != "row" or config.negatives != "public":
     return None
-  documents = inputs.document_tokens(space, prepared)
   total = len(documents.owners)
   size = min(config.public_negatives, total)
 
@@ -509,7 +516,7 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("static_encoder",),
-  starts_from="retriever_checkpoint",
+  starts_from="encoder",
   folder="train_retriever",
   needs_secret=True,
 )

@@ -8,10 +8,11 @@ import dataclasses
 from collections.abc import Iterator
 
 from synthq_jax import field_kinds
+from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import (
   config_types,
-  inputs,
+  encoder_start,
   results,
   runner,
   stage,
@@ -64,9 +65,11 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Vectors | None:
   """
   folders, retriever = task.folders, task.inputs.retriever
   directory = task.folder(private=results.is_private_path(retriever.directory))
-  tokens = inputs.document_tokens(folders, task.inputs.documents).tokens
+  tokens = encoder_start.tokens_of(folders, retriever)
+  found = encoder_start.passages(folders, task.inputs.documents, tokens)
   vectors = directory / f"vectors_{task.digest}"
-  _search.encode_with(task, retriever, {"documents": (tokens, vectors)})
+  wanted = {sentence_folders.DOCUMENT: (found.tokens, vectors)}
+  _search.encode_with(task, retriever, wanted)
   if not distributed.is_main():
     return None
   made_of = artifacts.read_fingerprint(folders.root / retriever.directory)

@@ -301,13 +301,13 @@ def _ranked(
   retriever, size = task.inputs.retriever, config.batch_size
   assert retriever is not None  # whose queries the map moves
   asked = _search.zero_broken(
-    _ranking.vectors_of(space, retriever, test.query_tokens, size)
+    _ranking.query_vectors(space, retriever, test, size)
   )
   each = list(found.values())
   if own := task.inputs.vectors:
     vectors = _search.collection(test, space.root / own.vectors)
   else:
-    vectors = _ranking.vectors_at(space, retriever, test.passages, each, size)
+    vectors = _ranking.vectors_at(space, retriever, test, each, size)
   places = [one.places for one in each]
   chosen = best_passages.nearest(test.passages, asked, places, vectors)
   matrix = array_files.read(space.root / system.directory / system.FILE)

@@ -36,7 +36,15 @@ from synthq_jax.generation import filters, text_measures
 from synthq_jax.models import encoders, t5_checkpoints
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import encode, ranks, vector_files
-from synthq_jax.runtime import config_types, inputs, results, runner, stage
+from synthq_jax.runtime import (
+  config_types,
+  encoder_start,
+  inputs,
+  results,
+  runner,
+  stage,
+  training_pairs,
+)
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.stages import _written
 from synthq_jax.storage import artifacts
@@ -100,7 +108,7 @@ class Inputs:
   """What is filtered, and what a retriever that ranks is trained from."""
 
   documents: results.PublicDocuments
-  encoder: pathlib.Path  # the folder of the public checkpoint
+  encoder: encoder_start.EncoderStart
   synthetic: results.SyntheticQueries  # what the generator wrote
   recipe: pairs.Recipe  # of the retriever
 
@@ -127,8 +135,9 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
 
 def check(run: runner.Run) -> None:
   """Refuses a checkpoint for retrievers of another vocabulary."""
-  if run.config.retriever_checkpoint:
-    run.check_vocabulary(run.encoder)
+  encoder = run.encoder
+  if run.config.encoder.folder and not encoder.has_tokenizer:
+    run.check_vocabulary(pathlib.Path(encoder.folder))
 
 
 def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
@@ -224,17 +233,20 @@ def _ranks(
   config, folders, recipe = task.settings, task.folders, task.inputs.recipe
   documents = task.inputs.documents
   description = f"filter_queries {directory.name}"
-  stored = {
-    "tokens": left.tokens,
-    "documents": left.owners,
-    "passages": left.passages,
-  }
-  params, model_config = inputs.load_public(task.inputs.encoder, documents)
+  stored = training_pairs.Stored(
+    queries=left.texts,
+    tokens=left.tokens,
+    documents=left.owners,
+    passages=left.passages,
+  )
+  encoder = task.inputs.encoder
+  tokens = encoder.tokens()
+  params, model_config = encoder.load_public(documents)
   params = pairs.train(
     dataclasses.replace(recipe, steps=config.steps or recipe.steps),
     encoders.of(model_config).select(params),
     model_config,
-    inputs.with_documents(folders, documents, stored),
+    training_pairs.with_documents(folders, documents, stored, tokens),
     loop.Files(
       directory=state / "training",
       metrics_path=directory / f"metrics_{task.digest}.jsonl",
@@ -244,8 +256,8 @@ def _ranks(
   return own_ranks(
     params,
     model_config,
-    left.tokens,
-    inputs.document_tokens(folders, documents).tokens,
+    encoder_start.query_tokens(tokens, left.texts, left.tokens),
+    encoder_start.passages(folders, documents, tokens).tokens,
     left.passages,
     directory=state,
     description=description,
@@ -377,6 +389,6 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("generate", "static_encoder"),
-  starts_from="retriever_checkpoint",
+  starts_from="encoder",
   narrowed=needs,
 )

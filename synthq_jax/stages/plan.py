@@ -19,6 +19,7 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import prompt, t5_checkpoints, t5_config
 from synthq_jax.runtime import (
   config_types,
+  encoder_start,
   fingerprints,
   inputs,
   results,
@@ -201,10 +202,10 @@ class RunConfig:
   model: str | t5_config.T5Config | None = None
   """Shape that the checkpoint must have, or its name, such as "t5_1_1_base";
   None: whatever it has."""
-  retriever_checkpoint: str = ""
-  """Public encoder of the same vocabulary from which retrievers and the vectors
-  of MAUVE start, for static_encoder.Config.dim=0; empty: that of the
-  generator."""
+  encoder: encoder_start.EncoderStart = dataclasses.field(
+    default_factory=encoder_start.EncoderStart
+  )
+  """Public encoder from which retrievers start."""
   direct_dp_methods: tuple[direct_dp_lib.Config, ...] = ()
   """Several instead of `direct_dp`, each with a label of its own."""
   test_sets: tuple[str, ...] = ()
@@ -272,11 +273,11 @@ class RunConfig:
   def __post_init__(self):
     if isinstance(self.model, str):
       object.__setattr__(self, "model", t5_config.get(self.model))
-    if self.retriever_checkpoint and self.static_encoder.dim:
+    folder = self.encoder.folder
+    if folder and self.static_encoder.dim:
       raise ValueError(
         "static_encoder.Config.dim must be 0 for retrievers that start from"
-        f" RETRIEVER_CHECKPOINT, got {self.static_encoder.dim} and"
-        f" {self.retriever_checkpoint}: set STATIC_DIM=0"
+        f" ENCODER, got {self.static_encoder.dim} and {folder}: set STATIC_DIM=0"
       )
     self._check_audit()
     self._check_depth(self.rows.fused, "fuse")
@@ -483,8 +484,9 @@ def _vocabulary(config: RunConfig) -> vocabulary_lib.SentencePiece | None:
     data.vocabulary or inputs.vocabulary_beside(place), data.extra_ids
   )
   if vocabulary is not None:
-    for named in {start, config.retriever_checkpoint or start}:
-      _check_ids(named, vocabulary)
+    _check_ids(start, vocabulary)
+    if config.encoder.folder and not config.encoder.has_tokenizer:
+      _check_ids(config.encoder.folder, vocabulary)
   return vocabulary
 
 
@@ -542,10 +544,29 @@ def _check_t5(config: RunConfig) -> None:
 def _check_checkpoints(config: RunConfig, wanted: Sequence[str]) -> None:
   """Refuses checkpoints that a stage would read and could not."""
   named = {stages_lib.get(name).starts_from for name in wanted} - {""}
-  if config.retriever_checkpoint and "retriever_checkpoint" in named:
-    _check_checkpoint(config.retriever_checkpoint)
+  if config.encoder.folder and "encoder" in named:
+    _check_encoder(config)
   if named:  # the one stands in for the other
     _check_checkpoint(config.checkpoint)
+
+
+def _check_encoder(config: RunConfig) -> None:
+  """Refuses an encoder that cannot be read, or not with passages."""
+  folder = config.encoder.folder
+  if object_store.is_url(folder):
+    return
+  place = os.fspath(shipped.checkpoint(folder))
+  encoder = dataclasses.replace(config.encoder, folder=place)
+  if not encoder.has_tokenizer:
+    _check_checkpoint(folder)
+    return
+  if config.prepare_data.passage_stride:
+    raise ValueError(
+      f"{folder}: expected documents read whole by an encoder's own tokenizer, got"
+      f" passage_stride={config.prepare_data.passage_stride}: set"
+      " --gin.PASSAGE_STRIDE=0"
+    )
+  encoder.check()
 
 
 def _check_checkpoint(named: str) -> None:

@@ -6,7 +6,6 @@ differ. Training on the real pairs with DP is `direct_dp`.
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Iterator
 
 import jax
@@ -15,11 +14,13 @@ from synthq_jax import field_kinds
 from synthq_jax.models import encoders
 from synthq_jax.runtime import (
   config_types,
+  encoder_start,
   inputs,
   private_training,
   results,
   runner,
   stage,
+  training_pairs,
 )
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import mesh as mesh_lib
@@ -61,7 +62,7 @@ class Inputs:
 
   documents: results.PublicDocuments | results.PreparedData
   """The public collection; the data with the real queries for these alone."""
-  encoder: pathlib.Path  # the folder of the public checkpoint
+  encoder: encoder_start.EncoderStart
   synthetic: results.SyntheticQueries | None = None
   """The queries to train on; None: the real ones."""
   held_out: float = 0.0  # share of documents whose queries are left out
@@ -133,7 +134,8 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
   """
   config, space = task.settings, task.folders
   documents = task.inputs.documents
-  params, model_config = inputs.load_public(task.inputs.encoder, documents)
+  encoder = task.inputs.encoder
+  params, model_config = encoder.load_public(documents)
   params = encoders.of(model_config).select(params)
   if config is None:
     return inputs.save_checkpoint(
@@ -141,6 +143,7 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
       task.folder(private=False),
       params,
       model_config,
+      save=encoder.save,
       kind="retriever",
       statement=documents.statement(),
       steps=0,
@@ -151,8 +154,8 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
   synthetic = task.inputs.synthetic
   private = synthetic is None or results.is_private_path(synthetic.directory)
   directory = task.folder(private=private)
-  records = inputs.training_pairs(
-    space, documents, synthetic, task.inputs.held_out
+  records = training_pairs.read(
+    space, documents, synthetic, task.inputs.held_out, encoder.tokens()
   )
   metrics_path = directory / f"metrics_{task.digest}.jsonl"
   params = pairs.train(
@@ -175,6 +178,7 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
     directory,
     params,
     model_config,
+    save=encoder.save,
     kind="retriever",
     statement=results.inherited(
       synthetic,
@@ -196,6 +200,6 @@ STAGE = stage.Stage(
   jobs=jobs,
   run=run,
   needs=("filter_queries", "static_encoder"),
-  starts_from="retriever_checkpoint",
+  starts_from="encoder",
   together=True,
 )

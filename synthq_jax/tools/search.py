@@ -15,7 +15,7 @@ import numpy as np
 from synthq_jax import text_tables
 from synthq_jax.data import files, passages
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.models import t5_checkpoints
+from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.retrieval import (
   best_passages,
   encode,
@@ -25,7 +25,13 @@ from synthq_jax.retrieval import (
   trec,
   vector_files,
 )
-from synthq_jax.runtime import inputs, results, system_results, workspace
+from synthq_jax.runtime import (
+  encoder_start,
+  inputs,
+  results,
+  system_results,
+  workspace,
+)
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.storage import array_files, artifacts
 
@@ -277,14 +283,16 @@ class _Opened:
 
   def _encoder(self, name: str) -> Callable[[str], np.ndarray]:
     """Returns the retriever's vector of one query, [1, dim]."""
-    folder = self._folders.root / self._known[name].directory
-    params, shape = t5_checkpoints.load(folder)
+    made, role = self._known[name], sentence_folders.QUERY
+    params, shape = encoder_start.load(self._folders, made, role)
+    reads = encoder_start.tokens_of(self._folders, made)
     vocabulary = inputs.vocabulary(self._folders, self._prepared)
 
     def encoded(query: str) -> np.ndarray:
-      tokens = vocabulary_lib.tokenize(
+      own = vocabulary_lib.tokenize(
         vocabulary, [query], length=self._prepared.query_length
       )
+      tokens = encoder_start.query_tokens(reads, [query], own)
       return encode.encode(params, shape, tokens, batch_size=1)
 
     return encoded

@@ -69,7 +69,7 @@ def test_a_recipe_that_does_not_fit_is_refused_before_money_flows(
     "--private_in_bucket", f"--source={cloud.checkout}", "--dry_run",
     "--gin_file=gin_configs/recipes/paper_t5_xl.gin",
     "--gin.SOURCE=msmarco:m", "--gin.CHECKPOINT=c", "--gin.VOCABULARY=v",
-    "--gin.RETRIEVER_CHECKPOINT=r",
+    "--gin.ENCODER=r",
   ]  # fmt: skip
   assert tpu_vm.main([*flags, "--gin.MESH_FSDP=1"]) == 2
   (line,) = capsys.readouterr().err.splitlines()

@@ -19,7 +19,7 @@ NEEDS = (
   "SOURCE=msmarco:m",
   "CHECKPOINT=t5_{size}",
   "VOCABULARY=v.model",
-  "RETRIEVER_CHECKPOINT=t5_base",
+  "ENCODER=t5_base",
 )
 
 

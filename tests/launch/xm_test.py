@@ -121,7 +121,7 @@ def test_the_papers_table_is_one_command(mock):
     "--sweep=papers_table",
     "--gin.SOURCE=msmarco:m",
     "--gin.CHECKPOINT=t5_{size}",
-    "--gin.RETRIEVER_CHECKPOINT=t5_base",
+    "--gin.ENCODER=t5_base",
     "--gin.VOCABULARY=v.model",
   ]
   assert xm.main(flags) == 0

@@ -80,7 +80,7 @@ def test_a_projection_may_be_written_into_the_table():
 def test_what_is_saved_is_loaded(tmp_path, projection):
   params = jax.device_get(made())
   if projection:
-    params = dual_encoder.with_projection(params)
+    params = dual_encoder.with_projection(params, SHAPE.emb_dim)
   t5_checkpoints.save(tmp_path, params, SHAPE)
   loaded, shape = t5_checkpoints.load(tmp_path)
   assert shape == SHAPE == t5_checkpoints.load_config(tmp_path)

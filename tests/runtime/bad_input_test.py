@@ -267,10 +267,10 @@ def test_more_documents_than_a_source_can_have_are_refused_before_it_is_read(
     ("SOURCE=tfds:fiqa@no", "no: expected a folder with SPLIT.tsv files"),
     ("CHECKPOINT=no", "got no file no/params.safetensors: check CHECKPOINT"),
     (
-      "RETRIEVER_CHECKPOINT=no STATIC_DIM=0",
+      "ENCODER=no STATIC_DIM=0",
       "got no file no/params.safetensors",
     ),
-    ("RETRIEVER_CHECKPOINT=no", "got 16 and no: set STATIC_DIM=0"),
+    ("ENCODER=no", "got 16 and no: set STATIC_DIM=0"),
     ("VOCABULARY=no", "got no file no: check CHECKPOINT and VOCABULARY"),
     ("VOCABULARY=data/corpus.jsonl", "expected a SentencePiece model"),
     ("TEST_SETS=('beir:no',)", "test_sets: expected a folder, got none: no"),
@@ -292,7 +292,7 @@ def test_a_dry_run_refuses_what_is_not_there(
 
 
 @pytest.mark.parametrize("flags", [[], ["--dry_run"]])
-@pytest.mark.parametrize("name", ["CHECKPOINT", "RETRIEVER_CHECKPOINT"])
+@pytest.mark.parametrize("name", ["CHECKPOINT", "ENCODER"])
 def test_a_checkpoint_that_was_cut_is_refused_before_any_work(
   tmp_path, capsys, name, flags
 ):

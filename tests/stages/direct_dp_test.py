@@ -16,10 +16,11 @@ from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.privacy import sensitivity, terms
 from synthq_jax.runtime import (
-  inputs,
+  encoder_start,
   private_training,
   results,
   stage,
+  training_pairs,
   workspace,
 )
 from synthq_jax.stages import direct_dp, plan, static_encoder
@@ -107,7 +108,7 @@ def test_a_head_leaves_everything_else_as_it_was(finished_run):
 @pytest.fixture(name="pairs")
 def _pairs(finished_run):
   space = workspace.Workspace(finished_run.root, 7)
-  return inputs.real_pairs(space, _prepared(finished_run))
+  return training_pairs.read_real(space, _prepared(finished_run))
 
 
 def test_groups_go_by_content_so_that_nobody_moves_who_stays(pairs):
@@ -218,7 +219,10 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
 
   records = {"queries": np.zeros((90, 3)), "documents": np.zeros((90, 3))}
   monkeypatch.setattr(private_training, "train", train)
-  monkeypatch.setattr(inputs, "load_public", lambda *_: ({}, None))
+  start = encoder_start.EncoderStart
+  monkeypatch.setattr(start, "load_public", lambda *_: ({}, None))
+  monkeypatch.setattr(encoder_start, "passages", lambda *_: None)
+  monkeypatch.setattr(training_pairs, "read_real", lambda *_: None)
   selected = types.SimpleNamespace(select=lambda params: params)
   monkeypatch.setattr(direct_dp.encoders, "of", lambda _: selected)
   monkeypatch.setattr(direct_dp, "_split", lambda *_: ({}, {}))
@@ -233,7 +237,7 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
     folders=workspace.Workspace(tmp_path, secret_seed=1),
     inputs=direct_dp.Inputs(
       prepared=made_up.prepared(**fields),
-      encoder=tmp_path,
+      encoder=start(folder=str(tmp_path)),
       epsilon=8.0,
     ),
   )

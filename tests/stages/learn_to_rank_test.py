@@ -515,14 +515,14 @@ def test_a_query_vector_that_is_no_number_stops_nobody(
   finished_run, monkeypatch
 ):
   task = task_of(finished_run.root)
-  whole, right = _ranking.padded(found_in(task), 100), _ranking.vectors_of
+  whole, right = _ranking.padded(found_in(task), 100), _ranking.query_vectors
 
   def broken(*given):
     vectors = right(*given).copy()
     vectors[2, 0] = np.nan
     return vectors
 
-  monkeypatch.setattr(_ranking, "vectors_of", broken)
+  monkeypatch.setattr(_ranking, "query_vectors", broken)
   found = None
   with contextlib.suppress(ValueError):
     found = found_in(task)
@@ -562,7 +562,7 @@ def test_a_query_vector_that_is_no_number_ends_no_search(tmp_path, monkeypatch):
 def test_a_ranking_with_a_map_survives_a_query_vector_that_is_no_number(
   finished_run, monkeypatch
 ):
-  root, right = finished_run.root, _ranking.vectors_of
+  root, right = finished_run.root, _ranking.query_vectors
   task = task_of(root)
   prepared = task.inputs.prepared
   test = evaluate._load(task.folders, prepared, "test")
@@ -579,7 +579,7 @@ def test_a_ranking_with_a_map_survives_a_query_vector_that_is_no_number(
   names = list(test.qrels)
   runs = [{name: {test.passages.ids[0]: 1.0} for name in names}] * 2
   whole = evaluate._ranked(task, system, test, runs)
-  monkeypatch.setattr(_ranking, "vectors_of", broken)
+  monkeypatch.setattr(_ranking, "query_vectors", broken)
   found = None
   with contextlib.suppress(ValueError):
     found = evaluate._ranked(task, system, test, runs)

@@ -40,7 +40,7 @@ GATED = {  # T5 1.1
 
 def configure(name, *flags):
   recipe = f"recipes/paper_t5_{name}.gin"
-  needs = NEEDS if name == "base" else (*NEEDS, "RETRIEVER_CHECKPOINT=r")
+  needs = NEEDS if name == "base" else (*NEEDS, "ENCODER=r")
   config, _ = main.configure(plan.RunConfig, [recipe], [*needs, *flags])
   return config
 
@@ -177,7 +177,7 @@ def test_the_sisters_differ_from_the_papers_base_in_size_and_memory_alone():
   for name in ("small", "large", "xl"):
     sister = configure(name)
     for field in base:
-      if field not in ("model", "finetune_dp", "retriever_checkpoint"):
+      if field not in ("model", "finetune_dp", "encoder"):
         ours, theirs = (getattr(c, field) for c in (sister, config))
         # But for the mesh, which changes no result.
         assert artifacts.fingerprint(ours) == artifacts.fingerprint(theirs), (

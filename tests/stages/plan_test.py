@@ -19,6 +19,7 @@ from synthq_jax.data import shipped
 from synthq_jax.models import prompt, static_vectors, t5_checkpoints
 from synthq_jax.privacy import rounding
 from synthq_jax.runtime import (
+  encoder_start,
   fingerprints,
   private_training,
   results,
@@ -553,7 +554,7 @@ def test_retrievers_may_start_from_a_checkpoint_of_their_own(
   t5_checkpoints.save(tmp_path / "own", params, shape)
   own = dataclasses.replace(
     finished_run.config,
-    retriever_checkpoint=str(tmp_path / "own"),
+    encoder=encoder_start.EncoderStart(folder=str(tmp_path / "own")),
     filter_queries=filter_queries.Config(),
     direct_dp_methods=ONE_METHOD,
     rows=plan.Rows(public_only=False, original=False),
@@ -666,7 +667,8 @@ def test_retrievers_of_another_vocabulary_are_refused(finished_run, tmp_path):
   shutil.copytree(shipped.DIRECTORY, other)
   (other / "vocabulary.model").write_bytes(b"another")
   own = dataclasses.replace(
-    finished_run.config, retriever_checkpoint=str(other)
+    finished_run.config,
+    encoder=encoder_start.EncoderStart(folder=str(other)),
   )
   root = finished_run.copy(tmp_path)
   with pytest.raises(ValueError, match="belongs to vocabulary.model beside it"):

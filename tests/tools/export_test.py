@@ -324,7 +324,9 @@ def test_a_model_from_elsewhere_is_exported_without_a_claim(tmp_path):
 def test_a_projection_is_not_lost_where_there_is_no_place_for_it(
   name, tmp_path
 ):
-  params = dual_encoder.encoder_params(dual_encoder.with_projection(make()))
+  params = dual_encoder.encoder_params(
+    dual_encoder.with_projection(make(), TINY.emb_dim)
+  )
   t5_checkpoints.save(tmp_path / "public", params, TINY)
   with pytest.raises(ValueError, match="write sentence-transformers or safet"):
     export.run(tmp_path / "public", tmp_path / "to", format=name)

@@ -217,7 +217,7 @@ def check_texts(folder: pathlib.Path) -> None:
     raise ValueError(
       f"{folder / MODULES}: expected the mean of a model's outputs alone, got"
       " another pooling or a Dense layer besides: give the folder as"
-      " RETRIEVER_CHECKPOINT, whose modules are all read"
+      " ENCODER, whose modules are all read"
     )
   found = text_settings(folder)
   if found.prompt or found.lower_case:
