@@ -43,8 +43,6 @@ class SentenceTokens:
   """Special tokens behind every text."""
   padding_id: int | None = 0
   """The id that changes places with 0 in arrays; None: ids are one more."""
-  query_length: int | None = None
-  """Tokens of a query, where these are fewer; None: as of all texts."""
 
   @property
   def length(self) -> int:
@@ -66,8 +64,8 @@ class SentenceTokens:
     """
     prompt = self.texts.prompt_of(role)
     width = self.length
-    if role == sentence_folders.QUERY and self.query_length is not None:
-      width = min(width, self.query_length)
+    if role == sentence_folders.QUERY and self.texts.query_length is not None:
+      width = min(width, self.texts.query_length)
     room = width - len(self.head) - len(self.tail)
     encoded = self.tokenizer.encode_batch(
       [prompt + text for text in texts], add_special_tokens=False
@@ -133,7 +131,8 @@ def load(
   head, tail = ((), ()) if chosen.is_static else _special(found)
   most = _longest(place, chosen, texts, found)
   room = most if not length else min(length, most)
-  least = min(room, room if query_length is None else query_length)
+  shorter = [n for n in (query_length, texts.query_length) if n is not None]
+  least = min([room, *shorter])
   if least <= len(head) + len(tail):
     raise ValueError(
       f"{folder}: expected more than {len(head) + len(tail)} tokens, its special"
@@ -145,6 +144,7 @@ def load(
   texts = dataclasses.replace(
     texts,
     max_length=room,
+    query_length=least if shorter else None,
     **{name: text for name, text in prompts.items() if text is not None},
   )
   return SentenceTokens(
@@ -153,7 +153,6 @@ def load(
     head=head,
     tail=tail,
     padding_id=sentence_encoder.padding_id(chosen),
-    query_length=query_length,
   )
 
 

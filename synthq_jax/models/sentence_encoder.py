@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ from synthq_jax.storage import artifacts
 
 __all__ = [
   "SentenceConfig",
+  "add_maps",
   "encode",
   "files",
   "is_folder",
@@ -44,6 +46,7 @@ __all__ = [
 
 _MODEL, _CONFIG = "model.safetensors", "config.json"
 _POOLING = "1_Pooling"
+_HEAD = "sentence_transformers.models."
 _T5S = ("t5", "mt5")
 _WIDTH_OF_ONE = 1 << 30  # bytes of a file
 _COPIED = (".json", ".txt", ".model")
@@ -239,6 +242,42 @@ def save(
   _write_texts(target, place, texts, is_static=chosen.is_static)
 
 
+def add_maps(
+  folder: str | os.PathLike, maps: Mapping[str, Float[np.ndarray, "dim dim"]]
+) -> None:
+  """Puts a linear map of each role's vectors behind the modules of a folder.
+
+  `encode_query` and `encode_document` of sentence-transformers take the route of
+  their role; a role without a map keeps its vectors.
+
+  Args:
+    folder: as `save` writes it.
+    maps: by role; a vector is multiplied from the left.
+  """
+  root = pathlib.Path(folder)
+  listed = json.loads((root / sentence_folders.MODULES).read_text())
+  number = len(listed)
+  place = root / f"{number}_Router"
+  types, routes = {}, {}
+  for role in (sentence_folders.QUERY, sentence_folders.DOCUMENT):
+    kind = "Dense" if role in maps else "Normalize"
+    name = f"{role}_0_{kind}"
+    types[name] = f"{_HEAD}{kind}"
+    routes[role] = [name]
+    (place / name).mkdir(parents=True)
+    if role in maps:
+      _write_dense(place / name, np.asarray(maps[role], np.float32))
+  parameters = {"default_route": "document", "allow_empty_key": True}
+  content = {"types": types, "structure": routes, "parameters": parameters}
+  _write_json(place / "router_config.json", content)
+  listed += [
+    _module(number, "Router", place.name),
+    _module(number + 1, "Normalize", f"{number + 1}_Normalize"),
+  ]
+  (root / f"{number + 1}_Normalize").mkdir()
+  _write_json(root / sentence_folders.MODULES, listed)
+
+
 def _pooled(
   params: typing.Params,
   config: SentenceConfig,
@@ -394,7 +433,7 @@ def _module(number: int, kind: str, path: str) -> dict[str, Any]:
     "idx": number,
     "name": str(number),
     "path": path,
-    "type": f"sentence_transformers.models.{kind}",
+    "type": f"{_HEAD}{kind}",
   }
 
 
@@ -402,10 +441,18 @@ def _add_projection(
   target: pathlib.Path, number: int, params: typing.Params
 ) -> list[dict[str, Any]]:
   """Writes a projection as a last linear layer; returns its modules."""
-  own = params[dual_encoder.PROJECTION]
   place = target / f"{number}_Dense"
-  _save_dense(place / _MODEL, own)
-  in_dim, out_dim = own["kernel"].shape
+  _write_dense(place, params[dual_encoder.PROJECTION]["kernel"])
+  return [
+    _module(number, "Dense", place.name),
+    _module(number + 1, "Normalize", f"{number + 1}_Normalize"),
+  ]
+
+
+def _write_dense(place: pathlib.Path, kernel: Any) -> None:
+  """Writes a linear layer without a bias as a module."""
+  _save_dense(place / _MODEL, {"kernel": kernel})
+  in_dim, out_dim = kernel.shape
   settings = {
     "in_features": in_dim,
     "out_features": out_dim,
@@ -413,10 +460,6 @@ def _add_projection(
     "activation_function": "torch.nn.modules.linear.Identity",
   }
   _write_json(place / _CONFIG, settings)
-  return [
-    _module(number, "Dense", place.name),
-    _module(number + 1, "Normalize", f"{number + 1}_Normalize"),
-  ]
 
 
 def _write_texts(
@@ -436,6 +479,8 @@ def _write_texts(
     path = place / sentence_folders.TEXTS
     fields = json.loads(path.read_text()) if path.is_file() else {}
     fields["max_seq_length"] = texts.max_length
+    if texts.query_length is not None:
+      fields["query_length"] = texts.query_length
     _write_json(path, fields | {"do_lower_case": texts.lower_case})
   path = target / sentence_folders.PROMPTS
   fields = json.loads(path.read_text()) if path.is_file() else {}

@@ -11,9 +11,21 @@ from typing import Any
 
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.data import sentence_tokens
-from synthq_jax.models import sentence_encoder, t5_checkpoints
+from synthq_jax.models import (
+  dual_encoder,
+  encoders,
+  sentence_encoder,
+  t5_checkpoints,
+)
 from synthq_jax.models.checkpoints import sentence_folders
-from synthq_jax.runtime import config_types, inputs, results, workspace
+from synthq_jax.runtime import (
+  config_types,
+  inputs,
+  results,
+  system_results,
+  workspace,
+)
+from synthq_jax.storage import array_files
 
 __all__ = [
   "EncoderStart",
@@ -115,6 +127,14 @@ def load(
     role: `sentence_folders.QUERY` or DOCUMENT.
   """
   place = folders.root / made.directory
+  if isinstance(made, system_results.Adapter):
+    params, shape = load(folders, made.base, role)
+    if role not in made.roles:
+      return params, shape
+    params = dual_encoder.with_projection(params, encoders.of(shape).dim)
+    matrix = array_files.read(place / made.file_of(role))
+    own = params[dual_encoder.PROJECTION]["kernel"] @ matrix
+    return {**params, dual_encoder.PROJECTION: {"kernel": own}}, shape
   if sentence_encoder.is_folder(place):
     return sentence_encoder.load(place, role)
   return t5_checkpoints.load(place)
@@ -129,6 +149,8 @@ def tokens_of(
     folders: the working directory.
     made: the retriever.
   """
+  if isinstance(made, system_results.Adapter):
+    return tokens_of(folders, made.base)
   return EncoderStart(folder=os.fspath(folders.root / made.directory)).tokens()
 
 

@@ -25,6 +25,7 @@ from synthq_jax.runtime import (
   planted,
   results,
   stage,
+  system_results,
   workspace,
 )
 from synthq_jax.storage import artifacts
@@ -95,7 +96,17 @@ class Run:
   @property
   def retrievers(self) -> Mapping[str, stage.Made[results.Checkpoint]]:
     """Every dense retriever."""
-    return {**self.rows("train_retriever"), **self.rows("direct_dp")}
+    trained = {**self.rows("train_retriever"), **self.rows("direct_dp")}
+    return {**trained, **self.rows("learn_adapter")}
+
+  @property
+  def vectors(self) -> Mapping[str, stage.Made[system_results.Vectors]]:
+    """The vectors of the documents, by the row of their retriever."""
+    mapped = {
+      name: stage.Made(made.value.encoded(), made.digest)
+      for name, made in self.rows("learn_adapter").items()
+    }
+    return {**self.rows("encode_documents"), **mapped}
 
   @property
   def pair_sources(self) -> Mapping[str, tuple[Any, str]]:

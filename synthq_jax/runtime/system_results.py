@@ -12,6 +12,7 @@ from synthq_jax.runtime import results
 __all__ = [
   "DENSE",
   "LEXICAL",
+  "Adapter",
   "Fusion",
   "Ranking",
   "System",
@@ -34,6 +35,40 @@ class Vectors(results.Claimed):
   """Size of the vectors."""
   retriever: str
   """The retriever's fingerprint."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adapter(results.Checkpoint):
+  """A retriever that is another one with a linear map of its vectors.
+
+  The directory holds a float32 matrix [dim, dim] for each role that is mapped.
+  """
+
+  base: results.Checkpoint
+  """The retriever whose vectors are mapped."""
+  base_fingerprint: str
+  """The fingerprint of `base`."""
+  roles: tuple[str, ...]
+  """Whose vectors are mapped: ("query",), or of both sides."""
+  vectors: str
+  """The folder of the documents' vectors: those of `base` unless they are mapped."""
+
+  @staticmethod
+  def file_of(role: str) -> str:
+    """Returns the name of the file with the matrix of a role."""
+    return f"map_of_{role}.npy"
+
+  def encoded(self) -> Vectors:
+    """Returns the vectors of the collection as a result of their own."""
+    return Vectors(
+      directory=self.directory,
+      name=self.name,
+      statement=self.statement,
+      seconds=0.0,
+      vectors=self.vectors,
+      num_bytes=0,
+      retriever=self.base_fingerprint,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,9 @@ SUMMARIES = types.MappingProxyType(
     "encode_documents": (
       "encodes the collection with every retriever, once for all that search it"
     ),
+    "learn_adapter": (
+      "learns with DP a linear map of a public encoder's vectors: an adapter"
+    ),
     "fuse": "chooses how much a retriever weighs beside BM25",
     "learn_to_rank": (
       "learns with DP how BM25's scores, the length and a retriever's score weigh"

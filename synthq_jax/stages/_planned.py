@@ -13,7 +13,7 @@ from synthq_jax.runtime import (
   stage,
   system_results,
 )
-from synthq_jax.stages import direct_dp
+from synthq_jax.stages import direct_dp, learn_adapter
 
 __all__ = ["IF_ALLOWED", "Outlook", "Training", "rows", "trainings"]
 
@@ -80,7 +80,8 @@ def rows(
   chosen, direct = config.rows, direct_dp.rows(config)
   generators = [stage.row_name(epsilon) for epsilon in chosen.synthetic]
   written = [*(["public_only"] if chosen.public_only else []), *generators]
-  hidden = _retrievers(config, wanted, generators)
+  adapted = _adapters(config, wanted)
+  hidden = {**_retrievers(config, wanted, generators), **adapted}
   systems = dict(hidden)
   if "fuse" in wanted and chosen.fused:
     systems |= {
@@ -109,9 +110,10 @@ def rows(
     "static_encoder": only if config.static_encoder.dim else (),
     "filter_queries": written if config.filter_queries.is_wanted else (),
     "query_leakage": only if written and config.query_leakage.enabled else (),
-    "train_retriever": [k for k in hidden if k not in direct],
+    "train_retriever": [k for k in hidden if k not in {**direct, **adapted}],
     "direct_dp": [k for k in hidden if k in direct],
-    "encode_documents": [*hidden],
+    "encode_documents": [k for k in hidden if k not in adapted],
+    "learn_adapter": [*adapted],
     "fuse": [*hidden] if chosen.fused else (),
     "learn_to_rank": ranked,
     "learn_map": [stage.row_name(epsilon) for epsilon in mapped],
@@ -148,6 +150,18 @@ def _retrievers(
   if "direct_dp" in wanted and not is_audit:
     hidden |= {row: chosen.is_compared(row) for row in direct_dp.rows(config)}
   return hidden
+
+
+def _adapters(config: Any, wanted: Sequence[str]) -> dict[str, bool]:
+  """Returns the rows of adapters, and whether they lie under `private/`."""
+  if "learn_adapter" not in wanted or runner.is_for_audit(wanted):
+    return {}
+  rows = {}
+  for epsilon in config.rows.adapted:
+    names = learn_adapter.names(epsilon)
+    is_hidden = math.isinf(epsilon) or config.rows.is_compared(names[0])
+    rows |= dict.fromkeys(names, is_hidden)
+  return rows
 
 
 def _ranked(config: Any, retrievers: Mapping[str, bool]) -> list[str]:
@@ -219,6 +233,9 @@ def trainings(
     if name not in ("original", "synthetic_inf"):
       own, row = config.learn_to_rank, f"{system_results.Ranking.SYSTEM}_{name}"
       add("learn_to_rank", name, row, own, own.epsilon)
+  for epsilon in chosen.adapted:
+    row, _ = learn_adapter.names(epsilon)
+    add("learn_adapter", row, row, config.learn_adapter, epsilon)
   for epsilon in chosen.mapped:
     name = stage.row_name(epsilon)
     row = f"{system_results.Ranking.SYSTEM}_map_{name}"

@@ -36,6 +36,7 @@ __all__ = [
   "Config",
   "Found",
   "Inputs",
+  "chosen",
   "found",
   "of_train",
   "padded",
@@ -121,7 +122,7 @@ def of_train(
   if left_out:
     documents = inputs.arrays(space, prepared, path)["documents"]
     is_read = training_pairs.held_out(prepared.num_documents, left_out)
-    judged = _chosen(judged, np.flatnonzero(is_read[documents]))
+    judged = chosen(judged, np.flatnonzero(is_read[documents]))
   return judged._replace(drop_identical=task.inputs.drop_identical)
 
 
@@ -139,7 +140,7 @@ def found(
     depth: documents that BM25 and the retriever find, each.
     rows: numbers of the queries that are wanted, rising.
   """
-  judged = _chosen(judged, rows)
+  judged = chosen(judged, rows)
   asked = query_vectors(
     task.folders,
     task.inputs.retriever,
@@ -183,8 +184,13 @@ def _key(
   )
 
 
-def _chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
-  """Returns some of the queries."""
+def chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
+  """Returns some of the queries.
+
+  Args:
+    judged: all queries.
+    places: numbers of those that are wanted.
+  """
   names = list(judged.qrels)
   return judged._replace(
     qrels={names[place]: judged.qrels[names[place]] for place in places},

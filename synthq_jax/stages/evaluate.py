@@ -130,7 +130,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
       if isinstance(system, system_results.Ranking):
         retriever = system.retriever
       trained = run.retrievers.get(retriever)
-      vectors = run.rows("encode_documents").get(retriever)
+      vectors = run.vectors.get(retriever)
       yield stage.Job(
         name=f"{called}/{name}",
         depends=(
@@ -180,6 +180,7 @@ def _trained_on(name: str, left_out: float) -> str:
     "public_only": "queries written before any private step",
     "original": f"{share}real queries, no privacy",
     "synthetic": "synthetic queries",
+    "adapter": "real queries with DP, a linear map of the public encoder",
   }
   known = (words[start] for start in words if name.startswith(start))
   return next(known, "real queries, DP directly")

@@ -86,7 +86,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   """Yields the weight beside every retriever, where fused rows are wanted."""
   config = run.config
   untrained = run.retrievers.get("untrained")
-  vectors = run.rows("encode_documents").get("untrained")
+  vectors = run.vectors.get("untrained")
   synthetic = run.queries.get("public_only") if untrained else None
   first = None  # that chose on public queries, as all others would
   for name, (retriever, trained) in run.retrievers.items():
@@ -231,6 +231,6 @@ STAGE = stage.Stage(
   config=Config,
   jobs=jobs,
   run=run,
-  needs=("generate", "encode_documents"),
+  needs=("generate", "learn_adapter"),
   together=True,
 )

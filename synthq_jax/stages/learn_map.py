@@ -81,7 +81,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   for epsilon in config.rows.mapped:
     name, first = stage.row_name(epsilon), config.rows.mapped_row
     retriever, learned = run.retrievers[first], run.rows("learn_to_rank")[first]
-    vectors = run.rows("encode_documents")[first]
+    vectors = run.vectors[first]
     row = f"{system_results.Ranking.SYSTEM}_{_NAME}_{name}"
     yield stage.Job(
       name=name,

@@ -100,7 +100,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
         f"[learn_to_rank/{name}] its claim is about another unit: left out"
       )
       continue
-    vectors = run.rows("encode_documents")[name]
+    vectors = run.vectors[name]
     row = f"{system_results.Ranking.SYSTEM}_{name}"
     left_out = run.left_out(name) if name.startswith("original") else 0.0
     yield stage.Job(
@@ -230,6 +230,6 @@ STAGE = stage.Stage(
   check=check,
   jobs=jobs,
   run=run,
-  needs=("encode_documents",),
+  needs=("learn_adapter",),
   needs_secret=True,
 )

@@ -14,21 +14,18 @@ from typing import Any
 from synthq_jax import field_kinds
 from synthq_jax import stages as stages_lib
 from synthq_jax.audit import canaries as canaries_lib
-from synthq_jax.data import shipped, sources, tokenizer_json
-from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.models import prompt, t5_checkpoints, t5_config
+from synthq_jax.data import tokenizer_json
+from synthq_jax.models import prompt, t5_config
 from synthq_jax.runtime import (
   config_types,
   encoder_start,
-  fingerprints,
-  inputs,
   results,
   runner,
   stage,
   system_results,
   workspace,
 )
-from synthq_jax.stages import _planned, prepare_test_set
+from synthq_jax.stages import _checks, _planned, prepare_test_set
 from synthq_jax.stages import audit as audit_lib
 from synthq_jax.stages import compare_queries as compare_queries_lib
 from synthq_jax.stages import direct_dp as direct_dp_lib
@@ -38,6 +35,7 @@ from synthq_jax.stages import filter_queries as filter_queries_lib
 from synthq_jax.stages import finetune_dp as finetune_dp_lib
 from synthq_jax.stages import fuse as fuse_lib
 from synthq_jax.stages import generate as generate_lib
+from synthq_jax.stages import learn_adapter as learn_adapter_lib
 from synthq_jax.stages import learn_map as learn_map_lib
 from synthq_jax.stages import learn_to_rank as learn_to_rank_lib
 from synthq_jax.stages import prepare_data as prepare_data_lib
@@ -46,7 +44,6 @@ from synthq_jax.stages import release_scores as release_scores_lib
 from synthq_jax.stages import report as report_lib
 from synthq_jax.stages import static_encoder as static_encoder_lib
 from synthq_jax.stages import train_retriever as train_retriever_lib
-from synthq_jax.storage import object_store
 from synthq_jax.training import distributed, loop
 
 __all__ = [
@@ -88,6 +85,9 @@ class Rows:
   ltr: tuple[str, ...] = field_kinds.later(())
   """Rows of dense retrievers, or their beginnings, that get a row more: their scores
   and BM25's, weighed by private queries with DP (learning to rank)."""
+  adapted: tuple[float, ...] = field_kinds.later(())
+  """The untrained encoder with a linear map of its vectors that private queries
+  teach at these epsilons: of queries alone, and of both sides."""
   mapped: tuple[float, ...] = field_kinds.later(())
   """Such a row of the public model's queries, or of no query, with a map of its
   retriever's vectors that private queries teach at these epsilons."""
@@ -253,6 +253,9 @@ class RunConfig:
   learn_to_rank: learn_to_rank_lib.Config = dataclasses.field(
     default_factory=learn_to_rank_lib.Config
   )
+  learn_adapter: learn_adapter_lib.Config = dataclasses.field(
+    default_factory=learn_adapter_lib.Config
+  )
   learn_map: learn_map_lib.Config = dataclasses.field(
     default_factory=learn_map_lib.Config
   )
@@ -365,10 +368,10 @@ def run(
       the working directory.
   """
   wanted = stages_lib.with_needs(stages or STAGES, config)
-  _check_size(config, wanted)
-  _check_t5(config)
-  _check_checkpoints(config, wanted)
-  _check_test_sets(config)
+  _checks.check_size(config, wanted)
+  _checks.check_t5(config)
+  _checks.check_checkpoints(config, wanted)
+  _checks.check_test_sets(config)
   notes = export_notes(config, wanted)
   progress = progress and distributed.is_main()
   config = _with_progress(config, progress)
@@ -422,8 +425,8 @@ def outlook(
     ValueError: if a setting names what is not there, as `run` would find.
   """
   stages = stages_lib.with_needs(wanted, config)
-  _check_named(config, stages)
-  _check_size(config, stages)
+  _checks.check_named(config, stages)
+  _checks.check_size(config, stages)
   prepared = None
   try:
     space = workspace.Workspace(workdir, config.secret_seed, may_draw=False)
@@ -459,7 +462,7 @@ def export_notes(config: RunConfig, wanted: Sequence[str]) -> Sequence[str]:
     ValueError: if the vocabulary cannot be used, or says another end of a text
       than a checkpoint.
   """
-  vocabulary = _vocabulary(config)
+  vocabulary = _checks.vocabulary(config)
   if vocabulary is None or not _TRAININGS & set(wanted):
     return ()
   try:
@@ -469,117 +472,6 @@ def export_notes(config: RunConfig, wanted: Sequence[str]) -> Sequence[str]:
       f"note: `synthq export` to {_TRANSFORMERS} would be refused: {error}",
     )
   return ()
-
-
-def _vocabulary(config: RunConfig) -> vocabulary_lib.SentencePiece | None:
-  """Returns the vocabulary of a run, checked against its checkpoints.
-
-  None: it is trained, or lies under a URL, where looking would download it.
-  """
-  data, start = config.prepare_data, config.checkpoint
-  if object_store.is_url(start) or object_store.is_url(data.vocabulary):
-    return None
-  place = shipped.checkpoint(start)
-  vocabulary = prepare_data_lib.check_vocabulary(
-    data.vocabulary or inputs.vocabulary_beside(place), data.extra_ids
-  )
-  if vocabulary is not None:
-    _check_ids(start, vocabulary)
-    if config.encoder.folder and not config.encoder.has_tokenizer:
-      _check_ids(config.encoder.folder, vocabulary)
-  return vocabulary
-
-
-def _check_ids(
-  checkpoint: str, vocabulary: vocabulary_lib.SentencePiece
-) -> None:
-  """Refuses a checkpoint that says another end of a text than its vocabulary."""
-  if object_store.is_url(checkpoint):
-    return
-  place = shipped.checkpoint(checkpoint)
-  try:
-    shape = t5_checkpoints.load_config(place)
-  except ValueError:  # who reads it says more
-    return
-  t5_checkpoints.with_token_ids(place, shape, vocabulary.token_ids)
-
-
-def _check_test_sets(config: RunConfig) -> None:
-  """Refuses sets that are not there or are the private log, and a main table of
-  none of them."""
-  further = prepare_test_set.expand(config.test_sets)
-  if not config.has_public_queries:
-    prepare_test_set.refuse_private(further, config.prepare_data.source)
-  known = [*results.OWN_TEST_SETS, *(one.name for one in further)]
-  if config.compare_queries.test_set not in known:
-    raise ValueError(
-      f"compare_queries.Config.test_set must be one of {', '.join(known)}, got"
-      f" {config.compare_queries.test_set!r}: change it, or name the set in"
-      " TEST_SETS"
-    )
-
-
-def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:
-  """Refuses data and checkpoints that are not there, before they are read.
-
-  What lies under a URL is taken to be there: looking would download it.
-  """
-  data = config.prepare_data
-  prepare_data_lib.check_source(data)
-  private = None if config.has_public_queries else data.source
-  prepare_test_set.check_named(config.test_sets, private)
-  _check_checkpoints(config, wanted)
-  if object_store.is_url(config.checkpoint):
-    return
-  _check_t5(config)
-  _vocabulary(config)
-
-
-def _check_t5(config: RunConfig) -> None:
-  """Refuses a checkpoint of another shape than the model."""
-  assert not isinstance(config.model, str)  # a name is replaced by its shape
-  inputs.check_t5(shipped.checkpoint(config.checkpoint), config.model)
-
-
-def _check_checkpoints(config: RunConfig, wanted: Sequence[str]) -> None:
-  """Refuses checkpoints that a stage would read and could not."""
-  named = {stages_lib.get(name).starts_from for name in wanted} - {""}
-  if config.encoder.folder and "encoder" in named:
-    _check_encoder(config)
-  if named:  # the one stands in for the other
-    _check_checkpoint(config.checkpoint)
-
-
-def _check_encoder(config: RunConfig) -> None:
-  """Refuses an encoder that cannot be read, or not with passages."""
-  folder = config.encoder.folder
-  if object_store.is_url(folder):
-    return
-  place = os.fspath(shipped.checkpoint(folder))
-  encoder = dataclasses.replace(config.encoder, folder=place)
-  if not encoder.has_tokenizer:
-    _check_checkpoint(folder)
-    return
-  if config.prepare_data.passage_stride:
-    raise ValueError(
-      f"{folder}: expected documents read whole by an encoder's own tokenizer, got"
-      f" passage_stride={config.prepare_data.passage_stride}: set"
-      " --gin.PASSAGE_STRIDE=0"
-    )
-  encoder.check()
-
-
-def _check_checkpoint(named: str) -> None:
-  if not object_store.is_url(named):
-    fingerprints.check_checkpoint(shipped.checkpoint(named))
-
-
-def _check_size(config: RunConfig, wanted: Sequence[str]) -> None:
-  """Refuses, before the data is read, more documents than it can have."""
-  number, source = config.generate.num_documents, config.prepare_data.source
-  if number is None or "generate" not in wanted:
-    return
-  sources.open(source, "prepare_data.source").check_size(number)
 
 
 def _nothing(*told: str) -> None:

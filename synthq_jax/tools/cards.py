@@ -42,7 +42,7 @@ def of_retriever(
   lengths: Mapping[str, int],
   *,
   stride: int = 0,
-  is_static: bool = False,
+  kind: str = "t5",
 ) -> str:
   """Returns the card of a dual encoder for sentence-transformers.
 
@@ -52,7 +52,8 @@ def of_retriever(
       "query_length": tokens, EOS included.
     stride: tokens from one passage of a document to the next, as
       `results.PreparedData.passage_stride`; 0: documents were cut.
-    is_static: whether it is a table of vectors, without a transformer.
+    kind: "t5", its encoder; "static", a table of vectors without a transformer;
+      "folder", the modules that the folder lists.
   """
   whole = (
     " Longer documents were read in passages: each the title (at most half of the"
@@ -67,7 +68,9 @@ def of_retriever(
   query = lengths.get("query_length", longest)
   what = "A T5 encoder: the mean of its outputs"
   cut = f"Queries are cut at {query} tokens, documents at {longest}, as in training."
-  if is_static:  # whose reader has one length
+  if kind == "folder":
+    what = "The encoder that its modules list, trained on from a public one,"
+  if kind == "static":  # whose reader has one length
     what = "The mean of a text's token vectors"
     cut = f"Texts are cut at {longest} tokens; in training, queries were at {query}."
   return _page(
@@ -91,6 +94,66 @@ from sentence_transformers import SentenceTransformer
 model = SentenceTransformer("FOLDER")  # where this file is
 documents = model.encode_document(["first document", "second document"])
 scores = model.encode_query("a query") @ documents.T
+```""",
+  )
+
+
+def of_adapter(made: system_results.Adapter) -> str:
+  """Returns the card of an encoder with the maps of its vectors."""
+  both = len(made.roles) > 1
+  which = "queries and of documents" if both else "queries alone"
+  index = (
+    "Documents are encoded anew."
+    if both
+    else "Documents keep the vectors that the encoder gives them: an index of them"
+    " stays as it is."
+  )
+  return _page(
+    {
+      "library_name": "sentence-transformers",
+      "pipeline_tag": "sentence-similarity",
+      "tags": ["sentence-transformers", "dense-retrieval", "adapter"],
+    },
+    made.statement,
+    f"Adapter {made.name}",
+    f"A public encoder as it is, with a linear map of {which}, which private queries"
+    f" taught with differential privacy. {index} Vectors have length 1, so that dot"
+    f" products are cosines. It was written by synthq_jax {synthq_jax.__version__}"
+    " and tried with sentence-transformers 6.2.",
+    """```bash
+pip install "sentence-transformers>=6"
+```
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("FOLDER")  # where this file is
+documents = model.encode_document(["first document", "second document"])
+scores = model.encode_query("a query") @ documents.T
+```""",
+  )
+
+
+def of_map(made: system_results.Adapter) -> str:
+  """Returns the card of a map alone, with the program that applies it."""
+  return _page(
+    {"library_name": "safetensors", "tags": ["dense-retrieval", "adapter"]},
+    made.statement,
+    f"Map {made.name}",
+    f"A matrix for the vectors of {' and of '.join(made.roles)} texts, which private"
+    " queries taught with differential privacy. It is for the vectors of the encoder"
+    f" {made.base.name} of its run, wherever they come from; texts of another role"
+    " keep theirs.",
+    """```python
+import numpy as np
+from safetensors.numpy import load_file
+
+maps = load_file("FOLDER/map.safetensors")
+
+def apply(vectors, role):  # [text, dim] of the encoder; "query" or "document"
+  if role in maps:
+    vectors = vectors @ maps[role]
+  return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 ```""",
   )
 

@@ -9,11 +9,11 @@ owner. What was made of private queries without differential privacy lies under
 import dataclasses
 import functools
 import json
-import math
 import os
 import pathlib
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -27,18 +27,20 @@ from synthq_jax.data import (
   tokenizer_json,
   word_patterns,
 )
-from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.models import dual_encoder, static_vectors, t5_checkpoints
-from synthq_jax.models import token_ids as token_ids_lib
-from synthq_jax.models.checkpoints import t5x, tensors
+from synthq_jax.models import (
+  dual_encoder,
+  sentence_encoder,
+  static_vectors,
+  t5_checkpoints,
+)
+from synthq_jax.models.checkpoints import sentence_folders, t5x, tensors
 from synthq_jax.privacy import rounding, terms
-from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import ranking
 from synthq_jax.runtime import inputs, results, system_results
-from synthq_jax.storage import artifacts, object_store, stores
-from synthq_jax.tools import cards
+from synthq_jax.storage import array_files, artifacts, object_store, stores
+from synthq_jax.tools import cards, export_source
 
-__all__ = ["CLAIM", "FORMATS", "Format", "Source", "local", "run"]
+__all__ = ["CLAIM", "FORMATS", "Format", "local", "run"]
 
 CLAIM = t5_checkpoints.CLAIM
 """In the exported folder: what may be claimed about it, in words."""
@@ -53,70 +55,25 @@ _UNREAD = re.compile(r"(private/)?encode_documents/.*\.npy|.*\.trec")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
-  """What is exported."""
-
-  folder: pathlib.Path
-  """Where it lies."""
-  result: (
-    results.Checkpoint
-    | results.SyntheticQueries
-    | system_results.Ranking
-    | None
-  )
-  """What its run says of it; None where no run made it."""
-  root: pathlib.Path | None
-  """The working directory of that run."""
-  prepared: results.PreparedData | None
-  """That run's data, of which the settings are read."""
-  in_t5x: statement_lib.PrivacyStatement | None = None
-  """What a private training in T5X's own trainer said of it."""
-
-  @property
-  def vocabulary(self) -> pathlib.Path | None:
-    """The vocabulary beside a checkpoint, or that of its run."""
-    places = [inputs.vocabulary_beside(self.folder)]
-    if self.root is not None:
-      places.append(self.root / "prepare_data" / inputs.VOCABULARY_NAME)
-    return next((place for place in places if place.is_file()), None)
-
-  @property
-  def token_ids(self) -> token_ids_lib.TokenIds | None:
-    """The special ids of its vocabulary."""
-    path = self.vocabulary
-    return None if path is None else vocabulary_lib.load(path).token_ids
-
-  @property
-  def claim(self) -> statement_lib.PrivacyStatement | None:
-    """What is promised of its training; None where nothing is known of it."""
-    return self.in_t5x if self.result is None else self.result.statement
-
-  @property
-  def is_private(self) -> bool:
-    """Whether it must not be shared: by its folder, wherever it was moved to,
-    and by its claim."""
-    place, root = self.folder.resolve(), self.root and self.root.resolve()
-    if root and place.is_relative_to(root):  # folders above do not count
-      place = place.relative_to(root)
-    if results.is_private_path(place.as_posix()):
-      return True
-    if self.result is not None:
-      return not results.is_shareable(self.result)
-    return self.in_t5x is not None and math.isinf(self.in_t5x.epsilon)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Format:
   """A form in which a result leaves its run."""
 
   of: type
   """The kind of result, of `results`."""
-  write: Callable[[Source, pathlib.Path], object]
+  write: Callable[[export_source.Source, pathlib.Path], object]
   """Writes the files into a new folder; the rest is done for it."""
   hub: str = ""
   """The kind of repository on Hugging Face's hub; "": it goes nowhere."""
   is_dated: bool = False
   """Whether the folder's name ends in a step, as T5X's does."""
+  takes_adapters: bool = False
+  """Whether an adapter is written with the encoder that it stands on."""
+
+  def takes(self, kind: type) -> bool:
+    """Says whether results of a kind have this form."""
+    if kind is system_results.Adapter:
+      return self.takes_adapters
+    return kind is self.of
 
 
 def local(place: str) -> str:
@@ -189,7 +146,7 @@ def run(
     step = t5x.step(pathlib.Path(source))
   if step < 0:
     raise ValueError(f"step must be at least 0, got step={step}")
-  chosen, given = FORMATS[format], _source(pathlib.Path(source))
+  chosen, given = FORMATS[format], export_source.read(pathlib.Path(source))
   if given.is_private and not allow_private:
     raise ValueError(
       f"{source}: expected a result that may be shared, got one under"
@@ -198,8 +155,8 @@ def run(
       " exports it all the same"
     )
   kind = results.Checkpoint if given.result is None else type(given.result)
-  if kind is not chosen.of:
-    fitting = ", ".join(k for k, one in FORMATS.items() if one.of is kind)
+  if not chosen.takes(kind):
+    fitting = ", ".join(k for k, one in FORMATS.items() if one.takes(kind))
     got = kind.__name__ if given.result else "a folder that no run made"
     raise ValueError(
       f"{source}: expected {chosen.of.__name__} for --format={format}, got"
@@ -217,7 +174,9 @@ def run(
   return _summary(place, given, chosen)
 
 
-def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
+def _summary(
+  place: pathlib.Path, given: export_source.Source, chosen: Format
+) -> str:
   """Says what was written, and what may be done with it."""
   lines = [f"written: {place}"]
   if chosen.of is results.Checkpoint and given.vocabulary is None:
@@ -246,57 +205,9 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
   return "\n".join(lines)
 
 
-def _source(folder: pathlib.Path) -> Source:
-  """Reads what a run says about its result, and about its data."""
-  kinds = {
-    kind.__name__: kind
-    for kind in (
-      results.Checkpoint,
-      results.SyntheticQueries,
-      system_results.Ranking,
-    )
-  }
-  result = root = prepared = None
-  if not folder.is_dir():
-    raise ValueError(f"{folder}: expected the folder of a result, got none")
-  if artifacts.read_fingerprint(folder) is not None:
-    artifacts.check(folder, everywhere=False)
-    content = artifacts.read_json(folder / artifacts.RESULT_NAME)
-    made = content["result"]
-    if made.get("_type") == system_results.Fusion.__name__:
-      fused = artifacts.load(folder, system_results.Fusion)
-      raise ValueError(
-        f"{folder}: expected a model or queries, got the weight"
-        f" {fused.weight:g} of {fused.retriever} beside BM25: export the"
-        f" checkpoint train_retriever/{fused.retriever} and apply the weight"
-        f" where you search, to scores that {type(fused.method).__name__} made"
-        f" comparable among the first {fused.depth} of each; the"
-        f" statement in {artifacts.RESULT_NAME} here is that of both together"
-      )
-    kind = kinds.get(made.get("_type"))
-    if kind is not None:
-      result = artifacts.load(folder, kind)
-  if result is not None:
-    place, own = folder.resolve(), pathlib.PurePosixPath(result.directory).parts
-    if place.parts[-len(own) :] == own:
-      root = place.parents[len(own) - 1]
-    elif not isinstance(result, results.Checkpoint):
-      raise ValueError(
-        f"{folder}: expected a run's result where it put it, at"
-        f" {result.directory}, beside its other results: give it there"
-      )
-    data = root and root / results.PRIVATE / "prepare_data"
-    if data and artifacts.read_fingerprint(data) is not None:
-      artifacts.check(data, here=False)  # the public part, which is exported
-      artifacts.check_data(folder, data)
-      prepared = artifacts.load(data, results.PreparedData)
-  in_t5x = t5_checkpoints.claim(folder) if result is None else None
-  return Source(
-    folder=folder, result=result, root=root, prepared=prepared, in_t5x=in_t5x
-  )
-
-
-def _convert(given: Source, folder: pathlib.Path, name: str) -> None:
+def _convert(
+  given: export_source.Source, folder: pathlib.Path, name: str
+) -> None:
   """Writes a checkpoint of a T5, with the special ids of its vocabulary."""
   made = t5_checkpoints.convert(
     given.folder, folder / "made", format=name, token_ids=given.token_ids
@@ -304,7 +215,7 @@ def _convert(given: Source, folder: pathlib.Path, name: str) -> None:
   _move_up(made, folder)
 
 
-def _t5(given: Source, folder: pathlib.Path, name: str) -> None:
+def _t5(given: export_source.Source, folder: pathlib.Path, name: str) -> None:
   """Writes a checkpoint of a T5, its vocabulary beside it."""
   _convert(given, folder, name)
   if given.vocabulary is not None:
@@ -312,7 +223,7 @@ def _t5(given: Source, folder: pathlib.Path, name: str) -> None:
     (folder / inputs.VOCABULARY_NAME).write_bytes(content)
 
 
-def _huggingface(given: Source, folder: pathlib.Path) -> None:
+def _huggingface(given: export_source.Source, folder: pathlib.Path) -> None:
   """Writes what transformers loads, its tokenizer included."""
   _convert(given, folder, "huggingface")
   _write_tokenizer(given, folder, t5_checkpoints.load_config(folder))
@@ -328,13 +239,13 @@ def _huggingface(given: Source, folder: pathlib.Path) -> None:
     (folder / _README).write_text(text, encoding="utf-8")
 
 
-def _checkpoint(given: Source) -> results.Checkpoint | None:
+def _checkpoint(given: export_source.Source) -> results.Checkpoint | None:
   """Returns the result of a format for checkpoints; None where no run made it."""
   assert given.result is None or isinstance(given.result, results.Checkpoint)
   return given.result
 
 
-def _prefix(given: Source) -> str:
+def _prefix(given: export_source.Source) -> str:
   """Returns what stood before the documents that a generator wrote for."""
   made = _checkpoint(given)
   assert made is not None  # only results have cards
@@ -346,12 +257,20 @@ def _prefix(given: Source) -> str:
   return ""
 
 
-def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
+def _sentence_transformers(
+  given: export_source.Source, folder: pathlib.Path
+) -> None:
   """Writes a dual encoder with its pooling, projection and lengths."""
   made = _checkpoint(given)
   if made is not None and made.kind != "retriever":
     got = f"{given.folder}: expected a retriever, got a {made.kind}"
     raise ValueError(f"{got}: export it with --format=huggingface")
+  if isinstance(made, system_results.Adapter):
+    _adapted(given, made, folder)
+    return
+  if sentence_encoder.is_folder(given.folder):
+    _sentence_folder(given, folder)
+    return
   if given.vocabulary is None:
     wanted = (
       f"{given.folder}: expected the vocabulary of the checkpoint beside it"
@@ -385,8 +304,65 @@ def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
   settings = {"prompts": {}, "similarity_fn_name": "dot"}
   _write_json(folder / "config_sentence_transformers.json", settings)
   stride = given.prepared.passage_stride if given.prepared else 0
-  text = cards.of_retriever(made, lengths, stride=stride, is_static=is_static)
+  text = cards.of_retriever(
+    made, lengths, stride=stride, kind="static" if is_static else "t5"
+  )
   (folder / _README).write_text(text, encoding="utf-8")
+
+
+def _sentence_folder(given: export_source.Source, folder: pathlib.Path) -> None:
+  """Copies a retriever that is a folder of sentence-transformers already."""
+  for path in sentence_encoder.files(given.folder):
+    place = folder / path.relative_to(given.folder)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, place)
+  for one in json.loads((folder / sentence_folders.MODULES).read_text()):
+    (folder / one["path"]).mkdir(exist_ok=True)
+  texts = sentence_folders.text_settings(folder)
+  lengths = {"max_seq_length": texts.max_length or _LENGTH}
+  if texts.query_length is not None:
+    lengths["query_length"] = texts.query_length
+  text = cards.of_retriever(_checkpoint(given), lengths, kind="folder")
+  (folder / _README).write_text(text, encoding="utf-8")
+
+
+def _adapted(
+  given: export_source.Source,
+  made: system_results.Adapter,
+  folder: pathlib.Path,
+) -> None:
+  """Writes the encoder that an adapter stands on, with its maps behind it."""
+  assert given.root is not None  # its base lies in its run
+  base = given.root / made.base.directory
+  if artifacts.read_fingerprint(base) != made.base_fingerprint:
+    raise ValueError(
+      f"{given.folder}: expected the encoder that its map was learned for in"
+      f" {base}, got another: run `synthq run` again, which makes the map anew"
+    )
+  _sentence_transformers(export_source.read(base), folder)
+  sentence_encoder.add_maps(folder, _maps(given, made))
+  text = cards.of_adapter(made)
+  (folder / _README).write_text(text, encoding="utf-8")
+
+
+def _maps(
+  given: export_source.Source, made: system_results.Adapter
+) -> dict[str, np.ndarray]:
+  """Reads the matrix of each role that an adapter maps."""
+  return {
+    role: array_files.read(given.folder / made.file_of(role))
+    for role in made.roles
+  }
+
+
+def _map(given: export_source.Source, folder: pathlib.Path) -> None:
+  """Writes the maps of an adapter alone, for vectors from anywhere."""
+  made = given.result
+  assert isinstance(made, system_results.Adapter)
+  tensors.write_safetensors(
+    folder / "map.safetensors", tensors.of_tree(_maps(given, made))
+  )
+  (folder / _README).write_text(cards.of_map(made), encoding="utf-8")
 
 
 def _write_encoder(given, folder, params, shape, lengths) -> dict[str, Any]:
@@ -428,7 +404,7 @@ def _write_static(given, folder, params, shape, lengths) -> dict[str, Any]:
   return {"StaticEmbedding": None}
 
 
-def _prepared(given: Source) -> results.PreparedData:
+def _prepared(given: export_source.Source) -> results.PreparedData:
   """Returns the data of its run, or says that none lies around it."""
   if given.prepared is None:
     raise ValueError(
@@ -439,7 +415,7 @@ def _prepared(given: Source) -> results.PreparedData:
   return given.prepared
 
 
-def _length(given: Source) -> int:
+def _length(given: export_source.Source) -> int:
   if given.prepared is None:
     return _LENGTH
   if getattr(given.result, "kind", "") == "generator":
@@ -448,7 +424,10 @@ def _length(given: Source) -> int:
 
 
 def _write_tokenizer(
-  given: Source, folder: pathlib.Path, shape: Any, cut_at: int | None = None
+  given: export_source.Source,
+  folder: pathlib.Path,
+  shape: Any,
+  cut_at: int | None = None,
 ) -> None:
   """Writes SentencePiece's model and what transformers reads in its place."""
   if given.vocabulary is not None:
@@ -480,7 +459,7 @@ def _write_json(path: pathlib.Path, content: object) -> None:
 def _layout(layout: query_sets.Layout) -> Format:
   """Returns the format of synthetic queries and the documents they are for."""
 
-  def write(given: Source, folder: pathlib.Path) -> None:
+  def write(given: export_source.Source, folder: pathlib.Path) -> None:
     made, root = given.result, given.root
     # Queries are exported from their run alone.
     assert isinstance(made, results.SyntheticQueries) and root is not None
@@ -501,7 +480,7 @@ def _layout(layout: query_sets.Layout) -> Format:
   return Format(of=results.SyntheticQueries, write=write, hub="dataset")
 
 
-def _ranker(given: Source, folder: pathlib.Path) -> None:
+def _ranker(given: export_source.Source, folder: pathlib.Path) -> None:
   """Writes weights with their retriever, and the program that applies them."""
   made, prepared = given.result, _prepared(given)
   assert isinstance(made, system_results.Ranking)
@@ -532,15 +511,18 @@ def _ranker(given: Source, folder: pathlib.Path) -> None:
   (folder / _README).write_text(cards.of_ranking(made), encoding="utf-8")
 
 
-def _retriever(given: Source, made: system_results.Ranking) -> Source:
+def _retriever(
+  given: export_source.Source, made: system_results.Ranking
+) -> export_source.Source:
   """Returns the checkpoint whose scores are weighed."""
   assert given.root is not None  # weights are exported from their run alone
   name = made.retriever
   again = "run `synthq run` again, which makes "
-  for root in (given.root, given.root / results.PRIVATE):
-    place = root / "train_retriever" / name
+  stages = ("train_retriever", "learn_adapter")
+  roots = (given.root, given.root / results.PRIVATE)
+  for place in (root / one / name for root in roots for one in stages):
     if artifacts.read_fingerprint(place) is not None:
-      found = _source(place)
+      found = export_source.read(place)
       part = _checkpoint(found)
       if part is None or not system_results.stands_on(made, part):
         raise ValueError(
@@ -562,7 +544,10 @@ FORMATS: dict[str, Format] = {
   "t5x": _model(functools.partial(_t5, name="t5x"), is_dated=True),
   "safetensors": _model(functools.partial(_t5, name="safetensors")),
   "huggingface": _model(_huggingface, hub="model"),
-  "sentence-transformers": _model(_sentence_transformers, hub="model"),
+  "sentence-transformers": _model(
+    _sentence_transformers, hub="model", takes_adapters=True
+  ),
+  "map": Format(of=system_results.Adapter, write=_map, takes_adapters=True),
   **{name: _layout(one) for name, one in query_sets.LAYOUTS.items()},
   "ranker": Format(of=system_results.Ranking, write=_ranker, hub="model"),
 }

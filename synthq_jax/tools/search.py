@@ -156,6 +156,7 @@ def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
   """
   kinds = {
     "train_retriever": results.Checkpoint,
+    "learn_adapter": system_results.Adapter,
     "fuse": system_results.Fusion,
     "learn_to_rank": system_results.Ranking,
     "learn_map": system_results.Ranking,
@@ -301,6 +302,8 @@ class _Opened:
   def _index(self, name: str) -> index.Index:
     """Indexes a retriever's vectors."""
     retriever, folders = self._known[name], self._folders
+    if isinstance(retriever, system_results.Adapter):
+      return self._mapped_index(retriever)
     private = results.is_private_path(retriever.directory)
     place = folders.private if private else folders.public
     source = place("encode_documents", name)
@@ -322,6 +325,20 @@ class _Opened:
     total = len(self._passages.owners)
     vectors = vector_files.open_vectors(folders.root / made.vectors, total)
     return index.exact(np.asarray(vectors))
+
+
+  def _mapped_index(self, made: system_results.Adapter) -> index.Index:
+    """Indexes an adapter's vectors, which may be those of its encoder."""
+    base = self._folders.root / made.base.directory
+    if artifacts.read_fingerprint(base) != made.base_fingerprint:
+      raise ValueError(
+        f"{self._folders.root / made.directory}: expected the encoder that its map"
+        f" was learned for in {base}, got another: run `synthq run` again, which"
+        " makes the map anew"
+      )
+    total = len(self._passages.owners)
+    place = self._folders.root / made.vectors
+    return index.exact(np.asarray(vector_files.open_vectors(place, total)))
 
 
 def _snippet(text: str, query: str) -> str:

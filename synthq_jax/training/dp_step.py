@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from synthq_jax import optim
+from synthq_jax.models import vector_map
 from synthq_jax.optim import keys
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.privacy import sampling
@@ -30,7 +31,7 @@ __all__ = [
   "train",
 ]
 
-OPTIMIZERS = ("dp_adam", "dp_adafactor")
+OPTIMIZERS = ("dp_adam", "dp_adafactor", "dual_averaging")
 
 _SEARCHED = 100_000  # records, for two that differ
 
@@ -81,6 +82,8 @@ class Optimizer:
     )
     make = {"dp_adam": optim.dp_adam, "dp_adafactor": optim.dp_adafactor}
     noise = self._noise()
+    if self.name == "dual_averaging":
+      return self._dual_averaging(l2_sensitivity, noise_multiplier, noise)
     return lambda key: make[self.name](
       schedule,
       l2_sensitivity=l2_sensitivity,
@@ -89,6 +92,26 @@ class Optimizer:
       key=key,
       noise=noise,
     )
+
+  def _dual_averaging(
+    self, l2_sensitivity: float, noise_multiplier: float, noise: noise_lib.Noise
+  ) -> Callable[[jax.Array], optax.GradientTransformation]:
+    """Returns what makes the optimizer that takes the noise out of its sums."""
+    assert self.denominator is not None  # `train` has filled it in
+    std = noise_multiplier * l2_sensitivity / self.denominator
+
+    def make(key: jax.Array) -> optax.GradientTransformation:
+      private = optim.privatize(
+        l2_sensitivity=l2_sensitivity,
+        noise_multiplier=noise_multiplier,
+        denominator=self.denominator,
+        key=key,
+        noise=noise,
+      )
+      averaged = vector_map.dual_averaging(self.learning_rate, noise_std=std)
+      return optax.chain(private, averaged)
+
+    return make
 
   def _noise(self) -> noise_lib.Noise:
     """Returns the noise; correlated noise has the numbers of process 0."""

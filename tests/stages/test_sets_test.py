@@ -11,6 +11,7 @@ import pytest
 from synthq_jax.retrieval import bm25, measures, trec
 from synthq_jax.runtime import results
 from synthq_jax.stages import (
+  _checks,
   compare_queries,
   plan,
   prepare_data,
@@ -149,8 +150,8 @@ def test_the_private_log_is_no_test_set(root, tmp_path, way):
     test_sets=(f"beir:{place}",),
   )
   with pytest.raises(ValueError, match="must not hold the private log"):
-    plan._check_test_sets(config)
-  plan._check_test_sets(dataclasses.replace(config, public_data=True))
+    _checks.check_test_sets(config)
+  _checks.check_test_sets(dataclasses.replace(config, public_data=True))
 
 
 def _is_refused(one, source):
@@ -268,7 +269,7 @@ def test_a_dry_run_refuses_the_private_log_in_the_words_of_the_run(
     test_sets=(f"beir:{place}",),
   )
   with pytest.raises(ValueError, match="must not hold the private log") as run:
-    plan._check_test_sets(config)
+    _checks.check_test_sets(config)
   with pytest.raises(ValueError, match="must not hold") as dry_run:
     plan.outlook(config, tmp_path / "run", plan.STAGES)
   assert str(dry_run.value) == str(run.value)

@@ -73,6 +73,8 @@ class TextSettings:
   """Whether texts are lower-cased, whatever the tokenizer does."""
   max_length: int | None = None
   """Tokens of a text, special ones included; None: as many as the model reads."""
+  query_length: int | None = None
+  """Tokens of a query, where these are fewer; None: as of all texts."""
 
   def prompt_of(self, role: str | None) -> str:
     """Returns the prompt before a text.
@@ -193,14 +195,20 @@ def model_settings(place: pathlib.Path) -> TextSettings:
       f"{path}: expected no {unread[0]}, which would change what the model reads"
       " and is not read here: save the model with these settings in its tokenizer"
     )
-  lower_case, length = fields.get("do_lower_case"), fields.get("max_seq_length")
-  is_length = isinstance(length, int) and length > 0
-  if lower_case not in (None, True, False) or not (length is None or is_length):
+  lower_case = fields.get("do_lower_case")
+  lengths = [fields.get(name) for name in ("max_seq_length", "query_length")]
+  are_lengths = all(
+    length is None or (isinstance(length, int) and length > 0)
+    for length in lengths
+  )
+  if lower_case not in (None, True, False) or not are_lengths:
     raise ValueError(
-      f"{path}: expected do_lower_case to be true or false and max_seq_length a"
-      f" number above 0, got {lower_case!r} and {length!r}"
+      f"{path}: expected do_lower_case to be true or false and max_seq_length and"
+      f" query_length numbers above 0, got {lower_case!r} and {lengths}"
     )
-  return TextSettings(lower_case=bool(lower_case), max_length=length)
+  return TextSettings(
+    lower_case=bool(lower_case), max_length=lengths[0], query_length=lengths[1]
+  )
 
 
 def check_texts(folder: pathlib.Path) -> None:

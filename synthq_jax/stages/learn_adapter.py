@@ -1,0 +1,322 @@
+"""Learns with DP a linear map of a public encoder's vectors: an adapter.
+
+The encoder stays as it is. Each private query is compared with its documents, the
+nearest others and a pool of public documents. The map moves queries alone, so that
+documents keep their vectors; a second row splits it between both sides.
+
+Formal guarantee:
+  That of `private_training.train`, for the map. Unit: one train query with its
+  judgements, or the queries of one user, at most K. Relation: add or remove one. What
+  is clipped is each query's gradient. Assumed: its candidates and vectors are a
+  function of that query, of public documents and of the public encoder alone, to the
+  last bit; the pool is drawn by public randomness. Splitting the map is
+  post-processing.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from synthq_jax import optim, typing
+from synthq_jax.models import vector_map
+from synthq_jax.models.checkpoints import sentence_folders
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.retrieval import index, vector_files
+from synthq_jax.runtime import (
+  config_types,
+  private_training,
+  results,
+  runner,
+  stage,
+  system_results,
+)
+from synthq_jax.stages import _ranking, _search
+from synthq_jax.storage import array_files, artifacts
+from synthq_jax.training import dp_step
+
+__all__ = ["STAGE", "Config", "Inputs", "get_losses", "names", "run"]
+
+_MECHANISM = (
+  "gradients, by a map of vectors, of each query's cross-entropy over its nearest"
+  " documents and a public pool, clipped and summed, over Poisson samples, with"
+  " Gaussian noise"
+)
+_BLOCK = 8192
+_MAP = "map"
+_BASE = "untrained"
+"""The row whose vectors are mapped."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(_ranking.Config):
+  """How the map is learned; every value is public."""
+
+  clip_norm: float = 0.5
+  steps: int = 32
+  optimizer: str = "dual_averaging"
+  """One of `dp_step.OPTIMIZERS`; "dual_averaging" takes the noise that is known to
+  be there out of the map."""
+  learning_rate: float = 5.0
+  microbatch_size: int | None = 512
+  candidates: int = 32
+  """Documents that a query is compared with, its own among them."""
+  most_relevant: int = 4
+  """Relevant documents of a query that count, at most."""
+  pool: int = 512
+  """Public documents that every query is compared with; 0: none."""
+  temperature: float = 0.05
+  """Divides cosines."""
+  seed: int = 0
+  """Of the pool; public."""
+
+  def __post_init__(self):
+    super().__post_init__()
+    config_types.positive(self, "temperature")
+    config_types.at_least(self, 1, "most_relevant")
+    config_types.at_least(self, 0, "pool", "seed")
+    if self.candidates <= self.most_relevant:
+      raise ValueError(
+        "learn_adapter.Config.candidates must be above most_relevant="
+        f"{self.most_relevant}, got {self.candidates}"
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs(_ranking.Inputs):
+  """What the map is learned on."""
+
+  epsilon: float  # the map's own; inf: without noise
+  whole: system_results.Adapter | None = None
+  """The map that is split between both sides, which learns nothing; None: it is
+  learned."""
+
+
+def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
+  """Yields two adapters for each epsilon: of queries alone, and of both sides."""
+  config = run.config
+  if run.for_audit or not config.rows.adapted:
+    return
+  settings = private_training.filled(config.learn_adapter, run.prepared)
+  retriever, vectors = run.retrievers[_BASE], run.vectors[_BASE]
+  for epsilon in config.rows.adapted:
+    given = Inputs(
+      prepared=run.prepared,
+      retriever=retriever.value,
+      vectors=vectors.value,
+      drop_identical=config.evaluate.drop_identical,
+      epsilon=epsilon,
+    )
+    name, both = names(epsilon)
+    is_private = config.rows.is_compared(name)
+    yield stage.Job(
+      name=name,
+      depends=(
+        settings,
+        float(epsilon),
+        config.evaluate.drop_identical,
+        *run.private_data(name, run.encoder_data),
+        vectors.digest,
+      ),
+      settings=settings,
+      inputs=given,
+      is_private=is_private,
+    )
+    learned = run.rows("learn_adapter").get(name)
+    if learned is None:
+      continue  # the survey of a run that has not made it
+    yield stage.Job(
+      name=both,
+      depends=(learned.digest, vectors.digest),
+      settings=settings,
+      inputs=dataclasses.replace(given, whole=learned.value),
+      is_private=is_private,
+    )
+
+
+def names(epsilon: float) -> tuple[str, str]:
+  """Returns the rows of an epsilon: of queries alone, and of both sides."""
+  name = stage.row_name(epsilon)
+  return f"adapter_{name}", f"adapter_both_{name}"
+
+
+def check(run: runner.Run) -> None:
+  """Refuses what the accountant would refuse later."""
+  if run.config.rows.adapted and not run.for_audit:
+    run.config.learn_adapter.check(run.prepared)
+
+
+def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
+  """Learns a map of queries, or splits a learned one between both sides.
+
+  Args:
+    task: with the working directory's secret.
+
+  Returns:
+    The adapter; under `private/` where its epsilon is inf, or it is only compared.
+  """
+  given, whole = task.inputs, task.inputs.whole
+  private = math.isinf(given.epsilon) or results.is_private_path(
+    given.retriever.directory
+  )
+  if whole is None:
+    params, fields = _learn(task)
+    directory = task.folder(private=private)
+    moved = np.asarray(params[_MAP], np.float32)
+    matrix = moved + np.eye(len(moved), dtype=np.float32)
+    maps = {sentence_folders.QUERY: matrix}
+    vectors = given.vectors.vectors
+  else:
+    directory = task.folder(private=private)
+    place = task.folders.root / whole.directory
+    matrix = array_files.read(place / whole.file_of(sentence_folders.QUERY))
+    change = matrix - np.eye(len(matrix), dtype=np.float32)
+    asked, found = vector_map.split_sides({_MAP: change})
+    maps = {sentence_folders.QUERY: asked, sentence_folders.DOCUMENT: found}
+    own = directory / f"vectors_{task.digest}"
+    _map_documents(task, found, own)
+    vectors = task.folders.relative(own)
+    kept = ("steps", "batch_size", "num_parameters", "metrics")
+    fields = {name: getattr(whole, name) for name in kept}
+    note = "Its map was split between queries and documents: post-processing."
+    fields["statement"] = statement_lib.inherit(whole.statement, note)
+  for role, values in maps.items():
+    place = directory / system_results.Adapter.file_of(role)
+    array_files.save(place, values)
+  made_of = artifacts.read_fingerprint(
+    task.folders.root / given.retriever.directory
+  )
+  assert made_of is not None  # it was just read
+  return system_results.Adapter(
+    directory=task.folders.relative(directory),
+    name=task.name,
+    kind="retriever",
+    base=given.retriever,
+    base_fingerprint=made_of,
+    roles=tuple(maps),
+    vectors=vectors,
+    **fields,
+  )
+
+
+def get_losses(
+  params: typing.Params,
+  batch: typing.Batch,
+  *,
+  public: Mapping[str, Any],
+  temperature: float,
+) -> jax.Array:
+  """Returns each query's cross-entropy, see `vector_map.get_losses`."""
+  return vector_map.get_losses(
+    params,
+    batch,
+    vectors=public["vectors"],
+    pool=public.get("pool"),
+    temperature=temperature,
+  )
+
+
+def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
+  """Trains the map; returns it, and fields of the result."""
+  config, given = task.settings, task.inputs
+  judged = _ranking.of_train(task)
+  place = task.folders.root / given.vectors.vectors
+  vectors = _search.collection(judged, place)
+  built = index.exact(vectors)
+  public: dict[str, Any] = {"vectors": vectors}
+  if config.pool:
+    size = min(config.pool, len(vectors))
+    generator = np.random.default_rng([config.seed, 8])
+    pool = generator.choice(len(vectors), size, replace=False)
+    public["pool"] = np.sort(pool).astype(np.int32)
+
+  def grad_fn(public: Mapping[str, Any]) -> optim.ClippedGrad:
+    return optim.clipped_grad(
+      functools.partial(
+        get_losses, public=public, temperature=config.temperature
+      ),
+      l2_clip_norm=config.clip_norm,
+      microbatch_size=config.microbatch_size,
+    )
+
+  def make(rows: np.ndarray) -> dict[str, np.ndarray]:
+    chosen = _ranking.chosen(judged, rows)
+    asked = _ranking.query_vectors(
+      task.folders, given.retriever, chosen, config.encode_batch_size
+    )
+    asked = _search.zero_broken(asked)
+    return _records(config, chosen, asked, built)
+
+  return private_training.train(
+    task,
+    _ranking.settings(
+      config, given.prepared, epsilon=given.epsilon, mechanism=_MECHANISM
+    ),
+    dp_step.Training(
+      grad_fn=grad_fn,
+      public=public,
+      params=vector_map.init(vectors.shape[1]),
+      records=dp_step.Drawn(len(judged.qrels), make),
+    ),
+  )
+
+
+def _records(
+  config: Config, judged: _search.Judged, asked: np.ndarray, built: index.Index
+) -> dict[str, np.ndarray]:
+  """Returns what the loss reads of queries."""
+  positions = {str(one): i for i, one in enumerate(judged.passages.ids)}
+  depth = min(config.candidates + 64, len(judged.passages.owners))
+  _, nearest = built.search(asked, depth)
+  relevant = []
+  for (query, grades), near in zip(judged.qrels.items(), nearest, strict=True):
+    wanted = [name for name, grade in grades.items() if grade > 0]
+    own = [positions[name] for name in wanted if name in positions]
+    first, stop = judged.passages.of(np.array(own, np.int64))
+    relevant.append(
+      [row for a, b in zip(first, stop, strict=True) for row in range(a, b)]
+    )
+    if judged.drop_identical and query in positions and query not in wanted:
+      first, stop = judged.passages.of(np.array([positions[query]]))
+      near[(near >= first) & (near < stop)] = near[-1]
+  chosen = vector_map.choose_candidates(
+    nearest,
+    relevant,
+    size=config.candidates,
+    most_relevant=config.most_relevant,
+  )
+  return {"queries": asked, **chosen._asdict()}
+
+
+def _map_documents(
+  task: stage.Task[Config, Inputs], matrix: np.ndarray, place: Any
+) -> None:
+  """Writes the documents' vectors behind their map, of length 1."""
+  given = task.inputs
+  source = vector_files.files(task.folders.root / given.vectors.vectors)
+  total = given.prepared.num_passages
+  rows = vector_files.open_vectors(source.directory, total)
+  target = vector_files.files(place)
+  maker = artifacts.fingerprint(task.digest)
+  for number, start in enumerate(range(0, total, _BLOCK)):
+    block = np.asarray(rows[start : start + _BLOCK])
+    moved = block.astype(np.float32) @ matrix
+    length = np.linalg.norm(moved, axis=1, keepdims=True)
+    moved = moved / np.maximum(length, 1e-12)
+    target.write(number, moved, made_of=f"{maker} {number}")
+
+
+STAGE = stage.Stage(
+  name="learn_adapter",
+  result=system_results.Adapter,
+  config=Config,
+  check=check,
+  jobs=jobs,
+  run=run,
+  needs=("encode_documents",),
+  needs_secret=True,
+)
