@@ -281,9 +281,8 @@ def dual_averaging(
   >>> params = {"map": jnp.zeros((2, 2))}
   >>> state = transform.init(params)
   >>> updates, state = transform.update({"map": jnp.eye(2)}, state, params)
-  >>> print(updates["map"])
-  [[-2.  0.]
-   [ 0. -2.]]
+  >>> print(jnp.diag(updates["map"]))
+  [-2. -2.]
 
   Args:
     learning_rate: a number above 0.
