@@ -126,7 +126,8 @@ def choose_candidates(
   documents alone. Relevant documents beyond `most_relevant` are left out: they
   are neither relevant nor negative.
 
-  >>> chosen = choose_candidates(np.array([[5, 6, 7]]), [[7, 9]], size=3)
+  >>> near = np.array([[5, 6, 7]])
+  >>> chosen = choose_candidates(near, [[7, 9]], size=3, most_relevant=2)
   >>> chosen.rows.tolist(), chosen.relevant.tolist()
   ([[7, 9, 5]], [[True, True, False]])
 
