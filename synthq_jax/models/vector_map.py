@@ -126,7 +126,8 @@ def choose_candidates(
   documents alone. Relevant documents beyond `most_relevant` are left out: they
   are neither relevant nor negative.
 
-  >>> chosen = choose_candidates(np.array([[5, 6, 7]]), [[7, 9]], size=3)
+  >>> near = np.array([[5, 6, 7]])
+  >>> chosen = choose_candidates(near, [[7, 9]], size=3, most_relevant=2)
   >>> chosen.rows.tolist(), chosen.relevant.tolist()
   ([[7, 9, 5]], [[True, True, False]])
 
@@ -213,7 +214,9 @@ def get_losses(
     return listwise.cross_entropy(scores, relevant, is_candidate)
   more = math.log(len(vectors) / len(pool))
   shared = moved @ vectors[pool].T / temperature + more  # [batch, pool]
-  same = (jnp.asarray(pool) == rows[:, :, None]) & is_candidate[:, :, None]
+  same = (jnp.asarray(pool)[None, None] == rows[:, :, None]) & is_candidate[
+    :, :, None
+  ]
   return listwise.cross_entropy(
     jnp.concatenate([scores, shared], axis=1),
     jnp.concatenate([relevant, jnp.zeros_like(shared, bool)], axis=1),
@@ -252,7 +255,7 @@ def denoise(
   shrunk = jnp.sqrt(jnp.maximum(inside, 0.0)) / jnp.maximum(values, 1e-30)
   is_seen = values > (1 + math.sqrt(ratio)) * unit
   shrunk = jnp.where(is_seen, shrunk, 0.0)
-  return jnp.where(noise_std > 0, (left * shrunk) @ right, matrix)
+  return jnp.where(noise_std > 0, (left * shrunk[None]) @ right, matrix)
 
 
 class DualAveragingState(NamedTuple):
@@ -279,9 +282,8 @@ def dual_averaging(
   >>> params = {"map": jnp.zeros((2, 2))}
   >>> state = transform.init(params)
   >>> updates, state = transform.update({"map": jnp.eye(2)}, state, params)
-  >>> print(updates["map"])
-  [[-2.  0.]
-   [ 0. -2.]]
+  >>> print(jnp.diag(updates["map"]))
+  [-2. -2.]
 
   Args:
     learning_rate: a number above 0.
