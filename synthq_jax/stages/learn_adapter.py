@@ -16,7 +16,7 @@ Formal guarantee:
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -39,7 +39,7 @@ from synthq_jax.stages import _ranking, _search
 from synthq_jax.storage import array_files, artifacts
 from synthq_jax.training import dp_step
 
-__all__ = ["STAGE", "Config", "Inputs", "get_losses", "names", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "PooledGrad", "names", "run"]
 
 _MECHANISM = (
   "gradients, by a map of vectors, of each query's cross-entropy over its nearest"
@@ -57,18 +57,19 @@ class Config(_ranking.Config):
   """How the map is learned; every value is public."""
 
   clip_norm: float = 0.5
-  steps: int = 32
+  steps: int = 48
   optimizer: str = "dual_averaging"
   """One of `dp_step.OPTIMIZERS`; "dual_averaging" takes the noise that is known to
   be there out of the map."""
-  learning_rate: float = 5.0
+  learning_rate: float = 16.0
   microbatch_size: int | None = 512
   candidates: int = 32
   """Documents that a query is compared with, its own among them."""
   most_relevant: int = 4
   """Relevant documents of a query that count, at most."""
   pool: int = 512
-  """Public documents that every query is compared with; 0: none."""
+  """Public documents, drawn anew for each step, that all queries are compared
+  with; 0: none."""
   temperature: float = 0.05
   """Divides cosines."""
   seed: int = 0
@@ -203,21 +204,57 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
   )
 
 
-def get_losses(
-  params: typing.Params,
-  batch: typing.Batch,
-  *,
-  public: Mapping[str, Any],
-  temperature: float,
-) -> jax.Array:
-  """Returns each query's cross-entropy, see `vector_map.get_losses`."""
-  return vector_map.get_losses(
-    params,
-    batch,
-    vectors=public["vectors"],
-    pool=public.get("pool"),
-    temperature=temperature,
-  )
+@dataclasses.dataclass(frozen=True)
+class PooledGrad:
+  """A clipped gradient whose batch brings a pool that all its queries share.
+
+  Formal guarantee: that of `optim.clipped_grad` for queries, since the loss of a
+  query reads the pool and public vectors beside its own fields alone. The pool is
+  public: `Training.extra_fn` draws it without a look at the records.
+
+  Attributes:
+    vectors: of all documents, public.
+    config: of the stage.
+  """
+
+  vectors: Any
+  config: Config
+  is_per_example = True
+
+  def __call__(
+    self, params: typing.Params, batch: typing.Batch, **options: Any
+  ) -> tuple[typing.Params, Any]:
+    """Returns the sum of clipped gradients, as `optim.ClippedGrad` does."""
+    fields = dict(batch)
+    return self._of(fields.pop("pool", None))(params, fields, **options)
+
+  @property
+  def l2_clip_norm(self) -> float:
+    """Of a query's gradient."""
+    return self.config.clip_norm
+
+  def sensitivity(self, relation: Any) -> float:
+    """Returns how far one query moves the sum, as `optim.ClippedGrad` does."""
+    return self._of(None).sensitivity(relation)
+
+  def loss_fn(self, params: typing.Params, batch: typing.Batch) -> jax.Array:
+    """Returns the losses beside a pool of the first documents."""
+    size = min(self.config.pool, len(self.vectors))
+    pool = np.arange(size, dtype=np.int32) if size else None
+    return self._of(pool).loss_fn(params, batch)
+
+  def _of(self, pool: Any) -> optim.ClippedGrad:
+    config = self.config
+    return optim.clipped_grad(
+      functools.partial(
+        vector_map.get_losses,
+        vectors=self.vectors,
+        pool=pool,
+        temperature=config.temperature,
+      ),
+      l2_clip_norm=config.clip_norm,
+      microbatch_size=config.microbatch_size,
+    )
 
 
 def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
@@ -227,21 +264,12 @@ def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
   place = task.folders.root / given.vectors.vectors
   vectors = _search.collection(judged, place)
   built = index.exact(vectors)
-  public: dict[str, Any] = {"vectors": vectors}
-  if config.pool:
-    size = min(config.pool, len(vectors))
-    generator = np.random.default_rng([config.seed, 8])
-    pool = generator.choice(len(vectors), size, replace=False)
-    public["pool"] = np.sort(pool).astype(np.int32)
+  size = min(config.pool, len(vectors))
 
-  def grad_fn(public: Mapping[str, Any]) -> optim.ClippedGrad:
-    return optim.clipped_grad(
-      functools.partial(
-        get_losses, public=public, temperature=config.temperature
-      ),
-      l2_clip_norm=config.clip_norm,
-      microbatch_size=config.microbatch_size,
-    )
+  def draw(step: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng([config.seed, 8, step])
+    pool = generator.choice(len(vectors), size, replace=False)
+    return {"pool": np.sort(pool).astype(np.int32)}
 
   def make(rows: np.ndarray) -> dict[str, np.ndarray]:
     chosen = _ranking.chosen(judged, rows)
@@ -257,10 +285,11 @@ def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
       config, given.prepared, epsilon=given.epsilon, mechanism=_MECHANISM
     ),
     dp_step.Training(
-      grad_fn=grad_fn,
-      public=public,
+      grad_fn=functools.partial(PooledGrad, config=config),
+      public=vectors,
       params=vector_map.init(vectors.shape[1]),
       records=dp_step.Drawn(len(judged.qrels), make),
+      extra_fn=draw if size else None,
     ),
   )
 

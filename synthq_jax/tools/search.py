@@ -326,7 +326,6 @@ class _Opened:
     vectors = vector_files.open_vectors(folders.root / made.vectors, total)
     return index.exact(np.asarray(vectors))
 
-
   def _mapped_index(self, made: system_results.Adapter) -> index.Index:
     """Indexes an adapter's vectors, which may be those of its encoder."""
     base = self._folders.root / made.base.directory
