@@ -31,7 +31,7 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import dual_encoder, static_vectors, t5_checkpoints
 from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.models.checkpoints import t5x, tensors
-from synthq_jax.privacy import rounding, terms
+from synthq_jax.privacy import rounding, wording
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import ranking
 from synthq_jax.runtime import inputs, results, system_results
@@ -234,10 +234,11 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
       f" delta = {rounding.delta(claim.delta)} for one {claim.unit}: see {CLAIM}"
     )
     if claim.secret_is_fixed:
-      fixed = terms.fixed_secret("run")
-      lines.append(f"WARNING: nothing is protected: {fixed}")
+      lines.append(f"WARNING: nothing is protected: {wording.FIXED_SECRET}")
     if given.prepared is not None:
-      lines += [f"not protected: {one}" for one in given.prepared.not_protected]
+      names = given.prepared.not_protected
+      told = [wording.write(one, claim.unit) for one in names]
+      lines += [f"not protected: {one}" for one in told]
   if chosen.hub:
     lines.append(
       f"to publish it: hf upload YOUR_NAME/{cards.hub_name(place.name)}"
