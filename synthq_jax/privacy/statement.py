@@ -74,8 +74,8 @@ class PrivacyStatement:
           )
     if not isinstance(self.unit, unit_lib.Unit):
       raise ValueError(
-        f"expected a privacy.unit.Unit, got unit={self.unit!r}: an earlier version"
-        " wrote it as words; use that version, or take another folder"
+        f"expected a privacy.unit.Unit, got unit={self.unit!r}: take"
+        " one of that module, or Unit(kind=...)"
       )
     checks.relation(self.relation)
     if not self.epsilon >= 0 or not 0 <= self.delta <= 1:
