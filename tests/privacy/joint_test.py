@@ -70,7 +70,10 @@ def test_a_query_and_its_text_cost_together_what_their_gaussians_do():
   ]
   whole = joint.claim(parts)
   exact = gaussian_epsilon(math.hypot(1 / 1.0, 1 / 2.0), DELTA)
-  assert (whole.unit, whole.relation) == (unit_lib.QUERY_TEXT, "REPLACE_SPECIAL")
+  assert (whole.unit, whole.relation) == (
+    unit_lib.QUERY_TEXT,
+    "REPLACE_SPECIAL",
+  )
   assert exact <= whole.epsilon <= 1.002 * exact
   assert max(one.epsilon for one in parts) < 0.95 * exact
 
@@ -174,9 +177,16 @@ def test_one_unit_under_two_relations_is_claimed_as_emptied():
 
 @pytest.mark.parametrize("unit", ["client", "pair", "question"])
 def test_units_of_which_none_is_part_of_the_other_have_no_claim(unit):
-  assert joint.claim([query(), query("b", unit=unit_lib.Unit(kind=unit))]) is None
-  assert joint.claim([text(), query("b", unit=unit_lib.Unit(kind=unit))]) is None
-  assert joint.claim([query(), text(), query("b", unit=unit_lib.Unit(kind=unit))]) is None
+  assert (
+    joint.claim([query(), query("b", unit=unit_lib.Unit(kind=unit))]) is None
+  )
+  assert (
+    joint.claim([text(), query("b", unit=unit_lib.Unit(kind=unit))]) is None
+  )
+  assert (
+    joint.claim([query(), text(), query("b", unit=unit_lib.Unit(kind=unit))])
+    is None
+  )
 
 
 def test_a_release_counts_once_whatever_the_unit():

@@ -96,7 +96,9 @@ def test_a_smaller_delta_costs_epsilon(path):
 
 def test_different_units_are_not_added_up(path):
   queries_alone = numbers(ledger.describe(path))
-  ledger.enter(path, "clients", made("clients", unit=unit_lib.CLIENT, steps=100))
+  ledger.enter(
+    path, "clients", made("clients", unit=unit_lib.CLIENT, steps=100)
+  )
   printed = ledger.describe(path).splitlines()
   queries, clients = (x for x in printed if x.startswith("alone"))
   assert f"alone (2): epsilon {queries_alone}," in queries

@@ -380,7 +380,9 @@ def test_a_statement_of_another_version_is_refused_and_not_misread(change):
 
 
 def test_a_unit_of_words_is_refused():
-  with pytest.raises(ValueError, match=r"privacy\.unit\.Unit, got unit='query'"):
+  with pytest.raises(
+    ValueError, match=r"privacy\.unit\.Unit, got unit='query'"
+  ):
     made(unit="query")
 
 
@@ -394,7 +396,9 @@ def test_every_name_in_the_terms_has_a_sentence_for_every_unit():
   assert len(known) == 7
   for words, unit in itertools.product(known, units):
     names = [words.mechanism, words.without_noise or "no_noise"]
-    names += [x for section in wording.SECTIONS for x in getattr(words, section)]
+    names += [
+      x for section in wording.SECTIONS for x in getattr(words, section)
+    ]
     for name in names:
       text = wording.write(name, unit)
       assert text != name and not {*"{}\n"} & {*text}, name
