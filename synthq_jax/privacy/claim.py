@@ -1,6 +1,6 @@
 """A promise about one private training: the one place where promises are made.
 
-`terms.Terms` are the words of a promise: what one record is, what is public,
+`terms.Terms` name what a promise says: what one record is, what is public,
 assumed, and not protected. A `Claim` adds the numbers: how batches are drawn,
 how many noisy sums are taken, over which sensitivity, with how much noise. It
 computes epsilon from these, enters the ledger before a loss or a gradient of any
@@ -62,7 +62,7 @@ class Claim:
   ...               l2_clip_norm=0.1, delta=1e-4)
   >>> round(claim.epsilon, 2)
   1.97
-  >>> claim.statement("my_training/1").unit
+  >>> str(claim.statement("my_training/1").unit)
   'example'
   """
 

@@ -9,25 +9,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from synthq_jax.privacy import accounting, terms
+from synthq_jax.privacy import accounting
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.privacy import unit as unit_lib
 
 __all__ = ["RELATION", "claim", "kinds"]
 
 RELATION = "REPLACE_SPECIAL"
 """Of a claim that covers different units or relations."""
-
-_PARTS = {"query text": "query"}
-"""Units that are a part of one record of another unit."""
-
-_EMPTIED = (
-  "Where one {part} is empty, results that protect one {whole} leave that"
-  " {whole} out, and the others keep the rest of it."
-)
-_ALONE = (
-  "What single results claim for {others}: whoever sees one result alone may"
-  " rely on its own claim, whoever sees several on this one and no other."
-)
 
 
 def claim(
@@ -80,12 +69,13 @@ def claim(
   made = statement_lib.compose(
     [_restated(one, part) for one in private], delta=delta
   )
-  return _explained(made, found)
+  replaces = tuple(dict.fromkeys((*made.replaces, *found)))
+  return dataclasses.replace(made, replaces=replaces)
 
 
 def kinds(
   statements: Sequence[statement_lib.PrivacyStatement],
-) -> list[tuple[str, str]]:
+) -> list[tuple[unit_lib.Unit, str]]:
   """Returns the units and relations of what is not public, each pair once."""
   pairs = ((x.unit, x.relation) for x in statements if not x.is_public)
   return list(dict.fromkeys(pairs))
@@ -101,27 +91,26 @@ def _same_users(
   another column are not: what is one user there may be many here.
   """
   units = [unit for unit, _ in kinds(statements)]
-  most = [m for m in map(terms.most_queries, units) if m is not None]
-  has_others = len(most) < len(units)
-  if not most or has_others or len({*map(terms.who, units)}) > 1:
+  is_by_one = len({unit.user_field for unit in units}) == 1
+  if not is_by_one or not all(unit.is_user for unit in units):
     return statements
-  unit = terms.user(max(most), terms.who(units[0]))
+  unit = max(units, key=lambda one: one.max_records)
   return [
     one if one.is_public else dataclasses.replace(one, unit=unit)
     for one in statements
   ]
 
 
-def _common_part(units: set[str]) -> str | None:
+def _common_part(units: set[unit_lib.Unit]) -> unit_lib.Unit | None:
   """Returns the unit that every other one has as a part."""
   for part in units:
-    if units <= {part, _PARTS.get(part)}:
+    if units <= {part, part.whole}:
       return part
   return None
 
 
 def _restated(
-  one: statement_lib.PrivacyStatement, unit: str
+  one: statement_lib.PrivacyStatement, unit: unit_lib.Unit
 ) -> statement_lib.PrivacyStatement:
   """Returns what the same releases earn where one unit is emptied."""
   epsilon = one.epsilon
@@ -136,24 +125,4 @@ def _restated(
     relation=RELATION,
     epsilon=epsilon,
     accountant="pld",
-  )
-
-
-def _explained(
-  made: statement_lib.PrivacyStatement, found: Sequence[tuple[str, str]]
-) -> statement_lib.PrivacyStatement:
-  """Says what emptying a part means, and which claims this one replaces."""
-  own = (made.unit, made.relation)
-  others = [
-    f"one {unit} ({name})" for unit, name in found if own != (unit, name)
-  ]
-  alone = _ALONE.format(others=", ".join(others))
-  whole = _PARTS.get(made.unit)
-  emptied = ()
-  if any(unit == whole for unit, _ in found):
-    emptied = (_EMPTIED.format(part=made.unit, whole=whole),)
-  return dataclasses.replace(
-    made,
-    assumptions=(*emptied, *made.assumptions),
-    not_protected=(*made.not_protected, alone),
   )

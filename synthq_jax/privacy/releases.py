@@ -34,7 +34,7 @@ class Release:
   identifier: str
   """Tells two runs of equal settings apart, e.g. stage and fingerprint."""
   mechanism: str
-  """What was clipped and noised, in words."""
+  """What was clipped and noised: a name of sentences.toml, or words."""
   sampling: str
   """How batches were drawn: "poisson", "cyclic_poisson" or "fixed_order"."""
   num_examples: int

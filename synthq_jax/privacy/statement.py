@@ -4,7 +4,7 @@ A statement is made by the training that earns it (`claim.Claim.statement`),
 passed on by what only post-processes (`inherit`), and added up by what uses
 several private results (`compose`). Its ledger lists every noisy release behind the claim, so
 that adding up is exact and counts a release once however often it is inherited.
-`in_words` turns it into text.
+It holds numbers, flags and names; `wording` turns them into text.
 """
 
 import dataclasses
@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from synthq_jax import checks, field_kinds
-from synthq_jax.privacy import accounting, reasons, releases, rounding, terms
+from synthq_jax.privacy import accounting, releases, wording
+from synthq_jax.privacy import unit as unit_lib
 
 __all__ = [
   "PrivacyStatement",
-  "change",
   "compose",
-  "for_two",
   "group",
   "in_words",
   "inherit",
@@ -27,29 +26,7 @@ __all__ = [
   "none",
 ]
 
-_RELATIONS = {
-  "ADD_OR_REMOVE_ONE": "one {unit} is added or removed",
-  "REPLACE_ONE": "one {unit} is replaced by any other",
-  "REPLACE_SPECIAL": "one {unit} is replaced by an empty record",
-}
-_SAMPLINGS = {
-  "poisson": (
-    "each step drew every record independently with probability "
-    "{expected_batch_size}/{num_examples} (Poisson sampling; batches over "
-    "{max_batch_size} records were cut at random, which is accounted for)"
-  ),
-  "cyclic_poisson": (
-    "each record belongs to one of {cycle_length} groups, drawn at random, and "
-    "each step drew every record of the next group independently with "
-    "probability {cycle_length} x {expected_batch_size}/{num_examples} (cyclic "
-    "Poisson sampling; batches over {max_batch_size} records were cut at "
-    "random, which is accounted for)"
-  ),
-  "fixed_order": (
-    "the {num_examples} records were read in shuffled epochs of full "
-    "batches of {max_batch_size}, and nothing is claimed from the order"
-  ),
-}
+in_words = wording.in_words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,8 +37,8 @@ class PrivacyStatement:
   hand: they compute epsilon from the ledger.
   """
 
-  unit: str
-  """What one record is, e.g. "query"."""
+  unit: unit_lib.Unit
+  """Whose change the claim hides."""
   relation: str
   """The neighbouring relation, a name of `dp_accounting`'s."""
   epsilon: float
@@ -73,23 +50,33 @@ class PrivacyStatement:
   ledger: tuple[releases.Release, ...] = ()
   """Every noisy release behind the claim."""
   public: tuple[str, ...] = ()
-  """What the analysis treats as known to everybody, as sentences."""
+  """What the analysis treats as known to everybody: names of
+  sentences.toml, or sentences, as in the next three."""
   assumptions: tuple[str, ...] = ()
-  """What must hold for the claim to hold, as sentences."""
+  """What must hold for the claim to hold."""
   not_protected: tuple[str, ...] = ()
-  """What the claim says nothing about, as sentences."""
+  """What the claim says nothing about."""
   notes: tuple[str, ...] = ()
   """How the result was derived, in order."""
   secret_is_fixed: bool = field_kinds.later(False)
   """Whether anybody can recompute the noise of a release behind the claim."""
+  replaces: tuple[tuple[unit_lib.Unit, str], ...] = field_kinds.later(())
+  """Units and relations of the single results that a joint claim covers."""
 
   def __post_init__(self):
     """Refuses a claim that nothing in the ledger backs."""
-    # Statements of earlier versions say it in a sentence alone.
-    if not {*map(terms.fixed_secret, ("run", "study"))}.isdisjoint(
-      self.assumptions
-    ):
-      object.__setattr__(self, "secret_is_fixed", True)
+    for name in wording.SECTIONS:
+      for one in getattr(self, name):
+        if not wording.is_known(one):
+          raise ValueError(
+            f"expected a sentence or a name of sentences.toml in {name}, got"
+            f" {one!r}: use the version that wrote it"
+          )
+    if not isinstance(self.unit, unit_lib.Unit):
+      raise ValueError(
+        f"expected a privacy.unit.Unit, got unit={self.unit!r}: take"
+        " one of that module, or Unit(kind=...)"
+      )
     checks.relation(self.relation)
     if not self.epsilon >= 0 or not 0 <= self.delta <= 1:
       raise ValueError(
@@ -111,12 +98,32 @@ class PrivacyStatement:
     A release with much noise has epsilon 0 at its delta, and is none the less
     one: many of them add up.
     """
-    return not self.ledger and self.epsilon < math.inf
+    return not self.ledger and self.is_finite
+
+  @property
+  def is_finite(self) -> bool:
+    """Whether anything is claimed."""
+    return self.epsilon < math.inf
+
+  @property
+  def of_two(self) -> tuple[float, float]:
+    """Epsilon and delta for two records that change together.
+
+    Formal guarantee: that of `accounting.group_epsilon` for the ledger, at the
+    statement's delta; where that knows none, that of `group`.
+    """
+    epsilon = accounting.group_epsilon(
+      [release.run() for release in self.ledger],
+      delta=self.delta,
+      relation=self.relation,
+      size=2,
+    )
+    return (epsilon, self.delta) if epsilon < math.inf else group(self, 2)
 
 
 def none(
   *,
-  unit: str = "query",
+  unit: unit_lib.Unit = unit_lib.QUERY,
   relation: Any = "ADD_OR_REMOVE_ONE",
   public: tuple[str, ...] = (),
   not_protected: tuple[str, ...] = (),
@@ -133,9 +140,6 @@ def none(
   >>> none().epsilon
   0.0
   """
-  note = "Made from public data alone; no private record was read."
-  if not_protected:
-    note = "Made from what is treated as public; nothing else was read."
   return PrivacyStatement(
     unit=unit,
     relation=checks.relation(relation),
@@ -143,14 +147,14 @@ def none(
     delta=0.0,
     public=public,
     not_protected=not_protected,
-    notes=(note,),
+    notes=("made_of_documents" if not_protected else "made_of_public",),
   )
 
 
 def non_private(
-  note: str = "Private records were read without differential privacy.",
+  note: str = "read_in_the_clear",
   *,
-  unit: str = "query",
+  unit: unit_lib.Unit = unit_lib.QUERY,
   relation: Any = "ADD_OR_REMOVE_ONE",
 ) -> PrivacyStatement:
   """Returns the statement of what read private data without protection.
@@ -182,12 +186,6 @@ def inherit(statement: PrivacyStatement, note: str) -> PrivacyStatement:
     The same claim with the note at its end.
   """
   return dataclasses.replace(statement, notes=_union(statement.notes, (note,)))
-
-
-_DIVIDED = (
-  "Which part of the records one is in depends on that record and on public"
-  " values alone: it pays for the releases that read its own part."
-)
 
 
 def compose(
@@ -245,7 +243,7 @@ def compose(
   if merged.relation == "ADD_OR_REMOVE_ONE":
     together = releases.of_one_record(merged.ledger)
   if len(together) > 1:
-    assumed = _union(merged.assumptions, (_DIVIDED,))
+    assumed = _union(merged.assumptions, ("divided",))
     merged = dataclasses.replace(merged, assumptions=assumed)
   value = max(
     accounting.composed_epsilon(
@@ -291,77 +289,10 @@ def group(statement: PrivacyStatement, size: int) -> tuple[float, float]:
   return size * statement.epsilon, min(1.0, statement.delta * total)
 
 
-def change(statement: PrivacyStatement) -> str:
-  """Says what differs between two data sets that the claim is about."""
-  return _RELATIONS[statement.relation].format(unit=statement.unit)
-
-
-def for_two(statement: PrivacyStatement) -> str:
-  """Says what the releases of a statement promise for two records together.
-
-  Formal guarantee: that of `accounting.group_epsilon` for the ledger, at the
-  statement's delta; where that knows none, that of `group`.
-
-  Args:
-    statement: with a ledger and a finite epsilon.
-  """
-  epsilon, delta = group(statement, 2)
-  found = accounting.group_epsilon(
-    [release.run() for release in statement.ledger],
-    delta=statement.delta,
-    relation=statement.relation,
-    size=2,
-  )
-  if found < math.inf:
-    epsilon, delta = found, statement.delta
-  if delta >= 1:
-    return (
-      "what these numbers alone say of two records together is empty (delta"
-      " would be 1)"
-    )
-  return (
-    f"two records together have only ({rounding.epsilon(epsilon)},"
-    f" {rounding.delta(delta)})"
-  )
-
-
-def in_words(statement: PrivacyStatement) -> str:
-  """Returns the claim as plain English, in paragraphs.
-
-  Epsilon and delta are rounded up, so the text never claims more than the
-  numbers.
-
-  Args:
-    statement: any statement.
-
-  Returns:
-    Paragraphs separated by empty lines, without markup.
-  """
-  paragraphs = [
-    _claim(statement),
-    *(_release(one) for one in statement.ledger),
-  ]
-  if statement.ledger and statement.epsilon < math.inf:
-    paragraphs.append(
-      "Several records of one person. A person behind several units"
-      f" (unit: {statement.unit}) is protected less: {for_two(statement)}, and"
-      " for more of them less still."
-    )
-  for title, sentences in (
-    ("Treated as public", statement.public),
-    ("Assumed", statement.assumptions),
-    ("Not protected", statement.not_protected),
-    ("How this result was made", statement.notes),
-  ):
-    if sentences:
-      paragraphs.append(f"{title}. " + " ".join(sentences))
-  return "\n\n".join(paragraphs)
-
-
 def _check_alike(statements: Sequence[PrivacyStatement]) -> None:
   """Refuses claims that do not add up to one."""
   for name in ("unit", "relation"):
-    found = sorted({getattr(one, name) for one in statements})
+    found = sorted({str(getattr(one, name)) for one in statements})
     if len(found) > 1:
       raise ValueError(
         f"expected statements with one {name}, got {name}={found}; "
@@ -371,7 +302,7 @@ def _check_alike(statements: Sequence[PrivacyStatement]) -> None:
 
 def _merged(statements: Sequence[PrivacyStatement]) -> PrivacyStatement:
   """Joins everything but the numbers."""
-  names = ("ledger", "public", "assumptions", "not_protected", "notes")
+  names = ("ledger", "replaces", *wording.SECTIONS)
   joined: dict[str, Any] = {
     name: _union(*(getattr(one, name) for one in statements)) for name in names
   }
@@ -394,73 +325,3 @@ def _not_contained(
 def _union(*parts: tuple[Any, ...]) -> tuple[Any, ...]:
   """Joins tuples, each element once, in order of first appearance."""
   return tuple(dict.fromkeys(item for part in parts for item in part))
-
-
-def _claim(statement: PrivacyStatement) -> str:
-  if statement.is_public and statement.not_protected:
-    return (
-      "Privacy. This result was made from what is treated as public alone, but"
-      f" that may itself depend on private records: of each {statement.unit} it"
-      " may tell what is listed as not protected."
-    )
-  if statement.is_public:
-    return (
-      "Privacy. No private record went into this result: it says nothing "
-      f"about any {statement.unit}."
-    )
-  if statement.epsilon == math.inf:
-    return (
-      "Privacy. NO differential privacy is claimed (epsilon is infinite): "
-      f"this result may reveal any {statement.unit} it was made from."
-      f"{_reason(statement)}"
-    )
-  epsilon = rounding.epsilon(statement.epsilon)
-  delta = rounding.delta(statement.delta)
-  return (
-    f"Privacy. The unit of protection is one {statement.unit}. This result "
-    f"is ({epsilon}, {delta})-differentially "
-    f"private: when {change(statement)}, the probability of any outcome changes by a "
-    f"factor of at most e^{epsilon}, apart from a slack of "
-    f"{delta} (delta). Relation: {statement.relation}. "
-    f"Accountant: {statement.accountant.upper()}, an upper bound."
-  )
-
-
-def _reason(statement: PrivacyStatement) -> str:
-  """Says why epsilon is infinite although there is noise, or "" for no noise."""
-  runs = [release.run() for release in statement.ledger]
-  if not runs or any(run.noise_multiplier == 0 for run in runs):
-    return ""
-  reason = reasons.explain_infinite(
-    runs, delta=statement.delta, relation=statement.relation
-  )
-  return f" The reason: {reason}." if reason else ""
-
-
-def _release(one: releases.Release) -> str:
-  drawn = _SAMPLINGS[one.sampling].format(
-    num_examples=one.num_examples,
-    expected_batch_size=one.expected_batch_size,
-    max_batch_size=one.max_batch_size,
-    cycle_length=one.cycle_length,
-  )
-  noise = ""
-  if one.noise_bands > 1:
-    noise = f", correlated over {one.noise_bands} steps (banded matrix)"
-  part = f" It read the part {one.part} of the records." if one.part else ""
-  group = ""
-  if one.group_size > 1:
-    moved = "mixture of Gaussians"
-    if one.expected_batch_size == one.num_examples:
-      moved = f"every step has them all: {one.group_size} times the sensitivity"
-    group = (
-      f" One unit has at most {one.group_size} records, each drawn by itself,"
-      f" and the noise is for all of them together ({moved})."
-    )
-  return (
-    f"Mechanism ({one.identifier}). {one.mechanism}: {one.steps} steps, clip "
-    f"norm {one.l2_clip_norm:g}, noise of standard deviation "
-    f"{rounding.noise(one.noise_multiplier, digits=6)} x"
-    f" {one.l2_sensitivity:g} (noise multiplier "
-    f"x sensitivity) on each sum{noise}; {drawn}.{group}{part}"
-  )

@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.report import blocks, page, tables, words
+from synthq_jax.privacy import wording
+from synthq_jax.report import blocks, claims, page, tables, words
 from synthq_jax.runtime import released_results, results, system_results
 
 __all__ = ["ALL_CLAIMS", "CLAIMS", "DATA", "PUBLIC_DATA"]
@@ -69,15 +70,14 @@ def _together(
   """States one claim about many results, or that there is none."""
   content: list[blocks.Block] = [blocks.Heading(text=title)]
   if together is None:
-    protected = tables.protected(statements)
+    protected = claims.protected(statements)
     said = words.paragraph("privacy.no_joint_claim", protected=protected)
     content.append(said)
   else:
-    content += [
-      one
-      for one in _in_words(dataclasses.replace(together, notes=()))
-      if not one.lead.startswith("Mechanism")  # they stand with each result
-    ]
+    # Mechanisms stand with each result.
+    content += claims.paragraphs(
+      dataclasses.replace(together, notes=()), releases=False
+    )
     content.append(words.paragraph("privacy.each"))
   return content
 
@@ -89,20 +89,9 @@ def _each(
   content: list[blocks.Block] = []
   for title, claim, notes in _grouped(releases):
     content.append(blocks.Heading(text=title))
-    content += _in_words(_without_common(claim, together))
+    content += claims.paragraphs(claim, beside=together)
     content += notes
   return content
-
-
-def _without_common(
-  claim: statement_lib.PrivacyStatement,
-  together: statement_lib.PrivacyStatement | None,
-) -> statement_lib.PrivacyStatement:
-  if together is None:
-    return claim
-  names = ("public", "assumptions", "not_protected")
-  equal = (n for n in names if getattr(claim, n) == getattr(together, n))
-  return dataclasses.replace(claim, **dict.fromkeys(equal, ()))
 
 
 def _grouped(
@@ -116,7 +105,9 @@ def _grouped(
     claim = dataclasses.replace(one.statement, notes=())
     kind = getattr(one, "kind", "queries")
     title = f"{kind} {tables.row_name(one.name)}"
-    groups.setdefault(claim, {})[title] = one.statement.notes
+    groups.setdefault(claim, {})[title] = wording.sentences(
+      one.statement, "notes"
+    )
   for claim, notes in groups.items():
     ordered = sorted(notes)  # generator, queries, retriever
     yield (
@@ -128,17 +119,6 @@ def _grouped(
         if notes[one]
       ],
     )
-
-
-def _in_words(
-  statement: statement_lib.PrivacyStatement,
-) -> tuple[blocks.Paragraph, ...]:
-  """Returns the statement in words, the first words of paragraphs in bold."""
-  texts = statement_lib.in_words(statement).split("\n\n")
-  parts = [text.partition(". ") for text in texts]
-  return tuple(
-    blocks.Paragraph(lead=lead, text=rest) for lead, _, rest in parts
-  )
 
 
 def _public_data(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from synthq_jax import intervals, text_tables
-from synthq_jax.privacy import joint, rounding
+from synthq_jax.privacy import rounding
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
   "of",
   "p_value",
   "percent",
-  "protected",
   "row_name",
   "spread",
 ]
@@ -68,12 +67,6 @@ def epsilon(value: float | None) -> str:
 def claimed(statement: statement_lib.PrivacyStatement) -> str:
   """Writes the epsilon of a statement; "-" where no private record went in."""
   return epsilon(None if statement.is_public else statement.epsilon)
-
-
-def protected(statements: Iterable[statement_lib.PrivacyStatement]) -> str:
-  """Names what results protect, each unit with its relation."""
-  kinds = joint.kinds([*statements])
-  return ", ".join(f"one {unit} ({relation})" for unit, relation in kinds)
 
 
 def interval(value: intervals.Interval | None, form: str = ".3f") -> str:

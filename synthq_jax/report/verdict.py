@@ -9,9 +9,8 @@ noise, and says so.
 from collections.abc import Iterator, Sequence
 
 from synthq_jax import intervals
-from synthq_jax.privacy import rounding
-from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.report import blocks, page, tables, words
+from synthq_jax.privacy import rounding, wording
+from synthq_jax.report import blocks, claims, page, tables, words
 from synthq_jax.runtime import (
   comparison_results,
   noisy_results,
@@ -131,7 +130,7 @@ def _release(
   if found.unclaimed:
     return said("no_account", folders=", ".join(found.unclaimed))
   if found.together is None:
-    protected = tables.protected(found.shared.values())
+    protected = claims.protected(found.shared.values())
     return said("no_claim", protected=protected)
   if found.together.epsilon == float("inf"):
     return said("no_privacy")
@@ -308,11 +307,11 @@ def _claim(found: released_results.Released) -> Iterator[blocks.Paragraph]:
     return
   yield _Said(
     "verdict.protected",
-    unit=claim.unit,
-    change=statement_lib.change(claim),
+    unit=str(claim.unit),
+    change=wording.change(claim),
     epsilon=epsilon,
     relation=claim.relation,
-    two=statement_lib.for_two(claim),
+    two=wording.for_two(claim),
   )
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from scipy import stats
 
 from synthq_jax import intervals
-from synthq_jax.privacy import terms
 from synthq_jax.runtime import results
 
 __all__ = ["Pair", "difference", "mean", "pairs", "quantile"]
@@ -126,7 +125,7 @@ def pairs(scores: results.ReleasedScores, measure: str) -> Iterator[Pair]:
         values[second],
         noise=scores.noise,
         number=scores.num_queries,
-        most=terms.most_queries(scores.statement.unit) or 1,
+        most=scores.statement.unit.max_records,
         confidence=1 - (1 - scores.confidence) / len(found),
       ),
     )

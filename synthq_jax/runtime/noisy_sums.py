@@ -72,7 +72,6 @@ def of_split(
   split: str,
   base: terms.Terms,
   *,
-  how: str = "",
   size: int,
   space: workspace.Workspace | None = None,
 ) -> claim_lib.Claim:
@@ -83,7 +82,6 @@ def of_split(
     prepared: says how many queries and users there are.
     split: whose queries.
     base: the words, for single queries.
-    how: as in `words`.
     size: of the sum of scores that is released.
     space: the working directory; None: only the noise is of interest.
 
@@ -98,30 +96,32 @@ def of_split(
     sampler=everybody(units),
     steps=1,
     l2_clip_norm=most * math.sqrt(size) * MIDDLE,
-    words=base if space is None else words(base, how, space, prepared),
+    words=base if space is None else words(base, space, prepared),
     part=prepared.part(split),
   )
 
 
 def words(
   base: terms.Terms,
-  how: str,
   space: workspace.Workspace,
   prepared: results.PreparedData,
 ) -> terms.Terms:
-  """Returns the words of a promise for this run and this data.
+  """Returns the terms of a promise for this run and this data.
 
   Args:
     base: for single queries.
-    how: what is done with the queries of one user, where these are protected.
     space: the working directory.
     prepared: the data.
   """
-  assumed = () if prepared.division else (terms.SPLIT,)
+  assumed = () if prepared.division else ("split",)
   if prepared.queries_per_user:
-    base = terms.users(prepared.unit, how, base)
-  known = base.but(assumptions=assumed, not_protected=prepared.not_protected)
-  return terms.with_fixed_secret(known, "run") if space.is_fixed else known
+    assumed += ("summed",)
+  return base.but(
+    unit=prepared.unit,
+    assumptions=assumed,
+    not_protected=prepared.not_protected,
+    secret_is_fixed=space.is_fixed,
+  )
 
 
 def smallest_delta(prepared: results.PreparedData, units: int) -> float:

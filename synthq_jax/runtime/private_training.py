@@ -16,6 +16,7 @@ import jax
 from synthq_jax import checks, field_kinds, optim
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import ledger, sampling, terms
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import config_types, fingerprints, results, workspace
 from synthq_jax.runtime import release as release_lib
 from synthq_jax.runtime import stage as stage_lib
@@ -140,14 +141,14 @@ class Settings:
   epsilon: float
   """Target; inf trains without noise and claims nothing."""
   mechanism: str
-  """What is clipped and noised, in words."""
+  """What is clipped and noised: a name of sentences.toml."""
   denominator: float | None = None
   """Public divisor; None: the expected batch size."""
   noise_bands: int = 1
   """Of correlated noise, which asks for cyclic batches; 1: independent noise."""
   has_dropout: bool = False
   """Whether the loss takes a key for each record."""
-  unit: str = "query"
+  unit: unit_lib.Unit = unit_lib.QUERY
   """What one record is, where the unit is no user."""
   num_users: int | None = None
   """Where queries of users are drawn one by one: how many users there are."""
@@ -159,10 +160,8 @@ class Settings:
   """Whether batches are read in a fixed order instead of drawn."""
   base: terms.Terms = terms.QUERIES
   """Words of the claim for single queries."""
-  of_users: str = ""
-  """What is done with the queries of one user; empty: as `clips_records` says."""
   not_protected: tuple[str, ...] = ()
-  """Further sentences about what the claim says nothing about."""
+  """What else the claim says nothing about."""
 
   def __post_init__(self):
     """Refuses a relation whose sensitivity `dp_step.train` does not noise."""
@@ -372,26 +371,17 @@ def sampler(
 def _terms(
   settings: Settings, space: workspace.Workspace, prepared: results.PreparedData
 ) -> terms.Terms:
-  """Returns the words of the promise, for this training and this data."""
-  base = settings.base
-  known = dataclasses.replace(
-    base, assumptions=(*base.assumptions, terms.SPLIT)
-  )
-  unit = settings.unit
+  """Returns the terms of the promise, for this training and this data."""
+  unit, drawn = settings.unit, "split"
   if prepared.queries_per_user:
-    how = terms.DRAWN_USERS
+    unit, drawn = prepared.unit, "drawn_users"
     if settings.num_users:
-      own = settings.clips_records
-      how = terms.DRAWN_QUERIES if own else terms.DRAWN_PAIRS
-    known = terms.users(prepared.unit, settings.of_users or how, base)
-    unit = known.unit
-  known = known.but(
-    not_protected=(
-      *settings.not_protected,
-      *prepared.not_protected,
-    ),
+      drawn = "drawn_queries" if settings.clips_records else "drawn_pairs"
+  return settings.base.but(
     unit=unit,
     mechanism=settings.mechanism,
-    without_noise="Trained on the private queries without noise.",
+    assumptions=(drawn,),
+    not_protected=(*settings.not_protected, *prepared.not_protected),
+    secret_is_fixed=space.is_fixed,
+    without_noise="no_noise",
   )
-  return terms.with_fixed_secret(known, "run") if space.is_fixed else known

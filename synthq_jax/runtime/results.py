@@ -13,7 +13,7 @@ from synthq_jax import field_kinds, intervals
 from synthq_jax.data import sources
 from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.privacy import terms
+from synthq_jax.privacy import unit as unit_lib
 
 __all__ = [
   "ASKED_NAME",
@@ -45,15 +45,6 @@ OWN_TEST_SETS = ("test", "public")
 """The test sets that every run has: private queries, and public sentences."""
 
 _CONTAMINATED = 1e-3
-
-_FROM_PAIRS = (
-  "That a document of the collection was asked about: this collection was read"
-  " from the queries' own documents."
-)
-_ASKED = (
-  "Which documents the queries for training ask about: their list is public, and"
-  " synthetic queries are written for them alone."
-)
 
 PRIVATE = "private"
 """The folder of the working directory that must not be shared."""
@@ -148,9 +139,9 @@ class PublicDocuments:
 
   @property
   def not_protected(self) -> tuple[str, ...]:
-    """What nothing made of these documents protects, as sentences."""
-    told = {_FROM_PAIRS: self.from_pairs, _ASKED: self.num_asked}
-    return tuple(sentence for sentence, holds in told.items() if holds)
+    """What nothing made of these documents protects, by name."""
+    told = {"from_pairs": self.from_pairs, "asked": self.num_asked}
+    return tuple(name for name, holds in told.items() if holds)
 
   def statement(self) -> statement_lib.PrivacyStatement:
     """Returns the statement of what is made of these documents alone.
@@ -161,7 +152,7 @@ class PublicDocuments:
     instead of that it tells nothing.
     """
     return statement_lib.none(
-      public=("The documents.",) if self.not_protected else (),
+      public=("documents",) if self.not_protected else (),
       not_protected=self.not_protected,
     )
 
@@ -178,8 +169,8 @@ class PreparedData(PublicDocuments):
   """Digest of all data, keyed with the run's secret: it confirms nothing."""
   versions: str
   """Versions of the packages the demo set came from, or empty."""
-  unit: str
-  """The unit of privacy: "query", or as `terms.user` has it."""
+  unit: unit_lib.Unit
+  """The unit of privacy: queries, or users."""
   num_queries: dict[str, int]
   """Queries with a relevant document, for each split."""
   num_pairs: dict[str, int]
@@ -200,7 +191,7 @@ class PreparedData(PublicDocuments):
   @property
   def queries_per_user(self) -> int:
     """The most queries of a user; 0 where the unit is the query."""
-    return terms.most_queries(self.unit) or 0
+    return self.unit.max_records if self.unit.is_user else 0
 
   def units(self, split: str) -> int:
     """Returns how many users, or else queries, a split has; 0: it is not there.

@@ -83,7 +83,7 @@ def settings(
     config: of the stage.
     prepared: says whether users are protected, and how many there are.
     epsilon: the target; inf trains without noise and claims nothing.
-    mechanism: what is clipped and noised, in words.
+    mechanism: what is clipped and noised, by its name.
   """
   has_claim = math.isfinite(epsilon)
   return private_training.Settings(
@@ -92,7 +92,6 @@ def settings(
     mechanism=mechanism,
     num_users=prepared.num_users.get("train") if has_claim else None,
     base=terms.RANKED,
-    of_users=terms.DRAWN_JUDGED,
   )
 
 

@@ -37,6 +37,7 @@ from synthq_jax import optim, typing
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.losses import contrastive
 from synthq_jax.models import dual_encoder, encoders, t5_checkpoints
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import (
   config_types,
   encoder_start,
@@ -66,27 +67,6 @@ __all__ = [
 METHODS = ("batch", "example", "group", "logit", "row")
 LOSSES = ("softmax", "sigmoid", "spreadout")
 
-_MECHANISMS = {
-  "batch": "the contrastive gradient of a whole batch, clipped as one",
-  "example": (
-    "gradients of each pair's loss against the documents of its batch, clipped"
-    " and summed"
-  ),
-  "group": (
-    "contrastive gradients of groups of pairs, which a pair's own content"
-    " assigns, clipped for each group and summed"
-  ),
-  "logit": (
-    "gradients of the similarity of every query and document of a batch,"
-    " clipped one by one, weighted and summed"
-  ),
-  "row": "gradients of each query's loss against {}, clipped and summed",
-}
-_AGAINST = {"public": "public documents", "batch": "the batch's documents"}
-_NOT_THE_DOCUMENTS = (
-  "Which documents were asked about, how often, and which of them were in one"
-  " batch: the claim is about the texts of the queries alone."
-)
 _NEGATIVES = ("batch", "public")
 _GRADIENTS = ("all", "pair", "query")
 _UNITS = ("pair", "query")
@@ -343,19 +323,18 @@ def _settings(config: Config, epsilon: float) -> private_training.Settings:
     one release an epoch.
   """
   text_alone = config.unit == "query"
-  mechanism = _MECHANISMS[config.method].format(_AGAINST[config.negatives])
-  over = "" if text_alone else ", over Poisson samples"
+  against = f"_{config.negatives}" if config.method == "row" else ""
   divisors = {"batch": 1.0, "group": float(groups(config))}
   return private_training.Settings(
     config=config,
     epsilon=epsilon,
-    mechanism=f"{mechanism}{over}, with Gaussian noise",
+    mechanism=f"{config.method}{against}",
     denominator=divisors.get(config.method),
-    unit="query text" if text_alone else "query",
+    unit=unit_lib.QUERY_TEXT if text_alone else unit_lib.QUERY,
     clips_records=config.method in ("example", "row"),
     relation="REPLACE_SPECIAL" if text_alone else "ADD_OR_REMOVE_ONE",
     fixed_order=text_alone,
-    not_protected=(_NOT_THE_DOCUMENTS,) if text_alone else (),
+    not_protected=("texts_alone",) if text_alone else (),
   )
 
 

@@ -59,11 +59,6 @@ __all__ = [
   "run",
 ]
 
-_MECHANISM = (
-  "gradients of a T5 that writes a query for a document, one record per {},"
-  " clipped and summed over a Poisson sample, with Gaussian noise"
-)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(private_training.Config):
@@ -200,7 +195,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
     private_training.Settings(
       config=config,
       epsilon=epsilon,
-      mechanism=_MECHANISM.format("query" if owners is None else "user"),
+      mechanism="generator",
       noise_bands=config.noise_bands,
       has_dropout=config.dropout_rate > 0,
     ),

@@ -41,11 +41,6 @@ from synthq_jax.training import dp_step
 
 __all__ = ["STAGE", "Config", "Inputs", "PooledGrad", "names", "run"]
 
-_MECHANISM = (
-  "gradients, by a map of vectors, of each query's cross-entropy over its nearest"
-  " documents and a public pool, clipped and summed, over Poisson samples, with"
-  " Gaussian noise"
-)
 _BLOCK = 8192
 _MAP = "map"
 _BASE = "untrained"
@@ -282,7 +277,7 @@ def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
   return private_training.train(
     task,
     _ranking.settings(
-      config, given.prepared, epsilon=given.epsilon, mechanism=_MECHANISM
+      config, given.prepared, epsilon=given.epsilon, mechanism="adapter"
     ),
     dp_step.Training(
       grad_fn=functools.partial(PooledGrad, config=config),

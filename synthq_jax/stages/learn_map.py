@@ -42,11 +42,6 @@ from synthq_jax.training import dp_step
 
 __all__ = ["STAGE", "Config", "Inputs", "loss_fn", "run"]
 
-_MECHANISM = (
-  "gradients, by a map of vectors, of each query's cross-entropy over what BM25 and"
-  " a public retriever find, clipped and summed, over Poisson samples, with"
-  " Gaussian noise"
-)
 _NOTE = (
   "Beside the weights, a map of the public retriever's vectors was learned on the"
   " private queries {}."
@@ -144,7 +139,7 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
 
   trained, fields = private_training.train(
     task,
-    _ranking.settings(config, prepared, epsilon=epsilon, mechanism=_MECHANISM),
+    _ranking.settings(config, prepared, epsilon=epsilon, mechanism="map"),
     dp_step.Training(
       grad_fn=grad_fn,
       public={"vectors": vectors},

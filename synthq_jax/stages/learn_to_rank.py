@@ -41,10 +41,6 @@ from synthq_jax.training import dp_step
 
 __all__ = ["STAGE", "Config", "Inputs", "loss_fn", "run"]
 
-_MECHANISM = (
-  "gradients of each query's cross-entropy over what BM25 and a retriever find,"
-  " clipped and summed, over Poisson samples, with Gaussian noise"
-)
 _NOTE = (
   "The weights of BM25's scores and of the retriever's were learned on the private"
   " queries {}."
@@ -200,7 +196,7 @@ def _learned(
       config,
       task.inputs.prepared,
       epsilon=config.epsilon if has_claim else math.inf,
-      mechanism=_MECHANISM,
+      mechanism="ranking",
     ),
     dp_step.Training(
       grad_fn=clipped,

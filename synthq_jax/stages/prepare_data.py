@@ -29,7 +29,7 @@ from synthq_jax.data import (
   splits,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.privacy import terms
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import (
   config_types,
   fingerprints,
@@ -93,7 +93,7 @@ class Config:
   """What is protected: "query", or "user": all queries with one user id."""
   queries_per_user: int = field_kinds.later(1)
   """K: where the unit is the user, how many queries of one are kept at most."""
-  user_field: str = field_kinds.later(terms.WHO)
+  user_field: str = field_kinds.later(unit_lib.WHO)
   """Column of a log, or key of a JSONL line, that holds the user id."""
   quotes: str = field_kinds.later("auto")
   """Quotation marks of tab-separated tables: "csv", which quote cells as csv.writer
@@ -135,7 +135,7 @@ class Config:
         " held out as TEST_SPLIT"
       )
     kind = self.source.partition(":")[0]
-    if self.user_field != terms.WHO and kind not in sources.OF_LINES:
+    if self.user_field != unit_lib.WHO and kind not in sources.OF_LINES:
       raise ValueError(
         f"{self.source}: expected jsonl or log with prepare_data.Config.user_field"
         f" = {self.user_field!r}, got {kind}: queries.jsonl says who asked under"
@@ -280,11 +280,11 @@ def _named(config: Config) -> dict[str, Any]:
   }
 
 
-def _unit(config: Config) -> str:
-  """Returns what is protected, in the words of promises."""
+def _unit(config: Config) -> unit_lib.Unit:
+  """Returns what is protected."""
   if config.unit == "query":
-    return config.unit
-  return terms.user(config.queries_per_user, config.user_field)
+    return unit_lib.QUERY
+  return unit_lib.user(config.queries_per_user, config.user_field)
 
 
 def _num_users(config: Config, data: collection.Collection) -> dict[str, int]:

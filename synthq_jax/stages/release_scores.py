@@ -179,7 +179,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.ReleasedScores:
   _check_noise(config, number, size, prepared)
   promise = noisy_sums.of_split(
     config, prepared, prepared.test_split, terms.SCORES,
-    how=terms.SUMMED, size=size, space=space,
+    size=size, space=space,
   )  # fmt: skip
   statement, noisy = noisy_sums.draw(
     task, promise, noisy_sums.centred_sum(table)

@@ -283,7 +283,7 @@ def shareable_values(
     "curves": curves,
     "documents": results.public_documents(prepared),
     "source": prepared.source.partition(":")[0],  # its kind, not its place
-    "unit": prepared.unit,
+    "unit": str(prepared.unit),
     "versions": prepared.versions,
     "num_examples": config.num_examples,
     "document_words": config.document_words,

@@ -521,6 +521,11 @@ def from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
   Raises:
     ValueError: if a field is missing, or refused.
   """
+  if not isinstance(data, dict):
+    raise ValueError(
+      f"expected a {kind.__name__}, got {data!r}: use the version that wrote it, or"
+      " another folder"
+    )
   known = hints(kind)
   others = {k for k, v in data.items() if v is not None} - {*known, "_type"}
   if others and getattr(kind, "IS_STRICT", False):

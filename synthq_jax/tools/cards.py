@@ -13,7 +13,7 @@ from typing import Any
 import synthq_jax
 from synthq_jax import text_tables
 from synthq_jax.data import collection, query_sets
-from synthq_jax.privacy import rounding, terms
+from synthq_jax.privacy import rounding, wording
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import results, system_results
 
@@ -305,16 +305,14 @@ def _page(
 
 def _promise(claim: statement_lib.PrivacyStatement) -> list[str]:
   """The claim in words, and what bounds it as lists."""
-  first = statement_lib.in_words(claim).partition("\n\n")[0]
-  fixed = terms.fixed_secret("run")
-  parts = [f"**{fixed}**"] if claim.secret_is_fixed else []
-  parts.append(first.removeprefix("Privacy. "))
-  for name, sentences in (
-    ("What is NOT protected", claim.not_protected),
-    ("What is assumed", claim.assumptions),
-    ("What is treated as public", claim.public),
+  parts = [f"**{wording.FIXED_SECRET}**"] if claim.secret_is_fixed else []
+  parts.append(wording.summarize(claim))
+  for name, section in (
+    ("What is NOT protected", "not_protected"),
+    ("What is assumed", "assumptions"),
+    ("What is treated as public", "public"),
   ):
-    if sentences:
+    if sentences := wording.sentences(claim, section):
       parts += [f"### {name}", "\n".join(f"- {one}" for one in sentences)]
   return [*parts, "Every step of the claim is in PRIVACY.txt."]
 
@@ -326,13 +324,14 @@ def _numbers(claim: statement_lib.PrivacyStatement) -> dict[str, Any]:
   return {
     "epsilon": _number(rounding.epsilon(claim.epsilon)),
     "delta": _number(rounding.delta(claim.delta)),
-    "unit": claim.unit,
+    "unit": str(claim.unit),
     "relation": claim.relation,
     "accountant": claim.accountant,
     "releases": [one.identifier for one in claim.ledger],
-    "public": list(claim.public),
-    "assumptions": list(claim.assumptions),
-    "not_protected": list(claim.not_protected),
+    **{
+      section: list(wording.sentences(claim, section))
+      for section in ("public", "assumptions", "not_protected")
+    },
   }
 
 

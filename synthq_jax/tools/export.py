@@ -34,7 +34,7 @@ from synthq_jax.models import (
   t5_checkpoints,
 )
 from synthq_jax.models.checkpoints import sentence_folders, t5x, tensors
-from synthq_jax.privacy import rounding, terms
+from synthq_jax.privacy import rounding, wording
 from synthq_jax.retrieval import ranking
 from synthq_jax.runtime import inputs, results, system_results
 from synthq_jax.storage import array_files, artifacts, object_store, stores
@@ -193,10 +193,11 @@ def _summary(
       f" delta = {rounding.delta(claim.delta)} for one {claim.unit}: see {CLAIM}"
     )
     if claim.secret_is_fixed:
-      fixed = terms.fixed_secret("run")
-      lines.append(f"WARNING: nothing is protected: {fixed}")
+      lines.append(f"WARNING: nothing is protected: {wording.FIXED_SECRET}")
     if given.prepared is not None:
-      lines += [f"not protected: {one}" for one in given.prepared.not_protected]
+      names = given.prepared.not_protected
+      told = [wording.write(one, claim.unit) for one in names]
+      lines += [f"not protected: {one}" for one in told]
   if chosen.hub:
     lines.append(
       f"to publish it: hf upload YOUR_NAME/{cards.hub_name(place.name)}"

@@ -14,8 +14,8 @@ from synthq_jax.privacy import (
   rounding,
   sampling,
   statement,
-  terms,
 )
+from synthq_jax.privacy import unit as unit_lib
 from tests.privacy import statements
 
 NUM = 1000
@@ -43,7 +43,7 @@ def text(identifier="text", **changes):
     "sampler": ORDER,
     "noise_multiplier": 2.0,
     "steps": 40,
-    "unit": "query text",
+    "unit": unit_lib.QUERY_TEXT,
     "relation": "REPLACE_SPECIAL",
   }
   return query(identifier, **(settings | changes))
@@ -70,7 +70,10 @@ def test_a_query_and_its_text_cost_together_what_their_gaussians_do():
   ]
   whole = joint.claim(parts)
   exact = gaussian_epsilon(math.hypot(1 / 1.0, 1 / 2.0), DELTA)
-  assert (whole.unit, whole.relation) == ("query text", "REPLACE_SPECIAL")
+  assert (whole.unit, whole.relation) == (
+    unit_lib.QUERY_TEXT,
+    "REPLACE_SPECIAL",
+  )
   assert exact <= whole.epsilon <= 1.002 * exact
   assert max(one.epsilon for one in parts) < 0.95 * exact
 
@@ -131,7 +134,7 @@ def test_equal_units_and_relations_compose_as_ever():
   parts = [query("a"), query("b"), statement.none()]
   assert joint.claim(parts) == statement.compose(parts)
   assert joint.claim([statement.none()]) == statement.none()
-  assert joint.claim([statement.none(unit="client"), text()]) == text()
+  assert joint.claim([statement.none(unit=unit_lib.CLIENT), text()]) == text()
 
 
 def of_user(identifier, unit, **changes):
@@ -140,14 +143,14 @@ def of_user(identifier, unit, **changes):
   return query(identifier, **(settings | changes))
 
 
-@pytest.mark.parametrize("who", [terms.WHO, "device"])
+@pytest.mark.parametrize("who", [unit_lib.WHO, "device"])
 def test_users_of_whom_more_is_read_here_are_the_unit_of_the_whole(who):
   """The fewest would claim nothing of a user with more queries."""
-  parts = [of_user(str(most), terms.user(most, who)) for most in (2, 5, 3)]
-  alike = [of_user(str(most), terms.user(5, who)) for most in (2, 5, 3)]
+  parts = [of_user(str(most), unit_lib.user(most, who)) for most in (2, 5, 3)]
+  alike = [of_user(str(most), unit_lib.user(5, who)) for most in (2, 5, 3)]
   for order in itertools.permutations(parts):
     whole = joint.claim(order)
-    assert whole.unit == terms.user(5, who)
+    assert whole.unit == unit_lib.user(5, who)
     assert whole.epsilon == pytest.approx(statement.compose(alike).epsilon)
 
 
@@ -155,8 +158,8 @@ def test_users_of_whom_more_is_read_here_are_the_unit_of_the_whole(who):
 def test_users_by_two_columns_have_no_claim_together(most):
   """One user by the one column may be many by the other."""
   person, device = (
-    of_user(who, terms.user(number, who))
-    for number, who in zip(most, (terms.WHO, "device"), strict=True)
+    of_user(who, unit_lib.user(number, who))
+    for number, who in zip(most, (unit_lib.WHO, "device"), strict=True)
   )
   assert joint.claim([person, device]) is None
   assert joint.claim([device, person, statement.none()]) is None
@@ -165,18 +168,25 @@ def test_users_by_two_columns_have_no_claim_together(most):
 def test_one_unit_under_two_relations_is_claimed_as_emptied():
   parts = [query("a"), query("b", relation="REPLACE_ONE")]
   whole = joint.claim(parts)
-  assert (whole.unit, whole.relation) == ("query", "REPLACE_SPECIAL")
+  assert (whole.unit, whole.relation) == (unit_lib.QUERY, "REPLACE_SPECIAL")
   alike = [query("a"), query("b")]
   assert whole.epsilon == pytest.approx(statement.compose(alike).epsilon)
-  ordered = joint.claim([query(), text(unit="query")])
+  ordered = joint.claim([query(), text(unit=unit_lib.QUERY)])
   assert ordered.epsilon == joint.claim([query(), text()]).epsilon
 
 
 @pytest.mark.parametrize("unit", ["client", "pair", "question"])
 def test_units_of_which_none_is_part_of_the_other_have_no_claim(unit):
-  assert joint.claim([query(), query("b", unit=unit)]) is None
-  assert joint.claim([text(), query("b", unit=unit)]) is None
-  assert joint.claim([query(), text(), query("b", unit=unit)]) is None
+  assert (
+    joint.claim([query(), query("b", unit=unit_lib.Unit(kind=unit))]) is None
+  )
+  assert (
+    joint.claim([text(), query("b", unit=unit_lib.Unit(kind=unit))]) is None
+  )
+  assert (
+    joint.claim([query(), text(), query("b", unit=unit_lib.Unit(kind=unit))])
+    is None
+  )
 
 
 def test_a_release_counts_once_whatever_the_unit():
@@ -207,7 +217,7 @@ def test_the_claim_says_which_claims_it_replaces():
   assert "What single results claim for one query (ADD_OR_REMOVE_ONE)" in words
   assert "one query text (" not in words
   assert "Where one query text is empty" in words
-  same = statement.in_words(joint.claim([query(), text(unit="query")]))
+  same = statement.in_words(joint.claim([query(), text(unit=unit_lib.QUERY)]))
   assert "Where one" not in same
 
 
@@ -306,7 +316,7 @@ def test_a_claim_that_covers_the_others_is_made_anew_for_the_common_unit():
   covered = text(sampler=EVERYTHING, steps=1, part=again.part)
   covered = dataclasses.replace(covered, ledger=(again,))
   whole = joint.claim([divided, covered])
-  assert whole.unit == "query text" and whole.ledger == divided.ledger
+  assert whole.unit == unit_lib.QUERY_TEXT and whole.ledger == divided.ledger
   bare = [in_part("a", ""), in_part("b", "")]
   assert whole.epsilon == pytest.approx(joint.claim(bare).epsilon)
   assert whole.epsilon > 1.1 * divided.epsilon

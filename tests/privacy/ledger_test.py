@@ -9,6 +9,7 @@ import pytest
 
 from synthq_jax.cli import main
 from synthq_jax.privacy import ledger, sampling, statement
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.storage import artifacts
 from tests.privacy import statements
 
@@ -52,7 +53,7 @@ def test_a_resumed_training_is_entered_once(path):
 
 @pytest.mark.parametrize(
   "other",
-  [{"steps": 200}, {"noise_multiplier": 1.01}, {"unit": "client"}, None],
+  [{"steps": 200}, {"noise_multiplier": 1.01}, {"unit": unit_lib.CLIENT}, None],
   ids=str,
 )
 def test_another_training_of_the_same_name_is_refused(path, other):
@@ -95,7 +96,9 @@ def test_a_smaller_delta_costs_epsilon(path):
 
 def test_different_units_are_not_added_up(path):
   queries_alone = numbers(ledger.describe(path))
-  ledger.enter(path, "clients", made("clients", unit="client", steps=100))
+  ledger.enter(
+    path, "clients", made("clients", unit=unit_lib.CLIENT, steps=100)
+  )
   printed = ledger.describe(path).splitlines()
   queries, clients = (x for x in printed if x.startswith("alone"))
   assert f"alone (2): epsilon {queries_alone}," in queries

@@ -1,13 +1,22 @@
 """Claims: made from the ledger, passed on, added up, and read aloud."""
 
 import dataclasses
+import itertools
 import math
 
 import dp_accounting
 import pytest
 
-from synthq_jax.privacy import accounting, joint, sampling, statement, terms
+from synthq_jax.privacy import (
+  accounting,
+  joint,
+  sampling,
+  statement,
+  terms,
+  wording,
+)
 from synthq_jax.privacy import claim as claim_lib
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.storage import artifacts
 from tests.privacy import statements
 
@@ -32,7 +41,7 @@ def test_the_claim_is_the_accountants():
   arguments = {k: v for k, v in SETTINGS.items() if k != "l2_clip_norm"}
   assert claim.epsilon == accounting.epsilon(**arguments)
   assert claim.delta == 1 / 12000
-  assert claim.unit == "query"
+  assert claim.unit == unit_lib.QUERY
   assert claim.relation == "ADD_OR_REMOVE_ONE"
   [release] = claim.ledger
   assert release.noise_multiplier == 1.0
@@ -194,7 +203,7 @@ def test_one_result_without_privacy_spoils_the_sum():
   ("parts", "message"),
   [
     (lambda: [], "at least one"),
-    (lambda: [made("a"), made("b", unit="person")], "unit"),
+    (lambda: [made("a"), made("b", unit=unit_lib.CLIENT)], "unit"),
     (lambda: [made("a"), made("b", relation="REPLACE_ONE")], "relation"),
     (lambda: [made("a"), made("a", steps=301)], "identifier"),
   ],
@@ -208,7 +217,7 @@ def test_what_does_not_add_up_is_refused(parts, message):
 def test_a_claim_needs_a_ledger():
   with pytest.raises(ValueError, match="ledger"):
     statement.PrivacyStatement(
-      unit="query", relation="REPLACE_ONE", epsilon=1.0, delta=1e-6
+      unit=unit_lib.QUERY, relation="REPLACE_ONE", epsilon=1.0, delta=1e-6
     )
 
 
@@ -246,11 +255,11 @@ def test_two_records_have_the_accountants_number_at_the_same_delta():
     size=2,
   )
   assert claim.epsilon < found < 3 * claim.epsilon
-  said = statement.for_two(claim)
+  said = wording.for_two(claim)
   assert said.endswith(f"({math.ceil(found * 1000) / 1000:g}, 8.34e-05)")
   assert f"is protected less: {said}, and" in statement.in_words(claim)
   huge = dataclasses.replace(claim, relation="REPLACE_ONE", epsilon=40.0)
-  assert "empty (delta would be 1)" in statement.for_two(huge)
+  assert "empty (delta would be 1)" in wording.for_two(huge)
 
 
 def test_the_words_say_what_the_numbers_say():
@@ -266,9 +275,9 @@ def test_the_words_say_what_the_numbers_say():
     "clip norm 0.1",
     "1 x 0.2",
     "It was read aloud.",
-    *terms.QUERIES.public,
-    *terms.QUERIES.assumptions,
-    *terms.QUERIES.not_protected,
+    *wording.sentences(claim, "public"),
+    *wording.sentences(claim, "assumptions"),
+    *wording.sentences(claim, "not_protected"),
   ):
     assert part in text
   assert text.count("\n\n") == 6
@@ -327,7 +336,7 @@ def test_a_unit_whose_records_are_all_in_every_step_is_said_to_be(share):
   assert ("every step has them all: 3 times" in text) == (share == 1)
 
 
-FIXED = terms.with_fixed_secret(terms.QUERIES, "run")
+FIXED = terms.QUERIES.but(secret_is_fixed=True)
 
 
 def fixed(identifier="finetune_dp/1"):
@@ -339,7 +348,7 @@ def test_a_statement_under_a_fixed_secret_is_marked_and_says_so():
   assert not made().secret_is_fixed
   claim = fixed()
   assert claim.secret_is_fixed
-  assert claim.assumptions[0] == terms.fixed_secret("run")
+  assert wording.sentences(claim, "assumptions")[0] == wording.FIXED_SECRET
   assert "secret_is_fixed" not in artifacts.to_json(made())
   assert artifacts.to_json(claim)["secret_is_fixed"] is True
 
@@ -353,18 +362,43 @@ def test_one_fixed_secret_marks_every_claim_that_it_enters(swap):
   assert not statement.compose([made("a"), made("b")]).secret_is_fixed
 
 
-def test_the_flag_holds_without_the_sentence():
-  claim = dataclasses.replace(fixed(), assumptions=())
-  assert claim.secret_is_fixed
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"unit": "query"},
+    {"unit": "user with up to 4 queries"},
+    {"assumptions": ["a_name_of_a_later_version"]},
+  ],
+  ids=str,
+)
+def test_a_statement_of_another_version_is_refused_and_not_misread(change):
+  """Words of an earlier one name users and fixed secrets that no field has."""
+  stored = artifacts.to_json(fixed()) | change
+  with pytest.raises(ValueError, match="version that wrote it") as error:
+    artifacts.from_json(statement.PrivacyStatement, stored)
+  assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("what", ["run", "study"])
-def test_a_fixed_secret_of_an_earlier_version_is_read(what):
-  """Its statements have the sentence, and no flag."""
-  words = terms.with_fixed_secret(terms.QUERIES, what)
-  stored = artifacts.to_json(
-    claim_lib.Claim(**SETTINGS, words=words).statement("a")
+def test_a_unit_of_words_is_refused():
+  with pytest.raises(
+    ValueError, match=r"privacy\.unit\.Unit, got unit='query'"
+  ):
+    made(unit="query")
+
+
+def test_every_name_in_the_terms_has_a_sentence_for_every_unit():
+  units = (
+    *(unit_lib.QUERY, unit_lib.QUERY_TEXT, unit_lib.user(1), unit_lib.user(4)),
+    *(unit_lib.EXAMPLE, unit_lib.IMAGE_PAIR, unit_lib.CLIENT),
+    unit_lib.Unit(kind="person"),
   )
-  del stored["secret_is_fixed"]
-  found = artifacts.from_json(statement.PrivacyStatement, stored)
-  assert found.secret_is_fixed
+  known = [x for x in vars(terms).values() if isinstance(x, terms.Terms)]
+  assert len(known) == 7
+  for words, unit in itertools.product(known, units):
+    names = [words.mechanism, words.without_noise or "no_noise"]
+    names += [
+      x for section in wording.SECTIONS for x in getattr(words, section)
+    ]
+    for name in names:
+      text = wording.write(name, unit)
+      assert text != name and not {*"{}\n"} & {*text}, name

@@ -18,6 +18,7 @@ from synthq_jax.privacy import (
   statement,
   terms,
 )
+from synthq_jax.privacy import unit as unit_lib
 
 N, BATCH, STEPS = 2_000, 64, 60
 
@@ -31,9 +32,9 @@ def queries_of(most, num=N, batch=BATCH, units=None):
   )
 
 
-def promise(sampler, *, most=4, how=terms.DRAWN_QUERIES, **changes):
+def promise(sampler, *, most=4, **changes):
   settings = {"steps": STEPS, "l2_clip_norm": 0.1, "noise_multiplier": 2.0}
-  words = terms.users(terms.user(most), how, terms.QUERIES)
+  words = terms.QUERIES.but(unit=unit_lib.user(most))
   return claim.Claim(sampler=sampler, words=words, **(settings | changes))
 
 
@@ -74,7 +75,7 @@ def test_users_with_one_query_have_the_claim_of_queries():
     num_examples=N, expected_batch_size=BATCH
   )
   expected = claim.calibrated(sampler=plain, **known)
-  words = terms.users(terms.user(1), terms.DRAWN_USERS, terms.QUERIES)
+  words = terms.QUERIES.but(unit=unit_lib.user(1))
   for sampler in (
     plain,
     queries_of(1),
@@ -193,7 +194,7 @@ def test_users_of_whom_more_queries_are_read_here_than_there_are_one_unit():
   few = promise(queries_of(2), most=2, delta=1e-4).statement("a")
   many = promise(queries_of(4), most=4, delta=1e-4).statement("b")
   together = joint.claim([few, many])
-  assert together.unit == terms.user(4)
+  assert together.unit == unit_lib.user(4)
   runs = [release.run() for one in (few, many) for release in one.ledger]
   assert together.epsilon == accounting.composed_epsilon(runs, delta=1e-4)
   assert together.epsilon > max(few.epsilon, many.epsilon)
@@ -206,12 +207,12 @@ def test_users_by_another_column_are_another_unit():
   person, device = (
     dataclasses.replace(
       promise(queries_of(4), delta=1e-4),
-      words=terms.users(unit, terms.DRAWN_QUERIES, terms.QUERIES),
+      words=terms.QUERIES.but(unit=unit),
       part=f"users, key 1:{side}",
     ).statement(side)
     for unit, side in [
-      (terms.user(4), "train"),
-      (terms.user(4, "device"), "test"),
+      (unit_lib.user(4), "train"),
+      (unit_lib.user(4, "device"), "test"),
     ]
   )
   assert "one user (device) with up to 4 queries" in statement.in_words(device)
@@ -243,7 +244,7 @@ def test_users_and_queries_are_never_added_up(tmp_path):
 
 @pytest.mark.parametrize("unit", ["query", "client", "user", "user with up to"])
 def test_other_units_are_no_users(unit):
-  assert terms.most_queries(unit) is None
+  assert not unit_lib.Unit(kind=unit).is_user
 
 
 REFUSED = {

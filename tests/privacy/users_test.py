@@ -130,7 +130,7 @@ def test_where_everybody_takes_part_nobody_is_cut(multiple_of):
 def test_the_ledger_holds_a_claim_for_clients(tmp_path):
   privacy = settings(noise_multiplier=1.0)
   claim = privacy.statement("federated/abc")
-  assert (claim.unit, claim.relation) == ("client", "ADD_OR_REMOVE_ONE")
+  assert (str(claim.unit), claim.relation) == ("client", "ADD_OR_REMOVE_ONE")
   assert (claim.epsilon, claim.delta) == (privacy.epsilon, 1e-5)
   assert claim.ledger[0].sampler() == privacy.sampler
   assert claim.ledger[0].l2_sensitivity == CLIP

@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from synthq_jax import intervals
-from synthq_jax.privacy import statement, terms
+from synthq_jax.privacy import statement
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.report import blocks, verdict
 from synthq_jax.report import scores as report_scores
 from synthq_jax.runtime import (
@@ -82,8 +83,8 @@ def test_queries_with_a_claim_are_released():
   assert "query is replaced by an empty record" in lines[3]
 
 
-FIXED = dataclasses.replace(CLAIM, assumptions=(terms.fixed_secret("run"),))
-CLIENT = dataclasses.replace(CLAIM, unit="client")
+FIXED = dataclasses.replace(CLAIM, secret_is_fixed=True)
+CLIENT = dataclasses.replace(CLAIM, unit=unit_lib.CLIENT)
 
 
 @pytest.mark.parametrize(

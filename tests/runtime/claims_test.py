@@ -16,6 +16,7 @@ import pytest
 
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import ledger, sampling, statement, terms
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.report import blocks, page
 from synthq_jax.runtime import comparison_results, released_results
 from synthq_jax.stages import report
@@ -23,6 +24,14 @@ from synthq_jax.stages import report
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "synthq_jax"
 NUM = 1000
 GAUSSIAN = dp_accounting.GaussianDpEvent
+
+
+UNITS = {
+  "query": unit_lib.QUERY,
+  "query text": unit_lib.QUERY_TEXT,
+  "client": unit_lib.CLIENT,
+  "pair": unit_lib.Unit(kind="pair"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +96,7 @@ class Released:
         delta=self.delta,
         relation=self.relation,
         accountant=self.accountant,
-        words=terms.QUERIES.but(unit=self.unit),
+        words=terms.QUERIES.but(unit=UNITS[self.unit]),
       ).statement(f"{name}/{i}")
       for i in range(self.times)
     ]

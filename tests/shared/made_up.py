@@ -5,6 +5,7 @@ from typing import Any
 
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement, terms
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import private_training, results, stage
 
 
@@ -53,7 +54,7 @@ def prepared(**changes: Any) -> results.PreparedData:
     "source": "beir:b",
     "digest": "d",
     "versions": "",
-    "unit": "query",
+    "unit": unit_lib.QUERY,
     "num_documents": 9,
     "num_queries": {"train": 9},
     "num_pairs": {"train": 9},

@@ -14,7 +14,8 @@ import tiny_runs
 from synthq_jax import stages
 from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.privacy import sensitivity, terms
+from synthq_jax.privacy import sensitivity
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import (
   encoder_start,
   private_training,
@@ -82,12 +83,12 @@ def test_noise_is_scaled_to_what_each_method_can_move(finished_run):
 def test_rows_against_their_batch_claim_the_texts_alone(finished_run):
   claims = {name: _made(finished_run, name).statement for name in _METHODS}
   text = claims.pop("direct_dp_text")
-  assert text.unit == "query text"
+  assert text.unit == unit_lib.QUERY_TEXT
   assert text.relation == "REPLACE_SPECIAL"
   assert text.ledger[0].sampling == "fixed_order"
-  assert any("texts of the queries alone" in s for s in text.not_protected)
+  assert "texts_alone" in text.not_protected
   for name, claim in claims.items():
-    assert claim.unit == "query", name
+    assert claim.unit == unit_lib.QUERY, name
     assert claim.relation == "ADD_OR_REMOVE_ONE", name
     assert claim.ledger[0].sampling == "poisson", name
 
@@ -229,7 +230,7 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
   monkeypatch.setattr(direct_dp, "_records", lambda *_: records)
   fields = {"num_queries": {"train": 90}}
   if most:
-    fields |= {"unit": terms.user(most), "num_users": {"train": 30}}
+    fields |= {"unit": unit_lib.user(most), "num_users": {"train": 30}}
   task = stage.Task(
     place="direct_dp/direct_dp_eps8",
     digest="digest",

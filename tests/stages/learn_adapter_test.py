@@ -9,6 +9,7 @@ import pytest
 
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.privacy import ledger
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.retrieval import encode, index, trec, vector_files
 from synthq_jax.runtime import (
   encoder_start,
@@ -75,7 +76,7 @@ def test_both_rows_are_one_training(made):
   alone, both = (load(root, row) for row in ROWS)
   assert alone.statement.ledger == both.statement.ledger
   assert alone.statement.epsilon <= 8.0
-  assert alone.statement.unit == "query"
+  assert alone.statement.unit == unit_lib.QUERY
   assert alone.roles == (QUERY,) and both.roles == (QUERY, DOCUMENT)
   base = artifacts.load(
     root / "encode_documents/untrained", system_results.Vectors

@@ -17,6 +17,7 @@ from synthq_jax import optim, stages
 from synthq_jax.cli import guide
 from synthq_jax.data import passages
 from synthq_jax.privacy import joint, statement
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.retrieval import ranking, trec
 from synthq_jax.runtime import results, system_results, workspace
 from synthq_jax.runtime import stage as stage_lib
@@ -232,7 +233,7 @@ def test_rows_join_their_retrievers_claim_and_that_of_the_weights(finished_run):
   [release] = public.statement.ledger
   assert release.identifier.startswith("learn_to_rank/public_only")
   assert public.statement.epsilon <= config.learn_to_rank.epsilon
-  assert public.statement.unit == "query"
+  assert public.statement.unit == unit_lib.QUERY
   assert release.l2_sensitivity == config.learn_to_rank.clip_norm
   retriever = load(root, "train_retriever/synthetic_eps8", results.Checkpoint)
   row = load(root, "learn_to_rank/synthetic_eps8")

@@ -7,7 +7,8 @@ import pytest
 
 from synthq_jax import stages
 from synthq_jax.cli import guide
-from synthq_jax.privacy import ledger, terms
+from synthq_jax.privacy import ledger
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import results
 from synthq_jax.stages import _planned, direct_dp, plan
 from synthq_jax.storage import artifacts
@@ -62,7 +63,7 @@ def test_the_plan_of_trainings_for_users_counts_users(finished_run):
     direct_dp_methods=(),
   )
   data = made_up.prepared(
-    unit=terms.user(2), num_queries={"train": 600}, num_users={"train": 400}
+    unit=unit_lib.user(2), num_queries={"train": 600}, num_users={"train": 400}
   )
   rows = {"finetune_dp": ["eps8"], "direct_dp": ["direct_dp_eps8"]}
   trainings = _planned.trainings(config, rows, data)

@@ -74,7 +74,7 @@ def test_documents_asked_about_are_published_where_settings_say_so(tmp_path):
   assert asked.dtype == pairs["documents"].dtype
   assert (private.num_asked, made.num_asked) == (0, 30)
   assert private.statement().not_protected == ()
-  assert "their list is public" in made.statement().not_protected[0]
+  assert made.statement().not_protected[0] == "asked"
   told = statement_lib.in_words(results.public_documents(made).statement())
   assert "Which documents the queries for training ask about" in told
   folders = workspace.Folders(tmp_path / "train/run")

@@ -16,7 +16,7 @@ import tiny_runs
 
 from synthq_jax import intervals
 from synthq_jax.audit import exposure
-from synthq_jax.privacy import sampling, statement
+from synthq_jax.privacy import sampling, statement, wording
 from synthq_jax.report import audit, plots, tables
 from synthq_jax.runtime import (
   comparison_results,
@@ -332,7 +332,8 @@ def test_the_page_states_the_mechanism_behind_learned_weights(tmp_path):
   run_report(tmp_path, weights=[learned, exact])
   page = (tmp_path / "report/report.md").read_text()
   assert "Weights ltr public only" in page and "ltr original" not in page
-  assert learned.statement.ledger[0].mechanism in page
+  [release] = learned.statement.ledger
+  assert wording.write(release.mechanism, learned.statement.unit) in page
 
 
 def test_a_search_that_was_left_out_is_told(tmp_path):

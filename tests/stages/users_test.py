@@ -17,7 +17,8 @@ import tiny_runs
 from synthq_jax import optim
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.optim import users
-from synthq_jax.privacy import joint, ledger, terms
+from synthq_jax.privacy import joint, ledger, terms, wording
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import (
   noisy_results,
   noisy_sums,
@@ -141,7 +142,7 @@ def test_a_user_is_on_one_side_with_as_many_queries_as_are_kept(whole, kind):
   for place, who in enumerate(WHO):
     sides, queries = found[who]
     assert (len(sides), len(queries)) == (1, min(1 + place % 4, 3))
-  assert made.unit == "user with up to 3 queries"
+  assert str(made.unit) == "user with up to 3 queries"
   assert made.queries_per_user == 3
   for split, number in made.num_users.items():
     own = [queries for sides, queries in found.values() if split in sides]
@@ -263,7 +264,7 @@ def test_a_run_protects_users_from_log_to_page(run):
   _, root = run
   folder = root / "private/prepare_data"
   data = artifacts.load(folder, results.PreparedData)
-  unit, train = terms.user(3), data.num_users["train"]
+  unit, train = unit_lib.user(3), data.num_users["train"]
   assert data.unit == unit and data.num_queries["train"] > train
   generator = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
   direct = artifacts.load(
@@ -279,8 +280,8 @@ def test_a_run_protects_users_from_log_to_page(run):
     assert (drawn.num_examples, drawn.group_size) == queries
     assert drawn.expected_batch_size == drawn.num_examples
   assert weights.statement.unit == mapped.statement.unit == unit
-  assumed = " ".join(weights.statement.assumptions)
-  assert "each with all of its judgements" in assumed and "kept" not in assumed
+  assert {"drawn_queries", "judged"} <= {*weights.statement.assumptions}
+  assert "kept" not in weights.statement.assumptions
   promises = [one.statement for one in (generator, direct, noisy)]
   [drawn], [pairs], [scored] = (one.ledger for one in promises)
   for one in promises:
@@ -319,7 +320,7 @@ NUM, USERS, MOST = 90, 30, 4
 def of_users(most=MOST, **changes):
   number = {"train": USERS if most > 1 else NUM, "test": 25}
   return made_up.prepared(
-    unit=terms.user(most),
+    unit=unit_lib.user(most),
     num_users=number,
     num_queries={"train": NUM, "test": 60},
     **changes,
@@ -355,10 +356,10 @@ def test_users_that_are_drawn_are_the_records_of_the_claim(tmp_path):
   records = {"x": np.zeros((USERS, MOST, 5))}
   one = promised(tmp_path, data, records)
   (release,) = one.ledger
-  assert one.unit == "user with up to 4 queries"
+  assert str(one.unit) == "user with up to 4 queries"
   assert (release.num_examples, release.group_size) == (USERS, 1)
   assert one.delta == 1 / (2 * USERS)
-  assert terms.DRAWN_USERS in one.assumptions
+  assert "drawn_users" in one.assumptions
 
 
 def test_queries_that_are_drawn_are_accounted_for_as_groups(tmp_path):
@@ -369,7 +370,7 @@ def test_queries_that_are_drawn_are_accounted_for_as_groups(tmp_path):
   assert release.num_units == USERS
   assert one.delta == 1 / (2 * USERS)
   assert one.epsilon <= 1.0
-  assert terms.DRAWN_QUERIES in one.assumptions
+  assert "drawn_queries" in one.assumptions
   alone = promised(tmp_path / "alone", made_up.prepared(), records, epsilon=1.0)
   assert release.noise_multiplier > 2 * alone.ledger[0].noise_multiplier
 
@@ -504,7 +505,7 @@ def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
   data = made_up.prepared(
     num_users={"train": 500, "test": 500},
     num_queries={"train": 900, "test": 900},
-    unit=terms.user(MOST),
+    unit=unit_lib.user(MOST),
   )
   promise, alone = (
     noisy_sums.of_split(config, prepared, "test", terms.SCORES, size=6)
@@ -520,13 +521,9 @@ def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
 
 def test_scores_are_claimed_for_users(tmp_path):
   space = workspace.Workspace(tmp_path, secret_seed=1)
-  how = terms.SUMMED
-  words = noisy_sums.words(terms.SCORES, how, space, of_users())
-  assert words.unit == terms.user(MOST)
-  assert any(
-    "scores of one user's queries are added" in x for x in words.assumptions
-  )
-  assert "How many users and test queries there are." in words.not_protected
+  words = noisy_sums.words(terms.SCORES, space, of_users())
+  assert words.unit == unit_lib.user(MOST)
+  assert "summed" in words.assumptions
 
 
 def test_intervals_of_released_scores_know_how_many_queries_a_user_has():
@@ -542,7 +539,7 @@ def test_intervals_of_released_scores_know_how_many_queries_a_user_has():
   assert rows[0].means == {"nDCG@10": noisy_results.mean(0.3, **known)}
   scores = types.SimpleNamespace(
     rows=rows,
-    statement=types.SimpleNamespace(unit=terms.user(MOST)),
+    statement=types.SimpleNamespace(unit=unit_lib.user(MOST)),
     **{"noise": 0.01, "num_queries": 60, "confidence": 0.95},
   )
   [pair] = noisy_results.pairs(scores, "nDCG@10")
@@ -560,6 +557,9 @@ def test_the_words_of_direct_training_say_what_is_clipped(tmp_path, method):
   )
   space = workspace.Workspace(tmp_path, secret_seed=1)
   words = private_training._terms(settings, space, of_users())
-  one_by_one = "clipped one by one" in " ".join(words.assumptions)
-  assert one_by_one == (method in ("example", "row"))
-  assert "noise is for all of a user's together" in " ".join(words.assumptions)
+  one_by_one = method in ("example", "row")
+  drawn = "drawn_queries" if one_by_one else "drawn_pairs"
+  said = wording.write(words.assumptions[0], words.unit)
+  assert words.assumptions[0] == drawn
+  assert ("clipped one by one" in said) == one_by_one
+  assert "noise is for all of a user's together" in said

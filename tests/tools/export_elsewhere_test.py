@@ -15,7 +15,7 @@ from synthq_jax.cli import main
 from synthq_jax.data import beir, collection, sources, vocabulary
 from synthq_jax.models import static_vectors, t5_checkpoints
 from synthq_jax.models.checkpoints import tensors
-from synthq_jax.privacy import terms
+from synthq_jax.privacy import wording
 from synthq_jax.retrieval import encode
 from synthq_jax.runtime import results, system_results
 from synthq_jax.storage import artifacts
@@ -375,10 +375,10 @@ def test_a_card_says_what_holds_and_what_does_not(name, finished_run, exported):
   made = artifacts.load(finished_run.root / QUERIES, results.SyntheticQueries)
   assert 8.0 >= claim["epsilon"] >= made.statement.epsilon
   assert claim["delta"] >= made.statement.delta
-  assert claim["not_protected"] == list(made.statement.not_protected)
-  for sentence in (*made.statement.not_protected, *made.statement.assumptions):
-    assert sentence in card.text
-  assert f"**{terms.fixed_secret('run')}**" in card.text  # of this very run
+  for section in ("public", "assumptions", "not_protected"):
+    said = wording.sentences(made.statement, section)
+    assert claim[section] == [*said] and all(x in card.text for x in said)
+  assert f"**{wording.FIXED_SECRET}**" in card.text  # of this very run
 
 
 @pytest.mark.parametrize("name", list(export.FORMATS))

@@ -8,6 +8,7 @@ import dp_accounting
 
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, terms
+from synthq_jax.privacy import unit as unit_lib
 
 __all__ = ["Settings"]
 
@@ -75,5 +76,5 @@ class Settings:
       l2_clip_norm=self.l2_clip_norm,
       delta=self.delta,
       relation=_RELATION,
-      words=terms.T5X.but(unit=self.unit),
+      words=terms.T5X.but(unit=unit_lib.Unit(kind=self.unit)),
     )

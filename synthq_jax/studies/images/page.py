@@ -5,8 +5,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from synthq_jax.privacy import rounding
-from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.report import blocks, plots, tables
+from synthq_jax.report import blocks, claims, plots, tables
 from synthq_jax.retrieval import neighbours
 from synthq_jax.studies import frame
 from synthq_jax.studies.images import published_noise, training
@@ -33,11 +32,10 @@ def page(study: training.Study) -> blocks.Page:
   statements: list[blocks.Block] = []
   for (encoder, row), group in groups.items():
     title = f"{encoder}, {row}"
-    words = statement_lib.in_words(group[0].statement)
     classes += [blocks.Heading(text=title), _classes(group)]
     statements += [
       blocks.Heading(text=f"{title}, seed {group[0].seed}"),
-      *(blocks.Paragraph(text=each) for each in words.split("\n\n")),
+      *claims.paragraphs(group[0].statement),
     ]
   return blocks.Page(
     title=f"Image encoders: {study.source}",

@@ -228,7 +228,7 @@ def claim(
       l2_clip_norm=0.0,
       words=terms.IMAGE_PAIRS,
     )
-  words = terms.IMAGE_PAIRS.but(mechanism=_mechanism(grad_fn))
+  is_whole = isinstance(grad_fn.method, optim.Batch)
   return claim_lib.calibrated(
     epsilon=epsilon,
     sampler=sampler,
@@ -236,17 +236,10 @@ def claim(
     l2_clip_norm=grad_fn.l2_clip_norm,
     l2_sensitivity=grad_fn.sensitivity("ADD_OR_REMOVE_ONE", "pair"),
     delta=delta,
-    words=terms.with_fixed_secret(words, "study") if is_fixed else words,
+    words=terms.IMAGE_PAIRS.but(
+      mechanism="batch" if is_whole else "logit", secret_is_fixed=is_fixed
+    ),
   )
-
-
-def _mechanism(grad_fn: optim.ContrastiveGrad) -> str:
-  what = (
-    "the gradient of a whole batch, clipped as one"
-    if isinstance(grad_fn.method, optim.Batch)
-    else "gradients of similarities, each clipped, weighted and summed"
-  )
-  return f"{type(grad_fn.loss).__name__} loss: {what}, Gaussian noise"
 
 
 @dataclasses.dataclass(frozen=True)

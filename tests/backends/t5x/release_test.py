@@ -16,6 +16,7 @@ from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints, token_ids
 from synthq_jax.privacy import joint, ledger
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import inputs
 from synthq_jax.tools import export
 
@@ -162,7 +163,7 @@ def test_an_export_in_a_bucket_counts_with_all_that_lies_there(
   both = joint.claim([first.statement(), again.statement()])
   words = (tmp_path / "again/privacy/statement.txt").read_text()
   assert words.strip() == statement_lib.in_words(both)
-  other = dataclasses.replace(first.statement(), unit="one of another kind")
+  other = dataclasses.replace(first.statement(), unit=unit_lib.CLIENT)
   t5_checkpoints.save_claim(made.parent, other)
   third = opened(tmp_path, "third", initial_checkpoint=start)
   with pytest.raises(ValueError, match="expected trainings that one claim"):
