@@ -1,0 +1,81 @@
+"""Encoding on this machine: ours against sentence-transformers', in turns.
+
+Processor seconds and passages a second of one public encoder over the first documents
+of a collection, cut at one length; both give the same vectors. Prints one JSON document.
+
+  bash launch/minilm.sh minilm
+  python tests/benchmarks/encode.py --encoder=minilm --corpus=corpus.jsonl
+"""
+
+import gzip
+import json
+import statistics
+import sys
+
+import measuring
+import numpy as np
+
+
+def texts_of(path: str, number: int) -> list[str]:
+  """Reads title and text of the first documents of a corpus.jsonl, maybe gzipped."""
+  opened = gzip.open if path.endswith(".gz") else open
+  with opened(path, "rt", encoding="utf-8") as stream:
+    lines = (json.loads(line) for _, line in zip(range(number), stream))
+    return [f"{one.get('title') or ''} {one['text']}".strip() for one in lines]
+
+
+def main() -> int:
+  parser = measuring.parser(__doc__)
+  parser.add_argument("--encoder", required=True)
+  parser.add_argument("--corpus", required=True)
+  parser.add_argument("--documents", type=int, default=10**9)
+  parser.add_argument("--length", type=int, default=128)
+  parser.add_argument("--repeats", type=int, default=2)
+  options = parser.parse_args()
+
+  import sentence_transformers
+
+  from synthq_jax.data import sentence_tokens
+  from synthq_jax.models import sentence_encoder
+  from synthq_jax.retrieval import encode
+
+  texts = texts_of(options.corpus, options.documents)
+  tokens = sentence_tokens.load(options.encoder, length=options.length)
+  params, shape = sentence_encoder.load(options.encoder)
+  theirs = sentence_transformers.SentenceTransformer(
+    options.encoder, device="cpu"
+  )
+  theirs.max_seq_length = options.length
+  runs = {
+    "synthq_jax": lambda some: encode.encode(params, shape, tokens.rows(some)),
+    "sentence_transformers": lambda some: theirs.encode(
+      some, show_progress_bar=False
+    ),
+  }
+  vectors = {name: run(texts[:2048]) for name, run in runs.items()}  # compiles
+  apart = np.abs(vectors["synthq_jax"] - vectors["sentence_transformers"])
+  made: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
+  for _ in range(options.repeats):
+    for name, run in runs.items():
+      made[name].append(measuring.timed(lambda run=run: run(texts)))
+  cpu = {k: statistics.median(r["cpu_s"] for r in v) for k, v in made.items()}
+  wall = {k: statistics.median(r["wall_s"] for r in v) for k, v in made.items()}
+  processor_ratio = cpu["synthq_jax"] / cpu["sentence_transformers"]
+  return measuring.finish(
+    "encode",
+    {
+      "documents": len(texts),
+      "length": options.length,
+      "largest_difference": float(apart.max()),
+      "processor_s": cpu,
+      "wall_s": wall,
+      "processor_ratio": processor_ratio,
+      "wall_ratio": wall["synthq_jax"] / wall["sentence_transformers"],
+      "runs": made,
+    },
+    passed=processor_ratio <= 0.8 and apart.max() <= 1e-5,
+  )
+
+
+if __name__ == "__main__":
+  sys.exit(main())
