@@ -8,6 +8,7 @@ of a collection, cut at one length; both give the same vectors. Prints one JSON 
 """
 
 import gzip
+import itertools
 import json
 import statistics
 import sys
@@ -20,7 +21,7 @@ def texts_of(path: str, number: int) -> list[str]:
   """Reads title and text of the first documents of a corpus.jsonl, maybe gzipped."""
   opened = gzip.open if path.endswith(".gz") else open
   with opened(path, "rt", encoding="utf-8") as stream:
-    lines = (json.loads(line) for _, line in zip(range(number), stream))
+    lines = map(json.loads, itertools.islice(stream, number))
     return [f"{one.get('title') or ''} {one['text']}".strip() for one in lines]
 
 
