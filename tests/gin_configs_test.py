@@ -273,3 +273,24 @@ def test_the_paper_recipe_has_the_papers_settings():
   )
   assert canaries.canaries.digits == 10
   assert canaries.finetune_dp == config.finetune_dp
+
+
+def test_the_image_recipe_accumulates_for_logit_dp_alone():
+  """Logit-DP paper, appendix B.1: 25 and 100 batches, of Logit-DP alone."""
+  config, _ = main.configure(
+    images.Config,
+    ["studies/logit_dp_cifar.gin"],
+    ("RESNET_LOGIT_RATE=.5", "NET_NAIVE_CLIP=.25"),
+  )
+  of_net = {each.name: each for each in config.encoders}
+  for encoder, batches in (("embedding_net", 25), ("resnet18", 100)):
+    for row in of_net[encoder].rows:
+      is_logit = row.name.startswith("logit")
+      assert row.accumulation == (batches if is_logit else 1), row.name
+      is_tuned = is_logit and encoder == "resnet18"
+      assert row.learning_rate == (0.5 if is_tuned else 1e-3)
+      is_naive = row.name == "naive" and encoder == "embedding_net"
+      assert row.clip_norm == (0.25 if is_naive else 1.0)
+  batch_norm = of_net["resnet18_batch"]
+  assert batch_norm.norm == "batch"
+  assert [row.method for row in batch_norm.rows] == [None]

@@ -416,7 +416,7 @@ class Trainer:
     Each of several batches gets noise of its own before they are averaged:
     post-processing of as many releases.
     """
-    batches, size = self.encoder.accumulation, float(self.encoder.batch_size)
+    batches, size = self.row.accumulation, float(self.encoder.batch_size)
     steps = self.encoder.steps // batches
     adam = optax.adam(
       optim.schedules.linear(
