@@ -294,3 +294,22 @@ def test_the_image_recipe_accumulates_for_logit_dp_alone():
   batch_norm = of_net["resnet18_batch"]
   assert batch_norm.norm == "batch"
   assert [row.method for row in batch_norm.rows] == [None]
+
+
+def test_the_federated_recipe_has_the_thesis_settings():
+  """Thesis, sections 3.4.2 and 4.3, tables 3.2, 3.3 and 4.2."""
+  config, _ = main.configure(
+    federated.Config,
+    ["studies/paper_fed_newsqa.gin"],
+    NEEDS["paper_fed_newsqa"],
+  )
+  recipe, personal = config.recipe, config.personal.settings
+  assert {recipe.learning_rate, personal.learning_rate} == {3e-5}
+  assert config.central_learning_rate == 3e-5 and not config.rates
+  assert not config.is_chosen  # no early stopping
+  assert recipe.weight_decay == personal.weight_decay > 0
+  assert (config.query_length, config.sentence_length) == (32, 512)
+  assert (config.query_pooling, config.sentence_pooling) == ("first", "mean")
+  assert (recipe.batch_size, personal.batch_size) == (8, 32)
+  assert (recipe.num_negatives, personal.num_negatives) == (8, 200)
+  assert (recipe.top, config.exchange_top, config.max_clients) == (300, 200, 10)
