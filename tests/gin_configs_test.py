@@ -37,6 +37,7 @@ NEEDS = {
   "paper_fed_newsqa": ("SOURCE=newsqa:f.json", "URLS=('u.txt',)", "BERT=b"),
   "paper_spire22_robust04": (
     "TRAIN_SOURCE=ir_datasets:x",
+    "MORE_QUERIES=ir_datasets:y",
     "VERIFIED=v.jsonl",
     "MONOT5=t",
     "T5_VOCABULARY=v.model",
@@ -203,8 +204,11 @@ def test_the_recipe_of_leaks_counts_instances_as_the_paper_does():
   assert (config.num_leaked, config.sizes[0], config.sizes[-1]) == (
     1000, 1000, 128_000,
   )  # fmt: skip
-  assert config.leaked_only and config.folds == 5
+  assert config.folds == 5 and not config.leaked_only
   assert {model.recipe.epochs for model in config.models} == {1}
+  assert [model.seeds for model in config.models] == [5] * 5
+  assert (config.near, config.num_test_queries) == ("verified", None)
+  assert config.more_queries and config.train_source
 
 
 def test_a_recipe_refuses_to_run_without_what_it_requires():
