@@ -259,7 +259,7 @@ def test_the_paper_recipe_has_the_papers_settings():
   assert config.prepare_data.query_length == config.generate.max_length == 128
   assert (config.generate.p, config.generate.temperature) == (0.8, 1.0)
   assert config.rows.synthetic == (math.inf, 16.0, 8.0, 3.0)
-  assert config.rows.direct_dp == (16.0, 8.0, 3.0)
+  assert config.rows.direct_dp == (16.0,)  # a week of a chip each
   for trained in (config.train_retriever, config.direct_dp):
     assert trained.steps == 5 * (queries // 32)
     assert (trained.batch_size, trained.learning_rate) == (32, 1e-3)
@@ -272,6 +272,17 @@ def test_the_paper_recipe_has_the_papers_settings():
   assert config.prepare_data.written_for == "train"
   assert config.generate.num_documents is None
   assert config.compare_queries.similar_to == "train"
+  public_code = (
+    "RETRIEVER_TEMPERATURE=.01",
+    "RETRIEVER_PROJECTION=True",
+    "RETRIEVER_DIRECTIONS=2",
+  )
+  changed, _ = main.configure(
+    plan.RunConfig, [PAPER], (*PAPER_NEEDS, *public_code)
+  )
+  for trained in (changed.train_retriever, changed.direct_dp):
+    assert (trained.temperature, trained.projection) == (0.01, True)
+  assert changed.train_retriever.directions == 2
   canaries, _ = main.configure(
     plan.RunConfig, ["recipes/paper_canaries.gin"], PAPER_NEEDS
   )
