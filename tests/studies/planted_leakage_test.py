@@ -523,6 +523,7 @@ def test_what_cannot_be_built_is_one_line(folder, tmp_path, changes, words):
     ({"near": "guesses"}, "near='guesses'"),
     ({"near": "train_source"}, "train_source=None"),
     ({"near": "verified", "train_source": "beir:x"}, "must be a file of pairs"),
+    ({"more_queries": "beir:x"}, "must go with a train_source"),
     ({"verified": "x"}, "verified goes with near='verified' alone"),
     ({"variants": "x"}, "variants goes with near='train_source' alone"),
     ({"num_leaked": 63}, "must be even"),
