@@ -526,7 +526,7 @@ def test_several_batches_make_one_step_with_noise_of_their_own(tmp_path):
   study = artifacts.load(tmp_path, training.Study)
   _, naive = study.trainings
   (release,) = naive.statement.ledger
-  assert (naive.steps, release.steps) == (4, 4)
+  assert (naive.steps, release.steps, naive.accumulation) == (4, 4, 2)
   data = training.read(config)[None]
   trainer = training.Trainer(
     config, net, row, 0, workspace.Workspace(tmp_path, 3), data
