@@ -50,6 +50,8 @@ class Point:
 def papers_grid(num_records: int = _MSMARCO_QUERIES) -> tuple[Point, ...]:
   """Returns the grid that the papers searched: 192 points.
 
+  They searched it with T5 Small (paper_t5_small.gin) and took the best BLEU on a
+  validation set. Nothing here chooses: every point owes its epsilon.
   Learning rate 1e-3 * 2**-k for k = 0..3, clip norm, batch size and epochs.
   Recipes know steps, not epochs: an epoch is n // batch size of them.
 
@@ -83,7 +85,8 @@ def papers_table() -> tuple[Point, ...]:
   """Returns the papers' table: four sizes, each at epsilon inf, 16, 8 and 3.
 
   The rows that do not depend on the generator are made once: training on the
-  real queries with T5-Base at inf, direct DP with T5-Base at each epsilon.
+  real queries with T5-Base at inf, direct DP with T5-Base at each epsilon, about
+  a week of a TPU v4 chip each.
   """
   return tuple(
     _table_point(size, epsilon)

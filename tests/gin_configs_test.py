@@ -38,6 +38,7 @@ NEEDS = {
   "paper_fed_newsqa": ("SOURCE=newsqa:f.json", "URLS=('u.txt',)", "BERT=b"),
   "paper_spire22_robust04": (
     "TRAIN_SOURCE=ir_datasets:x",
+    "MORE_QUERIES=ir_datasets:y",
     "VERIFIED=v.jsonl",
     "MONOT5=t",
     "T5_VOCABULARY=v.model",
@@ -204,8 +205,11 @@ def test_the_recipe_of_leaks_counts_instances_as_the_paper_does():
   assert (config.num_leaked, config.sizes[0], config.sizes[-1]) == (
     1000, 1000, 128_000,
   )  # fmt: skip
-  assert config.leaked_only and config.folds == 5
+  assert config.folds == 5 and not config.leaked_only
   assert {model.recipe.epochs for model in config.models} == {1}
+  assert [model.seeds for model in config.models] == [5] * 5
+  assert (config.near, config.num_test_queries) == ("verified", None)
+  assert config.more_queries and config.train_source
 
 
 def test_a_recipe_refuses_to_run_without_what_it_requires():
@@ -256,7 +260,7 @@ def test_the_paper_recipe_has_the_papers_settings():
   assert config.prepare_data.query_length == config.generate.max_length == 128
   assert (config.generate.p, config.generate.temperature) == (0.8, 1.0)
   assert config.rows.synthetic == (math.inf, 16.0, 8.0, 3.0)
-  assert config.rows.direct_dp == (16.0, 8.0, 3.0)
+  assert config.rows.direct_dp == (16.0,)  # a week of a chip each
   for trained in (config.train_retriever, config.direct_dp):
     assert trained.steps == 5 * (queries // 32)
     assert (trained.batch_size, trained.learning_rate) == (32, 1e-3)
@@ -269,8 +273,59 @@ def test_the_paper_recipe_has_the_papers_settings():
   assert config.prepare_data.written_for == "train"
   assert config.generate.num_documents is None
   assert config.compare_queries.similar_to == "train"
+  public_code = (
+    "RETRIEVER_TEMPERATURE=.01",
+    "RETRIEVER_PROJECTION=True",
+    "RETRIEVER_DIRECTIONS=2",
+  )
+  changed, _ = main.configure(
+    plan.RunConfig, [PAPER], (*PAPER_NEEDS, *public_code)
+  )
+  for trained in (changed.train_retriever, changed.direct_dp):
+    assert (trained.temperature, trained.projection) == (0.01, True)
+  assert changed.train_retriever.directions == 2
   canaries, _ = main.configure(
     plan.RunConfig, ["recipes/paper_canaries.gin"], PAPER_NEEDS
   )
   assert canaries.canaries.digits == 10
   assert canaries.finetune_dp == config.finetune_dp
+
+
+def test_the_image_recipe_accumulates_for_logit_dp_alone():
+  """Logit-DP paper, appendix B.1: 25 and 100 batches, of Logit-DP alone."""
+  config, _ = main.configure(
+    images.Config,
+    ["studies/logit_dp_cifar.gin"],
+    ("RESNET_LOGIT_RATE=.5", "NET_NAIVE_CLIP=.25"),
+  )
+  of_net = {each.name: each for each in config.encoders}
+  for encoder, batches in (("embedding_net", 25), ("resnet18", 100)):
+    for row in of_net[encoder].rows:
+      is_logit = row.name.startswith("logit")
+      assert row.accumulation == (batches if is_logit else 1), row.name
+      is_tuned = is_logit and encoder == "resnet18"
+      assert row.learning_rate == (0.5 if is_tuned else 1e-3)
+      is_naive = row.name == "naive" and encoder == "embedding_net"
+      assert row.clip_norm == (0.25 if is_naive else 1.0)
+  batch_norm = of_net["resnet18_batch"]
+  assert batch_norm.norm == "batch"
+  assert [row.method for row in batch_norm.rows] == [None]
+
+
+def test_the_federated_recipe_has_the_thesis_settings():
+  """Thesis, sections 3.4.2 and 4.3, tables 3.2, 3.3 and 4.2."""
+  config, _ = main.configure(
+    federated.Config,
+    ["studies/paper_fed_newsqa.gin"],
+    NEEDS["paper_fed_newsqa"],
+  )
+  recipe, personal = config.recipe, config.personal.settings
+  assert {recipe.learning_rate, personal.learning_rate} == {3e-5}
+  assert config.central_learning_rate == 3e-5 and not config.rates
+  assert not config.is_chosen  # no early stopping
+  assert recipe.weight_decay == personal.weight_decay > 0
+  assert (config.query_length, config.sentence_length) == (32, 512)
+  assert (config.query_pooling, config.sentence_pooling) == ("first", "mean")
+  assert (recipe.batch_size, personal.batch_size) == (8, 32)
+  assert (recipe.num_negatives, personal.num_negatives) == (8, 200)
+  assert (recipe.top, config.exchange_top, config.max_clients) == (300, 200, 10)

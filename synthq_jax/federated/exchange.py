@@ -10,8 +10,8 @@ texts: what is closer than `SAME_AS` to a known answer is dropped.
 Formal guarantee: NONE. Question and sentence vectors leave as they are, and a
 vector can be turned back into much of its text (`studies.vectors`).
 
-Who is asked is a choice of names, public settings and the number of the round: it
-says nothing about the texts of who asks.
+All other clients are asked, so who is asked says nothing about texts. The thesis
+asks a selection (equation 4.1), and leaves open how it is made.
 """
 
 import dataclasses

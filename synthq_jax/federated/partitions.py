@@ -20,7 +20,7 @@ import numpy as np
 from synthq_jax.data import newsqa
 from synthq_jax.federated import passages as passages_lib
 
-__all__ = ["by_genre", "by_label", "dirichlet", "labels_of_questions"]
+__all__ = ["REST", "by_genre", "by_label", "dirichlet", "labels_of_questions"]
 
 REST = "other"
 """The client of unknown genres."""

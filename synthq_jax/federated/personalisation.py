@@ -43,6 +43,8 @@ class Settings(training.Recipe):
   num_negatives: int = 100
   """Of the client's own sentences for each question: the hardest of its step;
   all where there are fewer."""
+  weight_decay: float = 0.0
+  """Of AdamW; at 0 that is Adam."""
   patience: int | None = None
   """Epochs without a better mean reciprocal rank of the dev questions, after
   which training stops and the best tower is returned; None: no such questions
@@ -57,6 +59,7 @@ class Settings(training.Recipe):
       patience=1 if self.patience is None else self.patience,
     )
     checks.at_least(0, num_negatives=self.num_negatives)
+    checks.within("[0, inf)", weight_decay=self.weight_decay)
     checks.within(
       "(0, inf]", temperature=self.temperature, learning_rate=self.learning_rate
     )
@@ -108,8 +111,10 @@ def customise(
   extra_vectors = _padded(extra.vectors)
   arrays = {"questions": questions, "extra": extra.rows, "answers": answers}
   # Arguments of the compiled step, as clients may try several.
-  rates = np.float32([settings.learning_rate, settings.temperature])
-  state = optax.adam(rates[0]).init(tower)
+  rates = np.float32(
+    [settings.learning_rate, settings.temperature, settings.weight_decay]
+  )
+  state = optax.adamw(rates[0]).init(tower)
   watch = _Watch(
     encoders, tokens, sentence_vectors, settings.patience, dev_split
   )
@@ -175,6 +180,7 @@ def _step(
   extra_vectors: Float[Array, "extra dim"],
   learning_rate: Any,
   temperature: Any,
+  weight_decay: Any,
   *,
   encoders: encoders_lib.Encoders,
   num_negatives: int,
@@ -188,7 +194,8 @@ def _step(
       num_negatives=num_negatives, temperature=temperature,
     )  # fmt: skip
 
-  step = fedavg.step(losses, optax.adam(learning_rate))
+  optimizer = optax.adamw(learning_rate, weight_decay=weight_decay)
+  step = fedavg.step(losses, optimizer)
   return step(tower, state, batch)
 
 

@@ -23,6 +23,7 @@ References:
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -78,12 +79,14 @@ class Pool:
     qrels: query id -> document id -> grade; above 0 is relevant.
     search: query ids -> BM25's best documents for each.
     forbidden: documents no triple may hold: those relevant to a test query.
+    second: ids of queries of a second source, of which half of the filler is.
   """
 
   queries: Mapping[str, str]
   qrels: trec.Qrels
   search: Callable[[Sequence[str]], trec.Run]
   forbidden: frozenset[str] = frozenset()
+  second: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,8 +136,9 @@ def filler(pool: Pool, number: int, *, seed: int) -> tuple[Triple, ...]:
   """Draws triples that leak nothing.
 
   Every pair of a query and a relevant document is used once, in random order,
-  before any is used again with another non-relevant document. Fewer triples
-  of the same seed are the beginning of more.
+  before any is used again with another non-relevant document. Queries of the
+  two sources take turns while both last. Fewer triples of the same seed are the
+  beginning of more.
 
   Args:
     pool: where from.
@@ -154,7 +158,7 @@ def filler(pool: Pool, number: int, *, seed: int) -> tuple[Triple, ...]:
     if grade > 0 and document not in pool.forbidden
   )
   order = np.random.default_rng([seed, 0]).permutation(len(pairs))
-  pairs = [pairs[place] for place in order]
+  pairs = _in_turn([pairs[place] for place in order], pool.second)
   drawn: list[Triple] = []
   negatives: dict[tuple[str, str], list[str]] = {}
   for turn in range(number):
@@ -181,6 +185,18 @@ def filler(pool: Pool, number: int, *, seed: int) -> tuple[Triple, ...]:
       " training sets, or give more judged queries"
     )
   return tuple(drawn)
+
+
+def _in_turn(
+  pairs: Sequence[tuple[str, str]], second: frozenset[str]
+) -> list[tuple[str, str]]:
+  """Orders pairs so that queries of the two sources take turns."""
+  sides = [
+    [pair for pair in pairs if (pair[0] in second) == is_second]
+    for is_second in (False, True)
+  ]
+  turns = itertools.chain(*itertools.zip_longest(*sides))
+  return [pair for pair in turns if pair is not None]
 
 
 def _searched(
@@ -233,9 +249,9 @@ def negatives_of(
 
 
 def leaked(
-  leaks: Sequence[Leak], number: int, *, seed: int
+  leaks: Sequence[Leak], number: int, *, seed: int, different: bool = False
 ) -> tuple[Triple, ...]:
-  """Draws triples that give test queries away, the same number of each.
+  """Draws triples that give test queries away.
 
   Test queries take turns; in each turn the next of a test query's leaks, the
   next of its relevant documents and another non-relevant one are taken. Leaks
@@ -245,7 +261,9 @@ def leaked(
   Args:
     leaks: one or more for each test query.
     number: how many triples.
-    seed: of the order of documents.
+    seed: of the order of documents, and of leaks with `different`.
+    different: whether leaked queries are drawn at random, each once, before test
+      queries take turns and leaked queries repeat with other documents.
 
   Returns:
     Different triples.
@@ -259,14 +277,22 @@ def leaked(
   drawn: list[Triple] = []
   seen: set[Triple] = set()
   turns = max((len(leak.non_relevant) for leak in leaks), default=0)
-  for turn in range(turns):
-    for group in of_target.values():
-      if len(drawn) == number:
-        return tuple(drawn)
-      made = _triple(group[turn % len(group)], turn, seed)
-      if made is not None and made not in seen:
-        seen.add(made)
-        drawn.append(made)
+  order = [
+    (group[turn % len(group)], turn)
+    for turn in range(turns)
+    for group in of_target.values()
+  ]
+  if different:
+    once = {leak.query_id: leak for leak in leaks}
+    names = _shuffled(sorted(once), seed, "leaked queries")
+    order = [*((once[name], 0) for name in names), *order]
+  for leak, turn in order:
+    if len(drawn) == number:
+      break
+    made = _triple(leak, turn, seed)
+    if made is not None and made not in seen:
+      seen.add(made)
+      drawn.append(made)
   if len(drawn) < number:
     raise ValueError(
       f"expected leaks for {number:,} triples, got {len(drawn):,} from"

@@ -1,8 +1,8 @@
 """Image encoders of the Logit-DP paper: a small net and ResNet-18.
 
 Convolutions are products of patches with a kernel, so that per-example clipping
-keeps their gradients in factors. Nothing here looks at other examples of a
-batch: there is no batch normalisation, but groups of channels in its place.
+keeps their gradients in factors. Only `norm="batch"` looks at other examples of
+a batch, which no clipping bounds: it is for training without privacy.
 """
 
 import math
@@ -19,8 +19,8 @@ with extras.required("run"):
 
 __all__ = ["NORMS", "Convolution", "EmbeddingNet", "ResNet18", "patches"]
 
-NORMS = ("none", "group")
-"""What may stand in the place of batch normalisation."""
+NORMS = ("none", "group", "batch")
+"""Normalisations of ResNet-18. "batch" couples the examples of a batch."""
 
 _BY_INPUTS = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 _BY_BOTH = nn.initializers.variance_scaling(1.0, "fan_avg", "normal")
@@ -123,7 +123,7 @@ class EmbeddingNet(nn.Module):
 
 
 class _Activation(nn.Module):
-  """ReLU, of what is normalised over an image's places and groups of channels."""
+  """Normalises over groups of channels or over the batch, then applies ReLU."""
 
   norm: str
 
@@ -134,10 +134,12 @@ class _Activation(nn.Module):
     if self.norm == "none":
       return nn.relu(x)
     channels = x.shape[-1]
-    groups = math.gcd(channels, max(1, channels // 16))  # of 16 channels or so
+    groups, axes = channels, (0, 1, 2, 4)
+    if self.norm == "group":  # of 16 channels or so
+      groups, axes = math.gcd(channels, max(1, channels // 16)), (1, 2, 4)
     grouped = x.reshape(*x.shape[:-1], groups, -1)
     mean, variance = (
-      f(grouped, axis=(1, 2, 4), keepdims=True) for f in (jnp.mean, jnp.var)
+      f(grouped, axis=axes, keepdims=True) for f in (jnp.mean, jnp.var)
     )
     x = ((grouped - mean) / jnp.sqrt(variance + 1e-6)).reshape(x.shape)
     scale = self.param("scale", nn.initializers.ones, (channels,))
@@ -165,12 +167,15 @@ class _Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-  """ResNet-18 without batch normalisation, which would couple examples.
+  """ResNet-18, by default without normalisation.
+
+  With `norm="batch"` a batch is normalised by its own mean and variance in
+  evaluation too, as in the Logit-DP paper's published code.
 
   Attributes:
     dim: of the embeddings.
     width: channels of the first group, doubled by each of the other three.
-    norm: one of `NORMS`: "none", or "group" normalisation in its place.
+    norm: one of `NORMS`.
 
   References:
     He et al. (2016), arXiv:1603.05027 (activations first); Wu and He (2018),

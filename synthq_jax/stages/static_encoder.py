@@ -50,6 +50,7 @@ class Config(pairs.Recipe):
   """Of directions, spans and batches."""
 
   def __post_init__(self):
+    super().__post_init__()
     config_types.at_least(self, 0, "dim", "seed", "steps", "warmup_steps")
     config_types.at_least(self, 1, "batch_size")
     config_types.positive(self, "learning_rate", "temperature")

@@ -39,6 +39,7 @@ class Config(pairs.Recipe):
   """How all devices of all processes share the work."""
 
   def __post_init__(self):
+    super().__post_init__()
     config_types.positive(self, "temperature", "learning_rate")
     config_types.at_least(self, 1, "batch_size", "steps", "microbatch_size")
     size = self.microbatch_size or 1

@@ -16,8 +16,9 @@ import numpy as np
 import optax
 from jaxtyping import Float
 
+from synthq_jax import field_kinds
 from synthq_jax.losses import contrastive
-from synthq_jax.models import encoders, t5_checkpoints
+from synthq_jax.models import dual_encoder, encoders, t5_checkpoints
 from synthq_jax.training import loop
 from synthq_jax.training import mesh as mesh_lib
 from synthq_jax.training import recipe as recipe_lib
@@ -38,6 +39,19 @@ class Recipe(recipe_lib.Recipe):
 
   temperature: float = 0.05
   """Divides the cosines."""
+  directions: int = field_kinds.later(1)
+  """1: each query chooses among documents. 2: each document chooses among
+  queries, too, and the loss is the mean of both."""
+  projection: bool = field_kinds.later(False)
+  """Whether a linear map follows the mean over tokens; it starts as the
+  identity."""
+
+  def __post_init__(self):
+    if self.directions not in (1, 2):
+      raise ValueError(
+        f"{type(self).__module__}.{type(self).__name__}.directions must be 1 or"
+        f" 2, got {self.directions}"
+      )
 
 
 def loss_fn(
@@ -46,6 +60,7 @@ def loss_fn(
   *,
   model_config: t5_checkpoints.Shape,
   temperature: float,
+  directions: int = 1,
 ) -> Float[jax.Array, " batch"]:
   """Returns the in-batch softmax loss of each pair.
 
@@ -56,21 +71,32 @@ def loss_fn(
     batch: tokens of "queries" and "documents", and the documents' "rows".
     model_config: the shape of the encoder, see `models.encoders`.
     temperature: divides the cosines, above 0.
+    directions: as in `Recipe`.
   """
   encode = functools.partial(encoders.of(model_config).encode, params)
   vectors = {name: encode(batch[name]) for name in _TEXTS}
-  return _loss_of_vectors(vectors, batch["rows"], temperature=temperature)
+  return _loss_of_vectors(
+    vectors, batch["rows"], temperature=temperature, directions=directions
+  )
 
 
 def _loss_of_vectors(
-  vectors: Mapping[str, jax.Array], rows: jax.Array, *, temperature: float
+  vectors: Mapping[str, jax.Array],
+  rows: jax.Array,
+  *,
+  temperature: float,
+  directions: int,
 ) -> Float[jax.Array, " batch"]:
   same = rows[:, None] == rows[None, :]
-  return contrastive.softmax(
-    vectors["queries"] @ vectors["documents"].T,
+  cosines = vectors["queries"] @ vectors["documents"].T
+  losses = functools.partial(
+    contrastive.softmax,
     temperature=temperature,
-    duplicate_mask=same & ~jnp.eye(*same.shape, dtype=bool),
+    duplicate_mask=same & ~jnp.eye(*same.shape, dtype=bool),  # symmetric
   )
+  if directions == 1:
+    return losses(cosines)
+  return (losses(cosines) + losses(cosines.T)) / 2
 
 
 def cached_value_and_grad(
@@ -80,6 +106,7 @@ def cached_value_and_grad(
   model_config: t5_checkpoints.Shape,
   microbatch_size: int,
   temperature: float,
+  directions: int = 1,
 ) -> tuple[Float[jax.Array, ""], Any]:
   """Returns mean loss and gradient of `loss_fn`, some texts in memory at a time.
 
@@ -88,7 +115,7 @@ def cached_value_and_grad(
   parameters. The same numbers but for rounding, for one forward pass more.
 
   Args:
-    params, batch, model_config, temperature: as in `loss_fn`.
+    params, batch, model_config, temperature, directions: as in `loss_fn`.
     microbatch_size: texts encoded at a time; divides the pairs of a batch.
 
   References:
@@ -107,7 +134,9 @@ def cached_value_and_grad(
 
   def mean_loss(vectors):
     whole = {k: v.reshape(-1, v.shape[-1]) for k, v in vectors.items()}
-    losses = _loss_of_vectors(whole, batch["rows"], temperature=temperature)
+    losses = _loss_of_vectors(
+      whole, batch["rows"], temperature=temperature, directions=directions
+    )
     return jnp.mean(losses)
 
   loss, cotangents = jax.value_and_grad(mean_loss)(vectors)
@@ -157,11 +186,17 @@ def train(
     ValueError: if there are fewer pairs than a batch has.
   """
   tx = recipe.optimizer()
+  if recipe.projection:
+    params = dual_encoder.with_projection(params)
 
   def step_fn(state, batch):
     params, opt_state = state
 
-    known = {"model_config": model_config, "temperature": recipe.temperature}
+    known = {
+      "model_config": model_config,
+      "temperature": recipe.temperature,
+      "directions": recipe.directions,
+    }
     if microbatch_size is None:
       loss, grads = jax.value_and_grad(
         lambda params: jnp.mean(loss_fn(params, batch, **known))

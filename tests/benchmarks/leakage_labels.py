@@ -93,6 +93,18 @@ def compute_agreement(folder: pathlib.Path) -> dict[str, float]:
   }
 
 
+def count_types(
+  pairs: Sequence[query_pairs.LabelledPair],
+) -> collections.Counter[str]:
+  """Counts table 2b of the paper: types by the title, or another topic."""
+  return collections.Counter(
+    "different topic"
+    if pair.different_topic
+    else next(iter(pair.title_relations), "no label of the title")
+    for pair in pairs
+  )
+
+
 def count_relations(
   pairs: Sequence[query_pairs.LabelledPair], side: str
 ) -> np.ndarray:
@@ -148,6 +160,9 @@ def main() -> int:
   print("Table 2: near-duplicates, their topics; other pairs, their topics")
   for name, counts in count_candidates(pairs).items():
     print(f"{name}: {', '.join(map(str, counts))}")
+  print("\nTable 2b: types by the title")
+  for name, number in count_types(pairs).items():
+    print(f"{name}: {number}")
   print("\nKappa of the two annotators")
   for name, kappa in compute_agreement(options.folder).items():
     print(f"{name}: {kappa:.3f}")

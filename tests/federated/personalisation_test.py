@@ -176,6 +176,18 @@ def test_the_sentence_tower_does_not_matter_once_vectors_are_there(params):
   assert equal(made.query, customise(params).query)
 
 
+def test_weight_decay_is_that_of_adamw(params):
+  """One step: Adam's, minus rate x decay x the weights before it."""
+  one_step = {"epochs": 1, "batch_size": QUESTIONS}
+  plain = customise(params, **one_step).query
+  decayed = customise(params, **one_step, weight_decay=0.5).query
+  rate = SETTINGS.learning_rate
+  for before, a, b in zip(
+    *map(leaves, (params["query"], plain, decayed)), strict=True
+  ):
+    np.testing.assert_allclose(b, a - rate * 0.5 * before, rtol=1e-4, atol=1e-6)
+
+
 def test_padding_counts_nothing(params):
   """Ten questions in one step of ten or of sixteen rows."""
   exact = customise(params, epochs=1, batch_size=10)
@@ -234,6 +246,7 @@ def test_clients_of_similar_size_share_one_compiled_step(params):
     ("num_negatives", -1),
     ("temperature", 0.0),
     ("patience", 0),
+    ("weight_decay", -0.1),
   ],
 )
 def test_settings_out_of_range_are_refused(name, value):

@@ -145,6 +145,31 @@ def test_leaks_take_turns_and_never_repeat():
   }  # fmt: skip
 
 
+def test_different_leaked_queries_come_before_any_repeats():
+  """Fröbe et al. draw 500 of 648 verified queries, not three of each topic."""
+  many = [leak("t1", f"t1-{i}", f"near {i}") for i in range(5)]
+  some = [*many, leak("t2", "t2-a", "near a"), leak("t3", "t1-0", "near 0")]
+  drawn = splits.leaked(some, 6, seed=0, different=True)
+  assert len({each.query_id for each in drawn}) == 6
+  # In turns, one query of t2 is drawn twice before all of t1's are.
+  assert len({e.query_id for e in splits.leaked(some, 6, seed=0)}) < 6
+  orders = {
+    tuple(e.query_id for e in splits.leaked(some, 4, seed=s, different=True))
+    for s in range(8)
+  }
+  assert len(orders) > 1
+  more = splits.leaked(some, 12, seed=0, different=True)
+  assert more[:6] == drawn and len(set(more)) == 12  # then others repeat
+
+
+def test_two_sources_of_filler_take_turns():
+  second = frozenset(sorted(QUERIES)[:8])
+  drawn = splits.filler(pool(second=second), 16, seed=0)
+  of_second = [each.query_id in second for each in drawn]
+  assert sum(of_second) == 8
+  assert splits.filler(pool(second=second), 6, seed=0) == drawn[:6]
+
+
 def test_the_number_of_leaks_does_not_grow_with_the_set():
   assert [each.num_leaked for each in (*sets(20), *sets(40))] == [0, 6, 6] * 2
   small, large = sets(20)[1], sets(40)[1]

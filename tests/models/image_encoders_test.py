@@ -72,3 +72,23 @@ def test_groups_of_channels_stand_in_for_batch_normalisation():
   )
   _, plain = fresh(image_encoders.ResNet18(dim=8, width=4), images)
   assert jnp.abs(plain - vectors).max() > 1e-3
+
+
+def test_batch_normalisation_is_that_of_the_batch_at_hand():
+  images = 3 + 2 * jax.random.normal(jax.random.key(0), (5, 4, 4, 6))
+  activation = image_encoders._Activation("batch")
+  params = activation.init(jax.random.key(1), images)
+  values = np.asarray(images)
+  mean, deviation = values.mean((0, 1, 2)), values.std((0, 1, 2))
+  np.testing.assert_allclose(
+    activation.apply(params, images),
+    np.maximum((values - mean) / deviation, 0),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+  net = image_encoders.ResNet18(dim=8, width=4, norm="batch")
+  batch = jax.random.normal(jax.random.key(0), (3, 16, 16, 1))
+  params, vectors = fresh(net, batch)
+  assert len(jax.tree.leaves(params)) == 22 + 2 * 17
+  alone = jax.jit(net.apply)(params, batch[1:2])
+  assert jnp.abs(alone - vectors[1:2]).max() > 1e-2  # couples the examples

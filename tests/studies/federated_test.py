@@ -432,6 +432,7 @@ def test_private_texts_leave_nothing_outside_of_private(config, tmp_path):
       "dev_split must be another",
     ),
     ({"num_clients": 1}, "num_clients must be at least 2"),
+    ({"max_clients": 1}, "max_clients must be at least 2"),
     ({"test_split": "train"}, "test_split must be another split than train"),
     (
       {"dev_split": "train", "rates": (1e-3,)},
@@ -459,6 +460,38 @@ def test_another_list_of_urls_is_other_data(config, tmp_path, monkeypatch):
     path.write_text(text)
     digests.add(study_data.build(dealt).digest)
   assert len(digests) == 2
+
+
+def test_the_clients_with_the_most_test_questions_are_kept(config, monkeypatch):
+  """The thesis keeps ten genres of NewsQA, whose rest has too few questions."""
+  assert "max_clients" in study_data._SETTINGS  # of the digest, too
+  few = tiny(clients=("north",), test=2)
+  many = tiny(clients=("south", "west", "other"), test=4)
+  joined = collection.Collection(
+    few.documents + many.documents,
+    few.queries + many.queries,
+    {split: few.qrels[split] | many.qrels[split] for split in few.qrels},
+  )
+  monkeypatch.setattr(sources.Source, "read", lambda self: joined)
+
+  def names(**change):
+    data = study_data.build(dataclasses.replace(config, **change))
+    return [one.name for one in data.clients], data.facts.num_left_out
+
+  assert names() == (["north", "other", "south", "west"], 0)
+  assert names(max_clients=2) == (["other", "south"], 2)
+  urls = {
+    document.id: f"http://www.cnn.com/2007/{document.client}/a/1.story"
+    for document in joined.documents
+    if document.client != "other"
+  }
+  monkeypatch.setattr(study_data.newsqa, "read_urls", lambda paths: urls)
+  monkeypatch.setattr(
+    study_data.fingerprints, "of_file", lambda path: str(path)
+  )
+  genres = {"partition": "genre", "urls": ("u.txt",)}
+  kept, _ = names(**genres, max_clients=2)  # "other" is no genre
+  assert [name.lower() for name in kept] == ["south", "west"]
 
 
 def test_one_client_is_no_federation(config, tmp_path):

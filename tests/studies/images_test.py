@@ -490,8 +490,35 @@ def test_without_privacy_the_loss_of_unseen_pairs_falls(tmp_path):
   assert scores.accuracy > 0.9
 
 
+def test_padding_does_not_move_the_mean_of_a_batch_without_privacy():
+  """As batch normalisation would have it: an encoder that centres a batch."""
+
+  def encode(params, pixels):
+    flat = pixels.reshape(len(pixels), -1) @ params
+    return dual_encoder.normalize(flat - flat.mean(0, keepdims=True))
+
+  fn = optim.contrastive_clipped_grad(
+    encode,
+    encode,
+    loss=contrastive.Softmax(temperature=1.0),
+    l2_clip_norm=1.0,
+    method=optim.Batch(),
+    max_batch_size=10,
+  )
+  gradient = image_pairs._unclipped(fn)
+  real = {k: v[:5] for k, v in pairs_of(blobs(0, 20)).items()}
+  padded = {k: np.concatenate([v, v[[0] * 5]]) for k, v in real.items()}
+  params = jax.random.normal(jax.random.key(0), (16, 4))
+  want, _ = gradient(params, real, is_padding_example=np.zeros(5, bool))
+  with_padding, _ = gradient(
+    params, padded, is_padding_example=np.arange(10) >= 5
+  )
+  np.testing.assert_allclose(with_padding, want, rtol=1e-4, atol=1e-5)
+
+
 def test_several_batches_make_one_step_with_noise_of_their_own(tmp_path):
-  net = dataclasses.replace(NET, steps=4, accumulation=2, rows=ROWS[2:])
+  row = dataclasses.replace(ROWS[2], accumulation=2)
+  net = dataclasses.replace(NET, steps=4, rows=(row,))
   config = dataclasses.replace(
     CONFIG, encoders=(net,), secret_seed=3, head_layers=(8, 4), head_epochs=2
   )
@@ -499,12 +526,12 @@ def test_several_batches_make_one_step_with_noise_of_their_own(tmp_path):
   study = artifacts.load(tmp_path, training.Study)
   _, naive = study.trainings
   (release,) = naive.statement.ledger
-  assert (naive.steps, release.steps) == (4, 4)
+  assert (naive.steps, release.steps, naive.accumulation) == (4, 4, 2)
   data = training.read(config)[None]
   trainer = training.Trainer(
-    config, net, ROWS[2], 0, workspace.Workspace(tmp_path, 3), data
+    config, net, row, 0, workspace.Workspace(tmp_path, 3), data
   )
-  grad_fn = training._clipped(net.build(), ROWS[2], 30)
+  grad_fn = training._clipped(net.build(), row, 30)
   tx = trainer._optimizer(grad_fn, 0.0, jax.random.key(0))
   params = {"w": jnp.zeros(3)}
   state, updates = tx.init(params), []
@@ -655,8 +682,15 @@ def test_figures_are_means_over_seeds_beside_the_row_without_privacy(
     (lambda: dataclasses.replace(NET, name="../net"), "'../net'"),
     (lambda: dataclasses.replace(CONFIG, encoders=(NET, NET)), "different nam"),
     (lambda: dataclasses.replace(NET, steps=0), "steps must be at least 1"),
-    (lambda: dataclasses.replace(NET, accumulation=4), "accumulation=4, got 6"),
-    (lambda: dataclasses.replace(NET, norm="batch"), "norm='batch'"),
+    (
+      lambda: dataclasses.replace(
+        NET, rows=(dataclasses.replace(ROWS[1], accumulation=4),)
+      ),
+      "accumulation=4 of row 'logit', got 6",
+    ),
+    (lambda: dataclasses.replace(ROWS[1], accumulation=0), "accumulation must"),
+    (lambda: dataclasses.replace(NET, norm="batch"), "norm='batch'.*'logit'"),
+    (lambda: dataclasses.replace(NET, norm="layer"), "norm='layer'"),
     (lambda: dataclasses.replace(ROWS[0], name="untrained"), "'untrained'"),
     (lambda: dataclasses.replace(ROWS[0], name="a/b"), "'a/b'"),
     (lambda: dataclasses.replace(ROWS[1], clip_norm=0.0), "above 0, got 0.0"),

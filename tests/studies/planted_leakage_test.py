@@ -404,17 +404,57 @@ def test_leaks_that_people_verified_are_taken_by_their_ids(folder, tmp_path):
     near="verified",
     verified=str(tmp_path / "pairs.tsv"),
     train_source=f"beir:{tmp_path / 'train'}",
-    leaked_only=True,
     num_test_queries=None,
     num_leaked=12,
     sizes=(40,),
   )
   data = study_data.build(settings)
-  assert sorted(data.queries) == [f"q{i}.0" for i in range(40, 46)]
+  assert len(data.queries) == 30  # all are leaked as they are
+  assert sorted(data.leaking) == [f"q{i}.0" for i in range(40, 46)]
   found = {(e.target, e.query_id) for e in data.leaked["near leakage"][0]}
-  assert found == {(f"q{i}.0", f"q{i}.0") for i in range(40, 46)}
-  everything = dataclasses.replace(settings, leaked_only=False)
-  assert len(study_data.build(everything).queries) == 30
+  pairs = {(f"q{i}.0", f"q{i}.0") for i in range(40, 46)}
+  assert len(found) == 6 and found < pairs | {("q40.0", "q46.0")}
+  # Scoring those alone repeats no training: the digest of the data is the same.
+  alone = study_data.build(dataclasses.replace(settings, leaked_only=True))
+  assert alone.digest == data.digest
+  assert (data.facts.num_scored, alone.facts.num_scored) == (30, 6)
+  scored, _ = tables._of_leaking(data, [])
+  for values in (scored.queries, scored.qrels, scored.candidates):
+    assert values.keys() == data.leaking
+
+
+def test_filler_is_half_of_each_source_of_queries(folder, tmp_path):
+  train = tiny(num_test=0, num_train=50)
+  beir.write_beir(tmp_path / "train", train)
+  more = collection.Collection(
+    documents=train.documents,
+    queries=tuple(
+      collection.Query(f"m{i}", f"common {' '.join(words_of(i)[2:])}")
+      for i in range(30)
+    ),
+    qrels={"train": {f"m{i}": {f"d{i}": 1} for i in range(30)}},
+  )
+  beir.write_beir(tmp_path / "more", more)
+  settings = dataclasses.replace(
+    trained_elsewhere(folder, tmp_path / "train"),
+    more_queries=f"beir:{tmp_path / 'more'}",
+  )
+  (filler, *_) = study_data.build(settings).fillers
+  of_more = [each.query_id.startswith("m") for each in filler]
+  assert sum(of_more) == len(of_more) // 2 > 10
+  assert all(each.relevant_id.startswith("train:") for each in filler)
+  elsewhere = dataclasses.replace(
+    more,
+    documents=(collection.Document("far", "away"),),
+    qrels={"train": {"m0": {"far": 1}}},
+  )
+  beir.write_beir(tmp_path / "elsewhere", elsewhere)
+  with pytest.raises(ValueError, match="more_queries must name a source"):
+    study_data.build(
+      dataclasses.replace(
+        settings, more_queries=f"beir:{tmp_path / 'elsewhere'}"
+      )
+    )
 
 
 def test_judged_negatives_come_before_those_of_bm25(tmp_path):
@@ -483,6 +523,7 @@ def test_what_cannot_be_built_is_one_line(folder, tmp_path, changes, words):
     ({"near": "guesses"}, "near='guesses'"),
     ({"near": "train_source"}, "train_source=None"),
     ({"near": "verified", "train_source": "beir:x"}, "must be a file of pairs"),
+    ({"more_queries": "beir:x"}, "must go with a train_source"),
     ({"verified": "x"}, "verified goes with near='verified' alone"),
     ({"variants": "x"}, "variants goes with near='train_source' alone"),
     ({"num_leaked": 63}, "must be even"),

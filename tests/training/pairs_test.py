@@ -91,6 +91,33 @@ def test_another_pair_of_the_same_document_is_no_negative(params):
   assert loss(params, other)[0] > loss(params, batch)[0] + 0.1
 
 
+def test_the_second_direction_has_each_document_choose_a_query(params):
+  batch = {name: values[:5] for name, values in records().items()}
+  turned = dict(batch, queries=batch["documents"], documents=batch["queries"])
+  known = {"model_config": CONFIG, "temperature": 0.1}
+  both = functools.partial(pairs.loss_fn, **known, directions=2)
+  want = (loss(params, batch) + loss(params, turned)) / 2
+  np.testing.assert_allclose(both(params, batch), want, rtol=1e-5)
+  assert np.abs(want - loss(params, batch)).max() > 1e-3
+  mean, _ = pairs.cached_value_and_grad(
+    params, batch, microbatch_size=5, **known, directions=2
+  )
+  np.testing.assert_allclose(mean, want.mean(), rtol=1e-5)
+  with pytest.raises(ValueError, match="directions must be 1 or 2, got 3"):
+    Recipe(directions=3)
+
+
+def test_a_projection_starts_as_the_identity_and_is_trained(params, tmp_path):
+  recipe = Recipe(projection=True, steps=2, warmup_steps=0)
+  trained = pairs.train(
+    recipe, params, CONFIG, records(), loop.Files.below(tmp_path, "test")
+  )
+  kernel = np.asarray(trained["projection"]["kernel"])
+  moved = np.abs(kernel - np.eye(len(kernel))).max()
+  assert 0 < moved < 0.1
+  assert encode(trained, records()["queries"]).shape == (16, len(kernel))
+
+
 def test_fewer_pairs_than_a_batch_are_refused(params, tmp_path):
   with pytest.raises(ValueError, match="batch_size must be at most 16"):
     pairs.train(

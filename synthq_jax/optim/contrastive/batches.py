@@ -123,13 +123,17 @@ def finite_rows(vectors: jax.Array) -> jax.Array:
 
 
 def sound(examples: jax.Array, counted: jax.Array) -> jax.Array:
-  """Puts a counted example in the place of each that is not counted.
+  """Puts counted examples, in turn, in the place of those not counted.
 
-  What is not counted may hold anything, and zero times that may be nan.
+  What is not counted may hold anything, and zero times that may be nan. In turn:
+  an encoder that normalises over its batch then sees the mean of real examples.
 
   Args:
     examples: arrays with a leading axis [batch].
     counted: bool [batch].
   """
-  places = jnp.where(counted, jnp.arange(len(counted)), jnp.argmax(counted))
+  rows = jnp.arange(len(counted))
+  first = jnp.argsort(~counted, stable=True)  # counted ones come first
+  in_turn = first[rows % jnp.maximum(counted.sum(), 1)]
+  places = jnp.where(counted, rows, in_turn)
   return jax.tree.map(lambda x: x[places], examples)

@@ -99,6 +99,9 @@ class Config(frame.Config, config_types.Encoder):
   """Of a client; None: all."""
   min_test_questions: int = 5
   """Clients with fewer are left out; 2 or more, for a variance."""
+  max_clients: int | None = None
+  """So many clients with the most `test_split` questions are kept, of the genres
+  only those with a name; None: all."""
   max_sentences: int | None = None
   """Of a passage; None: all."""
   query_length: int = 32
@@ -154,7 +157,9 @@ class Config(frame.Config, config_types.Encoder):
       self, 1, "seeds", "exchange_top", "query_length",
       "sentence_length", "max_train_questions",
     )  # fmt: skip
-    config_types.at_least(self, 2, "num_clients", "min_test_questions")
+    config_types.at_least(
+      self, 2, "num_clients", "min_test_questions", "max_clients"
+    )
     if (self.partition == "genre") != bool(self.urls):
       raise ValueError(
         "federated.Config.urls must be given with partition='genre', and only"

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,8 @@ TRAIN = clients_lib.TRAIN
 
 _SETTINGS = (  # that the data depends on beside its source, in their order
   "partition", "sentences_of", "num_clients", "alpha", "partition_seed",
-  "test_split", "max_train_questions", "min_test_questions", "max_sentences",
-  "query_length", "sentence_length",
+  "test_split", "max_train_questions", "min_test_questions", "max_clients",
+  "max_sentences", "query_length", "sentence_length",
 )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def build(config: Any) -> Data:
       f" {len(kept)} of {len(federation.clients)}: change the partition, the"
       " splits or min_test_questions"
     )
-  kept = tuple(_cut(client, config) for client in kept)
+  kept = tuple(_cut(client, config) for client in _largest(kept, config))
   words = config.vocabulary or shipped.VOCABULARY
   pieces = shipped.vocabulary(config.vocabulary)
   if config.bert is not None:
@@ -219,6 +220,21 @@ def thinned(data: Data, share: float) -> Data:
     ),
     digest=artifacts.fingerprint(data.digest, share),
   )
+
+
+def _largest(
+  clients: Sequence[clients_lib.Client], config: Any
+) -> list[clients_lib.Client]:
+  """Keeps `config.max_clients` with the most test questions, in their order."""
+  if config.max_clients is None:
+    return list(clients)
+  if config.partition == "genre":
+    clients = [one for one in clients if one.name != partitions.REST]
+  by_size = sorted(
+    clients, key=lambda one: (-len(one.splits[config.test_split]), one.name)
+  )
+  names = {one.name for one in by_size[: config.max_clients]}
+  return [one for one in clients if one.name in names]
 
 
 def _cut(client: clients_lib.Client, config: Any) -> clients_lib.Client:

@@ -47,9 +47,13 @@ class Row:
   """Adam's peak; warm-up over a tenth of the steps, then linear decay."""
   clip_norm: float = 1.0
   """Of what the method clips; the noise follows it."""
+  accumulation: int = 1
+  """Batches whose gradients make one step of Adam. Each batch has noise of its
+  own."""
 
   def __post_init__(self):
     config_types.positive(self, "learning_rate", "clip_norm")
+    config_types.at_least(self, 1, "accumulation")
     config_types.named_as_folder(self, taken=training.UNTRAINED)
 
 
@@ -66,7 +70,7 @@ class Encoder:
   seeds: int = 1
   """How often each row is trained."""
   steps: int = 100
-  """Optimizer steps."""
+  """Batches, of which `Row.accumulation` make one step of Adam."""
   batch_size: int = 64
   """Expected pairs of a Poisson batch."""
   image_size: int | None = None
@@ -76,24 +80,27 @@ class Encoder:
   dim: int = 8
   """Of the vectors."""
   norm: str = "none"
-  """Of "resnet18", one of `image_encoders.NORMS`: what stands in the place of
-  batch normalisation, which would couple examples."""
-  accumulation: int = 1
-  """Batches whose gradients, each with noise of its own, make one step of Adam;
-  `steps` counts batches."""
+  """Normalisation of "resnet18", one of `image_encoders.NORMS`. "batch" couples
+  the examples of a batch: only rows without privacy may have it."""
 
   def __post_init__(self):
     config_types.at_least(
-      self, 1, "seeds", "steps", "batch_size", "image_size", "width", "dim",
-      "accumulation",
-    )  # fmt: skip
+      self, 1, "seeds", "steps", "batch_size", "image_size", "width", "dim"
+    )
     config_types.one_of(self, "net", NETS)
     config_types.one_of(self, "norm", image_encoders.NORMS)
-    if self.steps % self.accumulation:
-      raise ValueError(
-        "images.Encoder.steps must be a multiple of accumulation="
-        f"{self.accumulation}, got {self.steps}"
-      )
+    for row in self.rows:
+      if self.steps % row.accumulation:
+        raise ValueError(
+          "images.Encoder.steps must be a multiple of images.Row.accumulation="
+          f"{row.accumulation} of row {row.name!r}, got {self.steps}"
+        )
+      if self.norm == "batch" and row.method is not None:
+        raise ValueError(
+          "images.Encoder.norm='batch' couples the examples of a batch, which"
+          f" clipping cannot bound: row {row.name!r} must have method=None, or"
+          " norm 'none' or 'group'"
+        )
     config_types.named_as_folder(self)
     config_types.different_names(self, "rows")
 

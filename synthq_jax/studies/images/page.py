@@ -143,7 +143,7 @@ def _training(groups: Groups) -> blocks.Table:
       "Encoder": lambda group: group[0].encoder,
       "Row": lambda group: group[0].row,
       "Parameters": lambda group: tables.count(group[0].num_parameters),
-      "Steps": lambda group: tables.count(group[0].steps),
+      "Batches": lambda group: tables.count(group[0].steps),
       "Batch": lambda group: tables.count(group[0].batch_size),
       "Padded": lambda group: tables.count(group[0].max_batch_size),
       "Clip norm": lambda group: _given(group[0].l2_clip_norm, "g"),
@@ -155,6 +155,7 @@ def _training(groups: Groups) -> blocks.Table:
       "Time": lambda group: tables.duration(
         statistics.fmean(one.seconds for one in group)
       ),
+      "A step": lambda group: tables.count(group[0].accumulation),
       "Loss": lambda group: "".join(f"{x:.3f}" for x in _losses(group)[-1:]),
     },
     left=("Encoder", "Row"),

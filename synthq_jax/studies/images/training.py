@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Int32
 
-from synthq_jax import optim
+from synthq_jax import field_kinds, optim
 from synthq_jax.data import images
 from synthq_jax.losses import contrastive
 from synthq_jax.privacy import claim as claim_lib
@@ -47,7 +47,7 @@ class Training:
   num_parameters: int
   """All of them trained."""
   steps: int
-  """Optimizer steps."""
+  """Noisy sums, one for each batch."""
   batch_size: int
   """Expected pairs of a batch."""
   max_batch_size: int
@@ -70,6 +70,8 @@ class Training:
   """Pairs a second, compiling aside; nan if it was not timed."""
   seconds: float
   """How long it took, compiling included."""
+  accumulation: int = field_kinds.later(1)
+  """Batches whose gradients make one step of Adam."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -379,6 +381,7 @@ class Trainer:
     return trained.params, {
       "statement": statement,
       "steps": encoder.steps,
+      "accumulation": row.accumulation,
       "noise_multiplier": promise.noise_multiplier,
       "l2_sensitivity": promise.l2_sensitivity,
       "l2_clip_norm": row.clip_norm if self.is_private else 0.0,
@@ -409,7 +412,7 @@ class Trainer:
     Each of several batches gets noise of its own before they are averaged:
     post-processing of as many releases.
     """
-    batches, size = self.encoder.accumulation, float(self.encoder.batch_size)
+    batches, size = self.row.accumulation, float(self.encoder.batch_size)
     steps = self.encoder.steps // batches
     adam = optax.adam(
       optim.schedules.linear(

@@ -61,6 +61,9 @@ class Config(frame.Config):
   "beir:DIR" or "ir_datasets:trec-robust04"."""
   train_source: str | None = None
   """Of the queries and documents trained on; None: `source`."""
+  more_queries: str | None = None
+  """A second source of queries about the documents of `train_source`, whose ids
+  differ from those there; half of the filler is of each. None: one source."""
   train_split: str = "train"
   """Whose queries are trained on."""
   test_split: str = "test"
@@ -85,8 +88,8 @@ class Config(frame.Config):
   judged relevant, or those that were "judged" not relevant, where there are
   some."""
   leaked_only: bool = False
-  """Whether test queries without a near-duplicate are left out, also of the
-  folds, as in the paper's figure 2."""
+  """Whether only test queries with a near-duplicate are scored, as in the paper's
+  figure 2. All are leaked either way, and no training is repeated."""
   near_threshold: float = 0.6
   """Of near-duplicates: stemmed words in common over all, function words
   aside."""
@@ -126,6 +129,11 @@ class Config(frame.Config):
         f"planted_leakage.Config.near must be one of {data.ELSEWHERE} where"
         f" there is a train_source, and only there, got near={self.near!r} and"
         f" train_source={self.train_source!r}"
+      )
+    if self.more_queries is not None and self.train_source is None:
+      raise ValueError(
+        "planted_leakage.Config.more_queries must go with a train_source, got"
+        f" {self.more_queries!r} alone"
       )
     for name, near in (("verified", "verified"), ("variants", "train_source")):
       if getattr(self, name) is not None and self.near != near:

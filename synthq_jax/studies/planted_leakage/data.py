@@ -55,7 +55,9 @@ class Facts:
   num_documents: int
   """Of the test collection."""
   num_test_queries: int
-  """Scored."""
+  """Leaked."""
+  num_scored: int
+  """Of these, scored."""
   num_found: int
   """Test queries of which BM25 finds a relevant document."""
   num_pool: int
@@ -89,6 +91,7 @@ class Data:
     fillers: one for each seed, as long as the largest set.
     leaked: kind of leakage -> leaked instances of each seed.
     documents: document id -> text, of all that anything above names.
+    leaking: test queries with a near-duplicate.
     facts: counts for the report.
     digest: of the sources and of what was drawn.
   """
@@ -99,6 +102,7 @@ class Data:
   fillers: tuple[Drawn, ...]
   leaked: Mapping[str, tuple[Drawn, ...]]
   documents: Mapping[str, str]
+  leaking: frozenset[str]
   facts: Facts
   digest: str
 
@@ -179,6 +183,33 @@ def build(config: Any) -> Data:
   return _Sampler(config).data()
 
 
+def _with_queries(
+  first: collection_lib.Collection,
+  second: collection_lib.Collection,
+  split: str,
+) -> collection_lib.Collection:
+  """Adds the queries of a second collection about the documents of the first."""
+  there = set(first.document_ids())
+  added = {
+    query: kept
+    for query, grades in second.qrels.get(split, {}).items()
+    if (kept := {id_: g for id_, g in grades.items() if id_ in there})
+  }
+  if not added:
+    raise ValueError(
+      "planted_leakage.Config.more_queries must name a source with judgements"
+      f" ({split}) of the documents of train_source, got none"
+    )
+  return dataclasses.replace(
+    first,
+    queries=(
+      *first.queries,
+      *(query for query in second.queries if query.id in added),
+    ),
+    qrels=first.qrels | {split: first.qrels.get(split, {}) | added},
+  )
+
+
 class _Sampler:
   """The collections of tests and of training, and what is drawn from them."""
 
@@ -187,12 +218,20 @@ class _Sampler:
     places = [sources.open(config.source, f"{name}.source", seed=config.seed)]
     if config.train_source is not None:
       places.append(sources.open(config.train_source, f"{name}.train_source"))
+    if config.more_queries is not None:
+      places.append(sources.open(config.more_queries, f"{name}.more_queries"))
     self.titles = [place.title for place in places]
     self.digests = [place.digest() for place in places]
     self.test = _Searchable(places[0].read())
     self.train = None
+    self.more: frozenset[str] = frozenset()
     if len(places) > 1:
-      self.train = _Searchable(places[1].read(), _TRAIN)
+      read = places[1].read()
+      if len(places) > 2:
+        more = places[2].read()
+        self.more = frozenset(query.id for query in more.queries)
+        read = _with_queries(read, more, config.train_split)
+      self.train = _Searchable(read, _TRAIN)
     self.searched = self.train or self.test
     self.judged = self.test.judgements(config.test_split)
     self.everything = self.test.judgements("+".join(self.test.data.qrels))
@@ -220,6 +259,7 @@ class _Sampler:
       qrels=self.trained,
       search=lambda ids: self.searched.search(ids, config.depth),
       forbidden=frozenset(forbidden),
+      second=self.more,
     )
     seeds = range(max(model.seeds for model in config.models))
     fillers = tuple(
@@ -228,7 +268,13 @@ class _Sampler:
     )
     leaked = {
       name: tuple(
-        splits.leaked(e, config.num_leaked // 2, seed=seed) for seed in seeds
+        splits.leaked(
+          e,
+          config.num_leaked // 2,
+          seed=seed,
+          different=name == _NEAR and config.near in ELSEWHERE,
+        )
+        for seed in seeds
       )
       for name, e in leaks.items()
     }
@@ -247,6 +293,7 @@ class _Sampler:
       fillers=fillers,
       leaked=leaked,
       documents=documents,
+      leaking=frozenset(query for query, others in near.items() if others),
       facts=self.facts(near, judged, candidates, kept),
       digest=artifacts.fingerprint(
         self.digests,
@@ -272,7 +319,7 @@ class _Sampler:
       if len(found) == config.num_test_queries:
         break
       others = near(query)
-      if not others and (config.leaked_only or config.near not in ELSEWHERE):
+      if not others and config.near not in ELSEWHERE:
         continue
       if config.near == "siblings":
         documents = _relevant(self.everything, [query])
@@ -438,6 +485,9 @@ class _Sampler:
       train_source=self.titles[1] if self.train is not None else "",
       num_documents=len(self.test.data.documents),
       num_test_queries=len(near),
+      num_scored=(
+        sum(map(bool, near.values())) if config.leaked_only else len(near)
+      ),
       num_found=sum(
         bool(_relevant(judged, [query]) & scores.keys())
         for query, scores in candidates.items()

@@ -216,7 +216,7 @@ def _effectiveness(
   better = "less" if table.measure in study.FEWER_IS_BETTER else "more"
   return frame.part(
     f"{cells.measure_name(table.measure)}, {size}",
-    _WORDS("effectiveness", number=found.facts.num_test_queries, better=better),
+    _WORDS("effectiveness", number=found.facts.num_scored, better=better),
     *(
       block
       for words, rows in (((), ranking), ((_WORDS("alone"),), memory_alone))

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,6 +147,8 @@ def _measure_tables(
   config: Any, data: data_lib.Data, trainings: Trainings
 ) -> tuple[MeasureTable, ...]:
   """Returns a table of each measure with chosen sizes, then those of each size."""
+  if config.leaked_only:
+    data, trainings = _of_leaking(data, trainings)
   baseline = _evaluated(config, data, data.candidates)
   chance = _chance(config, data)
   folds = study.folds_of(list(data.queries), config.folds, seed=config.seed)
@@ -157,6 +159,26 @@ def _measure_tables(
     chosen += _tables(config, name, levels, values, sizes)
     fixed += _tables(config, name, levels, _fixed(name, trainings), {})
   return (*chosen, *fixed)
+
+
+def _of_leaking(
+  data: data_lib.Data, trainings: Trainings
+) -> tuple[data_lib.Data, Trainings]:
+  """Keeps the scores of test queries with a near-duplicate."""
+
+  def kept(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in values.items() if name in data.leaking}
+
+  scored = {
+    name: kept(getattr(data, name))
+    for name in ("queries", "qrels", "candidates")
+  }
+  return dataclasses.replace(data, **scored), [
+    dataclasses.replace(
+      each, measures={name: kept(x) for name, x in each.measures.items()}
+    )
+    for each in trainings
+  ]
 
 
 def _evaluated(
