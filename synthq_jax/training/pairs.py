@@ -187,7 +187,9 @@ def train(
   """
   tx = recipe.optimizer()
   if recipe.projection:
-    params = dual_encoder.with_projection(params)
+    params = dual_encoder.with_projection(
+      params, encoders.of(model_config).dim
+    )
 
   def step_fn(state, batch):
     params, opt_state = state
