@@ -2,8 +2,9 @@
 # jax==0.10.2
 #
 # jax.random.key(2**32 + 5) is jax.random.key(5), and every seed of 64 bits is
-# its lower half, without a warning. So are np.int64 seeds. fold_in of 2**32
-# raises instead.
+# its lower half, without a warning. So are np.int64 seeds. fold_in raises for
+# a Python number of more than 32 bits, and takes the lower half of a NumPy
+# number, too.
 #
 # Why it surprises: the key holds two words of 32 bits, the documentation
 # speaks of 64-bit seeds, and the other key function refuses the same number.
