@@ -11,7 +11,7 @@
 # Whom it hurts: nDCG@10 of collections with duplicate passages: it depends on
 # how deep the run is.
 #
-# Source: faiss/impl/ResultHandler.h, HeapResultHandler; faiss/utils/Heap.h,
+# Source: faiss/impl/ResultHandler.h, HeapBlockResultHandler; faiss/utils/Heap.h,
 # heap_reorder.
 #
 # Seen: k=10 starts 9 8 7, k=100 starts 99 98 97

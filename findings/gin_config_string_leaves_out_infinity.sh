@@ -3,7 +3,8 @@
 #
 # A parameter bound to float("inf") stands in neither gin.config_str() nor
 # gin.operative_config_str(), and neither does one bound to np.float64(0.1). A
-# run from the written file has the default instead.
+# run from the written file has the default instead. A macro of 1e999 is
+# written as inf, which gin cannot read.
 #
 # Why it surprises: the operative config is the record of what a run used, and
 # floats are its simplest values. Values that gin cannot write as a literal
@@ -15,7 +16,8 @@
 #
 # Source: gin/config.py, _is_literally_representable and config_str.
 #
-# Seen: 3.0 written True, inf written False, np.float64(0.1) written False
+# Seen: 3.0 written True, inf written False, np.float64(0.1) written False,
+# macro EPSILON = inf SyntaxError
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -42,7 +44,17 @@ def is_written(value):
 seen = [is_written(value) for value in (3.0, float("inf"), np.float64(0.1))]
 print("3.0 written", seen[0], "inf written", seen[1], end=" ")
 print("np.float64(0.1) written", seen[2])
-if seen != [True, False, False]:
+gin.clear_config()
+gin.parse_config("EPSILON = 1e999\ntrain.epsilon = %EPSILON")
+written = gin.config_str()
+gin.clear_config()
+try:
+  gin.parse_config(written)
+  read = "as written"
+except Exception as error:
+  read = type(error).__name__
+print("macro", *(line for line in written.splitlines() if "inf" in line), read)
+if seen != [True, False, False] or read == "as written":
   raise SystemExit("changed: other values are written")
 END
 "$work/env/bin/python" program.py

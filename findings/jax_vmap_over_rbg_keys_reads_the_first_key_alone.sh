@@ -13,7 +13,8 @@
 # Whom it hurts: per-example gradients with a key for each example on TPUs,
 # where rbg is chosen for its speed.
 #
-# Source: jax/_src/random/prng.py, rbg random bits under vmap.
+# Source: jax/_src/lax/control_flow/loops.py,
+# _rng_bit_generator_batching_rule.
 #
 # Seen: rows kept when the other keys change: True; rows as without vmap: 1 of
 # 4; threefry: False, 4 of 4

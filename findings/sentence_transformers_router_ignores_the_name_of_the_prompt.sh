@@ -12,8 +12,8 @@
 # Whom it hurts: evaluation scripts written before encode_query: queries go
 # through the document encoder, and scores are merely lower.
 #
-# Source: sentence_transformers, Router.for_query_document and its default
-# route.
+# Source: sentence_transformers/base/modules/router.py, Router.forward and
+# for_query_document.
 #
 # Seen: plain document, prompt_name document, task query, encode_query query
 set -eu

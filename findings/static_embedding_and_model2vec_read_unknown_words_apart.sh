@@ -16,8 +16,8 @@
 # sentence_transformers/sentence_transformer/modules/static_embedding.py,
 # from_model2vec.
 #
-# Seen: cosine 1.00 for known words, 0.08 with an unknown one; norms 1.00 and
-# 1.57
+# Seen: cosine 1.00 for known words, 0.75 with an unknown one; norms 1.00 and
+# 2.83
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
