@@ -14,7 +14,7 @@
 #
 # Source: seqio/vocabularies.py, SentencePieceVocabulary._load_model.
 #
-# Seen: with a space 1 id, without 10 ids more than "red", of which unknown 6
+# Seen: with a space 1 id more than "red", without a space 9
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
