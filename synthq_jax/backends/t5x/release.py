@@ -273,7 +273,7 @@ class Release:
 
 
 def read_step(step: Any) -> int:
-  """Reads the step of a state. Refuses one that restoring may have rounded.
+  """Reads the step of a state. Refuses one that a cast may have rounded.
 
   A lower step draws the batch and the noise of a step that was taken already.
 
@@ -286,9 +286,8 @@ def read_step(step: Any) -> int:
   value = np.asarray(step)
   if not np.issubdtype(value.dtype, np.integer):
     raise ValueError(
-      f"expected a step of an integer type, got {value.dtype}: restoring cast the"
-      " whole state, which rounds steps; leave the restore_dtype of checkpoints"
-      " None"
+      f"expected a step of an integer type, got {value.dtype}: the whole state was"
+      " cast, which rounds steps; restore it as it was saved"
     )
   return int(value)
 
@@ -300,8 +299,8 @@ def _refuse_unsaved(folder: epath.Path, step: int) -> None:
   if saved and str(step) not in saved:
     raise ValueError(
       f"{folder}: expected a state of one of the checkpoints there, of steps"
-      f" {', '.join(sorted(saved, key=int))}, got step {step}: leave the"
-      " restore_dtype of checkpoints None, which rounds steps"
+      f" {', '.join(sorted(saved, key=int))}, got step {step}: restore one of them"
+      " as it was saved, in its own types"
     )
 
 

@@ -233,7 +233,7 @@ def test_steps_go_on_where_the_state_is_and_end_where_the_promise_does(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_step_that_restoring_cast_is_refused(dtype):
+def test_a_step_that_a_cast_rounded_is_refused(dtype):
   """In bfloat16, step 1003 is 1004 and 1001 is 1000, whose noise was drawn."""
   step = jax.numpy.array(1001, dtype)
   with pytest.raises(ValueError, match=f"integer type, got {dtype}"):
