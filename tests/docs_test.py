@@ -9,7 +9,11 @@ import string
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+  ROOT / "README.md",
+  ROOT / "findings" / "README.md",
+  *sorted((ROOT / "docs").rglob("*.md")),
+]
 _CODE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(\s*<?([^)>\s]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 _HEADING = re.compile(r"^#+ +(.+?) *#* *$", re.MULTILINE)

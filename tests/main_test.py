@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import functools
 import gzip
+import math
 import os
 import pathlib
 import re
@@ -272,12 +273,20 @@ def test_search_paths_come_first(ran, tmp_path):
   assert ran[0][0].prepare_data.seed == 5
 
 
-def test_the_written_configuration_gives_the_same_run(ran, tmp_path, capsys):
-  flags = ["--gin.EPSILON=inf", "--gin.SEED=3", "--gin.SOURCE=jsonl:x"]
+@pytest.mark.parametrize(
+  "epsilon",
+  ["EPSILON=inf", "EPSILON=1e999", "plan.Rows.synthetic=(8.0, 1e999)"],
+)
+def test_the_written_configuration_gives_the_same_run(
+  ran, tmp_path, capsys, epsilon
+):
+  """With 1e999 it had epsilon 8, or could not be read."""
+  flags = [f"--gin.{epsilon}", "--gin.SEED=3", "--gin.SOURCE=jsonl:x"]
   assert main.main(["run", DEMO, f"--workdir={tmp_path}/a", *flags]) == 0
   again = f"--gin_file={tmp_path}/a/config.gin"
   assert main.main(["run", again, f"--workdir={tmp_path}/b"]) == 0
   assert ran[0][0] == ran[1][0]
+  assert math.inf in ran[0][0].rows.synthetic
   texts = [(tmp_path / place / "config.gin").read_text() for place in "ab"]
   assert texts[0] == texts[1]
   assert capsys.readouterr().err == ""

@@ -4,7 +4,7 @@ BM25 and a retriever find candidates; the sum of ten scores orders them. The wei
 lie in ranking.json beside this file, the retriever in retriever/, a map of its
 queries, where there is one, in map.npy.
 
-  pip install "sentence-transformers>=6" bm25s PyStemmer
+  pip install "sentence-transformers>=6" bm25s "PyStemmer>=3.1"
 
   from ranker import Ranker
 

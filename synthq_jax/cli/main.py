@@ -355,6 +355,7 @@ def _loaded(
     meant = set(re.findall(r"%(\w+)", gin.config_str()))
     for binding in bindings:
       _bind(binding, read)
+    _name_infinities()
     _check_required(read)
     _join(kind)
     _check_values(kind, bindings, read)
@@ -509,6 +510,26 @@ def _check_required(read: _Read) -> None:
     )
     error.read = read
     raise error
+
+
+def _name_infinities() -> None:
+  """Binds %INF in the place of numbers too large for a float, such as 1e999.
+
+  gin writes a parameter that is infinite as no line at all, and a macro as a line
+  that it cannot read: the written configuration would be of another epsilon.
+  """
+  named = gin.config.parse_value("%INF")
+
+  def name(value: Any) -> Any:
+    if isinstance(value, dict):
+      return {key: name(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+      return type(value)(map(name, value))
+    return named if isinstance(value, float) and value == math.inf else value
+
+  for bound in gin.config._CONFIG.values():
+    for key, value in bound.items():
+      bound[key] = name(value)
 
 
 def _check_values(kind: type, bindings: Sequence[str], read: _Read) -> None:

@@ -232,7 +232,7 @@ def of_ranking(made: system_results.Ranking) -> str:
     " over the best of a query's candidates, the retriever's from their least, 0,"
     f" to their best, 1.{mapped}\n\n{table.markdown()}",
     """```bash
-pip install "sentence-transformers>=6" bm25s PyStemmer
+pip install "sentence-transformers>=6" bm25s "PyStemmer>=3.1"
 ```
 
 ```python

@@ -187,9 +187,7 @@ def train(
   """
   tx = recipe.optimizer()
   if recipe.projection:
-    params = dual_encoder.with_projection(
-      params, encoders.of(model_config).dim
-    )
+    params = dual_encoder.with_projection(params, encoders.of(model_config).dim)
 
   def step_fn(state, batch):
     params, opt_state = state

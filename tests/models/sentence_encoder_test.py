@@ -362,3 +362,14 @@ def test_rows_on_disk_are_tokenized_where_they_are_read(tmp_path):
   chosen = rows[np.array([3, 0])]
   np.testing.assert_array_equal(chosen, whole[[3, 0], : chosen.shape[1]])
   assert (whole[:, 0] == 1).all()  # <s>, whose 0 is padding's in arrays
+
+
+def test_a_row_does_not_know_the_others(tmp_path):
+  """Its width would tell how long the longest private query is."""
+  place, _ = _folder(tmp_path, "bert")
+  tokens = sentence_tokens.load(place, query_length=9)
+  whole = tokens.rows(TEXTS, sentence_folders.QUERY)
+  assert whole.shape == (4, 9)
+  for text, row in zip(TEXTS, whole, strict=True):
+    [alone] = tokens.rows([text], sentence_folders.QUERY)
+    np.testing.assert_array_equal(alone, row)

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
 
@@ -232,6 +233,36 @@ def test_a_map_alone_is_applied_by_its_ten_lines(made, row, tmp_path):
     rtol=1e-5,
   )
   assert (tmp_path / "out" / export.CLAIM).exists()
+
+
+def test_a_pool_is_public():
+  """One query moves the sum by the clip norm, whatever pool its batch brings."""
+  generator = np.random.default_rng(0)
+  vectors = generator.normal(size=(30, 6)).astype(np.float32)
+  vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+  config = learn_adapter.Config(clip_norm=0.01, pool=5, microbatch_size=None)
+  grad_fn = learn_adapter.PooledGrad(vectors, config)
+  batch = {
+    "queries": vectors[:8],
+    "rows": np.arange(24, dtype=np.int32).reshape(8, 3) % 30,
+    "relevant": np.tile([True, False, False], (8, 1)),
+    "candidate": np.ones((8, 3), bool),
+    "pool": np.array([1, 4, 9, 16, 25], np.int32),
+  }
+  params = {"map": 0.1 * np.ones((6, 6), np.float32)}
+  whole, aux = grad_fn(params, batch)
+  assert (aux.norms > config.clip_norm).all()
+  relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+  assert grad_fn.sensitivity(relation) == config.clip_norm
+  for place in range(8):
+    is_padding = np.arange(8) == place
+    less, _ = grad_fn(params, batch, is_padding_example=is_padding)
+    moved = np.linalg.norm(whole["map"] - less["map"])
+    assert moved == pytest.approx(config.clip_norm, rel=1e-3)
+    other = {k: np.array(v) for k, v in batch.items()}
+    other["rows"][place] = [29, 28, 27]
+    there, _ = grad_fn(params, other, is_padding_example=is_padding)
+    np.testing.assert_array_equal(there["map"], less["map"])
 
 
 def test_without_noise_a_map_is_private():

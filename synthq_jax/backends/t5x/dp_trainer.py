@@ -101,7 +101,7 @@ class DPTrainer(trainer_lib.Trainer):
     self._strategy = strategy
     self._writes_private_metrics = writes_private_metrics
     self._passed_warm_up = False
-    step = int(utils.get_local_data(train_state.step))
+    step = release_lib.read_step(utils.get_local_data(train_state.step))
     schedule = learning_rate_fn or optimizer.learning_rate
     self._first_step = release.begin(
       step,

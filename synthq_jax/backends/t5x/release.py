@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ from synthq_jax.storage import artifacts
 with extras.required("run"):
   from etils import epath
 
-__all__ = ["FOLDER", "Release"]
+__all__ = ["FOLDER", "Release", "read_step"]
 
 FOLDER = "privacy"
 """In MODEL_DIR: release.json, ledger.jsonl, statement.txt."""
@@ -40,6 +41,7 @@ _RECORD = "release.json"
 _MESSAGE = 8192
 """Bytes, at most, that one process tells the others."""
 _ERROR = "error"
+_SAVED = re.compile(r"checkpoint_(\d+)")  # T5X's folders, of both layouts
 _DIGITS = 24  # of a secret, at least: its check is published, and can be tried
 
 
@@ -245,6 +247,8 @@ class Release:
           f"{where}: expected a state of step {first} or later, with which this"
           f" training began, got step {step}: take another MODEL_DIR"
         )
+      if step > first:
+        _refuse_unsaved(self._folder.parent, step)
       if step == first:
         _refuse_changes(where, {"start": record["start"]}, {"start": start})
       return {"first_step": first}
@@ -266,6 +270,38 @@ class Release:
     record |= {"first_step": step, "facts": dict(facts), "start": start}
     _write_text(where, json.dumps(record, indent=2, sort_keys=True) + "\n")
     return {"first_step": step}
+
+
+def read_step(step: Any) -> int:
+  """Reads the step of a state. Refuses one that a cast may have rounded.
+
+  A lower step draws the batch and the noise of a step that was taken already.
+
+  Args:
+    step: a scalar, as T5X's state holds it.
+
+  Raises:
+    ValueError: unless its type is an integer's.
+  """
+  value = np.asarray(step)
+  if not np.issubdtype(value.dtype, np.integer):
+    raise ValueError(
+      f"expected a step of an integer type, got {value.dtype}: the whole state was"
+      " cast, which rounds steps; restore it as it was saved"
+    )
+  return int(value)
+
+
+def _refuse_unsaved(folder: epath.Path, step: int) -> None:
+  """Refuses a step of which no checkpoint lies here, where others do."""
+  names = [child.name for child in folder.iterdir()]
+  saved = {match[1] for name in names if (match := _SAVED.fullmatch(name))}
+  if saved and str(step) not in saved:
+    raise ValueError(
+      f"{folder}: expected a state of one of the checkpoints there, of steps"
+      f" {', '.join(sorted(saved, key=int))}, got step {step}: restore one of them"
+      " as it was saved, in its own types"
+    )
 
 
 def _promise_of(

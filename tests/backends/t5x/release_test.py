@@ -233,6 +233,27 @@ def test_steps_go_on_where_the_state_is_and_end_where_the_promise_does(
   assert resumed.next_step() == 3
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_step_that_a_cast_rounded_is_refused(dtype):
+  """In bfloat16, step 1003 is 1004 and 1001 is 1000, whose noise was drawn."""
+  step = jax.numpy.array(1001, dtype)
+  with pytest.raises(ValueError, match=f"integer type, got {dtype}"):
+    release_lib.read_step(step)
+  assert release_lib.read_step(jax.numpy.array(1001, "int32")) == 1001
+
+
+def test_a_step_of_no_checkpoint_is_refused(tmp_path):
+  one = opened(tmp_path)
+  one.begin(1000, FACTS)
+  for step in (1001, 1003):
+    (tmp_path / "model" / f"checkpoint_{step}").mkdir()
+  with pytest.raises(ValueError, match="of steps 1001, 1003, got step 1002"):
+    opened(tmp_path).begin(1002, FACTS)
+  resumed = opened(tmp_path)
+  resumed.begin(1003, FACTS)
+  assert resumed.next_step() == 3
+
+
 def test_the_secret_is_in_a_file_of_its_own_that_only_its_owner_reads(tmp_path):
   opened(tmp_path).begin(0, FACTS)
   secret = (tmp_path / "secret").read_text().strip()
