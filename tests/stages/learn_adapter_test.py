@@ -251,14 +251,16 @@ def test_a_pool_is_public():
   }
   params = {"map": 0.1 * np.ones((6, 6), np.float32)}
   whole, aux = grad_fn(params, batch)
-  assert (aux.norms > config.clip_norm).all()
+  is_cut = np.asarray(aux.norms) > config.clip_norm
+  assert is_cut.sum() == 7  # the first query is its own document
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
   assert grad_fn.sensitivity(relation) == config.clip_norm
   for place in range(8):
     is_padding = np.arange(8) == place
     less, _ = grad_fn(params, batch, is_padding_example=is_padding)
     moved = np.linalg.norm(whole["map"] - less["map"])
-    assert moved == pytest.approx(config.clip_norm, rel=1e-3)
+    assert moved <= 1.001 * config.clip_norm
+    assert not is_cut[place] or moved >= 0.999 * config.clip_norm
     other = {k: np.array(v) for k, v in batch.items()}
     other["rows"][place] = [29, 28, 27]
     there, _ = grad_fn(params, other, is_padding_example=is_padding)
