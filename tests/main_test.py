@@ -325,7 +325,7 @@ RUN = "run --gin_file=demo_tiny.gin --workdir=w"
 MSMARCO = "privacy --examples=532761 --batch_size=1024 --epochs=30"
 WRONG_USES = {
   # What is asked for.
-  "": "required: STAGE",
+  "": "required: COMMAND",
   "walk": "invalid choice: 'walk'",
   "generat --workdir=w": "did you mean generate?",
   "leakage chek": "did you mean check?",
@@ -335,6 +335,12 @@ WRONG_USES = {
   "run --workdir=w": "expected --gin_file=FILE, got none",
   f"{RUN} --steps=3": "unrecognized arguments: --steps=3",
   f"{RUN} --quite": "did you mean --quiet?",
+  f"{RUN} --epsilon=3": "--epsilon=3; did you mean --gin.EPSILON=3?",
+  f"{RUN} --batch-size 64": "did you mean --gin.BATCH_SIZE=64?",
+  f"{RUN} EPSILON=3": "did you mean --gin.EPSILON=3?",
+  f"{RUN} --gin.EPSILON 3": "expected --gin.EPSILON=3, got --gin.EPSILON 3",
+  "search boats --workdir=w --epsilon=3": "--epsilon=3; see synthq --help",
+  "privacy --epsilonn=3": "did you mean --epsilon?",
   f"{RUN} --num_processes=two": "invalid int value: 'two'",
   "study --workdir=w --dry_run": "--dry_run goes with stages of a run",
   "audit --gin_file=demo_tiny.gin --workdir=w": "expected canaries to audit",
@@ -354,7 +360,9 @@ WRONG_USES = {
   "settings bytes": "synthq: bytes: ",
   "settings optim/lora.gin": "expected a recipe or a study",
   # Names and values of settings.
-  f"{RUN} --gin.EPSLON=3": "did you mean EPSILON?",
+  f"{RUN} --gin.EPSLON=3": "did you mean --gin.EPSILON=3?",
+  f"{RUN} --gin.epsilon=3": "did you mean --gin.EPSILON=3?",
+  f"{RUN} --gin.Batch_Size=3": "did you mean --gin.BATCH_SIZE=3?",
   f"{RUN} --gin.evaluate.Config.measures=\"('foo',)\"": "got 'foo'",
   f"{RUN} --gin.evaluate.Config.measures=\"('ERR@10',)\"": "that is installed",
   f"{RUN} --gin.evaluate.Config.measures=()": "evaluate.Config.measures: expec",

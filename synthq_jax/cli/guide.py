@@ -15,7 +15,15 @@ from synthq_jax import stages, text_tables
 from synthq_jax.cli import flags
 from synthq_jax.runtime import config_types
 
-__all__ = ["check_documents", "dry_run", "header", "recipes", "settings"]
+__all__ = [
+  "check_documents",
+  "dry_run",
+  "gin_configs",
+  "header",
+  "list_macros",
+  "recipes",
+  "settings",
+]
 
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  +# (.*))?$")
 _BEHIND = re.compile(r"[^#\s].*  +# ")
@@ -29,6 +37,23 @@ _SHOWN = ("recipes", "studies")
 """Folders of gin_configs that a command takes."""
 _WIDEST = 60
 """Characters of a value that is listed."""
+
+
+def gin_configs() -> pathlib.Path:
+  """Returns the folder of our gin files."""
+  package = pathlib.Path(__file__).resolve().parents[1]
+  folders = (root / "gin_configs" for root in (package.parent, package))
+  return next(folder for folder in folders if folder.is_dir())
+
+
+def list_macros() -> list[str]:
+  """Returns the macros that our gin files define."""
+  lines = (
+    line
+    for path in gin_configs().glob("*/*.gin")
+    for line in path.read_text(encoding="utf-8").splitlines()
+  )
+  return sorted({match[1] for match in map(_MACRO.match, lines) if match})
 
 
 def check_documents(

@@ -16,6 +16,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import itertools
 import math
 import os
 import pathlib
@@ -127,7 +128,10 @@ def _stop(message: str, code: int) -> int:
 def _dispatch(argv: Sequence[str]) -> None:
   bindings = [a.removeprefix(_FLAG) for a in argv if a.startswith(_FLAG)]
   known = {**_GUIDES, **tools.TOOLS}
-  options = flags.parser(known).parse_args(
+  for binding, value in itertools.pairwise([*argv, "-"]):
+    if binding.startswith(_FLAG) and not ("=" in binding or value[0:1] == "-"):
+      raise UsageError(f"expected {binding}={value}, got {binding} {value}")
+  options = flags.parser(known, guide.list_macros).parse_args(
     [a for a in argv if not a.startswith(_FLAG)]
   )
   tool = tools.find(options, known)
@@ -153,7 +157,7 @@ def _dispatch(argv: Sequence[str]) -> None:
 
 def _recipes(options: argparse.Namespace) -> str:
   del options
-  return guide.recipes(_gin_configs())
+  return guide.recipes(guide.gin_configs())
 
 
 def _settings(options: argparse.Namespace) -> str:
@@ -195,20 +199,14 @@ def _study_config(name: str) -> type:
   return importlib.import_module(f"{studies.__name__}.{name}").STUDY.config
 
 
-def _gin_configs() -> pathlib.Path:
-  """Returns the folder of our gin files."""
-  places = (root / "gin_configs" for root in (_PACKAGE.parent, _PACKAGE))
-  return next(place for place in places if place.is_dir())
-
-
 _GUIDES = {
   "recipes": tools.Tool(
-    words="lists recipes and studies, and what they need",
+    words="lists recipes and studies, a line each",
     flags={},
     run=_recipes,
   ),
   "settings": tools.Tool(
-    words="lists what can be set: value, where from, meaning",
+    words="lists the settings of a recipe: value, origin, meaning",
     flags={
       "recipe": {"nargs": "?", "help": "a gin file; without: the defaults"},
       "--name": {"default": "", "help": "only names that hold this"},
@@ -376,7 +374,7 @@ def _finder(
   """Returns what finds gin files: as given, in the search paths, among ours."""
   here, root = pathlib.Path.cwd(), _PACKAGE.parent
   ours = [p for r in (root, _PACKAGE) for p in (r, r / "gin_configs")]
-  ours += sorted(_gin_configs().iterdir())
+  ours += sorted(guide.gin_configs().iterdir())
   given = map(pathlib.Path, filter(None, search_paths))
   folders = (here, *given, here / "gin_configs", *ours)
 
@@ -425,7 +423,7 @@ def _explained(where: str) -> Iterator[None]:
 
 def _near_file(name: str) -> str:
   """Asks whether one of our gin files was meant; "" where none is near."""
-  known = [path.stem for path in _gin_configs().glob("*/*.gin")]
+  known = [path.stem for path in guide.gin_configs().glob("*/*.gin")]
   stem = pathlib.Path(name.removeprefix("--gin_file=")).stem
   near = difflib.get_close_matches(stem, known, 1)
   return f"Did you mean {near[0]}.gin?" if near else ""
@@ -440,10 +438,12 @@ def _bind(binding: str, read: _Read) -> None:
   text = f"{name} = {flags.literal(value)}"
   macros = [*flags.macros(text), *([name] if "." not in name else [])]
   for macro in (one for one in macros if one not in known):
-    close = difflib.get_close_matches(macro, known, 1) or sorted(known)
+    near = flags.find_macro(macro, known)
+    if near and macro == name:
+      near = f"{_FLAG}{near}={value}"
+    near = near or ", ".join(sorted(known)) or "another gin file"
     raise UsageError(
-      f"{_FLAG}{binding}: no gin file defines {macro}; did you mean"
-      f" {', '.join(close) or 'another gin file'}?"
+      f"{_FLAG}{binding}: no gin file defines {macro}; did you mean {near}?"
     )
   try:
     with _explained(f"{_FLAG}{binding}"):
