@@ -435,6 +435,14 @@ WRONG_USES = {
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:no.csv@keys.jsonl": 'string under "_id"',
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=msmarco:empty": "empty",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=beir:empty": "expected a file corpus.jsonl",
+  f"{RUN} --gin.CHECKPOINT=google/t5-v1_1-small": "run `hf download google/t5-v1_1-small --local-dir checkpoints/t5-v1_1-small`, then give --gin.CHECKPOINT=checkpoints/t5-v1_1-small",
+  f"{RUN} --dry_run --gin.ENCODER=sentence-transformers/all-MiniLM-L6-v2": "then give --gin.ENCODER=checkpoints/all-MiniLM-L6-v2",
+  f"{RUN} --gin.CHECKPOINT=pickeld": "did you mean pickled?",
+  "export --checkpoint=google/t5-v1_1-small --to=x --format=t5x": "then give --checkpoint=checkpoints/t5-v1_1-small",
+  "export --queries=runs/demo/filter_queries/eps3 --to=x --format=hf": "filter_queries/eps3: no such folder; did you mean runs/demo/filter_queries/eps8?",
+  "export --queries=runs/dmeo/filter_queries/eps8 --to=x --format=hf": "did you mean runs/demo/filter_queries/eps8?",
+  "search boats --workdir=runs/demoo": "did you mean runs/demo?",
+  "means runs/demo runs/dem0": "--workdirs=runs/dem0: no such folder; did you mean runs/demo?",
   f"{RUN} --gin.CHECKPOINT=pickled": "config.json: expected a T5 shape",
   f"{RUN} --gin.CHECKPOINT=empty": "expected a file of a checkpoint",
   f"{RUN} --gin.prepare_data.Config.vocabulary=bytes": "SentencePiece model",
@@ -479,6 +487,7 @@ FILES = {
   "half.gin": b"A = (1,\n",
   "code.gin": b"import no_such_module_of_anybody\n",
   "empty/.keep": b"",
+  "runs/demo/filter_queries/eps8/.keep": b"",
   "pickled/pytorch_model.bin": b"cos\nsystem\n(S'touch ran'\ntR.",
   "pickled/config.json": b'{"model_type": "t5", "d_model": 8}',
 }
@@ -492,7 +501,7 @@ def test_a_wrong_use_ends_in_one_line_that_helps(
   monkeypatch.chdir(tmp_path)
   for name, content in FILES.items():
     path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(content)
   argv = shlex.split(command)
   while argv and (setting := re.fullmatch(r"([A-Z_]+)=(.*)", argv[0])):

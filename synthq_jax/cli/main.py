@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
 from synthq_jax import extras, stages, studies
-from synthq_jax.cli import flags, guide, parameters, screen, tools
+from synthq_jax.cli import flags, folders, guide, parameters, screen, tools
 from synthq_jax.runtime import config_types
 from synthq_jax.storage import artifacts, stores
 from synthq_jax.training import distributed, stopping
@@ -146,6 +146,7 @@ def _dispatch(argv: Sequence[str]) -> None:
   elif bindings:
     raise UsageError(f"synthq {options.stage} takes no {_FLAG}{bindings[0]}")
   else:
+    folders.check_flags(options)
     for name in downloads:
       if given := getattr(options, name):
         setattr(options, name, tool.local(given))
@@ -251,6 +252,7 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
   if options.strict:
     bindings = [*bindings, "prepare_data.Config.strict=True"]
   config, note, read = _configured(plan.RunConfig, options, bindings, workdir)
+  folders.check_run(config)
   screen.check_audit(options.stage, config, options.fail_above_claim)
   wanted = plan.STAGES if options.stage == "run" else (options.stage,)
   if options.dry_run:
@@ -296,9 +298,9 @@ def _configured(
   kind: type, options, bindings, workdir: pathlib.Path
 ) -> tuple[Any, Callable[[], None], _Read]:
   """Builds the configuration, what writes it to the workdir, and its files."""
-  folders = options.gin_search_paths.split(",")
   files = options.gin_file or ()
-  config, text, read = _loaded(kind, files, bindings, folders)
+  search_paths = options.gin_search_paths.split(",")
+  config, text, read = _loaded(kind, files, bindings, search_paths)
   text = _SECRET.sub(_HIDDEN, text)
   secret = getattr(config, "secret_seed", None) or 0
   if secret > 10**6:  # under any name; smaller ones protect nothing
@@ -376,10 +378,10 @@ def _finder(
   ours = [p for r in (root, _PACKAGE) for p in (r, r / "gin_configs")]
   ours += sorted(guide.gin_configs().iterdir())
   given = map(pathlib.Path, filter(None, search_paths))
-  folders = (here, *given, here / "gin_configs", *ours)
+  roots = (here, *given, here / "gin_configs", *ours)
 
   def find(name: str) -> pathlib.Path | None:
-    places = (folder / name for folder in folders)
+    places = (root / name for root in roots)
     return next((place for place in places if place.is_file()), None)
 
   return find
