@@ -46,6 +46,12 @@ def _counted_once():
     yield
 
 
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch):
+  """Leaves out the width of the terminal in which the tests run."""
+  monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def ran(monkeypatch):
   """Stands in for the pipeline: records what it was asked to run."""
@@ -358,6 +364,7 @@ WRONG_USES = {
   "settings demo_ful.gin": "Did you mean demo_full.gin?",
   "settings nope.gin": "nope.gin: expected a gin file, got none. Give its path",
   "settings bytes": "synthq: bytes: ",
+  "recipes demo_ful.gin": "Did you mean demo_full.gin?",
   "settings optim/lora.gin": "expected a recipe or a study",
   # Names and values of settings.
   f"{RUN} --gin.EPSLON=3": "did you mean --gin.EPSILON=3?",
@@ -638,18 +645,44 @@ def test_a_process_that_is_told_to_stop_first_joins_the_others(
   assert "told to stop" in capsys.readouterr().err
 
 
-def test_recipes_are_listed_with_what_they_need(capsys):
-  text = output(capsys, "recipes")
+def test_recipes_are_listed_in_a_line_each(capsys):
+  lines = output(capsys, "recipes").splitlines()
   known = {
     f"{folder}/{path.name}"
     for folder in ("recipes", "studies")
     for path in (ROOT / "gin_configs" / folder).glob("*.gin")
   }
-  assert known == {one for one in text.splitlines() if one[:1].strip()}
-  entries = dict(one.split("\n", 1) for one in text.strip().split("\n\n"))
-  for name, entry in entries.items():
-    assert "Required: " in entry and len(entry) > 60, name
-  assert "SOURCE, the data" in entries["recipes/paper_t5_small.gin"]
+  words = {line.split()[0]: line for line in lines if ".gin" in line}
+  assert set(words) == known and len(lines) == len(known) + 5
+  assert all(len(line) <= 100 for line in lines)
+  assert all(len(line.split()) > 5 for line in words.values())
+  needy = lines.index("need data or a checkpoint:")
+  assert lines.index(words["recipes/paper_t5_small.gin"]) > needy
+  assert lines.index(words["recipes/demo.gin"]) < needy
+
+
+@pytest.mark.parametrize("folder", ["recipes", "studies"])
+def test_a_recipe_says_what_it_needs(capsys, folder):
+  for path in (ROOT / "gin_configs" / folder).glob("*.gin"):
+    entry = output(capsys, "recipes", path.stem)
+    assert "Required: " in entry and len(entry) > 60, path
+  entry = output(capsys, "recipes", "paper_t5_small.gin")
+  assert "SOURCE, the data" in entry and "Hours: " in entry
+
+
+def test_settings_fold_to_the_terminal(capsys, monkeypatch):
+  monkeypatch.setenv("COLUMNS", "60")
+  text = output(capsys, "settings", "demo_tiny.gin")
+  lines = text.splitlines()
+  assert max(map(len, lines)) <= 60
+  assert "--gin.BATCH_SIZE=16  (demo_tiny.gin:" in text
+  at = next(i for i, x in enumerate(lines) if x.startswith("--gin.BATCH_SIZE="))
+  assert lines[at + 1].startswith("    Expected records of a batch")
+  monkeypatch.delenv("COLUMNS")
+  plain = output(capsys, "settings", "demo_tiny.gin").splitlines()
+  names = {line.split()[0] for line in plain[2:]}
+  folded = {line.partition("=")[0] for line in lines if line[0] == "-"}
+  assert folded == names
 
 
 def test_who_reads_one_line_alone_gets_no_error(tmp_path):

@@ -157,40 +157,54 @@ def _dispatch(argv: Sequence[str]) -> None:
 
 
 def _recipes(options: argparse.Namespace) -> str:
-  del options
+  """Lists all recipes, or prints the header of one."""
+  if options.recipe:
+    return guide.recipe(_find_recipe(options.recipe))
   return guide.recipes(guide.gin_configs())
+
+
+def _find_recipe(name: str) -> pathlib.Path:
+  """Returns the path of a gin file; "demo" stands for demo.gin.
+
+  Raises:
+    UsageError: if there is none, with a near name.
+  """
+  find = _finder(())
+  path = find(name) or find(f"{name}.gin")
+  if path is None:
+    near = _near_file(name)
+    raise UsageError(
+      f"{name}: expected a gin file, got none."
+      f" {near or 'Give its path, or a name that `synthq recipes` lists'}"
+    )
+  return path
 
 
 def _settings(options: argparse.Namespace) -> str:
   """Lists the settings of a recipe, or the defaults of all stages."""
   from synthq_jax.stages import plan
 
+  named = dict(name=options.name, width=screen.get_width())
   if not options.recipe:
-    return guide.settings(plan.RunConfig(), (), name=options.name)
+    return guide.settings(plan.RunConfig(), (), **named)
   kinds = (
     lambda: plan.RunConfig,
     *(functools.partial(_study_config, name) for name in studies.NAMES),
   )
-  path = _finder(())(options.recipe)
-  if path is None:
-    near = _near_file(options.recipe)
-    raise UsageError(
-      f"{options.recipe}: expected a gin file, got none."
-      f" {near or 'Give its path, or a name that `synthq recipes` lists'}"
-    )
+  path = _find_recipe(options.recipe)
   with _explained(options.recipe):
     text = path.read_text(encoding="utf-8")
   if "synthq_jax.studies import" in text:
     kinds = kinds[::-1]  # of a study that runs the pipeline: its own settings
   for kind in kinds:
     try:
-      config, _, read = _loaded(kind(), [options.recipe])
+      config, _, read = _loaded(kind(), [os.fspath(path)])
     except _NothingSaidError:
       continue
     except _MissingError as error:
-      said = guide.settings(None, error.read, name=options.name)
+      said = guide.settings(None, error.read, **named)
       return f"{said}\n\n{error}"
-    return guide.settings(config, read, name=options.name)
+    return guide.settings(config, read, **named)
   raise UsageError(
     f"{options.recipe}: expected a recipe or a study, got a part"
   )
@@ -203,7 +217,9 @@ def _study_config(name: str) -> type:
 _GUIDES = {
   "recipes": tools.Tool(
     words="lists recipes and studies, a line each",
-    flags={},
+    flags={
+      "recipe": {"nargs": "?", "help": "one of them: prints its header"},
+    },
     run=_recipes,
   ),
   "settings": tools.Tool(

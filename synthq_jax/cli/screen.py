@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ __all__ = [
   "check_audit",
   "check_gate",
   "cost",
+  "get_width",
   "hold_claims",
   "show",
   "summary",
@@ -39,6 +41,16 @@ def show(text: str) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def get_width() -> int | None:
+  """Returns the columns of the terminal; None where the output is no terminal.
+
+  COLUMNS in the environment wins, as elsewhere.
+  """
+  if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+    return max(40, shutil.get_terminal_size().columns)
+  return None
 
 
 def summary(report: Any, workdir: str) -> str:
