@@ -32,6 +32,7 @@ REPORT = results.Report(
   markdown="report.md",
   private_html="private/report.private.html",
   table="row  nDCG@10\nbm25  0.400",
+  verdict=f"Release: yes\nWARNING: {'a long warning ' * 12}",
 )
 
 AUDITS = []
@@ -96,6 +97,9 @@ def test_run_hands_the_configuration_to_the_pipeline(ran, tmp_path, capsys):
   assert table and "PRIVATE: scores on private queries" in before
   assert str(tmp_path / "report.html") in printed
   assert f"PRIVATE report:   {tmp_path / REPORT.private_html}" in printed
+  assert "\nRelease: yes\n" in printed
+  assert "trained on: see the private report" in printed
+  assert all(len(line) <= 100 for line in printed.splitlines() if "WARN" in line)
   cost = r"run finished: 0 min \d+ s, peak memory \d+\.\d GiB"
   assert re.search(cost, printed)
 

@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 
+_WIDTH = 100
 _AUDITED = ("audit", "report", "run")
 
 
@@ -55,10 +57,16 @@ def get_width() -> int | None:
 
 def summary(report: Any, workdir: str) -> str:
   """Returns the main table, the verdict, and where the reports are."""
+  verdict = "\n".join(
+    textwrap.fill(line, _WIDTH, subsequent_indent="  ")
+    for line in report.verdict.splitlines()
+  )
   return (
     "\nPRIVATE: scores on private queries, without noise; what may be quoted"
     " stands in the shareable report\n\n"
-    f"{report.table.rstrip()}\n\n{report.verdict}\n\n"
+    f"{report.table.rstrip()}\n\n"
+    "All intervals, and what rows are trained on: see the private report."
+    f"\n\n{verdict}\n\n"
     f"shareable report: {os.path.join(workdir, report.html)}\n"
     f"        as text:  {os.path.join(workdir, report.markdown)}\n"
     f"PRIVATE report:   {os.path.join(workdir, report.private_html)}"
