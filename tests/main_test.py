@@ -99,7 +99,9 @@ def test_run_hands_the_configuration_to_the_pipeline(ran, tmp_path, capsys):
   assert f"PRIVATE report:   {tmp_path / REPORT.private_html}" in printed
   assert "\nRelease: yes\n" in printed
   assert "trained on: see the private report" in printed
-  assert all(len(line) <= 100 for line in printed.splitlines() if "WARN" in line)
+  assert all(
+    len(line) <= 100 for line in printed.splitlines() if "WARN" in line
+  )
   cost = r"run finished: 0 min \d+ s, peak memory \d+\.\d GiB"
   assert re.search(cost, printed)
 
@@ -595,6 +597,9 @@ def test_the_calculator_agrees_with_the_recorded_noise(capsys):
   assert poisson == pytest.approx(0.554, abs=0.0015)
   assert plain == pytest.approx(3.58, abs=0.006)
   assert "15600 steps, delta 9.39e-07" in printed
+  printed, _, meaning = printed.partition("\n\n")
+  assert "odds of any guess" in meaning.replace("\n", " ")
+  assert "about 2,981 for epsilon 8" in meaning.replace("\n", " ")
   table = [line.split() for line in printed.splitlines()[-5:]]
   sizes, steps, noises, signals = zip(*(row[:4] for row in table), strict=True)
   assert sizes == ("256", "512", "1024", "2048", "4096")
@@ -603,6 +608,14 @@ def test_the_calculator_agrees_with_the_recorded_noise(capsys):
   assert noises[2] == poisson and noises == sorted(noises)
   assert signals[2] == pytest.approx(poisson / 1024, rel=5e-3)
   assert signals == sorted(signals, reverse=True)
+
+
+def test_the_calculator_says_what_the_epsilon_of_a_user_means(capsys):
+  user = ["--unit=user", "--queries_per_user=2"]
+  text = output(capsys, *MSMARCO.split(), "--epsilon=3", *user)
+  meaning = " ".join(text.rpartition("\n\n")[2].split())
+  assert "tells about the queries of one user" in meaning
+  assert "e^epsilon: about 20.1 for epsilon 3" in meaning
 
 
 def test_the_calculator_runs_backwards(capsys):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from synthq_jax.cli import flags
+from synthq_jax.cli import flags, screen
 from synthq_jax.storage import stores
 
 __all__ = ["TOOLS", "Tool", "find"]
@@ -53,14 +53,15 @@ def _privacy(options: argparse.Namespace) -> str:
     if missing:
       names = " and ".join(f"--{k.removeprefix('num_')}" for k in missing)
       raise flags.UsageError(f"expected {names}, or --ledger=FILE, got none")
-    return calculator.describe(**given)
+    text = calculator.describe(**given)
+    return f"{text}\n\n{screen.explain_epsilon(options.epsilon, options.unit)}"
   delta = given.pop("delta")
   others = [k for k, value in given.items() if value is not None]
   if others:
     raise flags.UsageError(
       f"--ledger goes with --delta alone, got --{others[0]}"
     )
-  return ledger.describe(path, delta=delta)
+  return f"{ledger.describe(path, delta=delta)}\n\n{screen.explain_epsilon()}"
 
 
 def _export(options: argparse.Namespace) -> str:
@@ -143,7 +144,6 @@ def _corpus_overlap(options: argparse.Namespace) -> str:
 
 
 def _leakage_check(options: argparse.Namespace) -> str:
-  from synthq_jax.cli import screen
   from synthq_jax.data import ids
   from synthq_jax.tools import leakage_check
 
