@@ -449,7 +449,7 @@ WRONG_USES = {
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=msmarco:empty": "empty",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=beir:empty": "expected a file corpus.jsonl",
   f"{RUN} --gin.CHECKPOINT=google/t5-v1_1-small": "run `hf download google/t5-v1_1-small --local-dir checkpoints/t5-v1_1-small`, then give --gin.CHECKPOINT=checkpoints/t5-v1_1-small",
-  f"{RUN} --dry_run --gin.ENCODER=sentence-transformers/all-MiniLM-L6-v2": "then give --gin.ENCODER=checkpoints/all-MiniLM-L6-v2",
+  f"{RUN} --dry_run --gin.STATIC_DIM=0 --gin.ENCODER=sentence-transformers/all-MiniLM-L6-v2": "then give --gin.ENCODER=checkpoints/all-MiniLM-L6-v2",
   f"{RUN} --gin.CHECKPOINT=pickeld": "did you mean pickled?",
   "export --checkpoint=google/t5-v1_1-small --to=x --format=t5x": "then give --checkpoint=checkpoints/t5-v1_1-small",
   "export --queries=runs/demo/filter_queries/eps3 --to=x --format=hf": "filter_queries/eps3: no such folder; did you mean runs/demo/filter_queries/eps8?",
