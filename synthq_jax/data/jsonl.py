@@ -233,11 +233,16 @@ def _check_keys(
   if not missing:
     return
   plain = {re.sub(r"[\W_]", "", name.lower()): name for name in names}
+  chosen = [key for _, key, _ in asked if key in names]
   flags = []
   for flag, _, usual in missing:
-    near = [plain[name] for name in usual if name in plain]
-    likely = near[0] if near and _are_names(names) else "NAME"
-    flags.append(f"--gin.{flag}={likely}")
+    likely = [plain[name] for name in usual if name in plain]
+    rest = [name for name in names if name not in chosen]
+    if len(rest) == 1:
+      likely = rest
+    likely = [name for name in likely if name in rest and _are_names(names)]
+    chosen += likely[:1]
+    flags.append(f"--gin.{flag}={likely[0] if likely else 'NAME'}")
   keys = " and ".join(f'"{key}"' for _, key, _ in missing)
   shown = f"{len(names)} others"
   help_ = "or rename the column"

@@ -163,7 +163,9 @@ COLUMNS = {
   "Query_Text,body": "--gin.QUERY_FIELD=Query_Text --gin.DOCUMENT_FIELD=body,",
   "query,passage": 'the key "document", got 2 others (query, passage): give'
   " --gin.DOCUMENT_FIELD=passage, or rename the column",
-  "words,document": "got 2 others (words, document): give --gin.QUERY_FIELD=NAME",
+  "words,document": "got 2 others (words, document): give --gin.QUERY_FIELD=words,",
+  "Search_Term,Page": "--gin.QUERY_FIELD=Search_Term --gin.DOCUMENT_FIELD=Page,",
+  "text,page,when": "--gin.QUERY_FIELD=text --gin.DOCUMENT_FIELD=NAME, or rename",
   "pink boats,http://d": "got 2 others: give --gin.QUERY_FIELD=NAME"
   " --gin.DOCUMENT_FIELD=NAME, or add the header, if the file has none",
   "boats,d1": "got 2 others: give",
@@ -173,7 +175,7 @@ COLUMNS = {
 @pytest.mark.parametrize("header", COLUMNS)
 def test_other_columns_are_told_with_the_flags_to_give(tmp_path, header):
   path = tmp_path / "log.csv"
-  path.write_text(f"{header}\nboats,d1\n")
+  path.write_text(f"{header}\nboats{',d1' * header.count(',')}\n")
   for read in (
     jsonl.read_jsonl,
     lambda path: jsonl.check_columns(path, jsonl.Fields(), has_corpus=False),
