@@ -15,7 +15,7 @@ _HUB_NAME = re.compile(r"[\w.-]*[A-Za-z][\w.-]*/[\w.-]+")
 _FOLDERS = ("checkpoint", "bert", "queries", "ranking", "workdir", "workdirs")
 """Flags of tools that name folders."""
 _MODELS = ("checkpoint", "bert")
-"""Those for which somebody may give the name of a model of Hugging Face's hub."""
+"""Flags that may hold the name of a model of Hugging Face's hub."""
 
 
 def check_run(config: Any) -> None:
@@ -75,7 +75,7 @@ def explain_missing(setting: str, value: str, *, is_model: bool = False) -> str:
 
 
 def _list_near(path: pathlib.Path) -> list[str]:
-  """Returns folders with the name of the first part that is missing, nearly."""
+  """Returns paths in which a near folder replaces the first missing part."""
   missing = path
   while not missing.parent.exists():
     missing = missing.parent

@@ -156,7 +156,7 @@ def recipes(folder: pathlib.Path) -> str:
 
 
 def recipe(path: pathlib.Path) -> str:
-  """Returns what the header of a recipe says: needs, time, usual settings."""
+  """Formats the header of a recipe: needs, time, usual settings."""
   paragraphs = (
     f"{name}: {text}" if name else text for name, text in header(path).items()
   )

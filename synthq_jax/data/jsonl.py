@@ -229,7 +229,7 @@ def _check_keys(
     ("QUERY_FIELD", fields.query, _QUERIES),
     ("DOCUMENT_FIELD", fields.document, _IDS if has_corpus else _TEXTS),
   )
-  missing = [one for one in asked if one[1] not in names]
+  missing = [each for each in asked if each[1] not in names]
   if not missing:
     return
   plain = {re.sub(r"[\W_]", "", name.lower()): name for name in names}
@@ -257,7 +257,7 @@ def _check_keys(
 
 
 def _are_names(names: Iterable[str]) -> bool:
-  """Says whether all are identifiers, which the cells of a record hardly are."""
+  """Checks that all names are identifiers; few records have such cells."""
   return all(re.fullmatch(r"[A-Za-z_][A-Za-z_.-]{,30}", name) for name in names)
 
 

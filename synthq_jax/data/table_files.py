@@ -368,7 +368,7 @@ def _of_batches(path: pathlib.Path, batches: Any) -> _Rows:
 
 
 _USUAL = {".csv": ",", ".tsv": "\t"}
-"""What separates cells, by the suffix of the file."""
+"""Usual separators by the suffix of the file."""
 _TABBED = _separated("\t", csv.QUOTE_NONE)
 
 SUFFIXES: dict[str, Callable[[pathlib.Path], _Rows]] = {

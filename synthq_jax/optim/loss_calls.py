@@ -18,7 +18,17 @@ _KEYS = re.compile(r"key|rng|seed|random", re.IGNORECASE)
 def call(
   loss_fn: Callable[..., Any], values: Sequence[Any], batch: Any, hint: str
 ) -> Any:
-  """Calls a loss; an error of its shapes comes with a hint, where there is one."""
+  """Calls a loss, and adds a hint to its errors of shapes.
+
+  Args:
+    loss_fn: the loss.
+    values: its arguments.
+    batch: the one that holds the examples.
+    hint: from `hint_of_rows`; "": nothing is added.
+
+  Raises:
+    ValueError: if there is a hint and the losses have not the rows of the batch.
+  """
   try:
     returned = loss_fn(*values)
   except (TypeError, ValueError) as error:
@@ -43,7 +53,17 @@ def hint_of_rows(
   batch_argnum: int,
   others: Collection[int],
 ) -> str:
-  """Returns what to do if arguments beside the batch hold examples; "": none may."""
+  """Writes a hint on arguments beside the batch that may hold examples.
+
+  Args:
+    loss_fn: the loss, for the names of its arguments.
+    arguments: of the call.
+    batch_argnum: the position of the batch.
+    others: positions of arguments that are neither parameters nor the batch.
+
+  Returns:
+    One line; "" where no other argument has as many rows as the batch.
+  """
   size = _num_rows(arguments[batch_argnum])
   rows = [i for i in sorted(others) if _num_rows(arguments[i]) == size]
   if size is None or not rows:

@@ -254,9 +254,9 @@ def screen_table(
   """
   whole = main_table(evaluations, measures, headlined)
   first = [tables.measure_name(name) for name in measures[:1]]
-  kept = [*whole.header], [*first, "over BM25"], ["over BM25"], []
+  levels = [*whole.header], [*first, "over BM25"], ["over BM25"], []
   text = whole.text()
-  for titles in kept:
+  for titles in levels:
     if max(map(len, text.splitlines())) <= width:
       break
     text = _narrowed(whole, titles).text()
