@@ -10,7 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [
-  ROOT / "README.md",
+  *sorted(ROOT.glob("*.md")),
   ROOT / "findings" / "README.md",
   *sorted((ROOT / "docs").rglob("*.md")),
 ]

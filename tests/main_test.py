@@ -33,6 +33,7 @@ REPORT = results.Report(
   markdown="report.md",
   private_html="private/report.private.html",
   table="row  nDCG@10\nbm25  0.400",
+  verdict=f"Release: yes\nWARNING: {'a long warning ' * 12}",
 )
 
 AUDITS = []
@@ -45,6 +46,12 @@ def _counted_once():
     count = functools.cache(environment_docs.most_documents)
     patch.setattr(environment_docs, "most_documents", count)
     yield
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch):
+  """Leaves out the width of the terminal in which the tests run."""
+  monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture
@@ -91,6 +98,11 @@ def test_run_hands_the_configuration_to_the_pipeline(ran, tmp_path, capsys):
   assert table and "PRIVATE: scores on private queries" in before
   assert str(tmp_path / "report.html") in printed
   assert f"PRIVATE report:   {tmp_path / REPORT.private_html}" in printed
+  assert "\nRelease: yes\n" in printed
+  assert "trained on: see the private report" in printed
+  assert all(
+    len(line) <= 100 for line in printed.splitlines() if "WARN" in line
+  )
   cost = r"run finished: 0 min \d+ s, peak memory \d+\.\d GiB"
   assert re.search(cost, printed)
 
@@ -334,7 +346,7 @@ RUN = "run --gin_file=demo_tiny.gin --workdir=w"
 MSMARCO = "privacy --examples=532761 --batch_size=1024 --epochs=30"
 WRONG_USES = {
   # What is asked for.
-  "": "required: STAGE",
+  "": "required: COMMAND",
   "walk": "invalid choice: 'walk'",
   "generat --workdir=w": "did you mean generate?",
   "leakage chek": "did you mean check?",
@@ -344,6 +356,12 @@ WRONG_USES = {
   "run --workdir=w": "expected --gin_file=FILE, got none",
   f"{RUN} --steps=3": "unrecognized arguments: --steps=3",
   f"{RUN} --quite": "did you mean --quiet?",
+  f"{RUN} --epsilon=3": "--epsilon=3; did you mean --gin.EPSILON=3?",
+  f"{RUN} --batch-size 64": "did you mean --gin.BATCH_SIZE=64?",
+  f"{RUN} EPSILON=3": "did you mean --gin.EPSILON=3?",
+  f"{RUN} --gin.EPSILON 3": "expected --gin.EPSILON=3, got --gin.EPSILON 3",
+  "search boats --workdir=w --epsilon=3": "--epsilon=3; see synthq --help",
+  "privacy --epsilonn=3": "did you mean --epsilon?",
   f"{RUN} --num_processes=two": "invalid int value: 'two'",
   "study --workdir=w --dry_run": "--dry_run goes with stages of a run",
   "audit --gin_file=demo_tiny.gin --workdir=w": "expected canaries to audit",
@@ -361,9 +379,12 @@ WRONG_USES = {
   "settings demo_ful.gin": "Did you mean demo_full.gin?",
   "settings nope.gin": "nope.gin: expected a gin file, got none. Give its path",
   "settings bytes": "synthq: bytes: ",
+  "recipes demo_ful.gin": "Did you mean demo_full.gin?",
   "settings optim/lora.gin": "expected a recipe or a study",
   # Names and values of settings.
-  f"{RUN} --gin.EPSLON=3": "did you mean EPSILON?",
+  f"{RUN} --gin.EPSLON=3": "did you mean --gin.EPSILON=3?",
+  f"{RUN} --gin.epsilon=3": "did you mean --gin.EPSILON=3?",
+  f"{RUN} --gin.Batch_Size=3": "did you mean --gin.BATCH_SIZE=3?",
   f"{RUN} --gin.evaluate.Config.measures=\"('foo',)\"": "got 'foo'",
   f"{RUN} --gin.evaluate.Config.measures=\"('ERR@10',)\"": "that is installed",
   f"{RUN} --gin.evaluate.Config.measures=()": "evaluate.Config.measures: expec",
@@ -429,9 +450,21 @@ WRONG_USES = {
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:cut.parquet": "cut.parquet: expected a table, got a",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:empty": "expected tables",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:keys.jsonl": "@",
+  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv": "give --gin.QUERY_FIELD=search_term",
+  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv --dry_run": "got 2 others (search_term, body): give --gin.QUERY_FIELD=search_term --gin.DOCUMENT_FIELD=body",
+  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv --dry_run --gin.QUERY_FIELD=body": '"document"',
+  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:other.csv@other.csv --dry_run": "--gin.DOCUMENT_FIELD=NAME",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:no.csv@keys.jsonl": 'string under "_id"',
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=msmarco:empty": "empty",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=beir:empty": "expected a file corpus.jsonl",
+  f"{RUN} --gin.CHECKPOINT=google/t5-v1_1-small": "run `hf download google/t5-v1_1-small --local-dir checkpoints/t5-v1_1-small`, then give --gin.CHECKPOINT=checkpoints/t5-v1_1-small",
+  f"{RUN} --dry_run --gin.STATIC_DIM=0 --gin.ENCODER=sentence-transformers/all-MiniLM-L6-v2": "then give --gin.ENCODER=checkpoints/all-MiniLM-L6-v2",
+  f"{RUN} --gin.CHECKPOINT=pickeld": "did you mean pickled?",
+  "export --checkpoint=google/t5-v1_1-small --to=x --format=t5x": "then give --checkpoint=checkpoints/t5-v1_1-small",
+  "export --queries=runs/demo/filter_queries/eps3 --to=x --format=hf": "filter_queries/eps3: no such folder; did you mean runs/demo/filter_queries/eps8?",
+  "export --queries=runs/dmeo/filter_queries/eps8 --to=x --format=hf": "did you mean runs/demo/filter_queries/eps8?",
+  "search boats --workdir=runs/demoo": "did you mean runs/demo?",
+  "means runs/demo runs/dem0": "--workdirs=runs/dem0: no such folder; did you mean runs/demo?",
   f"{RUN} --gin.CHECKPOINT=pickled": "config.json: expected a T5 shape",
   f"{RUN} --gin.CHECKPOINT=empty": "expected a file of a checkpoint",
   f"{RUN} --gin.prepare_data.Config.vocabulary=bytes": "SentencePiece model",
@@ -469,12 +502,14 @@ FILES = {
   "keys.jsonl": b'{"a": 1}\n',
   "one.jsonl": b'{"query": "a", "document": "b"}\n',
   "zip.jsonl": gzip.compress(b'{"query": "a", "document": "b"}\n')[:-9],
+  "other.csv": b"search_term;body\na;b\n",
   "cells.csv": b"query,document\na,b\nc\n",
   "cut.parquet": b"PAR1\x00\x00PAR1",
   "loop.gin": b"include 'loop.gin'\n",
   "half.gin": b"A = (1,\n",
   "code.gin": b"import no_such_module_of_anybody\n",
   "empty/.keep": b"",
+  "runs/demo/filter_queries/eps8/.keep": b"",
   "pickled/pytorch_model.bin": b"cos\nsystem\n(S'touch ran'\ntR.",
   "pickled/config.json": b'{"model_type": "t5", "d_model": 8}',
 }
@@ -488,7 +523,7 @@ def test_a_wrong_use_ends_in_one_line_that_helps(
   monkeypatch.chdir(tmp_path)
   for name, content in FILES.items():
     path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(content)
   argv = shlex.split(command)
   while argv and (setting := re.fullmatch(r"([A-Z_]+)=(.*)", argv[0])):
@@ -571,6 +606,9 @@ def test_the_calculator_agrees_with_the_recorded_noise(capsys):
   assert poisson == pytest.approx(0.554, abs=0.0015)
   assert plain == pytest.approx(3.58, abs=0.006)
   assert "15600 steps, delta 9.39e-07" in printed
+  printed, _, meaning = printed.partition("\n\n")
+  assert "odds of any guess" in meaning.replace("\n", " ")
+  assert "about 2,981 for epsilon 8" in meaning.replace("\n", " ")
   table = [line.split() for line in printed.splitlines()[-5:]]
   sizes, steps, noises, signals = zip(*(row[:4] for row in table), strict=True)
   assert sizes == ("256", "512", "1024", "2048", "4096")
@@ -579,6 +617,14 @@ def test_the_calculator_agrees_with_the_recorded_noise(capsys):
   assert noises[2] == poisson and noises == sorted(noises)
   assert signals[2] == pytest.approx(poisson / 1024, rel=5e-3)
   assert signals == sorted(signals, reverse=True)
+
+
+def test_the_calculator_says_what_the_epsilon_of_a_user_means(capsys):
+  user = ["--unit=user", "--queries_per_user=2"]
+  text = output(capsys, *MSMARCO.split(), "--epsilon=3", *user)
+  meaning = " ".join(text.rpartition("\n\n")[2].split())
+  assert "tells about the queries of one user" in meaning
+  assert "e^epsilon: about 20.1 for epsilon 3" in meaning
 
 
 def test_the_calculator_runs_backwards(capsys):
@@ -625,18 +671,44 @@ def test_a_process_that_is_told_to_stop_first_joins_the_others(
   assert "told to stop" in capsys.readouterr().err
 
 
-def test_recipes_are_listed_with_what_they_need(capsys):
-  text = output(capsys, "recipes")
+def test_recipes_are_listed_in_a_line_each(capsys):
+  lines = output(capsys, "recipes").splitlines()
   known = {
     f"{folder}/{path.name}"
     for folder in ("recipes", "studies")
     for path in (ROOT / "gin_configs" / folder).glob("*.gin")
   }
-  assert known == {one for one in text.splitlines() if one[:1].strip()}
-  entries = dict(one.split("\n", 1) for one in text.strip().split("\n\n"))
-  for name, entry in entries.items():
-    assert "Required: " in entry and len(entry) > 60, name
-  assert "SOURCE, the data" in entries["recipes/paper_t5_small.gin"]
+  words = {line.split()[0]: line for line in lines if ".gin" in line}
+  assert set(words) == known and len(lines) == len(known) + 5
+  assert all(len(line) <= 100 for line in lines)
+  assert all(len(line.split()) > 5 for line in words.values())
+  needy = lines.index("need data or a checkpoint:")
+  assert lines.index(words["recipes/paper_t5_small.gin"]) > needy
+  assert lines.index(words["recipes/demo.gin"]) < needy
+
+
+@pytest.mark.parametrize("folder", ["recipes", "studies"])
+def test_a_recipe_says_what_it_needs(capsys, folder):
+  for path in (ROOT / "gin_configs" / folder).glob("*.gin"):
+    entry = output(capsys, "recipes", path.stem)
+    assert "Required: " in entry and len(entry) > 60, path
+  entry = output(capsys, "recipes", "paper_t5_small.gin")
+  assert "SOURCE, the data" in entry and "Hours: " in entry
+
+
+def test_settings_fold_to_the_terminal(capsys, monkeypatch):
+  monkeypatch.setenv("COLUMNS", "60")
+  text = output(capsys, "settings", "demo_tiny.gin")
+  lines = text.splitlines()
+  assert max(map(len, lines)) <= 60
+  assert "--gin.BATCH_SIZE=16  (demo_tiny.gin:" in text
+  at = next(i for i, x in enumerate(lines) if x.startswith("--gin.BATCH_SIZE="))
+  assert lines[at + 1].startswith("    Expected records of a batch")
+  monkeypatch.delenv("COLUMNS")
+  plain = output(capsys, "settings", "demo_tiny.gin").splitlines()
+  names = {line.split()[0] for line in plain[2:]}
+  folded = {line.partition("=")[0] for line in lines if line[0] == "-"}
+  assert folded == names
 
 
 def test_who_reads_one_line_alone_gets_no_error(tmp_path):

@@ -235,3 +235,44 @@ def test_the_site_builds_without_a_warning(tmp_path):
 def test_the_version_is_said_once():
   assert PROJECT["dynamic"] == ["version"]
   assert re.fullmatch(r"\d+\.\d+\.\d+", synthq_jax.__version__)
+
+
+def test_everything_that_is_cited_names_the_same_software():
+  """Author, title, year, version and address: here, in CITATION.cff, in cards."""
+  from synthq_jax.tools import cards
+
+  lines = (ROOT / "CITATION.cff").read_text().splitlines()
+  cff = dict(
+    re.findall(r"^([\w-]+): (.+)", line)[0]
+    for line in lines
+    if ": " in line and line[0].isalpha()
+  )
+  bibtex = cards._CITATION % synthq_jax.__version__
+  fields = dict(re.findall(r"(?m)^  (\w+) = \{+(.*?)\}+,?$", bibtex))
+  plain = {key: text.replace("\\_", "_") for key, text in fields.items()}
+  [author] = PROJECT["authors"]
+  assert (
+    f"  - name: {author['name']}" in lines and plain["author"] == author["name"]
+  )
+  assert plain["url"] == cff["url"] == PROJECT["urls"]["Homepage"]
+  assert plain["version"] == cff["version"] == synthq_jax.__version__
+  assert plain["year"] == cff["date-released"][:4]
+  assert f'"{plain["title"]}"' == cff["title"]
+  assert plain["license"] == cff["license"] == PROJECT["license"]
+  changelog = (ROOT / "docs/changelog.md").read_text()
+  assert f"## [{cff['version']}] - {cff['date-released']}" in changelog
+
+
+def test_addresses_of_the_project_end_in_files_that_are_there():
+  root = PROJECT["urls"]["Homepage"]
+  for name, url in PROJECT["urls"].items():
+    below = url.removeprefix(root).removeprefix("/blob/main/")
+    assert url.startswith(root) and (ROOT / below).exists(), name
+
+
+def test_pages_for_contributors_are_a_page_each():
+  for name in ("SECURITY.md", "docs/CONTRIBUTING.md"):
+    assert 30 < len((ROOT / name).read_text().splitlines()) < 100, name
+  guides = SITE_INDEX.partition(":caption: API")[0].split()
+  assert guides.index("tutorials/*") < guides.index("privacy")
+  assert "CONTRIBUTING" in guides

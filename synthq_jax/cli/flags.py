@@ -9,7 +9,8 @@ import errno
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import synthq_jax
@@ -22,6 +23,7 @@ __all__ = [
   "STAGES",
   "UsageError",
   "exit_code",
+  "find_macro",
   "imports",
   "is_refusal",
   "literal",
@@ -37,12 +39,20 @@ __all__ = [
 ]
 
 STAGES = {
-  "run": "the whole pipeline; finished stages are skipped",
+  "run": "runs the whole pipeline; skips what is finished",
   **stages.SUMMARIES,
-  "study": "a study of gin_configs/studies; no stage of the pipeline",
+  "study": "runs a study of gin_configs/studies, instead of the pipeline",
 }
 """Commands that gin files configure, each with what it does."""
 
+_COMMON = ("run", "search", "export", "privacy", "recipes", "settings")
+"""Commands that `synthq --help` names first."""
+_EXAMPLES = (
+  "synthq run --gin_file=gin_configs/recipes/demo.gin --workdir=runs/demo",
+  'synthq search "parse a date" --workdir=runs/demo',
+  "synthq privacy --examples=6000 --batch_size=256 --epochs=13 --epsilon=8",
+)
+_WIDTH = 80
 _HELP = (
   "--gin.NAME=value sets a macro (--gin.EPSILON=3) or a parameter"
   " (--gin.generate.Config.p=0.9). What is no Python value is taken as text;"
@@ -203,46 +213,126 @@ class _Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
     """Raises instead of printing the usage; names what was likely meant."""
     choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-    unknown = re.fullmatch(r"unrecognized arguments: (\S+).*", message)
     near: list[str] = []
     if choice:
       known = re.findall(r"[\w.-]+", choice[2])
       near = difflib.get_close_matches(choice[1], known, 3)
       if near or len(known) > 9:
         message = message.partition(" (choose from")[0]
-    elif unknown:
-      word = unknown[1].partition("=")[0]
-      near = difflib.get_close_matches(word, sorted(self._flags()), 1)
     if near:
       raise UsageError(f"{message}; did you mean {' or '.join(near)}?")
     raise UsageError(f"{message}; see {self.prog} --help")
 
-  def _flags(self) -> set[str]:
-    """Returns the flags of this command and of all below it."""
-    found = set(self._option_string_actions)
+  def list_commands(self) -> Mapping[str, "_Parser"]:
+    """Returns the parser of each command below this one by name."""
     for action in self._actions:
       if isinstance(action, argparse._SubParsersAction):
-        found.update(*(one._flags() for one in action.choices.values()))
-    return found
+        return action.choices
+    return {}
 
 
-def parser(tools: Mapping[str, Any] | None = None) -> argparse.ArgumentParser:
+class _TopParser(_Parser):
+  """Parses `synthq`: lists its commands in groups, and explains unknown flags."""
+
+  tools: Mapping[str, Any] = {}
+  list_macros: Callable[[], Collection[str]] = tuple
+
+  def parse_args(self, args=None, namespace=None):  # type: ignore[override]
+    """Names the flag or macro that an unknown argument likely stands for."""
+    options, rest = self.parse_known_args(args, namespace)
+    if rest:
+      message = f"unrecognized arguments: {' '.join(rest)}"
+      if near := self._suggest(options, *rest[:2]):
+        raise UsageError(f"{message}; did you mean {near}?")
+      self.error(message)
+    return options
+
+  def _suggest(
+    self, options: argparse.Namespace, word: str, value: str = ""
+  ) -> str:
+    """Returns the flag that a word likely stands for; "" if none is near."""
+    name, equals, own = word.partition("=")
+    command = self.list_commands()[options.stage]
+    command = command.list_commands().get(getattr(options, "tool", ""), command)
+    known = {flag.strip("-"): flag for flag in command._option_string_actions}
+    near = difflib.get_close_matches(name.strip("-"), sorted(known), 1)
+    close = [known[flag] for flag in near]
+    if not close and options.stage in STAGES:
+      macro = find_macro(name.strip("-"), self.list_macros())
+      value = own if equals else value
+      if macro and not value.startswith("-"):
+        return f"--gin.{macro}={value or '...'}"
+    return "".join(close)
+
+  def format_help(self) -> str:
+    """Returns the common commands, three examples, then all others."""
+    words = {**STAGES, **{k: tool.words for k, tool in self.tools.items()}}
+    others = ("study", *(k for k in self.tools if k not in _COMMON))
+    stages_ = [k for k in STAGES if k not in ("run", "study")]
+    parts = (
+      f"usage: {self.prog} COMMAND ...\n\n{self.description}",
+      _listing("commands", {k: words[k] for k in _COMMON if k in words}),
+      "\n".join(["examples:", *(f"  {line}" for line in _EXAMPLES)]),
+      _listing("more commands", {k: words[k] for k in others}),
+      _listing(
+        "stages of `run`, each with the stages that it needs",
+        {k: words[k] for k in stages_},
+      ),
+      f"`{self.prog} COMMAND --help` lists its flags. `{self.prog} --version`"
+      " prints the version.",
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _listing(title: str, words: Mapping[str, str]) -> str:
+  """Formats commands below a title, each with its folded description."""
+  lines = [f"{title}:"]
+  for name, text in words.items():
+    start = f"  {name:<17}"
+    lines += textwrap.wrap(
+      text, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start)
+    )
+  return "\n".join(lines)
+
+
+def find_macro(name: str, macros: Collection[str]) -> str:
+  """Returns the macro that a name likely stands for, whatever its case.
+
+  >>> find_macro("epsilon", ["EPSILON", "SEED"]), find_macro("x", ["SEED"])
+  ('EPSILON', '')
+
+  Args:
+    name: as somebody wrote it; "-" counts as "_".
+    macros: the names that there are.
+  """
+  name = name.replace("-", "_").upper()
+  if name in macros:
+    return name
+  return "".join(difflib.get_close_matches(name, sorted(macros), 1))
+
+
+def parser(
+  tools: Mapping[str, Any] | None = None,
+  list_macros: Callable[[], Collection[str]] = tuple,
+) -> argparse.ArgumentParser:
   """Describes the command line.
 
   Args:
     tools: commands that are no stages, of type `tools.Tool`, by name; "a b" is
       the tool b of the group a.
+    list_macros: returns the macros of our gin files, for suggestions.
   """
-  top = _Parser(
+  top = _TopParser(
     prog="synthq",
     allow_abbrev=False,
-    description="Private query logs into retrievers that can be shared.",
+    description="Turns private query logs into retrievers that can be shared.",
   )
+  top.tools, top.list_macros = tools or {}, list_macros
   top.add_argument(
     "--version", action="version", version=f"synthq {synthq_jax.__version__}"
   )
   commands = top.add_subparsers(
-    dest="stage", required=True, metavar="STAGE", title="stages"
+    dest="stage", required=True, metavar="COMMAND", parser_class=_Parser
   )
 
   def add(parent: Any, name: str, words: str, **named: Any) -> Any:

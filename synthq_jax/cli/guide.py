@@ -15,7 +15,16 @@ from synthq_jax import stages, text_tables
 from synthq_jax.cli import flags
 from synthq_jax.runtime import config_types
 
-__all__ = ["check_documents", "dry_run", "header", "recipes", "settings"]
+__all__ = [
+  "check_documents",
+  "dry_run",
+  "gin_configs",
+  "header",
+  "list_macros",
+  "recipe",
+  "recipes",
+  "settings",
+]
 
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  +# (.*))?$")
 _BEHIND = re.compile(r"[^#\s].*  +# ")
@@ -27,8 +36,27 @@ _NAMED = re.compile(
 """What SOURCE and NUM_DOCUMENTS set, where a file says it."""
 _SHOWN = ("recipes", "studies")
 """Folders of gin_configs that a command takes."""
+_LINE = 100
+"""Characters of a line of `synthq recipes`."""
 _WIDEST = 60
 """Characters of a value that is listed."""
+
+
+def gin_configs() -> pathlib.Path:
+  """Returns the folder of our gin files."""
+  package = pathlib.Path(__file__).resolve().parents[1]
+  folders = (root / "gin_configs" for root in (package.parent, package))
+  return next(folder for folder in folders if folder.is_dir())
+
+
+def list_macros() -> list[str]:
+  """Returns the macros that our gin files define."""
+  lines = (
+    line
+    for path in gin_configs().glob("*/*.gin")
+    for line in path.read_text(encoding="utf-8").splitlines()
+  )
+  return sorted({match[1] for match in map(_MACRO.match, lines) if match})
 
 
 def check_documents(
@@ -104,19 +132,35 @@ def header(path: pathlib.Path) -> dict[str, str]:
 
 
 def recipes(folder: pathlib.Path) -> str:
-  """Lists recipes and studies, and what each needs.
+  """Lists recipes and studies, a line each: first those that need nothing.
 
   Args:
     folder: gin_configs.
   """
-  said = []
+  groups: dict[bool, list[str]] = {True: [], False: []}
   for path in (p for name in _SHOWN for p in sorted((folder / name).glob("*"))):
-    found = header(path)
-    said.append(f"{path.relative_to(folder)}\n{_wrapped(found[''])}")
-    for name in ("Hardware and time", "Time", "Hours", "Required"):
-      if name in found:
-        said[-1] += f"\n{_wrapped(f'{name}: {found[name]}')}"
-  return "\n\n".join(said)
+    paragraphs = header(path)
+    words = re.split(r"(?<=[.?]) ", paragraphs[""])[0]
+    words = textwrap.shorten(words, _LINE - 37, placeholder=" ...")
+    line = f"{path.relative_to(folder)!s:<36} {words}"
+    groups[paragraphs["Required"].startswith("nothing")].append(line)
+  return "\n".join(
+    [
+      "need nothing:",
+      *groups[True],
+      "\nneed data or a checkpoint:",
+      *groups[False],
+      "\n`synthq recipes NAME` prints what one needs and how long it takes.",
+    ]
+  )
+
+
+def recipe(path: pathlib.Path) -> str:
+  """Formats the header of a recipe: needs, time, usual settings."""
+  paragraphs = (
+    f"{name}: {text}" if name else text for name, text in header(path).items()
+  )
+  return "\n".join([path.name, *map(_wrapped, paragraphs)])
 
 
 def _wrapped(text: str) -> str:
@@ -124,7 +168,11 @@ def _wrapped(text: str) -> str:
 
 
 def settings(
-  config: Any, read: Sequence[Sequence[pathlib.Path]], *, name: str = ""
+  config: Any,
+  read: Sequence[Sequence[pathlib.Path]],
+  *,
+  name: str = "",
+  width: int | None = None,
 ) -> str:
   """Lists what can be set: name, value, where from, meaning.
 
@@ -133,6 +181,8 @@ def settings(
       the files' macros are listed.
     read: the gin files and what they include; none for the defaults.
     name: only settings whose name holds this.
+    width: characters of a line, for a terminal: the meaning stands below its
+      setting. None: one line each, as columns.
   """
   parameters = [] if config is None else [*_parameters(config, read)]
   meanings = {row[0]: row[3] for row in parameters}
@@ -140,10 +190,31 @@ def settings(
     (called, textwrap.shorten(str(value), _WIDEST, placeholder=" ..."), *rest)
     for called, value, *rest in [*_macros(read, meanings), *parameters]
   ]
+  rows = [row for row in rows if name.lower() in row[0].lower()]
+  if width:
+    return "\n".join(_folded(row, width) for row in rows)
   return text_tables.Table(
-    header=("Name", "Value", "From", "Meaning"),
-    rows=tuple(row for row in rows if name.lower() in row[0].lower()),
+    header=("Name", "Value", "From", "Meaning"), rows=tuple(rows)
   ).text()
+
+
+def _folded(row: Sequence[str], width: int) -> str:
+  """Returns a setting as a flag and its origin, the meaning folded below."""
+  called, value, origin, meaning = row
+  return "\n".join(
+    line
+    for text, indent in (
+      (f"{called}={value}  ({origin})", ""),
+      (meaning, "    "),
+    )
+    for line in textwrap.wrap(
+      text,
+      width,
+      initial_indent=indent,
+      subsequent_indent=indent or "  ",
+      break_on_hyphens=False,
+    )
+  )
 
 
 def _macros(

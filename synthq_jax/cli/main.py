@@ -16,6 +16,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import itertools
 import math
 import os
 import pathlib
@@ -26,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
 from synthq_jax import extras, stages, studies
-from synthq_jax.cli import flags, guide, parameters, screen, tools
+from synthq_jax.cli import flags, folders, guide, parameters, screen, tools
 from synthq_jax.runtime import config_types
 from synthq_jax.storage import artifacts, stores
 from synthq_jax.training import distributed, stopping
@@ -127,7 +128,10 @@ def _stop(message: str, code: int) -> int:
 def _dispatch(argv: Sequence[str]) -> None:
   bindings = [a.removeprefix(_FLAG) for a in argv if a.startswith(_FLAG)]
   known = {**_GUIDES, **tools.TOOLS}
-  options = flags.parser(known).parse_args(
+  for binding, value in itertools.pairwise([*argv, "-"]):
+    if binding.startswith(_FLAG) and not ("=" in binding or value[0:1] == "-"):
+      raise UsageError(f"expected {binding}={value}, got {binding} {value}")
+  options = flags.parser(known, guide.list_macros).parse_args(
     [a for a in argv if not a.startswith(_FLAG)]
   )
   tool = tools.find(options, known)
@@ -142,6 +146,7 @@ def _dispatch(argv: Sequence[str]) -> None:
   elif bindings:
     raise UsageError(f"synthq {options.stage} takes no {_FLAG}{bindings[0]}")
   else:
+    folders.check_flags(options)
     for name in downloads:
       if given := getattr(options, name):
         setattr(options, name, tool.local(given))
@@ -152,40 +157,54 @@ def _dispatch(argv: Sequence[str]) -> None:
 
 
 def _recipes(options: argparse.Namespace) -> str:
-  del options
-  return guide.recipes(_gin_configs())
+  """Lists all recipes, or prints the header of one."""
+  if options.recipe:
+    return guide.recipe(_find_recipe(options.recipe))
+  return guide.recipes(guide.gin_configs())
+
+
+def _find_recipe(name: str) -> pathlib.Path:
+  """Returns the path of a gin file; "demo" stands for demo.gin.
+
+  Raises:
+    UsageError: if there is none, with a near name.
+  """
+  find = _finder(())
+  path = find(name) or find(f"{name}.gin")
+  if path is None:
+    near = _near_file(name)
+    raise UsageError(
+      f"{name}: expected a gin file, got none."
+      f" {near or 'Give its path, or a name that `synthq recipes` lists'}"
+    )
+  return path
 
 
 def _settings(options: argparse.Namespace) -> str:
   """Lists the settings of a recipe, or the defaults of all stages."""
   from synthq_jax.stages import plan
 
+  named = dict(name=options.name, width=screen.get_width())
   if not options.recipe:
-    return guide.settings(plan.RunConfig(), (), name=options.name)
+    return guide.settings(plan.RunConfig(), (), **named)
   kinds = (
     lambda: plan.RunConfig,
     *(functools.partial(_study_config, name) for name in studies.NAMES),
   )
-  path = _finder(())(options.recipe)
-  if path is None:
-    near = _near_file(options.recipe)
-    raise UsageError(
-      f"{options.recipe}: expected a gin file, got none."
-      f" {near or 'Give its path, or a name that `synthq recipes` lists'}"
-    )
+  path = _find_recipe(options.recipe)
   with _explained(options.recipe):
     text = path.read_text(encoding="utf-8")
   if "synthq_jax.studies import" in text:
     kinds = kinds[::-1]  # of a study that runs the pipeline: its own settings
   for kind in kinds:
     try:
-      config, _, read = _loaded(kind(), [options.recipe])
+      config, _, read = _loaded(kind(), [os.fspath(path)])
     except _NothingSaidError:
       continue
     except _MissingError as error:
-      said = guide.settings(None, error.read, name=options.name)
+      said = guide.settings(None, error.read, **named)
       return f"{said}\n\n{error}"
-    return guide.settings(config, read, name=options.name)
+    return guide.settings(config, read, **named)
   raise UsageError(
     f"{options.recipe}: expected a recipe or a study, got a part"
   )
@@ -195,20 +214,16 @@ def _study_config(name: str) -> type:
   return importlib.import_module(f"{studies.__name__}.{name}").STUDY.config
 
 
-def _gin_configs() -> pathlib.Path:
-  """Returns the folder of our gin files."""
-  places = (root / "gin_configs" for root in (_PACKAGE.parent, _PACKAGE))
-  return next(place for place in places if place.is_dir())
-
-
 _GUIDES = {
   "recipes": tools.Tool(
-    words="lists recipes and studies, and what they need",
-    flags={},
+    words="lists recipes and studies, a line each",
+    flags={
+      "recipe": {"nargs": "?", "help": "one of them: prints its header"},
+    },
     run=_recipes,
   ),
   "settings": tools.Tool(
-    words="lists what can be set: value, where from, meaning",
+    words="lists the settings of a recipe: value, origin, meaning",
     flags={
       "recipe": {"nargs": "?", "help": "a gin file; without: the defaults"},
       "--name": {"default": "", "help": "only names that hold this"},
@@ -253,6 +268,7 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
   if options.strict:
     bindings = [*bindings, "prepare_data.Config.strict=True"]
   config, note, read = _configured(plan.RunConfig, options, bindings, workdir)
+  folders.check_run(config)
   screen.check_audit(options.stage, config, options.fail_above_claim)
   wanted = plan.STAGES if options.stage == "run" else (options.stage,)
   if options.dry_run:
@@ -298,9 +314,9 @@ def _configured(
   kind: type, options, bindings, workdir: pathlib.Path
 ) -> tuple[Any, Callable[[], None], _Read]:
   """Builds the configuration, what writes it to the workdir, and its files."""
-  folders = options.gin_search_paths.split(",")
   files = options.gin_file or ()
-  config, text, read = _loaded(kind, files, bindings, folders)
+  search_paths = options.gin_search_paths.split(",")
+  config, text, read = _loaded(kind, files, bindings, search_paths)
   text = _SECRET.sub(_HIDDEN, text)
   secret = getattr(config, "secret_seed", None) or 0
   if secret > 10**6:  # under any name; smaller ones protect nothing
@@ -377,12 +393,12 @@ def _finder(
   """Returns what finds gin files: as given, in the search paths, among ours."""
   here, root = pathlib.Path.cwd(), _PACKAGE.parent
   ours = [p for r in (root, _PACKAGE) for p in (r, r / "gin_configs")]
-  ours += sorted(_gin_configs().iterdir())
+  ours += sorted(guide.gin_configs().iterdir())
   given = map(pathlib.Path, filter(None, search_paths))
-  folders = (here, *given, here / "gin_configs", *ours)
+  roots = (here, *given, here / "gin_configs", *ours)
 
   def find(name: str) -> pathlib.Path | None:
-    places = (folder / name for folder in folders)
+    places = (root / name for root in roots)
     return next((place for place in places if place.is_file()), None)
 
   return find
@@ -426,7 +442,7 @@ def _explained(where: str) -> Iterator[None]:
 
 def _near_file(name: str) -> str:
   """Asks whether one of our gin files was meant; "" where none is near."""
-  known = [path.stem for path in _gin_configs().glob("*/*.gin")]
+  known = [path.stem for path in guide.gin_configs().glob("*/*.gin")]
   stem = pathlib.Path(name.removeprefix("--gin_file=")).stem
   near = difflib.get_close_matches(stem, known, 1)
   return f"Did you mean {near[0]}.gin?" if near else ""
@@ -441,10 +457,12 @@ def _bind(binding: str, read: _Read) -> None:
   text = f"{name} = {flags.literal(value)}"
   macros = [*flags.macros(text), *([name] if "." not in name else [])]
   for macro in (one for one in macros if one not in known):
-    close = difflib.get_close_matches(macro, known, 1) or sorted(known)
+    near = flags.find_macro(macro, known)
+    if near and macro == name:
+      near = f"{_FLAG}{near}={value}"
+    near = near or ", ".join(sorted(known)) or "another gin file"
     raise UsageError(
-      f"{_FLAG}{binding}: no gin file defines {macro}; did you mean"
-      f" {', '.join(close) or 'another gin file'}?"
+      f"{_FLAG}{binding}: no gin file defines {macro}; did you mean {near}?"
     )
   try:
     with _explained(f"{_FLAG}{binding}"):

@@ -2,7 +2,9 @@
 
 import math
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +16,15 @@ __all__ = [
   "check_audit",
   "check_gate",
   "cost",
+  "explain_epsilon",
+  "get_width",
   "hold_claims",
   "show",
   "summary",
 ]
 
 
+_WIDTH = 100
 _AUDITED = ("audit", "report", "run")
 
 
@@ -41,12 +46,67 @@ def show(text: str) -> None:
     os.close(nowhere)
 
 
+def explain_epsilon(
+  epsilon: float | None = None, unit: str | None = None
+) -> str:
+  """Says in words what an epsilon promises.
+
+  >>> print(explain_epsilon(3.0))
+  Epsilon bounds what a release tells about one query. It changes the odds of any
+  guess about it by a factor of at most e^epsilon: about 20.1 for epsilon 3 (2.72
+  for 1, 20.1 for 3, 2,981 for 8). Probabilities may exceed that bound by delta.
+
+  Args:
+    epsilon: the one that was asked about; None: only the examples are given.
+    unit: "user" for all queries of one user; else one query.
+  """
+  who = "the queries of one user" if unit == "user" else "one query"
+  asked = ""
+  if epsilon is not None:
+    asked = f": about {_factor(epsilon)} for epsilon {epsilon:g}"
+  examples = ", ".join(f"{_factor(each)} for {each}" for each in (1, 3, 8))
+  return textwrap.fill(
+    f"Epsilon bounds what a release tells about {who}. It changes the odds of any"
+    f" guess about {'them' if unit == 'user' else 'it'} by a factor of at most"
+    f" e^epsilon{asked} ({examples}). Probabilities may exceed that bound by delta.",
+    80,
+  )
+
+
+def _factor(epsilon: float) -> str:
+  """Writes e^epsilon with three digits.
+
+  >>> [_factor(epsilon) for epsilon in (1, 3, 8, 700, 800)]
+  ['2.72', '20.1', '2,981', '1.01e+304', 'inf']
+  """
+  factor = math.exp(epsilon) if epsilon < 709 else math.inf
+  if factor >= 1e9:
+    return f"{factor:.3g}"
+  return f"{float(f'{factor:.3g}'):,g}" if factor < 1000 else f"{factor:,.0f}"
+
+
+def get_width() -> int | None:
+  """Returns the columns of the terminal; None where the output is no terminal.
+
+  COLUMNS in the environment wins, as elsewhere.
+  """
+  if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+    return max(40, shutil.get_terminal_size().columns)
+  return None
+
+
 def summary(report: Any, workdir: str) -> str:
   """Returns the main table, the verdict, and where the reports are."""
+  verdict = "\n".join(
+    textwrap.fill(line, _WIDTH, subsequent_indent="  ")
+    for line in report.verdict.splitlines()
+  )
   return (
     "\nPRIVATE: scores on private queries, without noise; what may be quoted"
     " stands in the shareable report\n\n"
-    f"{report.table.rstrip()}\n\n{report.verdict}\n\n"
+    f"{report.table.rstrip()}\n\n"
+    "All intervals, and what rows are trained on: see the private report."
+    f"\n\n{verdict}\n\n"
     f"shareable report: {os.path.join(workdir, report.html)}\n"
     f"        as text:  {os.path.join(workdir, report.markdown)}\n"
     f"PRIVATE report:   {os.path.join(workdir, report.private_html)}"

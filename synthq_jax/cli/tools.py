@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from synthq_jax.cli import flags
+from synthq_jax.cli import flags, screen
 from synthq_jax.storage import stores
 
 __all__ = ["TOOLS", "Tool", "find"]
@@ -53,14 +53,15 @@ def _privacy(options: argparse.Namespace) -> str:
     if missing:
       names = " and ".join(f"--{k.removeprefix('num_')}" for k in missing)
       raise flags.UsageError(f"expected {names}, or --ledger=FILE, got none")
-    return calculator.describe(**given)
+    text = calculator.describe(**given)
+    return f"{text}\n\n{screen.explain_epsilon(options.epsilon, options.unit)}"
   delta = given.pop("delta")
   others = [k for k, value in given.items() if value is not None]
   if others:
     raise flags.UsageError(
       f"--ledger goes with --delta alone, got --{others[0]}"
     )
-  return ledger.describe(path, delta=delta)
+  return f"{ledger.describe(path, delta=delta)}\n\n{screen.explain_epsilon()}"
 
 
 def _export(options: argparse.Namespace) -> str:
@@ -143,7 +144,6 @@ def _corpus_overlap(options: argparse.Namespace) -> str:
 
 
 def _leakage_check(options: argparse.Namespace) -> str:
-  from synthq_jax.cli import screen
   from synthq_jax.data import ids
   from synthq_jax.tools import leakage_check
 
@@ -212,7 +212,7 @@ def _number(words: str = "", kind: type = int, **named: Any) -> dict[str, Any]:
 
 TOOLS = {
   "privacy": Tool(
-    words="calculator: noise from epsilon, and back; adds up a ledger",
+    words="computes noise from epsilon, or epsilon from noise; adds up a ledger",
     run=_privacy,
     downloads=("ledger",),
     flags={
@@ -229,7 +229,7 @@ TOOLS = {
     },
   ),
   "export": Tool(
-    words="hands on a model, queries or weights in a format that others read",
+    words="writes a model, queries or weights in a format that others read",
     run=_export,
     downloads=("checkpoint", "queries", "ranking"),
     local=_with_its_run,
@@ -251,7 +251,7 @@ TOOLS = {
     },
   ),
   "search": Tool(
-    words="asks a system of a finished run, on the screen or on a page",
+    words="answers a query with a finished run, in the terminal or a browser",
     run=_search,
     downloads=("workdir",),
     flags={
@@ -272,7 +272,7 @@ TOOLS = {
     },
   ),
   "means": Tool(
-    words="means over runs of several seeds, for each row and measure",
+    words="averages the scores of runs with several seeds",
     run=_means,
     flags={
       "workdirs": {"nargs": "+", "metavar": "WORKDIR", "help": "of each run"},
@@ -283,7 +283,7 @@ TOOLS = {
     },
   ),
   "corpus_overlap": Tool(
-    words="private: how much of queries and documents a public corpus holds",
+    words="measures how many queries and documents a public corpus holds: private",
     run=_corpus_overlap,
     flags={
       "--corpus": _required(
@@ -298,8 +298,8 @@ TOOLS = {
     },
   ),
   "leakage check": Tool(
-    words="test queries that stand in a training log; exit code 3 for CI",
-    group="private: leaks between a query log and other texts",
+    words="finds test queries in a training log; exits with 3 for CI",
+    group="finds leaks between a query log and other texts: private",
     run=_leakage_check,
     flags={
       "--train": _required(

@@ -7,14 +7,31 @@ import dataclasses
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from synthq_jax.data import beir, files, ids, quoting, table_files
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import splits as splits_lib
 
-__all__ = ["Fields", "queries", "read_jsonl", "read_log"]
+__all__ = ["Fields", "check_columns", "queries", "read_jsonl", "read_log"]
+
+_QUERIES = (
+  *("q", "querytext", "searchquery", "searchterm", "searchterms", "searchtext"),
+  *("keyword", "keywords", "search", "term", "terms", "question", "text"),
+)
+"""Usual names of a column of queries, without case and marks."""
+_TEXTS = (
+  *("doc", "doctext", "documenttext", "passage", "passagetext", "content"),
+  *("contents", "body", "answer", "text"),
+)
+"""Usual names of a column of documents' texts."""
+_IDS = (
+  *("docid", "documentid", "corpusid", "doc", "pid", "passageid", "itemid"),
+  *("productid", "asin", "clickedid", "clickeddoc", "clicked", "url", "id"),
+)
+"""Usual names of a column of documents' ids."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +105,7 @@ def read_jsonl(
   names = _Names(path)
   pairs = []
   for where, line in table_files.rows(path, fields.quotes):
+    _check_keys(where, line, fields, has_corpus=False)
     name = names.read(where, line)
     if _is_clicked(where, line):
       query = _query(where, line, fields)
@@ -151,7 +169,7 @@ def read_log(
   names = _Names(path)
   asked = []
   for where, line in table_files.rows(path, fields.quotes):
-    id_ = _clicked_id(where, line, fields.document)
+    id_ = _clicked_id(where, line, fields)
     name = names.read(where, line)
     if _is_clicked(where, line) and collection_lib.is_known(
       where, "document", id_, known, dangling
@@ -183,11 +201,70 @@ def queries(
     yield query.id, query.text
 
 
-def _clicked_id(where: str, line: Mapping[str, Any], key: str) -> str:
+def check_columns(
+  path: str | os.PathLike, fields: Fields, *, has_corpus: bool
+) -> None:
+  """Refuses a log whose header lacks a column that `fields` names.
+
+  The header alone is read, of JSONL the first line.
+
+  Args:
+    path: the log, of any kind that `table_files.rows` reads.
+    fields: the names of the log's keys.
+    has_corpus: whether documents stand in a corpus, and here their ids.
+
+  Raises:
+    ValueError: naming the columns that there are and the flags to give.
+  """
+  where, names = table_files.columns(path)
+  if names:
+    _check_keys(where, names, fields, has_corpus)
+
+
+def _check_keys(
+  where: str, names: Collection[str], fields: Fields, has_corpus: bool
+) -> None:
+  """Refuses keys without those that `fields` names."""
+  asked = (
+    ("QUERY_FIELD", fields.query, _QUERIES),
+    ("DOCUMENT_FIELD", fields.document, _IDS if has_corpus else _TEXTS),
+  )
+  missing = [each for each in asked if each[1] not in names]
+  if not missing:
+    return
+  plain = {re.sub(r"[\W_]", "", name.lower()): name for name in names}
+  chosen = [key for _, key, _ in asked if key in names]
+  flags = []
+  for flag, _, usual in missing:
+    likely = [plain[name] for name in usual if name in plain]
+    rest = [name for name in names if name not in chosen]
+    if len(rest) == 1:
+      likely = rest
+    likely = [name for name in likely if name in rest and _are_names(names)]
+    chosen += likely[:1]
+    flags.append(f"--gin.{flag}={likely[0] if likely else 'NAME'}")
+  keys = " and ".join(f'"{key}"' for _, key, _ in missing)
+  shown = f"{len(names)} others"
+  help_ = "or rename the column"
+  if _are_names(names):
+    shown += f" ({', '.join(names)})"
+  else:  # without a header, the first line of a log is a private record
+    help_ = "or add the header, if the file has none"
+  raise ValueError(
+    f"{where}: expected the key{'s'[: len(missing) - 1]} {keys}, got {shown}: give"
+    f" {' '.join(flags)}, {help_}"
+  )
+
+
+def _are_names(names: Iterable[str]) -> bool:
+  """Checks that all names are identifiers; few records have such cells."""
+  return all(re.fullmatch(r"[A-Za-z_][A-Za-z_.-]{,30}", name) for name in names)
+
+
+def _clicked_id(where: str, line: Mapping[str, Any], fields: Fields) -> str:
   """Returns the id of a clicked document; "" for an empty cell, as null is."""
-  if key not in line:
-    files.field(where, line, key, (str, int))
-  return ids.get_field(where, line, key, "document", default="")
+  _check_keys(where, line, fields, has_corpus=True)
+  return ids.get_field(where, line, fields.document, "document", default="")
 
 
 class _Names:
@@ -301,7 +378,7 @@ def _required(where: str, line: Mapping[str, Any], name: str) -> str:
   if name not in line:
     raise ValueError(
       f'{where}: expected the key "{name}", got {len(line)} others; rename the'
-      " key, name it in fields or add the header"
+      " key, give --gin.QUERY_FIELD=NAME or add the header"
     )
   text = files.field(where, line, name, default="").strip()
   if not text:

@@ -261,21 +261,26 @@ def open(  # noqa: A001
 
 
 def check(
-  text: str, setting: str = "source", *, kinds: Iterable[str] | None = None
+  text: str,
+  setting: str = "source",
+  *,
+  kinds: Iterable[str] | None = None,
+  fields: jsonl.Fields | None = None,
 ) -> None:
-  """Refuses a source that cannot be one; reads and downloads nothing.
+  """Refuses a source that cannot be one; reads headers, and downloads nothing.
 
   Args:
     text: as in `open`; what lies under a URL is taken to be there.
     setting: its name, for the message.
     kinds: those that will do; None: all.
+    fields: of a line, for jsonl and log.
 
   Raises:
-    ValueError: if it is of no such kind, or its files are not there.
+    ValueError: if it is of no such kind, or its files or columns are not there.
   """
   kind, place = _named(text, setting, kinds)
   if not is_remote(text):
-    KINDS[kind].check(Source(kind, place))
+    KINDS[kind].check(Source(kind, place, fields=fields or jsonl.Fields()))
 
 
 def kind_of(text: str) -> Kind:
@@ -383,8 +388,10 @@ def _check_files(
 
 
 def _check_tables(source: Source) -> None:
-  for path in filter(None, _parts(source)):
+  log, corpus = _parts(source)
+  for path in filter(None, (log, corpus)):
     table_files.check(path)
+  jsonl.check_columns(log, source.fields, has_corpus=bool(corpus))
 
 
 def _check_stories(source: Source) -> None:

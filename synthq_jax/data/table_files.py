@@ -1,13 +1,15 @@
 """Reads rows of tables as logs come: CSV, TSV, JSONL, parquet, Arrow.
 
 Each row is a mapping with the name of the place where it stands, whatever the
-file; those of text may be compressed. A folder stands for all tables in it, as
+file; those of text may be compressed. The header of a CSV or TSV file says what
+separates its cells: without the sign of its suffix, a semicolon, tab, comma or bar. A folder stands for all tables in it, as
 Hugging Face's `datasets` saves them; a row then has the split it lies in.
 """
 
 import contextlib
 import csv
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -23,6 +25,8 @@ __all__ = [
   "OfFile",
   "by_column",
   "check",
+  "columns",
+  "find_separator",
   "most_rows",
   "rows",
   "splits",
@@ -69,6 +73,48 @@ def check(path: str | os.PathLike) -> None:
     next(_tables(path))
   else:
     _reader(path)
+
+
+def columns(path: str | os.PathLike) -> tuple[str, list[str]]:
+  """Returns the place and the names of the columns of a table's first row.
+
+  Of a CSV or TSV file it reads the header alone; of a folder, the first file.
+
+  Args:
+    path: as in `rows`.
+
+  Returns:
+    "path:number" and the names; none for a table without a row.
+
+  Raises:
+    ValueError: as in `rows`.
+  """
+  path = pathlib.Path(path)
+  if path.is_dir():
+    path = next(_tables(path))[1]
+  read = _reader(path)
+  if _suffix(path) not in _USUAL:
+    return next(((where, list(row)) for where, row in read(path)), ("", []))
+  with _text_rows(path, _USUAL[_suffix(path)], csv.QUOTE_MINIMAL) as reader:
+    return f"{path}:1", list(reader.fieldnames or ())
+
+
+def find_separator(header: str, usual: str) -> str:
+  """Returns the sign that separates the cells of a header.
+
+  Formal guarantee: a function of the header alone, so of no record.
+
+  >>> find_separator('a;"b, c"', ","), find_separator("a;b,c", ",")
+  (';', ',')
+
+  Args:
+    header: the first line.
+    usual: the sign of the file's suffix, which wins where it is there.
+  """
+  outside = re.sub(r'"[^"]*"', "", header)
+  if usual in outside:
+    return usual
+  return max((usual, *";\t,|"), key=outside.count)
 
 
 def splits(path: str | os.PathLike) -> list[str]:
@@ -206,44 +252,65 @@ def _read(path: pathlib.Path, quotes: str) -> _Rows:
   return read(path)
 
 
-def _separated(delimiter: str, marks: int) -> Callable[[pathlib.Path], _Rows]:
+def _separated(usual: str, marks: int) -> Callable[[pathlib.Path], _Rows]:
   def read(path: pathlib.Path) -> _Rows:
-    csv.field_size_limit(_MOST)
-    with files.opened(path) as stream:
-      text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-      reader = csv.DictReader(
-        files.bounded(text, path),
-        delimiter=delimiter,
-        quoting=marks,
-        strict=True,
-      )
-      try:
-        names = reader.fieldnames or ()
-        if len({*names}) < len(names):  # the last would win
+    with _text_rows(path, usual, marks) as reader:
+      names = reader.fieldnames or ()
+      if len({*names}) < len(names):  # the last would win
+        raise ValueError(
+          f"{path}:{reader.line_num}: expected each column once in the header,"
+          " got one again; rename or remove it"
+        )
+      for row in reader:
+        where = f"{path}:{reader.line_num}"
+        if None in row or None in row.values():
           raise ValueError(
-            f"{path}:{reader.line_num}: expected each column once in the header,"
-            " got one again; rename or remove it"
+            f"{where}: expected {len(reader.fieldnames)} cells, as the header"
+            " has, got another number; correct the line"
           )
-        for row in reader:
-          where = f"{path}:{reader.line_num}"
-          if None in row or None in row.values():
-            raise ValueError(
-              f"{where}: expected {len(reader.fieldnames)} cells, as the header"
-              " has, got another number; correct the line"
-            )
-          yield where, row
-      except UnicodeDecodeError:  # of text that was read ahead
-        raise ValueError(
-          f"{path}:{files.undecodable(path)}: expected UTF-8, got another byte;"
-          " convert the file (iconv -t utf-8)"
-        ) from None
-      except (csv.Error, *files.BROKEN_GZIP) as error:
-        raise ValueError(
-          f"{path}:{reader.line_num + 1}: expected a table in UTF-8 with a"
-          f" header, got {type(error).__name__}; correct the line"
-        ) from None
+        yield where, row
 
   return read
+
+
+@contextlib.contextmanager
+def _text_rows(
+  path: pathlib.Path, usual: str, marks: int
+) -> Iterator[csv.DictReader]:
+  """Opens a table of text; explains what csv and the encoding refuse.
+
+  Args:
+    path: the table, plain or compressed.
+    usual: what separates cells, unless the header shows another sign.
+    marks: what quotation marks are where the usual sign separates; elsewhere they
+      quote.
+  """
+  csv.field_size_limit(_MOST)
+  with files.opened(path) as stream:
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    reader = None
+    try:
+      lines = files.bounded(text, path)
+      header = next(lines, "")
+      sign = find_separator(header, usual)
+      reader = csv.DictReader(
+        itertools.chain([header] if header else [], lines),
+        delimiter=sign,
+        quoting=marks if sign == usual else csv.QUOTE_MINIMAL,
+        strict=True,
+      )
+      yield reader
+    except UnicodeDecodeError:  # of text that was read ahead
+      raise ValueError(
+        f"{path}:{files.undecodable(path)}: expected UTF-8, got another byte;"
+        " convert the file (iconv -t utf-8)"
+      ) from None
+    except (csv.Error, *files.BROKEN_GZIP) as error:
+      number = reader.line_num + 1 if reader else 1
+      raise ValueError(
+        f"{path}:{number}: expected a table in UTF-8 with a"
+        f" header, got {type(error).__name__}; correct the line"
+      ) from None
 
 
 def _parquet(path: pathlib.Path) -> _Rows:
@@ -300,6 +367,8 @@ def _of_batches(path: pathlib.Path, batches: Any) -> _Rows:
       yield f"{path}:{number}", row
 
 
+_USUAL = {".csv": ",", ".tsv": "\t"}
+"""Usual separators by the suffix of the file."""
 _TABBED = _separated("\t", csv.QUOTE_NONE)
 
 SUFFIXES: dict[str, Callable[[pathlib.Path], _Rows]] = {

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from synthq_jax import checks, typing
-from synthq_jax.optim import auto, independence, strategies
+from synthq_jax.optim import auto, independence, loss_calls, strategies
 from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim.bookkeeping import devices, jaxprs, plans, sums
 from synthq_jax.privacy import batches, sampling
@@ -19,13 +18,11 @@ from synthq_jax.privacy import batches, sampling
 __all__ = [
   "Aux",
   "ClippedGrad",
-  "check_arguments",
   "clipped_grad",
   "split_padding",
   "split_rows",
 ]
 
-_MOST_ARGUMENTS = 8  # of a loss, beyond those that are named
 _CLIP_RANGE = (1e-12, 1e30)  # of clip norms that calls give
 
 
@@ -100,7 +97,7 @@ class ClippedGrad:
         depends on another beside it, or what it calls may see several examples
         at once.
     """
-    check_arguments(self.loss_fn, len(arguments), key is not None)
+    loss_calls.check_arguments(self.loss_fn, len(arguments), key is not None)
     params, batch, loss_fn = self._canonical(arguments)
     _check_params(params)
     batch, is_padding_example, size = split_rows(batch, is_padding_example)
@@ -224,8 +221,13 @@ class ClippedGrad:
       given = dict(enumerate(arguments))
       given |= zip(at, params if several else (params,), strict=True)
       given[self.batch_argnum] = batch
-      return self.loss_fn(*(given[i] for i in range(len(given))), *key)
+      values = (given[i] for i in range(len(given)))
+      return loss_calls.call(self.loss_fn, (*values, *key), batch, hint)
 
+    others = set(range(len(arguments))) - {*at, self.batch_argnum}
+    hint = loss_calls.hint_of_rows(
+      self.loss_fn, arguments, self.batch_argnum, others
+    )
     return (params if several else params[0]), batch, loss_fn
 
   def _choice(
@@ -371,7 +373,7 @@ def clipped_grad(
       "expected argnums and batch_argnum to be different places from 0, got"
       f" {argnums=} and {batch_argnum=}"
     )
-  _check_signature(loss_fn, 1 + max(*at, batch_argnum))
+  loss_calls.check_signature(loss_fn, 1 + max(*at, batch_argnum))
   if callable(l2_clip_norm) or isinstance(l2_clip_norm, jax.core.Tracer):
     raise TypeError(
       "expected a number for l2_clip_norm, got a schedule or a traced value:"
@@ -394,57 +396,6 @@ def clipped_grad(
     batch_argnum=batch_argnum,
     rescale_to_unit_norm=rescale_to_unit_norm,
   )
-
-
-def _fits(loss_fn: Callable[..., Any], count: int) -> bool:
-  """Whether a function can be called with so many arguments."""
-  try:
-    inspect.signature(loss_fn).bind(*(None,) * count)
-  except TypeError:
-    return False
-  except ValueError:  # some compiled functions have no signature
-    pass
-  return True
-
-
-def _check_signature(loss_fn: Callable[..., Any], least: int) -> None:
-  """Refuses a function that takes anything but (params, batch[, ...][, key])."""
-  if any(_fits(loss_fn, n) for n in range(least, least + _MOST_ARGUMENTS)):
-    return
-  name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
-  parameters = inspect.signature(loss_fn).parameters
-  raise TypeError(
-    "expected a loss_fn(params, batch) or (params, batch, key) to losses "
-    f"[batch], got {name} of {', '.join(parameters) or 'nothing'}: "
-    "wrap it; a loss of similarities couples its examples and is for "
-    "batch_clipped_grad"
-  )
-
-
-def check_arguments(
-  loss_fn: Callable[..., Any], count: int, has_key: bool
-) -> None:
-  """Refuses a call that a loss could not follow.
-
-  Args:
-    loss_fn: any function, whose last argument may be a key.
-    count: of the arguments that it gets.
-    has_key: whether it gets a key behind them.
-
-  Raises:
-    ValueError: if it takes other arguments, or has a key and gets none.
-  """
-  if _fits(loss_fn, count + has_key):
-    return
-  given = f"{count} arguments and {'a' if has_key else 'no'} key"
-  if not has_key and _fits(loss_fn, count + 1):
-    hint = "its last argument is a key, so call it with key=step_key"
-  elif has_key and _fits(loss_fn, count):
-    hint = "it takes no key, so leave key out, or add it as last argument"
-  else:
-    hint = "call it with the arguments of the loss"
-  names = ", ".join(inspect.signature(loss_fn).parameters)
-  raise ValueError(f"expected a call for loss_fn({names}), got {given}: {hint}")
 
 
 def _check_params(params: typing.Params) -> None:

@@ -26,6 +26,7 @@ __all__ = [
   "TIMES",
   "TRAINING",
   "main_table",
+  "screen_table",
 ]
 
 _NAME = tables.row_name
@@ -230,6 +231,51 @@ def main_table(
       "Trained on": lambda one: one.label,
     },
     left=("Row", "Trained on"),
+  )
+
+
+def screen_table(
+  evaluations: Sequence[results.Evaluation],
+  measures: Sequence[str],
+  headlined: Sequence[comparison_results.Row] = (),
+  *,
+  width: int = 100,
+) -> str:
+  """Returns the main table as text with lines of at most `width` characters.
+
+  What is left out first: what rows are trained on, then intervals, last those of
+  the difference from BM25. Nothing else is: many measures make longer lines.
+
+  Args:
+    evaluations: as in `main_table`.
+    measures: as in `main_table`.
+    headlined: as in `main_table`.
+    width: characters of a line.
+  """
+  whole = main_table(evaluations, measures, headlined)
+  first = [tables.measure_name(name) for name in measures[:1]]
+  levels = [*whole.header], [*first, "over BM25"], ["over BM25"], []
+  text = whole.text()
+  for titles in levels:
+    if max(map(len, text.splitlines())) <= width:
+      break
+    text = _narrowed(whole, titles).text()
+  return text
+
+
+def _narrowed(table: blocks.Table, titles: Sequence[str]) -> blocks.Table:
+  """Returns a table without its last column, and intervals in these alone."""
+  header = table.header[:-1]
+  return blocks.Table(
+    header=header,
+    rows=tuple(
+      tuple(
+        cell if title in titles else cell.partition(" [")[0]
+        for title, cell in zip(header, row[:-1], strict=True)
+      )
+      for row in table.rows
+    ),
+    numeric=table.numeric,
   )
 
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 from synthq_jax import intervals, text_tables
 from synthq_jax.privacy import rounding
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.training import progress
 
 __all__ = [
   "claimed",
@@ -124,17 +125,8 @@ def p_value(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-  """Writes a duration.
-
-  >>> [duration(seconds) for seconds in (4.21, 59.98, 125, 7384)]
-  ['4.2 s', '1 min 0 s', '2 min 5 s', '2 h 3 min']
-  """
-  if round(seconds, 1) < 60:
-    return f"{seconds:.1f} s"
-  minutes, rest = divmod(round(seconds), 60)
-  if minutes < 60:
-    return f"{minutes} min {rest} s"
-  return f"{minutes // 60} h {minutes % 60} min"
+  """Writes a duration, as the lines of a run do."""
+  return progress.format_duration(seconds)
 
 
 def measure_name(name: str) -> str:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from synthq_jax.runtime import (
 )
 from synthq_jax.storage import artifacts
 from synthq_jax.training import distributed
+from synthq_jax.training import progress as progress_lib
 
 __all__ = ["Run", "is_for_audit"]
 
@@ -341,6 +343,7 @@ class Run:
         for name in (artifacts.RESULT_NAME, artifacts.FILES_NAME):
           artifacts.remove(folder / name)
     self.say(f"[{place}] running")
+    start = time.monotonic()
     task = stage.Task(
       place=place,
       name=job.name,
@@ -357,6 +360,8 @@ class Run:
       with alone():
         one.make(task, saves=distributed.is_main())
     distributed.barrier(place)
+    seconds = time.monotonic() - start
+    self.say(f"[{place}] done in {progress_lib.format_duration(seconds)}")
     # As it is on disk: a later run, which finds it there, gets the same value.
     return _made(self._load(place, one.result, digest), digest)
 

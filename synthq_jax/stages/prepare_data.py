@@ -255,20 +255,25 @@ def _source(config: Config) -> sources.Source:
     config.source,
     **_named(config),
     seed=config.seed,
-    fields=jsonl.Fields(
-      query=config.query_field,
-      document=config.document_field,
-      client=config.user_field,
-      quotes=config.quotes,
-    ),
+    fields=_fields(config),
     strict=config.strict,
     divide=config.unit != "user",
   )
 
 
+def _fields(config: Config) -> jsonl.Fields:
+  """Returns the names of the columns of a log."""
+  return jsonl.Fields(
+    query=config.query_field,
+    document=config.document_field,
+    client=config.user_field,
+    quotes=config.quotes,
+  )
+
+
 def check_source(config: Config) -> None:
-  """Refuses a source that is not there, as reading it would; reads none."""
-  sources.check(config.source, **_named(config))
+  """Refuses a source without its files or columns; reads headers alone."""
+  sources.check(config.source, **_named(config), fields=_fields(config))
 
 
 def _named(config: Config) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
   }
   measures = comparison.measures
   main, others, further = _test_sets(comparison)
-  table = scores.main_table(main, measures, comparison.rows).text()
+  table = scores.screen_table(main, measures, comparison.rows)
   public = shareable_values(
     config,
     prepared=prepared,

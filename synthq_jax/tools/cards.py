@@ -28,8 +28,11 @@ __all__ = [
 _CITATION = """\
 ```bibtex
 @software{synthq_jax,
+  author = {{The synthq\\_jax maintainers}},
   title = {synthq\\_jax: private query logs into retrieval systems that can be shared},
+  year = {2026},
   version = {%s},
+  url = {https://synthq-jax.example/synthq_jax},
   license = {Apache-2.0}
 }
 ```"""

@@ -7,9 +7,11 @@ browser's history would keep. It is posted, and other sites' posts are refused.
 """
 
 import http.server
+import itertools
 import re
 import threading
 import urllib.parse
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synthq_jax import extras
@@ -23,6 +25,8 @@ __all__ = ["HOST", "server"]
 HOST = "127.0.0.1"
 _NAMES = (HOST, "localhost")
 _LONGEST = 1000  # characters of a query
+_LOOKED_AT = 100  # documents, for a title
+_EXAMPLE_WORDS = 8
 _MOST_BYTES = 1 << 16  # of a form
 _HEADERS = {
   "Content-Type": "text/html; charset=utf-8",
@@ -54,6 +58,7 @@ def server(
   )
   template = environment.get_template("search.html")
   searching = threading.Lock()
+  example = _example(searcher.documents)
 
   class Handler(http.server.BaseHTTPRequestHandler):
     timeout = 10  # seconds; a post that does not end holds nobody up
@@ -88,7 +93,12 @@ def server(
       with searching:
         hits = searcher.search(query, k)
       page = template.render(
-        name=searcher.name, query=query, hits=hits, private=private
+        name=searcher.name.replace("_", " "),
+        count=len(searcher.documents),
+        example=example,
+        query=query,
+        hits=hits,
+        private=private,
       )
       content = page.encode()
       self.send_response(200)
@@ -105,3 +115,15 @@ def server(
   made = http.server.ThreadingHTTPServer((HOST, port), Handler)
   made.daemon_threads = True
   return made
+
+
+def _example(documents: Sequence[Mapping[str, str]]) -> str:
+  """Returns a query for the page to offer: the first words of a public document.
+
+  Formal guarantee: a function of the public documents alone.
+  """
+  first = itertools.islice(documents, _LOOKED_AT)
+  texts = [(each["title"].strip(), each["text"].strip()) for each in first]
+  titles = (title for title, _ in texts if title)
+  text = next(titles, next((text for _, text in texts if text), ""))
+  return " ".join(text.split()[:_EXAMPLE_WORDS])

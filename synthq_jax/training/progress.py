@@ -6,7 +6,7 @@ from typing import Any
 
 from synthq_jax import extras
 
-__all__ = ["bar", "peak_bytes"]
+__all__ = ["bar", "format_duration", "peak_bytes"]
 
 
 def peak_bytes() -> tuple[int, int]:
@@ -51,3 +51,17 @@ def bar(
     mininterval=1.0,
     dynamic_ncols=True,
   )
+
+
+def format_duration(seconds: float) -> str:
+  """Writes a duration.
+
+  >>> [format_duration(seconds) for seconds in (4.21, 59.98, 125, 7384)]
+  ['4.2 s', '1 min 0 s', '2 min 5 s', '2 h 3 min']
+  """
+  if round(seconds, 1) < 60:
+    return f"{seconds:.1f} s"
+  minutes, rest = divmod(round(seconds), 60)
+  if minutes < 60:
+    return f"{minutes} min {rest} s"
+  return f"{minutes // 60} h {minutes % 60} min"

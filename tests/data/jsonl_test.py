@@ -157,3 +157,40 @@ def test_a_line_of_two_users_is_refused_unless_they_are_one(tmp_path):
   rows[3]["user"] = "b"
   with pytest.raises(ValueError, match=r":4: expected one user of a query"):
     jsonl.read_jsonl(write(tmp_path, rows))
+
+
+COLUMNS = {
+  "Query_Text,body": "--gin.QUERY_FIELD=Query_Text --gin.DOCUMENT_FIELD=body,",
+  "query,passage": 'the key "document", got 2 others (query, passage): give'
+  " --gin.DOCUMENT_FIELD=passage, or rename the column",
+  "words,document": "got 2 others (words, document): give --gin.QUERY_FIELD=words,",
+  "Search_Term,Page": "--gin.QUERY_FIELD=Search_Term --gin.DOCUMENT_FIELD=Page,",
+  "text,page,when": "--gin.QUERY_FIELD=text --gin.DOCUMENT_FIELD=NAME, or rename",
+  "pink boats,http://d": "got 2 others: give --gin.QUERY_FIELD=NAME"
+  " --gin.DOCUMENT_FIELD=NAME, or add the header, if the file has none",
+  "boats,d1": "got 2 others: give",
+}
+
+
+@pytest.mark.parametrize("header", COLUMNS)
+def test_other_columns_are_told_with_the_flags_to_give(tmp_path, header):
+  path = tmp_path / "log.csv"
+  path.write_text(f"{header}\nboats{',d1' * header.count(',')}\n")
+  for read in (
+    jsonl.read_jsonl,
+    lambda path: jsonl.check_columns(path, jsonl.Fields(), has_corpus=False),
+  ):
+    with pytest.raises(ValueError) as error:
+      read(path)
+    assert COLUMNS[header] in str(error.value)
+    assert "boats" not in str(error.value)  # may be a query
+
+
+def test_a_log_beside_a_corpus_names_the_flag_of_its_ids(tmp_path):
+  corpus = tmp_path / "corpus.jsonl"
+  corpus.write_text('{"_id": "1", "text": "a"}\n')
+  path = tmp_path / "log.csv"
+  path.write_text("search_term;doc_id\nboats;1\n")
+  with pytest.raises(ValueError, match="QUERY_FIELD=search_term") as error:
+    jsonl.read_log(path, corpus)
+  assert "--gin.DOCUMENT_FIELD=doc_id," in str(error.value)

@@ -613,7 +613,7 @@ def test_no_error_of_a_private_file_holds_what_stands_in_it(
     ("log.parquet", b"none", "damaged file"),
     ("log.arrow", b"none", "damaged file"),
     ("log.csv", b"query,document,clicks\na,d1,often\n", "expected a number"),
-    ("log.csv", b"query,doc\na,d1\n", 'under "document"'),
+    ("log.csv", b"query,doc\na,d1\n", 'key "document"'),
   ],
 )
 def test_a_damaged_log_is_one_line_without_its_texts(
@@ -628,3 +628,41 @@ def test_a_damaged_log_is_one_line_without_its_texts(
   assert "another seed" not in str(raised.value)
   with pytest.raises(ValueError, match="no such file"):
     list(table_files.rows(tmp_path / "nowhere.csv"))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz"])
+@pytest.mark.parametrize("sign", [",", ";", "\t", "|"])
+def test_the_header_says_what_separates_cells(suffix, sign, tmp_path):
+  rows = [["query", "document"], ["a, b", 'say "so"; or\tnot'], ["|", ";;;"]]
+  path = tmp_path / f"log{suffix}"
+  opened = gzip.open if suffix.endswith("gz") else open
+  with opened(path, "wt", encoding="utf-8-sig", newline="") as stream:
+    csv.writer(stream, delimiter=sign).writerows(rows)
+  read = [[*row.values()] for _, row in table_files.rows(path)]
+  assert read == rows[1:]
+  assert table_files.columns(path) == (f"{path}:1", rows[0])
+
+
+def test_records_do_not_say_what_separates_cells(tmp_path):
+  path = tmp_path / "log.csv"
+  path.write_text("query\na;b;c\n;;\n")
+  assert [row for _, row in table_files.rows(path)] == [
+    {"query": "a;b;c"},
+    {"query": ";;"},
+  ]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_the_columns_of_other_tables_are_those_of_the_first_row(
+  suffix, tmp_path
+):
+  path = tmp_path / f"log{suffix}"
+  rows = [{"q": "a", "d": "b"}, {"q": "c", "d": "d"}]
+  if suffix == ".parquet":
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+  else:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+  assert table_files.columns(path) == (f"{path}:1", ["q", "d"])
+  path = tmp_path / "empty.jsonl"
+  path.write_text("")
+  assert table_files.columns(path) == ("", [])

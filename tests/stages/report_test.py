@@ -491,12 +491,11 @@ def test_the_table_has_scores_with_intervals_and_epsilons(written):
   header, _, *lines = made.table.splitlines()
   assert re.split("  +", header) == [
     "Row", "epsilon", "nDCG@10", "Recall@10", "over BM25", "gain kept",
-    "Trained on",
   ]  # fmt: skip
+  assert max(map(len, made.table.splitlines())) <= 100
   lexical, original, synthetic, _ = (re.split("  +", line) for line in lines)
   assert lexical == [
-    "bm25", "-", "0.200 [0.190, 0.220]", "0.200 [0.100, 0.300]", "-", "-",
-    f"{SECRET} label",
+    "bm25", "-", "0.200 [0.190, 0.220]", "0.200", "-", "-",
   ]  # fmt: skip
   # All queries differ alike, and they are few.
   assert original[:2] == ["original", "inf"]

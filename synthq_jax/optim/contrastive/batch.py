@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from synthq_jax import checks, typing
-from synthq_jax.optim import clipping
+from synthq_jax.optim import clipping, loss_calls
 from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim.bookkeeping import devices
 from synthq_jax.optim.contrastive import batches
@@ -72,7 +72,7 @@ class BatchClippedGrad:
     size = jnp.shape(jax.tree.leaves(batch)[0])[0]
     if is_padding_example is None:
       is_padding_example = jnp.zeros(size, bool)
-    clipping.check_arguments(self.loss_fn, 3, key is not None)
+    loss_calls.check_arguments(self.loss_fn, 3, key is not None)
     if key is not None:
       keys_lib.check("key", key)
     rest = () if key is None else (key,)

@@ -1,0 +1,34 @@
+"""What the runner says while it makes results."""
+
+import re
+import types
+
+import pytest
+
+from synthq_jax.runtime import fingerprints, runner, workspace
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_each_result_has_a_line_when_it_begins_and_one_with_its_time(
+  is_there, tmp_path, monkeypatch
+):
+  lines, made = [], []
+  space = workspace.Workspace(tmp_path, 7)
+  one = types.SimpleNamespace(
+    name="generate", folder="", result=int, needs_secret=False, together=False,
+    make=lambda task, saves: made.append((task.place, saves)),
+  )  # fmt: skip
+  job = types.SimpleNamespace(
+    name="eps8", depends=(), settings=None, inputs={}, is_private=False
+  )
+  run = runner.Run(None, space, [one], say=lines.append, progress=False)
+  monkeypatch.setattr(run, "_is_there", lambda *_: is_there)
+  monkeypatch.setattr(run, "_load", lambda *_: 3)
+  monkeypatch.setattr(fingerprints, "of_result", lambda digest, value: digest)
+  assert run.make(one, job).value == 3
+  if is_there:
+    assert lines == ["[generate/eps8] finished earlier, skipped"] and not made
+    return
+  first, last = lines
+  assert first == "[generate/eps8] running" and made == [("generate/eps8", True)]
+  assert re.fullmatch(r"\[generate/eps8\] done in \d+\.\d s", last)
