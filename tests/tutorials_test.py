@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_t5
+import sentence_folder
 import small_data
 
 from synthq_jax.cli import main
@@ -196,6 +197,51 @@ def test_the_tutorial_on_shipping_goes_from_a_log_to_exports_and_a_search(
     names["ids"] = [one["_id"] for one in documents]
     exec(ranker, names)  # noqa: S102
     assert len(names["ranker"].search("report on the otter", k=10)) == 10
+
+
+@pytest.mark.slow
+def test_the_tutorial_on_adapters_goes_from_a_log_to_a_query(
+  tmp_path, monkeypatch, capsys
+):
+  pytest.importorskip("tokenizers")
+  monkeypatch.chdir(tmp_path)
+  numbers = range(90)
+  documents = [
+    {"_id": f"d{i}", "title": "", "text": small_data.document(i)}
+    for i in numbers
+  ]
+  small_data.write_lines(
+    pathlib.Path("clicks.csv"),
+    ["query,document", *(f"{small_data.query(i)},d{i}" for i in numbers)],
+  )
+  small_data.write_lines(
+    pathlib.Path("corpus.jsonl"), map(json.dumps, documents)
+  )
+  words = " ".join(one["text"] for one in documents)
+  sentence_folder.save(pathlib.Path("model"), words)
+  commands = [arguments for arguments, _ in _commands("adapter.md")]
+  dry, *others = commands
+  assert len(commands) + 1 <= 5  # the run is printed once, as a dry one
+  small = ["learn_adapter.Config.steps=3", "learn_adapter.Config.pool=8"]
+  small.append("prepare_data.Config.public_test_documents=20")
+  small = [f"--gin.{one}" for one in small]
+  assert main.main([*dry, *small]) == 0
+  assert "learn_adapter/adapter_eps1" in capsys.readouterr().out
+  wet = [one for one in dry if one != "--dry_run"]
+  assert main.main([*wet, *small]) == 0
+  assert "adapter both eps1" in capsys.readouterr().out
+  for arguments in others:
+    assert main.main(arguments) == 0, capsys.readouterr().err
+  text = (TUTORIALS / "adapter.md").read_text()
+  *model, alone = re.findall("```py\n(.*?)```", text, re.DOTALL)
+  vectors = np.random.default_rng(1).normal(size=(3, sentence_folder.DIM))
+  names: dict = {"vectors": vectors.astype(np.float32)}
+  exec(alone, names)  # noqa: S102
+  assert np.linalg.norm(names["moved"], axis=1) == pytest.approx(1, rel=1e-5)
+  if importlib.util.find_spec("sentence_transformers"):
+    names = {"texts": [one["text"] for one in documents]}
+    exec(model[0], names)  # noqa: S102
+    assert names["scores"].shape == (len(documents),)
 
 
 def _served(arguments: list[str], query: str) -> str:

@@ -30,5 +30,7 @@ def test_each_result_has_a_line_when_it_begins_and_one_with_its_time(
     assert lines == ["[generate/eps8] finished earlier, skipped"] and not made
     return
   first, last = lines
-  assert first == "[generate/eps8] running" and made == [("generate/eps8", True)]
+  assert first == "[generate/eps8] running" and made == [
+    ("generate/eps8", True)
+  ]
   assert re.fullmatch(r"\[generate/eps8\] done in \d+\.\d s", last)
