@@ -51,7 +51,8 @@ _STAGES = (
   "run", "prepare_data", "prepare_test_set", "finetune_dp",
   "static_encoder", "generate", "filter_queries",
   "query_leakage", "direct_dp", "train_retriever",
-  "encode_documents", "fuse", "learn_to_rank", "learn_map",
+  "encode_documents", "learn_adapter", "fuse", "learn_to_rank",
+  "learn_map",
   "evaluate", "audit", "compare_queries", "release_scores", "report",
   "study",
 )  # fmt: skip

@@ -453,7 +453,7 @@ WRONG_USES = {
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv": "give --gin.QUERY_FIELD=search_term",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv --dry_run": "got 2 others (search_term, body): give --gin.QUERY_FIELD=search_term --gin.DOCUMENT_FIELD=body",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv --dry_run --gin.QUERY_FIELD=body": '"document"',
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:other.csv@other.csv --dry_run": "--gin.DOCUMENT_FIELD=NAME",
+  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:other.csv@other.csv --dry_run": "--gin.DOCUMENT_FIELD=body",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:no.csv@keys.jsonl": 'string under "_id"',
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=msmarco:empty": "empty",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=beir:empty": "expected a file corpus.jsonl",

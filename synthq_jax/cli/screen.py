@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synthq_jax.cli import flags
+from synthq_jax.privacy import rounding
 from synthq_jax.training import progress
 
 __all__ = [
@@ -63,7 +64,9 @@ def explain_epsilon(
   who = "the queries of one user" if unit == "user" else "one query"
   asked = ""
   if epsilon is not None:
-    asked = f": about {_factor(epsilon)} for epsilon {epsilon:g}"
+    asked = (
+      f": about {_factor(epsilon)} for epsilon {rounding.epsilon(epsilon)}"
+    )
   examples = ", ".join(f"{_factor(each)} for {each}" for each in (1, 3, 8))
   return textwrap.fill(
     f"Epsilon bounds what a release tells about {who}. It changes the odds of any"

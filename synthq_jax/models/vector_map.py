@@ -273,7 +273,7 @@ def dual_averaging(
   After step t every matrix is -learning_rate x denoise(sum of t noisy means,
   noise_std sqrt(t)). The noise is taken out of the sum, never out of a step, in
   which the signal would drown; so a direction of signal rises above the noise
-  with t. It stands behind `optim.privatize` with independent noise, and starts
+  with t. What is no matrix is not denoised. It stands behind `optim.privatize` with independent noise, and starts
   from zero.
 
   Formal guarantee: post-processing of the noisy means; the arguments are public.
@@ -311,7 +311,9 @@ def dual_averaging(
     total = jax.tree.map(jnp.add, state.total, updates)
     std = noise_std * jnp.sqrt(step.astype(jnp.float32))
     changes = jax.tree.map(
-      lambda x, p: -learning_rate * denoise(x, std) - p, total, params
+      lambda x, p: -learning_rate * (denoise(x, std) if x.ndim == 2 else x) - p,
+      total,
+      params,
     )
     return changes, DualAveragingState(step, total)
 

@@ -201,7 +201,7 @@ def test_sentence_transformers_lower_cases_before_the_tokenizer(tmp_path):
     (
       "sentence_bert_config.json",
       {"max_seq_length": "long"},
-      "max_seq_length a number above 0",
+      "max_seq_length and query_length numbers above 0",
     ),
   ],
 )

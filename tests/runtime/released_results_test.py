@@ -14,6 +14,7 @@ import pytest
 from synthq_jax.models import encoders
 from synthq_jax.privacy import joint, ledger, rounding, sampling
 from synthq_jax.runtime import (
+  encoder_start,
   inputs,
   released_results,
   results,
@@ -374,7 +375,8 @@ def fixture_placed(monkeypatch):
   for name in ("corpus", "vocabulary"):
     monkeypatch.setattr(inputs, name, lambda *_: None)
   monkeypatch.setattr(inputs, "document_tokens", lambda *_: passages)
-  monkeypatch.setattr(inputs, "load_public", lambda *_: ({}, None))
+  start = encoder_start.EncoderStart
+  monkeypatch.setattr(start, "load_public", lambda *_: ({}, None))
   monkeypatch.setattr(encoders, "of", lambda _: encoder)
   monkeypatch.setattr(generate, "_choose", lambda *_: nothing)
 
@@ -385,6 +387,7 @@ def fixture_placed(monkeypatch):
     module, what = STAGES[name]
     fields = [field.name for field in dataclasses.fields(module.Inputs)]
     known = {"documents": made_up.prepared(), "test_set": "public", what: part}
+    known["encoder"] = start(folder="nowhere")
     task = types.SimpleNamespace(
       settings=module.Config() if hasattr(module, "Config") else None,
       folders=workspace.Folders("nowhere"),

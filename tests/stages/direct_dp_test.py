@@ -130,21 +130,25 @@ def test_a_text_that_becomes_empty_stays_in_the_group_of_its_document(pairs):
   assert len(set(keys)) == len(set(pairs["rows"]))
 
 
+def read(space, prepared):
+  return encoder_start.passages(space, prepared, None)
+
+
 def test_public_negatives_are_drawn_without_the_private_pairs(
   finished_run, tmp_path
 ):
   row, text = _METHODS["direct_dp_row"], _METHODS["direct_dp_text"]
   prepared, root = _prepared(finished_run), finished_run.copy(tmp_path)
   space = workspace.Workspace(root, 7)
-  draw = direct_dp._public_negatives(row, space, prepared)
+  draw = direct_dp._public_negatives(row, read(space, prepared))
   before = draw(3)
   (root / "private/prepare_data/train.npz").unlink()
-  after = direct_dp._public_negatives(row, space, prepared)(3)
+  after = direct_dp._public_negatives(row, read(space, prepared))(3)
   for name, values in before.items():
     np.testing.assert_array_equal(values, after[name])
   assert len(set(before["public_negative_ids"])) == 5
   assert (draw(4)["public_negative_ids"] != before["public_negative_ids"]).any()
-  assert direct_dp._public_negatives(text, space, None) is None
+  assert direct_dp._public_negatives(text, None) is None
 
 
 def test_a_group_is_no_larger_than_a_batch():
@@ -269,7 +273,7 @@ def test_a_pattern_that_matches_nothing_is_refused(finished_run):
       space,
       inputs=direct_dp.Inputs(
         prepared=_prepared(finished_run),
-        encoder=shipped.DIRECTORY,
+        encoder=encoder_start.EncoderStart(folder=str(shipped.DIRECTORY)),
         epsilon=8.0,
       ),
     )

@@ -13,7 +13,7 @@ from finished_runs import NUM_PAIRS
 
 from synthq_jax.privacy import statement
 from synthq_jax.retrieval import encode
-from synthq_jax.runtime import inputs, results, workspace
+from synthq_jax.runtime import encoder_start, inputs, results, workspace
 from synthq_jax.stages import _written, filter_queries, plan, train_retriever
 from synthq_jax.storage import artifacts
 from synthq_jax.training import pairs as contrastive_pairs
@@ -85,7 +85,9 @@ def run(root, documents, made, config=TOP, digest="digest", **changes):
     digest=digest,
     inputs=filter_queries.Inputs(
       documents=documents,
-      encoder=changes.pop("encoder", root / "t5"),
+      encoder=encoder_start.EncoderStart(
+        folder=str(changes.pop("encoder", root / "t5"))
+      ),
       synthetic=made,
       recipe=dataclasses.replace(RECIPE, settings=settings, **changes),
     ),
@@ -310,11 +312,11 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
   }
   assert given == {
     "documents": "PublicDocuments",
-    "encoder": "PosixPath",
+    "encoder": "EncoderStart",
     "synthetic": "SyntheticQueries",
     "recipe": "Config",
   }
-  assert str(task.inputs.encoder) == config.checkpoint
+  assert task.inputs.encoder.folder == config.checkpoint
   assert type(task.inputs.recipe) is train_retriever.Config
   fields = {f.name for f in dataclasses.fields(results.PublicDocuments)}
   assert fields == {

@@ -147,7 +147,7 @@ def without_query(monkeypatch, place):
   def asked(*given):
     judged = right(*given)
     keep = [i for i in range(len(judged.queries)) if i != place]
-    return _ranking._chosen(judged, np.array(keep))
+    return _ranking.chosen(judged, np.array(keep))
 
   monkeypatch.setattr(_ranking._search, "asked", asked)
 

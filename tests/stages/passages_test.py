@@ -167,9 +167,7 @@ def test_passages_that_score_the_same_are_one_document():
   assert found.tolist() == [[0, 1]] and scores.tolist() == [[2.0, 2.0]]
 
 
-def test_the_text_of_a_query_moves_no_document_of_direct_training(
-  run, monkeypatch
-):
+def test_the_text_of_a_query_moves_no_document_of_direct_training(run):
   """Where its unit is the text: the passage that fits best follows from it."""
   space = workspace.Folders(run)
   prepared = artifacts.load(run / "private/prepare_data", results.PreparedData)
@@ -180,14 +178,12 @@ def test_the_text_of_a_query_moves_no_document_of_direct_training(
   first, last = read.of(stored["documents"])
   assert (last - first > 1).any()
 
-  def with_texts_that_fit_the_last(*given):
-    pairs = {"queries": stored["tokens"], "rows": stored["documents"]}
-    return pairs | {"documents": read.tokens[last - 1]}
-
-  monkeypatch.setattr(inputs, "real_pairs", with_texts_that_fit_the_last)
+  # Texts that fit the last passage.
+  pairs = {"queries": stored["tokens"], "rows": stored["documents"]}
+  pairs |= {"documents": read.tokens[last - 1]}
   records = {
     unit: direct_dp._records(
-      direct_dp.Config(unit=unit, method="batch"), space, prepared
+      direct_dp.Config(unit=unit, method="batch"), pairs, read
     )["documents"]
     for unit in ("query", "pair")
   }

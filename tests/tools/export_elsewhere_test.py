@@ -381,7 +381,8 @@ def test_a_card_says_what_holds_and_what_does_not(name, finished_run, exported):
   assert f"**{wording.FIXED_SECRET}**" in card.text  # of this very run
 
 
-@pytest.mark.parametrize("name", list(export.FORMATS))
+# The run has no adapter: learn_adapter_test reads what "map" writes.
+@pytest.mark.parametrize("name", sorted({*export.FORMATS} - {"map"}))
 def test_no_export_holds_a_private_text(name, finished_run, exported):
   log = (finished_run.root.parent / "log.jsonl").read_text().splitlines()
   private = {json.loads(line)["query"] for line in log}
