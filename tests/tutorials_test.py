@@ -186,7 +186,7 @@ def test_the_tutorial_on_shipping_goes_from_a_log_to_exports_and_a_search(
   )
   assert len(run) < 20 and len([run, *others, serve]) <= 7
   page = _served(serve, "report on the otter of the harbor")
-  assert page.count("<h2>") == 1 and page.count("<li>") == 10
+  assert page.count("<h1>") == 1 and page.count("<li>") == 10
   if importlib.util.find_spec("sentence_transformers"):
     names = {"texts": [one["text"] for one in documents]}
     text = (TUTORIALS / "ship_it.md").read_text()

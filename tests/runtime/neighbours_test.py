@@ -439,7 +439,8 @@ def test_every_private_file_of_a_whole_run_is_in_the_table(finished_run):
   assert len(names) > 200
   assert not _unlisted(names, patterns)
   unused = [p for p in patterns if len(_unlisted(names, [p])) == len(names)]
-  assert not unused
+  # The run has no adapter: learn_adapter_test holds what is private of one.
+  assert unused == ["private/learn_adapter/*/*"]
 
 
 def test_every_private_file_that_a_query_changes_is_in_the_table(runs):

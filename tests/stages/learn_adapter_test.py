@@ -83,6 +83,10 @@ def test_both_rows_are_one_training(made):
     root / "encode_documents/untrained", system_results.Vectors
   )
   assert alone.vectors == base.vectors != both.vectors
+  private = [path.name for path in root.glob("private/learn_adapter/*/*")]
+  assert private and all(
+    name.startswith(("metrics_", "files")) for name in private
+  )
 
 
 @pytest.mark.slow
