@@ -121,8 +121,9 @@ def of_adapter(made: system_results.Adapter) -> str:
     f"Adapter {made.name}",
     f"A public encoder as it is, with a linear map of {which}, which private queries"
     f" taught with differential privacy. {index} Vectors have length 1, so that dot"
-    f" products are cosines. It was written by synthq_jax {synthq_jax.__version__}"
-    " and tried with sentence-transformers 6.2.",
+    " products are cosines. Call `encode_query` and `encode_document`: `encode` takes"
+    " the way of documents, whatever prompt is named. It was written by"
+    f" synthq_jax {synthq_jax.__version__} and tried with sentence-transformers 6.2.",
     """```bash
 pip install "sentence-transformers>=6"
 ```
