@@ -93,16 +93,17 @@ class Rows:
   retriever's vectors that private queries teach at these epsilons."""
   compared: tuple[str, ...] = ()
   """Rows with a finite epsilon that nobody will release, or their beginnings:
-  "direct_dp", "synthetic_eps16", "map", "ltr_untrained". They lie under `private/`
+  "direct_dp", "synthetic_eps16", "adapter", "map", "ltr_untrained". They lie under `private/`
   and stand on the private page alone. Whatever else has a finite epsilon counts as
   released."""
 
   def __post_init__(self):
     for row in self.compared:
-      if not _begins(row, ("synthetic", "direct_dp", "map", "ltr")):
+      kinds = ("synthetic", "direct_dp", "adapter", "map", "ltr")
+      if not _begins(row, kinds):
         raise ValueError(
-          "plan.Rows.compared must hold rows that begin with synthetic, direct_dp,"
-          f" map or ltr, as direct_dp or synthetic_eps16, got {row!r}"
+          f"plan.Rows.compared must hold rows that begin with {', '.join(kinds)}, as"
+          f" direct_dp or synthetic_eps16, got {row!r}"
         )
     for field in ("fused", "ltr", "mapped"):
       if getattr(self, field) and not self.bm25:
@@ -115,7 +116,12 @@ class Rows:
         "Rows.mapped needs a retriever that no private query trained, got"
         " public_only=False and untrained=False: set one of them, or MAPPED=()"
       )
-    for field in ("synthetic", "direct_dp", "mapped"):
+    if self.adapted and not self.untrained:
+      raise ValueError(
+        "Rows.adapted needs the encoder whose vectors are mapped, got"
+        " untrained=False: set it, or leave adapted out"
+      )
+    for field in ("synthetic", "direct_dp", "adapted", "mapped"):
       names: dict[str, float] = {}
       for epsilon in getattr(self, field):
         if not epsilon > 0:

@@ -278,6 +278,19 @@ def test_without_noise_a_map_is_private():
 @pytest.mark.parametrize(
   "fields, message",
   [
+    ({"adapted": (8.0,), "untrained": False}, "adapted needs the encoder"),
+    ({"adapted": (0.0,)}, "adapted must hold epsilons above 0"),
+    ({"adapted": (8.0, 8)}, "different names"),
+  ],
+)
+def test_rows_that_cannot_be_are_refused(fields, message):
+  with pytest.raises(ValueError, match=message):
+    plan.Rows(**fields)
+
+
+@pytest.mark.parametrize(
+  "fields, message",
+  [
     ({"candidates": 4, "most_relevant": 4}, "candidates must be above"),
     ({"temperature": 0.0}, "temperature"),
     ({"pool": -1}, "pool"),
