@@ -23,8 +23,8 @@ from synthq_jax.storage import artifacts
 
 __all__ = ["encode", "to_files"]
 
-_CPU_ROWS = 32
-"""Rows whose layers a CPU's caches hold: 256 take twice the time."""
+_CPU_ROWS = 16
+"""Rows whose layers a CPU's caches hold: 256 take more than twice the time."""
 
 
 def encode(
