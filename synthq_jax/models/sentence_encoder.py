@@ -475,13 +475,12 @@ def _write_texts(
     cut = {"max_length": texts.max_length, "stride": 0}
     cut |= {"direction": "Right", "strategy": "LongestFirst"}
     _write_json(path, json.loads(path.read_text()) | {"truncation": cut})
-  else:
-    path = place / sentence_folders.TEXTS
-    fields = json.loads(path.read_text()) if path.is_file() else {}
-    fields["max_seq_length"] = texts.max_length
-    if texts.query_length is not None:
-      fields["query_length"] = texts.query_length
-    _write_json(path, fields | {"do_lower_case": texts.lower_case})
+  path = place / sentence_folders.TEXTS
+  fields = json.loads(path.read_text()) if path.is_file() else {}
+  fields["max_seq_length"] = texts.max_length
+  if texts.query_length is not None:
+    fields["query_length"] = texts.query_length
+  _write_json(path, fields | {"do_lower_case": texts.lower_case})
   path = target / sentence_folders.PROMPTS
   fields = json.loads(path.read_text()) if path.is_file() else {}
   prompts = dict(fields.get("prompts") or {})

@@ -5,7 +5,6 @@ prompts. Any other checkpoint (a T5, static vectors) reads the tokens of the run
 """
 
 import dataclasses
-import os
 import pathlib
 from typing import Any
 
@@ -143,7 +142,7 @@ def load(
 def tokens_of(
   folders: workspace.Folders, made: results.Checkpoint
 ) -> sentence_tokens.SentenceTokens | None:
-  """Returns how a retriever reads texts; None: by the run's vocabulary.
+  """Returns how a saved retriever reads texts; None: by the run's vocabulary.
 
   Args:
     folders: the working directory.
@@ -151,7 +150,10 @@ def tokens_of(
   """
   if isinstance(made, system_results.Adapter):
     return tokens_of(folders, made.base)
-  return EncoderStart(folder=os.fspath(folders.root / made.directory)).tokens()
+  place = folders.root / made.directory  # it says what its start was set to
+  return (
+    sentence_tokens.load(place) if sentence_encoder.is_folder(place) else None
+  )
 
 
 def passages(

@@ -25,6 +25,7 @@ from synthq_jax.models import (  # noqa: E402
 )
 from synthq_jax.models.checkpoints import sentence_folders  # noqa: E402
 from synthq_jax.retrieval import encode, text_encoders  # noqa: E402
+from synthq_jax.runtime import encoder_start  # noqa: E402
 
 TEXTS = ("red fox", "The quick Red fox and a lazy dog " * 6, "é?", "fox")
 DIM = 16
@@ -251,6 +252,21 @@ def test_static_vectors_are_means_of_their_tokens(tmp_path, truncation):
   )
   again = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
   np.testing.assert_allclose(found, again.encode(list(TEXTS)), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "static"])
+def test_a_saved_folder_says_how_long_queries_are(tmp_path, kind):
+  """A query of a run is read as its retriever was trained, at any length."""
+  place, _ = _static(tmp_path) if kind == "static" else _folder(tmp_path, kind)
+  start = encoder_start.EncoderStart(folder=str(place), query_length=80)
+  params, config = sentence_encoder.load(place)
+  start.save(tmp_path / "out", params, config)
+  read = sentence_tokens.load(tmp_path / "out")
+  assert read.texts.query_length == start.tokens().texts.query_length
+  whole = start.tokens().rows(TEXTS, sentence_folders.QUERY)
+  np.testing.assert_array_equal(read.rows(TEXTS, sentence_folders.QUERY), whole)
+  if kind == "static":  # cut by nothing else
+    assert whole.shape[1] == 80
 
 
 def test_model2vec_s_mapping_and_weights_are_read(tmp_path):
