@@ -426,9 +426,16 @@ class Lines(Sequence):
 
   def __getitem__(self, position: int) -> Any:
     """Returns what `read` makes of a line; positions count from 0."""
+    return self.at([position])[0]
+
+  def at(self, positions: Iterable[int]) -> list[Any]:
+    """Reads several lines, in this order, in one opening of the file."""
+    values = []
     with open(self._path, "rb") as stream:
-      stream.seek(self._starts[position])
-      return self._read(stream.readline())
+      for position in positions:
+        stream.seek(self._starts[position])
+        values.append(self._read(stream.readline()))
+    return values
 
 
 def write_lines(path: Path, texts: Iterable[str]) -> None:

@@ -6,7 +6,6 @@ vocab.txt.
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -96,8 +95,8 @@ class TextRows:
     self, rows: Int[np.ndarray, " some"] | slice
   ) -> Int[np.ndarray, "some length"]:
     """Tokenizes some texts."""
-    numbers = np.arange(len(self))[rows]
-    return self._tokens.rows([self._texts[i] for i in numbers], self._role)
+    numbers = np.arange(len(self))[rows].tolist()
+    return self._tokens.rows(self._texts.at(numbers), self._role)
 
 
 def load(
@@ -209,10 +208,7 @@ def _tokenizer(
       " copy it again"
     ) from error
   if texts.lower_case:
-    steps = [tokenizers.normalizers.Lowercase(), found.normalizer]
-    found.normalizer = tokenizers.normalizers.Sequence(
-      [step for step in steps if step is not None]
-    )
+    wordpiece.lower_case(found)
   return found
 
 
@@ -239,9 +235,11 @@ def _longest(
   if chosen.is_static:
     cut = tokenizer.truncation
     return cut["max_length"] if cut else _MOST
-  found = [texts.max_length, sentence_encoder.num_positions(chosen)]
-  path = place / "tokenizer_config.json"
-  if path.is_file():
-    found.append(json.loads(path.read_text()).get("model_max_length"))
+  fields = wordpiece.read_fields(place / "tokenizer_config.json")
+  found = [
+    texts.max_length,
+    sentence_encoder.num_positions(chosen),
+    fields.get("model_max_length"),
+  ]
   known = [n for n in found if isinstance(n, int) and 0 < n < _ENDLESS]
   return min(known, default=_MOST)

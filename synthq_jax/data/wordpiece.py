@@ -19,7 +19,7 @@ from synthq_jax.data import vocabulary
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.storage import artifacts
 
-__all__ = ["WordPiece", "is_bert", "load"]
+__all__ = ["WordPiece", "is_bert", "load", "lower_case", "read_fields"]
 
 _SETTINGS = "tokenizer_config.json"
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -101,10 +101,7 @@ def load(folder: str | os.PathLike) -> WordPiece:
       )
       tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     if texts.lower_case:
-      steps = [tokenizers.normalizers.Lowercase(), tokenizer.normalizer]
-      tokenizer.normalizer = tokenizers.normalizers.Sequence(
-        [step for step in steps if step is not None]
-      )
+      lower_case(tokenizer)
   except Exception as error:  # the library has no kinds of its own
     raise ValueError(
       f"{path}: expected the vocabulary of a BERT, got a file that cannot be"
@@ -127,6 +124,17 @@ def load(folder: str | os.PathLike) -> WordPiece:
   )
 
 
+def lower_case(tokenizer: Any) -> None:
+  """Lower-cases texts before all that a tokenizer does with them."""
+  with extras.required("bert"):
+    import tokenizers
+
+  steps = [tokenizers.normalizers.Lowercase(), tokenizer.normalizer]
+  tokenizer.normalizer = tokenizers.normalizers.Sequence(
+    [step for step in steps if step is not None]
+  )
+
+
 def is_bert(folder: pathlib.Path) -> bool:
   """Says whether a tokenizer is one of BERT's, whose settings `load` reads.
 
@@ -135,9 +143,9 @@ def is_bert(folder: pathlib.Path) -> bool:
   """
   if not (folder / "tokenizer.json").is_file():
     return True
-  kind = _fields(folder / _SETTINGS).get("tokenizer_class")
+  kind = read_fields(folder / _SETTINGS).get("tokenizer_class")
   if kind is None:
-    return _fields(folder / "config.json").get("model_type") in (
+    return read_fields(folder / "config.json").get("model_type") in (
       "bert",
       "distilbert",
     )
@@ -157,8 +165,8 @@ class _Settings:
 def _settings(folder: pathlib.Path) -> _Settings:
   """Reads the settings of a tokenizer, and refuses one of another kind."""
   path = folder / _SETTINGS
-  fields = _fields(path)
-  model = _fields(folder / "config.json")
+  fields = read_fields(path)
+  model = read_fields(folder / "config.json")
   kind = fields.get("tokenizer_class") or model.get("tokenizer_class")
   if kind is not None and kind not in (*_BERTS, *_WHOLE):
     raise ValueError(
@@ -179,8 +187,12 @@ def _settings(folder: pathlib.Path) -> _Settings:
   return _Settings(is_whole=kind in _WHOLE, **values)
 
 
-def _fields(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object; empty where there is no such file."""
+def read_fields(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a JSON object; empty where there is no such file.
+
+  Raises:
+    ValueError: if the file holds something else.
+  """
   if not path.is_file():
     return {}
   try:
@@ -211,7 +223,7 @@ def _from_pieces(tokenizers: Any, path: pathlib.Path) -> Any:
 
 def _added(folder: pathlib.Path) -> set[str]:
   """Returns the tokens that files beside vocab.txt add to it."""
-  listed = _fields(folder / _SETTINGS).get("added_tokens_decoder") or {}
+  listed = read_fields(folder / _SETTINGS).get("added_tokens_decoder") or {}
   return {one["content"] for one in listed.values()} | set(
-    _fields(folder / "added_tokens.json")
+    read_fields(folder / "added_tokens.json")
   )

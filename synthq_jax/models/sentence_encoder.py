@@ -35,6 +35,7 @@ from synthq_jax.storage import artifacts
 __all__ = [
   "SentenceConfig",
   "add_maps",
+  "copy_files",
   "encode",
   "files",
   "is_folder",
@@ -42,6 +43,7 @@ __all__ = [
   "num_positions",
   "padding_id",
   "save",
+  "write_dense",
 ]
 
 _MODEL, _CONFIG = "model.safetensors", "config.json"
@@ -169,7 +171,7 @@ def padding_id(chosen: sentence_folders.Modules) -> int | None:
   """
   if chosen.is_static:
     return None
-  fields = _fields(chosen.place)
+  fields = _settings(chosen.place)
   first = 1 if _model_type(chosen.place) in bert.COUNTING else 0
   found = fields.get("pad_token_id", first)
   return first if found is None else int(found)
@@ -196,6 +198,24 @@ def files(folder: str | os.PathLike) -> tuple[pathlib.Path, ...]:
   )
 
 
+def copy_files(
+  source: str | os.PathLike, target: str | os.PathLike, *, weights: bool = True
+) -> None:
+  """Copies what vectors of a folder rest on.
+
+  Args:
+    source: as in `load`.
+    target: made where it is missing.
+    weights: whether tensors are copied, too, or settings and tokenizer alone.
+  """
+  root = pathlib.Path(source)
+  for path in files(root):
+    if weights or path.suffix in _COPIED:
+      place = pathlib.Path(target) / path.relative_to(root)
+      place.parent.mkdir(parents=True, exist_ok=True)
+      shutil.copyfile(path, place)
+
+
 def save(
   directory: str | os.PathLike,
   params: typing.Params,
@@ -219,11 +239,7 @@ def save(
   """
   source, target = pathlib.Path(start), pathlib.Path(directory)
   chosen = sentence_folders.modules(source)
-  for path in files(source):
-    if path.suffix in _COPIED:
-      place = target / path.relative_to(source)
-      place.parent.mkdir(parents=True, exist_ok=True)
-      shutil.copyfile(path, place)
+  copy_files(source, target, weights=False)
   place = target / chosen.place.relative_to(source)
   _save_model(chosen, place, params["model"], config.model)
   listed = _module_list(source)
@@ -266,7 +282,7 @@ def add_maps(
     routes[role] = [name]
     (place / name).mkdir(parents=True)
     if role in maps:
-      _write_dense(place / name, np.asarray(maps[role], np.float32))
+      write_dense(place / name, np.asarray(maps[role], np.float32))
   parameters = {"default_route": "document", "allow_empty_key": True}
   content = {"types": types, "structure": routes, "parameters": parameters}
   _write_json(place / "router_config.json", content)
@@ -442,15 +458,20 @@ def _add_projection(
 ) -> list[dict[str, Any]]:
   """Writes a projection as a last linear layer; returns its modules."""
   place = target / f"{number}_Dense"
-  _write_dense(place, params[dual_encoder.PROJECTION]["kernel"])
+  write_dense(place, params[dual_encoder.PROJECTION]["kernel"])
   return [
     _module(number, "Dense", place.name),
     _module(number + 1, "Normalize", f"{number + 1}_Normalize"),
   ]
 
 
-def _write_dense(place: pathlib.Path, kernel: Any) -> None:
-  """Writes a linear layer without a bias as a module."""
+def write_dense(place: pathlib.Path, kernel: Any) -> None:
+  """Writes a linear layer without a bias as a module of its own.
+
+  Args:
+    place: the module's folder.
+    kernel: [in, out]; a vector is multiplied from the left.
+  """
   _save_dense(place / _MODEL, {"kernel": kernel})
   in_dim, out_dim = kernel.shape
   settings = {
@@ -496,18 +517,13 @@ def _write_json(path: pathlib.Path, content: Any) -> None:
   artifacts.write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
-def _fields(place: pathlib.Path) -> dict[str, Any]:
-  path = place / _CONFIG
-  try:
-    return artifacts.unsealed(path.read_bytes())
-  except (OSError, ValueError) as error:
-    raise ValueError(
-      f"{str(path)!r}: expected a JSON object, got {type(error).__name__}"
-    ) from error
+def _settings(place: pathlib.Path) -> dict[str, Any]:
+  """Reads the config.json of a model."""
+  return sentence_folders.read_fields(place / _CONFIG)
 
 
 def _model_type(place: pathlib.Path) -> str:
-  return str(_fields(place).get("model_type"))
+  return str(_settings(place).get("model_type"))
 
 
 def _belongs(path: pathlib.Path) -> bool:

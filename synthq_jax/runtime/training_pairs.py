@@ -1,7 +1,7 @@
 """Reads pairs of a query and a document, as the encoder that is trained reads them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool
@@ -36,13 +36,14 @@ def read_real(
   folder = space.root / prepared.private_directory
   arrays = inputs.arrays(space, prepared, folder / "train.npz")
   ids = arrays["ids"].tolist()
-  stored = Stored(
-    queries=queries_lib.texts(folder, ids) if tokens else (),
-    tokens=arrays["tokens"],
-    documents=arrays["documents"],
-    passages=arrays["passages"],
-  )
+  stored = _stored(arrays, queries_lib.texts(folder, ids) if tokens else ())
   return with_documents(space, prepared, stored, tokens)
+
+
+def _stored(arrays: Mapping[str, np.ndarray], queries: Sequence[str]) -> Stored:
+  """Returns the arrays that a stage wrote, beside texts where these are read."""
+  names = ("tokens", "documents", "passages")
+  return Stored(queries=queries, **{name: arrays[name] for name in names})
 
 
 def with_documents(
@@ -114,12 +115,7 @@ def read(
   else:
     folder = folders.root / synthetic.directory
     arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
-    stored = Stored(
-      queries=queries_lib.texts(folder) if tokens else (),
-      tokens=arrays["tokens"],
-      documents=arrays["documents"],
-      passages=arrays["passages"],
-    )
+    stored = _stored(arrays, queries_lib.texts(folder) if tokens else ())
     records = with_documents(folders, prepared, stored, tokens)
   if not held_out_share:
     return records

@@ -205,7 +205,7 @@ def query_vectors(
   size: int,
 ) -> Float[np.ndarray, "query dim"]:
   """Encodes queries with a retriever, so many at once."""
-  tokens = _search.read_by(folders, retriever, judged).query_tokens
+  tokens = _search.query_tokens(folders, retriever, judged)
   params, shape = encoder_start.load(folders, retriever, sentence_folders.QUERY)
   return encode.encode(params, shape, tokens, batch_size=size)
 
@@ -218,12 +218,12 @@ def vectors_at(
   size: int,
 ) -> Float[np.ndarray, "passage dim"]:
   """Encodes the passages of the candidates; the vectors of all others are 0."""
-  passages = _search.read_by(folders, retriever, judged).passages
+  passages = judged.passages
   places = np.unique(np.concatenate([one.places for one in candidates]))
   wanted = np.flatnonzero(np.isin(passages.owners, places))
   role = sentence_folders.DOCUMENT
   params, shape = encoder_start.load(folders, retriever, role)
-  rows = passages.tokens[wanted]
+  rows = _search.document_tokens(folders, retriever, judged)[wanted]
   encoded = encode.encode(params, shape, rows, batch_size=size)
   shape = (len(passages.owners), encoded.shape[1])
   vectors = np.zeros(shape, np.float32)  # memory that is not written takes none

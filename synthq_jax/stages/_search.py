@@ -41,11 +41,12 @@ __all__ = [
   "candidates",
   "collection",
   "dense",
+  "document_tokens",
   "encode_rows",
   "encode_with",
   "lexical",
   "nearest",
-  "read_by",
+  "query_tokens",
   "zero_broken",
 ]
 
@@ -180,17 +181,20 @@ def encode_with(
   distributed.barrier(task.place)
 
 
-def read_by(
+def query_tokens(
   folders: workspace.Folders, retriever: results.Checkpoint, judged: Judged
-) -> Judged:
-  """Returns queries and documents with the tokens that a retriever reads."""
+) -> np.ndarray:
+  """Returns the tokens of the queries as a retriever reads them."""
   tokens = encoder_start.tokens_of(folders, retriever)
-  return judged._replace(
-    query_tokens=encoder_start.query_tokens(
-      tokens, judged.queries, judged.query_tokens
-    ),
-    passages=encoder_start.read_by(judged.passages, judged.corpus, tokens),
-  )
+  return encoder_start.query_tokens(tokens, judged.queries, judged.query_tokens)
+
+
+def document_tokens(
+  folders: workspace.Folders, retriever: results.Checkpoint, judged: Judged
+) -> passages.Tokens:
+  """Returns the tokens of the passages as a retriever reads them."""
+  tokens = encoder_start.tokens_of(folders, retriever)
+  return encoder_start.read_by(judged.passages, judged.corpus, tokens).tokens
 
 
 def dense(
@@ -202,20 +206,25 @@ def dense(
   depth: int,
 ) -> trec.Run | None:
   """Searches vectors with faiss' exact inner product."""
-  judged = read_by(task.folders, retriever, judged)
   state = directory / f"parts_{task.digest}"
   queries, own = state / "queries", state / "documents"
   wanted: dict[str, tuple[passages.Tokens, pathlib.Path]] = {
-    sentence_folders.QUERY: (judged.query_tokens, queries)
+    sentence_folders.QUERY: (
+      query_tokens(task.folders, retriever, judged),
+      queries,
+    )
   }
   if documents is None:
-    wanted[sentence_folders.DOCUMENT] = (judged.passages.tokens, own)
+    wanted[sentence_folders.DOCUMENT] = (
+      document_tokens(task.folders, retriever, judged),
+      own,
+    )
   else:
     own = task.folders.root / documents.vectors
   encode_with(task, retriever, wanted)
   if not distributed.is_main():
     return None
-  total = len(judged.query_tokens)
+  total = len(judged.queries)
   asked = np.asarray(vector_files.open_vectors(queries, total))
   return nearest(judged, own, asked, depth)
 

@@ -22,6 +22,7 @@ __all__ = [
   "check_texts",
   "model_settings",
   "modules",
+  "read_fields",
   "text_settings",
 ]
 
@@ -189,7 +190,7 @@ def model_settings(place: pathlib.Path) -> TextSettings:
     ValueError: if the file is damaged, or a setting is not read here.
   """
   path = next((place / n for n in _TEXTS if (place / n).is_file()), None)
-  fields = _load(path) if path is not None else {}
+  fields = read_fields(path) if path is not None else {}
   if unread := [name for name in _UNREAD if fields.get(name)]:
     raise ValueError(
       f"{path}: expected no {unread[0]}, which would change what the model reads"
@@ -260,7 +261,7 @@ def _route(
 ) -> list[tuple[str, pathlib.Path]]:
   """Returns the modules of one route of a Router."""
   path = folder / _ROUTER
-  fields = _load(path)
+  fields = read_fields(path)
   try:
     parameters = fields.get("parameters") or {}
     routes, types = fields["structure"], fields["types"]
@@ -284,7 +285,7 @@ def _kind(name: str) -> str:
 def _dense(place: pathlib.Path) -> Dense:
   """Reads the shape of a Dense module."""
   path = place / "config.json"
-  fields = _load(path)
+  fields = read_fields(path)
   activation = fields.get("activation_function", "")
   name = "sentence_embedding"
   outputs = fields.get("module_output_name") or name
@@ -316,7 +317,9 @@ def _dense(place: pathlib.Path) -> Dense:
 def _check_similarity(folder: pathlib.Path, layers: list[Any]) -> None:
   """Refuses vectors that are not compared by their cosines."""
   path = folder / PROMPTS
-  named = _load(path).get("similarity_fn_name") if path.is_file() else None
+  named = (
+    read_fields(path).get("similarity_fn_name") if path.is_file() else None
+  )
   is_normal = bool(layers) and layers[-1] is None
   if named in (None, "cosine") or (is_normal and named in ("dot", "euclidean")):
     return
@@ -334,7 +337,7 @@ def _has_prompt(folder: pathlib.Path) -> bool:
 def _prompts(folder: pathlib.Path) -> tuple[Mapping[str, str], str]:
   """Returns a folder's prompts by name, and the name of its default one."""
   path = folder / PROMPTS
-  fields = _load(path) if path.is_file() else {}
+  fields = read_fields(path) if path.is_file() else {}
   prompts, name = fields.get("prompts") or {}, fields.get("default_prompt_name")
   if not isinstance(prompts, dict) or not all(
     isinstance(prompt, (str, type(None))) for prompt in prompts.values()
@@ -350,8 +353,12 @@ def _prompts(folder: pathlib.Path) -> tuple[Mapping[str, str], str]:
   return {key: text or "" for key, text in prompts.items()}, name or ""
 
 
-def _load(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a file that must hold a JSON object."""
+def read_fields(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a file that must hold a JSON object.
+
+  Raises:
+    ValueError: if it is missing or holds something else.
+  """
   try:
     return artifacts.unsealed(path.read_bytes())
   except (OSError, ValueError) as error:
@@ -362,7 +369,7 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
 
 def _pooling(path: pathlib.Path, has_prompt: bool) -> str:
   """Returns how outputs are pooled; newer files say it in one field."""
-  fields = _load(path)
+  fields = read_fields(path)
   begin = "pooling_mode_"
   modes: Any = [k.removeprefix(begin) for k, v in fields.items() if v is True
                 and k.startswith(begin)]  # fmt: skip
