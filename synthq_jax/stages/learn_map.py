@@ -20,12 +20,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import optim, typing
-from synthq_jax.losses import listwise
+from synthq_jax import optim
+from synthq_jax.models import vector_map
 from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import best_passages, ranking
@@ -40,7 +38,7 @@ from synthq_jax.stages import _ranking, _search
 from synthq_jax.storage import array_files
 from synthq_jax.training import dp_step
 
-__all__ = ["STAGE", "Config", "Inputs", "loss_fn", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "run"]
 
 _NOTE = (
   "Beside the weights, a map of the public retriever's vectors was learned on the"
@@ -128,7 +126,9 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
 
   def grad_fn(public: Mapping[str, Any]) -> optim.ClippedGrad:
     return optim.clipped_grad(
-      functools.partial(loss_fn, vectors=public["vectors"]),
+      functools.partial(
+        vector_map.get_losses, vectors=public["vectors"], temperature=1.0
+      ),
       l2_clip_norm=config.clip_norm,
       microbatch_size=config.microbatch_size,
     )
@@ -143,7 +143,7 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
     dp_step.Training(
       grad_fn=grad_fn,
       public={"vectors": vectors},
-      params={_NAME: jnp.zeros((dim, dim))},
+      params=vector_map.init(dim),
       records=dp_step.Drawn(len(judged.qrels), make),
     ),
   )
@@ -163,24 +163,6 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
     num_queries=len(judged.qrels),
     seconds=0.0,
   )
-
-
-def loss_fn(
-  params: typing.Params, batch: typing.Batch, *, vectors: jax.Array
-) -> jax.Array:
-  """Returns each query's cross-entropy over its candidates, [batch].
-
-  Args:
-    params: "map", [dim, dim].
-    batch: "scores" [batch, candidate], by the weights; "queries" [batch, dim];
-      "rows" [batch, candidate], each candidate's in `vectors`; and "relevant" and
-      "candidate", bool [batch, candidate].
-    vectors: of all passages, [passage, dim], public.
-  """
-  moved = batch["queries"] @ params[_NAME]
-  documents = vectors[batch["rows"]]
-  scores = batch["scores"] + jnp.einsum("bcd,bd->bc", documents, moved)
-  return listwise.cross_entropy(scores, batch["relevant"], batch["candidate"])
 
 
 def _records(

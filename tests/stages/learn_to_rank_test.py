@@ -16,6 +16,7 @@ import tiny_runs
 from synthq_jax import optim, stages
 from synthq_jax.cli import guide
 from synthq_jax.data import passages
+from synthq_jax.models import vector_map
 from synthq_jax.privacy import joint, statement
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.retrieval import ranking, trec
@@ -57,7 +58,10 @@ def batch(count=QUERIES):
 
 LOSSES = {
   "weights": (learn_to_rank.loss_fn, (NUM_FEATURES,)),
-  "map": (functools.partial(learn_map.loss_fn, vectors=VECTORS), (DIM, DIM)),
+  "map": (
+    functools.partial(vector_map.get_losses, vectors=VECTORS, temperature=1.0),
+    (DIM, DIM),
+  ),
 }
 
 
