@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from synthq_jax import memory
-from synthq_jax.models import t5, t5_checkpoints, t5_config
+from synthq_jax.models import device_rows, t5, t5_checkpoints, t5_config
 
 __all__ = [
   "MOST_BYTES",
@@ -34,7 +34,6 @@ MOST_BYTES = 2**29
 """Of outputs: what should be kept at most."""
 PARTS = ("encoder/", "token_embedder/")
 """How the paths of what an encoder reads begin."""
-_AT_ONCE = {"cpu": 16}  # whose caches hold the layers of few
 _BLOCK = 2048
 
 
@@ -110,7 +109,7 @@ def num_begun(trained: Iterable[str], config: t5_config.T5Config) -> int:
 
 def _of_rows(params, rows, *whole, config, method) -> np.ndarray:
   """Returns what a method of the model makes of rows, in blocks of one shape."""
-  at_once = _AT_ONCE.get(jax.default_backend(), 256)
+  at_once = device_rows.CPU_ROWS if jax.default_backend() == "cpu" else 256
   count = len(rows[0])
   more = -count % at_once
   rows = tuple(

@@ -23,9 +23,6 @@ from synthq_jax.storage import artifacts
 
 __all__ = ["encode", "to_files"]
 
-_CPU_ROWS = 16
-"""Rows whose layers a CPU's caches hold: 256 take more than twice the time."""
-
 
 def encode(
   params: typing.Params,
@@ -66,7 +63,7 @@ def encode(
   params = device_rows.replicate(encoder.select(params), mesh)
   vectors = np.zeros((len(tokens), encoder.dim), np.float32)
   if mesh.devices.flat[0].platform == "cpu" and not _is_table(config):
-    batch_size = min(batch_size, _CPU_ROWS * mesh.size)
+    batch_size = min(batch_size, device_rows.CPU_ROWS * mesh.size)
   batch_size = -(-batch_size // mesh.size) * mesh.size
   for batch in length_batches.split(tokens, batch_size):
     encoded = _encode(params, batch.tokens, encoder=encoder, mesh=mesh)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import random_t5
 
-from synthq_jax.models import encodings, t5, t5_checkpoints
+from synthq_jax.models import device_rows, encodings, t5, t5_checkpoints
 
 CONFIG = random_t5.config(vocab_size=23, num_decoder_layers=1)
 PARAMS = random_t5.params(CONFIG)
@@ -24,7 +24,7 @@ def _tokens():
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
   monkeypatch.setattr(encodings, "_BLOCK", 8)
-  monkeypatch.setattr(encodings, "_AT_ONCE", {"cpu": 4})
+  monkeypatch.setattr(device_rows, "CPU_ROWS", 4)
   monkeypatch.setattr(encodings._kept, "_made", {})
 
 
