@@ -50,7 +50,7 @@ COUNTS = {
   "report": {"openers": 15, "names": 168},
   "retrieval": {"openers": 21, "names": 34},
   "runtime": {"openers": 111, "names": 123},
-  "stages": {"openers": 108, "names": 217},
+  "stages": {"openers": 108, "names": 215},
   "storage": {"openers": 7, "names": 23},
   "studies": {"openers": 122, "names": 179},
   "tools": {"openers": 28, "names": 129},

@@ -150,10 +150,9 @@ def tokens_of(
   """
   if isinstance(made, system_results.Adapter):
     return tokens_of(folders, made.base)
-  place = folders.root / made.directory  # it says what its start was set to
-  return (
-    sentence_tokens.load(place) if sentence_encoder.is_folder(place) else None
-  )
+  saved = folders.root / made.directory  # it says what its start was set to
+  has_tokenizer = sentence_encoder.is_folder(saved)
+  return sentence_tokens.load(saved) if has_tokenizer else None
 
 
 def passages(

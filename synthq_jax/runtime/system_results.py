@@ -5,9 +5,11 @@ name that begins with the system's: "fused_synthetic_eps8".
 """
 
 import dataclasses
+import pathlib
 
 from synthq_jax.retrieval import fusion
 from synthq_jax.runtime import results
+from synthq_jax.storage import artifacts
 
 __all__ = [
   "DENSE",
@@ -57,6 +59,21 @@ class Adapter(results.Checkpoint):
   def file_of(role: str) -> str:
     """Returns the name of the file with the matrix of a role."""
     return f"map_of_{role}.npy"
+
+  def find_base(self, root: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of `base` in a working directory.
+
+    Raises:
+      ValueError: if another training of it lies there by now.
+    """
+    folder = root / self.base.directory
+    if artifacts.read_fingerprint(folder) != self.base_fingerprint:
+      raise ValueError(
+        f"{root / self.directory}: expected the encoder that its map was learned"
+        f" for in {folder}, got another: run `synthq run` again, which makes the map"
+        " anew"
+      )
+    return folder
 
   def encoded(self) -> Vectors:
     """Returns the vectors of the collection as a result of their own."""

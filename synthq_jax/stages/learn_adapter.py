@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from synthq_jax import optim, typing
-from synthq_jax.models import vector_map
+from synthq_jax.models import dual_encoder, vector_map
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import index, vector_files
@@ -36,7 +37,7 @@ from synthq_jax.runtime import (
   system_results,
 )
 from synthq_jax.stages import _ranking, _search
-from synthq_jax.storage import array_files, artifacts
+from synthq_jax.storage import array_files
 from synthq_jax.training import dp_step
 
 __all__ = ["STAGE", "Config", "Inputs", "PooledGrad", "names", "run"]
@@ -161,42 +162,52 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
   )
   if whole is None:
     params, fields = _learn(task)
-    directory = task.folder(private=private)
-    moved = np.asarray(params[_MAP], np.float32)
-    matrix = moved + np.eye(len(moved), dtype=np.float32)
-    maps = {sentence_folders.QUERY: matrix}
+    change = np.asarray(params[_MAP], np.float32)
+    maps = {sentence_folders.QUERY: change + _identity(change)}
     vectors = given.vectors.vectors
+    directory = task.folder(private=private)
   else:
     directory = task.folder(private=private)
-    place = task.folders.root / whole.directory
-    matrix = array_files.read(place / whole.file_of(sentence_folders.QUERY))
-    change = matrix - np.eye(len(matrix), dtype=np.float32)
-    asked, found = vector_map.split_sides({_MAP: change})
-    maps = {sentence_folders.QUERY: asked, sentence_folders.DOCUMENT: found}
+    maps, fields = _split(task, whole)
     own = directory / f"vectors_{task.digest}"
-    _map_documents(task, found, own)
+    _map_documents(task, maps[sentence_folders.DOCUMENT], own)
     vectors = task.folders.relative(own)
-    kept = ("steps", "batch_size", "num_parameters", "metrics")
-    fields = {name: getattr(whole, name) for name in kept}
-    note = "Its map was split between queries and documents: post-processing."
-    fields["statement"] = statement_lib.inherit(whole.statement, note)
   for role, values in maps.items():
     place = directory / system_results.Adapter.file_of(role)
     array_files.save(place, values)
-  made_of = artifacts.read_fingerprint(
-    task.folders.root / given.retriever.directory
-  )
-  assert made_of is not None  # it was just read
   return system_results.Adapter(
     directory=task.folders.relative(directory),
     name=task.name,
     kind="retriever",
     base=given.retriever,
-    base_fingerprint=made_of,
+    base_fingerprint=given.vectors.retriever,
     roles=tuple(maps),
     vectors=vectors,
     **fields,
   )
+
+
+def _identity(matrix: np.ndarray) -> np.ndarray:
+  return np.eye(len(matrix), dtype=np.float32)
+
+
+def _split(
+  task: stage.Task[Config, Inputs], whole: system_results.Adapter
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """Splits a learned map between both sides; returns fields of the result, too."""
+  file = whole.file_of(sentence_folders.QUERY)
+  matrix = array_files.read(task.folders.root / whole.directory / file)
+  change = matrix - _identity(matrix)
+  of_queries, of_documents = vector_map.split_sides({_MAP: change})
+  names_ = ("steps", "batch_size", "num_parameters", "metrics")
+  fields = {name: getattr(whole, name) for name in names_}
+  note = "Its map was split between queries and documents: post-processing."
+  fields["statement"] = statement_lib.inherit(whole.statement, note)
+  maps = {
+    sentence_folders.QUERY: of_queries,
+    sentence_folders.DOCUMENT: of_documents,
+  }
+  return maps, fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,17 +332,14 @@ def _map_documents(
 ) -> None:
   """Writes the documents' vectors behind their map, of length 1."""
   given = task.inputs
-  source = vector_files.files(task.folders.root / given.vectors.vectors)
   total = given.prepared.num_passages
-  rows = vector_files.open_vectors(source.directory, total)
+  source = task.folders.root / given.vectors.vectors
+  rows = vector_files.open_vectors(source, total)
   target = vector_files.files(place)
-  maker = artifacts.fingerprint(task.digest)
   for number, start in enumerate(range(0, total, _BLOCK)):
-    block = np.asarray(rows[start : start + _BLOCK])
-    moved = block.astype(np.float32) @ matrix
-    length = np.linalg.norm(moved, axis=1, keepdims=True)
-    moved = moved / np.maximum(length, 1e-12)
-    target.write(number, moved, made_of=f"{maker} {number}")
+    moved = rows[start : start + _BLOCK].astype(np.float32) @ matrix
+    unit = dual_encoder.normalize(jnp.asarray(moved))
+    target.write(number, np.asarray(unit), made_of=f"{task.digest} {number}")
 
 
 STAGE = stage.Stage(

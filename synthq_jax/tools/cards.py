@@ -40,6 +40,20 @@ _SIZES = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
 _SIZE_NAMES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B")
 
 
+_USE = """```bash
+pip install "sentence-transformers>=6"  # 5 knows no length of queries
+```
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("FOLDER")  # where this file is
+documents = model.encode_document(["first document", "second document"])
+scores = model.encode_query("a query") @ documents.T
+```"""
+"""Loads an exported folder with sentence-transformers."""
+
+
 def of_retriever(
   made: results.Checkpoint | None,
   lengths: Mapping[str, int],
@@ -87,17 +101,7 @@ def of_retriever(
     f"{what} for queries and documents alike, of length 1, so that dot products"
     f" are cosines. {cut}{whole} It was written by synthq_jax"
     f" {synthq_jax.__version__} and tried with sentence-transformers 6.2.",
-    """```bash
-pip install "sentence-transformers>=6"  # 5 knows no length of queries
-```
-
-```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("FOLDER")  # where this file is
-documents = model.encode_document(["first document", "second document"])
-scores = model.encode_query("a query") @ documents.T
-```""",
+    _USE,
   )
 
 
@@ -124,17 +128,7 @@ def of_adapter(made: system_results.Adapter) -> str:
     " products are cosines. Call `encode_query` and `encode_document`: `encode` takes"
     " the way of documents, whatever prompt is named. It was written by"
     f" synthq_jax {synthq_jax.__version__} and tried with sentence-transformers 6.2.",
-    """```bash
-pip install "sentence-transformers>=6"
-```
-
-```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("FOLDER")  # where this file is
-documents = model.encode_document(["first document", "second document"])
-scores = model.encode_query("a query") @ documents.T
-```""",
+    _USE,
   )
 
 

@@ -13,7 +13,6 @@ import os
 import pathlib
 import re
 import shlex
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -313,10 +312,7 @@ def _sentence_transformers(
 
 def _sentence_folder(given: export_source.Source, folder: pathlib.Path) -> None:
   """Copies a retriever that is a folder of sentence-transformers already."""
-  for path in sentence_encoder.files(given.folder):
-    place = folder / path.relative_to(given.folder)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, place)
+  sentence_encoder.copy_files(given.folder, folder)
   for one in json.loads((folder / sentence_folders.MODULES).read_text()):
     (folder / one["path"]).mkdir(exist_ok=True)
   texts = sentence_folders.text_settings(folder)
@@ -334,12 +330,7 @@ def _adapted(
 ) -> None:
   """Writes the encoder that an adapter stands on, with its maps behind it."""
   assert given.root is not None  # its base lies in its run
-  base = given.root / made.base.directory
-  if artifacts.read_fingerprint(base) != made.base_fingerprint:
-    raise ValueError(
-      f"{given.folder}: expected the encoder that its map was learned for in"
-      f" {base}, got another: run `synthq run` again, which makes the map anew"
-    )
+  base = made.find_base(given.root)
   _sentence_transformers(export_source.read(base), folder)
   sentence_encoder.add_maps(folder, _maps(given, made))
   text = cards.of_adapter(made)
@@ -376,18 +367,10 @@ def _write_encoder(given, folder, params, shape, lengths) -> dict[str, Any]:
   width = shape.emb_dim
   pooling = {"word_embedding_dimension": width}
   pooling |= {"pooling_mode_mean_tokens": True}
-  parts = {"Transformer": lengths, "Pooling": pooling}
+  parts: dict[str, Any] = {"Transformer": lengths, "Pooling": pooling}
   if projection is not None:
-    parts["Dense"] = {
-      "in_features": width,
-      "out_features": width,
-      "bias": False,
-      "activation_function": "torch.nn.modules.linear.Identity",
-    }
-    kernel = {"linear.weight": np.ascontiguousarray(projection["kernel"].T)}
-    file = folder / "2_Dense" / "model.safetensors"
-    file.parent.mkdir()
-    tensors.write_safetensors(file, tensors.of_tree(kernel))
+    parts["Dense"] = None  # which is written here
+    sentence_encoder.write_dense(folder / "2_Dense", projection["kernel"])
   return parts
 
 

@@ -301,9 +301,21 @@ class _Opened:
   @functools.cache  # noqa: B019  (lives as long as its search)
   def _index(self, name: str) -> index.Index:
     """Indexes a retriever's vectors."""
-    retriever, folders = self._known[name], self._folders
-    if isinstance(retriever, system_results.Adapter):
-      return self._mapped_index(retriever)
+    made = self._known[name]
+    if isinstance(made, system_results.Adapter):
+      made.find_base(self._folders.root)
+      place = made.vectors
+    else:
+      place = self._encoded(name, made).vectors
+    total = len(self._passages.owners)
+    vectors = vector_files.open_vectors(self._folders.root / place, total)
+    return index.exact(np.asarray(vectors))
+
+  def _encoded(
+    self, name: str, retriever: results.Checkpoint
+  ) -> system_results.Vectors:
+    """Reads which vectors a run made with a retriever as it is."""
+    folders = self._folders
     private = results.is_private_path(retriever.directory)
     place = folders.private if private else folders.public
     source = place("encode_documents", name)
@@ -322,22 +334,7 @@ class _Opened:
         f"{source}: expected the vectors of {name}, got those of an"
         f" earlier training of it: {again}them anew"
       )
-    total = len(self._passages.owners)
-    vectors = vector_files.open_vectors(folders.root / made.vectors, total)
-    return index.exact(np.asarray(vectors))
-
-  def _mapped_index(self, made: system_results.Adapter) -> index.Index:
-    """Indexes an adapter's vectors, which may be those of its encoder."""
-    base = self._folders.root / made.base.directory
-    if artifacts.read_fingerprint(base) != made.base_fingerprint:
-      raise ValueError(
-        f"{self._folders.root / made.directory}: expected the encoder that its map"
-        f" was learned for in {base}, got another: run `synthq run` again, which"
-        " makes the map anew"
-      )
-    total = len(self._passages.owners)
-    place = self._folders.root / made.vectors
-    return index.exact(np.asarray(vector_files.open_vectors(place, total)))
+    return made
 
 
 def _snippet(text: str, query: str) -> str:
