@@ -11,7 +11,14 @@ import random_t5
 
 from synthq_jax import optim
 from synthq_jax.losses import seq2seq
-from synthq_jax.models import encodings, lora, prompt, t5, t5_checkpoints
+from synthq_jax.models import (
+  device_rows,
+  encodings,
+  lora,
+  prompt,
+  t5,
+  t5_checkpoints,
+)
 from synthq_jax.stages import finetune_dp
 from synthq_jax.training import mesh as mesh_lib
 
@@ -218,7 +225,7 @@ def test_layers_before_the_first_that_is_trained_run_once(pattern, layers):
 def test_what_is_kept_of_a_document_is_of_that_document_alone(
   params, monkeypatch
 ):
-  monkeypatch.setattr(encodings, "_AT_ONCE", {"cpu": 4})
+  monkeypatch.setattr(device_rows, "CPU_ROWS", 4)
   kept = encoded(params, batch())
   assert set(kept) == {"encoded", "begun"}
   for row in range(6):
