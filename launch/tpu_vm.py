@@ -52,7 +52,6 @@ _STAGES = (
   "static_encoder", "generate", "filter_queries",
   "query_leakage", "direct_dp", "train_retriever",
   "encode_documents", "learn_adapter", "fuse", "learn_to_rank",
-  "learn_map",
   "evaluate", "audit", "compare_queries", "release_scores", "report",
   "study",
 )  # fmt: skip

@@ -197,15 +197,15 @@ def test_few_stages_hold_the_secret_or_read_private_queries():
   holders = {one.name for one in known if one.needs_secret}
   assert holders == {
     *("prepare_data", "finetune_dp", "direct_dp", "audit", "release_scores"),
-    *("learn_to_rank", "learn_adapter", "learn_map"),
+    *("learn_to_rank", "learn_adapter"),
   }
   private = {one.name: private_inputs(one) for one in known}
   assert {name: fields for name, fields in private.items() if fields} == {
     **{
       name: {"prepared"}
       for name in (
-        *("finetune_dp", "direct_dp", "learn_to_rank", "learn_map", "audit"),
-        "learn_adapter",
+        *("finetune_dp", "direct_dp", "learn_to_rank", "learn_adapter"),
+        "audit",
         *("evaluate", "query_leakage", "compare_queries"),
         *("release_scores", "report"),
       )

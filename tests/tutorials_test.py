@@ -229,7 +229,7 @@ def test_the_tutorial_on_adapters_goes_from_a_log_to_a_query(
   assert "learn_adapter/adapter_eps1" in capsys.readouterr().out
   wet = [one for one in dry if one != "--dry_run"]
   assert main.main([*wet, *small]) == 0
-  assert "adapter both eps1" in capsys.readouterr().out
+  assert "adapter eps1" in capsys.readouterr().out
   for arguments in others:
     assert main.main(arguments) == 0, capsys.readouterr().err
   text = (TUTORIALS / "adapter.md").read_text()
@@ -290,7 +290,7 @@ def test_the_notebook_runs_the_tiny_recipe_and_shows_its_page(
     "from synthq_jax.stages import plan\n"
     "include 'gin_configs/recipes/demo_tiny.gin'\n"
     "plan.Rows.original = False\nplan.Rows.direct_dp = ()\n"
-    "LTR = ()\nMAPPED = ()\n"
+    "LTR = ()\nADAPTED = ()\n"
   )
   names: dict = {}
   finished, page, texts, _ = [_shown(source, names) for source in code]

@@ -1,8 +1,7 @@
 """Ranks documents by weights that private queries taught with DP.
 
 BM25 and a retriever find candidates; the sum of ten scores orders them. The weights
-lie in ranking.json beside this file, the retriever in retriever/, a map of its
-queries, where there is one, in map.npy.
+lie in ranking.json beside this file, the retriever in retriever/.
 
   pip install "sentence-transformers>=6" bm25s "PyStemmer>=3.1"
 
@@ -48,9 +47,6 @@ class Ranker:
       )
     self.settings = json.loads((HERE / "ranking.json").read_text("utf-8"))
     self.weights = [one["weight"] for one in self.settings["features"]]
-    self.map = None
-    if self.settings["map"]:
-      self.map = np.load(HERE / self.settings["map"], allow_pickle=False)
     if model is None:
       from sentence_transformers import SentenceTransformer  # noqa: PLC0415
 
@@ -103,8 +99,6 @@ class Ranker:
     columns.append([of_dense.get(place, 0.0) for place in places.tolist()])
     values = np.array(columns, np.float32).T.astype(np.float64)
     scores = (values * self.weights).sum(axis=1)
-    if self.map is not None:
-      scores += self.vectors[places] @ (asked @ self.map)
     order = np.argsort(-scores, kind="stable")
     return [(self.ids[places[at]], float(scores[at])) for at in order]
 

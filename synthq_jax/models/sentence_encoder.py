@@ -15,7 +15,6 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -34,7 +33,7 @@ from synthq_jax.storage import artifacts
 
 __all__ = [
   "SentenceConfig",
-  "add_maps",
+  "add_query_map",
   "copy_files",
   "encode",
   "files",
@@ -258,31 +257,33 @@ def save(
   _write_texts(target, place, texts, is_static=chosen.is_static)
 
 
-def add_maps(
-  folder: str | os.PathLike, maps: Mapping[str, Float[np.ndarray, "dim dim"]]
+def add_query_map(
+  folder: str | os.PathLike, matrix: Float[np.ndarray, "dim dim"]
 ) -> None:
-  """Puts a linear map of each role's vectors behind the modules of a folder.
+  """Puts a linear map of queries' vectors behind the modules of a folder.
 
   `encode_query` and `encode_document` of sentence-transformers take the route of
-  their role; a role without a map keeps its vectors.
+  their role; documents keep their vectors.
 
   Args:
     folder: as `save` writes it.
-    maps: by role; a vector is multiplied from the left.
+    matrix: by which a vector is multiplied from the left.
   """
   root = pathlib.Path(folder)
   listed = json.loads((root / sentence_folders.MODULES).read_text())
   number = len(listed)
   place = root / f"{number}_Router"
   types, routes = {}, {}
-  for role in (sentence_folders.QUERY, sentence_folders.DOCUMENT):
-    kind = "Dense" if role in maps else "Normalize"
+  for role, kind in (
+    (sentence_folders.QUERY, "Dense"),
+    (sentence_folders.DOCUMENT, "Normalize"),
+  ):
     name = f"{role}_0_{kind}"
     types[name] = f"{_HEAD}{kind}"
     routes[role] = [name]
     (place / name).mkdir(parents=True)
-    if role in maps:
-      write_dense(place / name, np.asarray(maps[role], np.float32))
+    if role == sentence_folders.QUERY:
+      write_dense(place / name, np.asarray(matrix, np.float32))
   parameters = {"default_route": "document", "allow_empty_key": True}
   content = {"types": types, "structure": routes, "parameters": parameters}
   _write_json(place / "router_config.json", content)

@@ -14,6 +14,7 @@ from synthq_jax.optim.contrastive import (
   contrastive_clipped_grad,
   logit_dp,
 )
+from synthq_jax.optim.denoising import dp_dual_averaging
 from synthq_jax.optim.dp_optimizers import (
   adafactor,
   dp_adafactor,
@@ -43,6 +44,7 @@ __all__ = [
   "dp_adafactor",
   "dp_adam",
   "dp_aggregate",
+  "dp_dual_averaging",
   "iid",
   "logit_dp",
   "privatize",

@@ -1,14 +1,11 @@
 """Finds documents by their best passages."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from synthq_jax.retrieval import index
 
-__all__ = ["documents", "nearest"]
+__all__ = ["documents"]
 
 
 def documents(
@@ -64,29 +61,3 @@ def _is_first(
   is_first = np.zeros_like(first)
   np.put_along_axis(is_first, order, first, axis=1)
   return is_first
-
-
-def nearest(
-  passages: Any,
-  queries: Float[np.ndarray, "query dim"],
-  documents: Sequence[Int[np.ndarray, " candidate"]],
-  vectors: Float[np.ndarray, "passage dim"],
-) -> list[Int[np.ndarray, " candidate"]]:
-  """Returns which passage stands for each document: the one nearest the query.
-
-  Args:
-    passages: a `data.passages.Passages`.
-    queries: their vectors.
-    documents: positions of some documents for each query.
-    vectors: of all passages.
-  """
-  chosen = []
-  # A product in float16 cannot tell near passages apart.
-  queries = queries.astype(np.promote_types(queries.dtype, np.float32))
-  for query, places in zip(queries, documents, strict=True):
-    starts, ends = passages.of(places)
-    for place in np.flatnonzero(ends - starts > 1):
-      first, end = starts[place], ends[place]
-      starts[place] = first + np.argmax(vectors[first:end] @ query)
-    chosen.append(starts)
-  return chosen

@@ -32,7 +32,6 @@ __all__ = [
   "Features",
   "Field",
   "described",
-  "mapped",
   "rank",
   "scored",
   "start",
@@ -246,7 +245,6 @@ def rank(
   found: Mapping[str, Candidates],
   weights: Sequence[float],
   depth: int,
-  added: Sequence[Float[np.ndarray, " candidate"]] | None = None,
 ) -> trec.Run:
   """Returns the candidates of each query, best first.
 
@@ -260,17 +258,14 @@ def rank(
     found: candidates by query.
     weights: of `FEATURES`, finite.
     depth: documents of each query, at most, >= 1.
-    added: to the score of each candidate of each query; None: nothing.
 
   Raises:
     ValueError: if the number of weights is another one, or one is not finite.
   """
   checks.at_least(1, depth=depth)
   run: trec.Run = {}
-  for place, (query, one) in enumerate(found.items()):
+  for query, one in found.items():
     scores = scored(one.values, weights)
-    if added is not None:
-      scores = scores + added[place]
     best = np.argsort(-scores, kind="stable")[:depth]
     run[query] = {one.ids[i]: float(scores[i]) for i in best}
   return run
@@ -295,23 +290,3 @@ def scored(
       f" {', '.join(FEATURES)}, got {array.tolist()}"
     )
   return (values.astype(np.float64) * array).sum(axis=-1)
-
-
-def mapped(
-  matrix: Float[np.ndarray, "dim dim"],
-  queries: Float[np.ndarray, "query dim"],
-  vectors: Float[np.ndarray, "passage dim"],
-  chosen: Sequence[Int[np.ndarray, " candidate"]],
-) -> list[Float[np.ndarray, " candidate"]]:
-  """Returns what a map adds to the score of each candidate, query @ map @ document.
-
-  Args:
-    matrix: the map.
-    queries: their vectors.
-    vectors: of all passages.
-    chosen: the passage that stands for each candidate of each query.
-  """
-  # Products in float16 would tie.
-  queries = queries.astype(np.promote_types(queries.dtype, np.float32))
-  moved = queries @ matrix
-  return [vectors[at] @ query for at, query in zip(chosen, moved, strict=True)]

@@ -128,10 +128,10 @@ def load(
   place = folders.root / made.directory
   if isinstance(made, system_results.Adapter):
     params, shape = load(folders, made.base, role)
-    if role not in made.roles:
+    if role != sentence_folders.QUERY:
       return params, shape
     params = dual_encoder.with_projection(params, encoders.of(shape).dim)
-    matrix = array_files.read(place / made.file_of(role))
+    matrix = array_files.read(place / made.FILE)
     own = params[dual_encoder.PROJECTION]["kernel"] @ matrix
     return {**params, dual_encoder.PROJECTION: {"kernel": own}}, shape
   if sentence_encoder.is_folder(place):

@@ -104,11 +104,12 @@ class Run:
   @property
   def vectors(self) -> Mapping[str, stage.Made[system_results.Vectors]]:
     """The vectors of the documents, by the row of their retriever."""
-    mapped = {
-      name: stage.Made(made.value.encoded(), made.digest)
-      for name, made in self.rows("learn_adapter").items()
+    made = self.rows("encode_documents")
+    adapted = self.rows("learn_adapter")
+    return {
+      **made,
+      **{k: made[one.value.base.name] for k, one in adapted.items()},
     }
-    return {**self.rows("encode_documents"), **mapped}
 
   @property
   def pair_sources(self) -> Mapping[str, tuple[Any, str]]:
@@ -133,7 +134,7 @@ class Run:
   def systems(self) -> Mapping[str, stage.Made]:
     """Everything that can be scored, but for BM25, by the names of rows."""
     made = dict(self.retrievers)
-    for name in ("fuse", "learn_to_rank", "learn_map"):
+    for name in ("fuse", "learn_to_rank"):
       rows = self.rows(name).values()
       made.update({one.value.name: one for one in rows})
     return made

@@ -43,22 +43,17 @@ class Vectors(results.Claimed):
 class Adapter(results.Checkpoint):
   """A retriever that is another one with a linear map of its vectors.
 
-  The directory holds a float32 matrix [dim, dim] for each role that is mapped.
+  Queries are mapped; documents keep the vectors of `base`.
   """
+
+  FILE = "map.npy"
+  """In the directory: float32 [dim, dim], by which vectors are multiplied from the
+  left."""
 
   base: results.Checkpoint
   """The retriever whose vectors are mapped."""
   base_fingerprint: str
   """The fingerprint of `base`."""
-  roles: tuple[str, ...]
-  """Whose vectors are mapped: ("query",), or of both sides."""
-  vectors: str
-  """The folder of the documents' vectors: those of `base` unless they are mapped."""
-
-  @staticmethod
-  def file_of(role: str) -> str:
-    """Returns the name of the file with the matrix of a role."""
-    return f"map_of_{role}.npy"
 
   def find_base(self, root: pathlib.Path) -> pathlib.Path:
     """Returns the folder of `base` in a working directory.
@@ -74,18 +69,6 @@ class Adapter(results.Checkpoint):
         " anew"
       )
     return folder
-
-  def encoded(self) -> Vectors:
-    """Returns the vectors of the collection as a result of their own."""
-    return Vectors(
-      directory=self.directory,
-      name=self.name,
-      statement=self.statement,
-      seconds=0.0,
-      vectors=self.vectors,
-      num_bytes=0,
-      retriever=self.base_fingerprint,
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,9 +102,6 @@ class Ranking(results.Claimed):
   """How scores of BM25 and of one retriever weigh, learned on private queries."""
 
   SYSTEM = "ltr"
-  FILE = "map.npy"
-  """In the directory where there is a map: float32 [dim, dim]."""
-
   retriever: str
   """The row of the retriever."""
   features: tuple[str, ...]
@@ -133,8 +113,6 @@ class Ranking(results.Claimed):
   num_queries: int
   """Private queries that they were learned on."""
   kind: str = "weights"
-  has_map: bool = False
-  """Whether query @ map @ document of the retriever's vectors is added."""
 
 
 def stands_on(made: results.Claimed, part: results.Claimed) -> bool:

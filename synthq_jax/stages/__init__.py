@@ -44,9 +44,6 @@ SUMMARIES = types.MappingProxyType(
     "learn_to_rank": (
       "learns with DP how BM25's scores, the length and a retriever's score weigh"
     ),
-    "learn_map": (
-      "learns with DP a map of a public retriever's queries, for ranking"
-    ),
     "evaluate": "scores a system, or BM25, on a set of test queries",
     "audit": "asks a fine-tuned generator for the secrets of its canaries",
     "compare_queries": (

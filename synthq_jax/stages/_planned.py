@@ -87,19 +87,12 @@ def rows(
     systems |= {
       f"{system_results.Fusion.SYSTEM}_{k}": hidden[k] for k in hidden
     }
-  ranked, mapped = [], ()
+  ranked = []
   if "learn_to_rank" in wanted and not runner.is_for_audit(wanted):
     ranked = _ranked(config, hidden)
-    mapped = chosen.mapped if "learn_map" in wanted else ()
   for name in ranked:
     row = f"{system_results.Ranking.SYSTEM}_{name}"
     systems[row] = hidden[name] or chosen.is_compared(row)
-  first = f"{system_results.Ranking.SYSTEM}_{chosen.mapped_row}"
-  for epsilon in mapped:
-    row = f"{system_results.Ranking.SYSTEM}_map_{stage.row_name(epsilon)}"
-    systems[row] = (
-      math.isinf(epsilon) or systems[first] or chosen.is_compared(row)
-    )
   scored = {**({"bm25": False} if chosen.bm25 else {}), **systems}
   only = ("",)
   planned: dict[str, Sequence[str]] = {
@@ -116,7 +109,6 @@ def rows(
     "learn_adapter": [*adapted],
     "fuse": [*hidden] if chosen.fused else (),
     "learn_to_rank": ranked,
-    "learn_map": [stage.row_name(epsilon) for epsilon in mapped],
     "evaluate": [
       f"{called}/{name}"
       for called in (*results.OWN_TEST_SETS, *test_sets)
@@ -158,9 +150,8 @@ def _adapters(config: Any, wanted: Sequence[str]) -> dict[str, bool]:
     return {}
   rows = {}
   for epsilon in config.rows.adapted:
-    names = learn_adapter.names(epsilon)
-    is_hidden = math.isinf(epsilon) or config.rows.is_compared(names[0])
-    rows |= dict.fromkeys(names, is_hidden)
+    name = learn_adapter.row_name(epsilon)
+    rows[name] = math.isinf(epsilon) or config.rows.is_compared(name)
   return rows
 
 
@@ -234,12 +225,8 @@ def trainings(
       own, row = config.learn_to_rank, f"{system_results.Ranking.SYSTEM}_{name}"
       add("learn_to_rank", name, row, own, own.epsilon)
   for epsilon in chosen.adapted:
-    row, _ = learn_adapter.names(epsilon)
+    row = learn_adapter.row_name(epsilon)
     add("learn_adapter", row, row, config.learn_adapter, epsilon)
-  for epsilon in chosen.mapped:
-    name = stage.row_name(epsilon)
-    row = f"{system_results.Ranking.SYSTEM}_map_{name}"
-    add("learn_map", name, row, config.learn_map, epsilon)
   return tuple(found)
 
 

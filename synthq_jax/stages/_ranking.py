@@ -5,17 +5,12 @@ on the documents and on the retriever alone.
 """
 
 import dataclasses
-import hashlib
 import math
-import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax import field_kinds, memory
-from synthq_jax.data import files
+from synthq_jax import field_kinds
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.privacy import terms
 from synthq_jax.retrieval import encode, ranking
@@ -34,15 +29,12 @@ from synthq_jax.stages import _search
 
 __all__ = [
   "Config",
-  "Found",
   "Inputs",
   "chosen",
-  "found",
   "of_train",
-  "padded",
   "query_vectors",
+  "records",
   "settings",
-  "vectors_at",
 ]
 
 
@@ -95,15 +87,6 @@ def settings(
   )
 
 
-class Found(NamedTuple):
-  """Judged queries, and what BM25 and a retriever find for them."""
-
-  judged: _search.Judged
-  queries: Float[np.ndarray, "query dim"]
-  """By the retriever."""
-  candidates: Mapping[str, ranking.Candidates]
-
-
 def of_train(
   task: stage.Task[Config, Inputs], left_out: float = 0.0
 ) -> _search.Judged:
@@ -125,19 +108,24 @@ def of_train(
   return judged._replace(drop_identical=task.inputs.drop_identical)
 
 
-def found(
+def records(
   task: stage.Task[Config, Inputs],
   judged: _search.Judged,
   depth: int,
   rows: np.ndarray,
-) -> Found:
-  """Returns some of the queries with their candidates.
+) -> dict[str, np.ndarray]:
+  """Returns the candidates of some queries as records.
 
   Args:
     task: of the training.
     judged: all queries.
-    depth: documents that BM25 and the retriever find, each.
+    depth: documents that BM25 and the retriever find, each: a record has room for
+      twice as many.
     rows: numbers of the queries that are wanted, rising.
+
+  Returns:
+    "values" [query, candidate, feature], "relevant" and "candidate" [query,
+    candidate].
   """
   judged = chosen(judged, rows)
   asked = query_vectors(
@@ -148,39 +136,23 @@ def found(
   )
   asked = _search.zero_broken(asked)
   documents = task.folders.root / task.inputs.vectors.vectors
-  key = _key(judged, asked, documents, depth)
-
-  def candidates() -> Mapping[str, ranking.Candidates]:
-    return _search.candidates(
-      judged,
-      _search.lexical(judged, depth),
-      _search.nearest(judged, documents, asked, depth),
-    )
-
-  return Found(judged, asked, _kept.get(key, candidates))
-
-
-def _size(made: Mapping[str, ranking.Candidates]) -> int:
-  return sum(one.values.nbytes + 16 * len(one.ids) for one in made.values())
-
-
-# Maps learn of what weights were learned of before.
-_kept = memory.Kept(most_bytes=2**28, size=_size)
-
-
-def _key(
-  judged: _search.Judged, asked: np.ndarray, documents: pathlib.Path, depth: int
-) -> tuple[Any, ...]:
-  """Returns all that candidates follow from."""
-  queries = repr((judged.qrels, judged.queries, judged.drop_identical))
-  return (
-    hashlib.sha256(queries.encode()).digest(),
-    hashlib.sha256(asked.tobytes()).digest(),
-    judged.corpus.resolve(),
-    files.state(judged.corpus),
-    *((path, files.state(path)) for path in sorted(documents.glob("*"))),
-    depth,
+  candidates = _search.candidates(
+    judged,
+    _search.lexical(judged, depth),
+    _search.nearest(judged, documents, asked, depth),
   )
+  size = (len(judged.qrels), 2 * depth)
+  made = {
+    "values": np.zeros((*size, len(ranking.FEATURES)), np.float32),
+    "relevant": np.zeros(size, bool),
+    "candidate": np.zeros(size, bool),
+  }
+  for row, (query, (ids, _, values)) in enumerate(candidates.items()):
+    grades = judged.qrels[query]
+    made["values"][row, : len(ids)] = values
+    made["candidate"][row, : len(ids)] = True
+    made["relevant"][row, : len(ids)] = [grades.get(x, 0) > 0 for x in ids]
+  return made
 
 
 def chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
@@ -208,45 +180,3 @@ def query_vectors(
   tokens = _search.query_tokens(folders, retriever, judged)
   params, shape = encoder_start.load(folders, retriever, sentence_folders.QUERY)
   return encode.encode(params, shape, tokens, batch_size=size)
-
-
-def vectors_at(
-  folders: workspace.Folders,
-  retriever: results.Checkpoint,
-  judged: _search.Judged,
-  candidates: Sequence[ranking.Candidates],
-  size: int,
-) -> Float[np.ndarray, "passage dim"]:
-  """Encodes the passages of the candidates; the vectors of all others are 0."""
-  passages = judged.passages
-  places = np.unique(np.concatenate([one.places for one in candidates]))
-  wanted = np.flatnonzero(np.isin(passages.owners, places))
-  role = sentence_folders.DOCUMENT
-  params, shape = encoder_start.load(folders, retriever, role)
-  rows = _search.document_tokens(folders, retriever, judged)[wanted]
-  encoded = encode.encode(params, shape, rows, batch_size=size)
-  shape = (len(passages.owners), encoded.shape[1])
-  vectors = np.zeros(shape, np.float32)  # memory that is not written takes none
-  vectors[wanted] = encoded
-  return vectors
-
-
-def padded(found: Found, depth: int) -> dict[str, np.ndarray]:
-  """Returns "values", "relevant" and "candidate" of each query, as records.
-
-  Args:
-    found: the queries.
-    depth: documents of each system: a record has room for twice as many.
-  """
-  size = (len(found.judged.qrels), 2 * depth)
-  records = {
-    "values": np.zeros((*size, len(ranking.FEATURES)), np.float32),
-    "relevant": np.zeros(size, bool),
-    "candidate": np.zeros(size, bool),
-  }
-  for row, (query, (ids, _, values)) in enumerate(found.candidates.items()):
-    judged = found.judged.qrels[query]
-    records["values"][row, : len(ids)] = values
-    records["candidate"][row, : len(ids)] = True
-    records["relevant"][row, : len(ids)] = [judged.get(x, 0) > 0 for x in ids]
-  return records

@@ -10,14 +10,13 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from synthq_jax import field_kinds
 from synthq_jax.data import beir, files, passages
 from synthq_jax.retrieval import (
-  best_passages,
   fusion,
   measures,
   ranking,
@@ -32,7 +31,7 @@ from synthq_jax.runtime import (
   stage,
   system_results,
 )
-from synthq_jax.stages import _ranking, _search
+from synthq_jax.stages import _search
 from synthq_jax.storage import array_files, artifacts
 from synthq_jax.training import distributed
 
@@ -163,10 +162,9 @@ def _label(
   if isinstance(system, system_results.Fusion):
     return f"{trained_on(system.retriever)}; BM25 and {system.weight:.0%} of it"
   if isinstance(system, system_results.Ranking):
-    mapped = ", with a map of its vectors," if system.has_map else ""
     with_dp = " with DP" if math.isfinite(system.statement.epsilon) else ""
     return (
-      f"{trained_on(system.retriever)}; its scores and BM25's{mapped} weighed by"
+      f"{trained_on(system.retriever)}; its scores and BM25's weighed by"
       f" real queries{with_dp}"
     )
   return trained_on(name)
@@ -271,7 +269,8 @@ def _search_with(
     kinds = (system_results.LEXICAL, system_results.DENSE)
     runs = [trec.first(parts[kind], system.depth) for kind in kinds]
     if isinstance(system, system_results.Ranking):
-      return _ranked(task, system, test, runs)
+      found = _search.candidates(test, *runs)
+      return ranking.rank(found, system.weights, config.depth)
     return fusion.fuse(
       system.method, *runs, weight=system.weight, depth=config.depth
     )
@@ -286,34 +285,6 @@ def _part(path: pathlib.Path) -> trec.Run:
 @functools.lru_cache(maxsize=2)  # BM25's, a part of most rows, and one more
 def _read(path: pathlib.Path, _: tuple[int, int]) -> trec.Run:
   return trec.read_run(path)
-
-
-def _ranked(
-  task: stage.Task[Config, Inputs],
-  system: system_results.Ranking,
-  test: _search.Judged,
-  runs: Sequence[trec.Run],
-) -> trec.Run:
-  """Ranks what BM25 and the retriever found by learned weights, and a map."""
-  space, config = task.folders, task.settings
-  found = _search.candidates(test, *runs)
-  if not system.has_map:
-    return ranking.rank(found, system.weights, config.depth)
-  retriever, size = task.inputs.retriever, config.batch_size
-  assert retriever is not None  # whose queries the map moves
-  asked = _search.zero_broken(
-    _ranking.query_vectors(space, retriever, test, size)
-  )
-  each = list(found.values())
-  if own := task.inputs.vectors:
-    vectors = _search.collection(test, space.root / own.vectors)
-  else:
-    vectors = _ranking.vectors_at(space, retriever, test, each, size)
-  places = [one.places for one in each]
-  chosen = best_passages.nearest(test.passages, asked, places, vectors)
-  matrix = array_files.read(space.root / system.directory / system.FILE)
-  added = ranking.mapped(matrix, asked, vectors, chosen)
-  return ranking.rank(found, system.weights, config.depth, added)
 
 
 def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
@@ -359,7 +330,6 @@ STAGE = stage.Stage(
     "encode_documents",
     "fuse",
     "learn_to_rank",
-    "learn_map",
   ),
   together=True,
 )

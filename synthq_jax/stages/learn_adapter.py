@@ -2,15 +2,14 @@
 
 The encoder stays as it is. Each private query is compared with its documents, the
 nearest others and a pool of public documents. The map moves queries alone, so that
-documents keep their vectors; a second row splits it between both sides.
+documents keep their vectors.
 
 Formal guarantee:
   That of `private_training.train`, for the map. Unit: one train query with its
   judgements, or the queries of one user, at most K. Relation: add or remove one. What
   is clipped is each query's gradient. Assumed: its candidates and vectors are a
   function of that query, of public documents and of the public encoder alone, to the
-  last bit; the pool is drawn by public randomness. Splitting the map is
-  post-processing.
+  last bit; the pool is drawn by public randomness.
 """
 
 import dataclasses
@@ -20,18 +19,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from synthq_jax import optim, typing
-from synthq_jax.models import dual_encoder, vector_map
-from synthq_jax.models.checkpoints import sentence_folders
-from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.retrieval import index, vector_files
+from synthq_jax.models import vector_map
+from synthq_jax.retrieval import index
 from synthq_jax.runtime import (
   config_types,
   private_training,
-  results,
   runner,
   stage,
   system_results,
@@ -40,12 +35,9 @@ from synthq_jax.stages import _ranking, _search
 from synthq_jax.storage import array_files
 from synthq_jax.training import dp_step
 
-__all__ = ["STAGE", "Config", "Inputs", "PooledGrad", "names", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "PooledGrad", "row_name", "run"]
 
-_BLOCK = 8192
 _MAP = "map"
-_BASE = "untrained"
-"""The row whose vectors are mapped."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,8 +46,8 @@ class Config(_ranking.Config):
 
   clip_norm: float = 0.5
   steps: int = 48
-  optimizer: str = "dual_averaging"
-  """One of `dp_step.OPTIMIZERS`; "dual_averaging" takes the noise that is known to
+  optimizer: str = "dp_dual_averaging"
+  """One of `dp_step.OPTIMIZERS`; "dp_dual_averaging" takes the noise that is known to
   be there out of the map."""
   learning_rate: float = 16.0
   microbatch_size: int | None = 512
@@ -88,28 +80,18 @@ class Inputs(_ranking.Inputs):
   """What the map is learned on."""
 
   epsilon: float  # the map's own; inf: without noise
-  whole: system_results.Adapter | None = None
-  """The map that is split between both sides, which learns nothing; None: it is
-  learned."""
 
 
 def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields two adapters for each epsilon: of queries alone, and of both sides."""
+  """Yields an adapter for each epsilon."""
   config = run.config
   if run.for_audit or not config.rows.adapted:
     return
   settings = private_training.filled(config.learn_adapter, run.prepared)
-  retriever, vectors = run.retrievers[_BASE], run.vectors[_BASE]
+  base = config.rows.adapted_row
+  retriever, vectors = run.retrievers[base], run.vectors[base]
   for epsilon in config.rows.adapted:
-    given = Inputs(
-      prepared=run.prepared,
-      retriever=retriever.value,
-      vectors=vectors.value,
-      drop_identical=config.evaluate.drop_identical,
-      epsilon=epsilon,
-    )
-    name, both = names(epsilon)
-    is_private = config.rows.is_compared(name)
+    name = row_name(epsilon)
     yield stage.Job(
       name=name,
       depends=(
@@ -120,25 +102,24 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
         vectors.digest,
       ),
       settings=settings,
-      inputs=given,
-      is_private=is_private,
-    )
-    learned = run.rows("learn_adapter").get(name)
-    if learned is None:
-      continue  # the survey of a run that has not made it
-    yield stage.Job(
-      name=both,
-      depends=(learned.digest, vectors.digest),
-      settings=settings,
-      inputs=dataclasses.replace(given, whole=learned.value),
-      is_private=is_private,
+      inputs=Inputs(
+        prepared=run.prepared,
+        retriever=retriever.value,
+        vectors=vectors.value,
+        drop_identical=config.evaluate.drop_identical,
+        epsilon=epsilon,
+      ),
+      is_private=config.rows.is_compared(name),
     )
 
 
-def names(epsilon: float) -> tuple[str, str]:
-  """Returns the rows of an epsilon: of queries alone, and of both sides."""
-  name = stage.row_name(epsilon)
-  return f"adapter_{name}", f"adapter_both_{name}"
+def row_name(epsilon: float) -> str:
+  """Names the row of an epsilon.
+
+  >>> row_name(8.0)
+  'adapter_eps8'
+  """
+  return f"adapter_{stage.row_name(epsilon)}"
 
 
 def check(run: runner.Run) -> None:
@@ -148,7 +129,7 @@ def check(run: runner.Run) -> None:
 
 
 def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
-  """Learns a map of queries, or splits a learned one between both sides.
+  """Learns a map of queries.
 
   Args:
     task: with the working directory's secret.
@@ -156,58 +137,22 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
   Returns:
     The adapter; under `private/` where its epsilon is inf, or it is only compared.
   """
-  given, whole = task.inputs, task.inputs.whole
-  private = math.isinf(given.epsilon) or results.is_private_path(
-    given.retriever.directory
+  given = task.inputs
+  params, fields = _learn(task)
+  change = np.asarray(params[_MAP], np.float32)
+  directory = task.folder(private=math.isinf(given.epsilon))
+  array_files.save(
+    directory / system_results.Adapter.FILE,
+    change + np.eye(len(change), dtype=np.float32),
   )
-  if whole is None:
-    params, fields = _learn(task)
-    change = np.asarray(params[_MAP], np.float32)
-    maps = {sentence_folders.QUERY: change + _identity(change)}
-    vectors = given.vectors.vectors
-    directory = task.folder(private=private)
-  else:
-    directory = task.folder(private=private)
-    maps, fields = _split(task, whole)
-    own = directory / f"vectors_{task.digest}"
-    _map_documents(task, maps[sentence_folders.DOCUMENT], own)
-    vectors = task.folders.relative(own)
-  for role, values in maps.items():
-    place = directory / system_results.Adapter.file_of(role)
-    array_files.save(place, values)
   return system_results.Adapter(
     directory=task.folders.relative(directory),
     name=task.name,
     kind="retriever",
     base=given.retriever,
     base_fingerprint=given.vectors.retriever,
-    roles=tuple(maps),
-    vectors=vectors,
     **fields,
   )
-
-
-def _identity(matrix: np.ndarray) -> np.ndarray:
-  return np.eye(len(matrix), dtype=np.float32)
-
-
-def _split(
-  task: stage.Task[Config, Inputs], whole: system_results.Adapter
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Splits a learned map between both sides; returns fields of the result, too."""
-  file = whole.file_of(sentence_folders.QUERY)
-  matrix = array_files.read(task.folders.root / whole.directory / file)
-  change = matrix - _identity(matrix)
-  of_queries, of_documents = vector_map.split_sides({_MAP: change})
-  names_ = ("steps", "batch_size", "num_parameters", "metrics")
-  fields = {name: getattr(whole, name) for name in names_}
-  note = "Its map was split between queries and documents: post-processing."
-  fields["statement"] = statement_lib.inherit(whole.statement, note)
-  maps = {
-    sentence_folders.QUERY: of_queries,
-    sentence_folders.DOCUMENT: of_documents,
-  }
-  return maps, fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,21 +270,6 @@ def _records(
     most_relevant=config.most_relevant,
   )
   return {"queries": asked, **chosen._asdict()}
-
-
-def _map_documents(
-  task: stage.Task[Config, Inputs], matrix: np.ndarray, place: Any
-) -> None:
-  """Writes the documents' vectors behind their map, of length 1."""
-  given = task.inputs
-  total = given.prepared.num_passages
-  source = task.folders.root / given.vectors.vectors
-  rows = vector_files.open_vectors(source, total)
-  target = vector_files.files(place)
-  for number, start in enumerate(range(0, total, _BLOCK)):
-    moved = rows[start : start + _BLOCK].astype(np.float32) @ matrix
-    unit = dual_encoder.normalize(jnp.asarray(moved))
-    target.write(number, np.asarray(unit), made_of=f"{task.digest} {number}")
 
 
 STAGE = stage.Stage(

@@ -16,6 +16,7 @@ Formal guarantee:
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 
@@ -123,8 +124,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
 
 def check(run: runner.Run) -> None:
   """Refuses what the accountant would refuse later."""
-  rows = run.config.rows
-  if (rows.ltr or rows.mapped) and not run.for_audit:
+  if run.config.rows.ltr and not run.for_audit:
     run.config.learn_to_rank.check(run.prepared)
 
 
@@ -181,10 +181,7 @@ def _learned(
     config = dataclasses.replace(config, batch_size=size)
     task = dataclasses.replace(task, settings=config)
 
-  def make(rows: np.ndarray) -> dict[str, np.ndarray]:
-    found = _ranking.found(task, judged, config.depth, rows)
-    return _ranking.padded(found, config.depth)
-
+  make = functools.partial(_ranking.records, task, judged, config.depth)
   clipped = optim.clipped_grad(
     loss_fn,
     l2_clip_norm=config.clip_norm,

@@ -36,7 +36,6 @@ from synthq_jax.stages import finetune_dp as finetune_dp_lib
 from synthq_jax.stages import fuse as fuse_lib
 from synthq_jax.stages import generate as generate_lib
 from synthq_jax.stages import learn_adapter as learn_adapter_lib
-from synthq_jax.stages import learn_map as learn_map_lib
 from synthq_jax.stages import learn_to_rank as learn_to_rank_lib
 from synthq_jax.stages import prepare_data as prepare_data_lib
 from synthq_jax.stages import query_leakage as query_leakage_lib
@@ -86,42 +85,42 @@ class Rows:
   """Rows of dense retrievers, or their beginnings, that get a row more: their scores
   and BM25's, weighed by private queries with DP (learning to rank)."""
   adapted: tuple[float, ...] = field_kinds.later(())
-  """The untrained encoder with a linear map of its vectors that private queries
-  teach at these epsilons: of queries alone, and of both sides."""
-  mapped: tuple[float, ...] = field_kinds.later(())
-  """Such a row of the public model's queries, or of no query, with a map of its
-  retriever's vectors that private queries teach at these epsilons."""
+  """A public encoder with a linear map of its vectors that private queries teach
+  at these epsilons."""
+  adapted_row: str = field_kinds.later("untrained")
+  """The row of that encoder: "untrained" or "public_only"."""
   compared: tuple[str, ...] = ()
   """Rows with a finite epsilon that nobody will release, or their beginnings:
-  "direct_dp", "synthetic_eps16", "adapter", "map", "ltr_untrained". They lie under `private/`
-  and stand on the private page alone. Whatever else has a finite epsilon counts as
+  "direct_dp", "synthetic_eps16", "adapter", "ltr_untrained". They lie under
+  `private/` and stand on the private page alone. Whatever else has a finite epsilon counts as
   released."""
 
   def __post_init__(self):
     for row in self.compared:
-      kinds = ("synthetic", "direct_dp", "adapter", "map", "ltr")
+      kinds = ("synthetic", "direct_dp", "adapter", "ltr")
       if not _begins(row, kinds):
         raise ValueError(
           f"plan.Rows.compared must hold rows that begin with {', '.join(kinds)}, as"
           f" direct_dp or synthetic_eps16, got {row!r}"
         )
-    for field in ("fused", "ltr", "mapped"):
+    for field in ("fused", "ltr"):
       if getattr(self, field) and not self.bm25:
         raise ValueError(
           f"Rows.{field} needs the row that it is made of, got bm25=False: set"
           f" it, or leave {field} out"
         )
-    if self.mapped and not self.mapped_row:
+    public = ("untrained", "public_only")
+    if self.adapted_row not in public:
       raise ValueError(
-        "Rows.mapped needs a retriever that no private query trained, got"
-        " public_only=False and untrained=False: set one of them, or MAPPED=()"
+        "Rows.adapted_row must be a row of a public encoder, one of"
+        f" {', '.join(public)}, got {self.adapted_row!r}"
       )
-    if self.adapted and not self.untrained:
+    if self.adapted and not getattr(self, self.adapted_row):
       raise ValueError(
         "Rows.adapted needs the encoder whose vectors are mapped, got"
-        " untrained=False: set it, or leave adapted out"
+        f" {self.adapted_row}=False: set it, or leave adapted out"
       )
-    for field in ("synthetic", "direct_dp", "adapted", "mapped"):
+    for field in ("synthetic", "direct_dp", "adapted"):
       names: dict[str, float] = {}
       for epsilon in getattr(self, field):
         if not epsilon > 0:
@@ -138,28 +137,17 @@ class Rows:
           )
         names[name] = epsilon
 
-  @property
-  def mapped_row(self) -> str:
-    """The row whose retriever's vectors maps are of; "": there is none."""
-    public = ("public_only", "untrained")
-    return next((row for row in public if getattr(self, row)), "")
-
   def is_ranked(self, row: str) -> bool:
-    """Says whether a retriever gets a row with learned weights, as maps need."""
-    mapped = (self.mapped_row,) if self.mapped else ()
-    return _begins(row, (*self.ltr, *mapped))
+    """Says whether a retriever gets a row with learned weights."""
+    return _begins(row, self.ltr)
 
   def is_compared(self, row: str) -> bool:
     """Says whether a row is only compared, and never released.
 
-    Learned weights are where their retriever is, under either's name, and a map
-    holds the weights that it is learned beside.
+    Learned weights are where their retriever is, under either's name.
     """
     ranked = row.removeprefix(f"{system_results.Ranking.SYSTEM}_")
-    names = [row, ranked]
-    if ranked != row and _begins(ranked, ("map",)):
-      names += [self.mapped_row, f"ltr_{self.mapped_row}"]
-    return any(_begins(name, self.compared) for name in names)
+    return any(_begins(name, self.compared) for name in (row, ranked))
 
 
 def _begins(row: str, names: Sequence[str]) -> bool:
@@ -262,9 +250,6 @@ class RunConfig:
   learn_adapter: learn_adapter_lib.Config = dataclasses.field(
     default_factory=learn_adapter_lib.Config
   )
-  learn_map: learn_map_lib.Config = dataclasses.field(
-    default_factory=learn_map_lib.Config
-  )
   evaluate: evaluate_lib.Config = dataclasses.field(
     default_factory=evaluate_lib.Config
   )
@@ -290,8 +275,7 @@ class RunConfig:
       )
     self._check_audit()
     self._check_depth(self.rows.fused, "fuse")
-    has_ranking = bool(self.rows.ltr or self.rows.mapped)
-    self._check_depth(has_ranking, "learn_to_rank")
+    self._check_depth(bool(self.rows.ltr), "learn_to_rank")
     labels = [one.label for one in self.direct_dp_methods]
     if len(set(labels)) < len(labels):
       raise ValueError(

@@ -85,7 +85,6 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
     "query_leakage",
     "release_scores",
     "learn_to_rank",
-    "learn_map",
   )
   groups = (
     run.generators, run.queries, run.retrievers, *map(run.rows, names)
@@ -107,10 +106,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
       audits=values(run.rows("audit")),
       leakage=next(iter(values(run.rows("query_leakage"))), None),
       released_scores=values(run.rows("release_scores")),
-      weights=[
-        *values(run.rows("learn_to_rank")),
-        *values(run.rows("learn_map")),
-      ],
+      weights=values(run.rows("learn_to_rank")),
       released=claims,
       shipped=_shipped(run),
       made=[

@@ -107,14 +107,6 @@ def of_retriever(
 
 def of_adapter(made: system_results.Adapter) -> str:
   """Returns the card of an encoder with the maps of its vectors."""
-  both = len(made.roles) > 1
-  which = "queries and of documents" if both else "queries alone"
-  index = (
-    "Documents are encoded anew."
-    if both
-    else "Documents keep the vectors that the encoder gives them: an index of them"
-    " stays as it is."
-  )
   return _page(
     {
       "library_name": "sentence-transformers",
@@ -123,9 +115,10 @@ def of_adapter(made: system_results.Adapter) -> str:
     },
     made.statement,
     f"Adapter {made.name}",
-    f"A public encoder as it is, with a linear map of {which}, which private queries"
-    f" taught with differential privacy. {index} Vectors have length 1, so that dot"
-    " products are cosines. Call `encode_query` and `encode_document`: `encode` takes"
+    "A public encoder as it is, with a linear map of queries alone, which private"
+    " queries taught with differential privacy. Documents keep the vectors that the"
+    " encoder gives them: an index of them stays as it is. Vectors have length 1, so"
+    " that dot products are cosines. Call `encode_query` and `encode_document`: `encode` takes"
     " the way of documents, whatever prompt is named. It was written by"
     f" synthq_jax {synthq_jax.__version__} and tried with sentence-transformers 6.2.",
     _USE,
@@ -138,20 +131,18 @@ def of_map(made: system_results.Adapter) -> str:
     {"library_name": "safetensors", "tags": ["dense-retrieval", "adapter"]},
     made.statement,
     f"Map {made.name}",
-    f"A matrix for the vectors of {' and of '.join(made.roles)} texts, which private"
-    " queries taught with differential privacy. It is for the vectors of the encoder"
-    f" {made.base.name} of its run, wherever they come from; texts of another role"
-    " keep theirs.",
+    "A matrix for the vectors of queries, which private queries taught with"
+    " differential privacy. It is for the vectors of the encoder"
+    f" {made.base.name} of its run, wherever they come from; documents keep theirs.",
     """```python
 import numpy as np
 from safetensors.numpy import load_file
 
-maps = load_file("FOLDER/map.safetensors")
+matrix = load_file("FOLDER/map.safetensors")["query"]
 
-def apply(vectors, role):  # [text, dim] of the encoder; "query" or "document"
-  if role in maps:
-    vectors = vectors @ maps[role]
-  return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+def apply(vectors):  # [query, dim] of the encoder
+  moved = vectors @ matrix
+  return moved / np.linalg.norm(moved, axis=1, keepdims=True)
 ```""",
   )
 
@@ -205,12 +196,6 @@ def of_ranking(made: system_results.Ranking) -> str:
   Args:
     made: the weights.
   """
-  mapped = (
-    " A map of the queries' vectors (map.npy), which they taught as well, adds"
-    " query @ map @ document."
-    if made.has_map
-    else ""
-  )
   named = zip(made.features, made.weights, strict=True)
   table = text_tables.Table(
     header=("Score", "Weight"),
@@ -228,7 +213,7 @@ def of_ranking(made: system_results.Ranking) -> str:
     f"What BM25 and the retriever in retriever/ find, {made.depth} documents each,"
     " ranked by a sum of scores whose weights private queries taught: each BM25's"
     " over the best of a query's candidates, the retriever's from their least, 0,"
-    f" to their best, 1.{mapped}\n\n{table.markdown()}",
+    f" to their best, 1.\n\n{table.markdown()}",
     """```bash
 pip install "sentence-transformers>=6" bm25s "PyStemmer>=3.1"
 ```

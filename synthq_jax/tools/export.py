@@ -328,31 +328,26 @@ def _adapted(
   made: system_results.Adapter,
   folder: pathlib.Path,
 ) -> None:
-  """Writes the encoder that an adapter stands on, with its maps behind it."""
+  """Writes the encoder that an adapter stands on, with its map behind it."""
   assert given.root is not None  # its base lies in its run
   base = made.find_base(given.root)
   _sentence_transformers(export_source.read(base), folder)
-  sentence_encoder.add_maps(folder, _maps(given, made))
+  sentence_encoder.add_query_map(folder, _matrix(given))
   text = cards.of_adapter(made)
   (folder / _README).write_text(text, encoding="utf-8")
 
 
-def _maps(
-  given: export_source.Source, made: system_results.Adapter
-) -> dict[str, np.ndarray]:
-  """Reads the matrix of each role that an adapter maps."""
-  return {
-    role: array_files.read(given.folder / made.file_of(role))
-    for role in made.roles
-  }
+def _matrix(given: export_source.Source) -> np.ndarray:
+  """Reads the map of an adapter."""
+  return array_files.read(given.folder / system_results.Adapter.FILE)
 
 
 def _map(given: export_source.Source, folder: pathlib.Path) -> None:
-  """Writes the maps of an adapter alone, for vectors from anywhere."""
+  """Writes the map of an adapter alone, for vectors from anywhere."""
   made = given.result
   assert isinstance(made, system_results.Adapter)
   tensors.write_safetensors(
-    folder / "map.safetensors", tensors.of_tree(_maps(given, made))
+    folder / "map.safetensors", tensors.of_tree({"query": _matrix(given)})
   )
   (folder / _README).write_text(cards.of_map(made), encoding="utf-8")
 
@@ -480,16 +475,13 @@ def _ranker(given: export_source.Source, folder: pathlib.Path) -> None:
   _sentence_transformers(trained, retriever)
   if trained.claim is not None:  # whoever starts from it alone has to know
     t5_checkpoints.save_claim(retriever, trained.claim)
-  copied = [_RANKER, *([given.folder / made.FILE] if made.has_map else [])]
-  for path in copied:
-    (folder / path.name).write_bytes(path.read_bytes())
+  (folder / _RANKER.name).write_bytes(_RANKER.read_bytes())
   settings = {
     "features": ranking.described(made.weights),
     "word": word_patterns.WORD,
     "joiners": word_patterns.JOINERS,
     "depth": made.depth,
     "query_length": prepared.query_length - 1,  # without EOS
-    "map": made.FILE if made.has_map else None,
   }
   _write_json(folder / "ranking.json", settings)
   (folder / _README).write_text(cards.of_ranking(made), encoding="utf-8")

@@ -33,7 +33,7 @@ from synthq_jax.runtime import (
   workspace,
 )
 from synthq_jax.runtime import queries as queries_lib
-from synthq_jax.storage import array_files, artifacts
+from synthq_jax.storage import artifacts
 
 __all__ = ["Hit", "Searcher", "describe", "open_run", "rows"]
 
@@ -159,7 +159,6 @@ def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
     "learn_adapter": system_results.Adapter,
     "fuse": system_results.Fusion,
     "learn_to_rank": system_results.Ranking,
-    "learn_map": system_results.Ranking,
   }
   found: dict[str, Any] = {system_results.LEXICAL: None}
   for place in (folders.public, folders.private)[: 1 + private]:
@@ -246,30 +245,11 @@ class _Opened:
     return joined
 
   def _ranked(self, made: system_results.Ranking) -> _Joined:
-    mapped = self._mapped(made) if made.has_map else lambda *_: None
-
     def joined(query: str, runs: Sequence[_Run], k: int) -> _Run:
       [found] = self._features.of([query], *([run] for run in runs))
-      added = mapped(query, found)
-      return ranking.rank({"": found}, made.weights, k, added)[""]
+      return ranking.rank({"": found}, made.weights, k)[""]
 
     return joined
-
-  def _mapped(self, made: system_results.Ranking):
-    """Returns what a map adds to the candidates of a query."""
-    vectors = self._index(made.retriever).vectors
-    encoded = self._encoder(made.retriever)
-    place = self._folders.root / made.directory / made.FILE
-    matrix = array_files.read(place)
-
-    def added(query: str, found: ranking.Candidates):
-      asked = encoded(query)
-      chosen = best_passages.nearest(
-        self._passages, asked, [found.places], vectors
-      )
-      return ranking.mapped(matrix, asked, vectors, chosen)
-
-    return added
 
   def _vectors(self, name: str, built: index.Index) -> _Search:
     """Returns the search by a retriever's vectors."""
@@ -304,9 +284,8 @@ class _Opened:
     made = self._known[name]
     if isinstance(made, system_results.Adapter):
       made.find_base(self._folders.root)
-      place = made.vectors
-    else:
-      place = self._encoded(name, made).vectors
+      name, made = made.base.name, made.base
+    place = self._encoded(name, made).vectors
     total = len(self._passages.owners)
     vectors = vector_files.open_vectors(self._folders.root / place, total)
     return index.exact(np.asarray(vectors))

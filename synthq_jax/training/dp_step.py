@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from synthq_jax import optim
-from synthq_jax.models import vector_map
 from synthq_jax.optim import keys
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.privacy import sampling
@@ -31,7 +30,7 @@ __all__ = [
   "train",
 ]
 
-OPTIMIZERS = ("dp_adam", "dp_adafactor", "dual_averaging")
+OPTIMIZERS = ("dp_adam", "dp_adafactor", "dp_dual_averaging")
 
 _SEARCHED = 100_000  # records, for two that differ
 
@@ -49,7 +48,8 @@ class Optimizer:
 
   Attributes:
     name: one of `OPTIMIZERS`.
-    learning_rate: the peak, reached after a tenth of the steps.
+    learning_rate: the peak, reached after a tenth of the steps; of
+      "dp_dual_averaging" that of all steps.
     steps: optimizer steps in all.
     denominator: public constant that the noisy sum is divided by; None: the
       sampler's expected batch size.
@@ -80,38 +80,20 @@ class Optimizer:
     schedule = optim.schedules.linear(
       self.learning_rate, steps=self.steps, warmup_steps=self.steps // 10
     )
-    make = {"dp_adam": optim.dp_adam, "dp_adafactor": optim.dp_adafactor}
+    make, rate = {
+      "dp_adam": (optim.dp_adam, schedule),
+      "dp_adafactor": (optim.dp_adafactor, schedule),
+      "dp_dual_averaging": (optim.dp_dual_averaging, self.learning_rate),
+    }[self.name]
     noise = self._noise()
-    if self.name == "dual_averaging":
-      return self._dual_averaging(l2_sensitivity, noise_multiplier, noise)
-    return lambda key: make[self.name](
-      schedule,
+    return lambda key: make(
+      rate,
       l2_sensitivity=l2_sensitivity,
       noise_multiplier=noise_multiplier,
       denominator=self.denominator,
       key=key,
       noise=noise,
     )
-
-  def _dual_averaging(
-    self, l2_sensitivity: float, noise_multiplier: float, noise: noise_lib.Noise
-  ) -> Callable[[jax.Array], optax.GradientTransformation]:
-    """Returns what makes the optimizer that takes the noise out of its sums."""
-    assert self.denominator is not None  # `train` has filled it in
-    std = noise_multiplier * l2_sensitivity / self.denominator
-
-    def make(key: jax.Array) -> optax.GradientTransformation:
-      private = optim.privatize(
-        l2_sensitivity=l2_sensitivity,
-        noise_multiplier=noise_multiplier,
-        denominator=self.denominator,
-        key=key,
-        noise=noise,
-      )
-      averaged = vector_map.dual_averaging(self.learning_rate, noise_std=std)
-      return optax.chain(private, averaged)
-
-    return make
 
   def _noise(self) -> noise_lib.Noise:
     """Returns the noise; correlated noise has the numbers of process 0."""

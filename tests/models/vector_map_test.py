@@ -74,19 +74,6 @@ def test_a_pool_of_all_documents_is_the_softmax_over_the_collection():
     assert losses[row] == pytest.approx(-logs[row, wanted].mean(), rel=1e-4)
 
 
-def test_given_scores_take_the_place_of_the_cosine():
-  own = (np.einsum("bcd,bd->bc", VECTORS[CHOSEN.rows], ASKED) / TAU)  # fmt: skip
-  added = vector_map.get_losses(
-    MAP, {**BATCH, "scores": own.astype(np.float32)}, vectors=VECTORS
-  )
-  alone = vector_map.get_losses(MAP, BATCH, vectors=VECTORS)
-  np.testing.assert_allclose(added, alone, rtol=1e-4)
-  with pytest.raises(ValueError, match="got both"):
-    vector_map.get_losses(
-      MAP, {**BATCH, "scores": own}, vectors=VECTORS, pool=POOL
-    )
-
-
 def gradient(row, params=MAP):
   one = {name: value[row : row + 1] for name, value in BATCH.items()}
   loss = lambda p: vector_map.get_losses(  # noqa: E731
@@ -182,60 +169,6 @@ def test_sizes_that_do_not_fit_are_refused():
     vector_map.choose_candidates(near, [[1], [2]], size=4)
 
 
-def test_both_sides_score_as_the_queries_alone_do():
-  for_queries, for_documents = vector_map.split_sides(MAP)
-  expected = np.asarray(vector_map.map_queries(MAP, ASKED)) @ VECTORS.T
-  both = (ASKED @ for_queries) @ (VECTORS @ for_documents).T
-  np.testing.assert_allclose(both, expected, atol=1e-5)
-  for matrix in vector_map.split_sides(vector_map.init(DIM)):
-    np.testing.assert_allclose(np.abs(matrix), np.eye(DIM), atol=1e-6)
-
-
-def low_rank(size, strength):
-  u, v = RNG.normal(size=(2, size))
-  return strength * np.outer(u, v) / np.linalg.norm(u) / np.linalg.norm(v)
-
-
-def test_noise_alone_becomes_nothing_and_a_direction_above_it_stays():
-  size, std = 200, 0.7
-  noise = std * RNG.normal(size=(size, size))
-  left = vector_map.denoise(noise, 1.05 * std)
-  assert np.linalg.norm(left) == 0.0
-  signal = low_rank(size, 6 * std * size**0.5)
-  estimate = np.asarray(vector_map.denoise(signal + noise, std))
-  error = np.linalg.norm(estimate - signal) / np.linalg.norm(signal)
-  # In large matrices: 2 / s^2 - 1 / s^4 of the signal's square, s = 6.
-  assert error**2 == pytest.approx(2 / 6**2 - 1 / 6**4, rel=0.3)
-  cut = signal + noise
-  np.testing.assert_allclose(vector_map.denoise(cut, 0.0), cut, rtol=1e-5)
-  tall = np.asarray(vector_map.denoise(cut[:, :50], std))
-  wide = np.asarray(vector_map.denoise(cut[:, :50].T, std))
-  np.testing.assert_allclose(tall, wide.T, atol=1e-4)
-
-
-def test_dual_averaging_denoises_the_sum_and_not_a_step():
-  size, std, steps = 60, 1.0, 25
-  signal = low_rank(size, 1.0 * std * size**0.5)  # below the edge, 2 of these
-  transform = vector_map.dual_averaging(0.5, noise_std=std)
-  params = {"map": jnp.zeros((size, size))}
-  state = transform.init(params)
-  total, first = np.zeros((size, size)), None
-  for step in range(steps):
-    mean = signal + std * RNG.normal(size=(size, size))
-    total += mean
-    updates, state = transform.update(
-      {"map": jnp.asarray(mean, jnp.float32)}, state, params
-    )
-    params = optax.apply_updates(params, updates)
-    first = params["map"] if step == 0 else first
-  expected = -0.5 * np.asarray(vector_map.denoise(total, std * steps**0.5))
-  np.testing.assert_allclose(params["map"], expected, atol=1e-3)
-  goal = -0.5 * steps * signal
-  error = np.linalg.norm(params["map"] - goal) / np.linalg.norm(goal)
-  assert error < 0.45  # 5 times the noise's scale: about sqrt(2) / 5
-  assert np.linalg.norm(first) < 0.1 * np.linalg.norm(goal)
-
-
 def test_a_private_training_learns_what_the_queries_share():
   dim, count, steps = 16, 400, 12
   rng = np.random.default_rng(1)
@@ -264,14 +197,12 @@ def test_a_private_training_learns_what_the_queries_share():
     steps=steps,
     l2_clip_norm=clipped.sensitivity("ADD_OR_REMOVE_ONE"),
   )
-  transform = optax.chain(
-    optim.privatize(
-      l2_sensitivity=1.0,
-      noise_multiplier=promise.noise_multiplier,
-      denominator=count,
-      key=jax.random.key(3),
-    ),
-    vector_map.dual_averaging(1.0, noise_std=promise.noise_std / count),
+  transform = optim.dp_dual_averaging(
+    1.0,
+    l2_sensitivity=promise.l2_sensitivity,
+    noise_multiplier=promise.noise_multiplier,
+    denominator=count,
+    key=jax.random.key(3),
   )
   params = vector_map.init(dim)
   state = transform.init(params)

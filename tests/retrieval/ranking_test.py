@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from synthq_jax.data import passages
-from synthq_jax.retrieval import best_passages, bm25, ranking, trec
+from synthq_jax.retrieval import bm25, ranking, trec
 
 TEXTS = [
   "Red apples are eaten in autumn by those who pick them",
@@ -107,43 +106,3 @@ def test_other_weights_are_refused(weights):
   one = of(FEATURES, "red", {"a": 1.0}, {})
   with pytest.raises(ValueError, match="expected 10 finite weights"):
     ranking.rank({"q": one}, weights, 3)
-
-
-def test_products_of_vectors_in_float16_do_not_tie():
-  """Of 200 passages 4 were found by their own vector, of two products in all."""
-  noise = np.random.default_rng(0).normal(size=(200, 64))
-  vectors = noise[0] + 0.02 * noise
-  vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-  half = vectors.astype(np.float16)
-  collection = passages.Passages(
-    np.array(["a"]), np.zeros((200, 1)), np.zeros(200, int)
-  )
-  chosen = best_passages.nearest(collection, half, [np.array([0])] * 200, half)
-  wide = half.astype(np.float64)
-  expected = np.argmax(wide @ wide.T, axis=1)
-  assert (np.concatenate(chosen) == expected).mean() > 0.99
-  identity = np.eye(64, dtype=np.float16)
-  [added] = ranking.mapped(identity, half[:1], half, [np.arange(200)])
-  np.testing.assert_allclose(added, wide @ wide[0], rtol=1e-6)
-  assert len(set(added.tolist())) > 150
-
-
-def test_a_map_adds_the_product_with_the_passage_nearest_the_query():
-  rng = np.random.default_rng(0)
-  vectors = rng.normal(size=(6, 4)).astype(np.float32)
-  asked = rng.normal(size=(2, 4)).astype(np.float32)
-  matrix = rng.normal(size=(4, 4)).astype(np.float32)
-  collection = passages.Passages(
-    np.array(["a", "b", "c"]), np.zeros((6, 1)), np.array([0, 0, 0, 1, 2, 2])
-  )
-  places = [np.array([2, 0]), np.array([1])]
-  chosen = best_passages.nearest(collection, asked, places, vectors)
-  first = np.argmax(vectors[:3] @ asked[0])
-  last = 4 + np.argmax(vectors[4:] @ asked[0])
-  assert [one.tolist() for one in chosen] == [[last, first], [3]]
-  added = ranking.mapped(matrix, asked, vectors, chosen)
-  expected = asked[0] @ matrix @ vectors[[last, first]].T
-  np.testing.assert_allclose(added[0], expected, rtol=1e-5)
-  one = ranking.Candidates(("c", "a"), places[0], np.zeros((2, 10)))
-  run = ranking.rank({"q": one}, [0.0] * 10, 2, added[:1])["q"]
-  assert list(run) == (["c", "a"] if added[0][0] >= added[0][1] else ["a", "c"])

@@ -772,7 +772,7 @@ QUICK = (
   "--gin.plan.Rows.original=False",
   "--gin.plan.Rows.direct_dp=()",
   "--gin.LTR=()",
-  "--gin.MAPPED=()",
+  "--gin.ADAPTED=()",
 )
 """Fewer rows, whose code is that of the others."""
 IN_TWO = ("--gin.MESH_DATA=2", "--cpu_devices=2")

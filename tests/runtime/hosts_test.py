@@ -37,7 +37,7 @@ def _flags(tmp_path_factory):
     "--gin.plan.Rows.original=False",
     "--gin.plan.Rows.direct_dp=()",
     "--gin.LTR=()",
-    "--gin.MAPPED=()",
+    "--gin.ADAPTED=()",
     "--gin.finetune_dp.Config.settings=@loop.Settings()",
     "--gin.train_retriever.Config.settings=@loop.Settings()",
     "--gin.loop.Settings.save_seconds=0.0",

@@ -33,7 +33,7 @@ from synthq_jax.stages import (
   filter_queries,
   finetune_dp,
   generate,
-  learn_map,
+  learn_adapter,
   learn_to_rank,
   plan,
   prepare_data,
@@ -203,9 +203,9 @@ def _ran(
     direct_dp=direct_dp.Config(steps=2, batch_size=8),
     evaluate=evaluate.Config(bootstrap_samples=20),
     compare_queries=compare_queries.Config(bootstrap_samples=20),
-    rows=plan.Rows(ltr=("public_only",), mapped=(8.0,)),
+    rows=plan.Rows(ltr=("public_only", "adapter"), adapted=(8.0,)),
     learn_to_rank=learn_to_rank.Config(steps=2),
-    learn_map=learn_map.Config(steps=2),
+    learn_adapter=learn_adapter.Config(steps=2, pool=8),
     test_sets=(f"beir:{root / 'further'}",),
     secret_seed=7,
     public_data=True,
@@ -395,7 +395,7 @@ def test_of_a_whole_run_another_query_changes_what_is_released_alone(runs):
   assert {name.partition("/")[0] for name in log.files} == {
     "prepare_data", "prepare_test_set", "finetune_dp", "generate",
     "filter_queries", "train_retriever", "encode_documents", "evaluate",
-    "report", "static_encoder", "learn_to_rank", "learn_map",
+    "report", "static_encoder", "learn_to_rank", "learn_adapter",
   }  # fmt: skip
   assert not _differing(log.files, other.files)
   # A training learns of the query by its record, and by nothing else.
@@ -439,8 +439,7 @@ def test_every_private_file_of_a_whole_run_is_in_the_table(finished_run):
   assert len(names) > 200
   assert not _unlisted(names, patterns)
   unused = [p for p in patterns if len(_unlisted(names, [p])) == len(names)]
-  # The run has no adapter: learn_adapter_test holds what is private of one.
-  assert unused == ["private/learn_adapter/*/*"]
+  assert not unused
 
 
 def test_every_private_file_that_a_query_changes_is_in_the_table(runs):
@@ -537,7 +536,11 @@ def _of_users(
     # What no private query goes into is compared above.
     test_sets=(),
     rows=plan.Rows(
-      untrained=False, original=False, ltr=("public_only",), mapped=(8.0,)
+      untrained=False,
+      original=False,
+      ltr=("public_only",),
+      adapted=(8.0,),
+      adapted_row="public_only",
     ),
     finetune_dp=finetune_dp.Config(steps=2, batch_size=8, delta=1e-3),
     direct_dp=direct_dp.Config(steps=2, batch_size=8, delta=1e-3),

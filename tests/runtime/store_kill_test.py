@@ -31,7 +31,7 @@ FLAGS = (
   "--gin.plan.Rows.direct_dp=()",
   "--gin.NUM_DOCUMENTS=32",
   "--gin.LTR=()",
-  "--gin.MAPPED=()",
+  "--gin.ADAPTED=()",
 )
 
 

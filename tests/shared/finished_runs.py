@@ -105,7 +105,7 @@ def configure(folder: pathlib.Path) -> plan.RunConfig:
     f"CHECKPOINT='{folder / 't5'}'",
     f'TEST_SETS=("beir:{folder / "sets"}",)',
     "LTR=('untrained', 'public_only', 'synthetic', 'original',"
-    " 'direct_dp_group', 'direct_dp_text')",
+    " 'direct_dp_group', 'direct_dp_text', 'adapter')",
     "STATIC_DIM=0",  # static vectors have tests of their own
     "SECRET_SEED=7",
     "COMPARED=('direct_dp_group',)",  # the other rows count as released

@@ -5,11 +5,12 @@ import importlib.util
 import math
 
 import dp_accounting
+import jax
+import made_up
 import numpy as np
 import pytest
 
 from synthq_jax.models.checkpoints import sentence_folders
-from synthq_jax.privacy import ledger
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.retrieval import encode, index, trec, vector_files
 from synthq_jax.runtime import (
@@ -24,37 +25,19 @@ from synthq_jax.storage import artifacts
 from synthq_jax.tools import export, search
 
 QUERY, DOCUMENT = sentence_folders.QUERY, sentence_folders.DOCUMENT
-ROWS = ("adapter_eps8", "adapter_both_eps8")
+ROW, BASE = "adapter_eps8", "public_only"
 
 
-@pytest.fixture(scope="module")
-def made(finished_run, tmp_path_factory):
-  """A finished run with an adapter of its untrained retriever."""
-  root = finished_run.copy(tmp_path_factory.mktemp("adapter"))
-  config = dataclasses.replace(
-    finished_run.config,
-    learn_adapter=learn_adapter.Config(steps=3, pool=8, candidates=8),
-    rows=plan.Rows(
-      synthetic=(), direct_dp=(), public_only=False, original=False,
-      adapted=(8.0,), fused=True,
-    ),
-    direct_dp_methods=(),
-    test_sets=(),
-  )  # fmt: skip
-  before = len(ledger.read(root / "private" / ledger.NAME))
-  plan.run(config, root, stages=["evaluate"], progress=False)
-  return root, config, before
-
-
-def load(root, row):
-  return artifacts.load(root / "learn_adapter" / row, system_results.Adapter)
+def load(root):
+  return artifacts.load(root / "learn_adapter" / ROW, system_results.Adapter)
 
 
 def task_of(root, config):
-  folder = root / "train_retriever/untrained"
-  vectors = root / "encode_documents/untrained"
+  folder = root / "train_retriever" / BASE
+  vectors = root / "encode_documents" / BASE
   return stage.Task(
-    place="learn_adapter/adapter_eps8",
+    place=f"learn_adapter/{ROW}",
+    name=ROW,
     digest="digest",
     settings=config.learn_adapter,
     folders=workspace.Workspace(root, secret_seed=7),
@@ -70,67 +53,72 @@ def task_of(root, config):
   )
 
 
-@pytest.mark.slow
-def test_both_rows_are_one_training(made):
-  root, _, before = made
-  assert len(ledger.read(root / "private" / ledger.NAME)) == before + 1
-  alone, both = (load(root, row) for row in ROWS)
-  assert alone.statement.ledger == both.statement.ledger
-  assert alone.statement.epsilon <= 8.0
-  assert alone.statement.unit == unit_lib.QUERY
-  assert alone.roles == (QUERY,) and both.roles == (QUERY, DOCUMENT)
-  base = artifacts.load(
-    root / "encode_documents/untrained", system_results.Vectors
+def test_an_adapter_is_one_training_and_documents_keep_their_vectors(
+  finished_run,
+):
+  root, made = finished_run.root, load(finished_run.root)
+  [release] = made.statement.ledger
+  assert release.identifier.startswith("learn_adapter/adapter_eps8")
+  assert 7.9 < made.statement.epsilon <= 8.0
+  assert made.statement.unit == unit_lib.QUERY
+  matrix = np.load(root / made.directory / made.FILE)
+  assert 0 < np.abs(matrix - np.eye(len(matrix))).max()
+  folders = workspace.Folders(root)
+  base = artifacts.load(root / "train_retriever" / BASE, results.Checkpoint)
+  assert made.base == base
+  ours, theirs = (
+    encoder_start.load(folders, one, DOCUMENT)[0] for one in (made, base)
   )
-  assert alone.vectors == base.vectors != both.vectors
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
   private = [path.name for path in root.glob("private/learn_adapter/*/*")]
   assert private and all(
     name.startswith(("metrics_", "files")) for name in private
   )
 
 
-@pytest.mark.slow
-def test_the_sides_are_factors_of_the_map(made):
-  root, _, _ = made
-  alone, both = (load(root, row) for row in ROWS)
-
-  def read(one, role):
-    return np.load(root / one.directory / one.file_of(role))
-
-  whole = read(alone, QUERY)
-  assert np.abs(whole - np.eye(len(whole))).max() > 1e-4
-  np.testing.assert_allclose(
-    read(both, QUERY) @ read(both, DOCUMENT).T, whole, atol=1e-5
+def test_scores_are_of_mapped_queries(finished_run):
+  root = finished_run.root
+  run, other = (
+    trec.read_run(root / f"private/evaluate/test/{row}/run.trec")
+    for row in (ROW, BASE)
   )
+  assert run.keys() == other.keys() and run != other
+  for system in ("fused", "ltr"):
+    assert (root / f"private/evaluate/test/{system}_{ROW}/run.trec").exists()
 
 
-@pytest.mark.slow
-def test_documents_of_a_row_of_both_sides_are_mapped(made):
-  root, config, _ = made
-  both = load(root, ROWS[1])
-  task = task_of(root, config)
-  judged = _ranking.of_train(task)
-  found = _search.collection(judged, root / both.vectors)
-  tokens = judged.passages.tokens[:]
-  params, shape = encoder_start.load(task.folders, both, DOCUMENT)
-  np.testing.assert_allclose(
-    found, encode.encode(params, shape, tokens), atol=1e-5
+@pytest.mark.parametrize(
+  ("epsilon", "compared", "is_private"),
+  [(math.inf, False, True), (8.0, False, False), (8.0, True, True)],
+)
+def test_an_adapter_lies_where_its_noise_and_its_row_let_it(
+  finished_run, tmp_path, monkeypatch, epsilon, compared, is_private
+):
+  """At epsilon infinity a map is the private queries' own."""
+  task = task_of(finished_run.copy(tmp_path), finished_run.config)
+  task = dataclasses.replace(
+    task,
+    is_private=compared,
+    inputs=dataclasses.replace(task.inputs, epsilon=epsilon),
   )
+  fields = {
+    "statement": made_up.claim(), "steps": 1, "batch_size": 1,
+    "num_parameters": 4, "metrics": "",
+  }  # fmt: skip
+  trained = {"map": np.zeros((2, 2))}, fields
+  monkeypatch.setattr(
+    learn_adapter.private_training, "train", lambda *_: trained
+  )
+  made = learn_adapter.run(task)
+  assert results.is_private_path(made.directory) is is_private
+  root = task.folders.root
+  assert (root / made.directory / made.FILE).exists()
+  shared = root / "learn_adapter" / ROW
+  assert shared.exists() is not is_private
 
 
-@pytest.mark.slow
-def test_scores_are_of_mapped_queries_and_documents(made):
-  root, _, _ = made
-  for row in ROWS:
-    run = trec.read_run(root / f"private/evaluate/test/{row}/run.trec")
-    other = trec.read_run(root / "private/evaluate/test/untrained/run.trec")
-    assert run.keys() == other.keys() and run != other
-    assert (root / f"private/evaluate/test/fused_{row}/run.trec").exists()
-
-
-@pytest.mark.slow
-def test_what_a_query_learns_of_depends_on_it_alone(made):
-  root, config, _ = made
+def test_what_a_query_learns_of_depends_on_it_alone(finished_run):
+  root, config = finished_run.root, finished_run.config
   task = task_of(root, config)
   judged = _ranking.of_train(task)
   vectors = np.asarray(
@@ -153,57 +141,51 @@ def test_what_a_query_learns_of_depends_on_it_alone(made):
   assert whole["relevant"].any(axis=1).all()
 
 
-@pytest.mark.slow
-def test_a_search_finds_what_the_evaluation_found(made):
-  root, _, _ = made
+def test_a_search_finds_what_the_evaluation_found(finished_run):
+  root = finished_run.root
   folders = workspace.Folders(root)
   known = search.rows(folders, private=False)
-  assert set(ROWS) <= set(known)
   prepared = artifacts.load(root / "private/prepare_data", results.PreparedData)
   opened = search._Opened(folders, prepared, known)
+  folder = root / prepared.private_directory
+  split = prepared.test_split
   judged = _search.asked(
-    folders,
-    prepared,
-    root / prepared.private_directory,
-    prepared.test_split,
-    root / prepared.private_directory / f"{prepared.test_split}.npz",
+    folders, prepared, folder, split, folder / f"{split}.npz"
   )
-  for row in ROWS:
-    run = trec.read_run(root / f"private/evaluate/test/{row}/run.trec")
-    query, text = next(iter(judged.qrels)), judged.queries[0]
-    found = opened.system(row)(text, 3)
-    names = [str(judged.passages.ids[int(place)]) for place in found]
-    assert names == list(run[query])[:3]
+  run = trec.read_run(root / f"private/evaluate/test/{ROW}/run.trec")
+  query, text = next(iter(judged.qrels)), judged.queries[0]
+  found = opened.system(ROW)(text, 3)
+  names = [str(judged.passages.ids[int(place)]) for place in found]
+  assert names == list(run[query])[:3]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS)
 def test_sentence_transformers_gives_the_vectors_of_an_export(
-  made, row, tmp_path
+  finished_run, tmp_path
 ):
   if importlib.util.find_spec("sentence_transformers") is None:
     pytest.skip("needs sentence-transformers")
   import sentence_transformers
 
-  root, _, _ = made
-  place = root / "learn_adapter" / row
+  root = finished_run.root
+  place = root / "learn_adapter" / ROW
   said = export.run(place, tmp_path / "out", format="sentence-transformers")
   assert "epsilon = 8" in said
   theirs = sentence_transformers.SentenceTransformer(
     str(tmp_path / "out"), device="cpu"
   )
-  folders, one = workspace.Folders(root), load(root, row)
+  folders, made = workspace.Folders(root), load(root)
   prepared = artifacts.load(root / "private/prepare_data", results.PreparedData)
   folder = root / prepared.private_directory
   judged = _search.asked(
     folders, prepared, folder, "train", folder / "train.npz"
   )
-  params, shape = encoder_start.load(folders, one, QUERY)
+  params, shape = encoder_start.load(folders, made, QUERY)
   ours = encode.encode(params, shape, judged.query_tokens[:5])
   np.testing.assert_allclose(
     theirs.encode_query(judged.queries[:5]), ours, atol=1e-5
   )
-  params, shape = encoder_start.load(folders, one, DOCUMENT)
+  params, shape = encoder_start.load(folders, made, DOCUMENT)
   ours = encode.encode(params, shape, judged.passages.tokens[:5])
   texts = [*map(str, sentence_texts(root, prepared))][:5]
   np.testing.assert_allclose(theirs.encode_document(texts), ours, atol=1e-5)
@@ -215,24 +197,20 @@ def sentence_texts(root, prepared):
   return inputs.document_texts(inputs.corpus(workspace.Folders(root), prepared))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS)
-def test_a_map_alone_is_applied_by_its_ten_lines(made, row, tmp_path):
-  root, _, _ = made
-  export.run(root / "learn_adapter" / row, tmp_path / "out", format="map")
+def test_a_map_alone_is_applied_by_its_ten_lines(finished_run, tmp_path):
+  root, made = finished_run.root, load(finished_run.root)
+  export.run(root / "learn_adapter" / ROW, tmp_path / "out", format="map")
   text = (tmp_path / "out" / "README.md").read_text()
   program = text.split("```python\n")[1].split("```")[0]
   program = program.replace("FOLDER", str(tmp_path / "out"))
   scope: dict = {}
   exec(program, scope)  # noqa: S102
-  one = load(root, row)
-  vectors = np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)
-  dim = len(np.load(root / one.directory / one.file_of(QUERY)))
-  vectors = np.random.default_rng(0).normal(size=(4, dim)).astype(np.float32)
-  matrix = np.load(root / one.directory / one.file_of(QUERY))
+  matrix = np.load(root / made.directory / made.FILE)
+  generator = np.random.default_rng(0)
+  vectors = generator.normal(size=(4, len(matrix))).astype(np.float32)
   moved = vectors @ matrix
   np.testing.assert_allclose(
-    scope["apply"](vectors, QUERY),
+    scope["apply"](vectors),
     moved / np.linalg.norm(moved, axis=1, keepdims=True),
     rtol=1e-5,
   )
@@ -271,14 +249,9 @@ def test_a_pool_is_public():
     np.testing.assert_array_equal(there["map"], less["map"])
 
 
-def test_without_noise_a_map_is_private():
-  assert learn_adapter.names(math.inf) == ("adapter_inf", "adapter_both_inf")
-
-
 @pytest.mark.parametrize(
   "fields, message",
   [
-    ({"adapted": (8.0,), "untrained": False}, "adapted needs the encoder"),
     ({"adapted": (0.0,)}, "adapted must hold epsilons above 0"),
     ({"adapted": (8.0, 8)}, "different names"),
   ],

@@ -1,8 +1,7 @@
-"""Weights and maps that private queries teach, with DP."""
+"""Weights that private queries teach, with DP."""
 
 import contextlib
 import dataclasses
-import functools
 import math
 import types
 
@@ -16,89 +15,67 @@ import tiny_runs
 from synthq_jax import optim, stages
 from synthq_jax.cli import guide
 from synthq_jax.data import passages
-from synthq_jax.models import vector_map
-from synthq_jax.privacy import joint, statement
+from synthq_jax.privacy import joint
 from synthq_jax.privacy import unit as unit_lib
-from synthq_jax.retrieval import ranking, trec
+from synthq_jax.retrieval import ranking
 from synthq_jax.runtime import results, system_results, workspace
 from synthq_jax.runtime import stage as stage_lib
 from synthq_jax.stages import (
   _planned,
   _ranking,
   _search,
-  evaluate,
-  learn_map,
   learn_to_rank,
   plan,
 )
 from synthq_jax.storage import artifacts
-from synthq_jax.tools import search
 from synthq_jax.training import dp_step
 
 RNG = np.random.default_rng(0)
-QUERIES, DOCUMENTS, DIM, ROOM = 40, 30, 6, 8
+QUERIES, ROOM = 40, 8
 NUM_FEATURES = len(ranking.FEATURES)
-VECTORS = jnp.asarray(RNG.normal(size=(DOCUMENTS, DIM)), jnp.float32)
 CLIP = 0.25
 
 
 def batch(count=QUERIES):
-  """Records of both losses, whose first one has gradients beyond the clip norm."""
+  """Records whose first one has gradients beyond the clip norm."""
   candidate = np.arange(ROOM) < RNG.integers(2, ROOM + 1, size=(count, 1))
   relevant = np.arange(ROOM) == RNG.integers(0, 2, size=(count, 1))
   return {
     "values": RNG.random((count, ROOM, NUM_FEATURES), np.float32),
     "relevant": relevant,
     "candidate": candidate,
-    "scores": RNG.normal(size=(count, ROOM)).astype(np.float32),
-    "queries": RNG.normal(size=(count, DIM)).astype(np.float32),
-    "rows": RNG.integers(0, DOCUMENTS, size=(count, ROOM), dtype=np.int32),
   }
 
 
-LOSSES = {
-  "weights": (learn_to_rank.loss_fn, (NUM_FEATURES,)),
-  "map": (
-    functools.partial(vector_map.get_losses, vectors=VECTORS, temperature=1.0),
-    (DIM, DIM),
-  ),
-}
-
-
-@pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("size", [40, 4096])
-def test_one_query_moves_the_sum_by_the_clip_norm_and_no_more(name, size):
-  loss_fn, shape = LOSSES[name]
-  params = {name: jnp.asarray(RNG.normal(size=shape).astype(np.float32))}
-  records = batch(size)
-  clipped = jax.jit(optim.clipped_grad(loss_fn, l2_clip_norm=CLIP))
+def test_one_query_moves_the_sum_by_the_clip_norm_and_no_more(size):
+  weights = RNG.normal(size=NUM_FEATURES).astype(np.float32)
+  params, records = {"weights": jnp.asarray(weights)}, batch(size)
+  clipped = jax.jit(
+    optim.clipped_grad(learn_to_rank.loss_fn, l2_clip_norm=CLIP)
+  )
   whole, aux = clipped(params, records)
   assert np.isfinite(aux.norms).all() and (aux.norms > 0).any()
   place = int(np.argmax(aux.norms))
   assert aux.norms[place] > CLIP
   padding = np.arange(size) == place
   less, _ = clipped(params, records, is_padding_example=padding)
-  moved = float(jnp.linalg.norm(whole[name] - less[name]))
+  moved = float(jnp.linalg.norm(whole["weights"] - less["weights"]))
   assert moved == pytest.approx(CLIP, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_steps_down_the_gradient_find_what_was_planted(name):
+def test_steps_down_the_gradient_find_what_was_planted():
   """Scores, and not which candidate comes first, say what is relevant."""
-  loss_fn, shape = LOSSES[name]
-  records, planted = batch(400), RNG.normal(size=shape).astype(np.float32)
-  scores = {
-    "weights": lambda: records["values"] @ (4 * planted),
-    "map": lambda: np.einsum(
-      "qd,qcd->qc", records["queries"] @ planted, VECTORS[records["rows"]]
-    ),
-  }[name]()
+  planted = RNG.normal(size=NUM_FEATURES).astype(np.float32)
+  records = batch(400)
+  scores = records["values"] @ (4 * planted)
   best = np.argmax(np.where(records["candidate"], scores, -np.inf), axis=1)
   records["relevant"] = np.arange(ROOM) == best[:, None]
-  records["scores"] = np.zeros_like(records["scores"])
-  params = {name: jnp.zeros(shape)}
+  params = {"weights": jnp.zeros(NUM_FEATURES)}
   total = jax.jit(
-    jax.value_and_grad(lambda params: loss_fn(params, records).mean())
+    jax.value_and_grad(
+      lambda params: learn_to_rank.loss_fn(params, records).mean()
+    )
   )
   first, _ = total(params)
   for _ in range(300):
@@ -106,8 +83,8 @@ def test_steps_down_the_gradient_find_what_was_planted(name):
     params = jax.tree.map(lambda x, g: x - 0.5 * g, params, slope)
   last, _ = total(params)
   assert last < first / 2
-  cosine = jnp.vdot(params[name], planted) / (
-    jnp.linalg.norm(params[name]) * jnp.linalg.norm(planted)
+  cosine = jnp.vdot(params["weights"], planted) / (
+    jnp.linalg.norm(params["weights"]) * jnp.linalg.norm(planted)
   )
   assert cosine > 0.8
 
@@ -127,21 +104,20 @@ def task_of(root, row="public_only"):
   )
 
 
-def inputs_of(root, row="public_only", kind=learn_to_rank.Inputs, **more):
-  return kind(
+def inputs_of(root, row="public_only"):
+  return learn_to_rank.Inputs(
     prepared=load(root, "private/prepare_data", results.PreparedData),
     retriever=load(root, f"train_retriever/{row}", results.Checkpoint),
     vectors=load(root, f"encode_documents/{row}", system_results.Vectors),
     drop_identical=True,
-    **more or {"left_out": 0.0},
+    left_out=0.0,
   )
 
 
-def found_in(task, rows=None, left_out=0.0):
-  """Train queries with their candidates, all of them or some."""
-  judged = _ranking.of_train(task, left_out)
-  rows = np.arange(len(judged.qrels)) if rows is None else rows
-  return _ranking.found(task, judged, 100, rows)
+def records_of(task):
+  """The records of all train queries."""
+  judged = _ranking.of_train(task)
+  return _ranking.records(task, judged, 100, np.arange(len(judged.qrels)))
 
 
 def without_query(monkeypatch, place):
@@ -162,70 +138,33 @@ def test_a_query_less_leaves_the_features_of_all_others_as_they_are(
 ):
   """To the last bit: the sum would move by more than one query's gradient."""
   task = task_of(finished_run.root)
-  whole = _ranking.padded(found_in(task), 100)
+  whole = records_of(task)
   count = len(whole["values"])
   with monkeypatch.context() as patch:
     without_query(patch, place % count)
-    less = _ranking.padded(found_in(task), 100)
+    less = records_of(task)
   for name, values in whole.items():
     expected = np.delete(values, place % count, axis=0)
     assert expected.tobytes() == less[name].tobytes(), name
 
 
-def test_what_was_found_is_found_again_only_where_something_differs(
-  finished_run, tmp_path, monkeypatch
+def test_records_say_what_is_relevant_of_what_was_found(
+  finished_run, monkeypatch
 ):
-  root, searched = finished_run.copy(tmp_path), []
-  right = _ranking._search.candidates
+  task, right, found = task_of(finished_run.root), _search.candidates, {}
 
   def candidates(judged, *runs):
-    searched.append(len(judged.qrels))
-    return right(judged, *runs)
+    found.update(right(judged, *runs))
+    return found
 
-  monkeypatch.setattr(_ranking._search, "candidates", candidates)
-  monkeypatch.setattr(_ranking._kept, "_made", {})
-  task = task_of(root)
-  judged = _ranking.of_train(task)
-  every = np.arange(len(judged.qrels))
-  first = _ranking.found(task, judged, 100, every)
-  again = _ranking.found(task_of(root), _ranking.of_train(task), 100, every)
-  assert len(searched) == 1 and again.candidates is first.candidates
-  asked = [judged.queries[0] + " more", *judged.queries[1:]]
-  [vectors] = (root / task.inputs.vectors.vectors).glob("*.npy")
-  for changed, depth, rows in (
-    (judged, 99, every),
-    (judged, 100, every[1:]),
-    (judged._replace(queries=asked), 100, every),
-    (judged._replace(query_tokens=judged.query_tokens[::-1]), 100, every),
-    (judged._replace(drop_identical=False), 100, every),
-  ):
-    searched.clear()
-    _ranking.found(task, changed, depth, rows)
-    assert len(searched) == 1
-  for path in (vectors, judged.corpus):  # made again, though nothing differs
-    path.write_bytes(path.read_bytes())
-    searched.clear()
-    _ranking.found(task, judged, 100, every)
-    _ranking.found(task, judged, 100, every)
-    assert len(searched) == 1
-  monkeypatch.setattr(_ranking._kept, "most_bytes", 1)
-  searched.clear()
-  for _ in range(2):
-    _ranking.found(task, judged, 98, every)
-  assert len(searched) == 2  # of what is larger nothing stays
-
-
-def test_records_say_what_is_relevant_of_what_was_found(finished_run):
-  task = task_of(finished_run.root)
-  found = found_in(task)
-  records = _ranking.padded(found, 100)
+  monkeypatch.setattr(_search, "candidates", candidates)
+  records, qrels = records_of(task), _ranking.of_train(task).qrels
   assert records["values"].shape[1:] == (200, NUM_FEATURES)
   assert records["relevant"].any()
   assert not (records["relevant"] & ~records["candidate"]).any()
-  for row, (query, one) in enumerate(found.candidates.items()):
-    relevant = {
-      i for i, x in enumerate(one.ids) if x in found.judged.qrels[query]
-    }
+  assert len(found) == len(qrels) == len(records["values"])
+  for row, (query, one) in enumerate(found.items()):
+    relevant = {i for i, x in enumerate(one.ids) if x in qrels[query]}
     assert relevant == set(np.flatnonzero(records["relevant"][row]))
     assert records["candidate"][row].sum() == len(one.ids)
 
@@ -246,16 +185,15 @@ def test_rows_join_their_retrievers_claim_and_that_of_the_weights(finished_run):
     *row.statement.ledger
   }
   assert retriever.statement.epsilon < row.statement.epsilon < 9
-  # The map's row counts the weights that it stands beside, too.
-  mapped = load(root, "learn_map/eps8")
-  assert mapped.has_map and mapped.name == "ltr_map_eps8"
-  assert (
-    release in mapped.statement.ledger and len(mapped.statement.ledger) == 2
-  )
-  assert 8 < mapped.statement.epsilon < 8.5
-  assert mapped.weights == public.weights
-  both = joint.claim([public.statement, mapped.statement])
-  assert both.epsilon == pytest.approx(mapped.statement.epsilon)
+  # Weights beside an adapter count its training, too.
+  adapter = load(
+    root, "learn_adapter/adapter_eps8", system_results.Adapter
+  ).statement
+  beside = load(root, "learn_to_rank/adapter_eps8").statement
+  assert {*adapter.ledger} < {*beside.ledger} and len(beside.ledger) == 2
+  assert 8 < beside.epsilon < 8.5
+  both = joint.claim([adapter, beside])
+  assert both.epsilon == pytest.approx(beside.epsilon)
 
 
 def test_what_was_trained_without_privacy_learns_on_what_it_left_out(
@@ -286,25 +224,6 @@ def test_rows_that_are_only_compared_and_other_units_are_not_shared(
   assert not list(root.rglob("learn_to_rank/direct_dp_text*"))
 
 
-def test_a_map_of_zeros_ranks_as_the_weights_do(finished_run, tmp_path):
-  root = finished_run.copy(tmp_path)
-  place = root / "private/evaluate/test"
-  rows = ("ltr_public_only", "ltr_map_eps8")
-  runs = [trec.read_run(place / row / "run.trec") for row in rows]
-  assert runs[0].keys() == runs[1].keys() and runs[0] != runs[1]
-  file = root / "learn_map/eps8" / system_results.Ranking.FILE
-  assert np.load(file).any()
-  np.save(file, np.zeros_like(np.load(file)))
-  known = search.rows(workspace.Folders(root), private=False)
-  opened = search._Opened(
-    workspace.Folders(root),
-    load(root, "private/prepare_data", results.PreparedData),
-    known,
-  )
-  first, second = (opened.system(row)("station of row 3", 10) for row in rows)
-  assert first == pytest.approx(second) and list(first) == list(second)
-
-
 def test_two_secrets_have_weights_of_their_own(finished_run, tmp_path):
   root = finished_run.copy(tmp_path)
   weights = []
@@ -325,37 +244,32 @@ def learned(root):
   return load(root, "learn_to_rank/public_only")
 
 
-def again(root, stage, **settings):
-  """Makes weights or a map of a copied run once more."""
-  given = inputs_of(root)
-  if stage is learn_map:
-    of_map = {"learned": learned(root), "epsilon": 8.0}
-    given = inputs_of(root, kind=learn_map.Inputs, **of_map)
+def again(root, **settings):
+  """Makes the weights of a copied run once more."""
   return tiny_runs.make(
-    stage.STAGE,
-    stage.Config(steps=2, **settings),
+    learn_to_rank.STAGE,
+    learn_to_rank.Config(steps=2, **settings),
     workspace.Workspace(root, secret_seed=1),
     name="public_only",
     digest="another",
-    inputs=given,
+    inputs=inputs_of(root),
   )
 
 
-@pytest.mark.parametrize("stage", [learn_to_rank, learn_map])
 def test_only_queries_that_a_step_draws_are_searched_for(
-  finished_run, tmp_path, monkeypatch, stage
+  finished_run, tmp_path, monkeypatch
 ):
-  root, right = finished_run.copy(tmp_path), _ranking.found
+  root, right = finished_run.copy(tmp_path), _ranking.records
   prepared = load(root, "private/prepare_data", results.PreparedData)
   count = prepared.num_queries["train"]
   before, searched = {*learned(root).statement.ledger}, []
 
-  def found(task, judged, depth, rows):
+  def records(task, judged, depth, rows):
     searched.append(rows)
     return right(task, judged, depth, rows)
 
-  monkeypatch.setattr(_ranking, "found", found)
-  made = again(root, stage, batch_size=2)
+  monkeypatch.setattr(_ranking, "records", records)
+  made = again(root, batch_size=2)
   [rows] = searched
   assert 0 < len(rows) < count / 2
   # The claim, and whatever is shown, is of all of them: how many and which were
@@ -364,14 +278,10 @@ def test_only_queries_that_a_step_draws_are_searched_for(
   assert release.num_examples == made.num_queries == count
   assert release.expected_batch_size == 2
   # It learns what it would have learned if all had been.
-  file = root / made.directory / system_results.Ranking.FILE
-  learned_map = file.read_bytes() if made.has_map else b""
   monkeypatch.setattr(dp_step, "_made", _all_made)
-  eager = again(root, stage, batch_size=2)
+  eager = again(root, batch_size=2)
   assert len(searched[-1]) == count
   assert eager.weights == made.weights
-  assert made.has_map == (stage is learn_map)
-  assert learned_map == (file.read_bytes() if made.has_map else b"")
 
 
 def _all_made(training, mechanism):
@@ -385,12 +295,16 @@ def _all_made(training, mechanism):
   ("rows", "message"),
   [
     ({"ltr": ("original",), "bm25": False}, "Rows.ltr needs the row"),
-    ({"mapped": (8.0,), "bm25": False}, "Rows.mapped needs the row"),
+    ({"adapted": (8.0,), "untrained": False}, "adapted needs the encoder"),
     (
-      {"mapped": (8.0,), "public_only": False, "untrained": False},
-      "Rows.mapped needs a retriever",
+      {
+        "adapted": (8.0,),
+        "adapted_row": "public_only",
+        "public_only": False,
+      },
+      "got public_only=False",
     ),
-    ({"ltr": ("public_only",), "mapped": (0.0,)}, "above 0"),
+    ({"adapted_row": "original"}, "must be a row of a public encoder"),
   ],
 )
 def test_rows_that_do_not_go_together_are_refused(rows, message):
@@ -415,14 +329,15 @@ def trained(config, wanted):
 @pytest.mark.parametrize(
   ("rows", "total"),
   [
-    ({"ltr": ("public_only",), "compared": ("ltr_public_only",)}, "8"),
-    ({"ltr": ("synthetic_eps8",), "mapped": ()}, "8.5"),
+    ({"ltr": ("adapter",), "compared": ("adapter",)}, "8"),
+    ({"ltr": ("synthetic_eps8",), "adapted": ()}, "8.5"),
+    ({"ltr": ("untrained", "adapter")}, "13"),  # 8 + 4 + 2 x 0.5
   ],
 )
 def test_a_dry_run_counts_the_weights_that_are_released(tmp_path, rows, total):
-  rows = plan.Rows(direct_dp=(), **{"mapped": (4.0,), **rows})
+  rows = plan.Rows(direct_dp=(), **{"adapted": (4.0,), **rows})
   config = plan.RunConfig(rows=rows)
-  wanted = ("finetune_dp", "learn_to_rank", "learn_map")
+  wanted = ("finetune_dp", "learn_to_rank", "learn_adapter")
   planned = trained(config, wanted)
   said = "\n".join(guide._price(config, tmp_path, wanted, planned))
   assert f"together: at most {total}, " in said
@@ -441,7 +356,7 @@ def task_without_records(root, monkeypatch, settings, compared, **given):
     "prepared": made_up.prepared(), "vectors": vectors, "drop_identical": True,
     **given,
   }  # fmt: skip
-  kind = learn_to_rank.Inputs if "left_out" in given else learn_map.Inputs
+  kind = learn_to_rank.Inputs
   return stage_lib.Task(
     place="stage/row", name="row", digest="digest", settings=settings,
     folders=workspace.Workspace(root, secret_seed=7), inputs=kind(**given),
@@ -468,59 +383,11 @@ def test_weights_lie_where_their_retriever_and_their_row_may(
   assert results.is_private_path(made.directory) is is_private
 
 
-@pytest.mark.parametrize(
-  ("epsilon", "compared", "place", "is_private"),
-  [(math.inf, False, "{}", True), *((8.0, *one) for one in PLACES)],
-)
-def test_a_map_lies_where_its_weights_its_noise_and_its_row_let_it(
-  epsilon, compared, place, is_private, tmp_path, monkeypatch
-):
-  """At epsilon infinity a map is the private queries' own."""
-  weights = system_results.Ranking(
-    directory=place.format("learn_to_rank/public_only"),
-    name="ltr_public_only",
-    statement=made_up.claim("weights"),
-    retriever="public_only",
-    features=ranking.FEATURES,
-    weights=(0.0,) * NUM_FEATURES,
-    depth=10,
-    num_queries=0,
-  )
-  task = task_without_records(
-    tmp_path, monkeypatch, learn_map.Config(), compared, learned=weights,
-    epsilon=epsilon, retriever=made_up.checkpoint(),
-  )  # fmt: skip
-  of_map = made_up.claim("map")
-  if math.isinf(epsilon):
-    of_map = statement.non_private()
-  trained = {"map": np.zeros((DIM, DIM))}, {"statement": of_map}
-  monkeypatch.setattr(learn_map.private_training, "train", lambda *_: trained)
-  monkeypatch.setattr(_search, "collection", lambda *_: np.zeros((3, DIM)))
-  made = learn_map.run(task)
-  assert results.is_private_path(made.directory) is is_private
-  file = tmp_path / made.directory / system_results.Ranking.FILE
-  assert file.exists() and len(list(tmp_path.rglob("*.npy"))) == 1
-
-
-def test_a_map_beside_weights_that_are_only_compared_is_private(
-  finished_run, tmp_path, monkeypatch
-):
-  root, right = finished_run.copy(tmp_path), learned
-  place = "private/learn_to_rank/public_only"
-  monkeypatch.setitem(
-    globals(),
-    "learned",
-    lambda root: dataclasses.replace(right(root), directory=place),
-  )
-  made = again(root, learn_map, batch_size=16)
-  assert results.is_private_path(made.directory)
-
-
 def test_a_query_vector_that_is_no_number_stops_nobody(
   finished_run, monkeypatch
 ):
   task = task_of(finished_run.root)
-  whole, right = _ranking.padded(found_in(task), 100), _ranking.query_vectors
+  whole, right = records_of(task), _ranking.query_vectors
 
   def broken(*given):
     vectors = right(*given).copy()
@@ -530,11 +397,11 @@ def test_a_query_vector_that_is_no_number_stops_nobody(
   monkeypatch.setattr(_ranking, "query_vectors", broken)
   found = None
   with contextlib.suppress(ValueError):
-    found = found_in(task)
+    found = records_of(task)
   assert found is not None, "one query stops all"
-  others = np.arange(len(found.queries)) != 2
-  assert np.isfinite(found.queries).all()
-  for name, values in _ranking.padded(found, 100).items():
+  others = np.arange(len(found["values"])) != 2
+  assert np.isfinite(found["values"]).all()
+  for name, values in found.items():
     assert values[others].tobytes() == whole[name][others].tobytes(), name
 
 
@@ -564,47 +431,18 @@ def test_a_query_vector_that_is_no_number_ends_no_search(tmp_path, monkeypatch):
     assert set(found["q1"].values()) == {0.0}
 
 
-def test_a_ranking_with_a_map_survives_a_query_vector_that_is_no_number(
-  finished_run, monkeypatch
-):
-  root, right = finished_run.root, _ranking.query_vectors
-  task = task_of(root)
-  prepared = task.inputs.prepared
-  test = evaluate._load(task.folders, prepared, "test")
-
-  def broken(*given):
-    vectors = right(*given).copy()
-    vectors[1, 0] = np.nan
-    return vectors
-
-  system = artifacts.load(
-    next(root.glob("learn_map/*")), system_results.Ranking
-  )
-  task = dataclasses.replace(task, settings=evaluate.Config())
-  names = list(test.qrels)
-  runs = [{name: {test.passages.ids[0]: 1.0} for name in names}] * 2
-  whole = evaluate._ranked(task, system, test, runs)
-  monkeypatch.setattr(_ranking, "query_vectors", broken)
-  found = None
-  with contextlib.suppress(ValueError):
-    found = evaluate._ranked(task, system, test, runs)
-  assert found is not None, "one query stops all"
-  others = [name for name in names if name != names[1]]
-  assert all(found[name] == whole[name] for name in others)
-
-
-def test_a_dry_run_says_what_weights_and_maps_cost(tmp_path):
+def test_a_dry_run_says_what_weights_and_adapters_cost(tmp_path):
   config = plan.RunConfig(
     rows=plan.Rows(
       ltr=("untrained", "public_only", "synthetic"),
-      mapped=(4.0,),
+      adapted=(4.0,),
       compared=("direct_dp",),
     )
   )
-  wanted = ("finetune_dp", "direct_dp", "learn_to_rank", "learn_map")
+  wanted = ("finetune_dp", "direct_dp", "learn_adapter", "learn_to_rank")
   planned = trained(config, wanted)
   said = "\n".join(guide._price(config, tmp_path, wanted, planned))
-  assert "epsilon of ltr_map_eps4: 4, released" in said
+  assert "epsilon of adapter_eps4: 4, released" in said
   assert "weights of BM25's scores: 0.5 for each of 3 rows" in said
   assert "together: at most 13.5" in said  # 8 + 4 + 3 x 0.5
 
@@ -612,15 +450,13 @@ def test_a_dry_run_says_what_weights_and_maps_cost(tmp_path):
 @pytest.mark.parametrize(
   ("compared", "row", "expected"),
   [
-    ("ltr_map", "ltr_map_eps8", True),
-    ("map", "ltr_map_eps8", True),
+    ("ltr_adapter", "ltr_adapter_eps8", True),
+    ("adapter", "ltr_adapter_eps8", True),
     ("synthetic", "ltr_synthetic_eps8", True),
     ("ltr_synthetic", "ltr_synthetic_eps8", True),
     ("ltr_synthetic", "synthetic_eps8", False),
     ("ltr_untrained", "ltr_public_only", False),
-    # A map holds the weights that it is learned beside.
-    ("ltr_public_only", "ltr_map_eps8", True),
-    ("ltr_synthetic", "ltr_map_eps8", False),
+    ("ltr_synthetic", "ltr_adapter_eps8", False),
   ],
 )
 def test_a_ranked_row_is_compared_by_its_name_or_its_retrievers(

@@ -145,7 +145,9 @@ def test_one_delta_stands_everywhere(finished_run, tmp_path, capsys):
   """On the screen, on both pages, in the ledger's sum and in an export."""
   root, report = finished_run.root, finished_run.report
   made = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
-  few = r"finetune_dp|/direct_dp_(text_)?eps8|learn_map"  # each takes a second
+  few = (
+    r"finetune_dp|/direct_dp_(text_)?eps8|learn_adapter"  # each takes a second
+  )
   lines = (root / "private/ledger.jsonl").read_text().splitlines(keepends=True)
   path = tmp_path / "ledger.jsonl"
   path.write_text("".join(line for line in lines if re.search(few, line)))
@@ -541,9 +543,10 @@ def test_the_ledger_holds_every_private_training_once(finished_run):
   weighed = [  # the claim of "text" is about another unit
     f"learn_to_rank/{name}"
     for name in ("untrained", "public_only", "synthetic_eps8", "original")
-    + ("direct_dp_group_eps8",)
+    + ("direct_dp_group_eps8", "adapter_eps8")
   ]
-  expected = ["finetune_dp/eps8", *direct, *weighed, "learn_map/eps8"]
+  adapter = "learn_adapter/adapter_eps8"
+  expected = ["finetune_dp/eps8", *direct, adapter, *weighed]
   assert names == expected
 
 
@@ -579,7 +582,7 @@ def test_retrievers_may_be_static_vectors(finished_run, made, tmp_path):
     finished_run.config,
     static_encoder=static_encoder.Config(dim=6),
     direct_dp_methods=ONE_METHOD,
-    rows=plan.Rows(public_only=False, fused=True, mapped=(8.0,)),
+    rows=plan.Rows(public_only=False, fused=True, adapted=(8.0,)),
     test_sets=(),
   )
   root = finished_run.copy(tmp_path)

@@ -204,7 +204,7 @@ def test_a_weight_that_is_set_asks_nobody(finished_run, tmp_path):
 )
 def test_an_order_of_more_than_is_found_is_refused(finished_run, row, stage):
   config = finished_run.config
-  rows = {"fused": False, "ltr": (), "mapped": ()}
+  rows = {"fused": False, "ltr": (), "adapted": ()}
   with pytest.raises(
     ValueError, match=rf"at least {stage}\.Config\.depth, .* 9 and \d+"
   ):

@@ -30,7 +30,7 @@ from synthq_jax.runtime import (
 from synthq_jax.stages import (
   direct_dp,
   finetune_dp,
-  learn_map,
+  learn_adapter,
   learn_to_rank,
   plan,
   prepare_data,
@@ -249,9 +249,9 @@ def _run(tmp_path_factory):
       dim=4, steps=2, warmup_steps=1, batch_size=8
     ),
     learn_to_rank=learn_to_rank.Config(steps=2),
-    learn_map=learn_map.Config(steps=2),
+    learn_adapter=learn_adapter.Config(steps=2, pool=4, candidates=8),
     rows=plan.Rows(
-      ltr=("untrained",), mapped=(8.0,), original=False, public_only=False
+      ltr=("untrained",), adapted=(8.0,), original=False, public_only=False
     ),
   )
   plan.run(config, place / "run", progress=False)
@@ -273,13 +273,17 @@ def test_a_run_protects_users_from_log_to_page(run):
   noisy = artifacts.load(root / "release_scores", results.ReleasedScores)
   kind = system_results.Ranking
   weights = artifacts.load(root / "learn_to_rank/untrained", kind)
-  mapped = artifacts.load(root / "learn_map/eps8", kind)
-  [learned], two = weights.statement.ledger, mapped.statement.ledger
-  for drawn in (learned, *two):  # every query in every step, noise for three
+  adapter = artifacts.load(
+    root / "learn_adapter/adapter_eps8", system_results.Adapter
+  )
+  for drawn in (
+    *weights.statement.ledger,
+    *adapter.statement.ledger,
+  ):  # every query in every step, noise for three
     queries = (data.num_queries["train"], 3)
     assert (drawn.num_examples, drawn.group_size) == queries
     assert drawn.expected_batch_size == drawn.num_examples
-  assert weights.statement.unit == mapped.statement.unit == unit
+  assert weights.statement.unit == adapter.statement.unit == unit
   assert {"drawn_queries", "judged"} <= {*weights.statement.assumptions}
   assert "kept" not in weights.statement.assumptions
   promises = [one.statement for one in (generator, direct, noisy)]

@@ -12,15 +12,22 @@ import pytest
 from synthq_jax.cli import main
 from synthq_jax.data import vocabulary
 from synthq_jax.models import t5_checkpoints
+from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.retrieval import encode
-from synthq_jax.runtime import inputs, results, system_results
+from synthq_jax.runtime import (
+  encoder_start,
+  inputs,
+  results,
+  system_results,
+  workspace,
+)
 from synthq_jax.storage import artifacts
 from synthq_jax.tools import export, search
 
 ROWS = {
   "ltr_public_only": "learn_to_rank/public_only",
   "ltr_synthetic_eps8": "learn_to_rank/synthetic_eps8",
-  "ltr_map_eps8": "learn_map/eps8",
+  "ltr_adapter_eps8": "learn_to_rank/adapter_eps8",
 }
 QUERIES = ("station of row 3", "the report on row 5", "zzzz", "row", " ", "a 0")
 
@@ -37,18 +44,21 @@ def ours(root: pathlib.Path, row: str):
   """Returns our own encoder in the place of a SentenceTransformer."""
   prepared = artifacts.load(root / "private/prepare_data", results.PreparedData)
   pieces = vocabulary.load(root / prepared.vocabulary, extra_ids=32)
-  params, config = t5_checkpoints.load(root / "train_retriever" / row)
+  made = search.rows(workspace.Folders(root), private=False)[row]
 
-  def encoded(texts, length):
+  def encoded(texts, length, role):
+    params, config = encoder_start.load(workspace.Folders(root), made, role)
     rows = vocabulary.tokenize(pieces, texts, length=length)
     return encode.encode(params, config, rows)
 
   class Model(list):
     def encode_query(self, text):
-      return encoded([text], prepared.query_length)[0]
+      role = sentence_folders.QUERY
+      return encoded([text], prepared.query_length, role)[0]
 
     def encode_document(self, texts):
-      return encoded(texts, prepared.document_length)
+      role = sentence_folders.DOCUMENT
+      return encoded(texts, prepared.document_length, role)
 
   return Model([types.SimpleNamespace()])
 
@@ -82,7 +92,6 @@ def test_an_exported_ranker_ranks_as_the_run_does(finished_run, tmp_path, row):
   made = artifacts.load(root / ROWS[row], system_results.Ranking)
   assert "for one query: see PRIVACY.txt" in said
   ranker = load(to).Ranker(*documents(root), model=ours(root, made.retriever))
-  assert (ranker.map is not None) == made.has_map == (to / "map.npy").exists()
   assert_ranks_as_the_run(root, row, ranker)
   # What other engines found is ordered alike, whoever found it.
   best = ranker.search("station of row 3", 10)
@@ -155,7 +164,7 @@ def test_what_is_private_or_not_whole_is_refused(finished_run, tmp_path):
     export.run(private, to, format="ranker")
   export.run(private, tmp_path / "own", format="ranker", allow_private=True)
   with pytest.raises(ValueError, match="one of ranker"):
-    export.run(root / ROWS["ltr_map_eps8"], to, format="huggingface")
+    export.run(root / ROWS["ltr_adapter_eps8"], to, format="huggingface")
   folder = root / ROWS["ltr_synthetic_eps8"]
   data = root / "private/prepare_data"
   prepared = artifacts.load(data, results.PreparedData)
@@ -182,6 +191,6 @@ def test_sentence_transformers_encodes_for_an_exported_ranker(
 ):
   pytest.importorskip("sentence_transformers")
   root, to = finished_run.root, tmp_path / "ranker"
-  row = "ltr_map_eps8"
+  row = "ltr_adapter_eps8"
   export.run(root / ROWS[row], to, format="ranker")
   assert_ranks_as_the_run(root, row, load(to).Ranker(*documents(root)))
