@@ -89,3 +89,17 @@ def test_every_test_that_a_page_names_is_there():
   for page in PAGES:
     named = set(re.findall(r"`(test_[a-z0-9_]+)`", read(page)))
     assert named <= known, page
+
+
+def test_every_pitfall_has_its_tests_under_the_same_number():
+  short = read(ROOT / "docs/pitfalls.md")
+  long = read(ROOT / "docs/lab/pitfall_tests.md")
+  named = {
+    int(number): " ".join(title.split())
+    for number, title in re.findall(r"(?ms)^(\d+)\. \*\*(.+?)\.\*\*", short)
+  }
+  headings = re.findall(r"(?m)^### (\d+)\. (.+)$", long)
+  rows = re.findall(r"(?m)^\| (\d+) \| ", long)
+  assert named == {int(number): title for number, title in headings}
+  assert sorted(map(int, rows)) == sorted(named)
+  assert sorted(named) == list(range(1, len(named) + 1))
