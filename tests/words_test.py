@@ -73,6 +73,7 @@ SHORT_PAGES = (
   "docs/pitfalls.md",
   "docs/privacy.md",
   "docs/results.md",
+  "docs/sensitivities.md",
   "docs/tutorials/adapter.md",
   "docs/tutorials/auditing.md",
   "docs/tutorials/before_you_release.md",
