@@ -62,5 +62,7 @@ def test_the_five_queries_are_the_first_of_those_that_were_drawn():
     begins = document.removesuffix(" ...")
     assert row[1].startswith(begins) or begins.startswith(row[1][:-4])
   counts = [verdicts.count(x) for x in ("yes", "partly", "no")]
-  said = re.search(r"found (\d+) of the fifty .*?, (\d+) .*?, and (\d+) ", README)
+  said = re.search(
+    r"found (\d+) of the fifty .*?, (\d+) .*?, and (\d+) ", README
+  )
   assert counts == [int(x) for x in said.groups()]
