@@ -3,6 +3,7 @@
 import pathlib
 import re
 import shlex
+import tomllib
 
 import pytest
 
@@ -45,7 +46,11 @@ def test_the_commands_for_a_log_are_those_that_ship_it_runs():
 
 
 def test_the_demo_is_installed_by_the_script_of_the_repository():
-  assert "git clone " in README and "bash launch/local.sh" in README
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))[
+    "project"
+  ]
+  assert f"git clone {project['urls']['Homepage']} " in README
+  assert "\nbash launch/local.sh " in README
   assert (ROOT / "launch/local.sh").exists()
 
 
