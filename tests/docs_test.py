@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import importlib
+import inspect
 import pathlib
 import re
 import string
@@ -13,6 +15,11 @@ PAGES = [
   *sorted(ROOT.glob("*.md")),
   ROOT / "findings" / "README.md",
   *sorted((ROOT / "docs").rglob("*.md")),
+]
+USER_PAGES = [
+  page
+  for page in PAGES
+  if "lab" not in page.parts and page.name != "changelog.md"
 ]
 _CODE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(\s*<?([^)>\s]+)>?(?:\s+\"[^\"]*\")?\s*\)")
@@ -89,3 +96,62 @@ def test_every_test_that_a_page_names_is_there():
   for page in PAGES:
     named = set(re.findall(r"`(test_[a-z0-9_]+)`", read(page)))
     assert named <= known, page
+
+
+def test_every_pitfall_has_its_tests_under_the_same_number():
+  short = read(ROOT / "docs/pitfalls.md")
+  long = read(ROOT / "docs/lab/pitfall_tests.md")
+  named = {
+    int(number): " ".join(title.split())
+    for number, title in re.findall(r"(?ms)^(\d+)\. \*\*(.+?)\.\*\*", short)
+  }
+  headings = re.findall(r"(?m)^### (\d+)\. (.+)$", long)
+  rows = re.findall(r"(?m)^\| (\d+) \| ", long)
+  assert named == {int(number): title for number, title in headings}
+  assert sorted(map(int, rows)) == sorted(named)
+  assert sorted(named) == list(range(1, len(named) + 1))
+
+
+def settings(text: str) -> set[str]:
+  """Returns the names behind `--gin.` of a page, with their scope."""
+  return set(re.findall(r"--gin\.([\w./]+?)(?==|`| )", text))
+
+
+def has_setting(name: str) -> bool:
+  """Says whether a macro or a field of a configuration has this name."""
+  module, _, field = name.rpartition("/")[2].partition(".")
+  if not field:
+    macro = re.compile(rf"(?m)^{module} = ")
+    files = (ROOT / "gin_configs").rglob("*.gin")
+    return any(macro.search(read(path)) for path in files)
+  cls, _, attribute = field.partition(".")
+  for path in sorted((ROOT / "synthq_jax").rglob(f"{module}.py")):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    owner = getattr(importlib.import_module(".".join(parts)), cls, None)
+    if owner and attribute in inspect.signature(owner).parameters:
+      return True
+  return False
+
+
+def test_the_reader_of_settings_knows_macros_and_fields():
+  text = "--gin.EPSILON=3 `--gin.NO=1` --gin.a/plan.Rows.ltr='()' --gin.plan.Rows.x=1"
+  names = settings(text)
+  assert {name for name in names if has_setting(name)} == {
+    "EPSILON",
+    "a/plan.Rows.ltr",
+  }
+  assert len(names) == 4
+
+
+OTHERS = {"extending.md", "t5x.md"}
+"""Pages with settings of their own example, and of T5X."""
+
+
+@pytest.mark.parametrize(
+  "page",
+  [page for page in USER_PAGES if page.name not in OTHERS],
+  ids=lambda p: p.name,
+)
+def test_every_setting_that_a_page_names_exists(page):
+  unknown = {name for name in settings(read(page)) if not has_setting(name)}
+  assert unknown <= {"NAME", "CLIPNORM"}, "a placeholder; a mistake on purpose"

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LAB = ROOT / "docs/lab"
 TABLES = ROOT.parent / "shared/papers/tables.md"
 PAPERS = json.loads((LAB / "papers.json").read_text())
-PAGE = (ROOT / "docs/reproduction.md").read_text()
+PAGE = (ROOT / "docs/lab/reproduction.md").read_text()
 COLUMNS = 6
 """What it is, the paper's values, ours, scale, agrees, command."""
 

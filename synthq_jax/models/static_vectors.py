@@ -1,7 +1,7 @@
 """Encodes texts as means of their tokens' vectors: no layers, no attention.
 
 What a small transformer costs for a text this costs for hundreds, and where
-queries share words with what answers them it ranks better (docs/experiments).
+queries share words with what answers them it ranks better (docs/lab).
 Its tables load in sentence-transformers as a StaticEmbedding.
 """
 

@@ -4,7 +4,7 @@ Noise for every parameter is a third of a private optimizer's step on a CPU, so
 it is written to be compiled into the loop that adds it: a counter for each
 entry, Threefry of the counter, and Box and Muller's transform of the two words
 that come out. `jax.random.normal` takes three times as long there, because its
-generator is compiled as passes over whole arrays (docs/benchmarks.md). All 64
+generator is compiled as passes over whole arrays (docs/lab). All 64
 bits of an entry count, and values reach 9.3 standard deviations (5.4 there): where
 noise ends, a record that moves a sum past its end is told, and accounting pays for
 that (`privacy.accounting`). On a mesh every device makes its own part.

@@ -10,7 +10,7 @@ import pytest
 from synthq_jax.data import docstrings, environment_docs, splits
 
 RECORDED = pathlib.Path(__file__).with_name("demo_set.json")
-"""Versions of packages, and what they give; README's table is of these."""
+"""Versions of packages, and what they give; the table of demo.md is of these."""
 
 CONTROL = "Joins many arrays along an axis."
 
@@ -220,9 +220,11 @@ def test_the_recorded_versions_give_the_recorded_set(installed):
 
 def test_the_readme_names_the_recorded_set_of_its_own_command():
   recorded = json.loads(RECORDED.read_text())["run"]
-  said = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
-  assert f"{recorded['documents']:,} documents" in said
-  assert f"{recorded['queries']:,} queries" in said
+  root = pathlib.Path(__file__).parents[2]
+  for name in ("README.md", "docs/tutorials/demo.md"):
+    said = (root / name).read_text()
+    assert f"{recorded['documents']:,} documents" in said
+    assert f"{recorded['queries']:,} queries" in said
 
 
 @pytest.mark.slow

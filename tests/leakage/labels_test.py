@@ -1,4 +1,4 @@
-"""Detectors on the labels of SPIRE 2022 do as docs/experiments.md says."""
+"""Detectors on the labels of SPIRE 2022 do as docs/lab says."""
 
 import numpy as np
 import pytest

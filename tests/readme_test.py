@@ -1,0 +1,73 @@
+"""README: its block runs as it is printed, its commands are those that tests run."""
+
+import pathlib
+import re
+import shlex
+import tomllib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def _commands(text: str) -> list[list[str]]:
+  """Returns the words of each `synthq` command of a page, comments left out."""
+  lines = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+  lines = lines.replace("\\\n", " ").splitlines()
+  return [
+    shlex.split(line, comments=True)
+    for line in lines
+    if line.startswith("synthq ")
+  ]
+
+
+def test_the_block_trains_and_prints_its_guarantee(capsys):
+  (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+  names: dict = {}
+  exec(compile(block, "README.md", "exec"), names)  # noqa: S102
+  printed = capsys.readouterr().out
+  promised = names["promise"].statement("my model")
+  shown = re.search(r"\((\d+), ([\d.]+)\) for one example", README)
+  assert promised.epsilon == pytest.approx(float(shown[1]), abs=0.01)
+  assert promised.delta == float(shown[2])
+  assert f"({shown[1]}, {shown[2]})-differentially private" in printed
+  scores = names["x"] @ names["params"]["kernel"]
+  assert (scores.argmax(axis=1) == names["records"]["y"]).mean() > 0.9
+
+
+def test_the_commands_for_a_log_are_those_that_ship_it_runs():
+  """tests/tutorials_test.py runs ship_it.md's from a log to exports."""
+  page = (ROOT / "docs/tutorials/ship_it.md").read_text("utf-8")
+  commands = _commands(README)
+  assert len(commands) == 4
+  for command in commands:
+    assert command in _commands(page)
+
+
+def test_the_demo_is_installed_by_the_script_of_the_repository():
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))[
+    "project"
+  ]
+  assert f"git clone {project['urls']['Homepage']} " in README
+  assert "\nbash launch/local.sh " in README
+  assert (ROOT / "launch/local.sh").exists()
+
+
+def test_the_five_queries_are_the_first_of_those_that_were_drawn():
+  fifty = (ROOT / "docs/lab/fifty_queries.md").read_text("utf-8")
+  rows = re.findall(r"(?m)^\| \d+ \| (.*?) \| (.*) \| (\w+) \|$", fifty)
+  verdicts = [verdict for *_, verdict in rows]
+  assert len(rows) == 50
+  table = README.partition("| answered? |")[2].partition("\n\n")[0]
+  shown = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+  assert len(shown) == 5
+  for (query, document, verdict), row in zip(shown, rows, strict=False):
+    assert (query, verdict) == (row[0], row[2])
+    begins = document.removesuffix(" ...")
+    assert row[1].startswith(begins) or begins.startswith(row[1][:-4])
+  counts = [verdicts.count(x) for x in ("yes", "partly", "no")]
+  said = re.search(
+    r"found (\d+) of the fifty .*?, (\d+) .*?, and (\d+) ", README
+  )
+  assert counts == [int(x) for x in said.groups()]
