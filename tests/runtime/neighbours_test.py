@@ -399,7 +399,7 @@ def test_of_a_whole_run_another_query_changes_what_is_released_alone(runs):
   }  # fmt: skip
   assert not _differing(log.files, other.files)
   # A training learns of the query by its record, and by nothing else.
-  assert len(log.given) == len(other.given) == 4
+  assert len(log.given) == len(other.given) == 5
   for (ours, how), (theirs, same) in zip(log.given, other.given, strict=True):
     assert how == same
     gone, new = _rows(ours) - _rows(theirs), _rows(theirs) - _rows(ours)
