@@ -18,52 +18,16 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax.data import blocks
-from synthq_jax.storage import array_files, artifacts
+from synthq_jax.data import blocks, files
+from synthq_jax.storage import artifacts
 
-__all__ = ["Cache", "Names", "Writer", "load", "verify", "writing"]
+__all__ = ["Cache", "Writer", "load", "verify", "writing"]
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
 _HEADER_BYTES = 128
 _SMALL = 1 << 16
 """Vocabularies up to this size need two bytes a token."""
-
-
-class Names(Sequence[str]):
-  """Strings on disk, one for each record."""
-
-  def __init__(self, path: pathlib.Path):
-    """Maps a file of lines and the places where they end."""
-    ends = array_files.read(_ends_path(path), mapped=True)
-    blocks.check_size(_ends_path(path), ends.offset + ends.nbytes)
-    blocks.check_size(path, int(ends[-1]) + 1 if len(ends) else 0)
-    self._path, self._ends = path, ends
-    empty = not len(ends) or not ends[-1]  # an empty file cannot be mapped
-    self._bytes = np.zeros(0, np.uint8) if empty else np.memmap(path, np.uint8)
-
-  def __len__(self) -> int:
-    return len(self._ends)
-
-  def __getitem__(self, row: Any) -> Any:
-    """Returns the name of a record, or a list of names for a slice."""
-    if isinstance(row, slice):
-      start, stop, step = row.indices(len(self))
-      if step == 1 and start < stop:
-        return self._block(start, stop)
-      return [self[place] for place in range(start, stop, step)]
-    row = range(len(self))[int(row)]
-    return self._block(row, row + 1)[0]
-
-  def __reduce__(self):
-    """Another process opens the file again."""
-    return Names, (self._path,)
-
-  def _block(self, start: int, stop: int) -> list[str]:
-    """Returns the names of records that lie together, at least one."""
-    first = int(self._ends[start - 1]) + 1 if start else 0
-    text = bytes(self._bytes[first : int(self._ends[stop - 1])]).decode()
-    return text.split("\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +45,7 @@ class Cache:
 
   directory: pathlib.Path
   columns: Mapping[str, blocks.Rows]
-  names: Mapping[str, Names]
+  names: Mapping[str, files.Lines]
   digest: str
   facts: Mapping[str, Any]
 
@@ -141,27 +105,6 @@ class _File:
     self._stream.close()
 
 
-class _NamesFile(_File):
-  """Lines, and where each ends: 8 bytes a record until the file is closed."""
-
-  def __init__(self, path: pathlib.Path):
-    super().__init__(path)
-    self._path, self._place = path, 0
-    self._ends: list[np.ndarray] = []
-
-  def write_names(self, content: Sequence[str]) -> None:
-    encoded = [text.encode() for text in content]
-    ends = self._place + np.cumsum([len(text) + 1 for text in encoded]) - 1
-    self._place = int(ends[-1]) + 1 if len(ends) else self._place
-    self._ends.append(ends.astype(np.int64))
-    self.write(b"".join(text + b"\n" for text in encoded))
-
-  def close(self, header: bytes = b"") -> str:
-    ends = np.concatenate([np.zeros(0, np.int64), *self._ends])
-    array_files.save(_ends_path(self._path), ends)
-    return super().close(header)
-
-
 class Writer:
   """Takes records block by block; made by `writing`."""
 
@@ -176,9 +119,7 @@ class Writer:
     self._dtype, self._lengths = dtype, dict(lengths)
     self.num_records = 0
     self._tokens = {name: _File(directory / f"{name}.npy") for name in lengths}
-    self._names = {
-      name: _NamesFile(directory / f"{name}.txt") for name in names
-    }
+    self._names = {name: _File(directory / f"{name}.txt") for name in names}
     for name, file in self._tokens.items():
       file.write(_header(dtype, 0, self._lengths[name]), hashed=False)
 
@@ -203,7 +144,7 @@ class Writer:
     for name, rows in tokens.items():
       self._tokens[name].write(np.ascontiguousarray(rows, self._dtype).data)
     for name, texts in names.items():
-      self._names[name].write_names(texts)
+      self._names[name].write("".join(f"{x}\n" for x in texts).encode())
     self.num_records += count
 
   def _check(self, tokens, names, count) -> None:
@@ -302,7 +243,11 @@ def writing(
     writer = Writer(folder, lengths, names, dtype)
     try:
       yield writer
-      manifest = {**writer.finish(), "facts": dict(facts or {})}
+      manifest = {
+        **writer.finish(),
+        "facts": dict(facts or {}),
+        "bytes": {n: (folder / f"{n}.txt").stat().st_size for n in names},
+      }
     except BaseException:
       writer.abandon()
       raise
@@ -313,16 +258,15 @@ def writing(
 def _check_columns(columns: Sequence[str]) -> None:
   """Refuses names that are no names of files, or of the same file."""
   plain = all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in columns)
-  ends = any(name.endswith("_ends") for name in columns)
-  if not plain or ends or len(set(columns)) < len(columns):
+  if not plain or len(set(columns)) < len(columns):
     raise ValueError(
       "expected names of files as distinct columns, of lower-case letters,"
-      f" digits and _ and not ending in _ends, got {list(columns)}"
+      f" digits and _, got {list(columns)}"
     )
 
 
 def load(directory: str | os.PathLike) -> Cache:
-  """Opens a finished cache; nothing but the manifest is read yet.
+  """Opens a finished cache; tokens are read where they are used.
 
   Args:
     directory: of a cache that `writing` made.
@@ -337,13 +281,17 @@ def load(directory: str | os.PathLike) -> Cache:
   directory = pathlib.Path(directory)
   manifest = _manifest(directory)
   try:
+    for name, size in manifest.get("bytes", {}).items():
+      blocks.check_size(directory / f"{name}.txt", size)
     cache = Cache(
       directory,
       {
         n: blocks.Rows([directory / f"{n}.npy"], dtype=np.int32, mapped=False)
         for n in manifest["columns"]
       },
-      {n: Names(directory / f"{n}.txt") for n in manifest["names"]},
+      {
+        n: files.Lines(directory / f"{n}.txt", _name) for n in manifest["names"]
+      },
       manifest["digest"],
       manifest["facts"],
     )
@@ -383,12 +331,9 @@ def verify(directory: str | os.PathLike) -> None:
   for name, column in found["columns"].items():
     column["sha256"] = _sha256(directory / f"{name}.npy", _HEADER_BYTES)
   for name in found["names"]:
-    path = directory / f"{name}.txt"
-    found["names"][name] = _sha256(path)
-    ends = np.flatnonzero(np.fromfile(path, np.uint8) == ord("\n"))
-    if not np.array_equal(array_files.read(_ends_path(path)), ends):
-      found["names"][name] = "ends elsewhere"
-  del found["digest"], found["facts"]
+    found["names"][name] = _sha256(directory / f"{name}.txt")
+  for name in ("digest", "facts", "bytes"):
+    found.pop(name, None)
   if _digest(found) != manifest["digest"]:
     raise ValueError(
       f"{directory}: expected content with the digest of its manifest, got"
@@ -433,5 +378,5 @@ def _sha256(path: pathlib.Path, start: int = 0) -> str:
     return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _ends_path(path: pathlib.Path) -> pathlib.Path:
-  return path.with_name(f"{path.stem}_ends.npy")
+def _name(line: bytes) -> str:
+  return line[:-1].decode()
