@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -80,48 +80,29 @@ class Cache:
     return {name: column[rows] for name, column in self.columns.items()}
 
 
-class _File:
-  """A file that is hashed while it is written."""
-
-  def __init__(self, path: pathlib.Path):
-    self._stream: BinaryIO = open(path, "wb")
-    self._hash = hashlib.sha256()
-
-  def write(self, content: Any, *, hashed: bool = True) -> None:
-    if hashed:
-      self._hash.update(content)
-    self._stream.write(content)
-
-  def close(self, header: bytes = b"") -> str:
-    """Overwrites the first bytes, makes it durable and returns the digest."""
-    self._stream.seek(0)
-    self._stream.write(header)
-    self._stream.flush()
-    os.fsync(self._stream.fileno())
-    self._stream.close()
-    return self._hash.hexdigest()
-
-  def abandon(self) -> None:
-    self._stream.close()
-
-
 class Writer:
   """Takes records block by block; made by `writing`."""
 
   def __init__(
     self,
+    files_: contextlib.ExitStack,
     directory: pathlib.Path,
     lengths: Mapping[str, int],
     names: Sequence[str],
     dtype: str,
   ):
-    """Opens the files of a new folder."""
-    self._dtype, self._lengths = dtype, dict(lengths)
+    """Opens the files of a new folder, which `files_` closes."""
+    self._dtype, self._lengths, self._names = dtype, dict(lengths), list(names)
     self.num_records = 0
-    self._tokens = {name: _File(directory / f"{name}.npy") for name in lengths}
-    self._names = {name: _File(directory / f"{name}.txt") for name in names}
-    for name, file in self._tokens.items():
-      file.write(_header(dtype, 0, self._lengths[name]), hashed=False)
+    paths = {name: directory / f"{name}.npy" for name in lengths}
+    paths |= {name: directory / f"{name}.txt" for name in names}
+    self._streams = {
+      name: files_.enter_context(open(path, "wb"))
+      for name, path in paths.items()
+    }
+    self._hashes = {name: hashlib.sha256() for name in paths}
+    for name in lengths:
+      self._streams[name].write(self._header(name))
 
   def append(
     self,
@@ -142,17 +123,21 @@ class Writer:
     count = len(next(iter(tokens.values()), ()))
     self._check(tokens, names, count)
     for name, rows in tokens.items():
-      self._tokens[name].write(np.ascontiguousarray(rows, self._dtype).data)
+      self._write(name, np.ascontiguousarray(rows, self._dtype).data)
     for name, texts in names.items():
-      self._names[name].write("".join(f"{x}\n" for x in texts).encode())
+      self._write(name, "".join(f"{text}\n" for text in texts).encode())
     self.num_records += count
+
+  def _write(self, name: str, content: Any) -> None:
+    self._hashes[name].update(content)
+    self._streams[name].write(content)
 
   def _check(self, tokens, names, count) -> None:
     """Refuses blocks that do not fit."""
     given = (tokens.keys(), names.keys())
-    if given != (self._tokens.keys(), self._names.keys()):
+    if given != (self._lengths.keys(), set(self._names)):
       raise ValueError(
-        f"expected the columns {sorted(self._tokens)} and the names"
+        f"expected the columns {sorted(self._lengths)} and the names"
         f" {sorted(self._names)}, got {sorted(tokens)} and {sorted(names)}"
       )
     top = np.iinfo(self._dtype).max
@@ -175,27 +160,32 @@ class Writer:
         )
 
   def finish(self) -> dict[str, Any]:
-    """Completes the headers, closes the files, and returns the manifest."""
-    columns = {}
-    for name, file in self._tokens.items():
-      length = self._lengths[name]
-      header = _header(self._dtype, self.num_records, length)
-      columns[name] = {
-        "length": length, "dtype": self._dtype, "sha256": file.close(header)
-      }  # fmt: skip
-    names = {name: file.close() for name, file in self._names.items()}
+    """Completes the headers, makes the files durable, returns the manifest."""
+    for name in self._lengths:
+      self._streams[name].seek(0)
+      self._streams[name].write(self._header(name))
+    for stream in self._streams.values():
+      stream.flush()
+      os.fsync(stream.fileno())
+    digests = {name: hash_.hexdigest() for name, hash_ in self._hashes.items()}
+    columns = {
+      name: {"length": length, "dtype": self._dtype, "sha256": digests[name]}
+      for name, length in self._lengths.items()
+    }
     body = {
       "format": _FORMAT,
       "num_records": self.num_records,
       "columns": columns,
-      "names": names,
+      "names": {name: digests[name] for name in self._names},
     }
     return {**body, "digest": _digest(body)}
 
-  def abandon(self) -> None:
-    """Closes the files as they are."""
-    for file in (*self._tokens.values(), *self._names.values()):
-      file.abandon()
+  def _header(self, name: str) -> bytes:
+    """Returns a .npy header, as long for any number of records."""
+    shape = (self.num_records, self._lengths[name])
+    text = repr({"descr": self._dtype, "fortran_order": False, "shape": shape})
+    body = text.ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
 
 
 @contextlib.contextmanager
@@ -240,17 +230,14 @@ def writing(
   _check_columns([*lengths, *names])
   dtype = "<u2" if vocab_size <= _SMALL else "<i4"
   with artifacts.new_folder(directory, "cache") as folder:
-    writer = Writer(folder, lengths, names, dtype)
-    try:
+    with contextlib.ExitStack() as stack:
+      writer = Writer(stack, folder, lengths, names, dtype)
       yield writer
       manifest = {
         **writer.finish(),
         "facts": dict(facts or {}),
         "bytes": {n: (folder / f"{n}.txt").stat().st_size for n in names},
       }
-    except BaseException:
-      writer.abandon()
-      raise
     text = json.dumps(manifest, indent=2)
     artifacts.write_atomically(folder / _MANIFEST, text)
 
@@ -356,15 +343,6 @@ def _manifest(directory: pathlib.Path) -> dict[str, Any]:
       " write the cache again"
     )
   return manifest
-
-
-def _header(dtype: str, records: int, length: int) -> bytes:
-  """Returns a .npy header, as long for any number of records."""
-  text = repr(
-    {"descr": dtype, "fortran_order": False, "shape": (records, length)}
-  )
-  body = text.ljust(117).encode() + b"\n"
-  return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
 
 
 def _digest(body: Mapping[str, Any]) -> str:
