@@ -424,8 +424,10 @@ class Lines(Sequence):
   def __len__(self) -> int:
     return len(self._starts)
 
-  def __getitem__(self, position: int) -> Any:
-    """Returns what `read` makes of a line; positions count from 0."""
+  def __getitem__(self, position: Any) -> Any:
+    """Returns what `read` makes of a line, or of each line of a slice."""
+    if isinstance(position, slice):
+      return self.at(range(len(self))[position])
     return self.at([position])[0]
 
   def at(self, positions: Iterable[int]) -> list[Any]:

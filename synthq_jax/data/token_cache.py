@@ -13,57 +13,21 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax.data import blocks
-from synthq_jax.storage import array_files, artifacts
+from synthq_jax.data import blocks, files
+from synthq_jax.storage import artifacts
 
-__all__ = ["Cache", "Names", "Writer", "load", "verify", "writing"]
+__all__ = ["Cache", "Writer", "load", "verify", "writing"]
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
 _HEADER_BYTES = 128
 _SMALL = 1 << 16
 """Vocabularies up to this size need two bytes a token."""
-
-
-class Names(Sequence[str]):
-  """Strings on disk, one for each record."""
-
-  def __init__(self, path: pathlib.Path):
-    """Maps a file of lines and the places where they end."""
-    ends = array_files.read(_ends_path(path), mapped=True)
-    blocks.check_size(_ends_path(path), ends.offset + ends.nbytes)
-    blocks.check_size(path, int(ends[-1]) + 1 if len(ends) else 0)
-    self._path, self._ends = path, ends
-    empty = not len(ends) or not ends[-1]  # an empty file cannot be mapped
-    self._bytes = np.zeros(0, np.uint8) if empty else np.memmap(path, np.uint8)
-
-  def __len__(self) -> int:
-    return len(self._ends)
-
-  def __getitem__(self, row: Any) -> Any:
-    """Returns the name of a record, or a list of names for a slice."""
-    if isinstance(row, slice):
-      start, stop, step = row.indices(len(self))
-      if step == 1 and start < stop:
-        return self._block(start, stop)
-      return [self[place] for place in range(start, stop, step)]
-    row = range(len(self))[int(row)]
-    return self._block(row, row + 1)[0]
-
-  def __reduce__(self):
-    """Another process opens the file again."""
-    return Names, (self._path,)
-
-  def _block(self, start: int, stop: int) -> list[str]:
-    """Returns the names of records that lie together, at least one."""
-    first = int(self._ends[start - 1]) + 1 if start else 0
-    text = bytes(self._bytes[first : int(self._ends[stop - 1])]).decode()
-    return text.split("\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +45,7 @@ class Cache:
 
   directory: pathlib.Path
   columns: Mapping[str, blocks.Rows]
-  names: Mapping[str, Names]
+  names: Mapping[str, files.Lines]
   digest: str
   facts: Mapping[str, Any]
 
@@ -116,71 +80,29 @@ class Cache:
     return {name: column[rows] for name, column in self.columns.items()}
 
 
-class _File:
-  """A file that is hashed while it is written."""
-
-  def __init__(self, path: pathlib.Path):
-    self._stream: BinaryIO = open(path, "wb")
-    self._hash = hashlib.sha256()
-
-  def write(self, content: Any, *, hashed: bool = True) -> None:
-    if hashed:
-      self._hash.update(content)
-    self._stream.write(content)
-
-  def close(self, header: bytes = b"") -> str:
-    """Overwrites the first bytes, makes it durable and returns the digest."""
-    self._stream.seek(0)
-    self._stream.write(header)
-    self._stream.flush()
-    os.fsync(self._stream.fileno())
-    self._stream.close()
-    return self._hash.hexdigest()
-
-  def abandon(self) -> None:
-    self._stream.close()
-
-
-class _NamesFile(_File):
-  """Lines, and where each ends: 8 bytes a record until the file is closed."""
-
-  def __init__(self, path: pathlib.Path):
-    super().__init__(path)
-    self._path, self._place = path, 0
-    self._ends: list[np.ndarray] = []
-
-  def write_names(self, content: Sequence[str]) -> None:
-    encoded = [text.encode() for text in content]
-    ends = self._place + np.cumsum([len(text) + 1 for text in encoded]) - 1
-    self._place = int(ends[-1]) + 1 if len(ends) else self._place
-    self._ends.append(ends.astype(np.int64))
-    self.write(b"".join(text + b"\n" for text in encoded))
-
-  def close(self, header: bytes = b"") -> str:
-    ends = np.concatenate([np.zeros(0, np.int64), *self._ends])
-    array_files.save(_ends_path(self._path), ends)
-    return super().close(header)
-
-
 class Writer:
   """Takes records block by block; made by `writing`."""
 
   def __init__(
     self,
+    files_: contextlib.ExitStack,
     directory: pathlib.Path,
     lengths: Mapping[str, int],
     names: Sequence[str],
     dtype: str,
   ):
-    """Opens the files of a new folder."""
-    self._dtype, self._lengths = dtype, dict(lengths)
+    """Opens the files of a new folder, which `files_` closes."""
+    self._dtype, self._lengths, self._names = dtype, dict(lengths), list(names)
     self.num_records = 0
-    self._tokens = {name: _File(directory / f"{name}.npy") for name in lengths}
-    self._names = {
-      name: _NamesFile(directory / f"{name}.txt") for name in names
+    paths = {name: directory / f"{name}.npy" for name in lengths}
+    paths |= {name: directory / f"{name}.txt" for name in names}
+    self._streams = {
+      name: files_.enter_context(open(path, "wb"))
+      for name, path in paths.items()
     }
-    for name, file in self._tokens.items():
-      file.write(_header(dtype, 0, self._lengths[name]), hashed=False)
+    self._hashes = {name: hashlib.sha256() for name in paths}
+    for name in lengths:
+      self._streams[name].write(self._header(name))
 
   def append(
     self,
@@ -201,17 +123,21 @@ class Writer:
     count = len(next(iter(tokens.values()), ()))
     self._check(tokens, names, count)
     for name, rows in tokens.items():
-      self._tokens[name].write(np.ascontiguousarray(rows, self._dtype).data)
+      self._write(name, np.ascontiguousarray(rows, self._dtype).data)
     for name, texts in names.items():
-      self._names[name].write_names(texts)
+      self._write(name, "".join(f"{text}\n" for text in texts).encode())
     self.num_records += count
+
+  def _write(self, name: str, content: Any) -> None:
+    self._hashes[name].update(content)
+    self._streams[name].write(content)
 
   def _check(self, tokens, names, count) -> None:
     """Refuses blocks that do not fit."""
     given = (tokens.keys(), names.keys())
-    if given != (self._tokens.keys(), self._names.keys()):
+    if given != (self._lengths.keys(), set(self._names)):
       raise ValueError(
-        f"expected the columns {sorted(self._tokens)} and the names"
+        f"expected the columns {sorted(self._lengths)} and the names"
         f" {sorted(self._names)}, got {sorted(tokens)} and {sorted(names)}"
       )
     top = np.iinfo(self._dtype).max
@@ -234,27 +160,32 @@ class Writer:
         )
 
   def finish(self) -> dict[str, Any]:
-    """Completes the headers, closes the files, and returns the manifest."""
-    columns = {}
-    for name, file in self._tokens.items():
-      length = self._lengths[name]
-      header = _header(self._dtype, self.num_records, length)
-      columns[name] = {
-        "length": length, "dtype": self._dtype, "sha256": file.close(header)
-      }  # fmt: skip
-    names = {name: file.close() for name, file in self._names.items()}
+    """Completes the headers, makes the files durable, returns the manifest."""
+    for name in self._lengths:
+      self._streams[name].seek(0)
+      self._streams[name].write(self._header(name))
+    for stream in self._streams.values():
+      stream.flush()
+      os.fsync(stream.fileno())
+    digests = {name: hash_.hexdigest() for name, hash_ in self._hashes.items()}
+    columns = {
+      name: {"length": length, "dtype": self._dtype, "sha256": digests[name]}
+      for name, length in self._lengths.items()
+    }
     body = {
       "format": _FORMAT,
       "num_records": self.num_records,
       "columns": columns,
-      "names": names,
+      "names": {name: digests[name] for name in self._names},
     }
     return {**body, "digest": _digest(body)}
 
-  def abandon(self) -> None:
-    """Closes the files as they are."""
-    for file in (*self._tokens.values(), *self._names.values()):
-      file.abandon()
+  def _header(self, name: str) -> bytes:
+    """Returns a .npy header, as long for any number of records."""
+    shape = (self.num_records, self._lengths[name])
+    text = repr({"descr": self._dtype, "fortran_order": False, "shape": shape})
+    body = text.ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
 
 
 @contextlib.contextmanager
@@ -299,13 +230,14 @@ def writing(
   _check_columns([*lengths, *names])
   dtype = "<u2" if vocab_size <= _SMALL else "<i4"
   with artifacts.new_folder(directory, "cache") as folder:
-    writer = Writer(folder, lengths, names, dtype)
-    try:
+    with contextlib.ExitStack() as stack:
+      writer = Writer(stack, folder, lengths, names, dtype)
       yield writer
-      manifest = {**writer.finish(), "facts": dict(facts or {})}
-    except BaseException:
-      writer.abandon()
-      raise
+      manifest = {
+        **writer.finish(),
+        "facts": dict(facts or {}),
+        "bytes": {n: (folder / f"{n}.txt").stat().st_size for n in names},
+      }
     text = json.dumps(manifest, indent=2)
     artifacts.write_atomically(folder / _MANIFEST, text)
 
@@ -313,16 +245,15 @@ def writing(
 def _check_columns(columns: Sequence[str]) -> None:
   """Refuses names that are no names of files, or of the same file."""
   plain = all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in columns)
-  ends = any(name.endswith("_ends") for name in columns)
-  if not plain or ends or len(set(columns)) < len(columns):
+  if not plain or len(set(columns)) < len(columns):
     raise ValueError(
       "expected names of files as distinct columns, of lower-case letters,"
-      f" digits and _ and not ending in _ends, got {list(columns)}"
+      f" digits and _, got {list(columns)}"
     )
 
 
 def load(directory: str | os.PathLike) -> Cache:
-  """Opens a finished cache; nothing but the manifest is read yet.
+  """Opens a finished cache; tokens are read where they are used.
 
   Args:
     directory: of a cache that `writing` made.
@@ -337,13 +268,17 @@ def load(directory: str | os.PathLike) -> Cache:
   directory = pathlib.Path(directory)
   manifest = _manifest(directory)
   try:
+    for name, size in manifest.get("bytes", {}).items():
+      blocks.check_size(directory / f"{name}.txt", size)
     cache = Cache(
       directory,
       {
         n: blocks.Rows([directory / f"{n}.npy"], dtype=np.int32, mapped=False)
         for n in manifest["columns"]
       },
-      {n: Names(directory / f"{n}.txt") for n in manifest["names"]},
+      {
+        n: files.Lines(directory / f"{n}.txt", _name) for n in manifest["names"]
+      },
       manifest["digest"],
       manifest["facts"],
     )
@@ -383,12 +318,9 @@ def verify(directory: str | os.PathLike) -> None:
   for name, column in found["columns"].items():
     column["sha256"] = _sha256(directory / f"{name}.npy", _HEADER_BYTES)
   for name in found["names"]:
-    path = directory / f"{name}.txt"
-    found["names"][name] = _sha256(path)
-    ends = np.flatnonzero(np.fromfile(path, np.uint8) == ord("\n"))
-    if not np.array_equal(array_files.read(_ends_path(path)), ends):
-      found["names"][name] = "ends elsewhere"
-  del found["digest"], found["facts"]
+    found["names"][name] = _sha256(directory / f"{name}.txt")
+  for name in ("digest", "facts", "bytes"):
+    found.pop(name, None)
   if _digest(found) != manifest["digest"]:
     raise ValueError(
       f"{directory}: expected content with the digest of its manifest, got"
@@ -413,15 +345,6 @@ def _manifest(directory: pathlib.Path) -> dict[str, Any]:
   return manifest
 
 
-def _header(dtype: str, records: int, length: int) -> bytes:
-  """Returns a .npy header, as long for any number of records."""
-  text = repr(
-    {"descr": dtype, "fortran_order": False, "shape": (records, length)}
-  )
-  body = text.ljust(117).encode() + b"\n"
-  return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
-
-
 def _digest(body: Mapping[str, Any]) -> str:
   text = json.dumps(body, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
@@ -433,5 +356,5 @@ def _sha256(path: pathlib.Path, start: int = 0) -> str:
     return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _ends_path(path: pathlib.Path) -> pathlib.Path:
-  return path.with_name(f"{path.stem}_ends.npy")
+def _name(line: bytes) -> str:
+  return line[:-1].decode()

@@ -2,7 +2,8 @@
 
 A block is block_NNNNN.npy, a float32 array, with the mark of `data.blocks` beside
 it: its digest, and whose vectors of what these are. Processes that write
-different blocks need not know of each other.
+different blocks need not know of each other. One file that all write into
+(`numpy.lib.format.open_memmap`) would go into a bucket whole after each block.
 """
 
 import os

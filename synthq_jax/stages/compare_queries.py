@@ -299,7 +299,6 @@ def _side_by_side(
     group: [name for name in sets if name.startswith(f"{group}.")]
     for group in beir_sets.GROUPS
   }
-  names = {_words(one.row.evaluation.name) for one in scored}
   for measure in config.measures:
     scores: dict = collections.defaultdict(dict)
     for one in scored:
@@ -310,10 +309,8 @@ def _side_by_side(
       table = tables.compare(
         scores,
         measure,
-        reference=_REFERENCE if _REFERENCE in names else None,
-        groups={group: parts for group, parts in groups.items() if parts},
-        samples=config.bootstrap_samples,
-        seed=config.seed,
+        reference=_REFERENCE if _REFERENCE in scores else None,
+        groups=groups,
       )
       yield comparison_results.SideBySide(
         measure=measure, table=table.cells(), caption=table.caption

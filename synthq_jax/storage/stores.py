@@ -12,6 +12,8 @@ a store has no folders, no file modes and no locks, so that
 - a secret is created only if absent, and needs the user's word (`check_secret`).
 
 Any file system of fsspec will do that creates an object only if there is none.
+`etils.epath` has no such creation, tells no digest of an object, and knows fewer
+file systems.
 """
 
 import contextlib

@@ -354,10 +354,10 @@ def parsers() -> dict[str, Parser]:
       [_apart(lambda: _cache_file("manifest.json"))],
       _cache,
     ),
-    "token cache ends": Parser(
+    "token cache names": Parser(
       cache,
-      "ids_ends.npy",
-      [_apart(lambda: _cache_file("ids_ends.npy"))],
+      "ids.txt",
+      [_apart(lambda: _cache_file("ids.txt"))],
       _cache,
     ),
     "t5x msgpack": Parser(
