@@ -68,10 +68,10 @@ class _Cached:
         )
         for path in sorted(root.glob(pattern))
       ]
-      wanted = json.loads(info.read_text()).get("num_shards", len(paths))
-      if len(paths) != wanted or not paths:
+      expected = json.loads(info.read_text()).get("num_shards", len(paths))
+      if len(paths) != expected or not paths:
         raise ValueError(
-          f"{root}: expected {wanted} files {split}.tfrecord-*, got"
+          f"{root}: expected {expected} files {split}.tfrecord-*, got"
           f" {len(paths)}: copy the folder again, whole"
         )
       splits[split] = paths
@@ -90,10 +90,10 @@ class _Cached:
         start += len(raw) + 16  # a length and two checksums
         count += 1
     stats = pathlib.Path(self.name, f"stats.{split}.json")
-    wanted = json.loads(stats.read_text()) if stats.is_file() else {}
-    if wanted.get("examples", count) != count:
+    expected = json.loads(stats.read_text()) if stats.is_file() else {}
+    if expected.get("examples", count) != count:
       raise ValueError(
-        f"{self.name}: expected {wanted['examples']} records in split {split!r},"
+        f"{self.name}: expected {expected['examples']} records in split {split!r},"
         f" as {stats.name} says, got {count}: cache the task again"
       )
 
@@ -143,7 +143,7 @@ class _Registered:
 
 
 def read(
-  place: str,
+  name: str,
   corpus: str,
   fields: jsonl.Fields,
   *,
@@ -156,8 +156,8 @@ def read(
   without which it is 1. Rows of one side alone are a query or a document.
 
   Args:
-    place: of a task or mixture.
-    corpus: of one that holds the documents; empty: `place`.
+    name: of a task or mixture, or a folder.
+    corpus: of one that holds the documents; empty: `name`.
     fields: names of the columns of texts.
     dangling: as in `beir.read_beir`.
 
@@ -168,10 +168,12 @@ def read(
     ValueError: as `beir.read_beir`, or if there is no such task, a cache is not
       complete, or there are no documents.
   """
-  documents, known = _read_documents(corpus or place, fields, bool(corpus))
+  documents, document_ids = _read_documents(
+    corpus or name, fields, bool(corpus)
+  )
   queries: dict[str, tuple[tuple[bool, int], collection_lib.Query]] = {}
   judged: dict[str, list[tuple[int, str, str, str]]] = {}
-  for part, split in _splits(place):
+  for part, split in _splits(name):
     if split == PASSAGE:
       continue
     rows = judged.setdefault(split, []) if split != QUERY else []
@@ -193,13 +195,13 @@ def read(
         document = ids.get_field(where, row, "passage_id", "document")
         rows.append((_number(row), query.id, document, _grade(row)))
   if not queries:
-    raise ValueError(f"{place}: expected records with a query, got none")
+    raise ValueError(f"{name}: expected records with a query, got none")
   ordered = sorted(queries.values(), key=lambda each: (each[0], each[1].id))
   qrels = {
     split: collection_lib.judge(
-      ((f"{place}/{split}", *rest) for _, *rest in sorted(set(rows))),
+      ((f"{name}/{split}", *rest) for _, *rest in sorted(set(rows))),
       queries.keys(),
-      known,
+      document_ids,
       dangling=dangling,
     )
     for split, rows in judged.items()
@@ -208,17 +210,17 @@ def read(
     documents,
     tuple(query for _, query in ordered),
     qrels,
-    lacking=collection_lib.lacking(qrels, known),
+    lacking=collection_lib.lacking(qrels, document_ids),
   )
 
 
 def read_pairs(
-  place: str, fields: jsonl.Fields, **options: Any
+  name: str, fields: jsonl.Fields, **options: Any
 ) -> collection_lib.Collection:
   """Reads a task of texts alone as a log of pairs is read, split by split.
 
   Args:
-    place: of a task or mixture.
+    name: of a task or mixture, or a folder.
     fields: names of the features, e.g. query="targets", document="inputs".
     **options: of `jsonl.read_jsonl`, whose guarantee this is.
 
@@ -226,60 +228,60 @@ def read_pairs(
     ValueError: as `jsonl.read_jsonl`.
   """
   rows = []
-  for part, split in _splits(place):
+  for part, split in _splits(name):
     for _, row in part.rows(split):
       texts = tuple(str(row.get(x)) for x in (fields.query, fields.document))
       of_task = {"split": table_files.OfFile(split)}
       rows.append((split, _number(row), texts, {**row, **of_task}))
   rows.sort(key=lambda each: each[:3])
-  names = sorted({split for _, split in _splits(place)})
-  lines = ((f"{place}/{split}", row) for split, _, _, row in rows)
-  return jsonl.read_jsonl(place, fields, rows=lines, splits=names, **options)
+  names = sorted({split for _, split in _splits(name)})
+  lines = ((f"{name}/{split}", row) for split, _, _, row in rows)
+  return jsonl.read_jsonl(name, fields, rows=lines, splits=names, **options)
 
 
-def check(place: str) -> None:
-  """Refuses a place where nothing is registered or cached; reads no record."""
-  for _ in _splits(place):
+def check(name: str) -> None:
+  """Refuses a name under which nothing is registered or cached; reads no record."""
+  for _ in _splits(name):
     pass
 
 
-def digest(place: str) -> str | None:
+def digest(name: str) -> str | None:
   """Digests the records of a task that is not cached, in whatever order.
 
   Args:
-    place: of a task or mixture.
+    name: of a task or mixture, or a folder.
 
   Returns:
     The digest; None for a folder, whose files say it.
   """
-  if pathlib.Path(place).is_dir():
+  if pathlib.Path(name).is_dir():
     return None
   total = 0
-  for part, split in _splits(place):
+  for part, split in _splits(name):
     for _, row in part.rows(split):
       text = json.dumps([split, row], sort_keys=True, default=str).encode()
       total += int.from_bytes(hashlib.sha256(text).digest(), "big")
   return f"{total % 2**256:064x}"
 
 
-def _splits(place: str) -> Iterator[tuple[_Cached | _Registered, str]]:
-  """Yields each task of a place with each of its splits."""
-  for part in _parts(place):
+def _splits(name: str) -> Iterator[tuple[_Cached | _Registered, str]]:
+  """Yields each task behind a name with each of its splits."""
+  for part in _parts(name):
     for split in sorted(part.splits):
       yield part, split
 
 
-def _parts(place: str) -> list[_Cached | _Registered]:
-  if pathlib.Path(place).is_dir():
-    return [_Cached(place)]
+def _parts(name: str) -> list[_Cached | _Registered]:
+  if pathlib.Path(name).is_dir():
+    return [_Cached(name)]
   with extras.required("seqio"), vocabulary.native_stderr():
     import seqio
 
   try:
-    provider = seqio.get_mixture_or_task(place)
+    provider = seqio.get_mixture_or_task(name)
   except ValueError:
     raise ValueError(
-      f"{place}: expected a SeqIO task or mixture that is registered, or the"
+      f"{name}: expected a SeqIO task or mixture that is registered, or the"
       " folder of a cached task, got neither: import the module that registers"
       " it (import my_tasks in a gin file, or --gin.MIXTURE_OR_TASK_MODULE with"
       " data/seqio.gin)"
@@ -293,13 +295,13 @@ def _parts(place: str) -> list[_Cached | _Registered]:
   ]
 
 
-def _read_documents(place: str, fields: jsonl.Fields, is_corpus: bool):
+def _read_documents(name: str, fields: jsonl.Fields, is_corpus: bool):
   """Reads documents, in an order that says nothing of who asked."""
-  every = [*_splits(place)]
+  every = [*_splits(name)]
   chosen = [(part, split) for part, split in every if split == PASSAGE]
   if not (chosen or is_corpus):
     raise ValueError(
-      f"{place}: expected a split {PASSAGE!r} with all documents, got"
+      f"{name}: expected a split {PASSAGE!r} with all documents, got"
       f" {', '.join(sorted({split for _, split in every}))}: name a task that"
       " holds them, seqio:TASK@CORPUS, or take those of the pairs alone,"
       " seqio_pairs:TASK"
@@ -311,7 +313,7 @@ def _read_documents(place: str, fields: jsonl.Fields, is_corpus: bool):
       where = f"{part.name}/{split}:{number}"
       if not _has(where, row, "passage_id"):
         continue
-      name = ids.get_field(where, row, "passage_id", "document")
+      id_ = ids.get_field(where, row, "passage_id", "document")
       if not chosen:
         if row.get("query_id"):
           raise ValueError(
@@ -324,7 +326,7 @@ def _read_documents(place: str, fields: jsonl.Fields, is_corpus: bool):
         if key in seen:
           continue
         seen.add(key)
-      places.append((_number(row), name, part, place_of))
+      places.append((_number(row), id_, part, place_of))
   places.sort(key=lambda each: each[:2])
 
   def read_all():
@@ -333,7 +335,7 @@ def _read_documents(place: str, fields: jsonl.Fields, is_corpus: bool):
         where = f"{part.name}:{row['passage_id']}"
         yield where, beir.document_of(where, _rename(row, "passage_id", text))
 
-  return collection_lib.read_documents(place, read_all)
+  return collection_lib.read_documents(name, read_all)
 
 
 def _has(where: str, row: _Row, name: str) -> bool:
@@ -371,7 +373,8 @@ def _grade(row: _Row) -> str:
 
 def _parse(raw: bytes) -> _Row:
   """Returns the single values of a serialized example."""
-  import tensorflow as tf
+  with extras.required("seqio"):
+    import tensorflow as tf
 
   row = {}
   for name, feature in tf.train.Example.FromString(

@@ -160,8 +160,8 @@ def register_beir(folder: str, vocabulary: Any) -> list[str]:
 
   names = []
   for each in beir_sets.SETS:
-    place = each.name.replace("_", "-").replace(".", "/")
-    if (root := pathlib.Path(folder, place)).is_dir():
+    below = each.name.replace("_", "-").replace(".", "/")
+    if (root := pathlib.Path(folder, below)).is_dir():
       register(
         each.task, f"beir:{root}", vocabulary, form="dual_encoder",
         one_per_query=False,
@@ -198,7 +198,10 @@ def get_source(
 
 
 def _make_data_source(
-  source: sources.Source, is_generation: bool, one: bool, negatives: str
+  source: sources.Source,
+  is_generation: bool,
+  one_per_query: bool,
+  negatives: str,
 ) -> "seqio.DataSource":
   """Makes a source of rows; the collection is read when it is first needed."""
   with extras.required("seqio"):
@@ -253,7 +256,9 @@ def _make_data_source(
       def rows() -> Iterator[dict[str, Any]]:
         # Each reading starts the order anew: the same seed, the same order.
         order = np.random.default_rng(seed) if shuffle else None
-        every = _rows(data, hard, split, order, is_generation, one, by_text)
+        every = _rows(
+          data, hard, split, order, is_generation, one_per_query, by_text
+        )
         return itertools.islice(every, part, None, parts)
 
       return tf.data.Dataset.from_generator(rows, output_signature=spec)
@@ -267,7 +272,7 @@ def _rows(
   split: str,
   order: np.random.Generator | None,
   is_generation: bool,
-  one: bool,
+  one_per_query: bool,
   by_text: bool,
 ) -> Iterator[dict[str, Any]]:
   """Yields the rows of a split; pairs in random order where one is given."""
@@ -304,7 +309,7 @@ def _rows(
     return
   judged = data.judgements(split)
   examples = set(data.pairs(split))
-  if one:
+  if one_per_query:
     relevant: dict[str, list[str]] = {}
     for query, document in examples:
       relevant.setdefault(query, []).append(document)
@@ -313,9 +318,9 @@ def _rows(
       for query, documents in relevant.items()
     }
   queries = data.query_by_id()
-  wanted = {document for grades in judged.values() for document in grades}
-  wanted |= {x for query in judged for x in hard.get(query, ())}
-  documents = {d.id: d for d in data.documents if d.id in wanted}
+  needed = {document for grades in judged.values() for document in grades}
+  needed |= {x for query in judged for x in hard.get(query, ())}
+  documents = {d.id: d for d in data.documents if d.id in needed}
   graded = [
     (query, document, grade)
     for query, grades in judged.items()

@@ -398,10 +398,10 @@ def _write_queries(
       ]
       if relevant:
         ids.append(query)
-        one = splits.choose_document(
+        document = splits.choose_document(
           relevant, query, seed=config.seed, by_text=by_text
         )
-        chosen.append(position[one])
+        chosen.append(position[document])
       elif split == config.test_split and max(grades.values()) > 0:
         alone.append(query)
     tokens, others = (

@@ -5,11 +5,13 @@ from typing import Any
 
 import jax
 import optax
-from flax import traverse_util
 
 from synthq_jax import extras, optim
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.optim.privatize import PrivatizeState
+
+with extras.required("run"):
+  from flax import traverse_util
 
 with extras.required("t5x"):
   from t5x import optimizers
@@ -151,12 +153,12 @@ def take_parameters(
   """
   if is_resuming:
     return state_dict
-  wanted = traverse_util.flatten_dict(target_state_dict["target"], sep="/")
-  there = traverse_util.flatten_dict(state_dict["target"], sep="/")
-  if wanted.keys() != there.keys():
+  expected = traverse_util.flatten_dict(target_state_dict["target"], sep="/")
+  present = traverse_util.flatten_dict(state_dict["target"], sep="/")
+  if expected.keys() != present.keys():
     raise ValueError(
       "expected INITIAL_CHECKPOINT_PATH of a model with the same parameters, got"
-      f" others: {', '.join(sorted(wanted.keys() ^ there.keys())[:3])}; give the"
+      f" others: {', '.join(sorted(expected.keys() ^ present.keys())[:3])}; give the"
       " gin file of its model"
     )
   return {
