@@ -153,13 +153,16 @@ def take_parameters(
   """
   if is_resuming:
     return state_dict
-  expected = traverse_util.flatten_dict(target_state_dict["target"], sep="/")
-  present = traverse_util.flatten_dict(state_dict["target"], sep="/")
-  if expected.keys() != present.keys():
+  expected = set(traverse_util.flatten_dict(target_state_dict["target"]))
+  # A leaf in a folder of its own is a dictionary that says where.
+  present = {
+    next((path[:n] for n in range(len(path)) if path[:n] in expected), path)
+    for path in traverse_util.flatten_dict(state_dict["target"])
+  }
+  if others := sorted("/".join(path) for path in expected ^ present):
     raise ValueError(
       "expected INITIAL_CHECKPOINT_PATH of a model with the same parameters, got"
-      f" others: {', '.join(sorted(expected.keys() ^ present.keys())[:3])}; give the"
-      " gin file of its model"
+      f" others: {', '.join(others[:3])}; give the gin file of its model"
     )
   return {
     "target": state_dict["target"],
