@@ -148,7 +148,7 @@ def test_the_recipe_is_trained_for_ten_steps_and_resumed(trained, start):
   for name in whole:
     np.testing.assert_array_equal(whole[name], halves[name], err_msg=name)
   begun, _ = t5_checkpoints.load_t5x(start, config=SHAPE)
-  assert runs.difference(whole, t5_checkpoints.flatten(begun)) > 0.01
+  assert runs.difference(whole, t5_checkpoints.flatten(begun)) > 1e-3
   assert set(whole) == set(t5_checkpoints.flatten(begun))
   assert (trained / "whole" / f"checkpoint_{RELEASED + 10}").is_dir()
   entries = ledger.read(trained / "halves" / "privacy" / "ledger.jsonl")
@@ -159,7 +159,7 @@ def test_the_recipe_is_trained_for_ten_steps_and_resumed(trained, start):
 def test_t5x_answers_every_document_from_the_last_checkpoint(trained):
   error = trained / "answers.error"
   assert not error.exists(), error.read_text()
-  [path] = (trained / "answers").glob("*predict*.jsonl*")
+  [path] = (trained / "answers").glob("*predict.jsonl-?????-of-?????")
   rows = [json.loads(line) for line in path.read_text().splitlines()]
   asked = {row["inputs"]["inputs_pretokenized"] for row in rows}
   assert asked == {f"passage {n} of a shelf" for n in range(NUM_DOCUMENTS)}
