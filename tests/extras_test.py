@@ -97,7 +97,7 @@ MISSING = {
   "run": ("flax", "from synthq_jax.models import t5"),
   "seqio": (
     "seqio",
-    "from synthq_jax.data import tasks; tasks.register_beir(None)",
+    "from synthq_jax.data import tasks; tasks.register_beir('folder', None)",
   ),
   "bert": (
     "tokenizers",

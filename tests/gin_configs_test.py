@@ -30,6 +30,7 @@ NEEDS = {
   "encoder": ("SOURCE=beir:b", "ENCODER=e"),
   "msmarco": ("SOURCE=msmarco:m",),
   "jsonl": ("SOURCE=jsonl:j",),
+  "seqio": ("MIXTURE_OR_TASK_NAME=t",),
   "planted_leakage": ("SOURCE=beir:b",),
   "sizes": ("CHECKPOINT=c",),
   "federated": ("SOURCE=beir:b",),

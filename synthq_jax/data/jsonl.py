@@ -67,6 +67,8 @@ def read_jsonl(
   *,
   fractions: Mapping[str, float] = splits_lib.FRACTIONS,
   seed: int = 0,
+  rows: Iterable[tuple[str, dict[str, Any]]] | None = None,
+  splits: Iterable[str] = (),
 ) -> collection_lib.Collection:
   """Reads pairs and splits them by document, if they name no splits.
 
@@ -93,6 +95,9 @@ def read_jsonl(
     fractions: split name -> share of the documents, in expectation; the first
       is the one that is trained on.
     seed: another seed gives other splits.
+    rows: read elsewhere, as `table_files.rows` yields them; then `path` is a name
+      for messages.
+    splits: that such rows may name.
 
   Returns:
     The collection; documents by id, queries as they come, every grade is 1.
@@ -103,8 +108,10 @@ def read_jsonl(
       and some not.
   """
   names = _Names(path)
+  if rows is None:
+    rows, splits = table_files.rows(path, fields.quotes), names.of_files()
   pairs = []
-  for where, line in table_files.rows(path, fields.quotes):
+  for where, line in rows:
     _check_keys(where, line, fields, has_corpus=False)
     name = names.read(where, line)
     if _is_clicked(where, line):
@@ -118,6 +125,7 @@ def read_jsonl(
     asked,
     fractions,
     seed,
+    splits,
   )
 
 
@@ -177,7 +185,7 @@ def read_log(
       asked.append((_query(where, line, fields), id_, name))
   clicks = f'clicks on "{fields.document}" ids that {corpus} has'
   _check_asked(names, asked, clicks)
-  return _collection(documents, names, asked, fractions, seed)
+  return _collection(documents, names, asked, fractions, seed, names.of_files())
 
 
 def queries(
@@ -274,6 +282,10 @@ class _Names:
     self.path = path
     self.every: list[str | None] = []
 
+  def of_files(self) -> list[str]:
+    """Returns the splits that files of a folder name."""
+    return table_files.splits(self.path)
+
   def read(self, where: str, line: Mapping[str, Any]) -> str:
     """Returns what a line names, "" for nothing, and remembers it."""
     name = files.field(where, line, "split", default="")
@@ -287,6 +299,7 @@ def _collection(
   asked: list[tuple[collection_lib.Query, str, str]],
   fractions: Mapping[str, float],
   seed: int,
+  splits: Iterable[str],
 ) -> collection_lib.Collection:
   """Divides (query, id of a document, name of its split), if none is named."""
   path = names.path
@@ -296,7 +309,7 @@ def _collection(
   if by_column:
     qrels: dict[str, collection_lib.Qrels] = {}
   elif any(names.every):
-    qrels = {split: {} for split in table_files.splits(path)}
+    qrels = {split: {} for split in splits}
   else:
     qrels = {split: {} for split in fractions}
     pairs = [(query.text, id_) for query, id_, _ in asked]

@@ -26,6 +26,7 @@ from synthq_jax.data import (
   query_pairs,
   splits,
   table_files,
+  task_records,
 )
 from synthq_jax.storage import file_lists, object_store, stores
 
@@ -115,7 +116,7 @@ class Source:
     if self.kind == "ir_datasets":
       return self.place
     place = self.place
-    if self.kind in ("log", "newsqa", "tfds"):
+    if self.kind in ("log", "newsqa", "tfds", "seqio"):
       place = place.partition("@")[0]
     return pathlib.Path(place or self.kind).name
 
@@ -422,6 +423,18 @@ def _beside_a_corpus(form: str, read: Callable[..., Any]) -> Kind:
   )
 
 
+def _check_tasks(source: Source) -> None:
+  for place in filter(None, _parts(source)):
+    task_records.check(place)
+
+
+def _digest_tasks(source: Source) -> str:
+  return " ".join(
+    task_records.digest(place) or _of_files(source, place)
+    for place in filter(None, _parts(source))
+  )
+
+
 def _digest_prepared(source: Source) -> str:
   name, qrels = _parts(source)
   return f"{name} {_of_files(source, qrels)}"
@@ -517,11 +530,33 @@ KINDS: dict[str, Kind] = {
     check=lambda source: files.splits(_parts(source)[1]),
     from_pairs=False,
   ),
+  "seqio": Kind(
+    form="seqio:TASK[@CORPUS]",
+    read=lambda source: task_records.read(
+      *_parts(source), source.fields, dangling=source.dangling
+    ),
+    digest=_digest_tasks,
+    check=_check_tasks,
+    from_pairs=False,
+  ),
+  "seqio_pairs": Kind(
+    form="seqio_pairs:TASK",
+    read=lambda source: task_records.read_pairs(
+      source.place,
+      source.fields,
+      fractions=source.fractions,
+      seed=source.seed,
+    ),
+    digest=_digest_tasks,
+    check=_check_tasks,
+    from_pairs=True,
+    named_by_text=True,
+  ),
 }
 """The kinds of sources, by the word that settings begin with."""
 
-OF_LINES = ("jsonl", "log")
+OF_LINES = ("jsonl", "log", "seqio_pairs")
 """The kinds whose fields have names that settings choose."""
 
-OF_USERS = ("beir", "hf", *OF_LINES)
+OF_USERS = ("beir", "hf", "seqio", *OF_LINES)
 """The kinds whose queries may name who asked, each query by itself."""

@@ -21,7 +21,7 @@ import dataclasses
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy import sparse
@@ -32,6 +32,7 @@ from synthq_jax.data import collection, ids, word_patterns
 __all__ = [
   "FRACTIONS",
   "by_user",
+  "choose_document",
   "split_by_document",
   "split_by_own_document",
   "with_several_documents",
@@ -284,6 +285,30 @@ def by_user(
     gathered=frozenset(),
     division=f"users, {_key(secret)}, {_rule()}",
   )
+
+
+def choose_document(
+  relevant: Iterable[str], query: str, *, seed: int = 0, by_text: bool = False
+) -> str:
+  """Picks one of a query's documents by a hash of a key of the query alone.
+
+  A stream of random numbers would tie a query's choice to the queries before
+  it, and one query more would change many records.
+
+  >>> choose_document({"d1", "d2"}, "q1")
+  'd1'
+
+  Args:
+    relevant: the documents' ids.
+    query: its id.
+    seed: another seed gives other choices.
+    by_text: whether the id is a digest of the text: a text that chooses its
+      document would move what protects texts alone, so the documents choose.
+  """
+  ordered = sorted(relevant)
+  key = " ".join(ordered) if by_text else query
+  digest = hashlib.sha256(f"{seed} {key}".encode()).digest()
+  return ordered[int.from_bytes(digest[:8], "big") % len(ordered)]
 
 
 def _key(secret: str) -> str:

@@ -1,31 +1,45 @@
-"""SeqIO tasks of this project, registered when asked and never at import.
+"""Registers SeqIO tasks over the collections of `sources`.
 
-Their features have the names that T5X reads: "inputs" and "targets", tokenised,
-cut and ended with EOS. The ids ride along as "query_id" and "passage_id".
+A task reads what `sources.open` reads, with the same reader. Its features have
+the names that T5X reads: "inputs" and "targets", tokenized, cut and ended with
+EOS. The other columns of a row (`COLUMNS`) stay beside them, so that
+`task_records` finds the whole collection in a task or in its cache.
+
+Nothing is registered by an import. A T5X user's own tasks are registered by the
+module that gin imports (`import my_tasks` in a gin file) or that
+MIXTURE_OR_TASK_MODULE names, as in T5X; `get_source` is that for synthq.
 
 References:
   Roberts et al., "Scaling Up Models and Data with t5x and seqio", 2022.
 """
 
-import json
-from collections.abc import Callable, Sequence
+import functools
+import importlib
+import itertools
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from synthq_jax import extras
-from synthq_jax.data import beir_sets, task_sources
+from synthq_jax.data import beir, beir_sets, files, ids, sources, splits
+from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.data.task_records import PASSAGE, QUERY
 
 if TYPE_CHECKING:
   import seqio
 
 __all__ = [
+  "COLUMNS",
   "GENERATION_LENGTHS",
   "PREFIX",
   "RETRIEVAL_LENGTHS",
+  "get_source",
+  "register",
   "register_beir",
-  "register_dual_encoder",
-  "register_msmarco",
-  "register_query_generation",
 ]
 
 PREFIX = "generate_query: "
@@ -35,117 +49,108 @@ GENERATION_LENGTHS = {"inputs": 384, "targets": 128}
 RETRIEVAL_LENGTHS = {"inputs": 128, "targets": 384}
 """A query, a document; "negative_targets" as "targets"."""
 
-Vocabulary = Any  # from `vocabulary.load`, or of SeqIO
-Preprocessor = Callable[..., Any]
+COLUMNS = ("query_id", "query", "client", "passage_id", "title", "passage")
+"""Texts of a row. Beside them: "score", the grade; "number", the row's position in
+its split; "is_example", whether T5X trains on it."""
+
+_SHARDS = 64
+"""Parts that `seqio_cache_tasks` prepares on different machines."""
+_EXTRA_IDS = 100  # of T5's vocabulary
 
 
-def register_query_generation(
+def register(
   name: str,
-  source: task_sources.Source,
-  vocabulary: "Vocabulary",
+  source: str,
+  vocabulary: Any,
   *,
+  form: str = "query_generation",
+  one_per_query: bool = True,
+  negatives: str = "",
   prefix: str = PREFIX,
-) -> "seqio.Task":
-  """Registers a task that turns a document into a query.
+) -> str:
+  """Registers a task over a collection, and returns its name.
 
-  One example for each pair whose grade is above 0: a query with two relevant
-  documents is two examples. Where the unit of privacy is the query, these two
-  are one record (see `sampling`).
+  The splits are those of the source's judgements, and "query" and "passage": all
+  queries and all documents, whose rows have one side alone. A row of a judgement
+  with a grade of 0, or of a document that the collection lacks, is in the cache
+  and is no example.
 
-  Args:
-    name: of the task; a task of that name is replaced, but not in mixtures made
-      of it before.
-    source: of the pairs.
-    vocabulary: T5's, from `vocabulary.load`.
-    prefix: stands before each document.
+  In a gin file of T5X or of synthq, it can stand in the place of a name:
 
-  Returns:
-    The task; give it to T5X by name (MIXTURE_OR_TASK_NAME) with
-    `GENERATION_LENGTHS` and seqio.EncDecFeatureConverter.
-  """
-  return _register(
-    name,
-    source,
-    vocabulary,
-    [_pairs(inputs="document", targets="query")],
-    prefix=prefix,
-  )
-
-
-def register_dual_encoder(
-  name: str,
-  source: task_sources.Source,
-  vocabulary: "Vocabulary",
-  *,
-  negatives: bool = False,
-) -> "seqio.Task":
-  """Registers a task of queries and their documents.
-
-  Splits of judgements give pairs whose grade is above 0. The splits "query" and
-  "passage" give all queries and all documents, for encoding a collection; the
-  other side of their rows is empty (EOS alone).
-
-  Examples are pairs, and with negatives a pair comes several times. Where the
-  unit of privacy is the query, the examples of one query are one record, and a
-  Poisson sample is one of queries.
+      MIXTURE_OR_TASK_NAME = @tasks.register()
+      tasks.register.name = 'msmarco'
+      tasks.register.source = 'msmarco:FOLDER'
+      tasks.register.vocabulary = %VOCABULARY
 
   Args:
     name: of the task; a task of that name is replaced, but not in mixtures made
       of it before.
-    source: of pairs, queries and documents.
-    vocabulary: T5's, from `vocabulary.load`.
-    negatives: whether each example has a hard negative of the source's table; a
-      query with several comes once for each, one without is left out.
-
-  Returns:
-    The task, for `feature_converters.dual_encoder` with `RETRIEVAL_LENGTHS`.
+    source: as SOURCE of a run, e.g. "msmarco:DIR" or "beir:DIR".
+    vocabulary: T5's: a SentencePiece model's path, from `vocabulary.load`, or of
+      SeqIO.
+    form: "query_generation", whose inputs are documents and whose targets are
+      queries; or "dual_encoder", whose inputs are queries.
+    one_per_query: whether a query is one example, with the document that
+      `prepare_data` keeps of several. Else each pair is one, and a query with
+      several documents is protected less (`privacy.sampling`).
+    negatives: a table of hard negatives, "query-id TAB corpus-id" with that
+      header, for dual encoders: an example comes once for each of its query's,
+      and not at all without.
+    prefix: stands before each document that is an input.
 
   Raises:
-    ValueError: if negatives are asked of a source that has none.
+    ValueError: if there is no such source or form, or the vocabulary cannot be
+      padded.
   """
-  return _register(
+  with extras.required("seqio"):
+    import seqio
+
+  if form not in ("query_generation", "dual_encoder"):
+    raise ValueError(
+      "expected form='query_generation' or 'dual_encoder' of a task, got"
+      f" {form!r}"
+    )
+  if isinstance(vocabulary, (str, os.PathLike)):
+    vocabulary = vocabulary_lib.load(vocabulary, extra_ids=_EXTRA_IDS)
+  _check_vocabulary(vocabulary)
+  vocabulary = vocabulary_lib.as_seqio(vocabulary)
+  is_generation = form == "query_generation"
+  names = ["inputs", "targets", *["negative_targets"][: bool(negatives)]]
+  if name in seqio.TaskRegistry.names():
+    seqio.TaskRegistry.remove(name)
+  sources.check(source)
+  seqio.TaskRegistry.add(
     name,
-    source,
-    vocabulary,
-    [_pairs(inputs="query", targets="document", negatives=negatives)],
-    negatives=negatives,
+    source=_make_data_source(
+      sources.open(source), is_generation, one_per_query, negatives
+    ),
+    preprocessors=[
+      seqio.preprocessors.tokenize,
+      _add_tokens(vocabulary.encode(prefix) if is_generation else []),
+      seqio.CacheDatasetPlaceholder(),
+      _keep_examples,
+      seqio.preprocessors.append_eos_after_trim,
+    ],
+    output_features=dict.fromkeys(
+      names, seqio.Feature(vocabulary, add_eos=True, dtype=np.int32)
+    ),
+    metric_fns=[],
   )
+  return name
 
 
-def register_msmarco(
-  vocabulary: "Vocabulary", source: task_sources.Source | None = None
-) -> list[str]:
-  """Registers msmarco_query_generation and msmarco_dual_encoder.
+def register_beir(folder: str, vocabulary: Any) -> list[str]:
+  """Registers a dual encoder task for each BEIR set below a folder, and mixtures.
+
+  A task is named as `beir_sets.BeirSet.task` says, e.g. beir_fiqa. The mixtures
+  beir_cqadupstack and beir_zero_shot (the papers' eleven sets) are there where all
+  of their sets are; they name sets for evaluation, and their examples have one
+  rate.
 
   Args:
-    vocabulary: T5's, from `vocabulary.load`.
-    source: of MS MARCO; None: what TFDS prepared, whose pairs lack some (see
-      `beir_sets`).
-
-  Returns:
-    The names of the tasks.
-  """
-  source = source or task_sources.Tfds(name="msmarco")
-  generation = register_query_generation(
-    "msmarco_query_generation", source, vocabulary
-  )
-  encoder = register_dual_encoder("msmarco_dual_encoder", source, vocabulary)
-  return [generation.name, encoder.name]
-
-
-def register_beir(
-  vocabulary: "Vocabulary", *, data_dir: str | None = None
-) -> list[str]:
-  """Registers a dual encoder task for each BEIR set of TFDS, and mixtures.
-
-  The mixtures beir_cqadupstack (its twelve parts) and beir_zero_shot (all of the
-  papers' eleven sets) name sets for evaluation; their examples have one rate.
-  Nothing is read, so sets that are not prepared do no harm until they are used.
-  For a set in a folder: `register_dual_encoder` with `task_sources.Folder`.
-
-  Args:
-    vocabulary: T5's, from `vocabulary.load`.
-    data_dir: where TFDS keeps its data; None: its default.
+    folder: with the sets as BEIR's downloads name them, e.g. trec-covid and
+      cqadupstack/gis.
+    vocabulary: as in `register`.
 
   Returns:
     The names of tasks and mixtures.
@@ -155,132 +160,232 @@ def register_beir(
 
   names = []
   for each in beir_sets.SETS:
-    source = task_sources.Tfds(name=each.name, data_dir=data_dir)
-    register_dual_encoder(each.task, source, vocabulary)
-    names.append(each.task)
-  for group, members in beir_sets.GROUPS.items():
-    _mixture(seqio, f"beir_{group}", members)
-    names.append(f"beir_{group}")
-  members = [
-    member
-    for name in beir_sets.ZERO_SHOT
-    for member in beir_sets.GROUPS.get(name, (name,))
-  ]
-  _mixture(seqio, "beir_zero_shot", members)
-  return [*names, "beir_zero_shot"]
+    below = each.name.replace("_", "-").replace(".", "/")
+    if (root := pathlib.Path(folder, below)).is_dir():
+      register(
+        each.task, f"beir:{root}", vocabulary, form="dual_encoder",
+        one_per_query=False,
+      )  # fmt: skip
+      names.append(each.task)
+  groups = {**beir_sets.GROUPS, "zero_shot": beir_sets.ZERO_SHOT}
+  for group, members in groups.items():
+    parts = [x for name in members for x in beir_sets.GROUPS.get(name, (name,))]
+    tasks = [beir_sets.get(part).task for part in parts]
+    if set(tasks) <= set(names):
+      mixture = f"beir_{group}"
+      if mixture in seqio.MixtureRegistry.names():
+        seqio.MixtureRegistry.remove(mixture)
+      seqio.MixtureRegistry.add(mixture, tasks, default_rate=1.0)
+      names.append(mixture)
+  return names
 
 
-def _mixture(seqio, name: str, members: Sequence[str]) -> None:
-  tasks = [beir_sets.get(member).task for member in members]
-  if name in seqio.MixtureRegistry.names():
-    seqio.MixtureRegistry.remove(name)
-  seqio.MixtureRegistry.add(name, tasks, default_rate=1.0)
+def get_source(
+  *, mixture_or_task_name: str, module: str | None = None, kind: str = "seqio"
+) -> str:
+  """Imports what registers a task and returns the task as a SOURCE.
+
+  Args:
+    mixture_or_task_name: T5X's MIXTURE_OR_TASK_NAME: a task or mixture, or the
+      folder of a cached task; "@" and another one may follow (`sources`).
+    module: T5X's MIXTURE_OR_TASK_MODULE, which registers it; None: something
+      else did, such as an import of the gin file.
+    kind: "seqio", or "seqio_pairs" for tasks without ids.
+  """
+  if module:
+    importlib.import_module(module)
+  return f"{kind}:{mixture_or_task_name}"
 
 
-def _register(
-  name, source, vocabulary, preprocessors, *, prefix="", negatives=False
-) -> "seqio.Task":
-  """Registers a task of tokenised, cut and ended features."""
+def _make_data_source(
+  source: sources.Source,
+  is_generation: bool,
+  one_per_query: bool,
+  negatives: str,
+) -> "seqio.DataSource":
+  """Makes a source of rows; the collection is read when it is first needed."""
   with extras.required("seqio"):
     import seqio
     import tensorflow as tf
 
-  _check_vocabulary(vocabulary)
-  vocabulary = vocabulary_lib.as_seqio(vocabulary)
-  feature = seqio.Feature(vocabulary, add_eos=True, dtype=tf.int32)
-  features = {"inputs": feature, "targets": feature}
-  if negatives:
-    features["negative_targets"] = feature
-  if name in seqio.TaskRegistry.names():
-    seqio.TaskRegistry.remove(name)
-  return seqio.TaskRegistry.add(
-    name,
-    source=source.data_source(negatives=negatives),
-    preprocessors=[
-      *preprocessors,
-      seqio.preprocessors.tokenize,
-      _with_prefix(vocabulary, prefix),
-      seqio.preprocessors.append_eos_after_trim,
-    ],
-    output_features=features,
-    metric_fns=[],
-  )
+  @functools.cache
+  def read() -> tuple[
+    collection_lib.Collection, Mapping[str, list[str]] | None
+  ]:
+    data = source.read()
+    if {QUERY, PASSAGE} & data.qrels.keys():
+      raise ValueError(
+        f"expected judgements of other splits than {QUERY} and {PASSAGE}, which"
+        f" stand for all queries and all documents, got {sorted(data.qrels)};"
+        " rename a file"
+      )
+    return data, _read_negatives(negatives, data) if negatives else None
+
+  texts = [*COLUMNS, "inputs", "targets"]
+  texts += ["negative_targets"] if negatives else []
+  spec = {name: tf.TensorSpec((), tf.string) for name in texts}
+  spec["score"] = tf.TensorSpec((), tf.float32)
+  spec["number"] = tf.TensorSpec((), tf.int64)
+  spec["is_example"] = tf.TensorSpec((), tf.int32)
+
+  class CollectionSource(seqio.DataSource):
+    """Each part reads the files and yields rows of its own."""
+
+    supports_arbitrary_sharding = True
+
+    def __init__(self):
+      super().__init__(splits=())
+
+    @property
+    def splits(self) -> Sequence[str]:
+      return (QUERY, PASSAGE, *read()[0].qrels)
+
+    def list_shards(self, split: str) -> Sequence[str]:
+      return [f"{split}-{part}" for part in range(_SHARDS)]
+
+    def get_dataset(
+      self, split="train", shuffle=True, seed=None, shard_info=None, **unused
+    ):
+      del unused
+      part, parts = 0, 1
+      if shard_info is not None:
+        part, parts = shard_info.index, shard_info.num_shards
+      data, hard = read()  # here: TensorFlow hides what a generator raises
+      by_text = sources.KINDS[source.kind].named_by_text
+
+      def rows() -> Iterator[dict[str, Any]]:
+        # Each reading starts the order anew: the same seed, the same order.
+        order = np.random.default_rng(seed) if shuffle else None
+        every = _rows(
+          data, hard, split, order, is_generation, one_per_query, by_text
+        )
+        return itertools.islice(every, part, None, parts)
+
+      return tf.data.Dataset.from_generator(rows, output_signature=spec)
+
+  return CollectionSource()
 
 
-def _pairs(*, inputs: str, targets: str, negatives: bool = False):
-  """Returns a preprocessor from rows of a source to texts of a task."""
+def _rows(
+  data: collection_lib.Collection,
+  hard: Mapping[str, list[str]] | None,
+  split: str,
+  order: np.random.Generator | None,
+  is_generation: bool,
+  one_per_query: bool,
+  by_text: bool,
+) -> Iterator[dict[str, Any]]:
+  """Yields the rows of a split; pairs in random order where one is given."""
 
-  def pairs(dataset):
-    """Keeps relevant pairs, and rows that hold one side alone."""
-    with extras.required("seqio"):
-      import tensorflow as tf
+  def row(number, query=None, document=None, grade=-1.0, negative=None, is_=1):
+    asked = query.text if query else ""
+    text = document.contents if document else ""
+    fields = {
+      "query_id": query.id if query else "",
+      "query": asked,
+      "client": query.client if query else "",
+      "passage_id": document.id if document else "",
+      "title": document.title if document else "",
+      "passage": document.text if document else "",
+      "inputs": text if is_generation else asked,
+      "targets": asked if is_generation else text,
+      "score": np.float32(grade),
+      "number": number,
+      "is_example": int(is_),
+    }
+    return fields if negative is None else {
+      **fields, "negative_targets": negative
+    }  # fmt: skip
 
-    def keep(row):
-      one_sided = (row["query_id"] == "") | (row["passage_id"] == "")
-      relevant = row["score"] > 0
-      if negatives:
-        relevant &= row["negative"] != ""
-      return one_sided | relevant
-
-    def rename(row):
-      texts = {
-        "query": row["query"],
-        "document": _contents(row["passage_metadata"], row["passage"]),
-      }
-      made = {
-        "inputs": texts[inputs],
-        "targets": texts[targets],
-        "query_id": row["query_id"],
-        "passage_id": row["passage_id"],
-      }
-      if negatives:
-        made["negative_targets"] = row["negative"]
-      return made
-
-    return dataset.filter(keep).map(rename, num_parallel_calls=tf.data.AUTOTUNE)
-
-  return pairs
-
-
-def _contents(metadata, text):
-  """Returns title and text as one string, as `Document.contents` does."""
-  with extras.required("seqio"):
-    import tensorflow as tf
-
-  def titled(metadata, text):
-    title = json.loads(metadata.decode() or "{}").get("title") or ""
-    return f"{title} {text.decode()}".strip().encode()
-
-  def join():
-    joined = tf.numpy_function(titled, [metadata, text], tf.string)
-    return tf.ensure_shape(joined, ())
-
-  has_title = tf.strings.regex_full_match(metadata, r'(?s).*"title".*')
-  return tf.cond(has_title, join, lambda: tf.strings.strip(text))
+  nothing = None if hard is None else ""
+  hard = hard or {}
+  if split == QUERY:
+    for number, query in enumerate(data.queries):
+      yield row(number, query, negative=nothing)
+    return
+  if split == PASSAGE:
+    for number, document in enumerate(data.documents):
+      yield row(number, document=document, negative=nothing)
+    return
+  judged = data.judgements(split)
+  examples = set(data.pairs(split))
+  if one_per_query:
+    relevant: dict[str, list[str]] = {}
+    for query, document in examples:
+      relevant.setdefault(query, []).append(document)
+    examples = {
+      (query, splits.choose_document(documents, query, by_text=by_text))
+      for query, documents in relevant.items()
+    }
+  queries = data.query_by_id()
+  needed = {document for grades in judged.values() for document in grades}
+  needed |= {x for query in judged for x in hard.get(query, ())}
+  documents = {d.id: d for d in data.documents if d.id in needed}
+  graded = [
+    (query, document, grade)
+    for query, grades in judged.items()
+    for document, grade in grades.items()
+  ]
+  numbers = range(len(graded))
+  for number in numbers if order is None else order.permutation(len(graded)):
+    query, document, grade = graded[number]
+    is_example = (query, document) in examples
+    text = documents.get(document) or collection_lib.Document(document, "")
+    common = (number, queries[query], text, grade)
+    for negative in hard.get(query, ()) if is_example else ():
+      yield row(*common, documents[negative].contents)
+    if not (is_example and query in hard):
+      yield row(*common, nothing, is_example and nothing is None)
 
 
-def _with_prefix(vocabulary, prefix: str) -> Preprocessor:
+def _keep_examples(dataset):
+  """Drops rows that are in the cache and that T5X does not train on."""
+  return dataset.filter(lambda row: row["is_example"] > 0)
+
+
+def _add_tokens(head: Sequence[int]):
   """Returns a preprocessor that puts the tokens of a prefix before inputs.
 
-  The prefix is tokenised on its own, as in `vocabulary.tokenize`, so that tasks
+  The prefix is tokenized on its own, as in `vocabulary.tokenize`, so that tasks
   and pipeline give the same numbers.
   """
-  head = vocabulary.encode(prefix) if prefix else []
 
-  def with_prefix(dataset):
+  def add_tokens(dataset):
     with extras.required("seqio"):
       import tensorflow as tf
-
-    if not head:
-      return dataset
 
     def add(row):
       joined = tf.concat([tf.constant(head, tf.int32), row["inputs"]], axis=0)
       return {**row, "inputs": joined}
 
-    return dataset.map(add, num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.map(add, tf.data.AUTOTUNE) if head else dataset
 
-  return with_prefix
+  return add_tokens
+
+
+def _read_negatives(
+  path: str | os.PathLike, data: collection_lib.Collection
+) -> dict[str, list[str]]:
+  """Reads hard negatives; those judged relevant are refused."""
+  queries = data.query_by_id().keys()
+  documents = set(data.document_ids())
+  relevant = {pair for split in data.qrels for pair in data.pairs(split)}
+  negatives: dict[str, list[str]] = {}
+  for where, cells in files.headed_table(path, beir.NEGATIVES_HEADER):
+    query, document = map(
+      ids.read, cells, ("query", "document"), (where, where)
+    )
+    if query not in queries or document not in documents:
+      raise ValueError(
+        f"{where}: expected ids of the collection, got others; remove the line"
+      )
+    if (query, document) in relevant:
+      raise ValueError(
+        f"{where}: expected a negative, got a document that is judged relevant"
+        " to the query; remove the line"
+      )
+    negatives.setdefault(query, []).append(document)
+  return negatives
 
 
 def _check_vocabulary(vocabulary: Any) -> None:

@@ -387,20 +387,21 @@ def _write_queries(
   in a file of its own, since scores count it, as 0.
   """
   asked = data.query_by_id()
-  named_by_text = sources.kind_of(config.source).named_by_text
+  by_text = sources.kind_of(config.source).named_by_text
   position = {name: i for i, name in enumerate(data.document_ids())}
   counts = {}
   for split, judged in data.qrels.items():
     ids, chosen, alone = [], [], []
     for query, grades in judged.items():
-      relevant = sorted(
+      relevant = [
         d for d, grade in grades.items() if grade > 0 and d not in data.lacking
-      )
+      ]
       if relevant:
         ids.append(query)
-        # A text that chooses its document would move what protects texts alone.
-        key = " ".join(relevant) if named_by_text else query
-        chosen.append(position[_keep_one(relevant, key, config.seed)])
+        document = splits.choose_document(
+          relevant, query, seed=config.seed, by_text=by_text
+        )
+        chosen.append(position[document])
       elif split == config.test_split and max(grades.values()) > 0:
         alone.append(query)
     tokens, others = (
@@ -470,16 +471,6 @@ def _write_asked(
   asked = np.flatnonzero([name in named for name in data.document_ids()])
   array_files.save(public / results.ASKED_NAME, asked.astype(np.int32))
   return len(asked)
-
-
-def _keep_one(relevant: list[str], key: str, seed: int) -> str:
-  """Picks a document by a hash of a key of the query alone.
-
-  A stream of random numbers would tie a query's choice to the queries before
-  it, and one query more would change many records.
-  """
-  digest = hashlib.sha256(f"{seed} {key}".encode()).digest()
-  return relevant[int.from_bytes(digest[:8], "big") % len(relevant)]
 
 
 def _sample(config: Config, num_documents: int) -> np.ndarray:

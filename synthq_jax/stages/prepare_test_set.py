@@ -26,7 +26,7 @@ from synthq_jax.storage import array_files
 __all__ = ["STAGE", "Inputs", "TestSet", "check_named", "expand", "run"]
 
 _FOLDERS = ("beir", "msmarco", "hf", "anserini")
-_BY_NAME = ("tfds", "ir_datasets")
+_BY_NAME = ("tfds", "seqio", "ir_datasets")
 _KINDS = (*_FOLDERS, *_BY_NAME)
 _SETTING = "RunConfig.test_sets"
 _FOLDER_SPLITS = {"validation": "dev"}
@@ -111,13 +111,23 @@ def refuse_private(test_sets: Sequence[TestSet], source: str) -> None:
   """
   private = sources.open(source, "prepare_data.Config.source")
   alike = [one for one in test_sets if one.source.kind == private.kind]
+  private = _without_corpus(private)
   place = os.path.realpath(private.place)
-  digest = private.digest() if alike and os.path.exists(place) else None
+  is_there = os.path.exists(place) or private.kind == "seqio"
+  digest = private.digest() if alike and is_there else None
   for one in alike:
-    if os.path.realpath(one.source.place) == place or (
-      digest is not None and one.source.digest() == digest
+    source = _without_corpus(one.source)
+    if os.path.realpath(source.place) == place or (
+      digest is not None and source.digest() == digest
     ):
       raise _is_private(one.name)
+
+
+def _without_corpus(source: sources.Source) -> sources.Source:
+  """Returns a task of queries, whichever task it takes its documents from."""
+  if source.kind != "seqio":
+    return source
+  return dataclasses.replace(source, place=source.place.partition("@")[0])
 
 
 def _is_private(name: str) -> ValueError:
@@ -159,8 +169,10 @@ def check_named(texts: Sequence[str], private: str | None = None) -> None:
 def _named(source: sources.Source) -> list[TestSet]:
   """Names a set, or all sets below a folder."""
   if source.kind in _BY_NAME:
-    name = source.place.partition("@")[0].replace("/", ".")
-    return [_test_set(name, source)]
+    name = source.place.partition("@")[0]
+    if source.kind == "seqio":  # a task, or the folder of its cache
+      name = pathlib.Path(name).name
+    return [_test_set(name.replace("/", "."), source)]
   root = pathlib.Path(source.place)
   if not root.is_dir():
     raise ValueError(
@@ -196,7 +208,11 @@ def _called(path: pathlib.Path) -> str:
 
 def _test_set(name: str, source: sources.Source) -> TestSet:
   """Applies BEIR's conventions; its folders have - where TFDS has _."""
-  known = {one.name: one for one in beir_sets.SETS}.get(name.replace("-", "_"))
+  key = name.replace("-", "_").removeprefix("beir_" * (source.kind == "seqio"))
+  known = {
+    one.task.removeprefix("beir_") if source.kind == "seqio" else one.name: one
+    for one in beir_sets.SETS
+  }.get(key)
   split = known.scored if known else "test"
   return TestSet(
     name=name,

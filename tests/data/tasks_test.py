@@ -10,10 +10,8 @@ import small_vocabularies
 
 from synthq_jax.data import (
   beir_sets,
-  cache_writers,
-  feature_converters,
   shipped,
-  task_sources,
+  sources,
   tasks,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
@@ -67,11 +65,6 @@ def folder(tmp_path_factory):
   (root / "negatives.tsv").write_text(
     "query-id\tcorpus-id\nq1\td2\nq1\td3\nq2\td4\n"
   )
-  written = [
-    {"_id": f"s{n}", "text": text, "document": document}
-    for n, (text, document) in enumerate([("red fruit", "d1"), ("sea", "d4")])
-  ]
-  jsonl(root / "written.jsonl", written)
   return root
 
 
@@ -98,18 +91,23 @@ def rows_of(name, lengths, split="train", **kwargs):
   return list(dataset.as_numpy_iterator())
 
 
-def sources(folder):
-  return {
-    "beir": task_sources.Folder(path=str(folder)),
-    "msmarco": task_sources.MsMarco(path=str(folder)),
-  }
+def register_both(vocabulary, source):
+  """The tasks of the papers' generator and of their retriever."""
+  tasks.register("msmarco_query_generation", source, vocabulary)
+  tasks.register(
+    "msmarco_dual_encoder", source, vocabulary, form="dual_encoder"
+  )
+
+
+def register_encoder(name, source, vocabulary, **options):
+  tasks.register(name, source, vocabulary, form="dual_encoder", **options)
 
 
 @pytest.mark.parametrize("layout", ["beir", "msmarco"])
 def test_documents_become_queries_as_the_pipeline_tokenises(
   folder, vocabulary, layout
 ):
-  tasks.register_msmarco(vocabulary, sources(folder)[layout])
+  register_both(vocabulary, f"{layout}:{folder}")
   rows = rows_of("msmarco_query_generation", LENGTHS)
   relevant = [(q, d) for q, d, grade in QRELS["train"] if grade > 0]
   names = [(r["query_id"].decode(), r["passage_id"].decode()) for r in rows]
@@ -128,7 +126,7 @@ def test_documents_become_queries_as_the_pipeline_tokenises(
 def test_pairs_queries_and_documents_come_from_one_task(
   folder, vocabulary, layout
 ):
-  tasks.register_msmarco(vocabulary, sources(folder)[layout])
+  register_both(vocabulary, f"{layout}:{folder}")
   pairs = rows_of("msmarco_dual_encoder", PAIR_LENGTHS, "test")
   assert [(r["query_id"], r["passage_id"]) for r in pairs] == [(b"q3", b"d3")]
   assert pairs[0]["targets"].tolist() == expected(
@@ -163,7 +161,7 @@ def test_the_encoder_decoder_converter_takes_the_task_as_it_is(
 ):
   import seqio
 
-  tasks.register_msmarco(vocabulary, sources(folder)["beir"])
+  register_both(vocabulary, f"beir:{folder}")
   rows = converted(
     "msmarco_query_generation",
     LENGTHS,
@@ -178,46 +176,24 @@ def test_the_encoder_decoder_converter_takes_the_task_as_it_is(
     np.testing.assert_array_equal(row["decoder_loss_weights"], targets != 0)
 
 
-def test_the_dual_encoder_converter_names_left_and_right(folder, vocabulary):
-  tasks.register_msmarco(vocabulary, sources(folder)["beir"])
-  rows = converted(
-    "msmarco_dual_encoder", PAIR_LENGTHS, feature_converters.dual_encoder()
-  )
-  assert {tuple(sorted(row)) for row in rows} == {
-    ("left_encoder_input_tokens", "right_encoder_input_tokens")
-  }
-  row = rows[0]
-  wanted = expected(vocabulary, QUERIES["q1"], 12)
-  left = row["left_encoder_input_tokens"]
-  assert left.tolist() == wanted + [0] * (12 - len(wanted))
-  assert left.dtype == row["right_encoder_input_tokens"].dtype == np.int32
-  assert row["right_encoder_input_tokens"].shape == (24,)
-
-
-@pytest.mark.parametrize("kind", ["generation", "dual_encoder"])
-def test_the_call_that_t5x_makes_gives_batches(
-  folder, vocabulary, kind, monkeypatch
-):
+def test_the_call_that_t5x_makes_gives_batches(folder, vocabulary, monkeypatch):
   import seqio
 
-  tasks.register_msmarco(vocabulary, sources(folder)["beir"])
-  generation = kind == "generation"
-  name = "msmarco_query_generation" if generation else "msmarco_dual_encoder"
-  converter = feature_converters.dual_encoder
-  task = seqio.get_mixture_or_task(name)
+  register_both(vocabulary, f"beir:{folder}")
+  task = seqio.get_mixture_or_task("msmarco_query_generation")
   # It would be filled with a thousand rows, of three.
   monkeypatch.setattr(task, "_shuffle_buffer_size", 8)
   shards = []
   for index in range(2):
     dataset = seqio.get_dataset(
       mixture_or_task_name=task,
-      task_feature_lengths=LENGTHS if generation else PAIR_LENGTHS,
+      task_feature_lengths=LENGTHS,
       dataset_split="train",
       shuffle=True,
       num_epochs=None,
-      feature_converter=(
-        seqio.EncDecFeatureConverter if generation else converter
-      )(pack=False, use_custom_packing_ops=False),
+      feature_converter=seqio.EncDecFeatureConverter(
+        pack=False, use_custom_packing_ops=False
+      ),
       shard_info=seqio.ShardInfo(index=index, num_shards=2),
       use_cached=False,
       seed=3,
@@ -225,17 +201,19 @@ def test_the_call_that_t5x_makes_gives_batches(
       batch_size=2,
     )
     shards.append(list(dataset.take(4).as_numpy_iterator()))
-  read = "encoder_input_tokens" if generation else "right_encoder_input_tokens"
+  read = "encoder_input_tokens"
   assert [batch[read].shape for batch in shards[0]] == [(2, 24)] * 4
   seen = [{tuple(row) for b in shard for row in b[read]} for shard in shards]
   assert len(seen[0] | seen[1]) == 3  # relevant pairs, epoch after epoch
 
 
 def test_each_hard_negative_makes_an_example(folder, vocabulary):
-  source = task_sources.Folder(
-    path=str(folder), negatives=str(folder / "negatives.tsv")
+  register_encoder(
+    "hard",
+    f"beir:{folder}",
+    vocabulary,
+    negatives=str(folder / "negatives.tsv"),
   )
-  tasks.register_dual_encoder("hard", source, vocabulary, negatives=True)
   lengths = {**PAIR_LENGTHS, "negative_targets": 24}
   rows = rows_of("hard", lengths)
   found = [
@@ -246,30 +224,10 @@ def test_each_hard_negative_makes_an_example(folder, vocabulary):
   assert [names for *names, _ in found] == [[q, d] for q, d, _ in wanted]
   for (*_, tokens), (*_, negative) in zip(found, wanted, strict=True):
     assert tokens.tolist() == expected(vocabulary, contents(negative), 24)
-  converter = feature_converters.dual_encoder(negatives=True)
-  row = converted("hard", lengths, converter)[2]
-  wide = row["right_negative_encoder_input_tokens"]
-  text = expected(vocabulary, contents("d4"), 24)
-  assert wide.tolist() == text
-
-
-def test_a_table_of_negatives_repeats_no_pair_that_uses_none(
-  folder, vocabulary
-):
-  source = task_sources.MsMarco(
-    path=str(folder), negatives=str(folder / "negatives.tsv")
-  )
-  tasks.register_msmarco(vocabulary, source)
-  for name, lengths in (
-    ("msmarco_query_generation", LENGTHS),
-    ("msmarco_dual_encoder", PAIR_LENGTHS),
-  ):
-    pairs = [(r["query_id"], r["passage_id"]) for r in rows_of(name, lengths)]
-    assert len(pairs) == len(set(pairs)) == 3
 
 
 def test_a_dataset_read_twice_has_one_order(folder, vocabulary):
-  tasks.register_msmarco(vocabulary, sources(folder)["beir"])
+  register_both(vocabulary, f"beir:{folder}")
   import seqio
 
   source = seqio.TaskRegistry.get("msmarco_dual_encoder").source
@@ -287,39 +245,9 @@ def test_a_split_that_would_hide_queries_or_documents_is_refused(
   shutil.copytree(folder, tmp_path / "copy")
   qrels = tmp_path / "copy" / "qrels"
   (qrels / "test.tsv").rename(qrels / f"{split}.tsv")
-  source = task_sources.Folder(path=str(tmp_path / "copy"))
+  register_encoder("bad_split", f"beir:{tmp_path / 'copy'}", vocabulary)
   with pytest.raises(ValueError, match="other splits than query and passage"):
-    tasks.register_dual_encoder("bad_split", source, vocabulary)
-
-
-def test_a_mixture_and_a_missing_name_are_not_cached(
-  folder, vocabulary, tmp_path
-):
-  import seqio
-
-  tasks.register_msmarco(vocabulary, sources(folder)["beir"])
-  if "both" in seqio.MixtureRegistry.names():
-    seqio.MixtureRegistry.remove("both")
-  seqio.MixtureRegistry.add("both", ["msmarco_dual_encoder"], default_rate=1.0)
-  with pytest.raises(
-    ValueError, match="got the mixture 'both': cache its tasks"
-  ):
-    cache_writers.from_task(tmp_path / "c", "both", "train", PAIR_LENGTHS)
-  with pytest.raises(ValueError, match=r"of task 'msm.*got \['url'\]"):
-    cache_writers.from_task(
-      tmp_path / "c", "msmarco_dual_encoder", "train", PAIR_LENGTHS,
-      names=("url",),
-    )  # fmt: skip
-  assert not list(tmp_path.iterdir())
-
-
-def test_negatives_of_a_source_without_any_are_refused(folder, vocabulary):
-  with pytest.raises(
-    ValueError, match="expected a source with a table of hard neg"
-  ):
-    tasks.register_dual_encoder(
-      "h", sources(folder)["beir"], vocabulary, negatives=True
-    )
+    rows_of("bad_split", PAIR_LENGTHS)
 
 
 @pytest.mark.parametrize(
@@ -336,64 +264,25 @@ def test_bad_hard_negatives_are_named(
 ):
   path = tmp_path / "negatives.tsv"
   path.write_text(lines)
-  source = task_sources.Folder(path=str(folder), negatives=str(path))
-  tasks.register_dual_encoder("bad", source, vocabulary, negatives=True)
+  register_encoder("bad", f"beir:{folder}", vocabulary, negatives=str(path))
   with pytest.raises(ValueError, match=message):
     rows_of("bad", {**PAIR_LENGTHS, "negative_targets": 24})
 
 
-def test_packing_pairs_is_refused():
-  with pytest.raises(
-    ValueError, match="expected pack=False for a dual encoder"
-  ):
-    feature_converters.dual_encoder(pack=True)
-
-
-def test_written_queries_make_a_task(folder, vocabulary):
-  source = task_sources.Synthetic(
-    queries=str(folder / "written.jsonl"), corpus=str(folder / "corpus.jsonl")
-  )
-  tasks.register_dual_encoder("written", source, vocabulary)
-  rows = rows_of("written", PAIR_LENGTHS)
-  assert [(r["query_id"], r["passage_id"]) for r in rows] == [
-    (b"s0", b"d1"),
-    (b"s1", b"d4"),
-  ]
-  assert rows[1]["inputs"].tolist() == expected(vocabulary, "sea", 12)
-
-
-@pytest.mark.parametrize(
-  ("line", "message"),
-  [
-    (
-      {"_id": "s", "text": "a"},
-      ':1: expected a string under "docu',
-    ),
-    ({"_id": "s", "text": "a", "document": "d9"}, "got one for another"),
-    (
-      {"_id": "s", "text": " ", "document": "d1"},
-      ":1: expected text in query, got none",
-    ),
-  ],
-)
-def test_bad_written_queries_are_named(
-  folder, vocabulary, tmp_path, line, message
+def test_all_sets_are_registered_by_a_call_and_none_before(
+  folder, vocabulary, tmp_path
 ):
-  jsonl(tmp_path / "queries.jsonl", [line])
-  source = task_sources.Synthetic(
-    queries=str(tmp_path / "queries.jsonl"), corpus=str(folder / "corpus.jsonl")
-  )
-  tasks.register_dual_encoder("bad_written", source, vocabulary)
-  with pytest.raises(ValueError, match=message):
-    rows_of("bad_written", PAIR_LENGTHS)
-
-
-def test_all_sets_are_registered_by_a_call_and_none_before(vocabulary):
   import seqio
 
   for name in [n for n in seqio.TaskRegistry.names() if n.startswith("beir_")]:
     seqio.TaskRegistry.remove(name)
-  names = tasks.register_beir(vocabulary)
+  names = tasks.register_beir(str(tmp_path), vocabulary)
+  assert names == []
+  for each in beir_sets.SETS:
+    place = tmp_path / each.name.replace("_", "-").replace(".", "/")
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(folder)
+  names = tasks.register_beir(str(tmp_path), vocabulary)
   assert len(beir_sets.SETS) == 26
   assert len(names) == 26 + 2
   known = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
@@ -416,70 +305,16 @@ def test_our_list_of_sets_is_that_of_tfds():
   assert all(each.scored in each.splits for each in beir_sets.SETS)
 
 
-def test_a_set_that_is_not_prepared_says_how_to(vocabulary, tmp_path):
-  tasks.register_beir(vocabulary, data_dir=str(tmp_path))
+def test_a_set_that_is_not_prepared_says_how_to(folder, monkeypatch, tmp_path):
+  import tensorflow_datasets as tfds
+
+  monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
   command = (
     r"expected beir/fiqa prepared by TFDS, got nothing; run pip install"
-    r" 'synthq_jax\[tfds\]' && python -c .*tfds.builder\('beir/fiqa', data_dir='"
+    r" 'synthq_jax\[tfds\]' && python -c .*tfds.builder\('beir/fiqa'"
   )
   with pytest.raises(ValueError, match=command):
-    rows_of("beir_fiqa", PAIR_LENGTHS, "test")
-
-
-def test_a_task_is_cached_as_it_is_read(folder, vocabulary, tmp_path):
-  tasks.register_msmarco(vocabulary, sources(folder)["beir"])
-  cache = cache_writers.from_task(
-    tmp_path / "cache", "msmarco_dual_encoder", "train", PAIR_LENGTHS
-  )
-  rows = rows_of("msmarco_dual_encoder", PAIR_LENGTHS)
-  assert len(cache) == len(rows) == 3
-  for place, row in enumerate(rows):
-    assert cache.names["query_id"][place] == row["query_id"].decode()
-    for name in PAIR_LENGTHS:
-      tokens = cache.columns[name][place]
-      assert tokens[: len(row[name])].tolist() == row[name].tolist()
-      assert not tokens[len(row[name]) :].any()
-  assert cache.facts == {"task": "msmarco_dual_encoder", "split": "train"}
-
-
-def test_a_task_without_names_of_pairs_is_cached(folder, vocabulary, tmp_path):
-  tasks.register_query_generation(
-    "generation", sources(folder)["beir"], vocabulary
-  )
-  seen = []
-  cache = cache_writers.from_task(
-    tmp_path / "task",
-    "generation",
-    "passage",
-    LENGTHS,
-    facts={"by": "a test"},
-    progress=seen.append,
-  )
-  assert seen == [4]
-  assert cache.facts["by"] == "a test"
-  assert list(cache.names["passage_id"]) == list(DOCUMENTS)
-  expected, _ = vocabulary_lib.tokenize_and_count(
-    vocabulary,
-    [contents(id_) for id_ in DOCUMENTS],
-    length=24,
-    prefix=tasks.PREFIX,
-  )
-  np.testing.assert_array_equal(cache.columns["inputs"][:], expected)
-
-
-@pytest.mark.parametrize(
-  ("lengths", "split"),
-  [({"inputs": 8}, "train"), (PAIR_LENGTHS, "dev")],
-)
-def test_a_cache_of_what_a_task_lacks_is_refused(
-  folder, vocabulary, tmp_path, lengths, split
-):
-  tasks.register_msmarco(vocabulary, sources(folder)["beir"])
-  with pytest.raises(ValueError, match="expected lengths of .*inputs.*targets"):
-    cache_writers.from_task(
-      tmp_path / "cache", "msmarco_dual_encoder", split, lengths
-    )
-  assert not (tmp_path / "cache").exists()
+    sources.open(f"tfds:fiqa@{folder / 'qrels'}").read()
 
 
 def test_a_vocabulary_with_other_special_ids_is_refused(folder):
@@ -488,9 +323,7 @@ def test_a_vocabulary_with_other_special_ids_is_refused(folder):
   with pytest.raises(
     ValueError, match="expected a vocabulary with an end of text"
   ):
-    tasks.register_msmarco(
-      seqio.PassThroughVocabulary(size=50), sources(folder)["beir"]
-    )
+    register_both(seqio.PassThroughVocabulary(size=50), f"beir:{folder}")
 
 
 def test_an_unknown_set_is_named():
@@ -504,7 +337,7 @@ def test_texts_of_tasks_end_with_the_end_of_their_own_vocabulary(
   """ruT5's </s> is 2; SeqIO appends it as the pipeline does."""
   path = small_vocabularies.write(tmp_path / "v", small_vocabularies.RUT5)
   words = vocabulary_lib.load(path)
-  tasks.register_msmarco(words, sources(folder)["beir"])
+  register_both(words, f"beir:{folder}")
   for row in rows_of("msmarco_query_generation", LENGTHS):
     query = QUERIES[row["query_id"].decode()]
     [wanted] = vocabulary_lib.tokenize(words, [query], length=12)

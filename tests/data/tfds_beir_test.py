@@ -10,7 +10,6 @@ import pytest
 
 from synthq_jax.data import (
   beir_sets,
-  feature_converters,
   shipped,
   sources,
   tasks,
@@ -30,7 +29,6 @@ ROWS = {
   ],
 }
 JUDGED = [("q1", "d1", 1), ("q2", "d2", 1), ("q3", "d1", 1)]
-LENGTHS = {"inputs": 12, "targets": 16}
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +61,6 @@ def prepared(tmp_path_factory):
     )
     builder.download_and_prepare()
   return root / "data"
-
-
-def rows_of(split):
-  import seqio
-
-  dataset = seqio.get_mixture_or_task("beir_scifact").get_dataset(
-    dict(LENGTHS), split, shuffle=False, num_epochs=1
-  )
-  return list(dataset.as_numpy_iterator())
 
 
 def examples_of(split):
@@ -138,34 +127,35 @@ def write_prepared(root, each):
   )  # fmt: skip
 
 
-def test_the_task_of_a_set_reads_what_is_prepared(tmp_path, vocabulary):
-  """Three of them; names and splits of all, and mixtures, are tasks_test's."""
+def test_a_task_over_a_prepared_set_gives_its_pairs(
+  tmp_path, vocabulary, monkeypatch
+):
   import seqio
+  import tensorflow_datasets as tfds
 
-  names = ("msmarco", "scifact", "cqadupstack.gis")
-  chosen = [beir_sets.get(name) for name in names]
-  assert [each.scored for each in chosen] == ["validation", "test", "test"]
-  for each in chosen:
-    write_prepared(tmp_path, each)
-  tasks.register_beir(vocabulary, data_dir=str(tmp_path))
+  monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
+  write_prepared(tmp_path, beir_sets.get("scifact"))
+  source = write_judgements(tmp_path, JUDGED)
+  tasks.register("scifact", source, vocabulary, form="dual_encoder")
   lengths = {"inputs": 128, "targets": 384}
-  for each in chosen:
-    (first, second) = list(
-      seqio.get_dataset(
-        each.task,
-        task_feature_lengths=lengths,
-        dataset_split=each.scored,
-        shuffle=False,
-        feature_converter=feature_converters.dual_encoder(),
-      ).as_numpy_iterator()
-    )
-    left = vocabulary_lib.tokenize(vocabulary, ["red fruit"], length=128)[0]
-    right = vocabulary_lib.tokenize(
-      vocabulary, ["Apple A red fruit."], length=384
-    )[0]
-    assert first["left_encoder_input_tokens"].tolist() == left.tolist()
-    assert first["right_encoder_input_tokens"].tolist() == right.tolist()
-    assert second["right_encoder_input_tokens"].shape == (384,)
+  first, _, third = (
+    seqio.get_mixture_or_task("scifact")
+    .get_dataset(lengths, "test", shuffle=False)
+    .as_numpy_iterator()
+  )
+  for text, name, row in (
+    ("red fruit", "inputs", first),
+    ("Apple A red fruit.", "targets", third),
+  ):
+    [wanted] = vocabulary_lib.tokenize(vocabulary, [text], length=128)
+    assert row[name].tolist() == wanted[wanted > 0].tolist()
+
+
+def write_judgements(root, judged):
+  """Writes the download's judgements beside a prepared set; returns its SOURCE."""
+  lines = "".join(f"{q}\t{d}\t{grade}\n" for q, d, grade in judged)
+  (root / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+  return f"tfds:scifact@{root}"
 
 
 @pytest.fixture(scope="module")
@@ -173,28 +163,13 @@ def vocabulary():
   return vocabulary_lib.load(shipped.VOCABULARY, extra_ids=shipped.EXTRA_IDS)
 
 
-def test_a_prepared_set_is_read_through_its_task(prepared, vocabulary):
-  tasks.register_beir(vocabulary, data_dir=str(prepared))
-  documents = {
-    r["passage_id"].decode(): r["targets"] for r in rows_of("passage")
-  }
-  assert set(documents) == {"d1", "d2", "d3"}
-  for row in ROWS["corpus.jsonl"]:
-    text = f"{row['title']} {row['text']}".strip()
-    wanted = vocabulary_lib.tokenize(vocabulary, [text], length=16)[0]
-    found = documents[row["_id"]]
-    assert found.tolist() == wanted[: len(found)].tolist()
-    assert not wanted[len(found) :].any()
-  assert {r["query_id"] for r in rows_of("query")} == {b"q1", b"q2", b"q3"}
-  pairs = {(r["query_id"], r["passage_id"]) for r in rows_of("test")}
-  assert (b"q2", b"d2") in pairs
-
-
-def test_tfds_keeps_one_query_of_a_document(prepared, vocabulary):
+def test_tfds_keeps_one_query_of_a_document(prepared):
   """The pitfall that `beir_sets` names; delete both when this fails."""
-  tasks.register_beir(vocabulary, data_dir=str(prepared))
+  import tensorflow_datasets as tfds
+
   assert len(JUDGED) == 3
-  pairs = [(r["query_id"], r["passage_id"]) for r in rows_of("test")]
+  rows = beir_sets.builder("scifact", prepared).as_dataset("test")
+  pairs = [(r["query_id"], r["passage_id"]) for r in tfds.as_numpy(rows)]
   assert len(pairs) == 2
   assert len({query for query, document in pairs if document == b"d1"}) == 1
 
@@ -206,10 +181,7 @@ def test_a_prepared_set_is_a_collection_with_all_judgements(
 
   monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
   write_prepared(tmp_path, beir_sets.get("scifact"))
-  judged = [*JUDGED, ("q2", "d7", 1)]
-  lines = "".join(f"{q}\t{d}\t{grade}\n" for q, d, grade in judged)
-  (tmp_path / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
-  place = f"tfds:scifact@{tmp_path}"
+  place = write_judgements(tmp_path, [*JUDGED, ("q2", "d7", 1)])
   source = sources.open(place)
   data = source.read()
   assert data.pairs("test") == [("q1", "d1"), ("q2", "d2"), ("q3", "d1")]

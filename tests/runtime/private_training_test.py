@@ -136,7 +136,7 @@ def test_the_promise_says_where_documents_come_from_the_queries(kind, tmp_path):
   space = workspace.Workspace(tmp_path, secret_seed=1)
   said = private_training._terms(settings_of(1), space, one).not_protected
   assert ("from_pairs" in said) == (
-    kind in ("environment_docs", "jsonl", "newsqa")
+    kind in ("environment_docs", "jsonl", "newsqa", "seqio_pairs")
   )
 
 

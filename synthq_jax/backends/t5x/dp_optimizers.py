@@ -10,10 +10,19 @@ from synthq_jax import extras, optim
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.optim.privatize import PrivatizeState
 
+with extras.required("run"):
+  from flax import traverse_util
+
 with extras.required("t5x"):
   from t5x import optimizers
 
-__all__ = ["PrivateOptimizer", "dp_adafactor", "dp_adam", "register_states"]
+__all__ = [
+  "PrivateOptimizer",
+  "dp_adafactor",
+  "dp_adam",
+  "register_states",
+  "take_parameters",
+]
 
 _RULES = optimizers.OptaxStatePartitionRules
 
@@ -120,6 +129,45 @@ def register_states() -> None:
   """
   _RULES._RULES.setdefault(PrivatizeState, _privatize_axes)
   _RULES._RULES.setdefault(optax.FactoredState, _factored_axes)
+
+
+def take_parameters(
+  state_dict: Mapping[str, Any],
+  target_state_dict: Mapping[str, Any],
+  *,
+  is_resuming: bool = False,
+) -> Mapping[str, Any]:
+  """Is RestoreCheckpointConfig.state_transformation_fns for a first checkpoint.
+
+  A released checkpoint has the state of T5X's Adafactor, which is another than
+  ours: parameters and step are restored, and with fallback_to_scratch = True our
+  state begins anew.
+
+  Args:
+    state_dict: of the checkpoint.
+    target_state_dict: of the model.
+    is_resuming: whether it is the training's own checkpoint, which stays whole.
+
+  Raises:
+    ValueError: if the checkpoint lacks parameters: T5X would draw them.
+  """
+  if is_resuming:
+    return state_dict
+  expected = set(traverse_util.flatten_dict(target_state_dict["target"]))
+  # A leaf in a folder of its own is a dictionary that says where.
+  present = {
+    next((path[:n] for n in range(len(path)) if path[:n] in expected), path)
+    for path in traverse_util.flatten_dict(state_dict["target"])
+  }
+  if others := sorted("/".join(path) for path in expected ^ present):
+    raise ValueError(
+      "expected INITIAL_CHECKPOINT_PATH of a model with the same parameters, got"
+      f" others: {', '.join(others[:3])}; give the gin file of its model"
+    )
+  return {
+    "target": state_dict["target"],
+    "state": {"step": state_dict["state"]["step"]},
+  }
 
 
 def _privatize_axes(state: PrivatizeState, params_axes: Any) -> PrivatizeState:

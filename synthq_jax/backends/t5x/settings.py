@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import math
+import os
+import re
 
 import dp_accounting
 
@@ -10,7 +12,7 @@ from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, terms
 from synthq_jax.privacy import unit as unit_lib
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "get_last_step"]
 
 _RELATION = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
@@ -78,3 +80,31 @@ class Settings:
       relation=_RELATION,
       words=terms.T5X.but(unit=unit_lib.Unit(kind=self.unit)),
     )
+
+
+def get_last_step(
+  initial_checkpoint: str | os.PathLike | None, steps: int
+) -> int:
+  """Returns T5X's TRAIN_STEPS: private steps after those of a checkpoint.
+
+  >>> get_last_step("gs://t5-data/t5_base/checkpoint_999900", 14_730)
+  1014630
+
+  Args:
+    initial_checkpoint: INITIAL_CHECKPOINT_PATH, a folder checkpoint_N; None: the
+      training begins at step 0.
+    steps: PRIVATE_STEPS.
+
+  Raises:
+    ValueError: if the folder's name does not say its step.
+  """
+  if initial_checkpoint is None:
+    return steps
+  name = os.fspath(initial_checkpoint).rstrip("/").rpartition("/")[2]
+  step = re.fullmatch(r"checkpoint_(\d+)", name)
+  if step is None:
+    raise ValueError(
+      "expected INITIAL_CHECKPOINT_PATH of a folder checkpoint_N, got"
+      f" {initial_checkpoint}: set TRAIN_STEPS, its step + {steps}"
+    )
+  return int(step[1]) + steps
