@@ -176,7 +176,6 @@ def a_run(folder, **changes):
       dim=6, steps=2, warmup_steps=1, batch_size=8
     ),
     rows=plan.Rows(synthetic=(), original=True, direct_dp=(_EPSILON,)),
-    secret_seed=7,
     direct_dp=direct_dp.Config(
       **{"method": "row", "public_negatives": 8, "steps": 2, **changes}
     ),
