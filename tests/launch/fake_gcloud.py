@@ -19,6 +19,7 @@ PLAIN = {
   "bucket": ["True"],
   "list": [""],
   "state": ["READY"],
+  "slice": ["READY\tv4-16"],  # as gcloud separates values
   "queue": ["ACTIVE"],
 }
 
@@ -32,6 +33,7 @@ def kind_of(argv: list[str]) -> str:
     return "bucket" if "describe" in argv else "results"
   if "ssh" in argv:
     marks = {
+      "fuser": "stop",
       "synthq.lock": "run",
       "mountpoint": "mount",
       "uv venv": "install",
@@ -41,6 +43,8 @@ def kind_of(argv: list[str]) -> str:
     return next(name for mark, name in marks.items() if mark in text)
   if "scp" in argv:
     return "copy" if "--worker=all" in argv else "results"
+  if "describe" in argv and "acceleratorType" in text:
+    return "slice"
   if "describe" in argv:
     return "queue" if "queued-resources" in argv else "state"
   return next(word for word in ("create", "delete", "list") if word in argv)
