@@ -79,6 +79,18 @@ def test_all_devices_together_make_the_sum_of_one(name):
   np.testing.assert_allclose(aux.norms, one_aux.norms, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["row of the batch", "batch"])
+def test_rows_that_fill_all_devices_meet_in_the_loss(name):
+  fn = dataclasses.replace(make(name), max_batch_size=16)
+  batch, mask = make_batch(METHODS[name][1], 16), np.zeros(16, bool)
+  one, _ = jax.jit(lambda p, b, m: fn(p, b, is_padding_example=m))(
+    plain.PARAMS, batch, mask
+  )
+  batch = {k: v for k, v in batch.items() if k != "public_negatives"}
+  many, _ = on_mesh(fn)(plain.PARAMS, batch, mask)
+  plain.assert_close(many, one, 1e-6)
+
+
 def test_separate_towers_and_layers_in_parts_make_the_sum_of_one():
   """The partitioner divides layers along `tensor`, inside of each device's share."""
   fn = make("logit", encoders=plain.SEPARATE)
