@@ -249,9 +249,7 @@ def jobs(
   grid = points(options, bindings)
   place = f"{tpu_steps.MOUNT}/private/prepared"
   shared = shared_data(options, grid, place)
-  made = [
-    _job(options, source, with_bindings(point, shared)) for point in grid
-  ]
+  made = [_job(options, source, with_bindings(point, shared)) for point in grid]
   return [
     dataclasses.replace(job, notes=_notes(job, _values(job, source)))
     for job in made

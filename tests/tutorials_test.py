@@ -343,7 +343,9 @@ def test_the_pages_on_tpu_slices_print_what_they_say(page, number):
 
 def test_without_consent_the_tutorials_commands_say_what_they_would_cost():
   text = (TUTORIALS / "tpu_slice.md").read_text()
-  block = next(b for _, b in _SHOWN.findall(text) if "--confirm_cost --spot" in b)
+  block = next(
+    b for _, b in _SHOWN.findall(text) if "--confirm_cost --spot" in b
+  )
   words = _words(block.replace("--confirm_cost", ""))[1:]
   done = subprocess.run(
     [sys.executable, *words],

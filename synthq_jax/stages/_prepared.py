@@ -17,9 +17,7 @@ __all__ = ["publish", "take"]
 _PARTS = ("public", "private")
 
 
-def take(
-  task: stage.Task, copy: pathlib.Path
-) -> results.PreparedData | None:
+def take(task: stage.Task, copy: pathlib.Path) -> results.PreparedData | None:
   """Copies prepared data into a working directory, if somebody has left it.
 
   Args:
@@ -44,13 +42,13 @@ def take(
 
 
 def publish(
-  task: stage.Task, made: results.PreparedData, copy: pathlib.Path
+  task: stage.Task, result: results.PreparedData, copy: pathlib.Path
 ) -> None:
   """Leaves a copy of prepared data for others; the first one to come stays.
 
   Args:
     task: of prepare_data.
-    made: its result, complete in the task's folders.
+    result: its result, complete in the task's folders.
     copy: the folder of its settings; the one around it is made for this user
       alone if it is not there.
   """
@@ -63,7 +61,7 @@ def publish(
     for part, own in zip(_PARTS, _folders(task), strict=True):
       shutil.copytree(own, new / part)
     parts = [new / part for part in _PARTS]
-    artifacts.save(new, made, copy.name, folders=parts)
+    artifacts.save(new, result, copy.name, folders=parts)
     new.rename(copy)
   except OSError:
     if not copy.exists():  # nobody else was faster
@@ -73,5 +71,4 @@ def publish(
 
 
 def _folders(task: stage.Task) -> tuple[pathlib.Path, pathlib.Path]:
-  place = task.place
-  return task.space.public(place), task.space.private(place)
+  return task.space.public(task.place), task.space.private(task.place)

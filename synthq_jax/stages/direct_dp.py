@@ -114,7 +114,7 @@ class Config(private_training.Config):
   seed: int = 0
   """Of the public negatives."""
   mesh: mesh_lib.Shape = field_kinds.speed_only(make=mesh_lib.Shape)
-  """How all devices of all processes share the work."""
+  """The share of all devices of all processes in the work."""
 
   def __post_init__(self):
     super().__post_init__()

@@ -191,9 +191,9 @@ def run(task: stage.Task[Config, None]) -> results.PreparedData:
   copy = pathlib.Path(task.settings.shared_in) / key
   if left := _prepared.take(task, copy):
     return left
-  made = _prepare(task)
-  _prepared.publish(task, made, copy)
-  return made
+  result = _prepare(task)
+  _prepared.publish(task, result, copy)
+  return result
 
 
 def _contents(settings: Config) -> tuple[Config, str, str]:

@@ -49,7 +49,7 @@ def bound(grad_fn: Callable[..., Any], public: Any) -> Callable[..., Any]:
 
 
 def divides_itself(grad_fn: Callable[..., Any]) -> bool:
-  """Returns whether a gradient takes whole batches and divides its own work.
+  """Returns True if a gradient takes whole batches and divides its own work.
 
   Args:
     grad_fn: a clipped gradient, as `bound` returns it.

@@ -81,7 +81,9 @@ def test_a_worker_runs_one_process_of_its_slice(monkeypatch, capsys, flags):
   (unit,) = units(monkeypatch, FOUR, *flags)
   assert "--distributed=tpu" in unit.args
   said = capsys.readouterr().err
-  assert "a worker of ours, 4 hosts: the same command has to run on each" in said
+  assert (
+    "a worker of ours, 4 hosts: the same command has to run on each" in said
+  )
   (unit,) = units(monkeypatch, ONE, *flags)
   assert "--distributed=tpu" in unit.args
   assert capsys.readouterr().err == ""

@@ -42,7 +42,10 @@ METHODS = {
 }
 
 
-def on_mesh(fn, shape=mesh_lib.Shape(data=4, fsdp=2)):
+SHAPE = mesh_lib.Shape(data=4, fsdp=2)
+
+
+def on_mesh(fn, shape=SHAPE):
   """The gradient by all devices, compiled."""
   mesh = mesh_lib.make(shape)
   sharded = sharded_grad.ShardedGrad(grad_fn=fn, mesh=mesh)
@@ -186,7 +189,10 @@ def test_a_neighbour_turns_around_a_batch_or_two_groups_on_devices():
 
 def test_a_device_goes_back_through_its_own_rows_alone():
   """An eighth, and the matrix of similarities, which every device makes."""
-  mask, shapes = np.zeros(32, bool), {"w": (64, 256), "b": (256,), "v": (256, 8)}
+  mask, shapes = (
+    np.zeros(32, bool),
+    {"w": (64, 256), "b": (256,), "v": (256, 8)},
+  )
   params = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
   batch = dict.fromkeys(("queries", "documents"), np.ones((32, 64), np.float32))
 

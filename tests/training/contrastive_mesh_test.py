@@ -102,8 +102,6 @@ def train(folder, method, shape, *, encode=encode, optimizer="dp_adafactor"):
   return trained, records["queries"].read
 
 
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_mesh_trains_what_one_device_does_on_the_same_batches(tmp_path, name):
   expected, read = train(tmp_path / "one", METHODS[name], None)

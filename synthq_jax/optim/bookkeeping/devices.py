@@ -68,7 +68,7 @@ def refuse_batches(name: str, *, among: Sequence[str] = ()) -> None:
 
 
 def compiler_divides() -> bool:
-  """Returns whether the partitioner divides work here, inside of shard_map.
+  """Returns True if the partitioner divides work here, inside of shard_map.
 
   Then devices may wait for each other inside of what each does with its rows.
   """

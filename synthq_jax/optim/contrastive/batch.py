@@ -41,7 +41,7 @@ class BatchClippedGrad:
   loss_fn: Callable[..., jax.Array]
   l2_clip_norm: float
   axes: tuple[str, ...] = ()
-  """Of the mesh, among whose devices the loss is a sum of parts."""
+  """Mesh axes among whose devices the loss is a sum of parts."""
 
   def __call__(
     self,

@@ -7,7 +7,6 @@ the embeddings back. What it returns are the per-example gradients of inner
 products with the embeddings, in the factors that `rules` knows.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -95,11 +95,11 @@ class Group:
       name: jnp.asarray(batch[name])[places] for name in names if name in batch
     }
     grouped["is_real"] = is_filled
-    alone = dataclasses.replace(fn, axes=())  # a group is on one device
+    undivided = dataclasses.replace(fn, axes=())  # a group is on one device
 
     def loss(params: typing.Params, group: typing.Batch) -> jax.Array:
       one = {name: values[0] for name, values in group.items()}
-      return alone.total_loss(params, one, one.pop("is_real"))[None]
+      return undivided.total_loss(params, one, one.pop("is_real"))[None]
 
     grouped, own = fn.share.take(grouped), fn.share.is_own(count)
     microbatch = fn.microbatch_size

@@ -112,11 +112,11 @@ class Logit:
     )
     sides, dim = (pairs.queries, pairs.columns), scored.queries.shape[1]
     memory, size = self.memory_bytes, fn.microbatch_size
-    known = {"memory_bytes": memory, "share": fn.share}
+    options = {"memory_bytes": memory, "share": fn.share}
     if self.norms == "bound":
-      norms = pair_norms.bound(towers, *sides, **known)
+      norms = pair_norms.bound(towers, *sides, **options)
     else:
-      norms = pair_norms.exact(towers, *sides, microbatch_size=size, **known)
+      norms = pair_norms.exact(towers, *sides, microbatch_size=size, **options)
     of_queries, of_columns = (
       fn.share.map(
         lambda own, tower=tower: pair_norms.allowance(
@@ -229,7 +229,8 @@ def _weighted_gradient(
     parts = [
       _pulled(
         tower,
-        *share.take((examples, toward)),
+        share.take(examples),
+        share.take(toward),
         share.take(is_counted) & share.is_own(len(is_counted)),
         pair_norms.block_size(
           tower, share.count(len(toward)), fn.microbatch_size, memory_bytes

@@ -58,7 +58,7 @@ def exact(
   *,
   memory_bytes: int,
   microbatch_size: int | None = None,
-  share: shares.Share = shares.Share(),
+  share: shares.Share = shares.ONE_DEVICE,
 ) -> jax.Array:
   """Returns the norms of the gradients of all similarities.
 
@@ -128,9 +128,7 @@ def _side(tower: encoders.Tower, examples: Any) -> _Side:
   return _Side(tower, *encoders.linearize(tower, examples))
 
 
-def _exact_block(
-  memory_bytes: int, query: _Side, document: _Side
-) -> jax.Array:
+def _exact_block(memory_bytes: int, query: _Side, document: _Side) -> jax.Array:
   """Returns the norms for queries and documents that are taken at once."""
   sides = query, document
   (n, dim), m = query.vectors.shape, len(document.vectors)
@@ -204,7 +202,7 @@ def bound(
   documents: Any,
   *,
   memory_bytes: int,
-  share: shares.Share = shares.Share(),
+  share: shares.Share = shares.ONE_DEVICE,
 ) -> jax.Array:
   """Returns `|J_q^T d| + |J_d^T q|`, at least the norm of each gradient.
 
@@ -227,9 +225,7 @@ def _both(
   """Returns |J_q^T d| and |J_d^T q|, [query, document] each."""
 
   def vectors(tower: encoders.Tower, examples: Any) -> jax.Array:
-    return share.map(
-      lambda own: encoders.linearize(tower, own)[0], examples
-    )
+    return share.map(lambda own: encoders.linearize(tower, own)[0], examples)
 
   def norms(tower: encoders.Tower, examples: Any, others: Any) -> jax.Array:
     return share.map(

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Share"]
+__all__ = ["ONE_DEVICE", "Share"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Share:
     return jax.lax.axis_size(self.axes) if self.axes else 1
 
   def count(self, size: int, block: int | None = None) -> int:
-    """Returns how many of `size` rows a device takes, the same for all.
+    """Returns the number of rows that each device takes of `size` rows.
 
     Args:
       size: rows of the batch.
@@ -49,7 +49,7 @@ class Share:
     return own * self.ways + jax.lax.axis_index(self.axes)
 
   def is_own(self, size: int, block: int | None = None) -> jax.Array:
-    """Returns which of the rows that `take` gives exist, bool [count].
+    """Returns flags of the rows of `take` that exist, bool [count].
 
     Args:
       size: rows of the batch.
@@ -89,7 +89,7 @@ class Share:
     return jax.tree.map(of_leaf, tree)
 
   def map(self, function: Callable[[Any], Any], tree: Any) -> Any:
-    """Returns what a function makes of all rows, each device of its own.
+    """Applies a function to all rows, each device to its own.
 
     Args:
       function: from arrays [count, ...] to arrays of as many rows, each of which
@@ -111,7 +111,7 @@ class Share:
     return jax.tree.map(lambda x: jnp.where(is_first, x, 0), tree)
 
   def around(self, function: Callable[[Any], jax.Array], own: Any) -> jax.Array:
-    """Returns what a function makes of the rows of each device, in turn.
+    """Applies a function to the rows of each device, in turn.
 
     The devices stand in a ring and hand on what they hold, so that no device
     holds the rows of two others at once.
@@ -137,3 +137,7 @@ class Share:
     blocks = blocks[source]  # [device, row, count]
     count = blocks.shape[2]
     return jnp.moveaxis(blocks, 0, 2).reshape(blocks.shape[1], ways * count)
+
+
+ONE_DEVICE = Share()
+"""The share of a device that does all the work."""
