@@ -114,6 +114,11 @@ class Config:
     return max(self.document_length, self.retriever_length)
 
   def __post_init__(self):
+    if "://" in self.shared_in:
+      raise ValueError(
+        "prepare_data.Config.shared_in must be a folder, got"
+        f" {self.shared_in}: mount the bucket, or leave it out"
+      )
     config_types.at_least(self, 2, "document_length", "query_length")
     config_types.at_least(
       self, 0, "extra_ids", "public_test_documents", "seed", "passage_stride",

@@ -94,6 +94,20 @@ def test_rows_that_fill_all_devices_meet_in_the_loss(name):
   plain.assert_close(many, one, 1e-6)
 
 
+@pytest.mark.parametrize("name", ["row", "row of the batch", "logit"])
+def test_microbatches_that_do_not_divide_a_devices_rows_change_nothing(name):
+  """Seven rows of a device, in threes."""
+  method, loss, _ = METHODS[name]
+  fn = plain.make(method, loss, size=SIZE, clip=0.5, microbatch_size=3)
+  batch = make_batch(loss)
+  one, _ = jax.jit(lambda p, b, m: make(name)(p, b, is_padding_example=m))(
+    plain.PARAMS, batch, PADDING
+  )
+  many, aux = on_mesh(fn, mesh_lib.Shape(data=2))(plain.PARAMS, batch, PADDING)
+  plain.assert_close(many, one, 1e-6)
+  assert aux.norms.shape == (SIZE,)
+
+
 def test_separate_towers_and_layers_in_parts_make_the_sum_of_one():
   """The partitioner divides layers along `tensor`, inside of each device's share."""
   fn = make("logit", encoders=plain.SEPARATE)
