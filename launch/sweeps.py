@@ -86,7 +86,7 @@ def papers_table() -> tuple[Point, ...]:
 
   The rows that do not depend on the generator are made once: training on the
   real queries with T5-Base at inf, direct DP with T5-Base at each epsilon, about
-  a week of a TPU v4 chip each.
+  a week of a TPU v4 chip each, which the chips of a slice share.
   """
   return tuple(
     _table_point(size, epsilon)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 
 import tpu_steps
+import tpu_types
 
 __all__ = ["LaunchError", "drive"]
 
@@ -80,7 +81,8 @@ def drive(
   Raises:
     LaunchError: if a check refuses the job (nothing was created then), a step
       failed for good, or the slice could not be deleted.
-    KeyboardInterrupt: after Ctrl-C, once the slice is deleted.
+    KeyboardInterrupt: after Ctrl-C, once the slice is deleted; one that was
+      there before stays, and the job on it is told to save its state.
   """
   steps = tpu_steps.steps(job)
   for step in steps:
@@ -91,7 +93,7 @@ def drive(
       _must(step)
   results = [step for step in steps if step.phase == "results"]
   made = _Made()
-  with _deleted(job, made, poll_seconds):
+  with _stopped(job) if job.attach else _deleted(job, made, poll_seconds):
     _until_done(job, steps, made, max_restarts, poll_seconds)
     if not job.bucket:
       for step in results:
@@ -117,6 +119,8 @@ def _check(job: tpu_steps.Job, step: tpu_steps.Step) -> None:
       problem = _bucket_problem(job, done, why)
     case "free":
       problem = _name_problem(job, done, why)
+    case "there":
+      problem = _slice_problem(job, done, why)
     case "tracked" if done.returncode:
       files = " and ".join(job.gin_files)
       problem = f"expected a git checkout with {files}: commit it ({why})"
@@ -154,6 +158,39 @@ def _name_problem(job, done: subprocess.CompletedProcess, why: str) -> str:
       " first (this launcher deletes only what it made)"
     )
   return ""
+
+
+def _slice_problem(job, done: subprocess.CompletedProcess, why: str) -> str:
+  """Refuses a slice that is not there, at work or of the type that was said."""
+  if done.returncode:
+    return (
+      f"--attach={job.attach} is no slice in {job.zone}, project {job.project}:"
+      f" {why}; `gcloud compute tpus tpu-vm list --zone={job.zone}` names them"
+      " (of a queued resource: its node id)"
+    )
+  state, kind = (*done.stdout.split(), "", "")[:2]
+  if state != "READY":
+    return f"--attach={job.attach} is {state or 'unknown'}: wait until READY"
+  if not _is_of_type(kind, job):
+    return (
+      f"--attach={job.attach} is {kind}, got --accelerator={job.accelerator}:"
+      f" give --accelerator={kind}"
+    )
+  return ""
+
+
+def _is_of_type(kind: str, job: tpu_steps.Job) -> bool:
+  """Whether gcloud's name of a type is what the job was checked against."""
+  if kind == job.accelerator:
+    return True
+  try:
+    other = tpu_types.describe(kind)
+  except ValueError:  # of a shape of its own, which has no such name here
+    return "x" in job.accelerator and kind.startswith(job.slice.generation)
+  return (other.generation, other.chips) == (
+    job.slice.generation,
+    job.slice.chips,
+  )
 
 
 def _ask(argv: tuple[str, ...], **session) -> subprocess.CompletedProcess:
@@ -204,6 +241,11 @@ def _until_done(
     if restart > max_restarts:
       words = f"{failed} after {max_restarts} restarts; --max_restarts=N allows"
       raise LaunchError(f"{words} more, and the state is saved") from failed
+    if not is_there and job.attach:
+      raise LaunchError(
+        f"{job.attach} is no longer READY, and is not this launcher's to make"
+        " anew; the state is saved, and the same command goes on from it"
+      ) from failed
     if not is_there:
       lost = "was not made" if refused else "was taken away"
       _say(f"restart {restart}: the slice {lost}, and is made anew")
@@ -326,7 +368,23 @@ def _wait(step: tpu_steps.Step, poll_seconds: float) -> None:
     time.sleep(poll_seconds)
 
 
-# The end: nothing may go on costing money unseen.
+# The end: nothing may go on costing money unseen, or work on another's slice.
+
+
+@contextlib.contextmanager
+def _stopped(job: tpu_steps.Job) -> Iterator[None]:
+  """Tells the job on a slice that stays to end, where this launcher ends early."""
+  _say(f"{job.attach} was there before, and stays")
+  try:
+    yield
+  except BaseException:
+    _say("stop: the job saves its state")
+    step = tpu_steps.stop_step(job)
+    with _deaf():
+      done = _ask(step.argv, start_new_session=True)
+    if done.returncode:
+      _say(f"NOT STOPPED ({_why(done)}): run {' '.join(step.argv)}")
+    raise
 
 
 @contextlib.contextmanager

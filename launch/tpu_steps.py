@@ -19,6 +19,7 @@ __all__ = [
   "delete_step",
   "script",
   "steps",
+  "stop_step",
   "synthq_flags",
   "words",
 ]
@@ -55,7 +56,8 @@ _APT = "sudo apt-get -o DPkg::Lock::Timeout=300"
 class Job:
   """One run of `synthq` on one slice."""
 
-  name: str  # of the slice, the working directory and the local results
+  name: str  # of the working directory, the local results and a new slice
+  attach: str = ""  # a slice that exists; empty: one is made and deleted
   accelerator: str  # e.g. "v4-32"
   zone: str
   project: str
@@ -82,6 +84,11 @@ class Job:
   with_private: bool = False  # copy private/ to this machine, too
   keep: bool = False  # do not delete the slice
   allow_dirty: bool = False  # leave uncommitted changes behind
+
+  @property
+  def node(self) -> str:
+    """The name of the slice."""
+    return self.attach or self.name
 
   @property
   def workdir(self) -> str:
@@ -114,11 +121,14 @@ def steps(job: Job) -> list[Step]:
   Returns:
     Checks (which change nothing), then pack, create, copy, install, mount, run,
     state, results, delete. Results in a bucket are copied when the slice is gone.
+    On a slice that exists there is no create, wait or delete.
   """
-  results, delete = _results(job), [] if job.keep else [delete_step(job)]
+  stays = job.keep or job.attach
+  results, delete = _results(job), [] if stays else [delete_step(job)]
   # Chips need not wait for a download from a bucket.
   ending = [*delete, *results] if job.bucket else [*results, *delete]
-  body = [*_create(job), *_set_up(job), _run(job), _state(job)]
+  made = [] if job.attach else _create(job)
+  body = [*_pack(job), *made, *_set_up(job), _run(job), _state(job)]
   return [*_checks(job), *body, *ending]
 
 
@@ -171,6 +181,7 @@ _HEADINGS = {
 def words(job: Job) -> str:
   """Says what is paid for, e.g. "16 chips (v4-32, 4 hosts, spot)"."""
   kind = ", spot" if job.spot else ", reserved" if job.reserved else ""
+  kind = f", on {job.attach}, which exists" if job.attach else kind
   hosts = "1 host" if job.slice.hosts == 1 else f"{job.slice.hosts} hosts"
   chips = "1 chip" if job.slice.chips == 1 else f"{job.slice.chips} chips"
   return f"{chips} ({job.accelerator}, {hosts}{kind})"
@@ -188,7 +199,7 @@ def _inside(job: Job) -> tuple[str, ...]:
 
 
 def _ssh(job: Job, command: str, worker: str = "all") -> tuple[str, ...]:
-  where = (job.name, f"--worker={worker}", *_inside(job))
+  where = (job.node, f"--worker={worker}", *_inside(job))
   return _gcloud(job, "tpu-vm", "ssh", *where, f"--command={command}")
 
 
@@ -209,6 +220,10 @@ def _checks(job: Job) -> list[Step]:
     argv = (*describe, f"gs://{job.bucket}", "--raw", layout)
     found.append(Step(phase="check", argv=argv, expect="bucket"))
   kinds = ("tpu-vm", "queued-resources") if job.queued else ("tpu-vm",)
+  if job.attach:
+    kinds, asked = (), "--format=value(state,acceleratorType.basename())"
+    argv = _gcloud(job, "tpu-vm", "describe", job.attach, asked)
+    found.append(Step(phase="check", argv=argv, expect="there"))
   for kind in kinds:
     argv = _gcloud(job, kind, "list", names)
     found.append(Step(phase="check", argv=argv, expect="free"))
@@ -227,7 +242,7 @@ def _archive(job: Job) -> str:
   return f"{job.name}.tar.gz"
 
 
-def _create(job: Job) -> list[Step]:
+def _pack(job: Job) -> list[Step]:
   pack = ("git", "-C", str(job.source), "archive", "--format=tar.gz")
   packed = Step(
     phase="pack",
@@ -235,14 +250,17 @@ def _create(job: Job) -> list[Step]:
   )
   mode = ("-m", "700") if job.with_private else ()
   argv = ("mkdir", "-p", *mode, str(job.results / job.name))
-  folder = Step(phase="pack", argv=argv)
+  return [Step(phase="pack", argv=argv), packed]
+
+
+def _create(job: Job) -> list[Step]:
   image = job.runtime or job.slice.runtime
   kind, wished = job.slice.flags, _wished(job)
   if not job.queued:
     argv = _gcloud(
       job, "tpu-vm", "create", job.name, *kind, f"--version={image}", *wished
     )
-    return [folder, packed, Step(phase="create", argv=argv, costs=True)]
+    return [Step(phase="create", argv=argv, costs=True)]
   create = _gcloud(
     job, "queued-resources", "create", job.name, f"--node-id={job.name}",
     *kind, f"--runtime-version={image}", *wished,
@@ -250,8 +268,6 @@ def _create(job: Job) -> list[Step]:
   state = "--format=value(state.state)"
   wait = _gcloud(job, "queued-resources", "describe", job.name, state)
   return [
-    folder,
-    packed,
     Step(phase="create", argv=create, costs=True),
     Step(phase="wait", argv=wait, expect="active"),
   ]
@@ -277,7 +293,7 @@ def _local_archive(job: Job) -> str:
 
 def _set_up(job: Job) -> list[Step]:
   copy = _gcloud(
-    job, "tpu-vm", "scp", _local_archive(job), f"{job.name}:{_archive(job)}",
+    job, "tpu-vm", "scp", _local_archive(job), f"{job.node}:{_archive(job)}",
     "--worker=all", *_inside(job),
   )  # fmt: skip
   # The image's own Python is older than 3.11; uv brings one.
@@ -303,6 +319,16 @@ def _mount(job: Job) -> str:
   # What is mounted and no longer answers would be in the way of a new mount.
   broken = f"sudo umount --lazy {MOUNT} 2>/dev/null || true"
   ready = (f"mountpoint -q {MOUNT} && exit 0", "set -e", broken)
+  if job.attach:  # where somebody else may have mounted something else
+    source = shlex.quote(job.nfs or job.bucket)
+    ready = (
+      f"if mountpoint -q {MOUNT}; then",
+      f'  test "$(findmnt -n -o SOURCE {MOUNT})" = {source} && exit 0',
+      f"  echo {MOUNT} holds another file system: unmount it first >&2",
+      "  exit 1",
+      "fi",
+      *ready[1:],
+    )
   folder = f"sudo mkdir -p {MOUNT}"
   update = f"{_APT} update --quiet"
   install = f"{_APT} install --quiet --yes"
@@ -359,15 +385,35 @@ def _run(job: Job) -> Step:
     # On the disk of a worker that lost its mount, synthq would begin a run of its
     # own, with another secret and an empty ledger. 255: mounted, and tried again.
     f"mountpoint -q {MOUNT} || exit 255",
-    f'"{_VENV}/bin/synthq" {job.stage} \\',
+    # So that `stop_step` finds it; the lock stays with the process.
+    *((f'echo $$ >"{_pid(job)}"',) if job.attach else ()),
+    f'{"exec " * bool(job.attach)}"{_VENV}/bin/synthq" {job.stage} \\',
     "  " + " \\\n  ".join(map(shlex.quote, synthq_flags(job))),
   )
   return Step(phase="run", argv=_ssh(job, command))
 
 
+def _pid(job: Job) -> str:
+  """The file of a worker that holds the number of the job's process."""
+  return f"$HOME/{job.name}.pid"
+
+
+def stop_step(job: Job) -> Step:
+  """Returns the step that tells a job to save its state, on a slice that stays.
+
+  It tells the process of this job alone, and only while that holds the lock.
+  """
+  command = _lines(
+    f'pid="$(cat "{_pid(job)}")" || exit 0',
+    f'fuser "{_LOCK}" 2>/dev/null | grep -qw "$pid" || exit 0',
+    'kill -TERM "$pid"',
+  )
+  return Step(phase="stop", argv=_ssh(job, command))
+
+
 def _state(job: Job) -> Step:
   state = "--format=value(state)"
-  argv = _gcloud(job, "tpu-vm", "describe", job.name, state)
+  argv = _gcloud(job, "tpu-vm", "describe", job.node, state)
   return Step(phase="state", argv=argv)
 
 
@@ -387,7 +433,7 @@ def _results(job: Job) -> list[Step]:
     f'tar -czf "$HOME/{remote}"{skip} -C {job.workdir} .',
   )
   copy = _gcloud(
-    job, "tpu-vm", "scp", f"{job.name}:{remote}", here, "--worker=0",
+    job, "tpu-vm", "scp", f"{job.node}:{remote}", here, "--worker=0",
     *_inside(job),
   )  # fmt: skip
   archive = f"{here}/{remote}"
@@ -396,7 +442,7 @@ def _results(job: Job) -> list[Step]:
   commands = [
     _ssh(job, pack, worker="0"), copy, unpack, ("rm", "-f", archive)
   ]  # fmt: skip
-  if job.keep:  # else it goes with the slice
+  if job.keep or job.attach:  # else it goes with the slice
     commands.append(_ssh(job, f'rm -f "$HOME/{remote}"', worker="0"))
   return [
     Step(phase="results", argv=argv, private=job.with_private)

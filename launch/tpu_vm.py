@@ -38,12 +38,16 @@ __all__ = [
   "jobs",
   "main",
   "points",
+  "shared_data",
   "split",
+  "with_bindings",
 ]
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _GIN = "--gin."
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?")
+_SHARED = "prepare_data.Config.shared_in"
+_SLICE = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 _AXES = ("MESH_DATA", "MESH_FSDP", "MESH_TENSOR")
 _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
@@ -65,8 +69,15 @@ _EXTRAS = {
 }
 # What gcloud does, and a Job for Kubernetes does not.
 _OF_GCLOUD = (
-  "reserved", "queued", "network", "subnetwork", "internal_ips",
+  "attach", "reserved", "queued", "network", "subnetwork", "internal_ips",
   "runtime_version", "keep", "with_private", "extras",
+)  # fmt: skip
+
+
+# What is said when a slice is made.
+_OF_CREATE = (
+  "spot", "reserved", "queued", "network", "subnetwork", "runtime_version",
+  "service_account", "labels", "keep",
 )  # fmt: skip
 
 
@@ -177,6 +188,8 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
   flag("--sweep", action="append", default=[], help=words)
   flag("--point", help="only this one of the sweep's points")
   flag("--name", help="of slice and working directory; default: the recipe's")
+  words = "a slice that exists: nothing is made or deleted"
+  flag("--attach", metavar="SLICE", default="", help=words)
   flag("--accelerator", help="v4-8, v4-32, v5litepod-16, v5p-4x4x12, ...")
   flag("--zone", help="for example us-central2-b")
   flag("--project", help="who pays")
@@ -232,7 +245,10 @@ def jobs(
   """
   _check_flags(options)
   source = pathlib.Path(options.source).resolve()
-  made = [_job(options, source, point) for point in points(options, bindings)]
+  grid = points(options, bindings)
+  place = f"{tpu_steps.MOUNT}/private/prepared"
+  shared = shared_data(options, grid, place)
+  made = [_job(options, source, with_bindings(point, shared)) for point in grid]
   return [
     dataclasses.replace(job, notes=_notes(job, _values(job, source)))
     for job in made
@@ -263,6 +279,31 @@ def points(
   for point in grid:
     _check_secret(point.bindings)
   return _chosen(options, grid)
+
+
+def shared_data(
+  options: argparse.Namespace, grid: Sequence[sweeps.Point], folder: str
+) -> tuple[str, ...]:
+  """Returns the binding by which the units of a sweep share prepared data.
+
+  Args:
+    options: flags of `add_job_flags`.
+    grid: the points.
+    folder: which all of them see and nobody else reads: it holds real queries.
+
+  Returns:
+    Nothing where there is no sweep, or the user has said where to share.
+  """
+  given = [b for point in grid for b in point.bindings if _SHARED in b]
+  is_sweep = bool(options.sweep)
+  if not is_sweep or given or options.stage in tpu_steps.ONE_PROCESS:
+    return ()
+  return (f"{_SHARED}={folder!r}",)
+
+
+def with_bindings(point: sweeps.Point, more: Sequence[str]) -> sweeps.Point:
+  """Returns a point with more bindings."""
+  return dataclasses.replace(point, bindings=(*point.bindings, *more))
 
 
 def _chosen(
@@ -299,6 +340,7 @@ def _job(
     )
   return tpu_steps.Job(
     name=f"{name}-{point.name}".strip("-"),
+    attach=options.attach,
     accelerator=options.accelerator,
     zone=options.zone,
     project=options.project,
@@ -380,6 +422,14 @@ def _check_place(options: argparse.Namespace) -> None:
   """Refuses flags of gcloud, or of Kubernetes, that do not go together."""
   if options.spot and options.reserved:
     raise UsageError("--spot and --reserved exclude each other: keep one")
+  if options.attach and not _SLICE.fullmatch(options.attach):
+    raise UsageError(f"expected --attach=SLICE, got {options.attach!r}")
+  making = [name for name in _OF_CREATE if getattr(options, name)]
+  if options.attach and making:
+    raise UsageError(
+      f"--{making[0]} is of a new slice, and --attach={options.attach} makes"
+      " none: leave it out"
+    )
   labels = filter(None, options.labels.split(","))
   if wrong := [one for one in labels if not _LABEL.fullmatch(one)]:
     raise UsageError(
@@ -497,7 +547,7 @@ def check_cost(
     UsageError: with one line that says what would be spent.
   """
   job = todo[0]
-  if not options.confirm_cost:
+  if not options.confirm_cost and not options.attach:
     times = f", {len(todo)} times" if len(todo) > 1 else ""
     raise UsageError(
       f"this creates {tpu_steps.words(job)} in {job.zone}{times}, paid for by"

@@ -3,7 +3,9 @@
   python launch/xm.py --executor=local --gin_file=gin_configs/recipes/demo.gin \
     --sweep=EPSILON=3,8,16
 
-`local` runs synthq on this machine, without Docker. `tpu_vm` runs launch/tpu_vm.py
+`local` runs synthq on this machine, without Docker; on a worker of a TPU slice it is
+one process of the slice's, so the same command runs on every worker. Units of a sweep
+share the data that the first of them prepares. `tpu_vm` runs launch/tpu_vm.py
 here, once for each point of the sweep, and that drives gcloud. XManager's own ways
 to Google Cloud are not taken: its Vertex AI knows TPU v2 and v3 alone, and takes
 neither a project nor a zone. `--dry_run` prints every command and needs no
@@ -26,6 +28,7 @@ from collections.abc import Sequence
 import sweeps
 import tpu_steps
 import tpu_vm
+import tpu_worker
 
 __all__ = ["Unit", "main", "units"]
 
@@ -41,6 +44,7 @@ class Unit:
 
   name: str
   args: tuple[str, ...]  # of Python
+  first: bool = False  # the others begin when it has ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,7 +136,7 @@ def units(
     ValueError: with one line, if something is missing or wrong.
   """
   if options.executor == "local":
-    local = _local_units(options, bindings)
+    local = _local_units(options, bindings, tpu_worker.find())
     _check_local(options, argv)
     return local
   if options.workdir != _WORKDIR:
@@ -142,6 +146,11 @@ def units(
     )
   if options.gke_image:
     raise ValueError("--gke_image is for launch/tpu_vm.py --dry_run alone")
+  if options.attach and options.max_parallel > 1:
+    raise ValueError(
+      f"--attach={options.attach} is one slice, on which units run one after the"
+      " other: leave --max_parallel out"
+    )
   jobs = tpu_vm.jobs(options, bindings)
   points = tpu_vm.points(options, bindings)
   passed = _passed_on(argv)
@@ -158,12 +167,15 @@ def units(
   ]
 
 
-def _synthq(stage: str, point: sweeps.Point, workdir: str) -> tuple[str, ...]:
+def _synthq(
+  stage: str, point: sweeps.Point, workdir: str, cluster: tuple[str, ...] = ()
+) -> tuple[str, ...]:
   """The arguments of Python that run a stage."""
   return (
     "-m",
     "synthq_jax.cli.main",
     stage,
+    *cluster,
     "--quiet",
     f"--gin_file={point.gin_file}",
     *(f"--gin.{binding}" for binding in point.bindings),
@@ -188,16 +200,65 @@ def _check_local(options: argparse.Namespace, argv: Sequence[str]) -> None:
 
 
 def _local_units(
-  options: argparse.Namespace, bindings: Sequence[str]
+  options: argparse.Namespace,
+  bindings: Sequence[str],
+  worker: tpu_worker.Worker | None,
 ) -> list[Unit]:
+  """Returns the units, on a slice each with one process on every worker."""
   base = pathlib.Path(options.workdir).absolute()
-  return [
+  points = tpu_vm.points(options, bindings)
+  cluster = _cluster(options, worker)
+  shared = tpu_vm.shared_data(options, points, f"{base}/private/prepared")
+  points = [tpu_vm.with_bindings(point, shared) for point in points]
+  local = [
     Unit(
       name=point.name or "unit",
-      args=_synthq(options.stage, point, str(base / point.name)),
+      args=_synthq(options.stage, point, str(base / point.name), cluster),
     )
-    for point in tpu_vm.points(options, bindings)
+    for point in points
   ]
+  if shared and options.max_parallel > 1:  # else all would prepare at once
+    prepare = dataclasses.replace(
+      local[0],
+      name="prepare-data",
+      args=_synthq(
+        "prepare_data", points[0], str(base / points[0].name), cluster
+      ),
+      first=True,
+    )
+    local.insert(0, prepare)
+  return local
+
+
+def _cluster(
+  options: argparse.Namespace, worker: tpu_worker.Worker | None
+) -> tuple[str, ...]:
+  """Returns what synthq is told on a worker of a slice; nothing elsewhere.
+
+  Without it one process of a slice of four would train alone, or wait forever.
+  """
+  if worker is None:
+    return ()
+  where = worker.slice or "this slice"
+  if options.stage in tpu_steps.ONE_PROCESS:
+    if worker.hosts > 1:
+      raise ValueError(
+        f"--stage={options.stage} works in one process, got a worker of {where}"
+        f" with {worker.hosts} hosts: run it on a machine of its own"
+      )
+    return ()
+  if options.max_parallel > 1:
+    raise ValueError(
+      f"{where} runs units one after the other: leave --max_parallel out"
+    )
+  if worker.hosts > 1:
+    print(
+      f"xm: a worker of {where}, {worker.hosts} hosts: the same command has to run"
+      " on each (gcloud compute tpus tpu-vm ssh --worker=all), with one --workdir"
+      " that all of them see",
+      file=sys.stderr,
+    )
+  return ("--distributed=tpu",)
 
 
 def _script(
@@ -278,7 +339,8 @@ async def _run(experiment, executable, todo: Sequence[Unit], limit: int):
         raise
     return None
 
-  done = await asyncio.gather(*map(run, todo))
+  done = [await run(unit) for unit in todo if unit.first]
+  done += await asyncio.gather(*[run(unit) for unit in todo if not unit.first])
   failed = [name for name in done if name]
   if failed:  # which XManager would show again, with tracebacks
     logging.getLogger("absl").setLevel(logging.CRITICAL)

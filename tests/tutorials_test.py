@@ -312,9 +312,13 @@ def _words(command: str) -> list[str]:
   return shlex.split(command.replace("\\\n", " "))
 
 
-def test_the_tutorial_on_tpu_slices_prints_what_it_says():
+@pytest.mark.parametrize(
+  ("page", "number"),
+  [("tutorials/tpu_slice.md", 6), ("lab/tpu_slice_2026.md", 2)],
+)
+def test_the_pages_on_tpu_slices_print_what_they_say(page, number):
   root = TUTORIALS.parents[1]
-  blocks = _SHOWN.findall((TUTORIALS / "tpu_slice.md").read_text())
+  blocks = _SHOWN.findall((TUTORIALS.parent / page).read_text())
   printed, launched = "", 0
   for kind, block in blocks:
     if kind == "text":
@@ -334,12 +338,14 @@ def test_the_tutorial_on_tpu_slices_prints_what_it_says():
       )
       assert done.returncode == 0, done.stderr
       printed, launched = done.stdout, launched + 1
-  assert launched == 7
+  assert launched == number
 
 
 def test_without_consent_the_tutorials_commands_say_what_they_would_cost():
   text = (TUTORIALS / "tpu_slice.md").read_text()
-  block = next(b for _, b in _SHOWN.findall(text) if "--confirm_cost" in b)
+  block = next(
+    b for _, b in _SHOWN.findall(text) if "--confirm_cost --spot" in b
+  )
   words = _words(block.replace("--confirm_cost", ""))[1:]
   done = subprocess.run(
     [sys.executable, *words],

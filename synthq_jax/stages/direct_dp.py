@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import optim, typing
+from synthq_jax import field_kinds, optim, typing
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.losses import contrastive
 from synthq_jax.models import dual_encoder, encoders, t5_checkpoints
@@ -49,6 +49,7 @@ from synthq_jax.runtime import (
   training_pairs,
 )
 from synthq_jax.training import dp_step
+from synthq_jax.training import mesh as mesh_lib
 
 __all__ = [
   "LOSSES",
@@ -112,6 +113,8 @@ class Config(private_training.Config):
   identity and is part of what `trained` may match."""
   seed: int = 0
   """Of the public negatives."""
+  mesh: mesh_lib.Shape = field_kinds.speed_only(make=mesh_lib.Shape)
+  """The share of all devices of all processes in the work."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -299,6 +302,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
       params=start,
       records=records,
       extra_fn=_public_negatives(config, documents),
+      mesh=mesh_lib.of_all(config.mesh),
     ),
   )
   return inputs.save_checkpoint(
@@ -498,4 +502,5 @@ STAGE = stage.Stage(
   starts_from="encoder",
   folder="train_retriever",
   needs_secret=True,
+  together=True,
 )

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+import synthq_jax
 from synthq_jax import field_kinds
 from synthq_jax.data import (
   beir,
@@ -39,6 +40,7 @@ from synthq_jax.runtime import (
   stage,
   workspace,
 )
+from synthq_jax.stages import _prepared
 from synthq_jax.storage import array_files, artifacts, stores
 
 __all__ = ["STAGE", "Config", "check_source", "check_vocabulary", "run"]
@@ -102,6 +104,9 @@ class Config:
   """Whether judgements of unknown queries or documents, and judgements of one
   split alone, stop the run; else the first are left out and counted, and queries
   are divided by their words."""
+  shared_in: str = field_kinds.speed_only("")
+  """A private folder of prepared data that the runs of a sweep share: the first to
+  prepare it leaves a copy there, which holds real queries. Empty: none."""
 
   @property
   def read_length(self) -> int:
@@ -109,6 +114,11 @@ class Config:
     return max(self.document_length, self.retriever_length)
 
   def __post_init__(self):
+    if "://" in self.shared_in:
+      raise ValueError(
+        "prepare_data.Config.shared_in must be a folder, got"
+        f" {self.shared_in}: mount the bucket, or leave it out"
+      )
     config_types.at_least(self, 2, "document_length", "query_length")
     config_types.at_least(
       self, 0, "extra_ids", "public_test_documents", "seed", "passage_stride",
@@ -158,14 +168,11 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[None]]:
     settings = dataclasses.replace(settings, vocabulary=str(beside))
   vocabulary = stores.local(settings.vocabulary)
   settings = dataclasses.replace(settings, vocabulary=vocabulary)
-  # Files are known by their content: data that was moved is the same data.
-  kind = settings.source.partition(":")[0]
-  depends = (
-    dataclasses.replace(run.config.prepare_data, source=kind),
-    fingerprints.of_file(settings.vocabulary),
-    run.secret_digest,
-    _source(settings).digest(),
+  named, vocabulary, source = _contents(settings)
+  named = dataclasses.replace(
+    named, vocabulary=run.config.prepare_data.vocabulary
   )
+  depends = (named, vocabulary, run.secret_digest, source)
   yield stage.Job(depends=depends, settings=settings, inputs=None)
 
 
@@ -181,6 +188,34 @@ def run(task: stage.Task[Config, None]) -> results.PreparedData:
   Raises:
     ValueError: if the data cannot be read or a split has no pairs.
   """
+  if not task.settings.shared_in:
+    return _prepare(task)
+  # Without the secret: whoever reads the copies reads the queries in them.
+  contents = (synthq_jax.__version__, *_contents(task.settings))
+  key = artifacts.fingerprint("shared", *contents)
+  copy = pathlib.Path(task.settings.shared_in) / key
+  if left := _prepared.take(task, copy):
+    return left
+  result = _prepare(task)
+  _prepared.publish(task, result, copy)
+  return result
+
+
+def _contents(settings: Config) -> tuple[Config, str, str]:
+  """Returns settings and digests of what is read, whatever its place.
+
+  Files are known by their content: data that was moved is the same data.
+  """
+  kind = settings.source.partition(":")[0]
+  return (
+    dataclasses.replace(settings, source=kind, vocabulary=""),
+    fingerprints.of_file(settings.vocabulary),
+    _source(settings).digest(),
+  )
+
+
+def _prepare(task: stage.Task[Config, None]) -> results.PreparedData:
+  """Prepares the data of `run` from its source."""
   config, space = task.settings, task.space
   source = _source(config)
   check_vocabulary(config.vocabulary, config.extra_ids)

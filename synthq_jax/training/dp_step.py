@@ -134,8 +134,9 @@ class Training:
       always of the same shapes, drawn without a look at the records.
     mesh: from `mesh.make`: its devices share the rows of a batch, and split
       parameters and optimizer. `params` and `public` are then dicts by path,
-      and gradients those of single records. Every process of it trains with
-      the same arguments. None: one device.
+      and gradients those of single records, or contrastive ones, which divide
+      their work themselves. Every process of it trains with the same arguments.
+      None: one device.
     rows_multiple: with a mesh, batches get rows of padding up to a multiple of
       this, from `sharded_grad.rows_multiple`; nothing is accounted with them.
   """
@@ -147,14 +148,6 @@ class Training:
   extra_fn: Callable[[int], Mapping[str, np.ndarray]] | None = None
   mesh: jax.sharding.Mesh | None = None
   rows_multiple: int = 1
-
-  def __post_init__(self):
-    """Refuses losses of pairs on several devices."""
-    if self.mesh is not None and self.extra_fn is not None:
-      raise ValueError(
-        "expected extra_fn=None with a mesh, got both: losses of pairs need the"
-        " whole batch in one place; leave mesh out"
-      )
 
   @property
   def num_records(self) -> int:
@@ -268,6 +261,7 @@ def train(
   if optimizer.noise_bands > 1:
     sampler.check_noise(optimizer.noise_bands)
   training, numbers = _made(training, mechanism)
+  _check_extra(training)
   params = jax.tree.map(jnp.asarray, training.params)
   clipped = training.clipped
   _check_independence(training, clipped, params)
@@ -305,7 +299,7 @@ def train(
       numbers,
     )
     if training.extra_fn is not None:
-      batch |= training.extra_fn(number)
+      batch |= _placed_whole(training.extra_fn(number), training.mesh)
     return batch, is_padding
 
   state = loop.train(
@@ -338,6 +332,26 @@ def _made(
   return dataclasses.replace(training, records=records), numbers
 
 
+def _check_extra(training: Training) -> None:
+  """Refuses fields that are no rows, where rows are divided among devices."""
+  if training.mesh is None or training.extra_fn is None:
+    return
+  if not sharded_grad.divides_itself(training.clipped):
+    raise ValueError(
+      "expected extra_fn=None with a mesh and a gradient of single records, got"
+      " both: its rows are divided among devices, and these fields are no rows;"
+      " leave mesh out"
+    )
+
+
+def _placed_whole(fields: Mapping[str, np.ndarray], mesh: Any) -> Any:
+  """Puts public fields, the same in every process, on every device."""
+  if mesh is None:
+    return fields
+  where = dict.fromkeys(fields, mesh_lib.whole(mesh))
+  return mesh_lib.place(dict(fields), where)
+
+
 def _check_independence(training: Training, clipped: Any, params: Any) -> None:
   """Refuses a loss of single records in which others have a part."""
 
@@ -358,9 +372,9 @@ def _placed(training: Training, params, tx, numbered):
   held, where = mesh_lib.place_state(params, tx.init, mesh)
   if public is not None:
     public = mesh_lib.place(public, mesh_lib.shardings(public, public, mesh))
-  place = functools.partial(
-    mesh_lib.place_rows, sharding=mesh_lib.batch_sharding(mesh)
-  )
+  is_whole = sharded_grad.divides_itself(training.clipped)
+  where_rows = (mesh_lib.whole if is_whole else mesh_lib.batch_sharding)(mesh)
+  place = functools.partial(mesh_lib.place_rows, sharding=where_rows)
   # A CPU's saved states may still be read from the very memory.
   is_cpu = mesh.devices.flat[0].platform == "cpu"
   jitted = jax.jit(

@@ -4,6 +4,9 @@ Clipping needs whole gradients of single examples and nothing of the others, so
 the rows of a batch are divided among the devices before a loss is traced: what
 runs on a device is the gradient of one machine, with any strategy, and no rule
 of a partitioner stands between an example and its norm.
+
+A contrastive gradient needs the documents of the others, too. It is given the
+whole batch on every device, gathers their vectors, and divides its own work.
 """
 
 import dataclasses
@@ -18,7 +21,7 @@ from synthq_jax import typing
 from synthq_jax.optim.bookkeeping import devices
 from synthq_jax.training import mesh as mesh_lib
 
-__all__ = ["ShardedGrad", "bound", "rows_multiple"]
+__all__ = ["ShardedGrad", "bound", "divides_itself", "rows_multiple"]
 
 _WHOLE = -1  # no axis is split
 
@@ -45,6 +48,15 @@ def bound(grad_fn: Callable[..., Any], public: Any) -> Callable[..., Any]:
   return grad_fn if public is None else grad_fn(public)
 
 
+def divides_itself(grad_fn: Callable[..., Any]) -> bool:
+  """Returns True if a gradient takes whole batches and divides its own work.
+
+  Args:
+    grad_fn: a clipped gradient, as `bound` returns it.
+  """
+  return hasattr(grad_fn, "divide_among")
+
+
 def _refuse_batches(grad_fn: Callable[..., Any]) -> None:
   """Refuses a gradient whose sensitivity is not that of single examples."""
   if hasattr(grad_fn, "sensitivity") and not getattr(
@@ -61,7 +73,9 @@ class ShardedGrad:
     The sum of the devices' sums is the sum over all rows: each example is
     clipped, by itself, on the devices that hold its row and is counted once. So
     the sensitivity is that of `grad_fn`, whatever the mesh. What clips batches,
-    groups or pairs is refused: which records meet on a device depends on all.
+    groups or pairs (`optim.contrastive_clipped_grad`) sees the whole batch on
+    every device, and clips what it would clip on one. Anything else is refused:
+    which records meet on a device depends on all.
   """
 
   grad_fn: Callable[..., Any]
@@ -83,7 +97,8 @@ class ShardedGrad:
 
     Args:
       params: a dict by path or nested, split as `mesh.shardings` says.
-      batch: rows, their number a multiple of `rows_multiple`.
+      batch: rows, their number a multiple of `rows_multiple`; of any number, and
+        public fields beside them, for a gradient that `divides_itself`.
       public: what the loss reads beside parameters, of the same kind; given,
         `grad_fn` is a function of it.
       key: of the step, for losses with dropout.
@@ -99,6 +114,9 @@ class ShardedGrad:
         params, batch, is_padding_example=is_padding_example, **keys
       )
       return _split(total, params, mesh), aux
+    is_whole = divides_itself(bound(self.grad_fn, public))
+    if is_whole:  # rows that meet in a loss are not parted
+      rows = PartitionSpec()
     split = _fsdp_axes(params, mesh)
     public_split = _fsdp_axes(public, mesh)
 
@@ -108,12 +126,15 @@ class ShardedGrad:
       if public is not None:
         public = _join(public, public_split)
       grad_fn = bound(self.grad_fn, public)
-      _refuse_batches(grad_fn)
+      if is_whole:
+        grad_fn = grad_fn.divide_among(mesh_lib.BATCH_AXES)
+      else:
+        _refuse_batches(grad_fn)
       total, aux = grad_fn(params, batch, is_padding_example=is_padding, **keys)
       return _sum(total, split), aux
 
-    # Nothing but the sums crosses devices, but the `tensor` axis inside of a
-    # layer, which is the partitioner's.
+    # Nothing but sums, and vectors that are losses' own, crosses devices; inside
+    # of a layer `tensor` is the partitioner's.
     manual = mesh_lib.BATCH_AXES
     if mesh.shape["tensor"] == 1:
       manual = mesh_lib.AXES

@@ -19,8 +19,54 @@ PLAIN = {
   "bucket": ["True"],
   "list": [""],
   "state": ["READY"],
+  "slice": ["READY\tv4-16"],  # as gcloud separates values
   "queue": ["ACTIVE"],
 }
+
+
+# What is typed by hand before a slice: flags, and what gcloud prints.
+BY_HAND = {
+  ("auth", "login"): ((), "You are now logged in as [someone@example.org]."),
+  ("services", "enable"): (
+    ("--project",),
+    'Operation "operations/acat.p2-1-5" finished successfully.',
+  ),
+  ("storage", "buckets", "create"): (
+    ("--project", "--location", "--uniform-bucket-level-access",
+     "--enable-hierarchical-namespace", "--public-access-prevention",
+     "--soft-delete-duration"),
+    "Creating gs://my-bucket/...",
+  ),
+  ("iam", "service-accounts", "create"): (
+    ("--project",), "Created service account [synthq].",
+  ),
+  ("storage", "buckets", "add-iam-policy-binding"): (
+    ("--member", "--role"), "bindings:\n- members: ...",
+  ),
+  ("storage", "cp"): (
+    ("--recursive",), "Copying file://my_set/corpus.jsonl to gs://my-bucket/",
+  ),
+  ("storage", "ls"): ((), "gs://my-bucket/demo/\ngs://my-bucket/my_set/"),
+  ("compute", "tpus", "tpu-vm", "list"): (
+    ("--zone", "--project"), "Listed 0 items.",
+  ),
+}  # fmt: skip
+
+
+def by_hand(argv: list[str]) -> str | None:
+  """Answers a command of a person; None where a launcher asks.
+
+  A flag that gcloud does not know ends it, as gcloud's own parser would.
+  """
+  if "--quiet" in argv:
+    return None
+  for words, (known, said) in BY_HAND.items():
+    if tuple(argv[: len(words)]) == words:
+      flags = [w.partition("=")[0] for w in argv if w.startswith("--")]
+      if wrong := [flag for flag in flags if flag not in known]:
+        sys.exit(f"ERROR: (gcloud) unrecognized arguments: {wrong[0]}")
+      return said
+  return None
 
 
 def kind_of(argv: list[str]) -> str:
@@ -32,6 +78,7 @@ def kind_of(argv: list[str]) -> str:
     return "bucket" if "describe" in argv else "results"
   if "ssh" in argv:
     marks = {
+      "fuser": "stop",
       "synthq.lock": "run",
       "mountpoint": "mount",
       "uv venv": "install",
@@ -41,6 +88,8 @@ def kind_of(argv: list[str]) -> str:
     return next(name for mark, name in marks.items() if mark in text)
   if "scp" in argv:
     return "copy" if "--worker=all" in argv else "results"
+  if "describe" in argv and "acceleratorType" in text:
+    return "slice"
   if "describe" in argv:
     return "queue" if "queued-resources" in argv else "state"
   return next(word for word in ("create", "delete", "list") if word in argv)
@@ -64,6 +113,11 @@ def copy_results(argv: list[str]) -> None:
 
 def main(argv: list[str]) -> int:
   """Notes the call, keeps track of the slice, answers."""
+  if (said := by_hand(argv)) is not None:
+    with open(FOLDER / "calls.jsonl", "a") as calls:
+      calls.write(json.dumps({"kind": "by hand", "argv": argv}) + "\n")
+    print(said)
+    return 0
   kind = kind_of(argv)
   earlier = (FOLDER / "calls.jsonl").read_text().splitlines()
   count = sum(json.loads(line)["kind"] == kind for line in earlier)

@@ -320,3 +320,72 @@ def test_a_sweep_makes_and_deletes_one_slice_after_the_other(cloud):
   assert "2 private trainings" in done.stderr
   made = [c["argv"][4] for c in cloud.calls if c["kind"] == "create"]
   assert made == ["demo-tiny-epsilon-3", "demo-tiny-epsilon-8"]
+
+
+# A slice that exists: of a reservation, or of the team.
+
+ATTACHED = ["account", "bucket", "slice", "copy", "install", "mount", "run"]
+
+
+def test_a_slice_that_exists_is_used_and_left(cloud):
+  done = cloud.run("--attach=ours")
+  assert done.returncode == 0, done.stderr
+  assert cloud.kinds == [*ATTACHED, "results"]
+  on_slice = [c["argv"] for c in cloud.calls if c["kind"] in ATTACHED[3:]]
+  assert all("ours" in argv or "ours:demo-tiny.tar.gz" in argv
+             for argv in on_slice)  # fmt: skip
+  (run,) = [c["argv"] for c in cloud.calls if c["kind"] == "run"]
+  assert "--workdir=/mnt/synthq/demo-tiny" in " ".join(run)
+  assert "--distributed=tpu" in " ".join(run)
+
+
+@pytest.mark.parametrize(
+  ("answer", "words"),
+  [
+    (GONE, "--attach=ours is no slice in us-central2-b"),
+    ("CREATING\tv4-16", "--attach=ours is CREATING: wait until READY"),
+    ("READY\tv4-32", "is v4-32, got --accelerator=v4-16"),
+    ("READY\tv5p-16", "is v5p-16, got --accelerator=v4-16"),
+  ],
+)
+def test_a_slice_that_is_not_what_was_said_is_refused(cloud, answer, words):
+  cloud.answers(slice=[answer])
+  done = cloud.run("--attach=ours")
+  assert done.returncode == 2
+  assert words in done.stderr.splitlines()[-1]
+  assert cloud.kinds == ATTACHED[:3]
+
+
+def test_a_slice_that_exists_is_not_made_anew_when_it_is_taken_away(cloud):
+  cloud.answers(run=[255], state=["PREEMPTED"])
+  done = cloud.run("--attach=ours")
+  assert done.returncode == 1
+  assert "not this launcher's to make anew" in done.stderr.splitlines()[-1]
+  assert {"create", "delete"}.isdisjoint(cloud.kinds)
+
+
+def test_a_job_on_a_slice_that_exists_goes_on_after_it_saved(cloud):
+  cloud.answers(run=[143, 0])
+  done = cloud.run("--attach=ours")
+  assert done.returncode == 0, done.stderr
+  assert cloud.kinds == [*ATTACHED, "state", "mount", "run", "results"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_the_job_and_leaves_the_slice(cloud, number):
+  cloud.answers(run=["hang"])
+  launcher = cloud.start("--attach=ours")
+  _wait_for(cloud, "run")
+  os.killpg(launcher.pid, number)
+  launcher.communicate(timeout=60)
+  assert launcher.returncode == 128 + number
+  assert cloud.kinds == [*ATTACHED, "stop"]
+
+
+def test_units_of_a_sweep_follow_each_other_on_one_slice(cloud):
+  done = cloud.run("--attach=ours", "--sweep=EPSILON=3,8")
+  assert done.returncode == 0, done.stderr
+  runs = [" ".join(c["argv"]) for c in cloud.calls if c["kind"] == "run"]
+  assert len(runs) == 2
+  assert all("/mnt/synthq/private/prepared" in one for one in runs)
+  assert {"create", "delete"}.isdisjoint(cloud.kinds)

@@ -328,3 +328,70 @@ def test_remote_commands_are_shell():
         if word.startswith("--command="):
           command = word.removeprefix("--command=")
           subprocess.run(["/bin/sh", "-n", "-c", command], check=True)
+
+
+# On a slice that exists.
+
+
+def test_on_a_slice_that_exists_nothing_is_made_and_nothing_deleted():
+  for share in ({}, {"bucket": "", "nfs": "h:/e"}):
+    job = _job(attach="ours", **share)
+    phases = set(_phases(job))
+    assert phases == {"check", "pack", "copy", "install", "mount", "run",
+                      "state", "results"}  # fmt: skip
+    script = tpu_steps.script(job)
+    assert not re.search(r"(?m)^gcloud .* (create|delete) ", script)
+    assert "costs money" not in script
+    steps = [*tpu_steps.steps(job), tpu_steps.stop_step(job)]
+    for step in steps:
+      for word in step.argv:
+        if word.startswith("--command="):
+          command = word.removeprefix("--command=")
+          subprocess.run(["/bin/sh", "-n", "-c", command], check=True)
+      if "tpu-vm" in step.argv:
+        assert any(w.startswith("ours") for w in step.argv), step
+
+
+@pytest.mark.parametrize(
+  ("source", "code"), [("my-bucket", 0), ("other-bucket", 1)]
+)
+def test_somebody_elses_mount_is_not_written_to(tmp_path, source, code):
+  """private/ would lie in their bucket, under their access rules."""
+  _stubs(tmp_path, is_mounted=True)
+  found = tmp_path / "bin/findmnt"
+  found.write_text(f"#!/bin/sh\necho {source}\n")
+  found.chmod(0o755)
+  mount = _remote(_job(attach="ours"), "mount")
+  done = _shell(mount, tmp_path, _path(tmp_path), check=False)
+  assert done.returncode == code
+  assert ("holds another file system" in done.stderr) == bool(code)
+
+
+@pytest.mark.skipif(
+  not (shutil.which("flock") and shutil.which("fuser")),
+  reason="flock or fuser is not installed",
+)
+@pytest.mark.parametrize("name", ["demo", "other"])
+def test_a_job_is_told_to_stop_and_others_are_not(tmp_path, name):
+  _stubs(tmp_path, is_mounted=True)
+  synthq = tmp_path / "synthq_venv/bin/synthq"
+  synthq.write_text(
+    "#!/bin/sh\ntrap 'echo saved >> \"$HOME/log\"; exit 143' TERM\n"
+    'echo start >> "$HOME/log"\n'
+    "for i in 1 2 3 4 5 6 7 8; do sleep 0.25; done\n"
+  )
+  job = _job(attach="ours")
+  running = subprocess.Popen(
+    ["/bin/sh", "-c", _remote(job, "run")],
+    env={"HOME": str(tmp_path), "PATH": _path(tmp_path)},
+  )
+  while not (tmp_path / "log").exists():
+    assert running.poll() is None
+  other = _job(attach="ours", name=name)
+  (flag,) = [
+    w for w in tpu_steps.stop_step(other).argv if w.startswith("--command=")
+  ]
+  _shell(flag.removeprefix("--command="), tmp_path, _path(tmp_path))
+  is_own = name == "demo"
+  assert running.wait(timeout=60) == (143 if is_own else 0)
+  assert ("saved" in (tmp_path / "log").read_text()) == is_own

@@ -109,6 +109,7 @@ def test_a_sweep_adds_one_job_for_each_point(mock, tmp_path):
     "--gin.SEED=5",
     "--gin.EPSILON=8",
     "--gin.CLIP_NORM=0.1",
+    f"--gin.prepare_data.Config.shared_in='{tmp_path}/private/prepared'",
     f"--workdir={tmp_path}/epsilon-8-clip-norm-0p1",
   ]
   from xmanager import xm_local

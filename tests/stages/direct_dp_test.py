@@ -26,6 +26,7 @@ from synthq_jax.runtime import (
 )
 from synthq_jax.stages import direct_dp, plan, static_encoder
 from synthq_jax.storage import artifacts
+from synthq_jax.training import mesh as mesh_lib
 
 _EPSILON = 8.0
 _METHODS = finished_runs.DIRECT_METHODS
@@ -176,7 +177,7 @@ def a_run(folder, **changes):
     ),
     rows=plan.Rows(synthetic=(), original=True, direct_dp=(_EPSILON,)),
     direct_dp=direct_dp.Config(
-      method="row", public_negatives=8, steps=2, **changes
+      **{"method": "row", "public_negatives": 8, "steps": 2, **changes}
     ),
   )
 
@@ -187,6 +188,37 @@ def test_all_records_may_be_drawn(tmp_path):
   place = tmp_path / "run/train_retriever/direct_dp_eps8"
   [drawn] = artifacts.load(place, results.Checkpoint).statement.ledger
   assert drawn.expected_batch_size == drawn.num_examples > 8
+
+
+@pytest.mark.parametrize("part", ["example", "row", "logit on a head"])
+def test_all_devices_train_the_checkpoint_that_one_does(part, tmp_path):
+  """The stage as it is run: one device, and a mesh of eight."""
+  changes = {
+    "example": {"method": "example", "gradients": "all"},
+    "row": {},
+    "logit on a head": {
+      "method": "logit", "temperature": 1.0, "trained": "projection/.*",
+      "projection": True,
+    },
+  }[part]  # fmt: skip
+  found, mechanisms = [], []
+  for shape in (mesh_lib.Shape(data=1), mesh_lib.Shape(data=4, fsdp=2)):
+    config = a_run(
+      tmp_path, **{"batch_size": 10, "mesh": shape, "clip_norm": 1.0, **changes}
+    )
+    root = tmp_path / f"run_{shape.fsdp}"
+    plan.run(config, root, stages=["direct_dp"], progress=False)
+    place = root / "train_retriever/direct_dp_eps8"
+    params, _ = t5_checkpoints.load(place)
+    found.append(t5_checkpoints.flatten(params))
+    mechanisms.append(artifacts.load(place, results.Checkpoint).statement)
+  one, many = found
+  for path, values in one.items():
+    scale = np.abs(values).max()
+    np.testing.assert_allclose(many[path], values, rtol=0, atol=1e-6 * scale)
+  ledgers = [claim.ledger[0] for claim in mechanisms]
+  assert ledgers[0].l2_sensitivity == ledgers[1].l2_sensitivity
+  assert ledgers[0].max_batch_size == ledgers[1].max_batch_size
 
 
 def test_public_queries_are_written_by_a_public_checkpoint_alone(

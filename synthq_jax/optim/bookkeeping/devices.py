@@ -10,6 +10,7 @@ gradient of a value that they share would be summed over them before any example
 is clipped, so everything that a gradient is taken of is said to differ.
 """
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -17,6 +18,7 @@ import jax
 
 __all__ = [
   "axes_of",
+  "compiler_divides",
   "first_of",
   "manual_axes",
   "refuse_batches",
@@ -42,22 +44,39 @@ def manual_axes() -> frozenset[str]:
   return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def refuse_batches(name: str) -> None:
+def refuse_batches(name: str, *, among: Sequence[str] = ()) -> None:
   """Refuses what clips more than one example, inside of `jax.shard_map`.
 
   Args:
     name: of what clips, for the message.
+    among: axes of the mesh among whose devices it divides its work by itself.
 
   Raises:
     ValueError: if devices see rows of their own here.
   """
-  if axes := manual_axes():
+  sizes = jax.sharding.get_abstract_mesh().shape
+  axes = manual_axes().difference(among)
+  if among:  # with one device along an axis nothing is divided there
+    axes = {axis for axis in axes if sizes[axis] > 1}
+  if axes:
     raise ValueError(
       "expected a gradient that clips each example by itself on several devices,"
       f" got {name} inside of shard_map or pmap over {sorted(axes)}: a record that"
       " comes or goes would move others to other devices, and with them every"
       " device's batch; leave the mesh out, or call it outside, under jax.jit"
     )
+
+
+def compiler_divides() -> bool:
+  """Returns True if the partitioner divides work here, inside of shard_map.
+
+  Then devices may wait for each other inside of what each does with its rows.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  return bool(mesh.manual_axes) and any(
+    size > 1 and axis not in mesh.manual_axes
+    for axis, size in mesh.shape.items()
+  )
 
 
 def refuse_divided(batch: Any) -> None:

@@ -62,6 +62,7 @@ def add_up(
   *,
   is_written_out: bool = False,
   is_empty: Callable[[Any], jax.Array] | None = None,
+  is_dealt_out: bool = False,
 ) -> tuple[Any, Any]:
   """Adds up what a function makes of one microbatch after the other.
 
@@ -81,6 +82,9 @@ def add_up(
       where the loop is written out, since what is slow in a loop is as slow in a
       conditional; and on devices that see parts of their own, of which one that
       leaves a part out would be waited for by those that do not.
+    is_dealt_out: whether rows are dealt out to devices one by one, so that each
+      has as much padding as the others. Then parts are left out there, too,
+      unless the partitioner divides layers, whose collectives would wait.
 
   Returns:
     The sums over the whole batch, and the trees of rows as one.
@@ -95,7 +99,10 @@ def add_up(
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
   zeros = devices.vary(zeros, devices.axes_of(params))
 
-  if not (is_empty is None or is_written_out or devices.manual_axes()):
+  waits = devices.manual_axes()
+  if is_dealt_out:
+    waits = devices.compiler_divides()
+  if not (is_empty is None or is_written_out or waits):
     of_part = _unless(is_empty, of_part)
 
   def plainly(total: Any, part: Any) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from synthq_jax import checks, typing
 from synthq_jax.optim import clipping, loss_calls
 from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim.bookkeeping import devices
-from synthq_jax.optim.contrastive import batches
+from synthq_jax.optim.contrastive import batches, shares
 from synthq_jax.privacy import sensitivity
 
 __all__ = ["Batch", "BatchAux", "BatchClippedGrad", "batch_clipped_grad"]
@@ -40,6 +40,8 @@ class BatchClippedGrad:
 
   loss_fn: Callable[..., jax.Array]
   l2_clip_norm: float
+  axes: tuple[str, ...] = ()
+  """Mesh axes among whose devices the loss is a sum of parts."""
 
   def __call__(
     self,
@@ -65,7 +67,7 @@ class BatchClippedGrad:
     Raises:
       ValueError: if it is called inside of `jax.shard_map`.
     """
-    devices.refuse_batches(type(self).__name__)
+    devices.refuse_batches(type(self).__name__, among=self.axes)
     batch, is_padding_example = clipping.split_padding(
       batch, is_padding_example
     )
@@ -80,11 +82,14 @@ class BatchClippedGrad:
       params, batch, ~is_padding_example, *rest
     )
     gradient = jax.tree.map(lambda x: x.astype(jnp.float32), gradient)
+    share = shares.Share(self.axes)
+    loss, gradient = share.add((loss, gradient))
     norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     scale = jnp.minimum(1.0, self.l2_clip_norm / norm)
     clipped = jax.tree.map(lambda x: jnp.where(finite, scale * x, 0), gradient)
-    return clipped, BatchAux(loss.astype(jnp.float32), norm)
+    # Whole from one device: parts that cancel would round beyond the clip norm.
+    return share.once(clipped), BatchAux(loss.astype(jnp.float32), norm)
 
   def sensitivity(self, relation: Any) -> float:
     """Returns the L2 sensitivity: twice the clip norm, whatever the relation.
@@ -168,7 +173,8 @@ class Batch:
     self, fn: Any, params: typing.Params, batch: Any, pairs: batches.Pairs
   ) -> typing.Clipped:
     """Returns the gradient, its loss and norm [1]."""
-    gradient, aux = batch_clipped_grad(
-      fn.total_loss, l2_clip_norm=fn.l2_clip_norm
-    )(params, batch, is_padding_example=pairs.is_padding)
+    clipped = batch_clipped_grad(fn.total_loss, l2_clip_norm=fn.l2_clip_norm)
+    gradient, aux = dataclasses.replace(clipped, axes=fn.axes)(
+      params, batch, is_padding_example=pairs.is_padding
+    )
     return gradient, aux.loss[None], aux.norm[None]

@@ -7,7 +7,6 @@ the embeddings back. What it returns are the per-example gradients of inner
 products with the embeddings, in the factors that `rules` knows.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -255,7 +254,7 @@ def linearize(
   Returns:
     The vectors [batch, dim]; the records of the sites, with a leading [batch];
     and a function from cotangents [batch, dim] to the factors of the gradient
-    of each example's <vector, cotangent>.
+    of each example's <vector, cotangent>, a pytree of what it keeps.
   """
   zeros = tower.plan.zeros()
   formed = [tower.leaves[index] for index in tower.plan.formed]
@@ -290,7 +289,7 @@ def linearize(
   return (
     vectors,
     records,
-    functools.partial(jax.vmap(pull_one, in_axes=(axes, 0)), kept),
+    jax.tree_util.Partial(jax.vmap(pull_one, in_axes=(axes, 0)), kept),
   )
 
 

@@ -11,7 +11,7 @@ from synthq_jax import checks, typing
 from synthq_jax.optim import clipping
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.optim.bookkeeping import devices
-from synthq_jax.optim.contrastive import batches, encoders
+from synthq_jax.optim.contrastive import batches, encoders, shares
 
 # By name: the package's attribute `privatize` is a function.
 from synthq_jax.optim.privatize import privatize
@@ -80,7 +80,8 @@ class ContrastiveGrad:
   """A function that sums clipped gradients; see `contrastive_clipped_grad`.
 
   Attributes: the arguments of `contrastive_clipped_grad`, with their meaning
-  there, and `unit`, what `sensitivity` is for where it is not told.
+  there; `unit`, what `sensitivity` is for where it is not told; and `axes`, of
+  `divide_among`.
   """
 
   encode_query: typing.EncodeFn
@@ -91,6 +92,28 @@ class ContrastiveGrad:
   max_batch_size: int
   microbatch_size: int | None = None
   unit: str | None = None
+  axes: tuple[str, ...] = ()
+
+  def divide_among(self, axes: tuple[str, ...]) -> "ContrastiveGrad":
+    """Returns the same gradient, computed by all devices of a mesh together.
+
+    Formal guarantee:
+      Inside of a `jax.shard_map` where every device is given the WHOLE batch, the
+      sum of the devices' sums is the sum of one device, so that the sensitivity
+      is the same. Vectors are gathered before a loss is taken: every device
+      weighs the whole batch, and clips rows, pairs or groups of its own.
+      `training.sharded_grad.ShardedGrad` gives the batch so; a batch whose rows
+      are divided is not what is accounted for.
+
+    Args:
+      axes: of the mesh, all along which work is divided.
+    """
+    return dataclasses.replace(self, axes=tuple(axes))
+
+  @property
+  def share(self) -> shares.Share:
+    """The rows that the device works on."""
+    return shares.Share(self.axes)
 
   def __call__(
     self,
@@ -125,7 +148,13 @@ class ContrastiveGrad:
         vector is longer than 1 (under `jax.jit` it is shortened instead); or
         inside of `jax.shard_map`, where devices see rows of their own.
     """
-    devices.refuse_batches(type(self).__name__)
+    devices.refuse_batches(type(self).__name__, among=self.axes)
+    if devices.axes_of(batch, is_padding_example):
+      raise ValueError(
+        "expected the whole batch on every device, got one that differs along"
+        f" {sorted(devices.axes_of(batch, is_padding_example))}: rows meet in the"
+        " loss; give it to jax.shard_map with in_specs=PartitionSpec()"
+      )
     if key is not None:
       raise ValueError(
         "expected key=None, got a key: encoders are called without one; a loss"
@@ -200,25 +229,43 @@ class ContrastiveGrad:
       together=together,
     )
 
+  def encode_all(
+    self,
+    name: str,
+    params: typing.Params,
+    examples: Any,
+    *,
+    together: bool = False,
+  ) -> jax.Array:
+    """Returns the vectors of a whole batch, of which each device makes a share."""
+    return self.share.map(
+      lambda own: self.encode(name, params, own, together=together), examples
+    )
+
   def total_loss(
     self, params: typing.Params, batch: typing.Batch, is_real: jax.Array
   ) -> jax.Array:
-    """Returns the sum of a batch's losses, with nothing clipped."""
+    """Returns the sum of a batch's losses, with nothing clipped.
+
+    Divided among devices: the sum over the device's own rows.
+    """
     pairs = self.read(batch, ~is_real)
     # Padding may hold anything, so a real pair's examples stand in for it.
     hard = len(pairs.columns) // len(is_real) - 1
     has_column = jnp.concatenate([is_real, jnp.repeat(is_real, hard)])
     queries = batches.sound(pairs.queries, is_real)
     columns = batches.sound(pairs.columns, has_column)
-    q = self.encode("query", params, queries, together=True)
-    d = self.encode("document", params, columns, together=True)
+    q = self.encode_all("query", params, queries, together=True)
+    d = self.encode_all("document", params, columns, together=True)
     similarity = jnp.matmul(q, d.T, precision=jax.lax.Precision.HIGHEST)
     losses = self.loss.losses(
       similarity,
       is_padding_example=~is_real,
       is_duplicate=pairs.is_duplicate,
     )
-    return jnp.sum(jnp.where(pairs.has_query, losses, 0.0))
+    own, counts = self.share.take((losses, pairs.has_query))
+    counts &= self.share.is_own(len(losses))
+    return jnp.sum(jnp.where(counts, own, 0.0))
 
   def _encoder(self, name: str) -> typing.EncodeFn:
     return self.encode_query if name == "query" else self.encode_document

@@ -95,18 +95,22 @@ class Group:
       name: jnp.asarray(batch[name])[places] for name in names if name in batch
     }
     grouped["is_real"] = is_filled
+    undivided = dataclasses.replace(fn, axes=())  # a group is on one device
 
     def loss(params: typing.Params, group: typing.Batch) -> jax.Array:
       one = {name: values[0] for name, values in group.items()}
-      return fn.total_loss(params, one, one.pop("is_real"))[None]
+      return undivided.total_loss(params, one, one.pop("is_real"))[None]
 
+    grouped, own = fn.share.take(grouped), fn.share.is_own(count)
     microbatch = fn.microbatch_size
     if microbatch is not None:
-      microbatch = _divisor(count, microbatch // self.size)
+      microbatch = _divisor(len(own), microbatch // self.size)
+    is_empty = ~grouped["is_real"].any(axis=1)
     total, aux = clipping.clipped_grad(
       loss, l2_clip_norm=fn.l2_clip_norm, microbatch_size=microbatch
-    )(params, grouped, is_padding_example=~is_filled.any(axis=1))
-    return total, aux.losses, aux.norms
+    )(params, grouped, is_padding_example=is_empty | ~own)
+    losses, norms = fn.share.gather((aux.losses, aux.norms), count)
+    return total, losses, norms
 
 
 def _divisor(count: int, most: int) -> int:

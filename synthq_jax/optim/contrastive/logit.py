@@ -91,7 +91,7 @@ class Logit:
     """Returns the sum, losses [batch] and each row's largest norm [batch]."""
     _refuse_encoders(fn, params, pairs)
     scored = _scored(fn, params, pairs)
-    norms = self._norms(fn, params, pairs, scored.queries.shape[1])
+    norms = self._norms(fn, params, pairs, scored)
     factors = scored.weights * _clip_factors(norms, fn.l2_clip_norm)
     total = _weighted_gradient(
       fn, params, pairs, scored, factors, self.memory_bytes
@@ -100,7 +100,7 @@ class Logit:
     return total, scored.losses, jnp.max(seen, axis=1)
 
   def _norms(
-    self, fn: Any, params: typing.Params, pairs: batches.Pairs, dim: int
+    self, fn: Any, params: typing.Params, pairs: batches.Pairs, scored: Any
   ) -> jax.Array:
     """Returns the norms to clip by, rounding allowed for, [batch, columns]."""
     towers = encoders.towers(
@@ -110,17 +110,19 @@ class Logit:
       pairs.queries,
       pairs.columns,
     )
-    sides = pairs.queries, pairs.columns
+    sides, dim = (pairs.queries, pairs.columns), scored.queries.shape[1]
     memory, size = self.memory_bytes, fn.microbatch_size
+    options = {"memory_bytes": memory, "share": fn.share}
     if self.norms == "bound":
-      norms = pair_norms.bound(towers, *sides, memory_bytes=memory)
+      norms = pair_norms.bound(towers, *sides, **options)
     else:
-      norms = pair_norms.exact(
-        towers, *sides, memory_bytes=memory, microbatch_size=size
-      )
+      norms = pair_norms.exact(towers, *sides, microbatch_size=size, **options)
     of_queries, of_columns = (
-      pair_norms.allowance(
-        tower, examples, dim, memory_bytes=memory, microbatch_size=size
+      fn.share.map(
+        lambda own, tower=tower: pair_norms.allowance(
+          tower, own, dim, memory_bytes=memory, microbatch_size=size
+        ),
+        examples,
       )
       for tower, examples in zip(towers, sides, strict=True)
     )
@@ -173,8 +175,8 @@ class _Scored(NamedTuple):
 
 def _scored(fn: Any, params: typing.Params, pairs: batches.Pairs) -> _Scored:
   """Encodes a batch and takes its loss."""
-  q = fn.encode("query", params, pairs.queries)
-  d = fn.encode("document", params, pairs.columns)
+  q = fn.encode_all("query", params, pairs.queries)
+  d = fn.encode_all("document", params, pairs.columns)
   has_query = pairs.has_query & batches.finite_rows(q)
   has_column = batches.finite_rows(d)
   size = len(q)
@@ -221,16 +223,17 @@ def _weighted_gradient(
   toward_rows = jnp.matmul(factors, scored.columns, precision=exact)
   toward_columns = jnp.matmul(factors.T, scored.queries, precision=exact)
   counts = factors != 0
+  share = fn.share
   # Passes back of half precision, accelerators' default, would round with all.
   with jax.default_matmul_precision("highest"):
     parts = [
       _pulled(
         tower,
-        examples,
-        toward,
-        is_counted,
+        share.take(examples),
+        share.take(toward),
+        share.take(is_counted) & share.is_own(len(is_counted)),
         pair_norms.block_size(
-          tower, len(toward), fn.microbatch_size, memory_bytes
+          tower, share.count(len(toward)), fn.microbatch_size, memory_bytes
         ),
       )
       for tower, examples, toward, is_counted in (
@@ -270,5 +273,6 @@ def _pulled(
     list(tower.leaves),
     block,
     is_empty=lambda rows: ~jnp.any(rows[-1] > 0),
+    is_dealt_out=True,
   )
   return total

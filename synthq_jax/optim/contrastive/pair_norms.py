@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax.optim.bookkeeping import jaxprs, plans, rules, use_sites
-from synthq_jax.optim.contrastive import encoders
+from synthq_jax.optim.contrastive import encoders, shares
 
 __all__ = [
   "allowance",
@@ -58,6 +58,7 @@ def exact(
   *,
   memory_bytes: int,
   microbatch_size: int | None = None,
+  share: shares.Share = shares.ONE_DEVICE,
 ) -> jax.Array:
   """Returns the norms of the gradients of all similarities.
 
@@ -68,21 +69,47 @@ def exact(
     memory_bytes: what Jacobians may take.
     microbatch_size: queries, and documents, taken at once; all pairs of blocks
       are gone through. None: all.
+    share: the rows of both that the device works on.
 
   Returns:
     float32 [query, document].
   """
   if towers.are_disjoint:
-    return jnp.hypot(*_both(towers, queries, documents, memory_bytes))
+    return jnp.hypot(*_both(towers, queries, documents, memory_bytes, share))
   n, m = (jax.tree.leaves(x)[0].shape[0] for x in (queries, documents))
-  block = functools.partial(_exact_block, towers, memory_bytes)
+  block = functools.partial(_exact_block, memory_bytes)
   size = microbatch_size
-  if size is None or size >= m:
-    return block(queries, documents)
+  own, held = share.take(queries), share.take(documents)
+  if size is None or size >= share.count(m):
+    query = _side(towers.query, own)
+    norms = share.around(
+      lambda held: block(query, _Side(towers.document, *held)),
+      _side(towers.document, held)[1:],
+    )
+  else:
+    norms = share.around(
+      functools.partial(_in_blocks, towers, block, size, own), held
+    )
+  return share.gather(norms[:, :m], n)
+
+
+def _in_blocks(
+  towers: encoders.Towers,
+  block: Callable[..., jax.Array],
+  size: int,
+  queries: Any,
+  documents: Any,
+) -> jax.Array:
+  """Returns the norms of all pairs, with so many of each side in memory."""
+  n, m = (jax.tree.leaves(x)[0].shape[0] for x in (queries, documents))
   query_blocks = encoders.split(queries, n, min(size, n))
   document_blocks = encoders.split(documents, m, size)
   norms = jax.lax.map(
-    lambda q: jax.lax.map(lambda d: block(q, d), document_blocks), query_blocks
+    lambda q: jax.lax.map(
+      lambda d: block(_side(towers.query, q), _side(towers.document, d)),
+      document_blocks,
+    ),
+    query_blocks,
   )  # [query block, document block, query, document]
   swapped = jnp.swapaxes(norms, 1, 2)
   return swapped.reshape(-1, norms.shape[1] * norms.shape[3])[:n, :m]
@@ -97,14 +124,12 @@ class _Side(NamedTuple):
   pull: Callable[[jax.Array], encoders.Factors]
 
 
-def _exact_block(
-  towers: encoders.Towers, memory_bytes: int, queries: Any, documents: Any
-) -> jax.Array:
+def _side(tower: encoders.Tower, examples: Any) -> _Side:
+  return _Side(tower, *encoders.linearize(tower, examples))
+
+
+def _exact_block(memory_bytes: int, query: _Side, document: _Side) -> jax.Array:
   """Returns the norms for queries and documents that are taken at once."""
-  query = _Side(towers.query, *encoders.linearize(towers.query, queries))
-  document = _Side(
-    towers.document, *encoders.linearize(towers.document, documents)
-  )
   sides = query, document
   (n, dim), m = query.vectors.shape, len(document.vectors)
   needed = sum(
@@ -172,28 +197,44 @@ def _by_shifts(query: _Side, document: _Side) -> jax.Array:
 
 
 def bound(
-  towers: encoders.Towers, queries: Any, documents: Any, *, memory_bytes: int
+  towers: encoders.Towers,
+  queries: Any,
+  documents: Any,
+  *,
+  memory_bytes: int,
+  share: shares.Share = shares.ONE_DEVICE,
 ) -> jax.Array:
   """Returns `|J_q^T d| + |J_d^T q|`, at least the norm of each gradient.
 
   Args:
-    towers, queries, documents, memory_bytes: as in `exact`.
+    towers, queries, documents, memory_bytes, share: as in `exact`.
 
   Returns:
     float32 [query, document].
   """
-  return jnp.add(*_both(towers, queries, documents, memory_bytes))
+  return jnp.add(*_both(towers, queries, documents, memory_bytes, share))
 
 
 def _both(
-  towers: encoders.Towers, queries: Any, documents: Any, memory_bytes: int
+  towers: encoders.Towers,
+  queries: Any,
+  documents: Any,
+  memory_bytes: int,
+  share: shares.Share,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns |J_q^T d| and |J_d^T q|, [query, document] each."""
-  q = encoders.linearize(towers.query, queries)[0]
-  d = encoders.linearize(towers.document, documents)[0]
-  of_queries = of_one_encoder(towers.query, queries, d, memory_bytes)
-  of_documents = of_one_encoder(towers.document, documents, q, memory_bytes)
-  return of_queries, of_documents.T
+
+  def vectors(tower: encoders.Tower, examples: Any) -> jax.Array:
+    return share.map(lambda own: encoders.linearize(tower, own)[0], examples)
+
+  def norms(tower: encoders.Tower, examples: Any, others: Any) -> jax.Array:
+    return share.map(
+      lambda own: of_one_encoder(tower, own, others, memory_bytes), examples
+    )
+
+  q, d = vectors(towers.query, queries), vectors(towers.document, documents)
+  of_documents = norms(towers.document, documents, q)
+  return norms(towers.query, queries, d), of_documents.T
 
 
 def block_size(

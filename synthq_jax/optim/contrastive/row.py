@@ -12,7 +12,7 @@ from synthq_jax.losses import contrastive as losses_lib
 from synthq_jax.losses import pairs as padding_lib
 from synthq_jax.optim import clipping
 from synthq_jax.optim.bookkeeping import rules, sums
-from synthq_jax.optim.contrastive import batches, encoders
+from synthq_jax.optim.contrastive import batches, encoders, shares
 from synthq_jax.privacy import sensitivity
 
 __all__ = ["Row"]
@@ -104,18 +104,20 @@ class Row:
     self, fn: Any, params: typing.Params, batch: Any, pairs: batches.Pairs
   ) -> typing.Clipped:
     """Returns the sum, losses [batch] and the rows' norms [batch]."""
-    size, block = len(pairs.queries), fn.microbatch_size
+    block = fn.microbatch_size
+    size = fn.share.count(len(pairs.queries))
     through_document = self.gradients == "pair"
     if self.gradients != "all" and (block is None or block >= size):
       return _at_once(self, fn, params, batch, pairs, through_document)
-    q = fn.encode("query", params, pairs.queries)
-    d = fn.encode("document", params, pairs.columns)
+    q = fn.encode_all("query", params, pairs.queries)
+    d = fn.encode_all("document", params, pairs.columns)
     rows = _rows(self, fn, params, batch, pairs, q, d)
+    losses, rows = rows.losses, _own(rows, fn.share, block)
     if self.gradients == "all":
       total, norms = _one_by_one(fn, params, rows)
     else:
       total, norms = _clipped(fn, params, rows, through_document)
-    return total, rows.losses, norms
+    return total, losses, fn.share.gather(norms, len(pairs.queries))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +137,17 @@ class _Rows:
   shared: jax.Array  # [batch, column]
   losses: jax.Array  # [batch]
   counts: jax.Array  # bool [batch]
+
+
+def _own(rows: _Rows, share: shares.Share, block: int | None = None) -> _Rows:
+  """Returns the rows of one device, with the columns of all."""
+  size = len(rows.counts)
+  names = (
+    "queries", "documents", "own_vectors", "own", "shared", "losses", "counts"
+  )  # fmt: skip
+  taken = {name: share.take(getattr(rows, name), block) for name in names}
+  taken["counts"] &= share.is_own(size, block)
+  return dataclasses.replace(rows, **taken)
 
 
 def _rows(
@@ -194,7 +207,7 @@ def _public_rows(
       "from public documents, independently of the pairs"
     )
   negatives = jnp.asarray(batch["public_negatives"])
-  s = fn.encode("document", params, negatives)
+  s = fn.encode_all("document", params, negatives)
   has_column = batches.finite_rows(s)
   s = jnp.where(has_column[:, None], s, 0.0)
   finite = batches.finite_rows(q) & batches.finite_rows(d)
@@ -260,25 +273,29 @@ def _at_once(
   towers = encoders.towers(
     fn.encode_query, encode_document, params, pairs.queries, pairs.columns
   )
-  q, q_records, pull_q = encoders.linearize(towers.query, pairs.queries)
-  size = len(q)
+  size, share = len(pairs.queries), fn.share
+  q, q_records, pull_q = encoders.linearize(
+    towers.query, share.take(pairs.queries)
+  )
   own = None
   if through_document:
-    own = encoders.linearize(towers.document, pairs.columns[:size])
-    d = own[0]
+    documents = share.take(pairs.columns[:size])
+    own = encoders.linearize(towers.document, documents)
+    d = share.gather(own[0], size)
     if len(pairs.columns) > size:
-      hard = fn.encode("document", params, pairs.columns[size:])
+      hard = fn.encode_all("document", params, pairs.columns[size:])
       d = jnp.concatenate([d, hard])
   else:
-    d = fn.encode("document", params, pairs.columns)
-  rows = _rows(method, fn, params, batch, pairs, q, d)
+    d = fn.encode_all("document", params, pairs.columns)
+  rows = _rows(method, fn, params, batch, pairs, share.gather(q, size), d)
+  losses, rows = rows.losses, _own(rows, share)
   parts = [(towers.query, q_records, pull_q(_toward(rows)))]
   if own is not None:
     _, d_records, pull_d = own
     cotangents = rows.own[:, None] * jnp.where(rows.counts[:, None], q, 0.0)
     parts.append((towers.document, d_records, pull_d(cotangents)))
   parts = encoders.held(parts)
-  squares = encoders.squared_norms(parts, size)
+  squares = encoders.squared_norms(parts, len(q))
   norms = rules.norms([squares], rows.losses)
   weights = rules.clip_weights(
     rows.losses, norms, ~rows.counts, fn.l2_clip_norm
@@ -286,7 +303,8 @@ def _at_once(
   total = jax.tree.unflatten(
     jax.tree.structure(params), encoders.weighted_sums(parts, weights)
   )
-  return total, rows.losses, jnp.where(rows.counts, norms, 0.0)
+  norms = share.gather(jnp.where(rows.counts, norms, 0.0), size)
+  return total, losses, norms
 
 
 def _clipped(
@@ -363,4 +381,11 @@ def _one_by_one(
     return clipped, jnp.where(counts, norm, 0.0)[None]
 
   each = (rows.queries, rows.documents, rows.own, rows.shared, rows.counts)
-  return sums.add_up(of_row, each, wide, 1, is_empty=lambda row: ~row[-1][0])
+  return sums.add_up(
+    of_row,
+    each,
+    wide,
+    1,
+    is_empty=lambda row: ~row[-1][0],
+    is_dealt_out=True,
+  )
