@@ -14,6 +14,8 @@ __all__ = [
   "Paragraph",
   "Part",
   "Table",
+  "Tile",
+  "Tiles",
 ]
 
 Table = text_tables.Table
@@ -31,7 +33,7 @@ class Paragraph:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Items:
-  """A list of short texts, one below the other."""
+  """Short texts, one below the other."""
 
   texts: tuple[str, ...]
   """The texts."""
@@ -60,13 +62,35 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Alert:
-  """What a reader must not miss, in red."""
+  """A warning in a box: red, or grey where `is_calm`."""
 
   text: str
   """The text, plain."""
+  is_calm: bool = False
+  """True for a condition of the whole run that is no danger."""
 
 
-Block = Alert | Paragraph | Items | Heading | Table | Figure
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tile:
+  """An answer of the first screen."""
+
+  title: str
+  """The question in a word: "Ship"."""
+  head: str
+  """The answer in a few words, in large type."""
+  text: str
+  """Its numbers and conditions."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tiles:
+  """Answers side by side, one below the other on a narrow screen."""
+
+  tiles: tuple[Tile, ...]
+  """From left to right."""
+
+
+Block = Alert | Paragraph | Items | Heading | Table | Figure | Tiles
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,6 +109,8 @@ class Page:
 
   title: str
   """The title."""
+  subtitle: str = ""
+  """A line below the title, or nothing."""
   banner: str = ""
   """A warning above everything, or nothing."""
   introduction: tuple[Block, ...] = ()

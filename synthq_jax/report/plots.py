@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_MARKERS = ("o", "s", "^", "D", "v", "P")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # no divisor shared with colors
 _DASHES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 4)), (0, (8, 4)))
 _INK, _SOFT, _LINE, _PAPER = "#010101", "#020202", "#030303", "#fefefe"
 """Stand for colors of the page, which differ by day and night."""
@@ -59,35 +59,35 @@ _SETTINGS = {
 
 
 def over_places(
-  points: Mapping[str, Sequence[tuple[int, intervals.Interval]]],
-  places: Sequence[str],
+  points: Mapping[str, Sequence[tuple[float, intervals.Interval]]],
+  places: Mapping[float, str],
   lines: Mapping[str, intervals.Interval],
   *,
   measure: str,
 ) -> str:
-  """Draws a measure of systems over what they were made of, with intervals.
+  """Draws a measure of systems over the epsilon they cost, with intervals.
 
   Args:
-    points: for each system, (number of the place, measure) from left to right.
-    places: what stands below them, such as epsilons.
-    lines: what has no place, drawn from side to side with its interval.
+    points: for each system, (place, measure) from left to right.
+    places: labels of the axis by place, such as epsilons by their logarithms.
+    lines: measures without a place, drawn from side to side with their intervals.
     measure: its name, which labels the axis.
 
   Returns:
     An <svg> element.
   """
   with _style():
-    figure, axes = _canvas(width=8.4, height=4.2)
+    figure, axes = _canvas(width=5.6, height=4.6)
     _draw_lines(axes.axhline, axes.axhspan, lines)
     for index, (name, row) in enumerate(points.items()):
       aside = 0.05 * (-1) ** index * ((index + 1) // 2)
       moved = [(place + aside, measured) for place, measured in row]
       _draw_points(axes, index, name, moved)
-    axes.set_xticks(range(len(places)), [_plain(one) for one in places])
-    axes.set_xlim(-0.5, len(places) - 0.5)
-    axes.set_xlabel("made of queries at this epsilon")
-    axes.set_ylabel(f"{_plain(measure)} (mean over queries)")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.set_xticks([*places], [_plain(one) for one in places.values()])
+    axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
+    axes.set_xlabel("epsilon (logarithmic)")
+    axes.set_ylabel(_plain(measure))
+    figure.legend(loc="outside lower left", ncols=2)
     return _svg(figure)
 
 

@@ -6,10 +6,39 @@ from synthq_jax.generation import mauve
 from synthq_jax.report import blocks, page, tables, words
 from synthq_jax.runtime import comparison_results, results
 
-__all__ = ["BESIDE_REAL", "SYNTHETIC", "similarity"]
+__all__ = ["BESIDE_REAL", "FIRST", "SYNTHETIC", "similarity"]
 
 _NAME = tables.row_name
 Content = tuple[blocks.Block, ...]
+
+
+def _first(
+  synthetic: Sequence[results.SyntheticQueries],
+  num_examples: int,
+  document_words: int,
+) -> Content:
+  """Returns unchosen queries of the first generator that saw private ones."""
+  for one in synthetic:
+    if not one.statement.is_public and one.examples:
+      return (
+        blocks.Heading(
+          text=f"Queries of {_NAME(one.name)}, drawn at random, and the"
+          " beginnings of their documents"
+        ),
+        _examples(one, num_examples, document_words),
+      )
+  return ()
+
+
+def _examples(
+  one: results.SyntheticQueries, number: int, document_words: int
+) -> blocks.Items:
+  return blocks.Items(
+    texts=tuple(
+      f'"{query}" \u2013 {_beginning(document, document_words)}'
+      for query, document in one.examples[:number]
+    )
+  )
 
 
 def _synthetic_queries(
@@ -17,7 +46,7 @@ def _synthetic_queries(
   num_examples: int,
   document_words: int,
 ) -> Content:
-  """Returns how queries were written, what they measure, and examples."""
+  """Returns how queries were written, what they measure, and more examples."""
   if not synthetic:
     return (words.paragraph("queries.nothing"),)
   table = tables.of(
@@ -38,21 +67,24 @@ def _synthetic_queries(
     table,
     words.paragraph("queries.columns"),
   ]
+  settings = [
+    (
+      _NAME(one.name),
+      [f'{one.sampler}, input "{one.prefix}DOCUMENT".']
+      + [text for text in (one.filters, _removed(one.removed)) if text],
+    )
+    for one in synthetic
+  ]
+  text = " ".join(tables.noted(settings))
+  content.append(words.paragraph("queries.settings", text=text))
+  shown = _first(synthetic, num_examples, document_words)
   for one in synthetic:
-    settings = f'{one.sampler}, input "{one.prefix}DOCUMENT".'
-    said = filter(None, (settings, one.filters, _removed(one.removed)))
-    content += [
-      blocks.Heading(text=f"Written by {_NAME(one.name)}"),
-      blocks.Paragraph(text=" ".join(said)),
-    ]
-    if examples := one.examples[:num_examples]:
-      columns = {
-        "Synthetic query": lambda pair: pair[0],
-        "Beginning of its document": lambda pair: _beginning(
-          pair[1], document_words
-        ),
-      }
-      content.append(tables.of(examples, columns, left=tuple(columns)))
+    examples = _examples(one, num_examples, document_words)
+    if examples.texts and examples not in shown:
+      content += [
+        blocks.Heading(text=f"Written by {_NAME(one.name)}"),
+        examples,
+      ]
   return tuple(content)
 
 
@@ -189,10 +221,10 @@ def _mauve_explained(scores: Sequence[mauve.Mauve]) -> Content:
 
 
 def _filtered(synthetic: Sequence[results.SyntheticQueries]) -> Content:
-  """Returns what each filter took out of every generator's queries."""
-  reasons = dict.fromkeys(name for one in synthetic for name in one.removed)
-  if not reasons:
+  """Returns counts of what each filter took out of every generator's queries."""
+  if not any(count for one in synthetic for count in one.removed.values()):
     return ()
+  reasons = dict.fromkeys(name for one in synthetic for name in one.removed)
   removed = {
     name.capitalize(): lambda one, name=name: f"{one.removed.get(name, 0):,}"
     for name in reasons
@@ -212,6 +244,7 @@ def _filtered(synthetic: Sequence[results.SyntheticQueries]) -> Content:
   )
 
 
+FIRST = page.Section("Queries", _first, shareable=True)
 SYNTHETIC = page.Section(
   "Synthetic queries", _synthetic_queries, shareable=True
 )

@@ -2,9 +2,9 @@
 
 import collections
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from synthq_jax import intervals
 from synthq_jax.report import blocks, page, plots, tables, words
 from synthq_jax.retrieval import measures as measures_lib
 from synthq_jax.runtime import (
@@ -18,7 +18,9 @@ __all__ = [
   "FURTHER",
   "LEARNING",
   "OTHERS",
+  "PICTURE",
   "PRIVATE",
+  "PRIVATE_PICTURE",
   "PRIVATE_TRAINING",
   "PUBLIC",
   "PUBLIC_FURTHER",
@@ -32,7 +34,6 @@ __all__ = [
 _NAME = tables.row_name
 _POINTS = 3
 """Epsilons from which on a curve over them is drawn."""
-_NOISELESS = sys.float_info.max  # where generators without noise stand
 Content = tuple[blocks.Block, ...]
 
 
@@ -43,10 +44,8 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
     for measure in made.rows[0].means:
       title = tables.measure_name(measure)
       columns = {
-        "Row": lambda one: _NAME(one.name),
+        "Row": lambda one: tables.with_code(one.name),
         "epsilon": lambda one: tables.epsilon(one.epsilon),
-      }
-      columns |= {
         title: lambda one, m=measure: tables.interval(one.means[m].here),
         "over BM25": lambda one, m=measure: tables.interval(
           getattr(one.over_bm25.get(m), "here", None), "+.3f"
@@ -68,7 +67,7 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
       )
     )
     for measure in made.rows[0].means:
-      content += [*_order(made, measure), *_released_rows(made, measure)]
+      content += _order(made, measure)
   return tuple(content)
 
 
@@ -80,59 +79,64 @@ def _ends(mean: results.ReleasedMean | None, form: str) -> str:
 
 
 def _order(made: results.ReleasedScores, measure: str) -> Content:
-  """Says which pairs of rows are in order, and which the noise leaves open."""
-  found: dict[str, list[noisy_results.Pair]] = collections.defaultdict(list)
-  for pair in noisy_results.pairs(made, measure):
-    if pair.less.beyond.low > 0:
-      found["beyond"].append(pair)
-    else:
-      found["here" if pair.less.here.low > 0 else "neither"].append(pair)
-  if not found:
+  """Says of each pair of rows whether it is in order, or left open by noise."""
+  signs = {
+    (pair.first, pair.second): ">"
+    if pair.less.beyond.low > 0
+    else ("(>)" if pair.less.here.low > 0 else "?")
+    for pair in noisy_results.pairs(made, measure)
+  }
+  if not signs:
     return ()
-  joined = {"beyond": "above", "here": "above", "neither": "with"}
-  said = [
-    words.paragraph.text(
-      f"scores.order_{kind}", pairs=_listed(found[kind], word)
-    )
-    for kind, word in joined.items()
-    if kind in found
-  ]
-  return (
-    words.paragraph(
-      "scores.order",
-      measure=tables.measure_name(measure),
-      confidence=f"{made.confidence:.0%}",
-      number=sum(map(len, found.values())),
-      said=" ".join(said),
-    ),
+  names = list(dict.fromkeys(name for pair in signs for name in pair))
+  numbers = {name: number for number, name in enumerate(names, 1)}
+  columns = {"Row": lambda one: f"{numbers[one]}. {_NAME(one)}"}
+  columns |= {
+    str(numbers[name]): lambda one, name=name: signs.get((one, name), "")
+    for name in names[1:]
+  }
+  explained = words.paragraph(
+    "scores.order",
+    measure=tables.measure_name(measure),
+    confidence=f"{made.confidence:.0%}",
+    number=len(signs),
   )
+  return explained, tables.of(names, columns)
 
 
-def _listed(found: Sequence[noisy_results.Pair], joined: str) -> str:
-  """Writes pairs, gathered by their first row."""
-  seconds = collections.defaultdict(list)
-  for pair in found:
-    seconds[_NAME(pair.first)].append(_NAME(pair.second))
-  return "; ".join(
-    f"{first} {joined} {', '.join(names)}" for first, names in seconds.items()
-  )
+def _picture(
+  evaluations: Sequence[results.Evaluation],
+  measures: Sequence[str],
+  released_scores: Sequence[results.ReleasedScores],
+) -> Content:
+  """Draws the rows that may be shared: by released scores, or on public queries."""
+  for made in released_scores:
+    measure = next(iter(made.rows[0].means))
+    rows = {
+      tables.call_row(one.name, one.epsilon): one.means[measure].here
+      for one in made.rows
+    }
+    caption = "scores.released_picture"
+    return _draw_rows(rows, caption, measure=tables.measure_name(measure))
+  return _systems(evaluations, measures[0], "public queries")
 
 
-def _released_rows(made: results.ReleasedScores, measure: str) -> Content:
-  """Draws the released means, BM25 as a line."""
-  means = {_NAME(one.name): one.means[measure] for one in made.rows}
-  lexical = means.pop(system_results.LEXICAL, None)
-  if not means:
+def _draw_rows(
+  rows: Mapping[str, intervals.Interval], caption: str, **values: str
+) -> Content:
+  """Draws a mean with its interval for each row, BM25 as a line."""
+  lexical = tables.call_row(system_results.LEXICAL)
+  points = {name: mean for name, mean in rows.items() if name != lexical}
+  if not points:
     return ()
-  title = tables.measure_name(measure)
   svg = plots.in_rows(
-    list(means),
-    {"with what its noise leaves open": [x.here for x in means.values()]},
-    label=f"{title} (mean over queries)",
-    lines={system_results.LEXICAL: lexical.here} if lexical else None,
+    list(points),
+    {"with its interval": list(points.values())},
+    label=values["measure"],
+    lines={k: mean for k, mean in rows.items() if k == lexical},
   )
-  caption = words.paragraph.text("scores.released_rows", measure=title)
-  return (blocks.Figure(svg=svg, caption=caption),)
+  text = words.paragraph.text(caption, **values)
+  return (blocks.Figure(svg=svg, caption=text),)
 
 
 def _public(
@@ -147,7 +151,6 @@ def _public(
   return (
     words.paragraph("scores.public"),
     *_scores(evaluations, measures),
-    *_systems(evaluations, measures[0], "public queries"),
   )
 
 
@@ -160,7 +163,6 @@ def _private(
     *_scores(main, comparison.measures, comparison.rows),
     words.paragraph("scores.headline", measure=measure),
     *_kept(main, measure),
-    *_systems(main, measure, "private test queries"),
     *_differences(comparison.differences, measure),
   )
 
@@ -169,14 +171,23 @@ def _scores(
   evaluations: Sequence[results.Evaluation],
   measures: Sequence[str],
   headlined: Sequence[comparison_results.Row] = (),
+  main: Sequence[results.Evaluation] = (),
 ) -> Content:
-  """Returns a table for each test set and what a reader should know of it."""
+  """Returns a table for each test set and what a reader should know of it.
+
+  Args:
+    evaluations: of all sets.
+    measures: as in `main_table`.
+    headlined: as in `main_table`.
+    main: rows whose traps and labels stand above.
+  """
+  above = {trap for one in main for trap in one.traps}
   content: list[blocks.Block] = []
   for test_set in dict.fromkeys(one.test_set for one in evaluations):
     chosen = [one for one in evaluations if one.test_set == test_set]
     counts = sorted({one.num_queries for one in chosen})
     content += [
-      main_table(chosen, measures, headlined),
+      main_table(chosen, measures, headlined, with_label=not main),
       words.paragraph(
         "scores.test_set",
         test_set=test_set,
@@ -184,7 +195,10 @@ def _scores(
       ),
     ]
     notes = [
-      (_NAME(one.name), [*one.traps, *filter(None, [one.met])])
+      (
+        _NAME(one.name),
+        [x for x in one.traps if x not in above] + [one.met] * (not main),
+      )
       for one in chosen
     ]
     if traps := tables.noted(notes):
@@ -196,21 +210,26 @@ def main_table(
   evaluations: Sequence[results.Evaluation],
   measures: Sequence[str],
   headlined: Sequence[comparison_results.Row] = (),
+  *,
+  name: Callable[[str], str] = tables.with_code,
+  with_label: bool = True,
 ) -> blocks.Table:
-  """Returns one row per evaluation, in the order given.
+  """Returns one row per evaluation, in their order.
 
   Args:
     evaluations: all of one test set.
     measures: names of `Evaluation.measures`; "R@10" is written "Recall@10".
     headlined: rows of a comparison, which is private, as what they add is: the
       difference from BM25, and the share of the real queries' gain.
+    name: writes the name of a row.
+    with_label: whether the last column names the training data.
   """
   rows = {(o.evaluation.test_set, o.evaluation.name): o for o in headlined}
   scored = {
-    tables.measure_name(name): lambda one, name=name: tables.interval(
-      one.measures.get(name)
+    tables.measure_name(each): lambda one, each=each: tables.interval(
+      one.measures.get(each)
     )
-    for name in measures
+    for each in measures
   }
   headline = {
     "over BM25": lambda row: tables.interval(row.over_bm25, "+.3f"),
@@ -224,11 +243,11 @@ def main_table(
   return tables.of(
     evaluations,
     {
-      "Row": lambda one: _NAME(one.name),
+      "Row": lambda one: name(one.name),
       "epsilon": lambda one: tables.epsilon(one.epsilon),
       **scored,
       **added,
-      "Trained on": lambda one: one.label,
+      **({"Trained on": lambda one: one.label} if with_label else {}),
     },
     left=("Row", "Trained on"),
   )
@@ -252,7 +271,7 @@ def screen_table(
     headlined: as in `main_table`.
     width: characters of a line.
   """
-  whole = main_table(evaluations, measures, headlined)
+  whole = main_table(evaluations, measures, headlined, name=_NAME)
   first = [tables.measure_name(name) for name in measures[:1]]
   levels = [*whole.header], [*first, "over BM25"], ["over BM25"], []
   text = whole.text()
@@ -280,11 +299,11 @@ def _narrowed(table: blocks.Table, titles: Sequence[str]) -> blocks.Table:
 
 
 def _kept(main: Sequence[results.Evaluation], measure: str) -> Content:
-  """Returns what every row keeps of the score of the real queries."""
+  """Returns each retriever's share of the score of the real queries."""
   means = {
     one.name: one.measures[measure].mean
     for one in main
-    if measure in one.measures
+    if measure in one.measures and one.system == system_results.DENSE
   }
   whole = means.pop("original", 0.0)
   if not whole:
@@ -300,65 +319,63 @@ def _systems(
 ) -> Content:
   """Draws every system, BM25 as a line: over epsilon, where there are three."""
   scored = [one for one in main if measure in one.measures]
-  placed = [(one, place) for one in scored if (place := _place(one))]
-  if not placed:
-    return (words.paragraph("scores.no_systems"),)
-  lines = {
-    _NAME(one.name): one.measures[measure] for one in scored if not _place(one)
+  values = {"measure": measure, "kind": kind}
+  epsilons = sorted({one.epsilon for one in scored if _is_noisy(one)})
+  labels = {math.log2(one): tables.epsilon(one) for one in epsilons}
+  if len({*labels.values()}) < _POINTS:
+    rows = {
+      tables.call_row(one.name, one.epsilon): one.measures[measure]
+      for one in scored
+    }
+    return _draw_rows(rows, "scores.picture", **values)
+  low, high = min(labels), max(labels)
+  others = {
+    "untrained": (low - 2.6, "untrained"),
+    "public_only": (low - 1.3, "public\nmodel"),
+    "": (high + 1.3, "no noise"),
+    "original": (high + 2.6, "real\nqueries"),
   }
-  if len({place for _, place in placed if 0 < place[0] < _NOISELESS}) < _POINTS:
-    svg = plots.in_rows(
-      [_NAME(one.name) for one, _ in placed],
-      {"with its interval": [one.measures[measure] for one, _ in placed]},
-      label=f"{measure} (mean over queries)",
-      lines=lines,
-    )
-    caption = words.paragraph.text("scores.rows", measure=measure, kind=kind)
-    return (blocks.Figure(svg=svg, caption=caption),)
-  places = sorted({place for _, place in placed})
-  series = collections.defaultdict(list)
-  for one, place in placed:
-    name = one.system
-    if one.source.startswith(("direct_dp", "map")):
-      name += f", {_NAME(one.source.rpartition('_')[0])}"
-    series[name].append((places.index(place), one.measures[measure]))
-  return (
-    blocks.Figure(
-      svg=plots.over_places(
-        {name: sorted(row, key=lambda p: p[0]) for name, row in series.items()},
-        [label for _, label in places],
-        lines,
-        measure=measure,
-      ),
-      caption=words.paragraph.text(
-        "scores.systems", measure=measure, kind=kind
-      ),
-    ),
+  places: dict[float, str] = {}
+  for place, label in labels.items():  # 8 and 8.04 share a label
+    if all(place - each > 0.25 for each in places):
+      places[place] = label
+  lines, series = {}, collections.defaultdict(list)
+  for one in scored:
+    name, mean = tables.call_row(one.name), one.measures[measure]
+    if _is_noisy(one):
+      place = math.log2(one.epsilon)
+    elif one.source in others or one.epsilon is not None:
+      place, label = others.get(one.source, others[""])
+      places[place] = label
+    else:
+      lines[name] = mean
+      continue
+    if one.source in others or one.source.startswith("synthetic"):
+      name = name.partition(", ")[0]
+    series[name].append((place, mean))
+  svg = plots.over_places(
+    {name: sorted(row, key=lambda p: p[0]) for name, row in series.items()},
+    dict(sorted(places.items())),
+    lines,
+    measure=measure,
   )
+  caption = words.paragraph.text("scores.picture", **values)
+  return (blocks.Figure(svg=svg, caption=caption),)
 
 
-def _place(one: results.Evaluation) -> tuple[float, str] | None:
-  """Returns where a row stands from left to right, and its label there."""
-  known = {
-    "untrained": (-2.0, "untrained"),
-    "public_only": (-1.0, "public only"),
-    "original": (math.inf, "real queries"),
-  }
-  if one.source in known or one.epsilon is None:
-    return known.get(one.source)
-  if math.isinf(one.epsilon):
-    return (_NOISELESS, "inf")
-  written = tables.epsilon(one.epsilon)  # 8 and 7.999 stand at one place
-  return (float(written), written)
+def _is_noisy(one: results.Evaluation) -> bool:
+  return one.epsilon is not None and 0 < one.epsilon < math.inf
 
 
 def _differences(
   differences: Sequence[comparison_results.Difference], measure: str
 ) -> Content:
-  if not differences:
+  """Returns tested pairs of rows; the first table has differences from BM25."""
+  shown = [x for x in differences if x.second != system_results.LEXICAL]
+  if not shown:
     return ()
   table = tables.of(
-    differences,
+    shown,
     {
       "Row": lambda one: _NAME(one.first),
       "Against": lambda one: _NAME(one.second),
@@ -424,6 +441,8 @@ def _sets(evaluations: Sequence[results.Evaluation]) -> Content:
 
 def _training(checkpoints: Sequence[results.Checkpoint]) -> Content:
   """Returns what was trained, for how long, and with which epsilon."""
+  if not checkpoints:
+    return ()
   return (
     tables.of(
       checkpoints,
@@ -460,11 +479,7 @@ def _times(
   checkpoints: Sequence[results.Checkpoint],
   synthetic: Sequence[results.SyntheticQueries],
 ) -> Content:
-  """Returns how long each row took from the public checkpoint to its score.
-
-  The cost of a row is its time on this machine. Of systems
-  beside a dense retriever the scoring alone is counted.
-  """
+  """Returns a retriever's time on this machine, from public checkpoint to score."""
   seconds = {(one.kind, one.name): one.seconds for one in checkpoints}
   seconds |= {("queries", one.name): one.seconds for one in synthetic}
   spent = {}
@@ -475,7 +490,8 @@ def _times(
     kinds = (
       ("generator", generator), ("queries", queries), ("retriever", name)
     )  # fmt: skip
-    if row.evaluation.test_set == comparison.test_set:
+    is_main = row.evaluation.test_set == comparison.test_set
+    if is_main and row.evaluation.system == system_results.DENSE:
       known = (seconds.get(kind, 0.0) for kind in kinds)
       spent[name] = [*known, row.evaluation.seconds]
   parts = {
@@ -510,12 +526,24 @@ RELEASED = page.Section(
 PUBLIC = page.Section("Scores on public queries", _public, shareable=True)
 PUBLIC_FURTHER = page.Section(_FURTHER, _further, shareable=True)
 TRAINING = page.Section("Training", _trained, shareable=True)
+PICTURE = page.Section("Picture", _picture, shareable=True)
+PRIVATE_PICTURE = page.Section(
+  "Picture",
+  lambda main, measures: _systems(main, measures[0], "private test queries"),
+)
 PRIVATE = page.Section("Scores on private queries", _private)
 LEARNING = page.Section("Learning curves", _private_curves)
 OTHERS = page.Section(
   "Scores on other queries",
-  lambda evaluations, measures: _scores(evaluations, measures),
+  lambda evaluations, measures, main: _scores(
+    evaluations, measures[:1], main=main
+  ),
 )
 FURTHER = page.Section(_FURTHER, _further)
-PRIVATE_TRAINING = page.Section("Training", _training)
+PRIVATE_TRAINING = page.Section(
+  "Training",
+  lambda checkpoints: _training(
+    [one for one in checkpoints if not results.is_shareable(one)]
+  ),
+)
 TIMES = page.Section("Time of each row", _times)

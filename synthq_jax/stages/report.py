@@ -8,6 +8,7 @@ lies under `private/`, too.
 """
 
 import dataclasses
+import datetime
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -45,11 +46,13 @@ _Curves = dict[str, tuple[list[float], list[float]]]
 class Config:
   """What the reports show; all of it is computed by earlier stages."""
 
-  title: str = "Retrieval from differentially private synthetic queries"
-  """The title of both pages."""
-  num_examples: int = 10
+  title: str = "Retrieval from private queries"
+  """The title of both pages, before the name of the data."""
+  data: str = ""
+  """Public name of the data set, for both titles; empty: the kind of its source."""
+  num_examples: int = 5
   """Synthetic queries shown for each generator, at most those it kept."""
-  document_words: int = 40
+  document_words: int = 12
   """Words shown of a document."""
 
   def __post_init__(self):
@@ -75,6 +78,7 @@ class Inputs:
   made: Sequence[str]  # the folders of the results of the run
   public_data: bool  # whether the queries are public
   audited: bool  # whether canaries stand among them
+  date: str = ""  # of the report
 
 
 def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
@@ -121,6 +125,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
       ],
       public_data=run.config.has_public_queries,
       audited=run.config.canaries.number > 0,
+      date=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.",
     ),
   )
 
@@ -157,6 +162,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
     "made": given.made,
     "public_data": given.public_data,
     "audited": given.audited,
+    "released_scores": given.released_scores,
   }
   measures = comparison.measures
   main, others, further = _test_sets(comparison)
@@ -168,7 +174,6 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
     synthetic=synthetic,
     checkpoints=checkpoints,
     curves=_curves(root, checkpoints, private=False),
-    released_scores=given.released_scores,
     weights=given.weights,
     decided=decided,
   )
@@ -189,26 +194,28 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
     "prepared": prepared,
     "document_words": config.document_words,
   }
-  verdicts = {
-    shareable: page.parts(_VERDICTS, values, shareable=shareable)[0].blocks
+  firsts = {
+    shareable: [
+      block
+      for part in page.parts(_FIRST, values, shareable=shareable)
+      for block in part.blocks
+    ]
     for shareable, values in ((True, public), (False, private))
   }
+  title = f"{config.title}: {public['data']}"
   shared = blocks.Page(
-    title=config.title,
-    introduction=(
-      *verdicts[True],
-      words.paragraph("page.introduction", source=public["source"]),
-      words.paragraph("page.shareable"),
-    ),
+    title=title,
+    subtitle=words.paragraph.text("page.shareable", date=given.date).strip(),
+    introduction=(*firsts[True], words.paragraph("page.method")),
     parts=page.parts(SECTIONS, public, shareable=True),
   )
   kept = blocks.Page(
-    title=f"{config.title} (private)",
+    title=f"{title} (private)",
+    subtitle=words.paragraph.text(
+      "page.private", date=given.date, source=prepared.source
+    ).strip(),
     banner=words.paragraph.text("page.banner"),
-    introduction=(
-      *verdicts[False],
-      words.paragraph("page.private_source", source=prepared.source),
-    ),
+    introduction=tuple(firsts[False]),
     parts=page.parts(SECTIONS, private),
   )
   report = results.Report(
@@ -216,7 +223,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
     markdown="report/report.md",
     private_html=f"{results.PRIVATE}/report/report.private.html",
     table=table,
-    verdict=verdict.as_text(verdicts[False]),
+    verdict=verdict.as_text(page.parts([verdict.PRIVATE], private)[0].blocks),
   )
   write = artifacts.write_atomically
   write(root / report.html, page.html(shared))
@@ -233,7 +240,6 @@ def shareable_values(
   synthetic: Sequence[results.SyntheticQueries],
   checkpoints: Sequence[results.Checkpoint],
   curves: _Curves,
-  released_scores: Sequence[results.ReleasedScores] = (),
   weights: Sequence[system_results.Ranking] = (),
   decided: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -254,13 +260,14 @@ def shareable_values(
     synthetic: of which the non-private ones are left out.
     checkpoints: of which the non-private ones are left out.
     curves: learning curves of stages whose metrics are not private.
-    released_scores: with noise; they stand in place of pseudo-queries.
     weights: of which those without noise are left out.
-    decided: what the verdict is made of: claims, places and names of rows.
+    decided: what the verdict is made of: claims, places and names of rows, and
+      scores with noise, which stand in place of pseudo-queries.
   """
   scored = [row.evaluation for row in comparison.rows]
   scored = [one for one in scored if results.is_shareable_score(one)]
   own = {*results.OWN_TEST_SETS, comparison.test_set}
+  kind = prepared.source.partition(":")[0]  # not its place
   synthetic = [one for one in synthetic if results.is_shareable(one)]
   return {
     **decided,
@@ -271,9 +278,10 @@ def shareable_values(
       and results.is_shareable_score(row.evaluation)
     ],
     "evaluations": [
-      one for one in scored if one.test_set in own and not released_scores
+      one
+      for one in scored
+      if one.test_set in own and not decided["released_scores"]
     ],
-    "released_scores": released_scores,
     "weights": [one for one in weights if results.is_shareable(one)],
     "further": [one for one in scored if one.test_set not in own],
     "side_by_side": comparison.shareable_side_by_side,
@@ -282,7 +290,8 @@ def shareable_values(
     "checkpoints": [one for one in checkpoints if results.is_shareable(one)],
     "curves": curves,
     "documents": results.public_documents(prepared),
-    "source": prepared.source.partition(":")[0],  # its kind, not its place
+    "source": kind,
+    "data": config.data or kind.replace("_", " "),
     "unit": str(prepared.unit),
     "versions": prepared.versions,
     "num_examples": config.num_examples,
@@ -321,7 +330,14 @@ def _curves(
   return curves
 
 
-_VERDICTS = (verdict.SHAREABLE, verdict.PRIVATE)
+_FIRST = (
+  verdict.SHAREABLE,
+  scores.PICTURE,
+  queries.FIRST,
+  verdict.PRIVATE,
+  scores.PRIVATE_PICTURE,
+)
+"""The sections of the first screens, without titles."""
 
 SECTIONS = (
   scores.RELEASED,
