@@ -829,6 +829,20 @@ def test_a_dry_run_makes_nothing_and_says_what_it_would_cost(tmp_path, capsys):
   assert "Hardware and time: 2 cores" in text
 
 
+def test_a_dry_run_names_the_settings_that_made_what_is_there(tmp_path, capsys):
+  others = ["TEST_SPLIT='dev+test'", "SECRET_SEED=0", "SEED=0"]
+  recipe = DEMO.partition("=")[2]
+  text = main.configure(plan.RunConfig, [recipe], others)[1]
+  (tmp_path / "config.gin").write_text(main._SECRET.sub(main._HIDDEN, text))
+  command = ["run", DEMO, f"--workdir={tmp_path}", "--dry_run"]
+  line = "prepare_data: to make: prepare_data"
+  assert f"{line}\n" in output(capsys, *command)
+  (tmp_path / "prepare_data").mkdir()
+  (tmp_path / "prepare_data/result.json").write_text('{"result": {}}')
+  why = " (made with other settings: SECRET_SEED, TEST_SPLIT)"
+  assert f"{line}{why}\n" in output(capsys, *command)
+
+
 @pytest.mark.parametrize("stage", ["generate", "evaluate", "audit", "report"])
 def test_a_dry_run_of_a_stage_prices_what_it_needs(tmp_path, capsys, stage):
   flags = ["--gin.plan.Canaries.number=64"]

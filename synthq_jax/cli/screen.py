@@ -64,10 +64,10 @@ def explain_epsilon(
   who = "the queries of one user" if unit == "user" else "one query"
   asked = ""
   if epsilon is not None:
-    asked = (
-      f": about {rounding.factor(epsilon)} for epsilon {rounding.epsilon(epsilon)}"
-    )
-  examples = ", ".join(f"{rounding.factor(each)} for {each}" for each in (1, 3, 8))
+    asked = f": about {rounding.factor(epsilon)} for epsilon {rounding.epsilon(epsilon)}"
+  examples = ", ".join(
+    f"{rounding.factor(each)} for {each}" for each in (1, 3, 8)
+  )
   return textwrap.fill(
     f"Epsilon bounds what a release tells about {who}. It changes the odds of any"
     f" guess about {'them' if unit == 'user' else 'it'} by a factor of at most"

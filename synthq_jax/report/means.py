@@ -20,7 +20,7 @@ from synthq_jax.report import blocks, page, tables, words
 from synthq_jax.runtime import comparison_results, results
 from synthq_jax.storage import artifacts
 
-__all__ = ["run"]
+__all__ = ["parse_settings", "run"]
 
 _Evaluations = Sequence[results.Evaluation]
 
@@ -165,10 +165,19 @@ def _settings(root: pathlib.Path) -> dict[str, str]:
   path = root / "config.gin"
   if not path.exists():  # of a run that Python started
     return {}
-  text = re.sub(r"(?m)^\s*#.*\n", "", path.read_text(encoding="utf-8"))
-  found = re.findall(r"(?m)^([\w./]+) =((?:.*\n(?:[ \t].*\n)*))", text)
   return {
-    name: " ".join(value.split())
-    for name, value in found
+    name: value
+    for name, value in parse_settings(path.read_text(encoding="utf-8")).items()
     if name.rpartition(".")[2].lower() != "seed"
   }
+
+
+def parse_settings(text: str) -> dict[str, str]:
+  """Parses the file config.gin of a run into values by name.
+
+  >>> parse_settings("# Macros:\\nA = 1\\nx.Config.y = \\\\\\n  (%A,\\n  2)\\n")
+  {'A': '1', 'x.Config.y': '\\\\ (%A, 2)'}
+  """
+  text = re.sub(r"(?m)^\s*#.*\n", "", text)
+  lines = re.findall(r"(?m)^([\w./]+) =((?:.*\n(?:[ \t].*\n)*))", text)
+  return {name: " ".join(value.split()) for name, value in lines}

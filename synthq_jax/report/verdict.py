@@ -8,7 +8,6 @@ private page's follow from scores on private queries without noise, and say so.
 import math
 from collections.abc import Iterator, Sequence
 
-from synthq_jax import intervals
 from synthq_jax.privacy import rounding, wording
 from synthq_jax.report import blocks, claims, page, tables, words
 from synthq_jax.runtime import (
@@ -198,7 +197,9 @@ def _ship(
   }
   if not scored:
     return _tile("Not known", "ship_none", "")
-  over = {k: row.over_bm25_at_once or row.over_bm25 for k, row in scored.items()}
+  over = {
+    k: row.over_bm25_at_once or row.over_bm25 for k, row in scored.items()
+  }
   clear = [name for name in scored if over[name].low > 0]
   highest = max(clear or scored, key=lambda name: over[name].mean)
   level = [x for x in clear if x in (highest, *scored[highest].level)]
@@ -207,7 +208,9 @@ def _ship(
     level or [highest],
     key=lambda name: (name != preferred, costs[name], -over[name].mean),
   )
-  means = {k: row.evaluation.measures[measure].mean for k, row in scored.items()}
+  means = {
+    k: row.evaluation.measures[measure].mean for k, row in scored.items()
+  }
   return _tile(
     _call(best, costs) if clear else "None",
     "ship_yes" if clear else "ship_no",

@@ -77,7 +77,9 @@ def said(
 
 def test_queries_with_a_claim_are_released():
   lines = said()
-  assert lines[1].startswith("Queries: Yes: 1 synthetic queries. Those of eps8:")
+  assert lines[1].startswith(
+    "Queries: Yes: 1 synthetic queries. Those of eps8:"
+  )
   titles = [line.partition(":")[0] for line in lines]
   assert titles == ["Ship", "Queries", "Privacy"]
   assert "query is replaced by an empty record" in lines[2]
@@ -192,13 +194,20 @@ def test_of_rows_that_tie_with_the_best_the_cheapest_is_shipped():
   # A row that is not clear of BM25 replaces none that is.
   rows = level_rows("synthetic_eps8")
   (line,) = [x for x in said(rows=rows, shipped=SHIPPED) if "Ship" in x]
-  assert line.startswith("Ship: BM25 + retriever, synthetic queries (epsilon 8)")
+  assert line.startswith(
+    "Ship: BM25 + retriever, synthetic queries (epsilon 8)"
+  )
 
 
 @pytest.mark.parametrize(
   ("untrained", "level", "shareable", "exact"),
   [
-    (0.01, ("fused_untrained",), "fused_synthetic_eps8", "fused_synthetic_eps8"),
+    (
+      0.01,
+      ("fused_untrained",),
+      "fused_synthetic_eps8",
+      "fused_synthetic_eps8",
+    ),
     (0.0999, ("fused_untrained",), "fused_untrained", "fused_untrained"),
     (0.0999, (), "fused_untrained", "fused_synthetic_eps8"),  # beyond chance
   ],
@@ -239,8 +248,18 @@ def noisy(over, noise=0.001, number=100_000):
 @pytest.mark.parametrize(
   ("more", "number", "begins", "holds"),
   [
-    (0.1, 100_000, "retriever, eps8 (epsilon 8). eps8: nDCG@10 0.600 on 100,000 private", ", +0.100 ["),
-    (0.02, 900, "retriever, eps8 (epsilon 8). eps8: on the 900 private", "cannot tell: noise and sampling"),
+    (
+      0.1,
+      100_000,
+      "retriever, eps8 (epsilon 8). eps8: nDCG@10 0.600 on 100,000 private",
+      ", +0.100 [",
+    ),
+    (
+      0.02,
+      900,
+      "retriever, eps8 (epsilon 8). eps8: on the 900 private",
+      "cannot tell: noise and sampling",
+    ),
     (0.001, 900, "None. No row that may be shipped is seen", "+0.001 [-0.00"),
   ],
 )
@@ -349,7 +368,14 @@ def private(audits=(), rows=ROWS, scores=()):
   )  # fmt: skip
   return verdict.as_text(
     verdict.PRIVATE.build(
-      found(), [queries()], compared, SHIPPED, audits, False, list(SHARED), scores
+      found(),
+      [queries()],
+      compared,
+      SHIPPED,
+      audits,
+      False,
+      list(SHARED),
+      scores,
     )
   ).splitlines()
 
