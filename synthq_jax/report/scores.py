@@ -25,7 +25,6 @@ __all__ = [
   "PUBLIC",
   "PUBLIC_FURTHER",
   "RELEASED",
-  "TIMES",
   "TRAINING",
   "main_table",
   "screen_table",
@@ -474,38 +473,6 @@ def _learning(
   )
 
 
-def _times(
-  comparison: comparison_results.QueryComparison,
-  checkpoints: Sequence[results.Checkpoint],
-  synthetic: Sequence[results.SyntheticQueries],
-) -> Content:
-  """Returns a retriever's time on this machine, from public checkpoint to score."""
-  seconds = {(one.kind, one.name): one.seconds for one in checkpoints}
-  seconds |= {("queries", one.name): one.seconds for one in synthetic}
-  spent = {}
-  for row in comparison.rows:
-    name = row.evaluation.name
-    queries = name.removeprefix("synthetic_")
-    generator = queries if queries != name else ""
-    kinds = (
-      ("generator", generator), ("queries", queries), ("retriever", name)
-    )  # fmt: skip
-    is_main = row.evaluation.test_set == comparison.test_set
-    if is_main and row.evaluation.system == system_results.DENSE:
-      known = (seconds.get(kind, 0.0) for kind in kinds)
-      spent[name] = [*known, row.evaluation.seconds]
-  parts = {
-    title: lambda name, i=i: (
-      tables.duration(spent[name][i]) if spent[name][i] else "-"
-    )
-    for i, title in enumerate(
-      ("Fine-tuning", "Writing", "Retriever", "Scoring")
-    )
-  }
-  together = {"Together": lambda name: tables.duration(sum(spent[name]))}
-  return (tables.of(spent, {"Row": _NAME, **parts, **together}),)
-
-
 def _trained(
   checkpoints: Sequence[results.Checkpoint],
   curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
@@ -546,4 +513,3 @@ PRIVATE_TRAINING = page.Section(
     [one for one in checkpoints if not results.is_shareable(one)]
   ),
 )
-TIMES = page.Section("Time of each row", _times)

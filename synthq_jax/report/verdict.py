@@ -6,7 +6,8 @@ private page's follow from scores on private queries without noise, and say so.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from synthq_jax.privacy import rounding, wording
 from synthq_jax.report import blocks, claims, page, tables, words
@@ -164,10 +165,58 @@ def _release(
   return blocks.Tile(title="Queries", head=head, text=text)
 
 
-def _tile(head: str, text: str, name: str, **values: object) -> blocks.Tile:
+def _tile(head: str, text: str, **values: object) -> blocks.Tile:
   """Returns the tile on what to ship."""
-  text = " ".join(_say(text, code=name, **values).split())
+  text = " ".join(_say(text, **values).split())
   return blocks.Tile(title="Ship", head=head, text=text)
+
+
+class _Candidate(NamedTuple):
+  """A row that may be given away, by the scores of one page."""
+
+  mean: float
+  epsilon: float | None
+  tier: int  # 0: not clear of BM25
+  level: Collection[str]  # rows that it is not above beyond noise
+
+  @property
+  def cost(self) -> float:
+    return 0.0 if self.epsilon is None else self.epsilon
+
+
+def _choose(
+  rows: Mapping[str, _Candidate], preferred: str = ""
+) -> tuple[str, str, str]:
+  """Chooses the cheapest of the rows that tie with the best.
+
+  Of the rows within noise of the best, that with the least epsilon: an order that
+  the noise alone may have made is no reason to spend more.
+
+  Args:
+    rows: by name.
+    preferred: a row that is taken if it ties with the best, whatever it costs.
+
+  Returns:
+    Its name; that for people; and a sentence on the best row, or "".
+  """
+  highest = max(rows, key=lambda name: (rows[name].tier, rows[name].mean))
+  top, best = rows[highest], highest
+  if top.tier:
+    best = min(
+      (
+        name
+        for name, one in rows.items()
+        if name == highest or name in top.level and one.tier == top.tier
+      ),
+      key=lambda x: (x != preferred, rows[x].cost, -rows[x].mean),
+    )
+  text = "" if rows[best].cost else _say("public_row")
+  if best != highest:
+    score, cost = f"{top.mean:.3f}", tables.epsilon(top.cost)
+    row = tables.call_row(highest)
+    text = f"{_say('ties', row=row, score=score, cost=cost)} {text}"
+  head = tables.call_row(best, rows[best].epsilon) if top.tier else "None"
+  return best, head, text
 
 
 def _ship(
@@ -178,17 +227,9 @@ def _ship(
   caution: str = "",
   preferred: str = "",
 ) -> blocks.Tile:
-  """Names the cheapest row of those that are clear of BM25 and tie with the best.
+  """Names the row to ship by exact scores, if one is clear of BM25.
 
   By intervals that hold for all rows at once: the best of several is taken.
-
-  Args:
-    rows: of one test set.
-    shipped: names of rows that may be given away.
-    measure: that decides.
-    kind: the queries, in words.
-    caution: name of a sentence behind the others.
-    preferred: a row that is taken if it ties with the best, whatever it costs.
   """
   scored = {
     row.evaluation.name: row
@@ -196,58 +237,34 @@ def _ship(
     if row.evaluation.name in shipped and row.over_bm25 is not None
   }
   if not scored:
-    return _tile("Not known", "ship_none", "")
-  over = {
-    k: row.over_bm25_at_once or row.over_bm25 for k, row in scored.items()
+    return _tile("Not known", "ship_none")
+  over = {k: x.over_bm25_at_once or x.over_bm25 for k, x in scored.items()}
+  candidates = {
+    name: _Candidate(
+      row.evaluation.measures[measure].mean,
+      row.evaluation.epsilon,
+      int(over[name].low > 0),
+      row.level,
+    )
+    for name, row in scored.items()
   }
-  clear = [name for name in scored if over[name].low > 0]
-  highest = max(clear or scored, key=lambda name: over[name].mean)
-  level = [x for x in clear if x in (highest, *scored[highest].level)]
-  costs = {k: _cost(row.evaluation.epsilon) for k, row in scored.items()}
-  best = min(
-    level or [highest],
-    key=lambda name: (name != preferred, costs[name], -over[name].mean),
-  )
-  means = {
-    k: row.evaluation.measures[measure].mean for k, row in scored.items()
-  }
+  best, head, ties = _choose(candidates, preferred)
   return _tile(
-    _call(best, costs) if clear else "None",
-    "ship_yes" if clear else "ship_no",
-    best,
+    head,
+    "ship_yes" if candidates[best].tier else "ship_no",
+    code=best,
     measure=tables.measure_name(measure),
-    score=f"{means[best]:.3f}",
+    score=f"{candidates[best].mean:.3f}",
     over=tables.interval(over[best], "+.3f"),
     number=tables.count(scored[best].evaluation.num_queries),
     kind=kind,
-    ties=_tie(best, highest, means, costs),
+    ties=ties,
     rows=len(scored),
     caution=_say(caution) if caution else "",
   )
 
 
-def _cost(epsilon: float | None) -> float:
-  return 0.0 if epsilon is None else epsilon
-
-
-def _call(name: str, costs: dict[str, float]) -> str:
-  return tables.call_row(name, costs[name] or None)
-
-
-def _tie(
-  best: str, highest: str, means: dict[str, float], costs: dict[str, float]
-) -> str:
-  """Names the row of the highest score where a cheaper one ties with it."""
-  own = "" if costs[best] else _say("public_row")
-  if best == highest:
-    return own
-  tie = _say(
-    "ties",
-    row=tables.call_row(highest),
-    score=f"{means[highest]:.3f}",
-    cost=tables.epsilon(costs[highest]),
-  )
-  return f"{tie} {own}"
+_OUTCOMES = ("released_no", "released_here", "released_yes")
 
 
 def _ship_released(
@@ -255,85 +272,65 @@ def _ship_released(
 ) -> tuple[blocks.Tile, str]:
   """Names the row to ship by released scores; "" where it is none.
 
-  Of the rows within noise of the best, that with the least epsilon: an order that
-  the noise alone may have made is no reason to spend more. By intervals that hold
-  for all pairs of rows at once, as they do below.
+  By intervals that hold for all pairs of rows at once, as they do below.
   """
   if measure not in scores.rows[0].means:
     measure = next(iter(scores.rows[0].means))
   rows = {one.name: one for one in scores.rows}
   scored = [name for name in rows if name in shipped]
   if not scored or system_results.LEXICAL not in rows:
-    return _tile("Not known", "ship_none", ""), ""
+    return _tile("Not known", "ship_none"), ""
   less: dict[tuple[str, str], results.ReleasedMean] = {}
   for pair in noisy_results.pairs(scores, measure):
     less[pair.first, pair.second] = pair.less
     less[pair.second, pair.first] = pair.less.turned()
   over = {name: less[name, system_results.LEXICAL] for name in scored}
-  means = {name: rows[name].means[measure].here.mean for name in scored}
-  costs = {name: _cost(rows[name].epsilon) for name in scored}
-  highest = max(scored, key=means.__getitem__)
-  level = [
-    name
-    for name in scored
-    if name == highest
-    or less[highest, name].here.low <= 0
-    and _outcome(over[name]) == _outcome(over[highest])
-  ]
-  best = min(level, key=lambda name: (costs[name], -means[name]))
-  ties = _tie(best, highest, means, costs)
-  public = [
-    name
-    for name in scored
-    if name != best
-    and rows[name].epsilon is None
-    and less[best, name].beyond.low <= 0
-  ]
-  if public and costs[best]:
-    ties += " " + _say(
-      "beside_released",
-      row=tables.call_row(public[0]),
-      less=tables.interval(less[best, public[0]].beyond, "+.3f"),
+  candidates = {
+    name: _Candidate(
+      rows[name].means[measure].here.mean,
+      rows[name].epsilon,
+      (over[name].here.low > 0) + (over[name].beyond.low > 0),
+      [x for x in scored if x != name and less[name, x].here.low <= 0],
     )
-  outcome = _outcome(over[best])
-  is_none = outcome == "released_no"
+    for name in scored
+  }
+  best, head, ties = _choose(candidates)
+  tier = candidates[best].tier
+  for name in scored if candidates[best].cost else ():
+    if rows[name].epsilon is None and less[best, name].beyond.low <= 0:
+      ties += " " + _say(
+        "beside_released",
+        row=tables.call_row(name),
+        less=tables.interval(less[best, name].beyond, "+.3f"),
+      )
+      break
   tile = _tile(
-    "None" if is_none else _call(best, costs),
-    outcome,
-    best,
+    head,
+    _OUTCOMES[tier],
+    code=best,
     measure=tables.measure_name(measure),
-    score=f"{means[best]:.3f}",
+    score=f"{candidates[best].mean:.3f}",
     here=tables.interval(over[best].here, "+.3f"),
     beyond=tables.interval(over[best].beyond, "+.3f"),
-    ties=ties.strip(),
+    ties=ties,
     number=tables.count(scores.num_queries),
     epsilon=tables.claimed(scores.statement),
   )
-  return tile, "" if is_none else best
-
-
-def _outcome(over: results.ReleasedMean) -> str:
-  """Returns the words for what a row's difference from BM25 shows."""
-  if over.here.low <= 0:
-    return "released_no"
-  return "released_yes" if over.beyond.low > 0 else "released_here"
+  return tile, best if tier else ""
 
 
 def _claim(released: released_results.Released) -> blocks.Tile:
   """Returns the epsilons, and what they protect in a sentence."""
   claim, whole = released.together, released.everything
-  values = {
-    "all": "none" if whole is None else rounding.epsilon(whole.epsilon),
-    "delta": "-" if whole is None else rounding.delta(whole.delta),
-    "number": tables.count(len(released.started)),
-  }
-  if claim is None or math.isinf(claim.epsilon):
-    text = _say("no_epsilon", **values)
+  text = _say(
+    "epsilon",
+    all="none" if whole is None else rounding.epsilon(whole.epsilon),
+    delta="-" if whole is None else rounding.delta(whole.delta),
+    number=tables.count(len(released.started)),
+  )
+  if claim is None or math.isinf(claim.epsilon) or claim.is_public:
     return blocks.Tile(title="Privacy", head="Nothing is claimed", text=text)
   epsilon = rounding.epsilon(claim.epsilon)
-  text = _say("epsilon", **values)
-  if claim.is_public:
-    return blocks.Tile(title="Privacy", head="Nothing is claimed", text=text)
   protected = _say(
     "protected",
     unit=str(claim.unit),

@@ -356,7 +356,6 @@ SECTIONS = (
   scores.OTHERS,
   scores.FURTHER,
   scores.PRIVATE_TRAINING,
-  scores.TIMES,
   privacy.DATA,
 )
 """The sections of both pages, in order."""

@@ -40,7 +40,8 @@ def queries(name="eps8", claim=CLAIM, directory="generate/eps8"):
   )  # fmt: skip
 
 
-def row(name, over, epsilon=None, mean=0.5, level=()):
+def row(name, over, epsilon=None, level=()):
+  mean = 0.47 + (over or 0)
   measured = intervals.Interval(mean=mean, low=mean - 0.1, high=mean + 0.1)
   made = results.Evaluation(
     directory="", name=name, label="", test_set="test", private=True,

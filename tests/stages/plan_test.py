@@ -128,7 +128,7 @@ def test_the_page_serves_whoever_decides_then_an_engineer_then_a_reviewer(
   assert [one for one in _titles(text) if one in order] == order
   private = pages.Parser((root / report.private_html).read_text()).texts
   order = [
-    "Queries", "Scores on private queries",
+    "Ship", "Scores on private queries",
     "Real beside synthetic queries",
     "Every private training ever started here",
   ]  # fmt: skip
