@@ -1,4 +1,4 @@
-"""Says what recipes there are, what they set, and what a run would do."""
+"""Lists recipes, their settings, and the plan of a run."""
 
 import ast
 import contextlib
@@ -37,7 +37,7 @@ _NAMED = re.compile(
   r"^(\S*(?:prepare_data\.Config\.source|generate\.Config\.num_documents))"
   r" *= *(\S+)"
 )
-"""What SOURCE and NUM_DOCUMENTS set, where a file says it."""
+"""Parameters that SOURCE and NUM_DOCUMENTS set."""
 _SHOWN = ("recipes", "studies")
 """Folders of gin_configs that a command takes."""
 _LINE = 100
@@ -114,7 +114,7 @@ def check_documents(
 
 
 def header(path: pathlib.Path) -> dict[str, str]:
-  """Returns what the first comment of a gin file says.
+  """Parses the first comment of a gin file.
 
   Args:
     path: the file.
@@ -252,7 +252,7 @@ def _macros(
 
 
 def _comments(lines: Sequence[str], name: str) -> tuple[str, str]:
-  """Returns what stands behind a macro in a file, and what stands above it."""
+  """Returns the comments behind a macro in a file, and above it."""
   for at, line in enumerate(lines):
     found = _MACRO.match(line)
     if found and found[1] == name:

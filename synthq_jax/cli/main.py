@@ -393,7 +393,7 @@ def _loaded(
 def _finder(
   search_paths: Sequence[str],
 ) -> Callable[[str], pathlib.Path | None]:
-  """Returns what finds gin files: as given, in the search paths, among ours."""
+  """Returns a finder of gin files: as named, in the search paths, among ours."""
   here, root = pathlib.Path.cwd(), _PACKAGE.parent
   ours = [p for r in (root, _PACKAGE) for p in (r, r / "gin_configs")]
   ours += sorted(guide.gin_configs().iterdir())
@@ -507,7 +507,7 @@ def _join(kind: type) -> None:
 
 
 def _note_unused(meant: Collection[str], operative: str) -> None:
-  """Says what was set to no effect: likely a slip of the pen.
+  """Notes settings without effect: likely slips of the pen.
 
   Macros that files use are meant, also where a flag binds what they stand for.
   """
@@ -581,7 +581,7 @@ def _check_values(kind: type, bindings: Sequence[str], read: _Read) -> None:
 
 
 def _bound(kind: type) -> dict[str, Any]:
-  """What gin files and flags say about a class, references unresolved."""
+  """Reads the bindings of a class by gin files and flags, references unresolved."""
   try:
     return gin.get_bindings(kind, resolve_references=False)
   except ValueError:  # no file or flag names the class

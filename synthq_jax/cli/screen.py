@@ -1,4 +1,4 @@
-"""What commands say when they are done."""
+"""Prints the results of commands."""
 
 import math
 import os

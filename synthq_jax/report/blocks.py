@@ -54,7 +54,7 @@ class Figure:
   svg: str
   """An <svg> element from `plots`, the only markup that is not escaped."""
   caption: str
-  """What it shows."""
+  """Caption below the drawing."""
   file: str = ""
   """Name of the file beside a Markdown page that `page.write` puts the drawing
   in, e.g. "study.svg"; empty: the drawing is in the HTML page alone."""
@@ -114,6 +114,6 @@ class Page:
   banner: str = ""
   """A warning above everything, or nothing."""
   introduction: tuple[Block, ...] = ()
-  """What stands before the first part."""
+  """Blocks before the first part."""
   parts: tuple[Part, ...] = ()
   """The parts in order."""

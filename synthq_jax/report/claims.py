@@ -27,9 +27,9 @@ def paragraphs(
   """
   entries = mechanisms(claim) if releases else []
   parts = [("Privacy", wording.summarize(claim))]
-  parts += [one for one in entries if one not in above]
+  parts += [part for part in entries if part not in above]
   content = [blocks.Paragraph(lead=lead, text=text) for lead, text in parts]
-  if names := ", ".join(one[0] for one in entries if one in above):
+  if names := ", ".join(part[0] for part in entries if part in above):
     content.append(words.paragraph("privacy.mechanisms", names=names))
   sections = {title: name for name, title in wording.SECTIONS.items()}
   for lead, text in wording.bounds(claim):
@@ -46,7 +46,7 @@ def mechanisms(
   claim: statement_lib.PrivacyStatement,
 ) -> list[tuple[str, str]]:
   """Returns title and text of each entry of a claim's ledger."""
-  return [wording.write_release(one, claim.unit) for one in claim.ledger]
+  return [wording.write_release(part, claim.unit) for part in claim.ledger]
 
 
 def protected(statements: Iterable[statement_lib.PrivacyStatement]) -> str:

@@ -83,7 +83,7 @@ def over_places(
       aside = 0.05 * (-1) ** index * ((index + 1) // 2)
       moved = [(place + aside, measured) for place, measured in row]
       _draw_points(axes, index, name, moved)
-    axes.set_xticks([*places], [_plain(one) for one in places.values()])
+    axes.set_xticks([*places], [_plain(label) for label in places.values()])
     axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
     axes.set_xlabel("epsilon (logarithmic)")
     axes.set_ylabel(_plain(measure))
@@ -181,7 +181,7 @@ def matrices(
   with _style(**{"axes.grid": False}):
     figure, grid = _canvases(down, across, width=9.2, height=2.6 * down)
     for axes, (name, counts) in zip(grid, panels.items(), strict=False):
-      shares = [[one / max(sum(row), 1) for one in row] for row in counts]
+      shares = [[count / max(sum(row), 1) for count in row] for row in counts]
       axes.pcolormesh(shares, cmap="Blues", vmin=0.0, vmax=1.0)
       axes.invert_yaxis()
       axes.set_aspect("equal")
@@ -233,7 +233,7 @@ def in_rows(
         marker=_MARKERS[index % len(_MARKERS)],
         label=_plain(name),
       )
-    axes.set_yticks(heights, [_plain(one) for one in labels])
+    axes.set_yticks(heights, [_plain(name) for name in labels])
     axes.set_ylim(0.4, len(labels) + 0.6)
     axes.set_xlabel(_plain(label))
     figure.legend(loc="outside upper left", ncols=3)
@@ -269,10 +269,12 @@ def ranks(
         aside = 1 + 0.025 * (-1) ** index * ((index + 1) // 2)
         moved = [(times * aside, rank) for times, rank in row]
         _draw_points(axes, index, name, moved)
-      times = {one for row in series.values() for one, _ in row}
+      times = {number for row in series.values() for number, _ in row}
       axes.set_xscale("log")
       axes.set_xlim(min(times) / 1.8, max(times) * 1.8)
-      axes.set_xticks(sorted(times), [f"{one:,}" for one in sorted(times)])
+      axes.set_xticks(
+        sorted(times), [f"{number:,}" for number in sorted(times)]
+      )
       axes.set_xticks([], minor=True)
       axes.set_ylim(0, num_ranked)
       axes.set_title(_plain(title), fontsize=10, loc="left")
@@ -322,8 +324,8 @@ def _draw_lines(line, span, lines: Mapping[str, intervals.Interval]) -> None:
 def _draw_points(axes, index: int, name: str, row) -> None:
   """Draws one family of intervals."""
   means = [measured.mean for _, measured in row]
-  below = [max(0.0, one.mean - one.low) for _, one in row]
-  above = [max(0.0, one.high - one.mean) for _, one in row]
+  below = [max(0.0, mean.mean - mean.low) for _, mean in row]
+  above = [max(0.0, mean.high - mean.mean) for _, mean in row]
   axes.errorbar(
     [place for place, _ in row],
     means,

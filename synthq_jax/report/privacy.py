@@ -53,9 +53,9 @@ def _all_claims(
   if not released.started:
     return ()
   compared = [
-    one
-    for one in (*checkpoints, *synthetic, *weights)
-    if not results.is_shareable(one) and one.statement.epsilon < math.inf
+    result
+    for result in (*checkpoints, *synthetic, *weights)
+    if not results.is_shareable(result) and result.statement.epsilon < math.inf
   ]
   content = _together(
     "Every private training ever started here",
@@ -110,11 +110,11 @@ def _each(
   """States what each result claims by itself; equal claims once."""
   above = {*above}
   groups: dict[statement_lib.PrivacyStatement, dict[str, tuple[str, ...]]] = {}
-  for one in releases:
-    claim = dataclasses.replace(one.statement, notes=())
-    kind = getattr(one, "kind", "queries")
-    title = f"{kind} {tables.row_name(one.name)}"
-    notes = wording.sentences(one.statement, "notes")
+  for result in releases:
+    claim = dataclasses.replace(result.statement, notes=())
+    kind = getattr(result, "kind", "queries")
+    title = f"{kind} {tables.row_name(result.name)}"
+    notes = wording.sentences(result.statement, "notes")
     groups.setdefault(claim, {})[title] = notes
   content: list[blocks.Block] = []
   for claim, notes in groups.items():
@@ -131,7 +131,7 @@ def _each(
 def _public_data(
   documents: results.PublicDocuments, source: str, unit: str, versions: str
 ) -> tuple[blocks.Block, ...]:
-  """Says what is public about the data: no count or digest of queries."""
+  """Lists public facts of the data: no count or digest of queries."""
   facts = {
     "Source": source,
     "Unit of privacy": unit,
@@ -167,7 +167,7 @@ def _facts(facts: Mapping[str, str]) -> blocks.Table:
 
 def _value(value: object) -> str:
   if isinstance(value, dict):
-    return ", ".join(f"{name}: {_value(one)}" for name, one in value.items())
+    return ", ".join(f"{name}: {_value(part)}" for name, part in value.items())
   if isinstance(value, float):
     return f"{value:.4g}"
   return f"{value:,}" if isinstance(value, int) else str(value)

@@ -18,25 +18,25 @@ def _first(
   document_words: int,
 ) -> Content:
   """Returns unchosen queries of the first generator that saw private ones."""
-  for one in synthetic:
-    if not one.statement.is_public and one.examples:
+  for row in synthetic:
+    if not row.statement.is_public and row.examples:
       return (
         blocks.Heading(
-          text=f"Queries of {_NAME(one.name)}, drawn at random, and the"
+          text=f"Queries of {_NAME(row.name)}, drawn at random, and the"
           " beginnings of their documents"
         ),
-        _examples(one, num_examples, document_words),
+        _examples(row, num_examples, document_words),
       )
   return ()
 
 
 def _examples(
-  one: results.SyntheticQueries, number: int, document_words: int
+  row: results.SyntheticQueries, number: int, document_words: int
 ) -> blocks.Items:
   return blocks.Items(
     texts=tuple(
       f'"{query}" \u2013 {_beginning(document, document_words)}'
-      for query, document in one.examples[:number]
+      for query, document in row.examples[:number]
     )
   )
 
@@ -46,21 +46,21 @@ def _synthetic_queries(
   num_examples: int,
   document_words: int,
 ) -> Content:
-  """Returns how queries were written, what they measure, and more examples."""
+  """Returns sampler settings, measures and examples of each generator."""
   if not synthetic:
     return (words.paragraph("queries.nothing"),)
   table = tables.of(
     synthetic,
     {
-      "Generator": lambda one: _NAME(one.name),
-      "epsilon": lambda one: tables.claimed(one.statement),
-      "Documents": lambda one: f"{one.num_documents:,}",
-      "Per document": lambda one: f"{one.queries_per_document:,}",
-      "Queries kept": lambda one: f"{one.num_queries:,}",
-      "Gauge": lambda one: f"{one.gauge:.3f}",
-      "Copied": lambda one: f"{one.copy_rate:.3f}",
-      "Words": lambda one: f"{one.mean_words:.1f}",
-      "Time": lambda one: tables.duration(one.seconds),
+      "Generator": lambda row: _NAME(row.name),
+      "epsilon": lambda row: tables.claimed(row.statement),
+      "Documents": lambda row: f"{row.num_documents:,}",
+      "Per document": lambda row: f"{row.queries_per_document:,}",
+      "Queries kept": lambda row: f"{row.num_queries:,}",
+      "Gauge": lambda row: f"{row.gauge:.3f}",
+      "Copied": lambda row: f"{row.copy_rate:.3f}",
+      "Words": lambda row: f"{row.mean_words:.1f}",
+      "Time": lambda row: tables.duration(row.seconds),
     },
   )
   content: list[blocks.Block] = [
@@ -69,20 +69,20 @@ def _synthetic_queries(
   ]
   settings = [
     (
-      _NAME(one.name),
-      [f'{one.sampler}, input "{one.prefix}DOCUMENT".']
-      + [text for text in (one.filters, _removed(one.removed)) if text],
+      _NAME(row.name),
+      [f'{row.sampler}, input "{row.prefix}DOCUMENT".']
+      + [text for text in (row.filters, _removed(row.removed)) if text],
     )
-    for one in synthetic
+    for row in synthetic
   ]
   text = " ".join(tables.noted(settings))
   content.append(words.paragraph("queries.settings", text=text))
   shown = _first(synthetic, num_examples, document_words)
-  for one in synthetic:
-    examples = _examples(one, num_examples, document_words)
+  for row in synthetic:
+    examples = _examples(row, num_examples, document_words)
     if examples.texts and examples not in shown:
       content += [
-        blocks.Heading(text=f"Written by {_NAME(one.name)}"),
+        blocks.Heading(text=f"Written by {_NAME(row.name)}"),
         examples,
       ]
   return tuple(content)
@@ -127,16 +127,16 @@ def _asked(
   if not comparison.asked:
     return words.paragraph("queries.nobody_wrote")
   written = {
-    f"Synthetic: {_NAME(name)}": lambda one, i=i: (
-      " / ".join(one.synthetic[i]) or "-"
+    f"Synthetic: {_NAME(name)}": lambda row, i=i: (
+      " / ".join(row.synthetic[i]) or "-"
     )
     for i, name in enumerate(comparison.generators)
   }
   columns = {
-    "Beginning of the document": lambda one: _beginning(
-      one.document, document_words
+    "Beginning of the document": lambda row: _beginning(
+      row.document, document_words
     ),
-    "Real queries": lambda one: " / ".join(one.real),
+    "Real queries": lambda row: " / ".join(row.real),
     **written,
   }
   return tables.of(comparison.asked, columns, left=tuple(columns))
@@ -147,11 +147,11 @@ def _gauges(
   synthetic: Sequence[results.SyntheticQueries],
 ) -> Content:
   gauges = [
-    ("real queries", one.measures["nDCG@10"].mean)
-    for one in main
-    if one.name == "bm25" and "nDCG@10" in one.measures
+    ("real queries", row.measures["nDCG@10"].mean)
+    for row in main
+    if row.name == "bm25" and "nDCG@10" in row.measures
   ]
-  gauges += [(_NAME(one.name), one.gauge) for one in synthetic]
+  gauges += [(_NAME(row.name), row.gauge) for row in synthetic]
   if not gauges:
     return ()
   text = ", ".join(f"{name} {value:.3f}" for name, value in gauges)
@@ -161,17 +161,17 @@ def _gauges(
 def similarity(
   similarities: Sequence[comparison_results.Similarity],
 ) -> Content:
-  """Returns how near every generator comes to the real queries.
+  """Compares each generator's queries with the real ones: BLEU, MAUVE, words.
 
   Args:
     similarities: one for each generator.
   """
-  shown = [one for one in similarities if one.num_queries]
+  shown = [row for row in similarities if row.num_queries]
   if not shown:
     return ()
   sides = {
-    title: lambda one, name=name, form=form: (
-      f"{getattr(one.synthetic, name):{form}} ({getattr(one.real, name):{form}})"
+    title: lambda row, name=name, form=form: (
+      f"{getattr(row.synthetic, name):{form}} ({getattr(row.real, name):{form}})"
     )
     for title, name, form in (
       ("Words", "words", ".1f"),
@@ -182,20 +182,20 @@ def similarity(
   table = tables.of(
     shown,
     {
-      "Generator": lambda one: _NAME(one.name),
-      "Queries": lambda one: f"{one.num_queries:,}",
-      "BLEU": lambda one: f"{one.bleu:.2f}",
-      "MAUVE": lambda one: (
-        tables.spread([each.score for each in one.mauve], "±")
-        if one.mauve
+      "Generator": lambda row: _NAME(row.name),
+      "Queries": lambda row: f"{row.num_queries:,}",
+      "BLEU": lambda row: f"{row.bleu:.2f}",
+      "MAUVE": lambda row: (
+        tables.spread([each.score for each in row.mauve], "±")
+        if row.mauve
         else "-"
       ),
       **sides,
     },
   )
-  counts = sorted({one.num_compared for one in shown})
+  counts = sorted({row.num_compared for row in shown})
   number = f"{counts[0]:,}" + (f" to {counts[-1]:,}" if counts[1:] else "")
-  signatures = ", ".join(sorted({one.bleu_signature for one in shown}))
+  signatures = ", ".join(sorted({row.bleu_signature for row in shown}))
   return (
     table,
     words.paragraph(
@@ -203,16 +203,16 @@ def similarity(
       number=number,
     ),
     words.paragraph("queries.bleu", signatures=signatures),
-    *_mauve_explained([score for one in shown for score in one.mauve]),
+    *_mauve_explained([score for row in shown for score in row.mauve]),
   )
 
 
 def _mauve_explained(scores: Sequence[mauve.Mauve]) -> Content:
-  """Says what the numbers depend on."""
+  """Names the vectors and clusters behind MAUVE."""
   if not scores:
     told = () if mauve.is_installed() else ("queries.no_mauve",)
     return tuple(map(words.paragraph, told))
-  buckets = sorted({one.num_buckets for one in scores})
+  buckets = sorted({row.num_buckets for row in scores})
   clusters = str(buckets[0]) + (f" to {buckets[-1]}" if buckets[1:] else "")
   featurizer = scores[0].featurizer
   return (
@@ -222,18 +222,18 @@ def _mauve_explained(scores: Sequence[mauve.Mauve]) -> Content:
 
 def _filtered(synthetic: Sequence[results.SyntheticQueries]) -> Content:
   """Returns counts of what each filter took out of every generator's queries."""
-  if not any(count for one in synthetic for count in one.removed.values()):
+  if not any(count for row in synthetic for count in row.removed.values()):
     return ()
-  reasons = dict.fromkeys(name for one in synthetic for name in one.removed)
+  reasons = dict.fromkeys(name for row in synthetic for name in row.removed)
   removed = {
-    name.capitalize(): lambda one, name=name: f"{one.removed.get(name, 0):,}"
+    name.capitalize(): lambda row, name=name: f"{row.removed.get(name, 0):,}"
     for name in reasons
   }
   table = tables.of(
     synthetic,
     {
-      "Generator": lambda one: _NAME(one.name),
-      "Kept": lambda one: f"{one.num_queries:,}",
+      "Generator": lambda row: _NAME(row.name),
+      "Kept": lambda row: f"{row.num_queries:,}",
       **removed,
     },
   )

@@ -43,18 +43,18 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
     for measure in made.rows[0].means:
       title = tables.measure_name(measure)
       columns = {
-        "Row": lambda one: tables.with_code(one.name),
-        "epsilon": lambda one: tables.epsilon(one.epsilon),
-        title: lambda one, m=measure: tables.interval(one.means[m].here),
-        "over BM25": lambda one, m=measure: tables.interval(
-          getattr(one.over_bm25.get(m), "here", None), "+.3f"
+        "Row": lambda item: tables.with_code(item.name),
+        "epsilon": lambda item: tables.epsilon(item.epsilon),
+        title: lambda item, m=measure: tables.interval(item.means[m].here),
+        "over BM25": lambda item, m=measure: tables.interval(
+          getattr(item.over_bm25.get(m), "here", None), "+.3f"
         ),
-        f"{title}, beyond": lambda one, m=measure: _ends(one.means[m], ".3f"),
-        "over BM25, beyond": lambda one, m=measure: _ends(
-          one.over_bm25.get(m), "+.3f"
+        f"{title}, beyond": lambda item, m=measure: _ends(item.means[m], ".3f"),
+        "over BM25, beyond": lambda item, m=measure: _ends(
+          item.over_bm25.get(m), "+.3f"
         ),
       }
-      columns["Trained on"] = lambda one: one.label
+      columns["Trained on"] = lambda item: item.label
       content.append(tables.of(made.rows, columns, left=("Row", "Trained on")))
     content.append(
       words.paragraph(
@@ -89,9 +89,9 @@ def _order(made: results.ReleasedScores, measure: str) -> Content:
     return ()
   names = list(dict.fromkeys(name for pair in signs for name in pair))
   numbers = {name: number for number, name in enumerate(names, 1)}
-  columns = {"Row": lambda one: f"{numbers[one]}. {_NAME(one)}"}
+  columns = {"Row": lambda item: f"{numbers[item]}. {_NAME(item)}"}
   columns |= {
-    str(numbers[name]): lambda one, name=name: signs.get((one, name), "")
+    str(numbers[name]): lambda item, name=name: signs.get((item, name), "")
     for name in names[1:]
   }
   explained = words.paragraph(
@@ -112,8 +112,8 @@ def _picture(
   for made in released_scores:
     measure = next(iter(made.rows[0].means))
     rows = {
-      tables.call_row(one.name, one.epsilon): one.means[measure].here
-      for one in made.rows
+      tables.call_row(item.name, item.epsilon): item.means[measure].here
+      for item in made.rows
     }
     caption = "scores.released_picture"
     return _draw_rows(rows, caption, measure=tables.measure_name(measure))
@@ -180,11 +180,11 @@ def _scores(
     headlined: as in `main_table`.
     main: rows whose traps and labels stand above.
   """
-  above = {trap for one in main for trap in one.traps}
+  above = {trap for item in main for trap in item.traps}
   content: list[blocks.Block] = []
-  for test_set in dict.fromkeys(one.test_set for one in evaluations):
-    chosen = [one for one in evaluations if one.test_set == test_set]
-    counts = sorted({one.num_queries for one in chosen})
+  for test_set in dict.fromkeys(item.test_set for item in evaluations):
+    chosen = [item for item in evaluations if item.test_set == test_set]
+    counts = sorted({item.num_queries for item in chosen})
     content += [
       main_table(chosen, measures, headlined, with_label=not main),
       words.paragraph(
@@ -195,10 +195,10 @@ def _scores(
     ]
     notes = [
       (
-        _NAME(one.name),
-        [x for x in one.traps if x not in above] + [one.met] * (not main),
+        _NAME(item.name),
+        [x for x in item.traps if x not in above] + [item.met] * (not main),
       )
-      for one in chosen
+      for item in chosen
     ]
     if traps := tables.noted(notes):
       content.append(words.paragraph("scores.traps", traps=" ".join(traps)))
@@ -225,8 +225,8 @@ def main_table(
   """
   rows = {(o.evaluation.test_set, o.evaluation.name): o for o in headlined}
   scored = {
-    tables.measure_name(each): lambda one, each=each: tables.interval(
-      one.measures.get(each)
+    tables.measure_name(each): lambda item, each=each: tables.interval(
+      item.measures.get(each)
     )
     for each in measures
   }
@@ -235,18 +235,18 @@ def main_table(
     "gain kept": lambda row: tables.interval(row.gain_kept, ".2f"),
   }
   added = {
-    title: lambda one, cell=cell: cell(rows[one.test_set, one.name])
+    title: lambda item, cell=cell: cell(rows[item.test_set, item.name])
     for title, cell in headline.items()
     if rows
   }
   return tables.of(
     evaluations,
     {
-      "Row": lambda one: name(one.name),
-      "epsilon": lambda one: tables.epsilon(one.epsilon),
+      "Row": lambda item: name(item.name),
+      "epsilon": lambda item: tables.epsilon(item.epsilon),
       **scored,
       **added,
-      **({"Trained on": lambda one: one.label} if with_label else {}),
+      **({"Trained on": lambda item: item.label} if with_label else {}),
     },
     left=("Row", "Trained on"),
   )
@@ -300,9 +300,9 @@ def _narrowed(table: blocks.Table, titles: Sequence[str]) -> blocks.Table:
 def _kept(main: Sequence[results.Evaluation], measure: str) -> Content:
   """Returns each retriever's share of the score of the real queries."""
   means = {
-    one.name: one.measures[measure].mean
-    for one in main
-    if measure in one.measures and one.system == system_results.DENSE
+    item.name: item.measures[measure].mean
+    for item in main
+    if measure in item.measures and item.system == system_results.DENSE
   }
   whole = means.pop("original", 0.0)
   if not whole:
@@ -317,14 +317,14 @@ def _systems(
   main: Sequence[results.Evaluation], measure: str, kind: str
 ) -> Content:
   """Draws every system, BM25 as a line: over epsilon, where there are three."""
-  scored = [one for one in main if measure in one.measures]
+  scored = [item for item in main if measure in item.measures]
   values = {"measure": measure, "kind": kind}
-  epsilons = sorted({one.epsilon for one in scored if _is_noisy(one)})
-  labels = {math.log2(one): tables.epsilon(one) for one in epsilons}
+  epsilons = sorted({item.epsilon for item in scored if _is_noisy(item)})
+  labels = {math.log2(item): tables.epsilon(item) for item in epsilons}
   if len({*labels.values()}) < _POINTS:
     rows = {
-      tables.call_row(one.name, one.epsilon): one.measures[measure]
-      for one in scored
+      tables.call_row(item.name, item.epsilon): item.measures[measure]
+      for item in scored
     }
     return _draw_rows(rows, "scores.picture", **values)
   low, high = min(labels), max(labels)
@@ -339,17 +339,17 @@ def _systems(
     if all(place - each > 0.25 for each in places):
       places[place] = label
   lines, series = {}, collections.defaultdict(list)
-  for one in scored:
-    name, mean = tables.call_row(one.name), one.measures[measure]
-    if _is_noisy(one):
-      place = math.log2(one.epsilon)
-    elif one.source in others or one.epsilon is not None:
-      place, label = others.get(one.source, others[""])
+  for item in scored:
+    name, mean = tables.call_row(item.name), item.measures[measure]
+    if _is_noisy(item):
+      place = math.log2(item.epsilon)
+    elif item.source in others or item.epsilon is not None:
+      place, label = others.get(item.source, others[""])
       places[place] = label
     else:
       lines[name] = mean
       continue
-    if one.source in others or one.source.startswith("synthetic"):
+    if item.source in others or item.source.startswith("synthetic"):
       name = name.partition(", ")[0]
     series[name].append((place, mean))
   svg = plots.over_places(
@@ -362,8 +362,8 @@ def _systems(
   return (blocks.Figure(svg=svg, caption=caption),)
 
 
-def _is_noisy(one: results.Evaluation) -> bool:
-  return one.epsilon is not None and 0 < one.epsilon < math.inf
+def _is_noisy(item: results.Evaluation) -> bool:
+  return item.epsilon is not None and 0 < item.epsilon < math.inf
 
 
 def _differences(
@@ -376,10 +376,10 @@ def _differences(
   table = tables.of(
     shown,
     {
-      "Row": lambda one: _NAME(one.first),
-      "Against": lambda one: _NAME(one.second),
-      f"Difference in {measure}": lambda one: f"{one.interval:+.3f}",
-      "p": lambda one: tables.p_value(one.p_value),
+      "Row": lambda item: _NAME(item.first),
+      "Against": lambda item: _NAME(item.second),
+      f"Difference in {measure}": lambda item: f"{item.interval:+.3f}",
+      "p": lambda item: tables.p_value(item.p_value),
     },
     left=("Row", "Against"),
   )
@@ -406,24 +406,24 @@ def _further(
 
 
 def _sets(evaluations: Sequence[results.Evaluation]) -> Content:
-  """Says how each set was scored, and once what holds for all of them."""
+  """Lists split and size of each set; traps that all sets share stand once."""
   table = tables.of(
-    {one.test_set: one for one in evaluations}.values(),
+    {item.test_set: item for item in evaluations}.values(),
     {
-      "Set": lambda one: one.test_set,
-      "Split": lambda one: one.split,
-      "Judged queries": lambda one: f"{one.num_queries:,}",
-      "A query's own id": lambda one: (
-        "dropped" if one.drop_identical else "kept"
+      "Set": lambda item: item.test_set,
+      "Split": lambda item: item.split,
+      "Judged queries": lambda item: f"{item.num_queries:,}",
+      "A query's own id": lambda item: (
+        "dropped" if item.drop_identical else "kept"
       ),
     },
     left=("Set", "Split", "A query's own id"),
   )
   # What holds for some sets alone is in the table; for some rows, it is said.
-  said = dict.fromkeys(trap for one in evaluations for trap in one.traps)
+  said = dict.fromkeys(trap for item in evaluations for trap in item.traps)
   notes: dict[str, dict[str, None]] = {}
-  for one in evaluations:
-    notes.setdefault(_NAME(one.name), {}).update(dict.fromkeys(one.traps))
+  for item in evaluations:
+    notes.setdefault(_NAME(item.name), {}).update(dict.fromkeys(item.traps))
   shared = [
     (
       name,
@@ -439,20 +439,20 @@ def _sets(evaluations: Sequence[results.Evaluation]) -> Content:
 
 
 def _training(checkpoints: Sequence[results.Checkpoint]) -> Content:
-  """Returns what was trained, for how long, and with which epsilon."""
+  """Returns a table of trainings: epsilon, steps, batch, parameters, time."""
   if not checkpoints:
     return ()
   return (
     tables.of(
       checkpoints,
       {
-        "Model": lambda one: one.kind,
-        "For row": lambda one: _NAME(one.name),
-        "epsilon": lambda one: tables.claimed(one.statement),
-        "Steps": lambda one: f"{one.steps:,}",
-        "Batch size": lambda one: f"{one.batch_size:,}",
-        "Parameters": lambda one: f"{one.num_parameters:,}",
-        "Time": lambda one: tables.duration(one.seconds),
+        "Model": lambda item: item.kind,
+        "For row": lambda item: _NAME(item.name),
+        "epsilon": lambda item: tables.claimed(item.statement),
+        "Steps": lambda item: f"{item.steps:,}",
+        "Batch size": lambda item: f"{item.batch_size:,}",
+        "Parameters": lambda item: f"{item.num_parameters:,}",
+        "Time": lambda item: tables.duration(item.seconds),
       },
       left=("Model", "For row"),
     ),
@@ -510,6 +510,6 @@ FURTHER = page.Section(_FURTHER, _further)
 PRIVATE_TRAINING = page.Section(
   "Training",
   lambda checkpoints: _training(
-    [one for one in checkpoints if not results.is_shareable(one)]
+    [item for item in checkpoints if not results.is_shareable(item)]
   ),
 )

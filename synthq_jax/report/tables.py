@@ -183,7 +183,7 @@ def with_code(name: str) -> str:
 
 
 def noted(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-  """Returns what holds for all, then what holds for some, with their names.
+  """Joins notes: sentences that all items share, then others with their names.
 
   >>> noted([("a", ["One."]), ("b", ["One.", "Two."])])
   ['One.', 'b: Two.']

@@ -89,13 +89,13 @@ def as_text(content: Sequence[blocks.Block]) -> str:
     content: tiles, paragraphs and alerts.
   """
   lines = []
-  for one in content:
-    if isinstance(one, blocks.Tiles):
-      lines += [f"{x.title}: {x.head}. {x.text}" for x in one.tiles]
-    elif isinstance(one, blocks.Alert):
-      lines.append(f"WARNING: {one.text}")
+  for entry in content:
+    if isinstance(entry, blocks.Tiles):
+      lines += [f"{x.title}: {x.head}. {x.text}" for x in entry.tiles]
+    elif isinstance(entry, blocks.Alert):
+      lines.append(f"WARNING: {entry.text}")
     else:
-      lines.append(f"{one.lead}: {one.text}")
+      lines.append(f"{entry.lead}: {entry.text}")
   return "\n".join(lines)
 
 
@@ -123,7 +123,7 @@ def _verdict(
   return (
     *([blocks.Alert(text=_say(note), is_calm=True)] if note else ()),
     blocks.Tiles(tiles=tiles),
-    *(blocks.Alert(text=one) for one in _voids(released, made)),
+    *(blocks.Alert(text=entry) for entry in _voids(released, made)),
   )
 
 
@@ -133,18 +133,18 @@ def _release(
   audits: Sequence[results.AuditReport],
   public_data: bool,
 ) -> blocks.Tile:
-  """Returns whether to release the queries, and the first reason against it."""
+  """Returns the tile on releasing the queries, with the first reason against it."""
   own = [
-    one
-    for one in synthetic
-    if results.is_shareable(one) and not one.statement.is_public
+    entry
+    for entry in synthetic
+    if results.is_shareable(entry) and not entry.statement.is_public
   ]
   refuted = [
-    (one.name, "is void" if one.is_contaminated else "refutes the claim")
-    for one in audits
-    if one.is_contaminated or one.exceeds_claim
+    (entry.name, "is void" if entry.is_contaminated else "refutes the claim")
+    for entry in audits
+    if entry.is_contaminated or entry.exceeds_claim
   ]
-  head, names = "No", ", ".join(tables.row_name(one.name) for one in own)
+  head, names = "No", ", ".join(tables.row_name(entry.name) for entry in own)
   if not own:
     text = _say("no_queries")
   elif released.unclaimed:
@@ -159,7 +159,7 @@ def _release(
   elif not public_data and _is_fixed(released):
     text = _say("no_secret")
   else:
-    number = tables.count(sum(one.num_queries for one in own))
+    number = tables.count(sum(entry.num_queries for entry in own))
     head = _say("release_yes", number=number)
     text = _say("yes_public" if public_data else "yes", names=names)
   return blocks.Tile(title="Queries", head=head, text=text)
@@ -205,8 +205,8 @@ def _choose(
     best = min(
       (
         name
-        for name, one in rows.items()
-        if name == highest or name in top.level and one.tier == top.tier
+        for name, entry in rows.items()
+        if name == highest or name in top.level and entry.tier == top.tier
       ),
       key=lambda x: (x != preferred, rows[x].cost, -rows[x].mean),
     )
@@ -276,7 +276,7 @@ def _ship_released(
   """
   if measure not in scores.rows[0].means:
     measure = next(iter(scores.rows[0].means))
-  rows = {one.name: one for one in scores.rows}
+  rows = {entry.name: entry for entry in scores.rows}
   scored = [name for name in rows if name in shipped]
   if not scored or system_results.LEXICAL not in rows:
     return _tile("Not known", "ship_none"), ""
@@ -370,7 +370,7 @@ def _voids(
 
 
 def _is_fixed(released: released_results.Released) -> bool:
-  """Returns whether the secret of a shared claim is known."""
+  """Tests for a shared claim whose secret the settings fix."""
   return any(claim.secret_is_fixed for claim in released.shared.values())
 
 

@@ -226,29 +226,26 @@ def _find_ties(config: Config, scored: Sequence[_Scored]) -> list[_Scored]:
   Formal guarantee: rows that may be shared are compared with each other alone.
   """
   measure, groups = config.measures[0], collections.defaultdict(list)
-  for one in sorted(scored, key=lambda one: -_mean(one, measure)):
-    made = one.row.evaluation
-    if made.test_set in (*results.OWN_TEST_SETS, config.test_set):
-      groups[made.test_set, results.is_shareable_score(made)].append(one)
+  for item in scored:
+    score = item.row.evaluation
+    if score.test_set in (*results.OWN_TEST_SETS, config.test_set):
+      groups[score.test_set, results.is_shareable_score(score)].append(item)
   ties = collections.defaultdict(list)
   for group in groups.values():
+    group.sort(key=lambda item: -item.row.evaluation.measures[measure].mean)
     pairs = list(itertools.combinations(group, 2))
     for pair in pairs if group[0].row.evaluation.num_queries > 1 else ():
-      first, second = ([one.per_query[measure]] for one in pair)
+      first, second = ([item.per_query[measure]] for item in pair)
       owners = [pair[0].owners]
       test = significance.stratified_t_test(first, second, owners=owners)
       if test.p_value * len(pairs) >= _ALPHA:
         ties[id(pair[0])].append(pair[1].row.evaluation.name)
   return [
     dataclasses.replace(
-      one, row=dataclasses.replace(one.row, level=tuple(ties[id(one)]))
+      item, row=dataclasses.replace(item.row, level=tuple(ties[id(item)]))
     )
-    for one in scored
+    for item in scored
   ]
-
-
-def _mean(one: _Scored, measure: str) -> float:
-  return one.row.evaluation.measures[measure].mean
 
 
 def _with_headline(config: Config, one: _Scored, values, number) -> _Scored:
