@@ -820,6 +820,7 @@ def test_a_dry_run_makes_nothing_and_says_what_it_would_cost(tmp_path, capsys):
   text = output(capsys, "run", DEMO, f"--workdir={place}", "--dry_run", *flags)
   assert not place.exists()
   assert "prepare_data: to make: prepare_data" in text
+  assert "\nunit of privacy: one query\nfinetune_dp/eps3: epsilon 3" in text
   assert "epsilon of synthetic_eps3: 3, released" in text
   assert "direct_dp_eps3: 3, only compared" in text
   assert "map_eps3: 3, only compared" in text

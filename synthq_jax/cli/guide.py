@@ -329,7 +329,7 @@ def dry_run(
     read: the gin files and what they include.
     text: the configuration as the run would write it to `CONFIG`.
   """
-  from synthq_jax.stages import plan
+  from synthq_jax.stages import plan, prepare_data
 
   seen = plan.outlook(config, workdir, wanted)
   lines, later = [], []
@@ -347,7 +347,8 @@ def dry_run(
     lines.append(f"{name}: {'; '.join(said) or 'nothing to do'}")
   if later:
     lines += ["then:", *later]
-  lines += ["", *map(_training, seen.trainings)]
+  unit = prepare_data.get_unit(config.prepare_data)
+  lines += ["", f"unit of privacy: one {unit}", *map(_training, seen.trainings)]
   made = stages.with_needs(wanted, config)
   lines += plan.export_notes(config, made)
   lines += ["", *_price(config, workdir, made, seen.trainings)]
