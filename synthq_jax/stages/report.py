@@ -162,7 +162,6 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
     "made": given.made,
     "public_data": given.public_data,
     "audited": given.audited,
-    "released_scores": given.released_scores,
   }
   measures = comparison.measures
   main, others, further = _test_sets(comparison)
@@ -174,11 +173,13 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
     synthetic=synthetic,
     checkpoints=checkpoints,
     curves=_curves(root, checkpoints, private=False),
+    released_scores=given.released_scores,
     weights=given.weights,
     decided=decided,
   )
   private = {
     **decided,
+    "released_scores": given.released_scores,
     "main": main,
     "evaluations": others,
     "further": further,
@@ -240,6 +241,7 @@ def shareable_values(
   synthetic: Sequence[results.SyntheticQueries],
   checkpoints: Sequence[results.Checkpoint],
   curves: _Curves,
+  released_scores: Sequence[results.ReleasedScores] = (),
   weights: Sequence[system_results.Ranking] = (),
   decided: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -260,9 +262,9 @@ def shareable_values(
     synthetic: of which the non-private ones are left out.
     checkpoints: of which the non-private ones are left out.
     curves: learning curves of stages whose metrics are not private.
+    released_scores: with noise; they stand in place of pseudo-queries.
     weights: of which those without noise are left out.
-    decided: what the verdict is made of: claims, places and names of rows, and
-      scores with noise, which stand in place of pseudo-queries.
+    decided: what the verdict is made of: claims, places and names of rows.
   """
   scored = [row.evaluation for row in comparison.rows]
   scored = [one for one in scored if results.is_shareable_score(one)]
@@ -278,10 +280,9 @@ def shareable_values(
       and results.is_shareable_score(row.evaluation)
     ],
     "evaluations": [
-      one
-      for one in scored
-      if one.test_set in own and not decided["released_scores"]
+      one for one in scored if one.test_set in own and not released_scores
     ],
+    "released_scores": released_scores,
     "weights": [one for one in weights if results.is_shareable(one)],
     "further": [one for one in scored if one.test_set not in own],
     "side_by_side": comparison.shareable_side_by_side,
