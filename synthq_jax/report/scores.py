@@ -320,8 +320,8 @@ def _systems(
   scored = [item for item in main if measure in item.measures]
   values = {"measure": measure, "kind": kind}
   epsilons = sorted({item.epsilon for item in scored if _is_noisy(item)})
-  labels = {math.log2(item): tables.epsilon(item) for item in epsilons}
-  if len({*labels.values()}) < _POINTS:
+  labels = {_place(epsilon): tables.epsilon(epsilon) for epsilon in epsilons}
+  if len(labels) < _POINTS:
     rows = {
       tables.call_row(item.name, item.epsilon): item.measures[measure]
       for item in scored
@@ -342,7 +342,7 @@ def _systems(
   for item in scored:
     name, mean = tables.call_row(item.name), item.measures[measure]
     if _is_noisy(item):
-      place = math.log2(item.epsilon)
+      place = _place(item.epsilon)
     elif item.source in others or item.epsilon is not None:
       place, label = others.get(item.source, others[""])
       places[place] = label
@@ -360,6 +360,11 @@ def _systems(
   )
   caption = words.paragraph.text("scores.picture", **values)
   return (blocks.Figure(svg=svg, caption=caption),)
+
+
+def _place(epsilon: float) -> float:
+  """Returns the logarithm of an epsilon as it is written: 8 and 7.999 are one."""
+  return math.log2(float(tables.epsilon(epsilon)))
 
 
 def _is_noisy(item: results.Evaluation) -> bool:
