@@ -820,6 +820,7 @@ def test_a_dry_run_makes_nothing_and_says_what_it_would_cost(tmp_path, capsys):
   text = output(capsys, "run", DEMO, f"--workdir={place}", "--dry_run", *flags)
   assert not place.exists()
   assert "prepare_data: to make: prepare_data" in text
+  assert "\nunit of privacy: one query\nfinetune_dp/eps3: epsilon 3" in text
   assert "epsilon of synthetic_eps3: 3, released" in text
   assert "direct_dp_eps3: 3, only compared" in text
   assert "map_eps3: 3, only compared" in text
@@ -827,6 +828,20 @@ def test_a_dry_run_makes_nothing_and_says_what_it_would_cost(tmp_path, capsys):
   assert "releases, together: at most 4.5, " in text
   assert "at the sum of their deltas" in text
   assert "Hardware and time: 2 cores" in text
+
+
+def test_a_dry_run_names_the_settings_that_made_what_is_there(tmp_path, capsys):
+  others = ["TEST_SPLIT='dev+test'", "SECRET_SEED=0", "SEED=0"]
+  recipe = DEMO.partition("=")[2]
+  text = main.configure(plan.RunConfig, [recipe], others)[1]
+  (tmp_path / "config.gin").write_text(main._SECRET.sub(main._HIDDEN, text))
+  command = ["run", DEMO, f"--workdir={tmp_path}", "--dry_run"]
+  line = "prepare_data: to make: prepare_data"
+  assert f"{line}\n" in output(capsys, *command)
+  (tmp_path / "prepare_data").mkdir()
+  (tmp_path / "prepare_data/result.json").write_text('{"result": {}}')
+  why = " (made with other settings: SECRET_SEED, TEST_SPLIT)"
+  assert f"{line}{why}\n" in output(capsys, *command)
 
 
 @pytest.mark.parametrize("stage", ["generate", "evaluate", "audit", "report"])

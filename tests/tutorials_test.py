@@ -171,9 +171,9 @@ def test_the_tutorial_on_shipping_goes_from_a_log_to_exports_and_a_search(
   said = capsys.readouterr()
   assert "left out judgements of unknown document ids" in said.err
   for line in (
-    "Release the queries: Yes",
-    "Ship a retriever: ",
-    r"Epsilon: 8(\.\d+)? for all that is released together",
+    "Queries: Yes",
+    "Ship: ",
+    r"Privacy: epsilon 8(\.\d+)? for one query",
   ):
     assert re.search(f"\n{line}", said.out)
   *others, serve = others
@@ -297,7 +297,9 @@ def test_the_notebook_runs_the_tiny_recipe_and_shows_its_page(
   assert finished == 0
   framed = re.search('srcdoc="(.*?)" width', page, re.DOTALL)[1]
   written = pathlib.Path("runs/tiny/report/report.html").read_text()
-  assert html.unescape(framed) == written and "Release the queries" in written
+  assert (
+    html.unescape(framed) == written and "<strong>Queries</strong>" in written
+  )
   assert len(texts) == 5 and all(texts)
   printed = capsys.readouterr().out
   assert re.search(r"epsilon (7\.9\d+|8) for one query", printed)

@@ -67,7 +67,7 @@ _CONSTANTS = ("INF", "REQUIRED")
 _URL = re.compile(r"(^|[:@,])[A-Za-z][A-Za-z0-9+.-]*://")
 _DEBUG = "show tracebacks"
 AGAIN = "the same command goes on with what is finished"
-"""What helps where nothing is lost."""
+"""Advice after an interruption."""
 _FULL = "free some space, and the same command goes on"
 _FORBIDDEN = "choose a folder that you may write to"
 _HINTS = {
@@ -100,7 +100,7 @@ def os_error(error: OSError) -> str:
 
 
 def exit_code(error: BaseException) -> int:
-  """Returns what a command exits with that failed so.
+  """Returns the process exit code for an exception.
 
   Returns:
     2 for what the user can mend; 75 (EX_TEMPFAIL) for what a file system or a
@@ -111,7 +111,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def is_refusal(error: BaseException) -> bool:
-  """Says whether this package raised an error, to be read by the user.
+  """Tests whether this package raised an error, to be read by the user.
 
   A ValueError of JAX or NumPy is a defect of ours, whose traceback is needed.
   JAX may take its own frames out of a traceback, so that the last frame is to be
@@ -192,11 +192,11 @@ def refuse_urls(given: Mapping[str, Any], but: Sequence[str] = ()) -> None:
 
 
 class UsageError(ValueError):
-  """What the user can mend; its text is one line."""
+  """An error that the user can mend; its text is one line."""
 
 
 class _Parser(argparse.ArgumentParser):
-  """Says what is wrong in one line."""
+  """Raises errors of one line."""
 
   def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
     """Refuses an empty value, which a folder's name would make the current one."""
@@ -393,7 +393,7 @@ def _add_stage_flags(command: argparse.ArgumentParser, name: str) -> None:
 
 
 def processes(options: argparse.Namespace) -> cluster.Settings:
-  """Returns how the processes of a run find each other.
+  """Reads the flags by which processes of a run find each other.
 
   Raises:
     ValueError: if flags do not go together, or the stage takes one process.

@@ -1,4 +1,4 @@
-"""Says what recipes there are, what they set, and what a run would do."""
+"""Lists recipes, their settings, and the plan of a run."""
 
 import ast
 import contextlib
@@ -16,6 +16,7 @@ from synthq_jax.cli import flags
 from synthq_jax.runtime import config_types
 
 __all__ = [
+  "CONFIG",
   "check_documents",
   "dry_run",
   "gin_configs",
@@ -26,6 +27,9 @@ __all__ = [
   "settings",
 ]
 
+CONFIG = "config.gin"
+"""The file of a working directory that holds the settings of its last run."""
+_HIDDEN = re.compile(r"(?m)^# (\S+) is not written here")
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  +# (.*))?$")
 _BEHIND = re.compile(r"[^#\s].*  +# ")
 """A setting with a comment behind it, which the next lines may continue."""
@@ -33,7 +37,7 @@ _NAMED = re.compile(
   r"^(\S*(?:prepare_data\.Config\.source|generate\.Config\.num_documents))"
   r" *= *(\S+)"
 )
-"""What SOURCE and NUM_DOCUMENTS set, where a file says it."""
+"""Parameters that SOURCE and NUM_DOCUMENTS set."""
 _SHOWN = ("recipes", "studies")
 """Folders of gin_configs that a command takes."""
 _LINE = 100
@@ -110,7 +114,7 @@ def check_documents(
 
 
 def header(path: pathlib.Path) -> dict[str, str]:
-  """Returns what the first comment of a gin file says.
+  """Parses the first comment of a gin file.
 
   Args:
     path: the file.
@@ -248,7 +252,7 @@ def _macros(
 
 
 def _comments(lines: Sequence[str], name: str) -> tuple[str, str]:
-  """Returns what stands behind a macro in a file, and what stands above it."""
+  """Returns the comments behind a macro in a file, and above it."""
   for at, line in enumerate(lines):
     found = _MACRO.match(line)
     if found and found[1] == name:
@@ -314,16 +318,18 @@ def dry_run(
   workdir: pathlib.Path,
   wanted: Sequence[str],
   read: Sequence[Sequence[pathlib.Path]],
+  text: str = "",
 ) -> str:
-  """Says what a run would make, find, and cost, and does nothing.
+  """Lists the results that a run would make or find, and its price.
 
   Args:
     config: a `plan.RunConfig`.
     workdir: the working directory, which need not be there.
     wanted: stages.
     read: the gin files and what they include.
+    text: the configuration as the run would write it to `CONFIG`.
   """
-  from synthq_jax.stages import plan
+  from synthq_jax.stages import plan, prepare_data
 
   seen = plan.outlook(config, workdir, wanted)
   lines, later = [], []
@@ -335,11 +341,14 @@ def dry_run(
     there = [row or name for row, is_there in rows.items() if is_there]
     missing = [row or name for row, is_there in rows.items() if not is_there]
     said = [f"there: {', '.join(there)}"] if there else []
-    said += [f"to make: {', '.join(missing)}"] if missing else []
+    if missing:
+      why = _explain_others(workdir, name, rows, text)
+      said.append(f"to make: {', '.join(missing)}{why}")
     lines.append(f"{name}: {'; '.join(said) or 'nothing to do'}")
   if later:
     lines += ["then:", *later]
-  lines += ["", *map(_training, seen.trainings)]
+  unit = prepare_data.get_unit(config.prepare_data)
+  lines += ["", f"unit of privacy: one {unit}", *map(_training, seen.trainings)]
   made = stages.with_needs(wanted, config)
   lines += plan.export_notes(config, made)
   lines += ["", *_price(config, workdir, made, seen.trainings)]
@@ -351,6 +360,34 @@ def dry_run(
     if key in ("Hardware and time", "Time", "Hours")
   ]
   return "\n".join([*lines, *times])
+
+
+def _explain_others(
+  workdir: pathlib.Path, name: str, rows: Mapping[str, bool], text: str
+) -> str:
+  """Names the settings in which a stage's results here differ; "" without any."""
+  from synthq_jax.report import means
+  from synthq_jax.runtime import results
+  from synthq_jax.storage import artifacts
+
+  stage = stages.get(name)
+  folders = [
+    workdir / top / (stage.folder or name) / row
+    for row, is_there in rows.items()
+    for top in ("", results.PRIVATE)
+    if not is_there
+  ]
+  if not any((folder / artifacts.RESULT_NAME).exists() for folder in folders):
+    return ""
+  path = workdir / CONFIG
+  texts = [path.read_text("utf-8") if path.exists() else text, text]
+  old, new = map(means.parse_settings, texts)
+  names = {x for x in {*old, *new} if old.get(x) != new.get(x)}
+  names = {x for x in names if "." not in x} or names
+  hidden, shown = ({*_HIDDEN.findall(each)} for each in texts)
+  names |= hidden ^ shown
+  listed = ", ".join(sorted(names)) or "see its config.gin, or another version"
+  return f" (made with other settings: {listed})"
 
 
 def _listed(name: str, rows: Sequence[str]) -> str:

@@ -267,12 +267,12 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
 
   if options.strict:
     bindings = [*bindings, "prepare_data.Config.strict=True"]
-  config, note, read = _configured(plan.RunConfig, options, bindings, workdir)
+  config, text, read = _configured(plan.RunConfig, options, bindings)
   folders.check_run(config)
   screen.check_audit(options.stage, config, options.fail_above_claim)
   wanted = plan.STAGES if options.stage == "run" else (options.stage,)
   if options.dry_run:
-    screen.show(guide.dry_run(config, workdir, wanted, read))
+    screen.show(guide.dry_run(config, workdir, wanted, read, text))
     return None
   made: dict[str, Sequence[Any]] = {}
   report = plan.run(
@@ -280,7 +280,7 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
     workdir,
     stages=None if options.stage == "run" else wanted,
     progress=not options.quiet,
-    on_accepted=note,
+    on_accepted=_noting(workdir, text),
     on_finished=made.update,
   )
   if distributed.is_main() and options.stage != "run":
@@ -297,13 +297,11 @@ def _study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
   for name in studies.NAMES:
     study = importlib.import_module(f"{studies.__name__}.{name}").STUDY
     try:
-      config, note, _ = _configured(study.config, options, bindings, workdir)
+      config, text, _ = _configured(study.config, options, bindings)
     except _NothingSaidError:
       continue
-    progress = not options.quiet
-    print(
-      frame.run(study, config, workdir, progress=progress, on_accepted=note)
-    )
+    given = dict(progress=not options.quiet, on_accepted=_noting(workdir, text))
+    print(frame.run(study, config, workdir, **given))
     return
   raise UsageError(
     "the gin files configure no study: give one of gin_configs/studies"
@@ -311,9 +309,9 @@ def _study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
 
 
 def _configured(
-  kind: type, options, bindings, workdir: pathlib.Path
-) -> tuple[Any, Callable[[], None], _Read]:
-  """Builds the configuration, what writes it to the workdir, and its files."""
+  kind: type, options, bindings: Sequence[str]
+) -> tuple[Any, str, _Read]:
+  """Builds the configuration, its text without secrets, and lists its files."""
   files = options.gin_file or ()
   search_paths = options.gin_search_paths.split(",")
   config, text, read = _loaded(kind, files, bindings, search_paths)
@@ -321,8 +319,13 @@ def _configured(
   secret = getattr(config, "secret_seed", None) or 0
   if secret > 10**6:  # under any name; smaller ones protect nothing
     text = re.sub(rf"(?m)^(\S+) = {secret}$", _HIDDEN, text)
-  place = workdir / "config.gin"
-  return config, lambda: artifacts.write_atomically(place, text), read
+  return config, text, read
+
+
+def _noting(workdir: pathlib.Path, text: str) -> Callable[[], None]:
+  """Returns a function that writes a configuration to the working directory."""
+  place = workdir / guide.CONFIG
+  return functools.partial(artifacts.write_atomically, place, text)
 
 
 # gin: files and flags into a dataclass.
@@ -390,7 +393,7 @@ def _loaded(
 def _finder(
   search_paths: Sequence[str],
 ) -> Callable[[str], pathlib.Path | None]:
-  """Returns what finds gin files: as given, in the search paths, among ours."""
+  """Returns a finder of gin files: as named, in the search paths, among ours."""
   here, root = pathlib.Path.cwd(), _PACKAGE.parent
   ours = [p for r in (root, _PACKAGE) for p in (r, r / "gin_configs")]
   ours += sorted(guide.gin_configs().iterdir())
@@ -504,7 +507,7 @@ def _join(kind: type) -> None:
 
 
 def _note_unused(meant: Collection[str], operative: str) -> None:
-  """Says what was set to no effect: likely a slip of the pen.
+  """Notes settings without effect: likely slips of the pen.
 
   Macros that files use are meant, also where a flag binds what they stand for.
   """
@@ -578,7 +581,7 @@ def _check_values(kind: type, bindings: Sequence[str], read: _Read) -> None:
 
 
 def _bound(kind: type) -> dict[str, Any]:
-  """What gin files and flags say about a class, references unresolved."""
+  """Reads the bindings of a class by gin files and flags, references unresolved."""
   try:
     return gin.get_bindings(kind, resolve_references=False)
   except ValueError:  # no file or flag names the class

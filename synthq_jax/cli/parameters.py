@@ -40,7 +40,7 @@ def imports(text: str, read: _Read) -> list[str]:
 
 
 def is_class(name: str, read: _Read) -> bool:
-  """Says whether a name is that of a class, without a parameter behind it."""
+  """Tests for the name of a class without a parameter behind it."""
   *_, (_, scope) = _walked(name, read)
   return isinstance(scope, type)
 

@@ -1,4 +1,4 @@
-"""What commands say when they are done."""
+"""Prints the results of commands."""
 
 import math
 import os
@@ -64,28 +64,16 @@ def explain_epsilon(
   who = "the queries of one user" if unit == "user" else "one query"
   asked = ""
   if epsilon is not None:
-    asked = (
-      f": about {_factor(epsilon)} for epsilon {rounding.epsilon(epsilon)}"
-    )
-  examples = ", ".join(f"{_factor(each)} for {each}" for each in (1, 3, 8))
+    asked = f": about {rounding.factor(epsilon)} for epsilon {rounding.epsilon(epsilon)}"
+  examples = ", ".join(
+    f"{rounding.factor(each)} for {each}" for each in (1, 3, 8)
+  )
   return textwrap.fill(
     f"Epsilon bounds what a release tells about {who}. It changes the odds of any"
     f" guess about {'them' if unit == 'user' else 'it'} by a factor of at most"
     f" e^epsilon{asked} ({examples}). Probabilities may exceed that bound by delta.",
     80,
   )
-
-
-def _factor(epsilon: float) -> str:
-  """Writes e^epsilon with three digits.
-
-  >>> [_factor(epsilon) for epsilon in (1, 3, 8, 700, 800)]
-  ['2.72', '20.1', '2,981', '1.01e+304', 'inf']
-  """
-  factor = math.exp(epsilon) if epsilon < 709 else math.inf
-  if factor >= 1e9:
-    return f"{factor:.3g}"
-  return f"{float(f'{factor:.3g}'):,g}" if factor < 1000 else f"{factor:,.0f}"
 
 
 def get_width() -> int | None:

@@ -17,9 +17,9 @@ class Tool:
   """A command without gin files."""
 
   words: str
-  """What it does."""
+  """Summary of the command."""
   group: str = ""
-  """What the group of its name does."""
+  """Summary of the group that its name begins with."""
   flags: Mapping[str, str | Mapping[str, Any]]
   """Help, or all arguments of `add_argument`, by flag."""
   run: Callable[[argparse.Namespace], str]
@@ -343,4 +343,4 @@ TOOLS = {
     },
   ),
 }
-"""By the words of the command."""
+"""Tools by the words of their commands."""

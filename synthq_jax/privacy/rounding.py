@@ -7,7 +7,7 @@ reads alike wherever it stands.
 import decimal
 import math
 
-__all__ = ["delta", "epsilon", "noise", "up"]
+__all__ = ["delta", "epsilon", "factor", "noise", "up"]
 
 
 def epsilon(value: float) -> str:
@@ -17,6 +17,18 @@ def epsilon(value: float) -> str:
   ('8', '8', '0', 'inf')
   """
   return up(value, digits=4)
+
+
+def factor(epsilon: float) -> str:
+  """Writes e^epsilon with three digits: the bound on the odds of a guess.
+
+  >>> [factor(epsilon) for epsilon in (1, 3, 8, 700, 800)]
+  ['2.72', '20.1', '2,981', '1.01e+304', 'inf']
+  """
+  value = math.exp(epsilon) if epsilon < 709 else math.inf
+  if value >= 1e9:
+    return f"{value:.3g}"
+  return f"{float(f'{value:.3g}'):,g}" if value < 1000 else f"{value:,.0f}"
 
 
 def delta(value: float) -> str:

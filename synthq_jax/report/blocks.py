@@ -14,6 +14,8 @@ __all__ = [
   "Paragraph",
   "Part",
   "Table",
+  "Tile",
+  "Tiles",
 ]
 
 Table = text_tables.Table
@@ -31,7 +33,7 @@ class Paragraph:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Items:
-  """A list of short texts, one below the other."""
+  """Short texts, one below the other."""
 
   texts: tuple[str, ...]
   """The texts."""
@@ -52,7 +54,7 @@ class Figure:
   svg: str
   """An <svg> element from `plots`, the only markup that is not escaped."""
   caption: str
-  """What it shows."""
+  """Caption below the drawing."""
   file: str = ""
   """Name of the file beside a Markdown page that `page.write` puts the drawing
   in, e.g. "study.svg"; empty: the drawing is in the HTML page alone."""
@@ -60,13 +62,35 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Alert:
-  """What a reader must not miss, in red."""
+  """A warning in a box: red, or grey where `is_calm`."""
 
   text: str
   """The text, plain."""
+  is_calm: bool = False
+  """True for a condition of the whole run that is no danger."""
 
 
-Block = Alert | Paragraph | Items | Heading | Table | Figure
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tile:
+  """An answer of the first screen."""
+
+  title: str
+  """The question in a word: "Ship"."""
+  head: str
+  """The answer in a few words, in large type."""
+  text: str
+  """Its numbers and conditions."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tiles:
+  """Answers side by side, one below the other on a narrow screen."""
+
+  tiles: tuple[Tile, ...]
+  """From left to right."""
+
+
+Block = Alert | Paragraph | Items | Heading | Table | Figure | Tiles
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,9 +109,11 @@ class Page:
 
   title: str
   """The title."""
+  subtitle: str = ""
+  """A line below the title, or nothing."""
   banner: str = ""
   """A warning above everything, or nothing."""
   introduction: tuple[Block, ...] = ()
-  """What stands before the first part."""
+  """Blocks before the first part."""
   parts: tuple[Part, ...] = ()
   """The parts in order."""

@@ -15,7 +15,7 @@ def _build(
 ) -> tuple[blocks.Block, ...]:
   if leakage is None:
     return (words.paragraph("leakage.nothing"),)
-  tests = sum(one.p_value is not None for one in leakage.memberships)
+  tests = sum(member.p_value is not None for member in leakage.memberships)
   return (
     *_blocks(leakage),
     words.paragraph("leakage.reproduced", tests=tests),
@@ -34,7 +34,7 @@ def text(leakage: comparison_results.QueryLeakage) -> str:
 
 def _blocks(leakage: comparison_results.QueryLeakage) -> list[blocks.Block]:
   rows = _correct(leakage)
-  names = dict.fromkeys(one.name for one in leakage.memberships)
+  names = dict.fromkeys(member.name for member in leakage.memberships)
   written = ", ".join(
     f"{leakage.num_written[name]:,} of {tables.row_name(name)}"
     for name in names
@@ -74,13 +74,13 @@ def _warnings(
   told = []
   if leakage.only_for_train:
     told.append(words.paragraph("leakage.only_for_train"))
-  for one, p_value in rows:
+  for member, p_value in rows:
     if p_value is None or p_value >= _LEVEL:
       continue
-    key = "found" if one.difference.mean > 0 else "control_leaks"
-    if one.name == "public_only":
+    key = "found" if member.difference.mean > 0 else "control_leaks"
+    if member.name == "public_only":
       key = "public_differs"
-    name = f"{tables.row_name(one.name)}, {one.detector}"
+    name = f"{tables.row_name(member.name)}, {member.detector}"
     told.append(words.paragraph(f"leakage.{key}", name=name, p=p_value))
   return told
 
@@ -88,10 +88,11 @@ def _warnings(
 def _correct(leakage: comparison_results.QueryLeakage) -> list[_Row]:
   """Returns each row with its p value, times the number of tests."""
   rows = leakage.memberships
-  there = [one.p_value for one in rows if one.p_value is not None]
+  there = [member.p_value for member in rows if member.p_value is not None]
   corrected = iter(significance.bonferroni(there))
   return [
-    (one, None if one.p_value is None else next(corrected)) for one in rows
+    (member, None if member.p_value is None else next(corrected))
+    for member in rows
   ]
 
 

@@ -20,7 +20,7 @@ from synthq_jax.report import blocks, page, tables, words
 from synthq_jax.runtime import comparison_results, results
 from synthq_jax.storage import artifacts
 
-__all__ = ["run"]
+__all__ = ["parse_settings", "run"]
 
 _Evaluations = Sequence[results.Evaluation]
 
@@ -37,18 +37,18 @@ def run(workdirs: Sequence[str | os.PathLike], *, private: bool = False) -> str:
       the first, but for seeds, or the noise of another; or if no run has such
       scores.
   """
-  roots = [pathlib.Path(one) for one in workdirs]
+  roots = [pathlib.Path(score) for score in workdirs]
   if len({root.resolve() for root in roots}) < max(2, len(roots)):
     raise ValueError(
       "expected two or more different runs, got"
       f" {', '.join(map(str, roots))}: name each working directory once"
     )
   found = [_read(root) for root in roots]
-  scored = [[row.evaluation for row in one.rows] for one in found]
+  scored = [[row.evaluation for row in score.rows] for score in found]
   _check_settings(roots)
   _check_releases(roots, scored)
   shown = [
-    [one for one in run if private or results.is_shareable_score(one)]
+    [score for score in run if private or results.is_shareable_score(score)]
     for run in scored
   ]
   if not any(shown):
@@ -64,10 +64,10 @@ def _content(
 ) -> list[blocks.Block]:
   """Returns a table of means over runs for each test set."""
   sets: dict[str, dict[str, list[results.Evaluation]]] = {}
-  for one in (one for run in runs for one in run):
-    rows = sets.setdefault(one.test_set, collections.defaultdict(list))
-    rows[one.name].append(one)
-  every = [one for run in runs for one in run]
+  for score in (score for run in runs for score in run):
+    rows = sets.setdefault(score.test_set, collections.defaultdict(list))
+    rows[score.name].append(score)
+  every = [score for run in runs for score in run]
   content: list[blocks.Block] = []
   if not all(map(results.is_shareable_score, every)):
     content.append(words.paragraph("means.private"))
@@ -77,7 +77,7 @@ def _content(
       _table(rows, measures),
     ]
   content.append(words.paragraph("means.columns", runs=len(runs)))
-  if any(one.epsilon is not None for one in every):
+  if any(score.epsilon is not None for score in every):
     content.append(words.paragraph("means.cost"))
   return content
 
@@ -103,7 +103,7 @@ def _table(
 
 def _values(group: _Evaluations, measure: str) -> np.ndarray:
   means = [
-    one.measures[measure].mean for one in group if measure in one.measures
+    score.measures[measure].mean for score in group if measure in score.measures
   ]
   return np.array(means)
 
@@ -150,7 +150,7 @@ def _check_releases(
   """Refuses runs that share noise: one draw, counted twice, has no spread."""
   owners: dict[str, pathlib.Path] = {}
   for root, run in zip(roots, scored, strict=True):
-    claims = [one.statement for one in run if one.statement is not None]
+    claims = [score.statement for score in run if score.statement is not None]
     for entry in (entry for claim in claims for entry in claim.ledger):
       other = owners.setdefault(entry.identifier, root)
       if other != root:
@@ -165,10 +165,19 @@ def _settings(root: pathlib.Path) -> dict[str, str]:
   path = root / "config.gin"
   if not path.exists():  # of a run that Python started
     return {}
-  text = re.sub(r"(?m)^\s*#.*\n", "", path.read_text(encoding="utf-8"))
-  found = re.findall(r"(?m)^([\w./]+) =((?:.*\n(?:[ \t].*\n)*))", text)
   return {
-    name: " ".join(value.split())
-    for name, value in found
+    name: value
+    for name, value in parse_settings(path.read_text(encoding="utf-8")).items()
     if name.rpartition(".")[2].lower() != "seed"
   }
+
+
+def parse_settings(text: str) -> dict[str, str]:
+  """Parses the file config.gin of a run into values by name.
+
+  >>> parse_settings("# Macros:\\nA = 1\\nx.Config.y = \\\\\\n  (%A,\\n  2)\\n")
+  {'A': '1', 'x.Config.y': '\\\\ (%A, 2)'}
+  """
+  text = re.sub(r"(?m)^\s*#.*\n", "", text)
+  lines = re.findall(r"(?m)^([\w./]+) =((?:.*\n(?:[ \t].*\n)*))", text)
+  return {name: " ".join(value.split()) for name, value in lines}

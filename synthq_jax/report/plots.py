@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_MARKERS = ("o", "s", "^", "D", "v", "P")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # no divisor shared with colors
 _DASHES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 4)), (0, (8, 4)))
 _INK, _SOFT, _LINE, _PAPER = "#010101", "#020202", "#030303", "#fefefe"
 """Stand for colors of the page, which differ by day and night."""
@@ -59,35 +59,35 @@ _SETTINGS = {
 
 
 def over_places(
-  points: Mapping[str, Sequence[tuple[int, intervals.Interval]]],
-  places: Sequence[str],
+  points: Mapping[str, Sequence[tuple[float, intervals.Interval]]],
+  places: Mapping[float, str],
   lines: Mapping[str, intervals.Interval],
   *,
   measure: str,
 ) -> str:
-  """Draws a measure of systems over what they were made of, with intervals.
+  """Draws a measure of systems over the epsilon they cost, with intervals.
 
   Args:
-    points: for each system, (number of the place, measure) from left to right.
-    places: what stands below them, such as epsilons.
-    lines: what has no place, drawn from side to side with its interval.
+    points: for each system, (place, measure) from left to right.
+    places: labels of the axis by place, such as epsilons by their logarithms.
+    lines: measures without a place, drawn from side to side with their intervals.
     measure: its name, which labels the axis.
 
   Returns:
     An <svg> element.
   """
   with _style():
-    figure, axes = _canvas(width=8.4, height=4.2)
+    figure, axes = _canvas(width=5.6, height=4.6)
     _draw_lines(axes.axhline, axes.axhspan, lines)
     for index, (name, row) in enumerate(points.items()):
       aside = 0.05 * (-1) ** index * ((index + 1) // 2)
       moved = [(place + aside, measured) for place, measured in row]
       _draw_points(axes, index, name, moved)
-    axes.set_xticks(range(len(places)), [_plain(one) for one in places])
-    axes.set_xlim(-0.5, len(places) - 0.5)
-    axes.set_xlabel("made of queries at this epsilon")
-    axes.set_ylabel(f"{_plain(measure)} (mean over queries)")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.set_xticks([*places], [_plain(label) for label in places.values()])
+    axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
+    axes.set_xlabel("epsilon (logarithmic)")
+    axes.set_ylabel(_plain(measure))
+    figure.legend(loc="outside lower left", ncols=2)
     return _svg(figure)
 
 
@@ -181,7 +181,7 @@ def matrices(
   with _style(**{"axes.grid": False}):
     figure, grid = _canvases(down, across, width=9.2, height=2.6 * down)
     for axes, (name, counts) in zip(grid, panels.items(), strict=False):
-      shares = [[one / max(sum(row), 1) for one in row] for row in counts]
+      shares = [[count / max(sum(row), 1) for count in row] for row in counts]
       axes.pcolormesh(shares, cmap="Blues", vmin=0.0, vmax=1.0)
       axes.invert_yaxis()
       axes.set_aspect("equal")
@@ -233,7 +233,7 @@ def in_rows(
         marker=_MARKERS[index % len(_MARKERS)],
         label=_plain(name),
       )
-    axes.set_yticks(heights, [_plain(one) for one in labels])
+    axes.set_yticks(heights, [_plain(name) for name in labels])
     axes.set_ylim(0.4, len(labels) + 0.6)
     axes.set_xlabel(_plain(label))
     figure.legend(loc="outside upper left", ncols=3)
@@ -269,10 +269,12 @@ def ranks(
         aside = 1 + 0.025 * (-1) ** index * ((index + 1) // 2)
         moved = [(times * aside, rank) for times, rank in row]
         _draw_points(axes, index, name, moved)
-      times = {one for row in series.values() for one, _ in row}
+      times = {number for row in series.values() for number, _ in row}
       axes.set_xscale("log")
       axes.set_xlim(min(times) / 1.8, max(times) * 1.8)
-      axes.set_xticks(sorted(times), [f"{one:,}" for one in sorted(times)])
+      axes.set_xticks(
+        sorted(times), [f"{number:,}" for number in sorted(times)]
+      )
       axes.set_xticks([], minor=True)
       axes.set_ylim(0, num_ranked)
       axes.set_title(_plain(title), fontsize=10, loc="left")
@@ -322,8 +324,8 @@ def _draw_lines(line, span, lines: Mapping[str, intervals.Interval]) -> None:
 def _draw_points(axes, index: int, name: str, row) -> None:
   """Draws one family of intervals."""
   means = [measured.mean for _, measured in row]
-  below = [max(0.0, one.mean - one.low) for _, one in row]
-  above = [max(0.0, one.high - one.mean) for _, one in row]
+  below = [max(0.0, mean.mean - mean.low) for _, mean in row]
+  above = [max(0.0, mean.high - mean.mean) for _, mean in row]
   axes.errorbar(
     [place for place, _ in row],
     means,

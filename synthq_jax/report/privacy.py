@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.privacy import wording
@@ -11,6 +11,10 @@ from synthq_jax.runtime import released_results, results, system_results
 
 __all__ = ["ALL_CLAIMS", "CLAIMS", "DATA", "PUBLIC_DATA"]
 
+_LEFT_OUT = (
+  *("directory", "private_directory", "seconds", "vocabulary", "token_ids"),
+  *("versions", "extra_ids", "from_pairs", "num_passages", "passage_stride"),
+)
 Release = (
   results.Checkpoint
   | results.SyntheticQueries
@@ -48,83 +52,86 @@ def _all_claims(
   """States the claim of all trainings, and those of rows that are compared."""
   if not released.started:
     return ()
-  together = released.everything
   compared = [
-    one
-    for one in (*checkpoints, *synthetic, *weights)
-    if not results.is_shareable(one) and one.statement.epsilon < math.inf
+    result
+    for result in (*checkpoints, *synthetic, *weights)
+    if not results.is_shareable(result) and result.statement.epsilon < math.inf
   ]
-  statements = list(released.started.values())
   content = _together(
-    "Every private training ever started here", together, statements
+    "Every private training ever started here",
+    released.everything,
+    list(released.started.values()),
+    beside=released.together,
   )
-  said = (words.paragraph("privacy.compared"),) if compared else ()
-  return (*content, *said, *_each(compared, together))
+  if compared:
+    content.append(words.paragraph("privacy.compared"))
+  above = {
+    entry
+    for claim in released.shared.values()
+    for entry in claims.mechanisms(claim)
+  }
+  common = released.together or released.everything
+  return (*content, *_each(compared, common, above))
 
 
 def _together(
   title: str,
   together: statement_lib.PrivacyStatement | None,
   statements: Sequence[statement_lib.PrivacyStatement],
+  beside: statement_lib.PrivacyStatement | None = None,
 ) -> list[blocks.Block]:
-  """States one claim about many results, or that there is none."""
+  """States one claim about many results, or that there is none.
+
+  Args:
+    title: of all results together.
+    together: their claim.
+    statements: those of single results.
+    beside: the claim of the shareable page, whose sentences are not repeated.
+  """
   content: list[blocks.Block] = [blocks.Heading(text=title)]
   if together is None:
     protected = claims.protected(statements)
-    said = words.paragraph("privacy.no_joint_claim", protected=protected)
-    content.append(said)
-  else:
-    # Mechanisms stand with each result.
-    content += claims.paragraphs(
-      dataclasses.replace(together, notes=()), releases=False
+    content.append(
+      words.paragraph("privacy.no_joint_claim", protected=protected)
     )
-    content.append(words.paragraph("privacy.each"))
-  return content
+    return content
+  # Mechanisms stand with each result.
+  claim = dataclasses.replace(together, notes=())
+  content += claims.paragraphs(claim, releases=False, beside=beside)
+  each = "privacy.each" if beside is None else "privacy.elsewhere"
+  return [*content, words.paragraph(each)]
 
 
 def _each(
-  releases: Sequence[Release], together: statement_lib.PrivacyStatement | None
-) -> list[blocks.Block]:
-  """States what each result claims by itself."""
-  content: list[blocks.Block] = []
-  for title, claim, notes in _grouped(releases):
-    content.append(blocks.Heading(text=title))
-    content += claims.paragraphs(claim, beside=together)
-    content += notes
-  return content
-
-
-def _grouped(
   releases: Sequence[Release],
-) -> Iterator[
-  tuple[str, statement_lib.PrivacyStatement, list[blocks.Paragraph]]
-]:
-  """Yields title, claim and notes of results that make the same claim."""
+  together: statement_lib.PrivacyStatement | None,
+  above: Collection[tuple[str, str]] = (),
+) -> list[blocks.Block]:
+  """States what each result claims by itself; equal claims once."""
+  above = {*above}
   groups: dict[statement_lib.PrivacyStatement, dict[str, tuple[str, ...]]] = {}
-  for one in releases:
-    claim = dataclasses.replace(one.statement, notes=())
-    kind = getattr(one, "kind", "queries")
-    title = f"{kind} {tables.row_name(one.name)}"
-    groups.setdefault(claim, {})[title] = wording.sentences(
-      one.statement, "notes"
-    )
+  for result in releases:
+    claim = dataclasses.replace(result.statement, notes=())
+    kind = getattr(result, "kind", "queries")
+    title = f"{kind} {tables.row_name(result.name)}"
+    notes = wording.sentences(result.statement, "notes")
+    groups.setdefault(claim, {})[title] = notes
+  content: list[blocks.Block] = []
   for claim, notes in groups.items():
-    ordered = sorted(notes)  # generator, queries, retriever
-    yield (
-      ", ".join(ordered).capitalize(),
-      claim,
-      [
-        words.paragraph("privacy.notes", name=one, notes=" ".join(notes[one]))
-        for one in ordered
-        if notes[one]
-      ],
-    )
+    ordered = sorted(notes.items())  # generator, queries, retriever
+    title = ", ".join(name for name, _ in ordered).capitalize()
+    content.append(blocks.Heading(text=title))
+    content += claims.paragraphs(claim, beside=together, above=above)
+    above.update(claims.mechanisms(claim))
+    if text := " ".join(tables.noted(ordered)):
+      content.append(words.paragraph("privacy.notes", notes=text))
+  return content
 
 
 def _public_data(
   documents: results.PublicDocuments, source: str, unit: str, versions: str
 ) -> tuple[blocks.Block, ...]:
-  """Says what is public about the data: no count or digest of queries."""
+  """Lists public facts of the data: no count or digest of queries."""
   facts = {
     "Source": source,
     "Unit of privacy": unit,
@@ -149,7 +156,7 @@ def _private_data(prepared: results.PreparedData) -> tuple[blocks.Block, ...]:
   facts = {
     field.name.replace("_", " "): _value(getattr(prepared, field.name))
     for field in dataclasses.fields(prepared)
-    if field.name not in ("directory", "private_directory", "seconds")
+    if field.name not in _LEFT_OUT and getattr(prepared, field.name)
   }
   return (_facts({**facts, "time": tables.duration(prepared.seconds)}),)
 
@@ -160,7 +167,7 @@ def _facts(facts: Mapping[str, str]) -> blocks.Table:
 
 def _value(value: object) -> str:
   if isinstance(value, dict):
-    return ", ".join(f"{name}: {_value(one)}" for name, one in value.items())
+    return ", ".join(f"{name}: {_value(part)}" for name, part in value.items())
   if isinstance(value, float):
     return f"{value:.4g}"
   return f"{value:,}" if isinstance(value, int) else str(value)

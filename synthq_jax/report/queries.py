@@ -6,10 +6,39 @@ from synthq_jax.generation import mauve
 from synthq_jax.report import blocks, page, tables, words
 from synthq_jax.runtime import comparison_results, results
 
-__all__ = ["BESIDE_REAL", "SYNTHETIC", "similarity"]
+__all__ = ["BESIDE_REAL", "FIRST", "SYNTHETIC", "similarity"]
 
 _NAME = tables.row_name
 Content = tuple[blocks.Block, ...]
+
+
+def _first(
+  synthetic: Sequence[results.SyntheticQueries],
+  num_examples: int,
+  document_words: int,
+) -> Content:
+  """Returns unchosen queries of the first generator that saw private ones."""
+  for row in synthetic:
+    if not row.statement.is_public and row.examples:
+      return (
+        blocks.Heading(
+          text=f"Queries of {_NAME(row.name)}, drawn at random, and the"
+          " beginnings of their documents"
+        ),
+        _examples(row, num_examples, document_words),
+      )
+  return ()
+
+
+def _examples(
+  row: results.SyntheticQueries, number: int, document_words: int
+) -> blocks.Items:
+  return blocks.Items(
+    texts=tuple(
+      f'"{query}" \u2013 {_beginning(document, document_words)}'
+      for query, document in row.examples[:number]
+    )
+  )
 
 
 def _synthetic_queries(
@@ -17,42 +46,45 @@ def _synthetic_queries(
   num_examples: int,
   document_words: int,
 ) -> Content:
-  """Returns how queries were written, what they measure, and examples."""
+  """Returns sampler settings, measures and examples of each generator."""
   if not synthetic:
     return (words.paragraph("queries.nothing"),)
   table = tables.of(
     synthetic,
     {
-      "Generator": lambda one: _NAME(one.name),
-      "epsilon": lambda one: tables.claimed(one.statement),
-      "Documents": lambda one: f"{one.num_documents:,}",
-      "Per document": lambda one: f"{one.queries_per_document:,}",
-      "Queries kept": lambda one: f"{one.num_queries:,}",
-      "Gauge": lambda one: f"{one.gauge:.3f}",
-      "Copied": lambda one: f"{one.copy_rate:.3f}",
-      "Words": lambda one: f"{one.mean_words:.1f}",
-      "Time": lambda one: tables.duration(one.seconds),
+      "Generator": lambda row: _NAME(row.name),
+      "epsilon": lambda row: tables.claimed(row.statement),
+      "Documents": lambda row: f"{row.num_documents:,}",
+      "Per document": lambda row: f"{row.queries_per_document:,}",
+      "Queries kept": lambda row: f"{row.num_queries:,}",
+      "Gauge": lambda row: f"{row.gauge:.3f}",
+      "Copied": lambda row: f"{row.copy_rate:.3f}",
+      "Words": lambda row: f"{row.mean_words:.1f}",
+      "Time": lambda row: tables.duration(row.seconds),
     },
   )
   content: list[blocks.Block] = [
     table,
     words.paragraph("queries.columns"),
   ]
-  for one in synthetic:
-    settings = f'{one.sampler}, input "{one.prefix}DOCUMENT".'
-    said = filter(None, (settings, one.filters, _removed(one.removed)))
-    content += [
-      blocks.Heading(text=f"Written by {_NAME(one.name)}"),
-      blocks.Paragraph(text=" ".join(said)),
-    ]
-    if examples := one.examples[:num_examples]:
-      columns = {
-        "Synthetic query": lambda pair: pair[0],
-        "Beginning of its document": lambda pair: _beginning(
-          pair[1], document_words
-        ),
-      }
-      content.append(tables.of(examples, columns, left=tuple(columns)))
+  settings = [
+    (
+      _NAME(row.name),
+      [f'{row.sampler}, input "{row.prefix}DOCUMENT".']
+      + [text for text in (row.filters, _removed(row.removed)) if text],
+    )
+    for row in synthetic
+  ]
+  text = " ".join(tables.noted(settings))
+  content.append(words.paragraph("queries.settings", text=text))
+  shown = _first(synthetic, num_examples, document_words)
+  for row in synthetic:
+    examples = _examples(row, num_examples, document_words)
+    if examples.texts and examples not in shown:
+      content += [
+        blocks.Heading(text=f"Written by {_NAME(row.name)}"),
+        examples,
+      ]
   return tuple(content)
 
 
@@ -95,16 +127,16 @@ def _asked(
   if not comparison.asked:
     return words.paragraph("queries.nobody_wrote")
   written = {
-    f"Synthetic: {_NAME(name)}": lambda one, i=i: (
-      " / ".join(one.synthetic[i]) or "-"
+    f"Synthetic: {_NAME(name)}": lambda row, i=i: (
+      " / ".join(row.synthetic[i]) or "-"
     )
     for i, name in enumerate(comparison.generators)
   }
   columns = {
-    "Beginning of the document": lambda one: _beginning(
-      one.document, document_words
+    "Beginning of the document": lambda row: _beginning(
+      row.document, document_words
     ),
-    "Real queries": lambda one: " / ".join(one.real),
+    "Real queries": lambda row: " / ".join(row.real),
     **written,
   }
   return tables.of(comparison.asked, columns, left=tuple(columns))
@@ -115,11 +147,11 @@ def _gauges(
   synthetic: Sequence[results.SyntheticQueries],
 ) -> Content:
   gauges = [
-    ("real queries", one.measures["nDCG@10"].mean)
-    for one in main
-    if one.name == "bm25" and "nDCG@10" in one.measures
+    ("real queries", row.measures["nDCG@10"].mean)
+    for row in main
+    if row.name == "bm25" and "nDCG@10" in row.measures
   ]
-  gauges += [(_NAME(one.name), one.gauge) for one in synthetic]
+  gauges += [(_NAME(row.name), row.gauge) for row in synthetic]
   if not gauges:
     return ()
   text = ", ".join(f"{name} {value:.3f}" for name, value in gauges)
@@ -129,17 +161,17 @@ def _gauges(
 def similarity(
   similarities: Sequence[comparison_results.Similarity],
 ) -> Content:
-  """Returns how near every generator comes to the real queries.
+  """Compares each generator's queries with the real ones: BLEU, MAUVE, words.
 
   Args:
     similarities: one for each generator.
   """
-  shown = [one for one in similarities if one.num_queries]
+  shown = [row for row in similarities if row.num_queries]
   if not shown:
     return ()
   sides = {
-    title: lambda one, name=name, form=form: (
-      f"{getattr(one.synthetic, name):{form}} ({getattr(one.real, name):{form}})"
+    title: lambda row, name=name, form=form: (
+      f"{getattr(row.synthetic, name):{form}} ({getattr(row.real, name):{form}})"
     )
     for title, name, form in (
       ("Words", "words", ".1f"),
@@ -150,20 +182,20 @@ def similarity(
   table = tables.of(
     shown,
     {
-      "Generator": lambda one: _NAME(one.name),
-      "Queries": lambda one: f"{one.num_queries:,}",
-      "BLEU": lambda one: f"{one.bleu:.2f}",
-      "MAUVE": lambda one: (
-        tables.spread([each.score for each in one.mauve], "±")
-        if one.mauve
+      "Generator": lambda row: _NAME(row.name),
+      "Queries": lambda row: f"{row.num_queries:,}",
+      "BLEU": lambda row: f"{row.bleu:.2f}",
+      "MAUVE": lambda row: (
+        tables.spread([each.score for each in row.mauve], "±")
+        if row.mauve
         else "-"
       ),
       **sides,
     },
   )
-  counts = sorted({one.num_compared for one in shown})
+  counts = sorted({row.num_compared for row in shown})
   number = f"{counts[0]:,}" + (f" to {counts[-1]:,}" if counts[1:] else "")
-  signatures = ", ".join(sorted({one.bleu_signature for one in shown}))
+  signatures = ", ".join(sorted({row.bleu_signature for row in shown}))
   return (
     table,
     words.paragraph(
@@ -171,16 +203,16 @@ def similarity(
       number=number,
     ),
     words.paragraph("queries.bleu", signatures=signatures),
-    *_mauve_explained([score for one in shown for score in one.mauve]),
+    *_mauve_explained([score for row in shown for score in row.mauve]),
   )
 
 
 def _mauve_explained(scores: Sequence[mauve.Mauve]) -> Content:
-  """Says what the numbers depend on."""
+  """Names the vectors and clusters behind MAUVE."""
   if not scores:
     told = () if mauve.is_installed() else ("queries.no_mauve",)
     return tuple(map(words.paragraph, told))
-  buckets = sorted({one.num_buckets for one in scores})
+  buckets = sorted({row.num_buckets for row in scores})
   clusters = str(buckets[0]) + (f" to {buckets[-1]}" if buckets[1:] else "")
   featurizer = scores[0].featurizer
   return (
@@ -189,19 +221,19 @@ def _mauve_explained(scores: Sequence[mauve.Mauve]) -> Content:
 
 
 def _filtered(synthetic: Sequence[results.SyntheticQueries]) -> Content:
-  """Returns what each filter took out of every generator's queries."""
-  reasons = dict.fromkeys(name for one in synthetic for name in one.removed)
-  if not reasons:
+  """Returns counts of what each filter took out of every generator's queries."""
+  if not any(count for row in synthetic for count in row.removed.values()):
     return ()
+  reasons = dict.fromkeys(name for row in synthetic for name in row.removed)
   removed = {
-    name.capitalize(): lambda one, name=name: f"{one.removed.get(name, 0):,}"
+    name.capitalize(): lambda row, name=name: f"{row.removed.get(name, 0):,}"
     for name in reasons
   }
   table = tables.of(
     synthetic,
     {
-      "Generator": lambda one: _NAME(one.name),
-      "Kept": lambda one: f"{one.num_queries:,}",
+      "Generator": lambda row: _NAME(row.name),
+      "Kept": lambda row: f"{row.num_queries:,}",
       **removed,
     },
   )
@@ -212,6 +244,7 @@ def _filtered(synthetic: Sequence[results.SyntheticQueries]) -> Content:
   )
 
 
+FIRST = page.Section("Queries", _first, shareable=True)
 SYNTHETIC = page.Section(
   "Synthetic queries", _synthetic_queries, shareable=True
 )

@@ -2,9 +2,9 @@
 
 import collections
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from synthq_jax import intervals
 from synthq_jax.report import blocks, page, plots, tables, words
 from synthq_jax.retrieval import measures as measures_lib
 from synthq_jax.runtime import (
@@ -18,12 +18,13 @@ __all__ = [
   "FURTHER",
   "LEARNING",
   "OTHERS",
+  "PICTURE",
   "PRIVATE",
+  "PRIVATE_PICTURE",
   "PRIVATE_TRAINING",
   "PUBLIC",
   "PUBLIC_FURTHER",
   "RELEASED",
-  "TIMES",
   "TRAINING",
   "main_table",
   "screen_table",
@@ -32,7 +33,6 @@ __all__ = [
 _NAME = tables.row_name
 _POINTS = 3
 """Epsilons from which on a curve over them is drawn."""
-_NOISELESS = sys.float_info.max  # where generators without noise stand
 Content = tuple[blocks.Block, ...]
 
 
@@ -43,20 +43,18 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
     for measure in made.rows[0].means:
       title = tables.measure_name(measure)
       columns = {
-        "Row": lambda one: _NAME(one.name),
-        "epsilon": lambda one: tables.epsilon(one.epsilon),
-      }
-      columns |= {
-        title: lambda one, m=measure: tables.interval(one.means[m].here),
-        "over BM25": lambda one, m=measure: tables.interval(
-          getattr(one.over_bm25.get(m), "here", None), "+.3f"
+        "Row": lambda item: tables.with_code(item.name),
+        "epsilon": lambda item: tables.epsilon(item.epsilon),
+        title: lambda item, m=measure: tables.interval(item.means[m].here),
+        "over BM25": lambda item, m=measure: tables.interval(
+          getattr(item.over_bm25.get(m), "here", None), "+.3f"
         ),
-        f"{title}, beyond": lambda one, m=measure: _ends(one.means[m], ".3f"),
-        "over BM25, beyond": lambda one, m=measure: _ends(
-          one.over_bm25.get(m), "+.3f"
+        f"{title}, beyond": lambda item, m=measure: _ends(item.means[m], ".3f"),
+        "over BM25, beyond": lambda item, m=measure: _ends(
+          item.over_bm25.get(m), "+.3f"
         ),
       }
-      columns["Trained on"] = lambda one: one.label
+      columns["Trained on"] = lambda item: item.label
       content.append(tables.of(made.rows, columns, left=("Row", "Trained on")))
     content.append(
       words.paragraph(
@@ -68,7 +66,7 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
       )
     )
     for measure in made.rows[0].means:
-      content += [*_order(made, measure), *_released_rows(made, measure)]
+      content += _order(made, measure)
   return tuple(content)
 
 
@@ -80,59 +78,64 @@ def _ends(mean: results.ReleasedMean | None, form: str) -> str:
 
 
 def _order(made: results.ReleasedScores, measure: str) -> Content:
-  """Says which pairs of rows are in order, and which the noise leaves open."""
-  found: dict[str, list[noisy_results.Pair]] = collections.defaultdict(list)
-  for pair in noisy_results.pairs(made, measure):
-    if pair.less.beyond.low > 0:
-      found["beyond"].append(pair)
-    else:
-      found["here" if pair.less.here.low > 0 else "neither"].append(pair)
-  if not found:
+  """Says of each pair of rows whether it is in order, or left open by noise."""
+  signs = {
+    (pair.first, pair.second): ">"
+    if pair.less.beyond.low > 0
+    else ("(>)" if pair.less.here.low > 0 else "?")
+    for pair in noisy_results.pairs(made, measure)
+  }
+  if not signs:
     return ()
-  joined = {"beyond": "above", "here": "above", "neither": "with"}
-  said = [
-    words.paragraph.text(
-      f"scores.order_{kind}", pairs=_listed(found[kind], word)
-    )
-    for kind, word in joined.items()
-    if kind in found
-  ]
-  return (
-    words.paragraph(
-      "scores.order",
-      measure=tables.measure_name(measure),
-      confidence=f"{made.confidence:.0%}",
-      number=sum(map(len, found.values())),
-      said=" ".join(said),
-    ),
+  names = list(dict.fromkeys(name for pair in signs for name in pair))
+  numbers = {name: number for number, name in enumerate(names, 1)}
+  columns = {"Row": lambda item: f"{numbers[item]}. {_NAME(item)}"}
+  columns |= {
+    str(numbers[name]): lambda item, name=name: signs.get((item, name), "")
+    for name in names[1:]
+  }
+  explained = words.paragraph(
+    "scores.order",
+    measure=tables.measure_name(measure),
+    confidence=f"{made.confidence:.0%}",
+    number=len(signs),
   )
+  return explained, tables.of(names, columns)
 
 
-def _listed(found: Sequence[noisy_results.Pair], joined: str) -> str:
-  """Writes pairs, gathered by their first row."""
-  seconds = collections.defaultdict(list)
-  for pair in found:
-    seconds[_NAME(pair.first)].append(_NAME(pair.second))
-  return "; ".join(
-    f"{first} {joined} {', '.join(names)}" for first, names in seconds.items()
-  )
+def _picture(
+  evaluations: Sequence[results.Evaluation],
+  measures: Sequence[str],
+  released_scores: Sequence[results.ReleasedScores],
+) -> Content:
+  """Draws the rows that may be shared: by released scores, or on public queries."""
+  for made in released_scores:
+    measure = next(iter(made.rows[0].means))
+    rows = {
+      tables.call_row(item.name, item.epsilon): item.means[measure].here
+      for item in made.rows
+    }
+    caption = "scores.released_picture"
+    return _draw_rows(rows, caption, measure=tables.measure_name(measure))
+  return _systems(evaluations, measures[0], "public queries")
 
 
-def _released_rows(made: results.ReleasedScores, measure: str) -> Content:
-  """Draws the released means, BM25 as a line."""
-  means = {_NAME(one.name): one.means[measure] for one in made.rows}
-  lexical = means.pop(system_results.LEXICAL, None)
-  if not means:
+def _draw_rows(
+  rows: Mapping[str, intervals.Interval], caption: str, **values: str
+) -> Content:
+  """Draws a mean with its interval for each row, BM25 as a line."""
+  lexical = tables.call_row(system_results.LEXICAL)
+  points = {name: mean for name, mean in rows.items() if name != lexical}
+  if not points:
     return ()
-  title = tables.measure_name(measure)
   svg = plots.in_rows(
-    list(means),
-    {"with what its noise leaves open": [x.here for x in means.values()]},
-    label=f"{title} (mean over queries)",
-    lines={system_results.LEXICAL: lexical.here} if lexical else None,
+    list(points),
+    {"with its interval": list(points.values())},
+    label=values["measure"],
+    lines={k: mean for k, mean in rows.items() if k == lexical},
   )
-  caption = words.paragraph.text("scores.released_rows", measure=title)
-  return (blocks.Figure(svg=svg, caption=caption),)
+  text = words.paragraph.text(caption, **values)
+  return (blocks.Figure(svg=svg, caption=text),)
 
 
 def _public(
@@ -147,7 +150,6 @@ def _public(
   return (
     words.paragraph("scores.public"),
     *_scores(evaluations, measures),
-    *_systems(evaluations, measures[0], "public queries"),
   )
 
 
@@ -160,7 +162,6 @@ def _private(
     *_scores(main, comparison.measures, comparison.rows),
     words.paragraph("scores.headline", measure=measure),
     *_kept(main, measure),
-    *_systems(main, measure, "private test queries"),
     *_differences(comparison.differences, measure),
   )
 
@@ -169,14 +170,23 @@ def _scores(
   evaluations: Sequence[results.Evaluation],
   measures: Sequence[str],
   headlined: Sequence[comparison_results.Row] = (),
+  main: Sequence[results.Evaluation] = (),
 ) -> Content:
-  """Returns a table for each test set and what a reader should know of it."""
+  """Returns a table for each test set and what a reader should know of it.
+
+  Args:
+    evaluations: of all sets.
+    measures: as in `main_table`.
+    headlined: as in `main_table`.
+    main: rows whose traps and labels stand above.
+  """
+  above = {trap for item in main for trap in item.traps}
   content: list[blocks.Block] = []
-  for test_set in dict.fromkeys(one.test_set for one in evaluations):
-    chosen = [one for one in evaluations if one.test_set == test_set]
-    counts = sorted({one.num_queries for one in chosen})
+  for test_set in dict.fromkeys(item.test_set for item in evaluations):
+    chosen = [item for item in evaluations if item.test_set == test_set]
+    counts = sorted({item.num_queries for item in chosen})
     content += [
-      main_table(chosen, measures, headlined),
+      main_table(chosen, measures, headlined, with_label=not main),
       words.paragraph(
         "scores.test_set",
         test_set=test_set,
@@ -184,8 +194,11 @@ def _scores(
       ),
     ]
     notes = [
-      (_NAME(one.name), [*one.traps, *filter(None, [one.met])])
-      for one in chosen
+      (
+        _NAME(item.name),
+        [x for x in item.traps if x not in above] + [item.met] * (not main),
+      )
+      for item in chosen
     ]
     if traps := tables.noted(notes):
       content.append(words.paragraph("scores.traps", traps=" ".join(traps)))
@@ -196,39 +209,44 @@ def main_table(
   evaluations: Sequence[results.Evaluation],
   measures: Sequence[str],
   headlined: Sequence[comparison_results.Row] = (),
+  *,
+  name: Callable[[str], str] = tables.with_code,
+  with_label: bool = True,
 ) -> blocks.Table:
-  """Returns one row per evaluation, in the order given.
+  """Returns one row per evaluation, in their order.
 
   Args:
     evaluations: all of one test set.
     measures: names of `Evaluation.measures`; "R@10" is written "Recall@10".
     headlined: rows of a comparison, which is private, as what they add is: the
       difference from BM25, and the share of the real queries' gain.
+    name: writes the name of a row.
+    with_label: whether the last column names the training data.
   """
   rows = {(o.evaluation.test_set, o.evaluation.name): o for o in headlined}
   scored = {
-    tables.measure_name(name): lambda one, name=name: tables.interval(
-      one.measures.get(name)
+    tables.measure_name(each): lambda item, each=each: tables.interval(
+      item.measures.get(each)
     )
-    for name in measures
+    for each in measures
   }
   headline = {
     "over BM25": lambda row: tables.interval(row.over_bm25, "+.3f"),
     "gain kept": lambda row: tables.interval(row.gain_kept, ".2f"),
   }
   added = {
-    title: lambda one, cell=cell: cell(rows[one.test_set, one.name])
+    title: lambda item, cell=cell: cell(rows[item.test_set, item.name])
     for title, cell in headline.items()
     if rows
   }
   return tables.of(
     evaluations,
     {
-      "Row": lambda one: _NAME(one.name),
-      "epsilon": lambda one: tables.epsilon(one.epsilon),
+      "Row": lambda item: name(item.name),
+      "epsilon": lambda item: tables.epsilon(item.epsilon),
       **scored,
       **added,
-      "Trained on": lambda one: one.label,
+      **({"Trained on": lambda item: item.label} if with_label else {}),
     },
     left=("Row", "Trained on"),
   )
@@ -252,7 +270,7 @@ def screen_table(
     headlined: as in `main_table`.
     width: characters of a line.
   """
-  whole = main_table(evaluations, measures, headlined)
+  whole = main_table(evaluations, measures, headlined, name=_NAME)
   first = [tables.measure_name(name) for name in measures[:1]]
   levels = [*whole.header], [*first, "over BM25"], ["over BM25"], []
   text = whole.text()
@@ -280,11 +298,11 @@ def _narrowed(table: blocks.Table, titles: Sequence[str]) -> blocks.Table:
 
 
 def _kept(main: Sequence[results.Evaluation], measure: str) -> Content:
-  """Returns what every row keeps of the score of the real queries."""
+  """Returns each retriever's share of the score of the real queries."""
   means = {
-    one.name: one.measures[measure].mean
-    for one in main
-    if measure in one.measures
+    item.name: item.measures[measure].mean
+    for item in main
+    if measure in item.measures and item.system == system_results.DENSE
   }
   whole = means.pop("original", 0.0)
   if not whole:
@@ -299,71 +317,74 @@ def _systems(
   main: Sequence[results.Evaluation], measure: str, kind: str
 ) -> Content:
   """Draws every system, BM25 as a line: over epsilon, where there are three."""
-  scored = [one for one in main if measure in one.measures]
-  placed = [(one, place) for one in scored if (place := _place(one))]
-  if not placed:
-    return (words.paragraph("scores.no_systems"),)
-  lines = {
-    _NAME(one.name): one.measures[measure] for one in scored if not _place(one)
+  scored = [item for item in main if measure in item.measures]
+  values = {"measure": measure, "kind": kind}
+  epsilons = sorted({item.epsilon for item in scored if _is_noisy(item)})
+  labels = {_place(epsilon): tables.epsilon(epsilon) for epsilon in epsilons}
+  if len(labels) < _POINTS:
+    rows = {
+      tables.call_row(item.name, item.epsilon): item.measures[measure]
+      for item in scored
+    }
+    return _draw_rows(rows, "scores.picture", **values)
+  low, high = min(labels), max(labels)
+  others = {
+    "untrained": (low - 2.6, "untrained"),
+    "public_only": (low - 1.3, "public\nmodel"),
+    "": (high + 1.3, "no noise"),
+    "original": (high + 2.6, "real\nqueries"),
   }
-  if len({place for _, place in placed if 0 < place[0] < _NOISELESS}) < _POINTS:
-    svg = plots.in_rows(
-      [_NAME(one.name) for one, _ in placed],
-      {"with its interval": [one.measures[measure] for one, _ in placed]},
-      label=f"{measure} (mean over queries)",
-      lines=lines,
-    )
-    caption = words.paragraph.text("scores.rows", measure=measure, kind=kind)
-    return (blocks.Figure(svg=svg, caption=caption),)
-  places = sorted({place for _, place in placed})
-  series = collections.defaultdict(list)
-  for one, place in placed:
-    name = one.system
-    if one.source.startswith(("direct_dp", "map")):
-      name += f", {_NAME(one.source.rpartition('_')[0])}"
-    series[name].append((places.index(place), one.measures[measure]))
-  return (
-    blocks.Figure(
-      svg=plots.over_places(
-        {name: sorted(row, key=lambda p: p[0]) for name, row in series.items()},
-        [label for _, label in places],
-        lines,
-        measure=measure,
-      ),
-      caption=words.paragraph.text(
-        "scores.systems", measure=measure, kind=kind
-      ),
-    ),
+  places: dict[float, str] = {}
+  for place, label in labels.items():  # 8 and 8.04 share a label
+    if all(place - each > 0.25 for each in places):
+      places[place] = label
+  lines, series = {}, collections.defaultdict(list)
+  for item in scored:
+    name, mean = tables.call_row(item.name), item.measures[measure]
+    if _is_noisy(item):
+      place = _place(item.epsilon)
+    elif item.source in others or item.epsilon is not None:
+      place, label = others.get(item.source, others[""])
+      places[place] = label
+    else:
+      lines[name] = mean
+      continue
+    if item.source in others or item.source.startswith("synthetic"):
+      name = name.partition(", ")[0]
+    series[name].append((place, mean))
+  svg = plots.over_places(
+    {name: sorted(row, key=lambda p: p[0]) for name, row in series.items()},
+    dict(sorted(places.items())),
+    lines,
+    measure=measure,
   )
+  caption = words.paragraph.text("scores.picture", **values)
+  return (blocks.Figure(svg=svg, caption=caption),)
 
 
-def _place(one: results.Evaluation) -> tuple[float, str] | None:
-  """Returns where a row stands from left to right, and its label there."""
-  known = {
-    "untrained": (-2.0, "untrained"),
-    "public_only": (-1.0, "public only"),
-    "original": (math.inf, "real queries"),
-  }
-  if one.source in known or one.epsilon is None:
-    return known.get(one.source)
-  if math.isinf(one.epsilon):
-    return (_NOISELESS, "inf")
-  written = tables.epsilon(one.epsilon)  # 8 and 7.999 stand at one place
-  return (float(written), written)
+def _place(epsilon: float) -> float:
+  """Returns the logarithm of an epsilon as it is written: 8 and 7.999 are one."""
+  return math.log2(float(tables.epsilon(epsilon)))
+
+
+def _is_noisy(item: results.Evaluation) -> bool:
+  return item.epsilon is not None and 0 < item.epsilon < math.inf
 
 
 def _differences(
   differences: Sequence[comparison_results.Difference], measure: str
 ) -> Content:
-  if not differences:
+  """Returns tested pairs of rows; the first table has differences from BM25."""
+  shown = [x for x in differences if x.second != system_results.LEXICAL]
+  if not shown:
     return ()
   table = tables.of(
-    differences,
+    shown,
     {
-      "Row": lambda one: _NAME(one.first),
-      "Against": lambda one: _NAME(one.second),
-      f"Difference in {measure}": lambda one: f"{one.interval:+.3f}",
-      "p": lambda one: tables.p_value(one.p_value),
+      "Row": lambda item: _NAME(item.first),
+      "Against": lambda item: _NAME(item.second),
+      f"Difference in {measure}": lambda item: f"{item.interval:+.3f}",
+      "p": lambda item: tables.p_value(item.p_value),
     },
     left=("Row", "Against"),
   )
@@ -390,24 +411,24 @@ def _further(
 
 
 def _sets(evaluations: Sequence[results.Evaluation]) -> Content:
-  """Says how each set was scored, and once what holds for all of them."""
+  """Lists split and size of each set; traps that all sets share stand once."""
   table = tables.of(
-    {one.test_set: one for one in evaluations}.values(),
+    {item.test_set: item for item in evaluations}.values(),
     {
-      "Set": lambda one: one.test_set,
-      "Split": lambda one: one.split,
-      "Judged queries": lambda one: f"{one.num_queries:,}",
-      "A query's own id": lambda one: (
-        "dropped" if one.drop_identical else "kept"
+      "Set": lambda item: item.test_set,
+      "Split": lambda item: item.split,
+      "Judged queries": lambda item: f"{item.num_queries:,}",
+      "A query's own id": lambda item: (
+        "dropped" if item.drop_identical else "kept"
       ),
     },
     left=("Set", "Split", "A query's own id"),
   )
   # What holds for some sets alone is in the table; for some rows, it is said.
-  said = dict.fromkeys(trap for one in evaluations for trap in one.traps)
+  said = dict.fromkeys(trap for item in evaluations for trap in item.traps)
   notes: dict[str, dict[str, None]] = {}
-  for one in evaluations:
-    notes.setdefault(_NAME(one.name), {}).update(dict.fromkeys(one.traps))
+  for item in evaluations:
+    notes.setdefault(_NAME(item.name), {}).update(dict.fromkeys(item.traps))
   shared = [
     (
       name,
@@ -423,18 +444,20 @@ def _sets(evaluations: Sequence[results.Evaluation]) -> Content:
 
 
 def _training(checkpoints: Sequence[results.Checkpoint]) -> Content:
-  """Returns what was trained, for how long, and with which epsilon."""
+  """Returns a table of trainings: epsilon, steps, batch, parameters, time."""
+  if not checkpoints:
+    return ()
   return (
     tables.of(
       checkpoints,
       {
-        "Model": lambda one: one.kind,
-        "For row": lambda one: _NAME(one.name),
-        "epsilon": lambda one: tables.claimed(one.statement),
-        "Steps": lambda one: f"{one.steps:,}",
-        "Batch size": lambda one: f"{one.batch_size:,}",
-        "Parameters": lambda one: f"{one.num_parameters:,}",
-        "Time": lambda one: tables.duration(one.seconds),
+        "Model": lambda item: item.kind,
+        "For row": lambda item: _NAME(item.name),
+        "epsilon": lambda item: tables.claimed(item.statement),
+        "Steps": lambda item: f"{item.steps:,}",
+        "Batch size": lambda item: f"{item.batch_size:,}",
+        "Parameters": lambda item: f"{item.num_parameters:,}",
+        "Time": lambda item: tables.duration(item.seconds),
       },
       left=("Model", "For row"),
     ),
@@ -453,41 +476,6 @@ def _learning(
       caption=words.paragraph.text("scores.curves"),
     ),
   )
-
-
-def _times(
-  comparison: comparison_results.QueryComparison,
-  checkpoints: Sequence[results.Checkpoint],
-  synthetic: Sequence[results.SyntheticQueries],
-) -> Content:
-  """Returns how long each row took from the public checkpoint to its score.
-
-  The cost of a row is its time on this machine. Of systems
-  beside a dense retriever the scoring alone is counted.
-  """
-  seconds = {(one.kind, one.name): one.seconds for one in checkpoints}
-  seconds |= {("queries", one.name): one.seconds for one in synthetic}
-  spent = {}
-  for row in comparison.rows:
-    name = row.evaluation.name
-    queries = name.removeprefix("synthetic_")
-    generator = queries if queries != name else ""
-    kinds = (
-      ("generator", generator), ("queries", queries), ("retriever", name)
-    )  # fmt: skip
-    if row.evaluation.test_set == comparison.test_set:
-      known = (seconds.get(kind, 0.0) for kind in kinds)
-      spent[name] = [*known, row.evaluation.seconds]
-  parts = {
-    title: lambda name, i=i: (
-      tables.duration(spent[name][i]) if spent[name][i] else "-"
-    )
-    for i, title in enumerate(
-      ("Fine-tuning", "Writing", "Retriever", "Scoring")
-    )
-  }
-  together = {"Together": lambda name: tables.duration(sum(spent[name]))}
-  return (tables.of(spent, {"Row": _NAME, **parts, **together}),)
 
 
 def _trained(
@@ -510,12 +498,23 @@ RELEASED = page.Section(
 PUBLIC = page.Section("Scores on public queries", _public, shareable=True)
 PUBLIC_FURTHER = page.Section(_FURTHER, _further, shareable=True)
 TRAINING = page.Section("Training", _trained, shareable=True)
+PICTURE = page.Section("Picture", _picture, shareable=True)
+PRIVATE_PICTURE = page.Section(
+  "Picture",
+  lambda main, measures: _systems(main, measures[0], "private test queries"),
+)
 PRIVATE = page.Section("Scores on private queries", _private)
 LEARNING = page.Section("Learning curves", _private_curves)
 OTHERS = page.Section(
   "Scores on other queries",
-  lambda evaluations, measures: _scores(evaluations, measures),
+  lambda evaluations, measures, main: _scores(
+    evaluations, measures[:1], main=main
+  ),
 )
 FURTHER = page.Section(_FURTHER, _further)
-PRIVATE_TRAINING = page.Section("Training", _training)
-TIMES = page.Section("Time of each row", _times)
+PRIVATE_TRAINING = page.Section(
+  "Training",
+  lambda checkpoints: _training(
+    [item for item in checkpoints if not results.is_shareable(item)]
+  ),
+)

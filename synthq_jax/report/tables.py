@@ -1,5 +1,7 @@
-"""Makes tables from columns, and writes the numbers in them."""
+"""Makes tables from columns, and writes the names and numbers in them."""
 
+import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -10,6 +12,7 @@ from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.training import progress
 
 __all__ = [
+  "call_row",
   "claimed",
   "count",
   "duration",
@@ -22,7 +25,15 @@ __all__ = [
   "percent",
   "row_name",
   "spread",
+  "with_code",
 ]
+
+_SYSTEMS = {"fused": "BM25 + retriever", "ltr": "BM25 + weights"}
+_SOURCES = {
+  "public_only": "public model",
+  "synthetic": "synthetic queries",
+  "original": "real queries",
+}
 
 _Item = TypeVar("_Item")
 
@@ -139,8 +150,40 @@ def row_name(name: str) -> str:
   return name.replace("_", " ")
 
 
+def call_row(name: str, epsilon: float | None = None) -> str:
+  """Writes the name of a row for people, with the epsilon of its system.
+
+  >>> call_row("ltr_public_only", 0.5), call_row("fused_synthetic_eps8")
+  ('BM25 + weights, public model (epsilon 0.5)', 'BM25 + retriever, synthetic queries')
+  >>> call_row("bm25"), call_row("original", math.inf)
+  ('BM25', 'retriever, real queries (no privacy)')
+
+  Args:
+    name: of the row.
+    epsilon: inf without privacy; None where no private query was used, or where
+      it stands elsewhere.
+  """
+  if name == "bm25":
+    return "BM25"
+  system, _, source = name.partition("_")
+  if system not in _SYSTEMS:
+    source = name
+  source = re.sub(r"_(eps[\d.]+|inf)$", "", source)
+  source = _SOURCES.get(source, source.replace("direct_dp", "direct DP"))
+  words = f"{_SYSTEMS.get(system, 'retriever')}, {source}".replace("_", " ")
+  if epsilon is None:
+    return words
+  cost = f"epsilon {rounding.up(epsilon, places=2)}"
+  return f"{words} ({cost if math.isfinite(epsilon) else 'no privacy'})"
+
+
+def with_code(name: str) -> str:
+  """Writes the name of a row for people, and its code name in small print."""
+  return f"{call_row(name)}\n{name}"
+
+
 def noted(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-  """Returns what holds for all, then what holds for some, with their names.
+  """Joins notes: sentences that all items share, then others with their names.
 
   >>> noted([("a", ["One."]), ("b", ["One.", "Two."])])
   ['One.', 'b: Two.']

@@ -1,14 +1,14 @@
-"""Says first what a run comes to: release it, ship it, at which price.
+"""Answers first what a run comes to: what to ship, what to release, at which price.
 
-The verdict stands at the top of both pages; the private page's is shown on the
-screen, too. The shareable page's verdict is made of public or released scores and
-of claims alone. The private page's follows from scores on private queries without
-noise, and says so.
+Three tiles stand at the top of both pages; the screen shows the private page's. The
+shareable page's are made of public or released scores and of claims alone. The
+private page's follow from scores on private queries without noise, and say so.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from synthq_jax import intervals
 from synthq_jax.privacy import rounding, wording
 from synthq_jax.report import blocks, claims, page, tables, words
 from synthq_jax.runtime import (
@@ -23,7 +23,10 @@ __all__ = ["PRIVATE", "SHAREABLE", "as_text"]
 
 _TITLE = "Verdict"
 _Rows = Sequence[comparison_results.Row]
-_Said = words.paragraph
+
+
+def _say(name: str, /, **values: object) -> str:
+  return words.paragraph.text(f"verdict.{name}", **values)
 
 
 def _shareable(
@@ -39,13 +42,16 @@ def _shareable(
 ) -> tuple[blocks.Block, ...]:
   """Returns the verdict for everybody."""
   if released_scores:
-    ship = _ship_released(released_scores[0], shipped, measures[0])
+    ship, _ = _ship_released(released_scores[0], shipped, measures[0])
   else:
-    ship = _ship(public_rows, shipped, measures[0], "public pseudo-queries")
-    ship += f" {_Said.text('verdict.pseudo')}"
-  said = _verdict(released, synthetic, (), ship, public_data, made)
+    kind = "public pseudo-queries"
+    ship = _ship(public_rows, shipped, measures[0], kind, "pseudo")
+  content = _verdict(released, synthetic, (), ship, public_data, made)
   # What came of it is no post-processing: that it is to be read is public.
-  return (*said, *([_Said("verdict.audited")] if audited else ()))
+  return (
+    *content,
+    *([words.paragraph("verdict.audited")] if audited else ()),
+  )
 
 
 def _private(
@@ -56,92 +62,161 @@ def _private(
   audits: Sequence[results.AuditReport],
   public_data: bool,
   made: Sequence[str],
+  released_scores: Sequence[results.ReleasedScores],
 ) -> tuple[blocks.Block, ...]:
-  """Returns the verdict of scores on private queries and of audits."""
+  """Returns the verdict of scores on private queries and of audits.
+
+  Where they leave open which row to ship, it is that of the shareable page.
+  """
   rows = [
     row
     for row in comparison.rows
     if row.evaluation.test_set == comparison.test_set
   ]
-  measure = comparison.measures[0]
+  measure, preferred = comparison.measures[0], ""
+  if released_scores:
+    _, preferred = _ship_released(released_scores[0], shipped, measure)
   kind = f"queries of {comparison.test_set}"
-  ship = _ship(rows, shipped, measure, kind, comparison.differences)
-  if not public_data:
-    ship += f" {_Said.text('verdict.unreleased')}"
+  caution = "" if public_data else "unreleased"
+  ship = _ship(rows, shipped, measure, kind, caution, preferred)
   return _verdict(released, synthetic, audits, ship, public_data, made)
 
 
 def as_text(content: Sequence[blocks.Block]) -> str:
-  """Returns a verdict for the screen, a line for each of its blocks.
+  """Returns a verdict for the screen, a line for each tile and warning.
 
   Args:
-    content: paragraphs and alerts.
+    content: tiles, paragraphs and alerts.
   """
-  return "\n".join(
-    f"WARNING: {one.text}"
-    if isinstance(one, blocks.Alert)
-    else f"{one.lead}: {one.text}"
-    for one in content
-  )
+  lines = []
+  for entry in content:
+    if isinstance(entry, blocks.Tiles):
+      lines += [f"{x.title}: {x.head}. {x.text}" for x in entry.tiles]
+    elif isinstance(entry, blocks.Alert):
+      lines.append(f"WARNING: {entry.text}")
+    else:
+      lines.append(f"{entry.lead}: {entry.text}")
+  return "\n".join(lines)
 
 
 def _verdict(
-  found: released_results.Released,
+  released: released_results.Released,
   synthetic: Sequence[results.SyntheticQueries],
   audits: Sequence[results.AuditReport],
-  ship: str,
+  ship: blocks.Tile,
   public_data: bool,
   made: Sequence[str],
 ) -> tuple[blocks.Block, ...]:
-  """Returns the lines, and in red what voids them."""
+  """Returns the condition of the run, the tiles, and warnings below them."""
+  tiles = (
+    ship,
+    _release(released, synthetic, audits, public_data),
+    _claim(released),
+  )
+  is_fixed = _is_fixed(released)
+  conditions = {
+    (True, False): "public_data",
+    (False, True): "secret",
+    (True, True): "public_and_secret",
+  }
+  note = conditions.get((public_data, is_fixed))
   return (
-    _Said(
-      "verdict.release", said=_release(found, synthetic, audits, public_data)
-    ),
-    _Said("verdict.ship", said=ship),
-    *_claim(found),
-    *(blocks.Alert(text=one) for one in _voids(found, public_data, made)),
+    *([blocks.Alert(text=_say(note), is_calm=True)] if note else ()),
+    blocks.Tiles(tiles=tiles),
+    *(blocks.Alert(text=entry) for entry in _voids(released, made)),
   )
 
 
 def _release(
-  found: released_results.Released,
+  released: released_results.Released,
   synthetic: Sequence[results.SyntheticQueries],
   audits: Sequence[results.AuditReport],
   public_data: bool,
-) -> str:
-  """Says whether to release the queries, and the first reason against it."""
-
-  def said(name: str, /, **values: object) -> str:
-    return _Said.text(f"verdict.{name}", **values)
-
-  names = [
-    tables.row_name(one.name)
-    for one in synthetic
-    if results.is_shareable(one) and not one.statement.is_public
+) -> blocks.Tile:
+  """Returns the tile on releasing the queries, with the first reason against it."""
+  own = [
+    entry
+    for entry in synthetic
+    if results.is_shareable(entry) and not entry.statement.is_public
   ]
   refuted = [
-    (one.name, "is void" if one.is_contaminated else "refutes the claim")
-    for one in audits
-    if one.is_contaminated or one.exceeds_claim
+    (entry.name, "is void" if entry.is_contaminated else "refutes the claim")
+    for entry in audits
+    if entry.is_contaminated or entry.exceeds_claim
   ]
-  if not names:
-    return said("no_queries")
-  if found.unclaimed:
-    return said("no_account", folders=", ".join(found.unclaimed))
-  if found.together is None:
-    protected = claims.protected(found.shared.values())
-    return said("no_claim", protected=protected)
-  if found.together.epsilon == float("inf"):
-    return said("no_privacy")
-  if refuted:
-    name, outcome = refuted[0]
-    return said("no_audit", name=name, outcome=outcome)
-  if public_data:
-    return said("yes_public", names=", ".join(names))
-  if _is_fixed(found):
-    return said("no_secret")
-  return said("yes", names=", ".join(names))
+  head, names = "No", ", ".join(tables.row_name(entry.name) for entry in own)
+  if not own:
+    text = _say("no_queries")
+  elif released.unclaimed:
+    text = _say("no_account", folders=", ".join(released.unclaimed))
+  elif released.together is None:
+    protected = claims.protected(released.shared.values())
+    text = _say("no_claim", protected=protected)
+  elif math.isinf(released.together.epsilon):
+    text = _say("no_privacy")
+  elif refuted:
+    text = _say("no_audit", name=refuted[0][0], outcome=refuted[0][1])
+  elif not public_data and _is_fixed(released):
+    text = _say("no_secret")
+  else:
+    number = tables.count(sum(entry.num_queries for entry in own))
+    head = _say("release_yes", number=number)
+    text = _say("yes_public" if public_data else "yes", names=names)
+  return blocks.Tile(title="Queries", head=head, text=text)
+
+
+def _tile(head: str, text: str, **values: object) -> blocks.Tile:
+  """Returns the tile on what to ship."""
+  text = " ".join(_say(text, **values).split())
+  return blocks.Tile(title="Ship", head=head, text=text)
+
+
+class _Candidate(NamedTuple):
+  """A row that may be given away, by the scores of one page."""
+
+  mean: float
+  epsilon: float | None
+  tier: int  # 0: not clear of BM25
+  level: Collection[str]  # rows that it is not above beyond noise
+
+  @property
+  def cost(self) -> float:
+    return 0.0 if self.epsilon is None else self.epsilon
+
+
+def _choose(
+  rows: Mapping[str, _Candidate], preferred: str = ""
+) -> tuple[str, str, str]:
+  """Chooses the cheapest of the rows that tie with the best.
+
+  Of the rows within noise of the best, that with the least epsilon: an order that
+  the noise alone may have made is no reason to spend more.
+
+  Args:
+    rows: by name.
+    preferred: a row that is taken if it ties with the best, whatever it costs.
+
+  Returns:
+    Its name; that for people; and a sentence on the best row, or "".
+  """
+  highest = max(rows, key=lambda name: (rows[name].tier, rows[name].mean))
+  top, best = rows[highest], highest
+  if top.tier:
+    best = min(
+      (
+        name
+        for name, entry in rows.items()
+        if name == highest or name in top.level and entry.tier == top.tier
+      ),
+      key=lambda x: (x != preferred, rows[x].cost, -rows[x].mean),
+    )
+  text = "" if rows[best].cost else _say("public_row")
+  if best != highest:
+    score, cost = f"{top.mean:.3f}", tables.epsilon(top.cost)
+    row = tables.call_row(highest)
+    text = f"{_say('ties', row=row, score=score, cost=cost)} {text}"
+  head = tables.call_row(best, rows[best].epsilon) if top.tier else "None"
+  return best, head, text
 
 
 def _ship(
@@ -149,202 +224,154 @@ def _ship(
   shipped: Sequence[str],
   measure: str,
   kind: str,
-  differences: Sequence[comparison_results.Difference] = (),
-) -> str:
-  """Names the row that is furthest above BM25, of those clear of it.
+  caution: str = "",
+  preferred: str = "",
+) -> blocks.Tile:
+  """Names the row to ship by exact scores, if one is clear of BM25.
 
   By intervals that hold for all rows at once: the best of several is taken.
   """
-  beside = [
-    row
+  scored = {
+    row.evaluation.name: row
     for row in rows
     if row.evaluation.name in shipped and row.over_bm25 is not None
-  ]
-  if not beside:
-    return _Said.text("verdict.ship_none")
-  clear = [row for row in beside if _over(row).low > 0]
-  best = max(clear or beside, key=lambda row: row.over_bm25.mean)
-  values = {
-    "row": tables.row_name(best.evaluation.name),
-    "measure": tables.measure_name(measure),
-    "over": tables.interval(_over(best), "+.3f"),
-    "number": tables.count(best.evaluation.num_queries),
-    "kind": kind,
   }
-  if not clear:
-    return _Said.text("verdict.ship_no", **values)
-  return _Said.text(
-    "verdict.ship_yes",
-    score=f"{best.evaluation.measures[measure].mean:.3f}",
-    beside=_beside(best, clear, differences),
-    rows=len(beside),
-    **values,
+  if not scored:
+    return _tile("Not known", "ship_none")
+  over = {k: x.over_bm25_at_once or x.over_bm25 for k, x in scored.items()}
+  candidates = {
+    name: _Candidate(
+      row.evaluation.measures[measure].mean,
+      row.evaluation.epsilon,
+      int(over[name].low > 0),
+      row.level,
+    )
+    for name, row in scored.items()
+  }
+  best, head, ties = _choose(candidates, preferred)
+  return _tile(
+    head,
+    "ship_yes" if candidates[best].tier else "ship_no",
+    code=best,
+    measure=tables.measure_name(measure),
+    score=f"{candidates[best].mean:.3f}",
+    over=tables.interval(over[best], "+.3f"),
+    number=tables.count(scored[best].evaluation.num_queries),
+    kind=kind,
+    ties=ties,
+    rows=len(scored),
+    caution=_say(caution) if caution else "",
   )
 
 
-def _over(row: comparison_results.Row) -> intervals.Interval:
-  return row.over_bm25_at_once or row.over_bm25
-
-
-def _cost(row: results.ReleasedRow) -> float:
-  return 0.0 if row.epsilon is None else row.epsilon
+_OUTCOMES = ("released_no", "released_here", "released_yes")
 
 
 def _ship_released(
   scores: results.ReleasedScores, shipped: Sequence[str], measure: str
-) -> str:
-  """Names the row to ship by released scores, and how far it is from BM25.
+) -> tuple[blocks.Tile, str]:
+  """Names the row to ship by released scores; "" where it is none.
 
-  Of the rows within noise of the best, that with the least epsilon: an order that
-  the noise alone may have made is no reason to spend more. By intervals that hold
-  for all pairs of rows at once, as they do below.
+  By intervals that hold for all pairs of rows at once, as they do below.
   """
   if measure not in scores.rows[0].means:
     measure = next(iter(scores.rows[0].means))
-  rows = {one.name: one for one in scores.rows}
-  beside = [name for name in rows if name in shipped]
-  if not beside or system_results.LEXICAL not in rows:
-    return _Said.text("verdict.ship_none")
+  rows = {entry.name: entry for entry in scores.rows}
+  scored = [name for name in rows if name in shipped]
+  if not scored or system_results.LEXICAL not in rows:
+    return _tile("Not known", "ship_none"), ""
   less: dict[tuple[str, str], results.ReleasedMean] = {}
   for pair in noisy_results.pairs(scores, measure):
     less[pair.first, pair.second] = pair.less
     less[pair.second, pair.first] = pair.less.turned()
-  over = {name: less[name, system_results.LEXICAL] for name in beside}
-  means = {name: rows[name].means[measure].here.mean for name in beside}
-  highest = max(beside, key=means.__getitem__)
-  level = [
-    name
-    for name in beside
-    if name == highest
-    or less[highest, name].here.low <= 0
-    and _outcome(over[name]) == _outcome(over[highest])
-  ]
-  best = min(level, key=lambda name: (_cost(rows[name]), -means[name]))
-  said = ""
-  if best != highest:
-    said = _Said.text(
-      "verdict.level_released",
-      row=tables.row_name(highest),
-      score=f"{means[highest]:.3f}",
+  over = {name: less[name, system_results.LEXICAL] for name in scored}
+  candidates = {
+    name: _Candidate(
+      rows[name].means[measure].here.mean,
+      rows[name].epsilon,
+      (over[name].here.low > 0) + (over[name].beyond.low > 0),
+      [x for x in scored if x != name and less[name, x].here.low <= 0],
     )
-    said += " "
-  public = [
-    name
-    for name in beside
-    if name != best
-    and rows[name].epsilon is None
-    and less[best, name].beyond.low <= 0
-  ]
-  if rows[best].epsilon is None:
-    said += f"{_Said.text('verdict.public_row')} "
-  elif public:
-    said += _Said.text(
-      "verdict.beside_released",
-      row=tables.row_name(public[0]),
-      less=tables.interval(less[best, public[0]].beyond, "+.3f"),
-    )
-    said += " "
-  return _Said.text(
-    f"verdict.{_outcome(over[best])}",
-    row=tables.row_name(best),
+    for name in scored
+  }
+  best, head, ties = _choose(candidates)
+  tier = candidates[best].tier
+  for name in scored if candidates[best].cost else ():
+    if rows[name].epsilon is None and less[best, name].beyond.low <= 0:
+      ties += " " + _say(
+        "beside_released",
+        row=tables.call_row(name),
+        less=tables.interval(less[best, name].beyond, "+.3f"),
+      )
+      break
+  tile = _tile(
+    head,
+    _OUTCOMES[tier],
+    code=best,
     measure=tables.measure_name(measure),
-    score=f"{means[best]:.3f}",
+    score=f"{candidates[best].mean:.3f}",
     here=tables.interval(over[best].here, "+.3f"),
     beyond=tables.interval(over[best].beyond, "+.3f"),
-    beside=said,
+    ties=ties,
     number=tables.count(scores.num_queries),
     epsilon=tables.claimed(scores.statement),
   )
+  return tile, best if tier else ""
 
 
-def _outcome(over: results.ReleasedMean) -> str:
-  """Returns the words for what a row's difference from BM25 shows."""
-  if over.here.low <= 0:
-    return "released_no"
-  return "released_yes" if over.beyond.low > 0 else "released_here"
-
-
-def _beside(
-  best: comparison_results.Row,
-  clear: _Rows,
-  differences: Sequence[comparison_results.Difference],
-) -> str:
-  """Says where a row without private queries is as good, or that this is one."""
-  if best.evaluation.epsilon is None:
-    return f"{_Said.text('verdict.public_row')} "
-  level = {
-    one.second
-    for one in differences
-    if one.first == best.evaluation.name and one.interval.low <= 0
-  }
-  for row in clear:
-    if row.evaluation.epsilon is None and row.evaluation.name in level:
-      said = _Said.text(
-        "verdict.beside",
-        row=tables.row_name(row.evaluation.name),
-        over=tables.interval(_over(row), "+.3f"),
-      )
-      return f"{said} "
-  return ""
-
-
-def _claim(found: released_results.Released) -> Iterator[blocks.Paragraph]:
-  """Yields the epsilons, and what they protect in a sentence."""
-  claim, whole = found.together, found.everything
-  values = {
-    "all": "none" if whole is None else rounding.epsilon(whole.epsilon),
-    "delta": "-" if whole is None else rounding.delta(whole.delta),
-    "number": tables.count(len(found.started)),
-  }
-  if claim is None or claim.epsilon == float("inf"):
-    yield _Said("verdict.no_epsilon", **values)
-    yield _Said("verdict.unprotected")
-    return
+def _claim(released: released_results.Released) -> blocks.Tile:
+  """Returns the epsilons, and what they protect in a sentence."""
+  claim, whole = released.together, released.everything
+  text = _say(
+    "epsilon",
+    all="none" if whole is None else rounding.epsilon(whole.epsilon),
+    delta="-" if whole is None else rounding.delta(whole.delta),
+    number=tables.count(len(released.started)),
+  )
+  if claim is None or math.isinf(claim.epsilon) or claim.is_public:
+    return blocks.Tile(title="Privacy", head="Nothing is claimed", text=text)
   epsilon = rounding.epsilon(claim.epsilon)
-  yield _Said("verdict.epsilon", epsilon=epsilon, **values)
-  if claim.is_public:
-    yield _Said("verdict.unprotected")
-    return
-  yield _Said(
-    "verdict.protected",
+  protected = _say(
+    "protected",
     unit=str(claim.unit),
     change=wording.change(claim),
     epsilon=epsilon,
+    factor=rounding.factor(float(epsilon)),
     relation=claim.relation,
     two=wording.for_two(claim),
+  )
+  return blocks.Tile(
+    title="Privacy",
+    head=f"epsilon {epsilon} for one {claim.unit}",
+    text=f"{protected} {text}",
   )
 
 
 def _voids(
-  found: released_results.Released, public_data: bool, made: Sequence[str]
+  released: released_results.Released, made: Sequence[str]
 ) -> Iterator[str]:
   """Yields what makes the claims worth less than they say."""
-  if _is_fixed(found):
-    yield _Said.text("verdict.secret")
-  if public_data:
-    yield _Said.text("verdict.public_data")
-  if found.unclaimed:
-    folders = ", ".join(found.unclaimed)
-    yield _Said.text("verdict.unclaimed", folders=folders)
-  if found.trials:
-    whole = found.everything
-    yield _Said.text(
-      "verdict.trials",
-      number=tables.count(found.trials),
+  if released.unclaimed:
+    yield _say("unclaimed", folders=", ".join(released.unclaimed))
+  if released.trials:
+    whole = released.everything
+    yield _say(
+      "trials",
+      number=tables.count(released.trials),
       all="none" if whole is None else rounding.epsilon(whole.epsilon),
     )
   earlier = [
     place
-    for place, claim in found.shared.items()
+    for place, claim in released.shared.items()
     if not claim.is_public and place not in made
   ]
   if earlier:
-    yield _Said.text("verdict.earlier", places=", ".join(earlier))
+    yield _say("earlier", places=", ".join(earlier))
 
 
-def _is_fixed(found: released_results.Released) -> bool:
-  """Whether the secret of a shared claim is known."""
-  return any(claim.secret_is_fixed for claim in found.shared.values())
+def _is_fixed(released: released_results.Released) -> bool:
+  """Tests for a shared claim whose secret the settings fix."""
+  return any(claim.secret_is_fixed for claim in released.shared.values())
 
 
 SHAREABLE = page.Section(_TITLE, _shareable, shareable=True)

@@ -40,6 +40,9 @@ class Row:
   over_bm25_at_once: intervals.Interval | None = None
   """The same, at a level at which the intervals of all rows hold at once: for
   the choice of a row by the queries that score it."""
+  level: tuple[str, ...] = ()
+  """Rows of a lower or equal mean whose difference from this one may be chance: by
+  the first measure, paired t tests at 5% for all pairs of the set at once."""
   gain_kept: intervals.Interval | None = None
   """By the first measure: what is kept of the gain that the real queries bring
   to the same system, (row - untrained) / (original - untrained); 95%, Fieller.

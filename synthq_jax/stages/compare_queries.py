@@ -10,6 +10,7 @@ alone is a function of scores that may be shared (`results.is_shareable_score`).
 
 import collections
 import dataclasses
+import itertools
 import pathlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ __all__ = ["STAGE", "Config", "HeldOut", "Inputs", "run", "similarity"]
 
 _REFERENCE = "public only"
 _BM25 = system_results.LEXICAL
+_ALPHA = 0.05
 _CLUSTERINGS = 5
 """Behind each MAUVE: with 500 queries, one alone is off by 0.05."""
 
@@ -50,7 +52,7 @@ class Config:
   drawn against epsilon."""
   test_set: str = "test"
   """The test set of the main table: a split of private queries."""
-  num_comparisons: int = 10
+  num_comparisons: int = 5
   """Documents with real beside synthetic queries, on the private page."""
   similar_to: str = "test"
   """Real queries behind BLEU and MAUVE: those of the "test" split, all of a
@@ -154,7 +156,8 @@ def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryComparison:
       f"{found or 'none'}: evaluate on it or change "
       "compare_queries.Config.test_set"
     )
-  scored = _headlined(config, _rows(space, prepared, evaluations))
+  scored = _find_ties(config, _rows(space, prepared, evaluations))
+  scored = _headlined(config, scored)
   own_sets = {*results.OWN_TEST_SETS, config.test_set}
   further = [
     one for one in scored if one.row.evaluation.test_set not in own_sets
@@ -215,6 +218,34 @@ def _headlined(config: Config, scored: Sequence[_Scored]) -> list[_Scored]:
   }
   number = collections.Counter(test_set for test_set, name in values)
   return [_with_headline(config, one, values, number) for one in scored]
+
+
+def _find_ties(config: Config, scored: Sequence[_Scored]) -> list[_Scored]:
+  """Adds to each row of the run's own sets the rows that it may tie with.
+
+  Formal guarantee: rows that may be shared are compared with each other alone.
+  """
+  measure, groups = config.measures[0], collections.defaultdict(list)
+  for item in scored:
+    score = item.row.evaluation
+    if score.test_set in (*results.OWN_TEST_SETS, config.test_set):
+      groups[score.test_set, results.is_shareable_score(score)].append(item)
+  ties = collections.defaultdict(list)
+  for group in groups.values():
+    group.sort(key=lambda item: -item.row.evaluation.measures[measure].mean)
+    pairs = list(itertools.combinations(group, 2))
+    for pair in pairs if group[0].row.evaluation.num_queries > 1 else ():
+      first, second = ([item.per_query[measure]] for item in pair)
+      owners = [pair[0].owners]
+      test = significance.stratified_t_test(first, second, owners=owners)
+      if test.p_value * len(pairs) >= _ALPHA:
+        ties[id(pair[0])].append(pair[1].row.evaluation.name)
+  return [
+    dataclasses.replace(
+      item, row=dataclasses.replace(item.row, level=tuple(ties[id(item)]))
+    )
+    for item in scored
+  ]
 
 
 def _with_headline(config: Config, one: _Scored, values, number) -> _Scored:

@@ -160,13 +160,10 @@ def _label(
   if system is None:
     return "nothing"
   if isinstance(system, system_results.Fusion):
-    return f"{trained_on(system.retriever)}; BM25 and {system.weight:.0%} of it"
+    return f"{trained_on(system.retriever)}; {system.weight:.0%} beside BM25"
   if isinstance(system, system_results.Ranking):
     with_dp = " with DP" if math.isfinite(system.statement.epsilon) else ""
-    return (
-      f"{trained_on(system.retriever)}; its scores and BM25's weighed by"
-      f" real queries{with_dp}"
-    )
+    return f"{trained_on(system.retriever)}; weights by real queries{with_dp}"
   return trained_on(name)
 
 
@@ -174,8 +171,8 @@ def _trained_on(name: str, left_out: float) -> str:
   """Says in words what a retriever was trained on."""
   share = f"{1 - left_out:.0%} of the " if left_out else ""
   words = {
-    "untrained": "no query, the public encoder",
-    "public_only": "queries written before any private step",
+    "untrained": "no query",
+    "public_only": "queries of the public model",
     "original": f"{share}real queries, no privacy",
     "synthetic": "synthetic queries",
     "adapter": "real queries with DP, a linear map of the public encoder",

@@ -43,7 +43,14 @@ from synthq_jax.runtime import (
 from synthq_jax.stages import _prepared
 from synthq_jax.storage import array_files, artifacts, stores
 
-__all__ = ["STAGE", "Config", "check_source", "check_vocabulary", "run"]
+__all__ = [
+  "STAGE",
+  "Config",
+  "check_source",
+  "check_vocabulary",
+  "get_unit",
+  "run",
+]
 
 TRAIN, TEST = "train", "test"
 UNITS = ("query", "user")
@@ -259,7 +266,7 @@ def _prepare(task: stage.Task[Config, None]) -> results.PreparedData:
     source=config.source,
     digest=_digest(state, data),
     versions=source.packages(),
-    unit=_unit(config),
+    unit=get_unit(config),
     num_documents=len(data.documents),
     num_queries=counts,
     num_pairs={
@@ -320,8 +327,8 @@ def _named(config: Config) -> dict[str, Any]:
   }
 
 
-def _unit(config: Config) -> unit_lib.Unit:
-  """Returns what is protected."""
+def get_unit(config: Config) -> unit_lib.Unit:
+  """Returns the unit of privacy of a run."""
   if config.unit == "query":
     return unit_lib.QUERY
   return unit_lib.user(config.queries_per_user, config.user_field)

@@ -8,6 +8,7 @@ lies under `private/`, too.
 """
 
 import dataclasses
+import datetime
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -45,11 +46,13 @@ _Curves = dict[str, tuple[list[float], list[float]]]
 class Config:
   """What the reports show; all of it is computed by earlier stages."""
 
-  title: str = "Retrieval from differentially private synthetic queries"
-  """The title of both pages."""
-  num_examples: int = 10
+  title: str = "Retrieval from private queries"
+  """The title of both pages, before the name of the data."""
+  data: str = ""
+  """Public name of the data set, for both titles; empty: the kind of its source."""
+  num_examples: int = 5
   """Synthetic queries shown for each generator, at most those it kept."""
-  document_words: int = 40
+  document_words: int = 12
   """Words shown of a document."""
 
   def __post_init__(self):
@@ -75,6 +78,7 @@ class Inputs:
   made: Sequence[str]  # the folders of the results of the run
   public_data: bool  # whether the queries are public
   audited: bool  # whether canaries stand among them
+  date: str = ""  # of the report
 
 
 def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
@@ -117,6 +121,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
       ],
       public_data=run.config.has_public_queries,
       audited=run.config.canaries.number > 0,
+      date=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.",
     ),
   )
 
@@ -170,6 +175,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
   )
   private = {
     **decided,
+    "released_scores": given.released_scores,
     "main": main,
     "evaluations": others,
     "further": further,
@@ -185,26 +191,28 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
     "prepared": prepared,
     "document_words": config.document_words,
   }
-  verdicts = {
-    shareable: page.parts(_VERDICTS, values, shareable=shareable)[0].blocks
+  firsts = {
+    shareable: [
+      block
+      for part in page.parts(_FIRST, values, shareable=shareable)
+      for block in part.blocks
+    ]
     for shareable, values in ((True, public), (False, private))
   }
+  title = f"{config.title}: {public['data']}"
   shared = blocks.Page(
-    title=config.title,
-    introduction=(
-      *verdicts[True],
-      words.paragraph("page.introduction", source=public["source"]),
-      words.paragraph("page.shareable"),
-    ),
+    title=title,
+    subtitle=words.paragraph.text("page.shareable", date=given.date).strip(),
+    introduction=(*firsts[True], words.paragraph("page.method")),
     parts=page.parts(SECTIONS, public, shareable=True),
   )
   kept = blocks.Page(
-    title=f"{config.title} (private)",
+    title=f"{title} (private)",
+    subtitle=words.paragraph.text(
+      "page.private", date=given.date, source=prepared.source
+    ).strip(),
     banner=words.paragraph.text("page.banner"),
-    introduction=(
-      *verdicts[False],
-      words.paragraph("page.private_source", source=prepared.source),
-    ),
+    introduction=tuple(firsts[False]),
     parts=page.parts(SECTIONS, private),
   )
   report = results.Report(
@@ -212,7 +220,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
     markdown="report/report.md",
     private_html=f"{results.PRIVATE}/report/report.private.html",
     table=table,
-    verdict=verdict.as_text(verdicts[False]),
+    verdict=verdict.as_text(page.parts([verdict.PRIVATE], private)[0].blocks),
   )
   write = artifacts.write_atomically
   write(root / report.html, page.html(shared))
@@ -257,6 +265,7 @@ def shareable_values(
   scored = [row.evaluation for row in comparison.rows]
   scored = [one for one in scored if results.is_shareable_score(one)]
   own = {*results.OWN_TEST_SETS, comparison.test_set}
+  kind = prepared.source.partition(":")[0]  # not its place
   synthetic = [one for one in synthetic if results.is_shareable(one)]
   return {
     **decided,
@@ -278,7 +287,8 @@ def shareable_values(
     "checkpoints": [one for one in checkpoints if results.is_shareable(one)],
     "curves": curves,
     "documents": results.public_documents(prepared),
-    "source": prepared.source.partition(":")[0],  # its kind, not its place
+    "source": kind,
+    "data": config.data or kind.replace("_", " "),
     "unit": str(prepared.unit),
     "versions": prepared.versions,
     "num_examples": config.num_examples,
@@ -317,7 +327,14 @@ def _curves(
   return curves
 
 
-_VERDICTS = (verdict.SHAREABLE, verdict.PRIVATE)
+_FIRST = (
+  verdict.SHAREABLE,
+  scores.PICTURE,
+  queries.FIRST,
+  verdict.PRIVATE,
+  scores.PRIVATE_PICTURE,
+)
+"""The sections of the first screens, without titles."""
 
 SECTIONS = (
   scores.RELEASED,
@@ -336,7 +353,6 @@ SECTIONS = (
   scores.OTHERS,
   scores.FURTHER,
   scores.PRIVATE_TRAINING,
-  scores.TIMES,
   privacy.DATA,
 )
 """The sections of both pages, in order."""

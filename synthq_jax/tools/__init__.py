@@ -1,1 +1,1 @@
-"""What users call beside a run: exports, search, checks for leaks."""
+"""Tools beside a run: exports, search, checks for leaks."""

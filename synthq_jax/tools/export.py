@@ -50,7 +50,7 @@ _LENGTH = 512
 _RANKER = pathlib.Path(synthq_jax.__file__).parent / "assets" / "ranker.py"
 """The program that goes with weights."""
 _UNREAD = re.compile(r"(private/)?encode_documents/.*\.npy|.*\.trec")
-"""Of a run, what no export reads: vectors of documents, and rankings."""
+"""Parts of a run that no export reads: vectors of documents, and rankings."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Format:
   """Whether an adapter is written with the encoder that it stands on."""
 
   def takes(self, kind: type) -> bool:
-    """Says whether results of a kind have this form."""
+    """Tests whether results of a kind have this form."""
     if kind is system_results.Adapter:
       return self.takes_adapters
     return kind is self.of
@@ -176,7 +176,7 @@ def run(
 def _summary(
   place: pathlib.Path, given: export_source.Source, chosen: Format
 ) -> str:
-  """Says what was written, and what may be done with it."""
+  """Describes the written folder, and its permitted uses."""
   lines = [f"written: {place}"]
   if chosen.of is results.Checkpoint and given.vocabulary is None:
     lines.append("no vocabulary lies beside the checkpoint: add its own")
@@ -246,7 +246,7 @@ def _checkpoint(given: export_source.Source) -> results.Checkpoint | None:
 
 
 def _prefix(given: export_source.Source) -> str:
-  """Returns what stood before the documents that a generator wrote for."""
+  """Returns the prefix of a generator's documents."""
   made = _checkpoint(given)
   assert made is not None  # only results have cards
   roots = [given.root, given.root / results.PRIVATE] if given.root else []
@@ -527,4 +527,4 @@ FORMATS: dict[str, Format] = {
   **{name: _layout(one) for name, one in query_sets.LAYOUTS.items()},
   "ranker": Format(of=system_results.Ranking, write=_ranker, hub="model"),
 }
-"""By the name that `synthq export --format` has for it."""
+"""Formats by their names in `synthq export --format`."""

@@ -16,23 +16,23 @@ __all__ = ["Source", "read"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-  """What is exported."""
+  """A result that is to be exported."""
 
   folder: pathlib.Path
-  """Where it lies."""
+  """Folder of the result."""
   result: (
     results.Checkpoint
     | results.SyntheticQueries
     | system_results.Ranking
     | None
   )
-  """What its run says of it; None where no run made it."""
+  """Record of its run; None where no run made it."""
   root: pathlib.Path | None
   """The working directory of that run."""
   prepared: results.PreparedData | None
   """That run's data, of which the settings are read."""
   in_t5x: statement_lib.PrivacyStatement | None = None
-  """What a private training in T5X's own trainer said of it."""
+  """Record of a private training in T5X's own trainer."""
 
   @property
   def vocabulary(self) -> pathlib.Path | None:
@@ -50,7 +50,7 @@ class Source:
 
   @property
   def claim(self) -> statement_lib.PrivacyStatement | None:
-    """What is promised of its training; None where nothing is known of it."""
+    """Privacy statement of its training; None where nothing is known of it."""
     return self.in_t5x if self.result is None else self.result.statement
 
   @property

@@ -78,7 +78,7 @@ _MARK = ".leakage_check"  # these files are a check's
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-  """What is compared, and what for.
+  """A query log, test queries, and the settings of their comparison.
 
   Attributes:
     train: the log, streamed: a source such as "beir:DIR" or "ir_datasets:ID", or
@@ -116,7 +116,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Count:
-  """What one detector found in one collection; a query and a topic are a pair."""
+  """Matches of one detector in one collection; a query and a topic are a pair."""
 
   detector: str
   threshold: float
@@ -130,7 +130,7 @@ class Count:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-  """What check.json holds: counts, and no text.
+  """Contents of check.json: counts, and no text.
 
   Attributes:
     num_queries: different queries of the log, an id with a text each.
@@ -382,7 +382,7 @@ def _numbered(
 
 
 class _Found:
-  """What was found so far; pairs go to their file at once, ids to a spool.
+  """Matches so far; pairs go to their file at once, ids to a spool.
 
   A query is an id with a text: users and sessions ask several. Clean ids are
   written at the end: a later text of an id may match. What is kept of ids, and of
@@ -439,7 +439,7 @@ class _Found:
       clean.write(line)
 
   def unmet(self) -> int:
-    """Returns how many queries of the log are listed that it has not."""
+    """Counts listed queries that the log lacks."""
     listed = [*map(hash, self._listed.places)] if self._listed else []
     return int(np.sum(~np.isin(listed, np.array(self._ids, np.int64))))
 
@@ -517,7 +517,7 @@ def _outcome(check: Check) -> str:
 
 
 def _precision(check: Check) -> str:
-  """Says how often matches are right, where that was measured."""
+  """Writes the measured precision of matches."""
   usual = {name.replace("_", " "): value for name, value in CALIBRATED.items()}
   for one in check.counts:
     if one.threshold != usual.get(one.detector, one.threshold):
@@ -571,7 +571,7 @@ def _page(
 
 
 def _screen(check: Check, folder: pathlib.Path) -> str:
-  """Says what was found, and what it took."""
+  """Summarizes matches, time and memory."""
   return (
     "PRIVATE if the log is: counts and pairs come from single queries\n\n"
     f"{_counts(check).text()}\n\n"

@@ -1,4 +1,4 @@
-"""What a query log is compared with: test queries, variants, known pairs."""
+"""Reads the targets of a leakage check: test queries, variants, known pairs."""
 
 import collections
 import dataclasses
@@ -96,7 +96,7 @@ def _is_topics(place: str) -> bool:
 
 
 def is_source(place: str) -> bool:
-  """Says whether that is a source of collections, not a file.
+  """Tests for a source of collections, as opposed to a file.
 
   >>> is_source("beir:DIR"), is_source("log.tsv")
   (True, False)

@@ -40,7 +40,7 @@ __all__ = ["Hit", "Searcher", "describe", "open_run", "rows"]
 _SNIPPET = 240
 """Characters of a document that are shown."""
 _LEAD = 40
-"""Those of them before the first word of the query."""
+"""Characters shown before the first word of the query."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Hit:
   """A document that was found."""
 
   id: str
-  """Of the document."""
+  """Id of the document."""
   score: float
-  """By the system that found it."""
+  """Score by the system that found it."""
   title: str
-  """Of the document, or ""."""
+  """Title of the document, or ""."""
   snippet: str
   """The part of its text where the query's words stand."""
 
@@ -69,7 +69,7 @@ class Searcher:
   """A system of a run, ready to answer."""
 
   name: str
-  """Of its row."""
+  """Name of its row."""
   find: _Search
   """Its search."""
   documents: Sequence[dict[str, str]]
@@ -137,7 +137,7 @@ def open_run(
 
 
 def describe(name: str, hits: Sequence[Hit]) -> str:
-  """Returns what a system found as text for a terminal."""
+  """Writes the hits of a system as text for a terminal."""
   lines = [f"{name}:" if hits else f"{name}: nothing"]
   for rank, hit in enumerate(hits, 1):
     title, snippet = map(
@@ -148,7 +148,7 @@ def describe(name: str, hits: Sequence[Hit]) -> str:
 
 
 def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
-  """Returns what is finished by row, what may be shared first; None is BM25.
+  """Reads the finished systems by row, shareable ones first; None is BM25.
 
   Args:
     folders: the working directory.

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synthq_jax import extras
+from synthq_jax.report import tables
 from synthq_jax.tools import search
 
 with extras.required("run"):
@@ -93,7 +94,8 @@ def server(
       with searching:
         hits = searcher.search(query, k)
       page = template.render(
-        name=searcher.name.replace("_", " "),
+        name=searcher.name,
+        title=tables.call_row(searcher.name),
         count=len(searcher.documents),
         example=example,
         query=query,

@@ -40,7 +40,8 @@ def queries(name="eps8", claim=CLAIM, directory="generate/eps8"):
   )  # fmt: skip
 
 
-def row(name, over, epsilon=None, mean=0.5):
+def row(name, over, epsilon=None, level=()):
+  mean = 0.47 + (over or 0)
   measured = intervals.Interval(mean=mean, low=mean - 0.1, high=mean + 0.1)
   made = results.Evaluation(
     directory="", name=name, label="", test_set="test", private=True,
@@ -49,6 +50,7 @@ def row(name, over, epsilon=None, mean=0.5):
   )  # fmt: skip
   return comparison_results.Row(
     evaluation=made,
+    level=level,
     over_bm25=over
     and intervals.Interval(mean=over, low=over - 0.01, high=over + 0.01),
   )
@@ -76,11 +78,12 @@ def said(
 
 def test_queries_with_a_claim_are_released():
   lines = said()
-  assert lines[0].startswith("Release the queries: Yes, those of eps8:")
-  assert [line.partition(":")[0] for line in lines] == [
-    "Release the queries", "Ship a retriever", "Epsilon", "What that protects",
-  ]  # fmt: skip
-  assert "query is replaced by an empty record" in lines[3]
+  assert lines[1].startswith(
+    "Queries: Yes: 1 synthetic queries. Those of eps8:"
+  )
+  titles = [line.partition(":")[0] for line in lines]
+  assert titles == ["Ship", "Queries", "Privacy"]
+  assert "query is replaced by an empty record" in lines[2]
 
 
 FIXED = dataclasses.replace(CLAIM, secret_is_fixed=True)
@@ -90,23 +93,23 @@ CLIENT = dataclasses.replace(CLAIM, unit=unit_lib.CLIENT)
 @pytest.mark.parametrize(
   ("changes", "synthetic", "words"),
   [
-    ({}, [], "no queries of a privately"),
-    ({}, [queries("public_only", statement.none())], "no queries of a priv"),
-    ({}, [queries(directory="private/generate/eps8")], "no queries of a priv"),
+    ({}, [], "No queries of a privately"),
+    ({}, [queries("public_only", statement.none())], "No queries of a priv"),
+    ({}, [queries(directory="private/generate/eps8")], "No queries of a priv"),
     ({"unclaimed": ("generate/x",)}, None, "generate/x outside of private/"),
-    ({"shared": {**SHARED, "a/b": CLIENT}}, None, "no claim covers all"),
+    ({"shared": {**SHARED, "a/b": CLIENT}}, None, "No claim covers all"),
     (
       {"shared": {**SHARED, "a/b": statement.non_private()}},
       None,
       "made without privacy",
     ),
-    ({"shared": {**SHARED, "a/b": FIXED}}, None, "the secret is fixed"),
+    ({"shared": {**SHARED, "a/b": FIXED}}, None, "The secret is fixed"),
   ],
 )
 def test_a_reason_against_it_is_named(changes, synthetic, words):
   lines = said(found(**changes), synthetic)
-  assert lines[0].startswith("Release the queries: No: ")
-  assert words in lines[0]
+  [line] = [one for one in lines if one.startswith("Queries: ")]
+  assert line.startswith("Queries: No. ") and words in line
 
 
 def test_an_audit_is_named_and_what_it_found_is_not():
@@ -122,15 +125,19 @@ def test_what_voids_the_claims_is_red():
   built = verdict.SHAREABLE.build(
     claims, [queries()], (), (), ("nDCG@10",), True, list(SHARED), (), False
   )
-  red = [one.text for one in built if isinstance(one, blocks.Alert)]
+  alerts = [one for one in built if isinstance(one, blocks.Alert)]
+  # One grey box above the tiles has the conditions of the whole run.
+  [note] = [one.text for one in alerts if one.is_calm]
+  assert built[0].text == note and isinstance(built[1], blocks.Tiles)
+  assert "queries are public, and fix the secret" in note
+  assert "protect nobody" in note
+  red = [one.text for one in alerts if not one.is_calm]
   for words in (
-    "secret is fixed",
-    "queries are public",
     "1 private trainings were started here of which no result is left",
     "these settings do not make it: a/b, generate/eps3",
   ):
     assert sum(words in one for one in red) == 1, words
-  assert len(red) == 4
+  assert len(red) == 2
   assert not any(line.startswith("WARNING") for line in said())
 
 
@@ -140,15 +147,16 @@ def test_the_epsilon_of_everything_stands_beside_that_of_what_is_released():
   both = statement.compose([CLAIM, other], delta=CLAIM.delta).epsilon
   assert both > CLAIM.epsilon
   shown = lines[2].split()
-  assert float(shown[1]) == pytest.approx(CLAIM.epsilon, abs=2e-3)
-  assert float(lines[2].partition("; ")[2].split()[0]) >= both
+  assert shown[:2] == ["Privacy:", "epsilon"]
+  assert float(shown[2]) == pytest.approx(CLAIM.epsilon, abs=2e-3)
+  assert float(lines[2].partition("them: epsilon ")[2].split()[0]) >= both
 
 
 ROWS = (
   row("bm25", None),
   row("synthetic_eps8", -0.2, 8.0),
-  row("fused_untrained", 0.02),
-  row("fused_synthetic_eps8", 0.03, 8.0),
+  row("fused_untrained", 0.02, level=("synthetic_eps8",)),
+  row("fused_synthetic_eps8", 0.03, 8.0, level=("synthetic_eps8",)),
   row("fused_original", 0.5, float("inf")),
   row("fused_direct_dp_eps8", 0.4, 8.0),
 )
@@ -158,11 +166,63 @@ SHIPPED = ("synthetic_eps8", "fused_untrained", "fused_synthetic_eps8")
 def test_the_best_row_that_may_be_shipped_is_named():
   (line,) = [x for x in said(rows=ROWS, shipped=SHIPPED) if "Ship" in x]
   assert line.startswith(
-    "Ship a retriever: fused synthetic eps8: nDCG@10 0.500, +0.030"
-    " [+0.020, +0.040] over BM25, on 1,234 public pseudo-queries."
+    "Ship: BM25 + retriever, synthetic queries (epsilon 8)."
+    " fused_synthetic_eps8: nDCG@10 0.500, +0.030 [+0.020, +0.040] over BM25, on"
+    " 1,234 public pseudo-queries."
   )
-  assert "3 rows" in line
+  assert "3 rows" in line and "ties" not in line
   assert line.endswith("scores on private queries were not released.")
+
+
+def level_rows(*level):
+  """Returns the rows, the best of which ties with others."""
+  return [
+    dataclasses.replace(one, level=level)
+    if one.evaluation.name == "fused_synthetic_eps8"
+    else one
+    for one in ROWS
+  ]
+
+
+def test_of_rows_that_tie_with_the_best_the_cheapest_is_shipped():
+  rows = level_rows("fused_untrained", "synthetic_eps8")
+  (line,) = [x for x in said(rows=rows, shipped=SHIPPED) if "Ship" in x]
+  assert line.startswith("Ship: BM25 + retriever, untrained. fused_untrained:")
+  assert (
+    "It ties with BM25 + retriever, synthetic queries (0.500), which costs 8."
+  ) in line
+  assert "It used no private query." in line
+  # A row that is not clear of BM25 replaces none that is.
+  rows = level_rows("synthetic_eps8")
+  (line,) = [x for x in said(rows=rows, shipped=SHIPPED) if "Ship" in x]
+  assert line.startswith(
+    "Ship: BM25 + retriever, synthetic queries (epsilon 8)"
+  )
+
+
+@pytest.mark.parametrize(
+  ("untrained", "level", "shareable", "exact"),
+  [
+    (
+      0.01,
+      ("fused_untrained",),
+      "fused_synthetic_eps8",
+      "fused_synthetic_eps8",
+    ),
+    (0.0999, ("fused_untrained",), "fused_untrained", "fused_untrained"),
+    (0.0999, (), "fused_untrained", "fused_synthetic_eps8"),  # beyond chance
+  ],
+)
+def test_the_private_page_names_the_row_of_the_shareable_one_where_they_tie(
+  untrained, level, shareable, exact
+):
+  over = {
+    "fused_synthetic_eps8": (0.1, 8.0),
+    "fused_untrained": (untrained, None),
+  }
+  scores = (noisy(over),)
+  assert f" {shareable}: " in said(shipped=SHIPPED, scores=scores)[0]
+  assert f" {exact}: " in private(rows=level_rows(*level), scores=scores)[0]
 
 
 def noisy(over, noise=0.001, number=100_000):
@@ -189,8 +249,18 @@ def noisy(over, noise=0.001, number=100_000):
 @pytest.mark.parametrize(
   ("more", "number", "begins", "holds"),
   [
-    (0.1, 100_000, "eps8: nDCG@10 0.600 on 100,000 private", ", +0.100 ["),
-    (0.02, 900, "eps8, on the 900 private", "cannot tell: noise and sampling"),
+    (
+      0.1,
+      100_000,
+      "retriever, eps8 (epsilon 8). eps8: nDCG@10 0.600 on 100,000 private",
+      ", +0.100 [",
+    ),
+    (
+      0.02,
+      900,
+      "retriever, eps8 (epsilon 8). eps8: on the 900 private",
+      "cannot tell: noise and sampling",
+    ),
     (0.001, 900, "None. No row that may be shipped is seen", "+0.001 [-0.00"),
   ],
 )
@@ -198,18 +268,18 @@ def test_released_scores_decide_what_is_shipped(more, number, begins, holds):
   scores = noisy({"eps8": (more, 8.0), "hidden": (0.4, 8.0)}, number=number)
   # The pseudo-queries say otherwise, and do not count.
   lines = said(rows=ROWS, shipped=("eps8", *SHIPPED), scores=(scores,))
-  assert lines[1].startswith(f"Ship a retriever: {begins}")
-  assert holds in lines[1]
-  assert "pseudo" not in lines[1].lower() and "hidden" not in lines[1]
+  assert lines[0].startswith(f"Ship: {begins}")
+  assert holds in lines[0]
+  assert "pseudo" not in lines[0].lower() and "hidden" not in lines[0]
 
 
 def test_a_row_without_private_queries_is_named_beside_released_scores_too():
   for more, told in ((0.095, True), (0.0, False)):
     scores = noisy({"eps8": (0.1, 8.0), "untrained": (more, None)})
-    line = said(shipped=("eps8", "untrained"), scores=(scores,))[1]
+    line = said(shipped=("eps8", "untrained"), scores=(scores,))[0]
     assert ("untrained used none of them" in line) == told
   best = noisy({"eps8": (0.1, 8.0), "untrained": (0.2, None)})
-  line = said(shipped=("eps8", "untrained"), scores=(best,))[1]
+  line = said(shipped=("eps8", "untrained"), scores=(best,))[0]
   assert "It used no private query." in line
 
 
@@ -223,24 +293,29 @@ def test_of_rows_within_noise_of_the_best_the_least_epsilon_is_shipped():
   }
   shipped = tuple(over)
   scores = noisy(over, noise=0.0058)
-  line = said(shipped=shipped, scores=(scores,))[1]
-  assert line.startswith("Ship a retriever: ltr public only: nDCG@10 0.551 on")
-  assert "The score of ltr synthetic eps8, 0.551, is not above it" in line
+  line = said(shipped=shipped, scores=(scores,))[0]
+  assert line.startswith(
+    "Ship: BM25 + weights, public model (epsilon 0.5). ltr_public_only: nDCG@10"
+    " 0.551 on"
+  )
+  assert (
+    "It ties with BM25 + weights, synthetic queries (0.551), which costs 8.04."
+  ) in line
   # Where noise does not hide that it is better, the best is shipped.
-  line = said(shipped=shipped, scores=(noisy(over, noise=1e-6),))[1]
-  assert line.startswith("Ship a retriever: ltr synthetic eps8: nDCG@10 0.551")
-  assert "is not above it" not in line
+  line = said(shipped=shipped, scores=(noisy(over, noise=1e-6),))[0]
+  assert " ltr_synthetic_eps8: nDCG@10 0.551" in line
+  assert "ties" not in line
   # One without private queries within noise of the best needs no other.
   level = over | {"public_only": (0.0507, None)}
-  line = said(shipped=shipped, scores=(noisy(level, noise=0.0058),))[1]
-  assert line.startswith("Ship a retriever: public only: nDCG@10 0.551 on")
+  line = said(shipped=shipped, scores=(noisy(level, noise=0.0058),))[0]
+  assert line.startswith("Ship: retriever, public model. public_only: nDCG@10")
   assert "It used no private query." in line
 
 
 def test_a_row_that_is_not_seen_to_be_above_bm25_replaces_none_that_is():
   over = {"eps8": (0.02, 8.0), "public_only": (0.013, None)}
-  line = said(shipped=tuple(over), scores=(noisy(over, noise=0.004),))[1]
-  assert line.startswith("Ship a retriever: eps8")
+  line = said(shipped=tuple(over), scores=(noisy(over, noise=0.004),))[0]
+  assert " eps8: " in line
 
 
 def test_every_pair_of_released_rows_is_said_to_be_in_order_or_not():
@@ -251,12 +326,15 @@ def test_every_pair_of_released_rows_is_said_to_be_in_order_or_not():
   [order] = [
     x for x in built if getattr(x, "lead", "") == "Which rows are in order"
   ]
-  assert order.text.split(": ", 1)[1] == (
-    "good above bm25, less; near above bm25, less. Beyond noise, on these"
-    " queries, but perhaps not on others: bm25 above less. In no order, as"
-    " scores without noise may have it either way: good with near."
-  )
   assert "at 95% for all 6 pairs at once" in order.text
+  grid = built[built.index(order) + 1]
+  assert grid.header == ("Row", "2", "3", "4")
+  assert grid.rows == (
+    ("1. good", "?", ">", ">"),
+    ("2. near", "", ">", ">"),
+    ("3. bm25", "", "", "(>)"),
+    ("4. less", "", "", ""),
+  )
   widths = [
     pair.less.here.high - pair.less.here.low
     for pair in noisy_results.pairs(scores, "nDCG@10")
@@ -269,8 +347,8 @@ def test_the_best_of_several_rows_is_clear_by_an_interval_for_all_of_them():
   """By its own interval one of ten equal rows was shipped in a quarter of runs."""
   wide = intervals.Interval(mean=0.03, low=-0.001, high=0.061)
   rows = [dataclasses.replace(one, over_bm25_at_once=wide) for one in ROWS]
-  line = said(rows=rows, shipped=SHIPPED)[1]
-  assert line.startswith("Ship a retriever: None.")
+  line = said(rows=rows, shipped=SHIPPED)[0]
+  assert line.startswith("Ship: None.")
   assert "+0.030 [-0.001, +0.061]" in line
 
 
@@ -279,36 +357,28 @@ def test_no_row_is_shipped_that_is_not_clear_of_bm25():
     x for x in said(rows=ROWS[:2], shipped=SHIPPED) if x.startswith("Ship")
   ]
   assert "None." in line and "-0.200 [-0.210, -0.190]" in line
-  assert "Not known" in said(rows=ROWS[:1], shipped=SHIPPED)[1]
+  assert "Not known" in said(rows=ROWS[:1], shipped=SHIPPED)[0]
 
 
-def private(difference, audits=()):
-  """The lines of the private page, where two rows differ by so much."""
+def private(audits=(), rows=ROWS, scores=()):
+  """Returns the lines of the private page."""
   compared = comparison_results.QueryComparison(
-    directory="", measures=("nDCG@10",), test_set="test", rows=ROWS,
-    differences=(
-      comparison_results.Difference(
-        first="fused_synthetic_eps8",
-        second="fused_untrained",
-        interval=intervals.Interval(
-          mean=difference, low=difference - 0.01, high=difference + 0.01
-        ),
-        p_value=0.5,
-      ),
-    ),
-    side_by_side=(), shareable_side_by_side=(), generators=(), asked=(),
-    similarity=(),
+    directory="", measures=("nDCG@10",), test_set="test", rows=tuple(rows),
+    differences=(), side_by_side=(), shareable_side_by_side=(), generators=(),
+    asked=(), similarity=(),
   )  # fmt: skip
   return verdict.as_text(
     verdict.PRIVATE.build(
-      found(), [queries()], compared, SHIPPED, audits, False, list(SHARED)
+      found(),
+      [queries()],
+      compared,
+      SHIPPED,
+      audits,
+      False,
+      list(SHARED),
+      scores,
     )
   ).splitlines()
-
-
-def test_a_row_without_private_queries_that_is_as_good_is_named():
-  assert "fused untrained used none of them" in private(0.005)[1]
-  assert "used none" not in private(0.02)[1]
 
 
 @pytest.mark.parametrize(
@@ -321,7 +391,7 @@ def test_an_audit_that_refutes_the_claim_says_no(control, bound, words):
     num_ranked=1, num_searched=0, confidence=0.95, claimed_epsilon=8.0,
     claimed_delta=1e-5, lower_bound=bound, ceiling=9.0, control=control,
   )  # fmt: skip
-  line = private(0.02, [audit])[0]
-  assert line.startswith("Release the queries: No: eps8") and words in line
+  line = private([audit])[1]
+  assert line.startswith("Queries: No. eps8") and words in line
   fine = dataclasses.replace(audit, control=0.5, lower_bound=0.0)
-  assert private(0.02, [fine])[0].startswith("Release the queries: Yes")
+  assert private([fine])[1].startswith("Queries: Yes")

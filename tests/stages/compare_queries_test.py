@@ -309,3 +309,32 @@ def test_what_no_row_has_is_refused_before_anything_is_trained(monkeypatch):
   monkeypatch.setattr(extras, "check", lambda *_: None)
   with pytest.raises(ValueError, match="folder='gpt2': no such folder"):
     check(**first, mauve_gpt2="gpt2")
+
+
+@pytest.mark.parametrize(("gain", "level"), [(0.002, ("b",)), (0.1, ())])
+def test_rows_tie_where_their_difference_may_be_chance(gain, level):
+  rng = np.random.default_rng(0)
+  values = rng.uniform(0.2, 0.6, 200)
+  noise = rng.normal(0, 0.05, 200)
+  noise -= noise.mean()
+
+  def scored(name, values, private=True):
+    row = types.SimpleNamespace(
+      name=name, test_set="test", num_queries=200, private=private,
+      epsilon=None, directory="", measures={
+        "nDCG@10": types.SimpleNamespace(mean=values.mean())
+      },
+    )  # fmt: skip
+    return compare_queries._Scored(
+      row=comparison_results.Row(evaluation=row),
+      per_query={"nDCG@10": dict(enumerate(values))},
+      owners=None,
+    )
+
+  rows = [
+    scored("b", values),
+    scored("a", values + gain + noise),
+    scored("c", values, private=False),  # is compared with no private row
+  ]
+  found = compare_queries._find_ties(compare_queries.Config(), rows)
+  assert [one.row.level for one in found] == [(), level, ()]

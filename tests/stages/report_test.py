@@ -17,7 +17,7 @@ import tiny_runs
 from synthq_jax import intervals
 from synthq_jax.audit import exposure
 from synthq_jax.privacy import sampling, statement, wording
-from synthq_jax.report import audit, plots, tables
+from synthq_jax.report import audit, plots, scores, tables
 from synthq_jax.runtime import (
   comparison_results,
   released_results,
@@ -226,7 +226,7 @@ def run_of(root):
   }
 
 
-def run_report(root, compared=None, **changes):
+def run_report(root, compared=None, config=None, date="", **changes):
   """Compares and reports, as a run does; returns the result."""
   folders = workspace.Folders(root)
   arguments = {**run_of(root), **changes}
@@ -248,7 +248,7 @@ def run_report(root, compared=None, **changes):
   assert saved == comparison
   return tiny_runs.make(
     report.STAGE,
-    report.Config(),
+    config or report.Config(),
     folders,
     inputs=report.Inputs(
       comparison=saved,
@@ -259,6 +259,7 @@ def run_report(root, compared=None, **changes):
       made=[],
       public_data=False,
       audited=False,
+      date=date,
       **{
         "audits": (),
         "leakage": None,
@@ -359,6 +360,45 @@ def test_pages_are_whole_and_load_nothing(written, name):
   assert not re.search(r"@import|url\((?!#)", text)
 
 
+def test_the_first_screen_has_a_title_three_tiles_a_picture_and_queries(
+  tmp_path,
+):
+  changes = {"data": "shop log", "title": "T"}
+  made = run_report(
+    tmp_path, config=report.Config(**changes), date="2026-01-02."
+  )
+  text = (tmp_path / made.html).read_text()
+  assert "<h1>T: shop log</h1>" in text
+  assert '<p class="subtitle">2026-01-02. This page may be shared' in text
+  head, nav, _ = text.partition("<nav>")
+  assert nav and "<table" not in head
+  places = [
+    head.index(one)
+    for one in (
+      "<strong>Ship</strong>", "<strong>Queries</strong>",
+      "<strong>Privacy</strong>", "<svg", "<li>&#34;made &lt;b&gt;bold",
+    )
+  ]  # fmt: skip
+  assert places == sorted(places) and head.count('class="tile"') == 3
+  private = (tmp_path / made.private_html).read_text().partition("<nav>")[0]
+  assert private.count('class="tile"') == 3 and "<svg" in private
+
+
+def test_a_name_for_people_stands_above_the_code_name(written):
+  cell = "retriever, synthetic queries<small>synthetic_eps8</small></td>"
+  assert cell in read(written, "html")
+  line = "| retriever, synthetic queries synthetic\\_eps8 |"
+  assert line in read(written, "markdown")
+
+
+def test_an_assumption_stands_on_the_page_once(written):
+  text = read(written, "html")
+  for name in ("secret_seeds", "ideal_numbers", "split"):
+    sentence = html.escape(wording.write(name, GENERATOR.unit))
+    assert text.count(sentence) <= 1
+  assert "floating point numbers for real ones" in text
+
+
 def test_the_shareable_page_has_its_sections(written):
   page = read(written, "html")
   pages.Parser(page)
@@ -431,9 +471,14 @@ def test_the_page_claims_the_sum_of_all_its_releases(written):
 def test_the_private_page_is_marked_and_has_everything(written):
   text = read(written, "private_html")
   assert re.search(r'class="banner">PRIVATE', text)
-  for row in ("synthetic eps8", "original", "bm25"):  # of the plot
+  epsilon = tables.epsilon(GENERATOR.epsilon)
+  for row in (  # of the plot
+    f"retriever, synthetic queries (epsilon {epsilon})",
+    "retriever, real queries (no privacy)",
+    "BM25",
+  ):
     assert f">{row}</text>" in text
-  assert ">dense</text>" not in text  # no curve over one epsilon
+  assert ">retriever</text>" not in text  # no curve over one epsilon
   for found in (
     f"{exposure.mean_rank(np.array([43, 45]), 100):.1f}",
     "52.0",  # of the control group
@@ -466,9 +511,34 @@ def test_scores_are_drawn_over_epsilon_where_there_are_three(tmp_path):
   for more in ([], [evaluation("synthetic_eps4", 0.2, epsilon=4.0)]):
     made = run_report(tmp_path, evaluations=rows + more)
     text = (tmp_path / made.private_html).read_text()
-    assert ">bm25</text>" in text
-    drawn.append(">real queries</text>" in text and ">dense</text>" in text)
+    assert ">BM25</text>" in text
+    drawn.append(">no noise</text>" in text and ">retriever</text>" in text)
   assert drawn == [False, True]
+
+
+def test_epsilon_is_a_numeric_axis():
+  rows = [
+    evaluation(f"synthetic_eps{e:g}", 0.2, epsilon=e)
+    for e in (1.0, 2.0, 8.0, 8.04)
+  ]
+  (drawn,) = scores.PICTURE.build(rows, ("nDCG@10",), ())
+  ticks = re.findall(r' x="([\d.]+)"[^>]*>([\d.]+)</text>', drawn.svg)
+  ticks = {label: float(place) for place, label in ticks}
+  assert ticks.keys() >= {"1", "2", "8"} and "8.04" not in ticks
+  ratio = (ticks["8"] - ticks["2"]) / (ticks["2"] - ticks["1"])
+  assert ratio == pytest.approx(2, abs=0.01)
+
+
+def test_no_two_series_share_a_color_and_a_marker():
+  series = range(len(plots._COLORS) * len(plots._MARKERS))
+  looks = {
+    (
+      plots._COLORS[i % len(plots._COLORS)],
+      plots._MARKERS[i % len(plots._MARKERS)],
+    )
+    for i in series
+  }
+  assert len(looks) == len(series) == 42
 
 
 def test_real_queries_stand_beside_synthetic_ones_of_their_document(written):
@@ -591,7 +661,7 @@ def test_epsilon_0_of_a_release_is_not_that_of_public_data():
 def test_names_are_no_formulas_in_drawings():
   measure = intervals.Interval(mean=0.2, low=0.1, high=0.3)
   svg = plots.over_places(
-    {"_a $x$ <b>": [(0, measure)]}, ["8"], {"b": measure}, measure="nDCG@10"
+    {"_a $x$ <b>": [(0, measure)]}, {0: "8"}, {"b": measure}, measure="nDCG@10"
   )
   assert "a $x$ &lt;b&gt;</text>" in svg
   assert svg.startswith("<svg") and svg.endswith("</svg>")

@@ -179,7 +179,7 @@ def test_the_page_shows_what_the_system_found(page, root, capfd):
   server, get = page
   assert server.server_address[0] == "127.0.0.1"
   answer, text = get("/", "otter of the harbor")
-  assert answer.status == 200 and "synthetic eps8" in text
+  assert answer.status == 200 and "synthetic_eps8" in text
   assert text.count("<li>") == 3 and "Private" not in text
   captured = capfd.readouterr()
   assert (
@@ -191,7 +191,7 @@ def test_the_page_shows_what_the_system_found(page, root, capfd):
 def test_the_page_offers_an_example_before_anything_was_asked(page, root):
   _, get = page
   for text in (get("/")[1], get("/", " ")[1]):
-    assert "<h1>Search with synthetic eps8</h1>" in text
+    assert "<h1>Search with retriever, synthetic queries</h1>" in text
     assert re.search(r"<p>This page asks \d+ documents", text)
     assert "<ol>" not in text and "Nothing" not in text
     assert "No document" not in text and "Private" not in text
