@@ -104,11 +104,11 @@ class Run:
   @property
   def vectors(self) -> Mapping[str, stage.Made[system_results.Vectors]]:
     """The vectors of the documents, by the row of their retriever."""
-    made = self.rows("encode_documents")
-    adapted = self.rows("learn_adapter")
+    encoded = self.rows("encode_documents")
+    adapters = self.rows("learn_adapter").items()
     return {
-      **made,
-      **{k: made[one.value.base.name] for k, one in adapted.items()},
+      **encoded,
+      **{name: encoded[x.value.base.name] for name, x in adapters},
     }
 
   @property
