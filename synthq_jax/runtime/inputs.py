@@ -61,7 +61,7 @@ Documents = results.PreparedData | results.PublicDocuments | results.TestSet
 VOCABULARY_NAME = "vocabulary.model"
 """Beside a public checkpoint: the vocabulary it was trained with."""
 _CORPUS_NAME = "corpus.jsonl"
-_CACHE, _TOKENS, _IDS = "documents", "tokens", "ids"
+_CACHE = "documents"
 _NAMES = 1 << 18
 _CHUNK = 4096
 """Documents in memory at the same time."""
@@ -400,10 +400,7 @@ def write_documents(
   with (
     artifacts.replacing(folder / _CORPUS_NAME) as corpus,
     token_cache.writing(
-      folder / _CACHE,
-      {_TOKENS: length},
-      vocab_size=vocabulary.vocab_size,
-      names=[_IDS],
+      folder / _CACHE, length, vocab_size=vocabulary.vocab_size
     ) as cache,
   ):
     while chunk := list(itertools.islice(documents, _CHUNK)):
@@ -421,7 +418,7 @@ def write_documents(
         )
         cut += num_cut
       num_passages += len(rows)
-      cache.append({_TOKENS: rows}, {_IDS: ids})
+      cache.append(rows, ids)
       for position, document in enumerate(chunk, first):
         digest(f"{document.id}\0{document.contents}\0".encode())
         if position in wanted:
@@ -444,12 +441,12 @@ def read_documents(folder: pathlib.Path) -> passages.Passages:
   last, count = None, 0
   for start in range(0, len(cache), _NAMES):  # a name stands at each passage
     # As long as they are: one of 2,000 characters would widen all of them.
-    names = array_files.as_texts(cache.names[_IDS][start : start + _NAMES])
+    names = array_files.as_texts(cache.ids[start : start + _NAMES])
     begins = np.concatenate([[names[0] != last], names[1:] != names[:-1]])
     ids.append(names[begins])
     owners[start : start + _NAMES] = count + np.cumsum(begins) - 1
     last, count = names[-1], count + int(begins.sum())
-  return passages.Passages(np.concatenate(ids), cache.columns[_TOKENS], owners)
+  return passages.Passages(np.concatenate(ids), cache.tokens, owners)
 
 
 def _line(document: collection.Document) -> bytes:

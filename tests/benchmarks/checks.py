@@ -48,10 +48,8 @@ def kinds(folder: pathlib.Path) -> dict:
   arrays = folder / "arrays" / "tokens.npz"
   array_files.save_npz(arrays, {"tokens": tokens})
   cache = folder / "cache" / "documents"
-  with token_cache.writing(
-    cache, {"tokens": _LENGTH}, names=["ids"], vocab_size=8000
-  ) as writer:
-    writer.append({"tokens": tokens}, {"ids": list(map(str, range(_ROWS)))})
+  with token_cache.writing(cache, _LENGTH, vocab_size=8000) as writer:
+    writer.append(tokens, list(map(str, range(_ROWS))))
   tree = {"w": rng.normal(size=(30_000_000,)).astype(np.float32)}
   model = folder / "checkpoint" / "model.safetensors"
   tensors.write_safetensors(model, tensors.of_tree(tree), {})
@@ -68,7 +66,7 @@ def kinds(folder: pathlib.Path) -> dict:
   return {
     "corpus": documents,
     "arrays": lambda: array_files.read_npz(arrays),
-    "cache": lambda: token_cache.load(cache).take(np.arange(_ROWS)),
+    "cache": lambda: token_cache.load(cache).tokens[np.arange(_ROWS)],
     "checkpoint": parameters,
   }
 

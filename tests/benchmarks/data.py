@@ -66,14 +66,14 @@ def write(place: pathlib.Path, threads: int) -> dict:
   rows = (row for _, row in files.table(table_of(place), columns=2))
   start = time.monotonic()
   with token_cache.writing(
-    place, {"inputs": LENGTH}, vocab_size=vocabulary.vocab_size, names=["ids"]
+    place, LENGTH, vocab_size=vocabulary.vocab_size
   ) as writer:
     while chunk := list(itertools.islice(rows, 4096)):
       ids, texts = zip(*chunk, strict=True)
       tokens, _ = vocabulary_lib.tokenize_and_count(
         vocabulary, texts, length=LENGTH, threads=threads
       )
-      writer.append({"inputs": tokens}, {"ids": ids})
+      writer.append(tokens, ids)
   cache = token_cache.load(place)
   seconds = time.monotonic() - start
   return {
@@ -113,7 +113,8 @@ def read(place: pathlib.Path, steps: int) -> dict:
 def one_batch(cache, sampler, step: int) -> float:
   """Milliseconds of drawing a batch and reading its tokens."""
   start = time.perf_counter()
-  sampler.take(cache.columns, sampler.batch(seed=7, step=step))
+  records = {"inputs": cache.tokens}
+  sampler.take(records, sampler.batch(seed=7, step=step))
   return 1000 * (time.perf_counter() - start)
 
 

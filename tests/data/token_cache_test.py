@@ -1,6 +1,7 @@
 """Caches on disk: what goes in comes out, complete or not at all."""
 
 import gc
+import json
 import os
 import pickle
 import subprocess
@@ -21,23 +22,23 @@ NAMES = st.text(
 
 
 def write(place, rows, names, *, vocab_size=100, block=3):
-  with token_cache.writing(
-    place,
-    {"inputs": rows.shape[1]},
-    vocab_size=vocab_size,
-    names=["ids"],
-    facts={"source": "a test"},
-  ) as writer:
+  length = rows.shape[1]
+  with token_cache.writing(place, length, vocab_size=vocab_size) as writer:
     for start in range(0, len(rows), block):
       part = slice(start, start + block)
-      writer.append({"inputs": rows[part]}, {"ids": names[part]})
+      writer.append(rows[part], names[part])
   return token_cache.load(place)
 
 
 @pytest.fixture
-def small(tmp_path):
+def place(tmp_path):
+  return tmp_path / "cache"
+
+
+@pytest.fixture
+def small(place):
   rows = np.arange(40).reshape(10, 4)
-  return write(tmp_path / "cache", rows, [f"d{n}" for n in range(10)]), rows
+  return write(place, rows, [f"d{n}" for n in range(10)]), rows
 
 
 @settings(deadline=None, max_examples=40)
@@ -57,19 +58,18 @@ def test_records_come_back_as_they_were(
   place = tmp_path_factory.mktemp("caches") / "cache"
   cache = write(place, rows, names, vocab_size=vocab_size, block=block)
   assert len(cache) == len(names)
-  assert list(cache.names["ids"]) == names
+  assert list(cache.ids) == names
   chosen = rng.integers(0, len(names), 7) if names else np.zeros(0, int)
-  taken = cache.take(chosen)["inputs"]
+  taken = cache.tokens[chosen]
   assert taken.dtype == np.int32
   np.testing.assert_array_equal(taken, rows[chosen])
-  token_cache.verify(place)
-  stored = os.path.getsize(place / "inputs.npy") - 128
+  stored = os.path.getsize(place / "tokens.npy") - 128
   assert stored == rows.size * (4 if wide else 2)
 
 
 def test_rows_are_a_number_a_slice_a_mask_or_an_array(small):
   cache, rows = small
-  column = cache.columns["inputs"]
+  column = cache.tokens
   assert column.shape == rows.shape
   for index in (
     3,
@@ -85,30 +85,22 @@ def test_rows_are_a_number_a_slice_a_mask_or_an_array(small):
     assert column[index].dtype == np.int32
   with pytest.raises(IndexError):
     column[np.array([10])]
-  assert cache.names["ids"][-1] == "d9"
-  assert cache.names["ids"][1:3] == ["d1", "d2"]
-  assert cache.facts == {"source": "a test"}
+  assert cache.ids[-1] == "d9"
+  assert cache.ids[1:3] == ["d1", "d2"]
 
 
 def test_rows_are_mapped_where_they_cannot_be_read(small, monkeypatch):
   cache, rows = small
   monkeypatch.delattr(os, "preadv")
   chosen = np.array([9, 0, 4])
-  np.testing.assert_array_equal(cache.take(chosen)["inputs"], rows[chosen])
+  np.testing.assert_array_equal(cache.tokens[chosen], rows[chosen])
 
 
-def test_a_file_that_shrinks_while_it_is_open_is_no_silent_row(small):
+def test_a_file_that_shrinks_while_it_is_open_is_no_silent_row(small, place):
   cache, _ = small
-  os.truncate(cache.directory / "inputs.npy", 200)
-  with pytest.raises(OSError, match="inputs.npy: shorter than it was"):
-    cache.take(np.array([9]))
-
-
-def test_a_row_out_of_range_is_refused(small):
-  cache, _ = small
-  for rows in ([10], [-2], [-1], [0, 99]):
-    with pytest.raises(ValueError, match=r"expected rows below 10, got"):
-      cache.take(np.array(rows))
+  os.truncate(place / "tokens.npy", 200)
+  with pytest.raises(OSError, match="tokens.npy: shorter than it was"):
+    cache.tokens[np.array([9])]
 
 
 def test_poisson_batches_of_a_cache_are_those_of_the_array(small):
@@ -119,106 +111,91 @@ def test_poisson_batches_of_a_cache_are_those_of_the_array(small):
   sizes = set()
   for step in range(20):
     batch = sampler.batch(seed=5, step=step)
-    taken = sampler.take(cache.columns, batch)
+    taken = sampler.take({"inputs": cache.tokens}, batch)
     np.testing.assert_array_equal(taken["is_padding_example"], batch.is_padding)
     taken = taken["inputs"]
     real = ~batch.is_padding
     for alone in (batch, batch.indices):  # whose padding was a row of zeros
       with pytest.raises(TypeError, match=r"call sampler\.take"):
-        cache.take(alone)
+        cache.tokens[np.asarray(alone)]
     np.testing.assert_array_equal(taken[real], rows[batch.indices[real]])
     assert not taken[~real].any()
     sizes.add(int(np.sum(~batch.is_padding)))
   assert len(sizes) > 2
 
 
-def test_the_digest_depends_on_content_alone(tmp_path):
-  rows = np.arange(12).reshape(6, 2)
-  names = list("abcdef")
-  first = write(tmp_path / "one", rows, names, block=1)
-  second = write(tmp_path / "two", rows, names, block=4)
-  assert first.digest == second.digest
-  other = rows.copy()
-  other[5, 1] += 1
-  assert write(tmp_path / "three", other, names).digest != first.digest
-  renamed = write(tmp_path / "four", rows, [*"abcde", "g"])
-  assert renamed.digest != first.digest
-
-
-@pytest.mark.parametrize("file", ["inputs.npy", "ids.txt"])
-def test_a_changed_byte_is_seen_when_the_cache_is_verified(small, file):
-  cache, _ = small
-  path = cache.directory / file
-  content = bytearray(path.read_bytes())
-  content[-2] ^= 1
-  path.write_bytes(content)
-  with pytest.raises(ValueError, match="expected content with the digest"):
-    token_cache.verify(cache.directory)
-
-
 @pytest.mark.parametrize("longer", [False, True])
-@pytest.mark.parametrize("file", ["inputs.npy", "ids.txt"])
-def test_a_file_of_another_length_is_refused(small, file, longer):
-  cache, _ = small
-  path = cache.directory / file
+@pytest.mark.parametrize("file", ["tokens.npy", "ids.txt"])
+@pytest.mark.usefixtures("small")
+def test_a_file_of_another_length_is_refused(place, file, longer):
+  path = place / file
   whole = path.read_bytes()
   path.write_bytes(whole + whole[-8:] if longer else whole[:-9])
   with pytest.raises(ValueError, match="write the cache again"):
-    token_cache.load(cache.directory)
+    token_cache.load(place)
 
 
-def test_a_missing_file_or_manifest_is_refused(small, tmp_path):
-  cache, _ = small
+@pytest.mark.usefixtures("small")
+def test_a_missing_file_or_manifest_is_refused(place, tmp_path):
   with pytest.raises(ValueError, match="expected the manifest of a token"):
     token_cache.load(tmp_path)
-  (cache.directory / "ids.txt").unlink()
-  with pytest.raises(ValueError, match="files that its manifest names"):
-    token_cache.load(cache.directory)
-  (cache.directory / "manifest.json").write_text('{"format": 0}')
+  (place / "ids.txt").unlink()
+  with pytest.raises(ValueError, match="files that its manifest describes"):
+    token_cache.load(place)
+  (place / "manifest.json").write_text('{"format": 0}')
   with pytest.raises(ValueError, match="expected a token cache of format 1"):
-    token_cache.load(cache.directory)
+    token_cache.load(place)
 
 
-def test_a_manifest_without_its_fields_is_refused(small):
-  cache, _ = small
-  (cache.directory / "manifest.json").write_text('{"format": 1}')
+@pytest.mark.usefixtures("small")
+def test_a_manifest_without_its_fields_is_refused(place):
+  (place / "manifest.json").write_text('{"format": 1}')
   with pytest.raises(ValueError, match="write the cache again"):
-    token_cache.load(cache.directory)
+    token_cache.load(place)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_cache_of_an_earlier_version_is_read(place):
+  """Its manifest describes columns, and notes no size of the ids."""
+  manifest = {
+    "format": 1, "num_records": 10, "names": {"ids": "digest"},
+    "columns": {"tokens": {"length": 4, "dtype": "<u2", "sha256": "digest"}},
+  }  # fmt: skip
+  (place / "manifest.json").write_text(json.dumps(manifest))
+  assert token_cache.load(place).ids[-1] == "d9"
 
 
 def test_two_writers_of_one_cache_refuse_each_other(tmp_path):
   place = tmp_path / "cache"
-  rows = {"inputs": np.ones((2, 2), int)}
-  with token_cache.writing(place, {"inputs": 2}, vocab_size=9) as first:
-    first.append(rows)
+  block = np.ones((2, 2), int), ["a", "b"]
+  with token_cache.writing(place, 2, vocab_size=9) as first:
+    first.append(*block)
     with pytest.raises(ValueError, match="nobody else to write this cache"):
-      with token_cache.writing(place, {"inputs": 2}, vocab_size=9):
+      with token_cache.writing(place, 2, vocab_size=9):
         pass
-    first.append(rows)
+    first.append(*block)
   assert len(token_cache.load(place)) == 4
   assert sorted(path.name for path in place.iterdir()) == [
-    "inputs.npy", "manifest.json"
+    "ids.txt", "manifest.json", "tokens.npy"
   ]  # fmt: skip
 
 
 def test_a_cache_goes_to_other_processes(small):
   cache, rows = small
   copy = pickle.loads(pickle.dumps(cache))
-  np.testing.assert_array_equal(copy.columns["inputs"][:], rows)
-  np.testing.assert_array_equal(
-    copy.take(np.array([3, 1]))["inputs"], rows[[3, 1]]
-  )
-  assert copy.names["ids"][2:5] == ["d2", "d3", "d4"]
-  assert copy.names["ids"][::4] == ["d0", "d4", "d8"]
+  np.testing.assert_array_equal(copy.tokens[:], rows)
+  np.testing.assert_array_equal(copy.tokens[np.array([3, 1])], rows[[3, 1]])
+  assert copy.ids[2:5] == ["d2", "d3", "d4"]
+  assert copy.ids[::4] == ["d0", "d4", "d8"]
 
 
 @pytest.mark.filterwarnings("error::ResourceWarning")
-def test_a_cache_that_is_let_go_closes_its_files(small):
-  cache, _ = small
-  number = cache.columns["inputs"]._files[0]
+def test_a_cache_that_is_let_go_closes_its_files(place):
+  rows = np.zeros((2, 2), int)
+  cache = write(place, rows, ["a", "b"])
+  number = cache.tokens._files[0]
   os.fstat(number)
   del cache
-  small[0].columns.clear()
   gc.collect()
   with pytest.raises(OSError, match="Bad file descriptor"):
     os.fstat(number)
@@ -227,20 +204,15 @@ def test_a_cache_that_is_let_go_closes_its_files(small):
 def test_rows_are_copies_that_may_be_changed(tmp_path):
   rows = np.arange(6).reshape(3, 2)
   cache = write(tmp_path / "wide", rows, list("abc"), vocab_size=1 << 20)
-  for taken in (
-    cache.columns["inputs"][:],
-    np.asarray(cache.columns["inputs"]),
-  ):
+  for taken in (cache.tokens[:], np.asarray(cache.tokens)):
     taken[:] = 7
-  np.testing.assert_array_equal(cache.columns["inputs"][:], rows)
+  np.testing.assert_array_equal(cache.tokens[:], rows)
 
 
 def test_an_error_in_the_middle_leaves_nothing(tmp_path):
   with pytest.raises(RuntimeError, match="no more"):
-    with token_cache.writing(
-      tmp_path / "cache", {"inputs": 2}, vocab_size=9
-    ) as writer:
-      writer.append({"inputs": np.zeros((3, 2), int)})
+    with token_cache.writing(tmp_path / "cache", 2, vocab_size=9) as writer:
+      writer.append(np.zeros((3, 2), int), list("abc"))
       raise RuntimeError("no more")
   assert list(tmp_path.iterdir()) == []
 
@@ -248,8 +220,8 @@ def test_an_error_in_the_middle_leaves_nothing(tmp_path):
 KILLED = """
 import os, sys, numpy as np
 from synthq_jax.data import token_cache
-with token_cache.writing(sys.argv[1], {"inputs": 2}, vocab_size=9) as writer:
-  writer.append({"inputs": np.zeros((3, 2), int)})
+with token_cache.writing(sys.argv[1], 2, vocab_size=9) as writer:
+  writer.append(np.zeros((3, 2), int), list("abc"))
   os.kill(os.getpid(), 9)
 """
 
@@ -264,57 +236,38 @@ def test_a_kill_leaves_nothing_that_looks_finished(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
-def test_what_is_there_is_not_written_over(small):
+def test_what_is_there_is_not_written_over(small, place):
   cache, rows = small
   with pytest.raises(ValueError, match="expected a place for a new cache"):
-    write(cache.directory, rows, [""] * 10)
-  np.testing.assert_array_equal(cache.columns["inputs"][:], rows)
-
-
-GOOD = {"inputs": np.zeros((2, 3), int)}
+    write(place, rows, [""] * 10)
+  np.testing.assert_array_equal(cache.tokens[:], rows)
 
 
 @pytest.mark.parametrize(
-  ("tokens", "names", "message"),
+  ("tokens", "ids", "message"),
   [
-    ({}, {"ids": []}, r"expected the columns \['inputs'\]"),
-    (GOOD, {}, r"and the names \['ids'\], got \['inputs'\] and \[\]"),
-    ({"inputs": np.zeros((2, 4), int)}, {"ids": ["a", "b"]}, r"shape \(2, 3\)"),
-    ({"inputs": np.full((2, 3), 65_536)}, {"ids": ["a", "b"]}, "0 to 65535"),
-    ({"inputs": np.full((2, 3), -1)}, {"ids": ["a", "b"]}, "got -1 to -1"),
-    (GOOD, {"ids": ["a"]}, "expected 2 names"),
-    (GOOD, {"ids": ["a", "b\nc"]}, "without line feeds"),
+    (np.zeros((2, 4), int), ["a", "b"], r"shape \(2, 3\)"),
+    (np.zeros((2, 3), int), ["a"], r"shape \(1, 3\)"),
+    (np.full((2, 3), 65_536), ["a", "b"], "0 to 65535"),
+    (np.full((2, 3), -1), ["a", "b"], "got -1 to -1"),
+    (np.zeros((2, 3), int), ["a", "b\nc"], "without line feeds"),
   ],
 )
-def test_a_block_that_does_not_fit_is_refused(tmp_path, tokens, names, message):
+def test_a_block_that_does_not_fit_is_refused(tmp_path, tokens, ids, message):
   with pytest.raises(ValueError, match=message):
-    with token_cache.writing(
-      tmp_path / "cache", {"inputs": 3}, vocab_size=50, names=["ids"]
-    ) as writer:
-      writer.append(tokens, names)
+    with token_cache.writing(tmp_path / "cache", 3, vocab_size=50) as writer:
+      writer.append(tokens, ids)
   assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("lengths", [{}, {"inputs": 0}])
-def test_a_cache_needs_a_column(tmp_path, lengths):
-  with pytest.raises(ValueError, match="columns of at least one token"):
-    with token_cache.writing(tmp_path / "cache", lengths, vocab_size=50):
+def test_a_record_needs_a_token(tmp_path):
+  with pytest.raises(ValueError, match="expected length >= 1"):
+    with token_cache.writing(tmp_path / "cache", 0, vocab_size=50):
       pass
 
 
-def test_columns_whose_files_would_mix_are_refused(tmp_path):
-  with pytest.raises(ValueError, match="expected names of files"):
-    with token_cache.writing(
-      tmp_path / "cache", {"ids": 2}, vocab_size=50, names=["ids"]
-    ):
-      pass
-  with pytest.raises(ValueError, match="expected names of files"):
-    with token_cache.writing(tmp_path / "cache", {"../x": 2}, vocab_size=50):
-      pass
-
-
-def test_a_cache_is_read_without_tensorflow(small):
-  cache, _ = small
+@pytest.mark.usefixtures("small")
+def test_a_cache_is_read_without_tensorflow(place):
   script = (
     "import sys; from synthq_jax.data import token_cache\n"
     "cache = token_cache.load(sys.argv[1])\n"
@@ -322,7 +275,7 @@ def test_a_cache_is_read_without_tensorflow(small):
     " & set(sys.modules)))"
   )
   done = subprocess.run(
-    [sys.executable, "-c", script, str(cache.directory)],
+    [sys.executable, "-c", script, str(place)],
     check=True,
     capture_output=True,
     text=True,

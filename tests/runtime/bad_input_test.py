@@ -519,7 +519,7 @@ def test_damaged_files_say_what_to_delete(folder, run, capsys, monkeypatch):
   damage = [
     ("prepare_data/documents/tokens.npy", None),
     ("prepare_data/documents/tokens.npy", "half"),
-    ("prepare_data/documents/ids_ends.npy", b""),
+    ("prepare_data/documents/ids.txt", "half"),
     ("prepare_data/documents/manifest.json", "half"),
     ("private/prepare_data/train.npz", b"PK"),
     ("private/prepare_data/train.npz", None),
