@@ -56,7 +56,7 @@ def denoise(
   Returns:
     float32; the matrix itself without noise.
   """
-  matrix = jnp.asarray(matrix, jnp.float32)
+  matrix, noise_std = jnp.asarray(matrix, jnp.float32), jnp.asarray(noise_std)
   long, ratio = max(matrix.shape), min(matrix.shape) / max(matrix.shape)
   left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
   unit = noise_std * math.sqrt(long)
@@ -117,6 +117,7 @@ def dual_averaging(
   ) -> tuple[optax.Updates, DualAveragingState]:
     if params is None:
       raise ValueError("expected params in update(updates, state, params)")
+    assert isinstance(state, DualAveragingState)  # as `init_fn` made it
     step = jnp.asarray(optax.safe_increment(state.step))
     total = jax.tree.map(jnp.add, state.total, updates)
     std = noise_std * jnp.sqrt(step.astype(jnp.float32))

@@ -116,9 +116,9 @@ def refuse_private(test_sets: Sequence[TestSet], source: str) -> None:
   is_there = os.path.exists(place) or private.kind == "seqio"
   digest = private.digest() if alike and is_there else None
   for one in alike:
-    source = _without_corpus(one.source)
-    if os.path.realpath(source.place) == place or (
-      digest is not None and source.digest() == digest
+    other = _without_corpus(one.source)
+    if os.path.realpath(other.place) == place or (
+      digest is not None and other.digest() == digest
     ):
       raise _is_private(one.name)
 
