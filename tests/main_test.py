@@ -823,7 +823,7 @@ def test_a_dry_run_makes_nothing_and_says_what_it_would_cost(tmp_path, capsys):
   assert "\nunit of privacy: one query\nfinetune_dp/eps3: epsilon 3" in text
   assert "epsilon of synthetic_eps3: 3, released" in text
   assert "direct_dp_eps3: 3, only compared" in text
-  assert "map_eps3: 3, only compared" in text
+  assert "adapter_eps3: 3, only compared" in text
   assert "BM25's scores: 0.5 for each of 2 rows, released" in text
   assert "releases, together: at most 4.5, " in text
   assert "at the sum of their deltas" in text
@@ -860,7 +860,7 @@ def test_a_dry_run_finds_what_is_there(finished_run):
   text = guide.dry_run(config, root, plan.STAGES, ())
   assert "to make" not in text and "then:" not in text
   assert "generate: there: public_only, eps8" in text
-  assert "started here before: 13 private trainings" in text
+  assert "started here before: 14 private trainings" in text
   rows = dataclasses.replace(config.rows, synthetic=(8.0, 2.0))
   changed = dataclasses.replace(config, rows=rows)
   text = guide.dry_run(changed, root, plan.STAGES, ())

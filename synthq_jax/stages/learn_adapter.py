@@ -88,7 +88,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
   if run.for_audit or not config.rows.adapted:
     return
   settings = private_training.filled(config.learn_adapter, run.prepared)
-  base = config.rows.adapted_row
+  base = config.rows.adapter_base
   retriever, vectors = run.retrievers[base], run.vectors[base]
   for epsilon in config.rows.adapted:
     name = row_name(epsilon)

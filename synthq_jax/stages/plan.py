@@ -57,6 +57,7 @@ __all__ = [
 
 STAGES = tuple(stages_lib.SUMMARIES)
 """The names of the stages, in the order in which they run."""
+_PUBLIC = ("public_only", "untrained")
 _TRAININGS = {"finetune_dp", "direct_dp", "train_retriever"}
 _TRANSFORMERS = "--format=huggingface and sentence-transformers"
 
@@ -87,8 +88,9 @@ class Rows:
   adapted: tuple[float, ...] = field_kinds.later(())
   """A public encoder with a linear map of its vectors that private queries teach
   at these epsilons."""
-  adapted_row: str = field_kinds.later("untrained")
-  """The row of that encoder: "untrained" or "public_only"."""
+  adapted_row: str = field_kinds.later("")
+  """The row of that encoder, "public_only" or "untrained"; empty: the first of these
+  that is made."""
   compared: tuple[str, ...] = ()
   """Rows with a finite epsilon that nobody will release, or their beginnings:
   "direct_dp", "synthetic_eps16", "adapter", "ltr_untrained". They lie under
@@ -109,16 +111,16 @@ class Rows:
           f"Rows.{field} needs the row that it is made of, got bm25=False: set"
           f" it, or leave {field} out"
         )
-    public = ("untrained", "public_only")
-    if self.adapted_row not in public:
+    if self.adapted_row not in ("", *_PUBLIC):
       raise ValueError(
         "Rows.adapted_row must be a row of a public encoder, one of"
-        f" {', '.join(public)}, got {self.adapted_row!r}"
+        f" {', '.join(_PUBLIC)}, got {self.adapted_row!r}"
       )
-    if self.adapted and not getattr(self, self.adapted_row):
+    if self.adapted and not self.adapter_base:
       raise ValueError(
         "Rows.adapted needs the encoder whose vectors are mapped, got"
-        f" {self.adapted_row}=False: set it, or leave adapted out"
+        f" {self.adapted_row or ' and '.join(_PUBLIC)}=False: set it, or leave"
+        " adapted out (ADAPTED=())"
       )
     for field in ("synthetic", "direct_dp", "adapted"):
       names: dict[str, float] = {}
@@ -136,6 +138,12 @@ class Rows:
             " leave one out"
           )
         names[name] = epsilon
+
+  @property
+  def adapter_base(self) -> str:
+    """The row whose query vectors adapters map; "": it is not made."""
+    wanted = (self.adapted_row,) if self.adapted_row else _PUBLIC
+    return next((row for row in wanted if getattr(self, row)), "")
 
   def is_ranked(self, row: str) -> bool:
     """Says whether a retriever gets a row with learned weights."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from synthq_jax.optim.bookkeeping import rules
-from synthq_jax.optim.contrastive import encoders, pair_norms
+from synthq_jax.optim.contrastive import encoders, pair_norms, shares
 
 RANDOM = np.random.default_rng(0)
 PARAMS = {
@@ -143,7 +143,7 @@ def test_gram_matrices_give_each_encoders_norms_and_never_less(
   name, keep_ratio
 ):
   found = norms(
-    functools.partial(pair_norms._both, memory_bytes=0),
+    functools.partial(pair_norms._both, memory_bytes=0, share=shares.Share()),
     ENCODERS[name],
     keep_ratio=keep_ratio,
   )

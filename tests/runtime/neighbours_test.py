@@ -454,7 +454,7 @@ def test_every_private_file_that_a_query_changes_is_in_the_table(runs):
 
 
 _FOLLOWS_FROM_N = {
-  "delta", "epsilon", "expected_batch_size", "max_batch_size", "noise_multiplier",
+  "batch_size", "delta", "epsilon", "expected_batch_size", "max_batch_size", "noise_multiplier",
   "num_examples", "num_queries", "num_units",
 }  # fmt: skip
 """Fields of results that follow from the number of train records, which is
@@ -467,6 +467,11 @@ _STATED_HTML = re.compile(
   rb"^.*<strong>(Privacy|Mechanism|Several records|Epsilon|What that protects).*$",
   re.MULTILINE,
 )
+# An adapter draws every query in each step: its batch has n records.
+_TRAINED = re.compile(rb"^\| retriever \| adapter eps8 .*$", re.MULTILINE)
+_TRAINED_HTML = re.compile(
+  rb"<td[^>]*>retriever</td>\s*<td[^>]*>adapter eps8</td>.*?</tr>", re.DOTALL
+)
 _NUMBER = re.compile(rb"\d+(\.\d+)?(e-\d+)?")
 
 
@@ -477,7 +482,7 @@ def _without_n(files: Files) -> Files:
     if name.endswith(artifacts.RESULT_NAME):
       return json.dumps(_kept(json.loads(content))).encode()
     if name.startswith("report/"):
-      for stated in (_STATED, _STATED_HTML):
+      for stated in (_STATED, _STATED_HTML, _TRAINED, _TRAINED_HTML):
         content = stated.sub(lambda m: _NUMBER.sub(b"N", m[0]), content)
     return content
 
@@ -540,7 +545,6 @@ def _of_users(
       original=False,
       ltr=("public_only",),
       adapted=(8.0,),
-      adapted_row="public_only",
     ),
     finetune_dp=finetune_dp.Config(steps=2, batch_size=8, delta=1e-3),
     direct_dp=direct_dp.Config(steps=2, batch_size=8, delta=1e-3),

@@ -57,9 +57,9 @@ def identifiers(root):
 def test_whatever_lies_outside_of_private_is_in_the_joint_claim(finished_run):
   found = released_results.read(finished_run.root)
   named = identifiers(finished_run.root)
-  # The generator, five of the six direct trainings, weights beside three
-  # retrievers, a map.
-  assert len(named) == 10
+  # The generator, five of the six direct trainings, an adapter, weights beside
+  # four retrievers.
+  assert len(named) == 11
   assert named == {one.identifier for one in found.together.ledger}
   assert not found.unclaimed and not found.trials
   for path in outside(finished_run.root):
@@ -76,7 +76,7 @@ def test_the_page_states_the_claim_of_all_that_lies_there(finished_run):
   section = text.partition("Everything that is released together")[2]
   shown = re.search(r"is \(([\d.]+), ([\d.e-]+)\)", section)
   assert shown[1] == rounding.epsilon(claim.epsilon)
-  assert f"**Epsilon.** {shown[1]} for all that is released" in text
+  assert f"**Privacy.** epsilon {shown[1]} for one query. For all that" in text
   claims = r"\(delta ([\d.e-]+)\)|is \([\d.]+, ([\d.e-]+)\)"
   deltas = {a or b for a, b in re.findall(claims, text)}
   assert deltas == {shown[2]}  # one on the whole page
@@ -96,7 +96,7 @@ def test_a_row_that_is_only_compared_lies_under_private_with_all_made_of_it(
     assert b"direct dp group" not in path.read_bytes(), path
   assert found.everything.epsilon > found.together.epsilon
   assert found.everything.delta == found.together.delta
-  assert len(found.started) == 13
+  assert len(found.started) == 14
   private = (root / finished_run.report.private_html).read_text()
   assert "direct dp group" in private and name in private
 

@@ -295,7 +295,10 @@ def _all_made(training, mechanism):
   ("rows", "message"),
   [
     ({"ltr": ("original",), "bm25": False}, "Rows.ltr needs the row"),
-    ({"adapted": (8.0,), "untrained": False}, "adapted needs the encoder"),
+    (
+      {"adapted": (8.0,), "untrained": False, "public_only": False},
+      "public_only and untrained=False: set it, or leave",
+    ),
     (
       {
         "adapted": (8.0,),

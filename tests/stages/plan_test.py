@@ -15,7 +15,7 @@ import tiny_runs
 
 from synthq_jax import stages
 from synthq_jax.cli import main
-from synthq_jax.data import shipped
+from synthq_jax.data import shipped, splits
 from synthq_jax.models import prompt, static_vectors, t5_checkpoints
 from synthq_jax.privacy import rounding
 from synthq_jax.privacy import unit as unit_lib
@@ -525,9 +525,9 @@ def test_a_fixed_secret_is_refused_for_private_data():
 
 def test_one_query_less_changes_no_other_record():
   relevant = {f"q{i}": [f"d{i}", f"d{i + 1}", f"d{i + 2}"] for i in range(50)}
-  kept = {q: prepare_data._keep_one(d, q, 0) for q, d in relevant.items()}
+  kept = {q: splits.choose_document(d, q) for q, d in relevant.items()}
   del relevant["q7"]
-  again = {q: prepare_data._keep_one(d, q, 0) for q, d in relevant.items()}
+  again = {q: splits.choose_document(d, q) for q, d in relevant.items()}
   assert again == {q: d for q, d in kept.items() if q != "q7"}
   positions = [int(d[1:]) - int(q[1:]) for q, d in kept.items()]
   assert set(positions) == {0, 1, 2}
