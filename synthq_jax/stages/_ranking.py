@@ -142,17 +142,17 @@ def records(
     _search.nearest(judged, documents, asked, depth),
   )
   size = (len(judged.qrels), 2 * depth)
-  made = {
+  arrays = {
     "values": np.zeros((*size, len(ranking.FEATURES)), np.float32),
     "relevant": np.zeros(size, bool),
     "candidate": np.zeros(size, bool),
   }
   for row, (query, (ids, _, values)) in enumerate(candidates.items()):
     grades = judged.qrels[query]
-    made["values"][row, : len(ids)] = values
-    made["candidate"][row, : len(ids)] = True
-    made["relevant"][row, : len(ids)] = [grades.get(x, 0) > 0 for x in ids]
-  return made
+    arrays["values"][row, : len(ids)] = values
+    arrays["candidate"][row, : len(ids)] = True
+    arrays["relevant"][row, : len(ids)] = [grades.get(x, 0) > 0 for x in ids]
+  return arrays
 
 
 def chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
