@@ -27,7 +27,7 @@ def loss_fn(params, batch):  # one number for each example
   )
 
 
-secret = np.random.SeedSequence().entropy  # 128 bits: keep, tell nobody
+secret = np.random.SeedSequence().entropy  # a new one for each training
 sampler = sampling.Poisson.with_margin(
   num_examples=4000, expected_batch_size=256
 )

@@ -11,7 +11,7 @@ import optax
 from synthq_jax import optim
 from synthq_jax.privacy import claim, sampling
 
-SECRET = np.random.SeedSequence().entropy  # 128 bits: keep, tell nobody
+SECRET = np.random.SeedSequence().entropy  # a new one for each training
 NUM, DIM, STEPS = 4000, 8, 60
 
 rng = np.random.default_rng(0)

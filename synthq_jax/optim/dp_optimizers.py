@@ -11,7 +11,7 @@ from synthq_jax.optim import noise as noise_lib
 from synthq_jax.optim.bookkeeping import sums
 
 # By name: the package's attribute `privatize` is a function.
-from synthq_jax.optim.privatize import Number, privatize
+from synthq_jax.optim.privatize import Number, check_shapes, privatize
 
 __all__ = ["adafactor", "dp_adafactor", "dp_adam", "dp_aggregate"]
 
@@ -266,7 +266,8 @@ def dp_aggregate(
     is_padding_example: jax.Array | None = None,
     **extra: object,
   ) -> tuple[optax.Updates, optax.EmptyState]:
-    del params, extra
+    del extra
+    check_shapes(updates, params, is_stacked=True)
     norms = jax.vmap(optax.tree.norm)(  # [batch]
       jax.tree.map(lambda x: x.astype(jnp.float32), updates)
     )

@@ -12,7 +12,13 @@ from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.optim.bookkeeping import devices
 
-__all__ = ["Number", "PrivatizeState", "check_whole", "privatize"]
+__all__ = [
+  "Number",
+  "PrivatizeState",
+  "check_shapes",
+  "check_whole",
+  "privatize",
+]
 
 Number = float | jax.Array | Callable[[jax.Array], Any]
 """A constant, a scalar that may be traced, or a schedule: a function of the step,
@@ -118,9 +124,9 @@ def privatize(
     params: optax.Params | None = None,
     **extra: Any,
   ) -> tuple[optax.Updates, PrivatizeState]:
-    del params
     _check_extra(extra)
     check_whole(updates)
+    check_shapes(updates, params)
     updates = _refuse_mapped(updates, key)
     step = jnp.asarray(optax.safe_increment(state.step))
     total = jax.tree.map(lambda x: x.astype(jnp.float32), updates)
@@ -137,6 +143,34 @@ def privatize(
     return mean, PrivatizeState(step, noise_state)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def check_shapes(
+  updates: Any, params: Any, *, is_stacked: bool = False
+) -> None:
+  """Refuses gradients of single examples in place of a sum, and a sum for them.
+
+  They would pass: optax adds arrays of any shapes that broadcast.
+
+  Args:
+    updates: what a transform is given.
+    params: beside it; None, or of another structure: nothing is known.
+    is_stacked: whether gradients of single examples are wanted, [batch, ...].
+
+  Raises:
+    ValueError: if shapes are others.
+  """
+  if jax.tree.structure(updates) != jax.tree.structure(params):
+    return
+  leaves = zip(jax.tree.leaves(updates), jax.tree.leaves(params), strict=True)
+  for got, expected in leaves:
+    if jnp.shape(got)[int(is_stacked) :] != jnp.shape(expected):
+      what = "gradients [batch, ...]" if is_stacked else "a sum"
+      raise ValueError(
+        f"expected {what} with the parameters' shapes, got"
+        f" {jnp.shape(got)} for {jnp.shape(expected)}: give clipped_grad's sum to"
+        " privatize, and gradients [batch, ...] of examples to dp_aggregate"
+      )
 
 
 def _of_step(numbers: tuple[Any, ...], step: jax.Array) -> tuple[Any, Any]:

@@ -326,3 +326,23 @@ def test_numbers_in_half_precision_are_refused():
   params = jnp.zeros(9, jnp.bfloat16)  # in whose precision numbers are kept
   with pytest.raises(ValueError, match="in single precision, got bfloat16"):
     tx.update(jnp.zeros(9), tx.init(params))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_gradients_of_single_examples_are_no_sum(jit):
+  """They passed, unclipped, and turned parameters into [batch, ...]."""
+  params = {"w": jnp.zeros((8, 2)), "b": jnp.zeros(2)}
+  named = {"noise_multiplier": 1.0, "denominator": 4, "key": jax.random.key(0)}
+  summed = optim.dp_adam(0.1, l2_sensitivity=1.0, **named)
+  stacked = optim.dp_aggregate(l2_clip_norm=1.0, **named)
+  batch = jax.tree.map(lambda x: jnp.ones((8, *x.shape)), params)
+  for transform, wrong, right in (
+    (summed, batch, params),
+    (stacked, params, batch),
+  ):
+    state = transform.init(params)
+    update = jax.jit(transform.update) if jit else transform.update
+    with pytest.raises(ValueError, match="with the parameters' shapes, got"):
+      update(wrong, state, params)
+    updates, _ = update(right, state, params)
+    assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
