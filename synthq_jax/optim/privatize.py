@@ -165,9 +165,9 @@ def check_shapes(
   leaves = zip(jax.tree.leaves(updates), jax.tree.leaves(params), strict=True)
   for got, expected in leaves:
     if jnp.shape(got)[int(is_stacked) :] != jnp.shape(expected):
-      what = "gradients [batch, ...]" if is_stacked else "a sum"
+      needed = "gradients [batch, ...]" if is_stacked else "a sum"
       raise ValueError(
-        f"expected {what} with the parameters' shapes, got"
+        f"expected {needed} with the parameters' shapes, got"
         f" {jnp.shape(got)} for {jnp.shape(expected)}: give clipped_grad's sum to"
         " privatize, and gradients [batch, ...] of examples to dp_aggregate"
       )
