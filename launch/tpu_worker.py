@@ -6,6 +6,7 @@ the devices of a TPU asks nobody.
 """
 
 import dataclasses
+import math
 import os
 import re
 import urllib.error
@@ -62,11 +63,8 @@ def read(text: str) -> Worker:
   """
   values = dict(re.findall(r"(?m)^(\w+):\s*'?([^'\n]*)'?\s*$", text))
   sides = [int(n) for n in re.findall(r"\d+", values.get("HOST_BOUNDS", "1"))]
-  hosts = 1
-  for side in sides:
-    hosts *= side
   return Worker(
     slice=values.get("NODE_ID", ""),
     accelerator=values.get("ACCELERATOR_TYPE", ""),
-    hosts=hosts,
+    hosts=math.prod(sides),
   )

@@ -227,20 +227,30 @@ def read_pairs(
   Raises:
     ValueError: as `jsonl.read_jsonl`.
   """
-  rows = []
-  for part, split in _splits(name):
+  rows, parts = [], [*_splits(name)]
+  for part, split in parts:
     for _, row in part.rows(split):
       texts = tuple(str(row.get(x)) for x in (fields.query, fields.document))
       of_task = {"split": table_files.OfFile(split)}
       rows.append((split, _number(row), texts, {**row, **of_task}))
   rows.sort(key=lambda each: each[:3])
-  names = sorted({split for _, split in _splits(name)})
+  names = sorted({split for _, split in parts})
   lines = ((f"{name}/{split}", row) for split, _, _, row in rows)
   return jsonl.read_jsonl(name, fields, rows=lines, splits=names, **options)
 
 
 def check(name: str) -> None:
-  """Refuses a name under which nothing is registered or cached; reads no record."""
+  """Refuses a name under which nothing is registered or cached.
+
+  Reads no record of a cache; a task of `tasks.register` reads its source, whose
+  judgements name the splits.
+
+  Args:
+    name: of a task or mixture, or a folder.
+
+  Raises:
+    ValueError: if there is no such task, or a cache is not complete.
+  """
   for _ in _splits(name):
     pass
 

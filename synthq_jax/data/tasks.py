@@ -89,7 +89,8 @@ def register(
     vocabulary: T5's: a SentencePiece model's path, from `vocabulary.load`, or of
       SeqIO.
     form: "query_generation", whose inputs are documents and whose targets are
-      queries; or "dual_encoder", whose inputs are queries.
+      queries (`GENERATION_LENGTHS`); or "dual_encoder", whose inputs are queries
+      (`RETRIEVAL_LENGTHS`).
     one_per_query: whether a query is one example, with the document that
       `prepare_data` keeps of several. Else each pair is one, and a query with
       several documents is protected less (`privacy.sampling`).

@@ -91,7 +91,7 @@ class Writer:
     return {
       "format": _FORMAT,
       "num_records": self.num_records,
-      "bytes": {_IDS.partition(".")[0]: size},
+      "ids_bytes": size,
     }
 
   def _header(self) -> bytes:
@@ -170,8 +170,8 @@ def load(directory: str | os.PathLike) -> Cache:
       " write the cache again"
     )
   try:
-    for name, size in manifest.get("bytes", {}).items():
-      blocks.check_size(directory / f"{name}.txt", size)
+    if "ids_bytes" in manifest:  # not in caches of earlier versions
+      blocks.check_size(directory / _IDS, manifest["ids_bytes"])
     tokens = blocks.Rows([directory / _TOKENS], dtype=np.int32, mapped=False)
     ids = files.Lines(directory / _IDS, _name)
     counts = {manifest["num_records"], len(tokens), len(ids)}

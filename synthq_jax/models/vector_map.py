@@ -23,6 +23,7 @@ __all__ = [
   "Candidates",
   "choose_candidates",
   "get_losses",
+  "get_matrix",
   "init",
   "map_queries",
 ]
@@ -68,6 +69,20 @@ def map_queries(
     of unit length, which no ranking of documents depends on.
   """
   return queries + queries @ params[_NAME]
+
+
+def get_matrix(params: typing.Params) -> Float[np.ndarray, "dim dim"]:
+  """Returns identity + map, float32, by which a query is multiplied from the left.
+
+  >>> print(get_matrix({"map": jnp.full((2, 2), 0.5)}))
+  [[1.5 0.5]
+   [0.5 1.5]]
+
+  Args:
+    params: "map", [dim, dim].
+  """
+  change = np.asarray(params[_NAME], np.float32)
+  return change + np.eye(len(change), dtype=np.float32)
 
 
 def choose_candidates(

@@ -37,8 +37,6 @@ from synthq_jax.training import dp_step
 
 __all__ = ["STAGE", "Config", "Inputs", "PooledGrad", "row_name", "run"]
 
-_MAP = "map"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(_ranking.Config):
@@ -139,11 +137,10 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
   """
   given = task.inputs
   params, fields = _learn(task)
-  change = np.asarray(params[_MAP], np.float32)
   directory = task.folder(private=math.isinf(given.epsilon))
   array_files.save(
     directory / system_results.Adapter.FILE,
-    change + np.eye(len(change), dtype=np.float32),
+    vector_map.get_matrix(params),
   )
   return system_results.Adapter(
     directory=task.folders.relative(directory),

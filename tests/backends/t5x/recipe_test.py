@@ -1,5 +1,6 @@
 """The papers' recipe in T5X at a tiny size: from Google's layout to answers."""
 
+import dataclasses
 import json
 
 import jax
@@ -11,7 +12,7 @@ pytest.importorskip("t5x", reason="T5X is not installed: docs/t5x.md")
 
 import runs  # noqa: E402
 
-from synthq_jax.models import t5, t5_checkpoints, t5_config  # noqa: E402
+from synthq_jax.models import t5, t5_checkpoints  # noqa: E402
 from synthq_jax.privacy import ledger  # noqa: E402
 
 pytestmark = pytest.mark.timeout(1800)
@@ -19,17 +20,10 @@ pytestmark = pytest.mark.timeout(1800)
 RELEASED = 999_900
 """The step of Google's T5 1.0 Base."""
 NUM_QUERIES, NUM_DOCUMENTS = 40, 12
-SHAPE = t5_config.T5Config(
-  vocab_size=384,
-  emb_dim=8,
-  num_heads=4,
-  num_encoder_layers=2,
-  num_decoder_layers=2,
-  head_dim=3,
-  mlp_dim=16,
-  mlp_activations=("relu",),
-  logits_via_embedding=True,
+SHAPE = dataclasses.replace(
+  runs.SHAPE, mlp_activations=("relu",), logits_via_embedding=True
 )
+"""T5 1.0 has other activations, and ties its logits."""
 NAMES = (
   *("vocab_size", "emb_dim", "num_heads", "num_encoder_layers"),
   *("num_decoder_layers", "head_dim", "mlp_dim"),

@@ -12,7 +12,18 @@ import sys
 import numpy as np
 
 from synthq_jax.backends.t5x import release, settings
+from synthq_jax.models import t5_config
 
+SHAPE = t5_config.T5Config(
+  vocab_size=384,
+  emb_dim=8,
+  num_heads=4,
+  num_encoder_layers=2,
+  num_decoder_layers=2,
+  head_dim=3,
+  mlp_dim=16,
+)
+"""The shape of gin_configs/t5x/tiny.gin."""
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[2]
 TINY = "gin_configs/t5x/tiny.gin"

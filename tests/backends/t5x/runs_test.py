@@ -12,20 +12,12 @@ pytest.importorskip("t5x", reason="T5X is not installed: docs/t5x.md")
 
 import runs  # noqa: E402
 
-from synthq_jax.models import t5, t5_checkpoints, t5_config  # noqa: E402
+from synthq_jax.models import t5, t5_checkpoints  # noqa: E402
 from synthq_jax.privacy import ledger  # noqa: E402
 
 pytestmark = pytest.mark.timeout(1800)
 
-SHAPE = t5_config.T5Config(
-  vocab_size=384,
-  emb_dim=8,
-  num_heads=4,
-  num_encoder_layers=2,
-  num_decoder_layers=2,
-  head_dim=3,
-  mlp_dim=16,
-)
+SHAPE = runs.SHAPE
 MESH = {
   "partitioning__PjitPartitioner__num_partitions": None,
   "partitioning__PjitPartitioner__model_parallel_submesh": (1, 2),
