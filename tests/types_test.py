@@ -54,8 +54,8 @@ def test_the_checked_packages_are_those_of_runs_and_promises():
     ("def run(task: Task): return task.settings.dept", "missing-attribute"),
     ("def run(task: Task): return task.inputs.prepared", "missing-attribute"),
     ("static_encoder.Inputs(documents=poisson)", "bad-argument-type"),
-    ("stage.Stage(name='', result=int, needs=(), jobs=fuse.jobs,"
-     " run=static_encoder.run)", "bad-argument-type"),
+    ("stage.Stage(name='', result=int, needs=(), plan=fuse.plan_rows,"
+     " job=fuse.make_job, run=static_encoder.run)", "bad-argument-type"),
   ],
 )  # fmt: skip
 def test_a_call_that_does_not_fit_is_refused(tmp_path, line, rule):

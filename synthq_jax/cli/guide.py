@@ -437,18 +437,15 @@ def _price(
   from synthq_jax.privacy import rounding
   from synthq_jax.runtime import released_results
 
-  def is_released(one: Any) -> bool:
-    return not config.rows.is_compared(one.row)
-
   weights = [one for one in trainings if one.stage == "learn_to_rank"]
-  total = sum(one.epsilon for one in trainings if is_released(one))
+  total = sum(one.epsilon for one in trainings if one.is_released)
   for one in trainings:
     if one not in weights:
-      use = "released" if is_released(one) else "only compared"
+      use = "released" if one.is_released else "only compared"
       yield f"epsilon of {one.row}: {rounding.epsilon(one.epsilon)}, {use}"
   if weights:
     epsilon = config.learn_to_rank.epsilon
-    number = sum(map(is_released, weights))
+    number = sum(one.is_released for one in weights)
     yield (
       f"epsilon of the weights of BM25's scores: {rounding.epsilon(epsilon)} for"
       f" each of {number} rows, released"

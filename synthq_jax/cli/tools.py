@@ -109,7 +109,7 @@ def _search(options: argparse.Namespace) -> str:
   )
   if not options.serve:
     hits = searcher.search(options.query, options.k)
-    return search.describe(searcher.name, hits)
+    return search.describe(searcher.row, hits)
   page = search_page.server(
     searcher, port=options.port, k=options.k, private=options.private
   )

@@ -153,8 +153,7 @@ class _Row(NamedTuple):
     return f"{exposure.epsilon_of_mean_rank(mean, num, self.repetitions):.3f}"
 
   def papers(self) -> tuple[str, str]:
-    name = self.name
-    target = math.inf if name == "inf" else float(name.removeprefix("eps"))
+    target = self.audit.row.epsilon
     return _PAPERS.get((target, self.repetitions), ("-", "-"))
 
   def leaked(self, leaks: str = "leaked", of: str = "ranks") -> str:

@@ -7,12 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from synthq_jax import intervals
 from synthq_jax.report import blocks, page, plots, tables, words
 from synthq_jax.retrieval import measures as measures_lib
-from synthq_jax.runtime import (
-  comparison_results,
-  noisy_results,
-  results,
-  system_results,
-)
+from synthq_jax.runtime import comparison_results, noisy_results, results
+from synthq_jax.runtime import rows as rows_lib
 
 __all__ = [
   "FURTHER",
@@ -43,7 +39,7 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
     for measure in made.rows[0].means:
       title = tables.measure_name(measure)
       columns = {
-        "Row": lambda item: tables.with_code(item.name),
+        "Row": lambda item: tables.with_code(item.row),
         "epsilon": lambda item: tables.epsilon(item.epsilon),
         title: lambda item, m=measure: tables.interval(item.means[m].here),
         "over BM25": lambda item, m=measure: tables.interval(
@@ -112,7 +108,7 @@ def _picture(
   for made in released_scores:
     measure = next(iter(made.rows[0].means))
     rows = {
-      tables.call_row(item.name, item.epsilon): item.means[measure].here
+      tables.call_row(item.row, item.epsilon): item.means[measure].here
       for item in made.rows
     }
     caption = "scores.released_picture"
@@ -124,7 +120,7 @@ def _draw_rows(
   rows: Mapping[str, intervals.Interval], caption: str, **values: str
 ) -> Content:
   """Draws a mean with its interval for each row, BM25 as a line."""
-  lexical = tables.call_row(system_results.LEXICAL)
+  lexical = tables.call_row(rows_lib.BM25)
   points = {name: mean for name, mean in rows.items() if name != lexical}
   if not points:
     return ()
@@ -169,7 +165,7 @@ def _private(
 def _scores(
   evaluations: Sequence[results.Evaluation],
   measures: Sequence[str],
-  headlined: Sequence[comparison_results.Row] = (),
+  headlined: Sequence[comparison_results.ScoredRow] = (),
   main: Sequence[results.Evaluation] = (),
 ) -> Content:
   """Returns a table for each test set and what a reader should know of it.
@@ -208,9 +204,9 @@ def _scores(
 def main_table(
   evaluations: Sequence[results.Evaluation],
   measures: Sequence[str],
-  headlined: Sequence[comparison_results.Row] = (),
+  headlined: Sequence[comparison_results.ScoredRow] = (),
   *,
-  name: Callable[[str], str] = tables.with_code,
+  name: Callable[[rows_lib.Row], str] = tables.with_code,
   with_label: bool = True,
 ) -> blocks.Table:
   """Returns one row per evaluation, in their order.
@@ -242,7 +238,7 @@ def main_table(
   return tables.of(
     evaluations,
     {
-      "Row": lambda item: name(item.name),
+      "Row": lambda item: name(item.row),
       "epsilon": lambda item: tables.epsilon(item.epsilon),
       **scored,
       **added,
@@ -255,7 +251,7 @@ def main_table(
 def screen_table(
   evaluations: Sequence[results.Evaluation],
   measures: Sequence[str],
-  headlined: Sequence[comparison_results.Row] = (),
+  headlined: Sequence[comparison_results.ScoredRow] = (),
   *,
   width: int = 100,
 ) -> str:
@@ -270,7 +266,9 @@ def screen_table(
     headlined: as in `main_table`.
     width: characters of a line.
   """
-  whole = main_table(evaluations, measures, headlined, name=_NAME)
+  whole = main_table(
+    evaluations, measures, headlined, name=lambda row: _NAME(str(row))
+  )
   first = [tables.measure_name(name) for name in measures[:1]]
   levels = [*whole.header], [*first, "over BM25"], ["over BM25"], []
   text = whole.text()
@@ -300,14 +298,16 @@ def _narrowed(table: blocks.Table, titles: Sequence[str]) -> blocks.Table:
 def _kept(main: Sequence[results.Evaluation], measure: str) -> Content:
   """Returns each retriever's share of the score of the real queries."""
   means = {
-    item.name: item.measures[measure].mean
+    item.row: item.measures[measure].mean
     for item in main
-    if measure in item.measures and item.system == system_results.DENSE
+    if measure in item.measures and item.row.system == rows_lib.DENSE
   }
-  whole = means.pop("original", 0.0)
+  whole = means.pop(rows_lib.ORIGINAL, 0.0)
   if not whole:
     return ()
-  shares = (f"{_NAME(name)} {mean / whole:.3f}" for name, mean in means.items())
+  shares = (
+    f"{_NAME(str(row))} {mean / whole:.3f}" for row, mean in means.items()
+  )
   return (
     words.paragraph("scores.kept", measure=measure, shares=", ".join(shares)),
   )
@@ -323,7 +323,7 @@ def _systems(
   labels = {_place(epsilon): tables.epsilon(epsilon) for epsilon in epsilons}
   if len(labels) < _POINTS:
     rows = {
-      tables.call_row(item.name, item.epsilon): item.measures[measure]
+      tables.call_row(item.row, item.epsilon): item.measures[measure]
       for item in scored
     }
     return _draw_rows(rows, "scores.picture", **values)
@@ -340,16 +340,18 @@ def _systems(
       places[place] = label
   lines, series = {}, collections.defaultdict(list)
   for item in scored:
-    name, mean = tables.call_row(item.name), item.measures[measure]
+    name, mean = tables.call_row(item.row), item.measures[measure]
     if _is_noisy(item):
       place = _place(item.epsilon)
-    elif item.source in others or item.epsilon is not None:
-      place, label = others.get(item.source, others[""])
+    elif item.row != rows_lib.BM25 and (
+      item.row.pairs in others or item.epsilon is not None
+    ):
+      place, label = others.get(item.row.pairs, others[""])
       places[place] = label
     else:
       lines[name] = mean
       continue
-    if item.source in others or item.source.startswith("synthetic"):
+    if item.row.pairs in {*others, rows_lib.SYNTHETIC}:
       name = name.partition(", ")[0]
     series[name].append((place, mean))
   svg = plots.over_places(
@@ -375,7 +377,7 @@ def _differences(
   differences: Sequence[comparison_results.Difference], measure: str
 ) -> Content:
   """Returns tested pairs of rows; the first table has differences from BM25."""
-  shown = [x for x in differences if x.second != system_results.LEXICAL]
+  shown = [x for x in differences if x.second != rows_lib.LEXICAL]
   if not shown:
     return ()
   table = tables.of(

@@ -1,7 +1,6 @@
 """Makes tables from columns, and writes the names and numbers in them."""
 
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -9,6 +8,7 @@ from typing import TypeVar
 from synthq_jax import intervals, text_tables
 from synthq_jax.privacy import rounding
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.runtime import rows
 from synthq_jax.training import progress
 
 __all__ = [
@@ -28,8 +28,13 @@ __all__ = [
   "with_code",
 ]
 
-_SYSTEMS = {"fused": "BM25 + retriever", "ltr": "BM25 + weights"}
+_SYSTEMS = {
+  rows.DENSE: "retriever",
+  rows.FUSED: "BM25 + retriever",
+  rows.RANKED: "BM25 + weights",
+}
 _SOURCES = {
+  "direct_dp": "direct DP",
   "public_only": "public model",
   "synthetic": "synthetic queries",
   "original": "real queries",
@@ -150,36 +155,33 @@ def row_name(name: str) -> str:
   return name.replace("_", " ")
 
 
-def call_row(name: str, epsilon: float | None = None) -> str:
-  """Writes the name of a row for people, with the epsilon of its system.
+def call_row(row: rows.Row, epsilon: float | None = None) -> str:
+  """Writes a row for people, with the epsilon of its system.
 
-  >>> call_row("ltr_public_only", 0.5), call_row("fused_synthetic_eps8")
-  ('BM25 + weights, public model (epsilon 0.5)', 'BM25 + retriever, synthetic queries')
-  >>> call_row("bm25"), call_row("original", math.inf)
+  >>> call_row(rows.PUBLIC_ONLY.of_system(rows.RANKED), 0.5)
+  'BM25 + weights, public model (epsilon 0.5)'
+  >>> call_row(rows.BM25), call_row(rows.ORIGINAL, math.inf)
   ('BM25', 'retriever, real queries (no privacy)')
 
   Args:
-    name: of the row.
+    row: any.
     epsilon: inf without privacy; None where no private query was used, or where
       it stands elsewhere.
   """
-  if name == "bm25":
+  if row == rows.BM25:
     return "BM25"
-  system, _, source = name.partition("_")
-  if system not in _SYSTEMS:
-    source = name
-  source = re.sub(r"_(eps[\d.]+|inf)$", "", source)
-  source = _SOURCES.get(source, source.replace("direct_dp", "direct DP"))
-  words = f"{_SYSTEMS.get(system, 'retriever')}, {source}".replace("_", " ")
+  source = _SOURCES.get(row.pairs, row.pairs.replace("_", " "))
+  method = row.method.replace("_", " ")
+  words = f"{_SYSTEMS[row.system]}, {' '.join(filter(None, (source, method)))}"
   if epsilon is None:
     return words
   cost = f"epsilon {rounding.up(epsilon, places=2)}"
   return f"{words} ({cost if math.isfinite(epsilon) else 'no privacy'})"
 
 
-def with_code(name: str) -> str:
-  """Writes the name of a row for people, and its code name in small print."""
-  return f"{call_row(name)}\n{name}"
+def with_code(row: rows.Row) -> str:
+  """Writes a row for people, and its code name in small print."""
+  return f"{call_row(row)}\n{row}"
 
 
 def noted(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:

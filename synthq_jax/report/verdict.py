@@ -16,13 +16,13 @@ from synthq_jax.runtime import (
   noisy_results,
   released_results,
   results,
-  system_results,
 )
+from synthq_jax.runtime import rows as rows_lib
 
 __all__ = ["PRIVATE", "SHAREABLE", "as_text"]
 
 _TITLE = "Verdict"
-_Rows = Sequence[comparison_results.Row]
+_Rows = Sequence[comparison_results.ScoredRow]
 
 
 def _say(name: str, /, **values: object) -> str:
@@ -174,6 +174,7 @@ def _tile(head: str, text: str, **values: object) -> blocks.Tile:
 class _Candidate(NamedTuple):
   """A row that may be given away, by the scores of one page."""
 
+  row: rows_lib.Row
   mean: float
   epsilon: float | None
   tier: int  # 0: not clear of BM25
@@ -213,9 +214,11 @@ def _choose(
   text = "" if rows[best].cost else _say("public_row")
   if best != highest:
     score, cost = f"{top.mean:.3f}", tables.epsilon(top.cost)
-    row = tables.call_row(highest)
+    row = tables.call_row(top.row)
     text = f"{_say('ties', row=row, score=score, cost=cost)} {text}"
-  head = tables.call_row(best, rows[best].epsilon) if top.tier else "None"
+  head = (
+    tables.call_row(rows[best].row, rows[best].epsilon) if top.tier else "None"
+  )
   return best, head, text
 
 
@@ -241,6 +244,7 @@ def _ship(
   over = {k: x.over_bm25_at_once or x.over_bm25 for k, x in scored.items()}
   candidates = {
     name: _Candidate(
+      row.evaluation.row,
       row.evaluation.measures[measure].mean,
       row.evaluation.epsilon,
       int(over[name].low > 0),
@@ -278,15 +282,16 @@ def _ship_released(
     measure = next(iter(scores.rows[0].means))
   rows = {entry.name: entry for entry in scores.rows}
   scored = [name for name in rows if name in shipped]
-  if not scored or system_results.LEXICAL not in rows:
+  if not scored or rows_lib.LEXICAL not in rows:
     return _tile("Not known", "ship_none"), ""
   less: dict[tuple[str, str], results.ReleasedMean] = {}
   for pair in noisy_results.pairs(scores, measure):
     less[pair.first, pair.second] = pair.less
     less[pair.second, pair.first] = pair.less.turned()
-  over = {name: less[name, system_results.LEXICAL] for name in scored}
+  over = {name: less[name, rows_lib.LEXICAL] for name in scored}
   candidates = {
     name: _Candidate(
+      rows[name].row,
       rows[name].means[measure].here.mean,
       rows[name].epsilon,
       (over[name].here.low > 0) + (over[name].beyond.low > 0),
@@ -300,7 +305,7 @@ def _ship_released(
     if rows[name].epsilon is None and less[best, name].beyond.low <= 0:
       ties += " " + _say(
         "beside_released",
-        row=tables.call_row(name),
+        row=tables.call_row(rows[name].row),
         less=tables.interval(less[best, name].beyond, "+.3f"),
       )
       break

@@ -7,11 +7,13 @@ function of scores that may be shared, and all else one of private queries;
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
 from synthq_jax import intervals, text_tables
 from synthq_jax.generation import mauve
-from synthq_jax.runtime import results, system_results
+from synthq_jax.runtime import results
+from synthq_jax.runtime import rows as rows_lib
 
 __all__ = [
   "Asked",
@@ -20,16 +22,18 @@ __all__ = [
   "Membership",
   "QueryComparison",
   "QueryLeakage",
-  "Row",
+  "ScoredRow",
   "Side",
   "SideBySide",
   "Similarity",
   "pairs",
 ]
 
+_BESIDE_BM25 = (rows_lib.FUSED, rows_lib.RANKED)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class ScoredRow:
   """One row of a table."""
 
   evaluation: results.Evaluation
@@ -137,7 +141,7 @@ class QueryComparison(results.Saved):
   """Columns of the tables; rows are compared by the first."""
   test_set: str
   """The test set of the main table."""
-  rows: tuple[Row, ...]
+  rows: tuple[ScoredRow, ...]
   """Of every test set."""
   differences: tuple[Difference, ...]
   """Between rows of the main table."""
@@ -209,52 +213,56 @@ class QueryLeakage(results.Saved):
   the groups differ without any leak, and nothing is tested."""
 
 
-def pairs(rows: Sequence[results.Evaluation]) -> list[tuple[str, str]]:
-  """Names the pairs of rows that are tested, better expected first.
+def pairs(
+  rows: Sequence[results.Evaluation],
+) -> list[tuple[rows_lib.Row, rows_lib.Row]]:
+  """Returns the pairs of rows that are tested, better expected first.
 
   See `compare_queries` for which they are.
 
   Args:
     rows: one evaluation for each row of a table.
   """
-  found = [
-    (one.name, system_results.LEXICAL) for one in rows if one.source != one.name
-  ]
-  own_epsilons = {one.source: one.epsilon for one in rows[::-1]}
-  own_epsilons |= {x.name: x.epsilon for x in rows if x.name == x.source}
-  for prefix in {one.name.removesuffix(one.source): 0 for one in rows}:
-    own = [one for one in rows if one.name == f"{prefix}{one.source}"]
+  beside = [one.row for one in rows if one.row.system in _BESIDE_BM25]
+  found = [(row, rows_lib.BM25) for row in beside]
+  epsilons = {one.row.retriever: one.epsilon for one in rows[::-1]}
+  epsilons |= {one.row: one.epsilon for one in rows}
+  for system in (rows_lib.DENSE, *_BESIDE_BM25):
+    retrievers = [x.row.retriever for x in rows if x.row.system == system]
     found += [
-      (f"{prefix}{first}", f"{prefix}{second}")
-      for first, second in _pairs_of_system(own, own_epsilons)
+      (first.of_system(system), second.of_system(system))
+      for first, second in _pair_retrievers(retrievers, epsilons)
     ]
   return found
 
 
-def _pairs_of_system(
-  rows: Sequence[results.Evaluation],
-  epsilons: Mapping[str, float | None],
-) -> list[tuple[str, str]]:
-  """Names the pairs of one system's rows; epsilons without that of a share."""
+def _pair_retrievers(
+  rows: Sequence[rows_lib.Row],
+  epsilons: Mapping[rows_lib.Row, float | None],
+) -> list[tuple[rows_lib.Row, rows_lib.Row]]:
+  """Returns the pairs of one system's rows, by their retrievers.
+
+  Args:
+    rows: of retrievers.
+    epsilons: of each retriever's claim.
+  """
   families = collections.defaultdict(list)
-  public = ("public_only", "untrained")
-  for one in rows:
-    own = epsilons[one.source]
-    if own is not None and "_" in one.source:
-      families[one.source.rpartition("_")[0]].append((own, one.source))
-  found = [("original", name) for name in public]
+  public = (rows_lib.PUBLIC_ONLY, rows_lib.UNTRAINED)
+  for row in rows:
+    if row.epsilon is not None and epsilons[row] is not None:
+      families[row.pairs, row.method].append(row)
+  found = [(rows_lib.ORIGINAL, row) for row in public]
   for members in families.values():
-    members.sort(reverse=True)
-    names = [name for _, name in members]
-    found += zip(names, names[1:], strict=False)
-    found += [(name, other) for name in names for other in public]
-  synthetic = sorted(families["synthetic"], reverse=True)
-  found += [("original", name) for _, name in synthetic]
-  for epsilon, name in synthetic:
-    found += [
-      (name, other)
-      for family, members in families.items()
-      for value, other in members
-      if family.startswith("direct_dp") and value == epsilon
-    ]
+    members.sort(key=lambda row: (epsilons[row], str(row)), reverse=True)
+    found += itertools.pairwise(members)
+    found += [(row, other) for row in members for other in public]
+  synthetic = families[rows_lib.SYNTHETIC, ""]
+  found += [(rows_lib.ORIGINAL, row) for row in synthetic]
+  found += [
+    (row, other)
+    for row in synthetic
+    for (pairs_, _), members in families.items()
+    for other in members
+    if pairs_ == rows_lib.DIRECT_DP and epsilons[other] == epsilons[row]
+  ]
   return found

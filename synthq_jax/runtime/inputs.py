@@ -507,6 +507,6 @@ def save_checkpoint(
   return results.Checkpoint(
     directory=task.folders.relative(directory),
     kind=kind,
-    name=task.name,
+    row=task.get_row(),
     **fields,
   )

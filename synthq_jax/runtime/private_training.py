@@ -26,6 +26,7 @@ from synthq_jax.training import distributed, dp_step, loop
 __all__ = [
   "Config",
   "Inputs",
+  "Planned",
   "Settings",
   "filled",
   "promise",
@@ -170,6 +171,24 @@ class Settings:
         "expected relation ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, got REPLACE_ONE:"
         " noise is for one record more or less; state that"
       )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Planned:
+  """A private training as settings have it, before the data is read."""
+
+  config: Config
+  """Of the stage."""
+  epsilon: float
+  """Target; inf trains without noise."""
+  noise_bands: int = 1
+  """Steps that share correlated noise; 1: independent noise."""
+  fixed_order: bool = False
+  """Whether batches are read in a fixed order instead of drawn."""
+  can_draw_users: bool = False
+  """Whether a record is a user, where users are protected."""
+  is_counted: bool = True
+  """Whether the number of records is that of the data; canaries are added to it."""
 
 
 def filled(

@@ -14,10 +14,10 @@ from synthq_jax.data import sources
 from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.privacy import unit as unit_lib
+from synthq_jax.runtime import rows as rows_lib
 
 __all__ = [
   "ASKED_NAME",
-  "OWN_TEST_SETS",
   "PRIVATE",
   "AuditBound",
   "AuditCell",
@@ -31,6 +31,7 @@ __all__ = [
   "ReleasedRow",
   "ReleasedScores",
   "Report",
+  "RowResult",
   "Saved",
   "SyntheticQueries",
   "TestSet",
@@ -40,9 +41,6 @@ __all__ = [
   "is_shareable_score",
   "public_documents",
 ]
-
-OWN_TEST_SETS = ("test", "public")
-"""The test sets that every run has: private queries, and public sentences."""
 
 _CONTAMINATED = 1e-3
 
@@ -82,12 +80,24 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claimed(Saved):
-  """A result that belongs to a row, and what may be claimed about it."""
+  """A result with a privacy claim."""
 
-  name: str
-  """Of the row, e.g. "synthetic_eps8"; of queries "public_only" or "eps8"."""
   statement: statement_lib.PrivacyStatement
   """What is claimed; post-processing inherits it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowResult(Claimed):
+  """A model, queries or vectors that belong to one row."""
+
+  row: rows_lib.Row
+  """The row; of a generator and of queries that of the retriever which learns from
+  them."""
+
+  @property
+  def name(self) -> str:
+    """Name of the row, such as "synthetic_eps8"."""
+    return str(self.row)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -260,7 +270,7 @@ class TestSet(Saved):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoint(Claimed):
+class Checkpoint(RowResult):
   """A trained model: params.safetensors and config.json in a directory."""
 
   kind: str
@@ -277,9 +287,14 @@ class Checkpoint(Claimed):
   prompt_tokens: int = 0
   """Last ids of the vocabulary that stand before each input: a trained prompt."""
 
+  @property
+  def name(self) -> str:
+    """Name of the row; of a generator that of its queries, such as "eps8"."""
+    return self.row.queries if self.kind == "generator" else str(self.row)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SyntheticQueries(Claimed):
+class SyntheticQueries(RowResult):
   """Queries written by a generator for public documents, or what was kept.
 
   The folder, of the last of generate and filter_queries that ran,
@@ -309,6 +324,11 @@ class SyntheticQueries(Claimed):
   filters: str = ""
   """What filter_queries did, in one sentence; empty: it did not run."""
 
+  @property
+  def name(self) -> str:
+    """Name of the queries: "public_only", or such as "eps8"."""
+    return self.row.queries
+
 
 def inherited(
   queries: SyntheticQueries | None, *, real: str, synthetic: str
@@ -336,8 +356,8 @@ class Evaluation(Saved):
   are.
   """
 
-  name: str
-  """The row: "bm25", "public_only", "original", "synthetic_eps8", ..."""
+  row: rows_lib.Row
+  """The row."""
   label: str
   """The row in words."""
   test_set: str
@@ -358,8 +378,6 @@ class Evaluation(Saved):
   """Whether results with the query's own id were dropped."""
   met: str = ""
   """How often these choices mattered, in one sentence."""
-  system: str = "dense"
-  """"bm25", "dense", "fused" or "ltr"."""
   statement: statement_lib.PrivacyStatement | None = None
   """Of the system that was scored; None where no private record went into it."""
 
@@ -369,9 +387,9 @@ class Evaluation(Saved):
     return None if self.statement is None else self.statement.epsilon
 
   @property
-  def source(self) -> str:
-    """What the system was made of: its name without that of the system."""
-    return self.name.removeprefix(f"{self.system}_")
+  def name(self) -> str:
+    """Name of the row, such as "fused_synthetic_eps8"."""
+    return str(self.row)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -393,8 +411,8 @@ class ReleasedMean:
 class ReleasedRow:
   """A row that may be shared, scored on private queries."""
 
-  name: str
-  """Of the row."""
+  row: rows_lib.Row
+  """The row."""
   label: str
   """The row in words."""
   epsilon: float | None
@@ -403,6 +421,11 @@ class ReleasedRow:
   """By measure."""
   over_bm25: dict[str, ReleasedMean]
   """By measure: less the released mean of BM25; empty where there is none."""
+
+  @property
+  def name(self) -> str:
+    """Name of the row."""
+    return str(self.row)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -489,8 +512,8 @@ class AuditReport(Saved):
   The folder, which holds the canaries and their ranks, is private.
   """
 
-  name: str
-  """Which generator was audited."""
+  row: rows_lib.Row
+  """The row of the audited generator's queries."""
   cells: tuple[AuditCell, ...]
   """Each kind and number of repetitions."""
   bounds: tuple[AuditBound, ...]
@@ -519,6 +542,11 @@ class AuditReport(Saved):
   """p-value of the control: held-out secrets rank as by chance, and all do under
   the public checkpoint. Tiny: canaries were known before the private training,
   and nothing else here means anything."""
+
+  @property
+  def name(self) -> str:
+    """Name of the generator, such as "eps8"."""
+    return self.row.queries
 
   @property
   def exceeds_claim(self) -> bool:

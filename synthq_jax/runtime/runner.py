@@ -11,7 +11,7 @@ import functools
 import os
 import pathlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import synthq_jax
@@ -25,6 +25,7 @@ from synthq_jax.runtime import (
   inputs,
   planted,
   results,
+  rows,
   stage,
   system_results,
   workspace,
@@ -33,14 +34,9 @@ from synthq_jax.storage import artifacts
 from synthq_jax.training import distributed
 from synthq_jax.training import progress as progress_lib
 
-__all__ = ["Run", "is_for_audit"]
+__all__ = ["Run"]
 
-_FORMAT = 7  # raise when a stage's files change, so that old ones are remade
-
-
-def is_for_audit(wanted: Collection[str]) -> bool:
-  """Says whether stages train retrievers for an audit alone."""
-  return "audit" in wanted and "evaluate" not in wanted
+_FORMAT = 8  # raise when a stage's files change, so that old ones are remade
 
 
 class Run:
@@ -48,7 +44,7 @@ class Run:
 
   def __init__(
     self,
-    config: Any,
+    plan: rows.Plan,
     space: workspace.Workspace,
     stages: Sequence[stage.Stage],
     *,
@@ -58,16 +54,16 @@ class Run:
     """Starts with nothing made.
 
     Args:
-      config: a `plan.RunConfig`.
+      plan: the settings, and the rows that follow from them.
       space: the working directory.
       stages: what is wanted, in the order in which they run.
       say: prints a line.
       progress: whether bars are shown.
     """
-    self.config = config
+    self.plan = plan
+    self.config = plan.config
     self.stages = tuple(stages)
-    self.wanted = tuple(one.name for one in stages)
-    self.made: dict[str, dict[str, stage.Made]] = {}
+    self.made: dict[str, dict[Any, stage.Made]] = {}
     self.folders = workspace.Folders(space.root)
     self.say = say
     self._space = space
@@ -76,73 +72,45 @@ class Run:
 
   # What jobs read.
 
-  def rows(self, name: str) -> Mapping[str, stage.Made]:
+  def get_results(self, name: str) -> Mapping[Any, stage.Made]:
     """Returns the results of a stage by row; none where it did not run."""
     return self.made.get(name, {})
 
   @property
-  def for_audit(self) -> bool:
-    """Whether retrievers are wanted for an audit alone."""
-    return is_for_audit(self.wanted)
-
-  @property
-  def generators(self) -> Mapping[str, stage.Made[results.Checkpoint]]:
+  def generators(self) -> Mapping[rows.Row, stage.Made[results.Checkpoint]]:
     """The fine-tuned generators."""
-    return self.rows("finetune_dp")
+    return self.get_results("finetune_dp")
 
   @property
-  def queries(self) -> Mapping[str, stage.Made[results.SyntheticQueries]]:
-    """Maps each generator to the queries that it wrote and that filters kept."""
-    return {**self.rows("generate"), **self.rows("filter_queries")}
-
-  @property
-  def retrievers(self) -> Mapping[str, stage.Made[results.Checkpoint]]:
-    """Every dense retriever."""
-    trained = {**self.rows("train_retriever"), **self.rows("direct_dp")}
-    return {**trained, **self.rows("learn_adapter")}
-
-  @property
-  def vectors(self) -> Mapping[str, stage.Made[system_results.Vectors]]:
-    """The vectors of the documents, by the row of their retriever."""
-    encoded = self.rows("encode_documents")
-    adapters = self.rows("learn_adapter").items()
+  def queries(self) -> Mapping[rows.Row, stage.Made[results.SyntheticQueries]]:
+    """The synthetic queries that filters kept."""
     return {
-      **encoded,
-      **{name: encoded[x.value.base.name] for name, x in adapters},
+      **self.get_results("generate"),
+      **self.get_results("filter_queries"),
     }
 
   @property
-  def pair_sources(self) -> Mapping[str, tuple[Any, str]]:
-    """What is trained on, by row: queries, None for the real ones; a digest."""
-    sources: dict[str, tuple[Any, str]] = {
-      name if name == "public_only" else f"synthetic_{name}": made
-      for name, made in self.queries.items()
-    }
-    if self.for_audit:  # which reads those of private generators alone
-      return {k: v for k, v in sources.items() if k.startswith("synthetic")}
-    if self.config.rows.original:
-      sources["original"] = (None, "original")
-    return sources
+  def retrievers(self) -> Mapping[rows.Row, stage.Made[results.Checkpoint]]:
+    """Every dense retriever."""
+    names = ("train_retriever", "direct_dp", "learn_adapter")
+    return _merge(map(self.get_results, names))
 
-  def left_out(self, row: str) -> float:
-    """The share of documents whose queries do not train this retriever."""
-    if row != "original" or not self.config.rows.is_ranked(row):
-      return 0.0
-    return self.config.learn_to_rank.held_out
+  def get_vectors(self, row: rows.Row) -> stage.Made[system_results.Vectors]:
+    """Returns the document vectors of a retriever; an adapter has its base's."""
+    made = self.retrievers[row].value
+    base = made.base.row if isinstance(made, system_results.Adapter) else row
+    return self.get_results("encode_documents")[base]
 
   @property
-  def systems(self) -> Mapping[str, stage.Made]:
-    """Everything that can be scored, but for BM25, by the names of rows."""
-    made = dict(self.retrievers)
-    for name in ("fuse", "learn_to_rank"):
-      rows = self.rows(name).values()
-      made.update({one.value.name: one for one in rows})
-    return made
+  def systems(self) -> Mapping[rows.Row, stage.Made]:
+    """Everything that can be scored, but for BM25."""
+    systems = ("fuse", "learn_to_rank")
+    return _merge([self.retrievers, *map(self.get_results, systems)])
 
   @property
   def prepared(self) -> results.PreparedData:
     """The data."""
-    return self.made["prepare_data"][""].value
+    return self.made["prepare_data"][None].value
 
   @property
   def documents(self) -> results.PublicDocuments:
@@ -165,7 +133,7 @@ class Run:
   def encoder(self) -> encoder_start.EncoderStart:
     """Where retrievers start: an encoder, the generators' T5, or static vectors."""
     named = self.config.encoder
-    if self.rows("static_encoder"):
+    if self.get_results("static_encoder"):
       place = self._space.public("static_encoder")
     else:
       place = shipped.checkpoint(named.folder) if named.folder else self.start
@@ -184,7 +152,7 @@ class Run:
   @property
   def _data(self) -> str:
     """The fingerprint of the prepared data; "" before they are there."""
-    made = self.rows("prepare_data").get("")
+    made = self.get_results("prepare_data").get(None)
     return made.digest if made else ""
 
   @property
@@ -192,7 +160,7 @@ class Run:
     """The fingerprints of the data and of `encoder`; static vectors read no T5."""
     encoder = self.encoder
     made = self._of_checkpoint(pathlib.Path(encoder.folder))
-    if self.rows("static_encoder"):
+    if self.get_results("static_encoder"):
       return (*self.data_alone, made)
     if not self.config.encoder.folder:
       return self.data
@@ -214,7 +182,7 @@ class Run:
     return self._space.seed("digest")
 
   def private_data(
-    self, row: str, data: tuple[str, ...] | None = None
+    self, row: rows.Row, data: tuple[str, ...] | None = None
   ) -> tuple[str, ...]:
     """Returns what a training on private queries depends on, but for its own.
 
@@ -223,7 +191,7 @@ class Run:
       data: the fingerprints of the data and of what it starts from; None: `data`.
     """
     data = self.data if data is None else data
-    place = ("compared",) if self.config.rows.is_compared(row) else ()
+    place = ("compared",) if self.plan.is_compared(row) else ()
     return (fingerprints.versions(), *data, *place)
 
   @functools.cached_property
@@ -254,25 +222,31 @@ class Run:
         " Where waiting machines cost money, make these on one of them:"
         " `synthq STAGE` goes on with what is there"
       )
-    for place, one in enumerate(self.stages):
+    for position, one in enumerate(self.stages):
       made = self.made[one.name] = {}
-      for job in one.jobs(self):
-        if not place:
-          self._accept(one, job)
+      for name, target in one.plan(self.plan).items():
+        job = one.job(self, target)
+        if job is None:
+          continue
+        if not position:
+          self._accept(one, name, job)
           on_accepted()
-        made[job.name] = self.make(one, job)
-      if not place:
+        made[target] = self.make(one, name, job)
+      if not position:
         for other in self.stages:
           other.check(self)
     self._say_others()
 
   def _say_others(self) -> None:
     """Names finished results that these settings do not ask for."""
-    if "report" not in self.wanted:
+    if "report" not in self.plan.wanted:
       return
     known = {_place(one) for one in self.stages}
     made = {
-      _place(one, row) for one in self.stages for row in self.rows(one.name)
+      _place(one, name)
+      for one in self.stages
+      for name, target in one.plan(self.plan).items()
+      if target in self.get_results(one.name)
     }
     others = set()
     for path in self.folders.root.rglob(artifacts.RESULT_NAME):
@@ -294,30 +268,33 @@ class Run:
     """
     is_known = True
     for one in self.stages:
-      self.made[one.name], rows = {}, {}
-      for job in one.jobs(self) if is_known else ():
-        place = _place(one, job.name)
+      self.made[one.name], is_finished = {}, {}
+      for name, target in one.plan(self.plan).items() if is_known else ():
+        if (job := one.job(self, target)) is None:
+          continue
+        place = _place(one, name)
         digest = _digest(place, job)
-        rows[job.name] = self._is_there(place, digest)
-        if rows[job.name]:
+        is_finished[name] = self._is_there(place, digest)
+        if is_finished[name]:
           value = self._load(place, one.result, digest)
-          self.made[one.name][job.name] = _made(value, digest)
-      yield one.name, rows if is_known else None
-      is_known = is_known and all(rows.values())
+          self.made[one.name][target] = _made(value, digest)
+      yield one.name, is_finished if is_known else None
+      is_known = is_known and all(is_finished.values())
 
-  def _accept(self, one: stage.Stage, job: stage.Job) -> None:
+  def _accept(self, one: stage.Stage, name: str, job: stage.Job) -> None:
     """Refuses to write over the results of other data."""
-    place = _place(one, job.name)
+    place = _place(one, name)
     digest = _digest(place, job)
     if distributed.is_main() and not self._is_there(place, digest):
       inputs.refuse_other_data(self._space, job.settings.source)
 
-  def make(self, one: stage.Stage, job: stage.Job) -> stage.Made:
+  def make(self, one: stage.Stage, name: str, job: stage.Job) -> stage.Made:
     """Makes a result, or finds it finished.
 
     Args:
       one: the stage.
-      job: of the stage.
+      name: the result's folder below the stage's; empty: the stage's own.
+      job: the work.
 
     Returns:
       The result as it is on disk, in every process.
@@ -325,7 +302,7 @@ class Run:
     Raises:
       ValueError: if the processes would make different results.
     """
-    place = _place(one, job.name)
+    place = _place(one, name)
     digest = _digest(place, job)
     distributed.check_same(
       f"settings, data and versions for {place}",
@@ -347,7 +324,7 @@ class Run:
     start = time.monotonic()
     task = stage.Task(
       place=place,
-      name=job.name,
+      row=job.row,
       digest=digest,
       data=self._data,
       settings=job.settings,
@@ -407,12 +384,16 @@ class Run:
     )
 
 
+def _merge(groups: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
+  return {key: value for group in groups for key, value in group.items()}
+
+
 def _made(value: Any, digest: str) -> stage.Made:
   return stage.Made(value, fingerprints.of_result(digest, value))
 
 
-def _place(one: stage.Stage, row: str = "") -> str:
-  return "/".join(filter(None, (one.folder or one.name, row)))
+def _place(one: stage.Stage, name: str = "") -> str:
+  return "/".join(filter(None, (one.folder or one.name, name)))
 
 
 def _digest(place: str, job: stage.Job) -> str:

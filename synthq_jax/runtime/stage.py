@@ -5,24 +5,23 @@ goes on after a kill is the business of `runner` alone.
 """
 
 import dataclasses
-import math
 import operator
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from synthq_jax.storage import artifacts
 
 if TYPE_CHECKING:  # JAX takes a second to load
-  from synthq_jax.runtime import workspace
+  from synthq_jax.runtime import rows, workspace
 
 __all__ = [
   "Job",
   "Made",
   "Stage",
   "Task",
-  "row_name",
+  "only",
   "tidy",
 ]
 
@@ -46,8 +45,6 @@ class Made(NamedTuple, Generic[_Value]):
 class Job(Generic[_Inputs]):
   """One result that a stage has to make."""
 
-  name: str = ""
-  """Its row, e.g. "eps8"; empty where the stage has one result."""
   depends: tuple[Any, ...]
   """Settings, and the fingerprints of what is read: the result is made again
   when one of these changes, and never otherwise."""
@@ -57,6 +54,8 @@ class Job(Generic[_Inputs]):
   """What the task hands over: the stage's Inputs; None for a stage without."""
   is_private: bool = False
   """Whether it lies under `private/` whatever it claims (`plan.Rows.compared`)."""
+  row: "rows.Row | None" = None
+  """The row that it belongs to."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,8 +65,8 @@ class Task(Generic[_Settings, _Inputs]):
   place: str
   """The result's folder, e.g. "finetune_dp/eps8", below the working directory
   or its `private/`."""
-  name: str = ""
-  """The result's row."""
+  row: "rows.Row | None" = None
+  """The row that the result belongs to; None: no single one."""
   digest: str
   """The result's fingerprint, in the names of unfinished work."""
   data: str = ""
@@ -83,6 +82,11 @@ class Task(Generic[_Settings, _Inputs]):
   stage declares that it needs it."""
   progress: bool = True
   """Whether bars are shown."""
+
+  def get_row(self) -> "rows.Row":
+    """Returns the row of a result that belongs to one."""
+    assert self.row is not None, self.place
+    return self.row
 
   @property
   def space(self) -> "workspace.Workspace":
@@ -128,8 +132,15 @@ class Stage(Generic[_Inputs]):
   """A frozen dataclass of `runtime.results`; its `seconds` are filled in."""
   needs: tuple[str, ...]
   """Stages whose results it reads; they run first."""
-  jobs: Callable[[Any], Iterable[Job[_Inputs]]]
-  """From the run so far (`runtime.runner.Run`) to what there is to make."""
+  plan: Callable[["rows.Plan"], Mapping[str, Any]]
+  """Maps the folder of each planned result, below the stage's own, to what the result
+  is of: mostly a `rows.Row`. `only` is the plan of a stage with one result."""
+  job: Callable[[Any, Any], Job[_Inputs] | None]
+  """From the run so far (`runtime.runner.Run`) and what a result is of to the work;
+  None: the data leaves it out."""
+  training: Callable[[Any, Any], Any] = lambda plan, row: None
+  """From a `rows.Plan` and what a result is of to the private training behind it, a
+  `private_training.Planned`; None: it trains without noise, or not at all."""
   run: Callable[[Task[Any, _Inputs]], Any]
   """Makes one result, and writes its files; None in processes other than 0."""
   starts_from: str = ""
@@ -203,10 +214,7 @@ def tidy(folders: Sequence[pathlib.Path], digest: str) -> None:
         artifacts.remove(path, must=True)
 
 
-def row_name(epsilon: float) -> str:
-  """Names the row of a training at this epsilon.
-
-  >>> row_name(8.0), row_name(math.inf)
-  ('eps8', 'inf')
-  """
-  return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
+def only(plan: "rows.Plan") -> Mapping[str, None]:
+  """Plans one result, in the stage's own folder."""
+  del plan
+  return {"": None}

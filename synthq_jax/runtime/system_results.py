@@ -1,34 +1,27 @@
 """Defines what the stages of fused and ranking systems hand on.
 
-A system is made of one row of training pairs, has that row's statement, and a
-name that begins with the system's: "fused_synthetic_eps8".
+A system is made of one retriever, and has the statement of its row.
 """
 
 import dataclasses
 import pathlib
 
 from synthq_jax.retrieval import fusion
-from synthq_jax.runtime import results
+from synthq_jax.runtime import results, rows
 from synthq_jax.storage import artifacts
 
 __all__ = [
-  "DENSE",
-  "LEXICAL",
   "Adapter",
   "Fusion",
   "Ranking",
   "System",
   "Vectors",
   "stands_on",
-  "system_of",
 ]
-
-DENSE, LEXICAL = "dense", "bm25"
-"""The systems that a fusion is made of."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Vectors(results.Claimed):
+class Vectors(results.RowResult):
   """The collection as one retriever encodes it, whose row and claim it has."""
 
   vectors: str
@@ -72,17 +65,21 @@ class Adapter(results.Checkpoint):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fusion(results.Claimed):
+class _BesideBm25(results.RowResult):
+  @property
+  def retriever(self) -> rows.Row:
+    """The row of the retriever."""
+    return self.row.retriever
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fusion(_BesideBm25):
   """How BM25 and one retriever are fused, and how the weight was chosen.
 
   Private if the retriever or the queries that chose are. The claim is the
   retriever's: a weight that public queries chose is post-processing.
   """
 
-  SYSTEM = "fused"
-
-  retriever: str
-  """The row of the retriever."""
   method: fusion.Convex | fusion.ReciprocalRanks
   """How scores become comparable."""
   depth: int = 100
@@ -98,12 +95,9 @@ class Fusion(results.Claimed):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ranking(results.Claimed):
+class Ranking(_BesideBm25):
   """How scores of BM25 and of one retriever weigh, learned on private queries."""
 
-  SYSTEM = "ltr"
-  retriever: str
-  """The row of the retriever."""
   features: tuple[str, ...]
   """What is weighed: `retrieval.ranking.FEATURES`."""
   weights: tuple[float, ...]
@@ -121,8 +115,3 @@ def stands_on(made: results.Claimed, part: results.Claimed) -> bool:
 
 
 System = results.Checkpoint | Fusion | Ranking
-
-
-def system_of(made: System | None) -> str:
-  """Names the system that a result is; None is BM25."""
-  return LEXICAL if made is None else getattr(made, "SYSTEM", DENSE)

@@ -9,7 +9,8 @@ from synthq_jax import stages
 from synthq_jax.data import shipped, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.runtime import fingerprints, inputs, results
+from synthq_jax.runtime import fingerprints, inputs
+from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.stages import prepare_data, prepare_test_set
 from synthq_jax.storage import object_store
 
@@ -60,7 +61,7 @@ def check_test_sets(config: Any) -> None:
   further = prepare_test_set.expand(config.test_sets)
   if not config.has_public_queries:
     prepare_test_set.refuse_private(further, config.prepare_data.source)
-  known = [*results.OWN_TEST_SETS, *(one.name for one in further)]
+  known = [*rows_lib.OWN_TEST_SETS, *(one.name for one in further)]
   if config.compare_queries.test_set not in known:
     raise ValueError(
       f"compare_queries.Config.test_set must be one of {', '.join(known)}, got"

@@ -14,7 +14,7 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +26,14 @@ from synthq_jax.audit import candidates as candidates_lib
 from synthq_jax.audit import exposure, lower_bounds
 from synthq_jax.generation import decoding
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.runtime import config_types, inputs, results, runner, stage
+from synthq_jax.runtime import (
+  config_types,
+  inputs,
+  results,
+  rows,
+  runner,
+  stage,
+)
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.stages import _audit_scores
 from synthq_jax.storage import artifacts
@@ -113,42 +120,45 @@ class Inputs:
   public_retriever: results.Checkpoint | None = None  # the untrained one
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields an audit of each generator that canaries were planted for."""
-  config = run.config
-  if not config.canaries.number:
-    return
-  attacks = {*config.audit.attacks}
-  written, queries = run.rows("generate"), run.queries
-  for name, (generator, source) in run.generators.items():
-    given: dict[str, stage.Made | None]
-    given = {"written": written.get(name)}  # searched for secrets
-    if "synthetic" in attacks:
-      given["public_synthetic"] = queries.get("public_only")
-    if {"synthetic", "retriever"} & attacks:
-      given["synthetic"] = queries.get(name)
-    if "retriever" in attacks:
-      given["retriever"] = run.retrievers.get(f"synthetic_{name}")
-      given["public_retriever"] = run.retrievers.get("untrained")
-    there = {key: made for key, made in given.items() if made}
-    yield stage.Job(
-      name=name,
-      depends=(
-        config.audit,
-        config.canaries,
-        source,
-        {key: made.digest for key, made in there.items()},
-      ),
-      settings=config.audit,
-      inputs=Inputs(
-        prepared=run.prepared,
-        start=run.start,
-        prefix=config.finetune_dp.prefix,
-        canaries=run.canaries,
-        generator=generator,
-        **{key: made.value for key, made in there.items()},
-      ),
-    )
+def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
+  """Plans an audit of each generator, if canaries are planted."""
+  is_wanted = plan.config.canaries.number
+  return {row.queries: row for row in plan.generators if is_wanted}
+
+
+def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
+  """Returns the audit of one generator."""
+  config, attacks = run.config, {*run.config.audit.attacks}
+  written, queries = run.get_results("generate"), run.queries
+  generator = run.generators[row]
+  given: dict[str, stage.Made | None]
+  given = {"written": written.get(row)}  # searched for secrets
+  if "synthetic" in attacks:
+    given["public_synthetic"] = queries.get(rows.PUBLIC_ONLY)
+  if {"synthetic", "retriever"} & attacks:
+    given["synthetic"] = queries.get(row)
+  if "retriever" in attacks:
+    given["retriever"] = run.retrievers.get(row)
+    given["public_retriever"] = run.retrievers.get(rows.UNTRAINED)
+  there = {key: made for key, made in given.items() if made}
+  return stage.Job(
+    row=row,
+    depends=(
+      config.audit,
+      config.canaries,
+      generator.digest,
+      {key: made.digest for key, made in there.items()},
+    ),
+    settings=config.audit,
+    inputs=Inputs(
+      prepared=run.prepared,
+      start=run.start,
+      prefix=config.finetune_dp.prefix,
+      canaries=run.canaries,
+      generator=generator.value,
+      **{key: made.value for key, made in there.items()},
+    ),
+  )
 
 
 def check(run: runner.Run) -> None:
@@ -227,7 +237,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.AuditReport:
   )
   return results.AuditReport(
     directory=space.relative(directory),
-    name=checkpoint.name,
+    row=checkpoint.row,
     cells=_cells(canaries, found),
     bounds=bounds.made,
     num_candidates=config.num_candidates,
@@ -386,9 +396,9 @@ def _cells(canaries, found: _Found) -> tuple[results.AuditCell, ...]:
   for index, canary in enumerate(canaries):
     groups.setdefault((canary.kind, canary.repetitions), []).append(index)
   made = []
-  for (kind, repetitions), rows in groups.items():
-    inside = [i for i in rows if canaries[i].inserted]
-    outside = [i for i in rows if not canaries[i].inserted]
+  for (kind, repetitions), positions in groups.items():
+    inside = [i for i in positions if canaries[i].inserted]
+    outside = [i for i in positions if not canaries[i].inserted]
     can_leak = canaries_lib.KINDS[kind].can_leak
     made.append(
       results.AuditCell(
@@ -539,7 +549,8 @@ STAGE = stage.Stage(
   result=results.AuditReport,
   config=Config,
   check=check,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
   run=run,
   needs=("finetune_dp", "generate", "filter_queries", "train_retriever"),
   starts_from="checkpoint",

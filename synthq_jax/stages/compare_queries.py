@@ -27,15 +27,14 @@ from synthq_jax.runtime import (
   results,
   runner,
   stage,
-  system_results,
   workspace,
 )
+from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.storage import artifacts
 
 __all__ = ["STAGE", "Config", "HeldOut", "Inputs", "run", "similarity"]
 
 _REFERENCE = "public only"
-_BM25 = system_results.LEXICAL
 _ALPHA = 0.05
 _CLUSTERINGS = 5
 """Behind each MAUVE: with 500 queries, one alone is off by 0.05."""
@@ -85,7 +84,7 @@ class Config:
 class _Scored:
   """A row, and its values by measure and query."""
 
-  row: comparison_results.Row
+  row: comparison_results.ScoredRow
   per_query: Mapping[str, Mapping[str, float]]
   owners: Mapping[str, int] | None
   """Who asked, where users are protected; of one user, queries are alike."""
@@ -103,11 +102,11 @@ class Inputs:
   synthetic: Sequence[results.SyntheticQueries]  # all synthetic queries
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields one comparison of everything that was written and scored."""
-  scores = run.rows("evaluate")
+def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
+  """Returns one comparison of everything that was written and scored."""
+  scores = run.get_results("evaluate")
   digests = [*run.queries.values(), *scores.values()]
-  yield stage.Job(
+  return stage.Job(
     depends=(
       run.config.compare_queries,
       *run.t5_data,
@@ -158,7 +157,7 @@ def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryComparison:
     )
   scored = _find_ties(config, _rows(space, prepared, evaluations))
   scored = _headlined(config, scored)
-  own_sets = {*results.OWN_TEST_SETS, config.test_set}
+  own_sets = {*rows_lib.OWN_TEST_SETS, config.test_set}
   further = [
     one for one in scored if one.row.evaluation.test_set not in own_sets
   ]
@@ -195,7 +194,7 @@ def _rows(
     sets.setdefault(one.test_set, []).append(one)
   return [
     _Scored(
-      row=comparison_results.Row(evaluation=one),
+      row=comparison_results.ScoredRow(evaluation=one),
       per_query=artifacts.read_json(
         folders.root / one.directory / "per_query.json"
       ),
@@ -211,12 +210,12 @@ def _headlined(config: Config, scored: Sequence[_Scored]) -> list[_Scored]:
   """Adds the two headline columns to the rows of every test set."""
   measure = config.measures[0]
   values = {
-    (one.row.evaluation.test_set, one.row.evaluation.name): one.per_query.get(
+    (one.row.evaluation.test_set, one.row.evaluation.row): one.per_query.get(
       measure
     )
     for one in scored
   }
-  number = collections.Counter(test_set for test_set, name in values)
+  number = collections.Counter(test_set for test_set, _ in values)
   return [_with_headline(config, one, values, number) for one in scored]
 
 
@@ -228,7 +227,7 @@ def _find_ties(config: Config, scored: Sequence[_Scored]) -> list[_Scored]:
   measure, groups = config.measures[0], collections.defaultdict(list)
   for item in scored:
     score = item.row.evaluation
-    if score.test_set in (*results.OWN_TEST_SETS, config.test_set):
+    if score.test_set in (*rows_lib.OWN_TEST_SETS, config.test_set):
       groups[score.test_set, results.is_shareable_score(score)].append(item)
   ties = collections.defaultdict(list)
   for group in groups.values():
@@ -250,18 +249,19 @@ def _find_ties(config: Config, scored: Sequence[_Scored]) -> list[_Scored]:
 
 def _with_headline(config: Config, one: _Scored, values, number) -> _Scored:
   made = one.row.evaluation
-  prefix = made.name.removesuffix(made.source)
+  system = made.row.system
 
-  def of(name: str):
-    return values.get((made.test_set, name))
+  def get(row: rows_lib.Row):
+    return values.get((made.test_set, row))
 
-  own, lexical, whole = of(made.name), of(_BM25), of(f"{prefix}original")
-  bare = f"{prefix}untrained"
-  if prefix == f"{system_results.Ranking.SYSTEM}_":
-    bare = f"{system_results.Fusion.SYSTEM}_untrained"  # private queries weigh
-  nothing = of(bare) or (lexical if prefix else None)
+  original = rows_lib.ORIGINAL.of_system(system)
+  bare = rows_lib.UNTRAINED.of_system(system)
+  if system == rows_lib.RANKED:  # private queries weigh
+    bare = rows_lib.UNTRAINED.of_system(rows_lib.FUSED)
+  own, lexical, whole = map(get, (made.row, rows_lib.BM25, original))
+  nothing = get(bare) or (None if system == rows_lib.DENSE else lexical)
   over, at_once, kept = None, None, None
-  if own and lexical and made.name != _BM25:
+  if own and lexical and made.row != rows_lib.BM25:
     over, at_once = (
       significance.paired_bootstrap(
         own,
@@ -273,8 +273,8 @@ def _with_headline(config: Config, one: _Scored, values, number) -> _Scored:
       )
       for rows in (1, number[made.test_set] - 1)
     )
-  ends = {_BM25, bare, f"{prefix}original"}
-  if own and nothing and whole and made.name not in ends and len(own) > 1:
+  ends = {rows_lib.BM25, bare, original}
+  if own and nothing and whole and made.row not in ends and len(own) > 1:
     kept = significance.share_of_gain(own, nothing, whole, one.owners)
   row = dataclasses.replace(
     one.row, over_bm25=over, over_bm25_at_once=at_once, gain_kept=kept
@@ -294,13 +294,11 @@ def _differences(
   retrievers against BM25. P values count all of them.
   """
   rows = {
-    one.row.evaluation.name: one
+    one.row.evaluation.row: one
     for one in scored
     if one.row.evaluation.test_set == config.test_set
   }
-  values = {
-    name: one.per_query[config.measures[0]] for name, one in rows.items()
-  }
+  values = {row: one.per_query[config.measures[0]] for row, one in rows.items()}
   pairs = comparison_results.pairs(
     [one.row.evaluation for one in rows.values()]
   )
@@ -313,7 +311,10 @@ def _differences(
   )
   for (a, b), one in zip(pairs, compared, strict=True):
     yield comparison_results.Difference(
-      first=a, second=b, interval=one.difference, p_value=one.corrected
+      first=str(a),
+      second=str(b),
+      interval=one.difference,
+      p_value=one.corrected,
     )
 
 
@@ -578,7 +579,8 @@ STAGE = stage.Stage(
   result=comparison_results.QueryComparison,
   config=Config,
   check=check,
-  jobs=jobs,
+  plan=stage.only,
+  job=make_job,
   run=run,
   needs=("filter_queries", "evaluate"),
   starts_from="encoder",

@@ -23,10 +23,9 @@ Formal guarantee:
 
 import dataclasses
 import functools
-import itertools
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -44,6 +43,7 @@ from synthq_jax.runtime import (
   inputs,
   private_training,
   results,
+  rows,
   runner,
   stage,
   training_pairs,
@@ -61,7 +61,6 @@ __all__ = [
   "comparison",
   "groups",
   "keys",
-  "methods",
   "run",
 ]
 
@@ -192,31 +191,6 @@ def comparison(base: Config) -> tuple[Config, ...]:
   )
 
 
-def methods(config: Any) -> dict[str, Config]:
-  """Returns the methods by the beginning of their rows' names.
-
-  Args:
-    config: a `plan.RunConfig`.
-  """
-  methods = config.direct_dp_methods or (config.direct_dp,)
-  return {"_".join(filter(None, ("direct_dp", m.label))): m for m in methods}
-
-
-def rows(config: Any) -> dict[str, tuple[Config, float]]:
-  """Returns the rows, each with its method and its epsilon, which is finite.
-
-  Args:
-    config: a `plan.RunConfig`.
-  """
-  epsilons = [e for e in config.rows.direct_dp if math.isfinite(e)]
-  return {
-    f"{name}_{stage.row_name(epsilon)}": (method, epsilon)
-    for (name, method), epsilon in itertools.product(
-      methods(config).items(), epsilons
-    )
-  }
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs(private_training.Inputs):
   """What a retriever is trained on and from, and for which promise."""
@@ -225,32 +199,38 @@ class Inputs(private_training.Inputs):
   epsilon: float  # the target, finite
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields a retriever for each method and epsilon."""
-  if run.for_audit:
-    return
-  for name, (method, epsilon) in rows(run.config).items():
-    settings = private_training.filled(method, run.prepared)
-    yield stage.Job(
-      name=name,
-      depends=(
-        settings,
-        float(epsilon),
-        *run.private_data(name, run.encoder_data),
-      ),
-      settings=settings,
-      inputs=Inputs(
-        prepared=run.prepared, encoder=run.encoder, epsilon=epsilon
-      ),
-      is_private=run.config.rows.is_compared(name),
-    )
+def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
+  """Plans a retriever for each method and epsilon."""
+  return {str(row): row for row in plan.direct}
+
+
+def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
+  """Plans the training of one retriever."""
+  method = plan.direct[row]
+  assert row.epsilon is not None
+  return private_training.Planned(
+    config=method, epsilon=row.epsilon, fixed_order=method.unit == "query"
+  )
+
+
+def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
+  """Returns the training of one retriever."""
+  settings = private_training.filled(run.plan.direct[row], run.prepared)
+  assert row.epsilon is not None
+  return stage.Job(
+    row=row,
+    depends=(settings, row.epsilon, *run.private_data(row, run.encoder_data)),
+    settings=settings,
+    inputs=Inputs(
+      prepared=run.prepared, encoder=run.encoder, epsilon=row.epsilon
+    ),
+    is_private=run.plan.is_compared(row),
+  )
 
 
 def check(run: runner.Run) -> None:
   """Refuses what the accountant would refuse later."""
-  if not run.config.rows.direct_dp or run.for_audit:
-    return
-  for method in methods(run.config).values():
+  for method in run.plan.direct.values():
     method.check(run.prepared)
     if run.prepared.queries_per_user and method.unit == "query":
       raise ValueError(
@@ -496,7 +476,9 @@ STAGE = stage.Stage(
   result=results.Checkpoint,
   config=Config,
   check=check,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
+  training=plan_training,
   run=run,
   needs=("static_encoder",),
   starts_from="encoder",

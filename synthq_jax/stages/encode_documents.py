@@ -5,7 +5,6 @@ have; the task holds the public documents and the retriever alone.
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 from synthq_jax import field_kinds
 from synthq_jax.models.checkpoints import sentence_folders
@@ -14,6 +13,7 @@ from synthq_jax.runtime import (
   config_types,
   encoder_start,
   results,
+  rows,
   runner,
   stage,
   system_results,
@@ -44,15 +44,20 @@ class Inputs:
   retriever: results.Checkpoint
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields the vectors of each retriever."""
-  for name, (retriever, trained) in run.retrievers.items():
-    yield stage.Job(
-      name=name,
-      depends=(*run.data, trained),
-      settings=run.config.encode_documents,
-      inputs=Inputs(documents=run.documents, retriever=retriever),
-    )
+def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
+  """Plans the document vectors of each retriever that has its own."""
+  return {str(row): row for row in plan.encoded}
+
+
+def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
+  """Returns the encoding of the collection by one retriever."""
+  retriever = run.retrievers[row]
+  return stage.Job(
+    row=row,
+    depends=(*run.data, retriever.digest),
+    settings=run.config.encode_documents,
+    inputs=Inputs(documents=run.documents, retriever=retriever.value),
+  )
 
 
 def run(task: stage.Task[Config, Inputs]) -> system_results.Vectors | None:
@@ -77,7 +82,7 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Vectors | None:
   return system_results.Vectors(
     directory=folders.relative(directory),
     vectors=folders.relative(vectors),
-    name=task.name,
+    row=task.get_row(),
     statement=statement_lib.inherit(
       retriever.statement, "Public documents were encoded: post-processing."
     ),
@@ -90,7 +95,8 @@ STAGE = stage.Stage(
   name="encode_documents",
   result=system_results.Vectors,
   config=Config,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
   run=run,
   needs=("train_retriever", "direct_dp"),
   together=True,

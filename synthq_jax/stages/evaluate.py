@@ -10,7 +10,8 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from synthq_jax.runtime import (
   config_types,
   inputs,
   results,
+  rows,
   runner,
   stage,
   system_results,
@@ -37,8 +39,7 @@ from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "Inputs", "run"]
 
-_BM25 = system_results.LEXICAL
-_BESIDE_BM25 = (system_results.Fusion, system_results.Ranking)
+_BESIDE_BM25 = (rows.FUSED, rows.RANKED)
 _RUN = "run.trec"
 _FEW = (
   "Fewer than 50 queries: intervals are too narrow (of reciprocal ranks, half of"
@@ -88,7 +89,6 @@ class Inputs:
 
   prepared: results.PreparedData  # the documents and the private test queries
   system: system_results.System | None  # None: BM25
-  row: str  # the name of the system
   test_set: str | results.TestSet
   """"test" (private), "public", or a further set."""
   parts: Mapping[str, results.Evaluation]
@@ -99,86 +99,93 @@ class Inputs:
   left_out: float  # share of documents whose queries do not train `original`
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields every row on every test set.
+class Target(NamedTuple):
+  """A row on a test set."""
 
-  Retrievers trained without privacy are not scored on the public pseudo-queries,
-  which nobody asked; on further sets they are, in the private folder.
+  test_set: str
+  row: rows.Row
+
+  def __str__(self) -> str:
+    return f"{self.test_set}/{self.row}"
+
+
+def plan_rows(plan: rows.Plan) -> dict[str, Target]:
+  """Plans every row on every test set.
+
+  Private rows are not scored on the public pseudo-queries, which nobody asked; on
+  further sets they are, in the private folder.
   """
-  config, prepared = run.config, run.prepared
-  rows = {k: (made.value, made.digest) for k, made in run.systems.items()}
-  if config.rows.bm25:
-    rows = {_BM25: (None, _BM25), **rows}
-  if not prepared.num_public_test:
-    run.say("[evaluate/public] no document gives a pseudo-query: left out")
-  sets = {name: (name, run.data) for name in results.OWN_TEST_SETS}
-  for name, (test_set, digest) in run.rows("prepare_test_set").items():
-    sets[name] = (test_set, (digest,))
-  for called, (test_set, of_set) in sets.items():
-    for name, (system, source) in rows.items():
-      hidden = system and results.is_private_path(system.directory)
-      if called == "public" and (hidden or not prepared.num_public_test):
-        continue  # its scores could not be shared, or there is no such set
-      parts, retriever = {}, name
-      finished = run.rows("evaluate")  # the rows before this one
-      if isinstance(system, _BESIDE_BM25):
-        parts = {
-          system_results.LEXICAL: finished[f"{called}/{_BM25}"],
-          system_results.DENSE: finished[f"{called}/{system.retriever}"],
-        }
-      if isinstance(system, system_results.Ranking):
-        retriever = system.retriever
-      trained = run.retrievers.get(retriever)
-      vectors = run.vectors.get(retriever)
-      yield stage.Job(
-        name=f"{called}/{name}",
-        depends=(
-          config.evaluate,
-          *of_set,
-          source,
-          *(made.digest for made in parts.values()),
-        ),
-        settings=config.evaluate,
-        inputs=Inputs(
-          prepared=prepared,
-          system=system,
-          row=name,
-          test_set=test_set,
-          parts={kind: made.value for kind, made in parts.items()},
-          retriever=trained.value if trained else None,
-          vectors=vectors.value if vectors and called == "test" else None,
-          left_out=run.left_out("original"),
-        ),
-      )
+  targets = [
+    Target(name, row)
+    for name in (*rows.OWN_TEST_SETS, *plan.test_sets)
+    for row in plan.scored
+    if not (name == "public" and plan.is_private(row))
+  ]
+  return {str(target): target for target in targets}
+
+
+def make_job(run: runner.Run, target: Target) -> stage.Job[Inputs] | None:
+  """Returns the scoring of one row on one test set."""
+  name, row = target
+  test_set: str | results.TestSet = name
+  of_set = run.data
+  if name in run.plan.test_sets:
+    made = run.get_results("prepare_test_set")[run.plan.test_sets[name]]
+    test_set, of_set = made.value, (made.digest,)
+  if name == "public" and not run.prepared.num_public_test:
+    if row == rows.BM25:
+      run.say("[evaluate/public] no document gives a pseudo-query: left out")
+    return None
+  parts: dict[str, stage.Made[results.Evaluation] | None] = {}
+  if row.system in _BESIDE_BM25:  # a dry run may find their parts unfinished
+    for part in (rows.BM25, row.retriever):
+      parts[part.system] = run.get_results("evaluate").get(Target(name, part))
+  system = retriever = vectors = None
+  if row != rows.BM25:
+    system, retriever = run.systems[row], run.retrievers[row.retriever].value
+    vectors = run.get_vectors(row.retriever).value
+  return stage.Job(
+    row=row,
+    depends=(
+      run.config.evaluate,
+      *of_set,
+      system.digest if system else rows.LEXICAL,
+      *(made.digest if made else "none" for made in parts.values()),
+    ),
+    settings=run.config.evaluate,
+    inputs=Inputs(
+      prepared=run.prepared,
+      system=system.value if system else None,
+      test_set=test_set,
+      parts={kind: made.value for kind, made in parts.items() if made},
+      retriever=retriever,
+      vectors=vectors if name == "test" else None,
+      left_out=run.plan.left_out(rows.ORIGINAL),
+    ),
+  )
 
 
 def _label(
-  name: str, system: system_results.System | None, left_out: float
+  row: rows.Row, system: system_results.System | None, left_out: float
 ) -> str:
-  """Says in words what a row is made of."""
-  trained_on = functools.partial(_trained_on, left_out=left_out)
+  """Writes in words what a row is made of."""
   if system is None:
     return "nothing"
-  if isinstance(system, system_results.Fusion):
-    return f"{trained_on(system.retriever)}; {system.weight:.0%} beside BM25"
-  if isinstance(system, system_results.Ranking):
-    with_dp = " with DP" if math.isfinite(system.statement.epsilon) else ""
-    return f"{trained_on(system.retriever)}; weights by real queries{with_dp}"
-  return trained_on(name)
-
-
-def _trained_on(name: str, left_out: float) -> str:
-  """Says in words what a retriever was trained on."""
   share = f"{1 - left_out:.0%} of the " if left_out else ""
-  words = {
+  trained_on = {
     "untrained": "no query",
     "public_only": "queries of the public model",
     "original": f"{share}real queries, no privacy",
     "synthetic": "synthetic queries",
     "adapter": "real queries with DP, a linear map of the public encoder",
-  }
-  known = (words[start] for start in words if name.startswith(start))
-  return next(known, "real queries, DP directly")
+    "direct_dp": "real queries, DP directly",
+  }[row.pairs]
+  if isinstance(system, system_results.Fusion):
+    return f"{trained_on}; {system.weight:.0%} beside BM25"
+  if isinstance(system, system_results.Ranking):
+    with_dp = " with DP" if math.isfinite(system.statement.epsilon) else ""
+    return f"{trained_on}; weights by real queries{with_dp}"
+  return trained_on
 
 
 def run(task: stage.Task[Config, Inputs]) -> results.Evaluation | None:
@@ -192,7 +199,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Evaluation | None:
     be shared; None in processes other than 0.
   """
   config, space, given = task.settings, task.folders, task.inputs
-  name, system, test_set = given.row, given.system, given.test_set
+  row, system, test_set = task.get_row(), given.system, given.test_set
   further = isinstance(test_set, results.TestSet)
   called = test_set.name if further else test_set
   private = called == "test" or (
@@ -207,7 +214,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Evaluation | None:
   run_ = _search_with(task, test, directory)
   if run_ is None:
     return None
-  trec.write_run(directory / _RUN, run_, tag=name)
+  trec.write_run(directory / _RUN, run_, tag=str(row))
   scores = measures.evaluate(
     test.qrels,
     run_,
@@ -222,15 +229,13 @@ def run(task: stage.Task[Config, Inputs]) -> results.Evaluation | None:
   statement = system.statement if system is not None else None
   if statement is not None and statement.is_public:
     statement = None
-  kind = system_results.system_of(system)
   owners = inputs.owners(space, given.prepared, called)
   return results.Evaluation(
     directory=space.relative(directory),
-    name=name,
-    label=_label(name, system, given.left_out),
+    row=row,
+    label=_label(row, system, given.left_out),
     test_set=called,
     private=private,
-    system=kind,
     statement=statement,
     measures={
       measure: significance.bootstrap_interval(
@@ -262,8 +267,8 @@ def _search_with(
     name: _part(space.root / part.directory / _RUN)
     for name, part in task.inputs.parts.items()
   }
-  if isinstance(system, _BESIDE_BM25):
-    kinds = (system_results.LEXICAL, system_results.DENSE)
+  if isinstance(system, (system_results.Fusion, system_results.Ranking)):
+    kinds = (rows.LEXICAL, rows.DENSE)
     runs = [trec.first(parts[kind], system.depth) for kind in kinds]
     if isinstance(system, system_results.Ranking):
       found = _search.candidates(test, *runs)
@@ -320,7 +325,8 @@ STAGE = stage.Stage(
   name="evaluate",
   result=results.Evaluation,
   config=Config,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
   run=run,
   needs=(
     "prepare_test_set",

@@ -25,7 +25,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,7 @@ from synthq_jax.runtime import (
   encoder_start,
   inputs,
   results,
+  rows,
   runner,
   stage,
   training_pairs,
@@ -113,24 +113,28 @@ class Inputs:
   recipe: pairs.Recipe  # of the retriever
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields what is kept of each set of queries, where a filter is wanted."""
+def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
+  """Plans the filtering of each set of queries, where a filter is set."""
+  written = plan.written if plan.config.filter_queries.is_wanted else ()
+  return {row.queries: row for row in written}
+
+
+def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
+  """Returns the filtering of one set of queries."""
   settings, recipe = run.config.filter_queries, run.config.train_retriever
-  if not settings.is_wanted:
-    return
   data = run.encoder_data if settings.trains else run.data
-  for name, (written, source) in run.rows("generate").items():
-    yield stage.Job(
-      name=name,
-      depends=(settings, recipe, *data, source),
-      settings=settings,
-      inputs=Inputs(
-        documents=run.documents,
-        encoder=run.encoder,
-        synthetic=written,
-        recipe=recipe,
-      ),
-    )
+  written = run.get_results("generate")[row]
+  return stage.Job(
+    row=row,
+    depends=(settings, recipe, *data, written.digest),
+    settings=settings,
+    inputs=Inputs(
+      documents=run.documents,
+      encoder=run.encoder,
+      synthetic=written.value,
+      recipe=recipe,
+    ),
+  )
 
 
 def check(run: runner.Run) -> None:
@@ -386,7 +390,8 @@ STAGE = stage.Stage(
   result=results.SyntheticQueries,
   config=Config,
   check=check,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
   run=run,
   needs=("generate", "static_encoder"),
   starts_from="encoder",

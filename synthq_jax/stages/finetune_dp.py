@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,6 +41,7 @@ from synthq_jax.runtime import (
   inputs,
   private_training,
   results,
+  rows,
   runner,
   stage,
   workspace,
@@ -110,34 +111,44 @@ class Inputs(private_training.Inputs):
   """Of which the inserted ones are records, too."""
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields a generator for each epsilon."""
+def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
+  """Plans a generator for each epsilon."""
+  return {row.queries: row for row in plan.generators}
+
+
+def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
+  """Plans the training of one generator."""
+  assert row.epsilon is not None
+  return private_training.Planned(
+    config=plan.config.finetune_dp,
+    epsilon=row.epsilon,
+    noise_bands=plan.config.finetune_dp.noise_bands,
+    can_draw_users=True,
+    is_counted=not plan.config.canaries.number,
+  )
+
+
+def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
+  """Returns the training of one generator."""
   config = run.config
   settings = private_training.filled(
     config.finetune_dp,
     run.prepared,
     draws_users=bool(run.prepared.queries_per_user),
   )
-  for epsilon in config.rows.synthetic:
-    name = stage.row_name(epsilon)
-    row = f"synthetic_{name}"
-    yield stage.Job(
-      name=name,
-      depends=(
-        settings,
-        float(epsilon),
-        config.canaries,
-        *run.private_data(row),
-      ),
-      settings=settings,
-      inputs=Inputs(
-        prepared=run.prepared,
-        start=run.start,
-        epsilon=epsilon,
-        canaries=run.canaries,
-      ),
-      is_private=config.rows.is_compared(row),
-    )
+  assert row.epsilon is not None
+  return stage.Job(
+    row=row,
+    depends=(settings, row.epsilon, config.canaries, *run.private_data(row)),
+    settings=settings,
+    inputs=Inputs(
+      prepared=run.prepared,
+      start=run.start,
+      epsilon=row.epsilon,
+      canaries=run.canaries,
+    ),
+    is_private=run.plan.is_compared(row),
+  )
 
 
 def check(run: runner.Run) -> None:
@@ -473,7 +484,9 @@ STAGE = stage.Stage(
   result=results.Checkpoint,
   config=Config,
   check=check,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
+  training=plan_training,
   run=run,
   needs=("prepare_data",),
   starts_from="checkpoint",

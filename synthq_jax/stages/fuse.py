@@ -14,7 +14,6 @@ Formal guarantee:
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from synthq_jax.runtime import (
   config_types,
   inputs,
   results,
+  rows,
   runner,
   stage,
   system_results,
@@ -82,40 +82,45 @@ class Inputs:
   synthetic: results.SyntheticQueries | None  # queries of the public checkpoint
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields the weight beside every retriever, where fused rows are wanted."""
-  config = run.config
-  untrained = run.retrievers.get("untrained")
-  vectors = run.vectors.get("untrained")
-  synthetic = run.queries.get("public_only") if untrained else None
-  first = None  # that chose on public queries, as all others would
-  for name, (retriever, trained) in run.retrievers.items():
-    if not config.rows.fused:
-      break
-    yield stage.Job(
-      name=name,
-      depends=(
-        config.fuse,
-        *run.data,
-        trained,
-        *(
-          one.digest if one else "none"
-          for one in (untrained, vectors, synthetic)
-        ),
+def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
+  """Plans the weight beside every retriever, where fused rows are wanted."""
+  return {str(row.retriever): row for row in plan.fused}
+
+
+def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
+  """Returns the choice of one weight.
+
+  The first result whose retriever may be shared was chosen on public queries, as
+  all later ones would be: they copy its weight.
+  """
+  retriever = run.retrievers[row.retriever]
+  untrained = vectors = synthetic = None
+  if rows.UNTRAINED in run.retrievers:
+    untrained = run.retrievers[rows.UNTRAINED]
+    vectors = run.get_vectors(rows.UNTRAINED)
+    synthetic = run.queries.get(rows.PUBLIC_ONLY)
+  earlier = [made.value for made in run.get_results("fuse").values()]
+  public = [x for x in earlier if not results.is_private_path(x.directory)]
+  return stage.Job(
+    row=row,
+    depends=(
+      run.config.fuse,
+      *run.data,
+      retriever.digest,
+      *(
+        one.digest if one else "none" for one in (untrained, vectors, synthetic)
       ),
-      settings=config.fuse,
-      inputs=Inputs(
-        documents=run.documents,
-        retriever=retriever,
-        first=first,
-        untrained=untrained.value if untrained else None,
-        vectors=vectors.value if vectors else None,
-        synthetic=synthetic.value if synthetic else None,
-      ),
-    )
-    made = run.rows("fuse").get(name)
-    if made and not results.is_private_path(made.value.directory):
-      first = first or made.value
+    ),
+    settings=run.config.fuse,
+    inputs=Inputs(
+      documents=run.documents,
+      retriever=retriever.value,
+      first=public[0] if public else None,
+      untrained=untrained.value if untrained else None,
+      vectors=vectors.value if vectors else None,
+      synthetic=synthetic.value if synthetic else None,
+    ),
+  )
 
 
 def run(task: stage.Task[Config, Inputs]) -> system_results.Fusion | None:
@@ -133,8 +138,7 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Fusion | None:
   assert chosen is not None  # process 0 has chosen
   return system_results.Fusion(
     directory=folders.relative(directory),
-    name=f"{system_results.Fusion.SYSTEM}_{task.name}",
-    retriever=task.name,
+    row=task.get_row(),
     statement=statement_lib.inherit(
       retriever.statement, f"The weight beside BM25 was chosen on: {words}."
     ),
@@ -229,7 +233,8 @@ STAGE = stage.Stage(
   name="fuse",
   result=system_results.Fusion,
   config=Config,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
   run=run,
   needs=("generate", "learn_adapter"),
   together=True,

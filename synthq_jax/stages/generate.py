@@ -14,7 +14,6 @@ Formal guarantee:
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -30,6 +29,7 @@ from synthq_jax.runtime import (
   config_types,
   inputs,
   results,
+  rows,
   runner,
   stage,
   workspace,
@@ -89,22 +89,26 @@ class Inputs:
   """None: the public checkpoint writes, before any private step."""
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields the queries of the public checkpoint and of each generator."""
-  wanted: dict[str, tuple[results.Checkpoint | None, str]]
-  wanted = {k: (made.value, made.digest) for k, made in run.generators.items()}
-  if run.config.rows.public_only:
-    wanted = {"public_only": (None, "public"), **wanted}
-  settings = run.config.generate
-  for name, (generator, source) in wanted.items():
-    yield stage.Job(
-      name=name,
-      depends=(settings, *run.data, source),
-      settings=settings,
-      inputs=Inputs(
-        documents=run.documents, start=run.start, generator=generator
-      ),
-    )
+def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
+  """Plans the queries of the public checkpoint and of each generator."""
+  return {row.queries: row for row in plan.written}
+
+
+def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
+  """Returns the writing of one set of queries."""
+  settings, generator = run.config.generate, run.generators.get(row)
+  return stage.Job(
+    row=row,
+    depends=(
+      settings, *run.data, generator.digest if generator else "public"
+    ),
+    settings=settings,
+    inputs=Inputs(
+      documents=run.documents,
+      start=run.start,
+      generator=generator.value if generator else None,
+    ),
+  )  # fmt: skip
 
 
 def check(run: runner.Run) -> None:
@@ -130,7 +134,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
     The queries, under `private/` if the generator is not private; None in
     processes other than 0.
   """
-  config, space, name = task.settings, task.folders, task.name
+  config, space, name = task.settings, task.folders, task.get_row().queries
   documents, generator = task.inputs.documents, task.inputs.generator
   passages = inputs.document_tokens(space, documents)
   passages = passages.cut_at(documents.document_length)
@@ -186,7 +190,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
   )
   return results.SyntheticQueries(
     directory=space.relative(directory),
-    name=name,
+    row=task.get_row(),
     statement=_statement(generator, documents),
     prefix=config.prefix,
     sampler=f"nucleus p={config.p}, temperature {config.temperature},"
@@ -321,7 +325,8 @@ STAGE = stage.Stage(
   result=results.SyntheticQueries,
   config=Config,
   check=check,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
   run=run,
   needs=("finetune_dp",),
   starts_from="checkpoint",

@@ -15,7 +15,6 @@ Formal guarantee:
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -27,6 +26,7 @@ from synthq_jax.retrieval import index
 from synthq_jax.runtime import (
   config_types,
   private_training,
+  rows,
   runner,
   stage,
   system_results,
@@ -35,7 +35,7 @@ from synthq_jax.stages import _ranking, _search
 from synthq_jax.storage import array_files
 from synthq_jax.training import dp_step
 
-__all__ = ["STAGE", "Config", "Inputs", "PooledGrad", "row_name", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "PooledGrad", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,49 +80,50 @@ class Inputs(_ranking.Inputs):
   epsilon: float  # the map's own; inf: without noise
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields an adapter for each epsilon."""
+def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
+  """Plans an adapter for each epsilon."""
+  return {str(row): row for row in plan.adapters}
+
+
+def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
+  """Plans the training of one adapter."""
+  assert row.epsilon is not None
+  return private_training.Planned(
+    config=plan.config.learn_adapter, epsilon=row.epsilon
+  )
+
+
+def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
+  """Returns the training of one adapter."""
   config = run.config
-  if run.for_audit or not config.rows.adapted:
-    return
   settings = private_training.filled(config.learn_adapter, run.prepared)
   base = config.rows.adapter_base
-  retriever, vectors = run.retrievers[base], run.vectors[base]
-  for epsilon in config.rows.adapted:
-    name = row_name(epsilon)
-    yield stage.Job(
-      name=name,
-      depends=(
-        settings,
-        float(epsilon),
-        config.evaluate.drop_identical,
-        *run.private_data(name, run.encoder_data),
-        vectors.digest,
-      ),
-      settings=settings,
-      inputs=Inputs(
-        prepared=run.prepared,
-        retriever=retriever.value,
-        vectors=vectors.value,
-        drop_identical=config.evaluate.drop_identical,
-        epsilon=epsilon,
-      ),
-      is_private=config.rows.is_compared(name),
-    )
-
-
-def row_name(epsilon: float) -> str:
-  """Names the row of an epsilon.
-
-  >>> row_name(8.0)
-  'adapter_eps8'
-  """
-  return f"adapter_{stage.row_name(epsilon)}"
+  retriever, vectors = run.retrievers[base], run.get_vectors(base)
+  assert row.epsilon is not None
+  return stage.Job(
+    row=row,
+    depends=(
+      settings,
+      row.epsilon,
+      config.evaluate.drop_identical,
+      *run.private_data(row, run.encoder_data),
+      vectors.digest,
+    ),
+    settings=settings,
+    inputs=Inputs(
+      prepared=run.prepared,
+      retriever=retriever.value,
+      vectors=vectors.value,
+      drop_identical=config.evaluate.drop_identical,
+      epsilon=row.epsilon,
+    ),
+    is_private=run.plan.is_compared(row),
+  )
 
 
 def check(run: runner.Run) -> None:
   """Refuses what the accountant would refuse later."""
-  if run.config.rows.adapted and not run.for_audit:
+  if run.plan.adapters:
     run.config.learn_adapter.check(run.prepared)
 
 
@@ -144,7 +145,7 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
   )
   return system_results.Adapter(
     directory=task.folders.relative(directory),
-    name=task.name,
+    row=task.get_row(),
     kind="retriever",
     base=given.retriever,
     base_fingerprint=given.vectors.retriever,
@@ -274,7 +275,9 @@ STAGE = stage.Stage(
   result=system_results.Adapter,
   config=Config,
   check=check,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
+  training=plan_training,
   run=run,
   needs=("encode_documents",),
   needs_secret=True,

@@ -18,7 +18,6 @@ Formal guarantee:
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +32,7 @@ from synthq_jax.runtime import (
   config_types,
   private_training,
   results,
+  rows,
   runner,
   stage,
   system_results,
@@ -83,58 +83,60 @@ class Inputs(_ranking.Inputs):
   0: all queries learn."""
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields the weights beside each retriever, where they are wanted."""
+def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
+  """Plans the weights beside each retriever, where they are wanted."""
+  return {str(row.retriever): row for row in plan.ranked}
+
+
+def plan_training(
+  plan: rows.Plan, row: rows.Row
+) -> private_training.Planned | None:
+  """Plans the learning of weights, with noise beside a private retriever."""
+  if row.is_without_privacy:
+    return None
+  config = plan.config.learn_to_rank
+  return private_training.Planned(config=config, epsilon=config.epsilon)
+
+
+def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
+  """Returns the learning of the weights beside one retriever."""
   config = run.config
-  if run.for_audit:
-    return
   settings = private_training.filled(config.learn_to_rank, run.prepared)
-  for name, retriever in run.retrievers.items():
-    if not config.rows.is_ranked(name):
-      continue
-    if not _has_unit(retriever.value, run.prepared):
-      run.say(
-        f"[learn_to_rank/{name}] its claim is about another unit: left out"
-      )
-      continue
-    vectors = run.vectors[name]
-    row = f"{system_results.Ranking.SYSTEM}_{name}"
-    left_out = run.left_out(name) if name.startswith("original") else 0.0
-    yield stage.Job(
-      name=name,
-      depends=(
-        settings,
-        config.evaluate.drop_identical,
-        *run.private_data(row),
-        left_out,
-        retriever.digest,
-        vectors.digest,
-      ),
-      settings=settings,
-      inputs=Inputs(
-        prepared=run.prepared,
-        retriever=retriever.value,
-        vectors=vectors.value,
-        left_out=left_out,
-        drop_identical=config.evaluate.drop_identical,
-      ),
-      is_private=config.rows.is_compared(row),
-    )
+  retriever = run.retrievers[row.retriever]
+  vectors = run.get_vectors(row.retriever)
+  left_out = run.plan.left_out(row)
+  return stage.Job(
+    row=row,
+    depends=(
+      settings,
+      config.evaluate.drop_identical,
+      *run.private_data(row),
+      left_out,
+      retriever.digest,
+      vectors.digest,
+    ),
+    settings=settings,
+    inputs=Inputs(
+      prepared=run.prepared,
+      retriever=retriever.value,
+      vectors=vectors.value,
+      left_out=left_out,
+      drop_identical=config.evaluate.drop_identical,
+    ),
+    is_private=run.plan.is_compared(row),
+  )
 
 
 def check(run: runner.Run) -> None:
   """Refuses what the accountant would refuse later."""
-  if run.config.rows.ltr and not run.for_audit:
+  for row in run.plan.retrievers:
+    is_ranked = row.of_system(rows.RANKED) in run.plan.ranked
+    if rows.begins_with(row, run.config.rows.ltr) and not is_ranked:
+      run.say(
+        f"[learn_to_rank/{row}] its claim is about another unit: left out"
+      )
+  if run.plan.ranked:
     run.config.learn_to_rank.check(run.prepared)
-
-
-def _has_unit(
-  retriever: results.Checkpoint, prepared: results.PreparedData
-) -> bool:
-  """Whether one claim can cover the retriever and the weights beside it."""
-  claim = retriever.statement
-  is_claim = not claim.is_public and math.isfinite(claim.epsilon)
-  return not is_claim or claim.unit == prepared.unit
 
 
 def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
@@ -161,8 +163,7 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
   note = _NOTE.format("with DP" if has_claim else "without noise")
   return system_results.Ranking(
     directory=task.folders.relative(task.folder(private=private)),
-    name=f"{system_results.Ranking.SYSTEM}_{task.name}",
-    retriever=retriever.name,
+    row=task.get_row(),
     statement=statement_lib.inherit(claim, note),
     features=ranking.FEATURES,
     weights=tuple(np.asarray(weights).astype(float).tolist()),
@@ -221,7 +222,9 @@ STAGE = stage.Stage(
   result=system_results.Ranking,
   config=Config,
   check=check,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
+  training=plan_training,
   run=run,
   needs=("learn_adapter",),
   needs_secret=True,

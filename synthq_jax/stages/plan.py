@@ -21,10 +21,9 @@ from synthq_jax.runtime import (
   encoder_start,
   results,
   runner,
-  stage,
-  system_results,
   workspace,
 )
+from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.stages import _checks, _planned, prepare_test_set
 from synthq_jax.stages import audit as audit_lib
 from synthq_jax.stages import compare_queries as compare_queries_lib
@@ -57,7 +56,7 @@ __all__ = [
 
 STAGES = tuple(stages_lib.SUMMARIES)
 """The names of the stages, in the order in which they run."""
-_PUBLIC = ("public_only", "untrained")
+_PUBLIC = (rows_lib.PUBLIC_ONLY, rows_lib.UNTRAINED)
 _TRAININGS = {"finetune_dp", "direct_dp", "train_retriever"}
 _TRANSFORMERS = "--format=huggingface and sentence-transformers"
 
@@ -100,7 +99,7 @@ class Rows:
   def __post_init__(self):
     for row in self.compared:
       kinds = ("synthetic", "direct_dp", "adapter", "ltr")
-      if not _begins(row, kinds):
+      if not any(f"{row}_".startswith(f"{kind}_") for kind in kinds):
         raise ValueError(
           f"plan.Rows.compared must hold rows that begin with {', '.join(kinds)}, as"
           f" direct_dp or synthetic_eps16, got {row!r}"
@@ -111,16 +110,16 @@ class Rows:
           f"Rows.{field} needs the row that it is made of, got bm25=False: set"
           f" it, or leave {field} out"
         )
-    if self.adapted_row not in ("", *_PUBLIC):
+    if self.adapted_row not in ("", *map(str, _PUBLIC)):
       raise ValueError(
         "Rows.adapted_row must be a row of a public encoder, one of"
-        f" {', '.join(_PUBLIC)}, got {self.adapted_row!r}"
+        f" {', '.join(map(str, _PUBLIC))}, got {self.adapted_row!r}"
       )
-    if self.adapted and not self.adapter_base:
+    if self.adapted and self.adapter_base is None:
       raise ValueError(
         "Rows.adapted needs the encoder whose vectors are mapped, got"
-        f" {self.adapted_row or ' and '.join(_PUBLIC)}=False: set it, or leave"
-        " adapted out (ADAPTED=())"
+        f" {self.adapted_row or ' and '.join(map(str, _PUBLIC))}=False: set it, or"
+        " leave adapted out (ADAPTED=())"
       )
     for field in ("synthetic", "direct_dp", "adapted"):
       names: dict[str, float] = {}
@@ -130,7 +129,7 @@ class Rows:
             f"Rows.{field} must hold epsilons above 0, got epsilon={epsilon}:"
             " change EPSILON"
           )
-        name = stage.row_name(epsilon)
+        name = rows_lib.Row(epsilon=epsilon).queries
         if name in names:  # the second would overwrite the first, and cost
           raise ValueError(
             f"plan.Rows.{field} must hold epsilons whose rows have different"
@@ -140,27 +139,14 @@ class Rows:
         names[name] = epsilon
 
   @property
-  def adapter_base(self) -> str:
-    """The row whose query vectors adapters map; "": it is not made."""
-    wanted = (self.adapted_row,) if self.adapted_row else _PUBLIC
-    return next((row for row in wanted if getattr(self, row)), "")
-
-  def is_ranked(self, row: str) -> bool:
-    """Says whether a retriever gets a row with learned weights."""
-    return _begins(row, self.ltr)
-
-  def is_compared(self, row: str) -> bool:
-    """Says whether a row is only compared, and never released.
-
-    Learned weights are where their retriever is, under either's name.
-    """
-    ranked = row.removeprefix(f"{system_results.Ranking.SYSTEM}_")
-    return any(_begins(name, self.compared) for name in (row, ranked))
-
-
-def _begins(row: str, names: Sequence[str]) -> bool:
-  """Says whether a row's name begins with one of these, word by word."""
-  return any(f"{row}_".startswith(f"{name}_") for name in names)
+  def adapter_base(self) -> rows_lib.Row | None:
+    """The retriever whose query vectors adapters map; None: it is not made."""
+    is_made = {
+      rows_lib.PUBLIC_ONLY: self.public_only,
+      rows_lib.UNTRAINED: self.untrained,
+    }
+    allowed = [x for x in _PUBLIC if self.adapted_row in ("", str(x))]
+    return next((row for row in allowed if is_made[row]), None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -388,8 +374,18 @@ def run(
       f"give all of them one --workdir, not a {workdir} of their own",
     )
     is_main = distributed.is_main()
+    test_sets = (
+      prepare_test_set.expand(config.test_sets)
+      if "prepare_test_set" in wanted
+      else ()
+    )
+    planned = rows_lib.Plan(
+      config=config,
+      wanted=wanted,
+      test_sets={one.name: one for one in test_sets},
+    )
     this = runner.Run(
-      config,
+      planned,
       space,
       [*map(stages_lib.get, wanted)],
       say=functools.partial(print, flush=True) if is_main else _nothing,
@@ -422,30 +418,35 @@ def outlook(
   Raises:
     ValueError: if a setting names what is not there, as `run` would find.
   """
-  stages = stages_lib.with_needs(wanted, config)
-  _checks.check_named(config, stages)
-  _checks.check_size(config, stages)
+  wanted = stages_lib.with_needs(wanted, config)
+  stages = [*map(stages_lib.get, wanted)]
+  _checks.check_named(config, wanted)
+  _checks.check_size(config, wanted)
+  names = prepare_test_set.names(config.test_sets)
+  planned = rows_lib.Plan(
+    config=config, wanted=wanted, test_sets=dict.fromkeys(names)
+  )
   prepared = None
   try:
     space = workspace.Workspace(workdir, config.secret_seed, may_draw=False)
   except ValueError:  # nobody has drawn its secret: nothing is there
-    first, *later = stages
+    first, *later = wanted
     there: list[tuple[str, Mapping[str, bool] | None]] = [
       (first, {"": False}),
       *((name, None) for name in later),
     ]
   else:
-    this = runner.Run(
-      config, space, [*map(stages_lib.get, stages)], say=_nothing
+    test_sets = prepare_test_set.expand(config.test_sets)
+    planned = dataclasses.replace(
+      planned, test_sets={one.name: one for one in test_sets}
     )
+    this = runner.Run(planned, space, stages, say=_nothing)
     there = list(this.survey())
-    prepared = this.prepared if this.rows("prepare_data") else None
-  called = prepare_test_set.names(config.test_sets)
-  planned = _planned.rows(config, stages, test_sets=called)
+    prepared = this.prepared if this.get_results("prepare_data") else None
   return _planned.Outlook(
     there=there,
-    rows=planned,
-    trainings=_planned.trainings(config, planned, prepared),
+    rows={one.name: tuple(one.plan(planned)) for one in stages},
+    trainings=tuple(_planned.trainings(planned, prepared)),
   )
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -167,8 +166,8 @@ class Config:
       )
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[None]]:
-  """Yields the one collection of the run, in which a vocabulary is named."""
+def make_job(run: runner.Run, _: None) -> stage.Job[None]:
+  """Returns the one collection of the run, in which a vocabulary is named."""
   settings = run.config.prepare_data
   if not settings.vocabulary:
     beside = inputs.vocabulary_beside(run.start)
@@ -180,7 +179,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[None]]:
     named, vocabulary=run.config.prepare_data.vocabulary
   )
   depends = (named, vocabulary, run.secret_digest, source)
-  yield stage.Job(depends=depends, settings=settings, inputs=None)
+  return stage.Job(depends=depends, settings=settings, inputs=None)
 
 
 def run(task: stage.Task[Config, None]) -> results.PreparedData:
@@ -578,7 +577,8 @@ STAGE = stage.Stage(
   name="prepare_data",
   result=results.PreparedData,
   config=Config,
-  jobs=jobs,
+  plan=stage.only,
+  job=make_job,
   run=run,
   needs=(),
   needs_secret=True,

@@ -7,7 +7,7 @@ chosen on them.
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from synthq_jax.data import beir, beir_sets, collection, compression, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
@@ -17,6 +17,7 @@ from synthq_jax.runtime import (
   fingerprints,
   inputs,
   results,
+  rows,
   runner,
   stage,
   workspace,
@@ -49,12 +50,12 @@ class TestSet:
   """Whether results with the query's own id are dropped."""
 
   def __post_init__(self):
-    if self.name in results.OWN_TEST_SETS or not config_types.is_file_name(
+    if self.name in rows.OWN_TEST_SETS or not config_types.is_file_name(
       self.name
     ):
       raise ValueError(
         "RunConfig.test_sets must have names of letters, digits, dots, - and _,"
-        f" other than {' and '.join(results.OWN_TEST_SETS)}, got {self.name!r}: rename the"
+        f" other than {' and '.join(rows.OWN_TEST_SETS)}, got {self.name!r}: rename the"
         " folder"
       )
 
@@ -234,25 +235,38 @@ class Inputs:
   documents: results.PublicDocuments  # the run's own
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields the further test sets, which are given nothing that is private."""
+def plan_rows(plan: rows.Plan) -> dict[str, TestSet | None]:
+  """Plans the further test sets."""
+  return {**plan.test_sets}
+
+
+def make_job(
+  run: runner.Run, test_set: TestSet | None
+) -> stage.Job[Inputs] | None:
+  """Returns the preparation of one set, which is given nothing that is private.
+
+  Args:
+    run: so far.
+    test_set: None: it lies under a URL that is not opened.
+  """
+  if test_set is None:
+    return None
   documents = run.documents
-  how = (
-    fingerprints.of_file(run.folders.root / documents.vocabulary),
-    documents.extra_ids,
-    documents.read_length,
-    documents.passage_stride,
-    documents.query_length,
+  return stage.Job(
+    depends=(
+      test_set.name,
+      test_set.split,
+      test_set.drop_identical,
+      test_set.source.digest(),
+      fingerprints.of_file(run.folders.root / documents.vocabulary),
+      documents.extra_ids,
+      documents.read_length,
+      documents.passage_stride,
+      documents.query_length,
+    ),
+    settings=test_set,
+    inputs=Inputs(documents=documents),
   )
-  for one in expand(run.config.test_sets):
-    yield stage.Job(
-      name=one.name,
-      depends=(
-        one.name, one.split, one.drop_identical, one.source.digest(), *how
-      ),
-      settings=one,
-      inputs=Inputs(documents=documents),
-    )  # fmt: skip
 
 
 def run(task: stage.Task[TestSet, Inputs]) -> results.TestSet:
@@ -332,7 +346,8 @@ def run(task: stage.Task[TestSet, Inputs]) -> results.TestSet:
 STAGE = stage.Stage(
   name="prepare_test_set",
   result=results.TestSet,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
   run=run,
   needs=("prepare_data",),
 )

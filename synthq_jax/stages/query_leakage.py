@@ -26,7 +26,7 @@ private queries, without noise: they are private.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from synthq_jax.runtime import (
   config_types,
   query_comparisons,
   results,
+  rows,
   runner,
   stage,
 )
@@ -92,22 +93,27 @@ class Inputs:
   synthetic: Sequence[results.SyntheticQueries]  # what each generator wrote
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields one search, where somebody wrote queries and it is wanted."""
-  config, written = run.config.query_leakage, run.rows("generate")
-  if written and config.enabled:
-    yield stage.Job(
-      depends=(
-        config,
-        *run.data,
-        {name: made.digest for name, made in written.items()},
-      ),
-      settings=config,
-      inputs=Inputs(
-        prepared=run.prepared,
-        synthetic=[made.value for made in written.values()],
-      ),
-    )
+def plan_rows(plan: rows.Plan) -> dict[str, None]:
+  """Plans one search, where queries are written and it is wanted."""
+  is_wanted = plan.written and plan.config.query_leakage.enabled
+  return {"": None} if is_wanted else {}
+
+
+def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
+  """Returns the search of all synthetic queries."""
+  config, written = run.config.query_leakage, run.get_results("generate")
+  return stage.Job(
+    depends=(
+      config,
+      *run.data,
+      {row.queries: made.digest for row, made in written.items()},
+    ),
+    settings=config,
+    inputs=Inputs(
+      prepared=run.prepared,
+      synthetic=[made.value for made in written.values()],
+    ),
+  )
 
 
 def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryLeakage:
@@ -208,7 +214,8 @@ STAGE = stage.Stage(
   name="query_leakage",
   result=comparison_results.QueryLeakage,
   config=Config,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
   run=run,
   needs=("generate",),
   screen=_screen,

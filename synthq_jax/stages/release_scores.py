@@ -7,7 +7,7 @@ measure. Differences from BM25 are taken from what was released.
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ from synthq_jax.runtime import (
   results,
   runner,
   stage,
-  system_results,
 )
+from synthq_jax.runtime import rows as rows_lib
 
 __all__ = ["STAGE", "Config", "Inputs", "run"]
 
@@ -74,39 +74,42 @@ class Inputs:
   """The releases behind these rows, as their ledgers name them."""
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields one release of all rows that may be shared, where it is wanted."""
+def plan_rows(plan: rows_lib.Plan) -> dict[str, None]:
+  """Plans one release, where it is wanted; few queries may leave it out."""
+  return {"": None} if plan.config.release_scores.enabled else {}
+
+
+def make_job(run: runner.Run, _: None) -> stage.Job[Inputs] | None:
+  """Returns the release of all rows that may be shared."""
   config = run.config.release_scores
-  if not config.enabled:
-    return
   scored = {
-    name: made
-    for name, made in run.rows("evaluate").items()
-    if made.value.test_set == "test" and _may_be_shared(run, made.value)
+    target: made
+    for target, made in run.get_results("evaluate").items()
+    if target.test_set == "test" and _may_be_shared(run, made.value)
   }
   if not scored:
     run.say("[release_scores] no row may be shared: left out")
-    return
+    return None
   number = run.prepared.num_queries[run.prepared.test_split]
   size = len(scored) * len(config.measures)
   refused = _refusal(config, number, size, run.prepared)
   if refused and not config.required:
     run.say(f"[release_scores] left out: {refused}")
-    return
-  yield stage.Job(
+    return None
+  return stage.Job(
     depends=(
       config,
       *run.data,
-      {name: made.digest for name, made in scored.items()},
+      {str(target): made.digest for target, made in scored.items()},
     ),
     settings=config,
     inputs=Inputs(
       prepared=run.prepared,
       evaluations=[made.value for made in scored.values()],
       systems=results.releases_behind(
-        run.systems[made.value.name].value
-        for made in scored.values()
-        if made.value.name in run.systems  # BM25 is not
+        run.systems[row].value
+        for _, row in scored
+        if row in run.systems  # BM25 is not
       ),
     ),
   )
@@ -115,7 +118,7 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
 def _may_be_shared(run: runner.Run, scored: results.Evaluation) -> bool:
   """Says whether a row's system has a claim, and lies where it may be shared."""
   finite = scored.epsilon is None or math.isfinite(scored.epsilon)
-  system = run.systems.get(scored.name)  # None: BM25
+  system = run.systems.get(scored.row)  # None: BM25
   hidden = system and results.is_private_path(system.value.directory)
   return finite and not hidden
 
@@ -264,18 +267,18 @@ def _rows(
 ) -> tuple[results.ReleasedRow, ...]:
   """Returns the rows with their intervals; reads nothing private."""
   known["confidence"] = config.confidence
-  names = [one.name for one in evaluations]
+  scored = [one.row for one in evaluations]
   base: Mapping[str, float] = {}
-  if system_results.LEXICAL in names:
-    found = means[names.index(system_results.LEXICAL)]
+  if rows_lib.BM25 in scored:
+    found = means[scored.index(rows_lib.BM25)]
     base = dict(zip(config.measures, found.tolist(), strict=True))
   rows = []
   for one, values in zip(evaluations, means.tolist(), strict=True):
     own = dict(zip(config.measures, values, strict=True))
-    over = {} if one.name == system_results.LEXICAL else base
+    over = {} if one.row == rows_lib.BM25 else base
     rows.append(
       results.ReleasedRow(
-        name=one.name,
+        row=one.row,
         label=one.label,
         epsilon=_epsilon(one.statement),
         means={m: noisy_results.mean(v, **known) for m, v in own.items()},
@@ -307,7 +310,8 @@ STAGE = stage.Stage(
   result=results.ReleasedScores,
   config=Config,
   check=check,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
   run=run,
   needs=("evaluate",),
   needs_secret=True,

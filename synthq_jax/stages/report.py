@@ -10,7 +10,7 @@ lies under `private/`, too.
 import dataclasses
 import datetime
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synthq_jax.data import files
@@ -35,6 +35,7 @@ from synthq_jax.runtime import (
   stage,
   system_results,
 )
+from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.storage import artifacts
 
 __all__ = ["SECTIONS", "STAGE", "Config", "Inputs", "run", "shareable_values"]
@@ -81,8 +82,8 @@ class Inputs:
   date: str = ""  # of the report
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields one report on everything that there is."""
+def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
+  """Returns one report on everything that there is."""
   names = (
     "compare_queries",
     "audit",
@@ -91,26 +92,26 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
     "learn_to_rank",
   )
   groups = (
-    run.generators, run.queries, run.retrievers, *map(run.rows, names)
+    run.generators, run.queries, run.retrievers, *map(run.get_results, names)
   )  # fmt: skip
   digests = [made.digest for group in groups for made in group.values()]
   claims = released_results.read(run.folders.root)
 
-  def values(group: Mapping[str, stage.Made]) -> list[Any]:
+  def values(group: Mapping[Any, stage.Made]) -> list[Any]:
     return [made.value for made in group.values()]
 
-  yield stage.Job(
+  return stage.Job(
     depends=(run.config.report, *run.data, *digests, claims),
     settings=run.config.report,
     inputs=Inputs(
       prepared=run.prepared,
-      comparison=values(run.rows("compare_queries"))[0],
+      comparison=values(run.get_results("compare_queries"))[0],
       synthetic=values(run.queries),
       checkpoints=[*values(run.generators), *values(run.retrievers)],
-      audits=values(run.rows("audit")),
-      leakage=next(iter(values(run.rows("query_leakage"))), None),
-      released_scores=values(run.rows("release_scores")),
-      weights=values(run.rows("learn_to_rank")),
+      audits=values(run.get_results("audit")),
+      leakage=next(iter(values(run.get_results("query_leakage"))), None),
+      released_scores=values(run.get_results("release_scores")),
+      weights=values(run.get_results("learn_to_rank")),
       released=claims,
       shipped=_shipped(run),
       made=[
@@ -129,8 +130,8 @@ def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
 def _shipped(run: runner.Run) -> list[str]:
   """Returns the rows whose systems may be given away."""
   return sorted(
-    name
-    for name, made in run.systems.items()
+    str(row)
+    for row, made in run.systems.items()
     if not results.is_private_path(made.value.directory)
   )
 
@@ -264,7 +265,7 @@ def shareable_values(
   """
   scored = [row.evaluation for row in comparison.rows]
   scored = [one for one in scored if results.is_shareable_score(one)]
-  own = {*results.OWN_TEST_SETS, comparison.test_set}
+  own = {*rows_lib.OWN_TEST_SETS, comparison.test_set}
   kind = prepared.source.partition(":")[0]  # not its place
   synthetic = [one for one in synthetic if results.is_shareable(one)]
   return {
@@ -272,7 +273,7 @@ def shareable_values(
     "public_rows": [
       row
       for row in comparison.rows
-      if row.evaluation.test_set == results.OWN_TEST_SETS[1]
+      if row.evaluation.test_set == rows_lib.OWN_TEST_SETS[1]
       and results.is_shareable_score(row.evaluation)
     ],
     "evaluations": [
@@ -303,7 +304,7 @@ def _test_sets(
   groups: tuple[list[results.Evaluation], ...] = ([], [], [])
   for row in comparison.rows:
     test_set = row.evaluation.test_set
-    at = 1 if test_set in results.OWN_TEST_SETS else 2
+    at = 1 if test_set in rows_lib.OWN_TEST_SETS else 2
     groups[0 if test_set == comparison.test_set else at].append(row.evaluation)
   return groups
 
@@ -362,7 +363,8 @@ STAGE = stage.Stage(
   name="report",
   result=results.Report,
   config=Config,
-  jobs=jobs,
+  plan=stage.only,
+  job=make_job,
   run=run,
   needs=(
     "prepare_data",

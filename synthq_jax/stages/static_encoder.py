@@ -7,7 +7,6 @@ of theirs. A retriever before it has seen any query, whose vectors
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -21,6 +20,7 @@ from synthq_jax.runtime import (
   inputs,
   private_training,
   results,
+  rows,
   runner,
   stage,
 )
@@ -68,15 +68,20 @@ class Inputs:
   documents: results.PublicDocuments
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields one encoder, where a size is given."""
+def plan_rows(plan: rows.Plan) -> dict[str, None]:
+  """Plans one encoder, if its size is set."""
+  return {"": None} if plan.config.static_encoder.dim else {}
+
+
+def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
+  """Returns the making of the encoder."""
   config = run.config.static_encoder
-  if config.dim:
-    yield stage.Job(
-      depends=(config, *run.data_alone),
-      settings=config,
-      inputs=Inputs(documents=run.documents),
-    )
+  return stage.Job(
+    row=rows.UNTRAINED,
+    depends=(config, *run.data_alone),
+    settings=config,
+    inputs=Inputs(documents=run.documents),
+  )
 
 
 def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
@@ -201,7 +206,8 @@ STAGE = stage.Stage(
   name="static_encoder",
   result=results.Checkpoint,
   config=Config,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
   run=run,
   needs=("prepare_data",),
 )

@@ -6,7 +6,6 @@ differ. Training on the real pairs with DP is `direct_dp`.
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import jax
 
@@ -18,6 +17,7 @@ from synthq_jax.runtime import (
   inputs,
   private_training,
   results,
+  rows,
   runner,
   stage,
   training_pairs,
@@ -69,44 +69,44 @@ class Inputs:
   held_out: float = 0.0  # share of documents whose queries are left out
 
 
-def jobs(run: runner.Run) -> Iterator[stage.Job[Inputs]]:
-  """Yields a retriever for each set of queries, and the untrained one."""
-  config = run.config
-  if config.rows.untrained:
-    yield stage.Job(
-      name="untrained",
+def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
+  """Plans a retriever for each set of queries, and the untrained one."""
+  return {str(row): row for row in plan.trained}
+
+
+def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
+  """Returns the training of one retriever."""
+  if row == rows.UNTRAINED:
+    return stage.Job(
+      row=row,
       depends=run.encoder_data,
       inputs=Inputs(documents=run.documents, encoder=run.encoder),
     )
-  for name, (synthetic, source) in run.pair_sources.items():
-    yield stage.Job(
-      name=name,
-      depends=(
-        config.train_retriever,
-        run.left_out(name),
-        *run.encoder_data,
-        source,
-      ),
-      settings=config.train_retriever,
-      inputs=Inputs(
-        documents=run.documents if synthetic else run.prepared,
-        encoder=run.encoder,
-        synthetic=synthetic,
-        held_out=run.left_out(name),
-      ),
-    )
+  settings, held_out = run.config.train_retriever, run.plan.left_out(row)
+  synthetic = None if row == rows.ORIGINAL else run.queries[row]
+  source = synthetic.digest if synthetic else "original"
+  return stage.Job(
+    row=row,
+    depends=(settings, held_out, *run.encoder_data, source),
+    settings=settings,
+    inputs=Inputs(
+      documents=run.documents if synthetic else run.prepared,
+      encoder=run.encoder,
+      synthetic=synthetic.value if synthetic else None,
+      held_out=held_out,
+    ),
+  )
 
 
 def check(run: runner.Run) -> None:
   """Refuses a batch that is larger than what there can be to train on."""
-  config, prepared = run.config, run.prepared
+  config, plan, prepared = run.config, run.plan, run.prepared
   most = {}
-  if config.rows.original and not run.for_audit:
-    share = 1 - run.left_out("original")
+  if rows.ORIGINAL in plan.trained:
+    share = 1 - plan.left_out(rows.ORIGINAL)
     most["real queries"] = round(share * prepared.num_queries["train"])
-  is_written = config.rows.synthetic or config.rows.public_only
   if (
-    is_written and prepared.num_passages <= prepared.num_documents
+    plan.written and prepared.num_passages <= prepared.num_documents
   ):  # else more
     there = prepared.num_asked or prepared.num_documents
     written = config.generate.num_documents or there
@@ -169,7 +169,7 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
         space, task.place, task.digest
       ),
       metrics_path=metrics_path,
-      description=f"train_retriever {task.name}",
+      description=f"train_retriever {task.get_row()}",
     ),
     mesh=mesh_lib.of_all(config.mesh),
     microbatch_size=config.microbatch_size,
@@ -198,7 +198,8 @@ STAGE = stage.Stage(
   result=results.Checkpoint,
   config=Config,
   check=check,
-  jobs=jobs,
+  plan=plan_rows,
+  job=make_job,
   run=run,
   needs=("filter_queries", "static_encoder"),
   starts_from="encoder",

@@ -492,7 +492,7 @@ def _retriever(
 ) -> export_source.Source:
   """Returns the checkpoint whose scores are weighed."""
   assert given.root is not None  # weights are exported from their run alone
-  name = made.retriever
+  name = str(made.retriever)
   again = "run `synthq run` again, which makes "
   stages = ("train_retriever", "learn_adapter")
   roots = (given.root, given.root / results.PRIVATE)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,10 @@ from synthq_jax.runtime import (
   workspace,
 )
 from synthq_jax.runtime import queries as queries_lib
+from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.storage import artifacts
 
-__all__ = ["Hit", "Searcher", "describe", "open_run", "rows"]
+__all__ = ["Hit", "Searcher", "describe", "open_run", "read_systems"]
 
 _SNIPPET = 240
 """Characters of a document that are shown."""
@@ -68,8 +69,8 @@ _Joined = Callable[[str, Sequence[_Run], int], _Run]
 class Searcher:
   """A system of a run, ready to answer."""
 
-  name: str
-  """Name of its row."""
+  row: rows_lib.Row
+  """Its row."""
   find: _Search
   """Its search."""
   documents: Sequence[dict[str, str]]
@@ -120,25 +121,32 @@ def open_run(
   folders = workspace.Folders(workdir)
   prepared = workspace.prepared(folders, first="run")
   artifacts.check(folders.private("prepare_data"))
-  known = rows(folders, private=private)
-  if name is None:
-    first = next((row for row in known if row.startswith("synthetic")), "none")
-    usual = (f"ltr_{first}", f"fused_{first}", first, system_results.LEXICAL)
-    name = next(row for row in usual if row in known)
-  if name not in known:
+  known = read_systems(folders, private=private)
+  by_name = {str(row): row for row in known}
+  row = _choose(known) if name is None else by_name.get(name)
+  if row is None:
     hint = "" if private else "; --private adds the private ones"
     raise ValueError(
-      f"{workdir}: expected --system among {', '.join(known)}, got {name}{hint}"
+      f"{workdir}: expected --system among {', '.join(by_name)}, got {name}{hint}"
     )
-  _check(folders, known, name)
+  _check(folders, known, row)
   opened = _Opened(folders, prepared, known)
   documents = files.Lines(opened.corpus, json.loads)
-  return Searcher(name, opened.system(name), documents)
+  return Searcher(row, opened.system(row), documents)
 
 
-def describe(name: str, hits: Sequence[Hit]) -> str:
+def _choose(finished: Collection[rows_lib.Row]) -> rows_lib.Row:
+  """Chooses the system that stands on the first synthetic queries, else BM25."""
+  pairs = (row.retriever for row in finished if row.pairs == rows_lib.SYNTHETIC)
+  first = next(pairs, rows_lib.BM25)
+  systems = (rows_lib.RANKED, rows_lib.FUSED, rows_lib.DENSE)
+  usual = (*map(first.of_system, systems), rows_lib.BM25)
+  return next(row for row in usual if row in finished)
+
+
+def describe(row: rows_lib.Row, hits: Sequence[Hit]) -> str:
   """Writes the hits of a system as text for a terminal."""
-  lines = [f"{name}:" if hits else f"{name}: nothing"]
+  lines = [f"{row}:" if hits else f"{row}: nothing"]
   for rank, hit in enumerate(hits, 1):
     title, snippet = map(
       text_tables.printable, (hit.title or hit.id, hit.snippet)
@@ -147,7 +155,9 @@ def describe(name: str, hits: Sequence[Hit]) -> str:
   return "\n".join(lines)
 
 
-def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
+def read_systems(
+  folders: workspace.Folders, *, private: bool
+) -> dict[rows_lib.Row, Any]:
   """Reads the finished systems by row, shareable ones first; None is BM25.
 
   Args:
@@ -160,32 +170,32 @@ def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
     "fuse": system_results.Fusion,
     "learn_to_rank": system_results.Ranking,
   }
-  found: dict[str, Any] = {system_results.LEXICAL: None}
+  found: dict[rows_lib.Row, Any] = {rows_lib.BM25: None}
   for place in (folders.public, folders.private)[: 1 + private]:
     for stage, kind in kinds.items():
       for folder in sorted(place(stage).glob("*")):
         if artifacts.read_fingerprint(folder) is not None:
           made = artifacts.load(folder, kind)
-          found.setdefault(made.name, made)
+          found.setdefault(made.row, made)
   return found
 
 
 def _check(
-  folders: workspace.Folders, known: dict[str, Any], name: str
+  folders: workspace.Folders, known: dict[rows_lib.Row, Any], row: rows_lib.Row
 ) -> None:
   """Refuses a row, or a retriever in it, that was damaged or made otherwise."""
-  part = getattr(known[name], "retriever", None)
-  for one in (name, part):
-    if one and (made := known.get(one)):
+  part = row.retriever
+  for one in dict.fromkeys((row, part)):
+    if made := known.get(one):
       place = folders.root / made.directory
       artifacts.check(place)
       artifacts.check_data(place, folders.private("prepare_data"))
-  is_whole = part is None or (
-    part in known and system_results.stands_on(known[name], known[part])
+  is_whole = row in (part, rows_lib.BM25) or (
+    part in known and system_results.stands_on(known[row], known[part])
   )
   if not is_whole:
     raise ValueError(
-      f"{folders.root / known[name].directory}: expected weights of"
+      f"{folders.root / known[row].directory}: expected weights of"
       f" train_retriever/{part} as it is, got those of another training of it:"
       " run `synthq run` again, which makes them anew"
     )
@@ -198,16 +208,16 @@ class _Opened:
     self,
     folders: workspace.Folders,
     prepared: results.PreparedData,
-    known: dict[str, Any],
+    known: dict[rows_lib.Row, Any],
   ):
     self._folders, self._prepared, self._known = folders, prepared, known
     self._positions = [str(n) for n in range(prepared.num_documents)]
     self.corpus = inputs.corpus(folders, prepared)
 
-  def system(self, name: str) -> _Search:
-    made = self._known[name]
+  def system(self, row: rows_lib.Row) -> _Search:
+    made = self._known[row]
     if isinstance(made, results.Checkpoint):
-      return self._vectors(name, self._index(name))
+      return self._vectors(row, self._index(row))
     if isinstance(made, (system_results.Fusion, system_results.Ranking)):
       return self._beside_bm25(made)
     built = queries_lib.index_of(self._positions, self.corpus)
@@ -225,7 +235,7 @@ class _Opened:
   def _beside_bm25(
     self, made: system_results.Fusion | system_results.Ranking
   ) -> _Search:
-    parts = (system_results.LEXICAL, made.retriever)
+    parts = (rows_lib.BM25, made.retriever)
     lexical, dense = map(self.system, parts)
     is_ranking = isinstance(made, system_results.Ranking)
     joined = self._ranked(made) if is_ranking else self._fused(made)
@@ -251,9 +261,9 @@ class _Opened:
 
     return joined
 
-  def _vectors(self, name: str, built: index.Index) -> _Search:
+  def _vectors(self, row: rows_lib.Row, built: index.Index) -> _Search:
     """Returns the search by a retriever's vectors."""
-    encoded = self._encoder(name)
+    encoded = self._encoder(row)
     owners = self._passages.owners
 
     def find(query: str, k: int) -> dict[str, float]:
@@ -262,9 +272,9 @@ class _Opened:
 
     return find
 
-  def _encoder(self, name: str) -> Callable[[str], np.ndarray]:
+  def _encoder(self, row: rows_lib.Row) -> Callable[[str], np.ndarray]:
     """Returns the retriever's vector of one query, [1, dim]."""
-    made, role = self._known[name], sentence_folders.QUERY
+    made, role = self._known[row], sentence_folders.QUERY
     params, shape = encoder_start.load(self._folders, made, role)
     reads = encoder_start.tokens_of(self._folders, made)
     vocabulary = inputs.vocabulary(self._folders, self._prepared)
@@ -279,21 +289,20 @@ class _Opened:
     return encoded
 
   @functools.cache  # noqa: B019  (lives as long as its search)
-  def _index(self, name: str) -> index.Index:
+  def _index(self, row: rows_lib.Row) -> index.Index:
     """Indexes a retriever's vectors."""
-    made = self._known[name]
+    made = self._known[row]
     if isinstance(made, system_results.Adapter):
       made.find_base(self._folders.root)
-      name, made = made.base.name, made.base
-    place = self._encoded(name, made).vectors
+      made = made.base
+    place = self._encoded(made).vectors
     total = len(self._passages.owners)
     vectors = vector_files.open_vectors(self._folders.root / place, total)
     return index.exact(np.asarray(vectors))
 
-  def _encoded(
-    self, name: str, retriever: results.Checkpoint
-  ) -> system_results.Vectors:
+  def _encoded(self, retriever: results.Checkpoint) -> system_results.Vectors:
     """Reads which vectors a run made with a retriever as it is."""
+    name = retriever.name
     folders = self._folders
     private = results.is_private_path(retriever.directory)
     place = folders.private if private else folders.public

@@ -94,8 +94,8 @@ def server(
       with searching:
         hits = searcher.search(query, k)
       page = template.render(
-        name=searcher.name,
-        title=tables.call_row(searcher.name),
+        name=str(searcher.row),
+        title=tables.call_row(searcher.row),
         count=len(searcher.documents),
         example=example,
         query=query,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from synthq_jax import field_kinds
 from synthq_jax.losses import contrastive
@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 _TEXTS = ("queries", "documents")
+_LENGTH_STEP = 32
+"""Tokens: each length of a batch is a program of its own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,14 @@ def _loss_of_vectors(
   if directions == 1:
     return losses(cosines)
   return (losses(cosines) + losses(cosines.T)) / 2
+
+
+def _trim(
+  tokens: Int[np.ndarray, "text length"], rows: Int[np.ndarray, " batch"]
+) -> Int[np.ndarray, "text shorter"]:
+  """Cuts the padding that no text of a batch needs, by whole steps of a length."""
+  longest = int(np.any(tokens[rows], axis=0).nonzero()[0].max(initial=0)) + 1
+  return tokens[:, : -(-longest // _LENGTH_STEP) * _LENGTH_STEP]
 
 
 def cached_value_and_grad(
@@ -222,7 +232,10 @@ def train(
   state = recipe.train(
     lambda state, batch, step: jitted(state, batch),
     state,
-    lambda rows: {name: read(values, rows) for name, values in pairs.items()},
+    lambda rows: {
+      name: read(_trim(values, rows) if name in _TEXTS else values, rows)
+      for name, values in pairs.items()
+    },
     len(pairs["rows"]),
     files,
   )

@@ -20,7 +20,7 @@ def evaluation(name, mean, *, claim=None, private=True, test_set="test"):
   scored = intervals.Interval(mean=mean, low=mean - 0.1, high=mean + 0.1)
   return results.Evaluation(
     directory=f"private/evaluate/{test_set}/{name}" if private else "evaluate",
-    name=name, label="", test_set=test_set, private=private,
+    row=made_up.row(name), label="", test_set=test_set, private=private,
     statement=claim, measures={"nDCG@10": scored},
     num_queries=9, traps=(),
   )  # fmt: skip
@@ -37,7 +37,7 @@ def write_run(root, *evaluations, settings=""):
   found = comparison_results.QueryComparison(
     directory="private/compare_queries", measures=("nDCG@10",),
     test_set="test",
-    rows=tuple(comparison_results.Row(evaluation=x) for x in evaluations),
+    rows=tuple(comparison_results.ScoredRow(evaluation=x) for x in evaluations),
     differences=(), side_by_side=(), shareable_side_by_side=(), generators=(),
     asked=(), similarity=(),
   )  # fmt: skip

@@ -2,6 +2,8 @@
 
 import re
 
+import made_up
+
 from synthq_jax import intervals
 from synthq_jax.report import scores
 from synthq_jax.runtime import comparison_results, results
@@ -11,9 +13,9 @@ def _rows(names, measures):
   interval = intervals.Interval(mean=0.55, low=0.53, high=0.57)
   gain = intervals.Interval(mean=0.25, low=-0.125, high=0.5)
   return [
-    comparison_results.Row(
+    comparison_results.ScoredRow(
       evaluation=results.Evaluation(
-        directory="", name=name, label="a long description " * 4,
+        directory="", row=made_up.row(name), label="a long description " * 4,
         test_set="test", private=True, num_queries=9, traps=(), seconds=4.0,
         measures=dict.fromkeys(measures, interval),
       ),

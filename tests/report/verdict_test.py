@@ -34,7 +34,7 @@ def found(**changes):
 
 def queries(name="eps8", claim=CLAIM, directory="generate/eps8"):
   return results.SyntheticQueries(
-    directory=directory, name=name, statement=claim, prefix="", sampler="",
+    directory=directory, row=made_up.row(name), statement=claim, prefix="", sampler="",
     num_documents=1, queries_per_document=1, num_queries=1, removed={},
     gauge=0.1, copy_rate=0.1, mean_words=1.0, examples=(),
   )  # fmt: skip
@@ -44,11 +44,11 @@ def row(name, over, epsilon=None, level=()):
   mean = 0.47 + (over or 0)
   measured = intervals.Interval(mean=mean, low=mean - 0.1, high=mean + 0.1)
   made = results.Evaluation(
-    directory="", name=name, label="", test_set="test", private=True,
+    directory="", row=made_up.row(name), label="", test_set="test", private=True,
     statement=made_up.promise(epsilon), measures={"nDCG@10": measured},
     num_queries=1234, traps=(),
   )  # fmt: skip
-  return comparison_results.Row(
+  return comparison_results.ScoredRow(
     evaluation=made,
     level=level,
     over_bm25=over
@@ -230,14 +230,14 @@ def noisy(over, noise=0.001, number=100_000):
   known = {"noise": noise, "number": number, "confidence": 0.95}
   rows = [
     results.ReleasedRow(
-      name=name, label="", epsilon=epsilon,
+      row=made_up.row(name), label="", epsilon=epsilon,
       means={"nDCG@10": noisy_results.mean(0.5 + more, **known)},
       over_bm25={"nDCG@10": noisy_results.difference(0.5 + more, 0.5, **known)},
     )
     for name, (more, epsilon) in over.items()
   ]  # fmt: skip
   lexical = results.ReleasedRow(
-    name="bm25", label="", epsilon=None, over_bm25={},
+    row=made_up.row("bm25"), label="", epsilon=None, over_bm25={},
     means={"nDCG@10": noisy_results.mean(0.5, **known)},
   )  # fmt: skip
   return results.ReleasedScores(
@@ -387,7 +387,7 @@ def private(audits=(), rows=ROWS, scores=()):
 )
 def test_an_audit_that_refutes_the_claim_says_no(control, bound, words):
   audit = results.AuditReport(
-    directory="", name="eps8", cells=(), bounds=(), num_candidates=1,
+    directory="", row=made_up.row("eps8"), cells=(), bounds=(), num_candidates=1,
     num_ranked=1, num_searched=0, confidence=0.95, claimed_epsilon=8.0,
     claimed_delta=1e-5, lower_bound=bound, ceiling=9.0, control=control,
   )  # fmt: skip

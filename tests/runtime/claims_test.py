@@ -223,7 +223,7 @@ def test_the_page_claims_no_less_than_the_truth(run):
     made_up.checkpoint(
       directory=f"train_retriever/{name}",
       kind="retriever",
-      name=name,
+      row=made_up.row(name),
       statement=claim,
     )
     for name, claim in {**claims, "public_only": statement.none()}.items()
@@ -349,4 +349,4 @@ def test_all_epsilons_and_deltas_are_written_by_one_function():
   for text in ('f"{x.delta:.3g}"', 'f"{epsilon:g}"', 'f"{x.claimed_delta:g}"'):
     assert any(map(writes_epsilon_its_own_way, ast.walk(ast.parse(text))))
   found = places()[writes_epsilon_its_own_way]
-  assert {name for name, _ in found} == {"runtime/stage.py"}, found  # eps8
+  assert {name for name, _ in found} == {"runtime/rows.py"}, found  # eps8

@@ -21,6 +21,7 @@ from synthq_jax.runtime import (
   stage,
   workspace,
 )
+from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.stages import (
   encode_documents,
   evaluate,
@@ -209,7 +210,8 @@ def test_a_result_takes_away_what_an_earlier_one_left(tmp_path):
     name="finetune_dp",
     result=results.Checkpoint,
     needs=(),
-    jobs=lambda run: (),
+    plan=stage.only,
+    job=lambda run, _: None,
     run=lambda task: made_up.checkpoint(),
   )
   one.make(task)
@@ -235,7 +237,12 @@ def test_a_result_takes_away_what_an_earlier_one_left(tmp_path):
 def test_rows_are_compared_by_whole_words_of_their_names(
   names, row, is_compared
 ):
-  assert plan.Rows(compared=names).is_compared(row) == is_compared
+  assert (
+    rows_lib.Plan(
+      config=plan.RunConfig(rows=plan.Rows(compared=names)), wanted=()
+    ).is_compared(made_up.row(row))
+    == is_compared
+  )
 
 
 def test_scores_of_a_private_training_carry_its_claim(finished_run, tmp_path):
@@ -393,7 +400,7 @@ def fixture_placed(monkeypatch):
       folders=workspace.Folders("nowhere"),
       folder=folder,
       inputs=module.Inputs(**{key: known.get(key) for key in fields}),
-      name=name,
+      get_row=lambda: made_up.row("synthetic_eps8"),
       digest="digest",
     )
     with pytest.raises(Placed) as found:

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from synthq_jax.runtime import fingerprints, runner, workspace
+from synthq_jax.runtime import fingerprints, rows, runner, workspace
 
 
 @pytest.mark.parametrize("is_there", [False, True])
@@ -19,13 +19,14 @@ def test_each_result_has_a_line_when_it_begins_and_one_with_its_time(
     make=lambda task, saves: made.append((task.place, saves)),
   )  # fmt: skip
   job = types.SimpleNamespace(
-    name="eps8", depends=(), settings=None, inputs={}, is_private=False
+    row=None, depends=(), settings=None, inputs={}, is_private=False
   )
-  run = runner.Run(None, space, [one], say=lines.append, progress=False)
+  plan = rows.Plan(config=None, wanted=())
+  run = runner.Run(plan, space, [one], say=lines.append, progress=False)
   monkeypatch.setattr(run, "_is_there", lambda *_: is_there)
   monkeypatch.setattr(run, "_load", lambda *_: 3)
   monkeypatch.setattr(fingerprints, "of_result", lambda digest, value: digest)
-  assert run.make(one, job).value == 3
+  assert run.make(one, "eps8", job).value == 3
   if is_there:
     assert lines == ["[generate/eps8] finished earlier, skipped"] and not made
     return

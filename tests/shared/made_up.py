@@ -1,12 +1,13 @@
 """Claims and results that no run made, for tests that only read them."""
 
 import dataclasses
+import re
 from typing import Any
 
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement, terms
 from synthq_jax.privacy import unit as unit_lib
-from synthq_jax.runtime import private_training, results, stage
+from synthq_jax.runtime import private_training, results, rows, stage
 
 
 def claim(identifier: str = "finetune_dp/1a2b", **changes: Any):
@@ -32,11 +33,29 @@ def promise(epsilon: float | None):
   )
 
 
+def row(name: str) -> rows.Row:
+  """Returns the row of a name, such as "fused_synthetic_eps8"."""
+  if name == rows.LEXICAL:
+    return rows.BM25
+  system, middle, epsilon = re.fullmatch(
+    r"(fused_|ltr_)?(.+?)(_eps[\d.]+|_inf)?", name
+  ).groups()
+  pairs, method = middle, ""
+  if middle.startswith(f"{rows.DIRECT_DP}_"):
+    pairs, method = rows.DIRECT_DP, middle.removeprefix(f"{rows.DIRECT_DP}_")
+  return rows.Row(
+    system=(system or rows.DENSE).rstrip("_"),
+    pairs=pairs,
+    method=method,
+    epsilon=epsilon and float(epsilon.lstrip("_eps")),
+  )
+
+
 def checkpoint(**changes: Any) -> results.Checkpoint:
   settings = {
     "directory": "finetune_dp/eps8",
     "kind": "generator",
-    "name": "eps8",
+    "row": row("synthetic_eps8"),
     "statement": statement.non_private(),
     "steps": 1,
     "batch_size": 1,
@@ -108,7 +127,7 @@ def audit(
   }
   settings = {
     "directory": "private/audit/eps8",
-    "name": "eps8",
+    "row": row("synthetic_eps8"),
     "cells": (results.AuditCell(**(cells | dict(cell))),),
     "bounds": (results.AuditBound(**(bounds | dict(bound))),),
     "num_candidates": 10_000,

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from synthq_jax.runtime import stage
+from synthq_jax.runtime import rows, stage
 from synthq_jax.stages import (
   direct_dp,
   evaluate,
@@ -44,14 +44,16 @@ def make(
   settings: Any,
   folders: Any,
   *,
+  row: rows.Row | None = None,
   name: str = "",
   digest: str = "digest",
   inputs: Any = None,
 ) -> Any:
-  """Makes one result of a stage, and saves it."""
+  """Makes one result of a stage, and saves it; its folder is called as its row."""
+  name = name or str(row or "")
   task = stage.Task(
     place="/".join(filter(None, (one.folder or one.name, name))),
-    name=name,
+    row=row,
     digest=digest,
     settings=settings,
     folders=folders,

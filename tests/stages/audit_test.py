@@ -113,6 +113,7 @@ def _audited(tmp_path, monkeypatch):
       audit.STAGE,
       audit.Config(**few | changes),
       space,
+      row=generator.row,
       name="eps8",
       inputs=audit.Inputs(
         prepared=PREPARED,

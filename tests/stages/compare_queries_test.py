@@ -202,7 +202,7 @@ def test_every_clustering_has_a_seed_of_its_own(place, monkeypatch):
   assert seeds == [0, 1, 2, 3, 4] * 2
 
 
-def _scored(root, name, system, values, epsilon=None):
+def _scored(root, name, values, epsilon=None):
   directory = f"private/{name}"
   artifacts.write_atomically(
     root / directory / "per_query.json", json.dumps({"nDCG@10": values})
@@ -210,7 +210,7 @@ def _scored(root, name, system, values, epsilon=None):
   mean = float(np.mean(list(values.values())))
   return results.Evaluation(
     directory=directory,
-    name=name,
+    row=made_up.row(name),
     label="",
     test_set="test",
     private=True,
@@ -218,7 +218,6 @@ def _scored(root, name, system, values, epsilon=None):
     measures={"nDCG@10": intervals.Interval(mean=mean, low=mean, high=mean)},
     num_queries=len(values),
     traps=(),
-    system=system,
   )
 
 
@@ -233,16 +232,16 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
     return {q: x + by + 0.1 * rng.normal() for q, x in base.items()}
 
   rows = [
-    _scored(tmp_path, "bm25", "bm25", base),
-    _scored(tmp_path, "untrained", "dense", moved(-0.5)),
-    _scored(tmp_path, "synthetic_eps8", "dense", moved(-0.35), 8.0),
-    _scored(tmp_path, "original", "dense", moved(-0.3), np.inf),
-    _scored(tmp_path, "fused_untrained", "fused", moved(0.0)),
-    _scored(tmp_path, "fused_public_only", "fused", moved(0.05)),
-    _scored(tmp_path, "fused_synthetic_eps8", "fused", moved(0.1), 8.0),
-    _scored(tmp_path, "fused_original", "fused", moved(0.2), np.inf),
-    _scored(tmp_path, "ltr_synthetic_eps8", "ltr", moved(0.1), 8.0),
-    _scored(tmp_path, "ltr_original", "ltr", moved(0.0), np.inf),
+    _scored(tmp_path, "bm25", base),
+    _scored(tmp_path, "untrained", moved(-0.5)),
+    _scored(tmp_path, "synthetic_eps8", moved(-0.35), 8.0),
+    _scored(tmp_path, "original", moved(-0.3), np.inf),
+    _scored(tmp_path, "fused_untrained", moved(0.0)),
+    _scored(tmp_path, "fused_public_only", moved(0.05)),
+    _scored(tmp_path, "fused_synthetic_eps8", moved(0.1), 8.0),
+    _scored(tmp_path, "fused_original", moved(0.2), np.inf),
+    _scored(tmp_path, "ltr_synthetic_eps8", moved(0.1), 8.0),
+    _scored(tmp_path, "ltr_original", moved(0.0), np.inf),
   ]
   config = compare_queries.Config(measures=("nDCG@10",))
   owners = {query: place // 4 for place, query in enumerate(base)}
@@ -280,7 +279,7 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
   # Real queries that weigh add nothing that is clear of 0 to the fused start.
   assert kept["ltr_synthetic_eps8"] is None
   assert kept["untrained"] is kept["original"] is kept["fused_original"] is None
-  pairs = comparison_results.pairs(rows)
+  pairs = [(str(a), str(b)) for a, b in comparison_results.pairs(rows)]
   assert ("fused_synthetic_eps8", "bm25") in pairs
   assert ("fused_synthetic_eps8", "fused_public_only") in pairs
   assert ("synthetic_eps8", "untrained") in pairs
@@ -326,7 +325,7 @@ def test_rows_tie_where_their_difference_may_be_chance(gain, level):
       },
     )  # fmt: skip
     return compare_queries._Scored(
-      row=comparison_results.Row(evaluation=row),
+      row=comparison_results.ScoredRow(evaluation=row),
       per_query={"nDCG@10": dict(enumerate(values))},
       owners=None,
     )

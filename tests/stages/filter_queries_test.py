@@ -67,7 +67,7 @@ def _hand_made(finished_run, tmp_path):
   made = dataclasses.replace(
     load(done, "generate"),
     directory="generate/eps8",
-    name="eps8",
+    row=made_up.row("synthetic_eps8"),
     statement=statement.inherit(PRIVATE_GENERATOR, "Queries were sampled."),
     removed={"duplicate": 4},
     num_queries=len(ids),
@@ -81,6 +81,7 @@ def run(root, documents, made, config=TOP, digest="digest", **changes):
     filter_queries.STAGE,
     config,
     workspace.Folders(root),
+    row=made.row,
     name=made.name,
     digest=digest,
     inputs=filter_queries.Inputs(

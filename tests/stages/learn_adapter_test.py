@@ -37,7 +37,7 @@ def task_of(root, config):
   vectors = root / "encode_documents" / BASE
   return stage.Task(
     place=f"learn_adapter/{ROW}",
-    name=ROW,
+    row=made_up.row(ROW),
     digest="digest",
     settings=config.learn_adapter,
     folders=workspace.Workspace(root, secret_seed=7),
@@ -144,7 +144,7 @@ def test_what_a_query_learns_of_depends_on_it_alone(finished_run):
 def test_a_search_finds_what_the_evaluation_found(finished_run):
   root = finished_run.root
   folders = workspace.Folders(root)
-  known = search.rows(folders, private=False)
+  known = search.read_systems(folders, private=False)
   prepared = artifacts.load(root / "private/prepare_data", results.PreparedData)
   opened = search._Opened(folders, prepared, known)
   folder = root / prepared.private_directory
@@ -154,7 +154,7 @@ def test_a_search_finds_what_the_evaluation_found(finished_run):
   )
   run = trec.read_run(root / f"private/evaluate/test/{ROW}/run.trec")
   query, text = next(iter(judged.qrels)), judged.queries[0]
-  found = opened.system(ROW)(text, 3)
+  found = opened.system(made_up.row(ROW))(text, 3)
   names = [str(judged.passages.ids[int(place)]) for place in found]
   assert names == list(run[query])[:3]
 

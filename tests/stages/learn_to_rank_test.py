@@ -19,6 +19,7 @@ from synthq_jax.privacy import joint
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.retrieval import ranking
 from synthq_jax.runtime import results, system_results, workspace
+from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.runtime import stage as stage_lib
 from synthq_jax.stages import (
   _planned,
@@ -34,6 +35,9 @@ RNG = np.random.default_rng(0)
 QUERIES, ROOM = 40, 8
 NUM_FEATURES = len(ranking.FEATURES)
 CLIP = 0.25
+
+
+RANKED = rows_lib.PUBLIC_ONLY.of_system(rows_lib.RANKED)
 
 
 def batch(count=QUERIES):
@@ -97,6 +101,7 @@ def task_of(root, row="public_only"):
   """What the stage is given for a row of a finished run."""
   return stage_lib.Task(
     place=f"learn_to_rank/{row}",
+    row=made_up.row(f"ltr_{row}"),
     digest="digest",
     settings=learn_to_rank.Config(batch_size=16, steps=2),
     folders=workspace.Workspace(root, secret_seed=7),
@@ -232,6 +237,7 @@ def test_two_secrets_have_weights_of_their_own(finished_run, tmp_path):
       learn_to_rank.STAGE,
       learn_to_rank.Config(batch_size=30, steps=2),
       workspace.Workspace(root, secret_seed=secret),
+      row=RANKED,
       name="public_only",
       digest=f"digest{secret}",
       inputs=inputs_of(root),
@@ -250,6 +256,7 @@ def again(root, **settings):
     learn_to_rank.STAGE,
     learn_to_rank.Config(steps=2, **settings),
     workspace.Workspace(root, secret_seed=1),
+    row=RANKED,
     name="public_only",
     digest="another",
     inputs=inputs_of(root),
@@ -326,7 +333,7 @@ def test_documents_of_a_run_may_not_be_fewer_than_are_ranked():
 def trained(config, wanted):
   """The private trainings of stages, with what they need."""
   needed = stages.with_needs(wanted, config)
-  return _planned.trainings(config, _planned.rows(config, needed))
+  return [*_planned.trainings(rows_lib.Plan(config=config, wanted=needed))]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +368,7 @@ def task_without_records(root, monkeypatch, settings, compared, **given):
   }  # fmt: skip
   kind = learn_to_rank.Inputs
   return stage_lib.Task(
-    place="stage/row", name="row", digest="digest", settings=settings,
+    place="stage/row", row=RANKED, digest="digest", settings=settings,
     folders=workspace.Workspace(root, secret_seed=7), inputs=kind(**given),
     is_private=compared,
   )  # fmt: skip
@@ -465,4 +472,9 @@ def test_a_dry_run_says_what_weights_and_adapters_cost(tmp_path):
 def test_a_ranked_row_is_compared_by_its_name_or_its_retrievers(
   compared, row, expected
 ):
-  assert plan.Rows(compared=(compared,)).is_compared(row) is expected
+  assert (
+    rows_lib.Plan(
+      config=plan.RunConfig(rows=plan.Rows(compared=(compared,))), wanted=()
+    ).is_compared(made_up.row(row))
+    is expected
+  )

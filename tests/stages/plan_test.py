@@ -24,6 +24,7 @@ from synthq_jax.runtime import (
   fingerprints,
   private_training,
   results,
+  rows,
   runner,
   stage,
   workspace,
@@ -591,9 +592,12 @@ def test_retrievers_may_be_static_vectors(finished_run, made, tmp_path):
   space = workspace.Workspace(root, own.secret_seed, may_draw=False)
   wanted = stages.with_needs(["evaluate"], own)
   run = runner.Run(
-    own, space, [*map(stages.get, wanted)], say=lambda line: None
+    rows.Plan(config=own, wanted=wanted),
+    space,
+    [*map(stages.get, wanted)],
+    say=lambda line: None,
   )
-  assert all(rows and all(rows.values()) for _, rows in run.survey() if rows)
+  assert all(all(there.values()) for _, there in run.survey() if there)
   assert run.encoder.folder == str(root / "static_encoder")
   assert run.t5 == run.start
   assert run.t5_data == run.data
@@ -603,9 +607,9 @@ def test_retrievers_may_be_static_vectors(finished_run, made, tmp_path):
   shutil.copytree(own.checkpoint, tmp_path / "other")
   t5_checkpoints.save(tmp_path / "other", params, t5)
   other = dataclasses.replace(own, checkpoint=str(tmp_path / "other"))
-  rows = dict(plan.outlook(other, root, ["direct_dp"]).there)
-  assert rows["static_encoder"] == {"": True}
-  assert rows["direct_dp"] and all(rows["direct_dp"].values())
+  there = dict(plan.outlook(other, root, ["direct_dp"]).there)
+  assert there["static_encoder"] == {"": True}
+  assert there["direct_dp"] and all(there["direct_dp"].values())
   start, shape = t5_checkpoints.load(root / "static_encoder")
   assert shape.emb_dim == 6
   for name in made:
@@ -641,6 +645,8 @@ def test_static_vectors_follow_from_public_documents_alone(
           dim=4, seed=seed, steps=4, warmup_steps=1, batch_size=16
         ),
         workspace.Folders(root),
+        row=rows.UNTRAINED,
+        name="static",
         inputs=static_encoder.Inputs(documents=documents),
       )
       for seed in (0, 0, 1)

@@ -1,6 +1,7 @@
 """The plan of a run, which is printed before anything is made."""
 
 import dataclasses
+import shutil
 
 import made_up
 import pytest
@@ -9,7 +10,7 @@ from synthq_jax import stages
 from synthq_jax.cli import guide
 from synthq_jax.privacy import ledger
 from synthq_jax.privacy import unit as unit_lib
-from synthq_jax.runtime import results
+from synthq_jax.runtime import results, rows
 from synthq_jax.stages import _planned, direct_dp, plan
 from synthq_jax.storage import artifacts
 
@@ -51,9 +52,24 @@ def test_the_plan_of_a_stage_has_the_rows_of_its_jobs(finished_run, name):
   config = finished_run.config
   wanted = stages.with_needs([name], config)
   seen = plan.outlook(config, finished_run.root, wanted)
-  for each, rows in seen.there:
-    if rows is not None and each not in _planned.IF_ALLOWED:
-      assert {*rows} == {*seen.rows[each]}, each
+  for each, there in seen.there:
+    if there is not None and each not in _planned.IF_ALLOWED:
+      assert {*there} == {*seen.rows[each]}, each
+
+
+def test_a_run_that_was_stopped_while_it_scored_has_a_plan(
+  finished_run, tmp_path
+):
+  root = finished_run.copy(tmp_path)
+  for name in ("bm25", "fused_untrained"):
+    shutil.rmtree(root / "private/evaluate/test" / name)
+  seen = plan.outlook(finished_run.config, root, ["evaluate"])
+  there = dict(seen.there)["evaluate"]
+  missing = {name for name, is_there in there.items() if not is_there}
+  assert {"test/bm25", "test/fused_untrained"} <= missing
+  assert all(
+    x.startswith(("test/bm25", "test/fused", "test/ltr")) for x in missing
+  )
 
 
 def test_the_plan_of_trainings_for_users_counts_users(finished_run):
@@ -65,8 +81,8 @@ def test_the_plan_of_trainings_for_users_counts_users(finished_run):
   data = made_up.prepared(
     unit=unit_lib.user(2), num_queries={"train": 600}, num_users={"train": 400}
   )
-  rows = {"finetune_dp": ["eps8"], "direct_dp": ["direct_dp_eps8"]}
-  trainings = _planned.trainings(config, rows, data)
+  planned = rows.Plan(config=config, wanted=("finetune_dp", "direct_dp"))
+  trainings = _planned.trainings(planned, data)
   assert [(t.num_records, t.num_users, t.delta) for t in trainings] == [
     (400, 400, 1 / 800),
     (600, 400, 1 / 800),

@@ -71,7 +71,7 @@ class _Workdir:
     claim = statement.none() if name == "public_only" else _claim(epsilon)
     return results.SyntheticQueries(
       directory=directory,
-      name=name,
+      row=made_up.row(name),
       statement=claim,
       prefix="",
       sampler="",

@@ -55,7 +55,7 @@ def scored(space, name, table, **changes):
   )
   fields = {
     "directory": directory,
-    "name": name,
+    "row": made_up.row(name),
     "label": name,
     "test_set": "test",
     "private": True,
@@ -523,19 +523,21 @@ def run_of(systems):
     identifiers = known.pop("identifiers")
     entries = [types.SimpleNamespace(identifier=f"{x}#1") for x in identifiers]
     value = types.SimpleNamespace(
-      name=name,
+      row=made_up.row(name),
       test_set="test",
       statement=types.SimpleNamespace(ledger=entries),
       **known,
     )
-    rows[f"test/{name}"] = types.SimpleNamespace(value=value, digest="")
+    rows[evaluate.Target("test", value.row)] = types.SimpleNamespace(
+      value=value, digest=""
+    )
     if fields is not None:
-      made[name] = types.SimpleNamespace(value=value)
+      made[value.row] = types.SimpleNamespace(value=value)
   return types.SimpleNamespace(
     config=types.SimpleNamespace(
       release_scores=release_scores.Config(enabled=True)
     ),
-    rows=lambda stage: rows,
+    get_results=lambda stage: rows,
     systems=made,
     prepared=made_up.prepared(num_queries={"train": 99, "test": 50_000}),
     data=(),
@@ -545,7 +547,7 @@ def run_of(systems):
 def test_released_scores_name_the_trainings_of_what_was_scored():
   identifiers = ("finetune_dp/eps8/x", "votes/y")
   run = run_of({"synthetic_eps8": {"identifiers": identifiers}})
-  [job] = release_scores.jobs(run)
+  job = release_scores.make_job(run, None)
   assert job.inputs.systems == ("finetune_dp/eps8/x", "votes/y")
 
 
@@ -560,7 +562,7 @@ def test_no_score_is_released_of_what_lies_under_private_or_claims_nothing():
       "original": {"epsilon": math.inf},
     }
   )
-  [job] = release_scores.jobs(run)
-  scored = [one.name for one in job.inputs.evaluations]
+  job = release_scores.make_job(run, None)
+  scored = [str(one.row) for one in job.inputs.evaluations]
   assert scored == ["bm25", "synthetic_eps8"]
   assert job.inputs.systems == ("finetune_dp/eps8/x",)

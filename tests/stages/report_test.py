@@ -55,7 +55,7 @@ def evaluation(name, mean=SCORE, *, test_set="test", epsilon=None, **changes):
   is_private = changes.pop("private", test_set == "test")
   return results.Evaluation(
     directory=f"{'private/' if is_private else ''}evaluate/{name}",
-    name=name,
+    row=made_up.row(name),
     label=f"{SECRET} label" if is_private else changes.pop("label", "pairs"),
     test_set=test_set,
     private=is_private,
@@ -82,7 +82,7 @@ def checkpoint(root, kind, name, claim, *, private=False, private_metrics=True):
   return made_up.checkpoint(
     directory=directory,
     kind=kind,
-    name=name,
+    row=made_up.row(name),
     statement=claim,
     metrics=metrics,
   )
@@ -98,7 +98,7 @@ def synthetic(root, name, claim, *, private=False, mark="made"):
   small_data.write_lines(path, map(json.dumps, lines))
   return results.SyntheticQueries(
     directory=directory,
-    name=name,
+    row=made_up.row(name),
     statement=claim,
     prefix="ask: ",
     sampler="nucleus p=0.8",
@@ -316,9 +316,8 @@ def test_private_queries_among_written_ones_are_told_in_private(written):
 def test_the_page_states_the_mechanism_behind_learned_weights(tmp_path):
   learned = system_results.Ranking(
     directory="learn_to_rank/public_only",
-    name="ltr_public_only",
+    row=made_up.row("ltr_public_only"),
     statement=made_up.claim("learn_to_rank/public_only/0a1b"),
-    retriever="public_only",
     features=("words",),
     weights=(0.5,),
     depth=10,
@@ -327,7 +326,7 @@ def test_the_page_states_the_mechanism_behind_learned_weights(tmp_path):
   exact = dataclasses.replace(
     learned,
     directory="private/learn_to_rank/original",
-    name="ltr_original",
+    row=made_up.row("ltr_original"),
     statement=statement.non_private(),
   )
   run_report(tmp_path, weights=[learned, exact])
@@ -717,8 +716,8 @@ def test_audits_stand_beside_the_papers_table(written):
   ranks = (*one.cells[0].ranks, 47, 49, 46)
   cell = dataclasses.replace(one.cells[0], ranks=ranks, leaked=2)
   audits = [
-    dataclasses.replace(one, name="inf", cells=(cell,)),
-    dataclasses.replace(one, name="eps16"),
+    dataclasses.replace(one, row=made_up.row("synthetic_inf"), cells=(cell,)),
+    dataclasses.replace(one, row=made_up.row("synthetic_eps16")),
   ]
   lines = audit.text(audits).splitlines()
   (ours,) = [line for line in lines if line.startswith("inf ")][:1]

@@ -18,6 +18,7 @@ from synthq_jax.retrieval import fusion, trec
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.runtime import (
   results,
+  rows,
   runner,
   stage,
   system_results,
@@ -119,7 +120,7 @@ def test_a_fused_row_is_bm25_and_its_retriever_at_the_chosen_weight(
   place = "private/fuse" if row == "original" else "fuse"
   made = load(root, f"{place}/{row}", system_results.Fusion)
   scored = evaluation(root, f"fused_{row}")
-  assert scored.system == "fused" and scored.source == row
+  assert scored.row == made.row == made_up.row(f"fused_{row}")
   lexical, dense, fused = (
     trec.read_run(root / evaluation(root, name).directory / "run.trec")
     for name in ("bm25", row, f"fused_{row}")
@@ -144,7 +145,7 @@ def test_one_public_weight_is_that_of_all_rows(finished_run):
     assert len(one.scores) == len(fusion.WEIGHTS)
     assert "public_only, for the untrained encoder" in one.chosen_on
     assert one.chosen_on in one.statement.notes[-1]
-    private = one.retriever == "original"
+    private = one.retriever == rows.ORIGINAL
     assert math.isinf(one.statement.epsilon) == private
   first = made[0]
   best = max(first.scores, key=lambda pair: pair[1])
@@ -256,6 +257,7 @@ def make_fusion(
     fuse.STAGE,
     chooser,
     workspace.Folders(root),
+    row=made_up.row(f"fused_{row}"),
     name=row,
     inputs=fuse.Inputs(**(given | changes)),
   )
@@ -307,7 +309,10 @@ def test_tasks_of_shareable_rows_hold_public_documents_alone(
   root, tasks = finished_run.copy(tmp_path), {}
   one = stages.get(name)
   changed = dataclasses.replace(
-    one, run=lambda task: tasks.update({task.name: task}) or _Stopped()
+    one,
+    run=lambda task: (
+      tasks.update({str(task.row.retriever): task}) or _Stopped()
+    ),
   )
   monkeypatch.setattr(
     sys.modules[f"synthq_jax.stages.{name}"], "STAGE", changed
@@ -343,9 +348,11 @@ def test_one_row_is_handed_private_queries_where_documents_would_do(
   plan.outlook(finished_run.config, finished_run.root, plan.STAGES)
   [run] = runs
   held = {
-    (one.name, job.name, field)
+    (one.name, name, field)
     for one in run.stages
-    for job in one.jobs(run)
+    for name, target in one.plan(run.plan).items()
+    for job in [one.job(run, target)]
+    if job
     for field, value in (vars(job.inputs) if job.inputs else {}).items()
     if isinstance(value, results.PreparedData) and field != "prepared"
   }

@@ -24,6 +24,7 @@ from synthq_jax.runtime import (
   noisy_sums,
   private_training,
   results,
+  rows,
   system_results,
   workspace,
 )
@@ -461,10 +462,11 @@ def test_a_batch_of_users_is_checked_as_one_of_records(tmp_path):
 
 
 def run_of(data, **changes):
+  config = plan.RunConfig(**changes)
   return types.SimpleNamespace(
     prepared=data,
-    for_audit=False,
-    config=plan.RunConfig(**changes),
+    plan=rows.Plan(config=config, wanted=plan.STAGES),
+    config=config,
     check_vocabulary=lambda start: None,
     start=None,
   )
@@ -534,7 +536,8 @@ def test_intervals_of_released_scores_know_how_many_queries_a_user_has():
   means = np.array([[0.3], [0.6]])
   known = {"noise": 0.01, "number": 60, "confidence": 0.95, "most": MOST}
   groups = [
-    types.SimpleNamespace(name=x, label=x, statement=None) for x in "ab"
+    types.SimpleNamespace(row=made_up.row(x), label=x, statement=None)
+    for x in "ab"
   ]
   config = release_scores.Config(enabled=True)
   rows = release_scores._rows(

@@ -18,6 +18,7 @@ from synthq_jax.runtime import (
   encoder_start,
   inputs,
   results,
+  rows,
   system_results,
   workspace,
 )
@@ -40,11 +41,11 @@ def load(path: pathlib.Path):
   return module
 
 
-def ours(root: pathlib.Path, row: str):
+def ours(root: pathlib.Path, row: rows.Row):
   """Returns our own encoder in the place of a SentenceTransformer."""
   prepared = artifacts.load(root / "private/prepare_data", results.PreparedData)
   pieces = vocabulary.load(root / prepared.vocabulary, extra_ids=32)
-  made = search.rows(workspace.Folders(root), private=False)[row]
+  made = search.read_systems(workspace.Folders(root), private=False)[row]
 
   def encoded(texts, length, role):
     params, config = encoder_start.load(workspace.Folders(root), made, role)
@@ -127,7 +128,7 @@ def test_an_export_holds_its_retriever_and_says_what_it_weighs(
 def test_odd_collections_have_a_line_or_an_answer(finished_run, tmp_path):
   root, to = finished_run.root, tmp_path / "ranker"
   export.run(root / ROWS["ltr_public_only"], to, format="ranker")
-  program, model = load(to), ours(root, "public_only")
+  program, model = load(to), ours(root, rows.PUBLIC_ONLY)
   for ids, texts in (([], []), (["a"], ["x", "y"])):
     with pytest.raises(ValueError, match="an id for each"):
       program.Ranker(ids, texts, model=model)

@@ -202,7 +202,7 @@ def test_a_card_of_no_privacy_has_no_tag_of_it():
   nothing = statement.non_private("Trained on the queries.")
   public = dataclasses.replace(CLAIM, epsilon=0.0, delta=0.0, ledger=())
   for claim, is_tagged in ((nothing, False), (public, False), (CLAIM, True)):
-    made = made_up.checkpoint(name="x", statement=claim)
+    made = made_up.checkpoint(statement=claim)
     card = cards.of_retriever(made, {"max_seq_length": 8})
     header = yaml.safe_load(card.split("---\n")[1])
     assert ("differential-privacy" in header["tags"]) == is_tagged
@@ -222,9 +222,7 @@ def test_a_folder_above_the_run_may_have_any_name(run_folder, tmp_path, capsys):
 def test_the_card_of_a_generator_has_its_own_prefix(finished_run, tmp_path):
   """Also where its queries are private."""
   root = finished_run.copy(tmp_path)
-  given = types.SimpleNamespace(
-    root=root, result=made_up.checkpoint(name="eps8")
-  )
+  given = types.SimpleNamespace(root=root, result=made_up.checkpoint())
   assert export._prefix(given) == "generate_query: "
   (root / results.PRIVATE / "generate").mkdir()
   shutil.move(root / "generate/eps8", root / results.PRIVATE / "generate")

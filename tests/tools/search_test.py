@@ -9,6 +9,7 @@ import socket
 import threading
 import urllib.parse
 
+import made_up
 import numpy as np
 import pytest
 
@@ -98,9 +99,9 @@ def test_what_is_made_of_synthetic_queries_is_searched_unless_told(
   for system in ("learn_to_rank", "fuse", "train_retriever"):
     found = search.open_run(copy)
     name = {"learn_to_rank": "ltr_", "fuse": "fused_"}.get(system, "")
-    assert found.name == f"{name}synthetic_eps8"
+    assert str(found.row) == f"{name}synthetic_eps8"
     shutil.rmtree(copy / system / "synthetic_eps8")
-  assert search.open_run(copy).name == "bm25"
+  assert search.open_run(copy).row == made_up.row("bm25")
 
 
 def test_weights_beside_an_earlier_training_are_not_applied(root, tmp_path):
@@ -213,7 +214,7 @@ def test_an_example_is_a_title_or_the_first_words_of_a_text():
 
 def test_a_query_that_finds_nothing_is_told_so():
   class Finding:
-    name, documents = "bm25", ()
+    row, documents = made_up.row("bm25"), ()
 
     def search(self, query, k):
       return []
@@ -289,7 +290,7 @@ def test_texts_of_documents_do_not_control_the_terminal():
   hit = search.Hit(
     id="d", score=1.0, title="a\x1b[31m\nred\x07", snippet="b\x1b]0;c\x9b"
   )
-  said = search.describe("bm25", [hit])
+  said = search.describe(made_up.row("bm25"), [hit])
   assert (
     said == "bm25:\n  1. a\ufffd[31m red\ufffd  (1.000)\n     b\ufffd]0;c\ufffd"
   )

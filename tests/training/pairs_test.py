@@ -64,6 +64,27 @@ def test_training_brings_queries_to_their_documents(params, tmp_path):
   assert np.mean(after) < 0.5 * np.mean(before)
 
 
+def test_padding_that_no_text_of_a_batch_needs_is_not_computed(
+  params, tmp_path, monkeypatch
+):
+  made, trained, widths = records(), [], []
+  made["documents"] = np.pad(made["documents"], ((0, 0), (0, 3)))
+  right = pairs.loss_fn
+
+  def counted(params, batch, **known):
+    widths.append((batch["queries"].shape[1], batch["documents"].shape[1]))
+    return right(params, batch, **known)
+
+  monkeypatch.setattr(pairs, "loss_fn", counted)
+  for step in (8, 1):
+    monkeypatch.setattr(pairs, "_LENGTH_STEP", step)
+    files = loop.Files.below(tmp_path / str(step), "test")
+    trained.append(pairs.train(Recipe(), params, CONFIG, made, files))
+  assert {*widths} == {(3, 6), (3, 3)}
+  for whole, cut in zip(*map(jax.tree.leaves, trained), strict=True):
+    np.testing.assert_allclose(cut, whole, atol=1e-5)
+
+
 def test_every_epoch_has_all_rows_in_an_order_of_its_own(params, tmp_path):
   seen = []
 
