@@ -45,6 +45,10 @@ def test_the_plan_names_the_stages_and_rows_that_then_ran(
   # 20 test queries are too few for scores with noise.
   assert planned - ran == {"release_scores"} == {*_planned.IF_ALLOWED}
   assert ran <= planned
+  # Nobody asked the public sentences: they tell of no row without privacy.
+  public = [name for name in planned if name.startswith("evaluate/public/")]
+  assert "evaluate/public/fused_synthetic_eps8" in public
+  assert not [name for name in public if "original" in name]
 
 
 @pytest.mark.parametrize("name", plan.STAGES)
