@@ -46,7 +46,7 @@ COUNTS = {
   "losses": {"openers": 6, "names": 0},
   "models": {"openers": 39, "names": 95},
   "optim": {"openers": 43, "names": 68},
-  "privacy": {"openers": 63, "names": 64},
+  "privacy": {"openers": 0, "names": 0},
   "report": {"openers": 0, "names": 38},
   "retrieval": {"openers": 18, "names": 31},
   "runtime": {"openers": 110, "names": 122},

@@ -67,7 +67,7 @@ def true_delta(epsilon, sides):
 def test_an_epsilon_holds_at_a_delta_near_rounding_errors(
   delta, composed, monkeypatch
 ):
-  monkeypatch.setattr(accounting, "_ends", lambda run, relation: 0.0)
+  monkeypatch.setattr(accounting, "_bound_end_delta", lambda run, relation: 0.0)
   one, sides = composed
   run = accounting.Run(ROOMY, NOISE, STEPS)
   epsilon = accounting._pld_epsilon(
