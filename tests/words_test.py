@@ -54,7 +54,7 @@ COUNTS = {
   "storage": {"openers": 7, "names": 23},
   "studies": {"openers": 122, "names": 179},
   "tools": {"openers": 0, "names": 125},
-  "training": {"openers": 33, "names": 20},
+  "training": {"openers": 0, "names": 0},
 }
 """Today's openers and names by folder. Lower a number when you lower the count."""
 
