@@ -41,7 +41,7 @@ COUNTS = {
   "cli": {"openers": 0, "names": 51},
   "data": {"openers": 55, "names": 107},
   "federated": {"openers": 19, "names": 45},
-  "generation": {"openers": 10, "names": 16},
+  "generation": {"openers": 0, "names": 1},
   "leakage": {"openers": 29, "names": 40},
   "losses": {"openers": 6, "names": 0},
   "models": {"openers": 39, "names": 95},
