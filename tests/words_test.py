@@ -48,7 +48,7 @@ COUNTS = {
   "optim": {"openers": 43, "names": 68},
   "privacy": {"openers": 0, "names": 0},
   "report": {"openers": 0, "names": 38},
-  "retrieval": {"openers": 18, "names": 31},
+  "retrieval": {"openers": 0, "names": 0},
   "runtime": {"openers": 110, "names": 122},
   "stages": {"openers": 103, "names": 198},
   "storage": {"openers": 7, "names": 23},
