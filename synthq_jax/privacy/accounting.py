@@ -104,7 +104,7 @@ def epsilon(
   name = _check(delta, sampler, steps, relation, accountant)
   _check_noise(noise_multiplier)
   run = Run(sampler, float(noise_multiplier), int(steps))
-  return _epsilon((run,), float(delta), name, accountant, _INTERVALS)
+  return _compute_epsilon((run,), float(delta), name, accountant, _INTERVALS)
 
 
 def composed_epsilon(
@@ -136,7 +136,9 @@ def composed_epsilon(
   name = _check_runs(runs, relation, accountant)
   if not runs:
     return 0.0
-  return _epsilon(tuple(runs), float(delta), name, accountant, _INTERVALS)
+  return _compute_epsilon(
+    tuple(runs), float(delta), name, accountant, _INTERVALS
+  )
 
 
 def group_epsilon(
@@ -175,7 +177,7 @@ def group_epsilon(
   name = _check_runs(runs, relation, "pld")
   if not runs:
     return 0.0
-  return _group_epsilon(tuple(runs), float(delta), name, size)
+  return _compute_group_epsilon(tuple(runs), float(delta), name, size)
 
 
 def _make_group_event(run: Run, size: int) -> tuple[Any, float] | None:
@@ -200,7 +202,7 @@ def _make_group_event(run: Run, size: int) -> tuple[Any, float] | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _group_epsilon(
+def _compute_group_epsilon(
   runs: tuple[Run, ...], delta: float, relation: str, size: int
 ) -> float:
   """Composes the events of a group."""
@@ -287,7 +289,7 @@ def _calibrate(
   def excess(intervals: Any) -> Callable[[float], float]:
     def log_ratio(log_noise: float) -> float:
       run = Run(sampler, math.exp(log_noise), steps)
-      value = _epsilon((run,), delta, relation, accountant, intervals)
+      value = _compute_epsilon((run,), delta, relation, accountant, intervals)
       return math.log(min(max(value, 1e-300), 1e300) / target)
 
     return log_ratio
@@ -334,7 +336,7 @@ def _find_root(
 
 
 @functools.lru_cache(maxsize=4096)
-def _epsilon(
+def _compute_epsilon(
   runs: tuple[Run, ...],
   delta: float,
   relation: str,
@@ -345,9 +347,10 @@ def _epsilon(
   if any(run.noise_multiplier == 0 for run in runs):
     return math.inf
   if accountant == "rdp":
-    return _rdp_epsilon(runs, delta, relation)
+    return _compute_rdp_epsilon(runs, delta, relation)
   return _find_least(
-    lambda interval: _pld_epsilon(runs, delta, relation, interval), intervals
+    lambda interval: _compute_pld_epsilon(runs, delta, relation, interval),
+    intervals,
   )
 
 
@@ -363,7 +366,7 @@ def _find_least(
   return value
 
 
-def _pld_epsilon(
+def _compute_pld_epsilon(
   runs: tuple[Run, ...], delta: float, relation: str, interval: float
 ) -> float:
   """Composes privacy loss distributions, rounded up to `interval`.
@@ -400,7 +403,9 @@ def _compose(
   return accountant
 
 
-def _rdp_epsilon(runs: tuple[Run, ...], delta: float, relation: str) -> float:
+def _compute_rdp_epsilon(
+  runs: tuple[Run, ...], delta: float, relation: str
+) -> float:
   """Composes Renyi divergences; delta pays for truncation."""
   left = _subtract_end_delta(runs, delta, relation) - _sum_overflow_delta(runs)
   if left <= 0:

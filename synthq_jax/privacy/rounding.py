@@ -67,7 +67,7 @@ def up(
   else:
     assert places is not None, "digits or places"
     last = -places
-  return _rounded(number, last, decimal.ROUND_CEILING)
+  return _round(number, last, decimal.ROUND_CEILING)
 
 
 def noise(value: float, *, digits: int) -> str:
@@ -84,10 +84,10 @@ def noise(value: float, *, digits: int) -> str:
     The number as text, which is at most the value.
   """
   number = decimal.Decimal(repr(float(value)))
-  return _rounded(number, number.adjusted() - digits + 1, decimal.ROUND_FLOOR)
+  return _round(number, number.adjusted() - digits + 1, decimal.ROUND_FLOOR)
 
 
-def _rounded(number: decimal.Decimal, last: int, rounding: str) -> str:
+def _round(number: decimal.Decimal, last: int, rounding: str) -> str:
   exponent = number.as_tuple().exponent
   assert isinstance(exponent, int), "a finite number"
   if exponent < last:

@@ -103,24 +103,24 @@ def softmax(
   """
   replaces = _replaces(relation)
   _check_unit(unit)
-  low, high = _similarity_range(similarity_range)
+  low, high = _check_range(similarity_range)
   scale = (
     2
-    * _positive("l2_clip_norm", l2_clip_norm)
-    / (_positive("temperature", temperature))
+    * _check_positive("l2_clip_norm", l2_clip_norm)
+    / (_check_positive("temperature", temperature))
   )
-  n = _batch_size("max_batch_size", max_batch_size)
+  n = _check_batch_size("max_batch_size", max_batch_size)
   checks.count("hard_negatives", hard_negatives, 0)
   checks.count("directions", directions, 1, 2)
   gap = (high - low) / temperature
-  own = _mass_of_negatives(n * (1 + hard_negatives) - 1, gap)
+  own = _bound_negatives(n * (1 + hard_negatives) - 1, gap)
   moved = 2 * own if replaces else own
   if unit == "pair":
-    moved += _mass_on_newcomer(n, gap)
+    moved += _bound_newcomer(n, gap)
   if directions == 2:
-    own = _mass_of_negatives(n - 1, gap)
+    own = _bound_negatives(n - 1, gap)
     twice = replaces and unit == "pair"
-    moved += (2 * own if twice else own) + _mass_on_newcomer(n, gap)
+    moved += (2 * own if twice else own) + _bound_newcomer(n, gap)
   return scale * moved
 
 
@@ -182,17 +182,17 @@ def sigmoid(
   """
   times = 2 if _replaces(relation) else 1
   _check_unit(unit)
-  low, high = _similarity_range(similarity_range)
-  scale = _positive("l2_clip_norm", l2_clip_norm) / (
-    _positive("temperature", temperature)
+  low, high = _check_range(similarity_range)
+  scale = _check_positive("l2_clip_norm", l2_clip_norm) / (
+    _check_positive("temperature", temperature)
   )
   _check_finite("bias", bias)
-  n, declared = _batch_sizes(max_batch_size, declared_batch_size)
+  n, declared = _check_batch_sizes(max_batch_size, declared_batch_size)
   checks.count("hard_negatives", hard_negatives, 0)
   columns = 1 + hard_negatives
   negatives = declared * columns - 1
-  row_share = _share(n * columns - 1, negatives)
-  column_share = _share((n - 1) * columns, negatives)
+  row_share = _divide(n * columns - 1, negatives)
+  column_share = _divide((n - 1) * columns, negatives)
   positive = _logistic(-low / temperature - bias)
   negative = _logistic(high / temperature + bias)
   share = row_share + (column_share if unit == "pair" else 0.0)
@@ -248,13 +248,13 @@ def spreadout(
   """
   replaces = _replaces(relation)
   _check_unit(unit)
-  largest = max(abs(bound) for bound in _similarity_range(similarity_range))
-  scale = 2 * _positive("l2_clip_norm", l2_clip_norm) * largest
-  n = _batch_size("max_batch_size", max_batch_size)
+  largest = max(abs(bound) for bound in _check_range(similarity_range))
+  scale = 2 * _check_positive("l2_clip_norm", l2_clip_norm) * largest
+  n = _check_batch_size("max_batch_size", max_batch_size)
   share = 1.0 if n > 1 else 0.0
   if declared_batch_size is not None:
-    n, declared = _batch_sizes(max_batch_size, declared_batch_size)
-    share = _share(n - 1, declared - 1)
+    n, declared = _check_batch_sizes(max_batch_size, declared_batch_size)
+    share = _divide(n - 1, declared - 1)
   lines = 2 if unit == "pair" else 1  # The row, and the column with "pair".
   moved = lines * share * (2 if replaces else 1)
   divisor_moves = unit == "pair" and not replaces
@@ -315,7 +315,7 @@ def row(
     Carranza et al. (2023), arXiv:2305.05973, section 4.2 (that it grows with the
     batch).
   """
-  norm = _positive("l2_clip_norm", l2_clip_norm)
+  norm = _check_positive("l2_clip_norm", l2_clip_norm)
   own = 2 * norm if _replaces(relation) else norm
   _check_unit(unit)
   if negatives not in ("public", "batch"):
@@ -358,7 +358,7 @@ def group(*, l2_clip_norm: float, relation: Any, keeps_group: bool) -> float:
   Raises:
     ValueError: if the norm is out of range or the relation is unknown.
   """
-  norm = _positive("l2_clip_norm", l2_clip_norm)
+  norm = _check_positive("l2_clip_norm", l2_clip_norm)
   moves = _replaces(relation) and not keeps_group
   return 4 * norm if moves else 2 * norm
 
@@ -394,10 +394,10 @@ def batch(*, l2_clip_norm: float, relation: Any = "ADD_OR_REMOVE_ONE") -> float:
       unknown.
   """
   checks.relation(relation)
-  return 2 * _positive("l2_clip_norm", l2_clip_norm)
+  return 2 * _check_positive("l2_clip_norm", l2_clip_norm)
 
 
-def _mass_of_negatives(negatives: float, gap: float) -> float:
+def _bound_negatives(negatives: float, gap: float) -> float:
   """Returns the largest total probability of a row's negatives.
 
   `gap` is the width of the similarity range over the temperature.
@@ -407,7 +407,7 @@ def _mass_of_negatives(negatives: float, gap: float) -> float:
   return 1.0 / (1.0 + math.exp(-gap) / negatives)
 
 
-def _mass_on_newcomer(n: float, gap: float) -> float:
+def _bound_newcomer(n: float, gap: float) -> float:
   """Returns the largest total probability that n - 1 rows give to a new pair."""
   if n == 1:
     return 0.0
@@ -420,7 +420,7 @@ def _mass_on_newcomer(n: float, gap: float) -> float:
   return 1.0 / inverse
 
 
-def _share(count: float, total: float) -> float:
+def _divide(count: float, total: float) -> float:
   """Returns count / total; 1 for an infinite count, 0 for a total of 0."""
   if math.isinf(count):
     return 1.0
@@ -445,25 +445,25 @@ def _check_finite(name: str, value: Any) -> None:
     raise ValueError(f"expected a finite {name}, got {name}={value!r}")
 
 
-def _positive(name: str, value: Any) -> float:
+def _check_positive(name: str, value: Any) -> float:
   if not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
     raise ValueError(f"expected a positive finite {name}, got {name}={value!r}")
   return float(value)
 
 
-def _batch_size(name: str, value: Any) -> float:
+def _check_batch_size(name: str, value: Any) -> float:
   """Returns a checked number of pairs: an integer from 1, or math.inf."""
   if value != math.inf:
     checks.count(name, value, 1)
   return value
 
 
-def _batch_sizes(largest: Any, declared: Any) -> tuple[float, float]:
+def _check_batch_sizes(largest: Any, declared: Any) -> tuple[float, float]:
   """Returns the checked largest batch size and declared batch size."""
-  largest = _batch_size("max_batch_size", largest)
+  largest = _check_batch_size("max_batch_size", largest)
   if declared is None:
     return largest, largest
-  declared = _batch_size("declared_batch_size", declared)
+  declared = _check_batch_size("declared_batch_size", declared)
   if largest > declared:
     raise ValueError(
       "expected max_batch_size of at most declared_batch_size, got "
@@ -472,7 +472,7 @@ def _batch_sizes(largest: Any, declared: Any) -> tuple[float, float]:
   return largest, declared
 
 
-def _similarity_range(bounds: Any) -> tuple[float, float]:
+def _check_range(bounds: Any) -> tuple[float, float]:
   """Returns the checked bounds (low, high), finite and in this order."""
   low, high = bounds
   _check_finite("similarity_range[0]", low)

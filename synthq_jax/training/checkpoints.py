@@ -80,7 +80,7 @@ class Writer:
     if _is_apart():
       state = jax.device_get(state)
     if distributed.is_main():  # remove an earlier state of this step
-      artifacts.remove(_listing_path(self._root, step))
+      artifacts.remove(_get_listing_path(self._root, step))
       stores.remove(self._root / f"{_PREFIX}{step}")
     path = self._root / f"{_PREFIX}{step}"
     with _raise_system_errors(path):
@@ -102,7 +102,7 @@ class Writer:
     _write_listing(self._root, step)
     for earlier in _list_steps(self._root):
       if earlier != step:
-        artifacts.remove(_listing_path(self._root, earlier))
+        artifacts.remove(_get_listing_path(self._root, earlier))
         _remove(self._root / f"{_PREFIX}{earlier}")
     then()
 
@@ -268,11 +268,11 @@ def _list_steps(root: pathlib.Path) -> list[int]:
   numbers = [name.removeprefix(_PREFIX) for name in names]
   steps = sorted(int(number) for number in numbers if number.isdigit())
   if stores.has(root):
-    return [step for step in steps if _listing_path(root, step).exists()]
+    return [step for step in steps if _get_listing_path(root, step).exists()]
   return steps
 
 
-def _listing_path(root: pathlib.Path, step: int) -> pathlib.Path:
+def _get_listing_path(root: pathlib.Path, step: int) -> pathlib.Path:
   return root / f"files_{step}.json"
 
 
@@ -282,11 +282,11 @@ def _write_listing(root: pathlib.Path, step: int) -> None:
   content = {"files": file_lists.list_files(folder)}
   stores.push(*(folder / name for name in content["files"]))
   text = json.dumps(artifacts.sealed(content), indent=1)
-  artifacts.write_atomically(_listing_path(root, step), text)
+  artifacts.write_atomically(_get_listing_path(root, step), text)
 
 
 def _check_listing(root: pathlib.Path, step: int) -> None:
-  path = _listing_path(root, step)
+  path = _get_listing_path(root, step)
   if path.exists():  # missing after a kill, and in states of older versions
     files = artifacts.read_json(path)["files"]
     file_lists.check_files(root / f"{_PREFIX}{step}", files, "damaged")

@@ -171,11 +171,11 @@ def from_flags(
         f"--distributed=slurm needs {missing[0]} in the environment, got none:"
         f" {_HINTS[mode]}"
       )
-    values["gpus"] = _slurm_gpus(environment)
+    values["gpus"] = _parse_slurm_gpus(environment)
   return Settings(mode=mode, **values)
 
 
-def _slurm_gpus(environment: Mapping[str, str]) -> tuple[int, ...]:
+def _parse_slurm_gpus(environment: Mapping[str, str]) -> tuple[int, ...]:
   """Returns this task's GPUs, an equal share of those of its node.
 
   JAX takes one GPU for each task, whatever the node has. It indexes them by the

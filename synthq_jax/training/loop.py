@@ -246,14 +246,14 @@ def train(
 
 def _save(writer, directory, step, state, pending, log: Log | None) -> None:
   writer.wait()  # it removes the pending metrics of older states
-  path = _pending_path(directory, step)
+  path = _get_pending_path(directory, step)
   if log is not None:
     content = {"metrics": _to_floats(pending), "log": log.sync()}
     text = json.dumps(artifacts.sealed(content))
     artifacts.write_atomically(path, text)
 
   def remove_older():
-    for old in path.parent.glob(_pending_path(directory, "*").name):
+    for old in path.parent.glob(_get_pending_path(directory, "*").name):
       if old != path:
         artifacts.remove(old)
 
@@ -264,11 +264,11 @@ def _read_pending(directory, step: int) -> tuple[list[Any], str | None]:
   """Reads the metrics not yet logged at a saved step, and the log's digest."""
   if not step:
     return [], None
-  content = artifacts.read_json(_pending_path(directory, step))
+  content = artifacts.read_json(_get_pending_path(directory, step))
   return content["metrics"], content["log"]
 
 
-def _pending_path(directory, step: int | str) -> pathlib.Path:
+def _get_pending_path(directory, step: int | str) -> pathlib.Path:
   return pathlib.Path(directory) / f"pending_{step}.json"
 
 

@@ -118,8 +118,8 @@ class ShardedGrad:
     is_whole = divides_itself(bind_public(self.grad_fn, public))
     if is_whole:  # every device needs all rows of the loss
       rows = PartitionSpec()
-    split = _fsdp_axes(params, mesh)
-    public_split = _fsdp_axes(public, mesh)
+    split = _find_fsdp_axes(params, mesh)
+    public_split = _find_fsdp_axes(public, mesh)
 
     def on_device(params, public, batch, is_padding, key):
       params = _join(params, split)
@@ -162,7 +162,7 @@ def _split(total: Any, params: Any, mesh: jax.sharding.Mesh) -> Any:
   return jax.lax.with_sharding_constraint(total, where)
 
 
-def _fsdp_axes(params: Any, mesh: jax.sharding.Mesh) -> Any:
+def _find_fsdp_axes(params: Any, mesh: jax.sharding.Mesh) -> Any:
   """Returns the axis of each parameter that `fsdp` splits, or `_WHOLE`."""
 
   def axis(sharding: jax.sharding.NamedSharding) -> int:

@@ -96,7 +96,9 @@ def test_what_is_claimed_of_users_is_what_dp_accounting_says(monkeypatch):
   )
   options = {"delta": 1e-4, "sampler": sampler, "steps": 40}
   run = accounting.Run(sampler, 4.0, 40)
-  found = accounting._pld_epsilon((run,), 1e-4, "ADD_OR_REMOVE_ONE", 1e-3)
+  found = accounting._compute_pld_epsilon(
+    (run,), 1e-4, "ADD_OR_REMOVE_ONE", 1e-3
+  )
   event = sampler.untruncated_event(4.0, 40)
   composed = accounting._compose([(event, 1)], "ADD_OR_REMOVE_ONE", 1e-3)
   by_hand = distributions.from_mixture_gaussian_mechanism(
