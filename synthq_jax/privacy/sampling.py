@@ -104,10 +104,10 @@ class _Truncated(Sampler):
     of probability q draws x. Call a step bad if K >= max_batch_size and the coin
     draws x. Take a step that is not bad. Either x was not drawn, and the batch is
     a function of the others alone, the same under both neighbours; or x was drawn
-    with K < max_batch_size, and nothing was cut. A bad step has the same
-    probability b <= steps q P[K >= max_batch_size] under both. Given no bad step
-    and the K, a step with K < max_batch_size is the Poisson-sampled mechanism with
-    the same q, and all other steps do not depend on x. So
+    with K < max_batch_size, and nothing was cut. The probability b of any bad step
+    is the same under both, and b <= steps q P[K >= max_batch_size]. Given no bad
+    step and the K, a step with K < max_batch_size is the Poisson-sampled mechanism
+    with the same q, and all other steps do not depend on x. So
     M(D) = (1-b) P + b P', M(D') = (1-b) Q + b Q', where (P, Q) obeys
     the untruncated bound, and M(D)(A) <= e^epsilon M(D')(A) + delta + b. No
     factor e^epsilon is due, because both sides share the weight b. K is at most

@@ -59,7 +59,7 @@ class Unit:
 
 
 def user(max_records: int, user_field: str = WHO) -> Unit:
-  """Returns the unit of a user of whom up to `max_records` queries are read."""
+  """Returns the unit of a user with up to `max_records` queries that are read."""
   return Unit(kind="user", max_records=max_records, user_field=user_field)
 
 

@@ -255,6 +255,6 @@ def choose(
 
 
 def _is_near(losses: np.ndarray, standard_errors: float) -> bool:
-  """Checks whether a mean loss is within `standard_errors` of its own error."""
+  """Checks whether a mean loss is at most so many of its standard errors."""
   error = losses.std(ddof=1) / len(losses) ** 0.5 if len(losses) > 1 else 0.0
   return bool(losses.mean() <= standard_errors * error)
