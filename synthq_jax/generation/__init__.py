@@ -1,1 +1,1 @@
-"""Synthetic queries: decoding, filters, measures of the text."""
+"""Generates synthetic queries: decoding, filters and measures of the texts."""

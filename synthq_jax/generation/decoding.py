@@ -1,22 +1,22 @@
-"""Writes queries for documents: batched, cached, the same in any order.
+"""Generates queries for documents, in batches and with a decoder cache.
 
-Every token's key is made from the document's id, the number of the sample and
-the step, so a query depends neither on the batch it is written in, nor on the
-order, the shard or the point of resumption. A sampler picks the next token from
-its logits: a frozen dataclass with one method, `sample(logits, keys)`, which
-takes one key per row: a row's token depends on its logits and its key alone.
+The key of every token comes from the document's id, the number of the sample and
+the step. So a query does not depend on its batch, on the order of documents, on
+the shard or on the point of resumption. A sampler picks the next token from the
+logits. It is a frozen dataclass with one method, `sample(logits, keys)`, which
+takes one key per row. A row's token depends on its logits and its key alone.
 
-Nobody waits for the longest query: where a quarter of the documents that are
-written for have all of theirs, the next ones are read into their places. Places
-of the cache are a ring, in which each query counts its own steps.
+No slot waits for the longest query. When a quarter of the slots are free, the next
+documents are read into them. The positions of the cache are a ring, in which each
+query counts its own steps.
 
-No sampler sorts the vocabulary, or looks for where to cut it. A truncated
-distribution is drawn from by rejection: a token is drawn from all, and kept if
-it is inside the cut, which one sum over more probable tokens tells. If it is
-not, no token as improbable can be, so the next draw is among the more probable
-ones. Every draw is exact: whatever the set drawn from, those that are kept
-follow their weights. With p = 0.8 a row takes 2.2 passes over the vocabulary on
-average, and a batch as many as its slowest row.
+No sampler sorts the vocabulary or searches for the cut. Truncated distributions use
+rejection sampling: a token is drawn from all tokens and accepted if it is inside
+the cut, which one sum over more probable tokens decides. If it is rejected, all
+tokens that are at most as probable are outside, too, so the next draw is among the
+more probable ones. Every draw is exact: whatever the set drawn from, accepted
+tokens follow their weights. With p = 0.8 a row takes 2.2 passes over the vocabulary
+on average, and a batch as many as its slowest row.
 """
 
 import dataclasses
@@ -45,29 +45,31 @@ __all__ = [
 
 _THREEFRY = "threefry2x32"
 _LANES = 128  # tokens of a block: a row of a TPU's registers
-_MOST_ROUNDS = 16  # fillings of all slots in one call: then progress is said
+_MOST_ROUNDS = (
+  16  # fills of all slots in one call; progress is shown after a call
+)
 
 PAD = 0
-"""The token that fills rows; never produced. A config's `token_ids` say which one
-ends a query."""
+"""The padding token, which is never produced. The end of a query (EOS) is in a
+config's `token_ids`."""
 
 
 class Sampler(Protocol):
-  """Picks one token per row; forbidden tokens come with logit -inf."""
+  """Picks one token per row; forbidden tokens have logit -inf."""
 
   def sample(
     self, logits: Float[Array, "batch vocab"], keys: Key[Array, " batch"]
   ) -> Int[Array, " batch"]:
-    """Returns the tokens."""
+    """Samples one token per row."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-  """Always the most probable token, the first of several."""
+  """Picks the most probable token; of equally probable ones, the first."""
 
   def sample(self, logits, keys):
     del keys
-    blocks = _in_blocks(logits)
+    blocks = _split_blocks(logits)
     block = jnp.argmax(jnp.max(blocks, axis=-1), axis=-1)
     lane = jnp.argmax(_take(blocks, block), axis=-1)
     return (block * _LANES + lane).astype(jnp.int32)
@@ -78,21 +80,21 @@ class Temperature:
   """Draws from the softmax of logits / temperature."""
 
   temperature: float = 1.0
-  """Positive; below 1 sharpens the distribution."""
+  """The temperature, positive; below 1 sharpens the distribution."""
 
   def __post_init__(self):
     checks.within("(0, inf)", temperature=self.temperature)
 
   def sample(self, logits, keys):
-    table = _table(logits, self.temperature)
-    return _draw(table, _all(table), keys)[0]
+    table = _make_table(logits, self.temperature)
+    return _draw(table, _select_all(table), keys)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Nucleus:
-  """Draws from the fewest tokens that hold a share `p` of the probability.
+  """Draws from the smallest set of tokens with a share `p` of the probability.
 
-  Tokens exactly as probable as the last of them are kept with it.
+  Tokens that are exactly as probable as the last token of the set belong to it.
 
   References:
     Holtzman et al. 2020, The Curious Case of Neural Text Degeneration,
@@ -102,20 +104,20 @@ class Nucleus:
   p: float
   """The share of the probability to keep, in (0, 1]."""
   temperature: float = 1.0
-  """Positive; applied before the cut."""
+  """The temperature, positive, applied before the cut."""
 
   def __post_init__(self):
     checks.within("(0, inf)", temperature=self.temperature)
     checks.within("(0, 1]", p=self.p)
 
   def sample(self, logits, keys):
-    if self.p == 1:  # a sum of weights could round to all of them
+    if self.p == 1:  # a partial sum of weights could round to the total
       return Temperature(self.temperature).sample(logits, keys)
-    table = _table(logits, self.temperature)
-    return _draw_inside(table, self._cut(table), keys)
+    table = _make_table(logits, self.temperature)
+    return _draw_inside(table, self._make_cut(table), keys)
 
-  def _cut(self, table):
-    enough = self.p * jnp.sum(_all(table).weights, axis=-1)
+  def _make_cut(self, table):
+    enough = self.p * jnp.sum(_select_all(table).weights, axis=-1)
     return lambda above: jnp.sum(above.weights, axis=-1) < enough
 
 
@@ -135,28 +137,29 @@ def generate(
   progress: Callable[[int], object] | None = None,
   encoded: Float[np.ndarray, "document length dim"] | None = None,
 ) -> Int[np.ndarray, "document num_samples max_length"]:
-  """Writes `num_samples` queries for each document.
+  """Generates `num_samples` queries for each document.
 
-  Documents are split over the devices, each of which writes on its own: where a
-  document's queries have ended, another takes its place.
+  Documents are split over the devices, and each device works on its own. When all
+  queries of a document have ended, another document takes its slot.
 
   Args:
     params: the parameters of the T5.
-    config: its shape, and the id that ends a query.
+    config: its shape and token ids.
     tokens: the encoder's input for each document, 0 = padding at the end.
-    ids: the documents' ids, all different: they choose the randomness.
+    ids: the documents' ids, all different: they select the randomness.
     key: the key of the whole collection.
-    sampler: how the next token is picked.
-    max_length: tokens at most, with the EOS; a longer query is cut.
-    num_samples: queries per document; more leave the first ones as they are.
-    forbidden: tokens never to produce, such as sentinels; padding never is.
-    batch_size: queries written at a time, by all devices together; changes the
-      speed only (up to float rounding: shapes of batches, and the step at which
-      a query begins, move logits by some 1e-7).
-    devices: those of this process to use; JAX's default one if not given.
-    progress: called with a number of documents whenever so many are written,
-      for example `tqdm.tqdm(...).update`.
-    encoded: what the encoder makes of `tokens`; None: it is computed.
+    sampler: picks the next token.
+    max_length: the most tokens of a query, with the EOS; longer queries are cut.
+    num_samples: queries per document; a larger number keeps the first ones.
+    forbidden: tokens never to produce, such as sentinels; padding is forbidden
+      anyway.
+    batch_size: queries generated at a time, by all devices together. It changes
+      the speed, and logits by some 1e-7: shapes of batches, and the step at which
+      a query begins, change rounding.
+    devices: the devices of this process to use; None: JAX's default device.
+    progress: called with a number of documents when their queries are done, for
+      example `tqdm.tqdm(...).update`.
+    encoded: the encoder's output for `tokens`; None: it is computed.
 
   Returns:
     Tokens of the queries, int32, with EOS where a query ended and 0 after.
@@ -165,24 +168,25 @@ def generate(
     ValueError: if the arguments don't fit together.
 
   Formal guarantee:
-    Post-processing: the queries are as private as `params` are, for the same
-    unit and relation, if `tokens`, `ids` and every other argument are public
-    or chosen independently of the private data, and `key` is used nowhere in
-    the private training.
+    Post-processing: the queries are as private as `params`, for the same unit and
+    relation. This holds if `tokens`, `ids` and every other argument are public or
+    chosen independently of the private data. It also requires that the private
+    training does not use `key`.
   """
   tokens = np.asarray(tokens)
-  _check(tokens, ids)
+  _check_ids(tokens, ids)
   checks.at_least(
     1, max_length=max_length, num_samples=num_samples, batch_size=batch_size
   )
-  keys = _document_keys(key, ids)
-  banned = _forbidden_mask(config.vocab_size, forbidden)
+  keys = _make_document_keys(key, ids)
+  banned = _make_forbidden_mask(config.vocab_size, forbidden)
   mesh = device_rows.mesh(devices)
   params = device_rows.replicate(params, mesh)
   queries = np.zeros((len(ids), num_samples, max_length), np.int32)
   slots = max(1, batch_size // num_samples // mesh.size)
-  documents = mesh.size * slots * _rounds(len(ids), mesh.size * slots)
-  # Each device gets every n-th document: all of them have as many, to one.
+  rounds = _count_rounds(len(ids), mesh.size * slots)
+  documents = mesh.size * slots * rounds
+  # Device i gets every n-th document, so that numbers differ by at most one.
   spread = np.arange(documents).reshape(-1, mesh.size).T.reshape(-1)
   for batch in length_batches.split(tokens, documents):
     count = len(batch.rows)
@@ -210,12 +214,12 @@ def generate(
   return queries
 
 
-def _rounds(documents: int, slots: int) -> int:
-  """Returns how often slots are filled in one call, of few different numbers."""
+def _count_rounds(documents: int, slots: int) -> int:
+  """Returns the fills of all slots in one call: a power of two, at most 16."""
   return min(_MOST_ROUNDS, 1 << (-(-documents // slots) - 1).bit_length())
 
 
-def _check(tokens: np.ndarray, ids: Sequence[str]) -> None:
+def _check_ids(tokens: np.ndarray, ids: Sequence[str]) -> None:
   if tokens.ndim != 2 or len(tokens) != len(ids):
     raise ValueError(
       "tokens must have shape [document, length], one row per id, got shape"
@@ -228,11 +232,11 @@ def _check(tokens: np.ndarray, ids: Sequence[str]) -> None:
     )
 
 
-def _document_keys(
+def _make_document_keys(
   key: Key[Array, ""], ids: Sequence[str]
 ) -> Key[Array, " document"]:
-  """Folds 64 bits of each id's digest into the key."""
-  key = _threefry(key)
+  """Makes a key per document: folds 64 bits of the id's digest into the key."""
+  key = _to_threefry(key)
   digests = [hashlib.sha256(name.encode()).digest()[:8] for name in ids]
   words = np.frombuffer(b"".join(digests), ">u4").astype(np.uint32)
   high, low = words.reshape(-1, 2).T
@@ -240,8 +244,8 @@ def _document_keys(
   return fold_in(jax.vmap(jax.random.fold_in, (None, 0))(key, high), low)
 
 
-def _threefry(key: Key[Array, ""]) -> Key[Array, ""]:
-  """Returns a threefry key: others (rbg) draw by place in the batch."""
+def _to_threefry(key: Key[Array, ""]) -> Key[Array, ""]:
+  """Returns a threefry key; draws of other kinds (rbg) depend on the batch."""
   if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
     key = jax.random.wrap_key_data(key)  # an old-style key
   if str(jax.random.key_impl(key)) == _THREEFRY:
@@ -250,7 +254,7 @@ def _threefry(key: Key[Array, ""]) -> Key[Array, ""]:
   return jax.random.wrap_key_data(data, impl=_THREEFRY)
 
 
-def _forbidden_mask(
+def _make_forbidden_mask(
   vocab_size: int, forbidden: Sequence[int]
 ) -> Bool[np.ndarray, "1 vocab"]:
   banned = np.zeros((1, vocab_size), bool)
@@ -279,25 +283,25 @@ def _apply(params, config: t5_config.T5Config, method: str, *args):
 def _write(
   *arrays: Any, mesh: jax.sharding.Mesh, **settings: Any
 ) -> Int[Array, "document num_samples max_length"]:
-  """Runs `decode` on many documents, every device on those of its own."""
+  """Runs `decode` on many documents, each device on its own documents."""
   write = functools.partial(decode, **settings)
   return device_rows.split(write, mesh, whole=2)(*arrays)
 
 
 class _Slots(NamedTuple):
-  """Texts that are being written: those of a document side by side."""
+  """Unfinished texts, one document per slot, its samples side by side."""
 
   cache: t5.DecodeCache
-  who: Array  # [slot], the document; their number where there is none
-  behind: Array  # [slot], tokens that each has written
-  keys: Array  # [slot * sample, word], data of its texts' keys
-  token: Array  # [slot * sample], the last one
+  document: Array  # [slot], the document's row; the number of rows if empty
+  length: Array  # [slot], the number of tokens written so far
+  keys: Array  # [slot * sample, word], data of the texts' keys
+  token: Array  # [slot * sample], the last token
   ended: Array  # [slot * sample]
 
   @property
   def free(self) -> Array:
-    """Where all texts of a document have ended, or there is none."""
-    return jnp.all(self.ended.reshape(len(self.who), -1), axis=1)
+    """Mask of slots without an unfinished text, bool [slot]."""
+    return jnp.all(self.ended.reshape(len(self.document), -1), axis=1)
 
 
 def decode(
@@ -313,22 +317,23 @@ def decode(
   num_samples: int = 1,
   slots: int | None = None,
 ) -> Int[Array, "document num_samples max_length"]:
-  """Writes texts for documents, until the last has ended; traced by JAX.
+  """Generates texts for documents until all texts have ended; traced by JAX.
 
-  Whenever a quarter of the slots are free, the next documents are read into
-  them: a step writes for nearly as many texts as there is room for, whatever
-  their lengths are, and nobody waits for the longest.
+  Whenever a quarter of the slots are free, the next documents are read into them.
+  So a step fills nearly all slots, whatever the lengths of texts, and no slot waits
+  for the longest text.
 
   Args:
-    params: of a T5; "token_embedder" and "decoder" where documents were read.
-    banned: tokens that are never written.
-    documents: tokens of the encoder [document, length], or what was made of them
-      before: `t5.Encoded` or `t5.Inputs`.
-    keys: of the documents' randomness.
-    real: which documents count; these come first.
+    params: parameters of a T5; "token_embedder" and "decoder" are enough unless
+      `documents` are tokens.
+    banned: mask of tokens that are never written.
+    documents: encoder tokens [document, length], or the results of reading them:
+      `t5.Encoded` or `t5.Inputs`.
+    keys: a key per document.
+    real: mask of documents that are no padding; these come first.
     config: the shape of the T5.
-    sampler: how the next token is picked.
-    max_length: tokens at most, EOS included.
+    sampler: picks the next token.
+    max_length: the most tokens of a text, EOS included.
     num_samples: texts for each document.
     slots: documents at a time; None: all.
 
@@ -341,27 +346,28 @@ def decode(
   samples = jnp.arange(num_samples)[None]
 
   def read(rows):
-    chosen = jax.tree.map(lambda x: x[rows], documents)
-    if isinstance(chosen, t5.Inputs):
-      return chosen
-    read = chosen if isinstance(chosen, t5.Encoded) else (chosen,)
+    inputs = jax.tree.map(lambda x: x[rows], documents)
+    if isinstance(inputs, t5.Inputs):
+      return inputs
+    read = inputs if isinstance(inputs, t5.Encoded) else (inputs,)
     return _apply(params, config, "read", *read)
 
   def refill(state):
     first, position, old, written = state
-    places = jnp.nonzero(old.free, size=group)[0]
-    texts = (places[:, None] * num_samples + samples).reshape(-1)
+    free = jnp.nonzero(old.free, size=group)[0]
+    texts = (free[:, None] * num_samples + samples).reshape(-1)
     next_ = first + jnp.arange(group)
     rows = jnp.minimum(next_, number - 1)
     inputs = jax.tree.map(
-      lambda all_, new: all_.at[places].set(new), old.cache.inputs, read(rows)
+      lambda all_, new: all_.at[free].set(new), old.cache.inputs, read(rows)
     )
-    fresh = jax.random.key_data(_sample_keys(keys[rows], num_samples))
+    new_keys = jax.random.key_data(_make_sample_keys(keys[rows], num_samples))
+    next_documents = jnp.where(next_ < count, next_, number)
     new = _Slots(
       cache=old.cache._replace(inputs=inputs),
-      who=old.who.at[places].set(jnp.where(next_ < count, next_, number)),
-      behind=old.behind.at[places].set(0),
-      keys=old.keys.at[texts].set(fresh),
+      document=old.document.at[free].set(next_documents),
+      length=old.length.at[free].set(0),
+      keys=old.keys.at[texts].set(new_keys),
       token=old.token.at[texts].set(0),
       ended=old.ended.at[texts].set(jnp.repeat(next_ >= count, num_samples)),
     )
@@ -369,21 +375,21 @@ def decode(
 
   def step(state):
     first, position, old, written = state
-    behind = jnp.repeat(old.behind, num_samples)
+    length = jnp.repeat(old.length, num_samples)
     logits, cache = _apply(
-      params, config, "decode_step", old.token, old.cache, position, behind
+      params, config, "decode_step", old.token, old.cache, position, length
     )
     logits = jnp.where(jnp.broadcast_to(banned, logits.shape), -jnp.inf, logits)
     step_keys = jax.vmap(jax.random.fold_in)(
-      jax.random.wrap_key_data(old.keys, impl=jax.random.key_impl(keys)), behind
+      jax.random.wrap_key_data(old.keys, impl=jax.random.key_impl(keys)), length
     )
     token = jnp.where(old.ended, PAD, sampler.sample(logits, step_keys))
-    texts = (old.who[:, None] * num_samples + samples).reshape(-1)
-    written = written.at[texts, behind].set(token, mode="drop")
-    is_last = (token == config.token_ids.eos) | (behind + 1 == max_length)
+    texts = (old.document[:, None] * num_samples + samples).reshape(-1)
+    written = written.at[texts, length].set(token, mode="drop")
+    is_last = (token == config.token_ids.eos) | (length + 1 == max_length)
     new = old._replace(
       cache=cache,
-      behind=old.behind + 1,
+      length=old.length + 1,
       token=token,
       ended=old.ended | is_last,
     )
@@ -405,8 +411,8 @@ def decode(
     jnp.int32(0),
     _Slots(
       cache=t5.empty_cache(config, inputs, max_length, num_samples),
-      who=jnp.full(slots, number),
-      behind=jnp.zeros(slots, int),
+      document=jnp.full(slots, number),
+      length=jnp.zeros(slots, int),
       keys=jnp.zeros((slots * num_samples, *words.shape), words.dtype),
       token=jnp.zeros(slots * num_samples, jnp.int32),
       ended=jnp.ones(slots * num_samples, bool),
@@ -419,17 +425,17 @@ def decode(
   return written.reshape(-1, num_samples, max_length)
 
 
-def _sample_keys(
+def _make_sample_keys(
   keys: Key[Array, " document"], num_samples: int
 ) -> Key[Array, " query"]:
-  """Returns the keys of each document's samples, documents outermost."""
+  """Makes the keys of each document's samples, documents outermost."""
   per_document = jax.vmap(jax.random.fold_in, (None, 0))
   per_sample = jax.vmap(per_document, (0, None))
   return per_sample(keys, jnp.arange(num_samples)).reshape(-1)
 
 
 class _Table(NamedTuple):
-  """The vocabulary in blocks: a pass sums lanes, a draw reads one block."""
+  """Logits and weights in blocks: a pass sums lanes, a draw reads one block."""
 
   logits: Array  # [batch, block, lane]
   weights: Array  # [batch, block, lane], unnormalised probabilities
@@ -442,7 +448,7 @@ class _Above(NamedTuple):
   weights: Array  # [batch, block], sums of their weights
 
 
-def _in_blocks(
+def _split_blocks(
   logits: Float[Array, "batch vocab"],
 ) -> Float[Array, "batch block lane"]:
   padding = -logits.shape[-1] % _LANES
@@ -454,19 +460,22 @@ def _in_blocks(
   return logits.reshape(logits.shape[0], -1, _LANES)
 
 
-def _table(logits: Float[Array, "batch vocab"], temperature: float) -> _Table:
-  logits = _in_blocks(logits)
+def _make_table(
+  logits: Float[Array, "batch vocab"], temperature: float
+) -> _Table:
+  logits = _split_blocks(logits)
   largest = jnp.max(logits, axis=(1, 2), keepdims=True)
   return _Table(logits, jnp.exp((logits - largest) / temperature))
 
 
-def _above(table: _Table, bound: Float[Array, " batch"]) -> _Above:
-  there = table.logits > bound[:, None, None]
-  return _Above(bound, jnp.sum(jnp.where(there, table.weights, 0.0), axis=-1))
+def _select_above(table: _Table, bound: Float[Array, " batch"]) -> _Above:
+  is_above = table.logits > bound[:, None, None]
+  weights = jnp.where(is_above, table.weights, 0.0)
+  return _Above(bound, jnp.sum(weights, axis=-1))
 
 
-def _all(table: _Table) -> _Above:
-  return _above(table, jnp.full(table.logits.shape[0], -jnp.inf))
+def _select_all(table: _Table) -> _Above:
+  return _select_above(table, jnp.full(table.logits.shape[0], -jnp.inf))
 
 
 def _take(
@@ -484,12 +493,12 @@ def _draw_inside(
 
   Args:
     table: the vocabulary.
-    inside: whether the cut keeps the most probable tokens below a bound, told
-      from those above it; true if there are none above.
-    keys: one per row.
+    inside: takes the tokens above a bound, and returns whether tokens at the bound
+      are inside the cut; true if there are none above.
+    keys: a key per row.
 
   Returns:
-    The tokens; 0 for a row whose logits are not finite.
+    The tokens; 0 for a row whose sum of weights is not positive and finite.
   """
 
   def draw_again(state):
@@ -497,12 +506,12 @@ def _draw_inside(
     round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
     drawn, logit = _draw(table, drawn_from, round_keys)
     token = jnp.where(done, token, drawn)
-    above = _above(table, logit)
+    above = _select_above(table, logit)
     return number + 1, token, above, done | inside(above)
 
-  batch, everything = table.logits.shape[0], _all(table)
-  # A row of undefined weights is inside no cut: it would be drawn for ever. The
-  # largest weight of any other is 1.
+  batch, everything = table.logits.shape[0], _select_all(table)
+  # No cut contains a row of undefined weights: its draws would never end. In all
+  # other rows the largest weight is 1.
   total = jnp.sum(everything.weights, axis=-1)
   is_defined = (total > 0) & jnp.isfinite(total)
   start = (jnp.int32(0), jnp.zeros(batch, jnp.int32), everything, ~is_defined)
@@ -513,15 +522,15 @@ def _draw_inside(
 def _draw(
   table: _Table, drawn_from: _Above, keys: Key[Array, " batch"]
 ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
-  """Draws a block, then a token of it; returns tokens and their logits.
+  """Draws a block, then a token of the block; returns tokens and their logits.
 
   Two uniform numbers per row are many times cheaper than one per token.
   """
   uniform = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
   block = _invert(drawn_from.weights, uniform[:, 0])
   logits = _take(table.logits, block)
-  there = logits > drawn_from.bound[:, None]
-  weights = jnp.where(there, _take(table.weights, block), 0.0)
+  is_above = logits > drawn_from.bound[:, None]
+  weights = jnp.where(is_above, _take(table.weights, block), 0.0)
   lane = _invert(weights, uniform[:, 1])
   logit = jnp.take_along_axis(logits, lane[:, None], axis=1)[:, 0]
   return block * _LANES + lane, logit
@@ -530,11 +539,11 @@ def _draw(
 def _invert(
   weights: Float[Array, "batch n"], uniform: Float[Array, " batch"]
 ) -> Int[Array, " batch"]:
-  """Inverts the distribution: the index where a share `uniform` is reached."""
+  """Inverts the distribution function: finds the index of a share `uniform`."""
   cumulative = jnp.cumsum(weights, axis=-1)
   reached = cumulative > uniform[:, None] * cumulative[:, -1:]
   reached &= weights > 0
-  # Rounding may leave the very last step unreached.
+  # By rounding, no index may reach the share.
   fallback = jnp.argmax(weights, axis=-1)
   index = jnp.where(
     jnp.any(reached, axis=-1), jnp.argmax(reached, axis=-1), fallback

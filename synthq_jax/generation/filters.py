@@ -1,10 +1,10 @@
-"""Filters of synthetic queries: which to keep, and why the others went.
+"""Filters synthetic queries, and counts the dropped queries by reason.
 
-They see generated queries and public documents only.
+Filters see generated queries and public documents only.
 
 Formal guarantee:
-  Post-processing: what they keep is as private as the queries they are given,
-  for the same unit and relation, as long as nothing private is passed in.
+  Post-processing: the remaining queries are as private as the input queries, for
+  the same unit and relation, as long as no private data is passed in.
 """
 
 import difflib
@@ -36,18 +36,18 @@ _OUTCOMES = (
   "not found",
   "round trip",
 )
-"""Why a query went, in the order of the tests."""
+"""Outcomes of a query: "kept", or the reason to drop it in the order of tests."""
 
 
 class Kept(NamedTuple):
-  """What the filters kept, and how many queries each took out."""
+  """The remaining queries, and the number of queries with each outcome."""
 
   indices: np.ndarray  # [kept], ascending
-  counts: dict[str, int]  # by reason, "kept" among them
+  counts: dict[str, int]  # by outcome, "kept" among them
 
 
 def normalize(query: str) -> str:
-  """Returns what makes two queries the same: their words, lower-cased.
+  """Case-folds a query and its white space; equal results are duplicates.
 
   >>> normalize("  What is  JAX?")
   'what is jax?'
@@ -58,7 +58,7 @@ def normalize(query: str) -> str:
 def has_ended(
   tokens: Int[np.ndarray, "*query length"], eos: int
 ) -> Bool[np.ndarray, "*query"]:
-  """Returns which queries end with an EOS rather than cut at full length.
+  """Returns the mask of queries that end with an EOS; the others were cut.
 
   >>> has_ended(np.array([[5, 1, 0], [5, 6, 7]]), eos=1).tolist()
   [True, False]
@@ -75,21 +75,21 @@ def keep(
   found: Sequence[bool] | np.ndarray | None = None,
   retrieved: Sequence[bool] | np.ndarray | None = None,
 ) -> Kept:
-  """Drops empty, truncated, repeated, copied and pointless queries.
+  """Drops empty, truncated, repeated, copied and unanswerable queries.
 
-  Each dropped query counts once, under the first reason that fits; of equal
-  queries for a document the first is kept.
+  Each dropped query counts once, under the first reason that applies. Of equal
+  queries for a document the first that passes all tests is kept.
 
   Args:
     queries: the generated queries.
     document_ids: the document of each query.
-    ended: whether each query ended by itself (`has_ended`); None keeps the
-      truncated ones.
+    ended: whether each query ended by itself (`has_ended`); None keeps truncated
+      queries.
     copied: whether each query was copied from its document
       (`are_copies`); None keeps the copies.
     found: whether a public search engine finds each query's document, for
       example `text_measures.own_document_gauge(...) > 0`; None keeps all. It
-      takes out queries about nothing, and those that BM25 cannot answer.
+      drops meaningless queries, and queries that BM25 cannot answer.
     retrieved: whether a retriever that was trained on the synthetic queries
       themselves finds each query's document (`stages.filter_queries`); None
       keeps all.
@@ -108,20 +108,20 @@ def keep(
   [0]
   """
   count = len(queries)
-  passes = _columns(count, document_ids, ended, copied, found, retrieved)
+  passes = _make_columns(count, document_ids, ended, copied, found, retrieved)
   counts = dict.fromkeys(_OUTCOMES, 0)
   seen = set()
-  kept = []
+  indices = []
   for index, (query, document_id, *passed) in enumerate(
     zip(queries, document_ids, *passes, strict=True)
   ):
     text = normalize(query)
-    reason = _outcome(text, (document_id, text) in seen, *passed)
-    counts[reason] += 1
-    if reason == "kept":
-      kept.append(index)
+    outcome = _get_outcome(text, (document_id, text) in seen, *passed)
+    counts[outcome] += 1
+    if outcome == "kept":
+      indices.append(index)
       seen.add((document_id, text))
-  return Kept(np.array(kept, np.int64), counts)
+  return Kept(np.array(indices, np.int64), counts)
 
 
 def are_copies(
@@ -131,26 +131,25 @@ def are_copies(
   share: float,
   min_words: int,
 ) -> Bool[np.ndarray, " query"]:
-  """Says which queries are, for the most part, one run of their document.
+  """Detects queries that are mostly one run of words of their document.
 
-  A query is a copy if the longest run of consecutive words that stands in its
-  document, too, has at least `min_words` words and makes up at least `share` of
-  the query. Words are those of `text_measures.words`: case and punctuation do
-  not count. A copy teaches a retriever to look for equal words, and a query of
-  a few words (a name, a title) is none, however it came about.
+  Take the longest run of consecutive words that query and document share. The
+  query is a copy if the run has at least `min_words` words and makes up at least
+  `share` of the query. Words are those of `text_measures.words`: case and
+  punctuation do not count. A copy teaches a retriever to look for equal words. A
+  query of fewer words than `min_words`, such as a name or a title, is no copy.
 
   Args:
     queries: the queries.
-    documents: the text that each was written for; read once.
-    share: in (0, 1]; 1 names the queries that were copied as a whole.
-    min_words: of the run, >= 1.
+    documents: the document text of each query; read once.
+    share: the least share of the query, in (0, 1]; 1: the query as a whole.
+    min_words: the least number of words of the run, >= 1.
 
   Returns:
-    One value per query; False for a query without words.
+    A mask of the queries; False for a query without words.
 
   Raises:
-    ValueError: if there are more of one than of the other, or a setting is out
-      of range.
+    ValueError: if lengths differ, or a setting is out of range.
 
   >>> are_copies(
   ...   ["all red apples rot", "why do apples rot"],
@@ -160,16 +159,16 @@ def are_copies(
   """
   checks.within("(0, 1]", share=share)
   checks.at_least(1, min_words=min_words)
-  found = []
+  are_copied = []
   for query, document in zip(queries, documents, strict=True):
-    own = text_measures.words(query)
-    run = longest_run(own, text_measures.words(document))
-    found.append(run >= min_words and run >= share * len(own))
-  return np.array(found, bool)
+    words = text_measures.words(query)
+    run = longest_run(words, text_measures.words(document))
+    are_copied.append(run >= min_words and run >= share * len(words))
+  return np.array(are_copied, bool)
 
 
 def longest_run(query: Sequence[str], document: Sequence[str]) -> int:
-  """Returns the length of the longest run of consecutive words that both have.
+  """Returns the length of the longest run of consecutive words in both.
 
   >>> longest_run("the red apples".split(), "all the red pears".split())
   2
@@ -178,8 +177,8 @@ def longest_run(query: Sequence[str], document: Sequence[str]) -> int:
   return matcher.find_longest_match().size
 
 
-def removed(*kept: Kept) -> dict[str, int]:
-  """Returns how many queries each filter took out, added up over stages.
+def removed(*stages: Kept) -> dict[str, int]:
+  """Adds up the number of dropped queries by reason, over stages.
 
   >>> removed(keep(["a", ""], ["d", "d"]), keep(["a"], ["d"], found=[False]))[
   ...   "not found"
@@ -187,36 +186,47 @@ def removed(*kept: Kept) -> dict[str, int]:
   1
   """
   return {
-    reason: sum(one.counts[reason] for one in kept) for reason in _OUTCOMES[1:]
+    reason: sum(stage.counts[reason] for stage in stages)
+    for reason in _OUTCOMES[1:]
   }
 
 
-def _columns(count: int, document_ids, ended, copied, found, retrieved):
-  """Returns what each optional test says of each query; True lets it pass."""
-  given = {
+def _make_columns(
+  count: int, document_ids, ended, copied, has_document, retrieved
+):
+  """Returns a column of flags per test; True lets a query pass."""
+  columns = {
     "document_ids": document_ids,
     "ended": ended,
     "copied": copied,
-    "found": found,
+    "found": has_document,
     "retrieved": retrieved,
   }
-  for name, values in given.items():
+  for name, values in columns.items():
     if values is not None and len(values) != count:
       raise ValueError(
         f"expected {name} of one length with the queries, {count}, got"
         f" {len(values)}"
       )
-  own = [not one for one in copied] if copied is not None else None
+  original = [not flag for flag in copied] if copied is not None else None
   return [
     column if column is not None else [True] * count
-    for column in (ended, own, found, retrieved)
+    for column in (ended, original, has_document, retrieved)
   ]
 
 
-def _outcome(
-  text: str, repeated: bool, ended: bool, own: bool, found: bool, back: bool
+def _get_outcome(
+  text: str,
+  is_repeated: bool,
+  has_ended: bool,
+  is_original: bool,
+  has_document: bool,
+  is_retrieved: bool,
 ) -> str:
   """Returns the first reason to drop a query, or "kept"."""
-  reasons = (not text, not ended, repeated, not own, not found, not back)
+  reasons = (
+    *(not text, not has_ended, is_repeated),
+    *(not is_original, not has_document, not is_retrieved),
+  )
   named = zip(_OUTCOMES[1:], reasons, strict=True)
   return next((name for name, holds in named if holds), "kept")

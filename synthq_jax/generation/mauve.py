@@ -1,10 +1,10 @@
-"""MAUVE: how near two sets of texts are, as samples of two distributions.
+"""Computes MAUVE, the similarity of two sets of texts as distributions.
 
-It takes mauve-text, which is under the GPL and therefore an extra:
+It needs mauve-text, which is under the GPL and therefore an extra:
 pip install 'synthq_jax[mauve]'.
 
 Formal guarantee:
-  None. A score computed from real queries is private, like everything here.
+  None. A score computed from real queries is private.
 """
 
 import dataclasses
@@ -21,20 +21,20 @@ __all__ = ["Mauve", "from_vectors", "is_installed"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mauve:
-  """A score with everything that it depends on."""
+  """A MAUVE score with the settings that it depends on."""
 
   score: float
-  """The area under the divergence curve, in [0, 1]; 1: alike."""
+  """The area under the divergence curve, in [0, 1]; 1: equal histograms."""
   num_texts: tuple[int, int]
-  """Of the first and of the second set."""
+  """The number of texts in the first and in the second set."""
   num_buckets: int
-  """Clusters."""
+  """The number of clusters."""
   featurizer: str
-  """What made the vectors, in words."""
+  """A description of the model that made the vectors."""
 
 
 def is_installed() -> bool:
-  """Whether mauve-text is there."""
+  """Checks whether mauve-text is installed."""
   return importlib.util.find_spec("mauve") is not None
 
 
@@ -45,29 +45,29 @@ def from_vectors(
   seed: int,
   featurizer: str,
 ) -> Mauve:
-  """Returns how near two sets of vectors are.
+  """Computes the MAUVE score of two sets of vectors.
 
   Both sets are clustered together, and their shares in each cluster give two
   histograms P and Q. The score is the area under the curve of
   (exp(-c KL(Q|R)), exp(-c KL(P|R))) over all mixtures R of P and Q. The same
   vectors, seed and libraries give the same score.
 
-  It is no absolute measure. It falls with the number of clusters and rises
-  with the number of texts in each (two samples of one distribution score 0.95
-  and not 1 with ten texts to a cluster), it moves with the seed, and it is the
-  featurizer's opinion. So compare scores only with the same featurizer, seeds and
-  sizes; draw sets of the same size, some thousands where there are so many, and
-  average over seeds. Swapping the sets gives the same score but for the clustering.
+  It is not an absolute measure. It falls with the number of clusters, rises with
+  the number of texts in each, and depends on the seed and the featurizer. With ten
+  texts per cluster, two samples of one distribution score 0.95, not 1. So compare
+  scores only with the same featurizer, seeds and sizes. Draw sets of the same size,
+  some thousands if there are so many, and average over seeds. Swapping the sets
+  changes the score by the clustering alone.
 
   Args:
-    first: vectors, for example of real queries; their length doesn't count.
+    first: vectors, for example of real queries; their norm doesn't count.
     second: vectors, for example of synthetic queries.
-    seed: of k-means. With 500 texts, the scores of seeds have a standard
-      deviation of 0.05: average a few.
-    featurizer: what made the vectors, for the result.
+    seed: seed of k-means. With 500 texts, scores of different seeds have a
+      standard deviation of 0.05: average a few.
+    featurizer: a description of the model that made the vectors, for the result.
 
   Returns:
-    The score and what it depends on.
+    The score and its settings.
 
   Raises:
     ValueError: if a number is not finite.
@@ -82,12 +82,12 @@ def from_vectors(
   extras.check("mauve", "mauve")
   _check_finite(first=first, second=second)
   buckets = max(2, round(min(len(first), len(second)) / 10))
-  found = _compute(first, second, buckets, seed)
-  # Equal histograms tie all points of the package's curve, which it then may
-  # sort in a wrong order: an area of 0.75.
-  equal = np.array_equal(found.p_hist, found.q_hist)
+  result = _compute(first, second, buckets, seed)
+  # Equal histograms tie all points of the package's curve. It may then sort them
+  # in a wrong order, which gives an area of 0.75.
+  equal = np.array_equal(result.p_hist, result.q_hist)
   return Mauve(
-    score=1.0 if equal else float(found.mauve),
+    score=1.0 if equal else float(result.mauve),
     num_texts=(len(first), len(second)),
     num_buckets=buckets,
     featurizer=featurizer,
@@ -95,18 +95,18 @@ def from_vectors(
 
 
 def _compute(first, second, buckets: int, seed: int):
-  """Calls mauve-text on one thread, and without its warnings."""
+  """Calls mauve-text on one thread and without its warnings."""
   with extras.required("run"):
     import faiss
   with extras.required("mauve"):
-    import mauve  # slow: scikit-learn, and torch where it is installed
+    import mauve  # slow: loads scikit-learn, and torch if it is installed
 
   threads = faiss.omp_get_max_threads()
   # k-means is a loop of small steps: more threads wait more than they compute.
   faiss.omp_set_num_threads(1)
   try:
-    # faiss complains of few points, which the method implies; equal vectors
-    # have no variance, which is no reason to warn.
+    # faiss warns of few points, which the method implies, and NumPy of equal
+    # vectors, which have no variance.
     with (
       vocabulary.native_stderr(),
       np.errstate(invalid="ignore", divide="ignore"),

@@ -1,7 +1,7 @@
-"""Cheap measures of generated queries: about their document, copied, varied.
+"""Measures generated queries: relevance to their document, copying, diversity.
 
-Applied to synthetic queries and public documents they are post-processing;
-applied to real queries, what they return is private.
+For synthetic queries and public documents the measures are post-processing. For
+real queries their results are private.
 """
 
 import itertools
@@ -28,13 +28,13 @@ __all__ = [
 ]
 
 _QUERIES = 4096
-"""Asked at once: what they found is in memory at the same time."""
+"""Queries of one search call, whose results are in memory together."""
 
 _WORD = re.compile(word_patterns.WORD)
 
 
 def words(text: str) -> list[str]:
-  """Returns the words that the measures of this module count.
+  """Returns the case-folded words that the measures of this module count.
 
   >>> words("What's in JAX?")
   ['what', 's', 'in', 'jax']
@@ -49,19 +49,19 @@ def own_document_gauge(
   *,
   k: int = 10,
 ) -> Float[np.ndarray, " query"]:
-  """Scores whether BM25 finds each query's own document.
+  """Scores each query by the rank that BM25 gives to the query's own document.
 
-  nDCG@k of a search of the whole collection where a query's own document alone
-  is relevant: 1 / log2(1 + rank), or 0 beyond rank k. It sees at once a
-  generator that writes fluently about nothing. It doesn't see whether a query
-  is one that people would ask, and copying from the document scores well: read
-  it beside `copy_rate`, and compare with the gauge of real queries.
+  The score is nDCG@k of a search in the whole collection, with the query's own
+  document as the only relevant one: 1 / log2(1 + rank), or 0 beyond rank k. It
+  exposes a generator that writes fluently about nothing. It does not measure
+  whether people would ask such queries, and copies of the document score well. So
+  read it together with `copy_rate`, and compare with the gauge of real queries.
 
   Args:
-    queries: the queries; an empty one scores 0.
-    document_ids: the document that each query was written for.
-    index: of the whole collection, from `bm25.BM25().build`.
-    k: the cut, >= 1.
+    queries: the queries; an empty query scores 0.
+    document_ids: the id of each query's own document.
+    index: an index of the whole collection, of `bm25.BM25().build`.
+    k: the depth of the search, >= 1.
 
   Returns:
     One value in [0, 1] per query.
@@ -69,7 +69,7 @@ def own_document_gauge(
   Raises:
     ValueError: if lengths differ or the collection lacks a query's document.
   """
-  _same_length("queries", queries, "document_ids", document_ids)
+  _check_lengths("queries", queries, "document_ids", document_ids)
   missing = set(document_ids) - set(index.ids)
   if missing:
     raise ValueError(
@@ -79,28 +79,28 @@ def own_document_gauge(
   gains = np.zeros(len(queries))
   for start in range(0, len(queries), _QUERIES):
     part = slice(start, start + _QUERIES)
-    _, found = index.search(queries[part], k)
-    rows = zip(found, document_ids[part], strict=True)
-    gains[part] = [_gain(row, own) for row, own in rows]
+    _, results = index.search(queries[part], k)
+    rows = zip(results, document_ids[part], strict=True)
+    gains[part] = [_compute_gain(result, own) for result, own in rows]
   return gains
 
 
-def _gain(found: Sequence[str], own: str) -> float:
-  """Returns nDCG where `own` alone is relevant."""
-  if own not in found:
+def _compute_gain(results: Sequence[str], own: str) -> float:
+  """Computes the nDCG of results if `own` alone is relevant."""
+  if own not in results:
     return 0.0
-  return float(1 / np.log2(2 + list(found).index(own)))
+  return float(1 / np.log2(2 + list(results).index(own)))
 
 
 class Bleu(NamedTuple):
-  """A BLEU score, and how sacrebleu computed it."""
+  """A BLEU score with the signature of sacrebleu."""
 
   score: float  # 0 to 100
   signature: str  # sacrebleu's, e.g. "nrefs:1|case:lc|...|version:2.6.0"
 
 
 def bleu(queries: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-  """Returns the score of `signed_bleu` alone, 0 to 100.
+  """Computes the score of `signed_bleu` alone, 0 to 100.
 
   >>> round(bleu(["return the sum of a and b"], [["Return the sum of a and b"]]))
   100
@@ -111,18 +111,19 @@ def bleu(queries: Sequence[str], references: Sequence[Sequence[str]]) -> float:
 def signed_bleu(
   queries: Sequence[str], references: Sequence[Sequence[str]]
 ) -> Bleu:
-  """Returns the corpus BLEU of queries against the real ones, and how.
+  """Computes the corpus BLEU of queries against real queries, with its signature.
 
-  Case does not count: the shipped vocabulary folds it.
+  Case does not count, since the shipped vocabulary folds it.
 
   Args:
-    queries: generated ones.
-    references: for each, the real queries of the same document, at least one.
+    queries: generated queries.
+    references: for each query, the real queries of the same document, at least
+      one.
 
   Returns:
     BLEU-4 with sacrebleu's tokenizer ("13a") and exponential smoothing, 0 to
-    100, with sacrebleu's signature; 0 and no signature for no queries.
-    Computed from real queries, the score is private.
+    100, with sacrebleu's signature. Without queries, 0 and an empty signature.
+    A score computed from real queries is private.
 
   Raises:
     ValueError: if lengths differ or a query has no reference.
@@ -136,51 +137,53 @@ def signed_bleu(
   with extras.required("run"):
     from sacrebleu import metrics
 
-  _same_length("queries", queries, "references", references)
+  _check_lengths("queries", queries, "references", references)
   if not queries:
     return Bleu(0.0, "")
   if not all(references):
     raise ValueError("every query needs a reference, got one without")
   columns = itertools.zip_longest(*references)
   metric = metrics.BLEU(lowercase=True)
-  found = metric.corpus_score(list(queries), [list(one) for one in columns])
-  return Bleu(float(found.score), str(metric.get_signature()))
+  result = metric.corpus_score(
+    list(queries), [list(column) for column in columns]
+  )
+  return Bleu(float(result.score), str(metric.get_signature()))
 
 
 def copy_rate(
   queries: Iterable[str], documents: Iterable[str], n: int = 1
 ) -> float:
-  """Returns the share of the queries' n-grams that stand in their document.
+  """Computes the share of the queries' n-grams that occur in their document.
 
-  Pooled over all n-grams of all queries, so that long queries count more;
-  queries of fewer than n words don't count. Real queries copy too: a rate far
-  above theirs for n of 4 or more says that sentences are being copied.
+  All n-grams of all queries are pooled, so long queries count more, and queries of
+  fewer than n words do not count. Real queries copy, too. A rate far above theirs
+  for n of 4 or more shows that sentences are copied.
 
   Args:
     queries: the queries.
-    documents: the text that each was written for; both are read once.
+    documents: the document text of each query; both are read once.
     n: words per n-gram, at least 1.
 
   Returns:
-    A share in [0, 1]; 0 where there is no n-gram at all.
+    A share in [0, 1]; 0 if there is no n-gram at all.
 
   Raises:
-    ValueError: if there are more of one than of the other, or n is below 1.
+    ValueError: if lengths differ, or n is below 1.
 
   >>> copy_rate(["red apples rot"], ["All red apples."], n=2)
   0.5
   """
   copied = total = 0
   for query, document in zip(queries, documents, strict=True):
-    in_document = set(_ngrams(document, n))
-    ngrams = _ngrams(query, n)
+    in_document = set(_split_ngrams(document, n))
+    ngrams = _split_ngrams(query, n)
     copied += sum(ngram in in_document for ngram in ngrams)
     total += len(ngrams)
   return copied / total if total else 0.0
 
 
 def mean_length(queries: Sequence[str]) -> float:
-  """Returns the mean number of words of a query; 0 for no queries.
+  """Computes the mean number of words of a query; 0 for no queries.
 
   >>> mean_length(["one", "two three"])
   1.5
@@ -191,17 +194,17 @@ def mean_length(queries: Sequence[str]) -> float:
 
 
 def distinct_n(queries: Sequence[str], n: int = 1) -> float:
-  """Returns the share of different n-grams among all n-grams of the queries.
+  """Computes the share of distinct n-grams among all n-grams of the queries.
 
-  Near 0 for a generator that says the same thing everywhere. It falls with the
-  number of queries by itself: compare sets of equal size only.
+  It is near 0 for a generator that repeats itself. It also falls with the number of
+  queries, so compare sets of equal size only.
 
   Args:
     queries: the queries.
     n: words per n-gram, at least 1.
 
   Returns:
-    A share in [0, 1]; 0 where there is no n-gram at all.
+    A share in [0, 1]; 0 if there is no n-gram at all.
 
   Raises:
     ValueError: if n is below 1.
@@ -213,17 +216,17 @@ def distinct_n(queries: Sequence[str], n: int = 1) -> float:
   >>> distinct_n(["a b", "a c"])
   0.75
   """
-  ngrams = [ngram for query in queries for ngram in _ngrams(query, n)]
+  ngrams = [ngram for query in queries for ngram in _split_ngrams(query, n)]
   return len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
-def _ngrams(text: str, n: int) -> list[tuple[str, ...]]:
+def _split_ngrams(text: str, n: int) -> list[tuple[str, ...]]:
   checks.at_least(1, n=n)
   tokens = words(text)
   return list(zip(*(tokens[start:] for start in range(n)), strict=False))
 
 
-def _same_length(
+def _check_lengths(
   first_name: str, first: Sequence, second_name: str, second: Sequence
 ) -> None:
   if len(first) != len(second):

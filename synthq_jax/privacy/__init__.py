@@ -1,10 +1,10 @@
-"""What is promised, and the arithmetic behind it.
+"""Computes privacy claims: sampling, sensitivities, accounting and statements.
 
-`sampling` draws the batches, `sensitivity` bounds what one record moves,
-`accounting` turns noise into epsilon and back, `releases` are the entries of
-the ledger, `statement` makes the claim, `joint` one about several results, and
-`rounding` writes its numbers. None loads JAX, and dp_accounting is loaded by the
-first call that needs it.
+`sampling` draws the batches and `sensitivity` bounds how far one record moves a
+sum. `accounting` turns noise into epsilon and back. `releases` are the entries of
+the ledger. `statement` holds the claim of one result, `joint` computes the claim
+of several, and `rounding` writes the numbers. None of them loads JAX, and the
+first call that needs dp_accounting loads it.
 """
 
 from synthq_jax.privacy import (

@@ -1,17 +1,17 @@
-"""From noise to epsilon and back.
+"""Computes epsilon from noise, and noise from epsilon.
 
 Epsilons are upper bounds: the privacy loss distribution is discretized
 pessimistically, and a calibrated noise multiplier is checked against its target
-before it is returned. Everything is memoized.
+before it is returned. All results are memoized.
 
 Noise has standard deviation noise_multiplier x sensitivity, where sensitivity
 is that of ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, ALWAYS. Under REPLACE_ONE the
 accountant itself allows for a record that moves from +C to -C: passing twice
 the sensitivity as well would count it twice.
 
-Drawn noise ends somewhere, unlike a Gaussian: what a record moves beyond that
-end tells of it. The probability of that is paid from delta (`_ends`), and so is
-what doubles lose in composing distributions (`arithmetic`).
+Drawn noise has a bounded range, unlike a Gaussian. A sum that a record moves past
+the end of that range reveals the record. Delta pays for the probability of this
+(`_bound_end_delta`) and for the rounding of doubles (`arithmetic`).
 """
 
 import collections
@@ -32,23 +32,23 @@ __all__ = [
   "check_delta",
   "composed_epsilon",
   "epsilon",
+  "extra_delta",
   "group_epsilon",
   "noise_multiplier",
-  "owed_delta",
 ]
 
 ACCOUNTANTS = ("pld", "rdp")
 
-# Interval of the discretized privacy loss, and the epsilon below which the next
-# finer one is tried: coarse intervals overstate a small epsilon, fine ones
-# take seconds for a large one.
+# Pairs of (interval of the discretized privacy loss, epsilon below which the next
+# finer interval is tried). Coarse intervals overstate a small epsilon; fine ones
+# take seconds for a large epsilon.
 _INTERVALS = ((1e-3, 1.0), (1e-4, 0.03), (1e-5, 0.0))
-_COARSE = ((1e-2, 1.0), (1e-3, 0.0))  # where to look for the noise
+_COARSE = ((1e-2, 1.0), (1e-3, 0.0))  # for the first search for the noise
 _TOLERANCE = 1e-4  # of a calibrated noise multiplier, relative
-_NEGLIGIBLE = 1e-3  # share of delta that pays for truncation without regret
+_NEGLIGIBLE = 1e-3  # share of delta that may pay for truncation
 _END = 9.1  # standard deviations that drawn noise reaches at least
-_COORDINATES = 2.0**34  # that one use moves, at most
-_UNPAID = 1e-6  # share of delta that rounding takes as well
+_COORDINATES = 2.0**34  # most coordinates that one use of a record moves
+_UNPAID = 1e-6  # share of delta below which the ends of noise are not charged
 _RDP_ORDERS = (*(1.5 + i / 4 for i in range(35)), *range(11, 65), 128, 256, 512)
 
 
@@ -71,11 +71,12 @@ def epsilon(
 ) -> float:
   """Returns the epsilon that noisy sums over sampled batches satisfy.
 
-  Formal guarantee: for the sampler's records, the given relation and the given
-  delta, `steps` adaptively chosen sums of vectors, each changed by one record
-  of the batch by at most the sensitivity, plus Gaussian noise of standard
-  deviation noise_multiplier x sensitivity, are (epsilon, delta)-DP, all of them
-  published; the batches are not. The sampler's sizes are public.
+  Formal guarantee: take `steps` adaptively chosen sums of vectors over the
+  sampler's batches. One record of a batch changes a sum by at most the
+  sensitivity, and each sum gets Gaussian noise of standard deviation
+  noise_multiplier x sensitivity. Publishing all noisy sums is
+  (epsilon, delta)-DP for the sampler's records, this relation and this delta.
+  The batches stay secret. The sampler's sizes are public.
 
   >>> sampler = sampling.Poisson.with_margin(
   ...     num_examples=6000, expected_batch_size=256)
@@ -86,24 +87,24 @@ def epsilon(
   Args:
     noise_multiplier: noise standard deviation over the sensitivity for
       ADD_OR_REMOVE_ONE, at least 0.
-    delta: in (0, 1 / num_examples).
-    sampler: how batches are drawn; it also says what can be claimed.
+    delta: in (0, 1 / sampler.units).
+    sampler: draws the batches; it limits the relations that can be claimed.
     steps: the number of sums, at least 1.
     relation: a `dp_accounting.NeighboringRelation` or its name.
     accountant: "pld" (tight) or "rdp" (looser, a second opinion).
 
   Returns:
-    An upper bound; infinite without noise, or with so little that a record moves
-    sums past its end more often than delta allows.
+    An upper bound. It is infinite without noise, and if the ends of the noise,
+    truncation and rounding cost all of delta.
 
   Raises:
-    ValueError: if an argument is out of range or the relation is not one that
-      the sampler and accountant can claim.
+    ValueError: if an argument is out of range, or if the sampler or the
+      accountant has no bound for the relation.
   """
   name = _check(delta, sampler, steps, relation, accountant)
   _check_noise(noise_multiplier)
   run = Run(sampler, float(noise_multiplier), int(steps))
-  return _epsilon((run,), float(delta), name, accountant, _INTERVALS)
+  return _compute_epsilon((run,), float(delta), name, accountant, _INTERVALS)
 
 
 def composed_epsilon(
@@ -113,14 +114,14 @@ def composed_epsilon(
   relation: Any = "ADD_OR_REMOVE_ONE",
   accountant: str = "pld",
 ) -> float:
-  """Returns the epsilon of several runs over the same records together.
+  """Returns the joint epsilon of several runs over the same records.
 
   Formal guarantee: as for `epsilon`, for all runs together; later runs may
   depend on what earlier ones published.
 
   Args:
-    runs: what was released; the order does not matter.
-    delta: of the whole, in (0, 1).
+    runs: the released runs, in any order.
+    delta: of all runs together, in (0, 1).
     relation: a `dp_accounting.NeighboringRelation` or its name.
     accountant: "pld" or "rdp".
 
@@ -135,35 +136,39 @@ def composed_epsilon(
   name = _check_runs(runs, relation, accountant)
   if not runs:
     return 0.0
-  return _epsilon(tuple(runs), float(delta), name, accountant, _INTERVALS)
+  return _compute_epsilon(
+    tuple(runs), float(delta), name, accountant, _INTERVALS
+  )
 
 
 def group_epsilon(
   runs: Sequence[Run], *, delta: float, relation: Any, size: int
 ) -> float:
-  """Returns the epsilon of several runs for units that change together.
+  """Returns the joint epsilon of several runs for a group of `size` units.
 
   Formal guarantee: as for `composed_epsilon`, for two data sets of which one
-  has `size` units that the other lacks, or has emptied. The sum of a batch
-  moves by at most the sensitivity for each record of theirs that it holds.
+  has `size` units that the other lacks (ADD_OR_REMOVE_ONE) or holds as empty
+  units (REPLACE_SPECIAL). The sum of a batch moves by at most the sensitivity for
+  each of their records in the batch.
 
   >>> sampler = sampling.Poisson.with_margin(
   ...     num_examples=6000, expected_batch_size=256)
   >>> run = Run(sampler, 1.0, 300)
-  >>> one, two = (group_epsilon([run], delta=1 / 12000, size=size,
+  >>> single, pair = (group_epsilon([run], delta=1 / 12000, size=size,
   ...     relation="ADD_OR_REMOVE_ONE") for size in (1, 2))
-  >>> bool(4.1 < one < two < 12)
+  >>> bool(4.1 < single < pair < 12)
   True
 
   Args:
-    runs: what was released.
-    delta: of the whole, in (0, 1).
+    runs: the released runs.
+    delta: of all runs together, in (0, 1).
     relation: a `dp_accounting.NeighboringRelation` or its name.
     size: the number of units, at least 1.
 
   Returns:
-    An upper bound; infinite where none is known: without noise, for REPLACE_ONE,
-    for samplers other than Poisson and FixedOrder.
+    An upper bound. It is infinite if no bound is known: without noise, for
+    REPLACE_ONE, for samplers other than Poisson and FixedOrder, and if the costs
+    use up delta.
 
   Raises:
     ValueError: as for `epsilon`.
@@ -172,47 +177,48 @@ def group_epsilon(
   name = _check_runs(runs, relation, "pld")
   if not runs:
     return 0.0
-  return _group_epsilon(tuple(runs), float(delta), name, size)
+  return _compute_group_epsilon(tuple(runs), float(delta), name, size)
 
 
-def _group_event(run: Run, size: int) -> tuple[Any, float] | None:
-  """Returns what a group sees, as if batches had room, and a delta for that.
+def _make_group_event(run: Run, size: int) -> tuple[Any, float] | None:
+  """Returns the untruncated event of a group of units, and its extra delta.
 
-  None where no event is known. In a fixed order all of its records may be in one
-  batch.
+  None if no event is known. In a fixed order, one batch may hold all records of
+  the group.
   """
   sampler, noise = run.sampler, run.noise_multiplier
   if isinstance(sampler, sampling.FixedOrder):
-    owed = _ends(run._replace(noise_multiplier=noise / size), "REPLACE_SPECIAL")
-    return sampler.untruncated_event(noise / size, run.steps), owed
+    group_run = run._replace(noise_multiplier=noise / size)
+    extra = _bound_end_delta(group_run, "REPLACE_SPECIAL")
+    return sampler.untruncated_event(noise / size, run.steps), extra
   if not isinstance(sampler, sampling.Poisson):
     return None
   grouped = dataclasses.replace(sampler, group_size=size * sampler.group_size)
-  if sampler.expected_batch_size == sampler.num_examples:  # all of it, always
+  if sampler.expected_batch_size == sampler.num_examples:  # every record
     event = sampler.untruncated_event(noise / size, run.steps)
   else:
     event = grouped.untruncated_event(noise, run.steps)
-  return event, owed_delta(run._replace(sampler=grouped), "ADD_OR_REMOVE_ONE")
+  return event, extra_delta(run._replace(sampler=grouped), "ADD_OR_REMOVE_ONE")
 
 
 @functools.lru_cache(maxsize=256)
-def _group_epsilon(
+def _compute_group_epsilon(
   runs: tuple[Run, ...], delta: float, relation: str, size: int
 ) -> float:
   """Composes the events of a group."""
   if relation == "REPLACE_ONE" or not all(run.noise_multiplier for run in runs):
     return math.inf
-  events = [_group_event(run, size) for run in runs]
-  known = [event for event in events if event is not None]
-  if len(known) < len(events):
+  events = [_make_group_event(run, size) for run in runs]
+  known_events = [event for event in events if event is not None]
+  if len(known_events) < len(events):
     return math.inf
-  left = delta - sum(owed for _, owed in known)
+  left = delta - sum(extra for _, extra in known_events)
   left = arithmetic.subtract_rounding(runs, left)
   if left <= 0:
     return math.inf
-  once = [(event, 1) for event, _ in known]
-  return _least(
-    lambda interval: _composed(once, relation, interval).get_epsilon(left),
+  once = [(event, 1) for event, _ in known_events]
+  return _find_least(
+    lambda interval: _compose(once, relation, interval).get_epsilon(left),
     _INTERVALS,
   )
 
@@ -226,10 +232,10 @@ def noise_multiplier(
   relation: Any = "ADD_OR_REMOVE_ONE",
   accountant: str = "pld",
 ) -> float:
-  """Returns the least noise that satisfies (epsilon, delta).
+  """Returns the smallest noise multiplier that satisfies (epsilon, delta).
 
-  Formal guarantee: the function `epsilon` of the returned value is at most the
-  target, so its guarantee holds.
+  Formal guarantee: the function `epsilon`, called with the returned value,
+  returns at most the target. So the guarantee of `epsilon` holds at the target.
 
   >>> sampler = sampling.Poisson.with_margin(
   ...     num_examples=6000, expected_batch_size=256)
@@ -239,8 +245,8 @@ def noise_multiplier(
 
   Args:
     epsilon: the target, positive; infinite means no noise.
-    delta: in (0, 1 / num_examples).
-    sampler: how batches are drawn.
+    delta: in (0, 1 / sampler.units).
+    sampler: draws the batches.
     steps: the number of sums, at least 1.
     relation: a `dp_accounting.NeighboringRelation` or its name.
     accountant: "pld" or "rdp".
@@ -250,7 +256,8 @@ def noise_multiplier(
     an infinite target.
 
   Raises:
-    ValueError: as for `epsilon`, or if no noise reaches the target.
+    ValueError: as for `epsilon`, or if no noise reaches the target, or if delta
+      is below the rounding of doubles.
   """
   name = _check(delta, sampler, steps, relation, accountant)
   if not isinstance(epsilon, numbers.Real) or not epsilon > 0:
@@ -260,8 +267,8 @@ def noise_multiplier(
   least = arithmetic.least_delta([Run(sampler, 1.0, int(steps))])
   if accountant == "pld" and delta < 1.01 * least:
     raise ValueError(
-      f"expected delta above {least:.2g} for {steps:,} steps, which is what double"
-      f" precision leaves unknown, got {delta=}: give a larger one"
+      f"expected delta above {least:.2g} for {steps:,} steps, twice the rounding"
+      f" error of double precision, got {delta=}: give a larger delta"
     )
   return _calibrate(
     float(epsilon), float(delta), sampler, int(steps), name, accountant
@@ -277,26 +284,28 @@ def _calibrate(
   relation: str,
   accountant: str,
 ) -> float:
-  """Finds the noise: a cheap search first, then an exact one around it."""
+  """Finds the noise: a coarse search first, then an exact one around it."""
 
   def excess(intervals: Any) -> Callable[[float], float]:
     def log_ratio(log_noise: float) -> float:
       run = Run(sampler, math.exp(log_noise), steps)
-      value = _epsilon((run,), delta, relation, accountant, intervals)
+      value = _compute_epsilon((run,), delta, relation, accountant, intervals)
       return math.log(min(max(value, 1e-300), 1e300) / target)
 
     return log_ratio
 
   start = math.log(sampler.group_size)
-  rough = _root(excess(_COARSE), start, width=0.5, tolerance=0.01)
+  rough = _find_root(excess(_COARSE), start, width=0.5, tolerance=0.01)
   exact = excess(_INTERVALS)
-  log_noise = _root(exact, rough, width=0.02, tolerance=_TOLERANCE, growth=1.5)
+  log_noise = _find_root(
+    exact, rough, width=0.02, tolerance=_TOLERANCE, growth=1.5
+  )
   while exact(log_noise) > 0:
     log_noise += _TOLERANCE
   return math.exp(log_noise)
 
 
-def _root(
+def _find_root(
   function: Callable[[float], float],
   start: float,
   *,
@@ -304,9 +313,10 @@ def _root(
   tolerance: float,
   growth: float = 1.0,
 ) -> float:
-  """Finds where a decreasing function crosses zero, searching from `start`.
+  """Finds the zero of a decreasing function, searching from `start`.
 
-  The first step has this width; steps down grow by the factor `growth`.
+  The first step of the search is `width` wide. Each further step down is wider by
+  the factor `growth`, each further step up by the factor 1.5.
   """
   from scipy import optimize
 
@@ -326,27 +336,28 @@ def _root(
 
 
 @functools.lru_cache(maxsize=4096)
-def _epsilon(
+def _compute_epsilon(
   runs: tuple[Run, ...],
   delta: float,
   relation: str,
   accountant: str,
   intervals: tuple[tuple[float, float], ...],
 ) -> float:
-  """Computes one epsilon with arguments that are known to be good."""
+  """Computes one epsilon from checked arguments."""
   if any(run.noise_multiplier == 0 for run in runs):
     return math.inf
   if accountant == "rdp":
-    return _rdp_epsilon(runs, delta, relation)
-  return _least(
-    lambda interval: _pld_epsilon(runs, delta, relation, interval), intervals
+    return _compute_rdp_epsilon(runs, delta, relation)
+  return _find_least(
+    lambda interval: _compute_pld_epsilon(runs, delta, relation, interval),
+    intervals,
   )
 
 
-def _least(
+def _find_least(
   bound: Callable[[float], float], intervals: Sequence[tuple[float, float]]
 ) -> float:
-  """Returns the least bound of intervals that are finer while it is small."""
+  """Returns the least bound, trying finer intervals while it is small."""
   value = math.inf
   for interval, finer_below in intervals:
     value = min(value, float(bound(interval)))
@@ -355,18 +366,18 @@ def _least(
   return value
 
 
-def _pld_epsilon(
+def _compute_pld_epsilon(
   runs: tuple[Run, ...], delta: float, relation: str, interval: float
 ) -> float:
   """Composes privacy loss distributions, rounded up to `interval`.
 
-  Truncation is either in the distribution, or, where it is so rare that this
-  makes no difference, paid for from delta, which is five times faster. So it is
-  for samplers whose event does not know truncation, however rare it is.
+  If truncation is so rare that it makes no difference, delta pays for it, which
+  is five times faster. Otherwise the distribution models it. Samplers whose event
+  does not model truncation always pay from delta.
   """
-  delta = _after_ends(runs, delta, relation)
+  delta = _subtract_end_delta(runs, delta, relation)
   delta = arithmetic.subtract_rounding(runs, delta)
-  left = delta - _overflow_delta(runs)
+  left = delta - _sum_overflow_delta(runs)
   is_rare = left >= (1 - _NEGLIGIBLE) * delta
   if not all(run.sampler.knows_truncation for run in runs):
     is_rare = True
@@ -376,36 +387,38 @@ def _pld_epsilon(
   for run, count in collections.Counter(runs).items():
     make = run.sampler.untruncated_event if is_rare else run.sampler.event
     events.append((make(run.noise_multiplier, run.steps), count))
-  composed = _composed(events, relation, interval)
+  composed = _compose(events, relation, interval)
   return float(composed.get_epsilon(left if is_rare else delta))
 
 
-def _composed(
+def _compose(
   events: Sequence[tuple[Any, int]], relation: str, interval: float
 ) -> Any:
-  """Returns an accountant that has composed each event so many times."""
+  """Returns an accountant that has composed each (event, count) pair."""
   from synthq_jax.privacy import mixtures  # loads dp_accounting, which is slow
 
-  accountant = mixtures.Accountant(_relation(relation), interval)
+  accountant = mixtures.Accountant(_load_relation(relation), interval)
   for event, count in events:
     accountant.compose(event, count)
   return accountant
 
 
-def _rdp_epsilon(runs: tuple[Run, ...], delta: float, relation: str) -> float:
-  """Composes Renyi divergences; truncation is paid for from delta."""
-  left = _after_ends(runs, delta, relation) - _overflow_delta(runs)
+def _compute_rdp_epsilon(
+  runs: tuple[Run, ...], delta: float, relation: str
+) -> float:
+  """Composes Renyi divergences; delta pays for truncation."""
+  left = _subtract_end_delta(runs, delta, relation) - _sum_overflow_delta(runs)
   if left <= 0:
     return math.inf
-  with _quiet_orders():
-    return float(_renyi(runs, relation).get_epsilon(left))
+  with _silence_order_warnings():
+    return float(_compose_renyi(runs, relation).get_epsilon(left))
 
 
-def _renyi(runs: Sequence[Run], relation: str) -> Any:
-  """Returns an accountant that has composed the runs as if batches had room."""
+def _compose_renyi(runs: Sequence[Run], relation: str) -> Any:
+  """Returns an RDP accountant that has composed the untruncated runs."""
   from dp_accounting import rdp
 
-  accountant = rdp.RdpAccountant(_RDP_ORDERS, _relation(relation))
+  accountant = rdp.RdpAccountant(_RDP_ORDERS, _load_relation(relation))
   for run in runs:
     event = run.sampler.untruncated_event(run.noise_multiplier, run.steps)
     accountant.compose(event)
@@ -413,11 +426,11 @@ def _renyi(runs: Sequence[Run], relation: str) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet_orders() -> Generator[None]:
-  """Keeps dp_accounting from warning of orders that it leaves out.
+def _silence_order_warnings() -> Generator[None]:
+  """Silences dp_accounting's warnings about Renyi orders that it leaves out.
 
-  A sum that does not converge makes the divergence of its order infinite: the
-  bound, a minimum over orders, holds without it.
+  A sum that does not converge makes the divergence of its order infinite. The
+  bound is a minimum over orders, so it holds without this order.
   """
   logger = logging.getLogger("absl")
   before = logger.level
@@ -428,39 +441,48 @@ def _quiet_orders() -> Generator[None]:
     logger.setLevel(before)
 
 
-def _overflow_delta(runs: tuple[Run, ...]) -> float:
-  """Sums what the runs owe for truncation: see `Poisson.overflow_delta`."""
+def _sum_overflow_delta(runs: tuple[Run, ...]) -> float:
+  """Sums the `overflow_delta` of all runs, their cost of truncation."""
   return sum(run.sampler.overflow_delta(run.steps) for run in runs)
 
 
-def _after_ends(runs: tuple[Run, ...], delta: float, relation: str) -> float:
-  """Returns what of delta is left when the ends of noise are paid for."""
-  owed = sum(_ends(run, relation) for run in runs)
-  return delta if owed <= _UNPAID * delta else delta - owed
+def _subtract_end_delta(
+  runs: tuple[Run, ...], delta: float, relation: str
+) -> float:
+  """Subtracts the cost of the ends of noise from delta, unless negligible."""
+  extra = sum(_bound_end_delta(run, relation) for run in runs)
+  return delta if extra <= _UNPAID * delta else delta - extra
 
 
-def _ends(run: Run, relation: str) -> float:
-  """Bounds the probability that a unit moves a sum beyond where noise ends.
+def _bound_end_delta(run: Run, relation: str) -> float:
+  """Bounds the probability that a unit moves a sum past the end of the noise.
 
   Let noise z be a Gaussian on [-m, m] in each of d coordinates, and let a unit
-  move the sum by s, of norm S in standard deviations. What lies where the
-  neighbour's noise cannot be is all that a Gaussian's (epsilon, delta) does not
-  cover, and has probability sum g(s_i), g(s) = Q(m - s) - Q(m), Q the Gaussian
-  tail. g is convex in s^2 above s = 0.117 and at most 1.73 phi(m) s below, so
-  at the largest sum one coordinate has all that is above: it is at most
-  Q(m - S) + 1.73 phi(m) sqrt(d) S. Steps add up, also adaptive ones.
+  move the sum by s, of norm S in standard deviations. A Gaussian's
+  (epsilon, delta) covers all outcomes but those that the neighbour's noise cannot
+  reach. These have probability sum g(s_i), where g(s) = Q(m - s) - Q(m) and Q is
+  the Gaussian tail. g is convex in s^2 above s = 0.117, and at most 1.73 phi(m) s
+  below. So at the largest sum, one coordinate holds everything above 0.117, and
+  the probability is at most Q(m - S) + 1.73 phi(m) sqrt(d) S. The bounds of all
+  steps add up, also of adaptive ones.
 
   Args:
     run: noisy sums.
-    relation: under REPLACE_ONE a record moves a sum twice.
+    relation: under REPLACE_ONE a record moves a sum by twice the sensitivity.
   """
   shift = (2 if relation == "REPLACE_ONE" else 1) / run.noise_multiplier
   uses = run.sampler.uses(run.steps)
-  return sum(often * _past_end(times * shift) for times, often in uses.items())
+  return sum(
+    expected_steps * _bound_past_end(times * shift)
+    for times, expected_steps in uses.items()
+  )
 
 
-def _past_end(moved: float) -> float:
-  """Bounds what a sum that moves by so many deviations has past the end."""
+def _bound_past_end(moved: float) -> float:
+  """Bounds the probability that a moved sum lies past the end of the noise.
+
+  `moved` is the distance in standard deviations of the noise.
+  """
   from scipy import stats
 
   if moved >= _END - 0.2:
@@ -470,14 +492,14 @@ def _past_end(moved: float) -> float:
   return float(chance)
 
 
-def owed_delta(run: Run, relation: Any) -> float:
-  """Returns what a run owes of delta, for truncation and where noise ends."""
+def extra_delta(run: Run, relation: Any) -> float:
+  """Returns the delta that truncation and the ends of noise cost a run."""
   overflow = run.sampler.overflow_delta(run.steps)
-  return overflow + _ends(run, checks.relation(relation))
+  return overflow + _bound_end_delta(run, checks.relation(relation))
 
 
-def _relation(name: str) -> Any:
-  """Returns dp_accounting's constant; loads dp_accounting, which is slow."""
+def _load_relation(name: str) -> Any:
+  """Returns the constant of dp_accounting, whose import is slow."""
   import dp_accounting
 
   return dp_accounting.NeighboringRelation[name]
@@ -520,15 +542,15 @@ def _check_runs(runs: Sequence[Run], relation: Any, accountant: str) -> str:
 
 
 def check_delta(delta: float, sampler: sampling.Sampler) -> None:
-  """Refuses a delta at which a record may be published as it stands.
+  """Refuses a delta so large that it allows publishing a whole record.
 
   Args:
-    delta: of a promise about one training.
-    sampler: of its batches.
+    delta: of a claim about one training.
+    sampler: the sampler of the training.
 
   Raises:
-    ValueError: unless it is in (0, 1 / units), units being records but for
-      groups.
+    ValueError: unless delta is in (0, 1 / sampler.units). Units are records,
+      unless the sampler has groups of records.
   """
   limit = 1 / sampler.units
   if not 0 < delta < limit:

@@ -1,4 +1,4 @@
-"""Batches of a sampler: their rows, their seeds, and how many rows suffice."""
+"""Defines batches and samplers: rows, padding, seeds and batch sizes."""
 
 import abc
 import dataclasses
@@ -16,19 +16,19 @@ __all__ = [
   "Batch",
   "Indices",
   "Sampler",
-  "binomial_tail",
   "check_sampler",
-  "generator",
+  "choose_max_batch_size",
+  "compute_binomial_tail",
   "is_padded_field",
-  "max_batch_size",
-  "padded",
-  "sampled_event",
+  "make_generator",
+  "make_sampled_event",
+  "pad_batch",
   "split",
   "take",
 ]
 
 IS_PADDING = "is_padding_example"
-"""The field of a batch that says which of its rows are padding."""
+"""Name of the batch field with the padding mask, bool [max_batch_size]."""
 
 
 _NEEDS_MASK = (
@@ -39,7 +39,7 @@ _NEEDS_MASK = (
 
 
 class _NotAnArray:
-  """Refuses to become an array, a number or a sequence, with one line."""
+  """Refuses conversion to an array or a number, with a one-line error."""
 
   def _refuse(self, *arguments: Any, **options: Any) -> NoReturn:
     """Raises TypeError."""
@@ -49,17 +49,17 @@ class _NotAnArray:
   __array__ = __index__ = __int__ = __float__ = _refuse
 
   def __repr__(self) -> str:
-    """Names no record, and says what to call: JAX's messages quote it."""
+    """Returns a hint without record numbers: messages of JAX quote the repr."""
     name = type(self).__name__
     return f"<{name}, not an array: call sampler.take(records, drawn)>"
 
 
 class Indices(_NotAnArray):
-  """The numbers of a batch's records, which no array can be indexed with.
+  """The record numbers of a batch, which cannot index an array.
 
-  NumPy reads index -1 as the last record and JAX reads one that is too large
-  as the last record. So the rows of padding have no number here: only a mask
-  that leaves all of them out gives the numbers of the others.
+  NumPy reads index -1 as the last record, and JAX reads an index that is too
+  large as the last record. So the rows of padding have no number here. Only a
+  mask that leaves out all padding returns record numbers.
 
   >>> drawn = Batch(np.array([2, 0, -1]), np.array([False, False, True]))
   >>> drawn.indices[~drawn.is_padding]
@@ -69,7 +69,7 @@ class Indices(_NotAnArray):
   __hash__ = None  # type: ignore[assignment]
 
   def __init__(self, values: Any, is_padding: np.ndarray):
-    """Takes integers [max_batch_size]; those of padding are not read."""
+    """Stores integers [max_batch_size]; the values in padding are not used."""
     self._values = np.array(values, np.int32)
     self._is_padding = is_padding
 
@@ -82,10 +82,13 @@ class Indices(_NotAnArray):
     return self._values.shape
 
   def __getitem__(self, mask: Any) -> np.ndarray:
-    """Returns the numbers under a mask, bool [max_batch_size], int32.
+    """Returns the record numbers, int32, that a mask selects.
+
+    Args:
+      mask: bool [max_batch_size].
 
     Raises:
-      TypeError: for anything but such a mask.
+      TypeError: for any other index.
       IndexError: if the mask selects padding.
     """
     chosen = None if isinstance(mask, _NotAnArray) else np.asarray(mask)
@@ -100,7 +103,7 @@ class Indices(_NotAnArray):
     return self._values[chosen]
 
   def __eq__(self, other: object) -> bool:
-    """Whether two batches hold the same records in the same rows."""
+    """Compares records and padding row by row."""
     if not isinstance(other, Indices):
       self._refuse()
     pairs = zip(self.to_arrays(-1), other.to_arrays(-1), strict=True)
@@ -110,24 +113,24 @@ class Indices(_NotAnArray):
     self._refuse()
 
   def __getattr__(self, name: str) -> NoReturn:
-    """Refuses what arrays have, such as `tolist` and `astype`."""
+    """Refuses attributes of arrays, such as `tolist` and `astype`."""
     raise AttributeError(_NEEDS_MASK.format(what=f"Indices.{name}"))
 
   def to_arrays(self, padding_index: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what `Batch.to_arrays` does."""
+    """Returns indices and mask, as `Batch.to_arrays` does."""
     indices = np.where(self._is_padding, padding_index, self._values)
     return indices.astype(np.int32), self._is_padding
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
 class Batch(_NotAnArray):
-  """Which records one step reads.
+  """The record numbers of one step, with a padding mask.
 
-  `sampler.take(records, drawn)` reads them and marks the padding. A batch is
-  neither an array nor a pytree, so that its numbers do not reach a gather
-  without the mask.
+  `sampler.take(records, drawn)` reads the records and marks the padding. A batch
+  is neither an array nor a pytree, so its numbers do not reach a gather without
+  the mask.
 
-  Private: which record is in which batch must stay secret.
+  Private: the membership of records in batches must stay secret.
 
   >>> drawn = Batch(np.array([2, 0, -1]), np.array([False, False, True]))
   >>> np.array([5.0, 6.0, 7.0])[drawn.indices]
@@ -137,12 +140,12 @@ class Batch(_NotAnArray):
   """
 
   indices: Indices
-  """The records' numbers, which need the mask."""
+  """The record numbers, which only a mask can select."""
   is_padding: np.ndarray
-  """Bool [max_batch_size]."""
+  """The padding mask, bool [max_batch_size]."""
 
   def __init__(self, indices: Indices | np.ndarray, is_padding: np.ndarray):
-    """Joins numbers and mask; refuses a real row without a record.
+    """Joins record numbers and mask; refuses a negative number in a real row.
 
     Args:
       indices: int [max_batch_size].
@@ -169,14 +172,14 @@ class Batch(_NotAnArray):
     object.__setattr__(self, "indices", Indices(values, is_padding))
 
   def __iter__(self) -> Iterator[Any]:
-    """Unpacks into `indices, is_padding`."""
+    """Yields `indices`, then `is_padding`, for unpacking."""
     return iter((self.indices, self.is_padding))
 
   def to_arrays(self, *, padding_index: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns both arrays, for gathers of one's own.
+    """Returns indices and mask as arrays, for your own gathers.
 
-    Rows of padding then hold a record, or what lies at `padding_index`: give
-    the mask to the clipped gradient, as `is_padding_example`.
+    A gather then fills rows of padding with the record at `padding_index`. So
+    pass the mask to the clipped gradient as `is_padding_example`.
 
     >>> drawn = Batch(np.array([2, 0, -1]), np.array([False, False, True]))
     >>> indices, is_padding = drawn.to_arrays(padding_index=0)
@@ -184,16 +187,16 @@ class Batch(_NotAnArray):
     [2 0 0] [False False  True]
 
     Args:
-      padding_index: the index of the rows of padding.
+      padding_index: the index that rows of padding get.
 
     Returns:
-      Indices, int32 [max_batch_size], and which rows are padding, bool.
+      Indices, int32 [max_batch_size], and the mask, bool [max_batch_size].
     """
     return self.indices.to_arrays(padding_index)
 
 
 class Sampler(abc.ABC):
-  """What training and accounting ask of a sampler."""
+  """The interface of samplers that training and accounting use."""
 
   if TYPE_CHECKING:
     # Fields or properties of a sampler. A property that existed at run time
@@ -215,22 +218,22 @@ class Sampler(abc.ABC):
 
   @property
   def min_separation(self) -> int:
-    """Steps between two batches that may hold the same record, at least."""
+    """The least number of steps between two batches with the same record."""
     return 1
 
   @property
   def knows_truncation(self) -> bool:
-    """Whether `event` says what truncation costs; else it is paid from delta."""
+    """Whether `event` models truncation; if not, delta pays for it."""
     return True
 
   @property
   def group_size(self) -> int:
-    """The most records of one unit of privacy, each drawn by its own coin."""
+    """The most records of one unit of privacy, each drawn independently."""
     return 1
 
   @property
   def num_units(self) -> int | None:
-    """Units with a record; None: as many as records."""
+    """The number of units that have a record; None: the number of records."""
     return None
 
   @property
@@ -245,7 +248,7 @@ class Sampler(abc.ABC):
     Args:
       seed: a non-negative integer, or several; secret.
       step: the number of the step, from 0. The batch depends on (seed, step)
-        alone, so a resumed run draws what an uninterrupted one draws, given
+        alone, so a resumed run draws the batches of an uninterrupted run, given
         the same version of NumPy.
 
     Returns:
@@ -258,46 +261,51 @@ class Sampler(abc.ABC):
 
   @abc.abstractmethod
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
-    """Returns the event as if every batch had room for all its records."""
+    """Returns the event of batches that have room for all drawn records."""
 
   @abc.abstractmethod
   def uses(self, steps: int) -> dict[int, float]:
-    """Bounds how often, in the mean, a unit moves by so many sensitivities."""
+    """Bounds the expected number of steps in which a unit moves the sum.
+
+    Returns:
+      For k = 1, 2, ...: the expected steps in which a unit moves the sum by k
+      sensitivities.
+    """
 
   @abc.abstractmethod
   def overflow_delta(self, steps: int) -> float:
-    """Returns what to add to delta when using `untruncated_event`."""
+    """Returns the delta to add if `untruncated_event` is used."""
 
   def take(self, records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
-    """Returns the rows of a batch, with their padding; see `take`."""
+    """Reads the records of a batch and adds the mask, as the function `take`."""
     return take(records, drawn)
 
   def check_relation(self, relation: Any) -> None:
-    """Raises ValueError if nothing is claimed for that relation."""
+    """Raises ValueError if nothing can be claimed for that relation."""
     checks.relation(relation)
 
   def check_noise(self, bands: int) -> None:
-    """Refuses correlated noise for which nothing is claimed with these batches.
+    """Refuses correlated noise without a known bound for these batches.
 
     Args:
-      bands: of `optim.banded` noise; 1: independent in every step.
+      bands: the bands of `optim.banded` noise; 1: independent in every step.
 
     Raises:
-      ValueError: if a record can come back sooner than the bands allow.
+      ValueError: if a record can come back within fewer steps than `bands`.
     """
     if not 1 <= bands <= self.min_separation:
       raise ValueError(
-        f"expected noise_bands of at most {self.min_separation}, the steps that"
-        " the sampler keeps a record's batches apart, got noise_bands="
+        f"expected noise_bands of at most {self.min_separation}, the least number"
+        " of steps between two batches with one record, got noise_bands="
         f"{bands}: draw batches with sampling.CyclicPoisson"
       )
 
 
 def check_sampler(sampler: Any) -> None:
-  """Refuses samplers of other libraries, whose batches nothing here accounts for.
+  """Refuses samplers of other libraries, for which no accounting is known.
 
   Args:
-    sampler: how batches are drawn.
+    sampler: draws the batches.
 
   Raises:
     TypeError: unless it is a `Sampler`.
@@ -310,14 +318,13 @@ def check_sampler(sampler: Any) -> None:
 
 
 def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
-  """Returns the records of a batch, and beside them which rows are padding.
+  """Reads the records of a batch and adds the padding mask.
 
-  Rows of padding are zero. Clipped gradients find the field
-  "is_padding_example" by themselves and leave these rows out, so that nobody has
-  to remember it: a row of padding that counts is some record many times over.
-  Only the mapping carries the mask: `grad_fn(params, batch["x"])` is refused, and
-  in a compiled function every row of `batch["x"]` is a record, unless
-  `is_padding_example=batch["is_padding_example"]` is given.
+  Rows of padding are zero. Clipped gradients find the field "is_padding_example"
+  by themselves and leave these rows out. The mask travels in the mapping alone, so
+  `grad_fn(params, batch["x"])` is refused. In a compiled function such a call
+  cannot be detected and every row counts as a record, unless you pass
+  `is_padding_example=batch["is_padding_example"]`.
 
   >>> drawn = Batch(np.array([2, 0, -1]), np.array([False, False, True]))
   >>> batch = take({"x": np.array([5.0, 6.0, 7.0])}, drawn)
@@ -325,9 +332,9 @@ def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
   [7. 5. 0.] [False False  True]
 
   Args:
-    records: arrays, or trees of arrays, with one row per record; of a token
-      cache its `columns`.
-    drawn: from `batch`.
+    records: arrays, or trees of arrays, with one row per record; for a token
+      cache, its `columns`.
+    drawn: a batch, as `Sampler.batch` returns it.
 
   Returns:
     The same fields with rows [max_batch_size, ...], and "is_padding_example",
@@ -337,7 +344,7 @@ def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
 
   rows, is_padding = drawn.to_arrays(padding_index=0)
 
-  def of_field(values: Any) -> Any:
+  def read_rows(values: Any) -> Any:
     chosen = values[rows]  # a copy
     if isinstance(chosen, jax.Array):
       chosen = chosen.at[is_padding].set(0)
@@ -347,7 +354,7 @@ def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
       _note_padding(chosen)
     return chosen
 
-  fields = {name: jax.tree.map(of_field, x) for name, x in records.items()}
+  fields = {name: jax.tree.map(read_rows, x) for name, x in records.items()}
   return {**fields, IS_PADDING: is_padding}
 
 
@@ -355,7 +362,7 @@ _PADDED_FIELDS: dict[int, weakref.ref] = {}
 
 
 def _note_padding(values: Any) -> None:
-  """Remembers an array with rows of padding for as long as it lives."""
+  """Records that an array has rows of padding, for as long as it lives."""
   number = id(values)
   _PADDED_FIELDS[number] = weakref.ref(
     values, lambda _: _PADDED_FIELDS.pop(number, None)
@@ -363,7 +370,7 @@ def _note_padding(values: Any) -> None:
 
 
 def is_padded_field(values: Any) -> bool:
-  """Whether an array is a field that `take` returned, with rows of padding.
+  """Checks whether `take` returned this very array, with rows of padding.
 
   Arguments of a compiled function and copies are other objects: False.
   """
@@ -374,19 +381,19 @@ def is_padded_field(values: Any) -> bool:
 def split(drawn: Batch, parts: int) -> list[Batch]:
   """Divides ONE drawn batch into parts, for `optim.accumulate`.
 
-  Formal guarantee: each record of the batch is in one part, so that the sum over
-  all parts is that over the batch.
+  Formal guarantee: each record of the batch is in exactly one part, so the sum
+  over all parts equals the sum over the batch.
 
   >>> drawn = Batch(np.array([2, 0, 5, -1]), np.array([0, 0, 0, 1], bool))
   >>> [part.indices[~part.is_padding].tolist() for part in split(drawn, 2)]
   [[2, 0], [5]]
 
   Args:
-    drawn: from `batch`.
-    parts: how many; they have to divide the batch's rows.
+    drawn: a batch, as `Sampler.batch` returns it.
+    parts: the number of parts, which must divide the batch's rows.
 
   Returns:
-    Batches of rows / parts each.
+    Batches of (rows / parts) rows each.
 
   Raises:
     ValueError: if the rows cannot be divided.
@@ -402,24 +409,24 @@ def split(drawn: Batch, parts: int) -> list[Batch]:
   return [Batch(*pair) for pair in pairs]
 
 
-def padded(indices: np.ndarray, size: int) -> Batch:
-  """Returns a batch of `size` rows: the records, then padding."""
+def pad_batch(indices: np.ndarray, size: int) -> Batch:
+  """Makes a batch of `size` rows: the records, then padding."""
   rows = np.full(size, -1, np.int32)
   rows[: len(indices)] = indices
   return Batch(rows, rows < 0)
 
 
-def generator(
+def make_generator(
   seed: int | Sequence[int], tag: int, number: int
 ) -> np.random.Generator:
-  """Returns the generator of one step or epoch."""
+  """Makes the random generator of one step or epoch."""
   checks.count("step", number, 0)
   # A spawn key, because SeedSequence([s]) equals SeedSequence([s, 0]).
   sequence = np.random.SeedSequence(seed, spawn_key=(tag, number))
   return np.random.Generator(np.random.PCG64(sequence))
 
 
-def max_batch_size(
+def choose_max_batch_size(
   *,
   count: int,
   probability: float,
@@ -427,14 +434,14 @@ def max_batch_size(
   overflow: float,
   more: int = 0,
 ) -> int:
-  """Returns the fewest rows that hold hardly less than any batch.
+  """Computes the smallest row count that batches hardly ever exceed.
 
   Args:
-    count: of records.
-    probability: with which a step draws any of them, in (0, 1].
-    multiple_of: the rows are rounded up to a multiple of this.
-    overflow: the largest acceptable probability that one batch has more.
-    more: rows that are left beside these.
+    count: the number of records.
+    probability: the probability that a step draws a given record, in (0, 1].
+    multiple_of: the result is rounded up to a multiple of this.
+    overflow: the largest acceptable probability that one batch is larger.
+    more: additional rows, for a neighbour with several records more.
 
   Raises:
     ValueError: if an argument is out of range.
@@ -447,33 +454,35 @@ def max_batch_size(
   log = math.log(1 / overflow)
   room = math.ceil(2 * log + math.sqrt(2 * mean * log)) + 1
   sizes = mean + np.arange(room + 1)
-  tails = binomial_tail(count, probability, sizes + 1)
+  tails = compute_binomial_tail(count, probability, sizes + 1)
   size = int(sizes[np.argmax(tails <= overflow)])
-  # A neighbour with one record more has room, too; `more` is that for several.
+  # A neighbour with one record more (or `more`) has room for it, too.
   size = min(size, count) + (more or size >= count)
   return -(-size // multiple_of) * multiple_of
 
 
-def binomial_tail(count: int, probability: float, at: np.ndarray) -> Any:
-  """Returns P[binomial(count, probability) >= at] for each at >= 1."""
+def compute_binomial_tail(
+  count: int, probability: float, at: np.ndarray
+) -> Any:
+  """Computes P[binomial(count, probability) >= at] for each at >= 1."""
   from scipy import special
 
-  # Beyond `count` the incomplete beta function has no value; the tail is 0.
+  # Beyond `count` the incomplete beta function is undefined; the tail is 0.
   inside = np.minimum(at, count)
   tail = special.betainc(inside, count - inside + 1, probability)
   return np.where(at > count, 0.0, tail)
 
 
-def sampled_event(
+def make_sampled_event(
   probability: float, noise_multiplier: float, times: int, group_size: int = 1
 ) -> Any:
-  """Returns the `dp_accounting.DpEvent` of Poisson-sampled noisy sums.
+  """Makes the `dp_accounting.DpEvent` of Poisson-sampled noisy sums.
 
   Args:
-    probability: with which a step draws a record, in (0, 1].
+    probability: the probability that a step draws a given record, in (0, 1].
     noise_multiplier: noise standard deviation over sensitivity.
     times: the number of sums.
-    group_size: records that come or go together.
+    group_size: the number of records that are added or removed together.
   """
   import dp_accounting
   from scipy import stats
@@ -482,7 +491,7 @@ def sampled_event(
     step = dp_accounting.PoissonSampledDpEvent(
       probability, dp_accounting.GaussianDpEvent(noise_multiplier)
     )
-  elif probability == 1:  # dp_accounting finds no end of some mixtures of one
+  elif probability == 1:  # dp_accounting recurses without end for some of these
     step = dp_accounting.GaussianDpEvent(noise_multiplier / group_size)
   else:
     drawn = np.arange(group_size + 1)

@@ -1,13 +1,13 @@
-"""Noise from epsilon and back, in words: `synthq privacy` prints this."""
+"""Prints the noise for an epsilon and the epsilon of a noise: `synthq privacy`."""
 
 import math
 
 from synthq_jax import checks
 from synthq_jax.privacy import accounting, reasons, rounding, sampling
 
-__all__ = ["describe", "of_users"]
+__all__ = ["describe", "make_user_samplers"]
 
-_OF_REASONS = ("delta", "relation")
+_REASON_OPTIONS = ("delta", "relation")
 _FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
 
 
@@ -23,12 +23,13 @@ def describe(
   unit: str | None = None,
   queries_per_user: int | None = None,
 ) -> str:
-  """Says what noise an epsilon takes, or what epsilon a noise reaches.
+  """Describes the noise that an epsilon needs, or the epsilon of a noise.
 
-  Formal guarantee: the unit is the record that `num_examples` counts. Values
-  are rounded up to what is printed, so a run with the printed noise keeps the
-  printed epsilon. Poisson batches hold under ADD_OR_REMOVE_ONE; batches in a
-  fixed order get no amplification and hold under REPLACE_SPECIAL.
+  Formal guarantee: the unit is the record that `num_examples` counts; for users
+  it is the user. Printed values are rounded up, so a run with the printed noise
+  keeps the printed epsilon. Claims for Poisson batches hold under
+  ADD_OR_REMOVE_ONE. Batches in a fixed order get no amplification, and their
+  claims hold under REPLACE_SPECIAL.
 
   >>> print(describe(num_examples=6000, batch_size=256, epochs=13,
   ...                epsilon=8))
@@ -44,25 +45,27 @@ def describe(
      1024      75              1.084                    0.00106
 
   Args:
-    num_examples: private records.
-    batch_size: of a step; expected, where batches are Poisson.
+    num_examples: the number of private records.
+    batch_size: records of a step; for Poisson batches the expected number.
     epsilon: the target; or
     noise_multiplier: noise standard deviation over the sensitivity.
     epochs: passes of num_examples // batch_size steps; or
     steps: the number of steps.
-    delta: in (0, 1 / num_examples); None: 1 / (2 num_examples).
-    unit: "user": records are queries, and all of a user's come or go together;
-      None or "query": one record.
-    queries_per_user: the most queries of a user, whose users have as many.
+    delta: in (0, 1 / units); None: 1 / (2 units). Units are records, or users.
+    unit: None or "query": one record. "user": records are queries, and all
+      queries of a user are added or removed together.
+    queries_per_user: the number of queries that every user is taken to have.
 
   Returns:
-    Three lines; for an epsilon also a table of other batch sizes, which read as
-    many records as the asked for one does. For users a line for trainings that draw
-    users and one for those that draw queries (`of_users`). Noise per unit of signal
-    is the standard deviation of a coordinate of the noisy mean, in clip norms.
+    Three lines. For an epsilon also a table of other batch sizes, which read the
+    same number of records. For users, one line for trainings that draw users and
+    one for trainings that draw queries (`make_user_samplers`). Noise per unit of
+    signal is the standard deviation of a coordinate of the noisy mean, in clip
+    norms.
 
   Raises:
-    ValueError: if a value is out of range, or not one of each pair is given.
+    ValueError: if a value is out of range, or unless exactly one value of each
+      pair is given.
   """
   _check_pair(epsilon=epsilon, noise_multiplier=noise_multiplier)
   _check_pair(epochs=epochs, steps=steps)
@@ -81,12 +84,12 @@ def describe(
     steps = round(epochs * (num_examples // batch_size))
   if unit == "user":
     assert queries_per_user is not None
-    samplers = of_users(
+    samplers = make_user_samplers(
       num_examples=num_examples,
       batch_size=batch_size,
       queries_per_user=queries_per_user,
     )
-    return _users(samplers, epsilon, noise_multiplier, steps, delta)
+    return _describe_users(samplers, epsilon, noise_multiplier, steps, delta)
   poisson = sampling.Poisson.with_margin(
     num_examples=num_examples, expected_batch_size=batch_size
   )
@@ -101,28 +104,30 @@ def describe(
     ("Poisson batches", poisson, "ADD_OR_REMOVE_ONE"),
     ("no amplification", fixed, "REPLACE_SPECIAL"),
   ):
-    known = dict(sampler=sampler, steps=steps, delta=delta, relation=relation)
-    traded = _traded(epsilon, noise_multiplier, known)
-    lines.append(f"{words} ({relation}): {traded}")
+    settings = dict(
+      sampler=sampler, steps=steps, delta=delta, relation=relation
+    )
+    text = _describe_tradeoff(epsilon, noise_multiplier, settings)
+    lines.append(f"{words} ({relation}): {text}")
   if epsilon is not None:
-    lines += _other_batches(epsilon, delta, num_examples, batch_size, steps)
+    lines += _tabulate_batches(epsilon, delta, num_examples, batch_size, steps)
   return "\n".join(lines)
 
 
-def of_users(
+def make_user_samplers(
   *, num_examples: int, batch_size: int, queries_per_user: int
 ) -> dict[str, sampling.Poisson]:
-  """Returns how batches are drawn by users and by queries, as large in the mean.
+  """Makes two samplers with equal mean batches: one of users, one of queries.
 
   Args:
-    num_examples: queries, of users who have as many as are read.
-    batch_size: queries of a step, expected.
-    queries_per_user: K, the most that are read of a user.
+    num_examples: the number of queries; every user has `queries_per_user`.
+    batch_size: expected queries of a step.
+    queries_per_user: K, the most queries that are read of a user.
 
   Returns:
-    "users": each with one coin, to be clipped as one, as a generator draws them;
-    "queries": each with its own coin, accounted for groups of K, as direct training
-    draws them.
+    "users" draws users, whose queries are clipped as one vector, as generators
+    do. "queries" draws each query independently and is accounted for in groups of
+    K, as direct training is.
   """
   num_users = -(-num_examples // queries_per_user)
   return {
@@ -139,14 +144,14 @@ def of_users(
   }
 
 
-def _users(
+def _describe_users(
   samplers: dict[str, sampling.Poisson],
   epsilon: float | None,
   noise: float | None,
   steps: int,
   delta: float | None,
 ) -> str:
-  """Says what a user costs where users are drawn, and where queries are."""
+  """Describes noise or epsilon for sampling by user and for sampling by query."""
   users, queries = samplers.values()
   if delta is None:
     delta = 1 / (2 * users.units)
@@ -155,20 +160,19 @@ def _users(
     f" {queries.group_size} each, {steps} steps, delta {rounding.delta(delta)}"
   ]
   for name, sampler in samplers.items():
-    known = dict(sampler=sampler, steps=steps, delta=delta)
-    traded = _traded(epsilon, noise, known)
+    settings = dict(sampler=sampler, steps=steps, delta=delta)
+    text = _describe_tradeoff(epsilon, noise, settings)
     lines.append(
-      f"{sampler.expected_batch_size} {name} a step (ADD_OR_REMOVE_ONE):"
-      f" {traded}"
+      f"{sampler.expected_batch_size} {name} a step (ADD_OR_REMOVE_ONE): {text}"
     )
   lines.append("Generators draw users, direct training and rankings queries.")
   return "\n".join(lines)
 
 
-def _other_batches(
+def _tabulate_batches(
   epsilon: float, delta: float, num_examples: int, batch_size: int, steps: int
 ) -> list[str]:
-  """Says what smaller and larger batches would take, at the same work."""
+  """Tabulates the noise of smaller and larger batches that read as many records."""
   lines = [
     f"Other Poisson batches for epsilon {rounding.epsilon(epsilon)} and as many"
     " records read:",
@@ -188,28 +192,32 @@ def _other_batches(
   return lines
 
 
-def _traded(epsilon: float | None, noise: float | None, known: dict) -> str:
-  """Says what the given one of the pair takes or gives."""
+def _describe_tradeoff(
+  epsilon: float | None, noise: float | None, settings: dict
+) -> str:
+  """Describes the noise for the epsilon, or the epsilon of the noise."""
   if epsilon is not None:
-    return _noise_for(epsilon, known)
+    return _describe_noise(epsilon, settings)
   assert noise is not None  # one of the pair
-  return _epsilon_for(noise, known)
+  return _describe_epsilon(noise, settings)
 
 
-def _noise_for(epsilon: float, known: dict) -> str:
-  noise = accounting.noise_multiplier(epsilon=epsilon, **known)
+def _describe_noise(epsilon: float, settings: dict) -> str:
+  noise = accounting.noise_multiplier(epsilon=epsilon, **settings)
   needed = float(rounding.up(noise, places=3))
   return (
     f"epsilon {rounding.epsilon(epsilon)} takes noise multiplier {needed:.3f}"
   )
 
 
-def _epsilon_for(noise: float, known: dict) -> str:
-  reached = accounting.epsilon(noise_multiplier=noise, **known)
+def _describe_epsilon(noise: float, settings: dict) -> str:
+  reached = accounting.epsilon(noise_multiplier=noise, **settings)
   reason = ""
   if reached == math.inf:
-    run = accounting.Run(known["sampler"], noise, known["steps"])
-    options = {name: known[name] for name in known if name in _OF_REASONS}
+    run = accounting.Run(settings["sampler"], noise, settings["steps"])
+    options = {
+      name: settings[name] for name in settings if name in _REASON_OPTIONS
+    }
     reason = f": {reasons.explain_infinite([run], **options)}"
   return (
     f"noise multiplier {noise:g} gives epsilon"
@@ -218,7 +226,7 @@ def _epsilon_for(noise: float, known: dict) -> str:
 
 
 def _check_pair(**pair: float | None) -> None:
-  """Refuses both of two arguments, and neither."""
+  """Raises ValueError unless exactly one of two arguments is given."""
   if sum(value is not None for value in pair.values()) != 1:
     got = ", ".join(f"{name}={value}" for name, value in pair.items())
     raise ValueError(f"expected one of {' and '.join(pair)}, got {got}")

@@ -1,11 +1,10 @@
-"""A promise about one private training: the one place where promises are made.
+"""Computes the claim of one private training; every private training uses it.
 
-`terms.Terms` name what a promise says: what one record is, what is public,
-assumed, and not protected. A `Claim` adds the numbers: how batches are drawn,
-how many noisy sums are taken, over which sensitivity, with how much noise. It
-computes epsilon from these, enters the ledger before a loss or a gradient of any
-record is computed, and becomes the statement that results carry. Every private training of the
-project, T5X's among them, makes its promise here.
+`terms.Terms` hold the words of a claim: its unit, what is public, what is assumed
+and what is not protected. A `Claim` adds the numbers: sampler, steps, sensitivity
+and noise. It computes epsilon from these numbers, enters the ledger before a loss
+or a gradient of any record is computed, and makes the statement that results
+carry. Trainings inside T5X use it, too.
 """
 
 import dataclasses
@@ -30,31 +29,35 @@ from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["Claim", "calibrated"]
 
-_MOST_LEVELS = 32  # of noise, in the ledger of a schedule
+_MOST_LEVELS = 32  # levels of noise that a schedule may have in the ledger
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
-  """Noise on clipped sums over drawn batches, and what that promises.
+  """The privacy claim of noisy clipped sums over sampled batches.
 
   Formal guarantee:
-    For one `words.unit` and the neighbouring relation `relation`, whoever sees
-    all `steps` noisy sums, and whatever is computed from them and public data,
-    is promised (`epsilon`, `delta`)-differential privacy, that of
-    `accounting.epsilon` for the same arguments. Asked of the caller: each sum
-    is over one batch of `sampler`, drawn for no other sum; one record moves it
-    by at most `l2_sensitivity` when it comes to the batch or leaves it; the
-    noise has standard deviation `noise_multiplier * l2_sensitivity`,
-    independent of all else, or `noise_bands` bands of `optim.banded`; and
-    what `words` assume. Correlated noise with batches for which nothing is
-    claimed is refused (ValueError). A noise multiplier that is a schedule is
-    public and was fixed before; under Poisson sampling each step counts with its
-    own, rounded down, and under other samplers, where a record may be in
-    whichever step of a cycle, all count with the least. Where noise follows from earlier private
-    sums, or is traced, the claim is one about a number that it never falls
-    below: whoever trains has to keep to it. A clip norm that changes asks for
-    sums of unit norm, and then for `l2_sensitivity=1`. A noisy statistic of all n
-    records is one step of `Poisson(n, n, n + 1)`: a neighbour has one more.
+    For one `words.unit` and the neighbouring relation `relation`, all `steps`
+    noisy sums together, and everything computed from them and public data, are
+    (`epsilon`, `delta`)-differentially private. Epsilon is that of
+    `accounting.epsilon` for the same arguments.
+
+    The caller must ensure the following. Each sum is over one batch of
+    `sampler`, and each batch is drawn for one sum only. One record moves the sum
+    by at most `l2_sensitivity` when it enters or leaves the batch. The noise has
+    standard deviation `noise_multiplier * l2_sensitivity` and is independent of
+    all else, or has `noise_bands` bands of `optim.banded`. The assumptions in
+    `words` hold. Correlated noise without a known bound for these batches is
+    refused (ValueError).
+
+    A schedule of noise multipliers is public and fixed before the training. Under
+    Poisson sampling each step counts with its own noise multiplier, rounded down.
+    Under other samplers a record may be in any step of a cycle, so all steps
+    count with the least. If the noise depends on earlier private sums, or is
+    traced, claim a lower bound of it: the training must never go below it. If the
+    clip norm changes, scale the sums to unit norm and set `l2_sensitivity=1`. A
+    noisy statistic of all n records is one step of `Poisson(n, n, n + 1)`,
+    because a neighbour may have one record more.
 
   >>> sampler = sampling.Poisson.with_margin(
   ...     num_examples=4000, expected_batch_size=64)
@@ -67,33 +70,32 @@ class Claim:
   """
 
   sampler: sampling.Sampler
-  """How batches are drawn."""
+  """The sampler that draws the batches."""
   steps: int
   """The number of noisy sums."""
   noise_multiplier: float | Callable[[int], Any]
-  """Noise standard deviation over `l2_sensitivity`, or a schedule of the step
-  from 0, as `optim.privatize` takes it; 0 claims nothing."""
+  """Noise standard deviation over `l2_sensitivity`, or a function of the step
+  (from 0), as `optim.privatize` takes it. With 0 nothing is claimed."""
   l2_clip_norm: float
   """The norm that gradients are clipped to."""
   delta: float | None = None
-  """Of the promise, in (0, 1 / n), n units (records, but for groups); None:
-  1 / (2n)."""
+  """Delta of the claim, in (0, 1 / sampler.units); None: 1 / (2 sampler.units)."""
   l2_sensitivity: float | None = None
-  """Of the sum, for ADD_OR_REMOVE_ONE; None: the clip norm."""
+  """Sensitivity of the sum under ADD_OR_REMOVE_ONE; None: the clip norm."""
   relation: Any = "ADD_OR_REMOVE_ONE"
   """A `dp_accounting.NeighboringRelation` or its name."""
   noise_bands: int = 1
-  """Of `optim.banded` noise; 1: independent in every step."""
+  """Bands of `optim.banded` noise; 1: independent in every step."""
   accountant: str = "pld"
-  """"pld" or "rdp"."""
+  """The accountant that computes epsilon, "pld" or "rdp"."""
   part: str = ""
-  """The records that are read, as `releases.Release` has it."""
+  """The part of the records that is read, as in `releases.Release.part`."""
   words: terms.Terms = terms.EXAMPLES
-  """The words: of single examples of any model. Who trains on queries says so
-  (`terms.QUERIES`)."""
+  """Unit and words of the claim. The default is for single examples of any model;
+  for trainings on queries take `terms.QUERIES`."""
 
   def __post_init__(self):
-    """Refuses noise that does not fit the batches; fills in what is None."""
+    """Refuses noise that does not fit the batches; fills in the defaults."""
     batches.check_sampler(self.sampler)
     self.sampler.check_noise(self.noise_bands)
     if self.delta is None:
@@ -105,7 +107,7 @@ class Claim:
 
   @functools.cached_property
   def epsilon(self) -> float:
-    """Of all sums together, at `delta`; infinite without noise."""
+    """Epsilon of all sums together, at `delta`; infinite without noise."""
     assert self.delta is not None  # filled in by __post_init__
     accounting.check_delta(self.delta, self.sampler)
     return accounting.composed_epsilon(
@@ -138,7 +140,7 @@ class Claim:
 
   @functools.cached_property
   def _runs(self) -> tuple[accounting.Run, ...]:
-    """The steps by their noise, which may be rounded down."""
+    """The steps grouped by noise level, which may be rounded down."""
     schedule = self.noise_multiplier
     if not callable(schedule):
       run = accounting.Run(self.sampler, float(schedule), int(self.steps))
@@ -146,27 +148,26 @@ class Claim:
     values = np.array([float(schedule(i)) for i in range(self.steps)])
     if not isinstance(self.sampler, sampling.Poisson):
       values[:] = values.min()
-    levels, counts = _levels(values)
+    levels, counts = _group_levels(values)
     return tuple(
       accounting.Run(self.sampler, float(level), int(count))
       for level, count in zip(levels, counts, strict=True)
     )
 
   def statement(self, identifier: str) -> statement_lib.PrivacyStatement:
-    """Returns the promise as results carry it.
+    """Makes the statement of this claim, which results carry.
 
     Args:
-      identifier: names this training and no other, e.g.
-        "finetune_dp/FINGERPRINT".
+      identifier: a name of this training alone, e.g. "finetune_dp/FINGERPRINT".
 
     Returns:
-      The statement, with a release in its ledger for each level of noise, of
-      which there is one but for schedules; one that claims nothing
-      where there is no noise and `words` have a sentence for that.
+      The statement. Its ledger has one release, and for schedules one for each
+      level of noise. Without noise, if `words.without_noise` is set, it is a
+      statement that claims nothing.
 
     Raises:
       ValueError: if the identifier is empty, a norm is not positive, or
-        accounting refuses.
+        accounting refuses an argument.
     """
     # Both are filled in by __post_init__.
     assert self.delta is not None and self.l2_sensitivity is not None
@@ -180,7 +181,7 @@ class Claim:
       releases.Release(
         identifier=identifier if number == 0 else f"{identifier}#{number}",
         mechanism=words.mechanism,
-        **releases.sampler_fields(self.sampler),
+        **releases.get_sampler_fields(self.sampler),
         noise_multiplier=run.noise_multiplier,
         l2_clip_norm=float(self.l2_clip_norm),
         l2_sensitivity=float(self.l2_sensitivity),
@@ -207,35 +208,38 @@ class Claim:
   def enter(
     self, path: str | os.PathLike, identifier: str
   ) -> statement_lib.PrivacyStatement:
-    """Enters the promise into a ledger; do it before anything is computed.
+    """Enters the statement of this claim into a ledger, before any computation.
 
-    Records may be read before, and counted: n is public. A loss, a gradient or
-    noise comes after.
+    You may read and count the records before, since n is public. Compute losses,
+    gradients and noise after this call.
 
     Args:
-      path: the ledger; made where it is missing.
-      identifier: of the training; one that is there already, as that of a
-        resumed training, is not entered again.
+      path: the ledger; created if missing.
+      identifier: the name of the training. The ledger keeps one entry for each
+        name, so resuming a training adds none.
 
     Returns:
-      The statement that was entered.
+      The statement of this claim.
     """
-    made = self.statement(identifier)
-    ledger.enter(path, identifier, made)
-    return made
+    statement = self.statement(identifier)
+    ledger.enter(path, identifier, statement)
+    return statement
 
 
-def _levels(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns few noise multipliers, rounded down, and the steps of each."""
-  found, counts = np.unique(values, return_counts=True)
-  low, high = found[0], found[-1]
-  if len(found) <= _MOST_LEVELS or not 0 < low <= high < math.inf:
-    return found, counts
+def _group_levels(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Rounds noise multipliers down to few levels; returns levels and step counts.
+
+  Up to `_MOST_LEVELS` distinct values stay as they are.
+  """
+  distinct, counts = np.unique(values, return_counts=True)
+  low, high = distinct[0], distinct[-1]
+  if len(distinct) <= _MOST_LEVELS or not 0 < low <= high < math.inf:
+    return distinct, counts
   levels = np.geomspace(low, high, _MOST_LEVELS)
   levels[0] = low
-  places = np.searchsorted(levels, values, side="right") - 1
-  found, counts = np.unique(places, return_counts=True)
-  return levels[found], counts
+  positions = np.searchsorted(levels, values, side="right") - 1
+  used, counts = np.unique(positions, return_counts=True)
+  return levels[used], counts
 
 
 def calibrated(
@@ -249,7 +253,7 @@ def calibrated(
   decide: Callable[[Callable[[], float]], float] = lambda find: find(),
   **fields: Any,
 ) -> Claim:
-  """Returns the claim with the least noise that reaches a target.
+  """Returns the claim with the least noise that reaches a target epsilon.
 
   >>> sampler = sampling.Poisson.with_margin(
   ...     num_examples=6000, expected_batch_size=256)
@@ -259,20 +263,20 @@ def calibrated(
 
   Args:
     epsilon: the target; inf: no noise, and nothing is claimed.
-    sampler: how batches are drawn.
+    sampler: draws the batches.
     steps: the number of noisy sums.
     l2_clip_norm: the norm that gradients are clipped to.
-    delta: of the promise; None: 1 / (2 num_examples).
+    delta: delta of the claim; None: 1 / (2 sampler.units).
     relation: a `dp_accounting.NeighboringRelation` or its name.
-    decide: returns what finding the noise gives; for several processes, of
-      which one finds it and the others are told.
-    **fields: of `Claim`.
+    decide: takes the function that finds the noise multiplier, and returns its
+      result. With several processes, one calls it and broadcasts the result.
+    **fields: other fields of `Claim`.
 
   Raises:
-    ValueError: if the target cannot be met, or nothing is claimed for such
+    ValueError: if no noise reaches the target, or no bound is known for such
       noise with these batches.
   """
-  known = Claim(
+  template = Claim(
     sampler=sampler,
     steps=steps,
     noise_multiplier=math.nan,
@@ -281,16 +285,16 @@ def calibrated(
     relation=relation,
     **fields,
   )
-  target = known.delta
-  assert target is not None  # filled in by Claim
+  claim_delta = template.delta
+  assert claim_delta is not None  # filled in by Claim
   noise_multiplier = decide(
     lambda: accounting.noise_multiplier(
       epsilon=epsilon,
-      delta=target,
+      delta=claim_delta,
       sampler=sampler,
       steps=steps,
-      relation=known.relation,
-      accountant=known.accountant,
+      relation=template.relation,
+      accountant=template.accountant,
     )
   )
-  return dataclasses.replace(known, noise_multiplier=noise_multiplier)
+  return dataclasses.replace(template, noise_multiplier=noise_multiplier)

@@ -1,8 +1,8 @@
-"""One claim about several results, also where they protect different things.
+"""Computes one claim about several results, also if their units differ.
 
-A generator that hides a query with its document and a retriever that hides a
-query's text alone make claims for different units. To add up each unit by
-itself says nothing about whoever sees both results; the claim here does.
+A generator protects a query with its document, and a retriever may protect the
+query's text alone. Their claims have different units. Composing each unit by
+itself says nothing about an observer of both results; the claim here does.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from synthq_jax.privacy import unit as unit_lib
 __all__ = ["RELATION", "claim", "kinds"]
 
 RELATION = "REPLACE_SPECIAL"
-"""Of a claim that covers different units or relations."""
+"""The neighbouring relation of a claim that covers different units or relations."""
 
 
 def claim(
@@ -26,101 +26,105 @@ def claim(
 ) -> statement_lib.PrivacyStatement | None:
   """Returns one claim about publishing all results together.
 
-  Where units and relations are equal it is that of `statement.compose`; users of
-  whom more queries are read here than there are one unit, that with the most.
-  Elsewhere its unit is the one that is a part of all others, and its relation
-  that this unit is replaced by an empty one.
+  If units and relations are equal, it is the claim of `statement.compose`. Users
+  whose units differ in the number of queries alone count as one unit, the one with
+  the most queries. Otherwise the unit of the claim is the unit that is a part of
+  all others, and the relation is that this unit is replaced by an empty one.
 
   Formal guarantee:
-    REPLACE_SPECIAL for the unit of the returned statement, over all releases of
-    all ledgers, later ones depending on earlier ones. Neighbours: one unit x is
-    emptied. Releases that protect a whole record add nothing for the record of
-    x; n, batch sizes and the draws of all others stay, so a batch's sum moves
-    as under ADD_OR_REMOVE_ONE, by at most the sensitivity, and is sampled with
-    the same probability. Releases that protect x alone keep the rest of its
-    record, and are claimed for this relation. Either is the (sampled) Gaussian
-    that accounting knows from noise, sampler and steps; no epsilon of a part
-    enters. Assumed: what the statements assume. Nothing is claimed for more
-    than x, though a part does. Where units and relations are equal: that of
-    `statement.compose`, by which a record that a rule of its own sends to one
-    of several parts pays for that one; an emptied unit pays for all of them,
-    since a rule may send what is left of its record elsewhere.
+    For different units or relations: REPLACE_SPECIAL for the unit of the returned
+    statement, over all releases of all ledgers; later releases may depend on
+    earlier ones. Neighbours: one unit x is emptied. Releases that protect a whole
+    record leave out the record of x. There n, batch sizes and the draws of all
+    other records stay. So the sum of a batch moves by at most the sensitivity, as
+    under ADD_OR_REMOVE_ONE, and the sampling probability is the same. Releases
+    that protect x alone keep the rest of its record, and are claimed for this
+    relation. Both are the (sampled) Gaussian mechanism, which accounting computes
+    from noise, sampler and steps; the epsilons of the single results do not enter.
+    Assumed: the assumptions of the statements. Nothing is claimed for more than x,
+    even if single results claim more.
+
+    For equal units and relations: the guarantee of `statement.compose`. There a
+    record whose own rule sends it to one of several parts pays for that part
+    alone. An emptied unit pays for all parts, since the rule may send the rest of
+    its record to another part.
 
   Args:
     statements: at least one.
-    delta: of the whole; None: the largest of their deltas.
+    delta: delta of all results together; None: the largest of their deltas.
 
   Returns:
-    The claim; None where no unit is a part of all others: then nothing is
-    claimed for whoever sees all results.
+    The claim. None if no unit is a part of all others: then nothing is claimed
+    for an observer of all results.
 
   Raises:
     ValueError: if there are none, or one identifier stands for two different
       releases.
   """
-  statements = _same_users(statements)
-  found = kinds(statements)
-  if len(found) <= 1:
+  statements = _unify_users(statements)
+  pairs = kinds(statements)
+  if len(pairs) <= 1:
     return statement_lib.compose(statements, delta=delta)
-  part = _common_part({unit for unit, _ in found})
+  part = _find_common_part({unit for unit, _ in pairs})
   if part is None:
     return None
-  private = [one for one in statements if not one.is_public]
-  made = statement_lib.compose(
-    [_restated(one, part) for one in private], delta=delta
+  private = [each for each in statements if not each.is_public]
+  joint = statement_lib.compose(
+    [_restate(each, part) for each in private], delta=delta
   )
-  replaces = tuple(dict.fromkeys((*made.replaces, *found)))
-  return dataclasses.replace(made, replaces=replaces)
+  replaces = tuple(dict.fromkeys((*joint.replaces, *pairs)))
+  return dataclasses.replace(joint, replaces=replaces)
 
 
 def kinds(
   statements: Sequence[statement_lib.PrivacyStatement],
 ) -> list[tuple[unit_lib.Unit, str]]:
-  """Returns the units and relations of what is not public, each pair once."""
+  """Returns the distinct (unit, relation) pairs of the non-public statements."""
   pairs = ((x.unit, x.relation) for x in statements if not x.is_public)
   return list(dict.fromkeys(pairs))
 
 
-def _same_users(
+def _unify_users(
   statements: Sequence[statement_lib.PrivacyStatement],
 ) -> Sequence[statement_lib.PrivacyStatement]:
-  """Returns claims for users as claims for those with the most queries.
+  """Replaces units of users by the one with the most queries per user.
 
-  How many are read is a rule of each mechanism that looks at one user alone: the
-  neighbours, all queries of one user more or less, are the same ones. Users by
-  another column are not: what is one user there may be many here.
+  The number of queries read per user is a rule of each mechanism that looks at one
+  user alone. So the neighbours are the same: all queries of one user are added or
+  removed. Users of another column stay apart, since one user there may be many
+  here.
   """
   units = [unit for unit, _ in kinds(statements)]
   is_by_one = len({unit.user_field for unit in units}) == 1
   if not is_by_one or not all(unit.is_user for unit in units):
     return statements
-  unit = max(units, key=lambda one: one.max_records)
+  unit = max(units, key=lambda user: user.max_records)
   return [
-    one if one.is_public else dataclasses.replace(one, unit=unit)
-    for one in statements
+    each if each.is_public else dataclasses.replace(each, unit=unit)
+    for each in statements
   ]
 
 
-def _common_part(units: set[unit_lib.Unit]) -> unit_lib.Unit | None:
-  """Returns the unit that every other one has as a part."""
+def _find_common_part(units: set[unit_lib.Unit]) -> unit_lib.Unit | None:
+  """Returns the unit that is a part of every other unit, or None."""
   for part in units:
     if units <= {part, part.whole}:
       return part
   return None
 
 
-def _restated(
-  one: statement_lib.PrivacyStatement, unit: unit_lib.Unit
+def _restate(
+  statement: statement_lib.PrivacyStatement, unit: unit_lib.Unit
 ) -> statement_lib.PrivacyStatement:
-  """Returns what the same releases earn where one unit is emptied."""
-  epsilon = one.epsilon
+  """Recomputes a claim for emptying one unit, over the same releases."""
+  epsilon = statement.epsilon
   if epsilon < math.inf:
-    runs = [release.run() for release in one.ledger]
+    runs = [release.run() for release in statement.ledger]
     epsilon = accounting.composed_epsilon(
-      runs, delta=one.delta, relation=RELATION
+      runs, delta=statement.delta, relation=RELATION
     )
   return dataclasses.replace(
-    one,
+    statement,
     unit=unit,
     relation=RELATION,
     epsilon=epsilon,

@@ -1,10 +1,10 @@
-"""The ledger of a working directory: every private training ever started.
+"""Keeps the ledger of a working directory: every private training ever started.
 
-One JSON object a line: an identifier, the statement of what the training earns,
+The ledger has one JSON object a line: the identifier of a training, its statement,
 and a checksum of the two. A line is on disk before the training reads its first
-record, so trials that were given up are in the ledger, too. Lines are only ever
-added. A copy beside the ledger follows each of them, so that a line that is lost
-or damaged later is missed, and can be put back.
+record, so the ledger also lists trials that were given up. Lines are only ever
+added. A copy beside the ledger gets each line, too, so that a lost or damaged line
+is noticed and can be restored.
 """
 
 import contextlib
@@ -35,22 +35,22 @@ __all__ = [
 ]
 
 NAME = "ledger.jsonl"
-"""Of the file."""
+"""Name of the ledger file."""
 
-_BEGINS = b'{"checksum": "'
-"""Every line that is written, and so one that a kill has torn."""
+_LINE_START = b'{"checksum": "'
+"""The first bytes of every written line, and so of a torn line."""
 _NO_JOINT_CLAIM = (
-  "no joint claim: nothing is claimed for whoever sees results of several of the"
-  ' lines "alone"'
+  "no joint claim: nothing is claimed for an observer of results from several of"
+  ' the lines "alone"'
 )
 
 
 class _Content(NamedTuple):
-  """What a file of entries holds."""
+  """The entries of a ledger file and its intact bytes."""
 
   statements: dict[str, statement_lib.PrivacyStatement]
-  whole: bytes  # without a torn last line
-  torn: int = 0  # the number of that line
+  intact: bytes  # the file without a torn last line
+  torn: int = 0  # the number of the torn line, from 1; 0: none
 
 
 def enter(
@@ -58,91 +58,91 @@ def enter(
   identifier: str,
   statement: statement_lib.PrivacyStatement,
 ) -> None:
-  """Adds one training, unless it is there: a resumed one is the same release.
+  """Adds one training, unless its entry exists, as for a resumed training.
 
   Formal guarantee: when this returns, the entry is on disk, in the ledger and in
   its copy, whatever happens to the process or the machine afterwards. A kill
   before that may leave the entry without a training, never the reverse.
-  Assumed: the file system keeps what it says it has written.
+  Assumed: the file system keeps all data that it reports as written.
 
   Args:
-    path: the ledger; made where it is missing.
-    identifier: of the training.
-    statement: what it earns.
+    path: the ledger; created if missing.
+    identifier: the name of the training.
+    statement: the statement of the training.
 
   Raises:
-    OSError: if it cannot be written.
-    ValueError: if the ledger is damaged, lacks what its copy holds, or has
-      another release under this identifier: nothing is written then.
+    OSError: if the entry cannot be written.
+    ValueError: if the ledger is damaged, lacks entries of its copy, or has
+      another release under this identifier. Then nothing is written.
   """
   path, copy = pathlib.Path(path), copy_of(path)
-  with _opened(path) as stream:
-    content = _checked(path, stream.read())
-    whole = content.whole
-    known = content.statements.get(identifier, statement)
-    if not _is_same(known, statement):
+  with _open_locked(path) as stream:
+    content = _parse_and_compare(path, stream.read())
+    data = content.intact
+    present = content.statements.get(identifier, statement)
+    if not _is_same(present, statement):
       raise ValueError(
         f"{path}: expected one release per identifier, got another one for"
         f" identifier={identifier!r}: give each training a name of its own (with"
         " a fixed secret, another working directory), or it would not be counted"
       )
-    if whole and not copy.exists():  # it was lost
-      artifacts.write_atomically(copy, whole)
-    if whole and not whole.endswith(b"\n"):
-      whole += b"\n"
+    if data and not copy.exists():  # restore a lost copy before appending
+      artifacts.write_atomically(copy, data)
+    if data and not data.endswith(b"\n"):
+      data += b"\n"
     if identifier not in content.statements:
-      whole += line(identifier, statement).encode()
+      data += line(identifier, statement).encode()
     if content.torn:
-      stream.truncate(len(content.whole))
-    artifacts.append(path, stream, whole[len(content.whole) :])
-    if not copy.exists() or copy.read_bytes() != whole:
-      artifacts.write_atomically(copy, whole)
+      stream.truncate(len(content.intact))
+    artifacts.append(path, stream, data[len(content.intact) :])
+    if not copy.exists() or copy.read_bytes() != data:
+      artifacts.write_atomically(copy, data)
 
 
 def _is_same(
-  known: statement_lib.PrivacyStatement, other: statement_lib.PrivacyStatement
+  first: statement_lib.PrivacyStatement, second: statement_lib.PrivacyStatement
 ) -> bool:
-  """Says whether two statements are of one training.
+  """Compares unit, relation and releases of two statements.
 
-  Noise that is found anew for the same target may differ in its last digits on
-  another processor.
+  Noise multipliers may differ by a thousandth: calibrated again on another
+  processor, they may differ in their last digits.
   """
-  first, second = (
-    (one.unit, one.relation, len(one.ledger)) for one in (known, other)
+  kind, other_kind = (
+    (each.unit, each.relation, len(each.ledger)) for each in (first, second)
   )
-  return first == second and all(
-    one == dataclasses.replace(two, noise_multiplier=one.noise_multiplier)
-    and math.isclose(one.noise_multiplier, two.noise_multiplier, rel_tol=1e-3)
-    for one, two in zip(known.ledger, other.ledger, strict=True)
+  return kind == other_kind and all(
+    a == dataclasses.replace(b, noise_multiplier=a.noise_multiplier)
+    and math.isclose(a.noise_multiplier, b.noise_multiplier, rel_tol=1e-3)
+    for a, b in zip(first.ledger, second.ledger, strict=True)
   )
 
 
 def mend(path: str | os.PathLike) -> None:
-  """Makes the copy of a ledger again where it was lost or damaged.
+  """Writes the copy of a ledger again if it is lost or damaged.
 
   Args:
-    path: of the ledger; where it is missing, or nothing may be written, nothing
+    path: the ledger. If it is missing, or if nothing can be written, nothing
       happens.
 
   Raises:
-    ValueError: if the ledger is damaged.
+    ValueError: if the ledger is damaged, or lacks entries of its copy.
   """
   path, copy = pathlib.Path(path), copy_of(path)
   if not path.exists():
     return
   if copy.exists() and copy.read_bytes() == path.read_bytes():
     return
-  with contextlib.suppress(OSError), _opened(path) as stream:
-    content = _checked(path, stream.read())
+  with contextlib.suppress(OSError), _open_locked(path) as stream:
+    content = _parse_and_compare(path, stream.read())
     if content.statements and not content.torn:
-      artifacts.write_atomically(copy, content.whole)
+      artifacts.write_atomically(copy, content.intact)
 
 
 @contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Generator[FileIO]:
-  """Opens a ledger to read and to append, for one process at a time."""
+def _open_locked(path: pathlib.Path) -> Generator[FileIO]:
+  """Opens a ledger to read and append, under an exclusive lock."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  begun(path)  # an empty file must not stand for one that was lost
+  begun(path)  # a new empty file must not replace a lost ledger
   with open(path, "ab+", buffering=0) as stream:
     fcntl.flock(stream, fcntl.LOCK_EX)
     stream.seek(0)
@@ -150,18 +150,18 @@ def _opened(path: pathlib.Path) -> Generator[FileIO]:
 
 
 def line(identifier: str, statement: statement_lib.PrivacyStatement) -> str:
-  """Returns the line of one training, for ledgers that lie in a bucket.
+  """Returns the ledger line of one training, for ledgers in a bucket.
 
   Args:
-    identifier: of the training.
-    statement: what it earns.
+    identifier: the name of the training.
+    statement: the statement of the training.
   """
   entry = {"identifier": identifier, "statement": artifacts.to_json(statement)}
   return json.dumps(artifacts.sealed(entry), sort_keys=True) + "\n"
 
 
 def copy_of(path: str | os.PathLike) -> pathlib.Path:
-  """Returns where the copy of a ledger lies.
+  """Returns the path of the copy of a ledger.
 
   >>> copy_of("private/ledger.jsonl").name
   'ledger_copy.jsonl'
@@ -171,13 +171,13 @@ def copy_of(path: str | os.PathLike) -> pathlib.Path:
 
 
 def begun(path: str | os.PathLike) -> bool:
-  """Says whether there is a ledger.
+  """Checks whether a ledger exists.
 
   Args:
-    path: of the ledger.
+    path: the ledger.
 
   Raises:
-    ValueError: if there was one: its copy is there, and holds trainings.
+    ValueError: if the ledger is lost: it is missing, but its copy is not empty.
   """
   path, copy = pathlib.Path(path), copy_of(path)
   if path.exists():
@@ -185,7 +185,7 @@ def begun(path: str | os.PathLike) -> bool:
   if copy.exists() and copy.stat().st_size:
     raise ValueError(
       f"{path}: expected the ledger of which {copy.name} is a copy, got no file:"
-      f" {_restore(path)}"
+      f" {_advise_restore(path)}"
     )
   return False
 
@@ -193,56 +193,56 @@ def begun(path: str | os.PathLike) -> bool:
 def read(
   path: str | os.PathLike,
 ) -> dict[str, statement_lib.PrivacyStatement]:
-  """Returns the statements of a ledger by identifier, in order.
+  """Reads the statements of a ledger by identifier, in order.
 
-  A last line that a kill has torn is left out: its training had not begun.
+  A last line that a kill has torn is left out, since its training had not begun.
 
   Args:
     path: the ledger.
 
   Returns:
-    Identifiers and statements.
+    The statement of each identifier.
 
   Raises:
     OSError: if there is no such file.
-    ValueError: naming file and line, if a line is not an entry or has changed,
-      or the file lacks entries that its copy holds.
+    ValueError: naming file and line, if a line is not an entry or has changed.
+      Naming the file, if it lacks entries of its copy.
   """
   return _read(pathlib.Path(path)).statements
 
 
 def _read(path: pathlib.Path) -> _Content:
   begun(path)
-  return _checked(path, path.read_bytes())
+  return _parse_and_compare(path, path.read_bytes())
 
 
-def _checked(path: pathlib.Path, data: bytes) -> _Content:
-  """Reads entries, and refuses a ledger with fewer than its copy."""
-  content, copy = _parsed(path, data), copy_of(path)
+def _parse_and_compare(path: pathlib.Path, data: bytes) -> _Content:
+  """Parses entries, and refuses a ledger that lacks entries of its copy."""
+  content, copy = _parse(path, data), copy_of(path)
   if not copy.exists():
     if content.torn and content.statements:
       # Appending makes a copy first: this is damage, not a kill.
-      raise _damage(path, content.torn, "a part of a line")
+      raise _make_damage_error(path, content.torn, "a part of a line")
     return content
-  # A damaged line of the copy is made anew by the next entry, but it stands for
-  # a training: one that the ledger has lost would be forgotten for good.
+  # A damaged line of the copy counts as a training, too. The next entry rewrites
+  # the copy, and a training that the ledger lacks would be forgotten for good.
   lines = copy.read_bytes().splitlines()
-  kept = [one for one in map(_entry, lines) if not isinstance(one, Exception)]
-  found = sum(content.statements.get(name) == one for name, one in kept)
-  if found < len(kept) or len(content.statements) < len(lines):
+  entries = [e for e in map(_parse_line, lines) if not isinstance(e, Exception)]
+  same = sum(content.statements.get(name) == entry for name, entry in entries)
+  if same < len(entries) or len(content.statements) < len(lines):
     raise ValueError(
       f"{path}: expected the {len(lines)} trainings of {copy.name}, got"
-      f" {len(content.statements)}, of which {found} are the same:"
-      f" {_restore(path)}"
+      f" {len(content.statements)}, of which {same} are the same:"
+      f" {_advise_restore(path)}"
     )
   return content
 
 
 @functools.lru_cache(maxsize=4096)  # every statement reads all lines again
-def _entry(
+def _parse_line(
   text: bytes,
 ) -> tuple[str, statement_lib.PrivacyStatement] | Exception:
-  """Reads a line; returns what is wrong with it if it is no entry."""
+  """Parses a line; returns the error if the line is not an entry."""
   try:
     entry = artifacts.unsealed(text)
     kind = statement_lib.PrivacyStatement
@@ -251,30 +251,30 @@ def _entry(
     return error
 
 
-def _parsed(path: pathlib.Path, data: bytes) -> _Content:
-  """Reads entries; the last line may be torn if nothing ends it."""
+def _parse(path: pathlib.Path, data: bytes) -> _Content:
+  """Parses all entries; a last line without a line end may be torn."""
   statements: dict[str, statement_lib.PrivacyStatement] = {}
   lines = data.splitlines(keepends=True)
   for number, text in enumerate(lines, start=1):
-    entry = _entry(text)
+    entry = _parse_line(text)
     if isinstance(entry, Exception):
       is_last = number == len(lines) and not text.endswith(b"\n")
-      if is_last and _BEGINS.startswith(text[: len(_BEGINS)]):
+      if is_last and _LINE_START.startswith(text[: len(_LINE_START)]):
         return _Content(statements, data[: -len(text)], torn=number)
       got = f"{type(entry).__name__}: {entry}"
-      raise _damage(path, number, got) from entry
+      raise _make_damage_error(path, number, got) from entry
     statements.update([entry])
   return _Content(statements, data)
 
 
-def _damage(path: pathlib.Path, number: int, got: str) -> ValueError:
+def _make_damage_error(path: pathlib.Path, number: int, got: str) -> ValueError:
   return ValueError(
     f"{path}:{number}: expected an entry of a privacy ledger, got {got};"
-    f" {_restore(path)}"
+    f" {_advise_restore(path)}"
   )
 
 
-def _restore(path: pathlib.Path) -> str:
+def _advise_restore(path: pathlib.Path) -> str:
   copy = copy_of(path)
   if copy.exists():
     return f"put {copy} in its place, after a look at both"
@@ -282,79 +282,82 @@ def _restore(path: pathlib.Path) -> str:
 
 
 def describe(path: str | os.PathLike, *, delta: float | None = None) -> str:
-  """Says what a ledger's trainings cost one by one, and all together.
+  """Describes the cost of a ledger's trainings, one by one and all together.
 
-  Formal guarantee: the line "together" is that of `joint.claim`, for whoever
-  sees the results of all listed trainings that claim anything. Those without
-  privacy are counted, not composed: publishing one of them voids every claim.
-  Where units or relations differ, a line "alone" for each of them is that of
-  `statement.compose`, for whoever sees results of those trainings and of no
-  other; where no claim covers all units, a line says so.
+  Formal guarantee: the line "together" is the claim of `joint.claim`, for an
+  observer of the results of all listed trainings that claim anything. Trainings
+  without privacy are counted but not composed: publishing one of them voids every
+  claim. If units or relations differ, each pair of them gets a line "alone". It is
+  the claim of `statement.compose`, for an observer of those trainings and no
+  other. If no claim covers all units, a line states this.
 
   Args:
     path: the ledger.
-    delta: of the whole; None: the largest of the deltas.
+    delta: delta of all trainings together; None: the largest of the deltas.
 
   Returns:
     A line for each training that was begun, finished or not, and one for all
-    together; where units or relations differ one more for each, one where some
-    claim nothing, and one for a last line that a kill has torn.
+    together. There are further lines if units or relations differ, if some
+    trainings claim nothing, and for a torn last line.
 
   Raises:
     OSError: if there is no such file.
     ValueError: if it is no ledger, or one identifier stands for two releases.
   """
   content = _read(pathlib.Path(path))
-  found = content.statements
-  lines = [_line(name, one) for name, one in found.items()]
-  claims = [one for one in found.values() if one.epsilon < math.inf]
+  statements = content.statements
+  lines = [_describe_training(*item) for item in statements.items()]
+  claims = [each for each in statements.values() if each.epsilon < math.inf]
   kinds = joint.kinds(claims)
   if len(kinds) > 1:
     for kind in kinds:
-      alike = [one for one in claims if (one.unit, one.relation) == kind]
-      whole = statement_lib.compose(alike, delta=delta)
-      lines.append(_sum(f"alone ({len(alike)})", whole))
+      alike = [each for each in claims if (each.unit, each.relation) == kind]
+      composed = statement_lib.compose(alike, delta=delta)
+      lines.append(_describe_sum(f"alone ({len(alike)})", composed))
   if claims:
-    whole = joint.claim(claims, delta=delta)
+    together = joint.claim(claims, delta=delta)
     lines.append(
       _NO_JOINT_CLAIM
-      if whole is None
-      else _sum(f"together ({len(claims)})", whole)
+      if together is None
+      else _describe_sum(f"together ({len(claims)})", together)
     )
-  if len(claims) < len(found):
+  if len(claims) < len(statements):
     lines.append(
-      f"not counted: {len(found) - len(claims)} without privacy, which must not"
-      " be published"
+      f"not counted: {len(statements) - len(claims)} without privacy, which must"
+      " not be published"
     )
-  if found:
+  if statements:
     lines.append("counted: every training that was begun, finished or not")
   if content.torn:
     lines.append(
-      f"line {content.torn} is torn: of a training whose process was killed"
-      " before it had begun, and that read no record"
+      f"line {content.torn} is torn: the process of this training was killed"
+      " before it had begun, and it read no record"
     )
   return "\n".join(lines) or "no private training was started"
 
 
-def _line(name: str, one: statement_lib.PrivacyStatement) -> str:
-  if one.epsilon == math.inf:
+def _describe_training(
+  name: str, statement: statement_lib.PrivacyStatement
+) -> str:
+  if statement.epsilon == math.inf:
     return f"{name}: no claim"
   words = ""
-  if len(one.ledger) == 1:
-    release = one.ledger[0]
+  if len(statement.ledger) == 1:
+    release = statement.ledger[0]
     words = ", noise multiplier "
     words += rounding.noise(release.noise_multiplier, digits=4)
     if release.part:
       words += f", of the part {release.part}"
-  return f"{name}: {_numbers(one)}{words}"
+  return f"{name}: {_write_numbers(statement)}{words}"
 
 
-def _sum(name: str, one: statement_lib.PrivacyStatement) -> str:
-  return f"{name}: {_numbers(one)} for one {one.unit} ({one.relation})"
+def _describe_sum(name: str, claim: statement_lib.PrivacyStatement) -> str:
+  numbers = _write_numbers(claim)
+  return f"{name}: {numbers} for one {claim.unit} ({claim.relation})"
 
 
-def _numbers(one: statement_lib.PrivacyStatement) -> str:
+def _write_numbers(statement: statement_lib.PrivacyStatement) -> str:
   return (
-    f"epsilon {rounding.epsilon(one.epsilon)},"
-    f" delta {rounding.delta(one.delta)}"
+    f"epsilon {rounding.epsilon(statement.epsilon)},"
+    f" delta {rounding.delta(statement.delta)}"
   )

@@ -1,10 +1,10 @@
 """Composes mixtures of Gaussians in a tenth of dp_accounting's own time.
 
 The sum of a batch that holds 0 to K records of a unit is a mixture of Gaussians.
-Its privacy losses have no inverse in closed form: dp_accounting bisects them in
-recursive halves, which is nearly all of the time of an epsilon. Here all halves
-of a width are bisected at once. Every statement needs this once: it says what two
-records together are promised.
+Its privacy losses have no inverse in closed form. dp_accounting bisects them in
+recursive halves, which takes nearly all of the time of an epsilon. Here all
+intervals of one width are bisected at once. Every statement needs such a mixture
+once, for its claim about two records together.
 """
 
 from typing import Any
@@ -19,19 +19,20 @@ __all__ = ["Accountant"]
 
 
 class Accountant(pld.PLDAccountant):
-  """Is `PLDAccountant`, with mixtures whose losses are inverted at once.
+  """Replaces `PLDAccountant`; inverts all privacy losses of a mixture at once.
 
   Formal guarantee: every number is the same to the bit. Each loss meets the same
   points in the same order, and Connect the Dots (Doroshenko et al. 2022) is
-  untouched. Where floats are too coarse for a mixture's precision, and
-  dp_accounting recurses without end, it is at least as large as at their own.
+  unchanged. If floats are too coarse for a mixture's precision, dp_accounting
+  recurses without end; here the result is at least the one at the precision of
+  floats.
 
   >>> from dp_accounting import dp_event, pld
   >>> event = dp_event.MixtureOfGaussiansDpEvent(2.0, [0, 1, 2], [0.81, 0.18, 0.01])
-  >>> found, expected = (
+  >>> ours, theirs = (
   ...     make(value_discretization_interval=1e-3).compose(event, 3)
   ...     for make in (Accountant, pld.PLDAccountant))
-  >>> found.get_epsilon(1e-5) == expected.get_epsilon(1e-5)
+  >>> ours.get_epsilon(1e-5) == theirs.get_epsilon(1e-5)
   True
   """
 
@@ -44,15 +45,15 @@ class Accountant(pld.PLDAccountant):
     ours = do_compose and is_mixture
     refused = super()._maybe_compose(event, count, do_compose and not ours)
     if ours and refused is None:
-      steps = _distribution(event, self._value_discretization_interval)
+      steps = _make_distribution(event, self._value_discretization_interval)
       self._pld = self._pld.compose(steps.self_compose(count))
     return refused
 
 
-def _distribution(
+def _make_distribution(
   event: dp_event.MixtureOfGaussiansDpEvent, interval: float
 ) -> distributions.PrivacyLossDistribution:
-  """Does what `distributions.from_mixture_gaussian_mechanism` does."""
+  """Stands in for `distributions.from_mixture_gaussian_mechanism`."""
   kind = mechanism.AdjacencyType
   removed, added = (
     distributions._create_pld_pmf_from_monotone_privacy_loss(
@@ -74,7 +75,7 @@ def _distribution(
 
 
 class _Mixture(mechanism.MixtureGaussianPrivacyLoss):
-  """Bisects for all losses at once."""
+  """Inverts all privacy losses of a mixture in one bisection."""
 
   def _inverse_privacy_losses_with_range(
     self,
@@ -82,7 +83,7 @@ class _Mixture(mechanism.MixtureGaussianPrivacyLoss):
     bounds: tuple[float, float],
     precision: float = 1e-6,
   ) -> Float[np.ndarray, " loss"]:
-    """Returns for each loss the least multiple of `precision` with no more."""
+    """Finds for each loss a point of at most it, rounded down to `precision`."""
     low, high = (np.full(len(privacy_losses), bound) for bound in bounds)
     while True:
       middle = (low + high) / 2
@@ -90,15 +91,15 @@ class _Mixture(mechanism.MixtureGaussianPrivacyLoss):
       [wide] = is_wide.nonzero()
       if not len(wide):
         return np.floor(high / precision) * precision
-      points, place = np.unique(middle[wide], return_inverse=True)
-      is_right = privacy_losses[wide] < self._losses(points)[place]
+      points, position = np.unique(middle[wide], return_inverse=True)
+      is_right = privacy_losses[wide] < self._compute_losses(points)[position]
       low[wide[is_right]] = middle[wide[is_right]]
       high[wide[~is_right]] = middle[wide[~is_right]]
 
-  def _losses(
+  def _compute_losses(
     self, points: Float[np.ndarray, " point"]
   ) -> Float[np.ndarray, " point"]:
-    """Returns the privacy loss at each point, as `privacy_loss` does at one."""
+    """Computes the privacy loss at each point, as `privacy_loss` at one."""
     without = self.sensitivities * points[:, None] / self._variance
     constants = self._precompute_privacy_loss_constants
     if self.adjacency_type == mechanism.AdjacencyType.ADD:

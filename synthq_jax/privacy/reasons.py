@@ -1,6 +1,7 @@
-"""Says in one line why an epsilon is infinite.
+"""Explains in one line why an epsilon is infinite.
 
-Formal guarantee: none of its own; it reads what `accounting` pays from delta.
+Formal guarantee: none of its own; it reads the costs that `accounting` subtracts
+from delta.
 """
 
 import math
@@ -19,7 +20,7 @@ def explain_infinite(
   delta: float,
   relation: Any = "ADD_OR_REMOVE_ONE",
 ) -> str:
-  """Names what takes all of delta, or the lack of noise.
+  """Names the cost that uses up delta, or the lack of noise.
 
   >>> from synthq_jax.privacy import sampling
   >>> run = accounting.Run(sampling.FixedOrder(num_examples=60, batch_size=6), 0, 9)
@@ -28,17 +29,17 @@ def explain_infinite(
 
   Args:
     runs: noisy sums whose epsilon is infinite.
-    delta: of the whole.
+    delta: delta of all runs together.
     relation: a `dp_accounting.NeighboringRelation` or its name.
 
   Returns:
-    A clause, or "" where none of these is the reason.
+    A clause, or "" if none of these is the reason.
   """
   if any(run.noise_multiplier == 0 for run in runs):
     return "there is no noise"
   name, paid = checks.relation(relation), rounding.delta(delta)
   overflow = sum(run.sampler.overflow_delta(run.steps) for run in runs)
-  ends = sum(accounting.owed_delta(run, name) for run in runs) - overflow
+  ends = sum(accounting.extra_delta(run, name) for run in runs) - overflow
   if ends >= delta:
     return (
       "a record moves a sum past the end of drawn noise, 9.1 standard deviations,"
@@ -48,8 +49,8 @@ def explain_infinite(
   least = arithmetic.least_delta(runs)
   if delta < least:
     return (
-      f"in double precision {sum(run.steps for run in runs):,} steps leave"
-      f" {least:.2g} of probability unknown, which delta={paid} does not pay:"
+      f"in double precision {sum(run.steps for run in runs):,} steps lose up to"
+      f" {least:.2g} of probability, which delta={paid} does not pay:"
       " give a larger delta"
     )
   if overflow >= delta:

@@ -1,4 +1,4 @@
-"""The entries of a privacy ledger: what was released, with which noise."""
+"""Defines the entries of a privacy ledger: the noisy releases of each run."""
 
 import dataclasses
 import itertools
@@ -11,8 +11,8 @@ from synthq_jax.privacy import accounting, sampling
 __all__ = [
   "Release",
   "check_identifiers",
-  "of_one_record",
-  "sampler_fields",
+  "get_sampler_fields",
+  "group_by_part",
 ]
 
 
@@ -29,43 +29,43 @@ class Release:
   """Noisy sums over batches of private records."""
 
   IS_STRICT: ClassVar = True
-  """Refuses a stored field that this version lacks: it may raise the cost."""
+  """Makes reading refuse an unknown stored field, which may raise the cost."""
 
   identifier: str
-  """Tells two runs of equal settings apart, e.g. stage and fingerprint."""
+  """Unique name of the run, e.g. stage and fingerprint."""
   mechanism: str
-  """What was clipped and noised: a name of sentences.toml, or words."""
+  """The clipped and noised quantity: a name of sentences.toml, or words."""
   sampling: str
-  """How batches were drawn: "poisson", "cyclic_poisson" or "fixed_order"."""
+  """The kind of sampler: "poisson", "cyclic_poisson" or "fixed_order"."""
   num_examples: int
   """The number of private records."""
   expected_batch_size: int
-  """The public divisor."""
+  """The expected number of records in a batch, the public divisor."""
   max_batch_size: int
-  """Where batches are truncated."""
+  """The most records of a batch; larger batches are truncated."""
   noise_multiplier: float
   """Noise standard deviation over l2_sensitivity."""
   l2_clip_norm: float
   """The norm that gradients are clipped to."""
   l2_sensitivity: float
-  """How far adding or removing one record of a batch moves the sum."""
+  """L2 norm by which adding or removing one record of a batch moves the sum."""
   steps: int
   """The number of noisy sums."""
   cycle_length: int = 1
-  """Groups of the records that batches go through."""
+  """The number of groups of records from which batches are drawn in turn."""
   noise_bands: int = 1
   """Bands of `optim.banded` noise; 1: independent in every step."""
   part: str = ""
-  """Which records were read, as "DIVISION:PART": the part of a division by a
-  rule that looks at one record alone, or several parts joined by "+". Empty: it
-  may have been any record."""
+  """The part of the records that was read, as "DIVISION:PART"; several parts are
+  joined by "+". The rule of a division looks at one record alone. Empty: any
+  record may have been read."""
   group_size: int = field_kinds.later(1)
-  """The most records of one unit, each drawn by its own coin."""
+  """The most records of one unit, each drawn independently."""
   num_units: int | None = field_kinds.later(None)
-  """Units with a record; None: as many as records."""
+  """The number of units that have a record; None: the number of records."""
 
   def __post_init__(self):
-    """Refuses an entry that cannot be told apart or accounted for."""
+    """Refuses entries without an identifier and settings without accounting."""
     if self.part and not all(self.part.partition(":")):
       raise ValueError(
         f'expected a part as "DIVISION:PART", or none, got part={self.part!r}'
@@ -80,7 +80,7 @@ class Release:
     self.sampler().check_noise(self.noise_bands)
 
   def sampler(self) -> sampling.Sampler:
-    """Returns the sampler that this entry describes."""
+    """Makes the sampler that this entry describes."""
     kind = _SAMPLERS.get(self.sampling)
     if kind is None:
       raise ValueError(
@@ -89,11 +89,11 @@ class Release:
       )
     values = vars(self) | {"batch_size": self.max_batch_size}
     return kind(
-      **{one.name: values[one.name] for one in dataclasses.fields(kind)}
+      **{field.name: values[field.name] for field in dataclasses.fields(kind)}
     )
 
   def run(self) -> accounting.Run:
-    """Returns what accounting needs to know of this entry."""
+    """Makes the `accounting.Run` of this entry."""
     return accounting.Run(self.sampler(), self.noise_multiplier, self.steps)
 
 
@@ -109,20 +109,16 @@ class SamplerFields(TypedDict):
   num_units: int | None
 
 
-def sampler_fields(
+def get_sampler_fields(
   sampler: sampling.Sampler,
 ) -> SamplerFields:
   """Returns the fields of a `Release` that describe its sampler.
 
   Args:
-    sampler: one of `synthq_jax.privacy.sampling`.
-
-  Returns:
-    Values for `sampling`, `num_examples`, the two batch sizes, `cycle_length`,
-    `group_size` and `num_units`.
+    sampler: a sampler of `synthq_jax.privacy.sampling`.
 
   Raises:
-    ValueError: if the ledger knows no name for it.
+    ValueError: if the ledger has no name for the sampler's class.
   """
   names = [n for n, kind in _SAMPLERS.items() if type(sampler) is kind]
   if not names:
@@ -140,39 +136,39 @@ def sampler_fields(
   }
 
 
-def of_one_record(releases: Sequence[Release]) -> list[tuple[Release, ...]]:
-  """Returns the sets of releases of which one record can be in all.
+def group_by_part(releases: Sequence[Release]) -> list[tuple[Release, ...]]:
+  """Groups releases into sets that can all read the same record.
 
-  A record is in one part of each division: of releases of different parts it
-  is in one alone, which is the parallel composition of `statement.compose`.
+  A record is in one part of each division. So it pays for the releases of one
+  part only, which is the parallel composition of `statement.compose`.
 
   Args:
-    releases: of a ledger.
+    releases: the releases of a ledger.
 
   Returns:
-    A set for each choice of a part of every division, at least one; releases
-    without a part are in each of them.
+    A set for each choice of one part of every division, at least one set.
+    Releases without a part are in every set.
   """
   divisions: dict[str, set[str]] = {}
-  for one in releases:
-    division, _, parts = one.part.partition(":")
-    if one.part:
+  for release in releases:
+    division, _, parts = release.part.partition(":")
+    if release.part:
       divisions.setdefault(division, set()).update(parts.split("+"))
   choices = itertools.product(*map(sorted, divisions.values()))
   return [
     tuple(
-      one
-      for one in releases
-      if _is_in(one, dict(zip(divisions, c, strict=True)))
+      release
+      for release in releases
+      if _reads(release, dict(zip(divisions, choice, strict=True)))
     )
-    for c in choices
+    for choice in choices
   ]
 
 
-def _is_in(one: Release, places: dict[str, str]) -> bool:
-  """Says whether a record with one place in each division was read."""
-  division, _, parts = one.part.partition(":")
-  return not one.part or places[division] in parts.split("+")
+def _reads(release: Release, record_parts: dict[str, str]) -> bool:
+  """Checks whether a release reads a record with these parts, by division."""
+  division, _, parts = release.part.partition(":")
+  return not release.part or record_parts[division] in parts.split("+")
 
 
 def check_identifiers(releases: Sequence[Release]) -> None:

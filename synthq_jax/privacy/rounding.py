@@ -1,7 +1,7 @@
-"""Writes numbers of a claim, rounded up: a text never claims more than they do.
+"""Writes the numbers of a claim; epsilon and delta are rounded up.
 
-Every epsilon and delta that is printed goes through here, so that one number
-reads alike wherever it stands.
+So a text never claims more than its numbers. Every printed epsilon and delta goes
+through here, so one number reads alike everywhere.
 """
 
 import decimal
@@ -20,7 +20,10 @@ def epsilon(value: float) -> str:
 
 
 def factor(epsilon: float) -> str:
-  """Writes e^epsilon with three digits: the bound on the odds of a guess.
+  """Writes e^epsilon, the factor by which the odds of a guess may grow.
+
+  It is rounded to the nearest three digits; from 1,000 to 1e9, to the nearest
+  integer.
 
   >>> [factor(epsilon) for epsilon in (1, 3, 8, 700, 800)]
   ['2.72', '20.1', '2,981', '1.01e+304', 'inf']
@@ -43,21 +46,18 @@ def delta(value: float) -> str:
 def up(
   value: float, *, digits: int | None = None, places: int | None = None
 ) -> str:
-  """Writes a number, rounded up to so many digits or decimal places.
+  """Writes a number, rounded up to `digits` digits or `places` decimal places.
 
   Formal guarantee: the text, read as a float, is at least the value. It is the
-  value itself where its shortest decimal form is short enough.
+  value itself if the shortest decimal form of the value is short enough.
 
   >>> up(12.1201, digits=4), up(0.57, places=2), up(2.001, places=2)
   ('12.13', '0.57', '2.01')
 
   Args:
     value: at least 0; may be infinite.
-    digits: significant ones; or
-    places: behind the decimal point.
-
-  Returns:
-    The number as text.
+    digits: the number of significant digits; or
+    places: the number of decimal places.
   """
   if math.isinf(value):
     return "inf"
@@ -67,27 +67,27 @@ def up(
   else:
     assert places is not None, "digits or places"
     last = -places
-  return _rounded(number, last, decimal.ROUND_CEILING)
+  return _round(number, last, decimal.ROUND_CEILING)
 
 
 def noise(value: float, *, digits: int) -> str:
-  """Writes a noise multiplier, rounded down: less noise claims no more.
+  """Writes a noise multiplier, rounded down, so that the text claims no more.
 
   >>> noise(0.5517531, digits=4), noise(0.0, digits=4), noise(1e-21, digits=2)
   ('0.5517', '0', '1e-21')
 
   Args:
     value: at least 0, finite.
-    digits: significant ones.
+    digits: the number of significant digits.
 
   Returns:
     The number as text, which is at most the value.
   """
   number = decimal.Decimal(repr(float(value)))
-  return _rounded(number, number.adjusted() - digits + 1, decimal.ROUND_FLOOR)
+  return _round(number, number.adjusted() - digits + 1, decimal.ROUND_FLOOR)
 
 
-def _rounded(number: decimal.Decimal, last: int, rounding: str) -> str:
+def _round(number: decimal.Decimal, last: int, rounding: str) -> str:
   exponent = number.as_tuple().exponent
   assert isinstance(exponent, int), "a finite number"
   if exponent < last:

@@ -1,9 +1,8 @@
-"""Batches of private records: of fixed shape, drawn so that they can be
-accounted for.
+"""Draws batches of private records, of fixed shape and with known accounting.
 
-A record is one unit of privacy. Where the unit is the query, a query with
-several relevant documents is ONE record: group its pairs before sampling and
-let `num_examples` count queries.
+A record is one unit of privacy. If the unit is the query, a query with several
+relevant documents is ONE record: group its pairs before sampling and let
+`num_examples` count queries.
 """
 
 import dataclasses
@@ -32,12 +31,12 @@ _POISSON_TAG = 0x706F6973  # keeps other uses of the same seed apart
 _ORDER_TAG = 0x6F726472
 _GROUP_TAG = 0x67727073
 _CYCLIC_TAG = 0x6379636C
-_Own = TypeVar("_Own", bound="_Cut")
+_Sampler = TypeVar("_Sampler", bound="_Truncated")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Cut(Sampler):
-  """Draws batches of any size, which are cut or padded to max_batch_size."""
+class _Truncated(Sampler):
+  """Draws batches of random size and cuts or pads them to max_batch_size."""
 
   num_examples: int
   """The number of private records n, public."""
@@ -48,24 +47,24 @@ class _Cut(Sampler):
 
   @property
   def share(self) -> float:
-    """The mean share of the records that a batch holds, before truncation."""
+    """The mean fraction of the records that a batch holds, before truncation."""
     return self.expected_batch_size / self.num_examples
 
   @classmethod
   def with_margin(
-    cls: type[_Own],
+    cls: type[_Sampler],
     *,
     num_examples: int,
     multiple_of: int = 1,
     overflow: float = 1e-12,
     **sizes: Any,
-  ) -> _Own:
+  ) -> _Sampler:
     """Chooses max_batch_size so that hardly any batch is ever truncated.
 
     The default leaves about seven standard deviations of room, so truncation
-    costs next to nothing in epsilon, and accounting is at its fastest. Groups
-    are drawn, too: over them and the coins, a step draws each record with
-    probability `share`.
+    costs next to nothing in epsilon, and accounting is at its fastest. For
+    `CyclicPoisson`, the probability is over the random groups, too: a step draws
+    each record with probability `share`.
 
     >>> Poisson.with_margin(num_examples=6000, expected_batch_size=256,
     ...                     multiple_of=32).max_batch_size
@@ -77,14 +76,14 @@ class _Cut(Sampler):
         number of devices times the microbatch size.
       overflow: the largest acceptable probability, in (0, 1), that one batch
         is truncated.
-      **sizes: the other fields of the class; for a group_size above 1 there is
-        room for one group more.
+      **sizes: the other fields of the class. A group_size above 1 adds room for
+        one more group.
 
     Raises:
       ValueError: if an argument is out of range.
     """
     roomy = cls(num_examples=num_examples, max_batch_size=num_examples, **sizes)
-    rows = batches.max_batch_size(
+    rows = batches.choose_max_batch_size(
       count=num_examples,
       probability=roomy.share,
       multiple_of=multiple_of,
@@ -94,64 +93,65 @@ class _Cut(Sampler):
     return dataclasses.replace(roomy, max_batch_size=rows)
 
   def overflow_delta(self, steps: int) -> float:
-    """Bounds the probability that truncation ever concerns a given record.
+    """Bounds the probability that truncation ever affects a given record.
 
-    For accountants that know no truncation: if the untruncated mechanism is
-    (epsilon, delta)-DP, the truncated one is (epsilon, delta + this)-DP.
+    Used by accountants that do not model truncation: if the untruncated mechanism
+    is (epsilon, delta)-DP, the truncated one is (epsilon, delta + bound)-DP.
 
     Derivation. Fix neighbours that differ in the record x, and let K be the
-    number of OTHER records a step draws; it has the same distribution under
-    both neighbours and does not depend on x or on earlier outputs. x is drawn
-    by an own coin of probability q. Call a step bad when K >= max_batch_size
-    and that coin shows x. In a step that is not bad, x either was not drawn,
-    and the batch is a function of the others alone, the same under both; or it
-    was drawn with K < max_batch_size, and nothing was cut. Being bad has the
-    same probability b <= steps q P[K >= max_batch_size] under both. Given no
-    bad step and the K, a step with K < max_batch_size is the Poisson sampled
-    mechanism with the same q, and the others do not depend on x at all. So
+    number of OTHER records a step draws. K has the same distribution under both
+    neighbours and does not depend on x or on earlier outputs. An independent coin
+    of probability q draws x. Call a step bad if K >= max_batch_size and the coin
+    draws x. Take a step that is not bad. Either x was not drawn, and the batch is
+    a function of the others alone, the same under both neighbours; or x was drawn
+    with K < max_batch_size, and nothing was cut. The probability b of any bad step
+    is the same under both, and b <= steps q P[K >= max_batch_size]. Given no bad
+    step and the K, a step with K < max_batch_size is the Poisson-sampled mechanism
+    with the same q, and all other steps do not depend on x. So
     M(D) = (1-b) P + b P', M(D') = (1-b) Q + b Q', where (P, Q) obeys
     the untruncated bound, and M(D)(A) <= e^epsilon M(D')(A) + delta + b. No
     factor e^epsilon is due, because both sides share the weight b. K is at most
     binomial(n, q): n others when x is added, n - 1 when it is removed.
 
-    For `CyclicPoisson`, q is expected_batch_size / n: of the others, the step's
-    batch holds binomial(n, q) many, whatever the record's own group and coins
-    are, and the record itself is drawn with that probability too.
+    For `CyclicPoisson`, q is expected_batch_size / n. The batch holds
+    binomial(n, q) of the other records, whatever the group and coins of x are,
+    and x itself is drawn with probability q, too.
 
-    For a group of K records: "one of them is drawn, and the others leave fewer
-    than K rows" is a bad step.
+    For a group of G = group_size records, a step is bad if one of them is drawn
+    and the others leave fewer than G rows.
 
     Args:
       steps: the number of batches.
 
     Returns:
-      steps K q P[binomial(n, q) >= max_batch_size - K + 1].
+      steps G q P[binomial(n, q) >= max_batch_size - G + 1].
     """
     room = self.max_batch_size - self.group_size + 1
     tail = 1.0
     if room > 0:
-      tail = batches.binomial_tail(
+      tail = batches.compute_binomial_tail(
         self.num_examples, self.share, np.array(room)
       )
     return float(steps * self.group_size * self.share * tail)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Poisson(_Cut):
-  """Takes every record into a batch independently, with one probability.
+class Poisson(_Truncated):
+  """Draws every record into a batch independently, with one probability.
 
-  The batch has `max_batch_size` rows, the rest of them padding; it may be all
-  padding, which is a legal step (noise alone). When more records were drawn
-  than fit, a uniformly random `max_batch_size` of them stay.
+  The batch has `max_batch_size` rows, filled up with padding. It may be all
+  padding, which is a legal step (noise alone). If more records are drawn than
+  fit, a uniformly random `max_batch_size` of them stay.
 
-  Formal guarantee: at every step, independently of the others, the batch is a
-  Poisson sample with probability expected_batch_size / num_examples, truncated
+  Formal guarantee: at every step, independently of the other steps, the batch is
+  a Poisson sample with probability expected_batch_size / num_examples, truncated
   uniformly at random. Truncation is not free: a record in an overfull batch
-  pushes another one out. `event` says so to the accountant, at num_examples + 1
-  records so that a neighbour with one more is covered. With a group_size K above
-  1 the unit is a group (a user) of at most K records, each drawn by its own coin:
-  binomial(K, q) of them, or fewer, move a sum by as many sensitivities at most, a
-  mixture of Gaussians. Numbers and sizes are public; seed and batches are secret.
+  pushes another one out. `event` models this for the accountant, at
+  num_examples + 1 records to cover a neighbour with one record more. With a
+  group_size K above 1 the unit is a group (a user) of at most K records, each
+  drawn independently. At most binomial(K, q) of them are in a batch, and move its
+  sum by at most as many sensitivities: a mixture of Gaussians. Numbers and sizes
+  are public; seed and batches are secret.
 
   >>> sampler = Poisson(
   ...     num_examples=1000, expected_batch_size=50, max_batch_size=100)
@@ -169,7 +169,7 @@ class Poisson(_Cut):
   group_size: int = 1
   """The most records of one unit of privacy."""
   num_units: int | None = None
-  """Units with a record, public; None: as many as records."""
+  """The number of units that have a record, public; None: num_examples."""
 
   def __post_init__(self):
     """Refuses sizes that contradict each other."""
@@ -192,7 +192,7 @@ class Poisson(_Cut):
 
   @property
   def knows_truncation(self) -> bool:
-    """No event knows it for groups."""
+    """Whether `event` models truncation, as it does except for groups."""
     return self.group_size == 1
 
   def check_relation(self, relation: Any) -> None:
@@ -206,25 +206,25 @@ class Poisson(_Cut):
   def batch(self, seed: int | Sequence[int], step: int) -> Batch:
     """Draws the batch of one step.
 
-    The number drawn is binomial and the records a uniform subset of that size,
-    which is the same as a coin per record; cutting the number at
-    max_batch_size leaves a uniform subset of the overfull sample.
+    The size is binomial and the records are a uniform subset of that size, which
+    equals a coin per record. Cutting the size at max_batch_size leaves a uniform
+    subset of the overfull sample.
     """
-    generator = batches.generator(seed, _POISSON_TAG, step)
+    generator = batches.make_generator(seed, _POISSON_TAG, step)
     drawn = generator.binomial(self.num_examples, self.probability)
     size = min(int(drawn), self.max_batch_size)
     chosen = generator.choice(self.num_examples, size=size, replace=False)
-    return batches.padded(chosen, self.max_batch_size)
+    return batches.pad_batch(chosen, self.max_batch_size)
 
   def event(self, noise_multiplier: float, steps: int) -> Any:
-    """Returns what the steps release, for an accountant that can truncate.
+    """Makes the event of `steps` noisy sums over truncated batches.
 
     Args:
       noise_multiplier: noise standard deviation over sensitivity.
       steps: the number of noisy sums.
 
     Returns:
-      A `dp_accounting.DpEvent` (which RDP accountants do not know).
+      A `dp_accounting.DpEvent`, which RDP accountants do not support.
     """
     import dp_accounting  # takes a second: only when needed
 
@@ -239,7 +239,7 @@ class Poisson(_Cut):
     return dp_accounting.SelfComposedDpEvent(step, steps)
 
   def uses(self, steps: int) -> dict[int, float]:
-    """Returns steps x binomial(group_size, probability), from 1 on."""
+    """Returns steps x P[binomial(group_size, probability) = k], for k from 1."""
     from scipy import stats  # takes a second: only when needed
 
     drawn = np.arange(1, self.group_size + 1)
@@ -247,15 +247,15 @@ class Poisson(_Cut):
     return dict(zip(drawn.tolist(), (steps * shares).tolist(), strict=True))
 
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
-    """Returns the event without truncation: owes `overflow_delta` on top."""
-    return batches.sampled_event(
+    """Makes the event without truncation; add `overflow_delta` to its delta."""
+    return batches.make_sampled_event(
       self.probability, noise_multiplier, steps, self.group_size
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicPoisson(_Cut):
-  """Poisson batches from one group of the records after the other.
+class CyclicPoisson(_Truncated):
+  """Draws Poisson batches from one group of records after the other.
 
   Each record belongs to one of `cycle_length` groups, drawn independently for
   each record with the secret seed. Step t draws from group t mod cycle_length:
@@ -263,13 +263,13 @@ class CyclicPoisson(_Cut):
   plain Poisson sampling, so that the expected batch is the same.
 
   Formal guarantee: two batches with the same record are at least cycle_length
-  steps apart, and a record is drawn in at most ceil(steps / cycle_length) steps,
-  in each independently with `probability`, apart from truncation, whose price
-  `overflow_delta` bounds. Groups and draws of a record do not depend on the
-  others, so adding or removing one leaves those alone. The numbers are public;
-  seed, groups and batches are secret. This is what `optim.banded` noise asks for
-  (with cycle_length of at least its bands); with independent noise it is valid
-  and amplifies less than plain Poisson sampling.
+  steps apart. At most ceil(steps / cycle_length) steps can draw a given record,
+  each independently with `probability`, apart from truncation, whose cost
+  `overflow_delta` bounds. Groups and draws of a record do not depend on other
+  records, so adding or removing one leaves the others unchanged. The numbers are
+  public; seed, groups and batches are secret. `optim.banded` noise needs this
+  sampler, with cycle_length of at least its bands. With independent noise it is
+  valid, too, and amplifies less than plain Poisson sampling.
 
   >>> sampler = CyclicPoisson(
   ...     num_examples=1000, expected_batch_size=50, max_batch_size=100,
@@ -282,7 +282,7 @@ class CyclicPoisson(_Cut):
   """
 
   cycle_length: int
-  """Groups; times expected_batch_size it is at most num_examples."""
+  """The number of groups, at most num_examples / expected_batch_size."""
 
   def __post_init__(self):
     """Refuses sizes that contradict each other."""
@@ -301,47 +301,49 @@ class CyclicPoisson(_Cut):
 
   @property
   def min_separation(self) -> int:
-    """Steps between two batches that may hold the same record, at least."""
+    """The least number of steps between two batches with the same record."""
     return self.cycle_length
 
   @property
   def knows_truncation(self) -> bool:
-    """No event knows it for cycles."""
+    """False: no event models truncation in cycles, so delta pays for it."""
     return False
 
   def batch(self, seed: int | Sequence[int], step: int) -> Batch:
-    """Draws the batch of one step from the group whose turn it is."""
-    generator = batches.generator(seed, _CYCLIC_TAG, step)
+    """Draws the batch of one step from group step mod cycle_length."""
+    generator = batches.make_generator(seed, _CYCLIC_TAG, step)
     key = (seed,) if isinstance(seed, int | np.integer) else tuple(seed)
-    groups = _groups(self.num_examples, self.cycle_length, key)
+    groups = _draw_groups(self.num_examples, self.cycle_length, key)
     members = groups[step % self.cycle_length]
     drawn = int(generator.binomial(len(members), self.probability))
     size = min(drawn, self.max_batch_size)
     chosen = generator.choice(members, size=size, replace=False)
-    return batches.padded(chosen, self.max_batch_size)
+    return batches.pad_batch(chosen, self.max_batch_size)
 
   def uses(self, steps: int) -> dict[int, float]:
-    """Returns the cycles begun x probability."""
+    """Returns {1: (number of begun cycles) x probability}."""
     return {1: -(-steps // self.cycle_length) * self.probability}
 
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
-    """Returns one Poisson-sampled release for every cycle begun."""
+    """Makes the event of one Poisson-sampled release per begun cycle."""
     rounds = -(-steps // self.cycle_length)
-    return batches.sampled_event(self.probability, noise_multiplier, rounds)
+    return batches.make_sampled_event(
+      self.probability, noise_multiplier, rounds
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedOrder(Sampler):
-  """Goes through the shuffled records in full batches, epoch by epoch.
+  """Reads the shuffled records in full batches, epoch by epoch.
 
-  Each epoch has a fresh order and leaves out the last num_examples %
-  batch_size records of it.
+  Each epoch has a fresh order and leaves out the last num_examples % batch_size
+  records of that order.
 
-  Formal guarantee: a record is in at most one batch per epoch, in ceil(steps /
-  steps_per_epoch) batches at most. Nothing is claimed from the secrecy of the
-  order (no amplification). Claimed only for REPLACE_SPECIAL, where a record is
-  replaced by an empty one and every other record keeps its place: adding one
-  would shift the batches.
+  Formal guarantee: a record is in at most one batch per epoch, so in at most
+  ceil(steps / steps_per_epoch) batches. Nothing is claimed from the secrecy of
+  the order (no amplification). Claims hold only for REPLACE_SPECIAL, where an
+  empty record replaces a record and every other record keeps its position. Adding
+  a record would shift the batches.
 
   >>> FixedOrder(num_examples=10, batch_size=4).steps_per_epoch
   2
@@ -375,24 +377,24 @@ class FixedOrder(Sampler):
   def batch(self, seed: int | Sequence[int], step: int) -> Batch:
     """Returns the batch of one step: batch_size records and no padding."""
     checks.count("step", step, 0)
-    epoch, place = divmod(step, self.steps_per_epoch)
+    epoch, batch_number = divmod(step, self.steps_per_epoch)
     key = (seed,) if isinstance(seed, int | np.integer) else tuple(seed)
-    order = _order(self.num_examples, key, epoch)
-    start = place * self.batch_size
+    order = _shuffle(self.num_examples, key, epoch)
+    start = batch_number * self.batch_size
     indices = order[start : start + self.batch_size].copy()
     return Batch(indices, np.zeros(self.batch_size, bool))
 
   def uses(self, steps: int) -> dict[int, float]:
-    """Returns the epochs begun."""
+    """Returns {1: number of begun epochs}."""
     return {1: -(-steps // self.steps_per_epoch)}
 
   def overflow_delta(self, steps: int) -> float:
-    """Returns 0: nothing is ever truncated."""
+    """Returns 0, since no batch is ever truncated."""
     del steps
     return 0.0
 
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
-    """Returns one Gaussian release per epoch begun, as a `DpEvent`."""
+    """Makes the `DpEvent` of one Gaussian release per begun epoch."""
     import dp_accounting
 
     return dp_accounting.SelfComposedDpEvent(
@@ -411,18 +413,20 @@ class FixedOrder(Sampler):
 
 
 @functools.lru_cache(maxsize=2)
-def _order(num_examples: int, seed: tuple[int, ...], epoch: int) -> np.ndarray:
-  """Returns the order of one epoch, [num_examples] int32."""
-  generator = batches.generator(seed, _ORDER_TAG, epoch)
+def _shuffle(
+  num_examples: int, seed: tuple[int, ...], epoch: int
+) -> np.ndarray:
+  """Returns the order of records in one epoch, [num_examples] int32."""
+  generator = batches.make_generator(seed, _ORDER_TAG, epoch)
   return generator.permutation(num_examples).astype(np.int32)
 
 
 @functools.lru_cache(maxsize=2)
-def _groups(
+def _draw_groups(
   num_examples: int, cycle_length: int, seed: tuple[int, ...]
 ) -> tuple[np.ndarray, ...]:
-  """Returns the records of each group, int32."""
-  generator = batches.generator(seed, _GROUP_TAG, 0)
+  """Returns the record numbers of each group, int32."""
+  generator = batches.make_generator(seed, _GROUP_TAG, 0)
   group = generator.integers(cycle_length, size=num_examples)
   return tuple(
     np.flatnonzero(group == i).astype(np.int32) for i in range(cycle_length)

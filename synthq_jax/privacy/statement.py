@@ -1,10 +1,10 @@
-"""What is promised to whom: one record that every result carries.
+"""Defines the privacy statement that every result carries.
 
-A statement is made by the training that earns it (`claim.Claim.statement`),
-passed on by what only post-processes (`inherit`), and added up by what uses
-several private results (`compose`). Its ledger lists every noisy release behind the claim, so
-that adding up is exact and counts a release once however often it is inherited.
-It holds numbers, flags and names; `wording` turns them into text.
+A private training makes a statement (`claim.Claim.statement`). Post-processing
+passes it on (`inherit`), and a result of several private results composes theirs
+(`compose`). The ledger of a statement lists every noisy release behind the claim.
+So composition is exact and counts a release once, however often it is inherited.
+A statement holds numbers, flags and names; `wording` turns them into text.
 """
 
 import dataclasses
@@ -31,46 +31,46 @@ in_words = wording.in_words
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-  """A differential privacy claim with everything needed to read it.
+  """A differential privacy claim with the words and releases behind it.
 
-  Made by `claim.Claim`, `compose`, `inherit`, `none` and `non_private`, not by
-  hand: they compute epsilon from the ledger.
+  Take `claim.Claim`, `compose`, `inherit`, `none` or `non_private` to make one:
+  they compute epsilon from the ledger.
   """
 
   unit: unit_lib.Unit
-  """Whose change the claim hides."""
+  """The unit of privacy."""
   relation: str
-  """The neighbouring relation, a name of `dp_accounting`'s."""
+  """The neighbouring relation, a name in `dp_accounting.NeighboringRelation`."""
   epsilon: float
-  """Infinite where private data was read without protection."""
+  """Epsilon of the claim; infinite if private data was read without protection."""
   delta: float
-  """The probability-like slack that belongs to epsilon."""
+  """Delta of the claim, in [0, 1]."""
   accountant: str = "pld"
-  """How epsilon was computed from the ledger."""
+  """The accountant that computed epsilon from the ledger, "pld" or "rdp"."""
   ledger: tuple[releases.Release, ...] = ()
-  """Every noisy release behind the claim."""
+  """All noisy releases behind the claim."""
   public: tuple[str, ...] = ()
-  """What the analysis treats as known to everybody: names of
-  sentences.toml, or sentences, as in the next three."""
+  """Facts that the analysis treats as public: names of sentences.toml, or
+  sentences, as in the next three fields."""
   assumptions: tuple[str, ...] = ()
-  """What must hold for the claim to hold."""
+  """Assumptions of the claim."""
   not_protected: tuple[str, ...] = ()
-  """What the claim says nothing about."""
+  """Facts that the claim does not protect."""
   notes: tuple[str, ...] = ()
-  """How the result was derived, in order."""
+  """Steps by which the result was derived, in order."""
   secret_is_fixed: bool = field_kinds.later(False)
   """Whether anybody can recompute the noise of a release behind the claim."""
   replaces: tuple[tuple[unit_lib.Unit, str], ...] = field_kinds.later(())
   """Units and relations of the single results that a joint claim covers."""
 
   def __post_init__(self):
-    """Refuses a claim that nothing in the ledger backs."""
-    for name in wording.SECTIONS:
-      for one in getattr(self, name):
-        if not wording.is_known(one):
+    """Refuses unknown names, and a claim without a ledger behind it."""
+    for section in wording.SECTIONS:
+      for name in getattr(self, section):
+        if not wording.is_known(name):
           raise ValueError(
-            f"expected a sentence or a name of sentences.toml in {name}, got"
-            f" {one!r}: use the version that wrote it"
+            f"expected a sentence or a name of sentences.toml in {section}, got"
+            f" {name!r}: use the version that wrote it"
           )
     if not isinstance(self.unit, unit_lib.Unit):
       raise ValueError(
@@ -93,24 +93,24 @@ class PrivacyStatement:
 
   @property
   def is_public(self) -> bool:
-    """Whether no private record went in: no release, at whatever epsilon.
+    """Whether no private record was read: an empty ledger and a finite epsilon.
 
-    A release with much noise has epsilon 0 at its delta, and is none the less
-    one: many of them add up.
+    A release with much noise may have epsilon 0 at its delta. It still counts as
+    a release, since many of them add up.
     """
     return not self.ledger and self.is_finite
 
   @property
   def is_finite(self) -> bool:
-    """Whether anything is claimed."""
+    """Whether epsilon is finite, so that something is claimed."""
     return self.epsilon < math.inf
 
   @property
-  def of_two(self) -> tuple[float, float]:
+  def for_two_records(self) -> tuple[float, float]:
     """Epsilon and delta for two records that change together.
 
-    Formal guarantee: that of `accounting.group_epsilon` for the ledger, at the
-    statement's delta; where that knows none, that of `group`.
+    Formal guarantee: the guarantee of `accounting.group_epsilon` for the ledger,
+    at the statement's delta. If that is infinite, the guarantee of `group`.
     """
     epsilon = accounting.group_epsilon(
       [release.run() for release in self.ledger],
@@ -128,14 +128,14 @@ def none(
   public: tuple[str, ...] = (),
   not_protected: tuple[str, ...] = (),
 ) -> PrivacyStatement:
-  """Returns the statement of what was made from public data alone.
+  """Returns the statement of a result made from public data alone.
 
   Args:
-    unit: what one record is.
+    unit: the unit of privacy.
     relation: the neighbouring relation.
-    public: what is treated as public, as sentences.
-    not_protected: what it tells of private records all the same, as sentences;
-      then the statement does not say that it tells nothing.
+    public: facts that are treated as public, as sentences.
+    not_protected: facts about private records that the result may reveal all the
+      same, as sentences. With any, the statement does not deny revealing them.
 
   >>> none().epsilon
   0.0
@@ -157,7 +157,7 @@ def non_private(
   unit: unit_lib.Unit = unit_lib.QUERY,
   relation: Any = "ADD_OR_REMOVE_ONE",
 ) -> PrivacyStatement:
-  """Returns the statement of what read private data without protection.
+  """Returns the statement of a result that read private data unprotected.
 
   >>> non_private().epsilon
   inf
@@ -172,20 +172,20 @@ def non_private(
 
 
 def inherit(statement: PrivacyStatement, note: str) -> PrivacyStatement:
-  """Returns the statement of what was computed from a result and public data.
+  """Returns the statement of a result computed from a result and public data.
 
   Formal guarantee: differential privacy is closed under post-processing, so
   the claim is unchanged, PROVIDED the computation reads no private record again
   and its other inputs do not depend on private records.
 
   Args:
-    statement: of the result that was read.
-    note: what was done, one sentence.
+    statement: the statement of the result that was read.
+    note: one sentence about the computation, or a name of sentences.toml.
 
   Returns:
     The same claim with the note at its end.
   """
-  return dataclasses.replace(statement, notes=_union(statement.notes, (note,)))
+  return dataclasses.replace(statement, notes=_join(statement.notes, (note,)))
 
 
 def compose(
@@ -198,23 +198,23 @@ def compose(
 
   Formal guarantee:
     Adaptive composition of all releases of all ledgers, those of epsilon 0
-    included. Under ADD_OR_REMOVE_ONE, of releases that read different parts of
-    one division (`Release.part`) a record pays for one part alone, and epsilon
-    is the largest over the parts: the other parts hold the same records with it
-    and without it, so that what they release depends on it through earlier
+    included. Releases may read different parts of one division (`Release.part`).
+    Then, under ADD_OR_REMOVE_ONE, a record pays for the releases of one part
+    alone, and epsilon is the largest over the parts. The other parts hold the same
+    records with it and without it, so their releases depend on it through earlier
     releases alone. Assumed: a record's part is a function of that record and of
     public values. Under other relations a record may be replaced by one of
-    another part, and pays for all of them. What is public adds nothing but what
-    it does not protect; what is not private makes all not private.
+    another part, and pays for all parts. A public statement adds only its facts
+    that are not protected. A non-private statement makes the result non-private.
 
   Args:
-    statements: at least one; all that read private data with the same unit
-      and relation.
-    delta: of the whole; by default the largest of the statements' deltas, at
-      which epsilon is recomputed.
+    statements: at least one. All non-public ones must have one unit and relation.
+    delta: delta of all results together; None: the largest of the statements'
+      deltas. Epsilon is recomputed at this delta.
 
   Returns:
-    One claim; the only one that is not public, if there is only one.
+    One claim. It keeps the numbers of a statement whose ledger contains all other
+    ledgers, unless `delta` is given.
 
   Raises:
     ValueError: if units or relations differ, or one identifier stands for two
@@ -222,36 +222,36 @@ def compose(
   """
   if not statements:
     raise ValueError("expected at least one statement, got none")
-  private = [one for one in statements if not one.is_public]
-  told = _union(*(one.not_protected for one in [*private, *statements]))
+  private = [each for each in statements if not each.is_public]
+  unprotected = _join(*(each.not_protected for each in [*private, *statements]))
   if not private:
-    first = max(statements, key=lambda one: bool(one.not_protected))
-    return dataclasses.replace(first, not_protected=told)
+    first = max(statements, key=lambda each: bool(each.not_protected))
+    return dataclasses.replace(first, not_protected=unprotected)
   _check_alike(private)
-  merged = dataclasses.replace(_merged(private), not_protected=told)
+  merged = dataclasses.replace(_merge(private), not_protected=unprotected)
   releases.check_identifiers(merged.ledger)
-  if any(one.epsilon == math.inf for one in private):
-    largest = max(one.delta for one in private)
+  if any(each.epsilon == math.inf for each in private):
+    largest = max(each.delta for each in private)
     return dataclasses.replace(merged, epsilon=math.inf, delta=largest)
-  kept = _not_contained(private)
-  if len(kept) == 1 and delta is None:
+  maximal = _drop_contained(private)
+  if len(maximal) == 1 and delta is None:
     names = ("epsilon", "delta", "accountant")
-    values = {name: getattr(kept[0], name) for name in names}
+    values = {name: getattr(maximal[0], name) for name in names}
     return dataclasses.replace(merged, **values)
-  total = max(one.delta for one in kept) if delta is None else delta
+  total = max(each.delta for each in maximal) if delta is None else delta
   together = [merged.ledger]
   if merged.relation == "ADD_OR_REMOVE_ONE":
-    together = releases.of_one_record(merged.ledger)
+    together = releases.group_by_part(merged.ledger)
   if len(together) > 1:
-    assumed = _union(merged.assumptions, ("divided",))
+    assumed = _join(merged.assumptions, ("divided",))
     merged = dataclasses.replace(merged, assumptions=assumed)
   value = max(
     accounting.composed_epsilon(
-      [release.run() for release in chosen],
+      [release.run() for release in group_releases],
       delta=total,
       relation=merged.relation,
     )
-    for chosen in together
+    for group_releases in together
   )
   return dataclasses.replace(
     merged,
@@ -265,8 +265,8 @@ def group(statement: PrivacyStatement, size: int) -> tuple[float, float]:
   """Returns (epsilon, delta) for `size` records that change together.
 
   Formal guarantee: a chain of `size` neighbours gives size * epsilon and
-  delta * (1 + e^epsilon + ... + e^((size - 1) epsilon)); delta >= 1 says
-  nothing at all.
+  delta * (1 + e^epsilon + ... + e^((size - 1) epsilon)). A delta of 1 claims
+  nothing.
 
   References:
     Dwork and Roth, The Algorithmic Foundations of Differential Privacy,
@@ -290,38 +290,38 @@ def group(statement: PrivacyStatement, size: int) -> tuple[float, float]:
 
 
 def _check_alike(statements: Sequence[PrivacyStatement]) -> None:
-  """Refuses claims that do not add up to one."""
+  """Refuses statements that differ in unit or relation."""
   for name in ("unit", "relation"):
-    found = sorted({str(getattr(one, name)) for one in statements})
-    if len(found) > 1:
+    values = sorted({str(getattr(each, name)) for each in statements})
+    if len(values) > 1:
       raise ValueError(
-        f"expected statements with one {name}, got {name}={found}; "
+        f"expected statements with one {name}, got {name}={values}; "
         "joint.claim finds one that covers them, if there is one"
       )
 
 
-def _merged(statements: Sequence[PrivacyStatement]) -> PrivacyStatement:
-  """Joins everything but the numbers."""
+def _merge(statements: Sequence[PrivacyStatement]) -> PrivacyStatement:
+  """Joins ledgers, words and flags; keeps the numbers of the first statement."""
   names = ("ledger", "replaces", *wording.SECTIONS)
   joined: dict[str, Any] = {
-    name: _union(*(getattr(one, name) for one in statements)) for name in names
+    name: _join(*(getattr(each, name) for each in statements)) for name in names
   }
-  is_fixed = any(one.secret_is_fixed for one in statements)
+  is_fixed = any(each.secret_is_fixed for each in statements)
   return dataclasses.replace(statements[0], secret_is_fixed=is_fixed, **joined)
 
 
-def _not_contained(
+def _drop_contained(
   statements: Sequence[PrivacyStatement],
 ) -> list[PrivacyStatement]:
-  """Leaves out statements whose releases another one's claim covers."""
-  kept: list[PrivacyStatement] = []
-  for one in sorted(statements, key=lambda each: -len(each.ledger)):
-    found = set(one.ledger)
-    if not any(found <= set(each.ledger) for each in kept):
-      kept.append(one)
-  return kept
+  """Drops statements whose releases are all in another statement's ledger."""
+  maximal: list[PrivacyStatement] = []
+  for statement in sorted(statements, key=lambda each: -len(each.ledger)):
+    ledger = set(statement.ledger)
+    if not any(ledger <= set(each.ledger) for each in maximal):
+      maximal.append(statement)
+  return maximal
 
 
-def _union(*parts: tuple[Any, ...]) -> tuple[Any, ...]:
+def _join(*parts: tuple[Any, ...]) -> tuple[Any, ...]:
   """Joins tuples, each element once, in order of first appearance."""
   return tuple(dict.fromkeys(item for part in parts for item in part))

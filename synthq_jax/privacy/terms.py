@@ -1,7 +1,7 @@
-"""The terms of every promise: unit, what is public, assumed, not protected.
+"""Defines the terms of every claim: unit, public facts, assumptions and limits.
 
-One value of `Terms` for each kind of private training of the project. Terms are
-names of sentences that stand in sentences.toml alone; `claim` adds the numbers.
+There is one value of `Terms` for each kind of private training of the project.
+Terms are names of sentences in sentences.toml; `claim` adds the numbers.
 """
 
 import dataclasses
@@ -18,27 +18,28 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Terms:
-  """What is promised to whom.
+  """The words of a claim.
 
-  A sentence is one of your own, or a name of sentences.toml.
+  Each is a sentence of your own, or a name of sentences.toml.
   """
 
   unit: unit_lib.Unit = unit_lib.EXAMPLE
-  """What one record is."""
+  """The unit of privacy."""
   mechanism: str = "records"
-  """What is clipped and noised: a name of sentences.toml, or words."""
+  """The clipped and noised quantity: a name of sentences.toml, or words."""
   public: tuple[str, ...] = ()
-  """What everybody is taken to know."""
+  """Facts that are treated as public."""
   assumptions: tuple[str, ...] = ()
-  """What must hold for the promise to hold."""
+  """Assumptions of the claim."""
   not_protected: tuple[str, ...] = ()
-  """What is not promised."""
+  """Facts that the claim does not protect."""
   notes: tuple[str, ...] = ()
-  """How the result is derived."""
+  """Steps by which the result is derived."""
   secret_is_fixed: bool = False
   """Whether anybody can recompute the noise."""
   without_noise: str = ""
-  """What is noted where there is no noise; empty: epsilon is infinite."""
+  """Note of a training without noise, whose statement then has no ledger. Empty:
+  the statement has a ledger and an infinite epsilon."""
 
   def but(
     self,
@@ -47,12 +48,12 @@ class Terms:
     not_protected: Sequence[str] = (),
     **fields: Any,
   ) -> "Terms":
-    """Returns these terms with more sentences, and other fields.
+    """Returns these terms with more sentences and replaced fields.
 
     Args:
-      assumptions: sentences that come first.
-      not_protected: sentences that come last.
-      **fields: values in place of these.
+      assumptions: sentences to add in front.
+      not_protected: sentences to add at the end.
+      **fields: new values of other fields.
     """
     return dataclasses.replace(
       self,
@@ -70,7 +71,7 @@ EXAMPLES = Terms(
   assumptions=("record", *_BATCHES, "unpublished", "trials", "ideal_numbers"),
   not_protected=_SHOWN,
 )
-"""Of any model that is trained on private examples, as a classifier."""
+"""Terms of any model trained on private examples, such as a classifier."""
 
 QUERIES = dataclasses.replace(
   EXAMPLES,
@@ -79,12 +80,12 @@ QUERIES = dataclasses.replace(
   assumptions=("record", "kept", *EXAMPLES.assumptions[1:]),
   not_protected=("which_documents", *_SHOWN),
 )
-"""Of a generator or retriever that is trained on private queries."""
+"""Terms of a generator or retriever trained on private queries."""
 
 RANKED = dataclasses.replace(
   QUERIES, assumptions=("judged", "found", *EXAMPLES.assumptions)
 )
-"""Of what ranks the documents that BM25 and a retriever find."""
+"""Terms of a ranker of the documents that BM25 and a retriever find."""
 
 SCORES = Terms(
   unit=unit_lib.QUERY,
@@ -96,7 +97,7 @@ SCORES = Terms(
   ),
   not_protected=_SHOWN,
 )
-"""Of means over private test queries."""
+"""Terms of noisy mean scores over private test queries."""
 
 T5X = EXAMPLES.but(
   mechanism="t5x",
@@ -104,7 +105,7 @@ T5X = EXAMPLES.but(
   assumptions=("t5x_example", "t5x_evaluation"),
   without_noise="no_noise",
 )
-"""Of a task that is trained inside T5X."""
+"""Terms of a task trained inside T5X."""
 
 IMAGE_PAIRS = Terms(
   unit=unit_lib.IMAGE_PAIR,
@@ -114,7 +115,7 @@ IMAGE_PAIRS = Terms(
   notes=("public_head",),
   without_noise="no_noise",
 )
-"""Of an image encoder that is trained on pairs of images."""
+"""Terms of an image encoder trained on pairs of images."""
 
 CLIENT = Terms(
   unit=unit_lib.CLIENT,
@@ -126,4 +127,4 @@ CLIENT = Terms(
   ),
   not_protected=_SHOWN,
 )
-"""Of federated averaging that hides whole clients."""
+"""Terms of federated averaging that protects whole clients."""

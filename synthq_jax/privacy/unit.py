@@ -1,4 +1,4 @@
-"""Defines the unit of a promise: whose change a claim hides."""
+"""Defines the unit of privacy: the records whose change a claim hides."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ from synthq_jax import checks, field_kinds
 __all__ = ["CLIENT", "EXAMPLE", "IMAGE_PAIR", "QUERY", "QUERY_TEXT", "WHO", "Unit"]  # fmt: skip
 
 WHO = "client"
-"""The column of user ids that a unit's name leaves out."""
+"""The default column of user ids, which a unit's name leaves out."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unit:
-  """What is added, removed or replaced as one, and how many records it has.
+  """The records that are added, removed or replaced together.
 
   >>> str(Unit(kind="query")), str(user(1)), str(user(4, "device"))
   ('query', 'user with one query', 'user (device) with up to 4 queries')
@@ -21,14 +21,15 @@ class Unit:
   kind: str
   """"query", "query text", "user", "client", "example", or a word of yours."""
   max_records: int = field_kinds.later(1)
-  """Queries of one user that are read at most."""
+  """The most queries that are read of one user."""
   user_field: str = field_kinds.later("")
-  """Of a user, the column of ids: users by another one are another unit."""
+  """The column of user ids, for users alone. Users by another column are another
+  unit."""
   part_of: str = field_kinds.later("")
-  """The kind of the record that this is a part of; empty: it is a whole one."""
+  """The kind of the record that this unit is a part of; empty: a whole record."""
 
   def __post_init__(self):
-    """Refuses a unit without a name or without a record."""
+    """Refuses a unit without a kind, and several records except for users."""
     checks.count("max_records", self.max_records, 1)
     if not self.kind or (self.max_records > 1 and not self.is_user):
       raise ValueError(
@@ -38,16 +39,16 @@ class Unit:
 
   @property
   def is_user(self) -> bool:
-    """Whether all queries of one person count as one."""
+    """Whether all queries of one user are one unit."""
     return bool(self.user_field)
 
   @property
   def whole(self) -> "Unit":
-    """The whole record that this is a part of, or itself."""
+    """The unit of the whole record: the one this is a part of, or itself."""
     return Unit(kind=self.part_of) if self.part_of else self
 
   def __str__(self) -> str:
-    """Returns the only name of the unit, which nothing reads back."""
+    """Returns the name of the unit, for display only; no code parses it."""
     if not self.is_user:
       return self.kind
     by = "" if self.user_field == WHO else f" ({self.user_field})"
@@ -58,7 +59,7 @@ class Unit:
 
 
 def user(max_records: int, user_field: str = WHO) -> Unit:
-  """Returns the unit of a promise that reads so many queries of a user."""
+  """Returns the unit of a user with up to `max_records` queries that are read."""
   return Unit(kind="user", max_records=max_records, user_field=user_field)
 
 

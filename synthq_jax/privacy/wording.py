@@ -1,7 +1,7 @@
-"""Writes claims in English: fills in sentences.toml, which has all of them.
+"""Writes claims in English, from the sentences of sentences.toml.
 
-A statement holds numbers, flags and names. This is the one place where they become
-sentences, by name and unit, and nothing reads these back.
+A statement holds numbers, flags and names. They become sentences here and nowhere
+else, by name and unit, and no code parses the sentences.
 """
 
 import pathlib
@@ -26,12 +26,12 @@ SECTIONS = {
   "not_protected": "Not protected",
   "notes": "How this result was made",
 }
-"""The fields of a statement that hold names, and their titles."""
+"""Titles of the statement fields that hold names or sentences."""
 _WORDS: dict[str, dict[str, Any]] = tomllib.loads(
   pathlib.Path(__file__).with_name("sentences.toml").read_text("utf-8")
 )
 _NAMED = {k: v for section in SECTIONS for k, v in _WORDS[section].items()}
-_NOUNS = {  # private records, and many of those that are protected
+_NOUNS = {  # nouns for the private records and for the protected units
   "query": ("private queries", "queries"),
   "users": ("private queries", "users"),
   "example": ("private examples", "examples"),
@@ -41,7 +41,7 @@ _NOUNS = {  # private records, and many of those that are protected
 
 
 def _fill(template: str, /, **values: Any) -> str:
-  """Returns a text of sentences.toml on one line, its values filled in."""
+  """Formats a text of sentences.toml with values, on one line."""
   return template.replace("\n", " ").format(**values)
 
 
@@ -49,19 +49,19 @@ FIXED_SECRET = _fill(_WORDS["claim"]["fixed_secret"])
 
 
 def is_known(name: str) -> bool:
-  """Says whether a sentence is one of a user's own words, or a known name."""
+  """Checks that a text is a known name, or a sentence rather than a name."""
   return not name.isidentifier() or name in _NAMED
 
 
 def write(name: str, unit: unit_lib.Unit) -> str:
-  """Returns the sentence or the mechanism of a name; other words as they are.
+  """Writes the sentence or mechanism of a name; returns other words unchanged.
 
   >>> write("number", unit_lib.user(4)), write("It rained.", unit_lib.QUERY)
   ('The number of users and private queries.', 'It rained.')
 
   Args:
-    name: of sentences.toml, or words of a user's own.
-    unit: of the claim.
+    name: a name of sentences.toml, or your own words.
+    unit: the unit of the claim.
   """
   template = _NAMED.get(name) or _WORDS["mechanisms"].get(name)
   if template is None:
@@ -85,39 +85,39 @@ def write(name: str, unit: unit_lib.Unit) -> str:
 def sentences(
   statement: "statement_lib.PrivacyStatement", section: str
 ) -> tuple[str, ...]:
-  """Returns the sentences of one of `SECTIONS`, in order.
+  """Writes the sentences of one section of a statement, in order.
 
   Args:
     statement: any statement.
-    section: of `SECTIONS`.
+    section: a key of `SECTIONS`.
   """
   unit, words = statement.unit, _WORDS["claim"]
-  found = [write(name, unit) for name in getattr(statement, section)]
+  texts = [write(name, unit) for name in getattr(statement, section)]
   own = (unit, statement.relation)
   others = [pair for pair in statement.replaces if pair != own]
   if section == "assumptions":
     if any(part == unit.whole != unit for part, _ in others):
-      found.insert(0, _fill(words["emptied"], unit=unit, whole=unit.whole))
+      texts.insert(0, _fill(words["emptied"], unit=unit, whole=unit.whole))
     if statement.secret_is_fixed:
-      found.insert(0, FIXED_SECRET)
+      texts.insert(0, FIXED_SECRET)
   if section == "not_protected" and others:
     listed = ", ".join(f"one {part} ({relation})" for part, relation in others)
-    found.append(_fill(words["alone"], others=listed))
-  return tuple(dict.fromkeys(found))
+    texts.append(_fill(words["alone"], others=listed))
+  return tuple(dict.fromkeys(texts))
 
 
 def change(statement: "statement_lib.PrivacyStatement") -> str:
-  """Says what differs between two data sets that the claim is about."""
+  """Writes the difference between two neighbouring data sets of the claim."""
   return _fill(_WORDS["relations"][statement.relation], unit=statement.unit)
 
 
 def for_two(statement: "statement_lib.PrivacyStatement") -> str:
-  """Says what the releases of a statement promise for two records together.
+  """Writes the epsilon and delta of a statement for two records together.
 
   Args:
-    statement: with a ledger and a finite epsilon.
+    statement: a statement with a ledger and a finite epsilon.
   """
-  epsilon, delta = statement.of_two
+  epsilon, delta = statement.for_two_records
   return _fill(
     _WORDS["claim"]["two" if delta < 1 else "no_two"],
     epsilon=rounding.epsilon(epsilon),
@@ -126,7 +126,7 @@ def for_two(statement: "statement_lib.PrivacyStatement") -> str:
 
 
 def in_words(statement: "statement_lib.PrivacyStatement") -> str:
-  """Returns the claim as plain English, in paragraphs.
+  """Writes the claim in plain English, in paragraphs.
 
   Epsilon and delta are rounded up, so the text never claims more than the
   numbers.
@@ -139,7 +139,7 @@ def in_words(statement: "statement_lib.PrivacyStatement") -> str:
   """
   parts = [
     ("Privacy", summarize(statement)),
-    *(write_release(one, statement.unit) for one in statement.ledger),
+    *(write_release(release, statement.unit) for release in statement.ledger),
     *bounds(statement),
   ]
   return "\n\n".join(f"{lead}. {text}" for lead, text in parts)
@@ -148,18 +148,18 @@ def in_words(statement: "statement_lib.PrivacyStatement") -> str:
 def bounds(
   statement: "statement_lib.PrivacyStatement",
 ) -> Iterator[tuple[str, str]]:
-  """Yields titles and texts: several records of one person, and `SECTIONS`."""
+  """Yields titles and texts on several records of one person, and `SECTIONS`."""
   if statement.ledger and statement.is_finite:
     text = _WORDS["claim"]["several"]
     values = {"unit": statement.unit, "two": for_two(statement)}
     yield "Several records of one person", _fill(text, **values)
   for section, title in SECTIONS.items():
-    if found := sentences(statement, section):
-      yield title, " ".join(found)
+    if texts := sentences(statement, section):
+      yield title, " ".join(texts)
 
 
 def summarize(statement: "statement_lib.PrivacyStatement") -> str:
-  """Returns what is claimed, for which unit, in a few sentences."""
+  """Writes the unit and the numbers of a claim in a few sentences."""
   kind = "finite" if statement.is_finite else "none"
   if statement.is_public:
     kind = "public_told" if statement.not_protected else "public"
@@ -172,11 +172,11 @@ def summarize(statement: "statement_lib.PrivacyStatement") -> str:
     relation=statement.relation,
     accountant=statement.accountant.upper(),
   )
-  return text + _reason(statement) if kind == "none" else text
+  return text + _explain(statement) if kind == "none" else text
 
 
-def _reason(statement: "statement_lib.PrivacyStatement") -> str:
-  """Says why epsilon is infinite although there is noise, or "" for no noise."""
+def _explain(statement: "statement_lib.PrivacyStatement") -> str:
+  """Explains an infinite epsilon in spite of noise; returns "" without noise."""
   runs = [release.run() for release in statement.ledger]
   if not runs or any(run.noise_multiplier == 0 for run in runs):
     return ""
@@ -187,27 +187,27 @@ def _reason(statement: "statement_lib.PrivacyStatement") -> str:
 
 
 def write_release(
-  one: releases.Release, unit: unit_lib.Unit
+  release: releases.Release, unit: unit_lib.Unit
 ) -> tuple[str, str]:
-  """Returns title and text of an entry of a ledger, for the unit of its claim."""
-  words, size, bands = _WORDS["claim"], one.group_size, one.noise_bands
-  mechanism = write(one.mechanism, unit)
-  if one.mechanism in _WORDS["mechanisms"]:
+  """Writes the title and text of a ledger entry, for the unit of its claim."""
+  words, size, bands = _WORDS["claim"], release.group_size, release.noise_bands
+  mechanism = write(release.mechanism, unit)
+  if release.mechanism in _WORDS["mechanisms"]:
     mechanism += ", Gaussian noise"
   text = _fill(
     words["release"],
     mechanism=mechanism,
-    steps=one.steps,
-    clip=f"{one.l2_clip_norm:g}",
-    noise=rounding.noise(one.noise_multiplier, digits=6),
-    sensitivity=f"{one.l2_sensitivity:g}",
+    steps=release.steps,
+    clip=f"{release.l2_clip_norm:g}",
+    noise=rounding.noise(release.noise_multiplier, digits=6),
+    sensitivity=f"{release.l2_sensitivity:g}",
     bands=_fill(words["bands"], bands=bands) if bands > 1 else "",
-    drawn=_fill(_WORDS["sampling"][one.sampling], **vars(one)),
+    drawn=_fill(_WORDS["sampling"][release.sampling], **vars(release)),
   )
   if size > 1:
-    is_whole = one.expected_batch_size == one.num_examples
+    is_whole = release.expected_batch_size == release.num_examples
     moved = _fill(words["whole" if is_whole else "mixture"], size=size)
     text += _fill(words["group"], size=size, moved=moved)
-  if one.part:
-    text += _fill(words["part"], part=one.part)
-  return f"Mechanism ({one.identifier})", text
+  if release.part:
+    text += _fill(words["part"], part=release.part)
+  return f"Mechanism ({release.identifier})", text

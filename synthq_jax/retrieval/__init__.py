@@ -1,4 +1,4 @@
-"""Retrieval and its evaluation: exact search, BM25, TREC files, measures.
+"""Retrieves documents and evaluates runs: search, BM25, TREC files, measures.
 
 Import the modules you need: this package loads none of them by itself.
 """

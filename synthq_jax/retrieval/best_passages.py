@@ -16,14 +16,14 @@ def documents(
 ) -> tuple[Float[np.ndarray, "query k"], Int[np.ndarray, "query k"]]:
   """Finds the documents whose best passages score highest.
 
-  The search of a query is widened until it has found enough documents, so that
-  one of many good passages takes no place of another.
+  The search of a query is widened until it has enough documents. So a document
+  with many good passages does not crowd out other documents.
 
   Args:
     built: an index of the passages.
     queries: the query vectors.
     owners: the position of each passage's document, ascending.
-    depth: documents of each query; all of them where there are fewer.
+    depth: the number of documents for each query, or all if there are fewer.
 
   Returns:
     Scores, descending, and positions of the documents.
@@ -37,25 +37,25 @@ def documents(
     unmet = []
     for part in index.blocks(open_, width):
       values, at = built.search(queries[part], width)
-      found = owners[at]
-      is_best = _is_first(found)
+      ranked = owners[at]
+      is_best = _is_first(ranked)
       is_met = is_best.sum(axis=1) >= depth
-      kept = [np.flatnonzero(row)[:depth] for row in is_best[is_met]]
-      picked = np.reshape(kept, (-1, depth)).astype(np.int64)
+      columns = [np.flatnonzero(row)[:depth] for row in is_best[is_met]]
+      picked = np.reshape(columns, (-1, depth)).astype(np.int64)
       done = part[is_met]
       scores[done] = np.take_along_axis(values[is_met], picked, axis=1)
-      documents[done] = np.take_along_axis(found[is_met], picked, axis=1)
+      documents[done] = np.take_along_axis(ranked[is_met], picked, axis=1)
       unmet.append(part[~is_met])
     open_ = np.concatenate(unmet)
   return scores, documents
 
 
 def _is_first(
-  found: Int[np.ndarray, "query k"],
+  ranked: Int[np.ndarray, "query k"],
 ) -> Bool[np.ndarray, "query k"]:
-  """Says where a document stands in its row for the first time."""
-  order = np.argsort(found, axis=1, kind="stable")
-  ordered = np.take_along_axis(found, order, axis=1)
+  """Returns the mask of the first occurrence of each document in its row."""
+  order = np.argsort(ranked, axis=1, kind="stable")
+  ordered = np.take_along_axis(ranked, order, axis=1)
   first = np.ones_like(ordered, bool)
   first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
   is_first = np.zeros_like(first)

@@ -1,4 +1,4 @@
-"""BM25 with Lucene's weights, on bm25s and a Snowball stemmer.
+"""Ranks documents by BM25 with Lucene's weights, on bm25s and Snowball.
 
 bm25s is imported when an index is built, not with this module: it starts JAX's
 backend on import, which must not happen before jax.distributed is set up.
@@ -29,14 +29,14 @@ with extras.required("run"):
 __all__ = ["BM25", "Index", "Reader", "chunks"]
 
 _CHUNK = 4096
-"""Documents whose words are strings at the same time."""
+"""The number of documents that are split into words at a time."""
 _FEW = 65_536
-"""Documents of which all are scored in less time than some are looked up."""
+"""Documents up to which scoring all of them is faster than looking up some."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BM25:
-  """How BM25 reads and weighs words.
+  """The settings by which BM25 reads and weighs words.
 
   >>> index = BM25().build(["d1", "d2"], ["red apples", "green pears"])
   >>> index.search(["an apple"], k=10)[1]
@@ -46,11 +46,11 @@ class BM25:
     k1: saturation of a word's count, >= 0.
     b: share of the length normalisation, in [0, 1].
     stemmer: a Snowball algorithm such as "english", or "" for none.
-    stopwords: a language that bm25s has a list for, or "" for none.
-    pattern: a regular expression of one word, in lower-cased text whose letters
-      are whole (NFC), however they were written. Marks, as the vowel signs of
-      Hindi, belong to their word; the default stemmer and stop words are English,
-      and words without spaces between them are not parted.
+    stopwords: a language with a stop word list in bm25s, or "" for none.
+    pattern: a regular expression of one word. It is applied to lower-cased text
+      in NFC, whatever the input's normal form. Marks, such as the vowel signs of
+      Hindi, belong to their word. Words that are written without spaces are not
+      split. The default stemmer and stop words are English.
   """
 
   k1: float = 1.2
@@ -71,15 +71,13 @@ class BM25:
   def build(self, ids: Sequence[str], texts: Iterable[str]) -> "Index":
     """Indexes documents.
 
-    The texts are read once, a few thousand at a time: the index needs memory,
-    its words and the texts do not.
+    The texts are read once, a few thousand at a time. So the index needs memory,
+    the texts and lists of their words do not.
 
     Args:
       ids: one per document.
-      texts: what is searched, such as `Document.contents`; an iterator will do.
-
-    Returns:
-      The index.
+      texts: the texts of the documents, such as `Document.contents`; may be an
+        iterator.
 
     Raises:
       ValueError: if there are no documents, or no word in any of them.
@@ -92,7 +90,7 @@ class BM25:
   def words(self, texts: Iterable[str]) -> list[list[str]]:
     """Returns the stemmed words of each text, without stop words."""
     stemmer = Stemmer.Stemmer(self.stemmer) if self.stemmer else None
-    return _bm25s().tokenize(
+    return _import_bm25s().tokenize(
       [word_patterns.compose(text) for text in texts],
       token_pattern=self.pattern,
       stopwords=self.stopwords or [],
@@ -103,14 +101,14 @@ class BM25:
 
 
 def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-  """Yields a few thousand texts at a time, so that few are lists of words."""
+  """Yields a few thousand texts at a time, to limit the memory for their words."""
   texts = iter(texts)
   while chunk := list(itertools.islice(texts, _CHUNK)):
     yield chunk
 
 
 class Reader:
-  """Documents, of which the numbers of their words are kept."""
+  """Reads documents, and stores the numbers of their words for an index."""
 
   def __init__(self, config: BM25):
     self.config = config
@@ -118,18 +116,18 @@ class Reader:
     self._vocab: dict[str, int] = {}  # in the order of first appearance
 
   def read(self, texts: Sequence[str]) -> None:
-    """Reads the next documents."""
+    """Reads more documents."""
     vocab = self._vocab
     for words in self.config.words(texts):
       self._rows.append([vocab.setdefault(word, len(vocab)) for word in words])
 
   def build(self, ids: Sequence[str], config: BM25 | None = None) -> "Index":
-    """Indexes what was read, as `BM25.build` does.
+    """Indexes all read documents, as `BM25.build` does.
 
     Args:
       ids: one per document.
-      config: reads words alike, and may weigh them otherwise; None: the
-        reader's.
+      config: settings that read the same words and may weigh them differently;
+        None: the reader's settings.
 
     Raises:
       ValueError: if there are no documents, or no word in any of them.
@@ -140,16 +138,16 @@ class Reader:
         f"ids and {len(self._rows)} documents; check the collection"
       )
     config = config or self.config
-    model = _bm25s().BM25(k1=config.k1, b=config.b, method="lucene")
-    # A copy: bm25s adds the empty word to it.
+    model = _import_bm25s().BM25(k1=config.k1, b=config.b, method="lucene")
+    # A copy, since bm25s adds the empty word to it.
     vocab = dict(self._vocab)
-    documents = _bm25s().tokenization.Tokenized(self._rows, vocab)
+    documents = _import_bm25s().tokenization.Tokenized(self._rows, vocab)
     model.index(documents, show_progress=False)
     return Index(tuple(ids), config, model)
 
 
 class _Rows:
-  """Rows of whole numbers, four bytes each, which are lists while looked at."""
+  """Stores rows of integers in four bytes each, and yields them as lists."""
 
   def __init__(self):
     self._numbers = array.array("i")
@@ -173,7 +171,7 @@ class Index:
 
   Attributes:
     ids: the document ids, by position.
-    config: how words are read and weighed.
+    config: the settings of the index.
     model: the bm25s object.
   """
 
@@ -183,8 +181,10 @@ class Index:
 
   @property
   def num_bytes(self) -> int:
-    """The size of its words and weights in memory."""
-    arrays = sum(np.asarray(one).nbytes for one in self.model.scores.values())
+    """The size of the words and weights in memory, in bytes."""
+    arrays = sum(
+      np.asarray(array).nbytes for array in self.model.scores.values()
+    )
     return arrays + sum(len(word.encode()) for word in self.model.vocab_dict)
 
   def search(
@@ -192,12 +192,12 @@ class Index:
   ) -> tuple[list[np.ndarray], list[list[str]]]:
     """Finds the best documents for each query.
 
-    A document that shares no word with the query is no result, so rows can be
-    shorter than k. Equal scores stand in the order of the documents.
+    A document that shares no word with the query is not a result, so rows can be
+    shorter than k. Equal scores keep the order of the documents.
 
     Args:
-      queries: their texts.
-      k: how many documents at most, >= 1.
+      queries: the texts of the queries.
+      k: the most documents per query, >= 1.
 
     Returns:
       The scores, descending, and the document ids, one row per query.
@@ -206,39 +206,42 @@ class Index:
       ValueError: if k < 1.
     """
     checks.at_least(1, k=k)
-    found = [self._search_one(words, k) for words in self.config.words(queries)]
-    scores = [values for values, _ in found]
+    results = [
+      self._search_words(words, k) for words in self.config.words(queries)
+    ]
+    scores = [values for values, _ in results]
     return scores, [
-      [self.ids[place] for place in places] for _, places in found
+      [self.ids[position] for position in positions] for _, positions in results
     ]
 
   def scores_at(
-    self, words: Sequence[str], places: Int[np.ndarray, " some"]
+    self, words: Sequence[str], positions: Int[np.ndarray, " some"]
   ) -> Float[np.ndarray, " some"]:
-    """Scores some documents, those that `search` gives to the last bit.
+    """Scores some documents; equals the scores of `search` to the last bit.
 
-    In time that hardly grows with the collection, where it is large.
+    In large collections the time hardly grows with the collection.
 
     Args:
-      words: of a query, as `BM25.words` has them.
-      places: positions of the documents.
+      words: the words of a query, as `BM25.words` returns them.
+      positions: positions of the documents.
 
     Returns:
-      float32; 0 where no word is shared.
+      Scores, float32; 0 for a document that shares no word with the query.
     """
-    known = self.model.get_tokens_ids(words)
-    if known and len(self.ids) <= _FEW:
-      return self.model.get_scores_from_ids(known)[places]
-    held = self.model.scores
-    scores = np.zeros(len(places), np.float32)
-    places = np.asarray(places, held["indices"].dtype)  # else those are copied
-    for word in known:
-      start, end = held["indptr"][word : word + 2]
-      documents = held["indices"][start:end]  # ascending
-      at = documents.searchsorted(places)
+    word_ids = self.model.get_tokens_ids(words)
+    if word_ids and len(self.ids) <= _FEW:
+      return self.model.get_scores_from_ids(word_ids)[positions]
+    matrix = self.model.scores
+    scores = np.zeros(len(positions), np.float32)
+    # With another type, searchsorted would copy the documents instead.
+    positions = np.asarray(positions, matrix["indices"].dtype)
+    for word in word_ids:
+      start, end = matrix["indptr"][word : word + 2]
+      documents = matrix["indices"][start:end]  # ascending
+      at = documents.searchsorted(positions)
       at[at == len(documents)] = 0  # another document
-      has_word = documents[at] == places
-      scores[has_word] += held["data"][start:end][at[has_word]]
+      has_word = documents[at] == positions
+      scores[has_word] += matrix["data"][start:end][at[has_word]]
     return scores
 
   def search_run(
@@ -248,11 +251,11 @@ class Index:
 
     Args:
       query_ids: one per query.
-      queries: their texts.
-      k: how many documents at most, >= 1.
+      queries: the texts of the queries.
+      k: the most documents per query, >= 1.
 
     Returns:
-      Query id -> document id -> score, best first; possibly empty for a query.
+      Query id -> document id -> score, best first; may be empty for a query.
     """
     rows = zip(query_ids, *self.search(queries, k), strict=True)
     return {
@@ -260,23 +263,25 @@ class Index:
       for query, scores, ids in rows
     }
 
-  def _search_one(
+  def _search_words(
     self, words: list[str], k: int
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the scores and positions of the best documents."""
-    known = self.model.get_tokens_ids(words)
-    if not known:
+    word_ids = self.model.get_tokens_ids(words)
+    if not word_ids:
       return np.zeros(0, np.float32), np.zeros(0, np.int64)
-    scores = self.model.get_scores_from_ids(known)
-    places = np.flatnonzero(scores > 0)
-    if len(places) > k:  # all that reach the k-th score, ties with it too
-      bound = np.partition(scores[places], len(places) - k)[len(places) - k]
-      places = places[scores[places] >= bound]
-    places = places[np.argsort(-scores[places], kind="stable")][:k]
-    return scores[places], places
+    scores = self.model.get_scores_from_ids(word_ids)
+    positions = np.flatnonzero(scores > 0)
+    if (
+      len(positions) > k
+    ):  # keep all with at least the k-th score, ties included
+      values, kth = scores[positions], len(positions) - k
+      positions = positions[values >= np.partition(values, kth)[kth]]
+    positions = positions[np.argsort(-scores[positions], kind="stable")][:k]
+    return scores[positions], positions
 
 
-def _bm25s() -> Any:
+def _import_bm25s() -> Any:
   with extras.required("run"):
     import bm25s  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Vectors of a whole collection, in batches of few fixed shapes."""
+"""Encodes whole collections, in batches of few fixed shapes."""
 
 import functools
 import hashlib
@@ -35,18 +35,20 @@ def encode(
 ) -> Float[np.ndarray, "row dim"]:
   """Encodes every row of tokens.
 
-  Rows are batched by length and trimmed of padding; the batches have few
-  shapes, so that few are compiled. A batch is split over the devices, each of
-  which works on its own. A row's vector is the same to the last bit whatever
-  stands beside it, in whatever place: tested on CPUs, promised by no compiler.
+  Rows are batched by length and trimmed of padding. The batches have few shapes,
+  so few programs are compiled. A batch is split over the devices, and each device
+  works on its own. A row's vector does not depend on the other rows or on its
+  position in a batch, to the last bit. This is tested on CPUs; no compiler
+  guarantees it.
 
   Args:
     params: the encoder's parameters, e.g. those of a T5.
-    config: the shape of a T5 or a BERT, or any of `models.encoders`.
+    config: the shape of a T5 or a BERT, or any config of `models.encoders`.
     tokens: tokens, 0 = padding at the end of a row.
     batch_size: rows at a time on all devices together, rounded up to a multiple
-      of their number; changes the speed only.
-    devices: those of this process to use; JAX's default one if not given.
+      of their number; changes the speed only. On CPUs, encoders with layers use
+      smaller batches.
+    devices: the devices of this process to use; None: JAX's default device.
     progress: called with the number of rows after each batch, for example
       `tqdm.tqdm(...).update`.
 
@@ -74,7 +76,7 @@ def encode(
 
 
 def _is_table(config: Any) -> bool:
-  """Whether an encoder has no layers, only a vector for each token."""
+  """Checks whether an encoder has no layers, only a vector for each token."""
   own = getattr(config, "model", config)
   return isinstance(own, static_vectors.StaticConfig)
 
@@ -87,7 +89,7 @@ def _encode(
   encoder: encoders.Encoder,
   mesh: jax.sharding.Mesh,
 ) -> Float[Array, "batch dim"]:
-  """Encodes a batch, every device its own rows as if it were alone."""
+  """Encodes a batch, each device its own rows."""
   return device_rows.split(encoder.encode, mesh, whole=1)(params, tokens)
 
 
@@ -104,25 +106,25 @@ def to_files(
   devices: Sequence[jax.Device] | None = None,
   progress: Callable[[int], object] | None = None,
 ) -> None:
-  """Encodes a collection into files, one of several processes its share.
+  """Encodes one process's share of a collection into files.
 
-  What is finished stays: started again, a process reads its blocks, and makes
-  those that are missing, damaged, of another encoder or of other tokens. Memory
-  holds one block of tokens and vectors. `vector_files.open_vectors` opens the
-  result once all processes are done; they never talk to each other.
+  A restarted process keeps finished blocks. It only makes blocks that are missing,
+  damaged, of another encoder or of other tokens. Memory holds one block of tokens
+  and vectors. The processes never communicate. When all are done,
+  `vector_files.open_vectors` opens the result.
 
   Args:
     params: as in `encode`.
     config: as in `encode`.
-    tokens: rows of tokens [row, length], 0 = padding at the end of a row. What
-      has a length and slices will do, such as a memory map.
+    tokens: rows of tokens [row, length], 0 = padding at the end of a row; any
+      object with a length and slices, such as a memory map.
     directory: the folder, the same for all processes.
     shard: the number of this process, in [0, num_shards).
-    num_shards: how many processes encode. Each takes blocks that lie together.
-    block_rows: rows of a file; what a kill costs at most.
+    num_shards: the number of processes. Each encodes consecutive blocks.
+    block_rows: the number of rows of a file, the most that a kill loses.
     batch_size: as in `encode`.
     devices: as in `encode`.
-    progress: called with numbers of rows; those found finished count.
+    progress: called with numbers of rows, including those of finished blocks.
 
   Raises:
     ValueError: if there are no rows, or an argument is out of range.
@@ -131,12 +133,12 @@ def to_files(
   owned = vector_files.of_shard(
     len(tokens), block_rows=block_rows, shard=shard, num_shards=num_shards
   )
-  maker = artifacts.fingerprint(_digest(params), config)
+  encoder = artifacts.fingerprint(_digest(params), config)
   files = vector_files.files(directory)
   params = device_rows.replicate(params, device_rows.mesh(devices))
   for number, part in owned.items():
     rows = np.ascontiguousarray(tokens[part], np.int32)
-    made_of = f"{maker} {blocks.digest(rows)}"
+    made_of = f"{encoder} {blocks.digest(rows)}"
     if files.read(number, mapped=True, made_of=made_of) is None:
       vectors = encode(
         params,
@@ -152,7 +154,7 @@ def to_files(
 
 
 def _digest(params: typing.Params) -> str:
-  """Returns a digest of the names and numbers of the parameters."""
+  """Returns a digest of the names and values of the parameters."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   state = hashlib.sha256()
   for name, leaf in sorted((jax.tree_util.keystr(p), x) for p, x in leaves):

@@ -1,8 +1,8 @@
 """Fuses the runs of a lexical and of a dense system.
 
 Formal guarantee: post-processing. A fused run is a function of two runs and a
-weight; `choose` reads nothing but the runs and judgements that it is given, so
-that a weight chosen on released synthetic queries is as private as they are.
+weight. `choose` reads only its arguments, runs and judgements. So a fusion weight
+chosen on released synthetic queries is as private as they are.
 
 References:
   Bruch, Gai and Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval",
@@ -30,24 +30,25 @@ __all__ = [
   "scores",
 ]
 
-_MEASURE = "nDCG@10"  # what is best
+_MEASURE = "nDCG@10"  # the measure that `choose` maximises
 WEIGHTS = tuple(round(0.05 * i, 2) for i in range(21))
-"""Shares of the dense run that are tried: 0, 0.05, ..., 1."""
+"""Fusion weights that `choose` tries: 0, 0.05, ..., 1, shares of the dense run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Convex:
-  """Scores of each query, moved to [0, 1] and averaged.
+  """Convex combination of scores that are scaled to [0, 1] for each query.
 
-  A query's best result of a run gets 1 and `floor`, or the worst result where
-  there is no floor, gets 0, and what lies below it; a document that a run does
-  not hold gets 0 there.
-  Results of which all score the same, in single precision, get 1.
+  A query's best result in a run gets 1. The floor gets 0, and so do scores below
+  it; without a floor, the worst result gets 0. A document that a run lacks gets 0
+  there. If the two ends of the scale are equal in single precision, all results of
+  the query get 1.
 
   Attributes:
-    lexical_floor: the least score that BM25 could give, 0; None: that of its
-      results.
-    dense_floor: the least score of the dense run; None: that of its results.
+    lexical_floor: the least score that BM25 could give, 0; None: the least score
+      of the query's results.
+    dense_floor: the least score that the dense system could give; None: the least
+      score of the query's results.
   """
 
   lexical_floor: float | None = None
@@ -80,7 +81,7 @@ class Convex:
         f" {high:g} at most; lower {kind}_floor, or set None"
       )
     width = high - low
-    # Files of runs keep equal scores as ones that fall by single steps.
+    # Run files store equal scores as scores that fall by single float32 steps.
     if not width > len(scores) * np.spacing(np.float32(abs(high))):
       return dict.fromkeys(scores, 1.0)
     return {id_: max(score - low, 0.0) / width for id_, score in scores.items()}
@@ -88,10 +89,10 @@ class Convex:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReciprocalRanks:
-  """One over each document's rank, so that scores need no common scale.
+  """Reciprocal rank fusion, which needs no common scale of scores.
 
   Attributes:
-    k: is added to every rank, >= 0; the larger, the flatter.
+    k: the constant added to every rank, >= 0; the larger, the flatter.
   """
 
   k: float = 60.0
@@ -120,11 +121,11 @@ def fuse(
   weight: float,
   depth: int = 100,
 ) -> trec.Run:
-  """Returns the run of the weighted mean of both systems' values.
+  """Ranks documents by the weighted mean of both systems' values.
 
-  Equal values stand in the order of the lexical run, then of the dense one. A
-  query that one run has no results for keeps the order of the other; one that
-  neither has results for has none.
+  Equal values keep the order of the lexical run, then of the dense run. If one run
+  has no results for a query, the order of the other run is kept. If neither has
+  results, the query has none.
 
   >>> lexical = {"q": {"a": 9.0, "b": 3.0}}
   >>> dense = {"q": {"b": 0.9, "c": 0.1}}
@@ -132,12 +133,12 @@ def fuse(
   {'q': {'a': 0.5, 'b': 0.5, 'c': 0.0}}
 
   Args:
-    method: how scores become comparable.
+    method: the scaling that makes scores comparable.
     lexical: query id -> document id -> finite score.
-    dense: the same of the dense system.
-    weight: share of the dense system, in [0, 1]; at 0 its documents follow those
-      of the lexical one.
-    depth: documents of each query, at most.
+    dense: the same for the dense system.
+    weight: the share of the dense system, in [0, 1]; at 0 its documents follow
+      those of the lexical system.
+    depth: the most documents of each query.
 
   Returns:
     Query id -> document id -> value, best first, for the queries of either.
@@ -171,39 +172,39 @@ def scores(
   *,
   depth: int = 100,
 ) -> dict[float, np.ndarray]:
-  """Returns what each query scores at each weight.
+  """Computes nDCG@10 of each query at each fusion weight.
 
   Args:
-    method: how scores become comparable.
+    method: the scaling that makes scores comparable.
     lexical: the lexical run of the queries.
-    dense: the dense one.
-    qrels: what is relevant to them; at least one query.
+    dense: the dense run of the queries.
+    qrels: the judgements of the queries; at least one query.
     weights: shares of the dense system, in [0, 1].
-    depth: documents of each query.
+    depth: the most documents of each query.
 
   Returns:
     Weight -> nDCG@10 [query], in the order of the judgements.
 
   Raises:
-    ValueError: as `fuse`, or if nothing is judged.
+    ValueError: as `fuse`, or if no query is judged.
   """
   values = {}
   for weight in weights:
     run = fuse(method, lexical, dense, weight=weight, depth=depth)
-    found = measures.evaluate(
+    per_query = measures.evaluate(
       qrels, run, (_MEASURE,), drop_identical=False
     ).per_query[_MEASURE]
-    values[weight] = np.array([found[query] for query in qrels])
+    values[weight] = np.array([per_query[query] for query in qrels])
   return values
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """A weight, and what each weight scored.
+  """The chosen fusion weight, and the scores of all weights.
 
   Attributes:
-    weight: the chosen one.
-    scores: the mean of the measure at each weight that was tried, ascending.
+    weight: the chosen weight.
+    scores: (weight, mean of the measure) for each tried weight, ascending.
   """
 
   weight: float
@@ -219,26 +220,24 @@ def choose(
   standard_errors: float = 1.0,
   depth: int = 100,
 ) -> Choice:
-  """Finds the least dense weight that is about as good as the best.
+  """Chooses the least dense weight that is about as good as the best.
 
-  About as good is less than so many standard errors of the paired difference
-  below the best: synthetic queries are nearer to a retriever that was trained on
-  their like than real ones are, so that what they cannot tell apart is decided
-  for BM25.
+  A weight is about as good if its mean is at most `standard_errors` standard errors
+  of the paired difference below the best. Synthetic queries favour a retriever that
+  was trained on similar queries, more than real queries do. So a tie is decided in
+  favour of BM25.
 
   Args:
-    method: how scores become comparable.
+    method: the scaling that makes scores comparable.
     lexical: the lexical run of the queries.
-    dense: the dense one.
-    qrels: what is relevant to them; at least one query.
-    standard_errors: at least 0; 0 takes the best, of equal ones the least.
-    depth: documents of each query, at most.
-
-  Returns:
-    The weight, and the score of each.
+    dense: the dense run of the queries.
+    qrels: the judgements of the queries; at least one query.
+    standard_errors: the tolerance, at least 0; 0 chooses the best weight, and the
+      least of equally good weights.
+    depth: the most documents of each query.
 
   Raises:
-    ValueError: as `fuse`, or if nothing is judged.
+    ValueError: as `fuse`, or if no query is judged.
 
   References:
     Breiman, Friedman, Olshen and Stone, "Classification and Regression Trees",
@@ -248,14 +247,14 @@ def choose(
   best = max(values, key=lambda weight: values[weight].mean())
   chosen = next(
     weight
-    for weight, of_each in values.items()
-    if _is_near(values[best] - of_each, standard_errors)
+    for weight, scored in values.items()
+    if _is_near(values[best] - scored, standard_errors)
   )
-  means = tuple((weight, float(one.mean())) for weight, one in values.items())
+  means = tuple((weight, float(v.mean())) for weight, v in values.items())
   return Choice(chosen, means)
 
 
 def _is_near(losses: np.ndarray, standard_errors: float) -> bool:
-  """Whether a mean loss is explained by so many of its standard errors."""
+  """Checks whether a mean loss is at most so many of its standard errors."""
   error = losses.std(ddof=1) / len(losses) ** 0.5 if len(losses) > 1 else 0.0
   return bool(losses.mean() <= standard_errors * error)

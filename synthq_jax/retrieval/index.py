@@ -17,15 +17,17 @@ __all__ = [
   "exact",
 ]
 
-_MARGIN = 16  # candidates beyond k, so that ties at the border are rarely cut
+_MARGIN = (
+  16  # least candidates beyond k, so that ties at the border are rarely cut
+)
 _RESCORED = 1 << 22  # numbers of candidate vectors: 32 MiB in float64
 _FOUND = 1 << 20  # candidates of queries that are searched together: 50 MiB
 
 
-def _finite(
+def _check_finite(
   name: str, vectors: Float[np.ndarray, "row dim"]
 ) -> Float[np.ndarray, "row dim"]:
-  """Returns finite float32 vectors, or says what is wrong."""
+  """Converts vectors to float32; raises ValueError unless they are finite."""
   array = np.ascontiguousarray(vectors, np.float32)
   if array.ndim != 2 or not np.isfinite(array).all():
     raise ValueError(
@@ -35,11 +37,11 @@ def _finite(
   return array
 
 
-def _documents(
+def _check_documents(
   vectors: Float[np.ndarray, "document dim"],
 ) -> Float[np.ndarray, "document dim"]:
-  """Returns the vectors of one or more documents."""
-  vectors = _finite("vectors", vectors)
+  """Converts document vectors to float32; raises ValueError without any."""
+  vectors = _check_finite("vectors", vectors)
   if not vectors.size:
     raise ValueError(
       f"expected document vectors, got shape {vectors.shape}; encode some"
@@ -48,7 +50,7 @@ def _documents(
 
 
 def _check_search(queries: np.ndarray, k: int, dim: int) -> None:
-  """Refuses a search for nothing, or with vectors of another encoder."""
+  """Refuses k below 1, and query vectors of another dimension."""
   if k < 1 or queries.shape[1] != dim:
     raise ValueError(
       f"expected k >= 1 and queries of dim={dim}, got "
@@ -65,8 +67,8 @@ def blocks(
   [2, 2, 1]
 
   Args:
-    rows: the positions.
-    width: candidates of each query.
+    rows: the positions of the queries.
+    width: the number of candidates for each query.
   """
   size = max(1, _FOUND // width)
   for start in range(0, len(rows), size):
@@ -78,7 +80,7 @@ def _rescore(
   vectors: Float[np.ndarray, "document dim"],
   at: Int[np.ndarray, "query k"],
 ) -> Float[np.ndarray, "query k"]:
-  """Returns the inner products with the documents at `at`, in float64."""
+  """Computes the inner products with the documents at `at`, in float64."""
   rows = max(1, _RESCORED // max(1, at.shape[1] * queries.shape[1]))
   scores = np.zeros(at.shape)
   for start in range(0, len(queries), rows):
@@ -93,17 +95,17 @@ def _rescore(
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-  """Vectors that `exact` indexed.
+  """An index of document vectors, made by `exact`.
 
-  faiss finds candidates in single precision, where the last bits depend on how
-  many queries come at once; these are scored again in double precision, and the
-  search is widened until rounding cannot have hidden a better one. So the result
-  depends on the vectors alone.
+  faiss finds candidates in single precision, and their last bits depend on the
+  number of queries in a call. So the candidates are scored again in double
+  precision, and the search is widened until rounding cannot hide a better document.
+  The result depends on the vectors alone.
 
   Attributes:
-    vectors: the documents.
+    vectors: the document vectors.
     flat: the faiss index of the same vectors.
-    longest: the largest norm of a document.
+    longest: the largest norm of a document vector.
   """
 
   vectors: Float[np.ndarray, "document dim"]
@@ -115,11 +117,11 @@ class Index:
   ) -> tuple[Float[np.ndarray, "query k"], Int[np.ndarray, "query k"]]:
     """Finds the documents with the largest inner products.
 
-    Equal scores stand in the order of the documents.
+    Equal scores keep the order of the documents.
 
     Args:
       queries: the query vectors, float32.
-      k: how many documents; all of them where there are fewer.
+      k: the number of documents, or all if there are fewer.
 
     Returns:
       Scores in float64, descending, and positions of the documents.
@@ -127,35 +129,35 @@ class Index:
     Raises:
       ValueError: if k < 1, or the queries have another dim or are not finite.
     """
-    queries = _finite("queries", queries)
+    queries = _check_finite("queries", queries)
     _check_search(queries, k, self.vectors.shape[1])
     k = min(k, len(self.vectors))
     scores = np.zeros((len(queries), k))
-    places = np.zeros((len(queries), k), np.int64)
+    positions = np.zeros((len(queries), k), np.int64)
     open_, width = np.arange(len(queries)), k
     while len(open_):
       width = min(width + max(width, _MARGIN), len(self.vectors))
       unsure = []
       for part in blocks(open_, width):
-        found, at, sure = self._candidates(queries[part], k, width)
-        scores[part], places[part] = found, at
+        values, at, sure = self._search_candidates(queries[part], k, width)
+        scores[part], positions[part] = values, at
         unsure.append(part[~sure])
       open_ = np.concatenate(unsure)
-    return scores, places
+    return scores, positions
 
-  def _candidates(
+  def _search_candidates(
     self, queries: np.ndarray, k: int, width: int
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns scores, positions, and for which queries these are final."""
+    """Returns scores, positions, and the mask of queries that are final."""
     rough, at = self.flat.search(queries, width)
-    at = np.sort(at, axis=1)  # by position, which a stable sort keeps for ties
+    at = np.sort(at, axis=1)  # by position, the order of ties in a stable sort
     scores = _rescore(queries, self.vectors, at)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     scores = np.take_along_axis(scores, order, axis=1)
     at = np.take_along_axis(at, order, axis=1)
-    # A document left out scored at most rough[:, -1] in faiss; a float32 sum
-    # of dim products is off by at most dim * 2^-24 times the norms (and faiss
-    # rounds the last product once more).
+    # Other documents scored at most rough[:, -1] in faiss. A float32 sum of dim
+    # products is off by at most dim * 2^-24 times the norms, and faiss rounds the
+    # last product once more.
     slack = (queries.shape[1] + 2) * 2.0**-24 * self.longest
     slack = slack * np.linalg.norm(queries.astype(np.float64), axis=1)
     sure = scores[:, -1] > rough[:, -1] + slack
@@ -172,13 +174,10 @@ def exact(vectors: Float[np.ndarray, "document dim"]) -> Index:
   Args:
     vectors: one per document, float32; normalise them for cosines.
 
-  Returns:
-    The index.
-
   Raises:
     ValueError: if there are no vectors, or one is not finite.
   """
-  vectors = _documents(vectors)
+  vectors = _check_documents(vectors)
   flat = faiss.IndexFlatIP(vectors.shape[1])
   flat.add(vectors)
   longest = float(np.linalg.norm(vectors, axis=1).max())

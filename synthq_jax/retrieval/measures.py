@@ -1,7 +1,7 @@
-"""Measures of a ranking: ir-measures' as trec_eval defines them, and MFR.
+"""Evaluates runs with the measures of ir-measures, as in trec_eval, and with MFR.
 
-MFR is the mean rank of the first relevant document. All measures see one and
-the same ranking of each query.
+MFR is the mean rank of the first relevant document. All measures use the same
+ranking of each query.
 """
 
 import dataclasses
@@ -22,18 +22,18 @@ __all__ = [
 ]  # fmt: skip
 
 DEFAULT = ("nDCG@10", "R@10", "RR@10")
-"""The measures of the papers' tables of retrieval."""
+"""The measures in the retrieval tables of the papers."""
 
 ALL = (*DEFAULT, "R@1", "R@20", "R@100", "P@1", "MFR")
-"""Every measure that one of the papers reports."""
+"""All measures that one of the papers reports."""
 
 OWN_ID = "A result with its query's own id is"
-"""How the sentence begins that says what happens to it."""
+"""The beginning of the sentence on results with their query's own id."""
 
 _FIRST_RANK = re.compile(r"MFR(?:\(rel=(\d+)\))?(?:@(\d+))?")
 _MFR_CUTOFF = 100
 _PLAIN = frozenset(("cutoff", "rel"))
-# Not those that need Perl, or documents of a subtopic, or fail without a result.
+# Providers without a need for Perl or subtopics, that work without a result, too.
 _PROVIDERS = ("pytrec_eval", "msmarco", "judged", "compat", "cwl_eval")
 _SHARES = frozenset(
   "nDCG AP RR R P Success Rprec Bpref infAP SetP SetR SetF SetAP Judged IPrec"
@@ -45,24 +45,24 @@ Rankings = dict[str, list[str]]
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """What `evaluate` found, and the choices that others make differently.
+  """The scores of a run, and the conventions of the evaluation.
 
-  Private when its queries are: publish neither values nor means of private
-  queries without saying so.
+  The scores are private if the queries are: do not publish values or means of
+  private queries without saying so.
 
   Attributes:
     mean: measure name -> mean over all judged queries.
     per_query: measure name -> query id -> value, for all judged queries.
     drop_identical: whether results with the query's own id were left out.
-    num_dropped: how many results that were.
-    level: the lowest grade that counts as relevant in measures that know only
-      relevant or not.
-    num_queries: the judged queries, which all count.
-    num_without_results: those of them for which the run has no result, or
-      none but their own document.
-    num_without_relevant: those of them without a document of grade `level`.
-    depth: the number of results of the query that has the most.
-    split: whose judgements they are, or "" where nobody said.
+    num_dropped: the number of results left out for their query's own id.
+    level: the lowest grade that counts as relevant in binary measures.
+    num_queries: the number of judged queries, which all count.
+    num_without_results: the number of judged queries without a result, apart from
+      a dropped one with their own id.
+    num_without_relevant: the number of judged queries without a document of grade
+      `level` or more.
+    depth: the largest number of results of a query.
+    split: the split of the judgements, or "" if none was named.
   """
 
   mean: dict[str, float]
@@ -78,7 +78,7 @@ class Evaluation:
 
   @property
   def traps(self) -> tuple[str, ...]:
-    """What other evaluations do otherwise; `met` says what this run met."""
+    """Sentences on conventions that differ between evaluations; see `met`."""
     dropped = "dropped, unless it is judged relevant"
     return (
       "Averages are over all judged queries; one without results counts 0 (in"
@@ -93,10 +93,10 @@ class Evaluation:
 
   @property
   def met(self) -> str:
-    """How often these choices mattered, in one sentence."""
-    whose = f" of split {self.split!r}" if self.split else ""
+    """A sentence on the number of queries and results that they affected."""
+    split = f" of split {self.split!r}" if self.split else ""
     return (
-      f"{self.num_queries} judged queries{whose}, {self.num_without_results} of"
+      f"{self.num_queries} judged queries{split}, {self.num_without_results} of"
       f" them without results and {self.num_without_relevant} without a relevant"
       f" document; results dropped for their query's own id: {self.num_dropped};"
       f" results of a query: {self.depth} at most, and a deeper cut sees no more."
@@ -104,7 +104,7 @@ class Evaluation:
 
 
 def check(names: Sequence[str], level: int = 1) -> None:
-  """Refuses names that `evaluate` would refuse.
+  """Refuses measure names that `evaluate` would refuse.
 
   >>> check(("nDCG@10", "MFR"))
 
@@ -113,21 +113,22 @@ def check(names: Sequence[str], level: int = 1) -> None:
     level: as in `evaluate`.
 
   Raises:
-    ValueError: if there are none, or one is unknown or cannot be computed here.
+    ValueError: if there are no names, or one is unknown or cannot be computed
+      here.
   """
   if not names:
     raise ValueError("expected a measure such as nDCG@10, got none")
   for name in names:
-    _measure(name, level)
+    _parse_measure(name, level)
 
 
 def is_share(name: str) -> bool:
-  """Says whether a measure lies in [0, 1] for every query.
+  """Checks whether a measure lies in [0, 1] for every query.
 
   >>> is_share("nDCG@10"), is_share("MFR"), is_share("NumRel")
   (True, False, False)
   """
-  measure = _measure(name, 1)
+  measure = _parse_measure(name, 1)
   return not isinstance(measure, _FirstRank) and measure.NAME in _SHARES
 
 
@@ -143,15 +144,15 @@ def evaluate(
   """Scores a run against judgements.
 
   The mean is over ALL judged queries: a query without results, or without any
-  relevant document, counts 0. Queries of the run that nobody judged are left
-  out, and documents nobody judged count as not relevant: a system that finds
-  good documents which the judges never saw is scored too low. nDCG's gain is
-  the grade itself (0 for a negative one); a recall is the share of the relevant
-  documents found.
+  relevant document, counts 0. Unjudged queries of the run are left out, and
+  unjudged documents count as not relevant. So a system that finds good documents
+  which the judges never saw is scored too low. The gain in nDCG is the grade itself
+  (0 for a negative one). Recall is the share of the relevant documents that the run
+  finds.
 
-  MFR is the mean rank of the first relevant document, and less is better. A
-  query with none among the first 100 counts 101: also one without results, and
-  one without any relevant document, which no system can answer.
+  MFR is the mean rank of the first relevant document, and less is better. A query
+  without a relevant document among the first 100 counts 101. This includes queries
+  without results, and queries without any relevant document.
 
   >>> names = ("RR@10", "MFR")
   >>> evaluate({"q": {"a": 1}}, {"q": {"b": 2.0, "a": 1.0}}, names).mean
@@ -160,21 +161,21 @@ def evaluate(
   Args:
     qrels: query id -> document id -> grade.
     run: query id -> document id -> score. Ties keep the order of the run.
-    names: names of ir-measures such as "nDCG@10", "R@100", "RR@10", "P@1";
-      "Recall" and "MRR" are taken for "R" and "RR". "MFR" is "MFR@100".
+    names: names of ir-measures such as "nDCG@10", "R@100", "RR@10", "P@1".
+      "Recall" and "MRR" stand for "R" and "RR". "MFR" is "MFR@100".
     drop_identical: leave out a result whose id equals its query's id, as BEIR
-      does for collections that hold their own queries (ArguAna, Quora). Where
-      ids are bare numbers, as in MS MARCO, equality may be chance: pass False.
-      Where it certainly is, because such a document is judged relevant, it stays.
+      does for collections that hold their own queries (ArguAna, Quora). If ids
+      are bare numbers, as in MS MARCO, equality may be chance: pass False. A
+      document that is judged relevant always stays.
     level: the lowest grade that counts as relevant in binary measures, >= 1 (2
-      for TREC Deep Learning); names that say rel=... themselves keep it.
-    split: whose judgements `qrels` are; it is only named in the result.
+      for TREC Deep Learning). Names with rel=... keep their own level.
+    split: the split of the judgements, which is only named in the result.
 
   Returns:
-    Means and values per query, under the names given.
+    Means and values per query, under the given names.
 
   Raises:
-    ValueError: if nothing is judged, a name is unknown, `level` is below 1, or
+    ValueError: if no query is judged, a name is unknown, `level` is below 1, or
       a score is not finite.
 
   References:
@@ -188,9 +189,9 @@ def evaluate(
       f"expected level >= 1, got level={level}: documents nobody judged have "
       "grade 0; raise it"
     )
-  measures = {name: _measure(name, level) for name in names}
-  rankings, dropped = _rankings(qrels, run, drop_identical)
-  values = _values(set(measures.values()), qrels, rankings)
+  measures = {name: _parse_measure(name, level) for name in names}
+  rankings, dropped = _make_rankings(qrels, run, drop_identical)
+  values = _compute_values(set(measures.values()), qrels, rankings)
   per_query = {name: values[measure] for name, measure in measures.items()}
   return Evaluation(
     mean={
@@ -213,7 +214,7 @@ def evaluate(
 
 @dataclasses.dataclass(frozen=True)
 class _FirstRank:
-  """The rank of the first relevant document, or one more than the cut."""
+  """The rank of the first relevant document, or `cutoff` + 1."""
 
   cutoff: int
   level: int
@@ -227,39 +228,39 @@ class _FirstRank:
     return float(next(ranks, self.cutoff + 1))
 
 
-def _values(
+def _compute_values(
   measures: Collection[ir_measures.Measure | _FirstRank],
   qrels: trec.Qrels,
   rankings: Rankings,
 ) -> dict[ir_measures.Measure | _FirstRank, dict[str, float]]:
-  """Returns measure -> query id -> value, in the order of the judgements."""
+  """Computes measure -> query id -> value, in the order of the judgements."""
   ours = {each for each in measures if isinstance(each, _FirstRank)}
-  theirs = _by_ir_measures(set(measures) - ours, qrels, rankings)
+  values = _call_ir_measures(set(measures) - ours, qrels, rankings)
   return {
     each: {
       query: each.value(grades, rankings[query])
       if each in ours
-      else theirs.get((each, query), 0.0)
+      else values.get((each, query), 0.0)
       for query, grades in qrels.items()
     }
     for each in measures
   }
 
 
-def _by_ir_measures(
+def _call_ir_measures(
   measures: Collection[ir_measures.Measure],
   qrels: trec.Qrels,
   rankings: Rankings,
 ) -> dict[tuple[ir_measures.Measure, str], float]:
-  """Returns (measure, query id) -> value."""
-  # Places from the last in place of scores: no rounding of scores makes ties.
-  # Above 0, since Compat takes 0 for the score of a document not found.
+  """Computes (measure, query id) -> value."""
+  # Positions from the end replace scores, so that rounding makes no ties. They are
+  # above 0, since Compat takes 0 for the score of a missing document.
   scores = {
     query: {id_: float(len(ids) - rank) for rank, id_ in enumerate(ids)}
     for query, ids in rankings.items()
     if ids
   }
-  # Its C code reads beyond an array where a query has negative grades alone.
+  # The C code reads beyond an array if a query has negative grades alone.
   qrels = {
     query: grades
     for query, grades in qrels.items()
@@ -267,38 +268,38 @@ def _by_ir_measures(
   }
   return {
     (each.measure, each.query_id): float(each.value)
-    for together in _calls(measures)
+    for together in _group_calls(measures)
     for each in ir_measures.iter_calc(together, qrels, scores)
   }
 
 
-def _calls(
+def _group_calls(
   measures: Collection[ir_measures.Measure],
 ) -> list[list[ir_measures.Measure]]:
-  """Divides measures into calls of ir-measures that cannot disturb each other.
+  """Groups measures into calls of ir-measures that do not affect each other.
 
-  Its provider of trec_eval's measures puts nDCG, NumRet and NumQ into any call
-  that it has begun, with the gains or the judged documents of that call. It keeps
-  one of two measures that trec_eval calls by the same name, and the order of a
-  set decides which. Measures of a cutoff and a level alone share one call, as
-  quick as before; any other measure has a call of its own.
+  The provider of trec_eval's measures adds nDCG, NumRet and NumQ to any open call,
+  with the gains or the judged documents of that call. If trec_eval has one name for
+  two measures, it keeps one of them, by the order of a set. So measures with a
+  cutoff and a level alone share one fast call, and any other measure has its own
+  call.
   """
   plain = [each for each in measures if each.params.keys() <= _PLAIN]
   others = [[each] for each in measures if not each.params.keys() <= _PLAIN]
   return [plain, *others] if plain else others
 
 
-def _rankings(
+def _make_rankings(
   qrels: trec.Qrels, run: trec.Run, drop_identical: bool
 ) -> tuple[Rankings, int]:
-  """Returns each judged query's documents, best first, and how many it drops."""
+  """Ranks each judged query's documents; also returns the number it drops."""
   rankings, dropped = {}, 0
   for query in qrels:
-    ids = kept = trec.ranking(run.get(query, {}))
+    ids = ranking = trec.ranking(run.get(query, {}))
     if drop_identical and qrels[query].get(query, 0) <= 0:
-      kept = [id_ for id_ in ids if id_ != query]
-    dropped += len(ids) - len(kept)
-    rankings[query] = kept
+      ranking = [id_ for id_ in ids if id_ != query]
+    dropped += len(ids) - len(ranking)
+    rankings[query] = ranking
   return rankings, dropped
 
 
@@ -308,7 +309,7 @@ def _check_cutoff(cutoff: float) -> None:
 
 
 def _check_level(level: int) -> None:
-  """Refuses levels that no grade has, at which trec_eval's code fails."""
+  """Refuses levels outside the range of grades, at which trec_eval fails."""
   if not 1 <= level <= collection.MOST_GRADE:
     raise ValueError(
       "the level is a whole number above 0 and up to"
@@ -316,11 +317,11 @@ def _check_level(level: int) -> None:
     )
 
 
-def _measure(name: str, level: int) -> ir_measures.Measure | _FirstRank:
-  """Reads a measure's name and sets its level of relevance."""
+def _parse_measure(name: str, level: int) -> ir_measures.Measure | _FirstRank:
+  """Parses a measure's name and sets its level of relevance."""
   try:
     if first := _FIRST_RANK.fullmatch(name):
-      return _first_rank(*first.groups(), level)
+      return _make_first_rank(*first.groups(), level)
     measure = ir_measures.parse_measure(name)
     measure.validate_params()
     _check_cutoff(measure.params.get("cutoff", 1))
@@ -338,14 +339,16 @@ def _measure(name: str, level: int) -> ir_measures.Measure | _FirstRank:
 
 
 def _check_provider(measure: ir_measures.Measure) -> None:
-  known = ir_measures.providers.registry
-  there = (known[name] for name in _PROVIDERS if name in known)
-  if not any(one.is_available() and one.supports(measure) for one in there):
-    raise ValueError(f"nothing that is installed computes {measure}")
+  registry = ir_measures.providers.registry
+  providers = (registry[name] for name in _PROVIDERS if name in registry)
+  if not any(p.is_available() and p.supports(measure) for p in providers):
+    raise ValueError(f"no installed provider computes {measure}")
 
 
-def _first_rank(rel: str | None, cutoff: str | None, level: int) -> _FirstRank:
-  """Makes MFR of what its name says, at 100 where it says nothing."""
+def _make_first_rank(
+  rel: str | None, cutoff: str | None, level: int
+) -> _FirstRank:
+  """Makes MFR from the parts of its name; the default cutoff is 100."""
   measure = _FirstRank(int(cutoff or _MFR_CUTOFF), int(rel or level))
   _check_cutoff(measure.cutoff)
   _check_level(measure.level)

@@ -1,9 +1,9 @@
-"""Ranks what BM25 and a retriever find by a weighted sum of some scores.
+"""Ranks the results of BM25 and a retriever by a weighted sum of features.
 
-Linear learning to rank: of every document that BM25 or the retriever finds, what
-several BM25s say of it (the whole text, its beginning, pairs of words, parts of
-words), its length, and the retriever's score. So few weights can be learned with
-little privacy (`stages.learn_to_rank`).
+This is linear learning to rank. The features of a document are several BM25 scores
+(of the whole text, its beginning, pairs of words, parts of words), its length, and
+the retriever's score. So few weights can be learned with a small privacy budget
+(`stages.learn_to_rank`).
 
 Formal guarantee: none of its own. The features of a query's documents are a
 function of the documents and of that query alone.
@@ -39,15 +39,15 @@ __all__ = [
 
 
 class Field(NamedTuple):
-  """A part of a document, and how BM25 reads it."""
+  """A part of a document, and the BM25 settings that read it."""
 
   name: str
   reads: bm25.BM25
   words: int | None = None
-  """How many of its first words; None: all of them."""
+  """The number of first words that are read; None: all words."""
 
 
-def _parts(pattern: str) -> bm25.BM25:
+def _make_pattern_reader(pattern: str) -> bm25.BM25:
   return bm25.BM25(stemmer="", stopwords="", pattern=pattern)
 
 
@@ -58,10 +58,10 @@ FIELDS = (
   Field("first 40 words", bm25.BM25(), 40),
   Field("first 12 words", bm25.BM25(), 12),
   Field("stop words, too", bm25.BM25(stopwords="")),
-  Field("pairs of words", _parts(r"(?<!\S)(?=(\S+ \S+))")),
-  Field("four letters", _parts(r"(?=(\S{4}))")),
+  Field("pairs of words", _make_pattern_reader(r"(?<!\S)(?=(\S+ \S+))")),
+  Field("four letters", _make_pattern_reader(r"(?=(\S{4}))")),
 )
-"""What is read of `_spaced` text; a pattern in a lookahead gives what overlaps."""
+"""The fields of `_space_words` text; lookahead patterns give overlapping parts."""
 FEATURES = (*(field.name for field in FIELDS), "length", "retriever")
 """The columns of `Candidates.values`, each in [0, 1]."""
 _WORD = re.compile(word_patterns.WORD)
@@ -69,33 +69,35 @@ _LEXICAL, _DENSE = 0, len(FEATURES) - 1
 
 
 class Candidates(NamedTuple):
-  """The documents that a query's features are of."""
+  """The candidate documents of a query, with their features."""
 
   ids: tuple[str, ...]
-  """As BM25 ranks them, then as the retriever does."""
-  places: Int[np.ndarray, " candidate"]
-  """Of these documents in the collection."""
+  """Ids of the documents: BM25's results in order, then further ones of the
+  retriever in order."""
+  positions: Int[np.ndarray, " candidate"]
+  """Positions of these documents in the collection."""
   values: Float[np.ndarray, "candidate feature"]
-  """In [0, 1], in the order of `FEATURES`."""
+  """Features in [0, 1], in the order of `FEATURES`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-  """The collection, read in each of `FIELDS`.
+  """Indexes of the collection, one for each of `FIELDS`.
 
   >>> texts = ["red apples", "green apples and pears", "plums"]
   >>> features = Features.build(["a", "b", "c"], texts)
   >>> lexical, dense = {"a": 0.5, "b": 0.4}, {"c": 0.9, "a": 0.7}
-  >>> [found] = features.of(["red pears"], [lexical], [dense])
-  >>> found.ids, found.values.shape
+  >>> [candidates] = features.of(["red pears"], [lexical], [dense])
+  >>> candidates.ids, candidates.values.shape
   (('a', 'b', 'c'), (3, 10))
-  >>> found.values[:, -1].tolist()  # the retriever's, least to best
+  >>> candidates.values[:, -1].tolist()  # the retriever's, least to best
   [0.0, 0.0, 1.0]
 
   Attributes:
-    positions: of the documents, by id.
-    lengths: words of each document, log(1 + n), over those of the longest.
-    indexes: one for each field; None for one that no document has a word of.
+    positions: document id -> position in the collection.
+    lengths: log(1 + number of words) of each document, divided by the largest.
+    indexes: an index for each field; None for a field without a word in any
+      document.
   """
 
   positions: Mapping[str, int]
@@ -108,19 +110,21 @@ class Features:
 
     Args:
       ids: one per document.
-      texts: of the documents; an iterator will do.
+      texts: the texts of the documents; may be an iterator.
 
     Raises:
-      ValueError: if there is not one id per document.
+      ValueError: unless there is one id per document.
     """
-    # Fields that weigh the same words in other ways read them once.
-    readers = {(_how(f), f.words): bm25.Reader(_how(f)) for f in FIELDS}
+    # Fields that weigh the same words differently share one reader.
+    readers = {
+      (_get_reading(f), f.words): bm25.Reader(_get_reading(f)) for f in FIELDS
+    }
     counts: list[int] = []
     for chunk in bm25.chunks(texts):
       counts += [len(text.split()) for text in chunk]
-      spaced = [_spaced(text) for text in chunk]
+      spaced = [_space_words(text) for text in chunk]
       for (_, words), reader in readers.items():
-        reader.read([_first(text, words) for text in spaced])
+        reader.read([_cut_words(text, words) for text in spaced])
     if len(counts) != len(ids):
       raise ValueError(
         f"expected one id per document, got {len(ids)} ids and {len(counts)}"
@@ -128,10 +132,10 @@ class Features:
       )
     lengths = np.log1p(counts)
     return cls(
-      {id_: place for place, id_ in enumerate(ids)},
+      {id_: position for position, id_ in enumerate(ids)},
       (lengths / max(lengths.max(initial=0.0), 1e-9)).astype(np.float32),
       tuple(
-        _index(readers[_how(field), field.words], field, ids)
+        _build_index(readers[_get_reading(field), field.words], field, ids)
         for field in FIELDS
       ),
     )
@@ -142,66 +146,72 @@ class Features:
     lexical: Sequence[Mapping[str, float]],
     dense: Sequence[Mapping[str, float]],
   ) -> list[Candidates]:
-    """Returns the features of what two systems find for each query.
+    """Computes the candidates of each query, with their features.
 
-    A score of BM25 is divided by the best of the candidates, one of the retriever
-    goes from its least, 0, to its best, 1; 0 is what it does not find.
+    The candidates are the results of both systems. A BM25 score is divided by the
+    best score among the candidates. A retriever score is scaled from 0, its least,
+    to 1, its best; documents that the retriever does not find get 0.
 
     Args:
-      queries: their texts.
-      lexical: of each, document id -> score of BM25.
-      dense: of each, document id -> score of the retriever.
+      queries: the texts of the queries.
+      lexical: for each query, document id -> score of BM25.
+      dense: for each query, document id -> score of the retriever.
     """
-    made: list[Candidates] = []
-    for spaced in bm25.chunks(map(_spaced, queries)):
-      words = {how: how.words(spaced) for how in {*map(_how, FIELDS)}}
-      asked = zip(*(words[_how(field)] for field in FIELDS), strict=True)
-      part = slice(len(made), len(made) + len(spaced))
-      made += map(self._of, asked, lexical[part], dense[part])
-    return made
+    candidates: list[Candidates] = []
+    for spaced in bm25.chunks(map(_space_words, queries)):
+      readings = {*map(_get_reading, FIELDS)}
+      words = {reading: reading.words(spaced) for reading in readings}
+      columns = zip(
+        *(words[_get_reading(field)] for field in FIELDS), strict=True
+      )
+      part = slice(len(candidates), len(candidates) + len(spaced))
+      candidates += map(
+        self._make_candidates, columns, lexical[part], dense[part]
+      )
+    return candidates
 
-  def _of(
+  def _make_candidates(
     self,
-    asked: Sequence[Sequence[str]],
+    query_words: Sequence[Sequence[str]],
     lexical: Mapping[str, float],
     dense: Mapping[str, float],
   ) -> Candidates:
-    """Returns the features of a query, whose words each field has."""
-    dense = _ordered(dense)
-    ids = tuple({**_ordered(lexical), **dense})
+    """Makes the candidates of a query from its words in each field."""
+    dense = _sort(dense)
+    ids = tuple({**_sort(lexical), **dense})
     values = np.zeros((len(ids), len(FEATURES)), np.float32)
-    places = np.array([self.positions[id_] for id_ in ids], np.int64)
+    positions = np.array([self.positions[id_] for id_ in ids], np.int64)
     for column, (index, words) in enumerate(
-      zip(self.indexes, asked, strict=True)
+      zip(self.indexes, query_words, strict=True)
     ):
       if index is not None and len(ids):
-        scores = index.scores_at(words, places)
+        scores = index.scores_at(words, positions)
         values[:, column] = scores / max(scores.max(), 1e-9)
-    values[:, _DENSE - 1] = self.lengths[places]
+    values[:, _DENSE - 1] = self.lengths[positions]
     scaled = fusion.Convex().values(dense, dense=True)
     values[:, _DENSE] = [scaled.get(id_, 0.0) for id_ in ids]
-    return Candidates(ids, places, values)
+    return Candidates(ids, positions, values)
 
 
-def _ordered(scores: Mapping[str, float]) -> dict[str, float]:
+def _sort(scores: Mapping[str, float]) -> dict[str, float]:
   return {id_: scores[id_] for id_ in trec.ranking(scores)}
 
 
-def _spaced(text: str) -> str:
-  """Returns the words of a text with a space between them and nothing else."""
+def _space_words(text: str) -> str:
+  """Joins the words of a text with single spaces, and drops all else."""
   return " ".join(_WORD.findall(word_patterns.compose(text)))
 
 
-def _first(text: str, words: int | None) -> str:
+def _cut_words(text: str, words: int | None) -> str:
   return text if words is None else " ".join(text.split()[:words])
 
 
-def _how(field: Field) -> bm25.BM25:
-  """Returns how a field finds words, whatever it makes of them."""
+def _get_reading(field: Field) -> bm25.BM25:
+  """Returns a field's settings for reading words, without those for weighing."""
   return dataclasses.replace(field.reads, k1=0.0, b=0.0)
 
 
-def _index(
+def _build_index(
   reader: bm25.Reader, field: Field, ids: Sequence[str]
 ) -> bm25.Index | None:
   try:
@@ -211,13 +221,14 @@ def _index(
 
 
 def described(weights: Sequence[float]) -> list[dict[str, Any]]:
-  """Returns what is weighed as JSON holds it, for other programs.
+  """Describes features and weights as JSON values, for other programs.
 
   Args:
-    weights: of `FEATURES`, in order.
+    weights: the weights of `FEATURES`, in order.
 
   Returns:
-    For each its "name" and "weight", and under "bm25" how a field is read.
+    For each feature its "name" and "weight", and for a field its settings as
+    "bm25".
   """
   read = {
     field.name: {**dataclasses.asdict(field.reads), "first_words": field.words}
@@ -231,10 +242,10 @@ def described(weights: Sequence[float]) -> list[dict[str, Any]]:
 
 
 def start(lexical: float) -> Float[np.ndarray, " feature"]:
-  """Returns the weights that rank as BM25 does: where learning starts.
+  """Returns the initial weights of learning, which rank as BM25 does.
 
   Args:
-    lexical: BM25's weight: how sharply scores are told apart.
+    lexical: the weight of BM25; the larger, the sharper its distribution.
   """
   weights = np.zeros(len(FEATURES), np.float32)
   weights[_LEXICAL] = lexical
@@ -242,46 +253,48 @@ def start(lexical: float) -> Float[np.ndarray, " feature"]:
 
 
 def rank(
-  found: Mapping[str, Candidates],
+  candidates: Mapping[str, Candidates],
   weights: Sequence[float],
   depth: int,
 ) -> trec.Run:
-  """Returns the candidates of each query, best first.
+  """Ranks the candidates of each query, best first.
 
-  Equal scores stand in the order of the candidates.
+  Equal scores keep the order of the candidates.
 
-  >>> found = {"q": Candidates(("a", "b"), np.arange(2), np.eye(2, len(FEATURES)))}
-  >>> rank(found, [1.0, 2.0, *[0.0] * (len(FEATURES) - 2)], 1)
+  >>> pair = Candidates(("a", "b"), np.arange(2), np.eye(2, len(FEATURES)))
+  >>> rank({"q": pair}, [1.0, 2.0, *[0.0] * (len(FEATURES) - 2)], 1)
   {'q': {'b': 2.0}}
 
   Args:
-    found: candidates by query.
-    weights: of `FEATURES`, finite.
-    depth: documents of each query, at most, >= 1.
+    candidates: query id -> candidates.
+    weights: the weights of `FEATURES`, finite.
+    depth: the most documents of each query, >= 1.
 
   Raises:
-    ValueError: if the number of weights is another one, or one is not finite.
+    ValueError: if the number of weights is wrong, or one is not finite.
   """
   checks.at_least(1, depth=depth)
   run: trec.Run = {}
-  for query, one in found.items():
-    scores = scored(one.values, weights)
+  for query, documents in candidates.items():
+    scores = scored(documents.values, weights)
     best = np.argsort(-scores, kind="stable")[:depth]
-    run[query] = {one.ids[i]: float(scores[i]) for i in best}
+    run[query] = {documents.ids[i]: float(scores[i]) for i in best}
   return run
 
 
 def scored(
   values: Float[np.ndarray, "*rows feature"], weights: Sequence[float]
 ) -> Float[np.ndarray, "*rows"]:
-  """Returns the weighted sum of features, each row's its own to the last bit.
+  """Computes the weighted sum of features of each row.
+
+  The sum of a row does not depend on other rows, to the last bit.
 
   Args:
-    values: in the order of `FEATURES`.
-    weights: of these, finite.
+    values: features, in the order of `FEATURES`.
+    weights: the weights of `FEATURES`, finite.
 
   Raises:
-    ValueError: if the number of weights is another one, or one is not finite.
+    ValueError: if the number of weights is wrong, or one is not finite.
   """
   array = np.asarray(weights, np.float64)
   if array.shape != (len(FEATURES),) or not np.isfinite(array).all():

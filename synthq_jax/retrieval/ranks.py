@@ -1,8 +1,7 @@
-"""The exact rank of one document for each query, block of documents by block.
+"""Computes the exact rank of one document per query, over blocks of documents.
 
-Where only a query's own document matters, no list of results has to be kept:
-its rank is the number of documents that score higher, and these are counted
-over blocks of any size.
+If only a query's own document matters, no list of results is needed. Its rank is
+the number of documents that score higher, which can be counted block by block.
 """
 
 import numpy as np
@@ -11,13 +10,13 @@ from jaxtyping import Float, Int
 __all__ = ["count_better", "own_scores"]
 
 _TIE = 1e-9  # scores of unit vectors in double precision are off by 1e-13
-_TILE = 1 << 22  # scores held at once: 32 MiB
+_TILE = 1 << 22  # scores in memory at a time: 32 MiB
 
 
 def own_scores(
   queries: Float[np.ndarray, "query dim"], own: Float[np.ndarray, "query dim"]
 ) -> Float[np.ndarray, " query"]:
-  """Returns each query's inner product with its own document, in float64.
+  """Computes each query's inner product with its own document, in float64.
 
   Args:
     queries: unit vectors.
@@ -26,7 +25,7 @@ def own_scores(
   Raises:
     ValueError: if shapes differ or a vector is not finite.
   """
-  queries, own = _vectors("queries", queries), _vectors("own", own)
+  queries, own = _check_vectors("queries", queries), _check_vectors("own", own)
   if queries.shape != own.shape:
     raise ValueError(
       f"expected one own document per query, got shapes {queries.shape} and"
@@ -40,16 +39,16 @@ def count_better(
   scores: Float[np.ndarray, " query"],
   documents: Float[np.ndarray, "document dim"],
 ) -> Int[np.ndarray, " query"]:
-  """Counts the documents of a block that beat each query's own.
+  """Counts the documents of a block that score above each query's own document.
 
-  Summed over all blocks this is the rank, 0 for the best. Equal scores don't
-  beat: of documents with the same vector each has the rank of the best. Scores
-  are compared in double precision with room for its rounding, so that the
-  counts depend on the vectors and not on how they are cut into blocks.
+  The sum over all blocks is the rank, 0 for the best. Equal scores do not count, so
+  documents with equal vectors all have the best of their ranks. Scores are compared
+  in double precision with a tolerance for rounding. So the counts depend on the
+  vectors, not on the division into blocks.
 
   Args:
     queries: unit vectors.
-    scores: of each query's own document (`own_scores`).
+    scores: the score of each query's own document (`own_scores`).
     documents: unit vectors of a block of the collection.
 
   Returns:
@@ -63,8 +62,8 @@ def count_better(
   >>> count_better(queries, own_scores(queries, documents[:1]), documents)
   array([1])
   """
-  queries = _vectors("queries", queries)
-  documents = _vectors("documents", documents).T
+  queries = _check_vectors("queries", queries)
+  documents = _check_vectors("documents", documents).T
   rows = max(1, _TILE // max(1, documents.shape[1]))
   counts = np.zeros(len(queries), np.int64)
   for start in range(0, len(queries), rows):
@@ -74,8 +73,8 @@ def count_better(
   return counts
 
 
-def _vectors(name: str, vectors: np.ndarray) -> np.ndarray:
-  """Returns the vectors in double precision, or says what is wrong."""
+def _check_vectors(name: str, vectors: np.ndarray) -> np.ndarray:
+  """Converts vectors to double precision; refuses vectors that are not finite."""
   array = np.asarray(vectors, np.float64)
   if not np.isfinite(array).all():
     raise ValueError(

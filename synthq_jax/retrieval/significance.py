@@ -1,15 +1,16 @@
-"""How sure a mean over queries is, and a difference between two systems.
+"""Computes confidence intervals of means over queries, and tests of differences.
 
-All of these take queries as draws from a larger set: they say nothing about
-another training run, another collection or another kind of query. Queries of one
-user are alike: with `owners` it is users who are drawn, each with all that they
-asked. A mean over several sets is taken with the sets fixed, and the queries of
-each set drawn from more of their own kind ("strata").
+All methods treat queries as draws from a larger set. They say nothing about another
+training run, another collection or another kind of query. Queries of one user are
+similar: with `owners`, users are drawn, each with all of their queries. For a mean
+over several sets, the sets are fixed and queries are drawn within each set
+("strata").
 
-No interval here sees what its queries do not show. Where a few kinds of query carry
-most of the difference it is too narrow: a system that is a little better on 98% of
-queries and loses all of the others is found better "at 95%" in 47% of sets of 40
-queries, 24 to 30% of 65, 12 to 16% of 100, 5 to 8% of 300.
+No interval accounts for kinds of queries that its sample lacks. If rare kinds of
+query carry most of the difference, the interval is too narrow. Take a system that
+is a little better on 98% of queries and loses all of the others. It is found better
+"at 95%" in 47% of sets of 40 queries, 24 to 30% of 65, 12 to 16% of 100, 5 to 8% of
+300.
 
 References:
   Smucker, Allan and Carterette, "A Comparison of Statistical Significance Tests
@@ -46,19 +47,19 @@ Values = Mapping[str, float] | Sequence[float] | np.ndarray
 _BLOCK = 1 << 20  # numbers resampled at a time: 8 MiB
 _ROUNDING = 1e-12
 _LEVEL = 0.95
-_FEW = 20  # values unlike the rest, of which a bootstrap needs so many
+_FEW = 20  # values that differ from the rest, the least number for a bootstrap
 
 Owners = Values | None
 
 
 @dataclasses.dataclass(frozen=True)
 class TTest:
-  """A paired t test.
+  """The result of a paired t test.
 
   Attributes:
     mean: mean of the first system minus mean of the second.
     statistic: Student's t.
-    p_value: two-sided; 1 where the systems are equal on every query.
+    p_value: the two-sided p value; 1 if the systems are equal on every query.
   """
 
   mean: float
@@ -74,13 +75,14 @@ def bootstrap_interval(
   samples: int = 2000,
   seed: int,
 ) -> intervals.Interval:
-  """Returns the percentile bootstrap interval of a mean over queries.
+  """Computes the percentile bootstrap interval of a mean over queries.
 
-  Queries are drawn again with replacement, or users; the interval holds the
-  middle `level` of the means. Of few queries it is too narrow (reciprocal ranks,
-  half of them 0: 78% for 95% of 10, 83% of 20, 92% of 50), and so it is where
-  fewer than some twenty differ from the rest, however many there are; where
-  such values are 0 and 1, it is Wilson's instead.
+  Queries, or users, are resampled with replacement, and the interval holds the
+  middle `level` of the means. For few queries it is too narrow. With reciprocal
+  ranks, half of them 0, 95% intervals cover 78% for 10 queries, 83% for 20 and 92%
+  for 50. It is also too narrow if fewer than twenty values differ from the rest,
+  however many there are. If these values are 0 and 1, Wilson's interval is returned
+  instead.
 
   >>> bootstrap_interval([0.5, 0.5, 0.5], seed=0)
   Interval(mean=0.5, low=0.5, high=0.5)
@@ -89,10 +91,10 @@ def bootstrap_interval(
 
   Args:
     values: one per query, an array [query] or query id -> value.
-    owners: who asked, in the form of `values`; None: somebody else each time.
+    owners: the user of each query, in the form of `values`; None: all different.
     level: the level of the interval, in (0, 1).
-    samples: how often to draw.
-    seed: of NumPy's generator; equal seeds give equal intervals.
+    samples: the number of resampled means.
+    seed: the seed of NumPy's generator; equal seeds give equal intervals.
 
   Returns:
     The mean and its interval.
@@ -101,11 +103,14 @@ def bootstrap_interval(
     ValueError: if there are no values, one is not finite, a query has no owner,
       or `level` or `samples` is out of range.
   """
-  drawn, of = _array("values", values), _groups(values, owners)
-  interval = _interval([drawn], [of], None, level, samples, seed)
-  shares = drawn if of is None else np.bincount(of, drawn) / np.bincount(of)
+  array = _check_array("values", values)
+  users = _number_owners(values, owners)
+  interval = _bootstrap([array], [users], None, level, samples, seed)
+  shares = array
+  if users is not None:
+    shares = np.bincount(users, array) / np.bincount(users)
   few = min(np.sum(shares != 1), np.sum(shares != 0)) < _FEW
-  if few and np.isin(drawn, (0, 1)).all():
+  if few and np.isin(array, (0, 1)).all():
     total = len(shares)
     return intervals.wilson(interval.mean * total, total, confidence=level)
   return interval
@@ -119,9 +124,10 @@ def stratified_interval(
   samples: int = 2000,
   seed: int,
 ) -> intervals.Interval:
-  """Returns the bootstrap interval of a mean over several sets of queries.
+  """Computes the bootstrap interval of a mean over several sets of queries.
 
-  Queries are drawn again inside each set, as many as it has.
+  The n queries of each set are resampled within the set, and deviations of its mean
+  are widened by sqrt(n / (n - 1)).
 
   >>> stratified_interval([[1.0, 1.0, 1.0], [0.0]], seed=0).mean
   0.5
@@ -129,10 +135,11 @@ def stratified_interval(
   Args:
     strata: the values of each set: one per query, an array [query] or query
       id -> value.
-    weights: of the sets' means, above 0, divided by their sum; None: equal.
+    weights: the weights of the sets' means, above 0, which are divided by their
+      sum; None: equal.
     level: the level of the interval, in (0, 1).
-    samples: how often to draw.
-    seed: of NumPy's generator.
+    samples: the number of resampled means.
+    seed: the seed of NumPy's generator.
 
   Returns:
     The weighted mean of the sets' means, and its interval.
@@ -141,40 +148,40 @@ def stratified_interval(
     ValueError: as `bootstrap_interval`, or if a weight is missing or not above
       0.
   """
-  arrays = [_array("values", values) for values in strata]
-  nobody = [None] * len(arrays)
-  wider = [math.sqrt(len(x) / max(len(x) - 1, 1)) for x in arrays]
-  return _interval(arrays, nobody, weights, level, samples, seed, wider)
+  arrays = [_check_array("values", values) for values in strata]
+  no_owners = [None] * len(arrays)
+  factors = [math.sqrt(len(x) / max(len(x) - 1, 1)) for x in arrays]
+  return _bootstrap(arrays, no_owners, weights, level, samples, seed, factors)
 
 
-def _interval(
+def _bootstrap(
   arrays: Sequence[np.ndarray],
   owners: Sequence[np.ndarray | None],
   weights: Sequence[float] | None,
   level: float,
   samples: int,
   seed: int,
-  wider: Sequence[float] | None = None,
+  factors: Sequence[float] | None = None,
 ) -> intervals.Interval:
-  shares = _shares(weights, len(arrays))
+  shares = _normalize(weights, len(arrays))
   checks.within("(0, 1)", level=level)
   checks.at_least(1, samples=samples)
   rng = np.random.default_rng(seed)
   means = 0.0
-  for share, array, of, factor in zip(
-    shares, arrays, owners, wider or [1.0] * len(arrays), strict=True
+  for share, array, users, factor in zip(
+    shares, arrays, owners, factors or [1.0] * len(arrays), strict=True
   ):
-    middle, drawn = array.mean(), _means(array, of, samples, rng)
+    middle, drawn = array.mean(), _resample(array, users, samples, rng)
     means += share * (
       drawn if factor == 1 else middle + factor * (drawn - middle)
     )
   tail = (1 - level) / 2
   low, high = np.quantile(means, [tail, 1 - tail])
-  mean = _weighted_mean(shares, arrays)
+  mean = _compute_mean(shares, arrays)
   return intervals.Interval(mean=mean, low=float(low), high=float(high))
 
 
-def _shares(weights: Sequence[float] | None, number: int) -> np.ndarray:
+def _normalize(weights: Sequence[float] | None, number: int) -> np.ndarray:
   shares = np.asarray([1.0] * number if weights is None else weights, float)
   sound = np.isfinite(shares).all() and (shares > 0).all()
   if not number or shares.shape != (number,) or not sound:
@@ -185,19 +192,19 @@ def _shares(weights: Sequence[float] | None, number: int) -> np.ndarray:
   return shares / shares.sum()
 
 
-def _weighted_mean(shares: np.ndarray, arrays: Sequence[np.ndarray]) -> float:
+def _compute_mean(shares: np.ndarray, arrays: Sequence[np.ndarray]) -> float:
   return float(sum(x * a.mean() for x, a in zip(shares, arrays, strict=True)))
 
 
-def _means(
+def _resample(
   array: np.ndarray,
-  of: np.ndarray | None,
+  users: np.ndarray | None,
   samples: int,
   rng: np.random.Generator,
 ) -> np.ndarray:
-  """Returns the means of resampled queries, or users, shape [samples]."""
-  sums = array if of is None else np.bincount(of, array)
-  counts = None if of is None else np.bincount(of)
+  """Computes the means of resampled queries, or users, shape [samples]."""
+  sums = array if users is None else np.bincount(users, array)
+  counts = None if users is None else np.bincount(users)
   means, block = [], max(1, _BLOCK // len(sums))
   for start in range(0, samples, block):
     rows = min(block, samples - start)
@@ -207,7 +214,7 @@ def _means(
   return np.concatenate(means)
 
 
-def _groups(values: Values, owners: Owners) -> np.ndarray | None:
+def _number_owners(values: Values, owners: Owners) -> np.ndarray | None:
   """Returns the number of each query's owner, from 0, int [query]; or None."""
   if owners is None:
     return None
@@ -236,25 +243,25 @@ def paired_bootstrap(
   samples: int = 2000,
   seed: int,
 ) -> intervals.Interval:
-  """Returns the bootstrap interval of the mean difference, query by query.
+  """Computes the bootstrap interval of the mean of paired differences.
 
-  Where it leaves out 0, the two systems differ at level 1 - `level`, but for
-  what the queries do not show (see the module). Where fewer than twenty queries
-  (or users) differ, of which a bootstrap is too sure, it is at least as wide as
-  what the numbers of those that went up and down leave open, each by as much as
-  the largest, and holds 0 unless these numbers themselves differ.
+  If it does not hold 0, the two systems differ at level 1 - `level`, with the
+  limits that the module names. If fewer than twenty queries (or users) differ, the
+  bootstrap is too narrow. Then the interval also covers exact intervals for the
+  numbers of gains and losses, each of the size of the largest difference. It holds
+  0 unless gains and losses differ significantly in number.
 
-  >>> one = paired_bootstrap([1.0] + [0.0] * 99, [0.0] * 100, seed=0)
-  >>> one.low < 0 < one.mean
+  >>> interval = paired_bootstrap([1.0] + [0.0] * 99, [0.0] * 100, seed=0)
+  >>> interval.low < 0 < interval.mean
   True
 
   Args:
     first: values of one system, an array [query] or query id -> value.
-    second: values of the other on the same queries.
-    owners: who asked, in the form of `first`; None: somebody else each time.
+    second: values of the other system on the same queries.
+    owners: the user of each query, in the form of `first`; None: all different.
     level: the level of the interval, in (0, 1).
-    samples: how often to draw.
-    seed: of NumPy's generator.
+    samples: the number of resampled means.
+    seed: the seed of NumPy's generator.
 
   Returns:
     Mean of `first` minus mean of `second`, and its interval.
@@ -262,15 +269,16 @@ def paired_bootstrap(
   Raises:
     ValueError: as `bootstrap_interval`, or if the queries differ.
   """
-  difference, of = _difference(first, second), _groups(first, owners)
-  interval = _interval([difference], [of], None, level, samples, seed)
-  if of is not None:  # what each user moves the mean by, times their number
-    of_users = np.bincount(of, difference)
-    difference = of_users * (len(of_users) / len(of))
+  difference = _subtract(first, second)
+  users = _number_owners(first, owners)
+  interval = _bootstrap([difference], [users], None, level, samples, seed)
+  if users is not None:  # a user's share of the mean, times the number of users
+    sums = np.bincount(users, difference)
+    difference = sums * (len(sums) / len(users))
   wins, losses = int(np.sum(difference > 0)), int(np.sum(difference < 0))
   if not 0 < wins + losses < _FEW:
     return interval
-  up, down, of_both = (
+  up, down, win_share = (
     intervals.clopper_pearson(count, total, confidence=level)
     for count, total in (
       (wins, len(difference)),
@@ -279,14 +287,14 @@ def paired_bootstrap(
     )
   )
   most = float(np.abs(difference).max())
-  lost = math.hypot(up.mean - up.low, down.high - down.mean)
-  won = math.hypot(up.high - up.mean, down.mean - down.low)
-  low = min(interval.low, interval.mean - most * lost)
-  high = max(interval.high, interval.mean + most * won)
+  below = math.hypot(up.mean - up.low, down.high - down.mean)
+  above = math.hypot(up.high - up.mean, down.mean - down.low)
+  low = min(interval.low, interval.mean - most * below)
+  high = max(interval.high, interval.mean + most * above)
   return intervals.Interval(
     mean=interval.mean,
-    low=low if of_both.low > 0.5 else min(low, 0.0),
-    high=high if of_both.high < 0.5 else max(high, 0.0),
+    low=low if win_share.low > 0.5 else min(low, 0.0),
+    high=high if win_share.high < 0.5 else max(high, 0.0),
   )
 
 
@@ -298,44 +306,45 @@ def stratified_t_test(
 ) -> TTest:
   """Tests whether two systems have the same mean over several sets of queries.
 
-  The difference is the weighted mean of the sets' mean differences; its
-  variance is the sum of theirs, and its degrees of freedom are Welch's. With
-  one set it is the paired t test; with owners, that of cluster-robust errors.
+  The difference is the weighted mean of the sets' mean differences. Its variance is
+  the sum of theirs, times squared weights, and its degrees of freedom are Welch's.
+  With one set it is the paired t test. With owners the errors are cluster-robust.
 
   Args:
     first: values of one system for each set, an array [query] or query id ->
       value.
-    second: values of the other on the same queries.
-    weights: of the sets' means, above 0, divided by their sum; None: equal.
-    owners: who asked the queries of each set, in the form of its values; None:
-      somebody else each time.
+    second: values of the other system on the same queries.
+    weights: the weights of the sets' means, above 0, which are divided by their
+      sum; None: equal.
+    owners: the users of each set's queries, in the form of its values; None: all
+      different.
 
   Returns:
     The mean difference, the statistic and the two-sided p value.
 
   Raises:
-    ValueError: if the queries differ, a set has fewer than two (or users, where
-      there are owners), or a weight is missing or not above 0.
+    ValueError: if the queries differ, a set has fewer than two queries (or users,
+      with owners), or a weight is missing or not above 0.
   """
   triples = zip(first, second, owners or [None] * len(first), strict=True)
   differences = [
-    _by_owner(_difference(one, other), _groups(one, of))
-    for one, other, of in triples
+    _sum_by_owner(_subtract(ours, other), _number_owners(ours, users))
+    for ours, other, users in triples
   ]
-  shares = _shares(weights, len(differences))
+  shares = _normalize(weights, len(differences))
   for difference in differences:
     if len(difference) < 2:
       raise ValueError(
         f"expected at least 2 queries or users, got {len(difference)}; a t test"
         " needs a variance"
       )
-  mean = _weighted_mean(shares, differences)
-  variances = shares**2 * [_variance_of_mean(each) for each in differences]
+  mean = _compute_mean(shares, differences)
+  variances = shares**2 * [_estimate_variance(each) for each in differences]
   if not variances.any():
     largest = max(np.abs(each).max() for each in differences)
     if abs(mean) <= _ROUNDING * largest:
       return _SAME
-    # Whatever the values are, signs that fall by chance agree so often.
+    # All differences are equal: the p value of the sign test, for any values.
     number = sum(map(len, differences))
     return TTest(mean, float(np.copysign(np.inf, mean)), 2.0 ** (1 - number))
   freedom = np.array([len(each) - 1 for each in differences])
@@ -345,48 +354,48 @@ def stratified_t_test(
   return TTest(mean, float(statistic), float(p_value))
 
 
-def _by_owner(array: np.ndarray, of: np.ndarray | None) -> np.ndarray:
-  """Returns a value for each owner with the mean, and its variance, of all.
+def _sum_by_owner(array: np.ndarray, users: np.ndarray | None) -> np.ndarray:
+  """Returns one value per owner, with the mean of all queries.
 
-  What is left of an owner's queries about the mean, in place of each query's:
-  the variance of the mean is then that of clusters.
+  An owner's value sums the deviations of their queries from the mean. So the
+  variance of the mean of these values is cluster-robust.
   """
-  if of is None:
+  if users is None:
     return array
   mean = array.mean()
-  left = np.bincount(of, array - mean)
-  return mean + left * (len(left) / len(array))
+  deviations = np.bincount(users, array - mean)
+  return mean + deviations * (len(deviations) / len(array))
 
 
 def share_of_gain(
-  row: Values, nothing: Values, whole: Values, owners: Owners = None
+  row: Values, baseline: Values, reference: Values, owners: Owners = None
 ) -> intervals.Interval | None:
-  """Returns (row - nothing) / (whole - nothing) with Fieller's 95% interval.
+  """Computes (row - baseline) / (reference - baseline) with Fieller's 95% interval.
 
-  The means are over the same queries, whose differences are taken for normal.
-  Below 0 the row is worse than nothing, above 1 better than the whole.
+  The means are over the same queries, whose differences are taken as normal. Below
+  0 the row is worse than the baseline, above 1 better than the reference.
 
-  >>> nothing, whole = [0.0, 0.1, 0.0, 0.1], [0.9, 1.0, 1.0, 0.9]
+  >>> baseline, reference = [0.0, 0.1, 0.0, 0.1], [0.9, 1.0, 1.0, 0.9]
   >>> half = [0.4, 0.6, 0.5, 0.5]
-  >>> f"{share_of_gain(half, nothing, whole):.2f}"
+  >>> f"{share_of_gain(half, baseline, reference):.2f}"
   '0.50 [0.43, 0.57]'
 
   Args:
-    row: values of the row in question, an array [query] or query id -> value.
-    nothing: of what the gain begins with.
-    whole: of what has all of it.
-    owners: who asked, in the form of `row`; None: somebody else each time.
+    row: values of the row, an array [query] or query id -> value.
+    baseline: values of the system with none of the gain.
+    reference: values of the system with all of the gain.
+    owners: the user of each query, in the form of `row`; None: all different.
 
   Returns:
-    The share and its interval; None where the whole is not above nothing at
-    this level: a share of no gain is no number, and its interval is endless.
+    The share and its interval. None if the reference is not significantly above the
+    baseline: then the interval is unbounded.
 
   Raises:
     ValueError: if the queries differ or there are fewer than two (or users).
   """
-  of = _groups(row, owners)
-  top = _by_owner(_difference(row, nothing), of)
-  bottom = _by_owner(_difference(whole, nothing), of)
+  users = _number_owners(row, owners)
+  top = _sum_by_owner(_subtract(row, baseline), users)
+  bottom = _sum_by_owner(_subtract(reference, baseline), users)
   number = len(top)
   if number < 2:
     raise ValueError(f"expected at least 2 queries or users, got {number}")
@@ -405,8 +414,8 @@ def share_of_gain(
   return intervals.Interval(mean=share, low=float(low), high=float(high))
 
 
-def _variance_of_mean(difference: np.ndarray) -> float:
-  """Returns its estimate; 0 for a constant, whose variance is of rounding."""
+def _estimate_variance(difference: np.ndarray) -> float:
+  """Estimates the variance of the mean; 0 if differences differ by rounding."""
   if np.ptp(difference) <= _ROUNDING * np.abs(difference).max():
     return 0.0
   return float(difference.var(ddof=1)) / len(difference)
@@ -417,13 +426,13 @@ _SAME = TTest(mean=0.0, statistic=0.0, p_value=1.0)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-  """One system against another on the same queries.
+  """The comparison of a system with its baseline on the same queries.
 
   Attributes:
-    label: what is compared.
+    label: the name of the comparison.
     difference: mean of the system minus mean of the baseline, with its bootstrap
       interval, which is not corrected for the number of tests.
-    p_value: of the paired t test, two-sided, not corrected.
+    p_value: the two-sided p value of the paired t test, not corrected.
     corrected: the p value after Bonferroni's correction.
     is_significant: whether `corrected` is below alpha.
   """
@@ -446,18 +455,18 @@ def compare(
   """Tests several systems, each against its baseline, as one family.
 
   Formal guarantee:
-    If no system differs from its baseline, the chance that any comparison is
-    called significant is at most `alpha`, however the tests depend on each
-    other, as far as the t test holds for so many queries.
+    If no system differs from its baseline, the probability that any comparison is
+    significant is at most `alpha`, however the tests depend on each other.
+    Assumed: the t test is valid for this number of queries.
 
   Args:
     pairs: label -> values of the system and of its baseline, on one set of
-      queries each. All tests that are made belong here, also those whose
-      outcome nobody reports.
-    owners: who asked, in the form of the values; None: somebody else each time.
-    alpha: the level, in (0, 1); intervals have level 1 - alpha.
-    samples: of the bootstrap.
-    seed: of the bootstrap, which depends on the order of the queries, too.
+      queries each. Pass all tests that are made, also unreported ones.
+    owners: the user of each query, in the form of the values; None: all
+      different.
+    alpha: the significance level, in (0, 1); intervals have level 1 - alpha.
+    samples: the number of resampled means.
+    seed: the seed of the bootstrap, which also depends on the order of queries.
 
   Returns:
     One comparison for each pair, in their order.
@@ -488,14 +497,14 @@ def compare(
 def bonferroni(p_values: Sequence[float]) -> list[float]:
   """Corrects p values for the number of tests.
 
-  The chance that any true null hypothesis has a corrected value below x is at
+  The probability that any true null hypothesis has a corrected value below x is at
   most x, however the tests depend on each other.
 
   >>> bonferroni([0.01, 0.5])
   [0.02, 1.0]
 
   Args:
-    p_values: one for each test made, also those not reported, in [0, 1].
+    p_values: a p value for each test, also for unreported ones, in [0, 1].
 
   Returns:
     min(1, number of tests * p) for each.
@@ -506,13 +515,13 @@ def bonferroni(p_values: Sequence[float]) -> list[float]:
   if any(not 0 <= p <= 1 for p in p_values):
     raise ValueError(
       f"expected p values in [0, 1], got p_values={list(p_values)}; check "
-      "where they came from"
+      "the tests that made them"
     )
   return [min(1.0, len(p_values) * p) for p in p_values]
 
 
-def _difference(first: Values, second: Values) -> np.ndarray:
-  """Returns the differences, matched by query id where there are ids."""
+def _subtract(first: Values, second: Values) -> np.ndarray:
+  """Subtracts values query by query, matched by query id if there are ids."""
   if isinstance(first, Mapping) != isinstance(second, Mapping):
     raise ValueError(
       "expected two mappings or two arrays, got one of each; pass "
@@ -526,7 +535,7 @@ def _difference(first: Values, second: Values) -> np.ndarray:
         " evaluate both on the same judgements"
       )
     second = [second[query] for query in first]
-  a, b = _array("first", first), _array("second", second)
+  a, b = _check_array("first", first), _check_array("second", second)
   if a.shape != b.shape:
     raise ValueError(
       f"expected the same queries, got {len(a)} and {len(b)} values; "
@@ -535,7 +544,7 @@ def _difference(first: Values, second: Values) -> np.ndarray:
   return a - b
 
 
-def _array(name: str, values: Values) -> np.ndarray:
+def _check_array(name: str, values: Values) -> np.ndarray:
   if isinstance(values, Mapping):
     values = list(values.values())
   array = np.asarray(values, np.float64)

@@ -1,7 +1,7 @@
-"""Systems side by side over several sets of queries, as in the papers' tables.
+"""Tabulates systems over several sets of queries, as in the papers' tables.
 
-One measure, one row for each system, one column for each set, and their mean.
-Sets that are parts of one (CQADupStack has twelve) count as one.
+A table has one measure, one row for each system, one column for each set, and the
+mean over columns. Sets that are parts of one (CQADupStack has twelve) count as one.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ __all__ = ["AVERAGE", "Table", "compare"]
 AVERAGE = "Average"
 """The title of the column of means over sets."""
 _ALPHA = 0.05
-"""A corrected p value below it is marked."""
+"""The significance level: corrected p values below it are marked."""
 
 _Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Row -> set -> query id -> value."""
@@ -25,18 +25,18 @@ _Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-  """Systems side by side.
+  """Means of a measure, by system and column, with tests against a reference.
 
   Attributes:
-    measure: what is averaged.
-    columns: title -> the sets whose means it averages. The last one may be
-      `AVERAGE`, in which every other column counts once.
+    measure: the name of the measure.
+    columns: title -> the sets that the column averages. The last column may be
+      `AVERAGE`, the mean of the columns in `averaged`.
     averaged: the columns in `AVERAGE`: those that every row has.
-    means: system -> column -> its mean, or None where a set is missing.
-    missing: system -> sets that it was not evaluated on, of those in the table.
+    means: system -> column -> mean, or None if a set is missing.
+    missing: system -> sets of the table that it was not evaluated on.
     reference: the system that all others are tested against, or None.
-    p_values: (system, column) -> p value of its test against the reference,
-      times the number of tests in the table (Bonferroni), at most 1.
+    p_values: (system, column) -> p value of the test against the reference, times
+      the number of tests in the table (Bonferroni), at most 1.
   """
 
   measure: str
@@ -49,14 +49,14 @@ class Table:
 
   @property
   def caption(self) -> str:
-    """What a reader must know: averages, marks, what is missing."""
+    """Sentences on averages, marks and missing sets."""
     sentences = [f"{self.measure}, means over queries."]
     sentences += [
       f"{title} is the mean of {len(sets)} sets."
       for title, sets in self.columns.items()
       if title != AVERAGE and len(sets) > 1
     ]
-    sentences.append(self._average_explained())
+    sentences.append(self._explain_average())
     if self.p_values:
       sentences.append(
         f"* differs from {self.reference} (p < {_ALPHA:g}, paired t test"
@@ -67,7 +67,7 @@ class Table:
       sentences.append(f"- not measured: {'; '.join(absent)}.")
     return " ".join(sentence for sentence in sentences if sentence)
 
-  def _average_explained(self) -> str:
+  def _explain_average(self) -> str:
     every = [title for title in self.columns if title != AVERAGE]
     left_out = [title for title in every if title not in self.averaged]
     if AVERAGE in self.columns:
@@ -80,10 +80,10 @@ class Table:
     return ""
 
   def cells(self) -> text_tables.Table:
-    """Returns the means as text, marked where they differ; no caption."""
+    """Writes the means as text, with marks, without the caption."""
     titles = tuple(self.columns)
 
-    def written(row: str, title: str) -> str:
+    def write(row: str, title: str) -> str:
       if (mean := self.means[row][title]) is None:
         return "-"
       differs = self.p_values.get((row, title), 1.0) < _ALPHA
@@ -92,7 +92,7 @@ class Table:
     return text_tables.Table(
       header=("Row", *titles),
       rows=tuple(
-        (row, *(written(row, title) for title in titles)) for row in self.means
+        (row, *(write(row, title) for title in titles)) for row in self.means
       ),
       numeric=titles,
     )
@@ -105,12 +105,12 @@ def compare(
   reference: str | None = None,
   groups: Mapping[str, Sequence[str]],
 ) -> Table:
-  """Puts systems side by side.
+  """Makes the table of several systems.
 
-  Every other row is tested against the reference in every column both have,
-  also in the average: a paired t test over queries
-  (`significance.stratified_t_test` where a column has several sets). Means are
-  taken within a set first, then within a group, then over columns.
+  Every other row is tested against the reference in every column that both have,
+  the average included. The test is a paired t test over queries, stratified if a
+  column has several sets (`significance.stratified_t_test`). Means are taken within
+  a set first, then within a group, then over columns.
 
   >>> bm25 = {"fiqa": {"q1": 0.2, "q2": 0.4}, "nfcorpus": {"q1": 0.7}}
   >>> table = compare({"BM25": bm25}, "nDCG@10", groups={})
@@ -122,16 +122,16 @@ def compare(
   'nDCG@10, means over queries. Average is the mean of 2 columns.'
 
   Args:
-    scores: row -> set -> query id -> value. Rows may lack sets; of a set, all
-      rows must have the same queries.
-    measure: what the values are.
+    scores: row -> set -> query id -> value. Rows may lack sets; all rows with a
+      set must have the same queries.
+    measure: the name of the measure.
     reference: the row that the others are tested against; None: no tests.
-    groups: title -> sets that count as one. A row that lacks one of them has
-      none of the column.
+    groups: title -> sets that count as one. A row that lacks one of them has no
+      value in that column.
 
   Returns:
-    The table, rows and columns in the order of their first appearance; a
-    group stands where the first of its sets does.
+    The table, with rows and columns in the order of their first appearance; a
+    group has the position of its first set.
 
   Raises:
     ValueError: if a row and the reference were scored on different queries.
@@ -160,22 +160,32 @@ def compare(
     columns={title: tuple(mixture) for title, mixture in weights.items()},
     averaged=averaged,
     means={
-      row: {title: _mean(sets, mixture) for title, mixture in weights.items()}
+      row: {
+        title: _compute_mean(sets, mixture)
+        for title, mixture in weights.items()
+      }
       for row, sets in scores.items()
     },
     missing={
-      row: tuple(s for sets in columns.values() for s in sets if s not in found)
-      for row, found in scores.items()
+      row: tuple(
+        name
+        for sets in columns.values()
+        for name in sets
+        if name not in evaluated
+      )
+      for row, evaluated in scores.items()
     },
     reference=reference,
-    p_values={} if reference is None else _p_values(scores, weights, reference),
+    p_values={}
+    if reference is None
+    else _compute_p_values(scores, weights, reference),
   )
 
 
-def _mean(
+def _compute_mean(
   sets: Mapping[str, Mapping[str, float]], mixture: Mapping[str, float]
 ) -> float | None:
-  """Returns the weighted mean of the sets' means; None where one is missing."""
+  """Computes the weighted mean of the sets' means; None if a set is missing."""
   if not sets.keys() >= mixture.keys():
     return None
   return sum(
@@ -184,7 +194,7 @@ def _mean(
   )
 
 
-def _p_values(
+def _compute_p_values(
   scores: _Scores,
   weights: Mapping[str, Mapping[str, float]],
   reference: str,
@@ -194,7 +204,7 @@ def _p_values(
   tests = {}
   for row, sets in scores.items():
     for title, mixture in weights.items():
-      # One query has no variance: it is shown and not tested.
+      # A single query has no variance, so it is not tested.
       testable = all(len(sets.get(name, ())) > 1 for name in mixture)
       if row != reference and testable and base.keys() >= mixture.keys():
         tests[row, title] = significance.stratified_t_test(

@@ -1,9 +1,9 @@
-"""Texts to vectors: encoders of this library, of sentence-transformers, GPT-2.
+"""Encodes texts: encoders of this library, of sentence-transformers, GPT-2.
 
 MAUVE, the detector of near-duplicates and the leakage study take any of them.
-Each is a small frozen dataclass with one method, `encode`, and a `description`,
-which goes into results: what different encoders say of texts is not
-comparable. All of them read local folders; nothing is ever downloaded.
+Each is a small frozen dataclass with one method, `encode`, and a `description`. The
+description goes into results, since vectors of different encoders are not
+comparable. All encoders read local folders; nothing is ever downloaded.
 """
 
 import contextlib
@@ -34,31 +34,31 @@ __all__ = [
 
 
 class TextEncoder(Protocol):
-  """Texts to vectors, and what to call it in a report.
+  """An encoder of texts, with a description for reports.
 
   Formal guarantee:
-    None of its own: vectors of private texts are private, and so are those of
-    an encoder that was trained on them without noise.
+    None of its own: vectors of private texts are private, and so are the vectors
+    of an encoder that was trained on private texts without noise.
   """
 
   @property
   def description(self) -> str:
-    """A few words without the path of this machine."""
+    """A short description, without paths of this machine."""
 
   def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-    """Returns one float32 vector per text.
+    """Encodes each text as one float32 vector.
 
     Raises:
-      ValueError: if a folder or a library is missing, or what is read does not
-        go together.
+      ValueError: if a folder or a library is missing, or files do not fit
+        together.
     """
 
 
 class _Flax:
-  """An encoder of this library: parameters, shape and tokens are in `_read`."""
+  """Base of Flax encoders; `_read` holds parameters, shape and tokenizer."""
 
   def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-    """Encodes texts as the mean of the encoder's outputs, of length 1."""
+    """Encodes each text as one float32 vector of norm 1."""
     params, config, tokenize = self._read
     return encode_lib.encode(
       params, config, tokenize(texts), batch_size=self.batch_size
@@ -67,28 +67,27 @@ class _Flax:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnEncoder(_Flax):
-  """The dual encoder of a checkpoint of this library; by default the shipped.
+  """The dual encoder of a T5 checkpoint; by default of the shipped checkpoint.
 
-  Its vectors are of length 1.
+  Its vectors have norm 1.
 
   Formal guarantee:
-    None of its own, see `TextEncoder`. Where it grades queries, give it a public
-    checkpoint; one that was fine-tuned on the private queries would grade
-    itself.
+    None of its own, see `TextEncoder`. To grade queries, give it a public
+    checkpoint: one that was fine-tuned on the private queries would grade itself.
   """
 
   checkpoint: str | os.PathLike = shipped.DIRECTORY
-  """A T5, in any format that `t5_checkpoints.load` reads."""
+  """A T5 checkpoint, in any format that `t5_checkpoints.load` reads."""
   vocabulary: str | os.PathLike = shipped.VOCABULARY
-  """The SentencePiece model that belongs to it."""
+  """The SentencePiece model of the checkpoint."""
   length: int = 128
-  """Tokens of a text, EOS included; the rest is cut off."""
+  """The most tokens of a text, EOS included; longer texts are cut."""
   batch_size: int = 256
-  """Texts at a time; changes the speed only."""
+  """The number of texts at a time; changes the speed only."""
 
   @property
   def description(self) -> str:
-    """Names the folder of the checkpoint."""
+    """A description with the name of the checkpoint's folder."""
     return f"dual encoder of {pathlib.Path(self.checkpoint).resolve().name}"
 
   @functools.cached_property
@@ -106,26 +105,26 @@ class OwnEncoder(_Flax):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FolderEncoder(_Flax):
-  """An encoder of sentence-transformers, or a BERT alone, run in Flax.
+  """An encoder of sentence-transformers, or a plain BERT, run in Flax.
 
-  Vectors have length 1. Texts get the folder's own default prompt and letter case,
-  as in the library's `encode`.
+  Its vectors have norm 1. Texts get the folder's default prompt and letter case, as
+  in sentence-transformers' `encode`.
 
   References:
     Reimers and Gurevych, "Sentence-BERT", EMNLP 2019, section 3.
   """
 
   folder: str | os.PathLike
-  """As `models.sentence_encoder.load` reads it, with its tokenizer."""
+  """A folder that `models.sentence_encoder.load` reads, with its tokenizer."""
   length: int = 64
-  """Tokens of a text, special ones included, where the folder allows more; the
-  rest is cut off."""
+  """The most tokens of a text, special tokens included, unless the folder allows
+  fewer; longer texts are cut."""
   batch_size: int = 256
-  """Texts at a time; changes the speed only."""
+  """The number of texts at a time; changes the speed only."""
 
   @property
   def description(self) -> str:
-    """Names the folder."""
+    """A description with the name of the folder."""
     return f"vectors of {pathlib.Path(self.folder).resolve().name}"
 
   @functools.cached_property
@@ -139,15 +138,15 @@ class FolderEncoder(_Flax):
 def given(
   bert: str | None, checkpoint: str | None, vocabulary: str | None
 ) -> OwnEncoder | FolderEncoder | None:
-  """Returns the encoder that a user names, for texts as short as queries.
+  """Makes the encoder that a user names, for short texts such as queries.
 
   Args:
-    bert: a folder as `FolderEncoder` reads it; None, with the others, for the shipped one.
-    checkpoint: instead: of an `OwnEncoder`.
-    vocabulary: that belongs to the checkpoint.
+    bert: a folder for `FolderEncoder`, or None.
+    checkpoint: without `bert`, a checkpoint for `OwnEncoder`, or None.
+    vocabulary: the vocabulary of the checkpoint.
 
   Returns:
-    What `load` takes.
+    An argument of `load`: the encoder, or None for the shipped one.
   """
   if bert:
     return FolderEncoder(folder=bert)
@@ -157,42 +156,45 @@ def given(
 
 
 def load(encoder: OwnEncoder | FolderEncoder | None = None) -> TextEncoder:
-  """Returns an encoder that has been read, so that what is wrong shows now.
+  """Reads the files of an encoder, so that errors show at once.
 
   Args:
-    encoder: which; None: the shipped one, for texts as short as queries.
+    encoder: the encoder; None: the shipped one, for short texts such as queries.
+
+  Returns:
+    The encoder.
 
   Raises:
-    ValueError: if a file is missing or damaged, or they do not go together.
+    ValueError: if a file is missing or damaged, or files do not fit together.
   """
   encoder = OwnEncoder(length=64) if encoder is None else encoder
-  encoder._read  # noqa: B018  kept for `encode`
+  encoder._read  # noqa: B018  cached for `encode`
   return encoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpt2:
-  """The last token's state in GPT-2's last layer, as MAUVE's authors do it.
+  """Encodes a text as GPT-2's last hidden state at the last token, as in MAUVE.
 
-  Their scores are of gpt2-large, read up to 1,024 tokens; another size gives
-  other scores. Any causal language model that transformers reads will do.
+  MAUVE's authors use gpt2-large with up to 1,024 tokens; another size gives other
+  scores. Any causal language model that transformers reads works.
 
   References:
     Pillutla et al. 2021, MAUVE, section 4 and appendix A.
   """
 
   folder: str | os.PathLike
-  """Of Hugging Face: config.json, weights and tokenizer."""
+  """A Hugging Face folder with config.json, weights and tokenizer."""
   max_length: int = 1024
-  """Tokens of a text; the rest is cut off."""
+  """The most tokens of a text; longer texts are cut."""
   batch_size: int = 8
-  """Texts at a time; changes the speed only."""
+  """The number of texts at a time; changes the speed only."""
   device: str = "cpu"
-  """Where torch computes, e.g. "cuda:0"."""
+  """The device of torch, e.g. "cuda:0"."""
 
   @property
   def description(self) -> str:
-    """Names the folder."""
+    """A description with the name of the folder."""
     return f"last hidden state of {pathlib.Path(self.folder).resolve().name}"
 
   def check(self) -> None:
@@ -211,7 +213,7 @@ class Gpt2:
       )
 
   def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-    """Returns the state at the last token; an empty text is an end of text."""
+    """Encodes each text as one float32 vector; an empty text is read as an EOS."""
     self.check()
     folder = os.fspath(self.folder)
     with extras.required("transformers"):
@@ -220,7 +222,7 @@ class Gpt2:
 
     local = {"local_files_only": True}
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
-    with _no_bars():
+    with _disable_bars():
       model = transformers.AutoModel.from_pretrained(folder, **local)
     model = model.float().to(self.device).eval()
     end = tokenizer.eos_token_id or 0
@@ -230,7 +232,7 @@ class Gpt2:
       for text in texts
     ]
     vectors = np.zeros((len(rows), model.config.hidden_size), np.float32)
-    for chosen in _by_length(rows, self.batch_size):
+    for chosen in _batch_by_length(rows, self.batch_size):
       lengths = np.array([len(rows[i]) for i in chosen])
       ids = vocabulary_lib.pad([rows[i] for i in chosen], lengths.max())
       mask = np.arange(ids.shape[1]) < lengths[:, None]
@@ -244,7 +246,7 @@ class Gpt2:
 
 
 def _check_pieces(vocabulary, pieces, checkpoint, config) -> None:
-  """Refuses a vocabulary with more pieces than the model knows."""
+  """Refuses a vocabulary with more pieces than the model has embeddings."""
   if pieces.vocab_size > config.vocab_size:
     raise ValueError(
       f"{vocabulary}: expected at most vocab_size={config.vocab_size} pieces, as"
@@ -253,8 +255,8 @@ def _check_pieces(vocabulary, pieces, checkpoint, config) -> None:
 
 
 @contextlib.contextmanager
-def _no_bars() -> Iterator[None]:
-  """Keeps transformers from drawing a bar of the weights it reads."""
+def _disable_bars() -> Iterator[None]:
+  """Turns off the progress bars of transformers, inside."""
   with extras.required("transformers"):
     from transformers.utils import logging
 
@@ -267,10 +269,10 @@ def _no_bars() -> Iterator[None]:
       logging.enable_progress_bar()
 
 
-def _by_length(
+def _batch_by_length(
   rows: Sequence[Sequence[int]], batch_size: int
 ) -> Iterator[list[int]]:
-  """Yields positions in batches of about one length: little is padding."""
+  """Yields positions in batches of similar length, to save padding."""
   order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
   for start in range(0, len(order), batch_size):
     yield order[start : start + batch_size]

@@ -1,8 +1,8 @@
-"""Runs and judgements in memory, and runs in the files that trec_eval reads.
+"""Defines runs and judgements, and reads and writes runs in TREC files.
 
 trec_eval keeps scores in single precision and breaks ties by document id,
-descending. So that every reader sees one and the same ranking, `write_run`
-writes scores that fall strictly in single precision.
+descending. So `write_run` writes scores that fall strictly in single precision, and
+every reader sees the same ranking.
 """
 
 import math
@@ -25,18 +25,18 @@ __all__ = [
 ]
 
 Run = dict[str, dict[str, float]]
-"""Results: query id -> document id -> score."""
+"""The results of a system: query id -> document id -> score."""
 
 Qrels = collection.Qrels
-"""Judgements: query id -> document id -> grade."""
+"""Relevance judgements: query id -> document id -> grade."""
 
 _FORM = "query Q0 document rank score tag"
 
 
 def without_own(run: Run, depth: int, qrels: Qrels) -> Run:
-  """Returns a run without documents that have their query's id.
+  """Drops documents with their query's id from a run.
 
-  One that is judged relevant stays: there, equal ids are chance.
+  Such a document stays if it is judged relevant: then equal ids are chance.
 
   >>> run = {"d1": {"d1": 9.0, "d2": 2.0}, "d7": {"d7": 9.0, "d2": 2.0}}
   >>> without_own(run, 1, {"d1": {"d2": 1}, "d7": {"d7": 1}})
@@ -44,14 +44,14 @@ def without_own(run: Run, depth: int, qrels: Qrels) -> Run:
 
   Args:
     run: query id -> document id -> score, searched to `depth` + 1.
-    depth: documents of each query, at most.
+    depth: the most documents of each query.
     qrels: query id -> document id -> grade.
   """
-  kept = {}
+  others = {}
   for query, scores in run.items():
     own = None if qrels.get(query, {}).get(query, 0) > 0 else query
-    kept[query] = {id_: score for id_, score in scores.items() if id_ != own}
-  return first(kept, depth)
+    others[query] = {id_: score for id_, score in scores.items() if id_ != own}
+  return first(others, depth)
 
 
 def first(run: Run, depth: int) -> Run:
@@ -62,7 +62,7 @@ def first(run: Run, depth: int) -> Run:
 
   Args:
     run: query id -> document id -> score.
-    depth: documents of each query, at most.
+    depth: the most documents of each query.
   """
   return {
     query: {id_: scores[id_] for id_ in ranking(scores)[:depth]}
@@ -71,16 +71,13 @@ def first(run: Run, depth: int) -> Run:
 
 
 def ranking(scores: Mapping[str, float]) -> list[str]:
-  """Returns document ids from best to worst; of equals the first stays first.
+  """Returns document ids by descending score; equal scores keep their order.
 
   >>> ranking({"d1": 0.5, "d2": 2.0, "d3": 0.5})
   ['d2', 'd1', 'd3']
 
   Args:
     scores: document id -> finite score.
-
-  Returns:
-    The ids by descending score.
 
   Raises:
     ValueError: if a score is not finite.
@@ -93,7 +90,7 @@ def ranking(scores: Mapping[str, float]) -> list[str]:
       "at the vectors it came from"
     )
   ids = list(scores)
-  return [ids[place] for place in np.argsort(-values, kind="stable")]
+  return [ids[position] for position in np.argsort(-values, kind="stable")]
 
 
 def to_run(
@@ -102,7 +99,7 @@ def to_run(
   scores: Sequence[Sequence[float]] | np.ndarray,
   positions: Sequence[Sequence[int]] | np.ndarray,
 ) -> Run:
-  """Names what an index found.
+  """Makes a run from the results of an index.
 
   >>> to_run(["q1"], ["d1", "d2"], [[0.9, 0.1]], [[1, 0]])
   {'q1': {'d2': 0.9, 'd1': 0.1}}
@@ -112,17 +109,17 @@ def to_run(
     document_ids: the id at each position of the index.
     scores: the best scores of each query, descending; rows may differ in
       length.
-    positions: where in the index these documents stand, shaped like `scores`.
-
-  Returns:
-    The run, in order.
+    positions: the positions of these documents in the index, shaped like
+      `scores`.
   """
   return {
     query: {
       document_ids[int(position)]: float(score)
-      for score, position in zip(row, places, strict=True)
+      for score, position in zip(row, row_positions, strict=True)
     }
-    for query, row, places in zip(query_ids, scores, positions, strict=True)
+    for query, row, row_positions in zip(
+      query_ids, scores, positions, strict=True
+    )
   }
 
 
@@ -131,8 +128,8 @@ def write_run(path: str | os.PathLike, run: Run, tag: str = "synthq") -> None:
 
   Args:
     path: the file; it appears only when complete.
-    run: the results. Scores are moved by as little as makes them fall strictly
-      in single precision, in the order of `ranking`.
+    run: the results. Scores are lowered as little as possible, so that they fall
+      strictly in single precision in the order of `ranking`.
     tag: the name of the system, without white space.
 
   Raises:
@@ -142,17 +139,17 @@ def write_run(path: str | os.PathLike, run: Run, tag: str = "synthq") -> None:
   files.write_lines(
     path,
     (
-      f"{query} Q0 {document} {rank} {score:.9g} {tag}"  # tells float32s apart
+      f"{query} Q0 {document} {rank} {score:.9g} {tag}"  # 9 digits: exact float32
       for query, scores in run.items()
-      for rank, (document, score) in enumerate(_falling(query, scores), 1)
+      for rank, (document, score) in enumerate(_lower_ties(query, scores), 1)
     ),
   )
 
 
-def _falling(
+def _lower_ties(
   query: str, scores: Mapping[str, float]
 ) -> Iterator[tuple[str, float]]:
-  """Yields documents and scores, which fall strictly in single precision."""
+  """Yields documents and scores that fall strictly in single precision."""
   collection.check_id("query", query)
   documents = ranking(scores)
   joined = " ".join(documents)
@@ -165,9 +162,9 @@ def _falling(
     falling = wide.astype(np.float32)
   if not (falling[1:] < falling[:-1]).all():
     below = np.float32(-np.inf)
-    for place in range(1, len(falling)):
-      most = np.nextafter(falling[place - 1], below)
-      falling[place] = min(falling[place], most)
+    for rank in range(1, len(falling)):
+      most = np.nextafter(falling[rank - 1], below)
+      falling[rank] = min(falling[rank], most)
   if not np.isfinite(falling).all():
     bad = wide[~np.isfinite(falling)][0]
     raise ValueError(f"expected scores within single precision, got {bad}")
@@ -178,14 +175,14 @@ def read_run(path: str | os.PathLike) -> Run:
   """Reads a TREC run, plain or gzipped.
 
   Args:
-    path: the file, six columns a line; rank and tag are passed over.
+    path: the file, six columns a line; rank and tag are ignored.
 
   Returns:
     The run, in the order of the file.
 
   Raises:
-    ValueError: if a line is malformed, a score is no finite number, or a
-      document stands twice for a query.
+    ValueError: if a line is malformed, a score is not a finite number, or a
+      document occurs twice for a query.
   """
   run: Run = {}
   for where, cells in files.columns(path, _FORM):
@@ -197,12 +194,12 @@ def read_run(path: str | os.PathLike) -> Run:
         f"{where}: expected each document once for a query, got one again;"
         " remove one"
       )
-    scores[document] = _score(where, score)
+    scores[document] = _parse_score(where, score)
   return run
 
 
-def _score(where: str, text: str) -> float:
-  """Reads a finite number: NaN has no rank, and infinities are all equal."""
+def _parse_score(where: str, text: str) -> float:
+  """Parses a finite score: NaN has no rank, and infinities are all equal."""
   try:
     score = float(collection.checked_number(text))
   except ValueError:

@@ -1,9 +1,10 @@
-"""Vectors of a collection in a folder of blocks, which processes share.
+"""Stores the vectors of a collection as blocks in a folder that processes share.
 
-A block is block_NNNNN.npy, a float32 array, with the mark of `data.blocks` beside
-it: its digest, and whose vectors of what these are. Processes that write
-different blocks need not know of each other. One file that all write into
-(`numpy.lib.format.open_memmap`) would go into a bucket whole after each block.
+A block is block_NNNNN.npy, a float32 array. Beside it lies the mark of
+`data.blocks`: the digest of the vectors, their encoder and their tokens. Processes
+that write different blocks need no communication. A single shared file
+(`numpy.lib.format.open_memmap`) would be uploaded whole to a bucket after each
+block.
 """
 
 import os
@@ -16,10 +17,10 @@ __all__ = ["files", "of_shard", "open_vectors", "rows_of_shard"]
 
 
 def files(directory: str | os.PathLike) -> blocks.Blocks:
-  """Returns the blocks of a folder; made of an encoder, a space, and tokens.
+  """Returns the blocks of a folder, whose marks are "ENCODER TOKENS".
 
   Args:
-    directory: the folder, which need not be there.
+    directory: the folder, which need not exist.
   """
   return blocks.Blocks(pathlib.Path(directory), "block_{:05}.npy")
 
@@ -27,19 +28,19 @@ def files(directory: str | os.PathLike) -> blocks.Blocks:
 def of_shard(
   rows: int, *, block_rows: int, shard: int, num_shards: int
 ) -> dict[int, slice]:
-  """Returns the blocks of one of several processes, which lie together.
+  """Returns the consecutive blocks of one of several processes.
 
   >>> [list(of_shard(95, block_rows=10, shard=i, num_shards=3)) for i in range(3)]
   [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
 
   Args:
-    rows: of all processes, >= 1.
-    block_rows: rows of every block but the last, >= 1.
+    rows: the number of rows of all processes, >= 1.
+    block_rows: the number of rows of every block but the last, >= 1.
     shard: the number of the process, in [0, num_shards).
-    num_shards: how many there are.
+    num_shards: the number of processes.
 
   Returns:
-    Number -> rows; none where there are more shards than blocks.
+    Block number -> rows; may be empty if there are more shards than blocks.
 
   Raises:
     ValueError: if a number is out of range.
@@ -53,13 +54,13 @@ def of_shard(
 
 
 def rows_of_shard(rows: int, **shares: int) -> int:
-  """Returns how many rows the blocks of `of_shard` have.
+  """Counts the rows in the blocks of `of_shard`.
 
   >>> [rows_of_shard(95, block_rows=10, shard=i, num_shards=3) for i in range(3)]
   [30, 30, 35]
 
   Args:
-    rows: of all processes.
+    rows: the number of rows of all processes.
     **shares: the other arguments of `of_shard`.
   """
   return sum(s.stop - s.start for s in of_shard(rows, **shares).values())
@@ -68,29 +69,29 @@ def rows_of_shard(rows: int, **shares: int) -> int:
 def open_vectors(directory: str | os.PathLike, rows: int) -> blocks.Rows:
   """Opens the vectors that `encode.to_files` wrote.
 
-  The files are mapped, not read: a number that changed on disk is found by
-  `encode.to_files`, which reads and mends them.
+  The files are memory-mapped, not read. So damaged numbers are not detected here;
+  `encode.to_files` reads the blocks and replaces damaged ones.
 
   Args:
-    directory: the folder that all its processes wrote to.
-    rows: how many vectors there are to be.
+    directory: the folder that all processes wrote to.
+    rows: the expected number of vectors.
 
   Raises:
     ValueError: if a block is missing or cut short, there are more vectors, or
       they are of different encoders.
   """
-  of_folder = files(directory)
-  paths = sorted(of_folder.directory.glob("block_*.npy"))
-  found = blocks.Rows(paths) if paths else ()
-  if not paths or len(found) != rows:
+  folder = files(directory)
+  paths = sorted(folder.directory.glob("block_*.npy"))
+  vectors = blocks.Rows(paths) if paths else ()
+  if not paths or len(vectors) != rows:
     raise ValueError(
-      f"{directory}: expected {rows} vectors, got {len(found)}; finish"
+      f"{directory}: expected {rows} vectors, got {len(vectors)}; finish"
       " encode.to_files for every process, or delete the folder and encode again"
     )
-  origins = [of_folder.made_of(number) for number in range(len(paths))]
+  origins = [folder.made_of(number) for number in range(len(paths))]
   if len({origin.partition(" ")[0] for origin in origins}) > 1:
     raise ValueError(
       f"{directory}: expected vectors of one encoder, got several, or a mark is"
       " missing; delete the folder of this result and make it again"
     )
-  return found
+  return vectors

@@ -1,1 +1,1 @@
-"""Training loops and checkpoints."""
+"""Trains models: loops, private steps, meshes and checkpoints."""

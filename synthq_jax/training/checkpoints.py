@@ -1,4 +1,4 @@
-"""Training state on disk, through orbax: complete or not there at all."""
+"""Saves and restores training states with orbax; every state is complete."""
 
 import contextlib
 import errno
@@ -20,34 +20,34 @@ __all__ = ["Writer", "latest_step", "restore", "save"]
 
 _PREFIX = "step_"
 _AWAITED = ("async_checkpointer.py", "future.py")
-"""Modules of orbax whose threads log an error and hand it on."""
-_OF_SYSTEM = (
+"""Modules of orbax whose threads log an error and also raise it in the caller."""
+_SYSTEM_ERRORS = (
   *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES),
   errno.EIO,
 )
 
 
 class Writer:
-  """Writes the states of one training while it goes on.
+  """Writes the states of one training in the background.
 
-  A state is written under another name first and renamed when complete; older
-  states are removed afterwards, so that one complete state is there at any
-  moment. `save` has copied the state when it returns: its buffers may be
-  donated. With several processes all of them call it, after the same step.
+  A state is written under a temporary name and renamed when complete. Older states
+  are removed afterwards, so once a state is saved, a complete one always exists.
+  `save` copies the state before it returns, so you may donate its buffers. With
+  several processes all of them call it, after the same step.
 
-  As a context manager it waits for the last state, also when an error ends
+  As a context manager, the writer waits for the last state, also if an error ends
   the training.
   """
 
   def __init__(self, directory: str | os.PathLike):
-    """Makes the folder where it is missing.
+    """Creates the folder if it is missing.
 
     Args:
       directory: the stage's folder for states.
     """
     self._root = pathlib.Path(directory).absolute()
     self._root.mkdir(parents=True, exist_ok=True)
-    self._checkpointer = _checkpointer()
+    self._checkpointer = _make_checkpointer()
     self._pending: tuple[int, Callable[[], object]] | None = None
 
   def __enter__(self) -> "Writer":
@@ -65,43 +65,44 @@ class Writer:
     state: Any,
     then: Callable[[], object] = lambda: None,
   ) -> None:
-    """Begins to write a state, once the one before is complete.
+    """Waits for the state before, then begins to write a state.
 
     Args:
-      step: optimizer steps done.
+      step: the number of optimizer steps done.
       state: pytree of arrays.
-      then: called in process 0 when the state is complete and is the newest.
+      then: called in process 0 when the state is complete and older states are
+        removed.
 
     Raises:
-      Exception: what went wrong with the state before.
+      Exception: the error of the state before.
     """
     self.wait()
     if _is_apart():
       state = jax.device_get(state)
-    if distributed.is_main():  # of an earlier state of this step
-      artifacts.remove(_listing(self._root, step))
+    if distributed.is_main():  # remove an earlier state of this step
+      artifacts.remove(_get_listing_path(self._root, step))
       stores.remove(self._root / f"{_PREFIX}{step}")
     path = self._root / f"{_PREFIX}{step}"
-    with _of_system(path):
+    with _raise_system_errors(path):
       self._checkpointer.save(path, state, force=True)
     self._pending = step, then
 
   def wait(self) -> None:
-    """Waits until the last state is complete, and removes older ones.
+    """Waits until the last state is complete, then removes older states.
 
     Raises:
-      Exception: what went wrong with it, once; the older ones are still there.
+      Exception: the error of the last state, once; older states are kept then.
     """
     pending, self._pending = self._pending, None
-    with _of_system(self._root):
+    with _raise_system_errors(self._root):
       self._checkpointer.wait_until_finished()
     if pending is None or not distributed.is_main():
       return
     step, then = pending
     _write_listing(self._root, step)
-    for earlier in _steps(self._root):
+    for earlier in _list_steps(self._root):
       if earlier != step:
-        artifacts.remove(_listing(self._root, earlier))
+        artifacts.remove(_get_listing_path(self._root, earlier))
         _remove(self._root / f"{_PREFIX}{earlier}")
     then()
 
@@ -111,7 +112,7 @@ def save(directory: str | os.PathLike, step: int, state: Any) -> None:
 
   Args:
     directory: the stage's folder for states.
-    step: optimizer steps done.
+    step: the number of optimizer steps done.
     state: pytree of arrays.
   """
   with Writer(directory) as writer:
@@ -120,92 +121,92 @@ def save(directory: str | os.PathLike, step: int, state: Any) -> None:
 
 def latest_step(directory: str | os.PathLike) -> int | None:
   """Returns the step of the newest complete state, or None."""
-  return max(_steps(pathlib.Path(directory)), default=None)
+  return max(_list_steps(pathlib.Path(directory)), default=None)
 
 
 def restore(directory: str | os.PathLike, step: int, like: Any) -> Any:
-  """Reads a state back, from whatever mesh it was on.
+  """Reads a saved state, whatever mesh it was saved from.
 
   Args:
     directory: the stage's folder for states.
-    step: from `latest_step`.
-    like: a state of the same structure, shapes and types. Its arrays say where
-      those of the saved one go: devices, and which part to which.
+    step: the step of the state, as `latest_step` returns it.
+    like: a state of the same structure, shapes and types. The arrays of the saved
+      state get the shardings of its arrays.
 
   Returns:
     The saved state.
 
   Raises:
-    ValueError: if it cannot be read, or is one of another training.
+    ValueError: if the state cannot be read, or belongs to another training.
   """
   import numpy as np
 
   with extras.required("run"):
     import orbax.checkpoint as ocp
 
-  def expected(leaf: Any) -> Any:
+  def make_abstract(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and not _is_apart():
       return ocp.utils.to_shape_dtype_struct(leaf)
     return np.empty(leaf.shape, leaf.dtype)
 
-  abstract = jax.tree.map(expected, like)
+  abstract = jax.tree.map(make_abstract, like)
   path = pathlib.Path(directory).absolute() / f"{_PREFIX}{step}"
   try:
     if distributed.is_main():
       _check_listing(path.parent, step)
-    with _checkpointer() as checkpointer:
+    with _make_checkpointer() as checkpointer:
       state = checkpointer.restore(path, abstract)
   except Exception as error:  # orbax and tensorstore have many kinds
     is_of_system = isinstance(error, OSError) and not isinstance(
       error, FileNotFoundError
     )
     if is_of_system or distributed.is_loss(error):
-      raise  # the state may be whole
+      raise  # the state itself may be intact
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     raise ValueError(
       f"{path}: expected a saved training state, got one that cannot be read"
       f" ({reason}): delete {path.parent}, and the training starts again from"
       " its beginning"
     ) from error
-  return jax.tree.map(_placed, state, like) if _is_apart() else state
+  return jax.tree.map(_place_like, state, like) if _is_apart() else state
 
 
 @contextlib.contextmanager
-def _of_system(path: pathlib.Path) -> Iterator[None]:
-  """Raises what tensorstore tells of a full disk as the OSError that it is."""
+def _raise_system_errors(path: pathlib.Path) -> Iterator[None]:
+  """Raises tensorstore's errors about the disk, such as a full one, as OSError."""
   try:
     yield
   except OSError:
     raise
   except Exception as error:
-    for number in _OF_SYSTEM:
+    for number in _SYSTEM_ERRORS:
       if os.strerror(number) in str(error):
         raise OSError(number, os.strerror(number), str(path)) from error
     raise
 
 
 def _is_apart() -> bool:
-  """Says whether this process works without the others that there are.
+  """Checks whether this process works alone although there are others.
 
-  Among several processes orbax writes no jax.Array of one alone, but does
-  write NumPy's.
+  With several processes, orbax does not write a jax.Array of a single process. It
+  does write NumPy arrays.
   """
   return jax.process_count() > 1 and distributed.count() == 1
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-  """Leaves out tracebacks of what a thread's waiter raises: `Writer.wait`."""
-  place = pathlib.PurePath(record.pathname)
+  """Filters out orbax's tracebacks of errors that `Writer.wait` raises again."""
+  path = pathlib.PurePath(record.pathname)
   return not (
-    record.exc_info and "orbax" in place.parts and place.name in _AWAITED
+    record.exc_info and "orbax" in path.parts and path.name in _AWAITED
   )
 
 
 def _is_heard(record: logging.LogRecord) -> bool:
-  """Leaves out what asyncio says of orbax's other writes when one has failed."""
+  """Filters out asyncio's messages on orbax's other writes after one failed."""
   _, error, trace = record.exc_info or (None, None, None)
   if trace is None and "Error writing" in str(error):
-    return False  # of one that nobody had begun to wait for
+    return False  # from a write that no code awaited yet
   while trace:
     name = trace.tb_frame.f_code.co_filename
     if "orbax" in pathlib.PurePath(name).parts:
@@ -214,31 +215,31 @@ def _is_heard(record: logging.LogRecord) -> bool:
   return True
 
 
-def _without_late(shown: Callable[..., None]) -> Callable[..., None]:
-  """Returns a `sys.unraisablehook` without what comes after an error.
+def _make_hook(previous_hook: Callable[..., None]) -> Callable[..., None]:
+  """Returns a `sys.unraisablehook` that ignores errors of a closed event loop.
 
-  Where one write of a state fails, orbax closes its event loop, and tensorstore
-  prints of each other write that it has nobody to tell.
+  If one write of a state fails, orbax closes its event loop. Then tensorstore
+  prints one such error for each other write.
   """
 
   def hook(caught: Any) -> None:
     trace, error = caught.exc_traceback, caught.exc_value
-    begins = trace.tb_frame.f_code.co_name if trace else ""
+    function = trace.tb_frame.f_code.co_name if trace else ""
     is_late = isinstance(error, RuntimeError) and "closed" in str(error)
-    if not (is_late and begins == "call_soon_threadsafe"):
-      shown(caught)
+    if not (is_late and function == "call_soon_threadsafe"):
+      previous_hook(caught)
 
   return hook
 
 
-def _checkpointer():
+def _make_checkpointer():
   with extras.required("run"):
     import orbax.checkpoint as ocp
 
   logging.getLogger("absl").addFilter(_is_news)
   logging.getLogger("asyncio").addFilter(_is_heard)
   if getattr(sys.unraisablehook, "__module__", "") != __name__:
-    sys.unraisablehook = _without_late(sys.unraisablehook)
+    sys.unraisablehook = _make_hook(sys.unraisablehook)
   if not _is_apart():
     return ocp.StandardCheckpointer()
   own = jax.process_index()
@@ -251,42 +252,42 @@ def _checkpointer():
   )
 
 
-def _placed(value: Any, like: Any) -> Any:
-  """Puts an array where another one is."""
+def _place_like(value: Any, like: Any) -> Any:
+  """Puts an array on the devices of another one."""
   if isinstance(like, jax.Array):
     return jax.device_put(value, like.sharding)
   return value
 
 
-def _steps(root: pathlib.Path) -> list[int]:
-  """Returns the steps of complete states: orbax renames a state when done.
+def _list_steps(root: pathlib.Path) -> list[int]:
+  """Returns the steps of complete states, which orbax renames when done.
 
-  In a store a state is complete once its listing is there, which is put last.
+  In a store, a state is complete once its listing exists, which is uploaded last.
   """
   names = [path.name for path in root.glob(f"{_PREFIX}*") if path.is_dir()]
   numbers = [name.removeprefix(_PREFIX) for name in names]
   steps = sorted(int(number) for number in numbers if number.isdigit())
   if stores.has(root):
-    return [step for step in steps if _listing(root, step).exists()]
+    return [step for step in steps if _get_listing_path(root, step).exists()]
   return steps
 
 
-def _listing(root: pathlib.Path, step: int) -> pathlib.Path:
+def _get_listing_path(root: pathlib.Path, step: int) -> pathlib.Path:
   return root / f"files_{step}.json"
 
 
 def _write_listing(root: pathlib.Path, step: int) -> None:
-  """Notes what was written, by which damage is known that orbax reads."""
+  """Writes the list of a state's files, to detect damage that orbax misses."""
   folder = root / f"{_PREFIX}{step}"
   content = {"files": file_lists.list_files(folder)}
   stores.push(*(folder / name for name in content["files"]))
   text = json.dumps(artifacts.sealed(content), indent=1)
-  artifacts.write_atomically(_listing(root, step), text)
+  artifacts.write_atomically(_get_listing_path(root, step), text)
 
 
 def _check_listing(root: pathlib.Path, step: int) -> None:
-  path = _listing(root, step)
-  if path.exists():  # else the process was killed, or the version an older one
+  path = _get_listing_path(root, step)
+  if path.exists():  # missing after a kill, and in states of older versions
     files = artifacts.read_json(path)["files"]
     file_lists.check_files(root / f"{_PREFIX}{step}", files, "damaged")
 

@@ -1,7 +1,7 @@
-"""How the processes of a run find each other: flags, environment, checks.
+"""Reads and checks the flags by which the processes of a run find each other.
 
-Everything here happens before JAX starts, so that a wrong combination costs no
-allocation of a slice.
+All checks but `check_backend` happen before JAX starts, so a wrong combination
+costs no allocation of a slice.
 """
 
 import argparse
@@ -21,7 +21,7 @@ MODES = {
   "gpu": "GPU machines: the three values below, or a cluster JAX detects",
   "local": "processes of one machine: launch/processes.py sets the values",
 }
-"""Ways to start, by the value of --distributed."""
+"""Descriptions of the start modes, by the value of --distributed."""
 
 _VALUES = ("coordinator_address", "num_processes", "process_id")
 _SLURM = (
@@ -42,43 +42,43 @@ _HINTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """How the processes of a run find each other; nothing changes a result."""
+  """Settings by which processes find each other; they never change a result."""
 
   mode: str = "none"
-  """One of `MODES`."""
+  """The start mode, one of `MODES`."""
   coordinator_address: str | None = None
   """HOST:PORT of process 0."""
   num_processes: int | None = None
-  """In all."""
+  """The number of processes of the run."""
   process_id: int | None = None
-  """Of this one, from 0; process 0 writes results."""
+  """The number of this process, from 0; process 0 writes results."""
   cpu_devices: int | None = None
-  """Virtual devices of this process, where JAX runs on CPUs; None: JAX's
-  own choice."""
+  """The number of virtual devices of this process if JAX runs on CPUs; None: the
+  choice of JAX."""
   gpus: tuple[int, ...] = ()
-  """Of those that this process sees, which ones are its own, where Slurm gave it
-  some; (): JAX's own choice."""
+  """This process's own GPUs, as indices into the GPUs that it sees, under Slurm;
+  (): the choice of JAX."""
 
   def __post_init__(self):
     if self.mode not in MODES:
       raise ValueError(
         f"expected --distributed={'|'.join(MODES)}, got {self.mode!r}"
       )
-    given = [name for name in _VALUES if getattr(self, name) is not None]
-    missing = [name for name in _VALUES if name not in given]
+    present = [name for name in _VALUES if getattr(self, name) is not None]
+    missing = [name for name in _VALUES if name not in present]
     takes = self.mode in ("gpu", "local")
-    if given and not takes:
+    if present and not takes:
       raise ValueError(
-        f"--distributed={self.mode} takes no --{given[0]}, which JAX finds by"
+        f"--distributed={self.mode} takes no --{present[0]}, which JAX finds by"
         " itself or does not need: leave it out, or give --distributed=local"
         " or gpu"
       )
-    if takes and missing and (given or self.mode == "local"):
+    if takes and missing and (present or self.mode == "local"):
       raise ValueError(
         f"--distributed={self.mode} needs --{missing[0]}, got none:"
         f" {_HINTS[self.mode]}"
       )
-    if given:
+    if present:
       self._check_values()
     if self.cpu_devices is not None and self.cpu_devices < 1:
       raise ValueError(
@@ -108,17 +108,17 @@ class Settings:
     return {**values, "cluster_detection_method": "deactivate"}
 
   def hint(self) -> str:
-    """Returns what to do where the processes do not find each other."""
+    """Returns advice for processes that do not find each other."""
     return _HINTS[self.mode]
 
   def check_backend(self, backend: str) -> None:
-    """Refuses to train on CPUs where an accelerator was asked for.
+    """Refuses another backend than the TPU or GPU that the mode asks for.
 
     Args:
-      backend: what JAX found.
+      backend: the name of JAX's default backend.
 
     Raises:
-      ValueError: if it is another.
+      ValueError: if the mode is "tpu" or "gpu" and the backend is another.
     """
     if self.mode in ("tpu", "gpu") and backend != self.mode:
       raise ValueError(
@@ -131,7 +131,9 @@ class Settings:
 def from_flags(
   options: argparse.Namespace, environment: Mapping[str, str] = os.environ
 ) -> Settings:
-  """Reads flags; launch/processes.py gives its children defaults for them.
+  """Makes settings from flags, and in mode "local" from the environment, too.
+
+  launch/processes.py sets the environment variables of its children.
 
   >>> flags = argparse.Namespace(distributed=None)
   >>> from_flags(flags, {}).mode
@@ -143,16 +145,14 @@ def from_flags(
   1
 
   Args:
-    options: with the attributes distributed, coordinator_address,
-      num_processes, process_id and cpu_devices; None where not given.
-    environment: variables; SYNTHQ_DISTRIBUTED and so on, which count for
-      --distributed=local alone.
-
-  Returns:
-    The settings.
+    options: flags, with the attributes distributed, coordinator_address,
+      num_processes, process_id and cpu_devices; None if not set.
+    environment: environment variables. SYNTHQ_DISTRIBUTED is the default mode.
+      Other SYNTHQ variables are read in mode "local" alone, SLURM variables in
+      mode "slurm" alone.
 
   Raises:
-    ValueError: naming the flags that do not go together.
+    ValueError: naming the flag that is missing, wrong or does not fit the mode.
   """
   mode = options.distributed or environment.get("SYNTHQ_DISTRIBUTED", "none")
   values = {
@@ -162,7 +162,8 @@ def from_flags(
     for name in values:
       text = environment.get(f"SYNTHQ_{name.upper()}")
       if values[name] is None and text:
-        values[name] = text if name == _VALUES[0] else _integer(name, text)
+        is_address = name == _VALUES[0]
+        values[name] = text if is_address else _parse_integer(name, text)
   if mode == "slurm":
     missing = [name for name in _SLURM if name not in environment]
     if missing:
@@ -170,15 +171,15 @@ def from_flags(
         f"--distributed=slurm needs {missing[0]} in the environment, got none:"
         f" {_HINTS[mode]}"
       )
-    values["gpus"] = _slurm_gpus(environment)
+    values["gpus"] = _parse_slurm_gpus(environment)
   return Settings(mode=mode, **values)
 
 
-def _slurm_gpus(environment: Mapping[str, str]) -> tuple[int, ...]:
-  """Returns the share of a node's GPUs that is this task's.
+def _parse_slurm_gpus(environment: Mapping[str, str]) -> tuple[int, ...]:
+  """Returns this task's GPUs, an equal share of those of its node.
 
-  JAX takes one for each task, whatever the node has, and counts them from the
-  task's number even where Slurm shows a task its own alone.
+  JAX takes one GPU for each task, whatever the node has. It indexes them by the
+  task's number, even if Slurm shows each task its own GPUs alone.
 
   Raises:
     ValueError: if the tasks of a node cannot have equal shares.
@@ -188,27 +189,27 @@ def _slurm_gpus(environment: Mapping[str, str]) -> tuple[int, ...]:
     return ()
   visible = environment.get("CUDA_VISIBLE_DEVICES", "")
   seen = len(visible.split(",")) if visible else int(on_node)
-  if seen < int(on_node):  # --gpus-per-task, or bound otherwise
+  if seen < int(on_node):  # Slurm shows the task its own alone: --gpus-per-task
     return tuple(range(seen))
   tasks: list[int] = []
   text = environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
   for part in text.split(","):  # "2(x3),1": 2 on three nodes, 1 on the last
     number, times = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part).groups("1")
     tasks += [int(number)] * int(times)
-  here = tasks[int(environment.get("SLURM_NODEID", 0)) % len(tasks)]
-  if seen % here:
+  node_tasks = tasks[int(environment.get("SLURM_NODEID", 0)) % len(tasks)]
+  if seen % node_tasks:
     raise ValueError(
-      f"--distributed=slurm: expected GPUs that {here} tasks of a node can share,"
-      f" got {seen}: set --ntasks-per-node to a divisor, or --gpus-per-task"
+      f"--distributed=slurm: expected GPUs that {node_tasks} tasks of a node can"
+      f" share, got {seen}: set --ntasks-per-node to a divisor, or --gpus-per-task"
     )
   share, first = (
-    seen // here,
-    int(environment["SLURM_LOCALID"]) * (seen // here),
+    seen // node_tasks,
+    int(environment["SLURM_LOCALID"]) * (seen // node_tasks),
   )
   return tuple(range(first, first + share))
 
 
-def _integer(name: str, text: str) -> int:
+def _parse_integer(name: str, text: str) -> int:
   try:
     return int(text)
   except ValueError:

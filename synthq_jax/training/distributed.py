@@ -1,14 +1,14 @@
-"""Several processes as one program: started, in agreement, ended together.
+"""Coordinates several processes as one program: start, agreement and exit.
 
-Devices of all processes work on one training; everything else (which result is
-there, which state is the newest, when to stop) process 0 decides and the others
-are told. In one process every function here returns at once.
+The devices of all processes work on one training. Process 0 decides everything
+else, such as the newest state, and broadcasts its decision. In one process every
+function here returns at once.
 
-What is said goes through the coordination service that `jax.distributed`
-starts, never through the devices: a process that waits for another one may wait
-for hours, and still answers SIGTERM. JAX's `multihost_utils` and the
-service's own barrier wait outside of Python: where another process came 10 s
-late, they answered SIGTERM after 10 s, and `barrier` here after 0.1 s.
+Messages go through the coordination service that `jax.distributed` starts, never
+through the devices. So a process may wait for another one for hours and still
+answers SIGTERM. JAX's `multihost_utils` and the service's own barrier wait outside
+of Python. If another process comes 10 s late, they answer SIGTERM after 10 s, and
+`barrier` here after 0.1 s.
 """
 
 import contextlib
@@ -45,21 +45,21 @@ __all__ = [
 _Value = TypeVar("_Value")
 
 _LEFT = "synthq/left"
-# How the errors of XLA begin, some of which come as a plain ValueError.
+# Beginnings of XLA's error messages, some of which come as a plain ValueError.
 _STATUS = re.compile(
   "(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL"
   "|UNAVAILABLE|UNKNOWN): "
 )
 _POLL_MS = 500
-# Seconds until a process that does not end by itself is ended: after SIGTERM it
-# may be saving a state, after an error it may be stuck in a step for ever.
+# Timeouts, in seconds, after which a process is ended by force, by exit code:
+# after SIGTERM it may be saving a state, after an error a step may never end.
 _PATIENCE = {stopping.EXIT_CODE: 120.0, 130: 120.0}
 _IMPATIENCE = 5.0
 _SIGNALS = {stopping.EXIT_CODE: signal.SIGTERM, 130: signal.SIGINT}
 
 
 class Left(BaseException):  # noqa: N818
-  """Another process has left the program; no failure of this one."""
+  """Raised if another process has left the program; this one did not fail."""
 
   def __init__(self, code: int):
     super().__init__(f"another process left with exit code {code}")
@@ -67,7 +67,7 @@ class Left(BaseException):  # noqa: N818
 
 
 class _Session:
-  """What this process knows of the others."""
+  """Connects this process to the others, and watches for their exits."""
 
   def __init__(self, client: Any, index: int, count: int):
     self.client = client
@@ -80,18 +80,18 @@ class _Session:
     self._watcher = threading.Thread(target=self._watch, daemon=True)
     self._watcher.start()
 
-  def key(self, name: str) -> str:
-    """Returns a key of its own for each call, the same in all processes."""
+  def make_key(self, name: str) -> str:
+    """Returns a new key for each call, the same in all processes."""
     self._calls += 1
     return f"synthq/{self._calls}/{name}"
 
-  def tell(self, key: str, value: str) -> None:
+  def send(self, key: str, value: str) -> None:
     self.client.key_value_set(key, value)
 
-  def ask(self, key: str) -> str:
+  def receive(self, key: str) -> str:
     """Waits for a value, however long it takes.
 
-    In short calls: while one lasts, Python handles no signal.
+    It polls in short calls, because Python handles no signal during a call.
     """
     while True:
       if self.left is not None:
@@ -107,7 +107,7 @@ class _Session:
     self._watcher.join()
 
   def _watch(self) -> None:
-    """Ends this process when another one has left."""
+    """Ends this process after another one has left."""
     while not self.finished.wait(_POLL_MS / 1e3):
       try:
         code, who = map(int, self.client.key_value_try_get(_LEFT).split())
@@ -121,8 +121,9 @@ class _Session:
 
   def _follow(self, code: int) -> None:
     self.left = code
-    # As if it had been told, too; a second signal would not wait for a state.
-    if code in _SIGNALS and not stopping.was_told():
+    # Act as if this process got the signal, but once: a second signal would not
+    # wait for a saved state.
+    if code in _SIGNALS and not stopping.was_signalled():
       os.kill(os.getpid(), _SIGNALS[code])
     if self.finished.wait(_PATIENCE.get(code, _IMPATIENCE)):
       return
@@ -138,13 +139,14 @@ _is_alone: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 
 def start(settings: cluster.Settings) -> None:
-  """Joins the other processes; to be called before JAX has made its devices.
+  """Joins the other processes; call it before JAX creates its devices.
 
   Args:
-    settings: how they find each other.
+    settings: settings by which the processes find each other.
 
   Raises:
-    ValueError: if they cannot, or the devices are not those asked for.
+    ValueError: if the processes do not find each other, or the backend is not
+      the one that the settings ask for.
     stopping.Terminated, KeyboardInterrupt: if this process was told to stop
       meanwhile.
   """
@@ -152,29 +154,29 @@ def start(settings: cluster.Settings) -> None:
     import jax
   if settings.cpu_devices is not None:
     jax.config.update("jax_num_cpu_devices", settings.cpu_devices)
-    # XLA makes as many threads as devices, or as NPROC says. A device that waits in
-    # two gathers at once takes two of them, and another then never gets its own.
+    # XLA makes one thread per device, or NPROC threads. A device that waits in two
+    # gathers at once takes two threads, and another device may never get one.
     threads = max(4 * settings.cpu_devices, os.cpu_count() or 1)
     os.environ.setdefault("NPROC", str(threads))
   if settings.mode == "none":
     return
-  # JAX would take SIGTERM for itself, and this process would not hear of it.
+  # JAX would catch SIGTERM itself, and this process would not notice it.
   if hasattr(jax.config, "jax_enable_preemption_service"):
     jax.config.update("jax_enable_preemption_service", False)
-  # One that has joined and leaves without a word would be waited for.
-  with stopping.deferred() as asked:
+  # The others would wait for a process that joined and left without notice.
+  with stopping.deferred() as get_request:
     _join(settings)
-  if told := asked():
-    raise told
+  if request := get_request():
+    raise request
   settings.check_backend(jax.default_backend())
 
 
 def _join(settings: cluster.Settings) -> None:
-  """Connects to the other processes, and keeps what signals do here."""
+  """Connects to the other processes, and keeps the signal handlers."""
   global _session
   import jax
 
-  handlers = {one: signal.getsignal(one) for one in _SIGNALS.values()}
+  handlers = {number: signal.getsignal(number) for number in _SIGNALS.values()}
   try:
     jax.distributed.initialize(**settings.arguments())
   except (ValueError, RuntimeError) as error:
@@ -194,41 +196,41 @@ def _join(settings: cluster.Settings) -> None:
 
 
 def announce(code: int) -> bool:
-  """Tells the others that this process leaves, so that they do.
+  """Broadcasts that this process leaves, so that the others leave, too.
 
   Args:
-    code: what it exits with, not 0.
+    code: the exit code of this process, not 0.
 
   Returns:
-    Whether this one is the first, and so the one that says why.
+    Whether this process is the first to leave, and so should report the reason.
   """
   if _session is None:
     return True
   _session.is_leaving = True
   try:
-    _session.tell(_LEFT, f"{code} {_session.index}")
+    _session.send(_LEFT, f"{code} {_session.index}")
   except RuntimeError as error:
     return "ALREADY_EXISTS" not in str(error)
   return True
 
 
 def is_loss(error: BaseException) -> bool:
-  """Says whether an error is that of a step which another process deserted.
+  """Checks whether an error is due to another process that left during a step.
 
-  Such a step fails as soon as the connection breaks, before anybody has said
-  that the other one is gone.
+  Such a step fails as soon as the connection breaks, before the exit of the other
+  process is announced.
 
   Args:
-    error: of any kind.
+    error: any exception.
   """
   return _session is not None and bool(_STATUS.match(str(error)))
 
 
 def finish(code: int) -> None:
-  """Leaves the others: to be called last, whatever happened.
+  """Disconnects from the other processes; call it last, also after an error.
 
   Args:
-    code: what this process exits with; unless it is 0 the others end, too.
+    code: the exit code of this process; unless it is 0, the others end, too.
   """
   global _session
   if _session is None:
@@ -241,7 +243,7 @@ def finish(code: int) -> None:
 
 
 def _shut_down() -> None:
-  """Waits for the others and parts from them; one that died is not waited for."""
+  """Disconnects after all other live processes have called this, too."""
   import jax
 
   with contextlib.suppress(RuntimeError):
@@ -249,31 +251,32 @@ def _shut_down() -> None:
 
 
 def count() -> int:
-  """Returns how many processes work together here."""
+  """Returns the number of processes that work together; 1 inside `alone`."""
   return 1 if _session is None or _is_alone.get() else _session.count
 
 
 def index() -> int:
-  """Returns the number of this process among them, from 0."""
+  """Returns the number of this process, from 0; 0 inside `alone`."""
   return _session.index if _session is not None and count() > 1 else 0
 
 
 def is_main() -> bool:
-  """Says whether this process writes results and talks to the user."""
+  """Checks whether this is process 0, which writes results and messages."""
   return _session is None or _session.index == 0
 
 
 def devices() -> list[Any]:
-  """Returns the devices of all processes that work together here."""
+  """Returns the devices of all processes that work together."""
   import jax
 
   return jax.devices() if count() > 1 else jax.local_devices()
 
 
 def own_devices() -> list[Any] | None:
-  """Returns the accelerators of this process for rows of its own.
+  """Returns the accelerators of this process, to divide its own rows among them.
 
-  None, for JAX's default device, on a CPU: its virtual devices share the cores.
+  On CPUs it returns None, for JAX's default device: the virtual devices share the
+  cores.
   """
   import jax
 
@@ -282,7 +285,7 @@ def own_devices() -> list[Any] | None:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-  """Inside, this process works without the others: on its own devices."""
+  """Makes this process work without the others, on its own devices, inside."""
   token = _is_alone.set(True)
   try:
     yield
@@ -291,34 +294,34 @@ def alone() -> Iterator[None]:
 
 
 def barrier(name: str) -> None:
-  """Waits until every process is here.
+  """Waits until every process has called it.
 
   Args:
-    name: of the place, for people who look at the keys.
+    name: the name of the barrier, part of its key.
 
   Raises:
     Left: if another process has left the program.
   """
   if count() == 1:
     return
-  key = _session.key(name)
+  key = _session.make_key(name)
   if _session.index:
-    _session.tell(f"{key}/{_session.index}", "here")
-    _session.ask(f"{key}/all")
+    _session.send(f"{key}/{_session.index}", "here")
+    _session.receive(f"{key}/all")
     return
   for other in range(1, _session.count):
-    _session.ask(f"{key}/{other}")
-  _session.tell(f"{key}/all", "here")
+    _session.receive(f"{key}/{other}")
+  _session.send(f"{key}/all", "here")
 
 
 def decided(name: str, make: Callable[[], _Value]) -> _Value:
-  """Returns what process 0 makes of it, in every process.
+  """Broadcasts a value that process 0 computes to every process.
 
-  File systems and clocks differ between machines, so a branch that all have to
-  take together is decided once.
+  File systems and clocks differ between machines, so process 0 decides on every
+  branch that all processes must take together.
 
   Args:
-    name: of the question.
+    name: the name of the decision, part of its key.
     make: returns a JSON value; called in process 0 alone.
 
   Raises:
@@ -326,40 +329,40 @@ def decided(name: str, make: Callable[[], _Value]) -> _Value:
   """
   if count() == 1:
     return make()
-  key = _session.key(name)
+  key = _session.make_key(name)
   if _session.index:
-    return json.loads(_session.ask(key))
+    return json.loads(_session.receive(key))
   value = make()
-  _session.tell(key, json.dumps(value))
+  _session.send(key, json.dumps(value))
   return value
 
 
-def check_same(what: str, value: Any, hint: str) -> None:
-  """Refuses to go on where processes differ in what has to be the same.
+def check_same(name: str, value: Any, hint: str) -> None:
+  """Raises ValueError unless all processes have the same value.
 
   Args:
-    what: in words.
-    value: a JSON value that tells nothing secret.
-    hint: what to do.
+    name: the name of the value, in words.
+    value: a JSON value without secrets.
+    hint: advice that ends the message.
 
   Raises:
     ValueError: in a process whose value is not that of process 0.
     Left: if another process has left the program.
   """
-  expected = decided(what, lambda: value)
+  expected = decided(name, lambda: value)
   if json.loads(json.dumps(value)) != expected:
     raise ValueError(
-      f"expected the {what} of process 0, got another in process {index()}:"
+      f"expected the {name} of process 0, got another in process {index()}:"
       f" {hint}"
     )
 
 
 def main_first(name: str, make: Callable[[], _Value]) -> _Value:
-  """Calls in every process what process 0 has called before the others.
+  """Calls a function in process 0, then in all other processes.
 
   Args:
-    name: of what is made.
-    make: makes a file where it is missing, or reads it.
+    name: the name of the result, part of its key.
+    make: makes a file if it is missing, or reads it.
 
   Raises:
     Left: if another process has left the program.

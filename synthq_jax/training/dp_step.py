@@ -1,4 +1,4 @@
-"""Training on Poisson batches with clipped sums and noise."""
+"""Trains privately, with sampled batches, clipped sums and noise."""
 
 import dataclasses
 import functools
@@ -32,11 +32,11 @@ __all__ = [
 
 OPTIMIZERS = ("dp_adam", "dp_adafactor", "dp_dual_averaging")
 
-_SEARCHED = 100_000  # records, for two that differ
+_MAX_SEARCHED = 100_000  # records searched for two that differ
 
 
 class State(NamedTuple):
-  """What training carries from step to step."""
+  """Parameters and optimizer state between two steps."""
 
   params: Any
   opt_state: optax.OptState
@@ -48,12 +48,12 @@ class Optimizer:
 
   Attributes:
     name: one of `OPTIMIZERS`.
-    learning_rate: the peak, reached after a tenth of the steps; of
-      "dp_dual_averaging" that of all steps.
-    steps: optimizer steps in all.
+    learning_rate: the peak, reached after a tenth of the steps; for
+      "dp_dual_averaging" the rate of all steps.
+    steps: the total number of optimizer steps.
     denominator: public constant that the noisy sum is divided by; None: the
       sampler's expected batch size.
-    noise_bands: of correlated noise; 1: independent in every step.
+    noise_bands: bands of correlated noise; 1: independent in every step.
   """
 
   name: str
@@ -65,17 +65,18 @@ class Optimizer:
   def build(
     self, *, l2_sensitivity: float, noise_multiplier: float
   ) -> Callable[[jax.Array], optax.GradientTransformation]:
-    """Returns a function of the noise's key that makes the optimizer.
+    """Returns a function that makes the optimizer from the noise's key.
 
-    Called inside of a compiled step, with a key that is an argument of it, it
-    leaves no secret in the program, and one program serves all keys.
+    Call it inside a compiled step, with a key that is an argument of the step.
+    Then the program holds no secret, and one program serves all keys.
 
     Args:
-      l2_sensitivity: of the clipped sum, as the gradient reports it.
+      l2_sensitivity: the sensitivity of the clipped sum, as the gradient reports
+        it.
       noise_multiplier: noise standard deviation over the sensitivity.
 
     Returns:
-      From one key to an optax transformation that takes clipped sums.
+      A function from a key to an optax transformation that takes clipped sums.
     """
     schedule = optim.schedules.linear(
       self.learning_rate, steps=self.steps, warmup_steps=self.steps // 10
@@ -85,7 +86,7 @@ class Optimizer:
       "dp_adafactor": (optim.dp_adafactor, schedule),
       "dp_dual_averaging": (optim.dp_dual_averaging, self.learning_rate),
     }[self.name]
-    noise = self._noise()
+    noise = self._make_noise()
     return lambda key: make(
       rate,
       l2_sensitivity=l2_sensitivity,
@@ -95,8 +96,8 @@ class Optimizer:
       noise=noise,
     )
 
-  def _noise(self) -> noise_lib.Noise:
-    """Returns the noise; correlated noise has the numbers of process 0."""
+  def _make_noise(self) -> noise_lib.Noise:
+    """Makes the noise; correlated noise has the coefficients of process 0."""
     if self.noise_bands <= 1:
       return optim.iid()
     banded = functools.partial(
@@ -109,36 +110,37 @@ class Optimizer:
 
 
 class Drawn(NamedTuple):
-  """Records that are costly to make: only those are made that a step draws."""
+  """Lazily computed records: training computes only records that a step draws."""
 
   number: int
-  """Of all records, from which batches are drawn."""
+  """The number of all records, from which batches are drawn."""
   make: Callable[[np.ndarray], Mapping[str, np.ndarray]]
-  """From the numbers of some, rising, to their arrays. What it returns of one does
-  not depend on which others are asked for."""
+  """Computes the arrays of some records from their numbers, in rising order. The
+  result for one record does not depend on the other numbers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-  """What is trained on which records, and by which devices.
+  """The model, gradient, records and devices of one training.
 
   Attributes:
-    grad_fn: from optim.clipped_grad, or another with its call and its
-      `sensitivity(relation)`.
-    params: where to start.
-    records: arrays with one row per record, or how to make them.
-    public: arrays that the loss reads and nothing trains. Given, `grad_fn` is a
-      function of them that returns the clipped gradient: so they are arguments
-      of the compiled step, not constants in it.
-    extra_fn: from the number of a step to public fields that join its batch,
-      always of the same shapes, drawn without a look at the records.
-    mesh: from `mesh.make`: its devices share the rows of a batch, and split
-      parameters and optimizer. `params` and `public` are then dicts by path,
-      and gradients those of single records, or contrastive ones, which divide
-      their work themselves. Every process of it trains with the same arguments.
-      None: one device.
-    rows_multiple: with a mesh, batches get rows of padding up to a multiple of
-      this, from `sharded_grad.rows_multiple`; nothing is accounted with them.
+    grad_fn: a clipped gradient of `optim.clipped_grad`, or another function with
+      the same call and `sensitivity(relation)`.
+    params: the initial parameters.
+    records: arrays with one row per record, or `Drawn` records.
+    public: arrays that the loss reads and no step trains. If set, `grad_fn` is a
+      function of them that returns the clipped gradient. So they are arguments of
+      the compiled step, not constants in it.
+    extra_fn: returns public fields that join the batch of a step, from the number
+      of the step. Their shapes are constant, and they do not depend on the
+      records.
+    mesh: a mesh of `mesh.make`, whose devices share the rows of a batch and split
+      parameters and optimizer. `params` and `public` are then dicts by path. The
+      gradient is one of single records, or a contrastive one, which divides its
+      work itself. Every process of the mesh trains with the same arguments. None:
+      one device.
+    rows_multiple: with a mesh, batches are padded to a multiple of this number of
+      rows, from `sharded_grad.rows_multiple`. It does not change the accounting.
   """
 
   grad_fn: Callable[..., Any]
@@ -151,31 +153,31 @@ class Training:
 
   @property
   def num_records(self) -> int:
-    """How many there are, whether a step draws them or not."""
+    """The number of all records, including those that no step draws."""
     if isinstance(self.records, Drawn):
       return self.records.number
     return len(next(iter(self.records.values())))
 
   @property
   def clipped(self) -> Any:
-    """The clipped gradient, with what is public."""
-    return sharded_grad.bound(self.grad_fn, self.public)
+    """The clipped gradient, with the public arrays bound."""
+    return sharded_grad.bind_public(self.grad_fn, self.public)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mechanism:
-  """What draws batches, takes steps and adds noise: what is accounted.
+  """The private mechanism that is accounted: sampler, noise and optimizer.
 
   Attributes:
-    sampler: draws the batches, and was the basis of the accounting.
+    sampler: draws the batches; the accounting uses the same sampler.
     noise_multiplier: calibrated for `sampler` and the optimizer's steps.
-    optimizer: what makes steps of the noisy sums.
+    optimizer: updates the parameters with the noisy sums.
     batch_seed: secret seed of the sampling.
     noise_key: secret key of the noise.
-    dropout_key: given, the loss gets a key for each record and step.
+    dropout_key: if set, the loss gets a key for each record and step.
 
   Raises:
-    ValueError: if both keys are one.
+    ValueError: if both keys are equal.
   """
 
   sampler: sampling.Sampler
@@ -186,7 +188,7 @@ class Mechanism:
   dropout_key: jax.Array | None = None
 
   def __post_init__(self):
-    """Refuses one key for noise and dropout."""
+    """Refuses equal keys for noise and dropout."""
     own = (self.noise_key, self.dropout_key)
     if any(key is None or isinstance(key, jax.core.Tracer) for key in own):
       return
@@ -204,17 +206,17 @@ def step(
   tx: optax.GradientTransformation,
   mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., tuple[State, dict[str, jax.Array]]]:
-  """Builds one private step, for `jax.jit`.
+  """Builds the function of one private step, for `jax.jit`.
 
   Args:
-    grad_fn: as in `train`.
-    tx: from what `Optimizer.build` returns.
-    mesh: as in `train`.
+    grad_fn: as in `Training`.
+    tx: an optimizer made by the function that `Optimizer.build` returns.
+    mesh: as in `Training`.
 
   Returns:
-    A function of the state, a batch, its padding (bool [batch]), the dropout
-    key of the step or None, and what `train` calls public or None, to the next
-    state and private metrics.
+    A function that returns the next state and private metrics. Its arguments are
+    the state, a batch, the padding mask (bool [batch]), the dropout key of the
+    step or None, and the public arrays or None.
   """
 
   def apply(
@@ -224,14 +226,14 @@ def step(
     if key is not None:
       options["key"] = key
     if mesh is None:
-      clipped = sharded_grad.bound(grad_fn, public)
+      clipped = sharded_grad.bind_public(grad_fn, public)
       grads, aux = clipped(state.params, batch, **options)
     else:
       clipped = sharded_grad.ShardedGrad(grad_fn=grad_fn, mesh=mesh)
       grads, aux = clipped(state.params, batch, public, **options)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    return State(params, opt_state), _metrics(aux, is_padding)
+    return State(params, opt_state), _compute_metrics(aux, is_padding)
 
   return apply
 
@@ -242,25 +244,25 @@ def train(
   files: loop.Files,
   settings: loop.Settings,
 ) -> Any:
-  """Trains privately; batch and noise of a step depend on secret and step.
+  """Trains privately; batch and noise depend on the secret and the step alone.
 
   Args:
-    training: what is trained.
-    mechanism: what draws batches and adds noise.
-    files: where states and metrics go, both private.
-    settings: saving and reporting.
+    training: the model, gradient, records and devices.
+    mechanism: sampler, noise and optimizer.
+    files: the files for states and metrics, both private.
+    settings: settings for saving and reporting.
 
   Returns:
     The trained parameters, on the host of every process.
 
   Raises:
-    ValueError: if a record can come back sooner than the noise allows, or the
-      loss that is clipped for each record depends on other records too.
+    ValueError: if a record can come back sooner than the noise bands allow. Also
+      if each record is clipped by itself, but its loss depends on other records.
   """
   sampler, optimizer = mechanism.sampler, mechanism.optimizer
   if optimizer.noise_bands > 1:
     sampler.check_noise(optimizer.noise_bands)
-  training, numbers = _made(training, mechanism)
+  training, numbers = _compute_records(training, mechanism)
   _check_extra(training)
   params = jax.tree.map(jnp.asarray, training.params)
   clipped = training.clipped
@@ -274,7 +276,7 @@ def train(
     l2_sensitivity=clipped.sensitivity(relation),
     noise_multiplier=mechanism.noise_multiplier,
   )
-  # Arguments: a program is kept where secrets are not, as in a cache of them.
+  # Keys are arguments, since a cache of programs must not hold secrets.
   own = (mechanism.noise_key, mechanism.dropout_key)
   words, restored = keys.as_argument(own)
 
@@ -286,7 +288,7 @@ def train(
     return one_step(state, batch, is_padding, key, public)
 
   tx = make_tx(mechanism.noise_key)
-  jitted, state, public, place = _placed(training, params, tx, numbered)
+  jitted, state, public, place_rows = _compile(training, params, tx, numbered)
 
   def batch_fn(number: int):
     batch, is_padding = draw(
@@ -295,11 +297,11 @@ def train(
       mechanism.batch_seed,
       number,
       training.rows_multiple,
-      place,
+      place_rows,
       numbers,
     )
     if training.extra_fn is not None:
-      batch |= _placed_whole(training.extra_fn(number), training.mesh)
+      batch |= _replicate(training.extra_fn(number), training.mesh)
     return batch, is_padding
 
   state = loop.train(
@@ -316,10 +318,13 @@ def train(
   return mesh_lib.gather(state.params)
 
 
-def _made(
+def _compute_records(
   training: Training, mechanism: Mechanism
 ) -> tuple[Training, np.ndarray | None]:
-  """Returns the training with records as arrays, and which ones these are."""
+  """Computes the drawn records; returns the training and the record numbers.
+
+  The numbers are None if the records are arrays already.
+  """
   if not isinstance(training.records, Drawn):
     return training, None
   is_drawn = np.zeros(training.num_records, bool)
@@ -333,7 +338,7 @@ def _made(
 
 
 def _check_extra(training: Training) -> None:
-  """Refuses fields that are no rows, where rows are divided among devices."""
+  """Refuses public fields of a batch whose rows are divided among devices."""
   if training.mesh is None or training.extra_fn is None:
     return
   if not sharded_grad.divides_itself(training.clipped):
@@ -344,8 +349,8 @@ def _check_extra(training: Training) -> None:
     )
 
 
-def _placed_whole(fields: Mapping[str, np.ndarray], mesh: Any) -> Any:
-  """Puts public fields, the same in every process, on every device."""
+def _replicate(fields: Mapping[str, np.ndarray], mesh: Any) -> Any:
+  """Copies public fields, the same in every process, to every device."""
   if mesh is None:
     return fields
   where = dict.fromkeys(fields, mesh_lib.whole(mesh))
@@ -353,36 +358,43 @@ def _placed_whole(fields: Mapping[str, np.ndarray], mesh: Any) -> Any:
 
 
 def _check_independence(training: Training, clipped: Any, params: Any) -> None:
-  """Refuses a loss of single records in which others have a part."""
+  """Refuses a loss of single records that depends on other records."""
 
   def losses(both: Any, batch: Any):
-    return sharded_grad.bound(training.grad_fn, both[1]).loss_fn(both[0], batch)
+    clipped = sharded_grad.bind_public(training.grad_fn, both[1])
+    return clipped.loss_fn(both[0], batch)
 
   if getattr(clipped, "is_per_example", False):
     both = (params, training.public)
-    optim.check_independence(losses, both, _two_of(training.records))
+    pair = _find_different_records(training.records)
+    optim.check_independence(losses, both, pair)
 
 
-def _placed(training: Training, params, tx, numbered):
-  """Returns the compiled step, the first state, what is public, the rows' place."""
+def _compile(training: Training, params, tx, numbered):
+  """Jits the step and places the state and the public arrays on the devices.
+
+  Returns:
+    The jitted step, the first state, the public arrays, and a function that
+    places rows on the mesh (None without a mesh).
+  """
   mesh, public = training.mesh, training.public
   if mesh is None:
     state = State(params, tx.init(params))
     return jax.jit(numbered), state, jax.device_put(public), None
-  held, where = mesh_lib.place_state(params, tx.init, mesh)
+  state, where = mesh_lib.place_state(params, tx.init, mesh)
   if public is not None:
     public = mesh_lib.place(public, mesh_lib.shardings(public, public, mesh))
   is_whole = sharded_grad.divides_itself(training.clipped)
   where_rows = (mesh_lib.whole if is_whole else mesh_lib.batch_sharding)(mesh)
-  place = functools.partial(mesh_lib.place_rows, sharding=where_rows)
-  # A CPU's saved states may still be read from the very memory.
+  place_rows = functools.partial(mesh_lib.place_rows, sharding=where_rows)
+  # On CPUs, a state that is still being saved may share the donated memory.
   is_cpu = mesh.devices.flat[0].platform == "cpu"
   jitted = jax.jit(
     numbered,
     out_shardings=(State(*where), mesh_lib.whole(mesh)),
     donate_argnums=() if is_cpu else 0,
   )
-  return jitted, State(*held), public, place
+  return jitted, State(*state), public, place_rows
 
 
 def draw(
@@ -391,23 +403,24 @@ def draw(
   batch_seed: Sequence[int],
   step: int,
   rows_multiple: int = 1,
-  place: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+  place_rows: Callable[[np.ndarray, np.ndarray], Any] | None = None,
   numbers: np.ndarray | None = None,
 ) -> tuple[dict[str, Any], Any]:
-  """Returns the batch of a step, and which of its rows are padding.
+  """Draws the batch of a step and its padding mask.
 
   Args:
     records: arrays with one row per record.
     sampler: draws the batches.
     batch_seed: secret seed of the sampling.
-    step: its number.
-    rows_multiple: more rows of padding make the batch a multiple of this.
-    place: from values and the numbers of rows to these rows, e.g. on a mesh,
-      where a process reads its own part; None: NumPy's own indexing.
-    numbers: of the records that `records` holds, rising; None: all.
+    step: the number of the step.
+    rows_multiple: the batch is padded to a multiple of this number of rows.
+    place_rows: reads rows from (values, row numbers), e.g. onto a mesh, where each
+      process reads its own part; None: NumPy indexing.
+    numbers: the numbers of the records in `records`, rising; None: all records.
 
   Returns:
-    Arrays [batch, ...], where padding holds the first record, and bool [batch].
+    Arrays [batch, ...], whose padding holds the first record, and the mask,
+    bool [batch].
   """
   drawn = sampler.batch(batch_seed, step)
   rows, is_padding = drawn.to_arrays(padding_index=0)
@@ -416,18 +429,21 @@ def draw(
   more = -len(rows) % rows_multiple
   rows = np.pad(rows, (0, more))
   is_padding = np.pad(is_padding, (0, more), constant_values=True)
-  if place is None:
+  if place_rows is None:
     return {name: values[rows] for name, values in records.items()}, is_padding
-  batch = {name: place(values, rows) for name, values in records.items()}
-  return batch, place(is_padding, np.arange(len(rows)))
+  batch = {name: place_rows(values, rows) for name, values in records.items()}
+  return batch, place_rows(is_padding, np.arange(len(rows)))
 
 
-def _two_of(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns the first record and the next one that differs from it.
+def _find_different_records(
+  records: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+  """Returns the first record and the next record that differs from it.
 
-  Where none does, a blank one: whether a run ends must not tell that all are equal.
+  If all records are equal, the second is blank, or ones if the first is blank. A
+  run must not fail in this case, since that would reveal that they are equal.
   """
-  searched = {k: values[:_SEARCHED] for k, values in records.items()}
+  searched = {k: values[:_MAX_SEARCHED] for k, values in records.items()}
   differs = [
     (values != values[:1]).reshape(len(values), -1).any(axis=1)
     for values in searched.values()
@@ -441,8 +457,8 @@ def _two_of(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return both
 
 
-def _metrics(aux, is_padding) -> dict[str, jax.Array]:
-  """Loss and norm, means where there is one per record: private values."""
+def _compute_metrics(aux, is_padding) -> dict[str, jax.Array]:
+  """Computes loss and norm, private values; means if there is one per record."""
   if hasattr(aux, "loss"):  # one gradient for the whole batch
     return {"loss": aux.loss, "norm": aux.norm}
   real = jnp.maximum(jnp.sum(~is_padding), 1)

@@ -1,8 +1,7 @@
 """Trains an image encoder on pairs, with a clipped gradient or without.
 
-The batches are the same kind in both cases, Poisson samples, and so is the loss
-that is written down: that of public pairs which nothing trains on. Losses of
-private pairs would have to stay private.
+In both cases the sampler draws the batches, and the logged loss is that of public
+held-out pairs. Losses of private pairs would have to stay private.
 """
 
 import dataclasses
@@ -30,12 +29,12 @@ Encode = Callable[[Any, Float[Array, "batch height width channels"]], Array]
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-  """What `train` returns.
+  """The trained parameters and the speed of the training.
 
   Attributes:
-    params: on the host.
+    params: the parameters, on the host.
     examples_per_second: expected pairs of a batch over the median time of a
-      step; nan where a resumed run had no step left to time.
+      step; nan if there were fewer than four steps to time.
   """
 
   params: Any
@@ -58,34 +57,34 @@ def train(
   batch_seed: list[int],
   settings: loop.Settings,
 ) -> Trained:
-  """Trains on batches of pairs.
+  """Trains on sampled batches of pairs.
 
   Formal guarantee:
-    Where `is_private`, that of the transform of `make_tx` for the clipped sum of
-    `grad_fn`, one sum for each batch of `sampler`: nothing else reads the
-    pairs. The written losses are of `held_out`, so they are post-processing.
+    If `is_private`, the guarantee of the transform of `make_tx` for the clipped
+    sum of `grad_fn`, with one sum for each batch of `sampler`: nothing else reads
+    the pairs. The logged losses are those of `held_out`, so they are
+    post-processing.
 
   Args:
-    grad_fn: from `optim.contrastive_clipped_grad`.
-    make_tx: from the noise's key to what takes its sum: `optim.logit_dp` chained
-      with an optimizer, or the latter behind `optax.scale` without privacy.
-    noise_key: secret; an argument of the compiled step, no constant in it.
-    params: where to start.
+    grad_fn: a gradient of `optim.contrastive_clipped_grad`.
+    make_tx: makes the transform of the sums from the noise's key: `optim.logit_dp`
+      chained with an optimizer; without privacy `optax.scale` and an optimizer.
+    noise_key: the secret key of the noise; an argument of the compiled step, not a
+      constant in it.
+    params: the initial parameters.
     pairs: images "queries" and "documents" [pair, height, width, channels].
-    files: where states go, and lines of step and loss of the held-out pairs.
-    is_private: False takes the gradient of the summed loss with nothing clipped.
+    files: the files for states, and for lines of step and held-out loss.
+    is_private: False: the gradient of the summed loss, without clipping.
     held_out: public pairs, in the same form.
-    held_out_loss: what is measured on them before each step, mean over pairs.
+    held_out_loss: the loss of the held-out pairs before each step; its mean over
+      pairs is logged.
     sampler: draws the batches.
-    steps: optimizer steps.
+    steps: the number of optimizer steps.
     batch_seed: secret seed of the sampling.
-    settings: saving and reporting.
-
-  Returns:
-    The parameters, and how fast it went.
+    settings: settings for saving and reporting.
   """
   params = jax.tree.map(jnp.asarray, params)
-  gradient = grad_fn if is_private else _unclipped(grad_fn)
+  gradient = grad_fn if is_private else _make_unclipped(grad_fn)
   held_out = jax.device_put(dict(held_out))
 
   words, restored = keys.as_argument(noise_key)
@@ -93,7 +92,7 @@ def train(
   @jax.jit
   def step(state: dp_step.State, batch, is_padding, held_out, words):
     tx = make_tx(restored(words))
-    loss = _mean_loss(grad_fn, held_out_loss, state.params, held_out)
+    loss = _compute_mean_loss(grad_fn, held_out_loss, state.params, held_out)
     grads, _ = gradient(state.params, batch, is_padding_example=is_padding)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -114,12 +113,12 @@ def train(
     examples_per_step=sampler.expected_batch_size,
     settings=settings,
   )
-  rate = _rate(started, sampler.expected_batch_size)
+  rate = _compute_rate(started, sampler.expected_batch_size)
   return Trained(jax.device_get(state.params), rate)
 
 
-def _unclipped(grad_fn: optim.ContrastiveGrad) -> Callable[..., Any]:
-  """Returns the gradient of the summed loss, in the form of the clipped one."""
+def _make_unclipped(grad_fn: optim.ContrastiveGrad) -> Callable[..., Any]:
+  """Returns the gradient of the summed loss, with the clipped one's signature."""
 
   def gradient(params: Any, batch: Any, *, is_padding_example: Array):
     is_real = ~is_padding_example
@@ -128,7 +127,7 @@ def _unclipped(grad_fn: optim.ContrastiveGrad) -> Callable[..., Any]:
   return gradient
 
 
-def _mean_loss(
+def _compute_mean_loss(
   grad_fn: optim.ContrastiveGrad,
   loss: contrastive.Softmax,
   params: Any,
@@ -139,8 +138,8 @@ def _mean_loss(
   return jnp.mean(loss.losses(queries @ documents.T))
 
 
-def _rate(started: list[float], batch_size: int) -> float:
-  """Says how many examples a second go through, compiling aside."""
-  # A step is waited for in the next one: the first gaps hold the compiling.
+def _compute_rate(started: list[float], batch_size: int) -> float:
+  """Computes the examples per second, without the time of compiling."""
+  # The loop waits for a step in the next one: the first gaps hold the compiling.
   gaps = np.diff(started)[2:]
   return batch_size / statistics.median(gaps) if len(gaps) else float("nan")

@@ -1,13 +1,12 @@
-"""One loop for every training: resumes from its own folder, shows progress.
+"""Runs the loop of every training: steps, saved states, metrics and progress.
 
-What a step does depends on the state and on its number alone (batches, keys
-and noise are functions of seed and step), so a resumed run equals an
-uninterrupted one, metrics included. SIGTERM and Ctrl-C wait for the end of the
-step and a saved state.
+A step depends on the state and on its number alone: batches, keys and noise are
+functions of seed and step. So a resumed run equals an uninterrupted one, metrics
+included. SIGTERM and Ctrl-C wait for the end of the step and a saved state.
 
 With several processes all of them run this loop, on arrays that their devices
-share. They save and stop after the same step, whichever of them was told to;
-process 0 alone writes metrics and shows progress.
+share. They save and stop after the same step, whichever process got the signal.
+Process 0 alone writes metrics and shows progress.
 """
 
 import dataclasses
@@ -35,7 +34,7 @@ _AXIS = "device"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """How a loop saves and reports; nothing here changes the result."""
+  """Settings for saving and reporting, which never change the result."""
 
   save_seconds: float = 60.0
   """Seconds between two saved states."""
@@ -47,21 +46,21 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Files:
-  """Where a training keeps what it writes, and what it is called."""
+  """The files of a training, and its description."""
 
   directory: str | os.PathLike
-  """For the states of unfinished training."""
+  """The folder for states of the unfinished training."""
   metrics_path: str | os.PathLike
-  """JSON lines of step and metrics, one every few steps."""
+  """The file of metrics: JSON lines of step and metrics, one every few steps."""
   description: str
-  """Stands before the progress bar, and in messages."""
+  """The label of the progress bar, also used in messages."""
 
   @classmethod
   def below(cls, folder: pathlib.Path, description: str) -> "Files":
-    """Returns the files of a training that has a folder of its own.
+    """Makes the files of a training in its own folder.
 
     Args:
-      folder: gets `state` and `metrics.jsonl`.
+      folder: the folder, which gets `state` and `metrics.jsonl`.
       description: as in the class.
     """
     return cls(
@@ -72,19 +71,19 @@ class Files:
 
 
 class Log:
-  """Metrics: one line every few steps, cut back to the resumed step."""
+  """Writes lines of metrics; first drops lines after the resumed step."""
 
   def __init__(self, path: str | os.PathLike, resumed_at: int):
     self._path = pathlib.Path(path)
-    kept = []
+    earlier = []
     if self._path.exists():
       lines = self._path.read_text(errors="replace").splitlines(keepends=True)
-      kept = [line for line in lines if _step_of(line) <= resumed_at]
-    self._hash = hashlib.sha256("".join(kept).encode())
-    artifacts.write_atomically(self._path, "".join(kept))
+      earlier = [line for line in lines if _parse_step(line) <= resumed_at]
+    self._hash = hashlib.sha256("".join(earlier).encode())
+    artifacts.write_atomically(self._path, "".join(earlier))
 
-  def durable(self) -> str:
-    """Returns the digest of all lines so far, once they are on disk."""
+  def sync(self) -> str:
+    """Syncs all lines to disk, and returns their digest."""
     with open(self._path, "ab") as stream:
       os.fsync(stream.fileno())
     stores.push(self._path)
@@ -98,8 +97,8 @@ class Log:
       stream.write(line)
 
 
-def _step_of(line: str) -> float:
-  """Returns the step of a line of metrics; of one that is none, infinity."""
+def _parse_step(line: str) -> float:
+  """Returns the step of a line of metrics; infinity for a damaged line."""
   try:
     return int(json.loads(line)["step"])
   except (ValueError, LookupError, TypeError):  # cut by a kill, or damaged
@@ -107,13 +106,14 @@ def _step_of(line: str) -> float:
 
 
 class Votes:
-  """Flags that count as soon as one process raises them.
+  """Combines flags of all processes: a flag counts if any process raises it.
 
   A signal may reach one process alone, and clocks differ. So each process votes
-  after each step, and whatever any of them wanted all of them do.
+  after each step, and all of them do what any of them voted for.
 
-  The votes on a step are counted by the devices behind that step, and read
-  after the next one: nobody waits for them. In one process they count at once.
+  The devices count the votes on a step after that step, and the processes read the
+  result after the next step. So no process waits for votes. In one process, votes
+  count at once.
   """
 
   def __init__(self):
@@ -132,11 +132,11 @@ class Votes:
     """Casts the flags of this process after a step.
 
     Args:
-      *flags: as many in every call and process.
+      *flags: the votes, equally many in every call and process.
 
     Returns:
-      The flags that count now, the same in all processes: those that any of
-      them raised in the call before.
+      The flags that count now, the same in all processes. With several processes
+      these are the flags that any process raised in the call before.
     """
     if self._count is None:
       return flags
@@ -150,7 +150,7 @@ class Votes:
     return tuple(bool(flag) for flag in np.asarray(last))
 
   def forget(self) -> None:
-    """Drops votes that were cast and are not read, in all processes."""
+    """Drops unread votes; call it in all processes."""
     self._last = None
 
 
@@ -164,24 +164,25 @@ def train(
   examples_per_step: int,
   settings: Settings,
 ) -> Any:
-  """Runs `steps` steps, from the newest saved state if there is one.
+  """Trains up to step `steps`, from the newest saved state if there is one.
 
   Args:
     step_fn: (state, batch, step) -> (state, metrics), jitted by the caller;
       metrics are scalars.
     state: the state before step 0, a pytree of arrays.
-    batch_fn: the batch of a step, a function of the step alone.
-    files: where states and metrics go.
-    steps: optimizer steps in all.
-    examples_per_step: for the rate that the bar shows.
-    settings: saving and reporting.
+    batch_fn: returns the batch of a step, from the number of the step alone.
+    files: the files for states and metrics.
+    steps: the total number of optimizer steps.
+    examples_per_step: the number of examples of a step, for the displayed rate.
+    settings: settings for saving and reporting.
 
   Returns:
     The state after the last step.
 
   Raises:
     Terminated, KeyboardInterrupt: after SIGTERM or Ctrl-C, in every process.
-    ValueError: if the saved state cannot be read.
+    ValueError: if the saved state cannot be read, or the lines of metrics before
+      it have changed.
   """
   directory = files.directory
   find = functools.partial(checkpoints.latest_step, directory)
@@ -190,14 +191,14 @@ def train(
     state = checkpoints.restore(directory, first, state)
   pending, digest = _read_pending(directory, first)
   log = Log(files.metrics_path, first) if distributed.is_main() else None
-  if log is not None and digest not in (None, log.durable()):
+  if log is not None and digest not in (None, log.sync()):
     raise ValueError(
       f"{files.metrics_path}: expected the lines of the first {first} steps, got"
       f" others: restore it, or delete {directory}, and the training starts"
       " again from its beginning"
     )
   saved_at = time.monotonic()
-  agreed, stop = Votes(), None
+  vote, stop = Votes(), None
   with (
     progress.bar(
       files.description,
@@ -206,84 +207,84 @@ def train(
       unit="step",
       initial=first,
     ) as bar,
-    stopping.deferred() as asked,
+    stopping.deferred() as get_request,
     checkpoints.Writer(directory) as writer,
   ):
     for step in range(first, steps):
       state, metrics = step_fn(state, batch_fn(step), step)
       pending.append(metrics)
       is_late = time.monotonic() - saved_at > settings.save_seconds
-      is_late, *stops = agreed(
-        is_late and distributed.is_main(), *stopping.flags(asked())
+      is_late, *stops = vote(
+        is_late and distributed.is_main(), *stopping.make_flags(get_request())
       )
-      # Steps run ahead of this loop: wait for the one before, so that the bar
-      # tells the truth and no more than one batch waits in memory.
+      # Steps run asynchronously. Wait for the previous one, so that the bar is
+      # right and no more than one batch waits in memory.
       jax.block_until_ready(pending[-2:-1])
       bar.update()
       done = step + 1
       if done % settings.log_every == 0 or done == steps:
         if log is not None:
-          values = _means(pending)
+          values = _compute_means(pending)
           log.write(done, values)
           _show(bar, values, examples_per_step)
         pending.clear()
-      stop = stopping.wanted(stops)
+      stop = stopping.make_exception(stops)
       if is_late or stop or done == steps:
         _save(writer, directory, done, state, pending, log)
         saved_at = time.monotonic()
-        agreed.forget()
+        vote.forget()
       if stop:
         break
     writer.wait()
-    # One that came too late to be agreed on: all is saved, and the others hear
-    # of it from `distributed` when this process leaves.
-    stop = stop or asked()
+    # A signal may come too late for a vote. All is saved, and `distributed` tells
+    # the other processes when this one leaves.
+    stop = stop or get_request()
   if stop:
     raise stop
   return state
 
 
 def _save(writer, directory, step, state, pending, log: Log | None) -> None:
-  writer.wait()  # which forgets the metrics of older states
-  path = _pending_path(directory, step)
+  writer.wait()  # it removes the pending metrics of older states
+  path = _get_pending_path(directory, step)
   if log is not None:
-    content = {"metrics": _numbers(pending), "log": log.durable()}
+    content = {"metrics": _to_floats(pending), "log": log.sync()}
     text = json.dumps(artifacts.sealed(content))
     artifacts.write_atomically(path, text)
 
-  def forget_older():
-    for old in path.parent.glob(_pending_path(directory, "*").name):
+  def remove_older():
+    for old in path.parent.glob(_get_pending_path(directory, "*").name):
       if old != path:
         artifacts.remove(old)
 
-  writer.save(step, state, forget_older)
+  writer.save(step, state, remove_older)
 
 
 def _read_pending(directory, step: int) -> tuple[list[Any], str | None]:
-  """Returns metrics that no line has yet, and the digest of the lines."""
+  """Reads the metrics not yet logged at a saved step, and the log's digest."""
   if not step:
     return [], None
-  content = artifacts.read_json(_pending_path(directory, step))
+  content = artifacts.read_json(_get_pending_path(directory, step))
   return content["metrics"], content["log"]
 
 
-def _pending_path(directory, step: int | str) -> pathlib.Path:
+def _get_pending_path(directory, step: int | str) -> pathlib.Path:
   return pathlib.Path(directory) / f"pending_{step}.json"
 
 
-def _numbers(metrics: list[Any]) -> list[dict[str, float]]:
-  """Waits for the device once; JSON keeps these numbers to the last bit."""
+def _to_floats(metrics: list[Any]) -> list[dict[str, float]]:
+  """Converts metrics to floats, which JSON keeps to the last bit."""
   return [
-    {key: float(value) for key, value in one.items()}
-    for one in jax.device_get(metrics)
+    {key: float(value) for key, value in values.items()}
+    for values in jax.device_get(metrics)  # one transfer for all
   ]
 
 
-def _means(metrics: list[Any]) -> dict[str, float]:
-  numbers = _numbers(metrics)
+def _compute_means(metrics: list[Any]) -> dict[str, float]:
+  steps = _to_floats(metrics)
   return {
-    key: round(math.fsum(one[key] for one in numbers) / len(numbers), 6)
-    for key in numbers[0]
+    key: round(math.fsum(values[key] for values in steps) / len(steps), 6)
+    for key in steps[0]
   }
 
 

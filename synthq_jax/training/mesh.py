@@ -1,11 +1,10 @@
-"""Meshes of devices, and which of them holds what: data, fsdp, tensor.
+"""Makes meshes of devices and shards arrays over their axes: data, fsdp, tensor.
 
-A parameter's axes have names (T5X's: embed, mlp, heads, joined_kv, vocab, ...),
-and `RULES` says over which axis of the mesh each is split. Rows of a batch are
-split over `data` and `fsdp`; `fsdp` splits parameters and optimizer as well,
-which are put together for the length of a gradient; `tensor` splits the layers
-themselves. None of it changes what is computed: results differ by rounding,
-noise not at all.
+A parameter's axes have the names of T5X (embed, mlp, heads, joined_kv, vocab, ...),
+and `RULES` maps each name to an axis of the mesh. Rows of a batch are split over
+`data` and `fsdp`. `fsdp` also splits parameters and optimizer, which are gathered
+while a gradient is computed. `tensor` splits the layers themselves. A mesh changes
+results by rounding alone, and noise not at all.
 """
 
 import dataclasses
@@ -38,9 +37,9 @@ __all__ = [
 ]
 
 AXES = ("data", "fsdp", "tensor")
-"""Of every mesh."""
+"""Names of the axes of every mesh."""
 BATCH_AXES = ("data", "fsdp")
-"""Those over which the rows of a batch are split."""
+"""Names of the axes over which the rows of a batch are split."""
 
 RULES: Mapping[str, tuple[str, ...]] = {
   "batch": BATCH_AXES,
@@ -50,7 +49,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
   "joined_kv": ("tensor",),
   "vocab": ("tensor",),
 }
-"""From T5X's logical axes to those of the mesh; others are not split."""
+"""Map from T5X's logical axes to axes of the mesh; other axes are not split."""
 
 _LOGICAL = (
   (r"(.*/)?token_embedder/embedding", ("vocab", "embed")),
@@ -66,15 +65,15 @@ _LOGICAL = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-  """How many devices lie along each axis of a mesh."""
+  """The number of devices along each axis of a mesh."""
 
   data: int = -1
-  """Copies of the model, each with rows of its own; -1: as many as there are
-  devices for."""
+  """The number of copies of the model, each with its own rows; -1: as many as the
+  devices allow."""
   fsdp: int = 1
-  """Parts of parameters and optimizer, which have rows of their own, too."""
+  """The number of parts of parameters and optimizer, each with its own rows."""
   tensor: int = 1
-  """Parts of the layers, with the same rows."""
+  """The number of parts of the layers, which share the same rows."""
 
   def __post_init__(self):
     for name in AXES:
@@ -87,22 +86,22 @@ class Shape:
         )
 
   def sizes(self, num_devices: int) -> tuple[int, int, int]:
-    """Returns the sizes of the axes on so many devices.
+    """Returns the sizes of the axes for a number of devices.
 
     >>> Shape(fsdp=2).sizes(8)
     (4, 2, 1)
 
     Args:
-      num_devices: how many devices there are.
+      num_devices: the number of devices.
 
     Raises:
-      ValueError: if the axes do not come to that number; fewer will do in
-        one process that says `data`.
+      ValueError: unless the product of the axes is that number. One process that
+        sets `data` may use fewer devices.
     """
     rest = self.fsdp * self.tensor
     data = num_devices // rest if self.data == -1 else self.data
     fits = data * rest == num_devices
-    if self.data >= 1 and jax.process_count() == 1:  # some may stay idle
+    if self.data >= 1 and jax.process_count() == 1:  # devices may stay idle
       fits = data * rest <= num_devices
     if not fits:
       raise ValueError(
@@ -116,23 +115,23 @@ class Shape:
 def make(
   shape: Shape, devices: Sequence[jax.Device] | None = None
 ) -> jax.sharding.Mesh:
-  """Lays devices out in a mesh, neighbours along the last axis.
+  """Arranges devices in a mesh, with neighbours along the last axis.
 
   Args:
     shape: sizes of the axes.
-    devices: those to use; all of all processes if not given.
+    devices: the devices to use; None: all devices of all processes.
 
   Returns:
     A mesh with `AXES`.
 
   Raises:
-    ValueError: if the axes do not come to the number of devices.
+    ValueError: if the product of the axes does not fit the number of devices.
   """
-  given = devices is not None
-  devices = list(devices if given else jax.devices())
+  has_devices = devices is not None
+  devices = list(devices if has_devices else jax.devices())
   sizes = shape.sizes(len(devices))
   devices = devices[: math.prod(sizes)]
-  if given or devices[0].platform == "cpu":
+  if has_devices or devices[0].platform == "cpu":
     return jax.sharding.Mesh(np.array(devices).reshape(sizes), AXES)
   return jax.make_mesh(
     sizes,
@@ -143,13 +142,13 @@ def make(
 
 
 def of_all(shape: Shape) -> jax.sharding.Mesh | None:
-  """Returns the mesh of all devices; None if one device is all it has.
+  """Makes the mesh of all devices; returns None for a mesh of one device.
 
   Args:
     shape: sizes of the axes.
 
   Raises:
-    ValueError: if the axes do not come to the number of devices.
+    ValueError: if the product of the axes does not fit the number of devices.
   """
   mesh = make(shape)
   return mesh if mesh.size > 1 else None
@@ -164,11 +163,11 @@ def logical_axes(path: str, shape: Sequence[int]) -> tuple[str | None, ...]:
   ('layers', 'embed', 'mlp')
 
   Args:
-    path: of the parameter, parts joined by "/".
-    shape: its shape; an axis in front of those of the layer is its stack's.
+    path: the path of the parameter, its parts joined by "/".
+    shape: its shape. One more axis in front is the axis of stacked layers.
 
   Returns:
-    A name for each axis; None where there is none.
+    A name for each axis; None for an axis without a name.
   """
   for pattern, names in _LOGICAL:
     if re.fullmatch(pattern, path):
@@ -179,103 +178,103 @@ def logical_axes(path: str, shape: Sequence[int]) -> tuple[str | None, ...]:
   return (None,) * len(shape)
 
 
-def _spec(
+def _make_spec(
   path: str, shape: Sequence[int], mesh: jax.sharding.Mesh
 ) -> PartitionSpec:
-  """Returns over which axes of the mesh a parameter is split."""
+  """Returns the axes of the mesh over which a parameter is split."""
   parts = []
   for name, size in zip(logical_axes(path, shape), shape, strict=True):
     axes = RULES.get(name or "", ())
     ways = math.prod(mesh.shape[axis] for axis in axes)
-    # What does not divide is not split: 6 heads on 4 devices.
+    # An axis that does not divide is not split, e.g. 6 heads on 4 devices.
     parts.append(axes[0] if axes and ways > 1 and size % ways == 0 else None)
   return PartitionSpec(*parts)
 
 
 def shardings(tree: Any, params: Any, mesh: jax.sharding.Mesh) -> Any:
-  """Returns where each array of a state belongs.
+  """Returns the sharding of each array of a state.
 
-  An array whose path ends with that of a parameter, and that has its shape,
-  maybe with axes in front, is split as the parameter is: moments, buffers of
-  noise. All others are copied to every device.
+  Moments and noise buffers are split as their parameter. Such an array has a path
+  that ends with the path of the parameter, and the parameter's shape, maybe with
+  axes in front. All other arrays are copied to every device.
 
   Args:
-    tree: arrays or their shapes, e.g. the state of an optimizer; the
-      parameters themselves will do.
+    tree: arrays or their shapes, e.g. the state of an optimizer, or the
+      parameters themselves.
     params: arrays or their shapes, a dict by path or nested.
-    mesh: from `make`.
+    mesh: a mesh of `make`.
 
   Returns:
     A `NamedSharding` for each array.
   """
-  known = {
+  param_shapes = {
     _path(keys): tuple(leaf.shape)
     for keys, leaf in jax.tree_util.tree_leaves_with_path(params)
   }
 
-  def one(keys: Any, leaf: Any) -> NamedSharding:
+  def make_sharding(keys: Any, leaf: Any) -> NamedSharding:
     path = _path(keys)
-    while path and path not in known:
+    while path and path not in param_shapes:
       path = path.partition("/")[2]
-    shape = known.get(path)
+    shape = param_shapes.get(path)
     if shape is None:
       return whole(mesh)
     front = len(leaf.shape) - len(shape)
     if front < 0 or tuple(leaf.shape[front:]) != shape:
       return whole(mesh)
-    spec = _spec(path, shape, mesh)
+    spec = _make_spec(path, shape, mesh)
     return NamedSharding(mesh, PartitionSpec(*(None,) * front, *spec))
 
-  return jax.tree_util.tree_map_with_path(one, tree)
+  return jax.tree_util.tree_map_with_path(make_sharding, tree)
 
 
 _path = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
 
 
 def batch_ways(mesh: jax.sharding.Mesh) -> int:
-  """Returns among how many devices the rows of a batch are divided."""
+  """Returns the number of devices among which the rows of a batch are divided."""
   return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-  """Returns where the rows of a batch belong."""
+  """Returns the sharding that splits the rows of a batch among the devices."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def whole(mesh: jax.sharding.Mesh) -> NamedSharding:
-  """Returns where an array is copied to every device."""
+  """Returns the sharding that copies an array to every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def place(tree: Any, where: Any) -> Any:
-  """Puts arrays that every process holds in full where they belong.
+  """Shards host arrays that every process holds in full.
 
   Args:
     tree: arrays of the host, the same in every process.
-    where: a sharding for each, from `shardings`.
+    where: a sharding for each array, as `shardings` returns it.
 
   Returns:
-    Arrays over all processes; each copies what its devices hold.
+    Arrays over all processes. Each process copies only the parts of its devices.
   """
 
-  def one(leaf: Any, sharding: NamedSharding) -> jax.Array:
+  def shard(leaf: Any, sharding: NamedSharding) -> jax.Array:
     host = np.asarray(leaf)
     return jax.make_array_from_callback(
       host.shape, sharding, lambda index: host[index]
     )
 
-  return jax.tree.map(one, tree, where)
+  return jax.tree.map(shard, tree, where)
 
 
 def place_state(
   params: Any, init: Callable[[Any], Any], mesh: jax.sharding.Mesh
 ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-  """Puts parameters and the first state of their optimizer on a mesh.
+  """Shards parameters and the initial state of their optimizer over a mesh.
 
   Args:
-    params: on the host of every process.
-    init: from parameters to the state of the optimizer.
-    mesh: from `make`.
+    params: parameters on the host of every process.
+    init: makes the state of the optimizer from parameters.
+    mesh: a mesh of `make`.
 
   Returns:
     (parameters, state), and the shardings of both.
@@ -290,15 +289,15 @@ def place_state(
 def place_rows(
   values: np.ndarray, rows: np.ndarray, sharding: NamedSharding
 ) -> jax.Array:
-  """Reads rows of records: each process those alone that its devices hold.
+  """Reads rows of records; each process reads only the rows of its devices.
 
   Args:
-    values: [record, ...].
-    rows: which of them, in order, [batch]: the same in every process.
-    sharding: from `batch_sharding`.
+    values: one row per record, [record, ...].
+    rows: the row numbers, in order, [batch], the same in every process.
+    sharding: a sharding of the rows, such as `batch_sharding`.
 
   Returns:
-    [batch, ...], over all processes.
+    An array [batch, ...] over all processes.
   """
   return jax.make_array_from_callback(
     (len(rows), *values.shape[1:]),
@@ -308,12 +307,12 @@ def place_rows(
 
 
 def gather(tree: Any) -> Any:
-  """Returns the whole arrays on the host of every process, one at a time."""
+  """Gathers whole arrays on the host of every process, one array at a time."""
   from jax.experimental import multihost_utils
 
-  def one(leaf: Any) -> np.ndarray:
+  def gather_leaf(leaf: Any) -> np.ndarray:
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
       return np.asarray(jax.device_get(leaf))
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
 
-  return jax.tree.map(one, tree)
+  return jax.tree.map(gather_leaf, tree)

@@ -1,7 +1,7 @@
 """Trains a dual encoder on (query, document) pairs without noise.
 
-In-batch softmax over shuffled epochs, Adam. What comes out is as private as the
-pairs are: nothing here adds noise.
+It uses the in-batch softmax, shuffled epochs and Adam. No noise is added, so the
+trained encoder is exactly as private as its pairs.
 """
 
 import dataclasses
@@ -37,13 +37,13 @@ _LENGTH_STEP = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe(recipe_lib.Recipe):
-  """How a dual encoder is trained."""
+  """The hyperparameters of a dual encoder's training."""
 
   temperature: float = 0.05
-  """Divides the cosines."""
+  """The softmax temperature, which divides the cosines."""
   directions: int = field_kinds.later(1)
-  """1: each query chooses among documents. 2: each document chooses among
-  queries, too, and the loss is the mean of both."""
+  """Directions of the loss. 1: each query chooses among documents. 2: each document
+  chooses among queries, too, and the loss is the mean of both."""
   projection: bool = field_kinds.later(False)
   """Whether a linear map follows the mean over tokens; it starts as the
   identity."""
@@ -66,10 +66,10 @@ def loss_fn(
 ) -> Float[jax.Array, " batch"]:
   """Returns the in-batch softmax loss of each pair.
 
-  Another pair of the same document is no negative: its column is left out.
+  Another pair with the same document is not a negative: its column is left out.
 
   Args:
-    params: of the encoder.
+    params: the parameters of the encoder.
     batch: tokens of "queries" and "documents", and the documents' "rows".
     model_config: the shape of the encoder, see `models.encoders`.
     temperature: divides the cosines, above 0.
@@ -77,12 +77,12 @@ def loss_fn(
   """
   encode = functools.partial(encoders.of(model_config).encode, params)
   vectors = {name: encode(batch[name]) for name in _TEXTS}
-  return _loss_of_vectors(
+  return _compute_losses(
     vectors, batch["rows"], temperature=temperature, directions=directions
   )
 
 
-def _loss_of_vectors(
+def _compute_losses(
   vectors: Mapping[str, jax.Array],
   rows: jax.Array,
   *,
@@ -118,11 +118,12 @@ def cached_value_and_grad(
   temperature: float,
   directions: int = 1,
 ) -> tuple[Float[jax.Array, ""], Any]:
-  """Returns mean loss and gradient of `loss_fn`, some texts in memory at a time.
+  """Computes mean loss and gradient of `loss_fn` with gradient caching.
 
-  Vectors first, without what a gradient needs; then the gradient of the loss in
-  these, where all texts meet; then a second pass that carries it into the
-  parameters. The same numbers but for rounding, for one forward pass more.
+  First it encodes all texts, without the activations that a gradient needs. Then it
+  computes the gradient with respect to the vectors. A second pass, by microbatches,
+  carries that gradient into the parameters. The numbers differ from `loss_fn`'s by
+  rounding alone, at the cost of one more forward pass.
 
   Args:
     params, batch, model_config, temperature, directions: as in `loss_fn`.
@@ -143,9 +144,9 @@ def cached_value_and_grad(
   }
 
   def mean_loss(vectors):
-    whole = {k: v.reshape(-1, v.shape[-1]) for k, v in vectors.items()}
-    losses = _loss_of_vectors(
-      whole, batch["rows"], temperature=temperature, directions=directions
+    flat = {k: v.reshape(-1, v.shape[-1]) for k, v in vectors.items()}
+    losses = _compute_losses(
+      flat, batch["rows"], temperature=temperature, directions=directions
     )
     return jnp.mean(losses)
 
@@ -173,21 +174,21 @@ def train(
   mesh: jax.sharding.Mesh | None = None,
   microbatch_size: int | None = None,
 ) -> Any:
-  """Trains with Adam; goes on from the newest state in its directory.
+  """Trains a dual encoder with Adam; resumes from the newest saved state.
 
   Args:
-    recipe: length, batches, learning rate (a peak; linear warm-up and decay).
-    params: of the encoder, where to start.
-    model_config: its shape.
+    recipe: the hyperparameters.
+    params: the initial parameters of the encoder.
+    model_config: the shape of the encoder.
     pairs: "queries" [pair, length], "documents" [pair, longer] and "rows"
       [pair], the positions of the documents.
-    files: where states and metrics go.
-    mesh: from `mesh.make`: its devices share the pairs of a batch, where their
-      number divides by that of the devices, and split parameters and optimizer.
-      Every pair is still the negative of all others. Every process of the mesh
+    files: the files for states and metrics.
+    mesh: a mesh of `mesh.make`. Its devices split parameters and optimizer, and
+      share the pairs of a batch if the batch size is a multiple of their number.
+      Every pair is still a negative of all others. Every process of the mesh
       calls this with the same arguments. None: one device.
-    microbatch_size: texts in memory at a time, see `cached_value_and_grad`;
-      None: all.
+    microbatch_size: texts encoded at a time, see `cached_value_and_grad`; None:
+      all.
 
   Returns:
     The trained parameters, on the host of every process.
@@ -202,18 +203,18 @@ def train(
   def step_fn(state, batch):
     params, opt_state = state
 
-    known = {
+    options = {
       "model_config": model_config,
       "temperature": recipe.temperature,
       "directions": recipe.directions,
     }
     if microbatch_size is None:
       loss, grads = jax.value_and_grad(
-        lambda params: jnp.mean(loss_fn(params, batch, **known))
+        lambda params: jnp.mean(loss_fn(params, batch, **options))
       )(params)
     else:
       loss, grads = cached_value_and_grad(
-        params, batch, microbatch_size=microbatch_size, **known
+        params, batch, microbatch_size=microbatch_size, **options
       )
     updates, opt_state = tx.update(grads, opt_state, params)
     return (optax.apply_updates(params, updates), opt_state), {"loss": loss}

@@ -1,4 +1,4 @@
-"""Shows how far a long computation is, and what memory it took."""
+"""Shows the progress of long computations, and their peak memory."""
 
 import resource
 import sys
@@ -10,7 +10,7 @@ __all__ = ["bar", "format_duration", "peak_bytes"]
 
 
 def peak_bytes() -> tuple[int, int]:
-  """Returns the largest resident sizes of this process and of its children."""
+  """Returns the peak resident sizes of this process and its children, in bytes."""
   unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here
   own, children = (
     resource.getrusage(who).ru_maxrss * unit
@@ -27,17 +27,16 @@ def bar(
   unit: str = "row",
   initial: int = 0,
 ) -> Any:
-  """Returns a bar, for `with`; its `update(number)` moves it on.
+  """Makes a progress bar for `with`; its `update(number)` advances it.
 
-  Where standard error is no terminal, as in a log, nothing is drawn: a run says
-  by a line what it makes.
+  If standard error is not a terminal, as in a log, no bar is drawn.
 
   Args:
-    description: stands before it.
-    total: of the units; None: unknown.
-    progress: False shows nothing.
-    unit: what is counted.
-    initial: what was done before.
+    description: the label in front of the bar.
+    total: the number of units; None: unknown.
+    progress: False shows no bar.
+    unit: the name of a unit.
+    initial: the number of units done before.
   """
   with extras.required("run"):
     import tqdm
@@ -47,14 +46,14 @@ def bar(
     initial=initial,
     desc=description or None,
     unit=unit,
-    disable=None if progress else True,  # None: where there is no terminal
+    disable=None if progress else True,  # None disables it without a terminal
     mininterval=1.0,
     dynamic_ncols=True,
   )
 
 
 def format_duration(seconds: float) -> str:
-  """Writes a duration.
+  """Writes a duration with one or two units.
 
   >>> [format_duration(seconds) for seconds in (4.21, 59.98, 125, 7384)]
   ['4.2 s', '1 min 0 s', '2 min 5 s', '2 h 3 min']

@@ -1,4 +1,4 @@
-"""Describes how what needs no privacy is trained: Adam over shuffled epochs."""
+"""Trains models without privacy, by Adam over shuffled epochs."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -19,34 +19,33 @@ class Recipe:
   """Length, batches and learning rate of a training without noise."""
 
   steps: int = 300
-  """Optimizer steps."""
+  """The number of optimizer steps."""
   batch_size: int = 128
-  """Rows of a step."""
+  """The number of rows of a step."""
   learning_rate: float = 1e-3
-  """Peak of Adam's; linear warm-up and decay."""
+  """Peak learning rate of Adam, with linear warm-up and decay."""
   warmup_steps: int = 30
-  """Steps of the warm-up."""
+  """The number of warm-up steps."""
   seed: int = 0
-  """Of the order of the rows, and of what is drawn in training."""
+  """Seed of the order of the rows, and of random draws in training."""
   settings: loop.Settings = field_kinds.speed_only(make=loop.Settings)
-  """Saving and reporting."""
+  """Settings for saving and reporting."""
 
   def optimizer(self) -> optax.GradientTransformation:
-    """Returns Adam with its learning rate."""
+    """Makes Adam with the learning rate schedule."""
     schedule = optim.schedules.linear(
       self.learning_rate, steps=self.steps, warmup_steps=self.warmup_steps
     )
     return optax.adam(schedule, b2=0.98)
 
   def rows(self, step: int, total: int) -> Int[np.ndarray, " row"]:
-    """Returns the rows of a step, a function of (seed, step) alone.
+    """Returns the row numbers of a step, which depend on seed and step alone.
 
-    Every epoch has an order of its own; the last rows that fill no batch are
-    left out.
+    Every epoch has its own order, and leaves out an incomplete last batch.
 
     Args:
-      step: its number, from 0.
-      total: of rows, at least `batch_size`.
+      step: the number of the step, from 0.
+      total: the number of rows, at least `batch_size`.
     """
     epoch, position = divmod(step, total // self.batch_size)
     order = np.random.default_rng([self.seed, epoch]).permutation(total)
@@ -60,14 +59,14 @@ class Recipe:
     total: int,
     files: loop.Files,
   ) -> Any:
-    """Trains; goes on from the newest state.
+    """Trains on shuffled rows; resumes from the newest saved state.
 
     Args:
-      step_fn: from state, batch and number to the next state and metrics.
-      state: where to start.
-      batch_fn: from the rows of a step to its batch.
-      total: of rows.
-      files: where states and metrics go.
+      step_fn: (state, batch, step) -> (state, metrics).
+      state: the initial state.
+      batch_fn: makes the batch of a step from its row numbers.
+      total: the number of rows.
+      files: the files for states and metrics.
 
     Returns:
       The last state.
@@ -78,7 +77,7 @@ class Recipe:
     if self.batch_size > total:
       raise ValueError(
         f"{files.description}: batch_size must be at most {total}, the number"
-        f" of rows, got {self.batch_size}: take a smaller one"
+        f" of rows, got {self.batch_size}: take a smaller batch"
       )
     return loop.train(
       step_fn,

@@ -1,12 +1,12 @@
-"""Clipped gradients over a mesh: every device its own rows, then one sum.
+"""Computes clipped gradients over a mesh: each device its rows, then one sum.
 
-Clipping needs whole gradients of single examples and nothing of the others, so
-the rows of a batch are divided among the devices before a loss is traced: what
-runs on a device is the gradient of one machine, with any strategy, and no rule
-of a partitioner stands between an example and its norm.
+Clipping needs the whole gradient of each single example. So the rows of a batch
+are divided among the devices before the loss is traced. A device runs the same
+gradient as a single machine, with any strategy, and the partitioner does not
+change an example's norm.
 
-A contrastive gradient needs the documents of the others, too. It is given the
-whole batch on every device, gathers their vectors, and divides its own work.
+A contrastive gradient also needs the documents of other pairs. It gets the whole
+batch on every device, gathers the vectors, and divides its own work.
 """
 
 import dataclasses
@@ -21,38 +21,39 @@ from synthq_jax import typing
 from synthq_jax.optim.bookkeeping import devices
 from synthq_jax.training import mesh as mesh_lib
 
-__all__ = ["ShardedGrad", "bound", "divides_itself", "rows_multiple"]
+__all__ = ["ShardedGrad", "bind_public", "divides_itself", "rows_multiple"]
 
-_WHOLE = -1  # no axis is split
+_WHOLE = -1  # stands for no split axis
 
 
 def rows_multiple(
   mesh: jax.sharding.Mesh, per_device: int | None = None
 ) -> int:
-  """Returns what the rows of a batch have to be a multiple of.
+  """Returns the number that must divide the number of rows of a batch.
 
   Args:
-    mesh: from `mesh.make`.
-    per_device: rows that a device processes at once; None: all it has.
+    mesh: a mesh of `mesh.make`.
+    per_device: rows that a device processes at once; None: all its rows.
   """
   return mesh_lib.batch_ways(mesh) * (per_device or 1)
 
 
-def bound(grad_fn: Callable[..., Any], public: Any) -> Callable[..., Any]:
-  """Returns the clipped gradient, given what it reads beside parameters.
+def bind_public(grad_fn: Callable[..., Any], public: Any) -> Callable[..., Any]:
+  """Binds public arrays to a clipped gradient, if there are any.
 
   Args:
-    grad_fn: a clipped gradient, or a function of `public` that returns one.
-    public: what the loss reads and nothing trains, or None.
+    grad_fn: a clipped gradient, or with public arrays a function of them that
+      returns one.
+    public: arrays that the loss reads and no step trains, or None.
   """
   return grad_fn if public is None else grad_fn(public)
 
 
 def divides_itself(grad_fn: Callable[..., Any]) -> bool:
-  """Returns True if a gradient takes whole batches and divides its own work.
+  """Checks whether a gradient takes whole batches and divides its own work.
 
   Args:
-    grad_fn: a clipped gradient, as `bound` returns it.
+    grad_fn: a clipped gradient, as `bind_public` returns it.
   """
   return hasattr(grad_fn, "divide_among")
 
@@ -67,22 +68,22 @@ def _refuse_batches(grad_fn: Callable[..., Any]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardedGrad:
-  """A clipped gradient that is computed by all devices of a mesh.
+  """A clipped gradient that all devices of a mesh compute together.
 
   Formal guarantee:
-    The sum of the devices' sums is the sum over all rows: each example is
-    clipped, by itself, on the devices that hold its row and is counted once. So
-    the sensitivity is that of `grad_fn`, whatever the mesh. What clips batches,
-    groups or pairs (`optim.contrastive_clipped_grad`) sees the whole batch on
-    every device, and clips what it would clip on one. Anything else is refused:
-    which records meet on a device depends on all.
+    The sum of the devices' sums is the sum over all rows. Each example is clipped
+    by itself on the devices that hold its row, and counts once. So the sensitivity
+    is that of `grad_fn`, whatever the mesh. A gradient that clips batches, groups
+    or pairs (`optim.contrastive_clipped_grad`) sees the whole batch on every
+    device, and clips the same vectors as on one device. Any other gradient is
+    refused, since the records that meet on a device depend on all records.
   """
 
   grad_fn: Callable[..., Any]
-  """As in `dp_step.train`: from (params, batch) to (clipped sum, aux). Where it
-  works in microbatches, these are rows of one device."""
+  """A clipped gradient as in `dp_step.Training`: (params, batch) -> (clipped sum,
+  aux). Its microbatches are rows of one device."""
   mesh: jax.sharding.Mesh
-  """From `mesh.make`."""
+  """A mesh of `mesh.make`."""
 
   def __call__(
     self,
@@ -96,36 +97,36 @@ class ShardedGrad:
     """Returns the clipped sum, split as the parameters are, and `Aux`.
 
     Args:
-      params: a dict by path or nested, split as `mesh.shardings` says.
-      batch: rows, their number a multiple of `rows_multiple`; of any number, and
-        public fields beside them, for a gradient that `divides_itself`.
-      public: what the loss reads beside parameters, of the same kind; given,
-        `grad_fn` is a function of it.
-      key: of the step, for losses with dropout.
-      is_padding_example: bool [batch].
+      params: a dict by path or nested, split as `mesh.shardings` returns.
+      batch: rows, their number a multiple of `rows_multiple`. For a gradient that
+        `divides_itself`, any number of rows, and public fields.
+      public: public arrays that the loss reads, a dict like the parameters. If
+        set, `grad_fn` is a function of them.
+      key: the key of the step, for losses with dropout.
+      is_padding_example: the padding mask, bool [batch].
     """
     mesh, rows = self.mesh, PartitionSpec(mesh_lib.BATCH_AXES)
     if key is not None and "example_id" not in batch:
       batch = {**batch, "example_id": jnp.arange(len(is_padding_example))}
-    if rows_multiple(mesh) == 1:  # no rows to divide: the partitioner's alone
-      grad_fn = bound(self.grad_fn, public)
+    if rows_multiple(mesh) == 1:  # the partitioner alone divides the work
+      grad_fn = bind_public(self.grad_fn, public)
       keys = {} if key is None else {"key": key}
       total, aux = grad_fn(
         params, batch, is_padding_example=is_padding_example, **keys
       )
       return _split(total, params, mesh), aux
-    is_whole = divides_itself(bound(self.grad_fn, public))
-    if is_whole:  # rows that meet in a loss are not parted
+    is_whole = divides_itself(bind_public(self.grad_fn, public))
+    if is_whole:  # every device needs all rows of the loss
       rows = PartitionSpec()
-    split = _fsdp_axes(params, mesh)
-    public_split = _fsdp_axes(public, mesh)
+    split = _find_fsdp_axes(params, mesh)
+    public_split = _find_fsdp_axes(public, mesh)
 
     def on_device(params, public, batch, is_padding, key):
       params = _join(params, split)
       keys = {} if key is None else {"key": key}
       if public is not None:
         public = _join(public, public_split)
-      grad_fn = bound(self.grad_fn, public)
+      grad_fn = bind_public(self.grad_fn, public)
       if is_whole:
         grad_fn = grad_fn.divide_among(mesh_lib.BATCH_AXES)
       else:
@@ -133,25 +134,25 @@ class ShardedGrad:
       total, aux = grad_fn(params, batch, is_padding_example=is_padding, **keys)
       return _sum(total, split), aux
 
-    # Nothing but sums, and vectors that are losses' own, crosses devices; inside
-    # of a layer `tensor` is the partitioner's.
+    # Only sums and the vectors of contrastive losses cross devices. Within a layer,
+    # the partitioner handles `tensor`.
     manual = mesh_lib.BATCH_AXES
     if mesh.shape["tensor"] == 1:
       manual = mesh_lib.AXES
-    params_specs = _specs(split)
+    params_specs = _make_specs(split)
     total, aux = jax.shard_map(
       on_device,
       mesh=mesh,
       in_specs=(
         params_specs,
-        _specs(public_split),
+        _make_specs(public_split),
         rows,
         rows,
         PartitionSpec(),
       ),
       out_specs=(params_specs, rows),
       axis_names=set(manual),
-      check_vma=False,  # sums of what no device shares are made by hand
+      check_vma=False,  # the sums over devices are explicit, in `_sum`
     )(params, public, batch, is_padding_example, key)
     return _split(total, params, mesh), aux
 
@@ -161,8 +162,8 @@ def _split(total: Any, params: Any, mesh: jax.sharding.Mesh) -> Any:
   return jax.lax.with_sharding_constraint(total, where)
 
 
-def _fsdp_axes(params: Any, mesh: jax.sharding.Mesh) -> Any:
-  """Returns the axis of each parameter that `fsdp` splits, or -1."""
+def _find_fsdp_axes(params: Any, mesh: jax.sharding.Mesh) -> Any:
+  """Returns the axis of each parameter that `fsdp` splits, or `_WHOLE`."""
 
   def axis(sharding: jax.sharding.NamedSharding) -> int:
     spec = tuple(sharding.spec)
@@ -171,7 +172,7 @@ def _fsdp_axes(params: Any, mesh: jax.sharding.Mesh) -> Any:
   return jax.tree.map(axis, mesh_lib.shardings(params, params, mesh))
 
 
-def _specs(split: Any) -> Any:
+def _make_specs(split: Any) -> Any:
   return jax.tree.map(
     lambda axis: (
       PartitionSpec()
@@ -183,7 +184,7 @@ def _specs(split: Any) -> Any:
 
 
 def _join(params: Any, split: Any) -> Any:
-  """Puts whole parameters together from their parts."""
+  """Gathers whole parameters from their parts."""
   return jax.tree.map(
     lambda leaf, axis: (
       leaf
@@ -196,9 +197,9 @@ def _join(params: Any, split: Any) -> Any:
 
 
 def _sum(total: Any, split: Any) -> Any:
-  """Adds the devices' sums; each keeps the part that it holds."""
+  """Adds the sums of the devices; each device keeps its part of the total."""
 
-  def one(leaf: jax.Array, axis: int) -> jax.Array:
+  def sum_leaf(leaf: jax.Array, axis: int) -> jax.Array:
     if axis == _WHOLE:
       return jax.lax.psum(leaf, mesh_lib.BATCH_AXES)
     part = jax.lax.psum_scatter(
@@ -206,4 +207,4 @@ def _sum(total: Any, split: Any) -> Any:
     )
     return jax.lax.psum(part, "data")
 
-  return jax.tree.map(one, total, split)
+  return jax.tree.map(sum_leaf, total, split)

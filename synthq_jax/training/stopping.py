@@ -1,8 +1,8 @@
-"""Being told to stop: SIGTERM and Ctrl-C, at once or after the current step.
+"""Handles SIGTERM and Ctrl-C, at once or after the current step.
 
-A machine that is taken away sends SIGTERM and waits a little. A training loop
-uses that time to finish its step and save its state; everything else stops on
-the spot, since whatever it wrote is either complete or ignored.
+A preempted machine sends SIGTERM and waits a little. A training loop uses that
+time to finish its step and save its state. All other code stops on the spot, since
+its files are either complete or ignored.
 """
 
 import contextlib
@@ -17,90 +17,94 @@ __all__ = [
   "EXIT_CODE",
   "Terminated",
   "deferred",
-  "flags",
+  "make_exception",
+  "make_flags",
   "raising",
-  "wanted",
-  "was_told",
+  "was_signalled",
 ]
 
 EXIT_CODE = 143
-"""What a process exits with after SIGTERM: 128 + 15, as shells say it."""
+"""The exit code of a process after SIGTERM: 128 + 15, as in shells."""
 
 
 class Terminated(BaseException):  # noqa: N818
-  """SIGTERM came; no Exception, so that nothing mistakes it for a failure."""
+  """Raised by SIGTERM; not an Exception, so no handler takes it for a failure."""
 
 
 _RAISES = {signal.SIGTERM: Terminated, signal.SIGINT: KeyboardInterrupt}
-_told = threading.Event()
-_SOON = 0.05  # seconds
+_signalled = threading.Event()
+_RESEND_SECONDS = 0.05
 
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-  """Inside, SIGTERM raises `Terminated` wherever the program stands.
+  """Makes SIGTERM raise `Terminated` at any point of the program, inside.
 
-  Signals belong to the main thread: in another one this does nothing.
+  Only the main thread handles signals: in another thread this does nothing.
   """
 
   def stop(number, frame):
-    _told.set()
+    _signalled.set()
     raise Terminated
 
-  with _handlers({signal.SIGTERM: stop}):
+  with _install_handlers({signal.SIGTERM: stop}):
     yield
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Callable[[], BaseException | None]]:
-  """Inside, the first SIGTERM or Ctrl-C waits for a good moment.
+  """Defers the first SIGTERM or Ctrl-C until the caller asks for it, inside.
 
   Yields:
-    A function to call at good moments: it returns what is to be raised, or
-    None. A second signal raises at once.
+    A function that returns the exception to raise, or None. A second signal
+    raises at once.
   """
-  asked: list[BaseException] = []
+  requests: list[BaseException] = []
 
   def note(number, frame):
-    _told.set()
-    if asked:
+    _signalled.set()
+    if requests:
       raise _RAISES[number]
-    asked.append(_RAISES[number]())
+    requests.append(_RAISES[number]())
 
-  with _handlers(dict.fromkeys(_RAISES, note)):
-    yield lambda: asked[0] if asked else None
+  with _install_handlers(dict.fromkeys(_RAISES, note)):
+    yield lambda: requests[0] if requests else None
 
 
-def flags(asked: BaseException | None) -> tuple[bool, ...]:
-  """Returns what `deferred` found as flags that processes can vote on.
+def make_flags(request: BaseException | None) -> tuple[bool, ...]:
+  """Converts a deferred exception to flags that processes can vote on.
 
-  >>> flags(Terminated()), flags(None)
+  >>> make_flags(Terminated()), make_flags(None)
   ((True, False), (False, False))
   """
-  return tuple(isinstance(asked, kind) for kind in _RAISES.values())
+  return tuple(isinstance(request, kind) for kind in _RAISES.values())
 
 
-def was_told() -> bool:
-  """Says whether a signal has come to this process inside one of the two."""
-  return _told.is_set()
+def was_signalled() -> bool:
+  """Checks whether `raising` or `deferred` caught a signal in this process."""
+  return _signalled.is_set()
 
 
-def wanted(flags: Sequence[bool]) -> BaseException | None:
-  """Returns what is to be raised for such flags, or None."""
+def make_exception(flags: Sequence[bool]) -> BaseException | None:
+  """Returns the exception to raise for flags of `make_flags`, or None."""
   raised = zip(flags, _RAISES.values(), strict=True)
   return next((kind() for flag, kind in raised if flag), None)
 
 
 @contextlib.contextmanager
-def _handlers(wanted) -> Iterator[None]:
-  """Installs signal handlers, and brings the earlier ones back.
+def _install_handlers(handlers) -> Iterator[None]:
+  """Installs signal handlers, and restores the earlier ones afterwards.
 
-  What a handler raises inside of a finalizer Python drops: its signal comes again.
+  Python drops an exception that a handler raises inside a finalizer. Then the
+  signal is sent again.
   """
   if threading.current_thread() is not threading.main_thread():
     yield
     return
-  before = {number: signal.signal(number, wanted[number]) for number in wanted}
+  before = {
+    number: signal.signal(number, handler)
+    for number, handler in handlers.items()
+  }
   hook = sys.unraisablehook
   sys.unraisablehook = functools.partial(_send_again, hook)
   try:
@@ -111,12 +115,12 @@ def _handlers(wanted) -> Iterator[None]:
       signal.signal(number, handler)
 
 
-def _send_again(otherwise, dropped) -> None:
-  """Sends the signal whose exception was dropped; what else was goes on."""
+def _send_again(previous_hook, dropped) -> None:
+  """Sends a dropped signal again; passes other exceptions to the earlier hook."""
   for number, kind in _RAISES.items():
     if issubclass(dropped.exc_type, kind):
-      again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
-      again.daemon = True
-      again.start()
+      timer = threading.Timer(_RESEND_SECONDS, os.kill, (os.getpid(), number))
+      timer.daemon = True
+      timer.start()
       return
-  otherwise(dropped)
+  previous_hook(dropped)

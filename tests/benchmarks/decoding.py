@@ -57,8 +57,8 @@ class Ours:
 
     tokens = documents(batch, self.config.vocab_size)
     names = [str(number) for number in range(batch)]
-    keys = decoding._document_keys(jax.random.key(1), names)
-    banned = decoding._forbidden_mask(
+    keys = decoding._make_document_keys(jax.random.key(1), names)
+    banned = decoding._make_forbidden_mask(
       self.config.vocab_size, (self.config.token_ids.eos,)
     )
     read = jax.jit(

@@ -55,9 +55,9 @@ def _kept(sampler, logits):
   """Returns which tokens of each row are inside the cut: [row, vocab]."""
   rows, vocab = logits.shape
   each = jnp.repeat(jnp.asarray(logits), vocab, axis=0)
-  table = decoding._table(each, sampler.temperature)
-  above = decoding._above(table, jnp.asarray(logits).reshape(-1))
-  return np.asarray(sampler._cut(table)(above)).reshape(rows, vocab)
+  table = decoding._make_table(each, sampler.temperature)
+  above = decoding._select_above(table, jnp.asarray(logits).reshape(-1))
+  return np.asarray(sampler._make_cut(table)(above)).reshape(rows, vocab)
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 100.0])

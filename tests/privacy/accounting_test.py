@@ -173,9 +173,9 @@ def test_the_less_room_the_larger_the_epsilon():
 def test_both_ways_to_account_for_truncation_agree(monkeypatch):
   run = accounting.Run(SMALL, 1.0, 300)
   arguments = ((run,), SMALL_DELTA, "ADD_OR_REMOVE_ONE", 1e-3)
-  from_delta = accounting._pld_epsilon(*arguments)
+  from_delta = accounting._compute_pld_epsilon(*arguments)
   monkeypatch.setattr(accounting, "_NEGLIGIBLE", 0.0)
-  in_distribution = accounting._pld_epsilon(*arguments)
+  in_distribution = accounting._compute_pld_epsilon(*arguments)
   np.testing.assert_allclose(from_delta, in_distribution, rtol=1e-3)
 
 
@@ -453,7 +453,10 @@ def test_noise_that_ends_pays_for_what_moves_past_its_end(
   """
   monkeypatch.setattr(accounting, "_END", end)
   monkeypatch.setattr(accounting, "_COORDINATES", 1.0)
-  for name in ("_epsilon", "_calibrate"):  # not remembered: with another end
+  for name in (
+    "_compute_epsilon",
+    "_calibrate",
+  ):  # not remembered: with another end
     own = getattr(accounting, name).__wrapped__
     monkeypatch.setattr(accounting, name, own)
   asked = {"delta": 1e-3, "sampler": whole(), "steps": 1, "relation": relation}

@@ -67,10 +67,10 @@ def true_delta(epsilon, sides):
 def test_an_epsilon_holds_at_a_delta_near_rounding_errors(
   delta, composed, monkeypatch
 ):
-  monkeypatch.setattr(accounting, "_ends", lambda run, relation: 0.0)
+  monkeypatch.setattr(accounting, "_bound_end_delta", lambda run, relation: 0.0)
   one, sides = composed
   run = accounting.Run(ROOMY, NOISE, STEPS)
-  epsilon = accounting._pld_epsilon(
+  epsilon = accounting._compute_pld_epsilon(
     (run,), delta, "ADD_OR_REMOVE_ONE", INTERVAL
   )
   assert 0.3 * delta < true_delta(epsilon, sides) <= delta

@@ -65,7 +65,7 @@ def test_events_compose_to_the_same_epsilon_to_the_bit(relation):
     [dp_event.SelfComposedDpEvent(event, 4) for event in events]
   )
   found, expected = (
-    make(accounting._relation(relation), 1e-3).compose(both, 2)
+    make(accounting._load_relation(relation), 1e-3).compose(both, 2)
     for make in (mixtures.Accountant, pld.PLDAccountant)
   )
   for delta in (1e-3, 1e-6):
@@ -74,7 +74,7 @@ def test_events_compose_to_the_same_epsilon_to_the_bit(relation):
 
 def test_what_dp_accounting_refuses_is_refused():
   event = dp_event.MixtureOfGaussiansDpEvent(*mixture(2, 0.14, 3.0).values())
-  replaced = mixtures.Accountant(accounting._relation("REPLACE_ONE"))
+  replaced = mixtures.Accountant(accounting._load_relation("REPLACE_ONE"))
   assert not replaced.supports(event)
   with pytest.raises(UnsupportedEventError, match="neighboring_relation"):
     replaced.compose(event)
@@ -96,9 +96,11 @@ def test_what_is_claimed_of_users_is_what_dp_accounting_says(monkeypatch):
   )
   options = {"delta": 1e-4, "sampler": sampler, "steps": 40}
   run = accounting.Run(sampler, 4.0, 40)
-  found = accounting._pld_epsilon((run,), 1e-4, "ADD_OR_REMOVE_ONE", 1e-3)
+  found = accounting._compute_pld_epsilon(
+    (run,), 1e-4, "ADD_OR_REMOVE_ONE", 1e-3
+  )
   event = sampler.untruncated_event(4.0, 40)
-  composed = accounting._composed([(event, 1)], "ADD_OR_REMOVE_ONE", 1e-3)
+  composed = accounting._compose([(event, 1)], "ADD_OR_REMOVE_ONE", 1e-3)
   by_hand = distributions.from_mixture_gaussian_mechanism(
     **mixture(3, sampler.probability, 4.0), value_discretization_interval=1e-3
   )

@@ -298,7 +298,7 @@ def test_cyclic_batches_depend_on_seed_and_step_alone():
 
 
 def test_the_groups_of_the_others_do_not_depend_on_a_record():
-  fewer, more = (sampling._groups(n, 4, (5,)) for n in (60, 61))
+  fewer, more = (sampling._draw_groups(n, 4, (5,)) for n in (60, 61))
   for a, b in zip(fewer, more, strict=True):
     np.testing.assert_array_equal(a, b[b < 60])
 

@@ -79,9 +79,9 @@ def test_users_with_one_query_have_the_claim_of_queries():
   for sampler in (
     plain,
     queries_of(1),
-    calculator.of_users(num_examples=N, batch_size=BATCH, queries_per_user=1)[
-      "users"
-    ],
+    calculator.make_user_samplers(
+      num_examples=N, batch_size=BATCH, queries_per_user=1
+    )["users"],
   ):
     found = claim.calibrated(sampler=sampler, words=words, **known)
     assert found.noise_multiplier == expected.noise_multiplier
@@ -108,7 +108,7 @@ def test_a_claim_for_users_is_that_of_a_group_of_their_records():
 
 def test_to_draw_queries_takes_less_noise_than_k_times_that_of_users():
   """In convex order binomial(K, q) lies below K times a coin of q."""
-  users, queries = calculator.of_users(
+  users, queries = calculator.make_user_samplers(
     num_examples=N, batch_size=BATCH, queries_per_user=4
   ).values()
   known = {"delta": 1e-3, "steps": STEPS}

@@ -235,7 +235,7 @@ def test_letters_are_the_same_in_both_forms_of_unicode():
   assert first == second and "café" in first
   built = bm25.BM25().build(["a", "b"], [apart, "the price of tea"])
   assert built.search([whole], k=1)[1] == [["a"]]
-  assert ranking._spaced(apart) == whole
+  assert ranking._space_words(apart) == whole
   assert splits.token_set(apart) == splits.token_set(whole)
 
 
@@ -249,7 +249,7 @@ HINDI = {
 
 def test_pairs_and_parts_of_words_keep_their_vowel_signs():
   """What ranking learned read a word of Hindi as several of a letter or two."""
-  spaced = ranking._spaced(f"({HINDI['letter']})")
+  spaced = ranking._space_words(f"({HINDI['letter']})")
   assert spaced == HINDI["letter"]
   fields = {field.name: field.reads for field in ranking.FIELDS}
   [pairs] = fields["pairs of words"].words([spaced])

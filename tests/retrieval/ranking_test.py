@@ -35,10 +35,10 @@ def test_features_are_the_scores_of_each_field_over_the_best():
   dense = {"c": 0.2, "a": 0.9, "d": 0.55}
   one = of(FEATURES, query, lexical, dense)
   assert one.ids == (*trec.ranking(lexical), "d", "c")
-  assert [IDS[place] for place in one.places] == list(one.ids)
+  assert [IDS[position] for position in one.positions] == list(one.ids)
   assert one.values.min() >= 0 and one.values.max() == 1.0
   for field in ranking.FIELDS:
-    texts = [*map(ranking._spaced, TEXTS)]
+    texts = [*map(ranking._space_words, TEXTS)]
     if field.words is not None:
       texts = [" ".join(text.split()[: field.words]) for text in texts]
     index = field.reads.build(IDS, texts)
@@ -55,7 +55,9 @@ def test_features_are_the_scores_of_each_field_over_the_best():
   assert retriever["a"] == 1.0 and retriever["c"] == 0.0
   assert retriever["d"] == pytest.approx(0.5)
   assert not any(retriever[id_] for id_ in lexical if id_ not in dense)
-  lengths = np.log1p([len(TEXTS[place].split()) for place in one.places])
+  lengths = np.log1p(
+    [len(TEXTS[position].split()) for position in one.positions]
+  )
   np.testing.assert_allclose(
     one.values[:, COLUMN["length"]], lengths / np.log1p(11), rtol=1e-6
   )

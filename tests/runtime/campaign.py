@@ -877,7 +877,7 @@ def prepare(folder: pathlib.Path) -> None:
       importlib.import_module(name)
   from synthq_jax.privacy import accounting
 
-  for name in ("_calibrate", "_epsilon", "_group_epsilon"):
+  for name in ("_calibrate", "_compute_epsilon", "_compute_group_epsilon"):
     known = remembered(getattr(accounting, name), folder / f"known{name}")
     setattr(accounting, name, known)
 

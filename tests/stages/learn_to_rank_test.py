@@ -285,7 +285,7 @@ def test_only_queries_that_a_step_draws_are_searched_for(
   assert release.num_examples == made.num_queries == count
   assert release.expected_batch_size == 2
   # It learns what it would have learned if all had been.
-  monkeypatch.setattr(dp_step, "_made", _all_made)
+  monkeypatch.setattr(dp_step, "_compute_records", _all_made)
   eager = again(root, batch_size=2)
   assert len(searched[-1]) == count
   assert eager.weights == made.weights

@@ -434,7 +434,7 @@ def test_lines_of_metrics_are_in_the_store_before_a_state_names_them(
   with stores.mirrored(url) as root:
     log = loop.Log(root / "metrics.jsonl", 0)
     log.write(1, {"loss": 2.0})
-    log.durable()
+    log.sync()
     assert json.loads(server.objects["/b/run/metrics.jsonl"])["loss"] == 2.0
 
 

@@ -18,7 +18,7 @@ class Session:
   def __init__(self):
     self.told = []
 
-  def tell(self, key, value):
+  def send(self, key, value):
     self.told.append((key, value))
 
   def close(self):

@@ -335,7 +335,7 @@ def test_a_loss_that_couples_records_is_refused_before_the_first_step(tmp_path):
 def test_the_check_finds_records_that_differ_wherever_they_are():
   records = {"x": np.zeros((9, 2)), "y": np.zeros(9)}
   records["y"][7] = 3.0
-  found = dp_step._two_of(records)
+  found = dp_step._find_different_records(records)
   assert found["x"].shape == (2, 2)
   np.testing.assert_array_equal(found["y"], [0.0, 3.0])
 
@@ -347,7 +347,7 @@ def test_records_that_are_all_equal_are_checked_beside_a_blank_one(
 ):
   """A run that ended here would tell that its records are equal, or one."""
   records = {"x": np.full((number, 2), value), "is": np.zeros(number, bool)}
-  found = dp_step._two_of(records)
+  found = dp_step._find_different_records(records)
   assert (found["x"][0] == value).all() and not found["is"][0]
   assert (found["x"][1] == (value == 0.0)).all()
 
