@@ -22,16 +22,15 @@ def epsilon(value: float) -> str:
 def factor(epsilon: float) -> str:
   """Writes e^epsilon, the factor by which the odds of a guess may grow.
 
-  It is rounded to the nearest three digits; from 1,000 to 1e9, to the nearest
-  integer.
+  It is rounded up to three digits; from 1,000 to 1e9, to an integer.
 
-  >>> [factor(epsilon) for epsilon in (1, 3, 8, 700, 800)]
-  ['2.72', '20.1', '2,981', '1.01e+304', 'inf']
+  >>> [factor(epsilon) for epsilon in (1, 1.5, 8, 700, 800)]
+  ['2.72', '4.49', '2,981', '1.02e+304', 'inf']
   """
   value = math.exp(epsilon) if epsilon < 709 else math.inf
-  if value >= 1e9:
-    return f"{value:.3g}"
-  return f"{float(f'{value:.3g}'):,g}" if value < 1000 else f"{value:,.0f}"
+  if 1000 <= value < 1e9:
+    return f"{math.ceil(value):,}"
+  return f"{float(up(value, digits=3)):,.4g}"
 
 
 def delta(value: float) -> str:

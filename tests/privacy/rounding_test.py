@@ -42,3 +42,9 @@ def test_the_last_bit_rounds_up_too():
 )
 def test_places_count_behind_the_point(value, places, text):
   assert rounding.up(value, places=places) == text
+
+
+def test_the_printed_factor_on_the_odds_is_at_least_e_to_the_epsilon():
+  for epsilon in np.r_[0.0, np.linspace(0.01, 30, 997), 700.0].tolist():
+    printed = float(rounding.factor(epsilon).replace(",", ""))
+    assert math.exp(epsilon) <= printed <= 1.01 * math.exp(epsilon), epsilon
