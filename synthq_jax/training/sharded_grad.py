@@ -75,8 +75,9 @@ class ShardedGrad:
     by itself on the devices that hold its row, and counts once. So the sensitivity
     is that of `grad_fn`, whatever the mesh. A gradient that clips batches, groups
     or pairs (`optim.contrastive_clipped_grad`) sees the whole batch on every
-    device, and clips the same vectors as on one device. Any other gradient is
-    refused, since the records that meet on a device depend on all records.
+    device, and clips the same vectors as on one device. Any other gradient with a
+    `sensitivity` is refused, since the records that meet on a device depend on all
+    records.
   """
 
   grad_fn: Callable[..., Any]
