@@ -51,7 +51,7 @@ COUNTS = {
   "retrieval": {"openers": 18, "names": 31},
   "runtime": {"openers": 110, "names": 122},
   "stages": {"openers": 103, "names": 198},
-  "storage": {"openers": 7, "names": 23},
+  "storage": {"openers": 0, "names": 1},
   "studies": {"openers": 122, "names": 179},
   "tools": {"openers": 0, "names": 125},
   "training": {"openers": 33, "names": 20},

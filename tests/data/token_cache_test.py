@@ -238,7 +238,7 @@ def test_a_kill_leaves_nothing_that_looks_finished(tmp_path):
 
 def test_what_is_there_is_not_written_over(small, place):
   cache, rows = small
-  with pytest.raises(ValueError, match="expected a place for a new cache"):
+  with pytest.raises(ValueError, match="expected a path for a new cache"):
     write(place, rows, [""] * 10)
   np.testing.assert_array_equal(cache.tokens[:], rows)
 
