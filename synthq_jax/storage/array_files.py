@@ -18,7 +18,8 @@ _TEXTS = np.dtypes.StringDType()
 _UTF8, _ENDS = ".utf8", ".ends"
 """Suffixes of the two arrays that hold an array of texts stored end to end."""
 _WASTE = 4
-"""Longest padding of texts in rows of one width, in cells per character."""
+"""Largest number of cells per character for texts stored in rows of one
+width."""
 
 
 def as_texts(values: Sequence[str]) -> np.ndarray:
@@ -64,12 +65,12 @@ def save_npz(
   write = np.savez_compressed if compressed else np.savez
   stored: dict[str, Any] = {}
   for name, rows in arrays.items():
-    stored |= _stored(name, rows)
+    stored |= _list_stored_arrays(name, rows)
   with artifacts.replacing(path) as stream:
     write(stream, **stored)
 
 
-def _stored(name: str, rows: Any) -> dict[str, Any]:
+def _list_stored_arrays(name: str, rows: Any) -> dict[str, Any]:
   """Returns the arrays that store one array; NumPy's files hold no
   `StringDType`."""
   if getattr(rows, "dtype", None) != _TEXTS:

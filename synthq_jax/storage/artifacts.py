@@ -62,7 +62,7 @@ def to_json(value: Any) -> Any:
   """Converts nested dataclasses, tuples and paths to plain JSON values.
 
   Infinite and undefined numbers become the strings "inf", "-inf" and "nan",
-  which `load` reads back where the field is a float.
+  which `load` converts back if the field is a float.
 
   Args:
     value: a dataclass, mapping, sequence, path or JSON value.
@@ -76,7 +76,7 @@ def to_json(value: Any) -> Any:
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     fields = {
       field.name: to_json(getattr(value, field.name))
-      for field in _fields_to_write(value)
+      for field in _list_written_fields(value)
     }
     return {"_type": type(value).__name__, **fields}
   if isinstance(value, dict):
@@ -103,7 +103,7 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
   Args:
     content: JSON values by name.
   """
-  return {**content, _CHECKSUM: _checksum(content)}
+  return {**content, _CHECKSUM: _compute_checksum(content)}
 
 
 def unsealed(text: str | bytes) -> dict[str, Any]:
@@ -122,12 +122,12 @@ def unsealed(text: str | bytes) -> dict[str, Any]:
   if not isinstance(content, dict):
     raise ValueError(f"expected a JSON object, got a {type(content).__name__}")
   checksum = content.pop(_CHECKSUM, None)
-  if checksum is not None and checksum != _checksum(content):
+  if checksum is not None and checksum != _compute_checksum(content):
     raise ValueError("expected the content as written, got another checksum")
   return content
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
+def _compute_checksum(content: Mapping[str, Any]) -> str:
   text = json.dumps(content, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -141,11 +141,13 @@ def fingerprint(*parts: Any) -> str:
   >>> fingerprint({"a": 1}, "b") == fingerprint({"a": 1}, "b")
   True
   """
-  text = json.dumps([_without_speed(part) for part in parts], sort_keys=True)
+  text = json.dumps(
+    [_convert_without_speed(part) for part in parts], sort_keys=True
+  )
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _fields_to_write(value: Any) -> Iterator[dataclasses.Field]:
+def _list_written_fields(value: Any) -> Iterator[dataclasses.Field]:
   """Yields the fields of a dataclass, except `later` fields at their
   default."""
   for field in dataclasses.fields(value):
@@ -154,18 +156,18 @@ def _fields_to_write(value: Any) -> Iterator[dataclasses.Field]:
       yield field
 
 
-def _without_speed(value: Any) -> Any:
+def _convert_without_speed(value: Any) -> Any:
   """Converts a value as `to_json` does, without the fields marked
   `speed_only`."""
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     fields = {
-      field.name: _without_speed(getattr(value, field.name))
-      for field in _fields_to_write(value)
+      field.name: _convert_without_speed(getattr(value, field.name))
+      for field in _list_written_fields(value)
       if not field.metadata.get("speed_only")
     }
     return {"_type": type(value).__name__, **fields}
   if isinstance(value, (list, tuple)):
-    return [_without_speed(item) for item in value]
+    return [_convert_without_speed(item) for item in value]
   return to_json(value)
 
 
@@ -250,12 +252,12 @@ def remove(path: str | os.PathLike, *, must: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: str | os.PathLike, what: str) -> Iterator[pathlib.Path]:
+def new_folder(path: str | os.PathLike, noun: str) -> Iterator[pathlib.Path]:
   """Creates a folder atomically: it appears, complete, when the block succeeds.
 
   Args:
     path: the folder, which must not exist or be empty.
-    what: a noun for the folder in messages.
+    noun: a word for the folder in messages, such as "cache".
 
   Yields:
     A hidden sibling folder, locked against other processes; it is empty except
@@ -268,7 +270,7 @@ def new_folder(path: str | os.PathLike, what: str) -> Iterator[pathlib.Path]:
   is_empty = path.is_dir() and not any(path.iterdir())
   if path.is_symlink() or (path.exists() and not is_empty):
     raise ValueError(
-      f"{path}: expected a path for a new {what}, got one that is taken:"
+      f"{path}: expected a path for a new {noun}, got one that is taken:"
       " delete it, or give another"
     )
   hidden = path.with_name(f".{path.name}.partial")
@@ -276,7 +278,7 @@ def new_folder(path: str | os.PathLike, what: str) -> Iterator[pathlib.Path]:
   with file_lists.locked(
     hidden / _LOCK,
     lambda who: (
-      f"{hidden}: expected nobody else to write this {what}, got {who}; wait for"
+      f"{hidden}: expected nobody else to write this {noun}, got {who}; wait for"
       " it, or write elsewhere"
     ),
   ):
@@ -329,7 +331,7 @@ def save(
     if files:
       stores.push(*(folder / name for name in files))
       content = sealed({"fingerprint": digest, "files": files})
-      write_atomically(folder / FILES_NAME, _text(content))
+      write_atomically(folder / FILES_NAME, _format_json(content))
       listed_folders.append(os.path.relpath(folder, directory))
   content = {"fingerprint": digest, "result": to_json(result)}
   if listed_folders:
@@ -337,10 +339,10 @@ def save(
   if data:
     content["data"] = data
   path = pathlib.Path(directory) / RESULT_NAME
-  write_atomically(path, _text(sealed(content)))
+  write_atomically(path, _format_json(sealed(content)))
 
 
-def _text(content: Any) -> str:
+def _format_json(content: Any) -> str:
   return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 

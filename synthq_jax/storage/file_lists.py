@@ -59,7 +59,7 @@ def list_files(
     else:
       with naming(path), path.open("rb") as stream:
         os.fsync(stream.fileno())
-      files[path.name] = [path.stat().st_size, _sha256(path)]
+      files[path.name] = [path.stat().st_size, _compute_sha256(path)]
   sync(folder)
   return files
 
@@ -106,7 +106,7 @@ def sync_names(path: str | os.PathLike) -> None:
       break
 
 
-def _sha256(path: pathlib.Path) -> str:
+def _compute_sha256(path: pathlib.Path) -> str:
   if path.stat().st_size > _HASHED:
     return ""
   with path.open("rb") as stream:
@@ -138,7 +138,7 @@ def check_files(
         f"{path}: expected the {size:,} bytes that were written, got"
         f" {found_size:,}: {hint}"
       )
-    if digest and _sha256(path) != digest:
+    if digest and _compute_sha256(path) != digest:
       raise ValueError(
         f"{path}: expected the content as written, got another: {hint}"
       )

@@ -72,7 +72,7 @@ class Store:
     """
     self._files.invalidate_cache()
     prefix = "/".join(filter(None, (self._root, below)))
-    with self._explained(below):
+    with self._explain_errors(below):
       try:
         objects = self._files.find(prefix, detail=True)
       except FileNotFoundError:
@@ -91,30 +91,30 @@ class Store:
 
   def read(self, name: str) -> bytes:
     """Returns the content of an object."""
-    with self._explained(name):
-      return self._files.cat_file(self._path(name))
+    with self._explain_errors(name):
+      return self._files.cat_file(self._get_path(name))
 
   def get(self, name: str, path: pathlib.Path) -> None:
     """Downloads an object, atomically, to a file that only its owner may
     read."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial = path.with_name(f".{path.name}.partial")
-    with self._explained(name):
-      self._files.get_file(self._path(name), os.fspath(partial))
+    with self._explain_errors(name):
+      self._files.get_file(self._get_path(name), os.fspath(partial))
     partial.chmod(0o600)
     os.replace(partial, path)
 
   def put(self, path: pathlib.Path, name: str) -> None:
     """Uploads a file; readers of the object see the old or the new content."""
-    with self._explained(name):
-      self._files.put_file(os.fspath(path), self._path(name))
+    with self._explain_errors(name):
+      self._files.put_file(os.fspath(path), self._get_path(name))
 
   def create(self, name: str, content: bytes) -> bool:
     """Writes an object if there is none; returns False if another one
     exists."""
-    with self._explained(name):
+    with self._explain_errors(name):
       try:
-        self._files.pipe_file(self._path(name), content, mode="create")
+        self._files.pipe_file(self._get_path(name), content, mode="create")
       except FileExistsError:
         # If the answer was lost, a client repeats a request that has succeeded.
         return self.read(name) == content
@@ -122,19 +122,19 @@ class Store:
 
   def write(self, name: str, content: bytes) -> None:
     """Writes an object, replacing any old one."""
-    with self._explained(name):
-      self._files.pipe_file(self._path(name), content)
+    with self._explain_errors(name):
+      self._files.pipe_file(self._get_path(name), content)
 
   def delete(self, name: str) -> None:
     """Deletes an object if it exists."""
-    with self._explained(name), contextlib.suppress(FileNotFoundError):
-      self._files.rm_file(self._path(name))
+    with self._explain_errors(name), contextlib.suppress(FileNotFoundError):
+      self._files.rm_file(self._get_path(name))
 
-  def _path(self, name: str) -> str:
+  def _get_path(self, name: str) -> str:
     return f"{self._root}/{name}" if name else self._root
 
   @contextlib.contextmanager
-  def _explained(self, name: str) -> Iterator[None]:
+  def _explain_errors(self, name: str) -> Iterator[None]:
     """Turns every error without an errno into an OSError that names the
     object."""
     try:
@@ -155,7 +155,7 @@ def _get_md5(about: dict[str, Any]) -> str:
   return tag if re.fullmatch("[0-9a-f]{32}", tag) else ""
 
 
-def _clock() -> float:
+def _read_clock() -> float:
   return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
@@ -183,7 +183,7 @@ class Lease:
     Raises:
       OSError: if another run has taken the store, or it cannot be reached.
     """
-    if not self._is_lost and _clock() - self._renewed_at > self._seconds:
+    if not self._is_lost and _read_clock() - self._renewed_at > self._seconds:
       self._renew()
     if self._is_lost:
       raise OSError(
@@ -193,7 +193,7 @@ class Lease:
       )
 
   def release(self) -> None:
-    """Leaves the store to others."""
+    """Releases the store for other runs."""
     self._ended.set()
     self._thread.join()
     if not self._is_lost:
@@ -207,7 +207,7 @@ class Lease:
     while True:
       if last:
         self._wait_for(last)
-      self._renewed_at = _clock()
+      self._renewed_at = _read_clock()
       if self._store.create(self._get_name(last + 1), self._make_content()):
         break
       raise self._make_refusal(last + 1)
@@ -216,14 +216,14 @@ class Lease:
     ):
       raise ValueError(
         f"{self._store.url}: expected a file system that creates an object only"
-        " if there is none, got one that wrote over it: one run at a time and"
-        " the ledger need that"
+        " if there is none, got one that overwrote it: leases and the ledger"
+        " need that"
       )
     return last + 1
 
   def _wait_for(self, number: int) -> None:
     """Waits until a lock is free or has not been renewed for two leases."""
-    seen, since = self._store.read(self._get_name(number)), _clock()
+    seen, since = self._store.read(self._get_name(number)), _read_clock()
     about = json.loads(seen)
     if about["free"]:
       return
@@ -232,7 +232,7 @@ class Lease:
       f" {2 * about['lease']:.0f} s to see whether that process still runs",
       file=sys.stderr,
     )
-    while _clock() - since <= 2 * about["lease"]:
+    while _read_clock() - since <= 2 * about["lease"]:
       time.sleep(about["lease"] / 10)
       now = self._store.read(self._get_name(number))
       if json.loads(now)["free"]:
@@ -256,7 +256,7 @@ class Lease:
 
   def _renew(self) -> None:
     with self._guard:
-      began = _clock()
+      began = _read_clock()
       self._beats += 1
       self._store.write(self._get_name(self._number), self._make_content())
       if self._get_last_number() > self._number:

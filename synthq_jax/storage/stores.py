@@ -203,7 +203,7 @@ def keep_in(folder: str | os.PathLike | None) -> None:
 
 
 @functools.cache
-def _scratch() -> tempfile.TemporaryDirectory:
+def _make_scratch() -> tempfile.TemporaryDirectory:
   return tempfile.TemporaryDirectory(prefix="synthq-mirror-")
 
 
@@ -211,7 +211,7 @@ def _make_folder(url: str) -> pathlib.Path:
   """Creates the folder for the mirror of a URL, which only its owner may
   enter."""
   parent = (
-    pathlib.Path(_scratch().name)
+    pathlib.Path(_make_scratch().name)
     if _mirrors_folder is None
     else _mirrors_folder
   )
