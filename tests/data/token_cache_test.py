@@ -99,7 +99,7 @@ def test_rows_are_mapped_where_they_cannot_be_read(small, monkeypatch):
 def test_a_file_that_shrinks_while_it_is_open_is_no_silent_row(small, place):
   cache, _ = small
   os.truncate(place / "tokens.npy", 200)
-  with pytest.raises(OSError, match="tokens.npy: shorter than it was"):
+  with pytest.raises(OSError, match="tokens.npy: the file became shorter"):
     cache.tokens[np.array([9])]
 
 
