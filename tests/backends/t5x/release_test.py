@@ -288,7 +288,7 @@ def test_a_training_cannot_go_on_with_another_secret_or_none(tmp_path):
 
 
 def test_a_secret_in_a_bucket_must_be_allowed(tmp_path):
-  with pytest.raises(ValueError, match="whoever may read the bucket"):
+  with pytest.raises(ValueError, match="anyone who may read the bucket"):
     release_lib.Release(
       SETTINGS, model_dir=tmp_path / "model", secret_file="memory://b/secret"
     )

@@ -380,7 +380,7 @@ def test_what_changes_a_gradient_is_a_fact_of_the_training():
 
   def facts(**options):
     model = tiny_model.make_model(**options)
-    return dp_trainer._facts(model, state, lambda step: 0.01)
+    return dp_trainer._collect_facts(model, state, lambda step: 0.01)
 
   first = facts()
   assert first == facts()
