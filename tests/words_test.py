@@ -39,7 +39,7 @@ COUNTS = {
   "audit": {"openers": 23, "names": 20},
   "backends": {"openers": 0, "names": 0},
   "cli": {"openers": 0, "names": 51},
-  "data": {"openers": 0, "names": 2},
+  "data": {"openers": 0, "names": 1},
   "federated": {"openers": 19, "names": 45},
   "generation": {"openers": 10, "names": 16},
   "leakage": {"openers": 29, "names": 40},

@@ -563,7 +563,7 @@ KINDS: dict[str, Kind] = {
 """Kinds of sources by name, which is the first word of a setting."""
 
 OF_LINES = ("jsonl", "log", "seqio_pairs")
-"""Kinds of sources whose `fields` a setting may rename."""
+"""Kinds of sources whose key of the user's id a setting may name."""
 
 OF_USERS = ("beir", "hf", "seqio", *OF_LINES)
 """Kinds of sources whose queries may each name a user."""

@@ -448,7 +448,7 @@ def test_a_layer_behind_the_model_is_not_passed_over(folder):
   for name, content in contents.items():
     (folder / name).mkdir()
     (folder / name / "config.json").write_text(json.dumps(content))
-  refuse(folder, "modules.json", "a Dense layer besides")
+  refuse(folder, "modules.json", "a Dense layer")
 
 
 def test_a_folder_without_weights_is_named(folder):
