@@ -1,7 +1,7 @@
-"""Private query logs into retrieval systems that can be shared.
+"""Turns private query logs into retrieval systems that can be shared.
 
-The packages are imported one by one (`from synthq_jax import optim`), so that
-`import synthq_jax` costs nothing and loads no TensorFlow, Flax or gin.
+Import the packages one by one (`from synthq_jax import optim`): `import synthq_jax`
+itself loads no TensorFlow, Flax or gin.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Starts `synthq`; without the extra it needs, one line says so."""
+"""Starts `synthq`, or prints one line that names a missing extra."""
 
 import gc
 import sys
@@ -10,8 +10,8 @@ __all__ = ["main"]
 
 
 def main() -> int:
-  """Runs the process's command; returns the exit code, as `main.main` does."""
-  if sys.argv[1:] == ["--version"]:  # also without the extra
+  """Runs the process's command and returns its exit code."""
+  if sys.argv[1:] == ["--version"]:  # works without the extra
     print(f"synthq {synthq_jax.__version__}")
     return 0
   try:
@@ -19,8 +19,8 @@ def main() -> int:
   except extras.MissingExtraError as error:
     print(f"synthq: {error}", file=sys.stderr)
     return 2
-  # What is imported stays, and millions of small objects are alive at times: looking
-  # through them for cycles as often as Python does took 6% of the ranking rows.
+  # Modules stay in memory, and millions of small objects may be alive: at Python's
+  # default rate, garbage collection takes 6% of the time of the ranking rows.
   gc.freeze()
   gc.set_threshold(100_000, 20, 100)
   return command.main()

@@ -1,4 +1,4 @@
-"""Refuses arguments out of range, in one line that names them."""
+"""Refuses arguments out of range, with one line that names them."""
 
 import math
 import numbers
@@ -21,18 +21,18 @@ _SMALLEST_CLIP_NORM = 1e-12
 
 
 def at_least(low: float, **values: Any) -> None:
-  """Refuses numbers below `low`, and what is no number.
+  """Refuses numbers below `low`, and NaN.
 
   >>> at_least(1, batch_size=0)
   Traceback (most recent call last):
   ValueError: expected batch_size >= 1, got batch_size=0
 
   Args:
-    low: the least that is fine.
+    low: the smallest admitted number.
     **values: numbers by name.
 
   Raises:
-    ValueError: naming the first that is wrong.
+    ValueError: naming the first number below `low`.
   """
   for name, value in values.items():
     if not value >= low:
@@ -40,18 +40,18 @@ def at_least(low: float, **values: Any) -> None:
 
 
 def within(interval: str, **values: Any) -> None:
-  """Refuses numbers outside of an interval, and what is no number.
+  """Refuses numbers outside of an interval, and NaN.
 
   >>> within("(0, 1]", share=0.0)
   Traceback (most recent call last):
   ValueError: expected share in (0, 1], got share=0.0
 
   Args:
-    interval: its ends, as they are written: "(" and ")" leave an end out.
+    interval: the interval, e.g. "(0, 1]"; "(" and ")" exclude an end.
     **values: numbers by name.
 
   Raises:
-    ValueError: naming the first that is wrong.
+    ValueError: naming the first number outside.
   """
   low, high = (float(end) for end in interval[1:-1].split(","))
   for name, value in values.items():
@@ -62,10 +62,10 @@ def within(interval: str, **values: Any) -> None:
 
 
 def clip_norm(l2_clip_norm: float) -> None:
-  """Raises ValueError unless gradients can be clipped to a norm in float32.
+  """Refuses a clip norm to which float32 cannot clip gradients, by a ValueError.
 
-  Squares below 2^-126 are lost. Of a million numbers they may hide a norm of
-  1e-16, which is nothing beside the smallest clip norm.
+  Squares below 2^-126 are lost. In a million numbers they may hide a norm of
+  1e-16, which is negligible next to the smallest clip norm.
   """
   if not (_SMALLEST_CLIP_NORM <= l2_clip_norm and math.isfinite(l2_clip_norm)):
     raise ValueError(
@@ -76,7 +76,7 @@ def clip_norm(l2_clip_norm: float) -> None:
 
 
 def count(name: str, value: Any, low: int, high: int = 2**31 - 1) -> None:
-  """Raises ValueError unless `value` is an integer in [low, high]."""
+  """Refuses a value that is no integer in [low, high], by a ValueError."""
   is_integer = isinstance(value, numbers.Integral)
   if not is_integer or isinstance(value, bool) or not low <= value <= high:
     raise ValueError(
@@ -85,13 +85,13 @@ def count(name: str, value: Any, low: int, high: int = 2**31 - 1) -> None:
 
 
 def sizes(**values: Any) -> None:
-  """Raises ValueError unless they are sizes of a network, integers from 1.
+  """Refuses sizes of a network that are no integers from 1, by a ValueError.
 
-  A file that says more than a thousand layers is damaged, and naming all their
-  tensors would take longer than anybody waits.
+  A file with more than a thousand layers counts as damaged: to name all their
+  tensors would take too long.
 
   Args:
-    **values: by name; those that end in "layers" are numbers of layers.
+    **values: sizes by name; names that end in "layers" are numbers of layers.
   """
   for name, value in values.items():
     most = 1000 if name.endswith("layers") else 2**31 - 1
@@ -108,7 +108,7 @@ def relation(relation: Any) -> str:
     "ADD_OR_REMOVE_ONE", "REPLACE_ONE" or "REPLACE_SPECIAL".
 
   Raises:
-    ValueError: if it is neither.
+    ValueError: if `relation` is neither.
   """
   name = getattr(relation, "name", relation)
   if name not in _RELATIONS:
@@ -117,13 +117,13 @@ def relation(relation: Any) -> str:
 
 
 def hide(folder: str | os.PathLike) -> None:
-  """Takes a folder away from all but its owner, whoever made it with which mode.
+  """Restricts an existing folder to its owner (mode 700).
 
   Args:
-    folder: that is there.
+    folder: an existing folder.
 
   Raises:
-    ValueError: if others may open it, and its mode is not ours to change.
+    ValueError: if others may open the folder, and we must not change its mode.
   """
   mode = os.stat(folder).st_mode & 0o777
   if not mode & 0o077:
@@ -132,23 +132,23 @@ def hide(folder: str | os.PathLike) -> None:
     os.chmod(folder, 0o700)
   except PermissionError as error:
     raise ValueError(
-      f"{folder}: expected a folder that its owner alone may open, got mode"
+      f"{folder}: expected a folder that only its owner may open, got mode"
       f" {mode:o} of another owner: give another --workdir"
     ) from error
 
 
 def owner_alone(path: str | os.PathLike) -> None:
-  """Refuses a file with a secret that others than its owner may read.
+  """Refuses a file with a secret that anyone but its owner may read.
 
   Args:
-    path: of the file.
+    path: the file.
 
   Raises:
-    ValueError: naming it and its mode.
+    ValueError: naming the file and its mode.
   """
   mode = os.stat(path).st_mode & 0o777
   if mode & 0o077:
     raise ValueError(
-      f"{path}: expected a secret that its owner alone may read, got mode"
-      f" {mode:o}: chmod 600 it if nobody has read it, or begin anew elsewhere"
+      f"{path}: expected a secret that only its owner may read, got mode"
+      f" {mode:o}: chmod 600 it if nobody has read it, or start again elsewhere"
     )

@@ -1,4 +1,4 @@
-"""Names the extra that brings a package, where an import does not find it."""
+"""Names the extra that installs a package if an import does not find it."""
 
 import contextlib
 import importlib.util
@@ -7,16 +7,17 @@ from collections.abc import Iterator
 __all__ = ["MissingExtraError", "check", "required"]
 
 _ELSEWHERE = {"t5x": "'t5x @ git+https://github.com/google-research/t5x'"}
-"""What is on no package index, and so cannot be an extra."""
+"""Packages that are on no package index, and so cannot be an extra."""
 
 
 class MissingExtraError(ModuleNotFoundError):
-  """A package of an extra is not installed; its text is one line."""
+  """Raised if a package of an extra is not installed; its text is one line."""
 
 
 @contextlib.contextmanager
 def required(extra: str) -> Iterator[None]:
-  """Imports packages of an extra: one line says how to get what is missing.
+  """Imports packages of an extra in a `with` block; errors tell how to install
+  it.
 
   >>> with required("run"):
   ...   import no_such_package
@@ -24,7 +25,7 @@ def required(extra: str) -> Iterator[None]:
   synthq_jax.extras.MissingExtraError: no_such_package is not installed: pip install 'synthq_jax[run]'
 
   Args:
-    extra: of pyproject.toml, or "t5x".
+    extra: an extra of pyproject.toml, or "t5x".
 
   Raises:
     MissingExtraError: if an import in the block finds no package.
@@ -36,22 +37,22 @@ def required(extra: str) -> Iterator[None]:
   except ModuleNotFoundError as error:
     package = (error.name or str(error)).partition(".")[0]
     if package == __package__:
-      raise  # a mistake of ours
-    what = _ELSEWHERE.get(extra, f"'synthq_jax[{extra}]'")
+      raise  # a fault of this package
+    target = _ELSEWHERE.get(extra, f"'synthq_jax[{extra}]'")
     raise MissingExtraError(
-      f"{package} is not installed: pip install {what}", name=package
+      f"{package} is not installed: pip install {target}", name=package
     ) from error
 
 
 def check(extra: str, *packages: str) -> None:
-  """Refuses to go on without packages, and imports none.
+  """Checks that packages are installed without importing them.
 
   Args:
-    extra: of pyproject.toml.
-    *packages: by the names they are imported by.
+    extra: an extra of pyproject.toml.
+    *packages: import names of the packages.
 
   Raises:
-    MissingExtraError: naming the first that is not there.
+    MissingExtraError: naming the first missing package.
   """
   with required(extra):
     for package in packages:

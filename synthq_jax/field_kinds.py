@@ -1,6 +1,6 @@
-"""Marks fields of settings and results that files leave out, or digests do.
+"""Marks fields of settings and results that files or fingerprints leave out.
 
-`storage.artifacts` reads the marks; whoever sets them needs no storage.
+`storage.artifacts` reads the marks; modules that set them need no storage.
 """
 
 import dataclasses
@@ -10,21 +10,21 @@ __all__ = ["later", "speed_only"]
 
 
 def speed_only(default: Any = dataclasses.MISSING, *, make: Any = None) -> Any:
-  """Returns a dataclass's field that no fingerprint depends on.
+  """Makes a dataclass field on which no fingerprint depends.
 
   Args:
-    default: its value; or
-    make: what makes it.
+    default: default value of the field; or
+    make: function that makes the default value.
   """
-  given = {"default": default} if make is None else {"default_factory": make}
-  return dataclasses.field(**given, metadata={"speed_only": True})
+  options = {"default": default} if make is None else {"default_factory": make}
+  return dataclasses.field(**options, metadata={"speed_only": True})
 
 
 def later(default: Any) -> Any:
-  """Returns a dataclass's field that is not written while it has its default.
+  """Makes a dataclass field that files and fingerprints omit at its default.
 
-  For a field that came after others were on disk: what was written without it,
-  fingerprints among it, stays as it is.
+  Use it to add a field to a class that files hold already: their content and
+  fingerprints stay valid.
 
   >>> Run = dataclasses.make_dataclass("Run", [("steps", int, later(1))])
   >>> from synthq_jax.storage import artifacts
@@ -32,6 +32,6 @@ def later(default: Any) -> Any:
   ({'_type': 'Run'}, 2)
 
   Args:
-    default: its value.
+    default: default value of the field.
   """
   return dataclasses.field(default=default, metadata={"later": True})

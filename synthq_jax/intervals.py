@@ -1,4 +1,4 @@
-"""Defines the one interval of the package: a value and its two ends."""
+"""Computes intervals of measured values: a value and its two ends."""
 
 import dataclasses
 import math
@@ -14,33 +14,33 @@ __all__ = ["Interval", "bounded", "clopper_pearson", "student", "wilson"]
 class Interval:
   """A measured value, mostly a mean, and the interval around it.
 
-  What was measured, at which level, and what the interval covers (queries,
-  canaries, clients) is said by the function that returns it.
+  The function that returns it documents the quantity, the confidence level and the
+  population that the interval covers (queries, canaries, clients).
 
   >>> f"{Interval(mean=0.25, low=0.24, high=0.2604):.3f}"
   '0.250 [0.240, 0.260]'
   """
 
   mean: float
-  """The value."""
+  """The measured value."""
   low: float
-  """The lower end."""
+  """Lower end of the interval."""
   high: float
-  """The upper end."""
+  """Upper end of the interval."""
 
   def __format__(self, spec: str) -> str:
-    """Writes the value, then the ends in brackets, each with this format."""
+    """Formats the value, then the ends in brackets, each with this format."""
     return f"{self.mean:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
   def __neg__(self) -> "Interval":
-    """Returns the interval of the value with the other sign."""
+    """Returns the interval of the negated value."""
     return Interval(mean=-self.mean, low=-self.high, high=-self.low)
 
   def __mul__(self, factor: float) -> "Interval":
-    """Returns the interval of a multiple, for instance in percent.
+    """Returns the interval of a multiple, for example in percent.
 
     Args:
-      factor: at least 0.
+      factor: the factor, at least 0.
     """
     return Interval(
       mean=factor * self.mean, low=factor * self.low, high=factor * self.high
@@ -52,18 +52,18 @@ class Interval:
 def student(
   values: Num[np.ndarray, " value"], *, confidence: float = 0.95
 ) -> Interval:
-  """Returns a mean with Student's interval.
+  """Computes a mean with Student's interval.
 
-  It takes the values for independent draws and their mean for normal, which 30
-  values are enough for unless almost all of them are equal: then `bounded` holds.
-  A single value says nothing: its interval is endless.
+  It assumes that values are independent draws and that their mean is normal. 30
+  values are enough for that unless almost all of them are equal; then use `bounded`.
+  The interval of a single value is infinite.
 
   >>> f"{student(np.array([40, 60, 50, 50])):.1f}"
   '50.0 [37.0, 63.0]'
 
   Args:
-    values: at least one.
-    confidence: in (0, 1).
+    values: the values, at least one.
+    confidence: level of the interval, in (0, 1).
   """
   mean, number = float(np.mean(values)), len(values)
   if number == 1:
@@ -76,18 +76,19 @@ def student(
 def clopper_pearson(
   hits: int, total: int, *, confidence: float = 0.95
 ) -> Interval:
-  """Returns a share with Clopper and Pearson's interval.
+  """Computes a share with Clopper and Pearson's interval.
 
   >>> f"{clopper_pearson(0, 10):.3f}"
   '0.000 [0.000, 0.308]'
 
   Args:
-    hits: of independent trials.
-    total: trials, at least 1.
-    confidence: in (0, 1).
+    hits: number of successes in independent trials.
+    total: number of trials, at least 1.
+    confidence: level of the interval, in (0, 1).
 
   Returns:
-    Values in [0, 1]; the interval covers the truth at least so often.
+    Values in [0, 1]; the interval covers the true share with a probability of
+    `confidence` or more.
 
   References:
     Clopper and Pearson, "The use of confidence or fiducial limits illustrated
@@ -100,35 +101,35 @@ def clopper_pearson(
   return Interval(mean=hits / total, low=float(low), high=float(high))
 
 
-def wilson(found: float, total: float, *, confidence: float = 0.95) -> Interval:
-  """Returns a share with Wilson's interval, which holds for few texts, too.
+def wilson(hits: float, total: float, *, confidence: float = 0.95) -> Interval:
+  """Computes a share with Wilson's interval, which suits few texts, too.
 
   >>> share = wilson(0, 100)
   >>> share.mean, share.low, round(share.high, 3)
   (0.0, 0.0, 0.037)
 
   Args:
-    found: how many of the texts; no whole number where they count by halves.
-    total: the number of independent texts, above 0.
-    confidence: of the interval, in (0, 1).
+    hits: number of texts that count; it may be fractional.
+    total: number of independent texts, above 0.
+    confidence: level of the interval, in (0, 1).
 
   Returns:
     Values in [0, 1].
 
   Raises:
-    ValueError: if there are no texts, or more were found than there are.
+    ValueError: if there are no texts, or more hits than texts.
 
   References:
     Wilson, "Probable inference, the law of succession, and statistical
     inference", JASA 1927.
   """
-  if not 0 <= found <= total or not total > 0:
+  if not 0 <= hits <= total or not total > 0:
     raise ValueError(
-      f"expected 0 <= found <= total and total > 0, got found={found},"
+      f"expected 0 <= hits <= total and total > 0, got hits={hits},"
       f" total={total}; count again"
     )
   z = scipy.stats.norm.isf((1 - confidence) / 2)
-  share = found / total
+  share = hits / total
   middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
   half = z * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
   half /= 1 + z**2 / total
@@ -146,33 +147,34 @@ def bounded(
   *,
   confidence: float = 0.95,
 ) -> Interval:
-  """Returns the mean of bounded values with an interval that holds for few.
+  """Computes the mean of bounded values with an interval that is valid for few.
 
-  Nothing is taken for normal: it covers the mean of independent draws at least
-  so often, whatever their law, also where almost all of them are equal.
+  It does not assume normality: it covers the mean of independent draws with a
+  probability of `confidence` or more for every distribution, also if almost all
+  values are equal.
 
   >>> f"{bounded(np.ones(30), 1, 100):.1f}"
   '1.0 [1.0, 15.8]'
 
   Args:
-    values: at least one, within the bounds, in an order that does not depend on
-      them.
-    low: the least value that there could be.
-    high: the largest.
-    confidence: in (0, 1).
+    values: one or more values within the bounds, in an order that does not depend
+      on them.
+    low: the smallest possible value.
+    high: the largest possible value.
+    confidence: level of the interval, in (0, 1).
 
   Returns:
     Mean and ends, within the bounds.
 
   References:
     Waudby-Smith and Ramdas, "Estimating means of bounded random variables by
-    betting", JRSS B 2024, theorem 3 (hedged capital): for each mean that could
-    be, a gambler bets that it is too low and another that it is too high; it is
-    refused where half of what one of them won is 1 / (1 - confidence).
+    betting", JRSS B 2024, theorem 3 (hedged capital): for each possible
+    mean, a gambler bets that it is too low and another that it is too high; it is
+    rejected if half of one gambler's capital reaches 1 / (1 - confidence).
   """
   x = (np.asarray(values, float) - low) / (high - low)
   number, limit = len(x), math.log(2 / (1 - confidence))
-  # What is known before each value: its mean and variance so far.
+  # Mean and variance of the values so far, on which the next bet may depend.
   seen = np.arange(1, number + 1)
   means = (0.5 + np.cumsum(x)) / (seen + 1)
   variances = (0.25 + np.cumsum((x - means) ** 2)) / (seen + 1)

@@ -1,4 +1,4 @@
-"""Writes tables of plain cells as lines of text and as Markdown."""
+"""Formats tables of plain cells as lines of text and as Markdown."""
 
 import dataclasses
 import re
@@ -36,9 +36,9 @@ class Table:
   header: tuple[str, ...]
   """One title per column."""
   rows: tuple[tuple[str, ...], ...]
-  """Cells; each row as long as the header."""
+  """Cells of each row; each row is as long as the header."""
   numeric: tuple[str, ...] = ()
-  """Titles of the columns that are set flush right."""
+  """Titles of the right-aligned columns."""
 
   def __post_init__(self):
     for row in self.rows:
@@ -48,31 +48,33 @@ class Table:
         )
 
   def text(self) -> str:
-    """Returns header, rule and rows as lines of ASCII.
+    """Formats header, rule and rows as lines of ASCII.
 
     Columns are two spaces apart; characters outside ASCII become "?". There is
     no line feed at the end.
     """
-    cells = [[_ascii(cell) for cell in line] for line in self._lines()]
+    cells = [[_to_ascii(cell) for cell in line] for line in self._list_lines()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     right = [title in self.numeric for title in self.header]
     cells.insert(1, ["-" * width for width in widths])
-    return "\n".join(_aligned(row, widths, right) for row in cells)
+    return "\n".join(_align(row, widths, right) for row in cells)
 
   def markdown(self) -> str:
-    """Returns the table in Markdown's pipes; what looks like markup is escaped.
+    """Formats the table in Markdown's pipes and escapes markup in cells.
 
     There is no line feed at the end.
     """
-    header, *rows = [[escaped(cell) for cell in line] for line in self._lines()]
+    header, *rows = [
+      [escaped(cell) for cell in line] for line in self._list_lines()
+    ]
     rule = ["--:" if title in self.numeric else "---" for title in self.header]
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
 
-  def _lines(self) -> tuple[tuple[str, ...], ...]:
+  def _list_lines(self) -> tuple[tuple[str, ...], ...]:
     return (self.header, *self.rows)
 
 
-def _aligned(
+def _align(
   row: Sequence[str], widths: Sequence[int], right: Sequence[bool]
 ) -> str:
   padded = (
@@ -82,12 +84,13 @@ def _aligned(
   return "  ".join(padded).rstrip()
 
 
-def _ascii(text: str) -> str:
+def _to_ascii(text: str) -> str:
   return " ".join(text.split()).encode("ascii", "replace").decode()
 
 
 def printable(text: str) -> str:
-  """Puts text on one line, without what controls a terminal or breaks XML.
+  """Puts text on one line and replaces characters that control terminals or
+  break XML.
 
   >>> printable("red\\x1b[0m \\n apple")
   'red\ufffd[0m apple'
@@ -96,11 +99,11 @@ def printable(text: str) -> str:
 
 
 def without_controls(text: str) -> str:
-  """Replaces control characters, but for tabs and ends of lines, by U+FFFD."""
+  """Replaces control characters, except tabs and line ends, by U+FFFD."""
   return _CONTROLS.sub("\ufffd", text)
 
 
 def escaped(text: str) -> str:
-  """Puts text on one line and a backslash before what Markdown would read."""
+  """Puts text on one line and escapes Markdown's markup with backslashes."""
   text = _MARKUP.sub(r"\\\1", printable(text))
   return _LIST.sub(r"\1\\\2", text, count=1)

@@ -1,4 +1,4 @@
-"""Types that every package shares: parameters, batches, loss functions."""
+"""Defines types that all packages share: parameters, batches, encoders."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ Batch = Mapping[str, jax.Array]
 """Arrays that all have the same leading axis, the examples."""
 
 Clipped = tuple[Params, jax.Array, jax.Array]
-"""A clipped sum (float32), and losses and norms of what was clipped."""
+"""A clipped sum (float32), and the losses and norms of its examples."""
 
 
 class EncodeFn(Protocol):

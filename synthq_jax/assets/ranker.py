@@ -1,16 +1,16 @@
-"""Ranks documents by weights that private queries taught with DP.
+"""Ranks documents by weights that were trained on private queries with DP.
 
-BM25 and a retriever find candidates; the sum of ten scores orders them. The weights
-lie in ranking.json beside this file, the retriever in retriever/.
+BM25 and a retriever find candidates; the sum of ten scores orders them. This folder
+holds the weights in ranking.json and the retriever in retriever/.
 
   pip install "sentence-transformers>=6" bm25s "PyStemmer>=3.1"
 
   from ranker import Ranker
 
-  ranker = Ranker(ids, texts)  # of each document: its title, a space, its text
+  ranker = Ranker(ids, texts)  # a text is a document's title, a space, its body
   ranker.search("a query", k=10)  # [(id, score), ...], best first
 
-It was written by synthq_jax, which it does not need.
+synthq_jax writes this file, which does not need synthq_jax.
 """
 
 import contextlib
@@ -24,21 +24,21 @@ import numpy as np
 import Stemmer
 
 HERE = pathlib.Path(__file__).resolve().parent
-_ROWS = 1 << 16  # that are float64 at a time
+_ROWS = 1 << 16  # number of rows that are float64 at a time
 
 
 class Ranker:
-  """A collection, indexed as the weights expect it."""
+  """Indexes a collection and ranks its documents."""
 
   def __init__(self, ids, texts, vectors=None, model=None):
     """Indexes and encodes documents.
 
     Args:
       ids: one per document.
-      texts: of each, its title and text with a space between.
-      vectors: of the documents, float32 [document, dim]; None: the retriever
-        encodes them here.
-      model: what encodes; None: the SentenceTransformer in retriever/.
+      texts: title and body of each document with a space between.
+      vectors: vectors of the documents, float32 [document, dim]; None: the retriever
+        encodes the texts.
+      model: the retriever; None: the SentenceTransformer in retriever/.
     """
     if len(ids) != len(texts) or not len(ids):
       raise ValueError(
@@ -46,7 +46,7 @@ class Ranker:
         f" {len(ids)} ids"
       )
     self.settings = json.loads((HERE / "ranking.json").read_text("utf-8"))
-    self.weights = [one["weight"] for one in self.settings["features"]]
+    self.weights = [each["weight"] for each in self.settings["features"]]
     if model is None:
       from sentence_transformers import SentenceTransformer  # noqa: PLC0415
 
@@ -57,73 +57,78 @@ class Ranker:
     self.vectors = np.asarray(vectors, np.float32)
     lengths = np.log1p([len(text.split()) for text in texts])
     self.lengths = lengths / max(lengths.max(initial=0.0), 1e-9)
-    spaced = [self._spaced(text) for text in texts]
+    spaced = [self._normalize(text) for text in texts]
     self.fields = [
-      _Field(one["bm25"], spaced)
-      for one in self.settings["features"]
-      if "bm25" in one
+      _Field(each["bm25"], spaced)
+      for each in self.settings["features"]
+      if "bm25" in each
     ]
 
   def search(self, query, k=10):
-    """Returns the ids and scores of the best documents, best first."""
+    """Returns the ids and scores of the best `k` documents, best first."""
     if not query.strip():
       return []
     depth = self.settings["depth"]
-    words = self.fields[0].scores(self._spaced(query))
-    lexical = [place for place in _best(words, depth) if words[place] > 0]
+    words = self.fields[0].scores(self._normalize(query))
+    lexical = [at for at in _find_best(words, depth) if words[at] > 0]
     asked = self.encode(query)
-    cosines = _products(self.vectors, asked)
-    return self.rank(query, lexical, _best(cosines, depth), asked=asked)[:k]
+    cosines = _compute_products(self.vectors, asked)
+    return self.rank(query, lexical, _find_best(cosines, depth), asked=asked)[
+      :k
+    ]
 
   def rank(self, query, lexical, dense, *, asked=None):
-    """Orders what other engines found.
+    """Orders candidates that other engines found.
 
     Args:
-      query: its text.
+      query: the text of the query.
       lexical: positions of the documents that BM25 finds, best first.
-      dense: positions of those that the retriever finds, best first.
-      asked: the query's vector; None: the retriever encodes it here.
+      dense: positions of the documents that the retriever finds, best first.
+      asked: the query's vector; None: the retriever encodes the query.
     """
     asked = self.encode(query) if asked is None else asked
     dense = np.asarray(dense, np.int64)
-    places = np.array([*dict.fromkeys([*lexical, *dense.tolist()])], np.int64)
-    if not len(places):
+    positions = np.array(
+      [*dict.fromkeys([*lexical, *dense.tolist()])], np.int64
+    )
+    if not len(positions):
       return []
-    text, columns = self._spaced(query), []
+    text, columns = self._normalize(query), []
     for field in self.fields:
-      scores = field.scores(text)[places]
+      scores = field.scores(text)[positions]
       columns.append(scores / max(scores.max(), 1e-9))
-    cosines = _scaled(_products(self.vectors[dense], asked))
+    cosines = _scale(_compute_products(self.vectors[dense], asked))
     of_dense = dict(zip(dense.tolist(), cosines, strict=True))
-    columns.append(self.lengths[places])
-    columns.append([of_dense.get(place, 0.0) for place in places.tolist()])
+    columns.append(self.lengths[positions])
+    columns.append([of_dense.get(at, 0.0) for at in positions.tolist()])
     values = np.array(columns, np.float32).T.astype(np.float64)
     scores = (values * self.weights).sum(axis=1)
     order = np.argsort(-scores, kind="stable")
-    return [(self.ids[places[at]], float(scores[at])) for at in order]
+    return [(self.ids[positions[at]], float(scores[at])) for at in order]
 
-  def _spaced(self, text):
-    """Returns the words of a text with a space between them and nothing else."""
+  def _normalize(self, text):
+    """Returns the words of a text, separated by single spaces."""
     text = unicodedata.normalize("NFC", text)
     text = re.sub(self.settings["joiners"], "", text)
     return " ".join(re.findall(self.settings["word"], text))
 
   def encode(self, query):
-    """Returns the query's vector, cut where queries were cut in training."""
-    with _cut_at(self.model, self.settings["query_length"]):
+    """Returns the query's vector, truncated to the length of queries in
+    training."""
+    with _truncate_at(self.model, self.settings["query_length"]):
       return np.asarray(self.model.encode_query(query), np.float32)
 
 
-def _products(vectors, asked):
-  """Inner products, equal for equal rows: float32's sum in ways of their own."""
+def _compute_products(vectors, asked):
+  """Computes inner products in float64; float32's may differ for equal rows."""
   asked = asked.astype(np.float64)
   parts = range(0, len(vectors), _ROWS)
-  made = [vectors[at : at + _ROWS].astype(np.float64) @ asked for at in parts]
-  return np.concatenate([np.zeros(0), *made]).astype(np.float32)
+  blocks = [vectors[at : at + _ROWS].astype(np.float64) @ asked for at in parts]
+  return np.concatenate([np.zeros(0), *blocks]).astype(np.float32)
 
 
 class _Field:
-  """A part of the documents, as one BM25 reads it."""
+  """Indexes a part of the documents' texts for one BM25 score."""
 
   def __init__(self, reads, texts):
     first = reads["first_words"]
@@ -138,7 +143,7 @@ class _Field:
     }
     words = bm25s.tokenize(list(texts), **self.reads)
     self.size, self.index = len(texts), None
-    if any(words.ids):  # else no document has, say, two words
+    if any(words.ids):  # bm25s cannot index documents without any token
       self.index = bm25s.BM25(k1=reads["k1"], b=reads["b"], method="lucene")
       self.index.index(words, show_progress=False)
 
@@ -146,19 +151,21 @@ class _Field:
     if self.index is None:
       return np.zeros(self.size, np.float32)
     words = bm25s.tokenize([query], **self.reads, return_ids=False)[0]
-    known = self.index.get_tokens_ids(words)
-    if not known:
+    token_ids = self.index.get_tokens_ids(words)
+    if not token_ids:
       return np.zeros(self.size, np.float32)
-    return self.index.get_scores_from_ids(known)
+    return self.index.get_scores_from_ids(token_ids)
 
 
-def _best(scores, depth):
-  """Returns the positions of the best, of equal ones the first ones first."""
+def _find_best(scores, depth):
+  """Returns the positions of the best scores; the first of equal ones is
+  first."""
   return np.argsort(-scores, kind="stable")[:depth]
 
 
-def _scaled(scores):
-  """Moves scores to [0, 1]: the least to 0, the best to 1; equal ones to 1."""
+def _scale(scores):
+  """Scales scores to [0, 1]: the least to 0, the best to 1; equal scores to
+  1."""
   if not len(scores):
     return scores
   low, high = scores.min(), scores.max()
@@ -168,8 +175,10 @@ def _scaled(scores):
 
 
 @contextlib.contextmanager
-def _cut_at(model, length):
-  """Cuts texts for a table of vectors; a T5 cuts its queries itself."""
+def _truncate_at(model, length):
+  """Truncates texts of a static model to `length` tokens in a `with` block.
+
+  A T5 truncates its queries itself."""
   tokenizer = getattr(model[0], "tokenizer", None)
   if not hasattr(tokenizer, "enable_truncation"):
     yield

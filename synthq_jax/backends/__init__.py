@@ -1,1 +1,1 @@
-"""Other trainers that make this project's private steps."""
+"""Runs this project's private steps in other trainers."""

@@ -1,8 +1,8 @@
-"""Text in and out: readers of collections, vocabulary, tasks and batches.
+"""Reads and writes collections, vocabularies, SeqIO tasks and token caches.
 
-Import the modules you need: this package loads none of them by itself, because
-some load TensorFlow, which takes seconds. `collection`, `beir`, `msmarco`,
-`jsonl`, `splits` and `files` need the standard library, NumPy and SciPy only.
+Import the modules you need: the package itself loads none of them, because some
+load TensorFlow, which takes seconds. `collection`, `beir`, `msmarco`, `jsonl`,
+`splits` and `files` need only the standard library, NumPy and SciPy.
 """
 
 __all__: list[str] = []

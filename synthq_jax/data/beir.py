@@ -17,8 +17,8 @@ from synthq_jax.data import ids as ids_lib
 
 __all__ = [
   "NEGATIVES_HEADER",
-  "document_of",
-  "query_of",
+  "make_document",
+  "make_query",
   "read_beir",
   "read_hub",
   "read_judgements",
@@ -32,7 +32,7 @@ __all__ = [
 _HEADER = ("query-id", "corpus-id", "score")
 _UNGRADED = {*_HEADER[:2], "split"}
 NEGATIVES_HEADER = _HEADER[:2]
-"""Of a table of hard negatives."""
+"""Header of a table of hard negatives."""
 
 
 def read_beir(
@@ -45,35 +45,35 @@ def read_beir(
 
   A line of corpus.jsonl has `_id`, `text` and possibly `title` and `client`; a
   line of queries.jsonl has `_id`, `text` and possibly `client`, or a `user_id` in
-  `metadata`. Other keys are passed over.
+  `metadata`. Other keys are ignored.
 
   Args:
     directory: the folder.
-    in_memory: whether the documents are kept; if not, each is checked all the
-      same, and read again by each loop over them.
+    in_memory: whether to keep the documents. If not, each is checked once and read
+      again by each loop over them.
     dangling: counts judgements of unknown ids, see `collection.judge`; None:
       they are refused.
 
   Returns:
-    The collection, one split for each file of qrels.
+    The collection, with one split for each file of qrels.
 
   Raises:
-    ValueError: if a file is missing or malformed, an id stands twice, a query
+    ValueError: if a file is missing or malformed, an id occurs twice, a query
       is empty, or a judgement names an unknown id; the message says file:line.
   """
   directory = pathlib.Path(directory)
   corpus = files.find(directory, "corpus.jsonl")
   documents, ids = collection_lib.read_documents(
-    corpus, lambda: _lines(corpus, document_of), in_memory=in_memory
+    corpus, lambda: _read_lines(corpus, make_document), in_memory=in_memory
   )
-  asked = files.find(directory, "queries.jsonl")
-  queries = collection_lib.by_id(asked, "query", _lines(asked, query_of))
+  path = files.find(directory, "queries.jsonl")
+  queries = collection_lib.by_id(path, "query", _read_lines(path, make_query))
   qrels = read_qrels(directory / "qrels", queries.keys(), ids, dangling)
   return collection_lib.Collection(
     documents,
     tuple(queries.values()),
     qrels,
-    lacking=collection_lib.lacking(qrels, ids),
+    lacking=collection_lib.find_lacking(qrels, ids),
   )
 
 
@@ -82,21 +82,21 @@ def read_hub(
   *,
   dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Collection:
-  """Reads a set as BEIR has them on Hugging Face's hub, from disk.
+  """Reads a downloaded set in the layout of BEIR's sets on Hugging Face's hub.
 
-  A folder of tables (`table_files.rows`) for each of "corpus" (_id, text and
-  possibly title), "queries" (_id, text) and "qrels" or "default" (query-id,
-  corpus-id, score), as they are downloaded or as `save_to_disk` writes them.
-  Grades are whole numbers, also where they are stored as floats. Judgements of two
-  columns, as NanoBEIR has them, are all relevant.
+  It has three folders of tables (`table_files.rows`), as the hub or
+  `save_to_disk` writes them: "corpus" (_id, text and possibly title), "queries"
+  (_id, text), and "qrels" or "default" (query-id, corpus-id, score). Grades are
+  whole numbers, possibly stored as floats. Judgements without a score, as in
+  NanoBEIR, all have grade 1.
 
   Args:
     directory: the folder.
     dangling: as in `read_beir`.
 
   Returns:
-    The collection; documents stay on disk. The splits are those that the tables
-    of judgements are named after, or else a column "split" names.
+    The collection; documents stay on disk. The names of the
+    tables of judgements give the splits, unless a column "split" names them.
 
   Raises:
     ValueError: as `read_beir`.
@@ -110,14 +110,16 @@ def read_hub(
       f"{root}: expected folders corpus, queries and qrels with tables, got no"
       " qrels; for a log in one table, name it log:FILE@CORPUS"
     )
-  corpus, asked = root / "corpus", root / "queries"
+  corpus, query_folder = root / "corpus", root / "queries"
   documents, ids = collection_lib.read_documents(
-    corpus, lambda: _made(table_files.rows(corpus), document_of)
+    corpus, lambda: _make_items(table_files.rows(corpus), make_document)
   )
   queries = collection_lib.by_id(
-    asked, "query", _made(table_files.rows(asked), query_of)
+    query_folder,
+    "query",
+    _make_items(table_files.rows(query_folder), make_query),
   )
-  found, named, are_graded = [], [], False
+  judgements, named, are_graded = [], [], False
   for where, row in table_files.rows(judged):
     named.append(files.field(where, row, "split", default=""))
     query = ids_lib.get_field(where, row, _HEADER[0], "query")
@@ -126,14 +128,14 @@ def read_hub(
     are_graded |= not row.keys() <= _UNGRADED
     if isinstance(grade, float) and grade.is_integer():
       grade = int(grade)  # some tables have 1.0
-    found.append((where, query, document, str(grade)))
-  if not are_graded:  # all that stands there is relevant
-    found = [(*row[:3], "1") for row in found]
-  by_column = table_files.by_column(judged, named)
+    judgements.append((where, query, document, str(grade)))
+  if not are_graded:  # such tables list only relevant documents
+    judgements = [(*row[:3], "1") for row in judgements]
+  by_column = table_files.has_split_column(judged, named)
   rows: dict[str, list[tuple[str, str, str, str]]] = {
     split: [] for split in ([] if by_column else table_files.splits(judged))
   }
-  for split, row in zip(named, found, strict=True):
+  for split, row in zip(named, judgements, strict=True):
     rows.setdefault(split, []).append(row)
   qrels = {
     split: collection_lib.judge(each, queries, ids, dangling=dangling)
@@ -144,7 +146,7 @@ def read_hub(
     tuple(queries.values()),
     qrels,
     by_column,
-    lacking=collection_lib.lacking(qrels, ids),
+    lacking=collection_lib.find_lacking(qrels, ids),
   )
 
 
@@ -154,12 +156,12 @@ def read_judgements(
   documents: Container[str] | None = None,
   dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Qrels:
-  """Reads qrels/SPLIT.tsv alone.
+  """Reads the judgements of one file, qrels/SPLIT.tsv.
 
   Args:
     path: the file, plain or compressed.
-    queries: the known ids; None takes any.
-    documents: the known ids; None takes any.
+    queries: the known query ids; None admits any.
+    documents: the known document ids; None admits any.
     dangling: as in `read_beir`.
 
   Returns:
@@ -181,60 +183,62 @@ def read_judgements(
 
 
 def read_key(directory: str | os.PathLike, key: str) -> dict[str, str]:
-  """Reads one more key of a BEIR corpus' lines, which `read_beir` passes over.
+  """Reads a key of a BEIR corpus that `read_beir` ignores.
 
   Args:
     directory: the folder.
-    key: such as the passage that a sentence stands in.
+    key: a key of corpus.jsonl, such as one for the passage of a sentence.
 
   Returns:
-    Id -> what stands under the key, for the lines that have it.
+    Document id -> value of the key, for the lines that have it.
 
   Raises:
-    ValueError: if the file is missing, a line is malformed, or something else
-      than a string stands there; the message says file:line.
+    ValueError: if the file is missing, a line is malformed, or a value is no
+      string; the message says file:line.
   """
   path = files.find(pathlib.Path(directory), "corpus.jsonl")
-  found = {}
+  values = {}
   for where, fields in files.json_lines(path):
     value = files.field(where, fields, key, default="")
     if fields.get(key) is None:
       continue
-    found[document_of(where, fields).id] = value
-  return found
+    values[make_document(where, fields).id] = value
+  return values
 
 
 def read_written(
   queries: str | os.PathLike, corpus: str | os.PathLike
 ) -> collection_lib.Collection:
-  """Reads written queries as a collection whose split "train" they are.
+  """Reads generated queries as a collection with the split "train".
 
   Args:
-    queries: JSON lines with _id, text and document, the id of the document that
-      the query was written for.
+    queries: JSON lines with _id, text and document, the id of the document for
+      which the query was generated.
     corpus: corpus.jsonl with these documents; they stay on disk.
 
   Returns:
     The collection; every grade is 1.
 
   Raises:
-    ValueError: if a line is malformed, an id stands twice, a text is empty or
-      there is no such document; the message says file:line.
+    ValueError: if a line is malformed, an id occurs twice, a text is empty or a
+      document is unknown; the message says file:line.
   """
   documents, ids = collection_lib.read_documents(
-    corpus, lambda: _lines(corpus, document_of)
+    corpus, lambda: _read_lines(corpus, make_document)
   )
   owners: dict[str, str] = {}
-  found = collection_lib.by_id(queries, "query", _written(queries, owners))
+  queries_by_id = collection_lib.by_id(
+    queries, "query", _read_generated(queries, owners)
+  )
   for document in owners.values():
     if document not in ids:
       raise ValueError(
         f"{queries}: expected queries for documents of {corpus}, got one for"
-        " another; give the corpus they were written for"
+        " another; give the corpus for which they were written"
       )
   return collection_lib.Collection(
     documents,
-    tuple(found.values()),
+    tuple(queries_by_id.values()),
     {"train": {query: {document: 1} for query, document in owners.items()}},
   )
 
@@ -242,11 +246,11 @@ def read_written(
 def write_beir(
   directory: str | os.PathLike, collection: collection_lib.Collection
 ) -> None:
-  """Writes a collection so that `read_beir` gives it back.
+  """Writes a collection to a folder that `read_beir` can read.
 
   Args:
-    directory: a new folder, or one that holds these same files.
-    collection: what to write.
+    directory: a new folder, or one with an older copy of the same files.
+    collection: the collection to write.
 
   Raises:
     ValueError: if the folder holds files that `read_beir` would mix in, such
@@ -257,7 +261,9 @@ def write_beir(
   files.write_lines(
     directory / "corpus.jsonl",
     (
-      _line(_id=item.id, title=item.title, text=item.text, client=item.client)
+      _format_line(
+        _id=item.id, title=item.title, text=item.text, client=item.client
+      )
       for item in collection.documents
     ),
   )
@@ -266,11 +272,11 @@ def write_beir(
 def write_judged_queries(
   directory: str | os.PathLike, collection: collection_lib.Collection
 ) -> None:
-  """Writes queries and judgements alone: `write_beir` without its documents.
+  """Writes only queries and judgements: `write_beir` without documents.
 
   Args:
     directory: as in `write_beir`.
-    collection: whose queries.
+    collection: the collection of the queries.
 
   Raises:
     ValueError: as in `write_beir`.
@@ -280,7 +286,7 @@ def write_judged_queries(
   files.write_lines(
     directory / "queries.jsonl",
     (
-      _line(_id=item.id, text=item.text, client=item.client)
+      _format_line(_id=item.id, text=item.text, client=item.client)
       for item in collection.queries
     ),
   )
@@ -294,67 +300,69 @@ def write_judged_queries(
     files.write_lines(path, ["\t".join(_HEADER), *rows])
 
 
-def _line(**fields: str) -> str:
-  """Returns a JSON object; an empty client is left out."""
-  kept = {
+def _format_line(**fields: str) -> str:
+  """Formats a JSON object as a line, without an empty client."""
+  present = {
     name: value for name, value in fields.items() if value or name != "client"
   }
-  return json.dumps(kept, ensure_ascii=False)
+  return json.dumps(present, ensure_ascii=False)
 
 
 def _refuse_strangers(
   directory: pathlib.Path, collection: collection_lib.Collection
 ) -> None:
   """Refuses a folder where older files would mix with the new ones."""
-  own = {"corpus.jsonl", "queries.jsonl"}
-  own |= {f"qrels/{split}.tsv" for split in collection.qrels}
+  expected = {"corpus.jsonl", "queries.jsonl"}
+  expected |= {f"qrels/{split}.tsv" for split in collection.qrels}
   patterns = ("corpus.jsonl*", "queries.jsonl*", "qrels/*.tsv*")
-  there = {
+  existing = {
     str(path.relative_to(directory))
     for pattern in patterns
     for path in directory.glob(pattern)
     if not path.name.startswith(".")
   }
-  if there - own:
+  if existing - expected:
     raise ValueError(
-      f"{directory}: expected a new folder, got {sorted(there - own)} of "
+      f"{directory}: expected a new folder, got {sorted(existing - expected)} of "
       "another collection; remove them or write elsewhere"
     )
 
 
-def _lines(
+def _read_lines(
   path: str | os.PathLike, make: Callable[[str, dict[str, Any]], Any]
 ) -> Iterator[tuple[str, Any]]:
-  """Yields where each line stands, and what `document` or `query` makes of it."""
-  return _made(files.json_lines(path), make)
+  """Yields the position of each line, and the document or query made of it."""
+  return _make_items(files.json_lines(path), make)
 
 
-def _made(
+def _make_items(
   rows: Iterable[tuple[str, dict[str, Any]]],
   make: Callable[[str, dict[str, Any]], Any],
 ) -> Iterator[tuple[str, Any]]:
   return ((where, make(where, fields)) for where, fields in rows)
 
 
-def document_of(where: str, fields: dict[str, Any]) -> collection_lib.Document:
+def make_document(
+  where: str, fields: dict[str, Any]
+) -> collection_lib.Document:
   """Makes a document from a line of corpus.jsonl."""
   return collection_lib.Document(
-    id=_id(where, "document", fields),
+    id=_get_id(where, "document", fields),
     text=files.field(where, fields, "text"),
     title=files.field(where, fields, "title", default=""),
     client=ids_lib.get_field(where, fields, "client", "user", default=""),
   )
 
 
-def query_of(where: str, fields: dict[str, Any]) -> collection_lib.Query:
+def make_query(where: str, fields: dict[str, Any]) -> collection_lib.Query:
   """Makes a query from a line of queries.jsonl."""
   metadata = fields.get("metadata")
   if not isinstance(metadata, dict):
     metadata = {}
   query = collection_lib.Query(
-    id=_id(where, "query", fields),
+    id=_get_id(where, "query", fields),
     text=files.field(where, fields, "text"),
-    client=collection_lib.one_owner(
+    client=collection_lib.get_owner(
       where,
       (
         ids_lib.get_field(where, fields, "client", "user", default=""),
@@ -366,8 +374,8 @@ def query_of(where: str, fields: dict[str, Any]) -> collection_lib.Query:
   return query
 
 
-def _id(where: str, kind: str, fields: dict[str, Any]) -> str:
-  """Returns the id of a line, under "id" where mteb 2 writes it."""
+def _get_id(where: str, kind: str, fields: dict[str, Any]) -> str:
+  """Returns the id of a line, under "_id" or, as mteb 2 writes it, "id"."""
   key = "id" if fields.get("_id") is None and "id" in fields else "_id"
   if fields.get(key) is None:
     files.field(where, fields, key)
@@ -381,7 +389,7 @@ def read_qrels(
   documents: Container[str],
   dangling: collection_lib.Dangling | None = None,
 ) -> dict[str, collection_lib.Qrels]:
-  """Reads a folder of SPLIT.tsv files."""
+  """Reads the judgements of a folder of SPLIT.tsv files, by split."""
   return {
     split: read_judgements(
       files.find(directory, f"{split}.tsv"), queries, documents, dangling
@@ -390,12 +398,12 @@ def read_qrels(
   }
 
 
-def _written(
+def _read_generated(
   path, owners: dict[str, str]
 ) -> Iterator[tuple[str, collection_lib.Query]]:
-  """Yields the queries, and notes the document of each."""
+  """Yields the queries and adds the document of each to `owners`."""
   for where, line in files.json_lines(path):
-    query = query_of(where, line)
+    query = make_query(where, line)
     if line.get("document") is None:
       files.field(where, line, "document")
     owners[query.id] = ids_lib.get_field(where, line, "document", "document")

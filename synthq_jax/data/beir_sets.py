@@ -1,9 +1,9 @@
-"""Lists the sets of BEIR, and reads those that TensorFlow Datasets prepared.
+"""Lists the sets of BEIR and reads those that TensorFlow Datasets has prepared.
 
-Pitfall: where a document is judged for several queries, the splits of
-judgements that TFDS' builder writes (version 1.0.0) keep ONE of them and drop
-the others without a word. Pairs for training are merely fewer then; scores would
-be wrong. So `read` takes judgements from the qrels files of the download.
+Pitfall: if a document is judged for several queries, the judgements that TFDS'
+builder writes (version 1.0.0) keep ONE of them and silently drop the others. That
+means fewer pairs for training, but wrong scores. So `read` takes judgements from
+the qrels files of the download.
 
 References:
   Thakur et al., "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of
@@ -29,9 +29,9 @@ __all__ = [
   "SETS",
   "ZERO_SHOT",
   "BeirSet",
-  "builder",
+  "get_builder",
   "get",
-  "how_to_prepare",
+  "get_prepare_command",
   "read",
 ]
 
@@ -41,12 +41,12 @@ class BeirSet:
   """A set of BEIR.
 
   Attributes:
-    name: of the configuration in TFDS, as in "beir/fiqa".
-    splits: with judgements, as TFDS calls them.
-    scored: the split that is scored by convention: BEIR's MS MARCO is scored on
-      its dev split.
-    holds_queries: whether queries stand in the collection under their own ids,
-      so that a query finds itself (ArguAna, Quora).
+    name: the name of the configuration in TFDS, such as "fiqa" of "beir/fiqa".
+    splits: TFDS's names of the splits with judgements.
+    scored: the split that is scored by convention: "test", or MS MARCO's dev
+      split.
+    holds_queries: whether the collection holds the queries as documents with equal
+      ids, so that a query finds itself (ArguAna, Quora).
   """
 
   name: str
@@ -56,7 +56,7 @@ class BeirSet:
 
   @property
   def task(self) -> str:
-    """The name of its SeqIO task.
+    """The name of the set's SeqIO task.
 
     >>> get("cqadupstack.gis").task
     'beir_cqadupstack_gis'
@@ -102,7 +102,7 @@ SETS: tuple[BeirSet, ...] = (
 GROUPS: Mapping[str, tuple[str, ...]] = {
   "cqadupstack": tuple(f"cqadupstack.{forum}" for forum in _FORUMS)
 }
-"""Sets that count as one: the mean of their parts."""
+"""Groups of sets that count as one: the mean over their sets."""
 
 ZERO_SHOT: tuple[str, ...] = (
   "arguana",
@@ -124,21 +124,23 @@ def get(name: str) -> BeirSet:
   """Returns a set by its name in TFDS.
 
   Raises:
-    ValueError: if TFDS has none of that name.
+    ValueError: if TFDS has no set of that name.
   """
   for each in SETS:
     if each.name == name:
       return each
-  known = ", ".join(each.name for each in SETS)
-  raise ValueError(f"expected a BEIR set of {known}; got name={name!r}")
+  names = ", ".join(each.name for each in SETS)
+  raise ValueError(f"expected a BEIR set of {names}; got name={name!r}")
 
 
-def how_to_prepare(name: str, data_dir: str | os.PathLike | None = None) -> str:
+def get_prepare_command(
+  name: str, data_dir: str | os.PathLike | None = None
+) -> str:
   """Returns the commands that prepare a dataset.
 
-  The command `tfds build` imports more packages than TFDS brings.
+  `tfds build` is no alternative: it imports packages that TFDS does not install.
 
-  >>> print(how_to_prepare("beir/fiqa"))
+  >>> print(get_prepare_command("beir/fiqa"))
   pip install 'synthq_jax[tfds]' && python -c "import tensorflow_datasets as tfds; tfds.builder('beir/fiqa').download_and_prepare()"
   """
   where = f", data_dir='{os.fspath(data_dir)}'" if data_dir else ""
@@ -148,32 +150,32 @@ def how_to_prepare(name: str, data_dir: str | os.PathLike | None = None) -> str:
   )
 
 
-def builder(
+def get_builder(
   name: str, data_dir: str | os.PathLike | None = None
 ) -> "tfds.core.DatasetBuilder":
   """Returns the builder of a prepared set.
 
   Args:
-    name: of the set, such as "fiqa".
-    data_dir: where TFDS keeps its data; None: its default, or TFDS_DATA_DIR.
+    name: the name of the set, such as "fiqa".
+    data_dir: TFDS's data folder; None: its default, or TFDS_DATA_DIR.
 
   Raises:
-    ValueError: if there is no such set, or it is not prepared; the message says
-      the command that prepares it.
+    ValueError: if the set is unknown or not prepared; the message gives the
+      command that prepares it.
   """
   with extras.required("seqio"):
     import tensorflow_datasets as tfds
 
   get(name)
-  place = None if data_dir is None else os.fspath(data_dir)
-  made = tfds.builder(f"beir/{name}", data_dir=place)
-  if not made.is_prepared():
+  data_folder = None if data_dir is None else os.fspath(data_dir)
+  builder = tfds.builder(f"beir/{name}", data_dir=data_folder)
+  if not builder.is_prepared():
     raise ValueError(
-      f"{made.data_dir}: expected beir/{name} prepared by TFDS, got nothing; run"
-      f" {how_to_prepare(f'beir/{name}', place)}, or read its BEIR folder"
+      f"{builder.data_dir}: expected beir/{name} prepared by TFDS, got nothing; run"
+      f" {get_prepare_command(f'beir/{name}', data_folder)}, or read its BEIR folder"
       " instead"
     )
-  return made
+  return builder
 
 
 def read(
@@ -186,49 +188,49 @@ def read(
   """Reads a prepared set; its documents stay on disk.
 
   Args:
-    name: of the set, such as "fiqa".
-    qrels: the folder with the judgements of the download (test.tsv and others):
-      those of TFDS lack some, see the module.
-    data_dir: where TFDS keeps its data; None: its default.
+    name: the name of the set, such as "fiqa".
+    qrels: the folder with the judgements of the download (test.tsv and others),
+      since TFDS drops some, see the module.
+    data_dir: TFDS's data folder; None: its default.
     dangling: counts judgements of unknown ids, see `collection.judge`; None:
       they are refused.
 
   Returns:
-    The collection, its splits named as the files are.
+    The collection; the files of judgements name its splits.
 
   Raises:
-    ValueError: as `builder`, or if an id stands twice, a query is empty or a
+    ValueError: as `get_builder`, or if an id occurs twice, a query is empty or a
       judgement names an unknown id.
   """
-  made = builder(name, data_dir)
+  builder = get_builder(name, data_dir)
   where = f"beir/{name}"
-  queries = collection_lib.by_id(where, "query", _queries(made))
+  queries = collection_lib.by_id(where, "query", _read_queries(builder))
   documents, ids = collection_lib.read_documents(
-    where, lambda: _documents(made)
+    where, lambda: _read_documents(builder)
   )
   judged = beir.read_qrels(pathlib.Path(qrels), queries.keys(), ids, dangling)
   return collection_lib.Collection(
     documents,
     tuple(queries.values()),
     judged,
-    lacking=collection_lib.lacking(judged, ids),
+    lacking=collection_lib.find_lacking(judged, ids),
   )
 
 
-def _queries(made) -> Iterator[tuple[str, collection_lib.Query]]:
-  for where, row in _rows(made, "query"):
+def _read_queries(builder) -> Iterator[tuple[str, collection_lib.Query]]:
+  for where, row in _read_rows(builder, "query"):
     yield (
       where,
-      beir.query_of(where, {"_id": row["query_id"], "text": row["query"]}),
+      beir.make_query(where, {"_id": row["query_id"], "text": row["query"]}),
     )
 
 
-def _documents(made) -> Iterator[tuple[str, collection_lib.Document]]:
-  for where, row in _rows(made, "passage"):
+def _read_documents(builder) -> Iterator[tuple[str, collection_lib.Document]]:
+  for where, row in _read_rows(builder, "passage"):
     metadata = json.loads(row["passage_metadata"] or "{}")
     yield (
       where,
-      beir.document_of(
+      beir.make_document(
         where,
         {
           "_id": row["passage_id"],
@@ -239,13 +241,13 @@ def _documents(made) -> Iterator[tuple[str, collection_lib.Document]]:
     )
 
 
-def _rows(made, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_rows(builder, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
   with extras.required("seqio"):
     import tensorflow_datasets as tfds
 
-  for number, row in enumerate(tfds.as_numpy(made.as_dataset(split))):
+  for number, row in enumerate(tfds.as_numpy(builder.as_dataset(split))):
     fields = {
       name: value.decode() if isinstance(value, bytes) else value
       for name, value in row.items()
     }
-    yield f"{made.name}/{split}:{number}", fields
+    yield f"{builder.name}/{split}:{number}", fields

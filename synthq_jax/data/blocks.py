@@ -1,8 +1,8 @@
-"""Stores arrays on disk in blocks of rows, and reads rows of them.
+"""Stores arrays on disk in blocks of rows and reads single rows.
 
-A block is a .npy file that is complete or not there, so that a kill costs one.
-Token caches, vectors of a collection and the parts of a long stage are kept this
-way. Nothing but NumPy is needed to read them.
+A block is a .npy file that is written atomically, so that a kill costs one block.
+Token caches, vectors of a collection and the parts of a long stage are stored this
+way. NumPy alone can read them.
 """
 
 import functools
@@ -21,7 +21,7 @@ __all__ = ["Blocks", "Rows", "digest"]
 
 
 _DIGEST = 64
-"""Characters of a digest."""
+"""Number of characters of a digest."""
 
 
 def digest(array: np.ndarray) -> str:
@@ -37,10 +37,11 @@ def digest(array: np.ndarray) -> str:
 
 
 class Blocks:
-  """Numbered arrays in files that are complete or not there."""
+  """Reads and atomically writes numbered arrays in a folder."""
 
   def __init__(self, directory: pathlib.Path, pattern: str = "{}.npy"):
-    """Takes a folder, made with the first block, and the names in it."""
+    """Stores the folder, which the first block creates, and its names'
+    pattern."""
     self.directory, self._pattern = directory, pattern
 
   def path(self, number: int) -> pathlib.Path:
@@ -50,12 +51,13 @@ class Blocks:
   def read(
     self, number: int, *, mapped: bool = False, made_of: str = ""
   ) -> np.ndarray | None:
-    """Returns a block, or None if it is missing or damaged: make it again.
+    """Reads a block; None if it is missing, damaged or of another origin.
 
     Args:
-      number: which one.
-      mapped: whether it stays on disk and is read where it is used.
-      made_of: what it was made of; of something else it counts as missing.
+      number: the number of the block.
+      mapped: whether to map the file into memory instead of reading it at once.
+      made_of: the expected origin of the block; "" admits only a block whose
+        stored origin is "", or that stores none.
     """
     try:
       rows = array_files.read(self.path(number), mapped=mapped)
@@ -68,21 +70,21 @@ class Blocks:
     return rows if mark.read_bytes() == expected else None
 
   def made_of(self, number: int) -> str:
-    """Returns what a block says it was made of; empty where it does not."""
+    """Returns the stored origin of a block, or ""."""
     mark = self._mark(number)
     if not mark.exists():
       return ""
     return mark.read_bytes()[_DIGEST:].decode(errors="replace")
 
   def write(self, number: int, rows: np.ndarray, *, made_of: str = "") -> None:
-    """Writes a block in one step, and its digest and origin beside it.
+    """Writes a block atomically, and its digest and origin to a second file.
 
     Args:
-      number: which one.
-      rows: its content.
-      made_of: what it was made of, for `read`.
+      number: the number of the block.
+      rows: the rows of the block.
+      made_of: the origin of the block, for `read`.
     """
-    artifacts.remove(self._mark(number))  # of the block before
+    artifacts.remove(self._mark(number))  # belongs to the old block
     array_files.save(self.path(number), rows)
     artifacts.write_atomically(self._mark(number), digest(rows) + made_of)
 
@@ -91,7 +93,7 @@ class Blocks:
 
 
 class Rows:
-  """Rows of arrays that stay on disk and are read where they are used.
+  """Reads rows of arrays on disk lazily.
 
   `rows[a:b]`, `rows[positions]` and `rows[mask]` are arrays in memory, and
   `numpy.asarray(rows)` reads all. A slice inside one block that keeps its type
@@ -99,8 +101,8 @@ class Rows:
 
   Attributes:
     blocks: memory maps of the files, in order.
-    shape: of all rows together.
-    dtype: of what is read.
+    shape: shape of all rows together.
+    dtype: type of the rows that are read.
   """
 
   def __init__(
@@ -114,11 +116,11 @@ class Rows:
 
     Args:
       paths: .npy files, at least one.
-      dtype: what rows are read as, then always in arrays of their own; None: as
-        they are stored.
-      mapped: whether scattered rows are read through memory maps. A page that a
-        map touches is waited for alone, with its neighbours, and counts as
-        memory of the process; without maps, all rows are asked for first.
+      dtype: type to which rows are converted, always as copies; None: the stored
+        type.
+      mapped: whether to read scattered rows through memory maps. A map waits for
+        each page by itself, and its pages count as memory of the process. Without
+        maps, all rows are requested from the system before the first is read.
 
     Raises:
       ValueError: if a file is shorter or longer than its array.
@@ -137,7 +139,7 @@ class Rows:
       weakref.finalize(self, os.close, file)
 
   def __reduce__(self):
-    """Another process opens the files again."""
+    """Pickles the arguments, so that another process opens the files again."""
     paths, dtype, mapped = self._arguments
     return functools.partial(Rows, dtype=dtype, mapped=mapped), (paths,)
 
@@ -147,10 +149,10 @@ class Rows:
   def __getitem__(self, rows: Any) -> np.ndarray:
     """Returns the rows at a position, in a slice, a mask or an array of them."""
     if not isinstance(rows, slice):
-      return self._gathered(np.asarray(rows))
+      return self._gather(np.asarray(rows))
     start, stop, step = rows.indices(len(self))
     if step != 1:
-      return self._gathered(np.arange(start, stop, step))
+      return self._gather(np.arange(start, stop, step))
     stop, size = max(start, stop), self._block_rows
     parts = [
       self.blocks[number][max(start - number * size, 0) : stop - number * size]
@@ -165,30 +167,32 @@ class Rows:
     self, dtype: Any = None, copy: bool | None = None
   ) -> np.ndarray:
     """Returns all rows in memory."""
-    del copy  # there is no way without one
+    del copy  # concatenation always copies
     return np.concatenate(self.blocks).astype(dtype or self.dtype, copy=False)
 
-  def _gathered(self, at: np.ndarray) -> np.ndarray:
-    """Reads scattered rows in the order of the disk."""
-    if at.dtype == bool and at.shape == self.shape[:1]:
-      at = np.flatnonzero(at)
-    if at.size and not np.issubdtype(at.dtype, np.integer):
-      raise IndexError(f"expected positions, got an array of {at.dtype}")
-    at = at.astype(np.int64)
-    if at.size and not -len(self) <= at.min() <= at.max() < len(self):
+  def _gather(self, positions: np.ndarray) -> np.ndarray:
+    """Reads scattered rows, in the order in which they are on disk."""
+    if positions.dtype == bool and positions.shape == self.shape[:1]:
+      positions = np.flatnonzero(positions)
+    if positions.size and not np.issubdtype(positions.dtype, np.integer):
+      raise IndexError(f"expected positions, got an array of {positions.dtype}")
+    positions = positions.astype(np.int64)
+    if positions.size and not -len(
+      self
+    ) <= positions.min() <= positions.max() < len(self):
       raise IndexError(
-        f"expected positions below {len(self)}, got {at.min()} to {at.max()}"
+        f"expected positions below {len(self)}, got {positions.min()} to {positions.max()}"
       )
-    flat = at.reshape(-1) % max(len(self), 1)
+    flat = positions.reshape(-1) % max(len(self), 1)
     order = np.argsort(flat, kind="stable")
-    found = np.empty((len(flat), *self.shape[1:]), self.dtype)
+    gathered = np.empty((len(flat), *self.shape[1:]), self.dtype)
     owners = flat[order] // self._block_rows
     for number in np.unique(owners):
       chosen = order[owners == number]
-      found[chosen] = self._read(
+      gathered[chosen] = self._read(
         number, flat[chosen] - number * self._block_rows
       )
-    return found.reshape(*at.shape, *self.shape[1:])
+    return gathered.reshape(*positions.shape, *self.shape[1:])
 
   def _read(self, number: int, rows: np.ndarray) -> np.ndarray:
     """Reads rows of a block, given in its order."""
@@ -196,20 +200,20 @@ class Rows:
     if not self._files or not hasattr(os, "preadv"):
       return block[rows]
     file, path = self._files[number], self._arguments[0][number]
-    found = np.empty((len(rows), *self.shape[1:]), block.dtype)
+    values = np.empty((len(rows), *self.shape[1:]), block.dtype)
     size = block.strides[0]
-    places = (block.offset + rows * size).tolist()
+    offsets = (block.offset + rows * size).tolist()
     if hasattr(os, "posix_fadvise"):
-      for place in places:
-        os.posix_fadvise(file, place, size, os.POSIX_FADV_WILLNEED)
-    for row, place in zip(found, places, strict=True):
-      if os.preadv(file, [row], place) != size:
-        raise OSError(f"{path}: shorter than it was when opened")
-    return found
+      for offset in offsets:
+        os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
+    for row, offset in zip(values, offsets, strict=True):
+      if os.preadv(file, [row], offset) != size:
+        raise OSError(f"{path}: the file became shorter after it was opened")
+    return values
 
 
 def check_size(path: pathlib.Path, size: int) -> None:
-  """Refuses a file that is shorter or longer than what is in it."""
-  found = path.stat().st_size
-  if found != size:
-    raise ValueError(f"{path.name} has {found} bytes and not {size}")
+  """Refuses a file that does not have `size` bytes."""
+  file_size = path.stat().st_size
+  if file_size != size:
+    raise ValueError(f"{path.name} has {file_size} bytes and not {size}")

@@ -1,4 +1,4 @@
-"""Holds a collection: documents, queries and judgements by split, checked."""
+"""Checks and holds a collection: documents, queries and judgements by split."""
 
 import collections
 import dataclasses
@@ -32,8 +32,8 @@ __all__ = [
   "is_known",
   "join_splits",
   "judge",
-  "lacking",
-  "one_owner",
+  "find_lacking",
+  "get_owner",
   "read_documents",
 ]
 
@@ -41,11 +41,12 @@ Qrels = dict[str, dict[str, int]]
 """Judgements: query id -> document id -> grade; above 0 means relevant."""
 
 Dangling = collections.Counter[str]
-"""How many judgements name an unknown "query" or "document"."""
+"""Number of judgements that name an unknown "query" or "document"."""
 
 
 MOST_GRADE = 1_000_000
-"""trec_eval counts grades one by one, and nDCG overflows beyond 2^31."""
+"""Largest grade: trec_eval counts grades one by one, nDCG overflows beyond
+2^31."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -58,7 +59,7 @@ class Document:
     id: a name without white space and control characters.
     text: the body.
     title: a title, or "".
-    client: whose document it is where there are clients (federated), or "".
+    client: the document's owner in federated training, or "".
   """
 
   id: str
@@ -82,8 +83,8 @@ class Query:
 
   Attributes:
     id: a name without white space and control characters.
-    text: what was asked.
-    client: who asked it where there are clients (federated) or users, or "".
+    text: the text of the query.
+    client: the id of the user or (federated) client that asked it, or "".
   """
 
   id: str
@@ -93,7 +94,7 @@ class Query:
 
 @dataclasses.dataclass(frozen=True)
 class StreamedDocuments:
-  """Documents that stay on disk and are read again by each loop over them.
+  """Streams documents from disk; each loop over them reads them again.
 
   >>> texts = {"d1": "apples", "d2": "pears"}
   >>> documents = StreamedDocuments(
@@ -103,8 +104,8 @@ class StreamedDocuments:
   (2, ['apples', 'pears'])
 
   Attributes:
-    ids: of all documents, in their order.
-    read: starts to read them.
+    ids: ids of all documents, in their order.
+    read: returns a new iterator over the documents.
   """
 
   ids: Sequence[str] = dataclasses.field(repr=False)
@@ -114,20 +115,23 @@ class StreamedDocuments:
     return len(self.ids)
 
   def __iter__(self) -> Iterator[Document]:
-    """Reads them, and refuses others than those it was made for."""
+    """Reads the documents and refuses ids other than those of the first
+    reading."""
     for document, id_ in itertools.zip_longest(self.read(), self.ids):
       if document is None or document.id != id_:
-        got = f"{document.id!r} in another place" if document else f"no {id_!r}"
+        got = (
+          f"{document.id!r} at another position" if document else f"no {id_!r}"
+        )
         raise ValueError(
           f"expected the documents of the first reading, got {got}: the file"
-          " changed meanwhile; start again"
+          " has changed; start again"
         )
       yield document
 
 
 @dataclasses.dataclass(frozen=True)
 class Collection:
-  """Documents, queries and which document answers which query.
+  """Documents, queries and judgements of documents for queries.
 
   >>> tiny = Collection(
   ...     documents=(Document("d1", "apples are red"),),
@@ -138,21 +142,21 @@ class Collection:
   [('q1', 'd1')]
 
   Attributes:
-    documents: with distinct ids, in memory or streamed from their file.
-    queries: with distinct ids, of all splits.
-    qrels: split -> query id -> document id -> grade, with ids found above.
-    split_by_record: whether each record names its split, so that which splits
-      there are depends on the records.
-    division: names the rule that made the splits, where it looks at one query
-      alone, and has no ":"; empty: it looks at others, or nobody knows.
-    lacking: judged documents that are not there. Their judgements count when a
-      run is scored, as in BEIR and trec_eval, and no pair has them.
-    gathered: queries that a rule of splits put on one side where their documents
-      were on several; as private as the queries.
+    documents: documents with distinct ids, in memory or streamed from their file.
+    queries: queries of all splits, with distinct ids.
+    qrels: split -> query id -> document id -> grade, for ids of the collection.
+    split_by_record: whether each record names its split, so that the set of
+      splits depends on the records.
+    division: the name of the rule that made the splits, without ":", if the rule
+      looks at one query alone; "" if it looks at other queries or is unknown.
+    lacking: ids of judged documents that `documents` lacks. Their judgements count
+      when a run is scored, as in BEIR and trec_eval, and no pair has them.
+    gathered: ids of queries that a rule of splits put on one side though their
+      documents were on several sides; as private as the queries.
 
   Raises:
-    ValueError: if an id is empty, holds white space or a control character,
-      stands twice, or is judged without being there or in `lacking`.
+    ValueError: if an id is empty, holds white space or a control character, or
+      occurs twice, or a judged id is neither in the collection nor in `lacking`.
   """
 
   documents: tuple[Document, ...] | StreamedDocuments
@@ -164,12 +168,14 @@ class Collection:
   lacking: frozenset[str] = frozenset()
 
   def __post_init__(self):
-    documents = _distinct("document", self.document_ids())
-    queries = _distinct("query", (item.id for item in self.queries))
+    documents = _check_distinct("document", self.document_ids())
+    queries = _check_distinct("query", (item.id for item in self.queries))
     for split, qrels in self.qrels.items():
       judged = {id_ for grades in qrels.values() for id_ in grades}
-      _known("query", f"qrels[{split!r}]", qrels.keys() - queries)
-      _known("document", f"qrels[{split!r}]", judged - documents - self.lacking)
+      _refuse_unknown("query", f"qrels[{split!r}]", qrels.keys() - queries)
+      _refuse_unknown(
+        "document", f"qrels[{split!r}]", judged - documents - self.lacking
+      )
 
   def document_ids(self) -> Iterable[str]:
     """Returns the ids of the documents, in their order."""
@@ -178,7 +184,7 @@ class Collection:
     return (document.id for document in self.documents)
 
   def pairs(self, split: str) -> list[tuple[str, str]]:
-    """Returns (query id, document id) of a split where the grade is above 0.
+    """Returns the (query id, document id) pairs of a split with a grade above 0.
 
     Documents that the collection lacks are in no pair.
 
@@ -189,7 +195,7 @@ class Collection:
       The pairs, in the order of `qrels`.
 
     Raises:
-      ValueError: if there is no such split.
+      ValueError: if the split is unknown.
     """
     return [
       (query, document)
@@ -199,12 +205,12 @@ class Collection:
     ]
 
   def without_lacking(self, splits: Iterable[str]) -> "Collection":
-    """Drops judgements of documents that are not there from some splits.
+    """Drops judgements of lacking documents from some splits.
 
-    A query that is left without any is in the split no more.
+    A query without any other judgement leaves the split.
 
     Args:
-      splits: keys of `qrels`, such as those that are trained on.
+      splits: keys of `qrels`, such as the splits for training.
 
     Returns:
       The collection; other splits keep their judgements.
@@ -213,48 +219,50 @@ class Collection:
       return self
     qrels = dict(self.qrels)
     for split in splits:
-      known = {
+      present = {
         query: {d: g for d, g in grades.items() if d not in self.lacking}
         for query, grades in self.judgements(split).items()
       }
       qrels[split] = {
-        query: grades for query, grades in known.items() if grades
+        query: grades for query, grades in present.items() if grades
       }
     return dataclasses.replace(self, qrels=qrels)
 
   def judgements(self, split: str) -> Qrels:
-    """Returns the judgements of a split, or says which splits there are."""
+    """Returns the judgements of a split; an error lists the splits."""
     if split not in self.qrels:
-      known = sorted(self.qrels)
-      if self.split_by_record:  # a name may be a cell of a private table
-        known = "those that its records name"
+      splits = sorted(self.qrels)
+      if (
+        self.split_by_record
+      ):  # a split's name may be a cell of a private table
+        splits = "those that its records name"
       raise ValueError(
-        f"expected a split of {known}, got split={split!r}; "
+        f"expected a split of {splits}, got split={split!r}; "
         "choose one of these or add its judgements"
       )
     return self.qrels[split]
 
   def query_by_id(self) -> Mapping[str, Query]:
-    """Returns the queries by their id."""
+    """Returns the queries by id."""
     return {query.id: query for query in self.queries}
 
 
 def join_splits(data: Collection, name: str) -> Collection:
-  """Returns a collection in which some splits are one.
+  """Joins some splits of a collection to one.
 
   Args:
     data: the collection.
     name: splits joined by "+", e.g. "dev+test"; a single one changes nothing.
 
   Returns:
-    The same documents and queries; the joined split has the name `name` and the
-    judgements of its parts, which are no splits any more.
+    The same documents and queries; the joined split replaces its parts, with the
+    name `name` and all their judgements.
 
   Raises:
-    ValueError: if there is no split of a part's name.
+    ValueError: if a part is no split.
 
-  >>> one = {"q": {"d": 1}}
-  >>> data = Collection((Document("d", "x"),), (Query("q", "y"),), {"a": one})
+  >>> qrels = {"q": {"d": 1}}
+  >>> data = Collection((Document("d", "x"),), (Query("q", "y"),), {"a": qrels})
   >>> join_splits(data, "a").qrels == data.qrels
   True
   """
@@ -270,7 +278,7 @@ def join_splits(data: Collection, name: str) -> Collection:
 
 
 def check_id(kind: str, value: str, where: str = "") -> str:
-  """Returns an id that run files can hold, or says what is wrong with it.
+  """Refuses an id that run files cannot hold.
 
   Args:
     kind: "query" or "document", for the message.
@@ -281,53 +289,52 @@ def check_id(kind: str, value: str, where: str = "") -> str:
     `value`.
 
   Raises:
-    ValueError: if it is empty or holds white space, a character that nobody
-      sees, or a control character, at which NumPy or the C code of trec_eval
-      would end it.
+    ValueError: if the id is empty or holds white space, an invisible character, or a
+      control character, at which NumPy or the C code of trec_eval would end it.
   """
   is_one_word = value.split() == [value]
   is_seen = ids.strip_invisible(value) == value
   if not (is_one_word and is_seen) or _CONTROL.search(value):
     prefix = f"{where}: " if where else ""
-    what = "control characters" if is_one_word else "white space"
-    what = what if is_seen else "characters that nobody sees"
+    fault = "control characters" if is_one_word else "white space"
+    fault = fault if is_seen else "invisible characters"
     raise ValueError(
-      f"{prefix}expected a {kind} id without {what}, got"
-      f" {_shown(kind, value)}; give it another"
+      f"{prefix}expected a {kind} id without {fault}, got"
+      f" {_mask_id(kind, value)}; give it another"
     )
   return value
 
 
-def _shown(kind: str, id_: str) -> str:
-  """Returns what a message may say of an id in a corpus or a list of queries."""
+def _mask_id(kind: str, id_: str) -> str:
+  """Returns an id for a message; query ids may be private and become "one"."""
   return repr(id_) if kind == "document" else "one"
 
 
 def by_id(
-  source: object, kind: str, found: Iterable[tuple[str, Any]], keep: bool = True
+  source: object, kind: str, items: Iterable[tuple[str, Any]], keep: bool = True
 ) -> dict[str, Any]:
-  """Gathers documents or queries by id, or their ids alone.
+  """Collects documents or queries by id, or only their ids.
 
   Args:
     source: a path or name, for messages.
     kind: "document" or "query".
-    found: where each stands, and what it is.
-    keep: whether the values are kept; if not, they are None.
+    items: the position and value of each document or query.
+    keep: whether to keep the values; if not, they are None.
 
   Raises:
-    ValueError: if there are none, or an id stands twice.
+    ValueError: if there are none, or an id occurs twice.
   """
-  items: dict[str, Any] = {}
-  for where, item in found:
-    if item.id in items:
+  collected: dict[str, Any] = {}
+  for where, item in items:
+    if item.id in collected:
       raise ValueError(
-        f"{where}: expected distinct {kind} ids, got {_shown(kind, item.id)}"
+        f"{where}: expected distinct {kind} ids, got {_mask_id(kind, item.id)}"
         " again; rename or remove one"
       )
-    items[item.id] = item if keep else None
-  if not items:
+    collected[item.id] = item if keep else None
+  if not collected:
     raise ValueError(f"{source}: expected a {kind} a line, got none; fill it")
-  return items
+  return collected
 
 
 def read_documents(
@@ -336,15 +343,15 @@ def read_documents(
   *,
   in_memory: bool = False,
 ) -> tuple[tuple[Document, ...] | StreamedDocuments, Container[str]]:
-  """Reads documents once, checks them, and keeps them or leaves them there.
+  """Reads documents once, checks them, and keeps them in memory or streams them.
 
-  Documents without text stay: BEIR's FiQA has some, and who left them out would
-  search another collection. A note on standard error counts them.
+  Documents without text stay, since leaving them out would change a collection
+  such as BEIR's FiQA. A note on standard error counts them.
 
   Args:
     source: a path or name, for messages.
-    read: starts to read: where each stands, and what it is.
-    in_memory: whether they are kept; if not, each loop reads them again.
+    read: starts to read; yields the position of each document, and the document.
+    in_memory: whether to keep the documents; if not, each loop reads them again.
 
   Returns:
     The documents, and their ids.
@@ -360,24 +367,24 @@ def read_documents(
       empty += not document.contents
       yield where, document
 
-  found = by_id(source, "document", counted(), keep=in_memory)
-  if empty == len(found):
+  documents = by_id(source, "document", counted(), keep=in_memory)
+  if empty == len(documents):
     raise ValueError(
       f"{source}: expected documents with text, got none in {empty:,}: check"
-      " under which name it stands"
+      " the name of its column"
     )
   if empty:
     print(
-      f"synthq: note: {source}: {empty:,} of {len(found):,} documents have no"
+      f"synthq: note: {source}: {empty:,} of {len(documents):,} documents have no"
       " text; they stay, as in BEIR, and no query is written for them",
       file=sys.stderr,
     )
   if in_memory:
-    return tuple(found.values()), found.keys()
+    return tuple(documents.values()), documents.keys()
   streamed = StreamedDocuments(
-    tuple(found), lambda: (item for _, item in read())
+    tuple(documents), lambda: (item for _, item in read())
   )
-  return streamed, found.keys()
+  return streamed, documents.keys()
 
 
 def check_text(where: str, text: str) -> None:
@@ -389,28 +396,28 @@ def check_text(where: str, text: str) -> None:
     )
 
 
-def one_owner(where: str, names: Iterable[str | float]) -> str:
-  """Returns the one that is named, or "".
+def get_owner(where: str, names: Iterable[str | float]) -> str:
+  """Returns the one user that several fields name, or "".
 
-  Names are read by the rule of `ids`: else one person is several users.
+  Names are normalized by the rule of `ids`, so that one person is one user.
 
-  >>> one_owner("log:1", ("", 7, " 7", 7.0))
+  >>> get_owner("log:1", ("", 7, " 7", 7.0))
   '7'
 
   Args:
     where: "file:line", for the message.
-    names: of who asked, empty where a field is.
+    names: the user's id in each field, "" for an empty field.
 
   Raises:
-    ValueError: if there are several.
+    ValueError: if the fields name several users.
   """
-  found = {ids.read(name, "user", where) for name in names} - {""}
-  if len(found) > 1:
+  users = {ids.read(name, "user", where) for name in names} - {""}
+  if len(users) > 1:
     raise ValueError(
-      f"{where}: expected one user of a query, got {len(found)} names under"
+      f"{where}: expected one user of a query, got {len(users)} names under"
       " several keys; keep one of them"
     )
-  return found.pop() if found else ""
+  return users.pop() if users else ""
 
 
 def judge(
@@ -420,31 +427,32 @@ def judge(
   *,
   dangling: Dangling | None = None,
 ) -> Qrels:
-  """Gathers judgements by query.
+  """Collects judgements by query.
 
   >>> judge([("qrels.tsv:1", "q1", "d7", "2")], {"q1"}, {"d7"})
   {'q1': {'d7': 2}}
 
   Args:
-    rows: where it stands ("file:line"), query id, document id and grade.
-    queries: the known query ids; None takes any.
-    documents: the known document ids; None takes any.
-    dangling: counts judgements of unknown ids: those of unknown queries are left
-      out, those of unknown documents stay (`lacking`); None: they are refused.
+    rows: position ("file:line"), query id, document id and grade.
+    queries: the known query ids; None admits any.
+    documents: the known document ids; None admits any.
+    dangling: counts judgements of unknown ids. Judgements of unknown queries are
+      left out, those of unknown documents stay (`find_lacking`). None: both are
+      refused.
 
   Returns:
     Query id -> document id -> grade.
 
   Raises:
-    ValueError: if an id is unknown, a grade is no whole number or above a
-      million, or a pair has two grades.
+    ValueError: if an id is unknown, a grade is no whole number or beyond a million,
+      or a pair has two grades.
   """
   qrels: Qrels = {}
   for where, query, document, grade in rows:
     if not is_known(where, "query", query, queries, dangling):
       continue
     is_known(where, "document", document, documents, dangling)
-    value = _grade(where, grade)
+    value = _parse_grade(where, grade)
     grades = qrels.setdefault(query, {})
     if grades.setdefault(document, value) != value:
       raise ValueError(
@@ -454,12 +462,12 @@ def judge(
   return qrels
 
 
-def lacking(
+def find_lacking(
   qrels: Mapping[str, Qrels], documents: Container[str]
 ) -> frozenset[str]:
   """Returns the judged documents that a collection lacks.
 
-  >>> sorted(lacking({"test": {"q1": {"d1": 1, "gone": 1}}}, {"d1"}))
+  >>> sorted(find_lacking({"test": {"q1": {"d1": 1, "gone": 1}}}, {"d1"}))
   ['gone']
 
   Args:
@@ -475,21 +483,21 @@ def lacking(
   )
 
 
-def _distinct(kind: str, names: Iterable[str]) -> set[str]:
-  """Returns the ids as a set after checking each."""
+def _check_distinct(kind: str, names: Iterable[str]) -> set[str]:
+  """Returns the ids as a set after checking each; refuses duplicates."""
   seen: set[str] = set()
   for value in names:
     if check_id(kind, value) in seen:
       raise ValueError(
-        f"expected distinct {kind} ids, got {_shown(kind, value)} twice; rename"
+        f"expected distinct {kind} ids, got {_mask_id(kind, value)} twice; rename"
         " or remove one"
       )
     seen.add(value)
   return seen
 
 
-def _known(kind: str, where: str, unknown: set[str]) -> None:
-  """Refuses judgements of what is not in the collection."""
+def _refuse_unknown(kind: str, where: str, unknown: set[str]) -> None:
+  """Refuses judgements of unknown ids."""
   if unknown:
     raise ValueError(
       f"{where}: expected ids of the collection, got unknown {kind} ids; add"
@@ -501,22 +509,22 @@ def is_known(
   where: str,
   kind: str,
   id_: str,
-  known: Container[str] | None,
+  ids_in_collection: Container[str] | None,
   dangling: Dangling | None = None,
 ) -> bool:
-  """Says whether a judged id is in the collection; counts or refuses others.
+  """Returns True if a judged id is in the collection; counts or refuses others.
 
   Args:
     where: "file:line", for the message.
     kind: "query" or "document".
     id_: the id.
-    known: the ids of the collection; None takes any.
-    dangling: counts by kind what is unknown; None: it is refused.
+    ids_in_collection: the ids of the collection; None admits any.
+    dangling: counts unknown ids by kind; None: they are refused.
 
   Raises:
-    ValueError: if it is unknown and refused.
+    ValueError: if the id is unknown and `dangling` is None.
   """
-  if known is None or id_ in known:
+  if ids_in_collection is None or id_ in ids_in_collection:
     return True
   if dangling is None:
     raise ValueError(
@@ -524,28 +532,28 @@ def is_known(
       f" {kind} or remove the line"
     )
   dangling[kind] += 1
-  if ids.has_other_form(id_, known):
-    ids.tell(kind, ids.OTHER_FORM)
+  if ids.has_other_form(id_, ids_in_collection):
+    ids.add_count(kind, ids.OTHER_FORM)
   return False
 
 
 def checked_number(text: str) -> str:
-  """Returns a text that other programs read as the same number.
+  """Returns the text of a number after refusing forms that only Python reads.
 
-  Python alone takes 1_0 for 10, and digits of other scripts.
+  Python reads 1_0 as 10, and digits of other scripts.
 
   >>> checked_number("-1.5")
   '-1.5'
 
   Raises:
-    ValueError: for such a text.
+    ValueError: if the text has such a form.
   """
   if "_" in text or not text.isascii():
     raise ValueError("expected a number in ASCII digits")
   return text
 
 
-def _grade(where: str, text: str) -> int:
+def _parse_grade(where: str, text: str) -> int:
   try:
     grade = int(checked_number(text))
   except ValueError:

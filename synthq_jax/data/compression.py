@@ -1,7 +1,7 @@
-"""Opens compressed files: gzip, bzip2, xz and Zstandard, by their first bytes.
+"""Opens files that gzip, bzip2, xz or Zstandard have compressed, or plain files.
 
-Names do not count: a download may lose its suffix, or keep it unpacked. What is
-no text but an archive or a binary table is refused by its kind.
+The first bytes tell the compression, not the name: a download may lose its suffix,
+or keep it after unpacking. Archives and binary tables are refused.
 """
 
 import bz2
@@ -17,15 +17,22 @@ from typing import Any
 
 from synthq_jax import extras
 
-__all__ = ["BROKEN", "SUFFIXES", "kind", "opened", "unpacked", "variants"]
+__all__ = [
+  "BROKEN",
+  "SUFFIXES",
+  "get_kind",
+  "open_file",
+  "remove_suffix",
+  "variants",
+]
 
 Path = str | os.PathLike
 
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
-"""What compressed files are named with."""
+"""Suffixes of compressed files."""
 
 BROKEN = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-"""What reading raises where a compressed file is cut or damaged."""
+"""Errors that reading raises if a compressed file is truncated or damaged."""
 
 _MAGIC = {
   b"\x1f\x8b": "gzip",
@@ -43,13 +50,15 @@ _OTHERS = {
 }
 _PEEKED = 512
 _MOST_LAYERS = 2
-"""Servers compress what is compressed once more; gzip can hold itself forever."""
+"""Number of nested compressions that are opened.
+
+Servers compress compressed files again, and a gzip file can contain itself."""
 
 
-def unpacked(name: str) -> str:
-  """Returns the name of a file without the suffix of its compression.
+def remove_suffix(name: str) -> str:
+  """Removes the suffix of a compression from a file's name.
 
-  >>> unpacked("corpus.jsonl.zst"), unpacked("corpus.jsonl")
+  >>> remove_suffix("corpus.jsonl.zst"), remove_suffix("corpus.jsonl")
   ('corpus.jsonl', 'corpus.jsonl')
   """
   path = pathlib.PurePath(name)
@@ -66,44 +75,44 @@ def variants(name: str) -> tuple[str, ...]:
   return name, *(f"{name}{suffix}" for suffix in SUFFIXES)
 
 
-def kind(path: Path) -> str:
+def get_kind(path: Path) -> str:
   """Returns the name of a file's compression, or "" for none."""
   with open(path, "rb") as stream:
-    return _kind(stream.read(_PEEKED))
+    return _find_kind(stream.read(_PEEKED))
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
-  """Opens a file for bytes, unpacked where its first bytes say so.
+def open_file(path: Path) -> Iterator[Any]:
+  """Opens a file for reading bytes, decompressed if its first bytes ask for it.
 
   Args:
     path: the file.
 
   Raises:
-    ValueError: if it is an archive or a binary table, packed more than twice, or
-      packed by what nothing installed unpacks.
+    ValueError: if the file is an archive or a binary table, is compressed more
+      than twice, or no installed package can decompress it.
   """
   with contextlib.ExitStack() as stack:
     stream: Any = stack.enter_context(open(path, "rb"))
     is_packed = False
     for _ in range(_MOST_LAYERS + 1):
-      with _as_broken(is_packed):
+      with _raise_as_broken(is_packed):
         start = stream.peek(_PEEKED)
-      if not (found := _kind(start)):
+      if not (compression := _find_kind(start)):
         break
       is_packed = True
-      stream = stack.enter_context(_unpacking(path, found, stream))
+      stream = stack.enter_context(_decompress(path, compression, stream))
     else:
       raise ValueError(
-        f"{path}: expected a file compressed once, got {found} in {found} in"
-        f" {found}: unpack it"
+        f"{path}: expected a file compressed once, got {compression} in {compression} in"
+        f" {compression}: unpack it"
       )
     _refuse_others(path, start)
-    with _as_broken(is_packed):
+    with _raise_as_broken(is_packed):
       yield stream
 
 
-def _kind(start: bytes) -> str:
+def _find_kind(start: bytes) -> str:
   for magic, name in _MAGIC.items():
     if start.startswith(magic):
       is_text = name == "bzip2" and not start[4:].startswith(_BLOCK)
@@ -111,8 +120,8 @@ def _kind(start: bytes) -> str:
   return ""
 
 
-def _unpacking(path: Path, name: str, stream: Any) -> Any:
-  """Returns a stream of what one compressed stream holds."""
+def _decompress(path: Path, name: str, stream: Any) -> Any:
+  """Returns a stream of the decompressed bytes of a stream."""
   if name == "gzip":
     return gzip.GzipFile(fileobj=stream, mode="rb")
   if name == "bzip2":
@@ -124,15 +133,15 @@ def _unpacking(path: Path, name: str, stream: Any) -> Any:
       import pyarrow as pa
   except extras.MissingExtraError:
     raise ValueError(
-      f"{path}: expected what Python unpacks by itself, got {name}: pip install"
+      f"{path}: expected a compression that Python supports, got {name}: pip install"
       " 'synthq_jax[parquet]', or unpack it (zstd -d)"
     ) from None
   return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"))
 
 
 @contextlib.contextmanager
-def _as_broken(is_packed: bool) -> Iterator[None]:
-  """Makes one of `BROKEN` of the bare OSError that bzip2 and zstd raise."""
+def _raise_as_broken(is_packed: bool) -> Iterator[None]:
+  """Turns the bare OSError that bzip2 and zstd raise into one of `BROKEN`."""
   try:
     yield
   except OSError as error:
@@ -142,13 +151,13 @@ def _as_broken(is_packed: bool) -> Iterator[None]:
 
 
 def _refuse_others(path: Path, start: bytes) -> None:
-  """Refuses what no reader of text reads, by its name."""
-  found = next(
+  """Refuses archives and binary tables; the error names their kind."""
+  other = next(
     (x for magic, x in _OTHERS.items() if start.startswith(magic)), ()
   )
   if start[257:262] == b"ustar":
-    found = ("a tar archive", "unpack it")
-  if found:
+    other = ("a tar archive", "unpack it")
+  if other:
     raise ValueError(
-      f"{path}: expected text, plain or compressed, got {found[0]}: {found[1]}"
+      f"{path}: expected text, plain or compressed, got {other[0]}: {other[1]}"
     )

@@ -1,6 +1,6 @@
-"""Reads the docstrings of installed packages, without importing them.
+"""Reads the docstrings of installed packages without importing them.
 
-"python" names Python's own standard library beside them.
+The package name "python" stands for the standard library.
 """
 
 import ast
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 __all__ = [
   "STANDARD_LIBRARY",
   "Docstring",
-  "most",
+  "get_max_count",
   "read",
   "read_file",
   "version",
@@ -27,9 +27,9 @@ __all__ = [
 ]
 
 STANDARD_LIBRARY = "python"
-"""Stands for the modules that come with the interpreter."""
+"""Package name of the modules that come with the interpreter."""
 
-# Parts of it that distributions leave out or later versions lack.
+# Modules that some distributions leave out or later versions lack.
 _NOT_EVERYWHERE = frozenset(
   "antigravity distutils ensurepip idlelib lib2to3 pydoc_data this tkinter"
   " turtle turtledemo venv".split()
@@ -48,16 +48,16 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 @dataclasses.dataclass(frozen=True)
 class Docstring:
-  """A docstring, cleaned of markup, in two parts."""
+  """A docstring without markup, in two parts."""
 
   package: str
-  """The distribution it belongs to."""
+  """Name of the docstring's distribution."""
   name: str
   """Dotted name of the module, class or function."""
   first: str
   """The first paragraph, on one line."""
   rest: str
-  """Everything after it, on one line."""
+  """The other paragraphs, on one line."""
 
 
 def words(text: str) -> list[str]:
@@ -76,11 +76,13 @@ def version(package: str) -> str:
   try:
     return importlib.metadata.version(package)
   except importlib.metadata.PackageNotFoundError:
-    return importlib.metadata.version(_owners().get(package, [package])[0])
+    return importlib.metadata.version(
+      _get_distributions().get(package, [package])[0]
+    )
 
 
-@functools.cache  # reads what every distribution installed
-def _owners() -> Mapping[str, list[str]]:
+@functools.cache  # slow: it reads the file list of every distribution
+def _get_distributions() -> Mapping[str, list[str]]:
   return importlib.metadata.packages_distributions()
 
 
@@ -97,13 +99,13 @@ def read(package: str) -> Iterator[Docstring]:
   Raises:
     ValueError: if the package is not installed.
   """
-  for path, relative in _files(package):
+  for path, relative in _list_files(package):
     module = f"{package}.{relative[:-3].replace('/', '.')}"
     yield from read_file(path, package, module)
 
 
-def most(package: str) -> int:
-  """Returns how many docstrings `read` may yield: no file is parsed for that.
+def get_max_count(package: str) -> int:
+  """Returns an upper bound of what `read` yields, without parsing a file.
 
   Args:
     package: as in `read`.
@@ -111,14 +113,14 @@ def most(package: str) -> int:
   Raises:
     ValueError: if the package is not installed.
   """
-  texts = (path.read_bytes() for path, _ in _files(package))
+  texts = (path.read_bytes() for path, _ in _list_files(package))
   return sum(1 + t.count(b"def ") + t.count(b"class ") for t in texts)
 
 
-def _files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
-  """Yields the source files and their names within the package, in order.
+def _list_files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
+  """Yields each source file and its name within the package, in order.
 
-  Those of test folders are left out.
+  Files of test folders are left out.
   """
   if package == STANDARD_LIBRARY:
     root = pathlib.Path(sysconfig.get_path("stdlib"))
@@ -126,13 +128,13 @@ def _files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
     parts = [root / name for name in names if not name.startswith("_")]
     paths = [path.with_suffix(".py") for path in parts]
     paths = [path for path in paths if path.is_file()]
-    roots = [(root, [*paths, *_below(*parts)])]
+    roots = [(root, [*paths, *_list_python_files(*parts)])]
   else:
     spec = importlib.util.find_spec(package)
     if spec is None:
       raise ValueError(f"expected package {package!r} to be installed: pip it")
     locations = map(pathlib.Path, spec.submodule_search_locations or ())
-    roots = [(root, _below(root)) for root in locations]
+    roots = [(root, _list_python_files(root)) for root in locations]
   for root, paths in roots:
     for path in paths:
       relative = path.relative_to(root).as_posix()
@@ -140,7 +142,7 @@ def _files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
         yield path, relative
 
 
-def _below(*folders: pathlib.Path) -> list[pathlib.Path]:
+def _list_python_files(*folders: pathlib.Path) -> list[pathlib.Path]:
   """Returns the Python files of each folder, sorted within it."""
   return [path for folder in folders for path in sorted(folder.rglob("*.py"))]
 
@@ -148,12 +150,12 @@ def _below(*folders: pathlib.Path) -> list[pathlib.Path]:
 def read_file(
   path: pathlib.Path, package: str = "", module: str = ""
 ) -> Iterator[Docstring]:
-  """Yields the public docstrings of one source file; none if it is no Python.
+  """Yields the public docstrings of one source file; none if it is not Python.
 
   Args:
     path: the file.
-    package: the distribution it belongs to.
-    module: the dotted name of its module.
+    package: the file's distribution.
+    module: the dotted name of the file's module.
   """
   try:
     with warnings.catch_warnings():
@@ -161,14 +163,14 @@ def read_file(
       tree = ast.parse(path.read_text(encoding="utf-8"))
   except (SyntaxError, UnicodeDecodeError):
     return
-  for name, node in _walk(tree, module):
+  for name, node in _iterate_definitions(tree, module):
     text = ast.get_docstring(node)
     first, rest = _split(text or "")
     if first and rest:
       yield Docstring(package, name, first, rest)
 
 
-def _walk(tree: ast.Module, module: str):
+def _iterate_definitions(tree: ast.Module, module: str):
   """Yields (dotted name, node) of the module and its public definitions."""
   stack = [(module, tree)]
   while stack:
@@ -181,7 +183,7 @@ def _walk(tree: ast.Module, module: str):
 
 
 def _split(docstring: str) -> tuple[str, str]:
-  """Cuts a docstring behind its first paragraph and cleans both parts."""
+  """Splits a docstring after its first paragraph and cleans both parts."""
   paragraphs = re.split(r"\n\s*\n", docstring.strip(), maxsplit=1)
   if len(paragraphs) < 2:
     return "", ""
@@ -189,7 +191,7 @@ def _split(docstring: str) -> tuple[str, str]:
 
 
 def _clean(text: str) -> str:
-  """Takes out rules, directives, doctests and markup; joins the lines."""
+  """Removes rules, directives, doctests and markup; joins the lines."""
   lines = [
     line
     for line in text.splitlines()

@@ -1,9 +1,8 @@
-"""The demo set that every machine has: the documentation of Python and packages.
+"""Builds the demo set from the documentation of Python and installed packages.
 
 The first paragraph of a docstring plays the private query, the rest of it the
-public document, and the package the client. What comes out depends on the
-versions of Python and of the packages of a fixed list, which the digest names:
-with the same versions it is the same on every machine.
+public document, and the package the client. The set is a function of the versions
+of Python and of the packages of a fixed list, which the digest names.
 """
 
 import contextlib
@@ -29,50 +28,52 @@ PACKAGES = (
     "orbax", "PIL", "pydantic", "pygments", "pyparsing", "rich", "sacrebleu",
     "safetensors", "scipy", "sentencepiece", "tensorstore", "tqdm",
 )  # fmt: skip
-"""Python itself, and what a run of the pipeline needs and brings along."""
+"""Python itself, and packages that the pipeline needs or that come with
+them."""
 
 _SIGNATURE = re.compile(r"\w\(.*\)|->|::|[={}\\]|^\W")
 _SHINGLE = 5
 
 _QUERY_WORDS = (3, 30)
-"""Of a query; shorter first paragraphs say too little to search for."""
+"""Smallest and largest number of words of a query, so that one can search for
+it."""
 
 _MIN_DOCUMENT_WORDS = 12
-"""Shorter documents say too little to be found."""
+"""Smallest number of words of a document, so that a search can find it."""
 
 _MAX_OVERLAP = 0.5
-"""Share of a document's shingles that an earlier one may hold."""
+"""Largest share of a document's shingles that one earlier document may hold."""
 
 
 def build(
   packages: Sequence[str] = PACKAGES, *, seed: int = 0
 ) -> collection_lib.Collection:
-  """Reads the installed packages into queries, documents and judgements.
+  """Builds queries, documents and judgements from the installed packages.
 
-  Left out are first paragraphs that read like a signature, queries that stand
-  verbatim in their own document, and documents most of which another document
-  already said. Equal queries become one query with several documents, and
-  queries with the same set of words stay on one side of the split.
+  It leaves out first paragraphs that look like a signature, queries that occur
+  verbatim in their own document, and documents that share most shingles with an
+  earlier one. Equal queries become one query with several documents, and queries
+  with the same set of words are on one side of the split.
 
   Args:
-    packages: what to read; one that is not installed is left out.
-    seed: decides which documents go to train, dev and test.
+    packages: names of the packages; those that are not installed are left out.
+    seed: another seed gives other splits.
 
   Returns:
     A collection with the splits train, dev and test, about 80/10/10.
   """
-  pairs = _without_near_duplicates(_pairs(packages))
+  pairs = _drop_near_duplicates(_read_pairs(packages))
   documents, queries, qrels_of = [], {}, {}
   for entry in pairs:
     document = collection_lib.Document(
-      id=_identifier("d", f"{entry.name} {entry.rest}"),
+      id=_make_id("d", f"{entry.name} {entry.rest}"),
       text=entry.rest,
       client=entry.package,
     )
     documents.append(document)
     key = " ".join(docstrings.words(entry.first))
     query = collection_lib.Query(
-      id=_identifier("q", key), text=entry.first, client=entry.package
+      id=_make_id("q", key), text=entry.first, client=entry.package
     )
     queries.setdefault(query.id, query)
     qrels_of.setdefault(query.id, []).append(document.id)
@@ -80,7 +81,8 @@ def build(
 
 
 def digest(packages: Sequence[str] = PACKAGES) -> str:
-  """Returns what the demo set depends on: names and versions of packages."""
+  """Returns the names and versions of the packages, which determine the demo
+  set."""
   parts = []
   for package in packages:
     try:
@@ -91,35 +93,37 @@ def digest(packages: Sequence[str] = PACKAGES) -> str:
 
 
 def most_documents(packages: Sequence[str] = PACKAGES) -> int:
-  """Returns how many documents the set may have; no package is parsed."""
+  """Returns an upper bound of the number of documents without parsing a
+  package."""
   total = 0
   for package in packages:
     with contextlib.suppress(ValueError):  # not installed: `digest` says so
-      total += docstrings.most(package)
+      total += docstrings.get_max_count(package)
   return total
 
 
 def private_queries(packages: Sequence[str] = PACKAGES) -> list[str]:
-  """Returns every first paragraph the demo set may hold as a query.
+  """Returns every first paragraph that the demo set may hold as a query.
 
-  Before the near-duplicates are dropped, so that what is held out of the
-  public pre-training does not depend on which duplicate was kept.
+  It includes near-duplicates, so that the texts held out of the public pre-training
+  do not depend on which duplicate the set keeps.
   """
-  return [entry.first for entry in _pairs(packages)]
+  return [entry.first for entry in _read_pairs(packages)]
 
 
-def _pairs(packages: Sequence[str]) -> list[docstrings.Docstring]:
-  found = []
+def _read_pairs(packages: Sequence[str]) -> list[docstrings.Docstring]:
+  pairs = []
   for package in packages:
     try:
-      found.extend(filter(_is_pair, docstrings.read(package)))
+      pairs.extend(filter(_is_pair, docstrings.read(package)))
     except ValueError:
       continue  # not installed: `digest` says so
-  return found
+  return pairs
 
 
 def _is_pair(entry: docstrings.Docstring) -> bool:
-  """Whether first paragraph and rest make a query and its document."""
+  """Returns True if first paragraph and rest can be a query and its
+  document."""
   query = docstrings.words(entry.first)
   document = docstrings.words(entry.rest)
   letters = sum(c.isalpha() or c.isspace() for c in entry.first)
@@ -132,10 +136,10 @@ def _is_pair(entry: docstrings.Docstring) -> bool:
   )
 
 
-def _without_near_duplicates(pairs):
-  """Keeps the first of documents that share most of their shingles."""
+def _drop_near_duplicates(pairs):
+  """Drops documents that share most of their shingles with an earlier one."""
   owner: dict[int, int] = {}
-  kept = []
+  distinct = []
   for entry in pairs:
     words = docstrings.words(entry.rest)
     shingles = {
@@ -149,13 +153,13 @@ def _without_near_duplicates(pairs):
     if max(shared.values(), default=0) > _MAX_OVERLAP * len(shingles):
       continue
     for shingle in shingles:
-      owner.setdefault(shingle, len(kept))
-    kept.append(entry)
-  return kept
+      owner.setdefault(shingle, len(distinct))
+    distinct.append(entry)
+  return distinct
 
 
 def _split(documents, queries, qrels_of, seed) -> collection_lib.Collection:
-  """Cuts the pairs by document, near-duplicate queries on one side."""
+  """Splits the pairs by document, with queries of equal words on one side."""
   pairs = [(q, d) for q, ids in qrels_of.items() for d in ids]
   sides = splits.split_by_document(
     [(queries[q].text, d) for q, d in pairs], seed=seed
@@ -171,11 +175,11 @@ def _split(documents, queries, qrels_of, seed) -> collection_lib.Collection:
 
 
 def hash_text(text: str) -> int:
-  """Returns 64 bits of a digest: the same in every process."""
+  """Hashes a text to 64 bits that are the same in every process."""
   return int.from_bytes(
     hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"
   )
 
 
-def _identifier(kind: str, text: str) -> str:
+def _make_id(kind: str, text: str) -> str:
   return f"{kind}{hash_text(text):016x}"

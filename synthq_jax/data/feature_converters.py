@@ -1,7 +1,7 @@
-"""Reads a SeqIO task whole, as a model's feature converter shows it.
+"""Reads all records of a SeqIO task through a model's feature converter.
 
-Tasks of `tasks` need no converter of ours: seqio.EncDecFeatureConverter and T5X
-Retrieval's DualEncoderFeatureConverter take them as they are.
+The tasks of `tasks` work with seqio.EncDecFeatureConverter and T5X Retrieval's
+DualEncoderFeatureConverter.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["read_task"]
 
 _CHUNK = 4096
-"""Records that are converted together."""
+"""Number of records that are converted together."""
 
 
 def read_task(
@@ -28,24 +28,25 @@ def read_task(
   *,
   use_cached: bool = False,
 ) -> dict[str, np.ndarray]:
-  """Reads a split of a task once, as a model's converter shows it.
+  """Reads each record of a task's split once, as features of a model.
 
-  For samplers that ask for records by number: each record once, in the order in
-  which the task gives them. A preprocessor that shuffles gives every machine
-  another one; `backends.t5x.batches.in_order` sorts them.
+  Samplers ask for records by number. The records are in the order of the task. A
+  preprocessor that shuffles gives every machine another order;
+  `backends.t5x.batches.in_order` sorts them.
 
   Args:
     task: the task or its name; no mixture, whose records have no numbers.
-    split: of the task, e.g. "train".
+    split: a split of the task, e.g. "train".
     lengths: TASK_FEATURE_LENGTHS.
     converter: makes the model's features; it must not pack.
-    use_cached: whether to read what seqio's cache_tasks_main wrote.
+    use_cached: whether to read the cache of seqio's cache_tasks_main.
 
   Returns:
     One array for each of the model's features, one row for each record.
 
   Raises:
-    ValueError: if it is a mixture, records are to be packed, or there are none.
+    ValueError: if the task is a mixture, the converter packs, or the split has no
+      records.
   """
   with extras.required("seqio"):
     import seqio
@@ -54,7 +55,7 @@ def read_task(
   if isinstance(task, seqio.Mixture):
     raise ValueError(
       f"expected a task, got the mixture {task.name!r}, which repeats and mixes"
-      " its records: make one task of them, so that each is there once"
+      " its records: make one task of them, which holds each record once"
     )
   if converter.pack:
     raise ValueError(

@@ -1,7 +1,7 @@
-"""Line-by-line reading of text files, plain or compressed, with clear errors.
+"""Reads text files line by line, plain or compressed, with clear errors.
 
-Every error says file:line, what was expected and what to do. Files may be private,
-so no error of a line, nor its cause, holds a key, a cell or a byte of it.
+Every error names file:line, the expected content and a remedy. Files may be
+private, so no error of a line, nor its cause, holds a key, a cell or a byte of it.
 """
 
 import array
@@ -21,44 +21,44 @@ __all__ = [
   "BROKEN_GZIP",
   "LONGEST",
   "Lines",
-  "bounded",
+  "limit_lines",
   "columns",
   "field",
   "find",
   "headed_table",
   "json_lines",
   "lines",
-  "most_lines",
-  "opened",
+  "get_max_lines",
+  "open_file",
   "splits",
   "state",
   "table",
-  "undecodable",
-  "unsuffixed",
+  "find_undecodable",
+  "remove_suffix",
   "write_lines",
 ]
 
 _KINDS = {str: "string", int: "number", float: "number"}
 BROKEN_GZIP = compression.BROKEN
-opened = compression.opened
+open_file = compression.open_file
 LONGEST = 1 << 26
-"""Bytes or characters of a line."""
+"""Longest line that is read, in bytes or characters."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Path = str | os.PathLike
 
 
 def find(directory: Path, name: str) -> pathlib.Path:
-  """Returns the path of a file in a directory, plain or compressed.
+  """Finds a file in a directory, plain or compressed.
 
   Args:
     directory: an existing directory.
     name: the file name without .gz, .bz2, .xz or .zst.
 
   Returns:
-    The path of the one that exists.
+    The path of the existing file.
 
   Raises:
-    ValueError: if none exists, or several do.
+    ValueError: if no such file exists, or several do.
   """
   directory = pathlib.Path(directory)
   if not directory.is_dir():
@@ -66,28 +66,28 @@ def find(directory: Path, name: str) -> pathlib.Path:
     raise ValueError(
       f"expected a directory, got {directory}:"
       f" {'a file' if is_file else 'no such directory'};"
-      f" {'give the folder that it is in' if is_file else 'check the path'}"
+      f" {'give the folder that holds it' if is_file else 'check the path'}"
     )
   paths = [directory / each for each in compression.variants(name)]
-  found = [path for path in paths if path.is_file()]
-  if len(found) == 1:
-    return found[0]
-  if found:
+  existing = [path for path in paths if path.is_file()]
+  if len(existing) == 1:
+    return existing[0]
+  if existing:
     raise ValueError(
-      f"{directory}: expected one of {' and '.join(path.name for path in found)},"
+      f"{directory}: expected one of {' and '.join(path.name for path in existing)},"
       " got both; remove the one that is out of date"
     )
-  there = ", ".join(sorted(path.name for path in directory.iterdir())[:8])
+  content = ", ".join(sorted(path.name for path in directory.iterdir())[:8])
   raise ValueError(
     f"{directory}: expected a file {name} or {name}.gz, got "
-    f"{there or 'an empty directory'}; add it or check the path"
+    f"{content or 'an empty directory'}; add it or check the path"
   )
 
 
-def unsuffixed(name: str, *suffixes: str) -> str | None:
-  """Returns `name` without one of the suffixes, or None if it has none.
+def remove_suffix(name: str, *suffixes: str) -> str | None:
+  """Removes one of the suffixes from a name; None if it has none of them.
 
-  >>> unsuffixed("test.tsv.gz", ".tsv", ".tsv.gz")
+  >>> remove_suffix("test.tsv.gz", ".tsv", ".tsv.gz")
   'test'
   """
   for suffix in sorted(suffixes, key=len, reverse=True):
@@ -97,17 +97,17 @@ def unsuffixed(name: str, *suffixes: str) -> str | None:
 
 
 def splits(directory: Path, prefix: str = "") -> list[str]:
-  """Returns the splits that a folder has judgements of.
+  """Returns the splits for which a folder has judgements.
 
   Args:
-    directory: with files PREFIXsplit.tsv, plain or compressed.
-    prefix: what stands before the name of a split.
+    directory: a folder with files PREFIXsplit.tsv, plain or compressed.
+    prefix: the part of a file's name before the split.
 
   Returns:
-    Their names, sorted.
+    The names of the splits, sorted.
 
   Raises:
-    ValueError: if there is no such folder, or no such file.
+    ValueError: if the folder is missing, or holds no such file.
   """
   directory = pathlib.Path(directory)
   if not directory.is_dir():
@@ -116,48 +116,48 @@ def splits(directory: Path, prefix: str = "") -> list[str]:
       " add judgements"
     )
   names = sorted(path.name for path in directory.glob(f"{prefix}*"))
-  found = {
-    unsuffixed(name.removeprefix(prefix), *compression.variants(".tsv"))
+  candidates = {
+    remove_suffix(name.removeprefix(prefix), *compression.variants(".tsv"))
     for name in names
     if not name.startswith(".")
   }
-  known = sorted(split for split in found if split is not None)
-  if not known:
+  splits_ = sorted(split for split in candidates if split is not None)
+  if not splits_:
     raise ValueError(
       f"{directory}: expected {prefix}SPLIT.tsv files, got"
       f" {names[:8] or 'none'}; add judgements"
     )
-  return known
+  return splits_
 
 
 def state(path: Path) -> tuple[int, int]:
-  """Returns when a file was written last and its size, by which another is known."""
-  found = os.stat(path)
-  return found.st_mtime_ns, found.st_size
+  """Returns (mtime in ns, size in bytes), which callers compare to detect a
+  change."""
+  status = os.stat(path)
+  return status.st_mtime_ns, status.st_size
 
 
 def lines(path: Path) -> Iterator[tuple[str, str]]:
   """Yields the lines of a UTF-8 text file that are not blank.
 
-  Whether the file is compressed is seen from its first bytes. A line ends with
-  a line feed and nothing else (Unicode has more separators, which text holds).
-  A byte order mark before the first line is no part of it, and neither is a
-  carriage return at the end of any.
+  The first bytes tell whether the file is compressed. Only a line feed ends a
+  line, since texts may hold Unicode's other separators. A byte order mark before
+  the first line and carriage returns at the end of lines are dropped.
 
   Args:
     path: the file.
 
   Yields:
-    Where the line stands, as "path:number", and its text without line ends.
+    The line's position, as "path:number", and its text without line end.
 
   Raises:
     ValueError: if the file is missing, not UTF-8 or not soundly compressed, or a
-      line further down begins with a byte order mark.
+      line after the first begins with a byte order mark.
   """
   number, name = 0, str(path)
   try:
-    with opened(path) as stream:
-      for number, raw in enumerate(bounded(stream, path), 1):
+    with open_file(path) as stream:
+      for number, raw in enumerate(limit_lines(stream, path), 1):
         where = f"{name}:{number}"
         text = _decode(raw, where, first=number == 1)
         if text and not text.isspace():
@@ -168,19 +168,19 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
     ) from error
   except BROKEN_GZIP as error:
     raise ValueError(
-      f"{path}:{number + 1}: expected sound {compression.kind(path)}, got an end"
+      f"{path}:{number + 1}: expected sound {compression.get_kind(path)}, got an end"
       f" or an error in the middle ({type(error).__name__}); copy the file again"
     ) from error
 
 
-def bounded(stream: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
-  """Yields the lines of a stream, and refuses one that would fill the memory.
+def limit_lines(stream: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
+  """Yields the lines of a stream and refuses one that would fill the memory.
 
   A megabyte of gzip may hold a line of a gigabyte.
 
   Args:
-    stream: of bytes or text.
-    path: the file it reads, for the message.
+    stream: a stream of bytes or text.
+    path: the file of the stream, for the message.
 
   Raises:
     ValueError: at a line above 64 Mi bytes or characters.
@@ -196,60 +196,62 @@ def bounded(stream: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
     yield line
 
 
-def most_lines(path: Path) -> int:
-  """Returns how many lines a file may have, whichever sign ends them.
+def get_max_lines(path: Path) -> int:
+  """Returns an upper bound of a file's number of lines, for any kind of line end.
 
-  No line is decoded: gigabytes take seconds.
+  No line is decoded, so that gigabytes take seconds.
 
   Args:
     path: the file, plain or compressed.
 
   Raises:
-    OSError: if there is no such file; EOFError or zlib.error if its gzip is not
-      sound.
+    OSError: if the file is missing.
+    EOFError: if its gzip is not sound; or zlib.error.
   """
-  with opened(path) as stream:
-    return 1 + sum(map(_ends, _blocks(stream)))
+  with open_file(path) as stream:
+    return 1 + sum(map(_count_ends, _read_blocks(stream)))
 
 
-def undecodable(path: Path) -> int:
-  """Returns the number of the first line that is not UTF-8; 0: all are.
+def find_undecodable(path: Path) -> int:
+  """Returns the number of the first line that is not UTF-8; 0 if all lines are.
 
-  For readers that decode ahead of the line they are at. A line ends with either
-  sign, or both.
+  Readers that decode ahead need this number for their errors. A line ends with a
+  line feed, a carriage return, or both.
 
   Args:
     path: the file, plain or compressed.
   """
   decoder = codecs.getincrementaldecoder("utf-8")()
   number, last = 1, b""
-  with opened(path) as stream:
-    for block in itertools.chain(_blocks(stream), [b""]):
+  with open_file(path) as stream:
+    for block in itertools.chain(_read_blocks(stream), [b""]):
       try:
         decoder.decode(block, final=not block)
-      except UnicodeDecodeError as error:  # it has what was left over, too
+      except (
+        UnicodeDecodeError
+      ) as error:  # its object begins with left-over bytes
         good = error.object[: error.start]
-        return number + _ends(last + good) - _ends(last)
-      number += _ends(last + block) - _ends(last)
+        return number + _count_ends(last + good) - _count_ends(last)
+      number += _count_ends(last + block) - _count_ends(last)
       last = block[-1:]
   return 0
 
 
-def _blocks(stream: Any) -> Iterator[bytes]:
+def _read_blocks(stream: Any) -> Iterator[bytes]:
   return iter(functools.partial(stream.read, 1 << 20), b"")
 
 
-def _ends(block: bytes) -> int:
-  """Counts the ends of lines, whichever sign makes them."""
+def _count_ends(block: bytes) -> int:
+  """Counts line ends: line feeds, carriage returns, or both together."""
   count = block.count
   return count(b"\n") + count(b"\r") - count(b"\r\n")
 
 
 def _decode(raw: bytes, where: str, first: bool) -> str:
-  """Decodes one line, without its end and a byte order mark."""
+  """Decodes one line without its line end and the file's byte order mark."""
   if first:
     raw = raw.removeprefix(_BYTE_ORDER_MARK)
-  if raw.startswith(_BYTE_ORDER_MARK):  # it would become part of an id
+  if raw.startswith(_BYTE_ORDER_MARK):  # else it would become part of an id
     raise ValueError(
       f"{where}: expected a byte order mark at the start of the file only, got"
       " one here; files were put together: remove it"
@@ -264,13 +266,13 @@ def _decode(raw: bytes, where: str, first: bool) -> str:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields the objects of a JSONL file, each with its "path:number".
+  """Yields the objects of a JSONL file, each with its position.
 
   Args:
     path: the file, one JSON object a line, plain or compressed.
 
   Yields:
-    Where the object stands, and the object.
+    The position, "path:number", and the object.
 
   Raises:
     ValueError: if a line is not a JSON object; see also `lines`.
@@ -294,7 +296,8 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _refuse_half_characters(where: str, value: dict[str, Any]) -> None:
-  """Refuses halves of surrogate pairs, which JSON can spell and UTF-8 not."""
+  """Refuses halves of surrogate pairs, which JSON can spell but UTF-8
+  cannot."""
   try:
     json.dumps(value, ensure_ascii=False).encode()
   except UnicodeEncodeError:
@@ -307,7 +310,7 @@ def _refuse_half_characters(where: str, value: dict[str, Any]) -> None:
 def field(
   where: str, line: Mapping[str, Any], key: str, kind: Any = str, **default: Any
 ) -> Any:
-  """Returns what stands under a key of a JSON object, if it is of its kind.
+  """Returns the value under a key of a JSON object after checking its type.
 
   >>> field("log:1", {"id": 3}, "id", (int, str)), field("", {}, "a", default="")
   (3, '')
@@ -315,19 +318,20 @@ def field(
   Args:
     where: "path:number", for the message.
     line: the object.
-    key: its key.
-    kind: a type, or several; a boolean is of none.
-    **default: what stands for a missing key or null; without it that is refused.
+    key: the key.
+    kind: a type, or several; a boolean matches none of them.
+    **default: `default=VALUE` replaces a missing key or null; without it these are
+      refused.
 
   Raises:
-    ValueError: if something else stands there.
+    ValueError: if the value has another type.
   """
   value = line.get(key)
   value = default.get("default") if value is None else value
   if not isinstance(value, kind) or isinstance(value, bool):
     kinds = kind if isinstance(kind, tuple) else (kind,)
     names = " or ".join(_KINDS.get(each, each.__name__) for each in kinds)
-    # Texts may be private, and keys are texts where a table has no header.
+    # Texts may be private, and keys are texts if a table has no header.
     shown = "None" if value is None else type(value).__name__
     raise ValueError(
       f'{where}: expected a {names} under "{key}", got {shown} among'
@@ -337,20 +341,20 @@ def field(
 
 
 def table(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
-  """Yields the rows of a tab-separated file, each with its "path:number".
+  """Yields the rows of a tab-separated file, each with its position.
 
   Args:
     path: the file, plain or compressed.
-    columns: how many columns each row has.
+    columns: number of columns of each row.
 
   Yields:
-    Where the row stands, and its cells.
+    The position, "path:number", and the cells of the row.
 
   Raises:
     ValueError: if a row has another number of columns; see also `lines`.
   """
-  said = f"{columns} columns separated by tabs, got {{}}"
-  yield from _cells(path, "\t", columns, said)
+  expected = f"{columns} columns separated by tabs, got {{}}"
+  yield from _read_cells(path, "\t", columns, expected)
 
 
 def columns(path: Path, form: str) -> Iterator[tuple[str, list[str]]]:
@@ -361,24 +365,25 @@ def columns(path: Path, form: str) -> Iterator[tuple[str, list[str]]]:
     form: names of the columns, such as "query Q0 document rank score tag".
 
   Yields:
-    Where the row stands, and its cells.
+    The position, "path:number", and the cells of the row.
 
   Raises:
     ValueError: if a row has another number of columns; see also `lines`.
   """
-  said = f"{form!r}, got {{}} columns"
-  yield from _cells(path, None, len(form.split()), said)
+  expected = f"{form!r}, got {{}} columns"
+  yield from _read_cells(path, None, len(form.split()), expected)
 
 
-def _cells(
-  path: Path, separator: str | None, number: int, said: str
+def _read_cells(
+  path: Path, separator: str | None, count: int, expected: str
 ) -> Iterator[tuple[str, list[str]]]:
-  """Yields rows of so many cells; `said` has a place for another number."""
+  """Yields rows of `count` cells; `expected` is the message, with {} for the
+  count."""
   for where, text in lines(path):
     cells = text.split(separator)
-    if len(cells) != number:
+    if len(cells) != count:
       raise ValueError(
-        f"{where}: expected {said.format(len(cells))}; correct the line"
+        f"{where}: expected {expected.format(len(cells))}; correct the line"
       )
     yield where, cells
 
@@ -390,7 +395,7 @@ def headed_table(
 
   Args:
     path: as in `table`.
-    header: what its first row must be.
+    header: the names that the first row must hold.
 
   Raises:
     ValueError: if the header is missing; see also `table`.
@@ -406,14 +411,14 @@ def headed_table(
 
 
 class Lines(Sequence):
-  """Lines of a plain file by position, read when they are asked for."""
+  """Reads single lines of a plain file by position, when they are asked for."""
 
   def __init__(self, path: Path, read: Callable[[bytes], Any]):
-    """Finds where the lines begin, which reads the file once.
+    """Indexes where the lines begin, which reads the file once.
 
     Args:
-      path: the file, not gzipped; nothing may change it.
-      read: makes what is returned out of a line.
+      path: the file, not compressed, which must not change.
+      read: converts the bytes of a line to an item.
     """
     self._path, self._read = path, read
     with open(path, "rb") as stream:
@@ -425,13 +430,14 @@ class Lines(Sequence):
     return len(self._starts)
 
   def __getitem__(self, position: Any) -> Any:
-    """Returns what `read` makes of a line, or of each line of a slice."""
+    """Returns the item of a line, or a list of items for a slice."""
     if isinstance(position, slice):
       return self.at(range(len(self))[position])
     return self.at([position])[0]
 
   def at(self, positions: Iterable[int]) -> list[Any]:
-    """Reads several lines, in this order, in one opening of the file."""
+    """Reads several lines, in the order of `positions`, opening the file
+    once."""
     values = []
     with open(self._path, "rb") as stream:
       for position in positions:
@@ -441,6 +447,6 @@ class Lines(Sequence):
 
 
 def write_lines(path: Path, texts: Iterable[str]) -> None:
-  """Writes lines to a plain file, which appears only when it is complete."""
+  """Writes lines to a plain file, atomically."""
   with artifacts.replacing(path) as stream:
     stream.writelines(f"{text}\n".encode() for text in texts)

@@ -1,18 +1,18 @@
-"""Reads ids of documents, queries and users by one rule, and tells of its use.
+"""Normalizes ids of documents, queries and users by one rule and counts its use.
 
 The rule looks at one id alone, so that no record changes how another is read:
 
-- A number is its decimal digits. Integral floats are the integer, also where a
-  table spells them ("17.0"): pandas writes these once a value is missing.
-- A float that cannot be the integer it was (2^53 and above, which is also what
-  "1.8e+18" says) has lost digits, and is refused; so is one with a fraction.
-- Space around an id is no part of it, and neither are characters that nobody
-  sees: format characters (category Cf), such as zero-width spaces, byte order
-  marks and soft hyphens, and variation selectors. Letters are composed (NFC).
-- Leading zeros and letter case tell ids apart: "017" is not "17". Where two ids
-  differ in nothing else, `count_torn` counts them.
+- A number becomes its decimal digits. An integral float becomes the integer, also
+  if a table spells it ("17.0"): pandas writes such ids once a value is missing.
+- A float of 2^53 or above, or a text such as "1.8e+18", has lost digits and is
+  refused; a float with a fraction is refused, too.
+- Space around an id is dropped, and so are invisible characters: format characters
+  (category Cf), such as zero-width spaces, byte order marks and soft hyphens, and
+  variation selectors. Letters are composed (NFC).
+- Ids that differ in leading zeros or letter case are different: "017" is not "17".
+  `count_torn` counts ids that differ in nothing else.
 
-Texts keep all their characters: joiners carry meaning there.
+Texts of queries and documents keep all characters: joiners carry meaning there.
 """
 
 import collections
@@ -37,15 +37,15 @@ __all__ = [
   "noting",
   "read",
   "strip_invisible",
-  "tell",
+  "add_count",
 ]
 
 Tally = collections.Counter[tuple[str, str]]
-"""How many ids of a kind, such as "user", were read by which part of the rule."""
+"""Number of ids by (kind, part of the rule); a kind is "user", for example."""
 
 DECIMALS = "written as decimals (17.0) are read as whole numbers (17)"
 SPACES = "had spaces around them, which are left out"
-INVISIBLE = "held characters that nobody sees, which are left out"
+INVISIBLE = "held invisible characters, which are left out"
 TORN = (
   "differ from another in leading zeros or letter case alone: each is its own"
 )
@@ -55,15 +55,15 @@ OTHER_FORM = (
 )
 
 _EXACT = 2**53
-"""From here on, a float stands for several whole numbers."""
+"""From this number on, one float stands for several whole numbers."""
 _PLAIN = re.compile(r"[!-\-/-~]+")
-"""Visible ASCII without a dot: the rule changes nothing in it."""
+"""Visible ASCII without a dot, which the rule leaves as it is."""
 _DECIMAL = re.compile(r"([+-]?[0-9]+)\.0+")
 _EXPONENT = re.compile(r"[+-]?[0-9]\.[0-9]+[eE]\+[0-9]+")
 _ZEROS = 12
-"""Leading zeros that are tried before an unknown id."""
+"""Number of leading zeros that `has_other_form` tries before an unknown id."""
 _VISIBLY_EMPTY = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
-"""Marks and letters without a glyph; all others are told by their category."""
+"""Marks and letters without a glyph; a category identifies all other ones."""
 
 _tally: contextvars.ContextVar[Tally | None] = contextvars.ContextVar(
   "tally", default=None
@@ -71,7 +71,7 @@ _tally: contextvars.ContextVar[Tally | None] = contextvars.ContextVar(
 
 
 def read(value: Any, kind: str, where: str = "") -> str:
-  """Returns an id by the rule of this module; "" where there is none.
+  """Normalizes an id by the rule of this module; "" stands for no id.
 
   >>> [read(value, "user") for value in (17, 17.0, "17.0", " 17", "1\\u200b7")]
   ['17', '17', '17', '17', '17']
@@ -84,7 +84,7 @@ def read(value: Any, kind: str, where: str = "") -> str:
     where: "file:line", for the message.
 
   Raises:
-    ValueError: if it is of another type, has a fraction, or is a float that has
+    ValueError: if the value has another type or a fraction, or is a float that has
       lost digits.
   """
   if type(value) is str and _PLAIN.fullmatch(value):
@@ -98,7 +98,7 @@ def read(value: Any, kind: str, where: str = "") -> str:
   if isinstance(value, int) and not isinstance(value, bool):
     return str(value)
   raise ValueError(
-    f"{_at(where)}expected a {kind} id that is a text or a number, got a"
+    f"{_format_position(where)}expected a {kind} id that is a text or a number, got a"
     f" {type(value).__name__}: write one id"
   )
 
@@ -112,13 +112,13 @@ def _may_be_id(value: Any) -> bool:
 def _read_text(text: str, kind: str, where: str) -> str:
   visible = strip_invisible(text)
   if visible != text:
-    tell(kind, INVISIBLE)
+    add_count(kind, INVISIBLE)
   name = unicodedata.normalize("NFC", visible).strip()
   if len(visible.strip()) < len(visible):
-    tell(kind, SPACES)
+    add_count(kind, SPACES)
   if match := _DECIMAL.fullmatch(name):
     _check_exact(int(match[1]), kind, where)
-    tell(kind, DECIMALS)
+    add_count(kind, DECIMALS)
     return match[1]
   if _EXPONENT.fullmatch(name):
     _check_exact(_EXACT, kind, where)
@@ -126,7 +126,7 @@ def _read_text(text: str, kind: str, where: str) -> str:
 
 
 def _read_number(value: Any, kind: str, where: str) -> str:
-  """Reads a float, a decimal, or a scalar of NumPy."""
+  """Normalizes a float, a decimal or a NumPy scalar."""
   number = value.item() if hasattr(value, "item") else value
   if isinstance(number, bool) or not isinstance(
     number, (int, float, decimal.Decimal)
@@ -136,36 +136,36 @@ def _read_number(value: Any, kind: str, where: str) -> str:
     return str(number)
   if not math.isfinite(number) or number != int(number):
     raise ValueError(
-      f"{_at(where)}expected a {kind} id that is a whole number or a text, got"
+      f"{_format_position(where)}expected a {kind} id that is a whole number or a text, got"
       " another number: write ids as text"
     )
   if isinstance(number, float):
     _check_exact(int(number), kind, where)
-    tell(kind, DECIMALS)
+    add_count(kind, DECIMALS)
   return str(int(number))
 
 
 def _check_exact(number: int, kind: str, where: str) -> None:
   if abs(number) >= _EXACT:
     raise ValueError(
-      f"{_at(where)}expected a {kind} id with all its digits, got a float of 2^53"
+      f"{_format_position(where)}expected a {kind} id with all its digits, got a float of 2^53"
       " or more, which several ids share: export the column as text or integers"
     )
 
 
-def _at(where: str) -> str:
+def _format_position(where: str) -> str:
   return f"{where}: " if where else ""
 
 
 def strip_invisible(text: str) -> str:
-  """Returns an id without characters that nobody sees.
+  """Removes invisible characters from an id.
 
   >>> strip_invisible("\\ufeffan\\u00adn\\u200b")
   'ann'
   """
   if text.isascii():
     return text
-  return "".join(one for one in text if not _is_invisible(one))
+  return "".join(char for char in text if not _is_invisible(char))
 
 
 def _is_invisible(character: str) -> bool:
@@ -179,7 +179,7 @@ def _is_invisible(character: str) -> bool:
 def get_field(
   where: str, line: Mapping[str, Any], key: str, kind: str, **default: Any
 ) -> str:
-  """Returns the id under a key of a row.
+  """Returns the normalized id under a key of a row.
 
   >>> get_field("log:1", {"user": 17.0}, "user", "user")
   '17'
@@ -187,10 +187,10 @@ def get_field(
   Args:
     where: "file:line", for the message.
     line: the row.
-    key: its key.
+    key: the key of the id.
     kind: as in `read`.
-    **default: what stands for a missing key, null or NaN; without it these are
-      refused.
+    **default: `default=VALUE` replaces a missing key, null or NaN; without it
+      these are refused.
 
   Raises:
     ValueError: if there is no id, or `read` refuses it.
@@ -206,13 +206,13 @@ def get_field(
 def count_torn(names: Iterable[str]) -> int:
   """Counts ids that differ from another in leading zeros or letter case alone.
 
-  Width and style of letters (NFKC) are no difference either.
+  Width and style of letters (NFKC) do not count as a difference.
 
   >>> count_torn(["17", "017", "Ann", "ann", "bob"])
   4
 
   Args:
-    names: ids, as `read` returns them.
+    names: ids that `read` has normalized.
   """
   forms = collections.defaultdict(set)
   for name in names:
@@ -225,38 +225,38 @@ def _fold(name: str) -> str:
   return folded.lstrip("0") or "0" if folded.isdecimal() else folded
 
 
-def check_whole(names: Iterable[str], what: str) -> None:
-  """Refuses user ids of which one person may have several.
+def check_whole(names: Iterable[str], setting: str) -> None:
+  """Refuses user ids if one person may have several of them.
 
   Args:
     names: the ids of all users.
-    what: the setting that needs whole users, for the message.
+    setting: the setting that needs one id per person, for the message.
 
   Raises:
     ValueError: if `count_torn` finds any.
   """
   if count_torn(names):
     raise ValueError(
-      f"expected each user under one id for {what}, got ids that differ in leading"
+      f"expected each user under one id for {setting}, got ids that differ in leading"
       " zeros or letter case alone, as 17 and 017: write one id for each person,"
       " or, where they are different people, a hexadecimal digest of each id"
     )
 
 
-def has_other_form(name: str, known: Container[str]) -> bool:
-  """Says whether an unknown id is known with other zeros or letter case."""
+def has_other_form(name: str, known_ids: Container[str]) -> bool:
+  """Returns True if an unknown id is known with other zeros or letter case."""
   forms = {name.lower(), name.upper(), name.casefold()}
   if name.isdecimal():
     bare = name.lstrip("0") or "0"
     forms |= {"0" * number + bare for number in range(_ZEROS)}
-  return any(form in known for form in forms - {name})
+  return any(form in known_ids for form in forms - {name})
 
 
 @contextlib.contextmanager
 def noting() -> Iterator[Tally]:
-  """Counts what the rule changes while a source is read.
+  """Counts the ids that the rule changes within a `with` block.
 
-  Within another block, ids count in the inner one alone: each is told once.
+  Within nested blocks, only the inner block counts an id.
 
   Yields:
     The counts, complete once the block ends.
@@ -269,20 +269,21 @@ def noting() -> Iterator[Tally]:
     _tally.reset(token)
 
 
-def tell(kind: str, what: str, number: int = 1) -> None:
-  """Counts ids of a kind for a note, inside of `noting`."""
+def add_count(kind: str, rule: str, number: int = 1) -> None:
+  """Adds ids to the counts of the innermost `noting` block, if there is one."""
   tally = _tally.get()
   if tally is not None and number:
-    tally[kind, what] += number
+    tally[kind, rule] += number
 
 
 def describe(tally: Tally) -> list[str]:
-  """Returns a line for each part of the rule that was used, with its number.
+  """Returns a line for each part of the rule that changed ids, with their
+  number.
 
   >>> describe(collections.Counter({("user", DECIMALS): 1200}))
   ['1,200 user ids written as decimals (17.0) are read as whole numbers (17)']
   """
   return [
-    f"{number:,} {kind} ids {what}"
-    for (kind, what), number in sorted(tally.items())
+    f"{number:,} {kind} ids {rule}"
+    for (kind, rule), number in sorted(tally.items())
   ]

@@ -1,7 +1,6 @@
-"""Labelled images, and pairs of them, for the study of contrastive losses.
+"""Loads labelled images and pairs them, for the study of contrastive losses.
 
-`digits` is on every machine that has scikit-learn; CIFAR comes through TFDS,
-where it can be downloaded.
+`digits` comes with scikit-learn; CIFAR comes through TFDS, if it can be downloaded.
 """
 
 import dataclasses
@@ -17,14 +16,14 @@ from synthq_jax.data import beir_sets
 __all__ = ["COARSE", "SOURCES", "Images", "load", "pairs", "split"]
 
 SOURCES = ("digits", "cifar10", "cifar100")
-"""The names that `load` knows."""
+"""Names of the sources that `load` reads."""
 
 COARSE = {
   "digits": ("even", "odd"),
   "cifar10": ("vehicle", "animal"),
   "cifar100": tuple(f"superclass {i}" for i in range(20)),
 }
-"""The coarse classes of each source; those of CIFAR-100 are its own."""
+"""Names of the coarse classes of each source; CIFAR-100 has its own classes."""
 
 # airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck
 _CIFAR10_ANIMALS = np.array([0, 0, 1, 1, 1, 1, 1, 1, 0, 0], np.int32)
@@ -32,12 +31,12 @@ _CIFAR10_ANIMALS = np.array([0, 0, 1, 1, 1, 1, 1, 1, 0, 0], np.int32)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Images:
-  """Images with a class and a coarse class each.
+  """Images, each with a class and a coarse class.
 
   Attributes:
-    pixels: in [0, 1].
-    labels: from 0.
-    coarse_labels: from 0, into `COARSE` of the source.
+    pixels: brightness in [0, 1].
+    labels: class number of each image, from 0.
+    coarse_labels: coarse class of each image, an index of the source's `COARSE`.
   """
 
   pixels: Float32[np.ndarray, "image height width channels"]
@@ -55,7 +54,7 @@ class Images:
     return len(self.labels)
 
   def take(self, rows: np.ndarray) -> "Images":
-    """Returns the images of some rows."""
+    """Returns the images at some positions."""
     return Images(
       pixels=self.pixels[rows],
       labels=self.labels[rows],
@@ -69,26 +68,25 @@ def load(
   seed: int = 0,
   data_dir: str | os.PathLike | None = None,
 ) -> tuple[Images, Images]:
-  """Returns the images for training and those for testing.
+  """Loads the training images and the test images of a source.
 
   "digits" are scikit-learn's 1,797 handwritten digits [8, 8, 1], split by
   `split`; their coarse class is the parity. "cifar10" and "cifar100" [32, 32, 3]
-  have a split of their own, which is taken; CIFAR-10's coarse classes are
-  vehicles and animals.
+  have a split of their own; CIFAR-10's coarse classes are vehicles and animals.
 
   Args:
     source: one of `SOURCES`.
     seed: as in `split`, for "digits".
-    data_dir: where TFDS keeps its data; None: its default, or TFDS_DATA_DIR.
+    data_dir: TFDS's data folder; None: its default, or TFDS_DATA_DIR.
 
   Raises:
     ValueError: if the source is unknown, or is not on this machine and cannot
-      be downloaded; the message says what helps.
+      be downloaded; the message names a remedy.
   """
   if source == "digits":
-    return split(_digits(), test_share=0.2, seed=seed)
+    return split(_load_digits(), test_share=0.2, seed=seed)
   if source in SOURCES:
-    return _cifar(source, data_dir)
+    return _load_cifar(source, data_dir)
   raise ValueError(f"expected a source among {SOURCES}, got {source=}")
 
 
@@ -98,12 +96,13 @@ def split(
   """Splits images so that each class has the same share on both sides.
 
   Args:
-    images: to split.
-    test_share: of each class, rounded down, in (0, 1).
-    seed: of the order; public.
+    images: the images to split.
+    test_share: share of each class for testing, in (0, 1); the number of images
+      is rounded down.
+    seed: seed of the order; public.
 
   Returns:
-    The images for training and those for testing.
+    The training images and the test images.
 
   Raises:
     ValueError: if the share is out of its range.
@@ -124,28 +123,28 @@ def pairs(
 ) -> Int32[np.ndarray, "pair 2"]:
   """Pairs different images of one class; an image is in one pair at most.
 
-  So a pair can be the unit of privacy. Of a class with an odd number of images
-  one stays alone.
+  A pair can thus be the unit of privacy. A class with an odd number of images
+  leaves one image out.
 
   >>> pairs(np.array([0, 1, 0, 1, 1], np.int32), seed=0).shape
   (2, 2)
 
   Args:
     labels: the class of each image.
-    seed: of the pairing.
+    seed: seed of the pairing.
 
   Returns:
-    Rows of the two images of each pair, in random order.
+    The positions of the two images of each pair, in random order.
   """
   rng = np.random.default_rng(seed)
-  found = []
+  pairs_ = []
   for label in np.unique(labels):
     rows = rng.permutation(np.flatnonzero(labels == label))
-    found.append(rows[: len(rows) // 2 * 2].reshape(-1, 2))
-  return rng.permutation(np.concatenate(found)).astype(np.int32)
+    pairs_.append(rows[: len(rows) // 2 * 2].reshape(-1, 2))
+  return rng.permutation(np.concatenate(pairs_)).astype(np.int32)
 
 
-def _digits() -> Images:
+def _load_digits() -> Images:
   with extras.required("images"):
     from sklearn import datasets
 
@@ -158,26 +157,30 @@ def _digits() -> Images:
   )
 
 
-def _cifar(name: str, data_dir: str | os.PathLike | None) -> tuple[Images, ...]:
+def _load_cifar(
+  name: str, data_dir: str | os.PathLike | None
+) -> tuple[Images, ...]:
   with extras.required("seqio"):
     import tensorflow_datasets as tfds
 
-  place = None if data_dir is None else os.fspath(data_dir)
-  builder = tfds.builder(name, data_dir=place)
+  data_folder = None if data_dir is None else os.fspath(data_dir)
+  builder = tfds.builder(name, data_dir=data_folder)
   if not builder.is_prepared():
     try:
       builder.download_and_prepare()
-    except Exception as error:  # of the network, of the disk, of a mirror
+    except (
+      Exception
+    ) as error:  # network, disk or mirror, each with its own class
       raise ValueError(
         f"{name} is not on this machine and could not be downloaded"
-        f" ({type(error).__name__}): run {beir_sets.how_to_prepare(name, place)}"
+        f" ({type(error).__name__}): run {beir_sets.get_prepare_command(name, data_folder)}"
         " where there is a network, or take source 'digits'"
       ) from error
   parts = builder.as_dataset(split=["train", "test"], batch_size=-1)
-  return tuple(_of_tfds(tfds.as_numpy(part)) for part in parts)
+  return tuple(_make_images(tfds.as_numpy(part)) for part in parts)
 
 
-def _of_tfds(read: dict[str, Any]) -> Images:
+def _make_images(read: dict[str, Any]) -> Images:
   labels = read["label"].astype(np.int32)
   coarse = read.get("coarse_label")
   if coarse is None:

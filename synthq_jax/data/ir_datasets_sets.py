@@ -1,7 +1,7 @@
-"""Collections that the package ir_datasets knows: Robust04, Common Core, more.
+"""Reads collections of the package ir_datasets, such as Robust04 and Common Core.
 
-The package (extra `ir-datasets`) downloads what is free and says where to put
-what is licensed, such as the documents of the TREC disks.
+The package (extra `ir-datasets`) downloads free data and names the folder for
+licensed data, such as the documents of the TREC disks.
 """
 
 from collections.abc import Iterator
@@ -19,41 +19,42 @@ _FIELDS = ("title", "description")
 def read(
   name: str, *, dangling: collection_lib.Dangling | None = None
 ) -> collection_lib.Collection:
-  """Reads a dataset; its documents stay where ir_datasets keeps them.
+  """Reads a dataset; its documents stay on disk, in the store of ir_datasets.
 
-  A query's text is what ir_datasets calls its default: a TREC topic's title.
+  A query's text is its `default_text` in ir_datasets: a TREC topic's title.
+  Queries without text are left out, and count as unknown in judgements.
 
   Args:
-    name: its id, such as "trec-robust04", "nyt/trec-core-2017" or
+    name: the dataset's id, such as "trec-robust04", "nyt/trec-core-2017" or
       "wapo/v2/trec-core-2018".
-    dangling: counts judgements of unknown ids, see `collection.judge`; queries
-      without text are left out; None: they are refused.
+    dangling: counts judgements of unknown ids, see `collection.judge`; None: they
+      are refused.
 
   Returns:
     The collection, with one split, "test".
 
   Raises:
     ImportError: if the package is not installed.
-    ValueError: if there is no such dataset, or it lacks documents, queries or
-      judgements, or a judgement names an unknown id.
+    ValueError: if the dataset is unknown, it lacks documents, queries or judgements,
+      or a judgement names an unknown id.
   """
   dataset = _load(name)
-  for what in ("docs", "queries", "qrels"):
-    if not getattr(dataset, f"has_{what}")():
+  for part in ("docs", "queries", "qrels"):
+    if not getattr(dataset, f"has_{part}")():
       raise ValueError(
         f"ir_datasets:{name}: expected documents, queries and judgements, got no"
-        f" {what}: give the id of a subset that has them"
+        f" {part}: give the id of a subset that has them"
       )
   streamed = collection_lib.StreamedDocuments(
     tuple(ids.read(each.doc_id, "document") for each in dataset.docs_iter()),
-    lambda: _documents(dataset),
+    lambda: _read_documents(dataset),
   )
   queries = tuple(
     collection_lib.Query(id=ids.read(each.query_id, "query"), text=text)
     for each in dataset.queries_iter()
     if (text := " ".join(each.default_text().split()))
   )
-  asked, known = {query.id for query in queries}, set(streamed.ids)
+  query_ids, document_ids = {query.id for query in queries}, set(streamed.ids)
   rows = (
     (
       f"ir_datasets:{name}",
@@ -63,31 +64,35 @@ def read(
     )
     for each in dataset.qrels_iter()
   )
-  qrels = collection_lib.judge(rows, asked, known, dangling=dangling)
+  qrels = collection_lib.judge(rows, query_ids, document_ids, dangling=dangling)
   judged = {"test": qrels}
   return collection_lib.Collection(
-    streamed, queries, judged, lacking=collection_lib.lacking(judged, known)
+    streamed,
+    queries,
+    judged,
+    lacking=collection_lib.find_lacking(judged, document_ids),
   )
 
 
 def queries(name: str) -> Iterator[tuple[str, str]]:
-  """Yields the queries of a dataset, without its documents.
+  """Yields the queries of a dataset without reading its documents.
 
   Args:
-    name: its id, such as "msmarco-passage/train" or "trec-robust04".
+    name: the dataset's id, such as "msmarco-passage/train" or "trec-robust04".
 
   Yields:
-    Ids and texts: of a TREC topic title and description, one after the other.
+    The id and text of a query; for a TREC topic, first its title, then its
+    description.
 
   Raises:
     ImportError: if the package is not installed.
-    ValueError: if there is no such dataset, or it has no queries.
+    ValueError: if the dataset is unknown or has no queries.
   """
   dataset = _load(name)
   if not dataset.has_queries():
     raise ValueError(
-      f"ir_datasets:{name}: expected queries, got a set without; give the id of"
-      " one that has them"
+      f"ir_datasets:{name}: expected queries, got a set without any; give the"
+      " id of a set that has them"
     )
   for each in dataset.queries_iter():
     texts = [getattr(each, field, "") for field in _FIELDS]
@@ -98,21 +103,21 @@ def queries(name: str) -> Iterator[tuple[str, str]]:
 
 
 def num_documents(name: str) -> int | None:
-  """Returns how many documents the package says a dataset has; None: it is silent.
+  """Returns the number of documents in a dataset's metadata; None if it is missing.
 
   Nothing is downloaded.
 
   Args:
-    name: its id.
+    name: the dataset's id.
 
   Raises:
     ImportError: if the package is not installed.
-    ValueError: if there is no such dataset.
+    ValueError: if the dataset is unknown.
   """
   return _load(name).metadata().get("docs", {}).get("count")
 
 
-def _documents(dataset: Any) -> Iterator[collection_lib.Document]:
+def _read_documents(dataset: Any) -> Iterator[collection_lib.Document]:
   for each in dataset.docs_iter():
     id_ = ids.read(each.doc_id, "document")
     yield collection_lib.Document(id=id_, text=each.default_text())

@@ -1,4 +1,4 @@
-"""Click logs: a table of pairs, or of clicks beside a corpus.
+"""Reads click logs: a table of text pairs, or a table of clicks and a corpus.
 
 Tables are JSONL, CSV, TSV, parquet or Arrow (`table_files`).
 """
@@ -21,7 +21,7 @@ _QUERIES = (
   *("q", "querytext", "searchquery", "searchterm", "searchterms", "searchtext"),
   *("keyword", "keywords", "search", "term", "terms", "question", "text"),
 )
-"""Usual names of a column of queries, without case and marks."""
+"""Usual names of a column of queries, in lower case without punctuation."""
 _TEXTS = (
   *("doc", "doctext", "documenttext", "passage", "passagetext", "content"),
   *("contents", "body", "answer", "text"),
@@ -36,20 +36,19 @@ _IDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fields:
-  """Which keys of a line hold what.
+  """The names of the keys of a line.
 
-  Three have one name: "title" of the document, which a line may lack; "clicks",
-  how often the document was clicked: a line may lack it, and with 0 it is left
-  out; "split" that a line belongs to: either all lines have it or none, and a log
-  with it is never divided.
+  Three optional keys have fixed names. "title" is the document's title. "clicks" is
+  the number of clicks on the document; a line with 0 is left out. "split" is the
+  line's split: all lines have it or none, and a log with it is never divided.
 
   Attributes:
     query: the key of the query's text.
-    document: the key of the document's text.
-    client: the key of who asked, or "user", or "user_id"; a line may lack it, and
-      must not have two that differ.
-    quotes: what quotation marks of tab-separated tables are: "csv", which quote
-      cells as csv.writer does, "text", or "auto" (`quoting.is_quoted`).
+    document: the key of the document's text, or of its id if there is a corpus.
+    client: the key of the user's id. By default "user" and "user_id" count, too. A
+      line may have none of them, and must not have two that differ.
+    quotes: the meaning of quotation marks in tab-separated tables: "csv" (they
+      quote cells, as in csv.writer), "text", or "auto" (`quoting.is_quoted`).
   """
 
   query: str = "query"
@@ -70,57 +69,63 @@ def read_jsonl(
   rows: Iterable[tuple[str, dict[str, Any]]] | None = None,
   splits: Iterable[str] = (),
 ) -> collection_lib.Collection:
-  """Reads pairs and splits them by document, if they name no splits.
+  """Reads (query text, document text) pairs; splits them by document if needed.
 
-  Ids are digests of the content. Documents equal in title and text are one, and
-  so are queries equal in client and text: such a query, however often the log
-  holds it, is one query with one or several relevant documents. A document's
-  client is set where all its lines agree on it. Lines, or the files of a folder,
-  may name their splits, as in `read_log`. Where they do not, no document, and no
-  set of query words, is on two sides (`splits.split_by_own_document`):
-  judgements that would put words on a second side are left out.
+  Ids are digests of the content. Documents with equal title and text are one
+  document. Queries with equal client and text are one query, with one or several
+  relevant documents. A document has a client if all its lines agree on it. Lines,
+  or the files of a folder, may name their splits, as in `read_log`. If they do not,
+  no document and no set of query words is on two sides
+  (`splits.split_by_own_document`): judgements that would put words on a second
+  side are left out.
 
   Formal guarantee:
     Ids, titles, texts and order of the documents are a function of the set of
-    documents alone. Where lines name no split, which queries are in the first,
-    and with which of their documents, is a function of each query's own lines,
-    `fractions` and `seed`. So of two logs with the same set of documents that differ in one
-    query (all lines of one text and client), the documents are equal, apart
-    from `client`, and the queries of the first split differ in that one at
-    most. The other splits may differ in more: they are private.
+    documents alone. If lines name no split, whether a query is in the first
+    split, and with which of its documents, is a function of the query's own
+    lines, `fractions` and `seed`. Take two logs with the same set of documents
+    that differ in one query (all lines of one text and client). Their documents
+    are equal, apart from `client`, and the queries of the first split differ in
+    that one at most. The other splits may differ in more: they are private.
 
   Args:
     path: a table, of any kind that `table_files.rows` reads.
     fields: the names of the keys.
     fractions: split name -> share of the documents, in expectation; the first
-      is the one that is trained on.
+      split is for training.
     seed: another seed gives other splits.
-    rows: read elsewhere, as `table_files.rows` yields them; then `path` is a name
-      for messages.
-    splits: that such rows may name.
+    rows: rows in the form of `table_files.rows`, to use instead of the file; then
+      `path` is a name for messages.
+    splits: the splits that such rows may name.
 
   Returns:
-    The collection; documents by id, queries as they come, every grade is 1.
+    The collection; documents in the order of their ids, queries in the order of
+    the log, every grade is 1.
 
   Raises:
     ValueError: if a line is malformed or a text is empty (the message says
-      file:line), if a split would hold no pair, or if some lines name a split
-      and some not.
+      file:line), if a split would hold no pair, or if only some lines name a
+      split.
   """
-  names = _Names(path)
+  names = _SplitNames(path)
   if rows is None:
-    rows, splits = table_files.rows(path, fields.quotes), names.of_files()
+    rows, splits = (
+      table_files.rows(path, fields.quotes),
+      names.read_file_splits(),
+    )
   pairs = []
   for where, line in rows:
     _check_keys(where, line, fields, has_corpus=False)
     name = names.read(where, line)
     if _is_clicked(where, line):
-      query = _query(where, line, fields)
-      pairs.append((query, _document(where, line, fields, query.client), name))
+      query = _parse_query(where, line, fields)
+      pairs.append(
+        (query, _parse_document(where, line, fields, query.client), name)
+      )
   asked = [(query, document.id, name) for query, document, name in pairs]
   _check_asked(names, asked, 'lines with "clicks" above 0')
-  return _collection(
-    _merged_documents(document for _, document, _ in pairs),
+  return _make_collection(
+    _merge_documents(document for _, document, _ in pairs),
     names,
     asked,
     fractions,
@@ -138,29 +143,28 @@ def read_log(
   seed: int = 0,
   dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Collection:
-  """Reads a log of queries and clicked documents beside a corpus.
+  """Reads a log of queries and ids of clicked documents, and their corpus.
 
-  A query is a text and who asked it, however often the log holds it; its id is
-  a digest of them. Lines belong to the split that they name; where they name
-  none, no document and no set of query words is on two sides, as in
-  `read_jsonl`.
+  Lines with equal query text and user are one query; its id is a digest of both.
+  Lines belong to the split that they name. If they name none, no document and no
+  set of query words is on two sides, as in `read_jsonl`.
 
   Formal guarantee:
-    The documents are those of the corpus, whatever the log holds. Where lines
-    name no split, which queries are in the first, and with which of their
-    documents, is a function of each query's own lines, of the corpus'
-    ids, of `fractions` and `seed`; so one query more or less changes no other
-    record of the first split. Where lines name theirs, each query is in those
-    that its own lines name, and no rule divides them (`splits.where_none`).
+    The documents are those of the corpus, whatever the log holds. If lines name
+    no split, whether a query is in the first split, and with which of its
+    documents, is a function of the query's own lines, of the corpus' ids, of
+    `fractions` and `seed`. So one query more or less changes no other record of
+    the first split. If lines name splits, each query is in the splits that its
+    own lines name, and no rule divides them (`splits.where_none`).
 
   Args:
-    path: the log, of any kind that `table_files.rows` reads; under
-      `fields.document` stands the id of a document.
+    path: the log, of any kind that `table_files.rows` reads; the key
+      `fields.document` holds the id of a document.
     corpus: the documents, of any such kind, or a BEIR corpus.jsonl: _id or id,
       text or contents, and possibly title.
     fields: the names of the log's keys.
     fractions: split name -> share of the documents, in expectation; the first
-      is the one that is trained on.
+      split is for training.
     seed: another seed gives other splits.
     dangling: counts lines of unknown documents, which are left out; None: they
       are refused.
@@ -171,41 +175,43 @@ def read_log(
   Raises:
     ValueError: as in `read_jsonl`.
   """
-  documents, known = collection_lib.read_documents(
-    corpus, lambda: _documents(corpus, fields.quotes)
+  documents, document_ids = collection_lib.read_documents(
+    corpus, lambda: _read_documents(corpus, fields.quotes)
   )
-  names = _Names(path)
+  names = _SplitNames(path)
   asked = []
   for where, line in table_files.rows(path, fields.quotes):
-    id_ = _clicked_id(where, line, fields)
+    id_ = _get_clicked_id(where, line, fields)
     name = names.read(where, line)
     if _is_clicked(where, line) and collection_lib.is_known(
-      where, "document", id_, known, dangling
+      where, "document", id_, document_ids, dangling
     ):
-      asked.append((_query(where, line, fields), id_, name))
+      asked.append((_parse_query(where, line, fields), id_, name))
   clicks = f'clicks on "{fields.document}" ids that {corpus} has'
   _check_asked(names, asked, clicks)
-  return _collection(documents, names, asked, fractions, seed, names.of_files())
+  return _make_collection(
+    documents, names, asked, fractions, seed, names.read_file_splits()
+  )
 
 
 def queries(
   path: str | os.PathLike,
   fields: Fields = Fields(),  # noqa: B008  (frozen)
 ) -> Iterator[tuple[str, str]]:
-  """Yields id and text of the query of each line, also without a click.
+  """Yields the id and text of each line's query, even without a click.
 
-  Nothing is divided, and no document is looked at.
+  Splits and documents are ignored.
 
   Args:
     path: the log, of any kind that `table_files.rows` reads.
-    fields: the names of its keys.
+    fields: the names of the log's keys.
 
   Raises:
     ValueError: if a line is malformed or has no text (the message says
       file:line).
   """
   for where, line in table_files.rows(path, fields.quotes):
-    query = _query(where, line, fields)
+    query = _parse_query(where, line, fields)
     yield query.id, query.text
 
 
@@ -214,15 +220,15 @@ def check_columns(
 ) -> None:
   """Refuses a log whose header lacks a column that `fields` names.
 
-  The header alone is read, of JSONL the first line.
+  Only the header is read, or the first line of JSONL.
 
   Args:
     path: the log, of any kind that `table_files.rows` reads.
     fields: the names of the log's keys.
-    has_corpus: whether documents stand in a corpus, and here their ids.
+    has_corpus: whether the log holds ids of the documents of a corpus.
 
   Raises:
-    ValueError: naming the columns that there are and the flags to give.
+    ValueError: naming the log's columns and the flags to give.
   """
   where, names = table_files.columns(path)
   if names:
@@ -232,16 +238,16 @@ def check_columns(
 def _check_keys(
   where: str, names: Collection[str], fields: Fields, has_corpus: bool
 ) -> None:
-  """Refuses keys without those that `fields` names."""
-  asked = (
+  """Refuses a line without the keys that `fields` names."""
+  expected = (
     ("QUERY_FIELD", fields.query, _QUERIES),
     ("DOCUMENT_FIELD", fields.document, _IDS if has_corpus else _TEXTS),
   )
-  missing = [each for each in asked if each[1] not in names]
+  missing = [each for each in expected if each[1] not in names]
   if not missing:
     return
   plain = {re.sub(r"[\W_]", "", name.lower()): name for name in names}
-  chosen = [key for _, key, _ in asked if key in names]
+  chosen = [key for _, key, _ in expected if key in names]
   flags = []
   for flag, _, usual in missing:
     likely = [plain[name] for name in usual if name in plain]
@@ -269,43 +275,43 @@ def _are_names(names: Iterable[str]) -> bool:
   return all(re.fullmatch(r"[A-Za-z_][A-Za-z_.-]{,30}", name) for name in names)
 
 
-def _clicked_id(where: str, line: Mapping[str, Any], fields: Fields) -> str:
-  """Returns the id of a clicked document; "" for an empty cell, as null is."""
+def _get_clicked_id(where: str, line: Mapping[str, Any], fields: Fields) -> str:
+  """Returns the id of a clicked document; "" for an empty cell or null."""
   _check_keys(where, line, fields, has_corpus=True)
   return ids.get_field(where, line, fields.document, "document", default="")
 
 
-class _Names:
-  """The splits that the lines of a log name, those without clicks too."""
+class _SplitNames:
+  """Collects the splits that a log's lines name, also lines without clicks."""
 
   def __init__(self, path: str | os.PathLike):
     self.path = path
     self.every: list[str | None] = []
 
-  def of_files(self) -> list[str]:
-    """Returns the splits that files of a folder name."""
+  def read_file_splits(self) -> list[str]:
+    """Returns the splits that the files of a folder name."""
     return table_files.splits(self.path)
 
   def read(self, where: str, line: Mapping[str, Any]) -> str:
-    """Returns what a line names, "" for nothing, and remembers it."""
+    """Returns and collects the split of a line; "" if it names none."""
     name = files.field(where, line, "split", default="")
     self.every.append(name if "split" in line else None)
     return name
 
 
-def _collection(
+def _make_collection(
   documents: Any,
-  names: _Names,
+  names: _SplitNames,
   asked: list[tuple[collection_lib.Query, str, str]],
   fractions: Mapping[str, float],
   seed: int,
   splits: Iterable[str],
 ) -> collection_lib.Collection:
-  """Divides (query, id of a document, name of its split), if none is named."""
+  """Makes a collection of (query, document id, split); divides it if needed."""
   path = names.path
-  by_column = table_files.by_column(path, names.every)
+  by_column = table_files.has_split_column(path, names.every)
   sides = [name for _, _, name in asked]
-  gathered: frozenset[str] = frozenset()
+  gathered_ids: frozenset[str] = frozenset()
   if by_column:
     qrels: dict[str, collection_lib.Qrels] = {}
   elif any(names.every):
@@ -315,8 +321,8 @@ def _collection(
     pairs = [(query.text, id_) for query, id_, _ in asked]
     sides = splits_lib.split_by_own_document(pairs, fractions, seed=seed)
     _check_sides(names, sides, fractions)
-    several = splits_lib.with_several_documents(pairs)
-    gathered = frozenset(
+    several = splits_lib.mark_several_documents(pairs)
+    gathered_ids = frozenset(
       query.id for (query, _, _), is_ in zip(asked, several, strict=True) if is_
     )
   for (query, id_, _), side in zip(asked, sides, strict=True):
@@ -324,20 +330,20 @@ def _collection(
       qrels.setdefault(side, {}).setdefault(query.id, {})[id_] = 1
   queries = tuple({query.id: query for query, _, _ in asked}.values())
   return collection_lib.Collection(
-    documents, queries, qrels, by_column, gathered=gathered
+    documents, queries, qrels, by_column, gathered=gathered_ids
   )
 
 
-def _documents(
+def _read_documents(
   corpus: str | os.PathLike, quotes: str
 ) -> Iterator[tuple[str, collection_lib.Document]]:
   for where, line in table_files.rows(corpus, quotes):
     aliases = {"_id": line.get("id"), "text": line.get("contents")}
-    yield where, beir.document_of(where, aliases | line)
+    yield where, beir.make_document(where, aliases | line)
 
 
 def _is_clicked(where: str, line: Mapping[str, Any]) -> bool:
-  """Whether a line has clicks, or says nothing of them."""
+  """Returns True if a line has clicks above 0, or does not state its clicks."""
   value = line.get("clicks")
   if value is None or value == "":
     return True
@@ -355,39 +361,39 @@ def _is_clicked(where: str, line: Mapping[str, Any]) -> bool:
     ) from None
 
 
-def _query(
+def _parse_query(
   where: str, line: Mapping[str, Any], fields: Fields
 ) -> collection_lib.Query:
-  text = _required(where, line, fields.query)
+  text = _get_text(where, line, fields.query)
   keys = ("client", "user", "user_id")
-  if fields.client != "client":  # chosen: no other stands in for it
+  if fields.client != "client":  # the user chose one: no other key counts
     keys = (fields.client,)
-  client = collection_lib.one_owner(
+  client = collection_lib.get_owner(
     where,
     (ids.get_field(where, line, key, "user", default="") for key in keys),
   )
-  return collection_lib.Query(_digest("q", client, text), text, client)
+  return collection_lib.Query(_make_id("q", client, text), text, client)
 
 
-def _document(
+def _parse_document(
   where: str, line: Mapping[str, Any], fields: Fields, client: str
 ) -> collection_lib.Document:
-  text = _required(where, line, fields.document)
+  text = _get_text(where, line, fields.document)
   title = files.field(where, line, "title", default="")
-  id_ = _digest("d", title, text)
+  id_ = _make_id("d", title, text)
   return collection_lib.Document(id_, text, title, client)
 
 
-def _digest(kind: str, *parts: str) -> str:
-  """Returns an id that depends on the content alone.
+def _make_id(kind: str, *parts: str) -> str:
+  """Returns an id that is a digest of the content.
 
-  Each part is preceded by its length, so ("ab", "c") and ("a", "bc") differ.
+  Each part is preceded by its length, so that ("ab", "c") and ("a", "bc") differ.
   """
   text = "".join(f"{len(part)}:{part}" for part in parts)
   return kind + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _required(where: str, line: Mapping[str, Any], name: str) -> str:
+def _get_text(where: str, line: Mapping[str, Any], name: str) -> str:
   if name not in line:
     raise ValueError(
       f'{where}: expected the key "{name}", got {len(line)} others; rename the'
@@ -402,13 +408,13 @@ def _required(where: str, line: Mapping[str, Any], name: str) -> str:
   return text
 
 
-def _merged_documents(
+def _merge_documents(
   documents: Iterable[collection_lib.Document],
 ) -> tuple[collection_lib.Document, ...]:
-  """Keeps one of equal documents, with the client they agree on, or "".
+  """Merges equal documents; the client is "" unless all of them agree on it.
 
-  They are in the order of their ids. That of the lines would be published with
-  the documents, and say of which of them the first queries asked.
+  The documents are in the order of their ids. The order of the lines would be
+  published with the documents and reveal the documents of the first queries.
   """
   merged: dict[str, collection_lib.Document] = {}
   for document in documents:
@@ -418,8 +424,8 @@ def _merged_documents(
   return tuple(merged[name] for name in sorted(merged))
 
 
-def _check_asked(names: _Names, asked: list[Any], words: str) -> None:
-  """Refuses a log that gives no pair, and says what its lines lack."""
+def _check_asked(names: _SplitNames, asked: list[Any], words: str) -> None:
+  """Refuses a log without any pair; the message names what its lines lack."""
   if not names.every:
     raise ValueError(f"{names.path}: expected lines, got none; fill it")
   if not asked:
@@ -430,11 +436,11 @@ def _check_asked(names: _Names, asked: list[Any], words: str) -> None:
 
 
 def _check_sides(
-  names: _Names,
+  names: _SplitNames,
   sides: list[str | None],
   fractions: Mapping[str, float],
 ) -> None:
-  """Refuses a file so small, or so entangled, that a split stays empty."""
+  """Refuses a log whose division leaves a split empty."""
   empty = [split for split in fractions if split not in sides]
   if empty:
     raise ValueError(

@@ -1,4 +1,4 @@
-"""MS MARCO's layout (collection.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv), and Anserini's.
+"""Reads the layouts of MS MARCO and of Anserini.
 
 References:
   Bajaj et al., "MS MARCO: A Human Generated MAchine Reading COmprehension
@@ -34,40 +34,48 @@ def read_msmarco(
 
   collection.tsv holds "pid TAB text", queries.SPLIT.tsv "qid TAB text" and
   qrels.SPLIT.tsv "qid TAB 0 TAB pid TAB grade" (any white space between them). A
-  header is passed over (`query_pairs.is_header`).
+  header is skipped (`query_pairs.is_header`).
 
   Args:
     directory: the folder.
-    in_memory: whether the passages are kept; if not, each is checked all the
-      same, and read again by each loop over them.
+    in_memory: whether to keep the passages. If not, each is checked once and read
+      again by each loop over them.
     dangling: counts judgements of unknown ids, see `collection.judge`; None:
       they are refused.
 
   Returns:
-    The collection, with the queries that are judged.
+    The collection, with only the judged queries.
 
   Raises:
-    ValueError: if a file is missing or malformed, an id stands twice, a query
+    ValueError: if a file is missing or malformed, an id occurs twice, a query
       is empty, or a judgement names an unknown id; the message says file:line.
   """
   directory = pathlib.Path(directory)
   passages = files.find(directory, "collection.tsv")
   documents, ids = collection_lib.read_documents(
-    passages, lambda: _items(passages, "document"), in_memory=in_memory
+    passages, lambda: _read_items(passages, "document"), in_memory=in_memory
   )
   queries: dict[str, collection_lib.Query] = {}
   qrels = {}
   for split in files.splits(directory, "qrels."):
     path = files.find(directory, f"queries.{split}.tsv")
-    asked = collection_lib.by_id(path, "query", _items(path, "query"))
-    rows = _rows(files.find(directory, f"qrels.{split}.tsv"))
-    qrels[split] = collection_lib.judge(rows, asked, ids, dangling=dangling)
-    _add(queries, [asked[id_] for id_ in asked if id_ in qrels[split]], path)
+    split_queries = collection_lib.by_id(
+      path, "query", _read_items(path, "query")
+    )
+    rows = _read_rows(files.find(directory, f"qrels.{split}.tsv"))
+    qrels[split] = collection_lib.judge(
+      rows, split_queries, ids, dangling=dangling
+    )
+    _add_queries(
+      queries,
+      [split_queries[id_] for id_ in split_queries if id_ in qrels[split]],
+      path,
+    )
   return collection_lib.Collection(
     documents,
     tuple(queries.values()),
     qrels,
-    lacking=collection_lib.lacking(qrels, ids),
+    lacking=collection_lib.find_lacking(qrels, ids),
   )
 
 
@@ -76,11 +84,11 @@ def read_anserini(
   *,
   dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Collection:
-  """Reads a folder as Anserini and Pyserini lay it out.
+  """Reads a folder in the layout of Anserini and Pyserini.
 
-  corpus/ holds JSON lines with "id" and "contents"; topics.SPLIT.tsv "qid TAB
-  text", or topics.SPLIT.txt (.xml) the same or TREC topics (`trec_topics`); and
-  qrels.SPLIT.txt "qid 0 docid grade". Each file may be compressed.
+  corpus/ holds JSON lines with "id" and "contents". topics.SPLIT.tsv holds "qid TAB
+  text"; topics.SPLIT.txt or .xml holds the same or TREC topics (`trec_topics`).
+  qrels.SPLIT.txt holds "qid 0 docid grade". Each file may be compressed.
 
   Args:
     directory: the folder.
@@ -95,27 +103,29 @@ def read_anserini(
   directory = pathlib.Path(directory)
   corpus = directory / "corpus"
   documents, ids = collection_lib.read_documents(
-    corpus, lambda: _contents(corpus)
+    corpus, lambda: _read_contents(corpus)
   )
   queries, qrels = {}, {}
   for path in sorted(directory.glob("topics.*")):
-    split = files.unsuffixed(
+    split = files.remove_suffix(
       path.name.removeprefix("topics."),
       *compression.variants(".tsv"),
       *compression.variants(".txt"),
       *compression.variants(".xml"),
     )
-    if split is None:  # such as an editor's copy
+    if split is None:  # another file, such as an editor's copy
       continue
     judged = files.find(directory, f"qrels.{split}.txt")
-    asked, rows = _topics(path, [*_rows(judged)])
-    qrels[split] = collection_lib.judge(rows, asked, ids, dangling=dangling)
-    if rows and not any(query in asked for _, query, *_ in rows):
+    split_queries, rows = _read_topics(path, [*_read_rows(judged)])
+    qrels[split] = collection_lib.judge(
+      rows, split_queries, ids, dangling=dangling
+    )
+    if rows and not any(query in split_queries for _, query, *_ in rows):
       raise ValueError(
         f"{path}: expected topics that are judged, got none of the judgements'"
-        " numbers; give the topics of these judgements"
+        " numbers; give the topics of the judgements"
       )
-    _add(queries, asked.values(), path)
+    _add_queries(queries, split_queries.values(), path)
   if not queries:
     raise ValueError(
       f"{directory}: expected topics.SPLIT.tsv or topics.SPLIT.txt, got none"
@@ -124,17 +134,18 @@ def read_anserini(
     documents,
     tuple(queries.values()),
     qrels,
-    lacking=collection_lib.lacking(qrels, ids),
+    lacking=collection_lib.find_lacking(qrels, ids),
   )
 
 
-def _add(
+def _add_queries(
   queries: dict[str, collection_lib.Query],
-  asked: Iterable[collection_lib.Query],
+  added: Iterable[collection_lib.Query],
   path: pathlib.Path,
 ) -> None:
-  """Adds queries of a split, or refuses another text than an earlier one's."""
-  for query in asked:
+  """Adds the queries of a split; refuses an id with another text in two
+  splits."""
+  for query in added:
     if queries.setdefault(query.id, query) != query:
       raise ValueError(
         f"{path}: expected one text for each query, got another than in an"
@@ -142,36 +153,36 @@ def _add(
       )
 
 
-def _contents(corpus: pathlib.Path) -> Iterator[tuple[str, Any]]:
+def _read_contents(corpus: pathlib.Path) -> Iterator[tuple[str, Any]]:
   for where, line in table_files.rows(corpus):
     id_ = ids.get_field(where, line, "id", "document")
     text = files.field(where, line, "contents")
     yield where, collection_lib.Document(id_, text)
 
 
-def _topics(
+def _read_topics(
   path: pathlib.Path, rows: list[tuple[str, str, str, str]]
 ) -> tuple[dict[str, collection_lib.Query], list[tuple[str, str, str, str]]]:
-  """Reads topics, and names them and their judgements alike."""
+  """Reads topics and gives them the same ids as their judgements."""
   if ".tsv" in path.name or not trec_topics.is_topics(path):
-    topics = _items(path, "query")
+    topics = _read_items(path, "query")
   else:
     rows = [
-      (where, trec_topics.without_zeros(query), *rest)
+      (where, trec_topics.remove_zeros(query), *rest)
       for where, query, *rest in rows
     ]
     judged = {query for _, query, *_ in rows}
-    topics = trec_topics.numbered(trec_topics.read(path), judged)
+    topics = trec_topics.match_judged_ids(trec_topics.read(path), judged)
     if not topics.have_titles:
       print(
-        f"synthq: note: {path}: where a topic has no title, its description is"
+        f"synthq: note: {path}: a topic without a title has its description as"
         " the query",
         file=sys.stderr,
       )
   return collection_lib.by_id(path, "query", topics), rows
 
 
-def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
+def _read_items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
   make = {"document": collection_lib.Document, "query": collection_lib.Query}
   for number, (where, (id_, text)) in enumerate(files.table(path, columns=2)):
     if number == 0 and query_pairs.is_header((id_, text)):
@@ -182,7 +193,7 @@ def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
     yield where, make[kind](id_, text)
 
 
-def _rows(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
+def _read_rows(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
   rows = files.columns(path, "query 0 passage grade")
   for number, (where, (query, _, document, grade)) in enumerate(rows):
     if number == 0 and query_pairs.is_header((query, document)):

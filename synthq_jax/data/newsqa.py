@@ -1,25 +1,25 @@
-"""NewsQA: questions on CNN stories, their answers as spans of the text.
+"""Reads NewsQA: questions on CNN stories, with answers as spans of the text.
 
-The set may not be passed on. Whoever has it packs it from the questions and
-the CNN stories with Maluuba's scripts, and this reader takes what they write:
+The set may not be redistributed. Its users pack it from the questions and the
+CNN stories with Maluuba's scripts, whose output this reader takes:
 
 - `combined-newsqa-data-v1.json`: "data" is a list of stories with "storyId",
-  "text", "type" (train, dev or test) and "questions"; of a question, "q" and
-  "consensus" count: "s" and "e" (the first character, and the one behind the
-  last), or "noAnswer" or "badQuestion".
+  "text", "type" (train, dev or test) and "questions"; the reader uses
+  "q" and "consensus" of a question: "s" and "e" (its first character and the one
+  after its last), or "noAnswer" or "badQuestion".
 - `combined-newsqa-data-v1.csv`: a question a line, with "story_id",
-  "story_text", "question", "answer_char_ranges" and "validated_answers". It
-  names no consensus, which is made as the scripts make it, and no splits,
-  which their lists of stories name (`read_splits`).
+  "story_text", "question", "answer_char_ranges" and "validated_answers". It has
+  no consensus, which this reader computes as the scripts do, and no splits, which
+  the scripts' lists of stories name (`read_splits`).
 
-The packed files hold the texts, with corrections that spans rely on; so the
-folder of stories is not read. A story's name is the SHA-1 of its URL, a line
-in the lists of Hermann et al. (`read_urls`), and the URL names its genre.
+The packed files hold the texts, with corrections on which the spans rely, so that
+the reader needs no folder of stories. A story's name is the SHA-1 of its URL, a
+line in the lists of Hermann et al. (`read_urls`), and the URL names its genre.
 
-None of these files was at hand here. The reader follows the description and
-the code of Maluuba's scripts, and was tried on small files written after them:
-both formats, questions without a consensus, spans that end behind the text.
-Not tried: the real files, nor the URLs of all stories.
+The real files are not available to the tests. The reader follows the description
+and the code of Maluuba's scripts. Tested on small files in the same layout: both
+formats, questions without a consensus, spans that end behind the text. Not
+tested: the real files and the URLs of all stories.
 
 References:
   Trischler et al., "NewsQA: A Machine Comprehension Dataset", 2017,
@@ -59,7 +59,7 @@ Span = tuple[int, int]
 
 _SPLITS = ("train", "dev", "test")
 _OTHER = (LookupError, TypeError, AttributeError, RecursionError, csv.Error)
-"""What a file of another layout raises where it is read."""
+"""Errors that reading a file of another layout raises."""
 _COLUMNS = {
   "story_id",
   "story_text",
@@ -74,13 +74,13 @@ _HOST = re.compile(r".*https?://[^/]+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-  """A question with the answer that its readers agree on.
+  """A question with the answer on which its readers agree.
 
   Attributes:
-    id: "STORY-NUMBER", the number in order of the file.
-    text: what was asked.
-    start: the first character of the answer in the story.
-    end: the one behind its last.
+    id: "STORY-NUMBER", numbered within the story in the order of the file.
+    text: the question.
+    start: position of the answer's first character in the story.
+    end: position after the answer's last character.
   """
 
   id: str
@@ -95,9 +95,9 @@ class Story:
 
   Attributes:
     id: the SHA-1 of its URL.
-    text: as spans count in it.
+    text: the text, in whose characters spans count.
     split: "train", "dev" or "test".
-    questions: possibly none.
+    questions: its questions, possibly none.
   """
 
   id: str
@@ -114,48 +114,48 @@ def read(
   Questions without a consensus, and spans without a character, are left out.
 
   Args:
-    path: the file; what its name ends with says the format.
-    splits: story id -> split, from `read_splits`; .csv needs it, .json has its
-      own.
+    path: the file; its suffix gives the format.
+    splits: story id -> split, from `read_splits`; needed for .csv. A .json file
+      names its splits.
 
   Returns:
-    The stories in order of the file.
+    The stories in the order of the file.
 
   Raises:
-    ValueError: if the file has another shape, or a story no split.
+    ValueError: if the file has another layout, or a story has no split.
   """
-  name = compression.unpacked(os.fspath(path))
+  name = compression.remove_suffix(os.fspath(path))
   if name.endswith(".json"):
-    return tuple(_json_stories(path))
+    return tuple(_read_json_stories(path))
   if not name.endswith(".csv") or splits is None:
     raise ValueError(
       f"{path}: expected .json, or .csv with splits, got splits={splits}; give"
       " a packed file, and for .csv its lists of stories: newsqa:FILE.csv@LISTS"
     )
-  return tuple(_csv_stories(path, splits))
+  return tuple(_read_csv_stories(path, splits))
 
 
-def from_place(place: str) -> tuple[Story, ...]:
-  """Reads what a source names.
+def from_place(location: str) -> tuple[Story, ...]:
+  """Reads the stories of a source's location.
 
   Args:
-    place: "FILE.json", or "FILE.csv@LISTS" with the folder of `read_splits`.
+    location: "FILE.json", or "FILE.csv@LISTS" with the folder of `read_splits`.
 
   Raises:
     ValueError: as `read` and `read_splits`.
   """
-  path, _, lists = place.partition("@")
+  path, _, lists = location.partition("@")
   return read(path, read_splits(lists) if lists else None)
 
 
 def as_collection(stories: Iterable[Story]) -> collection.Collection:
-  """Returns stories as documents, each judged for the questions asked on it.
+  """Converts stories to a collection: each is relevant to its own questions.
 
   Args:
-    stories: from `read`.
+    stories: stories from `read`.
 
   Returns:
-    The collection, with a split for each that has questions; every grade is 1.
+    The collection, with the splits that have questions; every grade is 1.
   """
   stories = tuple(stories)
   asked = [
@@ -176,7 +176,7 @@ def read_splits(directory: Path) -> dict[str, str]:
   """Reads Maluuba's lists {train,dev,test}_story_ids.csv.
 
   Args:
-    directory: with the three lists, each below the header "story_id".
+    directory: a folder with the three lists, each with the header "story_id".
 
   Returns:
     Story id -> split.
@@ -185,7 +185,7 @@ def read_splits(directory: Path) -> dict[str, str]:
     ValueError: if a list is missing or has another header.
   """
   return {
-    _story_id(story): split
+    _get_story_id(story): split
     for split in _SPLITS
     for _, (story,) in files.headed_table(
       files.find(directory, f"{split}_story_ids.csv"), ("story_id",)
@@ -197,10 +197,10 @@ def read_urls(paths: Iterable[Path]) -> dict[str, str]:
   """Reads lists of URLs, one a line.
 
   Args:
-    paths: such as wayback_training_urls.txt and its two fellows.
+    paths: files such as wayback_training_urls.txt.
 
   Returns:
-    Story id, which is the SHA-1 of the line, -> URL.
+    Story id -> URL; the id is the SHA-1 of the line.
 
   Raises:
     ValueError: if a file is missing.
@@ -213,18 +213,18 @@ def read_urls(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def genre(url: str) -> str:
-  """Returns the part of the paper that a CNN story's URL names.
+  """Returns the section of the paper that a CNN story's URL names.
 
   >>> genre("http://web.archive.org/web/2011id_/http://cnn.com/2009/WORLD/"
   ...       "europe/05/04/a.story/index.html")
   'world'
 
   Args:
-    url: of the story, also within the archive's.
+    url: the story's URL, also within a URL of the Internet Archive.
 
   Returns:
-    In lower case, or "" where the path has none. The last part, which is the
-    story itself, is none, and numbers, which are dates, are none either.
+    The section in lower case, or "" if the path names none. Its last part (the
+    story) and its numbers (the date) are no sections.
   """
   path = _HOST.sub("", url, count=1)
   parts = urllib.parse.unquote(path).lower().strip("/").split("/")[:-1]
@@ -232,21 +232,23 @@ def genre(url: str) -> str:
   return "" if "." in first else first
 
 
-def _json_stories(path: Path) -> Iterator[Story]:
+def _read_json_stories(path: Path) -> Iterator[Story]:
   try:
-    stories = _json(_text(path))["data"]
+    stories = _parse_json(_read_text(path))["data"]
     for number, story in enumerate(stories, 1):
       where = f"{path}: story {number}"
       spans = (
-        (question["q"], _json_span(question["consensus"]))
+        (question["q"], _get_json_span(question["consensus"]))
         for question in story["questions"]
       )
-      yield _story(where, story["storyId"], story["text"], story["type"], spans)
+      yield _make_story(
+        where, story["storyId"], story["text"], story["type"], spans
+      )
   except _OTHER as error:
-    raise _other(path, "json", error) from error
+    raise _make_layout_error(path, "json", error) from error
 
 
-def _other(path: Path, kind: str, error: Exception) -> ValueError:
+def _make_layout_error(path: Path, kind: str, error: Exception) -> ValueError:
   got = f"{type(error).__name__}: {' '.join(str(error).split())}"
   return ValueError(
     f"{path}: expected the layout of combined-newsqa-data-v1.{kind}, got"
@@ -254,22 +256,22 @@ def _other(path: Path, kind: str, error: Exception) -> ValueError:
   )
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
   try:
     return json.loads(text)
-  except ValueError as error:  # also of an integer that is too long
+  except ValueError as error:  # also raised for an integer that is too long
     raise TypeError("no JSON") from error
 
 
-def _json_span(consensus: Mapping[str, Any]) -> Span | None:
+def _get_json_span(consensus: Mapping[str, Any]) -> Span | None:
   return (consensus["s"], consensus["e"]) if "s" in consensus else None
 
 
-def _csv_stories(path: Path, splits: Mapping[str, str]) -> Iterator[Story]:
+def _read_csv_stories(path: Path, splits: Mapping[str, str]) -> Iterator[Story]:
   asked: dict[str, list[tuple[str, Span | None]]] = {}
   texts: dict[str, str] = {}
   csv.field_size_limit(_LARGEST_CELL)
-  rows = csv.DictReader(io.StringIO(_text(path), newline=""))
+  rows = csv.DictReader(io.StringIO(_read_text(path), newline=""))
   if missing := _COLUMNS - set(rows.fieldnames or ()):
     raise ValueError(
       f"{path}: expected the columns of combined-newsqa-data-v1.csv, got none "
@@ -279,23 +281,23 @@ def _csv_stories(path: Path, splits: Mapping[str, str]) -> Iterator[Story]:
     for row in rows:
       story = row["story_id"]
       texts.setdefault(story, row["story_text"].replace("\r\n", "\n"))
-      pair = (row["question"], _csv_span(row))
+      pair = (row["question"], _get_csv_span(row))
       asked.setdefault(story, []).append(pair)
   except _OTHER as error:
-    raise _other(path, "csv", error) from error
+    raise _make_layout_error(path, "csv", error) from error
   for story, pairs in asked.items():
-    split = splits.get(_story_id(story), "")
-    yield _story(f"{path}: {story}", story, texts[story], split, pairs)
+    split = splits.get(_get_story_id(story), "")
+    yield _make_story(f"{path}: {story}", story, texts[story], split, pairs)
 
 
-def _csv_span(row: Mapping[str, str]) -> Span | None:
-  """Returns the consensus: what validators chose, else what most readers did.
+def _get_csv_span(row: Mapping[str, str]) -> Span | None:
+  """Returns the answer span chosen by the validators, or else by most readers.
 
-  Validators were asked where readers did not agree; half of them must choose
-  the same.
+  Validators judge a question if its readers disagree; at least half of them must
+  choose the same answer.
   """
   if row["validated_answers"]:
-    votes = collections.Counter(_json(row["validated_answers"]))
+    votes = collections.Counter(_parse_json(row["validated_answers"]))
     answer, count = votes.most_common(1)[0]
     answer = answer if 2 * count >= votes.total() else ""
   else:
@@ -305,20 +307,21 @@ def _csv_span(row: Mapping[str, str]) -> Span | None:
   return (int(match[1]), int(match[2])) if match else None
 
 
-def _story(
+def _make_story(
   where: str,
   name: str,
   text: str,
   split: str,
   asked: Iterable[tuple[str, Span | None]],
 ) -> Story:
-  """Makes a story with the questions whose span has a character in the text."""
+  """Makes a story with the questions whose spans hold a character of the
+  text."""
   if split not in _SPLITS:
     raise ValueError(
       f"{where}: expected a split of {_SPLITS}, got {split!r}; correct its "
       "type, or add it to a list of story ids"
     )
-  id_ = _story_id(name)
+  id_ = _get_story_id(name)
   questions = tuple(
     Question(id=f"{id_}-{number}", text=question, start=span[0], end=end)
     for number, (question, span) in enumerate(asked)
@@ -327,18 +330,18 @@ def _story(
   return Story(id=id_, text=text, split=split, questions=questions)
 
 
-def _story_id(name: str) -> str:
+def _get_story_id(name: str) -> str:
   """Returns the SHA-1 in "./cnn/stories/SHA-1.story".
 
-  >>> _story_id("./cnn/stories/42d01e.story")
+  >>> _get_story_id("./cnn/stories/42d01e.story")
   '42d01e'
   """
   return pathlib.PurePosixPath(name).name.removesuffix(".story")
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
   try:
-    with files.opened(path) as stream:
+    with files.open_file(path) as stream:
       return stream.read().decode("utf-8")
   except (UnicodeDecodeError, *files.BROKEN_GZIP) as error:
     raise ValueError(

@@ -1,8 +1,8 @@
 """Cuts documents into passages: windows of tokens that repeat the title.
 
 Formal guarantee: a document's passages are a function of that document and of
-settings. `best` chooses one for a query by that query and its own document alone,
-so that a record's passage moves with no other record.
+settings. `best` chooses a query's passage by that query and its own document
+alone, so that no other record can change it.
 """
 
 import dataclasses
@@ -15,14 +15,14 @@ from jaxtyping import Int
 from synthq_jax.data import blocks, collection, sentence_tokens
 from synthq_jax.data import vocabulary as vocabulary_lib
 
-__all__ = ["Cut", "Passages", "best", "cut", "windows"]
+__all__ = ["TruncatedRows", "Passages", "best", "cut", "windows"]
 
 
-class Cut:
-  """Rows of tokens on disk that are read to fewer columns, as `vocabulary.cut`."""
+class TruncatedRows:
+  """Truncates rows of tokens with `vocabulary.cut` when they are read."""
 
   def __init__(self, rows: blocks.Rows | np.ndarray, length: int):
-    """Keeps where rows are read, and how many columns of them."""
+    """Stores the rows and the number of columns to keep."""
     self._rows = rows
     self.shape = (len(rows), length)
 
@@ -32,24 +32,24 @@ class Cut:
   def __getitem__(
     self, rows: Int[np.ndarray, " some"] | slice
   ) -> Int[np.ndarray, "some length"]:
-    """Reads some rows."""
+    """Reads and truncates some rows."""
     return vocabulary_lib.cut(self._rows[rows], self.shape[1])
 
 
-Tokens = blocks.Rows | Cut | sentence_tokens.TextRows | np.ndarray
-"""Rows of tokens, in memory or read from disk where they are used."""
+Tokens = blocks.Rows | TruncatedRows | sentence_tokens.TextRows | np.ndarray
+"""Rows of tokens, in memory or read lazily from disk."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Passages:
-  """A collection as encoders and generators read it.
+  """The tokenized passages of a collection, which encoders and generators read.
 
   Attributes:
-    ids: of the documents, in the order of the collection [document].
-    tokens: of the passages, in the order of their documents [passage, length];
-      they stay on disk.
+    ids: document ids, in the order of the collection [document].
+    tokens: tokens of the passages, in the order of their documents [passage,
+      length]; they stay on disk.
     owners: the position of each passage's document, ascending [passage]; every
-      document has one.
+      document has at least one passage.
   """
 
   ids: np.ndarray
@@ -57,20 +57,20 @@ class Passages:
   owners: Int[np.ndarray, " passage"]
 
   def cut_at(self, length: int) -> "Passages":
-    """Returns the same collection with so many tokens of each passage."""
+    """Returns these passages, each truncated to `length` tokens."""
     if length == self.tokens.shape[1]:
       return self
-    return dataclasses.replace(self, tokens=Cut(self.tokens, length))
+    return dataclasses.replace(self, tokens=TruncatedRows(self.tokens, length))
 
   @property
   def are_documents(self) -> bool:
-    """Whether every document is one passage."""
+    """True if every document is one passage."""
     return len(self.ids) == len(self.owners)
 
   def of(
     self, documents: Int[np.ndarray, " some"]
   ) -> tuple[Int[np.ndarray, " some"], Int[np.ndarray, " some"]]:
-    """Returns the first passage of documents, and the one past their last."""
+    """Returns the first passage of each document, and the one past its last."""
     return (
       np.searchsorted(self.owners, documents, side="left"),
       np.searchsorted(self.owners, documents, side="right"),
@@ -93,16 +93,16 @@ def windows(
   [[7, 11, 12, 13, 1], [7, 13, 14, 15, 1]]
 
   Args:
-    title: its tokens; cut at half the length, and so that the text has room.
-      May be empty.
-    text: the tokens of the text. May be empty: then there is one window.
-    length: tokens of a window at most, EOS included, at least 2.
-    stride: tokens of the text from the beginning of a window to that of the
-      next, at least 1; at most those that a window has room for are skipped.
-    eos: the id that ends a text.
+    title: tokens of the title, possibly none; truncated to half the length, and to
+      leave room for the text.
+    text: tokens of the text; an empty text has one window.
+    length: number of tokens of a window at most, EOS included, at least 2.
+    stride: number of text tokens between the starts of two windows, at least 1.
+      A stride above the room for text in a window is lowered to that room.
+    eos: the id of the EOS token.
 
   Returns:
-    At least one window, each ending with EOS.
+    One or more windows, each ending with EOS.
   """
   head = list(title[: min(length // 2, length - 2)])
   room = length - len(head) - 1
@@ -119,26 +119,26 @@ def cut(
   length: int,
   stride: int,
 ) -> tuple[Int[np.ndarray, "passage length"], Int[np.ndarray, " document"]]:
-  """Tokenizes documents and cuts them.
+  """Tokenizes documents and cuts them into passages.
 
   Args:
-    vocabulary: from `vocabulary.load`.
-    documents: some of a collection, in its order.
+    vocabulary: a vocabulary from `vocabulary.load`.
+    documents: some documents of a collection, in its order.
     length: as in `windows`.
     stride: as in `windows`.
 
   Returns:
-    The passages, padded with 0, and how many each document has.
+    The passages, padded with 0, and the number of passages of each document.
   """
   cuts = [
     windows(
-      vocabulary.encode(one.title) if one.title else [],
-      vocabulary.encode(one.text) if one.text else [],
+      vocabulary.encode(document.title) if document.title else [],
+      vocabulary.encode(document.text) if document.text else [],
       length=length,
       stride=stride,
       eos=vocabulary.eos_id,
     )
-    for one in documents
+    for document in documents
   ]
   rows = [row for passages in cuts for row in passages]
   counts = np.array([len(passages) for passages in cuts], np.int32)
@@ -150,24 +150,24 @@ def best(
   documents: Int[np.ndarray, " query"],
   queries: Int[np.ndarray, "query length"],
 ) -> Int[np.ndarray, " query"]:
-  """Chooses for each query the passage of its document that has most of it.
+  """Chooses for each query the passage of its document with the most query tokens.
 
   Args:
-    passages: of the collection.
+    passages: the passages of the collection.
     documents: the position of each query's document.
-    queries: their tokens, each with its EOS last.
+    queries: tokens of the queries, each ending with EOS.
 
   Returns:
-    Positions of passages: the first of those that hold most of the query's
-    different tokens.
+    The position of a passage for each query: the first passage of its document
+    that holds the largest number of the query's distinct tokens.
   """
   first, stop = passages.of(documents)
   if passages.are_documents:
     return first
   chosen = first.copy()
   for i in np.flatnonzero(stop - first > 1):
-    wanted = np.unique(queries[i][queries[i] > 0][:-1])
+    query_tokens = np.unique(queries[i][queries[i] > 0][:-1])
     rows = np.asarray(passages.tokens[first[i] : stop[i]])
-    shared = [np.isin(wanted, row).sum() for row in rows]
+    shared = [np.isin(query_tokens, row).sum() for row in rows]
     chosen[i] += int(np.argmax(shared))
   return chosen

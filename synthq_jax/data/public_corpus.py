@@ -1,8 +1,7 @@
-"""The texts of a pre-training corpus, part by part: files, or shards of TFDS.
+"""Reads the texts of a pre-training corpus part by part: files, or shards of TFDS.
 
-C4 comes either way: as 1,024 files c4-train.*.json.gz of JSON lines with a
-"text", which need nothing, or as the TFDS dataset c4/en, which has to be
-prepared first.
+C4 exists in both forms: as 1,024 files c4-train.*.json.gz of JSON lines with a
+"text", which need no preparation, or as the TFDS dataset c4/en, which needs one.
 """
 
 import dataclasses
@@ -23,62 +22,63 @@ _BINARY = (".parquet", ".arrow")
 
 
 class Part(Protocol):
-  """A part of a corpus that can be read alone."""
+  """A part of a corpus that can be read by itself."""
 
   @property
   def identity(self) -> str:
-    """Changes when the part does."""
+    """A text that changes with the part."""
 
   def texts(self) -> Iterator[str]:
-    """Yields its texts."""
+    """Yields the texts of the part."""
 
 
 def parts(source: str) -> list[Part]:
-  """Returns the parts of a corpus; none is read yet.
+  """Returns the parts of a corpus without reading them.
 
   Args:
     source: a glob of files, plain or compressed: JSON lines with a "text" (.jsonl,
       .json), tables with such a column (.parquet, .arrow), or else one text a
-      line. Or tfds:NAME or tfds:NAME@SPLIT, for
-      example tfds:c4/en@validation, out of TFDS's data folder (TFDS_DATA_DIR);
-      the split is train where none is given.
+      line. Or tfds:NAME[@SPLIT], e.g. tfds:c4/en@validation, in TFDS's data folder
+      (TFDS_DATA_DIR); the default split is train.
 
   Returns:
-    The files in the order of their names, or the shards in theirs.
+    The files in the order of their names, or the shards in the order of numbers.
 
   Raises:
     ValueError: if no file matches, or TFDS has not prepared the dataset.
   """
   if source.startswith(_TFDS):
     name, _, split = source.removeprefix(_TFDS).partition("@")
-    return _shards(name, split or "train")
+    return _list_shards(name, split or "train")
   paths = sorted(glob.glob(os.path.expanduser(source), recursive=True))
-  found = [_File(pathlib.Path(path)) for path in paths if os.path.isfile(path)]
-  if not found:
+  files_ = [_File(pathlib.Path(path)) for path in paths if os.path.isfile(path)]
+  if not files_:
     raise ValueError(
       f"expected files of a corpus, got none for {source!r}: give a path or a"
       ' glob in quotes, e.g. "c4/*.json.gz"'
     )
-  return found
+  return files_
 
 
 @dataclasses.dataclass(frozen=True)
 class _File:
+  """Reads a file of a corpus."""
+
   path: pathlib.Path
 
   @property
   def identity(self) -> str:
-    """Name, size and time: reading a terabyte for a digest takes too long."""
-    found = self.path.stat()
-    return f"{self.path.resolve()} {found.st_size} {found.st_mtime_ns}"
+    """Path, size and mtime: reading a terabyte for a digest takes too long."""
+    status = self.path.stat()
+    return f"{self.path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
   def texts(self) -> Iterator[str]:
     """Yields the texts.
 
     Raises:
-      ValueError: naming the line that is wrong.
+      ValueError: naming the malformed line.
     """
-    name = compression.unpacked(self.path.name)
+    name = compression.remove_suffix(self.path.name)
     if name.endswith((*_JSON, *_BINARY)):
       is_json = name.endswith(_JSON)
       read = files.json_lines if is_json else table_files.rows
@@ -91,7 +91,7 @@ class _File:
 
 @dataclasses.dataclass(frozen=True)
 class _Shard:
-  """A shard of a dataset that TFDS prepared."""
+  """Reads a shard of a dataset that TFDS has prepared."""
 
   name: str
   version: str
@@ -100,7 +100,7 @@ class _Shard:
 
   @property
   def identity(self) -> str:
-    """Versions of a dataset do not change."""
+    """Name, version, split and number: a version of a dataset never changes."""
     return f"{_TFDS}{self.version}@{self.split} {self.number}"
 
   def texts(self) -> Iterator[str]:
@@ -108,7 +108,7 @@ class _Shard:
     with extras.required("seqio"):
       import tensorflow_datasets as tfds
 
-    examples = _builder(self.name).as_dataset(
+    examples = _get_builder(self.name).as_dataset(
       split=f"{self.split}[{self.number}shard:{self.number + 1}shard]",
       decoders=tfds.decode.PartialDecoding({"text": True}),
     )
@@ -116,14 +116,14 @@ class _Shard:
       yield example["text"].decode()
 
 
-def _shards(name: str, split: str) -> list[Part]:
-  builder = _builder(name)
+def _list_shards(name: str, split: str) -> list[Part]:
+  builder = _get_builder(name)
   if split not in builder.info.splits:
-    there = sorted(builder.info.splits)
-    command = beir_sets.how_to_prepare(name, builder.data_dir_root)
+    existing = sorted(builder.info.splits)
+    command = beir_sets.get_prepare_command(name, builder.data_dir_root)
     raise ValueError(
       f"{_TFDS}{name}@{split}: expected a prepared dataset, got"
-      f" {f'only {there}' if there else 'none in TFDS_DATA_DIR'}: run {command}"
+      f" {f'only {existing}' if existing else 'none in TFDS_DATA_DIR'}: run {command}"
       " (C4 needs a cluster), or give a glob of its files"
     )
   if "text" not in (builder.info.features or {}):
@@ -136,7 +136,7 @@ def _shards(name: str, split: str) -> list[Part]:
   return [_Shard(name, version, split, i) for i in range(number)]
 
 
-def _builder(name: str):
+def _get_builder(name: str):
   with extras.required("seqio"):
     import tensorflow_datasets as tfds
 

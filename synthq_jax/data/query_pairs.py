@@ -1,4 +1,5 @@
-"""Queries, topics, and pairs of queries that people labelled, as plain files."""
+"""Reads queries, topics and pairs of queries that people labelled from
+files."""
 
 import dataclasses
 import math
@@ -34,21 +35,22 @@ _OTHER = "Different Topic"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelledPair:
-  """A query beside a topic, with what a person said of them.
+  """A query and a topic, with the labels that a person gave them.
 
   Attributes:
-    query_id: of the query.
-    query: its text.
+    query_id: the query's id.
+    query: the query's text.
     topic: the topic's number.
     title: the topic's title.
-    variant: what somebody asked who had read the topic.
-    title_relations: how the query relates to the title; mostly one name of
-      `leakage.words.RELATIONS`, none where nothing was said.
-    variant_relations: how it relates to the variant.
-    different_topic: whether it is on another topic, whatever else was said.
-    cosine: that of query and variant, as its source computed it.
-    description: of the topic; "" where none was given.
-    collections: test sets that the topic stands in; none where none was given.
+    variant: a query that a person wrote after reading the topic.
+    title_relations: labelled relations of the query to the title; mostly one name
+      of `leakage.words.RELATIONS`, none without a label.
+    variant_relations: labelled relations of the query to the variant.
+    different_topic: whether a label says that the query has another topic; other
+      labels do not matter then.
+    cosine: cosine similarity of query and variant, as the source reports it.
+    description: the topic's description, or "".
+    collections: names of the test sets that hold the topic, possibly none.
   """
 
   query_id: str
@@ -66,13 +68,13 @@ class LabelledPair:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Topic:
-  """What TREC asked.
+  """A topic of TREC.
 
   Attributes:
     collection: the test set, e.g. "robust04".
     number: the topic's number there.
-    title: a few words.
-    description: a sentence.
+    title: the information need in a few words.
+    description: the information need in a sentence.
   """
 
   collection: str
@@ -82,7 +84,7 @@ class Topic:
 
 
 def labelled_pairs(path: Path) -> tuple[LabelledPair, ...]:
-  """Reads pairs as the annotations of SPIRE 2022 are laid out.
+  """Reads labelled pairs in the layout of the annotations of SPIRE 2022.
 
   Args:
     path: JSONL with "query-id", "query", "topic", "title", "variant",
@@ -90,30 +92,32 @@ def labelled_pairs(path: Path) -> tuple[LabelledPair, ...]:
       "description" and "collections" (list).
 
   Returns:
-    The pairs, in their order.
+    The pairs, in the order of the file.
 
   Raises:
     ValueError: if a line lacks a key or has an unknown label (the message says
       file:line).
   """
-  return tuple(_pair(where, line) for where, line in files.json_lines(path))
+  return tuple(
+    _parse_pair(where, line) for where, line in files.json_lines(path)
+  )
 
 
-def _pair(where: str, line: Mapping[str, Any]) -> LabelledPair:
+def _parse_pair(where: str, line: Mapping[str, Any]) -> LabelledPair:
   cosine = files.field(where, line, "cosine", (int, float))
   if not math.isfinite(cosine):
     raise ValueError(
       f'{where}: expected a finite "cosine", got {cosine}; correct the line'
     )
-  other = _labels(where, line, "other_label", {_OTHER: _OTHER})
+  other = _parse_labels(where, line, "other_label", {_OTHER: _OTHER})
   return LabelledPair(
     query_id=ids.get_field(where, line, "query-id", "query"),
     query=files.field(where, line, "query", str),
     topic=str(files.field(where, line, "topic", (int, str))),
     title=files.field(where, line, "title", str),
     variant=files.field(where, line, "variant", str),
-    title_relations=_labels(where, line, "title_label", _RELATIONS),
-    variant_relations=_labels(where, line, "variant_label", _RELATIONS),
+    title_relations=_parse_labels(where, line, "title_label", _RELATIONS),
+    variant_relations=_parse_labels(where, line, "variant_label", _RELATIONS),
     different_topic=bool(other),
     cosine=float(cosine),
     description=files.field(where, line, "description", str, default=""),
@@ -123,17 +127,20 @@ def _pair(where: str, line: Mapping[str, Any]) -> LabelledPair:
   )
 
 
-def _labels(
-  where: str, line: Mapping[str, Any], key: str, known: Mapping[str, str]
+def _parse_labels(
+  where: str,
+  line: Mapping[str, Any],
+  key: str,
+  names_by_label: Mapping[str, str],
 ) -> tuple[str, ...]:
   labels = files.field(where, line, key, list)
-  names = list(known)  # not by hash: what stands there may be no string
+  names = list(names_by_label)  # a label may be unhashable JSON
   if any(label not in names for label in labels):
     raise ValueError(
-      f'{where}: expected labels of {sorted(known)} under "{key}", got another'
+      f'{where}: expected labels of {sorted(names_by_label)} under "{key}", got another'
       " one; correct it"
     )
-  return tuple(known[label] for label in labels)
+  return tuple(names_by_label[label] for label in labels)
 
 
 def topics(path: Path) -> tuple[Topic, ...]:
@@ -143,12 +150,13 @@ def topics(path: Path) -> tuple[Topic, ...]:
     path: JSONL with "collection", "topic", "title" and "description".
 
   Returns:
-    The topics, in their order; a number may occur in several collections.
+    The topics, in the order of the file; a number may occur in several
+    collections.
 
   Raises:
     ValueError: if a line lacks a key, or a collection has a topic twice.
   """
-  found: dict[tuple[str, str], Topic] = {}
+  topics_by_key: dict[tuple[str, str], Topic] = {}
   for where, line in files.json_lines(path):
     topic = Topic(
       collection=files.field(where, line, "collection", str),
@@ -157,60 +165,61 @@ def topics(path: Path) -> tuple[Topic, ...]:
       description=files.field(where, line, "description", str),
     )
     key = topic.collection, topic.number
-    if found.setdefault(key, topic) is not topic:
+    if topics_by_key.setdefault(key, topic) is not topic:
       raise ValueError(
         f"{where}: expected each topic once, got {topic.number} of"
         f" {topic.collection} again; remove one"
       )
-  return tuple(found.values())
+  return tuple(topics_by_key.values())
 
 
 def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:
   """Yields the queries of a log, which may be larger than memory.
 
-  Tab-separated files are laid out as MS MARCO's (id, query) or as ORCAS (id,
-  query, document, address). ORCAS has a line for each click: lines that repeat
-  id and text of the line before are left out. A first line that begins with
-  "query-id", "AnonID" or the like is a header, and so is one of names such as
-  "user" and "query". Quoted cells are told as `quoting.is_quoted` tells them. A
-  file with ".jsonl" in its name holds objects with "_id" or "id", and "text" or
-  "query"; a .parquet or .arrow table has such columns.
+  Tab-separated files have the columns of MS MARCO (id, query) or ORCAS (id, query,
+  document, address). ORCAS has a line for each click: a line that repeats id and
+  text of the line before is skipped. A first line is a header if it begins with
+  "query-id", "AnonID" or the like, or has names such as "user" and "query".
+  `quoting.is_quoted` decides whether cells are quoted. A file with ".jsonl" in its
+  name holds objects with "_id" or "id", and "text" or "query"; a .parquet or
+  .arrow table has such columns.
 
   Args:
     path: the file, plain or compressed.
     quotes: as in `quoting.is_quoted`.
 
   Yields:
-    Id and text of each query.
+    The id and text of each query.
 
   Raises:
     ValueError: if a line has no id or no text (the message says file:line), or
-      the file begins like a run, judgements or triples.
+      the first lines look like a run, judgements or triples.
   """
   if _is_json(path):
-    rows = _object_rows(files.json_lines(path))
+    rows = _read_objects(files.json_lines(path))
   elif pathlib.PurePath(path).suffix.lower() in (".parquet", ".arrow"):
-    rows = _object_rows(table_files.rows(path))
+    rows = _read_objects(table_files.rows(path))
   else:
-    rows = _plausible(path, _table_rows(path, quotes))
+    rows = _refuse_runs(path, _read_table(path, quotes))
   before = None
-  for query in _filled(rows):
+  for query in _refuse_empty(rows):
     if query != before:
       yield query
     before = query
 
 
 _STREAK = 8
+"""Number of doubtful first lines after which a file is refused."""
 
 
-def _plausible(
+def _refuse_runs(
   path: Path, rows: Iterator[tuple[str, str, str]]
 ) -> Iterator[tuple[str, str, str]]:
   """Refuses runs, judgements and triples, whose second column is no query.
 
-  A check for leaks of their ids says "clean". They are told by their beginning:
-  eight lines, or all of fewer but three, whose ids have several words or whose
-  queries are numbers.
+  A leakage check of ids would report "clean". A line is doubtful if its id has
+  several words or its query is a number. A file is refused if its first eight
+  lines are doubtful, or all lines of a file of three to seven.
   """
   doubtful = number = 0
   for number, (where, name, text) in enumerate(rows, 1):
@@ -228,7 +237,7 @@ def _plausible(
     )
 
 
-def _filled(
+def _refuse_empty(
   rows: Iterator[tuple[str, str, str]],
 ) -> Iterator[tuple[str, str]]:
   for where, name, text in rows:
@@ -246,20 +255,20 @@ def _filled(
 
 
 def variants(path: Path) -> Iterator[tuple[str, str]]:
-  """Yields what people asked who had read a topic.
+  """Yields queries that people wrote after reading a topic.
 
   Args:
-    path: a line a variant: id of the topic, tab, query; or JSONL with "topic"
-      and "variant", as labelled pairs have them. A topic may have several.
+    path: a line for each query: id of the topic, tab, query; or JSONL with "topic"
+      and "variant", as in labelled pairs. A topic may have several.
 
   Yields:
-    Topic's id and query.
+    The topic's id and the query.
 
   Raises:
     ValueError: if a line has no id or no text (the message says file:line).
   """
   if not _is_json(path):
-    yield from _filled(_table_rows(path))
+    yield from _refuse_empty(_read_table(path))
     return
   for where, line in files.json_lines(path):
     name = ids.get_field(where, line, "topic", "topic")
@@ -267,14 +276,14 @@ def variants(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def verified(path: Path) -> Iterator[tuple[str, str]]:
-  """Yields pairs that people took for near-duplicates, as ids.
+  """Yields the ids of pairs that people judged near-duplicates.
 
   Args:
-    path: labelled pairs (JSONL, see `labelled_pairs`), of which those on another
-      topic are left out; or a line a pair: id of the topic, tab, id of the query.
+    path: labelled pairs (JSONL, see `labelled_pairs`), without those on another
+      topic; or a line for each pair: id of the topic, tab, id of the query.
 
   Yields:
-    Topic's id and query's id.
+    The topic's id and the query's id.
 
   Raises:
     ValueError: if a line is malformed (the message says file:line).
@@ -295,7 +304,7 @@ def _is_json(path: Path) -> bool:
 
 
 _HEADERS = ("queryid", "qid", "id", "anonid")
-"""Names of a first column that are no id."""
+"""Names of a first column that no id has."""
 _IDS = (
   *("userid", "user", "sessionid", "session", "clientid", "client", "searchid"),
   *(
@@ -313,19 +322,19 @@ _TEXTS = (
   *("query", "queryid", "querytext", "text", "question", "title", "keywords"),
   *("searchterm", "variant", "passage", "contents", "document", "body"),
 )
-"""Names of columns that are none with a name of these beside them."""
+"""Names of a second column; with a first one of `_IDS`, a line is a header."""
 
 
 def is_header(cells: Sequence[str]) -> bool:
-  """Says whether the first cells of a table are names of its columns.
+  """Returns True if the first cells of a table are names of its columns.
 
-  Capitals and signs do not count: "Query ID" is "query-id".
+  Letter case and punctuation do not count: "Query ID" equals "query-id".
 
   >>> is_header(["AnonID", "Query"]), is_header(["user", "boat"])
   (True, False)
 
   Args:
-    cells: of the first line.
+    cells: the cells of the first line.
   """
   names = [re.sub(r"[\W_]", "", cell.lower()) for cell in cells[:2]]
   if names[0] in _HEADERS:
@@ -333,7 +342,7 @@ def is_header(cells: Sequence[str]) -> bool:
   return len(names) == 2 and names[0] in _IDS and names[1] in _TEXTS
 
 
-def _table_rows(
+def _read_table(
   path: Path, quotes: str = "auto"
 ) -> Iterator[tuple[str, str, str]]:
   for number, (where, (name, *rest)) in enumerate(quoting.rows(path, quotes)):
@@ -348,7 +357,7 @@ def _table_rows(
     yield where, ids.read(name, "query", where), text
 
 
-def _object_rows(
+def _read_objects(
   rows: Iterator[tuple[str, dict[str, Any]]],
 ) -> Iterator[tuple[str, str, str]]:
   for where, line in rows:

@@ -1,4 +1,4 @@
-"""Writes queries and their documents as other libraries read them.
+"""Writes collections in layouts that other libraries read.
 
 ::
 
@@ -7,7 +7,7 @@
   | BEIR | `beir.datasets.data_loader.GenericDataLoader` | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv |
   | parquet | `datasets.load_dataset`, mteb | queries, corpus and qrels, by split |
 
-Both hold what a `Collection` holds, and stream its documents.
+Both layouts hold a whole `Collection`; its documents are streamed.
 """
 
 import dataclasses
@@ -23,37 +23,37 @@ from synthq_jax.data import collection as collection_lib
 __all__ = ["LAYOUTS", "Layout", "Origin"]
 
 _ROWS = 4096
-"""Of a part of a parquet file that is in memory."""
+"""Number of rows of a parquet file that are in memory at a time."""
 
 
 Origin = Mapping[str, Any]
-"""Columns that say in each row of a table who wrote the query, and what is
-promised."""
+"""Columns that name the query's author and privacy claim in each row of a
+table."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-  """A form of a collection on disk."""
+  """A layout of a collection on disk."""
 
   write: Callable[[pathlib.Path, collection_lib.Collection, Origin], object]
-  """Writes it into a folder."""
+  """Writes a collection to a folder."""
   use: str
-  """How it is read: a block of Markdown for a card."""
+  """Code that reads the folder, as a block of Markdown for a card."""
   tables: Callable[[Iterable[str]], Sequence[Mapping[str, Any]]]
-  """From the splits to what a card of Hugging Face's lists as its tables."""
+  """Makes the list of tables for a Hugging Face card from the splits."""
 
 
 def _write_beir(
   folder: pathlib.Path, data: collection_lib.Collection, origin: Origin
 ) -> None:
-  del origin  # there is no place for it
+  del origin  # the layout has no columns for it
   queries = (query.id for query in data.queries)
   ids = itertools.chain(data.document_ids(), queries)
   if quoted := sum(name.startswith('"') for name in ids):
     raise ValueError(
       f"expected ids that do not begin with a quotation mark, got {quoted}: BEIR's"
-      " loader takes what follows for a quotation and loses judgements; rename"
-      " them, or take another --format"
+      " loader reads the rest as a quotation and loses judgements; rename them, or"
+      " take another --format"
     )
   beir.write_beir(folder, data)
 
@@ -61,7 +61,7 @@ def _write_beir(
 def _write_parquet(
   folder: pathlib.Path, data: collection_lib.Collection, origin: Origin
 ) -> None:
-  """Writes three tables, with the names of columns that BEIR has on the hub."""
+  """Writes three tables, with the column names of BEIR's sets on the hub."""
   texts = data.query_by_id()
   for split, judged in data.qrels.items():
     queries = (
@@ -88,7 +88,7 @@ def _write_parquet(
 
 
 def _write_table(path: pathlib.Path, rows: Iterator[dict[str, Any]]) -> None:
-  """Writes a parquet file, a part of it in memory at a time."""
+  """Writes a parquet file with a part of its rows in memory at a time."""
   with extras.required("parquet"):
     import pyarrow
     from pyarrow import parquet
@@ -104,22 +104,22 @@ def _write_table(path: pathlib.Path, rows: Iterator[dict[str, Any]]) -> None:
     writer.close()
 
 
-def _parquet_tables(splits: Iterable[str]) -> list[dict[str, Any]]:
+def _list_parquet_tables(splits: Iterable[str]) -> list[dict[str, Any]]:
   names = [*splits]
   return [
-    _table("queries", names, "queries/{}.parquet") | {"default": True},
-    _table("corpus", ["corpus"], "corpus/{}.parquet"),
-    _table("qrels", names, "qrels/{}.parquet"),
+    _make_table("queries", names, "queries/{}.parquet") | {"default": True},
+    _make_table("corpus", ["corpus"], "corpus/{}.parquet"),
+    _make_table("qrels", names, "qrels/{}.parquet"),
   ]
 
 
-def _beir_tables(splits: Iterable[str]) -> list[dict[str, Any]]:
-  del splits  # tables of one card are of one kind, and judgements are none
+def _list_beir_tables(splits: Iterable[str]) -> list[dict[str, Any]]:
+  del splits  # a card's tables share one file type, which qrels (.tsv) lack
   names = ("queries", "corpus")
-  return [_table(name, [name], "{}.jsonl") for name in names]
+  return [_make_table(name, [name], "{}.jsonl") for name in names]
 
 
-def _table(name: str, splits: Iterable[str], path: str) -> dict[str, Any]:
+def _make_table(name: str, splits: Iterable[str], path: str) -> dict[str, Any]:
   files_ = [{"split": s, "path": path.format(s)} for s in splits]
   return {"config_name": name, "data_files": files_}
 
@@ -127,7 +127,7 @@ def _table(name: str, splits: Iterable[str], path: str) -> dict[str, Any]:
 LAYOUTS: dict[str, Layout] = {
   "beir": Layout(
     write=_write_beir,
-    tables=_beir_tables,
+    tables=_list_beir_tables,
     use="""```python
 from beir.datasets.data_loader import GenericDataLoader
 
@@ -136,7 +136,7 @@ corpus, queries, qrels = GenericDataLoader("FOLDER").load(split="train")
   ),
   "hf": Layout(
     write=_write_parquet,
-    tables=_parquet_tables,
+    tables=_list_parquet_tables,
     use="""```python
 from datasets import load_dataset
 
@@ -145,4 +145,4 @@ corpus = load_dataset("FOLDER", "corpus", split="corpus")
 ```""",
   ),
 }
-"""By the name that `synthq export --format` has for it."""
+"""Layouts by their name in `synthq export --format`."""

@@ -1,7 +1,7 @@
-"""Cuts texts into the tokens of a sentence-transformers folder.
+"""Tokenizes texts with the tokenizer of a sentence-transformers folder.
 
-Texts get the prompt of their role and the model's special tokens, and are cut where
-the folder says. The tokenizer is Hugging Face's own: tokenizer.json, or a BERT's
+Texts get the prompt of their role and the model's special tokens, and are truncated
+to the folder's length. The tokenizer is Hugging Face's: tokenizer.json, or a BERT's
 vocab.txt.
 """
 
@@ -23,29 +23,30 @@ __all__ = ["SentenceTokens", "TextRows", "check", "load"]
 
 _WHOLE = "tokenizer.json"
 _MOST = 512
-"""Tokens of a text where no file says how many."""
+"""Largest number of tokens of a text if no file sets one."""
 _ENDLESS = 10**6
-"""What no text reaches; `transformers` writes 10**30 for no limit."""
+"""Limits from this number on mean no limit; `transformers` writes 10**30."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceTokens:
-  """How a folder reads texts."""
+  """Tokenizes texts as a folder's settings ask for."""
 
   tokenizer: Any = dataclasses.field(repr=False)
   """A `tokenizers.Tokenizer`."""
   texts: sentence_folders.TextSettings
-  """Prompts, and `max_length`, which is never None here."""
+  """Prompts, and `max_length`, which is not None."""
   head: tuple[int, ...] = ()
   """Special tokens before every text."""
   tail: tuple[int, ...] = ()
-  """Special tokens behind every text."""
+  """Special tokens after every text."""
   padding_id: int | None = 0
-  """The id that changes places with 0 in arrays; None: ids are one more."""
+  """The padding id, which is swapped with 0 in arrays; None: ids are shifted by
+  1."""
 
   @property
   def length(self) -> int:
-    """Tokens of a text, special ones included, at most."""
+    """Largest number of tokens of a text, special ones included."""
     assert self.texts.max_length is not None
     return self.texts.max_length
 
@@ -54,11 +55,12 @@ class SentenceTokens:
   ) -> Int[np.ndarray, "text length"]:
     """Returns the tokens of each text, padded with 0 to the length.
 
-    Formal guarantee: a row is a function of its own text alone, its width of the
-    folder and of settings: the longest text of a private log widens no other row.
+    Formal guarantee: the tokens of a row are a function of its own text alone, and
+    its width is a function of the folder and of settings: the longest text of a
+    private log widens no other row.
 
     Args:
-      texts: without prompts.
+      texts: texts without prompts.
       role: `sentence_folders.QUERY`, DOCUMENT, or None for the default prompt.
     """
     prompt = self.texts.prompt_of(role)
@@ -69,7 +71,7 @@ class SentenceTokens:
     encoded = self.tokenizer.encode_batch(
       [prompt + text for text in texts], add_special_tokens=False
     )
-    rows = [[*self.head, *one.ids[:room], *self.tail] for one in encoded]
+    rows = [[*self.head, *each.ids[:room], *self.tail] for each in encoded]
     if self.padding_id is None:  # an empty text has no token
       return vocabulary.pad([[i + 1 for i in row] for row in rows], width)
     padded = vocabulary.pad(rows, width)
@@ -81,10 +83,10 @@ class SentenceTokens:
 
 
 class TextRows:
-  """Rows of tokens of texts on disk, made where they are read."""
+  """Tokenizes texts on disk lazily: each row when it is read."""
 
   def __init__(self, texts: files.Lines, tokens: SentenceTokens, role: str):
-    """Keeps where texts are, and how they are read."""
+    """Stores the lines of texts, their tokenizer and their role."""
     self._texts, self._tokens, self._role = texts, tokens, role
     self.shape = (len(texts), tokens.length)
 
@@ -107,14 +109,14 @@ def load(
   query_prompt: str | None = None,
   document_prompt: str | None = None,
 ) -> SentenceTokens:
-  """Reads how a folder reads texts.
+  """Loads a folder's tokenizer and its settings for texts.
 
   Args:
-    folder: of sentence-transformers, or of a BERT alone.
-    length: tokens of a text, special ones included, where the folder allows more;
-      0: as many as it does, 512 where nothing ends them.
-    query_length: tokens of a query, where these are fewer.
-    query_prompt: in place of the folder's; None: its own.
+    folder: a folder of sentence-transformers, or of a BERT alone.
+    length: largest number of tokens of a text, special ones included; the folder's
+      own limit applies, too. 0: only the folder's limit, or 512 if it has none.
+    query_length: largest number of tokens of a query, if it is smaller.
+    query_prompt: a prompt that replaces the folder's; None: the folder's prompt.
     document_prompt: as `query_prompt`.
 
   Raises:
@@ -125,10 +127,10 @@ def load(
   root = pathlib.Path(folder)
   chosen = sentence_folders.modules(root)
   texts = sentence_folders.text_settings(root)
-  place = _with_tokenizer(root, chosen.place)
-  found = _tokenizer(place, texts)
-  head, tail = ((), ()) if chosen.is_static else _special(found)
-  most = _longest(place, chosen, texts, found)
+  tokenizer_folder = _find_tokenizer_folder(root, chosen.folder)
+  tokenizer = _load_tokenizer(tokenizer_folder, texts)
+  head, tail = ((), ()) if chosen.is_static else _get_special_tokens(tokenizer)
+  most = _get_max_length(tokenizer_folder, chosen, texts, tokenizer)
   room = most if not length else min(length, most)
   shorter = [n for n in (query_length, texts.query_length) if n is not None]
   least = min([room, *shorter])
@@ -137,8 +139,8 @@ def load(
       f"{folder}: expected more than {len(head) + len(tail)} tokens, its special"
       f" ones, got length={least}: set a larger ENCODER_LENGTH"
     )
-  found.no_truncation()
-  found.no_padding()
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
   prompts = {"query_prompt": query_prompt, "document_prompt": document_prompt}
   texts = dataclasses.replace(
     texts,
@@ -147,7 +149,7 @@ def load(
     **{name: text for name, text in prompts.items() if text is not None},
   )
   return SentenceTokens(
-    tokenizer=found,
+    tokenizer=tokenizer,
     texts=texts,
     head=head,
     tail=tail,
@@ -160,15 +162,15 @@ def check(
   tokens: SentenceTokens,
   config: sentence_encoder.SentenceConfig,
 ) -> None:
-  """Refuses a tokenizer with more pieces than its model knows.
+  """Refuses a tokenizer with more pieces than its model has rows.
 
   Args:
-    folder: for the message.
-    tokens: from `load`.
+    folder: the folder, for the message.
+    tokens: tokenizer and settings from `load`.
     config: the model's shape.
 
   Raises:
-    ValueError: with both sizes.
+    ValueError: if there are more pieces; the message has both sizes.
   """
   rows = config.vocab_size - (tokens.padding_id is None)
   pieces = tokens.tokenizer.get_vocab_size()
@@ -179,67 +181,72 @@ def check(
     )
 
 
-def _with_tokenizer(root: pathlib.Path, model: pathlib.Path) -> pathlib.Path:
-  """Returns the folder with the tokenizer: the model's, or the whole one's."""
-  for place in (model, root):
-    if any((place / name).is_file() for name in (_WHOLE, "vocab.txt")):
-      return place
+def _find_tokenizer_folder(
+  root: pathlib.Path, model: pathlib.Path
+) -> pathlib.Path:
+  """Returns the folder with the tokenizer: the model's folder, or the root
+  folder."""
+  for folder in (model, root):
+    if any((folder / name).is_file() for name in (_WHOLE, "vocab.txt")):
+      return folder
   raise ValueError(
     f"{model}: expected {_WHOLE}, or a BERT's vocab.txt, got neither: save it"
     " with transformers' AutoTokenizer.from_pretrained(A).save_pretrained(B)"
   )
 
 
-def _tokenizer(
-  place: pathlib.Path, texts: sentence_folders.TextSettings
+def _load_tokenizer(
+  folder: pathlib.Path, texts: sentence_folders.TextSettings
 ) -> Any:
-  """Reads a tokenizer, a BERT's with the settings beside it."""
+  """Loads a tokenizer; a BERT's with the settings in its folder."""
   with extras.required("bert"):
     import tokenizers
 
-  if wordpiece.is_bert(place):
-    return wordpiece.load(place).tokenizer
-  path = place / _WHOLE
+  if wordpiece.is_bert(folder):
+    return wordpiece.load(folder).tokenizer
+  path = folder / _WHOLE
   try:
-    found = tokenizers.Tokenizer.from_file(os.fspath(path))
-  except Exception as error:  # the library has no kinds of its own
+    tokenizer = tokenizers.Tokenizer.from_file(os.fspath(path))
+  except Exception as error:  # the library has no error classes of its own
     raise ValueError(
       f"{path}: expected a tokenizer, got a file that cannot be read ({error});"
       " copy it again"
     ) from error
   if texts.lower_case:
-    wordpiece.lower_case(found)
-  return found
+    wordpiece.lower_case(tokenizer)
+  return tokenizer
 
 
-def _special(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-  """Returns the special tokens before and behind a text."""
+def _get_special_tokens(
+  tokenizer: Any,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """Returns the special tokens before and after a text."""
   plain = tokenizer.encode("a", add_special_tokens=False).ids
-  whole = tokenizer.encode("a").ids
-  if whole == plain:  # of a vocab.txt, which says nothing of them
+  marked = tokenizer.encode("a").ids
+  if marked == plain:  # a vocab.txt does not define them
     names = [tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]")]
     return ((names[0],), (names[1],)) if None not in names else ((), ())
   first = next(
-    i for i in range(len(whole)) if whole[i : i + len(plain)] == plain
+    i for i in range(len(marked)) if marked[i : i + len(plain)] == plain
   )
-  return tuple(whole[:first]), tuple(whole[first + len(plain) :])
+  return tuple(marked[:first]), tuple(marked[first + len(plain) :])
 
 
-def _longest(
-  place: pathlib.Path,
+def _get_max_length(
+  folder: pathlib.Path,
   chosen: sentence_folders.Modules,
   texts: sentence_folders.TextSettings,
   tokenizer: Any,
 ) -> int:
-  """Returns how many tokens of a text a folder reads."""
+  """Returns the largest number of tokens of a text by a folder's settings."""
   if chosen.is_static:
     cut = tokenizer.truncation
     return cut["max_length"] if cut else _MOST
-  fields = wordpiece.read_fields(place / "tokenizer_config.json")
-  found = [
+  fields = wordpiece.read_fields(folder / "tokenizer_config.json")
+  limits = [
     texts.max_length,
     sentence_encoder.num_positions(chosen),
     fields.get("model_max_length"),
   ]
-  known = [n for n in found if isinstance(n, int) and 0 < n < _ENDLESS]
-  return min(known, default=_MOST)
+  finite = [n for n in limits if isinstance(n, int) and 0 < n < _ENDLESS]
+  return min(finite, default=_MOST)

@@ -1,4 +1,4 @@
-"""Splits texts into sentences, and chooses the one that says most of a text."""
+"""Splits texts into sentences and chooses the most representative sentence."""
 
 import collections
 import math
@@ -13,7 +13,7 @@ _END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"'])")
 
 
 def split(text: str) -> list[str]:
-  """Splits a text after full stops and colons that a capital follows.
+  """Splits a text after [.!?:] if a capital letter or a quotation mark follows.
 
   >>> split("One is here. Two is not.")
   ['One is here.', 'Two is not.']
@@ -25,7 +25,7 @@ def compute_idf(texts: Sequence[Sequence[str]]) -> dict[str, float]:
   """Computes log(texts / texts with the word) of each word.
 
   Args:
-    texts: each a sequence of sentences.
+    texts: the sentences of each text.
   """
   frequency: collections.Counter = collections.Counter()
   for text in texts:
@@ -36,19 +36,18 @@ def compute_idf(texts: Sequence[Sequence[str]]) -> dict[str, float]:
 def choose(
   sentences: Sequence[str], idf: dict[str, float], *, min_share: float = 0.3
 ) -> int | None:
-  """Chooses the sentence that says most of what the others say.
+  """Chooses the sentence whose words the other sentences repeat most: PEGASUS's gap.
 
-  It has 4 to 20 words and ends in a full stop. Of all of these, the other
-  sentences hold the largest share of its words, weighed by `idf`: the gap
-  sentence of PEGASUS.
+  Candidates have 4 to 20 words and end with a full stop. The choice has the largest
+  share of words, weighted by `idf`, that occur in the other sentences.
 
   Args:
-    sentences: of one text.
+    sentences: the sentences of one text.
     idf: weight of each word, from `compute_idf`.
-    min_share: the share it must reach.
+    min_share: the share that the choice must exceed.
 
   Returns:
-    Its position, or None if there is none.
+    The position of the sentence, or None if there is none.
 
   References:
     Zhang et al., PEGASUS, ICML 2020, section 3.1.

@@ -45,20 +45,21 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-  """How the sources of one kind are named, read and digested.
+  """The functions that read, check and digest the sources of one kind.
 
   Attributes:
-    form: how a setting names them, e.g. "beir:DIR"; "@" parts the place in
-      two, of which "[@" leaves the second out.
-    read: reads one; documents in files stay there.
-    digest: returns what the content of one depends on.
-    check: refuses one whose files are not there, as reading would; reads none.
-    queries: yields ids and texts of all queries without reading documents; None:
-      there is no way.
-    most: returns how many documents one may have, in a second and before it is
-      read; None where only reading tells.
-    from_pairs: whether its documents are those that somebody asked about, so
-      that the collection itself says that they were; a promise says so.
+    form: the pattern of a source's name, e.g. "beir:DIR". "@" separates two parts
+      of the place; "[@PART]" is optional.
+    read: reads a source; documents in files stay on disk.
+    digest: returns a text that changes with the content of a source.
+    check: refuses a source with missing files, as reading would; reads no
+      documents.
+    queries: yields ids and texts of all queries without reading documents; None
+      if the kind cannot do so.
+    most: returns the largest possible number of documents, in a second and before
+      reading; None if only reading can tell.
+    from_pairs: whether each document has a query, so that the collection itself
+      reveals which documents somebody asked about; a privacy statement says so.
     named_by_text: whether a query's id is a digest of its text.
   """
 
@@ -71,12 +72,12 @@ class Kind:
   named_by_text: bool = False
   queries: Callable[["Source"], Iterator[tuple[str, str]]] | None = None
 
-  def fits(self, place: str) -> bool:
-    """Returns whether a place has the parts that the form asks for."""
-    asked = self.form.partition(":")[2]
-    if "@" in asked and ("[@" not in asked or "@" in place):
-      return all(place.partition("@"))
-    return bool(asked) == bool(place)
+  def fits(self, location: str) -> bool:
+    """Returns True if a location has the parts that the form asks for."""
+    parts = self.form.partition(":")[2]
+    if "@" in parts and ("[@" not in parts or "@" in location):
+      return all(location.partition("@"))
+    return bool(parts) == bool(location)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,15 +86,16 @@ class Source:
 
   Attributes:
     kind: a key of `KINDS`.
-    place: what follows the kind: a folder, a file or a name; "" for the demo
+    place: the text behind the kind: a folder, a file or a name; "" for the demo
       set.
-    seed: of splits, where the source has none of its own.
-    fields: of a line, for jsonl and log.
-    strict: whether judgements of unknown documents or queries are refused. Else
-      they are counted: those of queries are left out, and so are lines of a log;
-      other judgements of unknown documents count when a run is scored.
-    divide: whether logs without splits are divided; else all is one split.
-    left_out: how many name unknown ids, by kind; as private as the queries.
+    seed: seed of the splits, if the source has none of its own.
+    fields: names of the keys of a line, for logs and pairs.
+    strict: whether to refuse judgements of unknown documents or queries. If not,
+      they are counted; judgements of unknown queries and lines of a log are left
+      out, other judgements of unknown documents count when a run is scored.
+    divide: whether to divide a log without splits; if not, it is one split.
+    left_out: number of judgements with unknown ids, by kind of id; as private as
+      the queries.
   """
 
   kind: str
@@ -108,25 +110,25 @@ class Source:
 
   @property
   def title(self) -> str:
-    """Its name for a report, without its place on this machine.
+    """The name of the source in a report, without the path on this machine.
 
     >>> [open(text).title for text in ("beir:/data/boolq/", "tfds:fiqa@/data/qrels")]
     ['boolq', 'fiqa']
     """
     if self.kind == "ir_datasets":
       return self.place
-    place = self.place
+    path = self.place
     if self.kind in ("log", "newsqa", "tfds", "seqio"):
-      place = place.partition("@")[0]
-    return pathlib.Path(place or self.kind).name
+      path = path.partition("@")[0]
+    return pathlib.Path(path or self.kind).name
 
   def read(self) -> collection.Collection:
-    """Reads it; documents in files stay there.
+    """Reads the collection; documents in files stay on disk.
 
-    What was left out is counted in `left_out`. Lines on standard error say how
-    much it was, and which ids were read otherwise than they are written (`ids`).
-    Of a private log, these are exact counts of private records: treat the
-    terminal's output as private.
+    `left_out` counts the judgements that are left out. Lines on standard error
+    report these counts and the ids that were normalized (`ids`). For a private
+    log these are exact counts of private records: treat the terminal's output as
+    private.
 
     Raises:
       ValueError: if a file is missing or malformed.
@@ -135,13 +137,13 @@ class Source:
     with ids.noting() as tally:
       data = KINDS[self.kind].read(self)
       users = {query.client for query in data.queries}
-      ids.tell("user", ids.TORN, ids.count_torn(users))
-    for note in (*self._losses(data), *ids.describe(tally)):
+      ids.add_count("user", ids.TORN, ids.count_torn(users))
+    for note in (*self._describe_losses(data), *ids.describe(tally)):
       print(f"synthq: note: {self.place}: {note}", file=sys.stderr)
     return data
 
-  def _losses(self, data: collection.Collection) -> Iterator[str]:
-    """Yields lines that say how many judgements have no known id."""
+  def _describe_losses(self, data: collection.Collection) -> Iterator[str]:
+    """Yields notes with the number of judgements that have unknown ids."""
     left_out = dict(self.left_out)
     if data.lacking:
       number = left_out.pop("document", 0)
@@ -158,14 +160,14 @@ class Source:
       )
 
   def queries(self, split: str | None = None) -> Iterator[tuple[str, str]]:
-    """Yields ids and texts of queries; an id may come with several texts.
+    """Yields ids and texts of queries; an id may have several texts.
 
     Args:
-      split: whose judged queries; None: all there are, which many kinds yield
-        one by one without looking at documents.
+      split: a split, to get only its judged queries; None: all queries, which
+        many kinds yield one by one without reading documents.
 
     Raises:
-      ValueError: if a file is missing or malformed, or there is no such split.
+      ValueError: if a file is missing or malformed, or the split is unknown.
     """
     direct = KINDS[self.kind].queries
     if split is None and direct is not None:
@@ -179,38 +181,39 @@ class Source:
 
   @property
   def fractions(self) -> dict[str, float]:
-    """The shares of the splits of a log that has none."""
+    """The share of each split of a log that names no splits."""
     return splits.FRACTIONS if self.divide else {"train": 1.0}
 
   @property
   def dangling(self) -> collection.Dangling | None:
-    """What readers count unknown ids in; None: they refuse them."""
+    """The counter of unknown ids for readers; None: they refuse such ids."""
     return None if self.strict else self.left_out
 
   def digest(self) -> str:
-    """Returns what the content depends on.
+    """Returns a text that changes with the content.
 
-    Names and versions of packages for the demo set, the name for what another
-    package keeps, and a digest of the content for files, so that a changed file
-    is read again and a moved one is not.
+    It holds names and versions of packages for the demo set, the name of a set
+    that another package keeps, and a digest of files. So a changed file is read
+    again, and a moved one is not.
     """
     return KINDS[self.kind].digest(self)
 
   def most_documents(self) -> int | None:
-    """Returns how many documents it may have, before it is read; None: unknown."""
+    """Returns the largest possible number of documents; None if it is
+    unknown."""
     try:
       return KINDS[self.kind].most(self)
-    except Exception:  # what is wrong with the files, `read` says
+    except Exception:  # `read` reports faults of the files
       return None
 
   def check_size(self, number: int) -> None:
-    """Refuses more documents than it can have, before it is read.
+    """Refuses a number of documents that the source cannot have, without reading it.
 
     Args:
-      number: of documents to write queries for.
+      number: number of documents to write queries for.
 
     Raises:
-      ValueError: if there cannot be as many.
+      ValueError: if the source has fewer documents for certain.
     """
     most = self.most_documents()
     if most is not None and number > most:
@@ -222,7 +225,8 @@ class Source:
       )
 
   def packages(self) -> str:
-    """Names the packages and versions of the demo set; "" for others."""
+    """Returns the packages and versions of the demo set; "" for other
+    sources."""
     return self.digest() if self.kind == "environment_docs" else ""
 
 
@@ -238,27 +242,27 @@ def open(  # noqa: A001
 ) -> Source:
   """Returns the source that a setting names; nothing is read yet.
 
-  What lies under a URL, "beir:gs://bucket/scifact", is downloaded.
+  The files under a URL, such as "beir:gs://bucket/scifact", are downloaded.
 
   >>> open("beir:scifact").kind
   'beir'
 
   Args:
-    text: the form of a kind, e.g. "beir:DIR" or "tfds:NAME@QRELS": a set that
-      TFDS has prepared, and the folder of its judgements.
-    setting: its name, for the message.
-    kinds: those that will do; None: all.
-    seed: of splits, where the source has none of its own.
-    fields: of a line, for jsonl and log.
-    strict: whether judgements of unknown ids are refused, not counted.
-    divide: whether logs without splits are divided.
+    text: a source in the form of its kind, e.g. "beir:DIR" or "tfds:NAME@QRELS":
+      a set that TFDS has prepared, and the folder of its judgements.
+    setting: the setting's name, for the message.
+    kinds: names of the admitted kinds; None: all kinds.
+    seed: seed of the splits, if the source has none of its own.
+    fields: names of the keys of a line, for logs and pairs.
+    strict: whether to refuse judgements of unknown ids instead of counting them.
+    divide: whether to divide a log without splits.
 
   Raises:
-    ValueError: if it is of no such kind.
+    ValueError: if the text fits the form of no admitted kind.
   """
-  kind, place = _named(text, setting, kinds)
-  place = "@".join(map(stores.local, place.split("@")))
-  return Source(kind, place, seed, fields or jsonl.Fields(), strict, divide)
+  kind, location = _parse(text, setting, kinds)
+  location = "@".join(map(stores.local, location.split("@")))
+  return Source(kind, location, seed, fields or jsonl.Fields(), strict, divide)
 
 
 def check(
@@ -268,24 +272,25 @@ def check(
   kinds: Iterable[str] | None = None,
   fields: jsonl.Fields | None = None,
 ) -> None:
-  """Refuses a source that cannot be one; reads headers, and downloads nothing.
+  """Refuses a source that cannot be read; reads only headers, downloads nothing.
 
   Args:
-    text: as in `open`; what lies under a URL is taken to be there.
-    setting: its name, for the message.
-    kinds: those that will do; None: all.
-    fields: of a line, for jsonl and log.
+    text: as in `open`; files under a URL are not checked.
+    setting: the setting's name, for the message.
+    kinds: names of the admitted kinds; None: all kinds.
+    fields: names of the keys of a line, for logs and pairs.
 
   Raises:
-    ValueError: if it is of no such kind, or its files or columns are not there.
+    ValueError: if the text fits the form of no admitted kind, or files or columns
+      are missing.
   """
-  kind, place = _named(text, setting, kinds)
+  kind, location = _parse(text, setting, kinds)
   if not is_remote(text):
-    KINDS[kind].check(Source(kind, place, fields=fields or jsonl.Fields()))
+    KINDS[kind].check(Source(kind, location, fields=fields or jsonl.Fields()))
 
 
 def kind_of(text: str) -> Kind:
-  """Returns the kind of a source that a stored result names.
+  """Returns the kind of the source that a stored result names.
 
   Args:
     text: as in `open`.
@@ -303,7 +308,7 @@ def kind_of(text: str) -> Kind:
 
 
 def is_remote(text: str) -> bool:
-  """Says whether some of a source lies under a URL.
+  """Returns True if a part of a source lies under a URL.
 
   >>> is_remote("beir:gs://bucket/fiqa"), is_remote("log:a.csv@b.jsonl")
   (True, False)
@@ -311,37 +316,37 @@ def is_remote(text: str) -> bool:
   return any(map(object_store.is_url, text.partition(":")[2].split("@")))
 
 
-def _named(
+def _parse(
   text: str, setting: str, kinds: Iterable[str] | None
 ) -> tuple[str, str]:
-  """Returns kind and place of a source, or says which kinds there are."""
-  kind, _, place = text.partition(":")
-  known = {name: KINDS[name] for name in kinds or KINDS}
-  if kind not in known or not known[kind].fits(place):
-    *forms, last = (each.form for each in known.values())
+  """Splits a source's name into kind and place; an error lists the forms."""
+  kind, _, location = text.partition(":")
+  admitted = {name: KINDS[name] for name in kinds or KINDS}
+  if kind not in admitted or not admitted[kind].fits(location):
+    *forms, last = (each.form for each in admitted.values())
     raise ValueError(
       f"{setting} must be {', '.join(forms)} or {last}, got source={text!r}"
     )
-  return kind, place
+  return kind, location
 
 
-def _of_files(source: Source, place: str | None = None) -> str:
-  """Digests a file, or all files of a folder by their names below it."""
-  root = pathlib.Path(source.place if place is None else place)
-  paths = [root] if root.is_file() else file_lists.below(root)
+def _digest_files(source: Source, path: str | None = None) -> str:
+  """Returns a digest of a file, or of a folder's files and their names."""
+  root = pathlib.Path(source.place if path is None else path)
+  files_ = [root] if root.is_file() else file_lists.below(root)
   state = hashlib.sha256()
-  for path in paths:
-    state.update(path.relative_to(root).as_posix().encode() + b"\0")
-    with path.open("rb") as stream:
+  for file in files_:
+    state.update(file.relative_to(root).as_posix().encode() + b"\0")
+    with file.open("rb") as stream:
       state.update(hashlib.file_digest(stream, "sha256").digest())
   return state.hexdigest()
 
 
-def _parts(source: Source) -> tuple[str, str]:
-  """Returns what stands before and behind the "@" of a place.
+def _split_place(source: Source) -> tuple[str, str]:
+  """Splits a place at "@" if its kind has two parts, such as a log and its corpus.
 
-  A set that TFDS prepared, and its judgements' folder; a log, and its corpus.
-  Where the form has no "@", one is part of a name.
+  If the form of the kind has no "@", it is part of a name, and the second part is
+  "".
   """
   if "@" not in KINDS[source.kind].form:
     return source.place, ""
@@ -349,36 +354,38 @@ def _parts(source: Source) -> tuple[str, str]:
   return first, second
 
 
-def _reading(
+def _make_reader(
   read: Callable[..., collection.Collection], **options: Any
 ) -> Callable[[Source], collection.Collection]:
-  """Returns what reads a source by its place, and counts unknown ids."""
+  """Makes a function that reads a source by its place and counts unknown
+  ids."""
   return lambda source: read(source.place, dangling=source.dangling, **options)
 
 
-def _beir_queries(source: Source) -> Iterator[tuple[str, str]]:
+def _read_beir_queries(source: Source) -> Iterator[tuple[str, str]]:
   return query_pairs.query_log(files.find(source.place, "queries.jsonl"))
 
 
-def _msmarco_queries(source: Source) -> Iterator[tuple[str, str]]:
+def _read_msmarco_queries(source: Source) -> Iterator[tuple[str, str]]:
   for split in files.splits(source.place, "queries."):
     path = files.find(source.place, f"queries.{split}.tsv")
     yield from query_pairs.query_log(path, "text")
 
 
-def _log_queries(source: Source) -> Iterator[tuple[str, str]]:
-  return jsonl.queries(_parts(source)[0], source.fields)
+def _read_log_queries(source: Source) -> Iterator[tuple[str, str]]:
+  return jsonl.queries(_split_place(source)[0], source.fields)
 
 
-def _lines(name: str) -> Callable[[Source], int]:
-  """Returns what counts the lines of a file in a source's folder."""
-  return lambda source: files.most_lines(files.find(source.place, name))
+def _make_line_counter(name: str) -> Callable[[Source], int]:
+  """Makes a function that counts the lines of a file in a source's folder."""
+  return lambda source: files.get_max_lines(files.find(source.place, name))
 
 
-def _check_files(
+def _make_folder_check(
   *names: str, judged: str, under: str = ""
 ) -> Callable[[Source], None]:
-  """Returns what refuses a folder without these files and judgements."""
+  """Makes a function that refuses a folder without these files and
+  judgements."""
 
   def check_folder(source: Source) -> None:
     for name in names:
@@ -389,55 +396,55 @@ def _check_files(
 
 
 def _check_tables(source: Source) -> None:
-  log, corpus = _parts(source)
+  log, corpus = _split_place(source)
   for path in filter(None, (log, corpus)):
     table_files.check(path)
   jsonl.check_columns(log, source.fields, has_corpus=bool(corpus))
 
 
 def _check_stories(source: Source) -> None:
-  path, lists = map(pathlib.Path, _parts(source))
+  path, lists = map(pathlib.Path, _split_place(source))
   if not path.is_file():
     raise ValueError(
       f"expected a file, got {path}: no such file; check the path"
     )
-  if not lists.is_dir():  # "" is the folder that we are in
+  if not lists.is_dir():  # "" is the current folder
     raise ValueError(
       f"expected a directory, got {lists}: no such directory; check the path"
     )
 
 
-def _beside_a_corpus(form: str, read: Callable[..., Any]) -> Kind:
-  """Returns the kind of folders whose documents are one table, `corpus`."""
+def _make_table_kind(form: str, read: Callable[..., Any]) -> Kind:
+  """Makes a kind of folder that holds its documents as one table, `corpus`."""
 
-  def corpus(source: Source) -> pathlib.Path:
+  def get_corpus(source: Source) -> pathlib.Path:
     return pathlib.Path(source.place, "corpus")
 
   return Kind(
     form=form,
-    read=_reading(read),
-    digest=_of_files,
-    most=lambda source: table_files.most_rows(corpus(source)),
-    check=lambda source: table_files.check(corpus(source)),
+    read=_make_reader(read),
+    digest=_digest_files,
+    most=lambda source: table_files.get_max_rows(get_corpus(source)),
+    check=lambda source: table_files.check(get_corpus(source)),
     from_pairs=False,
   )
 
 
 def _check_tasks(source: Source) -> None:
-  for place in filter(None, _parts(source)):
-    task_records.check(place)
+  for task in filter(None, _split_place(source)):
+    task_records.check(task)
 
 
 def _digest_tasks(source: Source) -> str:
   return " ".join(
-    task_records.digest(place) or _of_files(source, place)
-    for place in filter(None, _parts(source))
+    task_records.digest(task) or _digest_files(source, task)
+    for task in filter(None, _split_place(source))
   )
 
 
 def _digest_prepared(source: Source) -> str:
-  name, qrels = _parts(source)
-  return f"{name} {_of_files(source, qrels)}"
+  name, qrels = _split_place(source)
+  return f"{name} {_digest_files(source, qrels)}"
 
 
 KINDS: dict[str, Kind] = {
@@ -450,43 +457,43 @@ KINDS: dict[str, Kind] = {
   ),
   "beir": Kind(
     form="beir:DIR",
-    read=_reading(beir.read_beir, in_memory=False),
-    digest=_of_files,
-    most=_lines("corpus.jsonl"),
-    check=_check_files(
+    read=_make_reader(beir.read_beir, in_memory=False),
+    digest=_digest_files,
+    most=_make_line_counter("corpus.jsonl"),
+    check=_make_folder_check(
       "corpus.jsonl", "queries.jsonl", judged="", under="qrels"
     ),
     from_pairs=False,
-    queries=_beir_queries,
+    queries=_read_beir_queries,
   ),
   "msmarco": Kind(
     form="msmarco:DIR",
-    read=_reading(msmarco.read_msmarco, in_memory=False),
-    digest=_of_files,
-    most=_lines("collection.tsv"),
-    check=_check_files("collection.tsv", judged="qrels."),
+    read=_make_reader(msmarco.read_msmarco, in_memory=False),
+    digest=_digest_files,
+    most=_make_line_counter("collection.tsv"),
+    check=_make_folder_check("collection.tsv", judged="qrels."),
     from_pairs=False,
-    queries=_msmarco_queries,
+    queries=_read_msmarco_queries,
   ),
-  "anserini": _beside_a_corpus("anserini:DIR", msmarco.read_anserini),
-  "hf": _beside_a_corpus("hf:DIR", beir.read_hub),
+  "anserini": _make_table_kind("anserini:DIR", msmarco.read_anserini),
+  "hf": _make_table_kind("hf:DIR", beir.read_hub),
   "log": Kind(
     form="log:FILE@CORPUS",
     read=lambda source: jsonl.read_log(
-      *_parts(source),
+      *_split_place(source),
       source.fields,
       fractions=source.fractions,
       seed=source.seed,
       dangling=source.dangling,
     ),
     digest=lambda source: " ".join(
-      _of_files(source, place) for place in _parts(source)
+      _digest_files(source, part) for part in _split_place(source)
     ),
-    most=lambda source: table_files.most_rows(_parts(source)[1]),
+    most=lambda source: table_files.get_max_rows(_split_place(source)[1]),
     check=_check_tables,
     from_pairs=False,
     named_by_text=True,
-    queries=_log_queries,
+    queries=_read_log_queries,
   ),
   "jsonl": Kind(
     form="jsonl:FILE",
@@ -496,25 +503,25 @@ KINDS: dict[str, Kind] = {
       fractions=source.fractions,
       seed=source.seed,
     ),
-    digest=_of_files,
-    most=lambda source: table_files.most_rows(source.place),
+    digest=_digest_files,
+    most=lambda source: table_files.get_max_rows(source.place),
     check=_check_tables,
     from_pairs=True,
     named_by_text=True,
-    queries=_log_queries,
+    queries=_read_log_queries,
   ),
   "newsqa": Kind(
     form="newsqa:FILE[@LISTS]",
     read=lambda source: newsqa.as_collection(newsqa.from_place(source.place)),
     digest=lambda source: " ".join(
-      _of_files(source, part) for part in source.place.split("@")
+      _digest_files(source, part) for part in source.place.split("@")
     ),
     check=_check_stories,
     from_pairs=True,
   ),
   "ir_datasets": Kind(
     form="ir_datasets:ID",
-    read=_reading(ir_datasets_sets.read),
+    read=_make_reader(ir_datasets_sets.read),
     digest=lambda source: source.place,  # the package checks its downloads
     most=lambda source: ir_datasets_sets.num_documents(source.place),
     check=lambda source: ir_datasets_sets.num_documents(source.place),
@@ -524,16 +531,16 @@ KINDS: dict[str, Kind] = {
   "tfds": Kind(
     form="tfds:NAME@QRELS",
     read=lambda source: beir_sets.read(
-      *_parts(source), dangling=source.dangling
+      *_split_place(source), dangling=source.dangling
     ),
     digest=_digest_prepared,
-    check=lambda source: files.splits(_parts(source)[1]),
+    check=lambda source: files.splits(_split_place(source)[1]),
     from_pairs=False,
   ),
   "seqio": Kind(
     form="seqio:TASK[@CORPUS]",
     read=lambda source: task_records.read(
-      *_parts(source), source.fields, dangling=source.dangling
+      *_split_place(source), source.fields, dangling=source.dangling
     ),
     digest=_digest_tasks,
     check=_check_tasks,
@@ -553,10 +560,10 @@ KINDS: dict[str, Kind] = {
     named_by_text=True,
   ),
 }
-"""The kinds of sources, by the word that settings begin with."""
+"""Kinds of sources by name, which is the first word of a setting."""
 
 OF_LINES = ("jsonl", "log", "seqio_pairs")
-"""The kinds whose fields have names that settings choose."""
+"""Kinds of sources whose key of the user's id a setting may name."""
 
 OF_USERS = ("beir", "hf", "seqio", *OF_LINES)
-"""The kinds whose queries may name who asked, each query by itself."""
+"""Kinds of sources whose queries may each name a user."""

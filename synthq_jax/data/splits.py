@@ -1,7 +1,7 @@
-"""Splits that keep equal documents and equal queries on one side.
+"""Splits queries so that equal documents and equal queries are on one side.
 
-A document (or a query) in both train and test would let a retriever pass by
-memory. There are two ways to keep them apart:
+A retriever could memorize a document or query that is in both train and test.
+There are two ways to separate the splits:
 
 - `split_by_document` keeps every pair: pairs that share a document or a set of
   query words, directly or through other pairs, form a group, and a group goes to
@@ -10,11 +10,12 @@ memory. There are two ways to keep them apart:
 - `split_by_own_document` sends a pair to the side of its document, whatever the
   other pairs are, and leaves out pairs whose words are on an earlier side.
 
-Where a person is what is protected, `by_user` sends all queries of one to one side.
+If the unit of privacy is a person, `by_user` sends all queries of a user to one
+side.
 
-Where a source declares one split for all queries, `where_none` sends each query
-to the side of its words, or of its id, with all of its documents: these may be on
-several sides then, as in MS MARCO.
+If a source declares one split for all queries, `where_none` sends each query with
+all of its documents to the side of its words, or of its id. A document may then be
+on several sides, as in MS MARCO.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ __all__ = [
   "choose_document",
   "split_by_document",
   "split_by_own_document",
-  "with_several_documents",
+  "mark_several_documents",
   "token_set",
   "where_none",
 ]
@@ -47,10 +48,10 @@ _WORD = re.compile(word_patterns.WORD)
 
 
 def token_set(text: str) -> frozenset[str]:
-  """Returns the words of a text in lower case, without order and repetition.
+  """Returns the set of a text's words in lower case.
 
-  A text without any word counts as one word of its own. Letters that Unicode
-  writes in two ways are the same (NFC).
+  A text without any word counts as one word. Letters that Unicode encodes in two
+  ways are equal (NFC).
 
   >>> sorted(token_set("To be, or not to be?"))
   ['be', 'not', 'or', 'to']
@@ -67,10 +68,10 @@ def split_by_document(
 ) -> list[str]:
   """Assigns every (query, document) pair to the side of its group.
 
-  Two pairs of the same document, or whose queries have the same `token_set`,
-  always land on the same side. Sides are drawn by a hash of the group's
-  documents and the seed: neither the order of the pairs nor Python's hash seed
-  matter. The shares hold in expectation, over groups.
+  Two pairs with the same document, or with queries of the same `token_set`,
+  always go to the same side. A hash of the group's documents and the seed draws
+  the side: neither the order of the pairs nor Python's hash seed matters. The
+  shares hold in expectation, over groups.
 
   >>> pairs = [("red apple", "a"), ("Apple, red", "b"), ("sour", "b")]
   >>> len(set(split_by_document(pairs)))
@@ -87,10 +88,10 @@ def split_by_document(
   Raises:
     ValueError: if the shares are not positive or do not add to 1.
   """
-  side_of = _sides(fractions, seed)
+  side_of = _make_side_of(fractions, seed)
   if not pairs:
     return []
-  group = _groups(pairs)
+  group = _find_groups(pairs)
   key: dict[int, str] = {}
   for label, (_, document) in zip(group, pairs, strict=True):
     key[label] = min(key.get(label, document), document)
@@ -106,9 +107,8 @@ def split_by_own_document(
 ) -> list[str | None]:
   """Assigns every (query, document) pair to the side of its document.
 
-  A side is drawn by a hash of the document and the seed. A pair whose query has
-  the `token_set` of one on an earlier side is left out, so that no query of a
-  later side was seen on an earlier one.
+  A hash of the document and the seed draws the side. A pair is left out if a query
+  on an earlier side has the same `token_set`, so that no query is on two sides.
 
   Formal guarantee:
     Whether a pair is on the first side is a function of its own document, the
@@ -123,35 +123,35 @@ def split_by_own_document(
   Args:
     pairs: query text and document (its text or id).
     fractions: split name -> share; the shares are positive and add to 1. The
-      first is the one that is trained on.
+      first split is for training.
     seed: another seed gives other splits.
 
   Returns:
-    One split name per pair, None where the pair is left out.
+    One split name per pair, or None if the pair is left out.
 
   Raises:
     ValueError: if the shares are not positive or do not add to 1.
   """
-  side_of = _sides(fractions, seed)
+  side_of = _make_side_of(fractions, seed)
   sides = [side_of(document) for _, document in pairs]
   words = [token_set(query) for query, _ in pairs]
-  place = {name: number for number, name in enumerate(fractions)}
+  position = {name: number for number, name in enumerate(fractions)}
   first: dict[frozenset[str], int] = {}
   for own, side in zip(words, sides, strict=True):
-    first[own] = min(first.get(own, place[side]), place[side])
+    first[own] = min(first.get(own, position[side]), position[side])
   return [
-    side if place[side] == first[own] else None
+    side if position[side] == first[own] else None
     for own, side in zip(words, sides, strict=True)
   ]
 
 
-def with_several_documents(pairs: Sequence[tuple[str, str]]) -> list[bool]:
-  """Says which pairs' queries have the words of one for another document.
+def mark_several_documents(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+  """Marks pairs whose query has the words of a query for another document.
 
-  `split_by_own_document` keeps them on the first of the sides of all these
-  documents, so that they are no even draw of who is trained on.
+  `split_by_own_document` keeps such a query on the first of the sides of all these
+  documents, so that training sees it with a higher probability than others.
 
-  >>> with_several_documents([("red apple", "a"), ("Apple, red", "b"), ("x", "b")])
+  >>> mark_several_documents([("red apple", "a"), ("Apple, red", "b"), ("x", "b")])
   [True, True, False]
 
   Args:
@@ -171,21 +171,21 @@ def where_none(
 ) -> collection.Collection:
   """Splits the queries of a source that declares one split for all of them.
 
-  Says so on standard error. A collection with several splits stays as it is, and
-  so does one whose records name theirs: one record with another name would
-  otherwise decide for all whether they are divided.
+  A note on standard error reports it. A collection with several splits stays as it
+  is. So does one whose records name their splits: there, one record with another
+  name would decide whether all queries are divided.
 
   Formal guarantee: whether queries are divided is a function of the names of the
-  source's files and of whether it has a column of splits; a query's side then is
-  one of its own words, of the fractions and of the seed. No other query moves
-  it. With a secret it is a keyed hash of the query's id: sides of different ids
+  source's files and of whether it has a column of splits. A query's side is then a
+  function of its own words, the fractions and the seed; no other query changes it.
+  With a secret, the side is a keyed hash of the query's id: sides of different ids
   are independent draws by the fractions, whatever the texts are.
 
   Args:
     data: the collection.
     seed: another seed gives other splits.
-    secret: for splits of which something is published; then equal words may
-      stand on two sides. Empty: words and seed decide.
+    secret: a key, for splits of which something is published; equal words may then
+      be on two sides. Empty: words and seed decide.
 
   Returns:
     The collection, with a split for each of the fractions, and the name of
@@ -194,8 +194,8 @@ def where_none(
   if data.split_by_record or len(data.qrels) != 1:
     return data
   [(name, judged)] = data.qrels.items()
-  side_of = _sides(FRACTIONS, f"{secret} id" if secret else seed)
-  what = "ids" if secret else "words"
+  side_of = _make_side_of(FRACTIONS, f"{secret} id" if secret else seed)
+  basis = "ids" if secret else "words"
   sides: dict[str, collection.Qrels] = {side: {} for side in FRACTIONS}
   for query in data.queries:
     if query.id in judged:
@@ -205,12 +205,12 @@ def where_none(
   shares = ", ".join(f"{side} {share:.0%}" for side, share in FRACTIONS.items())
   print(
     f"synthq: note: all judgements are of one split, {name!r}: queries are"
-    f" divided ({shares}) by a hash of their {what}",
+    f" divided ({shares}) by a hash of their {basis}",
     file=sys.stderr,
   )
-  known_by = _key(secret) if secret else f"seed {seed}"
+  key = _describe_key(secret) if secret else f"seed {seed}"
   return dataclasses.replace(
-    data, qrels=sides, division=f"{what}, {known_by}, {_rule()}"
+    data, qrels=sides, division=f"{basis}, {key}, {_describe_fractions()}"
   )
 
 
@@ -220,60 +220,61 @@ def by_user(
   most: int,
   secret: str,
 ) -> collection.Collection:
-  """Keeps so many queries of each user, all on one side of a split of users.
+  """Splits users and keeps at most K queries of each, all on the user's side.
 
   The source's own splits are joined first; queries without a relevant document
-  are left out. Equal words of two users may then be on two sides.
+  are left out. Equal words of two users may be on two sides.
 
   Formal guarantee: which queries of a user are kept, and on which side, is a
   function of that user's own queries and judgements, of `most`, the fractions and
-  the secret. All queries of one user more or less leave every other query where
-  it is.
+  the secret. Adding or removing all queries of one user changes nothing for any
+  other query.
 
   Args:
-    data: whose queries name who asked (`Query.client`).
-    most: K, how many queries of a user are kept at most: those whose keyed hash
-      is least.
-    secret: keys the hashes.
+    data: a collection whose queries name their user (`Query.client`).
+    most: K, the largest number of queries of a user; the queries with the smallest
+      keyed hashes are kept.
+    secret: the key of the hashes.
 
   Returns:
     The collection, with a split for each of the fractions, and a `division` that
     names the rule and, by a digest, the secret.
 
   Raises:
-    ValueError: if a query names nobody, or two user ids differ in leading zeros
-      or letter case alone.
+    ValueError: if a query names no user, or two user ids differ only in leading
+      zeros or letter case.
   """
-  side_of = _sides(FRACTIONS, f"{secret} user")
+  side_of = _make_side_of(FRACTIONS, f"{secret} user")
   judged: collection.Qrels = {}
   for split in data.qrels.values():
     for query, grades in split.items():
       judged[query] = judged.get(query, {}) | grades
-  asked: dict[str, list[collection.Query]] = {}
-  everyone = tuple(
+  queries_by_user: dict[str, list[collection.Query]] = {}
+  all_queries = tuple(
     dataclasses.replace(query, client=ids.read(query.client, "user"))
     for query in data.queries
   )
-  ids.check_whole((query.client for query in everyone), "UNIT='user'")
-  for query in everyone:
+  ids.check_whole((query.client for query in all_queries), "UNIT='user'")
+  for query in all_queries:
     grades = judged.get(query.id, {})
     if any(g > 0 and d not in data.lacking for d, g in grades.items()):
-      asked.setdefault(query.client, []).append(query)
-  if "" in asked:
+      queries_by_user.setdefault(query.client, []).append(query)
+  if "" in queries_by_user:
     raise ValueError(
       "expected a user id with every query for UNIT='user', got some without:"
-      ' add a column "user" to a log, or name its own in'
+      ' add a column "user" to a log, or name its user column in'
       ' prepare_data.Config.user_field, or "metadata": {"user_id": ...} to'
       " queries.jsonl"
     )
-  kept = {
+  sampled_ids = {
     query.id
-    for queries in asked.values()
+    for queries in queries_by_user.values()
     for query in sorted(
-      queries, key=lambda one: (_uniform(f"{secret} query", one.id), one.id)
+      queries,
+      key=lambda query: (_hash_to_unit(f"{secret} query", query.id), query.id),
     )[:most]
   }
-  queries = tuple(query for query in everyone if query.id in kept)
+  queries = tuple(query for query in all_queries if query.id in sampled_ids)
   sides: dict[str, collection.Qrels] = {side: {} for side in FRACTIONS}
   for query in queries:
     sides[side_of(query.client)][query.id] = judged[query.id]
@@ -283,27 +284,28 @@ def by_user(
     qrels=sides,
     split_by_record=False,
     gathered=frozenset(),
-    division=f"users, {_key(secret)}, {_rule()}",
+    division=f"users, {_describe_key(secret)}, {_describe_fractions()}",
   )
 
 
 def choose_document(
   relevant: Iterable[str], query: str, *, seed: int = 0, by_text: bool = False
 ) -> str:
-  """Picks one of a query's documents by a hash of a key of the query alone.
+  """Chooses one of a query's documents by a hash of the query's own key.
 
-  A stream of random numbers would tie a query's choice to the queries before
-  it, and one query more would change many records.
+  With a stream of random numbers, a query's choice would depend on the queries
+  before it, and one query more would change many records.
 
   >>> choose_document({"d1", "d2"}, "q1")
   'd1'
 
   Args:
     relevant: the documents' ids.
-    query: its id.
+    query: the query's id.
     seed: another seed gives other choices.
-    by_text: whether the id is a digest of the text: a text that chooses its
-      document would move what protects texts alone, so the documents choose.
+    by_text: whether the id is a digest of the text. Then the documents are the key:
+      a change of the text must not change the document, since some mechanisms
+      protect texts alone.
   """
   ordered = sorted(relevant)
   key = " ".join(ordered) if by_text else query
@@ -311,31 +313,31 @@ def choose_document(
   return ordered[int.from_bytes(digest[:8], "big") % len(ordered)]
 
 
-def _key(secret: str) -> str:
-  """Names a secret by a digest, in a division."""
+def _describe_key(secret: str) -> str:
+  """Returns a name for a secret in a division: a digest."""
   digest = hashlib.sha256(f"division {secret}".encode()).hexdigest()
   return f"key {digest[:12]}"
 
 
-def _rule() -> str:
+def _describe_fractions() -> str:
   return " ".join(f"{side} {share:g}" for side, share in FRACTIONS.items())
 
 
-def _sides(
+def _make_side_of(
   fractions: Mapping[str, float], seed: int | str
 ) -> Callable[[str], str]:
   _check_fractions(fractions)
   names = list(fractions)
   bounds = np.cumsum(list(fractions.values()))[:-1]
   return lambda text: names[
-    np.searchsorted(bounds, _uniform(seed, text), "right")
+    np.searchsorted(bounds, _hash_to_unit(seed, text), "right")
   ]
 
 
-def _groups(pairs: Sequence[tuple[str, str]]) -> list[int]:
-  """Returns the group of each pair: a connected component."""
-  queries = _codes([token_set(query) for query, _ in pairs])
-  documents = _codes([document for _, document in pairs])
+def _find_groups(pairs: Sequence[tuple[str, str]]) -> list[int]:
+  """Returns the number of each pair's group, a connected component."""
+  queries = _number_values([token_set(query) for query, _ in pairs])
+  documents = _number_values([document for _, document in pairs])
   num_queries, num_documents = queries.max() + 1, documents.max() + 1
   size = num_queries + num_documents
   edges = sparse.coo_array(
@@ -346,14 +348,14 @@ def _groups(pairs: Sequence[tuple[str, str]]) -> list[int]:
   return labels[queries].tolist()
 
 
-def _codes(values: Sequence[Hashable]) -> np.ndarray:
-  """Numbers the distinct values by first appearance."""
+def _number_values(values: Sequence[Hashable]) -> np.ndarray:
+  """Numbers distinct values in the order of their first appearance."""
   number: dict[Hashable, int] = {}
   return np.array([number.setdefault(value, len(number)) for value in values])
 
 
-def _uniform(seed: int | str, text: str) -> float:
-  """Returns a number in [0, 1) that depends on the arguments alone."""
+def _hash_to_unit(seed: int | str, text: str) -> float:
+  """Hashes the arguments to a number in [0, 1)."""
   digest = hashlib.sha256(f"{seed}\n{text}".encode()).digest()
   return int.from_bytes(digest[:6], "big") / 2**48
 

@@ -1,9 +1,9 @@
-"""Reads rows of tables as logs come: CSV, TSV, JSONL, parquet, Arrow.
+"""Reads rows of tables in the formats of logs: CSV, TSV, JSONL, parquet, Arrow.
 
-Each row is a mapping with the name of the place where it stands, whatever the
-file; those of text may be compressed. The header of a CSV or TSV file says what
-separates its cells: without the sign of its suffix, a semicolon, tab, comma or bar. A folder stands for all tables in it, as
-Hugging Face's `datasets` saves them; a row then has the split it lies in.
+Each row is a mapping with its position, "path:number". Text files may be
+compressed. The header of a CSV or TSV file determines its separator: the usual one
+of its suffix, or else a semicolon, tab, comma or bar. A folder stands for all its
+tables, as Hugging Face's `datasets` saves them; a row then has its table's split.
 """
 
 import contextlib
@@ -22,94 +22,98 @@ from synthq_jax.data import compression, files, quoting
 
 __all__ = [
   "SUFFIXES",
-  "OfFile",
-  "by_column",
+  "FileSplit",
+  "has_split_column",
   "check",
   "columns",
   "find_separator",
-  "most_rows",
+  "get_max_rows",
   "rows",
   "splits",
 ]
 
 _Rows = Iterator[tuple[str, dict[str, Any]]]
 _MOST = 1 << 26
-"""Characters of a cell: a document may stand in one."""
+"""Most characters of a cell, which may hold a whole document."""
 _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
 
 
-class OfFile(str):
-  """The split of a row whose file or folder names it, and no column."""
+class FileSplit(str):
+  """The split of a row that the name of its file or folder gives, not a
+  column."""
 
 
 def rows(path: str | os.PathLike, quotes: str = "auto") -> _Rows:
-  """Yields where each row stands, and its values by the name of their column.
+  """Yields the position of each row, "path:number", and its values by column name.
 
   Args:
-    path: a file of one of `SUFFIXES`, with a header where the format has one;
-      or a folder of such files, but for hidden ones. There a row gets the key
-      "split", if it has none, an `OfFile`: the name of the file's folder below
-      `path`, if it is not "data", or what stands before the first "-" of the
-      file's name.
-    quotes: what quotation marks of a TSV file are, see `quoting.is_quoted`.
+    path: a file of one of `SUFFIXES`, with a header if the format has one; or a
+      folder of such files, except hidden ones. A row of a folder gets the key
+      "split", if it has none, with a `FileSplit`: the name of the file's top
+      folder below `path`, or else the part of the file's name before the first "-"
+      or ".". Folders named "data" do not count.
+    quotes: the meaning of quotation marks in a TSV file, see `quoting.is_quoted`.
 
   Raises:
-    ValueError: if there is no such file, its kind is not known, what reads it is
-      not installed or a row is malformed; the message says where.
+    ValueError: if the file is missing, its format is unknown, its reader is not
+      installed or a row is malformed; the message names the position.
   """
   path = pathlib.Path(path)
   if not path.is_dir():
     yield from _read(path, quotes)
     return
-  for split, file in _tables(path):
+  for split, file in _list_tables(path):
     for where, row in _read(file, quotes):
-      yield where, {"split": OfFile(split), **row}
+      yield where, {"split": FileSplit(split), **row}
 
 
 def check(path: str | os.PathLike) -> None:
-  """Refuses what `rows` would by its name alone; nothing is read."""
+  """Refuses a path that `rows` would refuse by its name; reads no table."""
   path = pathlib.Path(path)
   if path.is_dir():
-    next(_tables(path))
+    next(_list_tables(path))
   else:
-    _reader(path)
+    _get_reader(path)
 
 
 def columns(path: str | os.PathLike) -> tuple[str, list[str]]:
-  """Returns the place and the names of the columns of a table's first row.
+  """Returns the position and the column names of a table's first row.
 
-  Of a CSV or TSV file it reads the header alone; of a folder, the first file.
+  It reads only the header of a CSV or TSV file, and only the first file of a
+  folder.
 
   Args:
     path: as in `rows`.
 
   Returns:
-    "path:number" and the names; none for a table without a row.
+    "path:number" and the names, which are empty for a table without rows.
 
   Raises:
     ValueError: as in `rows`.
   """
   path = pathlib.Path(path)
   if path.is_dir():
-    path = next(_tables(path))[1]
-  read = _reader(path)
-  if _suffix(path) not in _USUAL:
+    path = next(_list_tables(path))[1]
+  read = _get_reader(path)
+  if _get_suffix(path) not in _USUAL:
     return next(((where, list(row)) for where, row in read(path)), ("", []))
-  with _text_rows(path, _USUAL[_suffix(path)], csv.QUOTE_MINIMAL) as reader:
+  with _open_text_table(
+    path, _USUAL[_get_suffix(path)], csv.QUOTE_MINIMAL
+  ) as reader:
     return f"{path}:1", list(reader.fieldnames or ())
 
 
 def find_separator(header: str, usual: str) -> str:
   """Returns the sign that separates the cells of a header.
 
-  Formal guarantee: a function of the header alone, so of no record.
+  Formal guarantee: the sign is a function of the header alone, so of no record.
 
   >>> find_separator('a;"b, c"', ","), find_separator("a;b,c", ",")
   (';', ',')
 
   Args:
     header: the first line.
-    usual: the sign of the file's suffix, which wins where it is there.
+    usual: the sign of the file's suffix, which wins if the header has it.
   """
   outside = re.sub(r'"[^"]*"', "", header)
   if usual in outside:
@@ -118,86 +122,88 @@ def find_separator(header: str, usual: str) -> str:
 
 
 def splits(path: str | os.PathLike) -> list[str]:
-  """Returns the splits that a folder's files name, also those without a row.
+  """Returns the splits that a folder's files name; none for a file.
 
-  They are none for a file. Errors are those of `rows`.
+  A file without rows counts, too. Raises the errors of `rows`.
   """
   path = pathlib.Path(path)
-  return sorted({split for split, _ in _tables(path)}) if path.is_dir() else []
+  return (
+    sorted({split for split, _ in _list_tables(path)}) if path.is_dir() else []
+  )
 
 
-def most_rows(path: str | os.PathLike) -> int:
-  """Returns how many rows a table may have: what its file says, else its lines.
+def get_max_rows(path: str | os.PathLike) -> int:
+  """Returns an upper bound of a table's rows, from its metadata or its lines.
 
   Args:
     path: as in `rows`.
 
   Raises:
-    Exception: what the readers of files raise, where it is no table.
+    Exception: any error of the readers, if the file is no table.
   """
   path = pathlib.Path(path)
   if path.is_dir():
-    return sum(most_rows(file) for _, file in _tables(path))
-  suffix = _suffix(path)
+    return sum(get_max_rows(file) for _, file in _list_tables(path))
+  suffix = _get_suffix(path)
   if suffix == ".parquet":
     with extras.required("parquet"):
       from pyarrow import parquet
 
     return parquet.read_metadata(path).num_rows
   if suffix == ".arrow":
-    return sum(batch.num_rows for batch in _arrow_batches(path))
-  return files.most_lines(path)
+    return sum(batch.num_rows for batch in _read_arrow_batches(path))
+  return files.get_max_lines(path)
 
 
-def by_column(path: str | os.PathLike, named: Sequence[str | None]) -> bool:
-  """Says whether a column "split" names the split of each row.
+def has_split_column(
+  path: str | os.PathLike, named: Sequence[str | None]
+) -> bool:
+  """Returns True if a column "split" names the split of each row.
 
-  A function of which rows have the column, not of the splits that they name.
+  The result depends on which rows have the column, not on the splits they name.
 
-  >>> by_column("log", ["train", "train"]), by_column("log", [None])
+  >>> has_split_column("log", ["train", "train"]), has_split_column("log", [None])
   (True, False)
 
   Args:
     path: for the message.
-    named: what stands in the column in each row, "" for nothing; None where the
-      row has no such column.
+    named: each row's value of the column, "" for an empty cell; None if the row has
+      no such column.
 
   Raises:
-    ValueError: if some rows name their split and some do not, or one is no name
-      for a file.
+    ValueError: if only some rows name their split, or a name cannot be a file's.
   """
-  own = [x for x in named if x is not None and not isinstance(x, OfFile)]
-  if own and not (len(own) == len(named) and all(own)):
+  names = [x for x in named if x is not None and not isinstance(x, FileSplit)]
+  if names and not (len(names) == len(named) and all(names)):
     raise ValueError(
       f'{path}: expected "split" in all lines or in none, got it in some: fill'
       " it, or leave the column out"
     )
-  if not all(re.fullmatch(r"[\w.-]+", each) for each in own):
+  if not all(re.fullmatch(r"[\w.-]+", each) for each in names):
     raise ValueError(
       f'{path}: expected names of splits under "split" (letters, digits, ".",'
       ' "_" and "-"), got another; correct them'
     )
-  return bool(own)
+  return bool(names)
 
 
-def _tables(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
+def _list_tables(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
   """Yields the split and the path of each table in a folder."""
-  found = [p for p in sorted(path.rglob("*")) if _suffix(p) and p.is_file()]
-  found = [p for p in found if not _is_hidden(p.relative_to(path))]
-  found = [p for p in found if p.name not in _DESCRIPTIONS and _is_saved(p)]
-  kinds = {SUFFIXES[_suffix(file)]: _suffix(file) for file in found}
+  paths = [p for p in sorted(path.rglob("*")) if _get_suffix(p) and p.is_file()]
+  paths = [p for p in paths if not _is_hidden(p.relative_to(path))]
+  paths = [p for p in paths if p.name not in _DESCRIPTIONS and _is_saved(p)]
+  kinds = {SUFFIXES[_get_suffix(file)]: _get_suffix(file) for file in paths}
   if len(kinds) > 1:
     raise ValueError(
       f"{path}: expected tables of one kind, got"
-      f" {' and '.join(sorted(kinds.values()))}: move away what is not to be"
-      " read"
+      f" {' and '.join(sorted(kinds.values()))}: move the other files away"
     )
-  if not found:
+  if not paths:
     raise ValueError(
       f"{path}: expected tables ({', '.join(SUFFIXES)}) in the folder, got none:"
       " check the path"
     )
-  for file in found:
+  for file in paths:
     below = [
       part for part in file.relative_to(path).parts[:-1] if part != "data"
     ]
@@ -205,14 +211,14 @@ def _tables(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
 
 
 def _is_hidden(below: pathlib.Path) -> bool:
-  """Says whether a file is a copy that an editor or a system keeps."""
+  """Returns True for a hidden file, such as an editor's copy."""
   return any(part.startswith(".") for part in below.parts)
 
 
 def _is_saved(file: pathlib.Path) -> bool:
-  """Says whether an Arrow file belongs to the set that its folder describes.
+  """Returns True if an Arrow file is listed in its folder's state.json, if any.
 
-  What `datasets` computed of a saved set lies beside it, as cache-*.arrow.
+  The folder of a saved set also holds caches of `datasets`, cache-*.arrow.
   """
   state = file.with_name("state.json")
   if file.suffix != ".arrow" or not state.is_file():
@@ -227,14 +233,15 @@ def _is_saved(file: pathlib.Path) -> bool:
     ) from None
 
 
-def _suffix(path: pathlib.Path) -> str:
-  """Returns the suffix that says how a file is read, or ""."""
-  suffix = pathlib.Path(compression.unpacked(path.name)).suffix.lower()
+def _get_suffix(path: pathlib.Path) -> str:
+  """Returns the suffix that selects a file's reader; "" if there is no
+  reader."""
+  suffix = pathlib.Path(compression.remove_suffix(path.name)).suffix.lower()
   return suffix if suffix in SUFFIXES else ""
 
 
-def _reader(path: pathlib.Path) -> Callable[[pathlib.Path], _Rows]:
-  suffix = _suffix(path)
+def _get_reader(path: pathlib.Path) -> Callable[[pathlib.Path], _Rows]:
+  suffix = _get_suffix(path)
   if not path.is_file():
     raise ValueError(f"expected a table, got {path}: no such file")
   if not suffix:
@@ -246,17 +253,19 @@ def _reader(path: pathlib.Path) -> Callable[[pathlib.Path], _Rows]:
 
 
 def _read(path: pathlib.Path, quotes: str) -> _Rows:
-  read = _reader(path)
+  read = _get_reader(path)
   if read is _TABBED and quoting.is_quoted(path, quotes):
-    read = _separated("\t", csv.QUOTE_MINIMAL)
+    read = _make_text_reader("\t", csv.QUOTE_MINIMAL)
   return read(path)
 
 
-def _separated(usual: str, marks: int) -> Callable[[pathlib.Path], _Rows]:
+def _make_text_reader(
+  usual: str, marks: int
+) -> Callable[[pathlib.Path], _Rows]:
   def read(path: pathlib.Path) -> _Rows:
-    with _text_rows(path, usual, marks) as reader:
+    with _open_text_table(path, usual, marks) as reader:
       names = reader.fieldnames or ()
-      if len({*names}) < len(names):  # the last would win
+      if len({*names}) < len(names):  # DictReader would keep the last
         raise ValueError(
           f"{path}:{reader.line_num}: expected each column once in the header,"
           " got one again; rename or remove it"
@@ -274,23 +283,23 @@ def _separated(usual: str, marks: int) -> Callable[[pathlib.Path], _Rows]:
 
 
 @contextlib.contextmanager
-def _text_rows(
+def _open_text_table(
   path: pathlib.Path, usual: str, marks: int
 ) -> Iterator[csv.DictReader]:
-  """Opens a table of text; explains what csv and the encoding refuse.
+  """Opens a table of text and turns errors of csv and encoding into ValueErrors.
 
   Args:
     path: the table, plain or compressed.
-    usual: what separates cells, unless the header shows another sign.
-    marks: what quotation marks are where the usual sign separates; elsewhere they
-      quote.
+    usual: the separator of cells, unless the header shows another sign.
+    marks: csv's constant for quotation marks, for tables with the usual separator;
+      with another separator they quote cells.
   """
   csv.field_size_limit(_MOST)
-  with files.opened(path) as stream:
+  with files.open_file(path) as stream:
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     reader = None
     try:
-      lines = files.bounded(text, path)
+      lines = files.limit_lines(text, path)
       header = next(lines, "")
       sign = find_separator(header, usual)
       reader = csv.DictReader(
@@ -300,9 +309,9 @@ def _text_rows(
         strict=True,
       )
       yield reader
-    except UnicodeDecodeError:  # of text that was read ahead
+    except UnicodeDecodeError:  # the decoder reads ahead of the current row
       raise ValueError(
-        f"{path}:{files.undecodable(path)}: expected UTF-8, got another byte;"
+        f"{path}:{files.find_undecodable(path)}: expected UTF-8, got another byte;"
         " convert the file (iconv -t utf-8)"
       ) from None
     except (csv.Error, *files.BROKEN_GZIP) as error:
@@ -313,21 +322,21 @@ def _text_rows(
       ) from None
 
 
-def _parquet(path: pathlib.Path) -> _Rows:
+def _read_parquet(path: pathlib.Path) -> _Rows:
   with extras.required("parquet"):
     from pyarrow import parquet
 
-  with _explained(path), parquet.ParquetFile(path) as file:
-    yield from _of_batches(path, file.iter_batches())
+  with _explain_errors(path), parquet.ParquetFile(path) as file:
+    yield from _yield_rows(path, file.iter_batches())
 
 
-def _arrow(path: pathlib.Path) -> _Rows:
-  with _explained(path):
-    yield from _of_batches(path, _arrow_batches(path))
+def _read_arrow(path: pathlib.Path) -> _Rows:
+  with _explain_errors(path):
+    yield from _yield_rows(path, _read_arrow_batches(path))
 
 
-def _arrow_batches(path: pathlib.Path) -> Iterator[Any]:
-  """Reads Arrow's stream format, in which `datasets` saves, or its files."""
+def _read_arrow_batches(path: pathlib.Path) -> Iterator[Any]:
+  """Reads Arrow's stream format, which `datasets` saves, or its file format."""
   with extras.required("parquet"):
     from pyarrow import ipc
 
@@ -342,8 +351,8 @@ def _arrow_batches(path: pathlib.Path) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _explained(path: pathlib.Path) -> Iterator[None]:
-  """Says which file is no table."""
+def _explain_errors(path: pathlib.Path) -> Iterator[None]:
+  """Turns errors of a damaged table into a ValueError that names the file."""
   try:
     yield
   except Exception as error:
@@ -359,7 +368,7 @@ def _explained(path: pathlib.Path) -> Iterator[None]:
     ) from None
 
 
-def _of_batches(path: pathlib.Path, batches: Any) -> _Rows:
+def _yield_rows(path: pathlib.Path, batches: Any) -> _Rows:
   number = 0
   for batch in batches:
     for row in batch.to_pylist():
@@ -368,15 +377,15 @@ def _of_batches(path: pathlib.Path, batches: Any) -> _Rows:
 
 
 _USUAL = {".csv": ",", ".tsv": "\t"}
-"""Usual separators by the suffix of the file."""
-_TABBED = _separated("\t", csv.QUOTE_NONE)
+"""Usual separators by suffix."""
+_TABBED = _make_text_reader("\t", csv.QUOTE_NONE)
 
 SUFFIXES: dict[str, Callable[[pathlib.Path], _Rows]] = {
   ".jsonl": files.json_lines,
   ".json": files.json_lines,
-  ".csv": _separated(",", csv.QUOTE_MINIMAL),
+  ".csv": _make_text_reader(",", csv.QUOTE_MINIMAL),
   ".tsv": _TABBED,
-  ".parquet": _parquet,
-  ".arrow": _arrow,
+  ".parquet": _read_parquet,
+  ".arrow": _read_arrow,
 }
-"""How a file is read, by its suffix without that of a compression."""
+"""Readers by the suffix of a file, without the suffix of a compression."""

@@ -1,19 +1,19 @@
 """Reads SeqIO tasks and mixtures as collections: sources `seqio` and `seqio_pairs`.
 
-A place is the name of a task or mixture that something has registered (`tasks`),
-or the folder of a cached task as `seqio_cache_tasks` writes it on Beam, which is
-read as it lies: no task has to be registered. Records are those of the cache:
-what a task yields before its CacheDatasetPlaceholder, or else in the end. A
-feature X is its text: X_pretokenized, or X where that is a string.
+A source names a registered task or mixture (`tasks`), or the folder of a cached
+task that `seqio_cache_tasks` has written on Beam; the folder's task need not be
+registered. Records are those of the cache: the output of a task before its
+CacheDatasetPlaceholder, or else its final output. The text of a feature X is
+X_pretokenized, or X if that is a string.
 
 Beam shuffles records, tasks shuffle by a seed, and mixtures repeat. None of that
-reaches the collection: records are ordered by "number" where they have it (tasks
-of `tasks` do), then by their ids; equal ones count once; rates of a mixture say
-nothing. So a query is one record, however often a task yields it.
+reaches the collection: records are ordered by "number", if they have it (tasks of
+`tasks` do), then by their ids; equal records count once; the rates of a mixture are
+ignored. So a query is one record, however often a task yields it.
 
-What a task cannot tell are documents that nobody asked about. They are read from
-the split "passage", of the task itself or of CORPUS; a CORPUS without that split
-is all records of all its splits.
+Records of queries do not hold the documents without a query. These are read from
+the split "passage", of the task itself or of CORPUS; from a CORPUS without that
+split, all records of all splits are read.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from synthq_jax.data import collection as collection_lib
 __all__ = ["PASSAGE", "QUERY", "check", "digest", "read", "read_pairs"]
 
 QUERY, PASSAGE = "query", "passage"
-"""The splits that hold all queries and all documents."""
+"""Names of the splits with all queries and with all documents."""
 
 _TEXT = "_pretokenized"
 _Row = dict[str, Any]
@@ -42,19 +42,19 @@ _Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class _Cached:
-  """The folder of a cached task."""
+  """Reads the folder of a cached task."""
 
   name: str
 
   @functools.cached_property
   def splits(self) -> dict[str, list[pathlib.Path]]:
-    """The files of each split, all of them there."""
+    """The files of each split, checked to be complete."""
     root = pathlib.Path(self.name)
     infos = sorted(root.glob("info.*.json"))
     if not (infos and (root / "COMPLETED").is_file()):
       raise ValueError(
         f"{root}: expected a cached SeqIO task (COMPLETED, info.SPLIT.json and"
-        " SPLIT.tfrecord-*), got none that is complete: run seqio_cache_tasks"
+        " SPLIT.tfrecord-*), got no complete one: run seqio_cache_tasks"
         " --output_format=tfrecord again"
       )
     splits = {}
@@ -72,13 +72,14 @@ class _Cached:
       if len(paths) != expected or not paths:
         raise ValueError(
           f"{root}: expected {expected} files {split}.tfrecord-*, got"
-          f" {len(paths)}: copy the folder again, whole"
+          f" {len(paths)}: copy the whole folder again"
         )
       splits[split] = paths
     return splits
 
   def rows(self, split: str) -> Iterator[tuple[Any, _Row]]:
-    """Yields where each record is and its columns, and counts the records."""
+    """Yields the position and columns of each record; checks their number at
+    the end."""
     with extras.required("seqio"), vocabulary.native_stderr():
       import tensorflow as tf
 
@@ -97,23 +98,23 @@ class _Cached:
         f" as {stats.name} says, got {count}: cache the task again"
       )
 
-  def get(self, places: Sequence[Any]) -> Iterator[_Row]:
-    """Yields records by where they are."""
-    opened: dict[pathlib.Path, Any] = {}
+  def get(self, positions: Sequence[Any]) -> Iterator[_Row]:
+    """Reads records by the positions that `rows` yields."""
+    streams: dict[pathlib.Path, Any] = {}
     try:
-      for path, start, size in places:
-        if path not in opened:
-          opened[path] = path.open("rb")
-        opened[path].seek(start + 12)
-        yield _parse(opened[path].read(size))
+      for path, start, size in positions:
+        if path not in streams:
+          streams[path] = path.open("rb")
+        streams[path].seek(start + 12)
+        yield _parse(streams[path].read(size))
     finally:
-      for stream in opened.values():
+      for stream in streams.values():
         stream.close()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Registered:
-  """A task that is not cached; records that have to be sorted are in memory."""
+  """Reads a task without a cache; records to be sorted are in memory."""
 
   task: Any
 
@@ -126,7 +127,8 @@ class _Registered:
     return self.task.splits
 
   def rows(self, split: str) -> Iterator[tuple[Any, _Row]]:
-    """Yields the columns of each record, for `get`, and once more."""
+    """Yields the columns of each record twice: as its position for `get`, and
+    as row."""
     task = self.task
     if task.supports_caching:
       dataset = task.source.get_dataset(split, shuffle=False, seed=0)
@@ -134,12 +136,12 @@ class _Registered:
     else:
       dataset = task.get_dataset(None, split, shuffle=False, seed=0)
     for record in dataset.as_numpy_iterator():
-      row = _texts({n: x for n, x in record.items() if np.ndim(x) == 0})
+      row = _decode_row({n: x for n, x in record.items() if np.ndim(x) == 0})
       yield row, row
 
-  def get(self, places: Sequence[Any]) -> Iterator[_Row]:
-    """Yields records that `rows` gave."""
-    return iter(places)
+  def get(self, positions: Sequence[Any]) -> Iterator[_Row]:
+    """Yields the records that `rows` yielded as positions."""
+    return iter(positions)
 
 
 def read(
@@ -149,15 +151,15 @@ def read(
   *,
   dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Collection:
-  """Reads a task with ids as a BEIR folder is read.
+  """Reads a task with ids of queries and documents as a collection.
 
-  Columns are query_id, query, passage_id, passage (or those that `fields` names)
-  and possibly title, or TFDS' passage_metadata, client, and score, the grade,
-  without which it is 1. Rows of one side alone are a query or a document.
+  Columns are query_id, query, passage_id, passage (or the names of `fields`), and
+  possibly title (or TFDS' passage_metadata), client, and score, a grade whose
+  default is 1. A row with only one of the ids is a query or a document.
 
   Args:
-    name: of a task or mixture, or a folder.
-    corpus: of one that holds the documents; empty: `name`.
+    name: the name of a task or mixture, or a folder.
+    corpus: the name of a task with the documents; empty: `name`.
     fields: names of the columns of texts.
     dangling: as in `beir.read_beir`.
 
@@ -165,25 +167,25 @@ def read(
     The collection; documents of a cache stay on disk.
 
   Raises:
-    ValueError: as `beir.read_beir`, or if there is no such task, a cache is not
-      complete, or there are no documents.
+    ValueError: as `beir.read_beir`, or if the task is unknown, its cache is
+      incomplete, or there are no documents.
   """
   documents, document_ids = _read_documents(
     corpus or name, fields, bool(corpus)
   )
   queries: dict[str, tuple[tuple[bool, int], collection_lib.Query]] = {}
   judged: dict[str, list[tuple[int, str, str, str]]] = {}
-  for part, split in _splits(name):
+  for part, split in _iterate_splits(name):
     if split == PASSAGE:
       continue
     rows = judged.setdefault(split, []) if split != QUERY else []
     for number, (_, row) in enumerate(part.rows(split)):
       where = f"{part.name}/{split}:{number}"
-      if not _has(where, row, "query_id"):
+      if not _has_id(where, row, "query_id"):
         continue
       line = _rename(row, "query_id", fields.query)
-      query = beir.query_of(where, line)
-      order = (split != QUERY, _number(row))
+      query = beir.make_query(where, line)
+      order = (split != QUERY, _get_number(row))
       first = queries.setdefault(query.id, (order, query))
       if first[1] != query:
         raise ValueError(
@@ -191,9 +193,9 @@ def read(
           " several: correct the task"
         )
       queries[query.id] = min(first, (order, query), key=lambda each: each[0])
-      if split != QUERY and _has(where, row, "passage_id"):
+      if split != QUERY and _has_id(where, row, "passage_id"):
         document = ids.get_field(where, row, "passage_id", "document")
-        rows.append((_number(row), query.id, document, _grade(row)))
+        rows.append((_get_number(row), query.id, document, _get_grade(row)))
   if not queries:
     raise ValueError(f"{name}: expected records with a query, got none")
   ordered = sorted(queries.values(), key=lambda each: (each[0], each[1].id))
@@ -210,29 +212,29 @@ def read(
     documents,
     tuple(query for _, query in ordered),
     qrels,
-    lacking=collection_lib.lacking(qrels, document_ids),
+    lacking=collection_lib.find_lacking(qrels, document_ids),
   )
 
 
 def read_pairs(
   name: str, fields: jsonl.Fields, **options: Any
 ) -> collection_lib.Collection:
-  """Reads a task of texts alone as a log of pairs is read, split by split.
+  """Reads a task of texts without ids as `jsonl.read_jsonl` reads a log of pairs.
 
   Args:
-    name: of a task or mixture, or a folder.
+    name: the name of a task or mixture, or a folder.
     fields: names of the features, e.g. query="targets", document="inputs".
-    **options: of `jsonl.read_jsonl`, whose guarantee this is.
+    **options: options of `jsonl.read_jsonl`, whose guarantee holds here, too.
 
   Raises:
     ValueError: as `jsonl.read_jsonl`.
   """
-  rows, parts = [], [*_splits(name)]
+  rows, parts = [], [*_iterate_splits(name)]
   for part, split in parts:
     for _, row in part.rows(split):
       texts = tuple(str(row.get(x)) for x in (fields.query, fields.document))
-      of_task = {"split": table_files.OfFile(split)}
-      rows.append((split, _number(row), texts, {**row, **of_task}))
+      of_task = {"split": table_files.FileSplit(split)}
+      rows.append((split, _get_number(row), texts, {**row, **of_task}))
   rows.sort(key=lambda each: each[:3])
   names = sorted({split for _, split in parts})
   lines = ((f"{name}/{split}", row) for split, _, _, row in rows)
@@ -240,48 +242,48 @@ def read_pairs(
 
 
 def check(name: str) -> None:
-  """Refuses a name under which nothing is registered or cached.
+  """Refuses a name that is neither a registered task nor a complete cache.
 
-  Reads no record of a cache; a task of `tasks.register` reads its source, whose
+  No record of a cache is read; a task of `tasks.register` reads its source, whose
   judgements name the splits.
 
   Args:
-    name: of a task or mixture, or a folder.
+    name: the name of a task or mixture, or a folder.
 
   Raises:
-    ValueError: if there is no such task, or a cache is not complete.
+    ValueError: if the task is unknown, or its cache is incomplete.
   """
-  for _ in _splits(name):
+  for _ in _iterate_splits(name):
     pass
 
 
 def digest(name: str) -> str | None:
-  """Digests the records of a task that is not cached, in whatever order.
+  """Returns a digest of a task's records that does not depend on their order.
 
   Args:
-    name: of a task or mixture, or a folder.
+    name: the name of a task or mixture, or a folder.
 
   Returns:
-    The digest; None for a folder, whose files say it.
+    The digest; None for a folder, since callers digest its files.
   """
   if pathlib.Path(name).is_dir():
     return None
   total = 0
-  for part, split in _splits(name):
+  for part, split in _iterate_splits(name):
     for _, row in part.rows(split):
       text = json.dumps([split, row], sort_keys=True, default=str).encode()
       total += int.from_bytes(hashlib.sha256(text).digest(), "big")
   return f"{total % 2**256:064x}"
 
 
-def _splits(name: str) -> Iterator[tuple[_Cached | _Registered, str]]:
-  """Yields each task behind a name with each of its splits."""
-  for part in _parts(name):
+def _iterate_splits(name: str) -> Iterator[tuple[_Cached | _Registered, str]]:
+  """Yields each task of a name with each of its splits."""
+  for part in _find_tasks(name):
     for split in sorted(part.splits):
       yield part, split
 
 
-def _parts(name: str) -> list[_Cached | _Registered]:
+def _find_tasks(name: str) -> list[_Cached | _Registered]:
   if pathlib.Path(name).is_dir():
     return [_Cached(name)]
   with extras.required("seqio"), vocabulary.native_stderr():
@@ -306,50 +308,51 @@ def _parts(name: str) -> list[_Cached | _Registered]:
 
 
 def _read_documents(name: str, fields: jsonl.Fields, is_corpus: bool):
-  """Reads documents, in an order that says nothing of who asked."""
-  every = [*_splits(name)]
-  chosen = [(part, split) for part, split in every if split == PASSAGE]
+  """Reads documents in an order that reveals nothing about the queries."""
+  all_splits = [*_iterate_splits(name)]
+  chosen = [(part, split) for part, split in all_splits if split == PASSAGE]
   if not (chosen or is_corpus):
     raise ValueError(
       f"{name}: expected a split {PASSAGE!r} with all documents, got"
-      f" {', '.join(sorted({split for _, split in every}))}: name a task that"
-      " holds them, seqio:TASK@CORPUS, or take those of the pairs alone,"
+      f" {', '.join(sorted({split for _, split in all_splits}))}: name a task that"
+      " holds them, seqio:TASK@CORPUS, or read only documents with a query,"
       " seqio_pairs:TASK"
     )
   text = PASSAGE if fields.document == "document" else fields.document
-  places, seen = [], set()
-  for part, split in chosen or every:
-    for number, (place_of, row) in enumerate(part.rows(split)):
+  positions, seen = [], set()
+  for part, split in chosen or all_splits:
+    for number, (position, row) in enumerate(part.rows(split)):
       where = f"{part.name}/{split}:{number}"
-      if not _has(where, row, "passage_id"):
+      if not _has_id(where, row, "passage_id"):
         continue
       id_ = ids.get_field(where, row, "passage_id", "document")
       if not chosen:
         if row.get("query_id"):
           raise ValueError(
             f"{where}: expected documents alone in a CORPUS without split"
-            f" {PASSAGE!r}, got a query's: the documents would say who asked;"
-            " name a task of all documents"
+            f" {PASSAGE!r}, got a query's: the documents would reveal"
+            " queries; name a task of all documents"
           )
-        same = json.dumps(row, sort_keys=True, default=str).encode()
-        key = hashlib.sha256(same).digest()
+        content = json.dumps(row, sort_keys=True, default=str).encode()
+        key = hashlib.sha256(content).digest()
         if key in seen:
           continue
         seen.add(key)
-      places.append((_number(row), id_, part, place_of))
-  places.sort(key=lambda each: each[:2])
+      positions.append((_get_number(row), id_, part, position))
+  positions.sort(key=lambda each: each[:2])
 
   def read_all():
-    for part, some in itertools.groupby(places, lambda each: each[2]):
-      for row in part.get([place_of for *_, place_of in some]):
+    for part, some in itertools.groupby(positions, lambda each: each[2]):
+      for row in part.get([position for *_, position in some]):
         where = f"{part.name}:{row['passage_id']}"
-        yield where, beir.document_of(where, _rename(row, "passage_id", text))
+        yield where, beir.make_document(where, _rename(row, "passage_id", text))
 
   return collection_lib.read_documents(name, read_all)
 
 
-def _has(where: str, row: _Row, name: str) -> bool:
-  """Says whether a row has a side; a task without ids is refused."""
+def _has_id(where: str, row: _Row, name: str) -> bool:
+  """Returns True if a row has an id; refuses a task without the id's
+  feature."""
   if name not in row:
     raise ValueError(
       f"{where}: expected the feature {name!r}, got {', '.join(sorted(row))}: let"
@@ -359,7 +362,7 @@ def _has(where: str, row: _Row, name: str) -> bool:
 
 
 def _rename(row: _Row, name: str, text: str) -> _Row:
-  """Returns a row as a line of corpus.jsonl or queries.jsonl."""
+  """Converts a row to a line of corpus.jsonl or queries.jsonl."""
   title = row.get("title")
   if title is None:
     title = json.loads(row.get("passage_metadata") or "{}").get("title")
@@ -371,18 +374,18 @@ def _rename(row: _Row, name: str, text: str) -> _Row:
   }
 
 
-def _number(row: _Row) -> int:
+def _get_number(row: _Row) -> int:
   return int(row.get("number", -1))
 
 
-def _grade(row: _Row) -> str:
+def _get_grade(row: _Row) -> str:
   grade = row.get("score", 1)
-  whole = isinstance(grade, float) and grade.is_integer()
-  return str(int(grade) if whole else grade)
+  is_whole = isinstance(grade, float) and grade.is_integer()
+  return str(int(grade) if is_whole else grade)
 
 
 def _parse(raw: bytes) -> _Row:
-  """Returns the single values of a serialized example."""
+  """Parses the features of a serialized example that hold a single value."""
   with extras.required("seqio"):
     import tensorflow as tf
 
@@ -394,11 +397,11 @@ def _parse(raw: bytes) -> _Row:
     values = getattr(feature, kind).value if kind else ()
     if len(values) == 1:
       row[name] = values[0]
-  return _texts(row)
+  return _decode_row(row)
 
 
-def _texts(row: _Row) -> _Row:
-  """Returns the columns of a record as text and numbers, without its tokens."""
+def _decode_row(row: _Row) -> _Row:
+  """Decodes a record's columns to texts and numbers; renames X_pretokenized to X."""
   plain = {
     name: value.decode()
     if isinstance(value, bytes)

@@ -1,13 +1,13 @@
 """Registers SeqIO tasks over the collections of `sources`.
 
-A task reads what `sources.open` reads, with the same reader. Its features have
-the names that T5X reads: "inputs" and "targets", tokenized, cut and ended with
-EOS. The other columns of a row (`COLUMNS`) stay beside them, so that
-`task_records` finds the whole collection in a task or in its cache.
+A task reads any source of `sources.open`, with the same reader. Its features have
+T5X's names "inputs" and "targets", tokenized, truncated and ending with EOS. A row
+also has other columns (`COLUMNS`), so that `task_records` finds the whole
+collection in a task or in its cache.
 
-Nothing is registered by an import. A T5X user's own tasks are registered by the
-module that gin imports (`import my_tasks` in a gin file) or that
-MIXTURE_OR_TASK_MODULE names, as in T5X; `get_source` is that for synthq.
+An import registers nothing. T5X users register their own tasks in a module that a
+gin file imports (`import my_tasks`) or that MIXTURE_OR_TASK_MODULE names.
+`get_source` imports such a module for synthq.
 
 References:
   Roberts et al., "Scaling Up Models and Data with t5x and seqio", 2022.
@@ -43,19 +43,21 @@ __all__ = [
 ]
 
 PREFIX = "generate_query: "
-"""What the papers' generator reads before a document."""
+"""Prefix of each document for the papers' generator."""
 GENERATION_LENGTHS = {"inputs": 384, "targets": 128}
-"""The papers' TASK_FEATURE_LENGTHS: a document, a query."""
+"""The papers' TASK_FEATURE_LENGTHS: tokens of a document and of a query."""
 RETRIEVAL_LENGTHS = {"inputs": 128, "targets": 384}
-"""A query, a document; "negative_targets" as "targets"."""
+"""Tokens of a query and of a document; "negative_targets" are as "targets"."""
 
 COLUMNS = ("query_id", "query", "client", "passage_id", "title", "passage")
-"""Texts of a row. Beside them: "score", the grade; "number", the row's position in
-its split; "is_example", whether T5X trains on it."""
+"""Columns of texts of a row.
+
+Other columns are "score", the grade; "number", the row's position in its split;
+"is_example", 1 if T5X trains on the row."""
 
 _SHARDS = 64
-"""Parts that `seqio_cache_tasks` prepares on different machines."""
-_EXTRA_IDS = 100  # of T5's vocabulary
+"""Number of parts that `seqio_cache_tasks` may prepare on different machines."""
+_EXTRA_IDS = 100  # sentinels of T5's vocabulary
 
 
 def register(
@@ -68,14 +70,14 @@ def register(
   negatives: str = "",
   prefix: str = PREFIX,
 ) -> str:
-  """Registers a task over a collection, and returns its name.
+  """Registers a task over a collection and returns its name.
 
-  The splits are those of the source's judgements, and "query" and "passage": all
-  queries and all documents, whose rows have one side alone. A row of a judgement
-  with a grade of 0, or of a document that the collection lacks, is in the cache
-  and is no example.
+  It has the splits of the source's judgements, and two more, "query" and
+  "passage", with all queries and all documents; their rows have no judgement. A
+  row with a grade of 0, or of a document that the collection lacks, is in the
+  cache and is no example.
 
-  In a gin file of T5X or of synthq, it can stand in the place of a name:
+  A gin file of T5X or of synthq can call it instead of giving a name:
 
       MIXTURE_OR_TASK_NAME = @tasks.register()
       tasks.register.name = 'msmarco'
@@ -83,24 +85,24 @@ def register(
       tasks.register.vocabulary = %VOCABULARY
 
   Args:
-    name: of the task; a task of that name is replaced, but not in mixtures made
-      of it before.
-    source: as SOURCE of a run, e.g. "msmarco:DIR" or "beir:DIR".
-    vocabulary: T5's: a SentencePiece model's path, from `vocabulary.load`, or of
-      SeqIO.
+    name: the name of the task. A registered task of that name is replaced, but not
+      in existing mixtures.
+    source: a source, as SOURCE of a run, e.g. "msmarco:DIR" or "beir:DIR".
+    vocabulary: T5's vocabulary: the path of a SentencePiece model, an object from
+      `vocabulary.load`, or SeqIO's.
     form: "query_generation", whose inputs are documents and whose targets are
       queries (`GENERATION_LENGTHS`); or "dual_encoder", whose inputs are queries
       (`RETRIEVAL_LENGTHS`).
     one_per_query: whether a query is one example, with the document that
-      `prepare_data` keeps of several. Else each pair is one, and a query with
+      `prepare_data` chooses. If not, each pair is one example, and a query with
       several documents is protected less (`privacy.sampling`).
-    negatives: a table of hard negatives, "query-id TAB corpus-id" with that
-      header, for dual encoders: an example comes once for each of its query's,
-      and not at all without.
-    prefix: stands before each document that is an input.
+    negatives: path of a table of hard negatives, "query-id TAB corpus-id" with that
+      header, for dual encoders. An example is repeated for each negative of its
+      query, and left out if there is none.
+    prefix: text before each document that is an input.
 
   Raises:
-    ValueError: if there is no such source or form, or the vocabulary cannot be
+    ValueError: if the source or form is unknown, or the vocabulary cannot be
       padded.
   """
   with extras.required("seqio"):
@@ -127,7 +129,7 @@ def register(
     ),
     preprocessors=[
       seqio.preprocessors.tokenize,
-      _add_tokens(vocabulary.encode(prefix) if is_generation else []),
+      _make_prefixer(vocabulary.encode(prefix) if is_generation else []),
       seqio.CacheDatasetPlaceholder(),
       _keep_examples,
       seqio.preprocessors.append_eos_after_trim,
@@ -143,13 +145,12 @@ def register(
 def register_beir(folder: str, vocabulary: Any) -> list[str]:
   """Registers a dual encoder task for each BEIR set below a folder, and mixtures.
 
-  A task is named as `beir_sets.BeirSet.task` says, e.g. beir_fiqa. The mixtures
-  beir_cqadupstack and beir_zero_shot (the papers' eleven sets) are there where all
-  of their sets are; they name sets for evaluation, and their examples have one
-  rate.
+  A task has the name of `beir_sets.BeirSet.task`, e.g. beir_fiqa. The mixtures
+  beir_cqadupstack and beir_zero_shot (the papers' eleven sets) are registered if
+  all of their sets are. They serve evaluation; all tasks have the same rate.
 
   Args:
-    folder: with the sets as BEIR's downloads name them, e.g. trec-covid and
+    folder: a folder of sets with the names of BEIR's downloads, e.g. trec-covid and
       cqadupstack/gis.
     vocabulary: as in `register`.
 
@@ -184,13 +185,13 @@ def register_beir(folder: str, vocabulary: Any) -> list[str]:
 def get_source(
   *, mixture_or_task_name: str, module: str | None = None, kind: str = "seqio"
 ) -> str:
-  """Imports what registers a task and returns the task as a SOURCE.
+  """Imports the module that registers a task and returns the task as a SOURCE.
 
   Args:
     mixture_or_task_name: T5X's MIXTURE_OR_TASK_NAME: a task or mixture, or the
-      folder of a cached task; "@" and another one may follow (`sources`).
-    module: T5X's MIXTURE_OR_TASK_MODULE, which registers it; None: something
-      else did, such as an import of the gin file.
+      folder of a cached task; "@" and a second name may follow (`sources`).
+    module: T5X's MIXTURE_OR_TASK_MODULE, which registers the task; None: it is
+      registered already, such as by an import of the gin file.
     kind: "seqio", or "seqio_pairs" for tasks without ids.
   """
   if module:
@@ -204,7 +205,7 @@ def _make_data_source(
   one_per_query: bool,
   negatives: str,
 ) -> "seqio.DataSource":
-  """Makes a source of rows; the collection is read when it is first needed."""
+  """Makes a source of rows; the collection is read at the first use."""
   with extras.required("seqio"):
     import seqio
     import tensorflow as tf
@@ -217,7 +218,7 @@ def _make_data_source(
     if {QUERY, PASSAGE} & data.qrels.keys():
       raise ValueError(
         f"expected judgements of other splits than {QUERY} and {PASSAGE}, which"
-        f" stand for all queries and all documents, got {sorted(data.qrels)};"
+        f" name all queries and all documents, got {sorted(data.qrels)};"
         " rename a file"
       )
     return data, _read_negatives(negatives, data) if negatives else None
@@ -230,7 +231,8 @@ def _make_data_source(
   spec["is_example"] = tf.TensorSpec((), tf.int32)
 
   class CollectionSource(seqio.DataSource):
-    """Each part reads the files and yields rows of its own."""
+    """Yields the rows of a split; each shard reads all files and yields its
+    share."""
 
     supports_arbitrary_sharding = True
 
@@ -251,23 +253,25 @@ def _make_data_source(
       part, parts = 0, 1
       if shard_info is not None:
         part, parts = shard_info.index, shard_info.num_shards
-      data, hard = read()  # here: TensorFlow hides what a generator raises
+      data, hard = (
+        read()
+      )  # not in `rows`: TensorFlow hides a generator's errors
       by_text = sources.KINDS[source.kind].named_by_text
 
       def rows() -> Iterator[dict[str, Any]]:
-        # Each reading starts the order anew: the same seed, the same order.
+        # Each reading has the same order, since it starts from the same seed.
         order = np.random.default_rng(seed) if shuffle else None
-        every = _rows(
+        all_rows = _make_rows(
           data, hard, split, order, is_generation, one_per_query, by_text
         )
-        return itertools.islice(every, part, None, parts)
+        return itertools.islice(all_rows, part, None, parts)
 
       return tf.data.Dataset.from_generator(rows, output_signature=spec)
 
   return CollectionSource()
 
 
-def _rows(
+def _make_rows(
   data: collection_lib.Collection,
   hard: Mapping[str, list[str]] | None,
   split: str,
@@ -276,20 +280,22 @@ def _rows(
   one_per_query: bool,
   by_text: bool,
 ) -> Iterator[dict[str, Any]]:
-  """Yields the rows of a split; pairs in random order where one is given."""
+  """Yields the rows of a split; `order` shuffles the pairs, if it is given."""
 
-  def row(number, query=None, document=None, grade=-1.0, negative=None, is_=1):
-    asked = query.text if query else ""
+  def make_row(
+    number, query=None, document=None, grade=-1.0, negative=None, is_=1
+  ):
+    question = query.text if query else ""
     text = document.contents if document else ""
     fields = {
       "query_id": query.id if query else "",
-      "query": asked,
+      "query": question,
       "client": query.client if query else "",
       "passage_id": document.id if document else "",
       "title": document.title if document else "",
       "passage": document.text if document else "",
-      "inputs": text if is_generation else asked,
-      "targets": asked if is_generation else text,
+      "inputs": text if is_generation else question,
+      "targets": question if is_generation else text,
       "score": np.float32(grade),
       "number": number,
       "is_example": int(is_),
@@ -298,15 +304,15 @@ def _rows(
       **fields, "negative_targets": negative
     }  # fmt: skip
 
-  nothing = None if hard is None else ""
+  no_negative = None if hard is None else ""
   hard = hard or {}
   if split == QUERY:
     for number, query in enumerate(data.queries):
-      yield row(number, query, negative=nothing)
+      yield make_row(number, query, negative=no_negative)
     return
   if split == PASSAGE:
     for number, document in enumerate(data.documents):
-      yield row(number, document=document, negative=nothing)
+      yield make_row(number, document=document, negative=no_negative)
     return
   judged = data.judgements(split)
   examples = set(data.pairs(split))
@@ -334,21 +340,21 @@ def _rows(
     text = documents.get(document) or collection_lib.Document(document, "")
     common = (number, queries[query], text, grade)
     for negative in hard.get(query, ()) if is_example else ():
-      yield row(*common, documents[negative].contents)
+      yield make_row(*common, documents[negative].contents)
     if not (is_example and query in hard):
-      yield row(*common, nothing, is_example and nothing is None)
+      yield make_row(*common, no_negative, is_example and no_negative is None)
 
 
 def _keep_examples(dataset):
-  """Drops rows that are in the cache and that T5X does not train on."""
+  """Drops rows on which T5X does not train; the cache keeps them."""
   return dataset.filter(lambda row: row["is_example"] > 0)
 
 
-def _add_tokens(head: Sequence[int]):
-  """Returns a preprocessor that puts the tokens of a prefix before inputs.
+def _make_prefixer(head: Sequence[int]):
+  """Makes a preprocessor that adds the tokens of a prefix before the inputs.
 
   The prefix is tokenized on its own, as in `vocabulary.tokenize`, so that tasks
-  and pipeline give the same numbers.
+  and pipeline produce the same tokens.
   """
 
   def add_tokens(dataset):
@@ -367,7 +373,7 @@ def _add_tokens(head: Sequence[int]):
 def _read_negatives(
   path: str | os.PathLike, data: collection_lib.Collection
 ) -> dict[str, list[str]]:
-  """Reads hard negatives; those judged relevant are refused."""
+  """Reads hard negatives; refuses documents that are judged relevant."""
   queries = data.query_by_id().keys()
   documents = set(data.document_ids())
   relevant = {pair for split in data.qrels for pair in data.pairs(split)}
@@ -390,7 +396,8 @@ def _read_negatives(
 
 
 def _check_vocabulary(vocabulary: Any) -> None:
-  """Refuses a vocabulary that pads otherwise, or cannot be padded with 0."""
+  """Refuses a vocabulary whose padding is not 0, or that cannot be padded with
+  0."""
   if vocabulary.pad_id != vocabulary_lib.PAD_ID:
     raise ValueError(
       "expected a vocabulary whose padding is id 0, got"

@@ -1,6 +1,6 @@
-"""Token rows on disk: one length, random access, a name for each row.
+"""Caches token rows of one length on disk, with random access and an id each.
 
-A cache is a folder with the tokens as a .npy file, the names as lines of a text
+A cache is a folder with the tokens as a .npy file, the ids as lines of a text
 file, and a manifest, which is written last.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["Cache", "Writer", "load", "writing"]
 _FORMAT = 1
 _MANIFEST, _TOKENS, _IDS = "manifest.json", "tokens.npy", "ids.txt"
 _SMALL = 1 << 16
-"""Vocabularies up to this size need two bytes a token."""
+"""Largest vocabulary whose tokens fit into two bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Cache:
   """A finished cache, as `load` opens it.
 
   Attributes:
-    tokens: int32 [record, length], padded with 0, read where they are used.
-    ids: the name of each record.
+    tokens: int32 [record, length], padded with 0; read lazily from disk.
+    ids: the id of each record.
   """
 
   tokens: blocks.Rows
@@ -43,26 +43,27 @@ class Cache:
 
 
 class Writer:
-  """Takes records block by block; made by `writing`."""
+  """Writes records block by block; `writing` creates it."""
 
   def __init__(self, tokens: BinaryIO, ids: BinaryIO, length: int, dtype: str):
-    """Begins the files."""
+    """Writes a header for no records."""
     self._tokens, self._ids = tokens, ids
     self._length, self._dtype = length, dtype
     self.num_records = 0
-    tokens.write(self._header())
+    tokens.write(self._make_header())
 
   def append(
     self, tokens: Int[np.ndarray, "record length"], ids: Sequence[str]
   ) -> None:
-    """Adds records to the end.
+    """Appends records.
 
     Args:
-      tokens: padded with 0.
-      ids: a name for each, without line feeds.
+      tokens: token ids, padded with 0.
+      ids: an id for each record, without line feeds.
 
     Raises:
-      ValueError: if a shape is another one, or a number is no token.
+      ValueError: if a shape is wrong, a token is out of range, or an id has a
+        line feed.
     """
     shape, top = (len(ids), self._length), np.iinfo(self._dtype).max
     if np.shape(tokens) != shape:
@@ -72,7 +73,7 @@ class Writer:
     if np.size(tokens) and not 0 <= np.min(tokens) <= np.max(tokens) <= top:
       raise ValueError(
         f"expected tokens from 0 to {top}, got {np.min(tokens)} to"
-        f" {np.max(tokens)}: state the vocab_size they are of"
+        f" {np.max(tokens)}: state the vocab_size of their vocabulary"
       )
     if any("\n" in text for text in ids):
       raise ValueError("expected ids without line feeds, got one with them")
@@ -83,7 +84,7 @@ class Writer:
   def finish(self) -> dict[str, Any]:
     """Completes the header, makes the files durable, returns the manifest."""
     self._tokens.seek(0)
-    self._tokens.write(self._header())
+    self._tokens.write(self._make_header())
     for stream in (self._tokens, self._ids):
       stream.flush()
       os.fsync(stream.fileno())
@@ -94,8 +95,9 @@ class Writer:
       "ids_bytes": size,
     }
 
-  def _header(self) -> bytes:
-    """Returns a .npy header, as long for any number of records."""
+  def _make_header(self) -> bytes:
+    """Returns a .npy header; its length is the same for any number of
+    records."""
     shape = (self.num_records, self._length)
     text = repr({"descr": self._dtype, "fortran_order": False, "shape": shape})
     body = text.ljust(117).encode() + b"\n"
@@ -106,23 +108,23 @@ class Writer:
 def writing(
   directory: str | os.PathLike, length: int, *, vocab_size: int
 ) -> Iterator[Writer]:
-  """Writes a new cache in one pass that holds one block in memory.
+  """Writes a new cache in one pass, with one block in memory at a time.
 
-  The folder appears when the `with` block ends without an exception, complete;
-  until then a hidden one beside it grows. Tokens take two bytes where the
+  The complete folder appears when the `with` block ends without an exception;
+  until then a hidden sibling folder grows. Tokens take two bytes if the
   vocabulary allows it: 8.8 million passages of 384 tokens are 6.8 GB.
 
   >>> import tempfile
-  >>> place = pathlib.Path(tempfile.mkdtemp()) / "cache"
-  >>> with writing(place, 3, vocab_size=100) as writer:
+  >>> path = pathlib.Path(tempfile.mkdtemp()) / "cache"
+  >>> with writing(path, 3, vocab_size=100) as writer:
   ...   writer.append(np.array([[5, 1, 0]]), ["d1"])
-  >>> load(place).tokens[:]
+  >>> load(path).tokens[:]
   array([[5, 1, 0]], dtype=int32)
 
   Args:
     directory: a folder that does not exist yet.
-    length: tokens of a record, at least 1.
-    vocab_size: every token is below it.
+    length: number of tokens of a record, at least 1.
+    vocab_size: size of the vocabulary; every token id is below it.
 
   Yields:
     The writer.
@@ -146,14 +148,14 @@ def writing(
 
 
 def load(directory: str | os.PathLike) -> Cache:
-  """Opens a finished cache; tokens are read where they are used.
+  """Opens a finished cache; tokens are read lazily.
 
   Args:
-    directory: of a cache that `writing` made.
+    directory: a folder that `writing` wrote.
 
   Raises:
-    ValueError: if there is none, it is of another format, or a file of it is
-      shorter or longer than it was.
+    ValueError: if there is no cache, it has another format, or one of its files
+      is too short or too long.
   """
   directory = pathlib.Path(directory)
   path = directory / _MANIFEST
@@ -162,7 +164,7 @@ def load(directory: str | os.PathLike) -> Cache:
   except (OSError, ValueError) as error:
     raise ValueError(
       f"{path}: expected the manifest of a token cache, got"
-      f" {type(error).__name__}: it was not written to its end, or is elsewhere"
+      f" {type(error).__name__}: it is incomplete, or elsewhere"
     ) from error
   if manifest.get("format") != _FORMAT:
     raise ValueError(
@@ -170,10 +172,10 @@ def load(directory: str | os.PathLike) -> Cache:
       " write the cache again"
     )
   try:
-    if "ids_bytes" in manifest:  # not in caches of earlier versions
+    if "ids_bytes" in manifest:  # missing in caches of earlier versions
       blocks.check_size(directory / _IDS, manifest["ids_bytes"])
     tokens = blocks.Rows([directory / _TOKENS], dtype=np.int32, mapped=False)
-    ids = files.Lines(directory / _IDS, _name)
+    ids = files.Lines(directory / _IDS, _decode_id)
     counts = {manifest["num_records"], len(tokens), len(ids)}
     if len(counts) > 1 or len(tokens.shape) != 2:
       raise ValueError(f"{sorted(counts)} records")
@@ -188,5 +190,5 @@ def load(directory: str | os.PathLike) -> Cache:
   return Cache(tokens, ids)
 
 
-def _name(line: bytes) -> str:
+def _decode_id(line: bytes) -> str:
   return line[:-1].decode()

@@ -1,11 +1,11 @@
-"""Writes a SentencePiece vocabulary as the tokenizer.json of Hugging Face.
+"""Writes a SentencePiece vocabulary as a tokenizer.json of Hugging Face.
 
-Libraries that read it give the ids that `vocabulary.tokenize` gives. Text stays
-text: a document that holds `</s>`, `<pad>` or `<extra_id_0>` is cut into pieces
-like any other, here as in training. Two habits of Hugging Face's are in the way:
-a unigram model matches its special pieces in texts, and sentinels are appended
-that the model may have no rows for. So special pieces are named with a space in
-front, which no normalized text holds, and there are no sentinels.
+Libraries that read it produce the ids of `vocabulary.tokenize`. Text stays text:
+`</s>`, `<pad>` or `<extra_id_0>` in a document is tokenized like any other text,
+as in training. Hugging Face's tokenizers do two things that would change this: a
+unigram model matches its special pieces in texts, and sentinels are appended for
+which the model may have no rows. So special pieces get names with a leading space,
+which no normalized text holds, and there are no sentinels.
 """
 
 import base64
@@ -20,7 +20,7 @@ from synthq_jax.models import token_ids as token_ids_lib
 
 __all__ = ["check", "not_text", "write"]
 
-_UNKNOWN, _CONTROL, _BYTE, _NORMAL = 2, 3, 6, 1  # of a piece, in the model
+_UNKNOWN, _CONTROL, _BYTE, _NORMAL = 2, 3, 6, 1  # types of pieces in the model
 _UNIGRAM = 1
 
 
@@ -34,44 +34,45 @@ def write(
 ) -> None:
   """Writes spiece.model, tokenizer.json and tokenizer_config.json.
 
-  Not the same as SentencePiece where a character that has a simpler form is
-  followed by a combining mark, which the library drops, and where two ways to
-  cut a text score the same to the last bits of single precision (1 in 16,700
-  texts of documentation and the web).
+  The ids differ from SentencePiece's in two cases. After a character that has a
+  simpler form, the library drops a combining mark. And two tokenizations may score
+  the same up to the last bits of single precision (1 in 16,700 texts of
+  documentation and the web).
 
   Args:
-    folder: of a checkpoint of Hugging Face's.
+    folder: the folder of a Hugging Face checkpoint.
     path: a SentencePiece unigram model.
-    rows: of the checkpoint's embedding.
-    max_length: tokens of a text, EOS included, unless its reader says otherwise.
-    cut_at: tokens that the tokenizer itself leaves of a text, for readers that cut
-      nothing; None: all.
+    rows: number of rows of the checkpoint's embedding.
+    max_length: the largest number of tokens of a text, EOS included, unless its
+      reader sets another one.
+    cut_at: number of tokens to which the tokenizer itself truncates a text, for
+      readers that do not truncate; None: all tokens are kept.
 
   Raises:
-    ValueError: if it is another kind of model, or has more pieces than `rows`.
+    ValueError: if the model is of another kind, or has more pieces than `rows`.
   """
   model, pieces = _read(path)
   if (number := len(model.pieces)) > rows:
     raise ValueError(
       f"{path}: expected at most {rows} pieces, as the checkpoint has, got"
-      f" {number}: put its own vocabulary beside it"
+      f" {number}: put its own vocabulary into its folder"
     )
   ids = pieces.token_ids
   special = {
-    "pad_token": _name(model.pieces[ids.pad]),
-    "eos_token": _name(model.pieces[ids.eos]),
-    "unk_token": _name(model.pieces[ids.unk]),
+    "pad_token": _get_name(model.pieces[ids.pad]),
+    "eos_token": _get_name(model.pieces[ids.eos]),
+    "unk_token": _get_name(model.pieces[ids.unk]),
   }
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     **special,
     "model_max_length": max_length,
-    "split_special_tokens": True,  # in texts
+    "split_special_tokens": True,  # special pieces in texts are text
     "clean_up_tokenization_spaces": False,
   }
   texts = {
     "tokenizer.json": json.dumps(
-      _tokenizer(model, ids, cut_at), ensure_ascii=False
+      _translate_model(model, ids, cut_at), ensure_ascii=False
     ),
     "tokenizer_config.json": json.dumps(config, indent=1) + "\n",
   }
@@ -84,7 +85,7 @@ def check(path: str | os.PathLike) -> None:
   """Refuses a vocabulary that `write` would refuse.
 
   Raises:
-    ValueError: if it is another kind of model.
+    ValueError: if the model is of another kind.
   """
   _read(path)
 
@@ -94,7 +95,7 @@ def not_text(path: str | os.PathLike, rows: int) -> list[int]:
 
   Args:
     path: a SentencePiece unigram model.
-    rows: of the checkpoint's embedding.
+    rows: number of rows of the checkpoint's embedding.
 
   Raises:
     ValueError: as `check` does.
@@ -106,24 +107,25 @@ def not_text(path: str | os.PathLike, rows: int) -> list[int]:
 def _read(
   path: str | os.PathLike,
 ) -> tuple[Any, vocabulary.SentencePiece]:
-  """Reads the model in two ways, and refuses what has no counterpart."""
+  """Reads the model as a proto and as a vocabulary; refuses other kinds of
+  models."""
   with extras.required("run"):
     from sentencepiece import sentencepiece_model_pb2
 
   model = sentencepiece_model_pb2.ModelProto()
   try:
     model.ParseFromString(pathlib.Path(path).read_bytes())
-  except Exception as error:  # of protobuf, whose classes differ by version
+  except Exception as error:  # protobuf's error classes differ by version
     raise ValueError(
-      f"{path}: expected a SentencePiece model, got a file that is none"
+      f"{path}: expected a SentencePiece model, got another file"
     ) from error
   pieces = vocabulary.load(path)
   spec = model.trainer_spec
   sentinels = set(pieces.sentinels)
   kinds = {
     piece.type
-    for place, piece in enumerate(model.pieces)
-    if place not in sentinels
+    for position, piece in enumerate(model.pieces)
+    if position not in sentinels
   }
   is_ours = (
     spec.model_type == _UNIGRAM
@@ -134,16 +136,17 @@ def _read(
   if not is_ours:
     raise ValueError(
       f"{path}: expected a unigram SentencePiece model that has <pad>, </s> and"
-      " <unk> and no pieces of its user's own, got another kind: export in"
+      " <unk> and no user-defined pieces, got another kind: export in"
       " another format, and add its tokenizer"
     )
   return model, pieces
 
 
-def _tokenizer(
+def _translate_model(
   model: Any, ids: token_ids_lib.TokenIds, cut_at: int | None
 ) -> dict[str, Any]:
-  """Translates a model: normalizer, splitter, pieces, and an EOS at the end."""
+  """Translates a model: normalizer, splitter, pieces, and an EOS after each
+  text."""
   normalizer = model.normalizer_spec
   steps: list[dict[str, Any]] = []
   if charsmap := normalizer.precompiled_charsmap:
@@ -159,8 +162,8 @@ def _tokenizer(
     "prepend_scheme": "always" if normalizer.add_dummy_prefix else "never",
     "split": model.trainer_spec.split_by_whitespace,
   }
-  end = _name(model.pieces[ids.eos])
-  first, second = map(_part, "AB")
+  end = _get_name(model.pieces[ids.eos])
+  first, second = map(_make_part, "AB")
   special = {"SpecialToken": {"id": end, "type_id": 0}}
   return {
     "version": "1.0",
@@ -185,16 +188,16 @@ def _tokenizer(
     "model": {
       "type": "Unigram",
       "unk_id": ids.unk,
-      "vocab": [[_name(piece), piece.score] for piece in model.pieces],
+      "vocab": [[_get_name(piece), piece.score] for piece in model.pieces],
       "byte_fallback": model.trainer_spec.byte_fallback,
     },
   }
 
 
-def _part(name: str) -> dict[str, Any]:
+def _make_part(name: str) -> dict[str, Any]:
   return {"Sequence": {"id": name, "type_id": 0}}
 
 
-def _name(piece: Any) -> str:
+def _get_name(piece: Any) -> str:
   is_special = piece.type in (_UNKNOWN, _CONTROL)
   return f" {piece.piece}" if is_special else piece.piece

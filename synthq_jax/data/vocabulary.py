@@ -1,11 +1,11 @@
-"""SentencePiece vocabularies: trained on PUBLIC text only; ids as SeqIO's.
+"""Trains SentencePiece vocabularies on PUBLIC text, and tokenizes with SeqIO's ids.
 
-Each model says its own ids of the end of a text and of unknown characters
-(`SentencePiece.token_ids`). Arrays hold 0 for padding, as SeqIO's and T5X's do:
-a model whose piece 0 may stand in a text is refused.
+Each model has its own ids of the end of a text and of unknown characters
+(`SentencePiece.token_ids`). Arrays are padded with 0, as in SeqIO and T5X: a model
+whose piece 0 may occur in a text is refused.
 
-A vocabulary trained on private queries leaks their words, so `train` takes
-documents, and the pipeline never hands it anything else.
+A vocabulary trained on private queries leaks their words, so the pipeline passes
+only documents to `train`.
 """
 
 import contextlib
@@ -46,11 +46,11 @@ __all__ = [
   "train",
 ]
 
-_SPACE = "\u2581"  # SentencePiece's
+_SPACE = "\u2581"  # SentencePiece's space
 PAD_ID = 0
-"""Padding in every array."""
+"""Id of padding in every array."""
 EOS_ID = 1
-"""The end of a text in vocabularies that `train` makes; others have their own."""
+"""Id of the end of a text in vocabularies of `train`; others have their own."""
 
 
 def train(
@@ -63,11 +63,11 @@ def train(
 
   Args:
     texts: public sentences.
-    path: where the `.model` file goes.
-    vocab_size: pieces without the extra ids.
+    path: the `.model` file to write.
+    vocab_size: number of pieces, without the extra ids.
 
   Raises:
-    ValueError: if the text is too small for that many pieces.
+    ValueError: if there is too little text for that many pieces.
   """
   model = io.BytesIO()
   try:
@@ -95,83 +95,83 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class SentencePiece:
-  """A SentencePiece model: texts to ids and back.
+  """Converts texts to ids and back with a SentencePiece model.
 
-  Ids and texts are those of `seqio.SentencePieceVocabulary`, whose sentinels lie
-  behind the pieces, `<extra_id_0>` last. One thing differs: what is encoded is
-  text, so "<extra_id_0>" in it becomes pieces like any other word, never the id
-  of a sentinel.
+  Ids and texts are those of `seqio.SentencePieceVocabulary`, whose sentinels follow
+  the pieces, `<extra_id_0>` last. There is one difference: "<extra_id_0>" in a text
+  becomes pieces like any other word, never the id of a sentinel.
   """
 
   path: str
-  """A `.model` file."""
+  """Path of a `.model` file."""
   extra_ids: int = 0
-  """Sentinels behind its pieces, for span corruption."""
+  """Number of sentinels behind the pieces, for span corruption."""
 
   pad_id = PAD_ID
 
   @functools.cached_property
   def tokenizer(self) -> sentencepiece.SentencePieceProcessor:
-    """The model without its sentinels, read when it is first needed."""
+    """The model without sentinels, read lazily."""
     return sentencepiece.SentencePieceProcessor(model_file=self.path)
 
   @functools.cached_property
   def _with_sentinels(self) -> sentencepiece.SentencePieceProcessor:
-    """The model that reads ids of sentinels."""
+    """The model with the sentinels as pieces, which decodes their ids."""
     model = pathlib.Path(self.path).read_bytes()
-    pieces = map(_sentinel, reversed(range(self.extra_ids)))
+    pieces = map(_make_sentinel, reversed(range(self.extra_ids)))
     return sentencepiece.SentencePieceProcessor(
       model_proto=model + b"".join(pieces)
     )
 
   @property
   def vocab_size(self) -> int:
-    """Pieces and sentinels."""
+    """Number of pieces and sentinels."""
     return self.tokenizer.get_piece_size() + self.extra_ids
 
   @property
   def token_ids(self) -> token_ids_lib.TokenIds:
-    """The special ids; `pad` is 0 where the model has no padding of its own."""
+    """The special ids; `pad` is 0 if the model has no padding of its own."""
     pad = max(self.tokenizer.pad_id(), PAD_ID)
     return token_ids_lib.TokenIds(pad=pad, eos=self.eos_id, unk=self.unk_id)
 
   @property
   def eos_id(self) -> int:
-    """The end of a text; T5's is 1."""
+    """Id of the end of a text; 1 for T5."""
     return self.tokenizer.eos_id()
 
   @property
   def unk_id(self) -> int:
-    """What stands for characters without a piece; T5's is 2."""
+    """Id of characters without a piece; 2 for T5."""
     return self.tokenizer.unk_id()
 
   @functools.cached_property
   def sentinels(self) -> tuple[int, ...]:
-    """Ids of the sentinels that are pieces of the model itself, as mT5's are."""
-    found = []
+    """Ids of sentinels that are pieces of the model itself, as in mT5."""
+    sentinel_ids = []
     for number in range(self.tokenizer.get_piece_size()):
       names = (f"{space}<extra_id_{number}>" for space in (_SPACE, ""))
       ids = map(self.tokenizer.piece_to_id, names)
-      if not (known := [one for one in ids if one != self.unk_id]):
+      if not (pieces := [id_ for id_ in ids if id_ != self.unk_id]):
         break
-      found += known
-    return tuple(found)
+      sentinel_ids += pieces
+    return tuple(sentinel_ids)
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of a text, without EOS."""
     return self.tokenizer.encode(text)
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of ids up to the first EOS; unknown ids read as one."""
+    """Returns the text of ids up to the first EOS; ids beyond the pieces are
+    unknown."""
     size, unknown = self.vocab_size, self.unk_id
-    known = [int(i) if i < size else unknown for i in ids]
-    if self.eos_id in known:
-      known = known[: known.index(self.eos_id) + 1]
-    return self._with_sentinels.decode(known)
+    pieces = [int(i) if i < size else unknown for i in ids]
+    if self.eos_id in pieces:
+      pieces = pieces[: pieces.index(self.eos_id) + 1]
+    return self._with_sentinels.decode(pieces)
 
 
-def _sentinel(number: int) -> bytes:
-  """Returns a user-defined piece as it stands in a serialized ModelProto.
+def _make_sentinel(number: int) -> bytes:
+  """Returns a sentinel as a user-defined piece of a serialized ModelProto.
 
   Repeated fields of protocol buffers may be appended. The fields of a piece
   (sentencepiece_model.proto) are 1: text, 2: score (float32 0), 3: kind (4).
@@ -182,14 +182,14 @@ def _sentinel(number: int) -> bytes:
 
 
 def load(path: str | os.PathLike, *, extra_ids: int = 0) -> SentencePiece:
-  """Reads a vocabulary.
+  """Loads a vocabulary.
 
   Args:
     path: a SentencePiece `.model` file.
-    extra_ids: how many sentinels are appended for span corruption.
+    extra_ids: number of sentinels to append for span corruption.
 
   Raises:
-    ValueError: if there is no such file, SentencePiece cannot read it, or its
+    ValueError: if the file is missing, SentencePiece cannot read it, or its
       special ids leave none for padding (`check_ids`).
   """
   if not pathlib.Path(path).is_file():
@@ -209,15 +209,15 @@ def load(path: str | os.PathLike, *, extra_ids: int = 0) -> SentencePiece:
 def check_ids(vocabulary: Any, name: str | os.PathLike) -> None:
   """Refuses a vocabulary without an end of text, or without room for padding.
 
-  Id 0 pads arrays, so that no text may hold it. SentencePiece's own defaults
-  have `<unk>` there, which does no harm where unknown characters become bytes.
+  Id 0 pads arrays, so that no text may hold it. SentencePiece's default for id 0 is
+  `<unk>`, which is harmless if unknown characters become bytes.
 
   Args:
     vocabulary: a SentencePiece model, or a vocabulary of SeqIO.
-    name: what messages call it.
+    name: the vocabulary's name in messages.
 
   Raises:
-    ValueError: if it cannot be used.
+    ValueError: if the vocabulary cannot be used.
   """
   unknown, end = vocabulary.unk_id, vocabulary.eos_id
   if end is None or end < 1:
@@ -241,14 +241,14 @@ def check_ids(vocabulary: Any, name: str | os.PathLike) -> None:
 
 
 def as_seqio(vocabulary: Any) -> "seqio.Vocabulary":
-  """Returns SeqIO's own object for a vocabulary, as tasks and T5X need it.
+  """Converts a vocabulary to SeqIO's class, which tasks and T5X need.
 
   Args:
-    vocabulary: from `load`; one of SeqIO's is returned as it is.
+    vocabulary: a vocabulary from `load`; one of SeqIO's is returned as it is.
   """
   if not isinstance(vocabulary, SentencePiece):
     return vocabulary
-  with extras.required("seqio"), native_stderr():  # TensorFlow greets
+  with extras.required("seqio"), native_stderr():  # hides TensorFlow's messages
     import seqio
 
   return seqio.SentencePieceVocabulary(vocabulary.path, vocabulary.extra_ids)
@@ -261,13 +261,13 @@ def tokenize(
   length: int,
   prefix: str = "",
 ) -> Int[np.ndarray, "text length"]:
-  """Turns texts into rows of ids that end with EOS and are padded with 0.
+  """Tokenizes texts to rows of ids that end with EOS and are padded with 0.
 
   Args:
-    vocabulary: from `load`.
-    texts: what to tokenize.
-    length: columns; longer texts are cut, and keep their EOS.
-    prefix: stands before each text, tokenized once on its own.
+    vocabulary: a vocabulary from `load`.
+    texts: the texts to tokenize.
+    length: number of columns; longer texts are truncated and keep their EOS.
+    prefix: text before each text, tokenized once on its own.
 
   Returns:
     int32, one row per text.
@@ -288,34 +288,34 @@ def tokenize_and_count(
   length: int,
   **options: Any,
 ) -> tuple[Int[np.ndarray, "text length"], int]:
-  """Tokenizes, and counts the texts that were cut.
+  """Tokenizes texts and counts those that are truncated.
 
   Args:
-    vocabulary: from `load`.
-    texts: what to tokenize.
-    length: columns.
-    **options: of `tokenize`.
+    vocabulary: a vocabulary from `load`.
+    texts: the texts to tokenize.
+    length: number of columns.
+    **options: options of `tokenize`.
 
   Returns:
-    What `tokenize` returns, and how many texts are longer than `length`.
+    The rows of `tokenize`, and the number of texts longer than `length` tokens.
   """
   rows = tokenize(vocabulary, texts, length=length + 1, **options)
-  longer = rows[:, -1] > 0  # one token more shows who was cut
+  longer = rows[:, -1] > 0  # an extra column marks the texts to truncate
   return cut(rows, length), int(np.sum(longer))
 
 
 def cut(
   rows: Int[np.ndarray, "row longer"], length: int
 ) -> Int[np.ndarray, "row length"]:
-  """Returns rows as they would be had they been tokenized to fewer columns.
+  """Truncates rows of `tokenize` to fewer columns and keeps each EOS.
 
   >>> cut(np.array([[5, 6, 7, 1], [5, 1, 0, 0]]), 3)
   array([[5, 6, 1],
          [5, 1, 0]])
 
   Args:
-    rows: of `tokenize`, each with its EOS last; they stay as they are.
-    length: columns, at most those of the rows.
+    rows: rows of `tokenize`, each ending with EOS; they are not changed.
+    length: number of columns, at most that of the rows.
   """
   rows = np.asarray(rows)
   shorter = np.array(rows[:, :length])
@@ -328,20 +328,21 @@ def cut(
 def pad(
   rows: Sequence[Sequence[int]], length: int
 ) -> Int[np.ndarray, "row length"]:
-  """Lays rows of ids into one array, cut or padded with 0 to `length`."""
+  """Packs rows of ids into an array, each truncated or padded with 0 to
+  `length`."""
   array = np.zeros((len(rows), length), np.int32)
   for index, row in enumerate(rows):
-    kept = row[:length]
-    array[index, : len(kept)] = kept
+    shortened = row[:length]
+    array[index, : len(shortened)] = shortened
   return array
 
 
 @contextlib.contextmanager
 def native_stderr() -> Iterator[None]:
-  """Sends the process's standard error nowhere while the block runs.
+  """Silences the process's standard error while the `with` block runs.
 
-  For libraries that print below Python, where warnings cannot be filtered;
-  exceptions are not touched. Other threads are silent meanwhile, too.
+  Libraries that print below Python cannot be filtered by warnings. Exceptions are
+  not touched. Other threads are silenced, too.
   """
   sys.stderr.flush()
   saved = os.dup(2)

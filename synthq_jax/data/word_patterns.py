@@ -1,9 +1,9 @@
-"""Holds the regular expression of a word in any script.
+"""Defines the regular expression of a word in any script.
 
-Python's `\\w` has letters and digits, not the marks that are written over, under
-and beside them: it cuts Hindi, Tamil or Thai words at their vowel signs. Here a
-word begins with a letter, a digit or "_", and goes on with these and with marks
-(Unicode categories Mn and Mc). In a text without marks the words are those of `\\w+`.
+Python's `\\w` matches letters and digits, but not combining marks: it splits
+Hindi, Tamil or Thai words at their vowel signs. A word begins with a letter, a
+digit or "_" and continues with these and with marks (Unicode categories Mn and
+Mc). In a text without marks the words are those of `\\w+`.
 """
 
 import itertools
@@ -14,7 +14,8 @@ from collections.abc import Iterable
 __all__ = ["JOINERS", "WORD", "compose"]
 
 _CODES = range(0x300, 0x20000)
-"""All marks but variation selectors; the tests say so of this Python's Unicode."""
+"""Code points that include all marks except variation selectors, as tests
+check."""
 
 
 def _is_mark(code: int) -> bool:
@@ -25,26 +26,26 @@ def _is_mark(code: int) -> bool:
   )
 
 
-def _as_ranges(codes: Iterable[int]) -> str:
-  """Returns ascending code points as what stands within [ ] of a pattern."""
+def _make_ranges(codes: Iterable[int]) -> str:
+  """Converts ascending code points to ranges of a pattern's character class."""
   runs = itertools.groupby(enumerate(codes), lambda pair: pair[1] - pair[0])
   ends = [[code for _, code in run] for _, run in runs]
   return "".join(f"\\U{run[0]:08x}-\\U{run[-1]:08x}" for run in ends)
 
 
-_MARKS = _as_ranges(filter(_is_mark, _CODES))
+_MARKS = _make_ranges(filter(_is_mark, _CODES))
 JOINERS = f"(?<=[{_MARKS}])[\u200c\u200d]+"
-"""What `compose` leaves out, for `re`."""
+"""Pattern of the joiners that `compose` removes."""
 _JOINERS = re.compile(JOINERS)
 
 WORD = rf"\w+(?:[{_MARKS}]\w*)*"
-"""One word, for `re`, in a text as `compose` returns it."""
+"""Pattern of one word, in a text from `compose`."""
 
 
 def compose(text: str) -> str:
-  """Returns a text whose letters are whole (NFC), without joiners behind marks.
+  """Composes the letters of a text (NFC) and removes joiners behind marks.
 
-  Joiners there choose a form of the letters, as in Hindi, and not another word.
+  Such a joiner selects a form of the letters, as in Hindi, not another word.
 
   >>> compose("e\\u0301"), len(compose("\\u0915\\u094d\\u200d\\u092f"))
   ('é', 3)

@@ -1,8 +1,9 @@
-"""WordPiece, the vocabularies of BERT, through Hugging Face's tokenizers.
+"""Tokenizes with BERT's WordPiece vocabularies, through Hugging Face tokenizers.
 
-Letter case, accents and Chinese characters are treated as tokenizer_config.json
-says, which transformers puts above tokenizer.json; sentence-transformers' own
-lower-casing comes before both. The library is an extra (`bert`): only who brings a BERT of their own needs it.
+tokenizer_config.json sets how letter case, accents and Chinese characters are
+treated; it overrides tokenizer.json, as in transformers. The lower-casing of
+sentence-transformers comes before both. The library is an extra (`bert`): only
+users with their own BERT need it.
 """
 
 import dataclasses
@@ -32,68 +33,70 @@ _BERTS = (
 _WHOLE = (
   "PreTrainedTokenizerFast",
   "TokenizersBackend",
-)  # tokenizer.json alone
+)  # their settings stand in tokenizer.json alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WordPiece:
-  """A vocabulary of BERT, with the methods of SentencePiece's."""
+  """Tokenizes texts with a vocabulary of BERT."""
 
   tokenizer: Any = dataclasses.field(repr=False)
   """A `tokenizers.Tokenizer`."""
   vocab_size: int
-  """Its pieces, special ones included."""
+  """Number of pieces, including special ones."""
   cls_id: int
-  """[CLS], the first token of every row."""
+  """Id of [CLS], the first token of every row."""
   sep_id: int
-  """[SEP], the last token of every text."""
+  """Id of [SEP], the last token of every text."""
 
   def encode(self, text: str) -> list[int]:
-    """Returns the pieces of a text, without special ones."""
+    """Returns the piece ids of a text, without special ones."""
     return self.tokenizer.encode(text, add_special_tokens=False).ids
 
   def rows(
     self, texts: Sequence[str], *, length: int
   ) -> Int[np.ndarray, "text length"]:
     """Returns "[CLS] text [SEP]" for each text, cut and padded to `length`."""
-    found = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    encodings = self.tokenizer.encode_batch(
+      list(texts), add_special_tokens=False
+    )
     rows = [
       [self.cls_id, *encoding.ids[: length - 2], self.sep_id]
-      for encoding in found
+      for encoding in encodings
     ]
     return vocabulary.pad(rows, length)
 
 
 def load(folder: str | os.PathLike) -> WordPiece:
-  """Reads the vocabulary of a BERT folder: tokenizer.json, or vocab.txt.
+  """Loads the vocabulary of a BERT folder from tokenizer.json, or else vocab.txt.
 
   Args:
-    folder: as Hugging Face or sentence-transformers writes it.
+    folder: a model folder of Hugging Face or sentence-transformers.
 
   Raises:
     MissingExtraError: if the library is not installed.
-    ValueError: if there is no such file, it cannot be read, it is not one of
-      BERT's, whose piece 0 is [PAD], or its settings ask for another tokenizer.
+    ValueError: if neither file exists, it cannot be read, it lacks [CLS], [SEP] or
+      [PAD] as piece 0, or its settings ask for another tokenizer.
   """
   with extras.required("bert"):
     import tokenizers
 
   folder = pathlib.Path(folder)
-  whole, pieces = folder / "tokenizer.json", folder / "vocab.txt"
-  if not whole.is_file() and not pieces.is_file():
+  json_path, txt_path = folder / "tokenizer.json", folder / "vocab.txt"
+  if not json_path.is_file() and not txt_path.is_file():
     raise ValueError(
       f"{folder}: expected the vocabulary of a BERT, got neither"
-      f" {whole.name} nor {pieces.name}"
+      f" {json_path.name} nor {txt_path.name}"
     )
-  path = whole if whole.is_file() else pieces
-  settings = _settings(folder)
+  path = json_path if json_path.is_file() else txt_path
+  settings = _read_settings(folder)
   texts = sentence_folders.model_settings(folder)
   try:
-    if path == whole:
+    if path == json_path:
       tokenizer = tokenizers.Tokenizer.from_file(os.fspath(path))
     else:
-      tokenizer = _from_pieces(tokenizers, path)
-    if path == pieces or not settings.is_whole:
+      tokenizer = _build_tokenizer(tokenizers, path)
+    if path == txt_path or not settings.is_whole:
       tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
         lowercase=settings.lower_case,
         strip_accents=settings.strip_accents,
@@ -102,7 +105,7 @@ def load(folder: str | os.PathLike) -> WordPiece:
       tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     if texts.lower_case:
       lower_case(tokenizer)
-  except Exception as error:  # the library has no kinds of its own
+  except Exception as error:  # the library has no error classes of its own
     raise ValueError(
       f"{path}: expected the vocabulary of a BERT, got a file that cannot be"
       f" read ({error}); copy it again"
@@ -125,7 +128,7 @@ def load(folder: str | os.PathLike) -> WordPiece:
 
 
 def lower_case(tokenizer: Any) -> None:
-  """Lower-cases texts before all that a tokenizer does with them."""
+  """Adds a first step to a tokenizer that lower-cases texts."""
   with extras.required("bert"):
     import tokenizers
 
@@ -136,10 +139,10 @@ def lower_case(tokenizer: Any) -> None:
 
 
 def is_bert(folder: pathlib.Path) -> bool:
-  """Says whether a tokenizer is one of BERT's, whose settings `load` reads.
+  """Returns True if a tokenizer's class is BERT's, whose settings `load` reads.
 
   Args:
-    folder: with tokenizer.json or vocab.txt.
+    folder: a folder with tokenizer.json or vocab.txt.
   """
   if not (folder / "tokenizer.json").is_file():
     return True
@@ -154,16 +157,16 @@ def is_bert(folder: pathlib.Path) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Settings:
-  """What tokenizer_config.json says, with BERT's defaults."""
+  """Settings of tokenizer_config.json, with BERT's defaults."""
 
   lower_case: bool = True
-  strip_accents: bool | None = None  # None: as lower_case
-  chinese_chars: bool = True  # are words of their own
-  is_whole: bool = False  # whether tokenizer.json says all of this itself
+  strip_accents: bool | None = None  # None: equal to lower_case
+  chinese_chars: bool = True  # each character is one word
+  is_whole: bool = False  # tokenizer.json alone holds these settings
 
 
-def _settings(folder: pathlib.Path) -> _Settings:
-  """Reads the settings of a tokenizer, and refuses one of another kind."""
+def _read_settings(folder: pathlib.Path) -> _Settings:
+  """Reads the settings of a tokenizer and refuses one that is not BERT's."""
   path = folder / _SETTINGS
   fields = read_fields(path)
   model = read_fields(folder / "config.json")
@@ -171,7 +174,7 @@ def _settings(folder: pathlib.Path) -> _Settings:
   if kind is not None and kind not in (*_BERTS, *_WHOLE):
     raise ValueError(
       f"{path}: expected a tokenizer of BERT's kind, got tokenizer_class={kind}:"
-      " it cuts texts otherwise, give another model"
+      " it tokenizes texts in another way, give another model"
     )
   names = {
     "lower_case": "do_lower_case",
@@ -188,7 +191,7 @@ def _settings(folder: pathlib.Path) -> _Settings:
 
 
 def read_fields(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object; empty where there is no such file.
+  """Reads a JSON object from a file; {} if the file is missing.
 
   Raises:
     ValueError: if the file holds something else.
@@ -203,15 +206,17 @@ def read_fields(path: pathlib.Path) -> dict[str, Any]:
     ) from error
 
 
-def _from_pieces(tokenizers: Any, path: pathlib.Path) -> Any:
-  """Builds the tokenizer of a vocab.txt; texts may name special pieces."""
+def _build_tokenizer(tokenizers: Any, path: pathlib.Path) -> Any:
+  """Builds the tokenizer of a vocab.txt; it finds special pieces in texts."""
   model = tokenizers.models.WordPiece.from_file(
     os.fspath(path), unk_token="[UNK]"
   )
   tokenizer = tokenizers.Tokenizer(model)
-  known = [name for name in _SPECIAL if tokenizer.token_to_id(name) is not None]
-  tokenizer.add_special_tokens(known)
-  added = _added(path.parent) - set(known)
+  special = [
+    name for name in _SPECIAL if tokenizer.token_to_id(name) is not None
+  ]
+  tokenizer.add_special_tokens(special)
+  added = _get_added_tokens(path.parent) - set(special)
   if added:
     raise ValueError(
       f"tokens added to the vocabulary, {min(added)!r} among them, which vocab.txt"
@@ -221,9 +226,9 @@ def _from_pieces(tokenizers: Any, path: pathlib.Path) -> Any:
   return tokenizer
 
 
-def _added(folder: pathlib.Path) -> set[str]:
-  """Returns the tokens that files beside vocab.txt add to it."""
+def _get_added_tokens(folder: pathlib.Path) -> set[str]:
+  """Returns the tokens that other files of the folder add to vocab.txt."""
   listed = read_fields(folder / _SETTINGS).get("added_tokens_decoder") or {}
-  return {one["content"] for one in listed.values()} | set(
+  return {token["content"] for token in listed.values()} | set(
     read_fields(folder / "added_tokens.json")
   )

@@ -1,1 +1,2 @@
-"""Flax models: T5 as T5X names it, and the dual encoder on its encoder."""
+"""Defines Flax models: T5 with T5X's names, encoders of texts, and dual
+encoders."""

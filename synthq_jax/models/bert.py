@@ -1,14 +1,14 @@
-"""BERT and its kin in Flax Linen, read from Hugging Face's folders, with their
-numbers.
+"""Loads and runs BERT and its kin in Flax Linen, from Hugging Face's folders.
 
-BertModel, with its pooler or without, BertForSequenceClassification, DistilBERT,
-RoBERTa (XLM-RoBERTa too) and MPNet. Heads of the pre-training are passed over.
+Supported are BertModel, with or without its pooler, BertForSequenceClassification,
+DistilBERT, RoBERTa, XLM-RoBERTa and MPNet. Outputs equal those of transformers.
+Heads of the pre-training are ignored.
 
 References:
   Devlin, Chang, Lee, Toutanova: BERT: Pre-training of Deep Bidirectional
   Transformers for Language Understanding. NAACL 2019.
-  Sanh, Debut, Chaumond, Wolf: DistilBERT. arXiv:1910.01108 (no segments).
-  Liu et al.: RoBERTa. arXiv:1907.11692 (positions begin behind that of padding).
+  Sanh, Debut, Chaumond, Wolf: DistilBERT. arXiv:1910.01108 (no segments). Liu
+    et al.: RoBERTa. arXiv:1907.11692 (positions begin after that of padding).
   Song, Tan, Qin, Lu, Liu: MPNet. NeurIPS 2020 (T5's buckets of relative positions).
   Reimers, Gurevych: Sentence-BERT. EMNLP 2019, section 3 (the mean of the
   outputs).
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _MASKED = -1e10
-_FARTHEST = 128  # distance, of MPNet's last bucket
+_FARTHEST = 128  # distance from which on MPNet's last bucket counts
 _INITIAL = nn.initializers.normal(0.02)
 _MODEL = "model.safetensors"
 _POOLER = "pooler/kernel"
@@ -79,22 +79,22 @@ _PARTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Kind:
-  """How one kind of model differs from BERT in its files."""
+  """The differences of one kind of model from BERT in its files."""
 
   prefix: str
-  """Of the tensors of models with a head."""
+  """Prefix of the names of tensors in models with a head."""
   ignored: tuple[str, ...] = ("cls.",)
-  """Begin the names of what is passed over."""
+  """Prefixes of the names of ignored tensors."""
   layers: str = "encoder.layer"
   parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  """Names of a layer's parts that are not BERT's."""
+  """Names of a layer's parts that differ from BERT's."""
   fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  """Names in config.json that are not BERT's."""
+  """Names in config.json that differ from BERT's."""
   has_segments: bool = True
   has_labels: bool = False
-  """Whether a classifier is read."""
+  """Whether a classifier is loaded."""
   counts_padding: bool = False
-  """Whether the first token has the position behind that of padding."""
+  """Whether the first token has the position after that of padding."""
   buckets: str = ""
   """The field with the number of buckets of relative positions."""
 
@@ -143,11 +143,11 @@ KINDS = {
     buckets="relative_attention_num_buckets",
   ),
 }
-"""By `model_type` of config.json."""
-COUNTING = frozenset(k for k, one in KINDS.items() if one.counts_padding)
-"""Kinds whose padding is token 1, and not 0, unless config.json says so."""
+"""Kinds of models by the `model_type` of config.json."""
+COUNTING = frozenset(k for k, kind in KINDS.items() if kind.counts_padding)
+"""Kinds whose padding is token 1 instead of 0, unless config.json sets another."""
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
-_OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, until 2019
+_OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in old files
 _COUNTS = (
   *("vocab_size", "emb_dim", "num_heads", "mlp_dim", "num_layers"),
   "max_length",
@@ -179,35 +179,35 @@ class BertConfig:
   """The shape of a BERT encoder; token 0 is padding."""
 
   vocab_size: int
-  """Rows of the table of tokens."""
+  """Number of rows of the table of tokens."""
   emb_dim: int
   """Width of the states, a multiple of `num_heads`."""
   num_heads: int
-  """Attention heads."""
+  """Number of attention heads."""
   mlp_dim: int
   """Width of the feed-forward layer."""
   num_layers: int
-  """Encoder layers."""
+  """Number of encoder layers."""
   max_length: int = 512
-  """Positions that have a vector: the longest input."""
+  """Largest number of tokens of an input, which have position vectors."""
   first_position: int = 0
-  """Position of the first token; those before it are of no token."""
+  """Position of the first token; earlier positions are unused."""
   num_segments: int = 2
-  """Segments that have a vector; 0: there are none."""
+  """Number of segments with a vector; 0: the model has no segments."""
   num_buckets: int = 0
-  """Buckets of relative positions, T5's; 0: there are none."""
+  """Number of T5's buckets of relative positions; 0: the model has none."""
   activation: str = "gelu"
   """"gelu" (exact), "gelu_new" (its approximation by tanh) or "relu"."""
   dropout_rate: float = 0.1
   """Dropout in [0, 1), also of the weights of attention."""
   norm_epsilon: float = 1e-12
-  """Added to variances."""
+  """Constant that norms add to variances."""
   has_pooler: bool = True
-  """Whether a layer stands between the first token and the labels."""
+  """Whether there is a layer between the first token and the labels."""
   num_labels: int = 0
-  """Labels of the classifier; 0 where there is none."""
+  """Number of labels of the classifier; 0 if there is none."""
   kind: str = "bert"
-  """The `model_type` of config.json, by whose names tensors are read."""
+  """The `model_type` of config.json, which determines the names of tensors."""
 
   def __post_init__(self):
     checks.sizes(**{name: getattr(self, name) for name in _COUNTS})
@@ -237,21 +237,20 @@ class BertConfig:
 def load(
   folder: str | os.PathLike,
 ) -> tuple[typing.Params, BertConfig]:
-  """Reads a BERT or its kin of Hugging Face: config.json, model.safetensors.
+  """Loads a BERT or its kin from Hugging Face's config.json and model.safetensors.
 
-  The shape says what is there: `has_pooler`, and `num_labels` where a
-  classifier is.
+  `has_pooler` and `num_labels` of the shape tell which heads the folder holds.
 
   Args:
-    folder: of BertModel, BertForSequenceClassification, DistilBertModel,
+    folder: a folder of BertModel, BertForSequenceClassification, DistilBertModel,
       RobertaModel, XLMRobertaModel or MPNetModel.
 
   Returns:
     Nested dicts of float32 arrays, and their shape.
 
   Raises:
-    ValueError: if a file is missing or damaged, it is no BERT, or a tensor is
-      not as config.json says.
+    ValueError: if a file is missing or damaged, the model is no BERT, or a tensor
+      does not fit config.json.
   """
   folder = pathlib.Path(folder)
   config = read_config(folder)
@@ -260,56 +259,58 @@ def load(
     others = sorted(p.name for p in folder.glob("pytorch_model*.bin"))
     raise ValueError(
       f"expected a file {path}, got {', '.join(others) or 'none'}: save the"
-      " model as one file where you trust it, with transformers'"
+      " model as one file if you trust it, with transformers'"
       " AutoModel.from_pretrained(A).save_pretrained(B)"
     )
   kind = KINDS[config.kind]
-  found = {
-    _current(name, kind.prefix): tensor
+  stored = {
+    _normalize_name(name, kind.prefix): tensor
     for name, tensor in tensors.read_safetensors(path).items()
   }
-  found = {
+  stored = {
     name: tensor
-    for name, tensor in found.items()
+    for name, tensor in stored.items()
     if not name.startswith((*kind.ignored, "embeddings.position_ids"))
   }
   name = functools.partial(tensor_name, config.kind)
-  classifier = found.get(name(_CLASSIFIER)) if kind.has_labels else None
+  classifier = stored.get(name(_CLASSIFIER)) if kind.has_labels else None
   config = dataclasses.replace(
     config,
-    has_pooler=name(_POOLER) in found,
+    has_pooler=name(_POOLER) in stored,
     num_labels=0 if classifier is None else classifier.shape[0],
   )
-  expected = tensors.shapes_of(functools.partial(init_params, config))
-  described = tensors.renamed(path, found, expected, name, _is_transposed)
+  expected = tensors.get_shapes(functools.partial(init_params, config))
+  described = tensors.rename(path, stored, expected, name, _is_transposed)
   return tensors.fetch(described), config
 
 
 def with_params(
   folder: pathlib.Path, params: typing.Params, config: BertConfig
 ) -> dict[str, tensors.Tensor]:
-  """Returns the tensors of a folder with other values, each under its name there.
+  """Replaces the values of a folder's tensors and keeps their names.
 
   Args:
     folder: as in `load`.
-    params: nested dicts of arrays; what is not among them stays as it was.
-    config: their shape.
+    params: nested dicts of arrays; other tensors keep their values.
+    config: the shape of the parameters.
   """
   ours = {
-    tensor_name(config.kind, path): one.transposed()
+    tensor_name(config.kind, path): tensor.transpose()
     if _is_transposed(path)
-    else one
-    for path, one in tensors.of_tree(params).items()
+    else tensor
+    for path, tensor in tensors.of_tree(params).items()
   }
   prefix = KINDS[config.kind].prefix
   stored = tensors.read_safetensors(folder / _MODEL)
   return {
-    name: ours.get(_current(name, prefix), one) for name, one in stored.items()
+    name: ours.get(_normalize_name(name, prefix), tensor)
+    for name, tensor in stored.items()
   }
 
 
 class Layer(nn.Module):
-  """Self-attention and feed-forward, each with a residual and then a norm."""
+  """Computes self-attention and feed-forward, each with a residual and then a
+  norm."""
 
   config: BertConfig
 
@@ -335,14 +336,14 @@ class Layer(nn.Module):
     weights = drop(nn.softmax(scores))
     mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
     h = drop(dense(config.emb_dim, "out", mixed))
-    x = _norm(config, "attention_norm")(x + h)
+    x = _make_norm(config, "attention_norm")(x + h)
     h = _ACTIVATIONS[config.activation](dense(config.mlp_dim, "wi", x))
     h = drop(dense(config.emb_dim, "wo", h))
-    return _norm(config, "mlp_norm")(x + h)
+    return _make_norm(config, "mlp_norm")(x + h)
 
 
 class Bert(nn.Module):
-  """The encoder, and the labels where there is a classifier."""
+  """Runs the encoder, and the classifier if there is one."""
 
   config: BertConfig
 
@@ -354,10 +355,10 @@ class Bert(nn.Module):
     *,
     deterministic: bool = True,
   ) -> tuple[Float[Array, "batch length dim"], Float[Array, "batch label"]]:
-    """Returns the states, and the logits of the labels, none if there are none.
+    """Returns the states and the logits of the labels, [batch, 0] without labels.
 
     Args:
-      tokens: 0 = padding at the end of a row, which nothing looks at.
+      tokens: tokens, 0 = padding at the end of a row, which attention ignores.
       segments: the segment of each token.
       deterministic: whether dropout is off.
     """
@@ -377,7 +378,7 @@ class Bert(nn.Module):
       for name, (size, chosen) in rows.items()
       if size
     )
-    x = _norm(config, "embedding_norm")(x)
+    x = _make_norm(config, "embedding_norm")(x)
     drop = nn.Dropout(config.dropout_rate, deterministic=deterministic)
     x = drop(x)
     mask = (tokens != 0)[:, None, None, :]
@@ -397,7 +398,7 @@ class Bert(nn.Module):
     return x, labels(drop(first))
 
   def _bias(self, positions: np.ndarray) -> Float[Array, "1 head query key"]:
-    """Returns what the distance of two tokens adds to their scores."""
+    """Returns the bias of scores by the distance of two tokens."""
     config = self.config
     shape = (config.num_buckets, config.num_heads)
     table = self.param(_BUCKETS, _INITIAL, shape)
@@ -412,7 +413,7 @@ class Bert(nn.Module):
 
 @functools.partial(jax.jit, static_argnames="config")
 def init_params(config: BertConfig, key: jax.Array) -> typing.Params:
-  """Returns fresh parameters, a nested dict of float32 arrays."""
+  """Initializes parameters as a nested dict of float32 arrays."""
   tokens = jnp.ones((1, 1), jnp.int32)
   return Bert(config).init(key, tokens, jnp.zeros_like(tokens))["params"]
 
@@ -427,14 +428,14 @@ def encode(
   """Encodes sequences of tokens as unit vectors.
 
   Args:
-    params: from `load`.
-    config: their shape.
-    tokens: with the first and the last token of BERT, 0 = padding.
-    pooling: one of `dual_encoder.POOLINGS`: the mean of the outputs, or that of
-      [CLS], the first.
+    params: parameters from `load`.
+    config: the shape of the parameters.
+    tokens: tokens with BERT's first and last token, 0 = padding.
+    pooling: one of `dual_encoder.POOLINGS`: the mean of the outputs, or the first,
+      that of [CLS].
 
   Returns:
-    One float32 vector per row: of length 1, or 0 where all is padding.
+    One float32 vector per row: of length 1, or 0 for a row of padding.
   """
   states, _ = Bert(config).apply(
     {"params": params}, tokens, jnp.zeros_like(tokens)
@@ -442,19 +443,19 @@ def encode(
   return dual_encoder.normalize(dual_encoder.pool(states, tokens, pooling))
 
 
-def _norm(config: BertConfig, name: str) -> nn.LayerNorm:
-  # The fast variance is a difference of squares, and loses digits.
+def _make_norm(config: BertConfig, name: str) -> nn.LayerNorm:
+  # The fast variance is a difference of squares, which loses digits.
   return nn.LayerNorm(config.norm_epsilon, use_fast_variance=False, name=name)
 
 
 def read_config(folder: pathlib.Path) -> BertConfig:
-  """Reads config.json, which does not say whether there is a classifier.
+  """Reads the shape in config.json, which does not tell of a classifier.
 
   Args:
-    folder: of a model that `load` reads.
+    folder: a folder that `load` reads.
 
   Raises:
-    ValueError: if it is missing, damaged or of another kind of model.
+    ValueError: if the file is missing, damaged or of another kind of model.
   """
   path = folder / "config.json"
   if not path.is_file():
@@ -465,9 +466,9 @@ def read_config(folder: pathlib.Path) -> BertConfig:
     fields = artifacts.unsealed(path.read_bytes())
     kind = _check_kind(fields)
     names = _FIELDS | {k: v for k, v in kind.fields.items() if k in _FIELDS}
-    values = {ours: fields[theirs] for ours, theirs in names.items()}
-    for ours, (theirs, default) in _OPTIONAL.items():
-      values[ours] = fields.get(kind.fields.get(ours, theirs), default)
+    values = {ours: fields[name] for ours, name in names.items()}
+    for ours, (name, default) in _OPTIONAL.items():
+      values[ours] = fields.get(kind.fields.get(ours, name), default)
     if not kind.has_segments:
       values["num_segments"] = 0
     if kind.buckets:
@@ -485,12 +486,12 @@ def read_config(folder: pathlib.Path) -> BertConfig:
 
 
 def _check_kind(fields: Mapping[str, Any]) -> _Kind:
-  """Returns the kind of a model; refuses those that only look like one."""
+  """Returns the kind of a model; refuses unsupported kinds."""
   kind = KINDS.get(fields.get("model_type"))
   if kind is None:
-    known = ", ".join(KINDS)
+    kinds = ", ".join(KINDS)
     raise ValueError(
-      f"model_type={fields.get('model_type')!r}, none of {known}"
+      f"model_type={fields.get('model_type')!r}, none of {kinds}"
     )
   if fields.get("is_decoder"):
     raise ValueError("is_decoder=true")
@@ -500,8 +501,9 @@ def _check_kind(fields: Mapping[str, Any]) -> _Kind:
   return kind
 
 
-def _current(name: str, prefix: str) -> str:
-  """Drops the prefix of models with a head, and old names of norms."""
+def _normalize_name(name: str, prefix: str) -> str:
+  """Removes the prefix of models with a head and replaces old names of
+  norms."""
   name = name.removeprefix(prefix)
   for old, new in _OLD_NAMES.items():
     if name.endswith(old):
@@ -514,7 +516,7 @@ def _is_transposed(path: str) -> bool:
 
 
 def tensor_name(kind: str, path: str) -> str:
-  """Translates the path of a parameter into Hugging Face's name.
+  """Translates the path of a parameter to Hugging Face's name.
 
   >>> tensor_name("bert", "layers_3/query/kernel")
   'encoder.layer.3.attention.self.query.weight'
@@ -523,7 +525,7 @@ def tensor_name(kind: str, path: str) -> str:
 
   Args:
     kind: `BertConfig.kind`.
-    path: of a parameter, joined by "/".
+    path: the path of a parameter, joined by "/".
   """
   if path in _TABLES:
     return f"{_TABLES[path]}.weight"
@@ -532,5 +534,5 @@ def tensor_name(kind: str, path: str) -> str:
     return f"{_OUTSIDE[parents[0]]}.{_LEAVES[leaf]}"
   layer = parents[0].removeprefix("layers_")
   parts = _PARTS | KINDS[kind].parts
-  place = f"{KINDS[kind].layers}.{layer}.{parts[parents[1]]}"
-  return f"{place}.{_LEAVES[leaf]}"
+  name = f"{KINDS[kind].layers}.{layer}.{parts[parents[1]]}"
+  return f"{name}.{_LEAVES[leaf]}"

@@ -1,4 +1,5 @@
-"""Rows over the devices of this process, each of which works on its own."""
+"""Splits rows over the devices of this process, each of which works on its
+own."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -10,13 +11,15 @@ import numpy as np
 __all__ = ["CPU_ROWS", "mesh", "replicate", "split"]
 
 CPU_ROWS = 16
-"""Rows whose layers a CPU's caches hold: a BERT of 256 takes twice the time."""
+"""Rows of a batch that fits a CPU's caches; with 256, a BERT takes twice as
+long."""
 
 _Tree = TypeVar("_Tree")
 
 
 def mesh(devices: Sequence[jax.Device] | None) -> jax.sharding.Mesh:
-  """Lines the devices up, or JAX's default one if none are given."""
+  """Makes a mesh of one axis, "batch", from devices; None: JAX's default
+  device."""
   if devices is None:
     devices = list(jnp.zeros(()).devices())
   if not len(devices):
@@ -27,7 +30,7 @@ def mesh(devices: Sequence[jax.Device] | None) -> jax.sharding.Mesh:
 
 
 def replicate(arrays: _Tree, mesh: jax.sharding.Mesh) -> _Tree:
-  """Puts a copy on every device."""
+  """Copies arrays to every device."""
   return jax.device_put(
     arrays, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
   )
@@ -40,11 +43,11 @@ def split(
 
   Args:
     apply: returns arrays with a row for each row of its last arguments.
-    mesh: from `mesh`; on a single device nothing is changed.
-    whole: how many of the first arguments every device gets whole.
+    mesh: a mesh from `mesh`; with a single device, `apply` itself is returned.
+    whole: number of first arguments that every device gets as a whole.
 
   Returns:
-    A function of whole arguments and rows, for `jax.jit`.
+    A function with the arguments of `apply`, for `jax.jit`.
   """
   if mesh.size == 1:
     return apply
@@ -57,7 +60,7 @@ def split(
       mesh=mesh,
       in_specs=(part(),) * whole + (rows,) * (len(arguments) - whole),
       out_specs=rows,
-      check_vma=False,  # no device hears of another
+      check_vma=False,  # devices do not communicate
     )(*arguments)
 
   return on_devices

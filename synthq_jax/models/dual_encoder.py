@@ -1,8 +1,8 @@
-"""The dual encoder: T5's encoder, which queries and documents may share.
+"""Encodes texts with T5's encoder, which queries and documents may share.
 
-Optionally with a square linear map after the mean, as Sentence-T5 and GTR have
-one: small enough to be trained alone, where the noise on everything else would
-cost more than it teaches.
+An optional square linear map follows the mean, as in Sentence-T5 and GTR. It is
+small enough to be trained by itself, if noise on all parameters would cost more than
+their training gains.
 """
 
 import jax
@@ -20,29 +20,29 @@ __all__ = [
   "encoder_params",
   "normalize",
   "pool",
-  "projected",
+  "project",
   "with_projection",
 ]
 
 POOLINGS = ("mean", "first")
-"""How the outputs of a sequence become one: their mean, or the first."""
+"""Ways to pool the outputs of a sequence: their mean, or the first output."""
 
 PROJECTION = "projection"
-"""The part of the parameters that holds the map's kernel, [dim, dim]."""
+"""Name of the parameters of the map, with its kernel [dim, dim]."""
 
 _SHARED = ("token_embedder", "encoder")
 _SMALLEST_SQUARED_NORM = 1e-12
 
 
 def encoder_params(params: typing.Params) -> typing.Params:
-  """Takes the parameters that `encode` uses out of those of a whole T5.
+  """Selects the parameters of a T5 that `encode` uses.
 
   Args:
     params: the parameters of `t5.Transformer`, or already their subset.
 
   Returns:
-    A dict with the embedding and the encoder, and the projection where there
-    is one; the arrays are not copied.
+    A dict with the embedding and the encoder, and the projection if there is one;
+    the arrays are not copied.
 
   Raises:
     ValueError: if a part is missing.
@@ -52,19 +52,19 @@ def encoder_params(params: typing.Params) -> typing.Params:
     raise ValueError(
       f"params must hold {' and '.join(_SHARED)}, got {sorted(params)}"
     )
-  kept = [name for name in (*_SHARED, PROJECTION) if name in params]
-  return {name: params[name] for name in kept}
+  names = [name for name in (*_SHARED, PROJECTION) if name in params]
+  return {name: params[name] for name in names}
 
 
 def with_projection(params: typing.Params, dim: int) -> typing.Params:
-  """Adds a linear map that changes nothing yet, where there is none.
+  """Adds an identity projection if there is no projection.
 
   Args:
-    params: those of an encoder of tokens.
-    dim: numbers of its vectors.
+    params: parameters of an encoder of tokens.
+    dim: length of the encoder's vectors.
 
   Returns:
-    A dict with the identity as its projection.
+    A dict of all parameters with a projection.
   """
   if PROJECTION in params:
     return params
@@ -81,20 +81,20 @@ def encode(
 ) -> Float[Array, "batch dim"]:
   """Encodes sequences of tokens as unit vectors.
 
-  The mean of the encoder's outputs over the tokens that are not padding, of
-  length 1, so that dot products are cosines (Ni et al. 2021, Sentence-T5);
-  after the projection where there is one. A row's vector depends on that row
-  alone.
+  A vector is the mean of the encoder's outputs over tokens that are not
+  padding, projected if there is a projection. It has length 1, so that dot
+  products are cosines (Ni et al. 2021, Sentence-T5). A row's vector depends on
+  that row alone.
 
   Args:
-    params: the parameters of a T5 or those that `encoder_params` takes.
+    params: the parameters of a T5, or the subset of `encoder_params`.
     config: the shape of the T5.
     tokens: tokens, 0 = padding at the end of a row.
-    pooling: one of `POOLINGS`; "first" takes the first token's output, which
-      has attended to all the others, in place of the mean.
+    pooling: one of `POOLINGS`; "first" replaces the mean by the first token's
+      output, which has attended to all other tokens.
 
   Returns:
-    One float32 vector per row: of length 1, or 0 where all is padding.
+    One float32 vector per row: of length 1, or 0 for a row of padding.
 
   Raises:
     ValueError: if the pooling is unknown or a part of `params` is missing.
@@ -111,13 +111,13 @@ def encode(
     tokens,
     method="encode",
   )
-  return projected(params, pool(outputs.astype(jnp.float32), tokens, pooling))
+  return project(params, pool(outputs.astype(jnp.float32), tokens, pooling))
 
 
-def projected(
+def project(
   params: typing.Params, pooled: Float[Array, "batch dim"]
 ) -> Float[Array, "batch dim"]:
-  """Returns the map of pooled outputs where there is one, of length 1."""
+  """Projects pooled outputs if there is a projection, and normalizes them."""
   if PROJECTION in params:
     pooled = pooled @ params[PROJECTION]["kernel"].astype(jnp.float32)
   return normalize(pooled)
@@ -128,14 +128,14 @@ def pool(
   tokens: Int[Array, "batch length"],
   pooling: str,
 ) -> Float[Array, "batch dim"]:
-  """Returns one vector for each row: 0 where all is padding.
+  """Pools the outputs of each row to one vector: 0 for a row of padding.
 
   Args:
-    outputs: of each token; half precision is added up in float32.
-    tokens: 0 = padding at the end of a row.
+    outputs: the output of each token; half precision is summed in float32.
+    tokens: tokens, 0 = padding at the end of a row.
     pooling: one of `POOLINGS`.
   """
-  outputs = _at_least_float32(outputs)
+  outputs = _widen(outputs)
   if pooling == "first":
     return jnp.where(tokens[:, :1] != 0, outputs[:, 0], 0.0)
   weights = (tokens != 0).astype(outputs.dtype)
@@ -144,14 +144,15 @@ def pool(
 
 
 def normalize(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:
-  """Returns vectors of length 1, in the type of x; one that is 0 stays 0."""
-  wide = _at_least_float32(x)
+  """Normalizes vectors to length 1, in the type of x; a zero vector stays 0."""
+  wide = _widen(x)
   # The maximum keeps the gradient of a zero vector finite.
   squared = jnp.sum(wide * wide, axis=-1, keepdims=True)
   scale = jax.lax.rsqrt(jnp.maximum(squared, _SMALLEST_SQUARED_NORM))
   return (wide * scale).astype(x.dtype)
 
 
-def _at_least_float32(x: Array) -> Array:
-  """Returns half precision as float32, whose squares and sums have a range."""
+def _widen(x: Array) -> Array:
+  """Converts half precision to float32, whose squares and sums do not
+  overflow."""
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -1,7 +1,7 @@
-"""Turns batches of inputs into unit vectors by one protocol, whatever the net.
+"""Turns batches of inputs into unit vectors by one protocol for all models.
 
-`of` finds the encoder of a shape: a T5, a BERT, a table of vectors or a net for
-images. Training, search, leakage and federated code take any of them.
+`of` returns the encoder of a shape: a T5, a BERT, a table of vectors or a net for
+images. Training, search, leakage and federated code accept any of them.
 """
 
 import dataclasses
@@ -25,19 +25,19 @@ __all__ = ["Encoder", "of"]
 
 
 class Encoder(Protocol):
-  """Inputs to vectors, as a function of parameters; hashable, for `jax.jit`."""
+  """Maps parameters and inputs to vectors; hashable, for `jax.jit`."""
 
   @property
   def dim(self) -> int:
-    """Numbers of a vector."""
+    """Length of a vector."""
 
   def select(self, params: typing.Params) -> typing.Params:
-    """Returns the part of some parameters that `encode` uses."""
+    """Returns the parameters that `encode` uses."""
 
   def encode(
     self, params: typing.Params, inputs: Any
   ) -> Float[Array, "batch dim"]:
-    """Returns a vector of length 1 for each input, 0 where it is all padding.
+    """Returns a vector of length 1 for each input, or 0 for an input of padding.
 
     A vector depends on its own input alone.
     """
@@ -49,12 +49,15 @@ _OF_TOKENS = {
   static_vectors.StaticConfig: static_vectors,
   sentence_encoder.SentenceConfig: sentence_encoder,
 }
-"""By the shape of what reads tokens: the module with its `encode`."""
+"""The module with the `encode` of each shape of a model for texts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _OfShape:
-  """The encoder of a shape, or of a Flax module for images."""
+  """Encodes inputs with the model of a shape, or with a Flax module for images.
+
+  Fingerprints of vectors may hold the name of this class.
+  """
 
   shape: Any
   pooling: str = "mean"
@@ -84,11 +87,11 @@ def of(shape: Any, *, pooling: str = "mean") -> Encoder:
   Args:
     shape: a T5Config, a BertConfig, a StaticConfig, a SentenceConfig, a Flax module
       for images, or an encoder, which is returned as it is.
-    pooling: one of `dual_encoder.POOLINGS`; other than "mean" for a T5 or a
-      BERT.
+    pooling: one of `dual_encoder.POOLINGS`; only a T5 or a BERT may have another
+      one than "mean".
 
   Raises:
-    ValueError: if the pooling is unknown, or not for this shape.
+    ValueError: if the pooling is unknown, or the shape does not support it.
   """
   if isinstance(shape, (t5_config.T5Config, bert.BertConfig)):
     if pooling not in dual_encoder.POOLINGS:
@@ -97,7 +100,7 @@ def of(shape: Any, *, pooling: str = "mean") -> Encoder:
       )
   elif pooling != "mean":
     raise ValueError(
-      f"expected pooling='mean' for what is no T5 and no BERT, got {pooling=}"
+      f"expected pooling='mean' for a shape other than T5 or BERT, got {pooling=}"
     )
   is_shape = isinstance(shape, (*_OF_TOKENS, nn.Module))
   return _OfShape(shape, pooling) if is_shape else shape

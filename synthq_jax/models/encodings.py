@@ -1,8 +1,9 @@
-"""Keeps what an encoder makes of a collection, for all who read the same documents.
+"""Caches an encoder's outputs for a collection, for all readers of its documents.
 
-A generator whose encoder was not trained reads as the public one does, and so does
-the training of its decoder: where there is room, each document is encoded once. So is
-what the first layers of a decoder make of each record, where later ones are trained.
+Generators with an untrained encoder share the outputs of the public one, and so does
+the training of their decoders: if memory allows, each document is encoded once. If
+only later layers of a decoder are trained, the outputs of its first layers are
+computed once for each record.
 """
 
 import dataclasses
@@ -31,14 +32,15 @@ __all__ = [
 ]
 
 MOST_BYTES = 2**29
-"""Of outputs: what should be kept at most."""
+"""Largest size of the outputs that callers should cache, in bytes."""
 PARTS = ("encoder/", "token_embedder/")
-"""How the paths of what an encoder reads begin."""
+"""Prefixes of the paths of the parameters that an encoder uses."""
 _BLOCK = 2048
 
 
 def num_bytes(num_tokens: int, config: t5_config.T5Config) -> int:
-  """Returns the size of what an encoder makes of so many tokens, padding too."""
+  """Returns the size of an encoder's outputs for some tokens, padding
+  included."""
   return num_tokens * config.emb_dim * jnp.dtype(config.dtype).itemsize
 
 
@@ -47,17 +49,18 @@ def encode(
   config: t5_config.T5Config,
   tokens: Int[np.ndarray, "document length"],
 ) -> Float[np.ndarray, "document length dim"]:
-  """Returns an encoder's outputs, in blocks of one shape.
+  """Computes an encoder's outputs, in blocks of one shape.
 
-  So each output is of one document, to the last bit: one more rounds no other.
+  Each output is a function of its own document to the last bit: another document
+  does not change its rounding.
 
   Args:
-    params: of a T5, by path; only those of `PARTS` are read.
-    config: its shape; without dropout.
-    tokens: 0 = padding at the end of a row.
+    params: parameters of a T5, by path; only those of `PARTS` are used.
+    config: the shape of the T5, without dropout.
+    tokens: tokens of the documents, 0 = padding at the end of a row.
   """
   own = {k: v for k, v in params.items() if k.startswith(PARTS)}
-  return _of_rows(own, (tokens,), config=config, method="encode")
+  return _apply_to_rows(own, (tokens,), config=config, method="encode")
 
 
 def begin(
@@ -69,17 +72,17 @@ def begin(
   *,
   layers: int,
 ) -> Float[np.ndarray, "row query dim"]:
-  """Returns what the first layers of a decoder make of targets, row by row.
+  """Computes the outputs of a decoder's first layers for targets, row by row.
 
-  As `encode` does, each of its row alone.
+  Each output is a function of its own row, as in `encode`.
 
   Args:
-    params: of a T5, by path.
-    config: its shape; without dropout.
-    tokens: of the encoder's inputs, 0 = padding at the end of a row.
-    encoded: what `encode` made of them.
-    targets: what is to be written; the decoder reads them shifted.
-    layers: how many layers of the decoder.
+    params: parameters of a T5, by path.
+    config: the shape of the T5, without dropout.
+    tokens: tokens of the encoder's inputs, 0 = padding at the end of a row.
+    encoded: the outputs of `encode` for these inputs.
+    targets: tokens of the targets; the decoder reads them shifted.
+    layers: number of layers of the decoder.
   """
   parts = (
     "token_embedder/",
@@ -89,15 +92,15 @@ def begin(
   own = {k: v for k, v in params.items() if k.startswith(parts)}
   shifted = np.asarray(t5.shift_right(targets))
   rows = (encoded, tokens, shifted)
-  return _of_rows(own, rows, layers, config=config, method="begin")
+  return _apply_to_rows(own, rows, layers, config=config, method="begin")
 
 
 def num_begun(trained: Iterable[str], config: t5_config.T5Config) -> int:
-  """Returns how many layers of the decoder come before the first that is trained.
+  """Returns the number of decoder layers before the first trained one.
 
   Args:
-    trained: paths of what is trained, which does not belong to the encoder.
-    config: shape of the T5.
+    trained: paths of the trained parameters, none of which is the encoder's.
+    config: the shape of the T5.
   """
   if any(path.startswith("decoder/relpos_bias/") for path in trained):
     return 0
@@ -107,39 +110,44 @@ def num_begun(trained: Iterable[str], config: t5_config.T5Config) -> int:
   return config.num_decoder_layers
 
 
-def _of_rows(params, rows, *whole, config, method) -> np.ndarray:
-  """Returns what a method of the model makes of rows, in blocks of one shape."""
+def _apply_to_rows(params, rows, *arguments, config, method) -> np.ndarray:
+  """Applies a method of the model to each row, in blocks of one shape."""
   at_once = device_rows.CPU_ROWS if jax.default_backend() == "cpu" else 256
   count = len(rows[0])
   more = -count % at_once
   rows = tuple(
     np.pad(row, ((0, more), *((0, 0),) * (row.ndim - 1))) for row in rows
   )
-  made = _mapped(
-    params, rows, config=config, method=method, whole=whole, at_once=at_once
+  outputs = _mapped(
+    params,
+    rows,
+    config=config,
+    method=method,
+    arguments=arguments,
+    at_once=at_once,
   )
-  return np.asarray(made)[:count]
+  return np.asarray(outputs)[:count]
 
 
 @functools.partial(
-  jax.jit, static_argnames=("config", "method", "whole", "at_once")
+  jax.jit, static_argnames=("config", "method", "arguments", "at_once")
 )
-def _mapped(params, rows, *, config, method, whole, at_once):
+def _mapped(params, rows, *, config, method, arguments, at_once):
   model = t5.Transformer(config)
   tree = {"params": t5_checkpoints.unflatten(params)}
 
   def of_one(row):
     single = [field[None] for field in row]
-    return model.apply(tree, *single, *whole, method=method)[0]
+    return model.apply(tree, *single, *arguments, method=method)[0]
 
   return jax.lax.map(of_one, rows, batch_size=at_once)
 
 
 class Encodings:
-  """The outputs of one encoder for one collection, computed when asked for.
+  """Computes the outputs of one encoder for one collection lazily.
 
   Attributes:
-    tokens: of all documents, as the encoder reads them [document, length].
+    tokens: the encoder's input tokens for all documents [document, length].
   """
 
   def __init__(
@@ -155,7 +163,7 @@ class Encodings:
 
   @property
   def num_bytes(self) -> int:
-    """The size of all outputs, whether they are there already or not."""
+    """Size of all outputs in bytes, whether or not they are computed."""
     return num_bytes(self.tokens.size, self._config)
 
   def rows(
@@ -163,21 +171,21 @@ class Encodings:
   ) -> Float[np.ndarray, "row length dim"]:
     """Returns the outputs of some documents.
 
-    Which are there already changes how long this takes. So whoever asks for those
-    of private records asks for all.
+    The time of a call reveals which outputs are computed already. So ask for the
+    outputs of all documents if the choice of documents is private.
 
     Args:
-      places: of the documents in the collection.
+      places: positions of the documents in the collection.
     """
     blocks, within = np.divmod(places, _BLOCK)
-    first = self._block(blocks[0] if len(blocks) else 0)
+    first = self._get_block(blocks[0] if len(blocks) else 0)
     outputs = np.empty((len(places), *first.shape[1:]), first.dtype)
     for number in np.unique(blocks).tolist():
       chosen = np.flatnonzero(blocks == number)
-      outputs[chosen] = self._block(number)[within[chosen]]
+      outputs[chosen] = self._get_block(number)[within[chosen]]
     return outputs
 
-  def _block(self, number: int) -> np.ndarray:
+  def _get_block(self, number: int) -> np.ndarray:
     if number not in self._blocks:
       tokens = self.tokens[number * _BLOCK : (number + 1) * _BLOCK]
       short = _BLOCK - len(tokens)
@@ -188,7 +196,7 @@ class Encodings:
 
 
 _kept: memory.Kept[Encodings] = memory.Kept(
-  most_bytes=MOST_BYTES, size=lambda made: made.num_bytes, most=1
+  most_bytes=MOST_BYTES, size=lambda encodings: encodings.num_bytes, most=1
 )
 
 
@@ -197,14 +205,14 @@ def kept(
   config: t5_config.T5Config,
   tokens: Int[np.ndarray, "document length"],
 ) -> Encodings:
-  """Returns the outputs for a collection: those of the last call, if they are its.
+  """Returns the outputs for a collection, from a cache that holds the last one.
 
   They stay in memory: ask for at most `MOST_BYTES`.
 
   Args:
-    params: of a T5, by path; only those of `PARTS` are read.
-    config: its shape; dropout is off.
-    tokens: of all documents, 0 = padding at the end of a row.
+    params: parameters of a T5, by path; only those of `PARTS` are used.
+    config: the shape of the T5; dropout is switched off.
+    tokens: tokens of all documents, 0 = padding at the end of a row.
   """
   config = dataclasses.replace(config, dropout_rate=0.0, remat=False)
   digest = hashlib.sha256(repr(config).encode())

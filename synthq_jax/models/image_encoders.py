@@ -1,8 +1,8 @@
-"""Image encoders of the Logit-DP paper: a small net and ResNet-18.
+"""Defines the image encoders of the Logit-DP paper: a small net and ResNet-18.
 
 Convolutions are products of patches with a kernel, so that per-example clipping
 keeps their gradients in factors. Only `norm="batch"` looks at other examples of
-a batch, which no clipping bounds: it is for training without privacy.
+a batch, which no clipping bounds: use it for training without privacy alone.
 """
 
 import math
@@ -17,30 +17,36 @@ from synthq_jax.models import dual_encoder
 with extras.required("run"):
   import flax.linen as nn
 
-__all__ = ["NORMS", "Convolution", "EmbeddingNet", "ResNet18", "patches"]
+__all__ = [
+  "NORMS",
+  "Convolution",
+  "EmbeddingNet",
+  "ResNet18",
+  "extract_patches",
+]
 
 NORMS = ("none", "group", "batch")
-"""Normalisations of ResNet-18. "batch" couples the examples of a batch."""
+"""Normalisations of ResNet-18; "batch" couples the examples of a batch."""
 
 _BY_INPUTS = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 _BY_BOTH = nn.initializers.variance_scaling(1.0, "fan_avg", "normal")
 
 
-def patches(
+def extract_patches(
   images: Float[Array, "batch height width channels"], size: int, stride: int
 ) -> Float[Array, "batch rows columns patch"]:
-  """Cuts square patches out of images that are padded with zeros.
+  """Extracts square patches from images, which are padded with zeros.
 
   Padding is TensorFlow's "SAME": ceil(height / stride) rows of patches.
 
   >>> import jax.numpy as jnp
-  >>> patches(jnp.ones((1, 5, 5, 3)), size=3, stride=2).shape
+  >>> extract_patches(jnp.ones((1, 5, 5, 3)), size=3, stride=2).shape
   (1, 3, 3, 27)
 
   Args:
     images: any floating-point images.
-    size: height and width of a patch, at least 1.
-    stride: steps between patches, at least 1.
+    size: height and width of a patch in pixels, at least 1.
+    stride: distance between patches in pixels, at least 1.
 
   Returns:
     Patches, flattened in the order of a kernel [size, size, channels].
@@ -64,13 +70,13 @@ def patches(
 
 
 class Convolution(nn.Module):
-  """A convolution, as a product of patches.
+  """Computes a convolution as a product of patches and a kernel.
 
   Attributes:
-    features: channels of the output.
-    size: height and width of the kernel.
-    stride: steps between patches.
-    use_bias: whether a bias is added.
+    features: number of channels of the output.
+    size: height and width of the kernel in pixels.
+    stride: distance between patches in pixels.
+    use_bias: whether to add a bias.
   """
 
   features: int
@@ -84,11 +90,12 @@ class Convolution(nn.Module):
   ) -> Float[Array, "batch rows columns features"]:
     return nn.Dense(
       self.features, use_bias=self.use_bias, kernel_init=_BY_INPUTS
-    )(patches(images, self.size, self.stride))
+    )(extract_patches(images, self.size, self.stride))
 
 
 class EmbeddingNet(nn.Module):
-  """Three convolutions of stride 2, the mean over places, a linear map.
+  """Embeds images by three convolutions of stride 2, their mean and a linear
+  map.
 
   For images of three channels and the default sizes it has 6,296 parameters.
 
@@ -100,8 +107,8 @@ class EmbeddingNet(nn.Module):
   (2, 8)
 
   Attributes:
-    dim: of the embeddings.
-    channels: of the convolutions.
+    dim: length of the embeddings.
+    channels: number of channels of each convolution.
 
   References:
     Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, section 5 (sizes
@@ -135,7 +142,7 @@ class _Activation(nn.Module):
       return nn.relu(x)
     channels = x.shape[-1]
     groups, axes = channels, (0, 1, 2, 4)
-    if self.norm == "group":  # of 16 channels or so
+    if self.norm == "group":  # groups of about 16 channels
       groups, axes = math.gcd(channels, max(1, channels // 16)), (1, 2, 4)
     grouped = x.reshape(*x.shape[:-1], groups, -1)
     mean, variance = (
@@ -148,7 +155,7 @@ class _Activation(nn.Module):
 
 
 class _Block(nn.Module):
-  """A residual block whose activations come first."""
+  """Applies a residual block whose activations come before its convolutions."""
 
   features: int
   stride: int
@@ -167,14 +174,14 @@ class _Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-  """ResNet-18, by default without normalisation.
+  """Embeds images by a ResNet-18, by default without normalisation.
 
   With `norm="batch"` a batch is normalised by its own mean and variance in
   evaluation too, as in the Logit-DP paper's published code.
 
   Attributes:
-    dim: of the embeddings.
-    width: channels of the first group, doubled by each of the other three.
+    dim: length of the embeddings.
+    width: number of channels of the first group; each other group doubles it.
     norm: one of `NORMS`.
 
   References:

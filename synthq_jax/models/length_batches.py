@@ -1,7 +1,7 @@
-"""Batches of few fixed shapes: rows of similar length, padding trimmed.
+"""Splits rows into batches of few fixed shapes, by length, with padding trimmed.
 
 A row's width depends on its own length alone, never on its neighbours, so that
-what a model computes for it does not depend on the rest of the collection.
+a model's output for it does not depend on the rest of the collection.
 """
 
 from collections.abc import Iterator
@@ -36,14 +36,14 @@ def bucket(length: int) -> int:
 def split(
   tokens: Int[np.ndarray, "row length"], batch_size: int
 ) -> Iterator[LengthBatch]:
-  """Cuts rows of tokens into batches, the longest rows first.
+  """Splits rows of tokens into batches, the longest rows first.
 
-  The longest come first so that what does not fit in memory fails at once.
+  A batch that does not fit in memory thus fails at once.
 
   Args:
     tokens: rows of tokens, 0 = padding at the end of a row.
-    batch_size: rows of every batch; the last of each width is padded with
-      rows of zeros.
+    batch_size: number of rows of every batch; the last batch of each width is
+      padded with rows of zeros.
 
   Yields:
     Batches that together hold each row once.
@@ -80,8 +80,8 @@ def lengths(
   Args:
     tokens: rows of tokens, 0 = padding at the end of a row.
   """
-  there = tokens != 0
-  if not there.size:
+  is_token = tokens != 0
+  if not is_token.size:
     return np.zeros(len(tokens), int)
-  from_end = np.argmax(there[:, ::-1], axis=1)
-  return np.where(there.any(axis=1), tokens.shape[1] - from_end, 0)
+  from_end = np.argmax(is_token[:, ::-1], axis=1)
+  return np.where(is_token.any(axis=1), tokens.shape[1] - from_end, 0)

@@ -1,9 +1,9 @@
-"""LoRA: a trained low-rank addition to frozen kernels.
+"""Trains low-rank additions to frozen kernels (LoRA).
 
-The forward pass computes x W + scale (x A) B and never W + scale A B, so that
+The forward pass computes x W + scale (x A) B and never W + scale A B. So
 per-example clipping sees products of A and B with activations and keeps their
-gradients in factors. `LoRA.merge` adds the product to the kernels afterwards:
-a plain checkpoint, which nobody has to know was trained this way.
+gradients in factors. `LoRA.merge` adds the product to the kernels after
+training. The result is a plain checkpoint.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ __all__ = ["LoRA"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRA:
-  """Which kernels get an addition, and of what rank.
+  """Initializes, applies and merges additions of one rank to some kernels.
 
   Noise on a sum of clipped gradients grows with the square root of the number
   of trained parameters: rank x (inputs + outputs) for each kernel.
@@ -35,9 +35,9 @@ class LoRA:
   """
 
   rank: int = 8
-  """Columns of A, rows of B."""
+  """Rank of the addition: columns of A, rows of B."""
   alpha: float = 16.0
-  """The addition is alpha / rank times A B."""
+  """Scale of the addition, which is alpha / rank times A B."""
   kernels: str = ".*attention/(query|value)/kernel"
   """Regular expression that the paths of the kernels match in full."""
 
@@ -48,11 +48,11 @@ class LoRA:
   def init(
     self, params: Mapping[str, Any], key: Key[Array, ""]
   ) -> dict[str, Float[Array, "..."]]:
-    """Returns fresh A (normal) and B (zero): the addition starts as zero.
+    """Initializes A (normal) and B (zero), so that the addition starts as zero.
 
     Args:
       params: the public parameters by path, e.g. from `t5_checkpoints.flatten`.
-      key: of A; public.
+      key: key of A; public.
 
     Returns:
       Parameters by path: ".../query/a" [inputs, rank], ".../query/b"
@@ -62,7 +62,7 @@ class LoRA:
       ValueError: if no kernel matches.
     """
     adapters = {}
-    for number, path in enumerate(sorted(self._matching(params))):
+    for number, path in enumerate(sorted(self._find_kernels(params))):
       inputs, outputs = params[path].shape
       module = path.removesuffix("kernel")
       noise = jax.random.normal(
@@ -73,29 +73,29 @@ class LoRA:
     return adapters
 
   def variables(self, adapters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the collections that the model reads, by path.
+    """Returns the model's collection of variables, by path.
 
     Args:
-      adapters: from `init`, trained or not, also stacked over layers.
+      adapters: parameters from `init`, trained or not, possibly stacked over layers.
 
     Returns:
       {"lora": A, B and the scale by path}.
     """
     scale = self.alpha / self.rank
-    held = dict(adapters)
+    collection = dict(adapters)
     for path, leaf in adapters.items():
       if path.endswith("/a"):
-        held[path[:-1] + "scale"] = jnp.full(leaf.shape[:-2], scale)
-    return {"lora": held}
+        collection[path[:-1] + "scale"] = jnp.full(leaf.shape[:-2], scale)
+    return {"lora": collection}
 
   def merge(
     self, params: Mapping[str, Any], adapters: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Returns the public parameters with the addition in the kernels.
+    """Adds the additions to the kernels of the public parameters.
 
     Args:
       params: public parameters by path.
-      adapters: trained ones, layer by layer.
+      adapters: trained adapters, with each layer by itself.
 
     Returns:
       Parameters by path, of the shapes of `params`.
@@ -110,14 +110,14 @@ class LoRA:
         merged[path[:-1] + "kernel"] = total.astype(kernel.dtype)
     return merged
 
-  def _matching(self, params: Mapping[str, Any]) -> list[str]:
-    found = [path for path in params if re.fullmatch(self.kernels, path)]
-    wrong = [path for path in found if not path.endswith("/kernel")]
-    if not found or wrong:
+  def _find_kernels(self, params: Mapping[str, Any]) -> list[str]:
+    matches = [path for path in params if re.fullmatch(self.kernels, path)]
+    wrong = [path for path in matches if not path.endswith("/kernel")]
+    if not matches or wrong:
       kernels = sorted(path for path in params if path.endswith("/kernel"))
       raise ValueError(
         f"LoRA.kernels must match kernels, got kernels={self.kernels!r} and"
         f" {wrong[0] if wrong else 'no match'}; there are"
         f" {', '.join(kernels[:3])}, ..."
       )
-    return found
+    return matches

@@ -1,9 +1,9 @@
-"""Prompt tuning: trained vectors before the input of a frozen model.
+"""Tunes prompts: trained vectors before the input of a frozen model.
 
-While it is trained the prompt is a collection of its own, which the encoder
-puts before the embedded input. `Prompt.merge` writes it into the last rows of
-the embedding, those of T5's sentinels, which no query and no document uses:
-a plain checkpoint, whose input begins with those tokens (`Prompt.tokens`).
+During training the prompt is a collection of its own, which the encoder puts
+before the embedded input. `Prompt.merge` writes it into the last rows of the
+embedding, those of T5's sentinels, which no query and no document uses. The result
+is a plain checkpoint, whose input begins with those tokens (`Prompt.tokens`).
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from synthq_jax import checks
 __all__ = ["Prompt"]
 
 _EMBEDDING = "token_embedder/embedding"
-_FIRST = 3  # after padding, EOS and the unknown piece
+_FIRST = 3  # the id after padding, EOS and the unknown piece
 _COMMON = 5000  # SentencePiece numbers frequent pieces first
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompt:
-  """How many vectors stand before the input.
+  """Initializes, applies and merges a prompt of `length` vectors.
 
   References:
     Lester et al. 2021, arXiv:2104.08691, section 2; initialised from common
@@ -34,7 +34,7 @@ class Prompt:
   """
 
   length: int = 20
-  """Vectors, at most as many as the vocabulary has ids without a piece."""
+  """Number of vectors, at most the number of vocabulary ids without a piece."""
 
   def __post_init__(self):
     checks.at_least(1, length=self.length)
@@ -42,7 +42,11 @@ class Prompt:
   def init(
     self, params: Mapping[str, Any], key: Key[Array, ""]
   ) -> dict[str, Float[Array, "length dim"]]:
-    """Returns the embeddings of common pieces, drawn with `key` (public).
+    """Initializes the prompt with embeddings of common pieces.
+
+    Args:
+      params: public parameters by path.
+      key: key of the choice of pieces; public.
 
     Raises:
       ValueError: if the prompt is longer than the vocabulary.
@@ -60,16 +64,16 @@ class Prompt:
     return {"embedding": jnp.asarray(params[_EMBEDDING])[drawn]}
 
   def variables(self, prompt: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the collections that the model reads, by path."""
+    """Returns the model's collection of variables, by path."""
     return {"prompt": dict(prompt)}
 
   def merge(
     self, params: Mapping[str, Any], prompt: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Returns the public parameters with the prompt in the embedding.
+    """Writes the prompt into the embedding of the public parameters.
 
-    Where the logits reuse the embedding (T5 1.0), those of the prompt's tokens
-    change too; generation never produces them.
+    If the logits reuse the embedding (T5 1.0), the logits of the prompt's tokens
+    change, too; generation never produces these tokens.
 
     Args:
       params: public parameters by path.
@@ -83,10 +87,10 @@ class Prompt:
     return {**params, _EMBEDDING: embedding}
 
   def tokens(self, vocab_size: int) -> np.ndarray:
-    """Returns the ids that stand for the prompt in a merged checkpoint.
+    """Returns the ids of the prompt's tokens in a merged checkpoint.
 
     Args:
-      vocab_size: rows of the embedding.
+      vocab_size: number of rows of the embedding.
 
     >>> Prompt(length=2).tokens(100).tolist()
     [98, 99]

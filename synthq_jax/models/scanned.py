@@ -1,13 +1,13 @@
-"""Layers as one loop: their parameters stacked, and taken apart again.
+"""Stacks the parameters of layers for a loop over them, and unstacks them.
 
 T5X's tree, which checkpoints and optimizers see, has every layer by itself. A
 loop over layers (`T5Config.scan_layers`) compiles in the time of one layer and
 takes each parameter with an axis of layers. `ScannedGrad` clips gradients in
-that form and returns them in T5X's, so that noise, optimizer and checkpoints
+that form and returns them in T5X's form, so that noise, optimizer and checkpoints
 are the same either way.
 
 Formal guarantee:
-  Stacking moves numbers and changes none, so norms over all leaves, and with
+  Stacking moves values and changes none, so norms over all leaves, and with
   them the clipped sum and its sensitivity, are those of the unstacked form.
 """
 
@@ -28,14 +28,14 @@ _LAYER = re.compile(r"(?P<before>(?:.*/)?)layers_(?P<number>\d+)/(?P<after>.+)")
 
 
 def stack(flat: Mapping[str, Any]) -> dict[str, Any]:
-  """Joins the parameters of all layers of a stack in one array each.
+  """Stacks each parameter over the layers of its stack.
 
   Args:
     flat: arrays by path, e.g. "encoder/layers_3/mlp/wo/kernel".
 
   Returns:
     Arrays by path, "encoder/layers/mlp/wo/kernel" with a leading axis of
-    layers; what belongs to no layer stays as it is.
+    layers; parameters outside layers stay as they are.
 
   Raises:
     ValueError: if a layer lacks a parameter that another has.
@@ -53,7 +53,7 @@ def stack(flat: Mapping[str, Any]) -> dict[str, Any]:
       joined = f"{match['before']}layers/{match['after']}"
       layers.setdefault(joined, {})[int(match["number"])] = leaf
   for path, leaves in layers.items():
-    count = max(len(found) for found in _of_one_stack(path, layers))
+    count = max(len(each) for each in _list_stack(path, layers))
     missing = sorted(set(range(count)) - set(leaves))
     if missing or len(leaves) != count:
       raise ValueError(
@@ -65,22 +65,24 @@ def stack(flat: Mapping[str, Any]) -> dict[str, Any]:
   return stacked
 
 
-def _of_one_stack(path: str, layers: Mapping[str, Any]) -> list[Any]:
-  """Returns what each parameter of the same stack has for its layers."""
+def _list_stack(path: str, layers: Mapping[str, Any]) -> list[Any]:
+  """Returns the leaves by layer of each parameter of the same stack."""
   prefix = path[: path.index("layers/")]
-  return [found for other, found in layers.items() if other.startswith(prefix)]
+  return [
+    leaves for other, leaves in layers.items() if other.startswith(prefix)
+  ]
 
 
 def unstack(stacked: Mapping[str, Any]) -> dict[str, Any]:
-  """Takes stacked layers apart: the inverse of `stack`.
+  """Splits stacked parameters into layers: the inverse of `stack`.
 
   >>> sorted(unstack({"e/layers/w": jnp.ones((2, 3))}))
   ['e/layers_0/w', 'e/layers_1/w']
   """
   flat: dict[str, Any] = {}
   for path, leaf in stacked.items():
-    before, found, after = path.partition("layers/")
-    if not found:
+    before, separator, after = path.partition("layers/")
+    if not separator:
       flat[path] = leaf
     else:
       for number in range(leaf.shape[0]):
@@ -90,10 +92,10 @@ def unstack(stacked: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScannedGrad:
-  """Clips in the stacked form what is held layer by layer."""
+  """Clips gradients in the stacked form and returns them layer by layer."""
 
   stacked: optim.ClippedGrad
-  """Its loss takes parameters by path, stacked."""
+  """The gradient of a loss that takes stacked parameters by path."""
   is_per_example = True
 
   @property
@@ -102,16 +104,17 @@ class ScannedGrad:
     return self.stacked.l2_clip_norm
 
   def loss_fn(self, params: typing.Params, *args: Any) -> jax.Array:
-    """Returns the losses [batch] for parameters layer by layer."""
+    """Computes the losses [batch] for parameters layer by layer."""
     return self.stacked.loss_fn(stack(params), *args)
 
   def __call__(
     self, params: typing.Params, batch: typing.Batch, **kwargs: Any
   ) -> tuple[typing.Params, clipping.Aux]:
-    """Returns the clipped sum layer by layer; see `optim.clipped_grad`."""
+    """Computes the clipped sum, layer by layer; see `optim.clipped_grad`."""
     total, aux = self.stacked(stack(params), batch, **kwargs)
     return unstack(total), aux
 
   def sensitivity(self, relation: Any) -> float:
-    """Returns the L2 sensitivity of the sum, that of the stacked form."""
+    """Returns the L2 sensitivity of the sum, which equals the stacked
+    form's."""
     return self.stacked.sensitivity(relation)

@@ -1,13 +1,12 @@
-"""Reads sentence-transformers folders as encoders, and writes them again.
+"""Loads, runs and saves encoders in sentence-transformers folders.
 
-A model (BERT and its kin, or T5's encoder) with its pooling, or one vector for each
-token; then linear layers. Vectors have length 1, so that dot products are cosines.
-In arrays of tokens 0 is padding: what a model calls padding changes places with 0,
-and the tokens of static vectors, which may have no padding, are one more.
+An encoder is a model (BERT and its kin, or T5's encoder) with its pooling, or one
+vector for each token; then linear layers. Vectors have length 1, so that dot products
+are cosines. In arrays of tokens 0 is padding: a model's padding id is swapped with 0.
+Ids of static vectors, which may have no padding, are shifted by one.
 
-References:
-  Reimers and Gurevych, "Sentence-BERT", EMNLP 2019, section 3.
-  Ni et al., "Sentence-T5", ACL Findings 2022, section 3 (the layer behind the mean).
+References: Reimers and Gurevych, "Sentence-BERT", EMNLP 2019, section 3. Ni et
+  al., "Sentence-T5", ACL Findings 2022, section 3 (the layer after the mean).
 """
 
 import dataclasses
@@ -49,9 +48,9 @@ _MODEL, _CONFIG = "model.safetensors", "config.json"
 _POOLING = "1_Pooling"
 _HEAD = "sentence_transformers.models."
 _T5S = ("t5", "mt5")
-_WIDTH_OF_ONE = 1 << 30  # bytes of a file
+_WIDTH_OF_ONE = 1 << 30  # largest size of a file in bytes
 _COPIED = (".json", ".txt", ".model")
-"""Ends of the names of files that go with weights."""
+"""Suffixes of the files that belong to the weights."""
 _ACTIVATIONS = {"identity": lambda x: x, "tanh": jnp.tanh, "relu": jax.nn.relu}
 _Model = bert.BertConfig | t5_config.T5Config | static_vectors.StaticConfig
 
@@ -61,31 +60,32 @@ class SentenceConfig:
   """The shape of a sentence-transformers folder, for one role of texts."""
 
   model: _Model
-  """What reads the tokens."""
+  """Shape of the model that reads the tokens."""
   pooling: str = "mean"
   """One of `dual_encoder.POOLINGS`."""
   layers: tuple[sentence_folders.Dense | None, ...] = ()
-  """What follows the pooling; None: vectors get length 1."""
+  """Layers after the pooling; None normalizes vectors to length 1."""
 
   @property
   def emb_dim(self) -> int:
-    """Numbers of a vector."""
+    """Length of a vector."""
     sizes = [layer.out_dim for layer in self.layers if layer is not None]
     return sizes[-1] if sizes else self.model.emb_dim
 
   @property
   def vocab_size(self) -> int:
-    """Rows of the table of tokens, that of padding among them."""
+    """Number of rows of the table of tokens, including padding."""
     return self.model.vocab_size
 
 
 def is_folder(folder: str | os.PathLike) -> bool:
-  """Says whether `load` is meant for a folder: it has modules.json, or a BERT."""
+  """Returns True if a folder has modules.json, or holds a BERT, so `load` reads
+  it."""
   root = pathlib.Path(folder)
   if (root / sentence_folders.MODULES).is_file():
     return True
   try:
-    return _model_type(root) in bert.KINDS
+    return _get_model_type(root) in bert.KINDS
   except ValueError:
     return False
 
@@ -93,21 +93,21 @@ def is_folder(folder: str | os.PathLike) -> bool:
 def load(
   folder: str | os.PathLike, role: str | None = None
 ) -> tuple[dict[str, Any], SentenceConfig]:
-  """Reads an encoder: its model and the layers behind it.
+  """Loads an encoder: its model and the layers after it.
 
   Args:
-    folder: of sentence-transformers, or of a model alone, whose outputs are
+    folder: a folder of sentence-transformers, or of a model alone, whose outputs are
       averaged.
-    role: `sentence_folders.QUERY` or DOCUMENT, where a Router has a route for
-      each; None: its default route.
+    role: `sentence_folders.QUERY` or DOCUMENT, if a Router has a route for each;
+      None: its default route.
 
   Returns:
-    "model", and "layer_N" for each linear layer, nested dicts of float32 arrays;
-    and their shape.
+    Parameters, as nested dicts of float32 arrays: "model", and "layer_N" for each
+    linear layer; and their shape.
 
   Raises:
-    ValueError: if a file is missing or damaged, or the folder asks for what is
-      not computed here; the message names it.
+    ValueError: if a file is missing or damaged, or the folder has an unsupported
+      module or setting; the message names it.
   """
   root = pathlib.Path(folder)
   chosen = sentence_folders.modules(root, role)
@@ -119,10 +119,10 @@ def load(
       continue
     if layer.in_dim != width:
       raise ValueError(
-        f"{layer.place}: expected in_features={width}, the width of what comes"
+        f"{layer.place}: expected in_features={width}, the width of the layer"
         f" before, got {layer.in_dim}"
       )
-    assert layer.place is not None  # it was read
+    assert layer.place is not None  # set by `modules`
     params[f"layer_{number}"] = _load_dense(layer.place / _MODEL, layer)
     width = layer.out_dim
   config = SentenceConfig(
@@ -141,14 +141,15 @@ def encode(
   A row's vector depends on that row alone.
 
   Args:
-    params: from `load`; a "projection" (`dual_encoder`) comes after all layers.
-    config: their shape.
-    tokens: with the model's special tokens, 0 = padding at the end of a row.
+    params: parameters from `load`; a "projection" (`dual_encoder`) is applied after
+      all layers.
+    config: the shape of the parameters.
+    tokens: tokens with the model's special tokens, 0 = padding at the end of a row.
 
   Returns:
-    One float32 vector per row: of length 1, or 0 where all is padding.
+    One float32 vector per row: of length 1, or 0 for a row of padding.
   """
-  pooled = _pooled(params["model"], config, tokens)
+  pooled = _pool_outputs(params["model"], config, tokens)
   for number, layer in enumerate(config.layers):
     if layer is None:
       pooled = dual_encoder.normalize(pooled)
@@ -158,61 +159,63 @@ def encode(
     if layer.has_bias:
       pooled = pooled + own["bias"][None]
     pooled = _ACTIVATIONS[layer.activation](pooled)
-  is_there = (tokens != 0).any(axis=1, keepdims=True)  # a bias moves padding
-  return dual_encoder.projected(params, jnp.where(is_there, pooled, 0.0))
+  # A bias would make the vector of a row of padding nonzero.
+  has_tokens = (tokens != 0).any(axis=1, keepdims=True)
+  return dual_encoder.project(params, jnp.where(has_tokens, pooled, 0.0))
 
 
 def padding_id(chosen: sentence_folders.Modules) -> int | None:
-  """Returns the id that changes places with 0; None: ids here are one more.
+  """Returns the padding id, which is swapped with 0; None: ids are shifted by
+  one.
 
   Args:
     chosen: the modules of a folder.
   """
   if chosen.is_static:
     return None
-  fields = _settings(chosen.place)
-  first = 1 if _model_type(chosen.place) in bert.COUNTING else 0
-  found = fields.get("pad_token_id", first)
-  return first if found is None else int(found)
+  fields = _read_settings(chosen.folder)
+  first = 1 if _get_model_type(chosen.folder) in bert.COUNTING else 0
+  stored = fields.get("pad_token_id", first)
+  return first if stored is None else int(stored)
 
 
 def num_positions(chosen: sentence_folders.Modules) -> int | None:
-  """Returns how many tokens a model reads; None where nothing ends them.
+  """Returns the largest number of tokens of a model's input; None: no limit.
 
   Args:
     chosen: the modules of a folder.
   """
-  if chosen.is_static or _model_type(chosen.place) in _T5S:
+  if chosen.is_static or _get_model_type(chosen.folder) in _T5S:
     return None
-  return bert.read_config(chosen.place).max_length
+  return bert.read_config(chosen.folder).max_length
 
 
 def files(folder: str | os.PathLike) -> tuple[pathlib.Path, ...]:
-  """Returns the files on which vectors of a folder rest, in order."""
+  """Returns the files of a folder that determine its vectors, in order."""
   root = pathlib.Path(folder)
   return tuple(
     path
     for path in sorted(root.rglob("*"))
-    if path.is_file() and _belongs(path.relative_to(root))
+    if path.is_file() and _is_used(path.relative_to(root))
   )
 
 
 def copy_files(
   source: str | os.PathLike, target: str | os.PathLike, *, weights: bool = True
 ) -> None:
-  """Copies what vectors of a folder rest on.
+  """Copies the files of a folder that determine its vectors.
 
   Args:
     source: as in `load`.
-    target: made where it is missing.
-    weights: whether tensors are copied, too, or settings and tokenizer alone.
+    target: the new folder, which is created if it is missing.
+    weights: whether to copy tensors, too, or only settings and tokenizer.
   """
   root = pathlib.Path(source)
   for path in files(root):
     if weights or path.suffix in _COPIED:
-      place = pathlib.Path(target) / path.relative_to(root)
-      place.parent.mkdir(parents=True, exist_ok=True)
-      shutil.copyfile(path, place)
+      copy = pathlib.Path(target) / path.relative_to(root)
+      copy.parent.mkdir(parents=True, exist_ok=True)
+      shutil.copyfile(path, copy)
 
 
 def save(
@@ -223,30 +226,29 @@ def save(
   start: str | os.PathLike,
   texts: sentence_folders.TextSettings,
 ) -> None:
-  """Writes an encoder as sentence-transformers reads it.
+  """Saves an encoder as a folder of sentence-transformers.
 
   Args:
-    directory: made where it is missing.
-    params: as `load` returns them, perhaps with a "projection".
-    config: their shape.
-    start: the folder that they were read from, whose other files are copied.
-    texts: how texts are cut, and their prompts; these take the place of those in
-      `start`.
+    directory: the new folder, which is created if it is missing.
+    params: parameters as in `load`, possibly with a "projection".
+    config: the shape of the parameters.
+    start: the folder from which they were loaded, whose other files are copied.
+    texts: settings of texts and prompts, which replace those of `start`.
 
   Raises:
-    ValueError: if the folder has a Router, whose routes have other parameters.
+    ValueError: if the folder has a Router, whose routes have different parameters.
   """
   source, target = pathlib.Path(start), pathlib.Path(directory)
   chosen = sentence_folders.modules(source)
   copy_files(source, target, weights=False)
-  place = target / chosen.place.relative_to(source)
-  _save_model(chosen, place, params["model"], config.model)
-  listed = _module_list(source)
+  folder = target / chosen.folder.relative_to(source)
+  _save_model(chosen, folder, params["model"], config.model)
+  listed = _list_modules(source)
   for number, layer in enumerate(config.layers):
     if layer is not None:
       assert layer.place is not None
-      own = target / layer.place.relative_to(source) / _MODEL
-      _save_dense(own, params[f"layer_{number}"])
+      path = target / layer.place.relative_to(source) / _MODEL
+      _save_dense(path, params[f"layer_{number}"])
   if dual_encoder.PROJECTION in params:
     listed += _add_projection(target, len(listed), params)
   _write_json(target / sentence_folders.MODULES, listed)
@@ -254,25 +256,25 @@ def save(
     width = {"word_embedding_dimension": config.model.emb_dim}
     mean = {"pooling_mode_mean_tokens": True}
     _write_json(target / _POOLING / _CONFIG, width | mean)
-  _write_texts(target, place, texts, is_static=chosen.is_static)
+  _write_texts(target, folder, texts, is_static=chosen.is_static)
 
 
 def add_query_map(
   folder: str | os.PathLike, matrix: Float[np.ndarray, "dim dim"]
 ) -> None:
-  """Puts a linear map of queries' vectors behind the modules of a folder.
+  """Adds a linear map of query vectors after the modules of a folder.
 
-  `encode_query` and `encode_document` of sentence-transformers take the route of
+  `encode_query` and `encode_document` of sentence-transformers use the route of
   their role; documents keep their vectors.
 
   Args:
-    folder: as `save` writes it.
-    matrix: by which a vector is multiplied from the left.
+    folder: a folder from `save`.
+    matrix: the map; the new vector is vector @ matrix.
   """
   root = pathlib.Path(folder)
   listed = json.loads((root / sentence_folders.MODULES).read_text())
   number = len(listed)
-  place = root / f"{number}_Router"
+  router = root / f"{number}_Router"
   types, routes = {}, {}
   for role, kind in (
     (sentence_folders.QUERY, "Dense"),
@@ -281,26 +283,26 @@ def add_query_map(
     name = f"{role}_0_{kind}"
     types[name] = f"{_HEAD}{kind}"
     routes[role] = [name]
-    (place / name).mkdir(parents=True)
+    (router / name).mkdir(parents=True)
     if role == sentence_folders.QUERY:
-      write_dense(place / name, np.asarray(matrix, np.float32))
+      write_dense(router / name, np.asarray(matrix, np.float32))
   parameters = {"default_route": "document", "allow_empty_key": True}
   content = {"types": types, "structure": routes, "parameters": parameters}
-  _write_json(place / "router_config.json", content)
+  _write_json(router / "router_config.json", content)
   listed += [
-    _module(number, "Router", place.name),
-    _module(number + 1, "Normalize", f"{number + 1}_Normalize"),
+    _make_module(number, "Router", router.name),
+    _make_module(number + 1, "Normalize", f"{number + 1}_Normalize"),
   ]
   (root / f"{number + 1}_Normalize").mkdir()
   _write_json(root / sentence_folders.MODULES, listed)
 
 
-def _pooled(
+def _pool_outputs(
   params: typing.Params,
   config: SentenceConfig,
   tokens: Int[Array, "row length"],
 ) -> Float[Array, "batch dim"]:
-  """Returns what the pooling makes of the model's outputs."""
+  """Runs the model and pools its outputs."""
   shape = config.model
   if isinstance(shape, static_vectors.StaticConfig):
     table = params["token_embedder"]["embedding"]
@@ -319,20 +321,20 @@ def _pooled(
 def _load_model(
   chosen: sentence_folders.Modules,
 ) -> tuple[dict[str, Any], _Model]:
-  """Reads the parameters of what reads tokens, and its shape."""
-  place, first = chosen.place, padding_id(chosen)
+  """Loads the parameters and the shape of the model that reads tokens."""
+  folder, first = chosen.folder, padding_id(chosen)
   if chosen.is_static:
-    table = _load_table(place / _MODEL)
+    table = _load_table(folder / _MODEL)
     rows = np.concatenate([np.zeros_like(table[:1]), table])
     size, dim = rows.shape
     shape = static_vectors.StaticConfig(vocab_size=size, emb_dim=dim)
     return {"token_embedder": {"embedding": rows}}, shape
-  if _model_type(place) in _T5S:
-    found, shape = huggingface.read(place)
-    params = dual_encoder.encoder_params(tensors.fetch(found))
+  if _get_model_type(folder) in _T5S:
+    described, shape = huggingface.read(folder)
+    params = dual_encoder.encoder_params(tensors.fetch(described))
     _swap(params["token_embedder"], "embedding", first)
     return params, shape
-  params, shape = bert.load(place)
+  params, shape = bert.load(folder)
   params = {
     k: v for k, v in params.items() if k not in ("pooler", "classifier")
   }
@@ -341,7 +343,7 @@ def _load_model(
 
 
 def _swap(params: dict[str, Any], name: str, row: int | None) -> None:
-  """Lets row 0 of a table change places with that of padding."""
+  """Swaps row 0 of a table with the row of padding."""
   if row:
     table = np.array(params[name])
     table[[0, row]] = table[[row, 0]]
@@ -349,38 +351,40 @@ def _swap(params: dict[str, Any], name: str, row: int | None) -> None:
 
 
 def _load_table(path: pathlib.Path) -> np.ndarray:
-  """Reads static vectors, model2vec's with its mapping and weights."""
-  found = tensors.read_safetensors(path)
-  if "embedding.weight" in found:
-    return np.asarray(found["embedding.weight"].whole(), np.float32)
-  if "embeddings" not in found:
+  """Loads static vectors; model2vec's with its mapping and weights."""
+  stored = tensors.read_safetensors(path)
+  if "embedding.weight" in stored:
+    return np.asarray(stored["embedding.weight"].read_all(), np.float32)
+  if "embeddings" not in stored:
     raise ValueError(
       f"{path}: expected a tensor embedding.weight or embeddings, got"
-      f" {', '.join(sorted(found)) or 'none'}"
+      f" {', '.join(sorted(stored)) or 'none'}"
     )
-  table = np.asarray(found["embeddings"].whole(), np.float32)
-  if "mapping" in found:
-    table = table[np.asarray(found["mapping"].whole(), np.int64)]
-  if "weights" in found:
-    table = table * np.asarray(found["weights"].whole(), np.float32)[:, None]
+  table = np.asarray(stored["embeddings"].read_all(), np.float32)
+  if "mapping" in stored:
+    table = table[np.asarray(stored["mapping"].read_all(), np.int64)]
+  if "weights" in stored:
+    table = (
+      table * np.asarray(stored["weights"].read_all(), np.float32)[:, None]
+    )
   return table
 
 
 def _load_dense(
   path: pathlib.Path, layer: sentence_folders.Dense
 ) -> dict[str, np.ndarray]:
-  """Reads the weights of a linear layer."""
-  found = tensors.read_safetensors(path)
+  """Loads the weights of a linear layer."""
+  stored = tensors.read_safetensors(path)
   expected: dict[str, tuple[int, ...]] = {
     "linear.weight": (layer.out_dim, layer.in_dim)
   }
   if layer.has_bias:
     expected["linear.bias"] = (layer.out_dim,)
-  tensors.check(path, found, expected)
+  tensors.check(path, stored, expected)
   names = {"linear.weight": "kernel", "linear.bias": "bias"}
   return {
-    names[name]: np.asarray(one.whole(), np.float32).T
-    for name, one in found.items()
+    names[name]: np.asarray(tensor.read_all(), np.float32).T
+    for name, tensor in stored.items()
   }
 
 
@@ -394,50 +398,52 @@ def _save_dense(path: pathlib.Path, params: typing.Params) -> None:
 
 def _save_model(
   chosen: sentence_folders.Modules,
-  place: pathlib.Path,
+  folder: pathlib.Path,
   params: typing.Params,
   shape: _Model,
 ) -> None:
-  """Writes the parameters of what reads tokens, under the names of its folder."""
-  params, first = _copied(params), padding_id(chosen)
-  place.mkdir(parents=True, exist_ok=True)
+  """Saves the model that reads tokens, with its folder's names of tensors."""
+  params, first = _copy_dicts(params), padding_id(chosen)
+  folder.mkdir(parents=True, exist_ok=True)
   if isinstance(shape, static_vectors.StaticConfig):
     table = np.asarray(params["token_embedder"]["embedding"])[1:]
     tree = {"embedding.weight": np.ascontiguousarray(table)}
-    _write_tensors(place / _MODEL, tensors.of_tree(tree))
+    _write_tensors(folder / _MODEL, tensors.of_tree(tree))
     return
   if isinstance(shape, t5_config.T5Config):
     _swap(params["token_embedder"], "embedding", first)
-    made = place / "made"
-    made.mkdir()
-    huggingface.write(made, tensors.of_tree(params), shape, _WIDTH_OF_ONE)
-    for path in made.glob("model*"):
-      path.replace(place / path.name)
-    shutil.rmtree(made)
+    written = folder / "made"
+    written.mkdir()
+    huggingface.write(written, tensors.of_tree(params), shape, _WIDTH_OF_ONE)
+    for path in written.glob("model*"):
+      path.replace(folder / path.name)
+    shutil.rmtree(written)
     return
   _swap(params, "word_embedding", first)
-  _write_tensors(place / _MODEL, bert.with_params(chosen.place, params, shape))
+  _write_tensors(
+    folder / _MODEL, bert.with_params(chosen.folder, params, shape)
+  )
 
 
-def _write_tensors(path: pathlib.Path, found: Any) -> None:
-  tensors.write_safetensors(path, found, {"format": "pt"})
+def _write_tensors(path: pathlib.Path, stored: Any) -> None:
+  tensors.write_safetensors(path, stored, {"format": "pt"})
 
 
-def _copied(tree: Any) -> Any:
-  """Returns nested dicts anew, whose arrays are shared."""
+def _copy_dicts(tree: Any) -> Any:
+  """Copies nested dicts without copying their arrays."""
   if isinstance(tree, dict):
-    return {name: _copied(value) for name, value in tree.items()}
+    return {name: _copy_dicts(value) for name, value in tree.items()}
   return tree
 
 
-def _module_list(source: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the modules of a folder as its file lists them."""
+def _list_modules(source: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the modules of a folder, in the form of modules.json."""
   path = source / sentence_folders.MODULES
   if not path.is_file():
     kinds = [("Transformer", ""), ("Pooling", _POOLING)]
-    return [_module(number, *one) for number, one in enumerate(kinds)]
+    return [_make_module(number, *kind) for number, kind in enumerate(kinds)]
   listed = json.loads(path.read_text())
-  if any(one["type"].endswith(".Router") for one in listed):
+  if any(module["type"].endswith(".Router") for module in listed):
     raise ValueError(
       f"{source}: expected one model for queries and documents, got a Router:"
       " train another start, or search with it as it is"
@@ -445,7 +451,7 @@ def _module_list(source: pathlib.Path) -> list[dict[str, Any]]:
   return listed
 
 
-def _module(number: int, kind: str, path: str) -> dict[str, Any]:
+def _make_module(number: int, kind: str, path: str) -> dict[str, Any]:
   return {
     "idx": number,
     "name": str(number),
@@ -457,23 +463,23 @@ def _module(number: int, kind: str, path: str) -> dict[str, Any]:
 def _add_projection(
   target: pathlib.Path, number: int, params: typing.Params
 ) -> list[dict[str, Any]]:
-  """Writes a projection as a last linear layer; returns its modules."""
-  place = target / f"{number}_Dense"
-  write_dense(place, params[dual_encoder.PROJECTION]["kernel"])
+  """Writes a projection as the last linear layer and returns its modules."""
+  folder = target / f"{number}_Dense"
+  write_dense(folder, params[dual_encoder.PROJECTION]["kernel"])
   return [
-    _module(number, "Dense", place.name),
-    _module(number + 1, "Normalize", f"{number + 1}_Normalize"),
+    _make_module(number, "Dense", folder.name),
+    _make_module(number + 1, "Normalize", f"{number + 1}_Normalize"),
   ]
 
 
-def write_dense(place: pathlib.Path, kernel: Any) -> None:
-  """Writes a linear layer without a bias as a module of its own.
+def write_dense(folder: pathlib.Path, kernel: Any) -> None:
+  """Writes a linear layer without a bias as a module.
 
   Args:
-    place: the module's folder.
-    kernel: [in, out]; a vector is multiplied from the left.
+    folder: the module's folder.
+    kernel: the kernel [in, out]; the new vector is vector @ kernel.
   """
-  _save_dense(place / _MODEL, {"kernel": kernel})
+  _save_dense(folder / _MODEL, {"kernel": kernel})
   in_dim, out_dim = kernel.shape
   settings = {
     "in_features": in_dim,
@@ -481,23 +487,23 @@ def write_dense(place: pathlib.Path, kernel: Any) -> None:
     "bias": False,
     "activation_function": "torch.nn.modules.linear.Identity",
   }
-  _write_json(place / _CONFIG, settings)
+  _write_json(folder / _CONFIG, settings)
 
 
 def _write_texts(
   target: pathlib.Path,
-  place: pathlib.Path,
+  folder: pathlib.Path,
   texts: sentence_folders.TextSettings,
   *,
   is_static: bool,
 ) -> None:
-  """Writes how texts are cut, and their prompts."""
-  if is_static:  # its reader cuts where the tokenizer does
-    path = place / "tokenizer.json"
-    cut = {"max_length": texts.max_length, "stride": 0}
-    cut |= {"direction": "Right", "strategy": "LongestFirst"}
-    _write_json(path, json.loads(path.read_text()) | {"truncation": cut})
-  path = place / sentence_folders.TEXTS
+  """Writes the settings of texts and their prompts."""
+  if is_static:  # StaticEmbedding leaves truncation to the tokenizer
+    path = folder / "tokenizer.json"
+    truncation = {"max_length": texts.max_length, "stride": 0}
+    truncation |= {"direction": "Right", "strategy": "LongestFirst"}
+    _write_json(path, json.loads(path.read_text()) | {"truncation": truncation})
+  path = folder / sentence_folders.TEXTS
   fields = json.loads(path.read_text()) if path.is_file() else {}
   fields["max_seq_length"] = texts.max_length
   if texts.query_length is not None:
@@ -518,17 +524,17 @@ def _write_json(path: pathlib.Path, content: Any) -> None:
   artifacts.write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
-def _settings(place: pathlib.Path) -> dict[str, Any]:
+def _read_settings(folder: pathlib.Path) -> dict[str, Any]:
   """Reads the config.json of a model."""
-  return sentence_folders.read_fields(place / _CONFIG)
+  return sentence_folders.read_fields(folder / _CONFIG)
 
 
-def _model_type(place: pathlib.Path) -> str:
-  return str(_settings(place).get("model_type"))
+def _get_model_type(folder: pathlib.Path) -> str:
+  return str(_read_settings(folder).get("model_type"))
 
 
-def _belongs(path: pathlib.Path) -> bool:
-  """Whether a file of a folder is read by `load`, or by its tokenizer."""
+def _is_used(path: pathlib.Path) -> bool:
+  """Returns True for a file that `load` or the tokenizer reads."""
   hidden = any(
     part.startswith((".", "onnx", "openvino")) for part in path.parts
   )

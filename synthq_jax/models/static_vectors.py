@@ -1,8 +1,8 @@
-"""Encodes texts as means of their tokens' vectors: no layers, no attention.
+"""Encodes texts as means of their tokens' vectors, without layers or attention.
 
-What a small transformer costs for a text this costs for hundreds, and where
-queries share words with what answers them it ranks better (docs/lab).
-Its tables load in sentence-transformers as a StaticEmbedding.
+Encoding hundreds of texts costs as much as one text in a small transformer. If
+queries share words with their documents, it ranks better (docs/lab). Its tables
+load in sentence-transformers as a StaticEmbedding.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ class StaticConfig:
   """The shape of a table of vectors, one for each token."""
 
   vocab_size: int
-  """Ids of the vocabulary, special ones among them."""
+  """Number of ids of the vocabulary, including special ones."""
   emb_dim: int
-  """Numbers of a vector."""
+  """Length of a vector."""
   token_ids: token_ids_lib.TokenIds = field_kinds.later(
     token_ids_lib.TokenIds()
   )
-  """The special ids of its vocabulary."""
+  """The special ids of the vocabulary."""
   kind: str = dataclasses.field(default="static", init=False)
-  """In config.json, where a T5's shape has no such field."""
+  """Marker in config.json; the shape of a T5 has no such field."""
 
   def __post_init__(self):
     checks.sizes(vocab_size=self.vocab_size, emb_dim=self.emb_dim)
@@ -48,12 +48,12 @@ def init(
   config: StaticConfig,
   weights: Float[Array | np.ndarray, " vocab"],
 ) -> dict[str, dict[str, Float[Array, "vocab dim"]]]:
-  """Draws vectors whose cosines are those of weighted words, but for chance.
+  """Draws random vectors that approximate the cosines of weighted token counts.
 
-  Two texts have about the cosine of their weighted counts of tokens, with a
+  The cosine of two texts is about that of their weighted counts of tokens, with a
   standard deviation of at most 1 / sqrt(dim): a random projection (Achlioptas
-  2003, Database-friendly random projections, which draws signs where this draws
-  from a Gaussian).
+  2003, Database-friendly random projections, with Gaussian entries instead of
+  signs).
 
   >>> config = StaticConfig(vocab_size=5, emb_dim=4096)
   >>> params = init(jax.random.key(0), config, jnp.array([0, 0, 1, 1, 2.0]))
@@ -63,9 +63,9 @@ def init(
   ['1.0', '0.7', '0.0']
 
   Args:
-    key: of the draws.
-    config: the shape.
-    weights: how much a token counts, such as its inverse document frequency; at
+    key: key of the draws.
+    config: the shape of the table.
+    weights: weight of each token, such as its inverse document frequency; at
       least 0.
   """
   shape = (config.vocab_size, config.emb_dim)
@@ -80,19 +80,19 @@ def encode(
 ) -> Float[Array, "batch dim"]:
   """Returns the direction of the mean of a text's vectors.
 
-  EOS counts as little as padding. A row's vector depends on that row alone.
+  EOS and padding do not count. A row's vector depends on that row alone.
 
   Args:
-    params: of `init`, and a projection (`dual_encoder.PROJECTION`) where there
-      is one.
-    config: the shape.
-    tokens: 0 = padding at the end of a row.
+    params: parameters of `init`, with a projection (`dual_encoder.PROJECTION`) if
+      there is one.
+    config: the shape of the table.
+    tokens: tokens of the texts, 0 = padding at the end of a row.
 
   Returns:
-    One float32 vector per row: of length 1, or 0 where there is no token.
+    One float32 vector per row: of length 1, or 0 for a row without tokens.
   """
   table = params["token_embedder"]["embedding"].astype(jnp.float32)
   words = jnp.where(tokens != config.token_ids.eos, tokens, 0)
-  return dual_encoder.projected(
+  return dual_encoder.project(
     params, dual_encoder.pool(table[words], words, "mean")
   )

@@ -1,11 +1,11 @@
-"""T5 in Flax Linen, with the parameter tree of T5X's own network.
+"""Defines T5 in Flax Linen, with the parameter tree of T5X's own network.
 
 One module serves training (`__call__`), the dual encoder (`encode`) and
 generation (`read`, `empty_cache`, `decode_step`), whose cache is an explicit
 value.
 
-Beside "params" two collections may be given, whose parts are read where they
-are there: "lora" (`models/lora.py`) and "prompt" (`models/prompt.py`).
+Two optional collections add to "params": "lora" (`models/lora.py`) and "prompt"
+(`models/prompt.py`).
 """
 
 import dataclasses
@@ -41,31 +41,31 @@ __all__ = [
 
 
 class Inputs(NamedTuple):
-  """What decoding needs of the encoder's inputs."""
+  """The encoder's inputs, projected for decoding."""
 
   crossed: tuple[t5_layers.CachedKeysValues, ...]  # per layer
-  mask: Array  # [document, 1, 1, input], True where a token stands
+  mask: Array  # [document, 1, 1, input], True for a token, False for padding
 
 
 class Encoded(NamedTuple):
-  """The encoder's inputs, and what it made of them."""
+  """The encoder's inputs and outputs."""
 
   tokens: Array  # [document, input]
   outputs: Array  # [document, input, dim]
 
 
 class Begun(NamedTuple):
-  """What the first layers of a decoder made of its inputs, without dropout."""
+  """The outputs of a decoder's first layers, without dropout."""
 
   states: Array  # [batch, length, dim]
   layers: int
 
 
 class DecodeCache(NamedTuple):
-  """What one decoding step needs of the earlier ones."""
+  """The keys and values of earlier decoding steps, and the inputs."""
 
-  own: tuple[t5_layers.CachedKeysValues, ...]  # per layer, max_length places
-  inputs: Inputs  # of documents; a document's samples stand side by side
+  own: tuple[t5_layers.CachedKeysValues, ...]  # per layer, max_length positions
+  inputs: Inputs  # of documents; the samples of a document are adjacent rows
 
 
 def empty_cache(
@@ -84,7 +84,7 @@ def empty_cache(
 
 
 def shift_right(targets: Int[Array, "batch length"]) -> Array:
-  """Turns targets into decoder inputs: token 0 starts every sequence.
+  """Shifts targets to decoder inputs: token 0 starts every sequence.
 
   >>> shift_right(jnp.array([[5, 6, 1]])).tolist()
   [[0, 5, 6]]
@@ -93,7 +93,7 @@ def shift_right(targets: Int[Array, "batch length"]) -> Array:
 
 
 def output_path(config: t5_config.T5Config) -> str:
-  """Returns the path of the parameter that logits are read from."""
+  """Returns the path of the parameter that computes logits."""
   if config.logits_via_embedding:
     return "token_embedder/embedding"
   return "decoder/logits_dense/kernel"
@@ -102,10 +102,10 @@ def output_path(config: t5_config.T5Config) -> str:
 def output_table(
   params: Mapping[str, Array], config: t5_config.T5Config
 ) -> Float[Array, "vocab dim"]:
-  """Returns a row for each token: its logit is the row's product with an output.
+  """Returns a row for each token; a token's logit is its row times an output.
 
   Args:
-    params: of the model, by path.
+    params: parameters of the model, by path.
     config: the shape of the model.
   """
   table = params[output_path(config)]
@@ -113,7 +113,8 @@ def output_table(
 
 
 class EncoderLayer(nn.Module):
-  """Self-attention and feed-forward, each behind a norm and a residual."""
+  """Computes self-attention and feed-forward, each with a norm and a
+  residual."""
 
   config: t5_config.T5Config
 
@@ -134,7 +135,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-  """Causal self-attention, attention to the input, feed-forward."""
+  """Computes causal self-attention, attention to the input and feed-forward."""
 
   config: t5_config.T5Config
 
@@ -160,13 +161,13 @@ class DecoderLayer(nn.Module):
     position=None,
     deterministic=True,
   ):
-    """Runs the layer; with a cache, on one position whose keys join it.
+    """Runs the layer; with a cache, on one position that is added to the cache.
 
     Args:
-      x: [batch, query, dim]; query = 1 with a cache.
+      x: states [batch, query, dim]; query = 1 with a cache.
       crossed: keys and values of the input; with a cache, of each document.
-      mask: where a query may look among the targets.
-      input_mask: where tokens of the input stand.
+      mask: True for targets to which a query may attend.
+      input_mask: True for tokens of the input, False for padding.
       bias: relative position bias, [1, heads, query, key].
       cache: keys and values so far [batch, heads, head_dim, max_length].
       position: the position of `x` in the cache, a scalar.
@@ -176,27 +177,27 @@ class DecoderLayer(nn.Module):
       The output [batch, query, dim] and the new keys and values.
     """
 
-    how = {"deterministic": deterministic}
+    options = {"deterministic": deterministic}
 
     def drop(y):
-      return self.dropout(y, **how)
+      return self.dropout(y, **options)
 
     h = self.pre_self_attention_layer_norm(x)
     own = self.self_attention.keys_values(h)
     if cache is not None:
       own = cache.insert(own, position)
-    x = x + drop(self.self_attention(h, own, mask, bias, **how))
+    x = x + drop(self.self_attention(h, own, mask, bias, **options))
     h = self.pre_cross_attention_layer_norm(x)
-    if cache is not None:  # samples of a document are its queries here
+    if cache is not None:  # the samples of a document become its query axis
       h = h.reshape(crossed.keys.shape[0], -1, h.shape[-1])
-    h = self.encoder_decoder_attention(h, crossed, input_mask, **how)
+    h = self.encoder_decoder_attention(h, crossed, input_mask, **options)
     x = x + drop(h.reshape(x.shape))
     h = self.pre_mlp_layer_norm(x)
-    return x + drop(self.mlp(h, **how)), own
+    return x + drop(self.mlp(h, **options)), own
 
 
 class Encoder(nn.Module):
-  """The stack of encoder layers and its final norm."""
+  """Runs the encoder layers and the final norm."""
 
   config: t5_config.T5Config
 
@@ -224,7 +225,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-  """The stack of decoder layers, its final norm and the logits."""
+  """Runs the decoder layers, the final norm and the logits layer."""
 
   config: t5_config.T5Config
 
@@ -245,7 +246,7 @@ class Decoder(nn.Module):
       self.logits_dense = t5_layers.Dense(config.vocab_size)
 
   def cross(self, encoded) -> tuple[t5_layers.CachedKeysValues, ...]:
-    """Projects the encoded input for every layer."""
+    """Projects the encoded input to keys and values for every layer."""
     return tuple(
       layer.encoder_decoder_attention.keys_values(encoded).to_cache()
       for layer in self.layers
@@ -256,9 +257,9 @@ class Decoder(nn.Module):
 
     Args:
       x: the states before layer `first`; before layer 0 the embedded targets.
-      encoded: what the encoder made of the input.
-      input_mask: where tokens of the input stand.
-      first: the first layer that runs; others only where layers are no loop.
+      encoded: the encoder's outputs.
+      input_mask: True for tokens of the input, False for padding.
+      first: the first layer to run; above 0 only without `scan_layers`.
       deterministic: whether dropout is off.
     """
     if not first:
@@ -268,7 +269,7 @@ class Decoder(nn.Module):
     return self.dropout(self.decoder_norm(x), deterministic=deterministic)
 
   def run(self, x, encoded, input_mask, first, last, deterministic=True):
-    """Returns what the layers from `first` to before `last` make of states."""
+    """Returns the states after the layers from `first` to `last` (excluded)."""
     positions = jnp.arange(x.shape[1])
     bias = self.relpos_bias(positions, positions)
     mask = t5_layers.causal_mask(positions, positions)
@@ -288,12 +289,12 @@ class Decoder(nn.Module):
 
   def step(self, x, cache: DecodeCache, position, behind):
     """Returns the states of one position [batch, 1, dim] and the new cache."""
-    places = cache.own[0].keys.shape[-1]
-    # Places are a ring: what counts is how many steps ago each was filled.
-    ages = (position - jnp.arange(places)) % places
+    size = cache.own[0].keys.shape[-1]
+    # The cache is a ring: the age of an entry is the number of steps since then.
+    ages = (position - jnp.arange(size)) % size
     bias = self.relpos_bias(jnp.zeros(1, int), -ages)
     mask = ages[None] <= jnp.broadcast_to(behind, len(x))[:, None]
-    mask = mask[:, None, None]  # [batch, 1, 1, place]
+    mask = mask[:, None, None]  # [batch, 1, 1, position]
     new_cache = []
     for index, layer in enumerate(self.layers):
       x, own = layer(
@@ -309,7 +310,8 @@ class Decoder(nn.Module):
     return self.decoder_norm(x), cache._replace(own=tuple(new_cache))
 
   def outputs(self, x):
-    """Returns what logits are products of, [batch, query, dim] in float32."""
+    """Scales states for the product that gives logits: [batch, query, dim],
+    float32."""
     x = x.astype(jnp.float32)
     if self.config.logits_via_embedding:
       return x / jnp.sqrt(x.shape[-1])
@@ -324,7 +326,7 @@ class Decoder(nn.Module):
 
 
 class Embedder(nn.Module):
-  """The table of token embeddings, shared by encoder and decoder."""
+  """Looks up token embeddings in a table that encoder and decoder share."""
 
   config: t5_config.T5Config
 
@@ -340,7 +342,7 @@ class Embedder(nn.Module):
 
 
 class Transformer(nn.Module):
-  """T5: an encoder and a decoder over one table of embeddings.
+  """Runs T5: an encoder and a decoder over one table of embeddings.
 
   Token 0 is padding in the input and the start of the decoder's input.
   """
@@ -377,7 +379,8 @@ class Transformer(nn.Module):
     *,
     enable_dropout: bool = False,
   ) -> Float[Array, "batch length vocab"]:
-    """Returns what `__call__` does, given what `encode` and `begin` returned."""
+    """Returns the logits of `__call__` from the outputs of `encode` and
+    `begin`."""
     x = self._decoded(
       encoded, encoder_input_tokens, decoder_input_tokens, begun, enable_dropout
     )
@@ -390,7 +393,7 @@ class Transformer(nn.Module):
     decoder_input_tokens: Int[Array, "batch length"],
     layers: int,
   ) -> Float[Array, "batch length dim"]:
-    """Returns the states behind so many layers of the decoder, for `Begun`."""
+    """Returns the states after the decoder's first layers, for `Begun`."""
     return self.decoder.run(
       self.token_embedder(decoder_input_tokens),
       encoded,
@@ -408,14 +411,14 @@ class Transformer(nn.Module):
     *,
     enable_dropout: bool = False,
   ) -> Float[Array, "batch length dim"]:
-    """Returns what gives the logits of `__call__`, times `output_table`'s rows.
+    """Returns outputs whose product with `output_table`'s rows is the logits.
 
     Args:
-      encoder_input_tokens: 0 = padding at the end of a row.
-      decoder_input_tokens: from `shift_right`.
-      encoded: what `encode` returned; None: it is computed.
-      begun: what `begin` returned; None: it is computed.
-      enable_dropout: whether there is dropout, with a key of that name.
+      encoder_input_tokens: input tokens, 0 = padding at the end of a row.
+      decoder_input_tokens: the targets' tokens, from `shift_right`.
+      encoded: the output of `encode`; None: it is computed.
+      begun: the output of `begin`; None: it is computed.
+      enable_dropout: whether dropout is on; needs a key of the name "dropout".
     """
     if encoded is None:
       encoded = self.encode(encoder_input_tokens, enable_dropout=enable_dropout)
@@ -443,7 +446,7 @@ class Transformer(nn.Module):
   ) -> Float[Array, "batch input dim"]:
     """Returns the encoder's output for each token of the input.
 
-    A soft prompt stands before the input and is encoded with it.
+    A soft prompt is put before the input and encoded with it.
     """
     x = self.token_embedder(encoder_input_tokens)
     if self.has_variable("prompt", "embedding"):
@@ -457,12 +460,12 @@ class Transformer(nn.Module):
     )
 
   def _input_mask(self, tokens: Int[Array, "batch input"]) -> Array:
-    """Returns where the encoder's input may be looked at: not at padding."""
-    stands = tokens > 0
+    """Returns the mask of the encoder's input: False for padding."""
+    is_token = tokens > 0
     if self.has_variable("prompt", "embedding"):
       length = self.get_variable("prompt", "embedding").shape[0]
-      stands = jnp.pad(stands, ((0, 0), (length, 0)), constant_values=True)
-    return stands[:, None, None, :]
+      is_token = jnp.pad(is_token, ((0, 0), (length, 0)), constant_values=True)
+    return is_token[:, None, None, :]
 
   def read(
     self,
@@ -472,8 +475,8 @@ class Transformer(nn.Module):
     """Encodes the input and projects it for every layer of the decoder.
 
     Args:
-      encoder_input_tokens: 0 = padding at the end of a row.
-      encoded: what `encode` returned; None: it is computed.
+      encoder_input_tokens: input tokens, 0 = padding at the end of a row.
+      encoded: the output of `encode`; None: it is computed.
 
     Raises:
       ValueError: if the layers are a loop over stacked parameters.
@@ -499,12 +502,11 @@ class Transformer(nn.Module):
     """Returns the logits after `tokens`, and the new cache.
 
     Args:
-      tokens: the last one of each sequence.
-      cache: with room for as many tokens as a sequence may have.
-      position: the place of the cache that they get: 0, 1, and so on, and 0
-        again behind the last one where sequences begin at different steps.
-      behind: how many tokens of its own each sequence has behind it; None: as
-        many as `position`.
+      tokens: the last token of each sequence.
+      cache: a cache with room for the longest sequence.
+      position: the cache position of these tokens: 0, 1, and so on; after the last
+        position 0 again, if sequences begin at different steps.
+      behind: number of earlier tokens of each sequence; None: `position`.
     """
     position = jnp.asarray(position)
     x, cache = self.decoder.step(
@@ -518,10 +520,10 @@ class Transformer(nn.Module):
 
 
 def init_params(config: t5_config.T5Config, key: jax.Array):
-  """Returns fresh parameters, a nested dict of float32 arrays.
+  """Initializes parameters as a nested dict of float32 arrays.
 
-  Their tree is T5X's, whatever `config.scan_layers` is; `scanned.stack` turns
-  it into what a loop over layers takes.
+  Their tree is T5X's, whatever `config.scan_layers` is; `scanned.stack` converts
+  it for a loop over layers.
   """
   config = dataclasses.replace(config, scan_layers=False, remat=False)
   tokens = jnp.ones((1, 2), jnp.int32)
@@ -532,17 +534,17 @@ def init_params(config: t5_config.T5Config, key: jax.Array):
 def shapes(
   config: t5_config.T5Config, *, decoder: bool = True
 ) -> Mapping[str, tuple[int, ...]]:
-  """Returns the shape of every parameter, by path; nobody may change it.
+  """Returns the shape of every parameter, by path, as a read-only mapping.
 
   Args:
     config: the shape of the model.
-    decoder: whether the decoder belongs to it.
+    decoder: whether to include the decoder.
   """
-  found = {
+  shapes_by_path = {
     path: shape
-    for path, shape in tensors.shapes_of(
+    for path, shape in tensors.get_shapes(
       functools.partial(init_params, config)
     ).items()
     if decoder or not path.startswith("decoder/")
   }
-  return types.MappingProxyType(found)
+  return types.MappingProxyType(shapes_by_path)

@@ -1,4 +1,4 @@
-"""Shapes of T5: one frozen dataclass, and the sizes known by name."""
+"""Defines the shape of a T5 as a frozen dataclass, and named sizes."""
 
 import dataclasses
 import os
@@ -20,53 +20,54 @@ _COUNTS = (
 )
 _DTYPES = ("float32", "bfloat16", "float16")
 SHAPE = (*_COUNTS, "mlp_activations", "logits_via_embedding")
-"""The fields that parameters must agree on; the others change how they are used."""
+"""Fields that fix the shapes and meaning of parameters; others may differ."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5Config:
   """The shape of a T5 encoder-decoder, with T5X's names for its fields.
 
-  T5 1.1 has a gated feed-forward layer and logits of its own; T5 1.0 has one
-  relu and takes its logits from the embedding (Raffel et al. 2020, and the
-  T5 1.1 release notes). Both are values of the fields below.
+  T5 1.1 has a gated feed-forward layer and its own logits layer; T5 1.0 has one
+  relu and computes its logits with the embedding (Raffel et al. 2020, and the
+  T5 1.1 release notes). The fields below express both.
   """
 
   vocab_size: int
-  """Rows of the embedding; a multiple of 128 suits TPUs."""
+  """Number of rows of the embedding; a multiple of 128 suits TPUs."""
   emb_dim: int
   """Width of the residual stream (d_model)."""
   num_heads: int
-  """Attention heads."""
+  """Number of attention heads."""
   head_dim: int
-  """Width of a head (d_kv)."""
+  """Width of an attention head (d_kv)."""
   mlp_dim: int
   """Width of the feed-forward layer (d_ff)."""
   num_encoder_layers: int
-  """Encoder blocks."""
+  """Number of encoder blocks."""
   num_decoder_layers: int
-  """Decoder blocks."""
+  """Number of decoder blocks."""
   mlp_activations: tuple[str, ...] = ("gelu", "linear")
-  """("relu",) for T5 1.0, ("gelu", "linear") for T5 1.1."""
+  """Activations of the feed-forward layer: ("relu",) in T5 1.0, ("gelu", "linear")
+  in T5 1.1."""
   logits_via_embedding: bool = False
   """Whether the logits reuse the embedding (T5 1.0)."""
   dropout_rate: float = 0.0
-  """Dropout in [0, 1); 0 is what private fine-tuning wants."""
+  """Dropout rate in [0, 1); use 0 for private fine-tuning."""
   dtype: str = "float32"
   """Type of the computation; parameters stay float32."""
   remat: bool = False
-  """Whether each layer is computed again on the way back: less memory."""
+  """Whether the backward pass recomputes each layer, which saves memory."""
   scan_layers: bool = False
   """Whether layers are one loop over stacked parameters (`scanned`), which
-  compiles in a fraction of the time; not for decoding."""
+  compiles in a fraction of the time; decoding cannot use it."""
   relative_attention_num_buckets: int = 32
-  """Buckets of the relative position bias."""
+  """Number of buckets of the relative position bias."""
   relative_attention_max_distance: int = 128
-  """Distances beyond this share a bucket."""
+  """Distance in tokens from which on all distances share a bucket."""
   token_ids: token_ids_lib.TokenIds = field_kinds.later(
     token_ids_lib.TokenIds()
   )
-  """The special ids of its vocabulary."""
+  """The special ids of the model's vocabulary."""
 
   def __post_init__(self):
     checks.sizes(**{name: getattr(self, name) for name in _COUNTS})
@@ -84,7 +85,7 @@ class T5Config:
         "T5Config.mlp_activations knows relu, gelu and linear, got"
         f" {sorted(unknown)}"
       )
-    # JAX's own types, such as jnp.bfloat16, will do as well.
+    # JAX's types, such as jnp.bfloat16, are admitted, too.
     if getattr(self.dtype, "__name__", str(self.dtype)) not in _DTYPES:
       raise ValueError(
         f"T5Config.dtype knows {', '.join(_DTYPES)}, got {self.dtype!r}"
@@ -107,42 +108,45 @@ _PUBLIC = {
 }
 
 
-def _sized(vocab_size: int, *sizes: int, **fields: object) -> T5Config:
+def _make_config(vocab_size: int, *sizes: int, **fields: object) -> T5Config:
   names = ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers")
   shape = dict(zip(names, sizes, strict=True))
   shape["num_decoder_layers"] = shape["num_encoder_layers"]
   return T5Config(vocab_size=vocab_size, **shape, **fields)
 
 
-def _small(width: int, mlp_dim: int, num_encoder_layers: int) -> T5Config:
-  """T5 1.1's gated layers, T5 1.0's tied logits: copying is learned easily."""
+def _make_small_config(
+  width: int, mlp_dim: int, num_encoder_layers: int
+) -> T5Config:
+  """Makes a small shape with gated layers and tied logits, which learns to
+  copy."""
   heads = max(width // 32, 2)
   sizes = (8192, width, heads, width // heads, mlp_dim, 2)
-  shape = _sized(*sizes, logits_via_embedding=True)
+  shape = _make_config(*sizes, logits_via_embedding=True)
   return dataclasses.replace(shape, num_encoder_layers=num_encoder_layers)
 
 
 _SIZES = {
   **{
-    name: _sized(32128, *sizes, **(_T5_1_0 if "_1_0_" in name else {}))
+    name: _make_config(32128, *sizes, **(_T5_1_0 if "_1_0_" in name else {}))
     for name, sizes in _PUBLIC.items()
   },
-  "tiny": _sized(128, 16, 2, 8, 32, 2),
-  "shipped": _small(192, 512, 4),
-  "demo_quarter": _small(32, 96, 3),
-  "demo_half": _small(64, 192, 3),
-  "demo": _small(128, 384, 3),
-  "demo_double": _small(256, 768, 3),
+  "tiny": _make_config(128, 16, 2, 8, 32, 2),
+  "shipped": _make_small_config(192, 512, 4),
+  "demo_quarter": _make_small_config(32, 96, 3),
+  "demo_half": _make_small_config(64, 192, 3),
+  "demo": _make_small_config(128, 384, 3),
+  "demo_double": _make_small_config(256, 768, 3),
 }
 
 
 def names() -> tuple[str, ...]:
-  """Returns the sizes that `get` knows."""
+  """Returns the names of the sizes."""
   return tuple(_SIZES)
 
 
 def get(name: str) -> T5Config:
-  """Returns the configuration of a size known by name.
+  """Returns the configuration of a named size.
 
   >>> get("t5_1_1_small").num_heads
   6
@@ -158,14 +162,14 @@ def get(name: str) -> T5Config:
 
 
 def require(shape: Any, directory: str | os.PathLike) -> T5Config:
-  """Returns a shape that is a T5's.
+  """Returns the shape of a checkpoint if it is a T5's; refuses other shapes.
 
   Args:
-    shape: of the checkpoint.
-    directory: where it lies.
+    shape: the shape of the checkpoint.
+    directory: the folder of the checkpoint, for the message.
 
   Raises:
-    ValueError: if it is that of static vectors.
+    ValueError: if it is the shape of static vectors.
   """
   if not isinstance(shape, T5Config):
     raise ValueError(

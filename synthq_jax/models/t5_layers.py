@@ -1,8 +1,8 @@
-"""Layers of T5: RMS norm, attention with relative positions, feed-forward.
+"""Defines the layers of T5: RMS norm, attention, relative positions, feed-forward.
 
 Parameter names, shapes and initialisers are those of T5X's T5, so that
-checkpoints go both ways. T5 has no 1/sqrt(d) in its attention: the initialiser
-of the query kernels carries it.
+checkpoints convert both ways. T5's attention has no factor 1/sqrt(d): the
+initialiser of the query kernels includes it.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,15 +45,15 @@ class KeysValues(NamedTuple):
   axes = "bkhd"
 
   def to_cache(self) -> "CachedKeysValues":
-    """Lays them out as decoding steps read them."""
+    """Transposes keys and values to the layout of decoding steps."""
     return CachedKeysValues(*(jnp.moveaxis(x, 1, -1) for x in self))
 
 
 class CachedKeysValues(NamedTuple):
-  """Keys and values in the order in which a product with one query goes.
+  """Keys and values in the axis order of a product with one query.
 
-  In any other, each step would first copy all of them: on a CPU ten times the
-  time of the product.
+  In any other order, each step would first copy all of them, which on a CPU takes
+  ten times as long as the product.
   """
 
   keys: Array  # [batch, heads, head_dim, key]
@@ -61,20 +61,20 @@ class CachedKeysValues(NamedTuple):
   axes = "bhdk"
 
   def insert(self, new: KeysValues, position: Array) -> "CachedKeysValues":
-    """Returns these with the keys and values of one position replaced."""
+    """Returns a copy with the keys and values of one position replaced."""
     pairs = zip(self, new.to_cache(), strict=True)
     return CachedKeysValues(
       *(
         jax.lax.dynamic_update_slice_in_dim(
-          old, one.astype(old.dtype), position, axis=-1
+          old, update.astype(old.dtype), position, axis=-1
         )
-        for old, one in pairs
+        for old, update in pairs
       )
     )
 
 
 class RMSNorm(nn.Module):
-  """T5's layer norm: no mean, no bias, statistics in float32."""
+  """Normalizes as T5 does: no mean, no bias, statistics in float32."""
 
   dtype: str = "float32"
 
@@ -88,7 +88,8 @@ class RMSNorm(nn.Module):
 
 
 class Dense(nn.Module):
-  """A linear map without bias, and its low-rank addition if one is given."""
+  """Applies a linear map without bias, and its low-rank addition if one is
+  given."""
 
   features: int
   dtype: str = "float32"
@@ -99,13 +100,13 @@ class Dense(nn.Module):
     shape = (x.shape[-1], self.features)
     kernel = self.param("kernel", self.initializer, shape)
     x = x.astype(self.dtype)
-    # One long list of rows: else the kernel's gradient sums over two axes, for
-    # which XLA copies its factors on CPUs, a fifth of a step's time.
+    # With two batch axes, the kernel's gradient would sum over both, for which XLA
+    # copies its factors on CPUs; that takes a fifth of a step's time.
     y = x.reshape(-1, x.shape[-1]) @ kernel.astype(self.dtype)
     y = y.reshape(*x.shape[:-1], self.features)
     if not self.has_variable("lora", "a"):
       return y
-    # Never as one kernel: clipping wants the factors' own products.
+    # Not merged into one kernel: clipping needs the products of the factors.
     a = self.get_variable("lora", "a").astype(self.dtype)
     b = self.get_variable("lora", "b").astype(self.dtype)
     scale = self.get_variable("lora", "scale").astype(self.dtype)
@@ -121,14 +122,14 @@ def relative_position_bucket(
 ) -> Int[Array, "..."]:
   """Maps key position minus query position to a bucket (Raffel et al., 2.1).
 
-  Half of the buckets are exact small distances, the other half grow with the
+  Half of the buckets hold one small distance each. The other half grow with the
   logarithm of the distance up to `max_distance`; farther keys share the last.
 
   Args:
     offset: key position minus query position, any shape.
     bidirectional: whether keys after the query have buckets of their own.
-    num_buckets: how many buckets there are.
-    max_distance: where the buckets end.
+    num_buckets: number of buckets.
+    max_distance: distance from which on keys share the last bucket.
 
   Returns:
     Buckets in [0, num_buckets), of the shape of `offset`.
@@ -141,8 +142,8 @@ def relative_position_bucket(
     base = 0
     distance = jnp.maximum(-offset, 0)
   exact = num_buckets // 2
-  # On the host: some distances lie on an edge, and a logarithm of an accelerator
-  # that rounds them down would take the bucket before.
+  # Computed on the host: some distances lie on an edge, and an accelerator's
+  # logarithm that rounds down would yield the bucket before.
   distances = np.arange(max_distance + 1)
   ratio = np.maximum(distances, 1) / exact + np.finfo(np.float32).eps
   growth = np.log(ratio) / np.log(max_distance / exact)
@@ -155,7 +156,7 @@ def relative_position_bucket(
 
 
 class RelativePositionBias(nn.Module):
-  """A learned bias for each head and bucket of relative position."""
+  """Looks up a learned bias for each head and bucket of relative position."""
 
   config: t5_config.T5Config
   bidirectional: bool
@@ -176,8 +177,8 @@ class RelativePositionBias(nn.Module):
       num_buckets=buckets,
       max_distance=self.config.relative_attention_max_distance,
     )
-    # A product, exact as a lookup is, and without its scatter in the gradient,
-    # which for single examples takes eight times the room on a TPU.
+    # The product is as exact as a lookup. The gradient of a lookup is a scatter,
+    # which for single examples takes eight times the memory on a TPU.
     of_bucket = jax.nn.one_hot(bucket, buckets, dtype=table.dtype)
     bias = jnp.einsum("hb,qkb->hqk", table, of_bucket, precision="highest")
     return bias[None].astype(self.config.dtype)
@@ -186,13 +187,13 @@ class RelativePositionBias(nn.Module):
 def causal_mask(
   query_positions: Int[Array, " query"], key_positions: Int[Array, " key"]
 ) -> Bool[Array, "1 1 query key"]:
-  """Returns where a query may look: at keys that are not after it."""
+  """Returns the mask of the keys that a query may attend to: none after it."""
   allowed = key_positions[None, :] <= query_positions[:, None]
   return allowed[None, None]
 
 
 class Attention(nn.Module):
-  """Multi-head attention with T5's 2-D kernels."""
+  """Computes multi-head attention with T5's 2-D kernels."""
 
   config: t5_config.T5Config
 
@@ -210,7 +211,8 @@ class Attention(nn.Module):
     self.dropout = nn.Dropout(self.config.dropout_rate, broadcast_dims=(-2,))
 
   def keys_values(self, x: Float[Array, "batch key dim"]) -> KeysValues:
-    """Projects what is attended to: once per sequence, then cached."""
+    """Projects the attended sequence to keys and values, which decoding
+    caches."""
     return KeysValues(self._split(self.key(x)), self._split(self.value(x)))
 
   def __call__(
@@ -241,7 +243,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-  """The feed-forward layer, gated when it has two activations."""
+  """Computes the feed-forward layer, gated if it has two activations."""
 
   config: t5_config.T5Config
 
@@ -271,15 +273,15 @@ def run_stack(
   *,
   length: int,
 ) -> jax.Array:
-  """Runs layers one after the other or as one loop, and returns the output.
+  """Runs layers one after the other, or as one loop, and returns the output.
 
   Args:
-    apply: from a layer and its input to its output.
-    layers: all of them, or the one whose parameters are stacked where
-      `config.scan_layers`.
+    apply: computes the output of a layer from the layer and its input.
+    layers: all layers, or with `config.scan_layers` the one whose parameters are
+      stacked.
     x: the input of the first layer.
-    config: whether layers are scanned, and computed again on the way back.
-    length: how many layers there are.
+    config: the shape, with `scan_layers` and `remat`.
+    length: number of layers.
   """
   if config.remat:
     apply = nn.remat(apply, prevent_cse=not config.scan_layers)

@@ -1,7 +1,7 @@
-"""Special ids of a T5 and its vocabulary: one value, read from their files.
+"""Holds the special ids of a T5 and its vocabulary.
 
-In arrays of this library id 0 always is padding, and starts what a decoder
-writes, as in SeqIO and T5X. The ids below differ between models.
+In arrays of this library id 0 always is padding, and starts a decoder's output, as
+in SeqIO and T5X. The ids below differ between models.
 """
 
 import dataclasses
@@ -11,18 +11,18 @@ __all__ = ["TokenIds"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenIds:
-  """The special ids of a model; those of Google's T5 where nothing says others.
+  """The special ids of a model; the defaults are those of Google's T5.
 
   >>> TokenIds(eos=2, unk=3)  # ruT5
   TokenIds(pad=0, eos=2, unk=3)
   """
 
   pad: int = 0
-  """Padding in files for other libraries; arrays here hold 0."""
+  """Id of padding in files for other libraries; arrays here hold 0."""
   eos: int = 1
-  """The end of a text."""
+  """Id of the end of a text."""
   unk: int = 2
-  """A character without a piece."""
+  """Id of a character without a piece."""
 
   def __post_init__(self):
     for name in ("pad", "eos", "unk"):

@@ -1,11 +1,11 @@
 """Adapts the vectors of a frozen encoder by a linear map of the queries.
 
 The score of a document is (query + query @ map) . document. The map starts as
-zero, so that the encoder is the start. Documents keep their vectors: an index
-need not be built anew.
+zero, so that training starts from the encoder. Documents keep their vectors, and
+an index stays valid.
 
-Where a log adds nothing the map stays zero: `optim.denoising` takes the noise that
-is known to be there out of it, and nobody had to look.
+If a log adds nothing, the map stays zero: `optim.denoising` removes the noise of
+known size from it, without looking at the log.
 """
 
 import math
@@ -32,24 +32,24 @@ _NAME = "map"
 
 
 class Candidates(NamedTuple):
-  """The documents that a query's loss compares."""
+  """The documents that the loss of each query compares."""
 
   rows: Int[np.ndarray, "query candidate"]
   """Rows of the documents' vectors; 0 for padding."""
   relevant: Bool[np.ndarray, "query candidate"]
-  """Whether a document is relevant."""
+  """True for a relevant document."""
   candidate: Bool[np.ndarray, "query candidate"]
   """False for padding."""
 
 
 def init(dim: int) -> dict[str, Float[Array, "dim dim"]]:
-  """Makes the map that changes nothing.
+  """Makes a zero map, which changes no vector.
 
   >>> {name: leaf.shape for name, leaf in init(384).items()}
   {'map': (384, 384)}
 
   Args:
-    dim: length of a vector.
+    dim: length of the encoder's vectors.
   """
   checks.at_least(1, dim=dim)
   return {_NAME: jnp.zeros((dim, dim), jnp.float32)}
@@ -58,7 +58,7 @@ def init(dim: int) -> dict[str, Float[Array, "dim dim"]]:
 def map_queries(
   params: typing.Params, queries: Float[Array, "query dim"]
 ) -> Float[Array, "query dim"]:
-  """Returns query + query @ map; documents keep their vectors.
+  """Maps query vectors: query + query @ map.
 
   Args:
     params: "map", [dim, dim].
@@ -66,13 +66,14 @@ def map_queries(
 
   Returns:
     Vectors whose dot product with a document's vector is the score. They are not
-    of unit length, which no ranking of documents depends on.
+    of unit length, which changes no ranking of documents.
   """
   return queries + queries @ params[_NAME]
 
 
 def get_matrix(params: typing.Params) -> Float[np.ndarray, "dim dim"]:
-  """Returns identity + map, float32, by which a query is multiplied from the left.
+  """Returns identity + map in float32; the mapped query is query @ (identity +
+  map).
 
   >>> print(get_matrix({"map": jnp.full((2, 2), 0.5)}))
   [[1.5 0.5]
@@ -94,9 +95,9 @@ def choose_candidates(
 ) -> Candidates:
   """Chooses each query's documents: some relevant ones, then the nearest others.
 
-  The choice for a query depends on that query, its judgements and public
-  documents alone. Relevant documents beyond `most_relevant` are left out: they
-  are neither relevant nor negative.
+  The choice for a query depends only on that query, its judgements and public
+  documents. Relevant documents beyond `most_relevant` are left out: they are neither
+  relevant nor negative.
 
   >>> near = np.array([[5, 6, 7]])
   >>> chosen = choose_candidates(near, [[7, 9]], size=3, most_relevant=2)
@@ -104,12 +105,12 @@ def choose_candidates(
   ([[7, 9, 5]], [[True, True, False]])
 
   Args:
-    nearest: rows of documents, nearest first; at least `size` of each query fill
-      all places.
+    nearest: rows of documents, nearest first; `size` or more for each query leave no
+      padding.
     relevant: rows of the relevant documents of each query; the nearest of them
       are taken first, then the others in order.
-    size: documents of each query, at most.
-    most_relevant: relevant documents of each query, at most; below `size`.
+    size: largest number of documents of a query.
+    most_relevant: largest number of relevant documents of a query; below `size`.
 
   Raises:
     ValueError: if sizes or the number of queries disagree.
@@ -125,10 +126,10 @@ def choose_candidates(
   rows = np.zeros(shape, np.int32)
   flags = np.zeros((2, *shape), bool)
   for query, (near, judged) in enumerate(zip(nearest, relevant, strict=True)):
-    wanted = dict.fromkeys(int(row) for row in judged)
-    own = [row for row in near.tolist() if row in wanted]
-    own = [*dict.fromkeys([*own, *wanted])][:most_relevant]
-    others = [row for row in near.tolist() if row not in wanted]
+    relevant_rows = dict.fromkeys(int(row) for row in judged)
+    own = [row for row in near.tolist() if row in relevant_rows]
+    own = [*dict.fromkeys([*own, *relevant_rows])][:most_relevant]
+    others = [row for row in near.tolist() if row not in relevant_rows]
     chosen = [*own, *others][:size]
     rows[query, : len(chosen)] = chosen
     flags[0, query, : len(own)] = True
@@ -144,27 +145,28 @@ def get_losses(
   pool: Int[Array, " pool"] | None = None,
   temperature: float = 0.05,
 ) -> Float[Array, " batch"]:
-  """Returns each query's cross-entropy over its candidates and a public pool.
+  """Computes each query's cross-entropy over its candidates and a public pool.
 
-  A pool keeps the map from pulling up documents that no query had among its
-  candidates. Each of its documents stands for as many as the collection holds
-  for one of the pool: the softmax over all documents, estimated.
+  The pool keeps the map from raising the scores of documents that are no query's
+  candidates. The loss estimates the softmax over all documents: each document of
+  the pool is weighted by the size of the collection over the size of the pool.
 
   Formal guarantee: the loss of a query depends on its own row of `batch`, on
   `params`, and on `vectors` and `pool`, which have to be public. Draw the pool
-  from public documents by public randomness. The gradient of a query by the map
-  has rank one, query times a mean of documents: `optim.clipped_grad` finds its
-  norm without forming it.
+  from public documents by public randomness. The gradient of a query's loss with
+  respect to the map has rank one, query times a mean of documents:
+  `optim.clipped_grad` computes its norm without forming it.
 
   Args:
     params: "map", [dim, dim].
     batch: "queries" [batch, dim], and the fields of `Candidates`, [batch, candidate].
-    vectors: of all documents, of unit length, public.
-    pool: distinct rows of documents that all queries are compared with; None: none.
-    temperature: divides cosines and what the map adds, above 0.
+    vectors: public vectors of all documents, of unit length.
+    pool: distinct rows of documents with which all queries are compared; None: no
+      pool.
+    temperature: divisor of the scores, above 0.
 
   Returns:
-    Nats, float32; 0 for a query without relevant candidates.
+    Losses in nats, float32; 0 for a query without relevant candidates.
   """
   vectors = jnp.asarray(vectors)
   queries, rows = batch["queries"], batch["rows"]

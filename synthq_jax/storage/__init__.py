@@ -1,1 +1,1 @@
-"""Files of a run: written at once or not at all, here or in a bucket."""
+"""Reads and writes the files of a run atomically, on disk or in a bucket."""

@@ -1,4 +1,4 @@
-"""Arrays in files that are complete or not there: .npy and .npz."""
+"""Reads and writes arrays as .npy and .npz files; each write is atomic."""
 
 import contextlib
 import errno
@@ -16,15 +16,16 @@ __all__ = ["as_texts", "read", "read_npz", "save", "save_npz"]
 
 _TEXTS = np.dtypes.StringDType()
 _UTF8, _ENDS = ".utf8", ".ends"
-"""What follows the name of an array of texts that is stored end to end."""
+"""Suffixes of the two arrays that hold an array of texts stored end to end."""
 _WASTE = 4
-"""Places of rows as long as the longest, for each character, at most."""
+"""Largest number of cells per character for texts stored in rows of one
+width."""
 
 
 def as_texts(values: Sequence[str]) -> np.ndarray:
-  """Returns an array of texts whose memory follows their own lengths.
+  """Returns an array of texts that takes memory by the length of each text.
 
-  In NumPy's usual arrays of text, every one takes what the longest takes.
+  In NumPy's usual arrays of text, every text takes as much as the longest.
 
   Args:
     values: the texts.
@@ -33,30 +34,30 @@ def as_texts(values: Sequence[str]) -> np.ndarray:
 
 
 def save(path: str | os.PathLike, rows: Any) -> None:
-  """Writes an array as a .npy file that is complete or not there.
+  """Writes an array to a .npy file, atomically.
 
   Args:
-    path: the file; its folder is made where it is missing.
+    path: the file; a missing folder is created.
     rows: a NumPy array.
 
   Raises:
     OSError: naming the file, if a part of it could not be written.
   """
   with artifacts.replacing(path) as stream:
-    # A file itself NumPy hands to C, and does not hear when its end is refused.
+    # Given a file object, NumPy writes through C and misses a failed last write.
     np.save(types.SimpleNamespace(write=stream.write), rows)
 
 
 def save_npz(
   path: str | os.PathLike, arrays: Mapping[str, Any], *, compressed=False
 ) -> None:
-  """Writes arrays as an .npz file that is complete or not there.
+  """Writes arrays to an .npz file, atomically.
 
   Args:
-    path: the file; its folder is made where it is missing.
-    arrays: NumPy arrays by name. Those of `as_texts` are stored end to end where
+    path: the file; a missing folder is created.
+    arrays: NumPy arrays by name. Arrays of `as_texts` are stored end to end if
       one text is much longer than the others, else in rows of one width.
-    compressed: whether it is smaller, and written more slowly.
+    compressed: whether to compress; the file is smaller and slower to write.
 
   Raises:
     OSError: naming the file, if a part of it could not be written.
@@ -64,13 +65,14 @@ def save_npz(
   write = np.savez_compressed if compressed else np.savez
   stored: dict[str, Any] = {}
   for name, rows in arrays.items():
-    stored |= _stored(name, rows)
+    stored |= _list_stored_arrays(name, rows)
   with artifacts.replacing(path) as stream:
     write(stream, **stored)
 
 
-def _stored(name: str, rows: Any) -> dict[str, Any]:
-  """Returns what an array is stored as: texts have no form in NumPy's files."""
+def _list_stored_arrays(name: str, rows: Any) -> dict[str, Any]:
+  """Returns the arrays that store one array; NumPy's files hold no
+  `StringDType`."""
   if getattr(rows, "dtype", None) != _TEXTS:
     return {name: rows}
   lengths = np.strings.str_len(rows)
@@ -86,43 +88,44 @@ def _stored(name: str, rows: Any) -> dict[str, Any]:
 
 
 def read(path: str | os.PathLike, *, mapped: bool = False) -> Any:
-  """Returns the array of a .npy file.
+  """Reads the array of a .npy file.
 
   Args:
     path: the file.
-    mapped: whether it stays on disk and is read where it is used.
+    mapped: whether to map the file into memory instead of reading it at once.
 
   Raises:
-    OSError: if it cannot be read.
-    ValueError: naming it, if it is damaged.
+    OSError: if the file cannot be read.
+    ValueError: naming the file, if it is damaged.
   """
-  with _expected(path):
+  with _refuse_damaged(path):
     return np.load(path, mmap_mode="r" if mapped else None)
 
 
 def read_npz(path: str | os.PathLike) -> dict[str, Any]:
-  """Returns the arrays of an .npz file by name.
+  """Reads the arrays of an .npz file by name.
 
   Args:
     path: the file.
 
   Raises:
-    OSError: if it cannot be read.
-    ValueError: naming it, if it is damaged.
+    OSError: if the file cannot be read.
+    ValueError: naming the file, if it is damaged.
   """
-  with _expected(path), np.load(path) as stored:
-    found = {name: stored[name] for name in stored.files}
-    for name in [name for name in found if name.endswith(_ENDS)]:
-      whole = name.removesuffix(_ENDS)
-      held = found.pop(whole + _UTF8).tobytes()
-      bounds = itertools.pairwise([0, *found.pop(name).tolist()])
-      found[whole] = as_texts([held[i:j].decode() for i, j in bounds])
-    return found
+  with _refuse_damaged(path), np.load(path) as stored:
+    arrays = {name: stored[name] for name in stored.files}
+    for name in [name for name in arrays if name.endswith(_ENDS)]:
+      array_name = name.removesuffix(_ENDS)
+      content = arrays.pop(array_name + _UTF8).tobytes()
+      bounds = itertools.pairwise([0, *arrays.pop(name).tolist()])
+      arrays[array_name] = as_texts([content[i:j].decode() for i, j in bounds])
+    return arrays
 
 
 @contextlib.contextmanager
-def _expected(path: str | os.PathLike) -> Iterator[None]:
-  """Refuses a damaged file of arrays: NumPy raises a dozen kinds of errors."""
+def _refuse_damaged(path: str | os.PathLike) -> Iterator[None]:
+  """Turns the dozen kinds of errors that NumPy raises for a damaged file into
+  one."""
   try:
     yield
   except Exception as error:

@@ -1,8 +1,8 @@
-"""Results on disk: JSON of frozen dataclasses, fingerprints, atomic writes.
+"""Saves and loads results: JSON of frozen dataclasses, fingerprints, atomic writes.
 
-A directory holds a finished result exactly when it holds `result.json`, which
-is written last and in one step. Whatever else lies there is work in progress.
-Beside it `files.json` lists its files with sizes and digests, for `check`.
+A directory holds a finished result exactly if it holds `result.json`, which is
+written last and atomically. Without it, the other files are work in progress.
+`files.json` lists the result's files with sizes and digests, for `check`.
 """
 
 import contextlib
@@ -54,15 +54,15 @@ _LOCK = ".lock"
 _CHECKSUM = "checksum"
 _FINGERPRINT = re.compile(r"_([0-9a-f]{16})(?![0-9a-f])")
 UNFINISHED = ("state_", "parts_", "ranks_")
-"""Begin the names of what goes once a result is saved."""
+"""Prefixes of files and folders that are deleted once a result is saved."""
 _Result = TypeVar("_Result")
 
 
 def to_json(value: Any) -> Any:
-  """Turns nested dataclasses, tuples and paths into plain JSON values.
+  """Converts nested dataclasses, tuples and paths to plain JSON values.
 
   Infinite and undefined numbers become the strings "inf", "-inf" and "nan",
-  which `load` reads back where the field is a float.
+  which `load` converts back if the field is a float.
 
   Args:
     value: a dataclass, mapping, sequence, path or JSON value.
@@ -76,7 +76,7 @@ def to_json(value: Any) -> Any:
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     fields = {
       field.name: to_json(getattr(value, field.name))
-      for field in _written(value)
+      for field in _list_written_fields(value)
     }
     return {"_type": type(value).__name__, **fields}
   if isinstance(value, dict):
@@ -95,7 +95,7 @@ def to_json(value: Any) -> Any:
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a JSON object with a checksum, by which `unsealed` knows damage.
+  """Adds a checksum to a JSON object, so that `unsealed` can detect damage.
 
   >>> unsealed(json.dumps(sealed({"a": 1})))
   {'a': 1}
@@ -103,17 +103,17 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
   Args:
     content: JSON values by name.
   """
-  return {**content, _CHECKSUM: _checksum(content)}
+  return {**content, _CHECKSUM: _compute_checksum(content)}
 
 
 def unsealed(text: str | bytes) -> dict[str, Any]:
-  """Reads a JSON object that `sealed` made, or one without a checksum.
+  """Parses a JSON object and verifies its checksum, if it has one.
 
   Args:
     text: JSON.
 
   Raises:
-    ValueError: if it is no JSON object, or not what was written.
+    ValueError: if the text is no JSON object, or its checksum is wrong.
   """
   try:
     content = json.loads(text)
@@ -121,13 +121,13 @@ def unsealed(text: str | bytes) -> dict[str, Any]:
     raise ValueError("expected JSON, got hundreds of brackets") from error
   if not isinstance(content, dict):
     raise ValueError(f"expected a JSON object, got a {type(content).__name__}")
-  said = content.pop(_CHECKSUM, None)
-  if said is not None and said != _checksum(content):
-    raise ValueError("expected what was written, got another checksum")
+  checksum = content.pop(_CHECKSUM, None)
+  if checksum is not None and checksum != _compute_checksum(content):
+    raise ValueError("expected the content as written, got another checksum")
   return content
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
+def _compute_checksum(content: Mapping[str, Any]) -> str:
   text = json.dumps(content, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -135,35 +135,39 @@ def _checksum(content: Mapping[str, Any]) -> str:
 def fingerprint(*parts: Any) -> str:
   """Returns a short digest of configurations and of earlier fingerprints.
 
-  Fields from `speed_only` do not count: they may
-  change how fast a result is made, never the result.
+  Fields marked `speed_only` do not count: they may change how fast a result is
+  computed, never the result.
 
   >>> fingerprint({"a": 1}, "b") == fingerprint({"a": 1}, "b")
   True
   """
-  text = json.dumps([_without_speed(part) for part in parts], sort_keys=True)
+  text = json.dumps(
+    [_convert_without_speed(part) for part in parts], sort_keys=True
+  )
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _written(value: Any) -> Iterator[dataclasses.Field]:
-  """Yields the fields of a dataclass, but for `later` ones at their default."""
+def _list_written_fields(value: Any) -> Iterator[dataclasses.Field]:
+  """Yields the fields of a dataclass, except `later` fields at their
+  default."""
   for field in dataclasses.fields(value):
     is_later = field.metadata.get("later")
     if not is_later or getattr(value, field.name) != field.default:
       yield field
 
 
-def _without_speed(value: Any) -> Any:
-  """Like `to_json`, but leaves out the fields marked `speed_only`."""
+def _convert_without_speed(value: Any) -> Any:
+  """Converts a value as `to_json` does, without the fields marked
+  `speed_only`."""
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
-    kept = {
-      field.name: _without_speed(getattr(value, field.name))
-      for field in _written(value)
+    fields = {
+      field.name: _convert_without_speed(getattr(value, field.name))
+      for field in _list_written_fields(value)
       if not field.metadata.get("speed_only")
     }
-    return {"_type": type(value).__name__, **kept}
+    return {"_type": type(value).__name__, **fields}
   if isinstance(value, (list, tuple)):
-    return [_without_speed(item) for item in value]
+    return [_convert_without_speed(item) for item in value]
   return to_json(value)
 
 
@@ -171,20 +175,20 @@ def _without_speed(value: Any) -> Any:
 def replacing(
   path: str | os.PathLike, *, mode: int = 0o666, is_new: bool = False
 ) -> Iterator[BinaryIO]:
-  """Opens a file for bytes that appears, complete, when the block ends.
+  """Writes a file atomically: it appears, complete, when the block ends.
 
-  Where it belongs to a store it is there, too, when the block has ended.
+  A file of a mirrored folder is uploaded before the block ends.
 
   Args:
-    path: the file; its folder is made where it is missing.
-    mode: who may read and write it, less what the umask takes away.
-    is_new: whether a store must not have it yet.
+    path: the file; a missing folder is created.
+    mode: the file's permissions, before the umask.
+    is_new: whether to refuse a file that the store already has.
 
   Yields:
-    The stream to write to.
+    The binary stream to write to.
 
   Raises:
-    OSError: naming the file, also where the system does not (a full disk).
+    OSError: naming the file, even if the system's error does not (a full disk).
   """
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,13 +198,13 @@ def replacing(
     return os.open(name, flags, mode)
 
   with file_lists.naming(path):
-    partial.unlink(missing_ok=True)  # of a run that was killed
+    partial.unlink(missing_ok=True)  # left by a killed run
     with open(partial, "xb", opener=opener) as stream:
       try:
         yield stream
         stream.flush()
         os.fsync(stream.fileno())
-      except BaseException:  # asked to stop, too
+      except BaseException:  # includes KeyboardInterrupt
         partial.unlink(missing_ok=True)
         raise
     os.replace(partial, path)
@@ -209,15 +213,15 @@ def replacing(
 
 
 def append(path: str | os.PathLike, stream: FileIO, content: bytes) -> None:
-  """Adds bytes to a file, and returns once they outlive the machine.
+  """Appends bytes to a file and returns once they are on disk and in its store.
 
   Args:
     path: the file.
     stream: the file, opened to append, without a buffer.
-    content: what comes behind what is there; nothing is done for b"".
+    content: the bytes to append; b"" only syncs the file.
 
   Raises:
-    OSError: naming the file; a part may be written then.
+    OSError: naming the file; a part of the bytes may be written then.
   """
   path, rest = pathlib.Path(path), content
   with file_lists.naming(path):
@@ -230,14 +234,14 @@ def append(path: str | os.PathLike, stream: FileIO, content: bytes) -> None:
 
 
 def remove(path: str | os.PathLike, *, must: bool = False) -> None:
-  """Deletes a file or a folder, also from the store that it belongs to.
+  """Deletes a file or a folder, also from the store that mirrors it.
 
   Args:
-    path: of either; it need not be there.
-    must: whether a folder that the system keeps a part of is an error.
+    path: the file or folder, which need not exist.
+    must: whether to raise if a part of a folder cannot be deleted.
 
   Raises:
-    OSError: if it cannot be deleted.
+    OSError: if the file, or with `must` the folder, cannot be deleted.
   """
   path = pathlib.Path(path)
   stores.remove(path)
@@ -248,25 +252,25 @@ def remove(path: str | os.PathLike, *, must: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: str | os.PathLike, what: str) -> Iterator[pathlib.Path]:
-  """Makes a folder that appears, complete, when the block ends without error.
+def new_folder(path: str | os.PathLike, noun: str) -> Iterator[pathlib.Path]:
+  """Creates a folder atomically: it appears, complete, when the block succeeds.
 
   Args:
-    path: where it will be; must not exist, or be empty.
-    what: what it is, for messages.
+    path: the folder, which must not exist or be empty.
+    noun: a word for the folder in messages, such as "cache".
 
   Yields:
-    A hidden folder beside it, which no other process writes to: empty, but for a
-    hidden file that locks it.
+    A hidden sibling folder, locked against other processes; it is empty except
+    for its lock file.
 
   Raises:
-    ValueError: if there is something already, or somebody else is writing.
+    ValueError: if the path is taken, or another process writes it.
   """
   path = pathlib.Path(os.path.abspath(path))
   is_empty = path.is_dir() and not any(path.iterdir())
   if path.is_symlink() or (path.exists() and not is_empty):
     raise ValueError(
-      f"{path}: expected a place for a new {what}, got one that is taken:"
+      f"{path}: expected a path for a new {noun}, got one that is taken:"
       " delete it, or give another"
     )
   hidden = path.with_name(f".{path.name}.partial")
@@ -274,26 +278,27 @@ def new_folder(path: str | os.PathLike, what: str) -> Iterator[pathlib.Path]:
   with file_lists.locked(
     hidden / _LOCK,
     lambda who: (
-      f"{hidden}: expected nobody else to write this {what}, got {who}; wait for"
+      f"{hidden}: expected nobody else to write this {noun}, got {who}; wait for"
       " it, or write elsewhere"
     ),
   ):
     try:
-      for child in hidden.iterdir():  # of a run that was killed
+      for child in hidden.iterdir():  # left by a killed run
         if child.is_dir():
           shutil.rmtree(child)
         elif child.name != _LOCK:
           child.unlink()
       yield hidden
       os.replace(hidden, path)
-      (path / _LOCK).unlink()  # not before: another process would take it
+      (path / _LOCK).unlink()  # earlier, another process could take the folder
     except BaseException:
       shutil.rmtree(hidden, ignore_errors=True)
       raise
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-  """Writes a file so that a reader sees the old or the new one, never half."""
+  """Writes a file so that a reader sees the old or the new content, never a
+  part."""
   data = content.encode() if isinstance(content, str) else content
   with replacing(path) as stream:
     stream.write(data)
@@ -310,47 +315,49 @@ def save(
   """Marks `directory` as finished by writing its result.json.
 
   Args:
-    directory: where the stage wrote its other files, all complete by now.
+    directory: the stage's folder; its other files are complete by now.
     result: a frozen dataclass.
-    digest: the fingerprint of the configuration and inputs it came from.
-    folders: those that hold the files of the result, `directory` among them:
-      each gets a files.json of its own, so that one which may be shared says
-      nothing of one which must not.
-    data: the fingerprint of the data that it was made of, for `check_data`.
+    digest: the fingerprint of the result's configuration and inputs.
+    folders: all folders that hold files of the result, `directory` among them.
+      Each gets its own files.json, so that a folder which may be shared reveals
+      nothing about a folder which must not.
+    data: the fingerprint of the result's data, for `check_data`.
   """
-  listed = []
+  listed_folders = []
   for folder in filter(os.path.isdir, map(pathlib.Path, folders)):
     files = file_lists.list_files(
-      folder, but=functools.partial(_is_apart, digest)
+      folder, but=functools.partial(_is_outside, digest)
     )
     if files:
       stores.push(*(folder / name for name in files))
       content = sealed({"fingerprint": digest, "files": files})
-      write_atomically(folder / FILES_NAME, _text(content))
-      listed.append(os.path.relpath(folder, directory))
+      write_atomically(folder / FILES_NAME, _format_json(content))
+      listed_folders.append(os.path.relpath(folder, directory))
   content = {"fingerprint": digest, "result": to_json(result)}
-  if listed:
-    content["listed"] = listed
+  if listed_folders:
+    content["listed"] = listed_folders
   if data:
     content["data"] = data
   path = pathlib.Path(directory) / RESULT_NAME
-  write_atomically(path, _text(sealed(content)))
+  write_atomically(path, _format_json(sealed(content)))
 
 
-def _text(content: Any) -> str:
+def _format_json(content: Any) -> str:
   return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
 def fingerprint_in(name: str) -> str | None:
-  """Returns the fingerprint in a file's name, None if it holds none."""
-  found = _FINGERPRINT.search(name)
-  return found and found[1]
+  """Returns the fingerprint in a file's name, or None if there is none."""
+  match = _FINGERPRINT.search(name)
+  return match and match[1]
 
 
-def _is_apart(digest: str, path: pathlib.Path) -> bool:
-  """Says whether something in a folder is no part of this finished result."""
-  named = fingerprint_in(path.name)
-  if named and (named != digest or path.name.startswith(UNFINISHED)):
+def _is_outside(digest: str, path: pathlib.Path) -> bool:
+  """Returns True if a path in a folder is no part of this finished result."""
+  path_digest = fingerprint_in(path.name)
+  if path_digest and (
+    path_digest != digest or path.name.startswith(UNFINISHED)
+  ):
     return True
   if path.is_dir():
     return (path / RESULT_NAME).exists()
@@ -360,16 +367,16 @@ def _is_apart(digest: str, path: pathlib.Path) -> bool:
 def check(
   directory: str | os.PathLike, *, everywhere: bool = True, here: bool = True
 ) -> None:
-  """Refuses a finished result whose files are not those that were written.
+  """Refuses a finished result if a file of it is missing or changed.
 
-  Contents are compared up to 1 GiB a file, and sizes of larger ones. Results of
+  Files of up to 1 GiB are compared by content, larger ones by size. Results of
   older versions, which list no files, pass.
 
   Args:
-    directory: of the result.
-    everywhere: whether its files in other folders count; not where the folder
-      alone was handed on.
-    here: whether the folder's own files count.
+    directory: the folder of the result.
+    everywhere: whether to check the result's files in other folders. Pass False
+      for a folder that was handed on without them.
+    here: whether to check the folder's own files.
 
   Raises:
     ValueError: naming the file and the folder to delete.
@@ -378,44 +385,44 @@ def check(
   content = read_json(directory / RESULT_NAME)
   hint = (
     f"restore it, or delete {directory}, and it is made again (a private"
-    " training as one more release)"
+    " training counts as one more release)"
   )
-  for place in content.get("listed", ()):
-    if not (here if place == "." else everywhere):
+  for listed in content.get("listed", ()):
+    if not (here if listed == "." else everywhere):
       continue
-    folder = pathlib.Path(os.path.normpath(directory / place))
+    folder = pathlib.Path(os.path.normpath(directory / listed))
     path = folder / FILES_NAME
     if not path.exists():
       raise ValueError(
-        f"{path}: expected what was written, got no file: {hint}"
+        f"{path}: expected the file as written, got no file: {hint}"
       )
-    found = read_json(path)
-    if found.get("fingerprint") != content["fingerprint"]:
+    file_list = read_json(path)
+    if file_list.get("fingerprint") != content["fingerprint"]:
       raise ValueError(
         f"{path}: expected the files of the result, got those of another: {hint}"
       )
-    file_lists.check_files(folder, found["files"], hint)
+    file_lists.check_files(folder, file_list["files"], hint)
 
 
 def check_data(directory: str | os.PathLike, data: str | os.PathLike) -> None:
-  """Refuses a result of other data than lies there now.
+  """Refuses a result that was computed from other data than `data` holds now.
 
-  Results of older versions, which do not say what they were made of, pass.
+  Results of older versions, which do not record their data, pass.
 
   Args:
-    directory: of the result.
-    data: of the prepared data.
+    directory: the folder of the result.
+    data: the folder of the prepared data.
 
   Raises:
-    ValueError: if the data were prepared anew, with other settings, since.
+    ValueError: if the data were prepared again, with other settings.
   """
-  made_of = read_json(pathlib.Path(directory) / RESULT_NAME).get("data")
-  if made_of and made_of != read_fingerprint(data):
+  data_digest = read_json(pathlib.Path(directory) / RESULT_NAME).get("data")
+  if data_digest and data_digest != read_fingerprint(data):
     raise ValueError(
       f"{directory}: expected the data that it was made of in {data}, got data"
       " prepared with other settings or by another version: repeat `synthq run`"
       " with those of this result, or with the new ones, which makes it again (a"
-      " private training as one more release)"
+      " private training counts as one more release)"
     )
 
 
@@ -428,11 +435,11 @@ def read_fingerprint(directory: str | os.PathLike) -> str | None:
 def find(
   directory: str | os.PathLike, kind: type[_Result], digest: str
 ) -> _Result | None:
-  """Returns the finished result of a fingerprint, or None if there is none.
+  """Loads a finished result if it has this fingerprint; None otherwise.
 
   Args:
-    directory: where it would lie.
-    kind: the dataclass that it would be.
+    directory: the folder of the result.
+    kind: the result's dataclass.
     digest: the fingerprint.
   """
   is_same = read_fingerprint(directory) == digest
@@ -440,12 +447,12 @@ def find(
 
 
 def load(directory: str | os.PathLike, kind: type[_Result]) -> _Result:
-  """Reads the result of a finished stage.
+  """Loads the result of a finished stage.
 
   Args:
     directory: the stage's directory.
-    kind: the dataclass that was saved; nested dataclasses are read through
-      the classes that `kind`'s module can see.
+    kind: the dataclass that was saved; nested dataclasses are found through the
+      type hints of its fields.
 
   Returns:
     An instance of `kind`.
@@ -465,27 +472,27 @@ def load(directory: str | os.PathLike, kind: type[_Result]) -> _Result:
 
 
 def load_kind(directory: str | os.PathLike) -> str:
-  """Returns the name of the dataclass of a finished result; "": none is there.
+  """Returns the class name of a finished result, or "" if there is no result.
 
   Args:
     directory: the stage's directory.
 
   Raises:
-    ValueError: if it is damaged.
+    ValueError: if the result is damaged.
   """
   path = pathlib.Path(directory) / RESULT_NAME
   return _read(path)["result"].get("_type", "") if path.is_file() else ""
 
 
 def read_json(path: str | os.PathLike) -> dict[str, Any]:
-  """Reads a file that holds what `sealed` made, or an object without checksum.
+  """Reads a JSON object from a file and verifies its checksum, if it has one.
 
   Args:
     path: the file.
 
   Raises:
-    OSError: if it cannot be read.
-    ValueError: naming it, if it is damaged.
+    OSError: if the file cannot be read.
+    ValueError: naming the file, if it is damaged.
   """
   path = pathlib.Path(path)
   try:
@@ -508,34 +515,37 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
-  """Builds a dataclass from what `to_json` made of it.
+  """Builds a dataclass from the JSON values of `to_json`.
 
   Args:
-    kind: the dataclass; nested ones are read through the types of its fields.
-    data: a mapping. Names that the class does not have are ignored, but a class
-      with a true `IS_STRICT` refuses those with a value.
+    kind: the dataclass; nested ones are found through the types of its fields.
+    data: a mapping. Unknown names are ignored, but a class with a true
+      `IS_STRICT` refuses an unknown name that has a value.
 
   Returns:
     An instance of `kind`.
 
   Raises:
-    ValueError: if a field is missing, or refused.
+    ValueError: if a field is missing or refused.
   """
   if not isinstance(data, dict):
     raise ValueError(
       f"expected a {kind.__name__}, got {data!r}: use the version that wrote it, or"
       " another folder"
     )
-  known = hints(kind)
-  others = {k for k, v in data.items() if v is not None} - {*known, "_type"}
-  if others and getattr(kind, "IS_STRICT", False):
+  types_by_name = hints(kind)
+  unknown = {k for k, v in data.items() if v is not None} - {
+    *types_by_name,
+    "_type",
+  }
+  if unknown and getattr(kind, "IS_STRICT", False):
     raise ValueError(
-      f"{kind.__name__}: unknown {min(others)!r}: use the version that wrote it"
+      f"{kind.__name__}: unknown {min(unknown)!r}: use the version that wrote it"
     )
   values = {
-    name: _convert(known[name], value)
+    name: _convert(types_by_name[name], value)
     for name, value in data.items()
-    if name in known
+    if name in types_by_name
   }
   try:
     return kind(**values)
@@ -548,16 +558,19 @@ def from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
 
 @functools.cache
 def hints(kind: type) -> dict[str, Any]:
-  """Returns the types of a dataclass's fields; none where they are unknown."""
+  """Returns a dataclass's field types by name; {} if a type cannot be
+  resolved."""
   try:
-    found = typing.get_type_hints(kind)
+    types_by_name = typing.get_type_hints(kind)
   except NameError:  # a name that only a type checker imports
     return {}
-  return {field.name: found[field.name] for field in dataclasses.fields(kind)}
+  return {
+    field.name: types_by_name[field.name] for field in dataclasses.fields(kind)
+  }
 
 
 def _convert(hint: Any, value: Any) -> Any:
-  """Reads one JSON value as the type `hint`."""
+  """Converts one JSON value to the type `hint`."""
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)
   if value is None:
     return None

@@ -1,4 +1,4 @@
-"""Files of a folder: which there are, that they are on disk, who holds a lock."""
+"""Lists, syncs, compares and locks the files of a folder."""
 
 import contextlib
 import fcntl
@@ -19,14 +19,15 @@ __all__ = [
 ]
 
 _HASHED = 1 << 30
-"""Bytes up to which a file's content is compared; above that its size is."""
+"""Size in bytes up to which a file is compared by content, not by size
+alone."""
 
 
 def below(folder: str | os.PathLike) -> list[pathlib.Path]:
   """Returns all files below a folder, sorted; links are followed.
 
   Args:
-    folder: where to look; without one there are none.
+    folder: the folder; a missing one has no files.
   """
   walked = os.walk(folder, followlinks=True)
   paths = (pathlib.Path(at, name) for at, _, names in walked for name in names)
@@ -38,14 +39,15 @@ def list_files(
   *,
   but: Callable[[pathlib.Path], bool] = lambda path: False,
 ) -> dict[str, list[Any]]:
-  """Returns the files below a folder: for each its size and SHA-256, or "".
-
-  All of them are on disk then, under their names: what lists them may say that
-  they are complete.
+  """Syncs the files below a folder to disk and returns them.
 
   Args:
-    folder: where to look; hidden files are left out.
-    but: says which files and folders are left out, too.
+    folder: the folder; hidden files and folders are left out.
+    but: returns True for other files and folders to leave out.
+
+  Returns:
+    [size in bytes, SHA-256] by path below the folder; the digest of a file
+    above 1 GiB is "".
   """
   folder, files = pathlib.Path(folder), {}
   for path in sorted(folder.iterdir()):
@@ -53,18 +55,18 @@ def list_files(
       continue
     if path.is_dir():
       inside = list_files(path, but=but)
-      files.update({f"{path.name}/{k}": one for k, one in inside.items()})
+      files.update({f"{path.name}/{k}": entry for k, entry in inside.items()})
     else:
       with naming(path), path.open("rb") as stream:
         os.fsync(stream.fileno())
-      files[path.name] = [path.stat().st_size, _sha256(path)]
+      files[path.name] = [path.stat().st_size, _compute_sha256(path)]
   sync(folder)
   return files
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-  """Has an error name its file: a full disk does not say which.
+  """Adds a file's name to an OSError without one, such as that of a full disk.
 
   Args:
     path: the file.
@@ -78,10 +80,8 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 
 def sync(folder: str | os.PathLike) -> None:
-  """Has a folder's names on disk, in the order in which they appeared.
-
-  Args:
-    folder: not every file system knows how, and not every folder lets us.
+  """Syncs the names in a folder to disk, if the file system and folder allow
+  it.
   """
   with contextlib.suppress(OSError):
     descriptor = os.open(folder, os.O_RDONLY)
@@ -92,13 +92,13 @@ def sync(folder: str | os.PathLike) -> None:
 
 
 def sync_names(path: str | os.PathLike) -> None:
-  """Has a file found after a loss of power: its name, and those of its folders.
+  """Syncs the names of a file and of its parent folders to disk.
 
-  A folder that was just made is lost with all that it holds until the folder
-  above it is on disk.
+  A power loss deletes a new folder and its files unless the parent folder is on
+  disk, too.
 
   Args:
-    path: the file, whose content is on disk.
+    path: the file, whose content is on disk already.
   """
   for folder in pathlib.Path(path).absolute().parents:
     sync(folder)
@@ -106,7 +106,7 @@ def sync_names(path: str | os.PathLike) -> None:
       break
 
 
-def _sha256(path: pathlib.Path) -> str:
+def _compute_sha256(path: pathlib.Path) -> str:
   if path.stat().st_size > _HASHED:
     return ""
   with path.open("rb") as stream:
@@ -116,12 +116,12 @@ def _sha256(path: pathlib.Path) -> str:
 def check_files(
   folder: pathlib.Path, files: Mapping[str, Sequence[Any]], hint: str
 ) -> None:
-  """Refuses files that are not what `list_files` has seen.
+  """Refuses files that differ from a list of `list_files`.
 
   Args:
-    folder: where they lie; more files may lie there.
-    files: from `list_files`.
-    hint: ends the message: what to do.
+    folder: the folder of the files; it may hold other files, too.
+    files: [size, digest] by path below the folder, from `list_files`.
+    hint: the end of the message, which tells the user what to do.
 
   Raises:
     ValueError: naming the first file that is missing or changed.
@@ -130,17 +130,17 @@ def check_files(
     path = folder / name
     if not path.is_file():
       raise ValueError(
-        f"{path}: expected what was written, got no file: {hint}"
+        f"{path}: expected the file as written, got no file: {hint}"
       )
-    found = path.stat().st_size
-    if found != size:
+    found_size = path.stat().st_size
+    if found_size != size:
       raise ValueError(
         f"{path}: expected the {size:,} bytes that were written, got"
-        f" {found:,}: {hint}"
+        f" {found_size:,}: {hint}"
       )
-    if digest and _sha256(path) != digest:
+    if digest and _compute_sha256(path) != digest:
       raise ValueError(
-        f"{path}: expected what was written, got another content: {hint}"
+        f"{path}: expected the content as written, got another: {hint}"
       )
 
 
@@ -148,19 +148,19 @@ def check_files(
 def locked(
   path: pathlib.Path, refusal: Callable[[str], str], *, waits: bool = False
 ) -> Iterator[IO[str]]:
-  """Holds a lock that other processes of this machine cannot hold.
+  """Locks a file against the other processes of this machine.
 
-  The lock is the operating system's: it ends with the process, however that
-  ends, so nothing has to be cleaned up after a kill.
+  The operating system releases the lock when the process ends, so that a kill
+  leaves nothing to clean up.
 
   Args:
-    path: a file; made if it is not there.
-    refusal: from what the file says of its holder, "another process" if nothing,
-      to the message of the error.
-    waits: whether to wait for another process instead.
+    path: the lock file; it is created if it is missing.
+    refusal: turns the holder's name in the file, or "another process" if there
+      is none, into the error message.
+    waits: whether to wait for another process instead of raising.
 
   Yields:
-    The file, to write who holds it.
+    The file, into which the holder may write its name.
 
   Raises:
     ValueError: if another process holds it.

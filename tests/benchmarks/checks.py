@@ -56,7 +56,7 @@ def kinds(folder: pathlib.Path) -> dict:
 
   def documents() -> None:
     for where, fields in files.json_lines(corpus):
-      beir.document_of(where, fields)
+      beir.make_document(where, fields)
 
   def parameters() -> None:
     jax.block_until_ready(

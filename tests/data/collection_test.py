@@ -68,9 +68,9 @@ def test_streamed_documents_are_read_as_often_as_they_are_looped_over():
 @pytest.mark.parametrize(
   "now, message",
   [
-    (DOCUMENTS[::-1], "got 'd2' in another place"),
+    (DOCUMENTS[::-1], "got 'd2' at another position"),
     (DOCUMENTS[:1], "got no 'd2'"),
-    ((*DOCUMENTS, collection.Document("d3", "three")), "got 'd3' in another"),
+    ((*DOCUMENTS, collection.Document("d3", "three")), "got 'd3' at another"),
   ],
 )
 def test_a_file_that_changes_between_two_readings_is_refused(now, message):
@@ -105,6 +105,6 @@ def test_spellings_of_one_user_are_one_user():
   """A CSV with spaces behind its commas made three of one, each with K queries."""
   names = ["Ann", " Ann", "Ann "], ["caf\u00e9", "cafe\u0301 "]
   for group in names:
-    assert len({collection.one_owner("log:1", [name]) for name in group}) == 1
-  assert collection.one_owner("log:1", [" ", "\u3000"]) == ""
-  assert collection.one_owner("log:1", ["ann"]) != "Ann"
+    assert len({collection.get_owner("log:1", [name]) for name in group}) == 1
+  assert collection.get_owner("log:1", [" ", "\u3000"]) == ""
+  assert collection.get_owner("log:1", ["ann"]) != "Ann"

@@ -34,9 +34,9 @@ PACKERS = {
 def test_a_file_is_unpacked_by_its_first_bytes(kind, tmp_path):
   path = tmp_path / "log.tsv"
   path.write_bytes(PACKERS[kind](TEXT))
-  assert compression.kind(path) == kind
+  assert compression.get_kind(path) == kind
   assert len([*query_pairs.query_log(path)]) == 6000
-  assert files.most_lines(path) == 6001
+  assert files.get_max_lines(path) == 6001
 
 
 @pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "Zstandard"])
@@ -110,4 +110,4 @@ def test_files_of_a_folder_are_found_with_any_suffix(suffix, tmp_path):
   (tmp_path / f"dev.tsv{suffix}").touch()
   assert files.splits(tmp_path) == ["dev"]
   assert files.find(tmp_path, "dev.tsv").name == f"dev.tsv{suffix}"
-  assert compression.unpacked(suffix) == suffix
+  assert compression.remove_suffix(suffix) == suffix

@@ -190,7 +190,7 @@ def test_users_of_a_collection_made_in_code_are_read_by_the_rule():
 
 @pytest.mark.parametrize("name", ["\u200b", "a\u200b", "\ufeffa", "a\u00adb"])
 def test_no_id_of_a_collection_holds_what_nobody_sees(name):
-  with pytest.raises(ValueError, match="nobody sees"):
+  with pytest.raises(ValueError, match="invisible characters"):
     collection.check_id("document", name)
 
 

@@ -139,7 +139,7 @@ def test_the_table_is_looked_at_line_by_line(tmp_path):
   path = tmp_path / "log.tsv"
   path.write_text("a\tb\n" + '"open\tx\n' * 300_000 + '"a\n' * 2)
   assert not quoting.is_quoted(path)
-  assert quoting._counts.cache_info().maxsize < sys.maxsize
+  assert quoting._count_cells.cache_info().maxsize < sys.maxsize
 
 
 def test_the_setting_reaches_log_and_corpus(tmp_path):

@@ -75,7 +75,7 @@ def test_a_log_is_the_same_in_every_kind_of_table(kind, tmp_path):
   assert [(d.id, d.contents) for d in read.documents] == [
     (row["_id"], f"{row['title']} {row['text']}") for row in CORPUS
   ]
-  assert len(CLICKS) <= table_files.most_rows(path) <= len(CLICKS) + 2
+  assert len(CLICKS) <= table_files.get_max_rows(path) <= len(CLICKS) + 2
   texts = {query.id: (query.client, query.text) for query in read.queries}
   clicked = {
     (row["user"], row["query"], row["document"])
@@ -120,7 +120,7 @@ def test_lines_may_name_their_split(tmp_path):
   write(folder / "test" / "data-00000-of-00001.arrow", CLICKS[100:])
   (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
   assert jsonl.read_log(folder, corpus).qrels == read.qrels
-  assert table_files.most_rows(folder) == len(CLICKS)
+  assert table_files.get_max_rows(folder) == len(CLICKS)
   named[3]["split"] = ""
   with pytest.raises(ValueError, match="in all lines or in none"):
     jsonl.read_log(write(tmp_path / "b.csv", named), corpus)
@@ -135,7 +135,7 @@ def test_what_was_computed_of_a_saved_set_is_no_part_of_it(tmp_path):
     '{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}'
   )
   assert len(list(table_files.rows(tmp_path / "saved"))) == len(CLICKS)
-  assert table_files.most_rows(tmp_path / "saved") == len(CLICKS)
+  assert table_files.get_max_rows(tmp_path / "saved") == len(CLICKS)
   state.write_text("[]")
   with pytest.raises(ValueError, match="state.json: expected the names"):
     list(table_files.rows(tmp_path / "saved"))
@@ -147,7 +147,7 @@ def test_hidden_copies_of_tables_are_passed_over(tmp_path):
   write(tmp_path / ".ipynb_checkpoints" / "train-checkpoint.csv", CLICKS)
   (tmp_path / "._train.csv").write_bytes(b"\0\xff")
   assert len(list(table_files.rows(tmp_path))) == len(CLICKS)
-  assert table_files.most_rows(tmp_path) <= len(CLICKS) + 2
+  assert table_files.get_max_rows(tmp_path) <= len(CLICKS) + 2
 
 
 def test_a_folder_of_two_kinds_of_tables_is_refused(tmp_path):

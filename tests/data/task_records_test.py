@@ -187,7 +187,7 @@ def test_texts_alone_are_a_log_of_pairs(places, tmp_path):
 
 def test_documents_of_asked_records_are_no_corpus(places):
   register_copy("pairs_only", lambda rows: rows)
-  with pytest.raises(ValueError, match="would say who asked"):
+  with pytest.raises(ValueError, match="would reveal queries"):
     sources.open("seqio:records_task@pairs_only").read()
 
 
@@ -204,7 +204,7 @@ def test_a_mixture_is_the_records_of_its_tasks(places):
 @pytest.mark.parametrize(
   ("spoil", "message"),
   [
-    (lambda f: (f / "COMPLETED").unlink(), "none that is complete"),
+    (lambda f: (f / "COMPLETED").unlink(), "no complete one"),
     (
       lambda f: (f / "train.tfrecord-00001-of-00003").unlink(),
       "expected 3 files train.tfrecord-.*, got 2",

@@ -168,7 +168,7 @@ def test_tfds_keeps_one_query_of_a_document(prepared):
   import tensorflow_datasets as tfds
 
   assert len(JUDGED) == 3
-  rows = beir_sets.builder("scifact", prepared).as_dataset("test")
+  rows = beir_sets.get_builder("scifact", prepared).as_dataset("test")
   pairs = [(r["query_id"], r["passage_id"]) for r in tfds.as_numpy(rows)]
   assert len(pairs) == 2
   assert len({query for query, document in pairs if document == b"d1"}) == 1

@@ -99,7 +99,7 @@ def test_rows_are_mapped_where_they_cannot_be_read(small, monkeypatch):
 def test_a_file_that_shrinks_while_it_is_open_is_no_silent_row(small, place):
   cache, _ = small
   os.truncate(place / "tokens.npy", 200)
-  with pytest.raises(OSError, match="tokens.npy: shorter than it was"):
+  with pytest.raises(OSError, match="tokens.npy: the file became shorter"):
     cache.tokens[np.array([9])]
 
 
@@ -238,7 +238,7 @@ def test_a_kill_leaves_nothing_that_looks_finished(tmp_path):
 
 def test_what_is_there_is_not_written_over(small, place):
   cache, rows = small
-  with pytest.raises(ValueError, match="expected a place for a new cache"):
+  with pytest.raises(ValueError, match="expected a path for a new cache"):
     write(place, rows, [""] * 10)
   np.testing.assert_array_equal(cache.tokens[:], rows)
 

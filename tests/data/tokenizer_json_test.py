@@ -52,7 +52,7 @@ def build(path, cut_at):
     "prepend_scheme": "always" if spec.add_dummy_prefix else "never",
     "split": model.trainer_spec.split_by_whitespace,
   }
-  names = list(map(tokenizer_json._name, model.pieces))
+  names = list(map(tokenizer_json._get_name, model.pieces))
   scores = [piece.score for piece in model.pieces]
   built = tokenizers.Tokenizer(
     tokenizers.models.Unigram(

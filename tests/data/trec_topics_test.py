@@ -209,7 +209,7 @@ def test_descriptions_for_titles_are_said(tmp_path, capsys):
     len(opened(tmp_path, topics, "1 0 D1 1\n2 0 D1 0\n").read().queries) == 2
   )
   said = capsys.readouterr().err
-  assert said.count("\n") == 1 and "its description is the query" in said
+  assert said.count("\n") == 1 and "its description as the query" in said
 
 
 @pytest.mark.parametrize("name", ["topics.test.txt", "topics.test.tsv"])

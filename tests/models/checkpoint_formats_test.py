@@ -193,7 +193,7 @@ def test_files_are_those_of_the_safetensors_library(tmp_path):
   safetensors.numpy.save_file(flat, tmp_path / "theirs.safetensors")
   read = tensors_lib.read_safetensors(tmp_path / "theirs.safetensors")
   for name, values in flat.items():
-    np.testing.assert_array_equal(read[name].whole(), values, name)
+    np.testing.assert_array_equal(read[name].read_all(), values, name)
 
 
 @pytest.mark.parametrize("dtype", sorted(map(str, tensors_lib._NAMES)))
@@ -213,7 +213,7 @@ def test_the_bytes_are_those_that_the_library_writes(dtype, tmp_path):
     written = (tmp_path / "x").read_bytes()
     assert written == safetensors.numpy.save(values, metadata)
   for name, tensor in tensors_lib.read_safetensors(tmp_path / "x").items():
-    np.testing.assert_array_equal(tensor.whole(), values[name], strict=True)
+    np.testing.assert_array_equal(tensor.read_all(), values[name], strict=True)
 
 
 def test_a_tensor_without_elements_and_a_scalar_go_through_a_file(tmp_path):
@@ -221,7 +221,7 @@ def test_a_tensor_without_elements_and_a_scalar_go_through_a_file(tmp_path):
   values = {name: np.asarray(value) for name, value in values.items()}
   tensors_lib.write_safetensors(tmp_path / "x", tensors_lib.of_tree(values))
   for name, tensor in tensors_lib.read_safetensors(tmp_path / "x").items():
-    np.testing.assert_array_equal(tensor.whole(), values[name], strict=True)
+    np.testing.assert_array_equal(tensor.read_all(), values[name], strict=True)
 
 
 def test_a_type_that_the_format_lacks_is_named(tmp_path):
@@ -314,7 +314,7 @@ def test_every_slice_is_read_once(axes, reads, transposed):
   log = []
   tensor, values = planted((8, 8), log)
   if transposed:
-    tensor, values = tensor.transposed(), values.T
+    tensor, values = tensor.transpose(), values.T
   place = jax.sharding.NamedSharding(mesh(), jax.sharding.PartitionSpec(*axes))
   found = tensors_lib.fetch({"a": tensor}, lambda path, shape: place, "float32")
   assert log == reads

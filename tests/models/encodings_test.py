@@ -25,7 +25,7 @@ def _tokens():
 def _small_blocks(monkeypatch):
   monkeypatch.setattr(encodings, "_BLOCK", 8)
   monkeypatch.setattr(device_rows, "CPU_ROWS", 4)
-  monkeypatch.setattr(encodings._kept, "_made", {})
+  monkeypatch.setattr(encodings._kept, "_results", {})
 
 
 def whole(tokens, config=CONFIG):

@@ -27,7 +27,9 @@ def test_patches_times_a_kernel_are_a_convolution(size, stride, shape):
     images, kernel, (stride, stride), "SAME",
     dimension_numbers=("NHWC", "HWIO", "NHWC"),
   )  # fmt: skip
-  got = image_encoders.patches(images, size, stride) @ kernel.reshape(-1, 4)
+  got = image_encoders.extract_patches(images, size, stride) @ kernel.reshape(
+    -1, 4
+  )
   np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 

@@ -350,7 +350,7 @@ def test_a_module_that_nobody_reads_is_refused(tmp_path):
   listed = json.loads((place / "modules.json").read_text())
   extra = {"idx": 3, "name": "3", "path": "3_LSTM", "type": "a.models.LSTM"}
   (place / "modules.json").write_text(json.dumps([*listed, extra]))
-  with pytest.raises(ValueError, match="got a module 'LSTM' besides"):
+  with pytest.raises(ValueError, match="got another module 'LSTM'"):
     sentence_encoder.load(place)
 
 

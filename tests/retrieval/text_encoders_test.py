@@ -298,7 +298,7 @@ def test_settings_of_texts_change_vectors(tmp_path):
   [
     (
       {"prompts": QUERY, "pooling": {"include_prompt": False}},
-      "include_prompt=false beside a prompt",
+      "include_prompt=false and a prompt",
     ),
     (
       {"prompts": {"prompts": {}, "default_prompt_name": "query"}},

@@ -109,7 +109,7 @@ def test_no_id_with_a_control_character_is_written(tmp_path):
     trec.write_run(tmp_path / "run", {"q": {"a": 2.0, "a\0": 1.0}})
   with pytest.raises(ValueError, match="a query id without control"):
     trec.write_run(tmp_path / "run", {"q\0": {"a": 2.0}})
-  with pytest.raises(ValueError, match="without characters that nobody sees"):
+  with pytest.raises(ValueError, match="without invisible characters"):
     trec.write_run(tmp_path / "run", {"q": {"a\u200db": 2.0}})
 
 

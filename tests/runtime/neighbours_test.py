@@ -85,7 +85,7 @@ def _msmarco(place: pathlib.Path, log: Log, sides: Sequence[str]) -> str:
 def _clicks(place: pathlib.Path, log: Log, sides: Sequence[str]) -> str:
   del sides  # the reader's own, by the ids of documents: those of `_jsonl`
   texts = [small_data.document(i) for i in range(_COUNT)]
-  ids = [jsonl._digest("d", "", text) for text in texts]
+  ids = [jsonl._make_id("d", "", text) for text in texts]
   lines = [{"id": i, "text": t} for i, t in zip(ids, texts, strict=True)]
   small_data.write_lines(place / "corpus.jsonl", map(json.dumps, lines))
   rows = (f"{query},{ids[document]},1" for query, document in log)
@@ -301,7 +301,7 @@ def test_documents_in_the_order_of_the_log_are_caught(
   def wrong(documents):
     return tuple({one.id: one for one in documents}.values())
 
-  monkeypatch.setattr(jsonl, "_merged_documents", wrong)
+  monkeypatch.setattr(jsonl, "_merge_documents", wrong)
   with pytest.raises(AssertionError, match="corpus.jsonl"):
     _check_prepared(tmp_path, "jsonl", sides)
 

@@ -100,7 +100,7 @@ def test_cut_rows_are_those_of_fewer_columns(tmp_path, length):
   rows, expected = (
     inputs.read_documents(tmp_path / name).tokens for name in "ab"
   )
-  cut = passages.Cut(rows, length)
+  cut = passages.TruncatedRows(rows, length)
   before = np.array(rows[:])
   assert (len(cut), cut.shape) == (len(DOCUMENTS), (len(DOCUMENTS), length))
   for some in (slice(None), [3, 0, 3], np.array([1])):

@@ -400,7 +400,7 @@ def test_a_training_that_the_store_lost_is_missed(server, url):
       ledger.read(root / "private" / ledger.NAME)
   server.objects["/b/run/private/ledger.jsonl.lines/000002"] = last
   del server.objects["/b/run/private/ledger.jsonl.lines/000001"]
-  with pytest.raises(ValueError, match="lines/000001: expected what was added"):
+  with pytest.raises(ValueError, match="lines/000001: expected the addition"):
     with stores.mirrored(url):
       pass
 

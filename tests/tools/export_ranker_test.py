@@ -149,7 +149,7 @@ def test_equal_documents_stay_in_their_order(finished_run, tmp_path):
   vectors = rng.normal(size=(7, 384)).astype(np.float32)
   vectors[6] = vectors[0]
   asked = rng.normal(size=(100, 384)).astype(np.float32)
-  products = load(tmp_path / "to")._products
+  products = load(tmp_path / "to")._compute_products
   found = np.array([products(vectors, one) for one in asked])
   np.testing.assert_array_equal(found[:, 0], found[:, 6])
   np.testing.assert_allclose(found, asked @ vectors.T, rtol=1e-3, atol=1e-4)

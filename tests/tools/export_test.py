@@ -290,7 +290,7 @@ def test_what_lies_in_a_store_is_exported_as_what_lies_in_a_folder(
 ):
   root = finished_run.root
   stores.local.cache_clear()
-  monkeypatch.setattr(stores, "_place", tmp_path / "mirror")
+  monkeypatch.setattr(stores, "_mirrors_folder", tmp_path / "mirror")
   with loop_store.serving() as server:
     said = []
     for where, base in (("folder", root), ("store", server.put("b", root))):

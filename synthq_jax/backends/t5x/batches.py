@@ -1,4 +1,4 @@
-"""Records in an order, and with ids, that follow from the records alone."""
+"""Sorts records and gives them ids, as functions of the records alone."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -8,31 +8,31 @@ import numpy as np
 __all__ = ["EXAMPLE_ID", "in_order", "with_ids"]
 
 EXAMPLE_ID = "example_id"
-"""Feature [batch] int32 that names an example; of padding it is 0."""
+"""Name of the feature [batch] int32 with an example's id, 0 for padding."""
 
 
 def in_order(
   records: Mapping[str, np.ndarray],
 ) -> tuple[dict[str, np.ndarray], str]:
-  """Sorts records by a hash of their features, and adds their EXAMPLE_ID.
+  """Sorts records by a hash of their features and adds their EXAMPLE_ID.
 
-  A source may give them in another order on every machine, and at every start:
+  A source may yield records in another order on every machine and at every start:
   one machine's third record would be another's seventh, and both would draw it.
 
   Args:
     records: arrays with one row per record.
 
   Returns:
-    The records `with_ids`, and a hash of all of them, as private as they are,
-    whatever order they were given in.
+    The records with ids, and a hash of all records that does not depend on their
+    order. The hash is as private as the records.
   """
-  digests = _digests(records)
+  digests = _compute_digests(records)
   order = sorted(range(len(digests)), key=digests.__getitem__)
-  whole = hashlib.sha256(" ".join(sorted(records)).encode())
-  for at in order:
-    whole.update(digests[at])
+  total = hashlib.sha256(" ".join(sorted(records)).encode())
+  for row in order:
+    total.update(digests[row])
   ordered = {name: values[order] for name, values in records.items()}
-  return with_ids(ordered, [digests[at] for at in order]), whole.hexdigest()
+  return with_ids(ordered, [digests[row] for row in order]), total.hexdigest()
 
 
 def with_ids(
@@ -40,23 +40,23 @@ def with_ids(
 ) -> dict[str, np.ndarray]:
   """Adds EXAMPLE_ID, a hash of each record's own features.
 
-  A number by place, be it in the batch or in the data, would give all records
-  behind one that is removed another id, and another dropout mask.
+  If a position in the batch or in the data were the id, removing a record would
+  change the ids of all later records, and so their dropout masks.
 
   Formal guarantee: an id depends on its record alone. Ids are as private as
-  their records; equal records have equal ids, and so may different ones.
+  their records. Equal records have equal ids; different records may have, too.
 
   Args:
     records: arrays with one row per record.
-    digests: the records' hashes, where they are known.
+    digests: the hashes of the records, if they are known.
   """
-  digests = _digests(records) if digests is None else digests
+  digests = _compute_digests(records) if digests is None else digests
   words = b"".join(digest[:4] for digest in digests)
   return {**records, EXAMPLE_ID: np.frombuffer(words, "<i4").astype(np.int32)}
 
 
-def _digests(records: Mapping[str, np.ndarray]) -> list[bytes]:
-  """Returns a hash of each record."""
+def _compute_digests(records: Mapping[str, np.ndarray]) -> list[bytes]:
+  """Computes a hash of each record."""
   names = sorted(records)
   rows = zip(*(np.ascontiguousarray(records[n]) for n in names), strict=True)
   return [

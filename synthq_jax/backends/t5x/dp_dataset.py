@@ -1,4 +1,4 @@
-"""Poisson batches for T5X's training loop."""
+"""Draws Poisson batches for T5X's training loop."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -31,29 +31,29 @@ def get_dataset(
   *,
   release: release_lib.Release,
 ) -> "PoissonBatches":
-  """Is `train.get_dataset_fn`: draws batches for which the noise was computed.
+  """Makes the batches of a training; bind it to `train.get_dataset_fn`.
 
   Every host reads the whole split into its memory, since a batch may hold any
-  of its records, and yields its part of a batch that all hosts draw alike.
-  `shuffle` and `seed` of the configuration do nothing.
+  record. All hosts draw the same batch, and each yields its part. `shuffle` and
+  `seed` of the configuration have no effect.
 
   Formal guarantee: batches are those of `sampling.Poisson`, functions of the
   release's secret and the number of the step, however often T5X is resumed.
 
   Args:
-    cfg: of the training split; batch_size is the padded one.
-    shard_id: this host's part of a batch.
-    num_shards: parts of a batch.
-    feature_converter_cls: of the model.
-    num_epochs: None; steps are counted, not epochs.
-    continue_from_last_checkpoint: False; there is nothing to continue.
-    release: what is promised, shared with the trainer.
+    cfg: configuration of the training split; batch_size includes padding.
+    shard_id: number of this host's part of a batch.
+    num_shards: number of parts of a batch.
+    feature_converter_cls: feature converter of the model.
+    num_epochs: must be None, since steps are counted, not epochs.
+    continue_from_last_checkpoint: must be False; the step determines the batch.
+    release: the release, shared with the trainer.
 
   Returns:
-    An iterator that begins where the trainer says.
+    An iterator that begins at the trainer's step.
 
   Raises:
-    ValueError: if the configuration or the data is not what was promised.
+    ValueError: if the configuration or the data differs from the release's.
   """
   settings = release.settings
   if num_epochs is not None or continue_from_last_checkpoint:
@@ -94,10 +94,10 @@ def get_dataset(
 
 
 class PoissonBatches(dataset_iterator.DatasetIterator):
-  """The batches of a training, after one of padding alone.
+  """Yields a batch of padding alone, and then the batches of a training.
 
-  T5X asks for a batch before its trainer exists and knows the step; the
-  padding is for that. `dp_trainer.DPTrainer` passes over it.
+  T5X asks for a batch before its trainer exists and knows the step, and gets the
+  padding. `dp_trainer.DPTrainer` skips it.
   """
 
   def __init__(
@@ -107,12 +107,12 @@ class PoissonBatches(dataset_iterator.DatasetIterator):
     shard: int,
     num_shards: int,
   ):
-    """Takes records; draws nothing yet."""
+    """Stores records and builds the batch of padding; draws nothing."""
     self._records, self._release = records, release
     self._shard, self._num_shards = shard, num_shards
     rows = release.settings.max_batch_size // num_shards
-    nobody = sampling.Batch(np.zeros(rows, int), np.ones(rows, bool))
-    self._first = sampling.take(records, nobody)
+    padding = sampling.Batch(np.zeros(rows, int), np.ones(rows, bool))
+    self._first = sampling.take(records, padding)
     self._is_first = True
 
   @property
@@ -134,10 +134,10 @@ class PoissonBatches(dataset_iterator.DatasetIterator):
     return sampling.take(self._records, part)
 
   def reset(self) -> None:
-    """Does nothing: the trainer says where to begin."""
+    """Does nothing: the trainer's step determines the batch."""
 
   def save(self, filename: Any) -> None:
-    """Does nothing: batches follow from the step, which T5X saves."""
+    """Does nothing: batches are functions of the step, which T5X saves."""
     del filename
 
   def restore(self, filename: Any) -> None:

@@ -1,4 +1,4 @@
-"""This project's private optimizers as T5X's."""
+"""Wraps this project's private optimizers for T5X."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,13 +28,13 @@ _RULES = optimizers.OptaxStatePartitionRules
 
 
 class PrivateOptimizer(optimizers.OptaxWrapper):
-  """An optimizer that takes a clipped SUM and adds the noise itself.
+  """Adds noise to a clipped SUM and updates parameters with the private mean.
 
   Attributes:
-    release: whose noise it adds.
-    learning_rate: of a step of this training, from 0. T5X's wrapper of optax
-      ignores the trainer's.
-    options: the other arguments that it was made with.
+    release: the release that determines the noise.
+    learning_rate: learning rate of a step of this training, counted from 0. T5X's
+      wrapper of optax ignores the trainer's learning rate.
+    options: the other arguments of the optimizer.
   """
 
   def __init__(
@@ -57,23 +57,24 @@ def dp_adafactor(
   learning_rate: Callable[[Any], Any] | float,
   **options: Any,
 ) -> PrivateOptimizer:
-  """Is OPTIMIZER: this project's private Adafactor instead of T5X's.
+  """Makes this project's private Adafactor for T5X; bind it to OPTIMIZER.
 
-  For `dp_trainer.DPTrainer`, which hands it clipped sums.
+  `dp_trainer.DPTrainer` passes clipped sums to it.
 
-  Formal guarantee: that of `optim.dp_adafactor` with the release's noise.
+  Formal guarantee: the guarantee of `optim.dp_adafactor`, with the release's
+  noise.
 
   Args:
-    release: what is promised, shared with the trainer.
+    release: the release, shared with the trainer.
     learning_rate: a number or a schedule, e.g.
-      @utils.create_learning_rate_scheduler(), of the steps of this training:
-      T5X's own count begins at the step of the initial checkpoint.
+      @utils.create_learning_rate_scheduler(), of the steps of this training. T5X's
+      own count begins at the step of the initial checkpoint.
     **options: the other arguments of `optim.adafactor`.
 
   Returns:
     An optimizer for T5X's models.
   """
-  return _wrapped(optim.dp_adafactor, release, learning_rate, options)
+  return _make_optimizer(optim.dp_adafactor, release, learning_rate, options)
 
 
 def dp_adam(
@@ -82,7 +83,7 @@ def dp_adam(
   learning_rate: Callable[[Any], Any] | float,
   **options: Any,
 ) -> PrivateOptimizer:
-  """Is OPTIMIZER: private Adam; see `dp_adafactor`.
+  """Makes this project's private Adam for T5X; see `dp_adafactor`.
 
   Args:
     release: as in `dp_adafactor`.
@@ -92,10 +93,10 @@ def dp_adam(
   Returns:
     An optimizer for T5X's models.
   """
-  return _wrapped(optim.dp_adam, release, learning_rate, options)
+  return _make_optimizer(optim.dp_adam, release, learning_rate, options)
 
 
-def _wrapped(
+def _make_optimizer(
   make: Callable[..., optax.GradientTransformation],
   release: release_lib.Release,
   learning_rate: Callable[[Any], Any] | float,
@@ -121,14 +122,14 @@ def _wrapped(
 
 
 def register_states() -> None:
-  """Tells T5X how the states of this project's optimizers are partitioned.
+  """Registers rules by which T5X partitions the states of this project's optimizers.
 
-  T5X asks for a rule for each kind of optax state, and has none for factored
-  second moments: they are small and replicated; whole ones lie as their
-  parameters do.
+  T5X needs a rule for each kind of optax state and has none for factored second
+  moments. Factored moments are small and are replicated; full ones are partitioned
+  as their parameters are.
   """
-  _RULES._RULES.setdefault(PrivatizeState, _privatize_axes)
-  _RULES._RULES.setdefault(optax.FactoredState, _factored_axes)
+  _RULES._RULES.setdefault(PrivatizeState, _get_privatize_axes)
+  _RULES._RULES.setdefault(optax.FactoredState, _get_factored_axes)
 
 
 def take_parameters(
@@ -137,32 +138,34 @@ def take_parameters(
   *,
   is_resuming: bool = False,
 ) -> Mapping[str, Any]:
-  """Is RestoreCheckpointConfig.state_transformation_fns for a first checkpoint.
+  """Selects parameters and step of a first checkpoint, without optimizer state.
 
-  A released checkpoint has the state of T5X's Adafactor, which is another than
-  ours: parameters and step are restored, and with fallback_to_scratch = True our
-  state begins anew.
+  Bind it to RestoreCheckpointConfig.state_transformation_fns. A released checkpoint
+  has the state of T5X's Adafactor, which ours cannot use. With
+  fallback_to_scratch = True our optimizer's state starts anew.
 
   Args:
-    state_dict: of the checkpoint.
-    target_state_dict: of the model.
-    is_resuming: whether it is the training's own checkpoint, which stays whole.
+    state_dict: the state of the checkpoint.
+    target_state_dict: the state of the model.
+    is_resuming: whether it is the training's own checkpoint, which is returned as
+      it is.
 
   Raises:
-    ValueError: if the checkpoint lacks parameters: T5X would draw them.
+    ValueError: if the checkpoint has other parameters: T5X would initialize missing
+      ones at random.
   """
   if is_resuming:
     return state_dict
   expected = set(traverse_util.flatten_dict(target_state_dict["target"]))
-  # A leaf in a folder of its own is a dictionary that says where.
+  # A leaf with a folder of its own is a dictionary that names the folder.
   present = {
     next((path[:n] for n in range(len(path)) if path[:n] in expected), path)
     for path in traverse_util.flatten_dict(state_dict["target"])
   }
-  if others := sorted("/".join(path) for path in expected ^ present):
+  if different := sorted("/".join(path) for path in expected ^ present):
     raise ValueError(
       "expected INITIAL_CHECKPOINT_PATH of a model with the same parameters, got"
-      f" others: {', '.join(others[:3])}; give the gin file of its model"
+      f" others: {', '.join(different[:3])}; give the gin file of its model"
     )
   return {
     "target": state_dict["target"],
@@ -170,18 +173,20 @@ def take_parameters(
   }
 
 
-def _privatize_axes(state: PrivatizeState, params_axes: Any) -> PrivatizeState:
+def _get_privatize_axes(
+  state: PrivatizeState, params_axes: Any
+) -> PrivatizeState:
   del params_axes
   return jax.tree.map(lambda leaf: None, state)
 
 
-def _factored_axes(
+def _get_factored_axes(
   state: optax.FactoredState, params_axes: Any
 ) -> optax.FactoredState:
-  whole = jax.tree.map(
+  moments = jax.tree.map(
     lambda moment, axes: None if moment.shape == (1,) else axes,
     state.v,
     params_axes,
   )
-  nothing = jax.tree.map(lambda leaf: None, state)
-  return nothing._replace(v=whole)
+  replicated = jax.tree.map(lambda leaf: None, state)
+  return replicated._replace(v=moments)

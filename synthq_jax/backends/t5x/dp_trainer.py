@@ -1,4 +1,4 @@
-"""T5X's trainer with private steps."""
+"""Runs T5X's trainer with private steps."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,17 +34,18 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class DPTrainer(trainer_lib.Trainer):
-  """Clips per example, adds noise, and leaves the rest to T5X.
+  """Clips per example, adds noise, and leaves all other work to T5X.
 
   T5X's optimizer gets the private mean (clipped sum + noise) / expected batch
-  size, and all it does with that is post-processing. A
-  `dp_optimizers.PrivateOptimizer` gets the clipped sum, and adds the noise.
-  Dropout masks follow from the release's secret, the step and the example.
+  size; its computations are post-processing. A `dp_optimizers.PrivateOptimizer`
+  gets the clipped sum and adds the noise. Dropout masks are functions of the
+  release's secret, the step and the example.
 
-  Formal guarantee: that of the release's statement for all checkpoints, if
-  batches come from `dp_dataset.get_dataset`. The summaries that T5X writes hold
-  learning rates, times and, asked for, norms of parameters and private means;
-  with `writes_private_metrics` also what is NOT covered.
+  Formal guarantee: the release's statement holds for all checkpoints, if
+  batches come from `dp_dataset.get_dataset`. T5X's summaries hold learning
+  rates, times and, on request, norms of parameters and private means. With
+  `writes_private_metrics` they also hold values that the statement does NOT
+  cover.
   """
 
   def __init__(
@@ -63,30 +64,30 @@ class DPTrainer(trainer_lib.Trainer):
     weight_metrics_computer: "trainer_lib.WeightMetricsComputer | None" = None,
     writes_private_metrics: bool = False,
   ):
-    """Checks what would break the promise, and enters it into the ledger.
+    """Refuses settings that break the guarantee; enters the training in the ledger.
 
     Args:
-      model: of T5X.
-      train_state: its parameters and optimizer state.
-      partitioner: of T5X.
+      model: T5X's model.
+      train_state: the model's parameters and optimizer state.
+      partitioner: T5X's partitioner.
       eval_names: as in T5X's Trainer.
       summary_dir: as in T5X's Trainer.
       train_state_axes: as in T5X's Trainer.
-      rng: from RANDOM_SEED; neither dropout nor noise depends on it, whose keys
-        are the release's.
+      rng: key from RANDOM_SEED; dropout and noise do not depend on it, but on keys
+        of the release.
       learning_rate_fn: as in T5X's Trainer; None for an optax optimizer, which
         has its own.
-      release: what is promised, shared with the dataset.
+      release: the release, shared with the dataset.
       strategy: as in `optim.clipped_grad`.
-      num_microbatches: parts that a batch is processed in; the result is the
-        same up to rounding.
-      weight_metrics_computer: as in T5X's Trainer, of the private mean; None
+      num_microbatches: number of parts in which a batch is processed; the result
+        is the same up to rounding.
+      weight_metrics_computer: as in T5X's Trainer, for the private mean; None
         for a `PrivateOptimizer`, whose gradients are not private yet.
       writes_private_metrics: whether to write the mean loss and norm of each
-        batch into the summaries, which then must not be published.
+        batch to the summaries, which then must not be published.
 
     Raises:
-      ValueError: if something here breaks or silently changes the promise.
+      ValueError: if a setting breaks the guarantee or silently changes it.
     """
     optimizer = model.optimizer_def
     self._takes_sum = isinstance(optimizer, dp_optimizers.PrivateOptimizer)
@@ -106,7 +107,7 @@ class DPTrainer(trainer_lib.Trainer):
     self._first_step = release.begin(
       step,
       {
-        **_facts(model, train_state, schedule),
+        **_collect_facts(model, train_state, schedule),
         "strategy": strategy,
         "microbatches": num_microbatches or 1,
         "machine": fingerprints.machine(partitioner.mesh, strategy),
@@ -136,7 +137,7 @@ class DPTrainer(trainer_lib.Trainer):
     num_steps: int,
     start_step: int | None = None,
   ) -> trainer_lib.ArrayMapFuture:
-    """Runs T5X's loop, after the padding that `dp_dataset` begins with."""
+    """Skips the first batch, which is padding, and runs T5X's loop."""
     if not self._passed_warm_up:
       next(batch_iter)
       self._passed_warm_up = True
@@ -144,7 +145,7 @@ class DPTrainer(trainer_lib.Trainer):
 
   @trainer_lib.cached_property
   def _partitioned_train_step(self) -> trainer_lib.PartitionedTrainCallable:
-    """The private step, partitioned as T5X's own."""
+    """The private step, partitioned as T5X's own step."""
     data = self._partitioner.data_partition_spec
     return self._partitioner.partition(
       self._private_step,
@@ -188,7 +189,7 @@ class DPTrainer(trainer_lib.Trainer):
       )
     metrics = {"timing/steps_per_second": metrics_lib.StepsPerTime(steps=1)}
     if self._writes_private_metrics:
-      metrics |= _private_metrics(aux, is_padding)
+      metrics |= _make_private_metrics(aux, is_padding)
     return trainer_lib.apply_grads(
       state,
       gradient,
@@ -199,7 +200,7 @@ class DPTrainer(trainer_lib.Trainer):
 
 
 def _check_state(state: train_state_lib.TrainState, rng: jax.Array) -> None:
-  """Refuses what per-example clipping cannot bound."""
+  """Refuses state that per-example clipping cannot bound."""
   if state.flax_mutables:
     raise ValueError(
       "expected a model without mutable variables, got"
@@ -220,14 +221,14 @@ def _check_optimizer(
   learning_rate_fn: Callable[[Any], Any] | None,
   release: release_lib.Release,
 ) -> None:
-  """Refuses learning rates and noise that would go unnoticed."""
+  """Refuses optimizers and learning rates that do not fit the release."""
   is_optax = isinstance(optimizer, optimizers.OptaxWrapper)
   is_private = isinstance(optimizer, dp_optimizers.PrivateOptimizer)
   if is_optax and not is_private:
     raise ValueError(
       "expected T5X's own optimizer or one of dp_optimizers, got another optax"
-      " optimizer: its learning rate is out of sight, and noise of its own"
-      " would be added twice"
+      " optimizer: its learning rate is unknown here, and its own noise would"
+      " be a second one"
     )
   if is_private and optimizer.release is not release:
     raise ValueError(
@@ -248,7 +249,8 @@ def _check_optimizer(
 
 
 def _check_count(state: train_state_lib.TrainState, steps: int) -> None:
-  """Refuses an optimizer that would draw the noise of earlier steps again."""
+  """Refuses an optimizer whose step count would repeat the noise of earlier
+  steps."""
 
   def is_count(node: Any) -> bool:
     return isinstance(node, PrivatizeState)
@@ -262,15 +264,15 @@ def _check_count(state: train_state_lib.TrainState, steps: int) -> None:
     )
 
 
-def _facts(
+def _collect_facts(
   model: Any,
   state: train_state_lib.TrainState,
   schedule: Callable[[Any], Any],
 ) -> dict[str, Any]:
-  """Returns what a resumed training must have in common with its beginning.
+  """Returns the facts that must not change when a training is resumed.
 
-  The noise of a step that is taken again must meet the gradient that it met
-  before: their difference would be in the clear.
+  A repeated step has the same noise, so it must have the same gradient: else the
+  difference of both steps would reveal gradients without noise.
   """
   leaves, _ = jax.tree_util.tree_flatten_with_path(state.params)
   shapes = [
@@ -292,28 +294,29 @@ def _facts(
 
 @jax.jit
 def _sums(params: Any) -> Any:
-  """Sums each leaf's bits, mixed with their places: the same on every mesh."""
+  """Sums each leaf's bits, mixed with their positions: the same on every
+  mesh."""
 
-  def of_leaf(leaf: jax.Array) -> jax.Array:
+  def sum_leaf(leaf: jax.Array) -> jax.Array:
     words = lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32)
-    place = jnp.zeros(leaf.shape, jnp.uint32)
+    position = jnp.zeros(leaf.shape, jnp.uint32)
     for axis, size in enumerate(leaf.shape):
       own = lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
-      place = place * jnp.uint32(size) + own
-    mixed = (words ^ place * jnp.uint32(0x9E3779B1)) * jnp.uint32(0x85EBCA6B)
+      position = position * jnp.uint32(size) + own
+    mixed = (words ^ position * jnp.uint32(0x9E3779B1)) * jnp.uint32(0x85EBCA6B)
     return jnp.sum(mixed ^ (mixed >> 15), dtype=jnp.uint32)
 
-  return jax.tree.map(of_leaf, params)
+  return jax.tree.map(sum_leaf, params)
 
 
 def _digest(params: Any) -> str:
-  """Tells parameters from others by every bit."""
+  """Returns a digest of parameters that depends on every bit."""
   sums = jax.tree.leaves(_sums(params))
   return artifacts.fingerprint([int(utils.get_local_data(x)) for x in sums])
 
 
-def _private_metrics(aux: Any, is_padding: jax.Array) -> dict[str, Any]:
-  """Means over the batch's examples, which are as private as they are."""
+def _make_private_metrics(aux: Any, is_padding: jax.Array) -> dict[str, Any]:
+  """Returns mean loss and norm of the batch's examples, which are private."""
   count = jnp.maximum(jnp.sum(~is_padding), 1)
   mean = metrics_lib.AveragePerStep.from_model_output
   return {

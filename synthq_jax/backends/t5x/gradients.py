@@ -1,7 +1,7 @@
-"""The private step's gradient, from a model with T5X's loss.
+"""Computes the private step's gradient for a model with T5X's loss.
 
-Nothing here needs T5X: a model is an object with `loss_fn(params, batch, key)`
-that returns the loss of a batch and metrics.
+This module does not need T5X: a model is an object with `loss_fn(params, batch,
+key)` that returns the loss of a batch and metrics.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ __all__ = ["Model", "clipped_grad", "private_mean", "split"]
 
 
 class Model(Protocol):
-  """What is asked of T5X's models."""
+  """The interface of T5X's models that this module uses."""
 
   def loss_fn(
     self, params: Any, batch: Mapping[str, jax.Array], dropout_rng: Any
@@ -37,27 +37,28 @@ def clipped_grad(
   strategy: str = "auto",
   microbatch_size: int | None = None,
 ) -> optim.ClippedGrad:
-  """Builds the sum of clipped gradients of T5X's loss of single examples.
+  """Makes the function that sums clipped gradients of T5X's loss per example.
 
-  Formal guarantee: that of `optim.clipped_grad` for one example of the batch.
-  The model sees one example at a time, so its loss cannot couple them; a loss
-  that T5X normalizes by the batch (LOSS_NORMALIZING_FACTOR) is normalized by
-  the example. With dropout, if an example's EXAMPLE_ID is its own, as from
-  `batches.with_ids`, and no place among others that come and go.
+  Formal guarantee: the guarantee of `optim.clipped_grad` for one example of the
+  batch. The model sees one example at a time, so its loss cannot couple them; a
+  loss that T5X normalizes by the batch (LOSS_NORMALIZING_FACTOR) is normalized
+  by the example. With dropout, the guarantee needs an EXAMPLE_ID that is a
+  function of the example alone, as from `batches.with_ids`, not its position
+  among others.
 
   Args:
-    model: of T5X.
+    model: T5X's model.
     l2_clip_norm: as in `optim.clipped_grad`.
     strategy: as in `optim.clipped_grad`.
     microbatch_size: as in `optim.clipped_grad`.
 
   Returns:
-    A function as of `optim.clipped_grad`, which takes a dropout key.
+    A function as from `optim.clipped_grad`, which takes a dropout key.
   """
 
   def loss_fn(params: Any, batch: Any, key: Any = None) -> jax.Array:
     features = {k: x for k, x in batch.items() if k != batches.EXAMPLE_ID}
-    with _without_batch_rule():
+    with _remove_batch_rule():
       loss, _ = model.loss_fn(params, features, key)
     return jnp.reshape(loss, (1,))
 
@@ -72,13 +73,13 @@ def clipped_grad(
 def split(
   batch: Mapping[str, jax.Array],
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-  """Returns the model's features with ids, and which rows are padding.
+  """Splits a batch into the model's features with ids and the mask of padding.
 
   Args:
-    batch: of `sampling.take`, of records `batches.with_ids`.
+    batch: a batch from `sampling.take`, of records from `batches.with_ids`.
 
   Raises:
-    ValueError: if it is no such batch, or its rows are packed.
+    ValueError: if the batch lacks ids or the mask, or its rows are packed.
   """
   if sampling.IS_PADDING not in batch or batches.EXAMPLE_ID not in batch:
     raise ValueError(
@@ -105,14 +106,14 @@ def private_mean(
   denominator: float,
   key: jax.Array,
 ) -> Any:
-  """Adds the noise of one step to a clipped sum; divides by a public number.
+  """Adds the noise of one step to a clipped sum and divides by a public number.
 
-  Formal guarantee: that of `optim.privatize`. The noise is a function of the
-  key and the step's number alone.
+  Formal guarantee: the guarantee of `optim.privatize`. The noise is a function
+  of the key and the step's number alone.
 
   Args:
     total: the clipped sum.
-    step: number of the step, [] int32.
+    step: number of the step, a scalar int32.
     l2_sensitivity: as in `optim.privatize`.
     noise_multiplier: as in `optim.privatize`.
     denominator: as in `optim.privatize`.
@@ -133,11 +134,11 @@ def private_mean(
 
 
 @contextlib.contextmanager
-def _without_batch_rule() -> Iterator[None]:
-  """Lets the model's "batch" axis, of one example, lie where it likes.
+def _remove_batch_rule() -> Iterator[None]:
+  """Removes the partitioning rule of the model's "batch" axis in a `with` block.
 
-  The rule would spread this axis over the devices, which the axis of examples
-  around it is spread over already.
+  The axis holds one example here. The rule would partition it over the devices,
+  over which the axis of examples is partitioned already.
   """
   rules = [r for r in partitioning.get_axis_rules() if r[0] != "batch"]
   with partitioning.axis_rules(rules):

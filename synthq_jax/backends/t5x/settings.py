@@ -1,4 +1,4 @@
-"""What a private training in T5X promises, from public numbers alone."""
+"""Computes the claim of a private training in T5X from its public settings."""
 
 import dataclasses
 import functools
@@ -21,27 +21,28 @@ _RELATION = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 class Settings:
   """The public settings of one private training.
 
-  Formal guarantee: that of `claim`, if noise of standard deviation
-  `claim.noise_multiplier` times `l2_clip_norm` is on the clipped sum of each of
-  `steps` batches of `sampler`.
+  Formal guarantee: `claim` holds if the clipped sum of each of `steps` batches
+  of `sampler` gets noise of standard deviation `claim.noise_multiplier` times
+  `l2_clip_norm`.
   """
 
   num_examples: int
-  """Examples of the training split, public."""
+  """Number of examples of the training split, public."""
   expected_batch_size: int
-  """Mean number of examples in a batch, and the public divisor."""
+  """Mean number of examples in a batch, which is also the public divisor."""
   max_batch_size: int
-  """Rows of a batch, padding included: T5X's BATCH_SIZE."""
+  """Number of rows of a batch, padding included: T5X's BATCH_SIZE."""
   steps: int
-  """Private steps: TRAIN_STEPS less the step of the initial checkpoint."""
+  """Number of private steps: TRAIN_STEPS minus the initial checkpoint's
+  step."""
   epsilon: float
-  """Target; inf trains without noise and claims nothing."""
+  """Target epsilon; inf trains without noise and claims nothing."""
   l2_clip_norm: float
-  """The norm that each example's gradient is clipped to."""
+  """Largest L2 norm of each example's gradient, by clipping."""
   delta: float | None = None
-  """Target; None: 1 / (2 num_examples)."""
+  """Target delta; None: 1 / (2 num_examples)."""
   unit: str = "example"
-  """What one example is, in the words of the statement."""
+  """Noun for one example in the statement."""
 
   def __post_init__(self):
     """Refuses numbers that contradict each other."""
@@ -61,7 +62,7 @@ class Settings:
 
   @property
   def sampler(self) -> sampling.Poisson:
-    """How batches are drawn."""
+    """The sampler of batches."""
     return sampling.Poisson(
       num_examples=self.num_examples,
       expected_batch_size=self.expected_batch_size,
@@ -70,7 +71,7 @@ class Settings:
 
   @functools.cached_property
   def claim(self) -> claim_lib.Claim:
-    """What is promised, with the least noise that reaches the target."""
+    """The privacy claim, with the least noise that reaches the target."""
     return claim_lib.calibrated(
       epsilon=self.epsilon,
       sampler=self.sampler,
@@ -85,7 +86,7 @@ class Settings:
 def get_last_step(
   initial_checkpoint: str | os.PathLike | None, steps: int
 ) -> int:
-  """Returns T5X's TRAIN_STEPS: private steps after those of a checkpoint.
+  """Returns T5X's TRAIN_STEPS: the step of a checkpoint plus private steps.
 
   >>> get_last_step("gs://t5-data/t5_base/checkpoint_999900", 14_730)
   1014630
@@ -96,7 +97,7 @@ def get_last_step(
     steps: PRIVATE_STEPS.
 
   Raises:
-    ValueError: if the folder's name does not say its step.
+    ValueError: if the folder's name does not hold its step.
   """
   if initial_checkpoint is None:
     return steps

@@ -1,1 +1,1 @@
-"""Formats of checkpoints: tensors described first, and read one at a time."""
+"""Reads and writes formats of checkpoints, one tensor at a time."""

@@ -1,15 +1,15 @@
-"""Hugging Face's T5 folders: config.json beside safetensors files.
+"""Reads and writes Hugging Face's T5 folders: config.json and safetensors files.
 
-T5ForConditionalGeneration (1.0: one relu, logits from the embedding; 1.1: gated
-gelu, logits of its own), T5EncoderModel, and mT5's, which are 1.1's and are
-written as such. Their linear layers hold kernels
-transposed, their tables of relative positions too; embeddings and norms are as
-ours. Names are translated from ours, never the other way round.
+They hold T5ForConditionalGeneration (1.0: one relu, logits from the embedding; 1.1:
+gated gelu, its own logits layer), T5EncoderModel, or mT5's classes, which are read
+and written as T5 1.1. Kernels of linear layers and tables of relative positions are
+transposed; embeddings and norms are as ours. Names are translated from ours, never
+the other way round.
 
-How the logits are made stands in two fields of config.json that changed their
-meaning: up to transformers 4 `tie_word_embeddings` says whether they are tied to
-the embedding and scaled by d_model**-0.5; transformers 5 writes it as true always,
-says `scale_decoder_outputs` instead, and ties unless there is another lm_head.
+Two fields of config.json define the logits, and depend on the version. Up to
+transformers 4, `tie_word_embeddings` means that logits are tied to the embedding and
+scaled by d_model**-0.5. Transformers 5 always writes it as true, means the same with
+`scale_decoder_outputs`, and ties the logits unless there is another lm_head.
 """
 
 import json
@@ -30,7 +30,7 @@ _GENERATION = "generation_config.json"
 _INDEX = "model.safetensors.index.json"
 _TORCH = "pytorch_model.bin"
 
-# gelu_new is the approximation by tanh, which our gelu is too; gelu is not.
+# gelu_new is the approximation by tanh, as our gelu is; their gelu is exact.
 _ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu", "linear": "linear"}
 _FEED_FORWARDS = {
   ("relu",): "relu",
@@ -57,8 +57,8 @@ _TOKEN_IDS = {
   "pad_token_id": 0,
 }
 _EPSILON = 1e-6
-_ENCODER = "T5EncoderModel"  # and mT5's
-_MT5 = "mt5"  # a T5 1.1 of 101 languages; its logits are its own, never scaled
+_ENCODER = "T5EncoderModel"  # and the end of MT5EncoderModel
+_MT5 = "mt5"  # a T5 1.1 of 101 languages; it never scales its logits
 _MT5_DEFAULTS = {"feed_forward_proj": "gated-gelu"}
 
 _EMBEDDING = "shared.weight"
@@ -69,7 +69,7 @@ _EMBEDDINGS = (
 )
 _HEAD, _OUR_HEAD = "lm_head.weight", "decoder/logits_dense/kernel"
 _OUTSIDE = {"token_embedder/embedding": _EMBEDDING, _OUR_HEAD: _HEAD}
-# Old conversions from Mesh TensorFlow hold it; no T5 uses it.
+# A tensor of old conversions from Mesh TensorFlow, which no T5 uses.
 _UNUSED = (
   "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 )
@@ -96,37 +96,40 @@ def config(folder: pathlib.Path) -> t5_config.T5Config:
   """Reads the shape of a T5 from its config.json.
 
   Raises:
-    ValueError: if it is no T5, or one that we cannot compute.
+    ValueError: if the model is no T5, or has settings that we do not support.
   """
   path = folder / _CONFIG
-  return _from_fields(path, _load(path))
+  return _make_config(path, _read_json(path))
 
 
 def read(
   folder: pathlib.Path,
 ) -> tuple[dict[str, _tensors.Tensor], t5_config.T5Config]:
-  """Describes the parameters of a folder, and their shape.
+  """Describes the tensors of a folder without reading them, and returns the
+  shape.
 
   Raises:
     ValueError: if a file is missing or damaged, or a tensor is missing,
       unknown or of another shape than config.json asks for.
   """
-  fields = _load(folder / _CONFIG)
-  shape = _from_fields(folder / _CONFIG, fields)
-  found = _files(folder)
-  found.pop(_UNUSED, None)
-  _join_embeddings(folder, found)
+  fields = _read_json(folder / _CONFIG)
+  shape = _make_config(folder / _CONFIG, fields)
+  stored = _read_files(folder)
+  stored.pop(_UNUSED, None)
+  _join_embeddings(folder, stored)
   decoder = _has_decoder(fields) or any(
-    name.startswith("decoder.block.") for name in found
+    name.startswith("decoder.block.") for name in stored
   )
   if decoder:
-    # transformers 4 has no such model without an lm_head: it was lost.
+    # In transformers 4 such a model has an lm_head: a missing one is lost.
     is_own = fields.get("tie_word_embeddings", True) is False
-    _settle_logits(folder, found, shape, needs_head=is_own)
+    _settle_logits(folder, stored, shape, needs_head=is_own)
   else:
-    found.pop(_HEAD, None)
+    stored.pop(_HEAD, None)
   expected = t5.shapes(shape, decoder=decoder)
-  tensors = _tensors.renamed(folder, found, expected, _name, _is_transposed)
+  tensors = _tensors.rename(
+    folder, stored, expected, _translate_name, _is_transposed
+  )
   return tensors, shape
 
 
@@ -134,10 +137,10 @@ def _is_transposed(path: str) -> bool:
   return path.endswith(("/kernel", "/rel_embedding"))
 
 
-def _name(path: str) -> str:
-  """Translates one of our paths.
+def _translate_name(path: str) -> str:
+  """Translates one of our paths to Hugging Face's name.
 
-  >>> _name("encoder/layers_3/attention/query/kernel")
+  >>> _translate_name("encoder/layers_3/attention/query/kernel")
   'encoder.block.3.layer.0.SelfAttention.q.weight'
   """
   if path in _OUTSIDE:
@@ -154,18 +157,18 @@ def _name(path: str) -> str:
   return ".".join((*names, "weight"))
 
 
-def _files(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
+def _read_files(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
   if (folder / _MODEL).is_file():
     return _tensors.read_safetensors(folder / _MODEL)
   if not (folder / _INDEX).is_file():
     if (folder / _TORCH).exists() or any(folder.glob("pytorch_model*.bin")):
       raise ValueError(
         f"{folder}: expected {_MODEL}, got {_TORCH}, which runs code when it is"
-        " read: convert it where you trust it, with transformers'"
+        " read: convert it if you trust it, with transformers'"
         " T5ForConditionalGeneration.from_pretrained(A).save_pretrained(B)"
       )
     raise ValueError(f"expected a T5 checkpoint, got no file {folder / _MODEL}")
-  where = _load(folder / _INDEX).get("weight_map")
+  where = _read_json(folder / _INDEX).get("weight_map")
   if not isinstance(where, dict) or not all(
     isinstance(file, str) for file in where.values()
   ):
@@ -173,7 +176,7 @@ def _files(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
       f"{folder / _INDEX}: expected a weight_map from tensors to names of files,"
       f" got {str(where)[:40]}"
     )
-  found: dict[str, _tensors.Tensor] = {}
+  tensors: dict[str, _tensors.Tensor] = {}
   for file in sorted(set(where.values())):
     if pathlib.PurePath(file).name != file or not (folder / file).is_file():
       raise ValueError(
@@ -185,46 +188,48 @@ def _files(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
           f"{folder / file}: expected the tensors that {_INDEX} lists, got"
           f" {name}, listed in {where.get(name)}"
         )
-      found[name] = tensor
-  lost = sorted(set(where) - set(found))
+      tensors[name] = tensor
+  lost = sorted(set(where) - set(tensors))
   if lost:
     file = folder / where[lost[0]]
     raise ValueError(f"{file}: expected tensor {lost[0]}, got none")
-  return found
+  return tensors
 
 
 def _join_embeddings(
-  folder: pathlib.Path, found: dict[str, _tensors.Tensor]
+  folder: pathlib.Path, stored: dict[str, _tensors.Tensor]
 ) -> None:
-  """Keeps one of the names under which the embedding may be stored."""
-  names = [name for name in _EMBEDDINGS if name in found]
-  tensors = [found.pop(name) for name in names]
+  """Keeps one name of the embedding; refuses different tensors under its
+  names."""
+  names = [name for name in _EMBEDDINGS if name in stored]
+  tensors = [stored.pop(name) for name in names]
   for name, tensor in list(zip(names, tensors, strict=True))[1:]:
-    if not _tensors.same(tensors[0], tensor):
+    if not _tensors.are_equal(tensors[0], tensor):
       raise ValueError(
         f"{folder}: expected one embedding, got different tensors {names[0]}"
         f" and {name}"
       )
   if tensors:
-    found[_EMBEDDING] = tensors[0]
+    stored[_EMBEDDING] = tensors[0]
 
 
 def _settle_logits(
   folder: pathlib.Path,
-  found: dict[str, _tensors.Tensor],
+  stored: dict[str, _tensors.Tensor],
   shape: t5_config.T5Config,
   *,
   needs_head: bool,
 ) -> None:
-  """Leaves an lm_head exactly where ours has logits of its own."""
-  if _EMBEDDING not in found:
-    return  # its absence is reported with the others
+  """Makes the tensors hold an lm_head exactly if our model has a logits
+  layer."""
+  if _EMBEDDING not in stored:
+    return  # the check of all tensors reports it
   if not shape.logits_via_embedding:
-    if not needs_head:  # transformers 5 takes the embedding, unscaled
-      found.setdefault(_HEAD, found[_EMBEDDING])
+    if not needs_head:  # transformers 5 uses the embedding, unscaled
+      stored.setdefault(_HEAD, stored[_EMBEDDING])
     return
-  head = found.pop(_HEAD, None)
-  if head is not None and not _tensors.same(head, found[_EMBEDDING]):
+  head = stored.pop(_HEAD, None)
+  if head is not None and not _tensors.are_equal(head, stored[_EMBEDDING]):
     raise ValueError(
       f"{folder}: expected tied logits, as config.json says, got a tensor"
       f" {_HEAD} that differs from {_EMBEDDING}: correct tie_word_embeddings"
@@ -242,35 +247,38 @@ def write(
 
   Args:
     folder: an empty folder.
-    tensors: the parameters by path, checked, read one at a time.
-    shape: the shape they belong to.
-    max_shard_size: bytes of a file; a larger tensor has one of its own.
+    tensors: the checked parameters by path; they are read one at a time.
+    shape: the shape of the model.
+    max_shard_size: largest size of a file in bytes; a larger tensor gets a file of
+      its own.
 
   Raises:
     ValueError: if transformers has no such T5.
   """
   decoder = any(path.startswith("decoder/") for path in tensors)
   kinds = {tensor.dtype.name for tensor in tensors.values()}
-  fields = _to_fields(
+  fields = _make_fields(
     shape,
     decoder=decoder,
     dtype=kinds.pop() if len(kinds) == 1 else "float32",
   )
-  theirs = {
-    _name(path): tensor.transposed() if _is_transposed(path) else tensor
+  renamed = {
+    _translate_name(path): tensor.transpose()
+    if _is_transposed(path)
+    else tensor
     for path, tensor in tensors.items()
   }
-  shards = _shards(theirs, max_shard_size)
+  shards = _group_into_shards(renamed, max_shard_size)
   files = {}
   for number, names in enumerate(shards, 1):
     file = f"model-{number:05}-of-{len(shards):05}.safetensors"
     file = _MODEL if len(shards) == 1 else file
     files |= dict.fromkeys(names, file)
     _tensors.write_safetensors(
-      folder / file, {k: theirs[k] for k in names}, {"format": "pt"}
+      folder / file, {k: renamed[k] for k in names}, {"format": "pt"}
     )
   if len(shards) > 1:
-    total = sum(map(_tensors.num_bytes, theirs.values()))
+    total = sum(map(_tensors.num_bytes, renamed.values()))
     index = {"metadata": {"total_size": total}, "weight_map": files}
     _write_json(folder / _INDEX, index)
   if decoder:
@@ -283,10 +291,10 @@ def _write_json(path: pathlib.Path, content: Any) -> None:
   path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
-def _shards(
+def _group_into_shards(
   tensors: Mapping[str, _tensors.Tensor], max_shard_size: int
 ) -> list[list[str]]:
-  """Groups names, in order, into files of at most so many bytes."""
+  """Groups names, in order, into files of at most `max_shard_size` bytes."""
   if max_shard_size < 1:
     raise ValueError(
       f"max_shard_size must be at least 1 byte, got {max_shard_size}"
@@ -303,7 +311,7 @@ def _shards(
   return shards
 
 
-def _load(path: pathlib.Path) -> dict[str, Any]:
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
   """Reads a file that must hold a JSON object."""
   if not path.is_file():
     raise ValueError(f"expected a T5 checkpoint, got no file {path}")
@@ -315,33 +323,33 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
     ) from error
 
 
-def _from_fields(
+def _make_config(
   path: pathlib.Path, fields: Mapping[str, Any]
 ) -> t5_config.T5Config:
-  """Translates the fields of a config.json, named in messages by its path."""
+  """Makes a shape from the fields of config.json; `path` is for messages."""
   _check_kind(path, fields)
   if fields["model_type"] == _MT5:
     fields = {**_MT5_DEFAULTS, **fields, "scale_decoder_outputs": False}
   missing = [name for name in _FIELDS.values() if name not in fields]
   if missing:
     raise ValueError(f"{path}: expected a T5 shape, got no {missing[0]}")
-  values = {ours: fields[theirs] for ours, theirs in _FIELDS.items()}
+  values = {ours: fields[key] for ours, key in _FIELDS.items()}
   values |= {name: fields.get(name, value) for name, value in _OPTIONAL.items()}
   layers = fields.get("num_decoder_layers")
   try:
     return t5_config.T5Config(
       **values,
       num_decoder_layers=fields["num_layers"] if layers is None else layers,
-      mlp_activations=_activations(fields),
+      mlp_activations=_get_activations(fields),
       logits_via_embedding=_is_tied(fields),
-      token_ids=_token_ids(path, fields),
+      token_ids=_get_token_ids(path, fields),
     )
   except (ValueError, TypeError) as error:
     raise ValueError(f"{path}: expected a T5 shape, got {error}") from error
 
 
 def _check_kind(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
-  """Refuses models that only look like a T5."""
+  """Refuses models that are no T5 or have another epsilon."""
   kind = fields.get("model_type")
   if kind not in ("t5", _MT5):
     raise ValueError(
@@ -356,16 +364,19 @@ def _check_kind(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
     )
 
 
-def _token_ids(
+def _get_token_ids(
   path: pathlib.Path, fields: Mapping[str, Any]
 ) -> token_ids_lib.TokenIds:
-  """Reads the special ids; what no file says is transformers' default."""
-  beside = path.with_name(_GENERATION)
-  other = _load(beside) if beside.is_file() else {}
-  needed, found = _has_decoder(fields), {}
+  """Returns the special ids of the files; missing ones are transformers'
+  defaults."""
+  generation_path = path.with_name(_GENERATION)
+  generation_fields = (
+    _read_json(generation_path) if generation_path.is_file() else {}
+  )
+  needed, ids_by_name = _has_decoder(fields), {}
   for name, default in _TOKEN_IDS.items():
     default = None if needed and name in fields else default
-    stored = [_listed(file.get(name)) for file in (fields, other)]
+    stored = [_as_list(file.get(name)) for file in (fields, generation_fields)]
     chosen = next((ids[0] for ids in stored if ids), default)
     if chosen is None:
       raise ValueError(f"{name}=null, which no T5 can be without: write its id")
@@ -374,42 +385,43 @@ def _token_ids(
         f"{name}={chosen} there and {stored[1][0]} in {_GENERATION}: correct the"
         " wrong one"
       )
-    found[name] = chosen
-  if found["decoder_start_token_id"]:
+    ids_by_name[name] = chosen
+  if ids_by_name["decoder_start_token_id"]:
     raise ValueError(
-      f"decoder_start_token_id={found['decoder_start_token_id']}, where only"
-      " models are read whose decoder starts with id 0"
+      f"decoder_start_token_id={ids_by_name['decoder_start_token_id']}, but only"
+      " models are supported whose decoder starts with id 0"
     )
   return token_ids_lib.TokenIds(
-    pad=found["pad_token_id"], eos=found["eos_token_id"]
+    pad=ids_by_name["pad_token_id"], eos=ids_by_name["eos_token_id"]
   )
 
 
-def _listed(value: Any) -> list[Any]:
-  """Returns ids as a list: writing may stop at several, the text's end first."""
+def _as_list(value: Any) -> list[Any]:
+  """Returns ids as a list; several ids may end a text, the first is its EOS."""
   if isinstance(value, list):
     return value
   return [] if value is None else [value]
 
 
-def _activations(fields: Mapping[str, Any]) -> tuple[str, ...]:
+def _get_activations(fields: Mapping[str, Any]) -> tuple[str, ...]:
   """Translates the feed-forward layer: relu, gated-gelu and the like."""
-  written = str(fields.get("feed_forward_proj", "relu"))
-  name = written.removeprefix("gated-")
-  if written == "gated-gelu":
-    name = "gelu_new"  # what the name has always meant there
+  feed_forward = str(fields.get("feed_forward_proj", "relu"))
+  name = feed_forward.removeprefix("gated-")
+  if feed_forward == "gated-gelu":
+    name = "gelu_new"  # transformers means gelu_new by this name
   name = str(fields.get("dense_act_fn", name))
   if name not in _ACTIVATIONS:
     raise ValueError(
-      f"feed_forward_proj={written} with activation {name}, which is none of"
+      f"feed_forward_proj={feed_forward} with activation {name}, which is none of"
       f" {', '.join(_ACTIVATIONS)}"
     )
-  gated = fields.get("is_gated_act", written.startswith("gated-"))
+  gated = fields.get("is_gated_act", feed_forward.startswith("gated-"))
   return (_ACTIVATIONS[name], "linear") if gated else (_ACTIVATIONS[name],)
 
 
 def _is_tied(fields: Mapping[str, Any]) -> bool:
-  """Whether logits are scaled, hence taken from the embedding (T5 1.0)."""
+  """Returns True if logits are scaled, hence computed by the embedding (T5
+  1.0)."""
   tied = fields.get("tie_word_embeddings", True)
   return bool(fields.get("scale_decoder_outputs", tied))
 
@@ -422,10 +434,10 @@ def _has_decoder(fields: Mapping[str, Any]) -> bool:
   return bool(fields.get("is_encoder_decoder", True)) and not is_encoder
 
 
-def _to_fields(
+def _make_fields(
   shape: t5_config.T5Config, *, decoder: bool, dtype: str
 ) -> dict[str, Any]:
-  """Builds what config.json says, for transformers 4 and 5."""
+  """Makes the fields of config.json, for transformers 4 and 5."""
   if shape.mlp_activations not in _FEED_FORWARDS:
     raise ValueError(
       f"transformers has no T5 with mlp_activations={shape.mlp_activations}:"
@@ -434,7 +446,7 @@ def _to_fields(
   name = "T5ForConditionalGeneration" if decoder else _ENCODER
   tied = shape.logits_via_embedding
   return {
-    **{theirs: getattr(shape, ours) for ours, theirs in _FIELDS.items()},
+    **{name_: getattr(shape, ours) for ours, name_ in _FIELDS.items()},
     **{field: getattr(shape, field) for field in _OPTIONAL},
     "architectures": [name],
     "decoder_start_token_id": 0,

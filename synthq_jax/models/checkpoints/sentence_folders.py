@@ -1,7 +1,7 @@
-"""Reads what sentence-transformers folders say: their modules, texts and prompts.
+"""Reads the modules, text settings and prompts of sentence-transformers folders.
 
-What a folder asks for and this library does not compute is refused by its name: a
-layer that nobody reads, or a setting of texts, would give other vectors without a word.
+Layers and settings that this library does not support are refused by name: to
+ignore them would silently change the vectors.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 QUERY, DOCUMENT = "query", "document"
-"""The roles of a text."""
+"""Roles of a text."""
 MODULES = "modules.json"
-"""In the folders of sentence-transformers, beside a model."""
+"""Name of the file that lists the modules of a folder."""
 PROMPTS = "config_sentence_transformers.json"
-"""Holds prompts, and how vectors are compared."""
+"""Name of the file with prompts and the similarity of vectors."""
 TEXTS = "sentence_bert_config.json"
-"""Holds how texts are cut."""
+"""Name of the file with the settings of texts, such as their length."""
 _ROUTER = "router_config.json"
 _TEXTS = (
   TEXTS,
@@ -57,31 +57,31 @@ _ACTIVATIONS = {
   "torch.nn.modules.activation.ReLU": "relu",
 }
 _DOCUMENT_PROMPTS = (DOCUMENT, "passage", "corpus")
-"""In the order in which a document's prompt is looked for."""
+"""Names of a document's prompt; the first that exists is used."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextSettings:
-  """What sentence-transformers does to a text before a model reads it."""
+  """Settings by which sentence-transformers prepares texts for a model."""
 
   prompt: str = ""
-  """Stands before every text whose role is not known: the default prompt."""
+  """Default prompt, before texts without a role."""
   query_prompt: str = ""
-  """Stands before queries."""
+  """Prompt before queries."""
   document_prompt: str = ""
-  """Stands before documents."""
+  """Prompt before documents."""
   lower_case: bool = False
   """Whether texts are lower-cased, whatever the tokenizer does."""
   max_length: int | None = None
-  """Tokens of a text, special ones included; None: as many as the model reads."""
+  """Largest number of tokens of a text, special ones included; None: the model's."""
   query_length: int | None = None
-  """Tokens of a query, where these are fewer; None: as of all texts."""
+  """Largest number of tokens of a query, if it is smaller; None: `max_length`."""
 
   def prompt_of(self, role: str | None) -> str:
     """Returns the prompt before a text.
 
     Args:
-      role: QUERY, DOCUMENT, or None where it is not known.
+      role: QUERY, DOCUMENT, or None for a text without a role.
     """
     by_role = {QUERY: self.query_prompt, DOCUMENT: self.document_prompt}
     return self.prompt if role is None else by_role[role]
@@ -89,7 +89,7 @@ class TextSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dense:
-  """A linear layer behind the pooling."""
+  """A linear layer after the pooling."""
 
   place: pathlib.Path | None = dataclasses.field(default=None, compare=False)
   """The folder with its weights."""
@@ -102,54 +102,54 @@ class Dense:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Modules:
-  """The modules through which a text becomes a vector."""
+  """The modules that turn a text into a vector."""
 
-  place: pathlib.Path
+  folder: pathlib.Path
   """The folder of the model, or of the static vectors."""
   is_static: bool = False
-  """Whether it holds one vector for each token, and no model."""
+  """Whether the folder holds one vector for each token, and no model."""
   pooling: str = "mean"
-  """"mean" of the outputs, or the "first" of them."""
+  """"mean" of the outputs, or the "first" output."""
   layers: tuple[Dense | None, ...] = ()
-  """What follows the pooling; None: vectors get length 1."""
+  """Layers after the pooling; None normalizes vectors to length 1."""
 
 
 def modules(folder: pathlib.Path, role: str | None = None) -> Modules:
-  """Reads which modules a folder has for texts of a role.
+  """Reads the modules of a folder for texts of a role.
 
-  A folder without modules.json is taken for a model whose outputs are averaged.
+  A folder without modules.json counts as a model whose outputs are averaged.
 
   Args:
-    folder: of sentence-transformers, or of a model alone.
+    folder: a folder of sentence-transformers, or of a model alone.
     role: QUERY or DOCUMENT, for a Router; None: its default route.
 
   Raises:
-    ValueError: if vectors are made otherwise, or the files are damaged.
+    ValueError: if the folder has unsupported modules, or the files are damaged.
   """
   if not (folder / MODULES).is_file():
-    return Modules(place=folder)
-  found, layers = Modules(place=folder), []
+    return Modules(folder=folder)
+  chosen, layers = Modules(folder=folder), []
   kinds = []
-  for kind, path in _routed(folder, role):
+  for kind, path in _list_modules(folder, role):
     if kind == "Transformer" and not kinds:
-      found = dataclasses.replace(found, place=path)
+      chosen = dataclasses.replace(chosen, folder=path)
     elif kind == "StaticEmbedding" and not kinds:
-      found = dataclasses.replace(found, place=path, is_static=True)
+      chosen = dataclasses.replace(chosen, folder=path, is_static=True)
     elif kind == "Pooling" and kinds == ["Transformer"]:
-      pooling = _pooling(path / "config.json", _has_prompt(folder))
-      found = dataclasses.replace(found, pooling=pooling)
+      pooling = _read_pooling(path / "config.json", _has_prompt(folder))
+      chosen = dataclasses.replace(chosen, pooling=pooling)
     elif kind == "Normalize":
       layers.append(None)
     elif kind == "Dense":
-      layers.append(_dense(path))
+      layers.append(_read_dense(path))
     else:
       raise ValueError(
         f"{folder / MODULES}: expected a Transformer with its Pooling, or a"
-        " StaticEmbedding, and then Dense and Normalize, got a module"
-        f" {kind!r} besides: without it vectors are others"
+        " StaticEmbedding, and then Dense and Normalize, got another"
+        f" module {kind!r}: without it, vectors would differ"
       )
     kinds.append(kind)
-  if not found.is_static and (kinds + ["Pooling"])[:2] != [
+  if not chosen.is_static and (kinds + ["Pooling"])[:2] != [
     "Transformer", "Pooling",
   ]:  # fmt: skip
     raise ValueError(
@@ -157,20 +157,20 @@ def modules(folder: pathlib.Path, role: str | None = None) -> Modules:
       f" {', '.join(kinds) or 'nothing'}"
     )
   _check_similarity(folder, layers)
-  return dataclasses.replace(found, layers=tuple(layers))
+  return dataclasses.replace(chosen, layers=tuple(layers))
 
 
 def text_settings(folder: pathlib.Path) -> TextSettings:
-  """Reads what a folder says of texts, its prompts included.
+  """Reads the text settings of a folder, prompts included.
 
   Args:
-    folder: of sentence-transformers, or of a model alone, which says nothing.
+    folder: a folder of sentence-transformers, or of a model alone, which has none.
 
   Raises:
     ValueError: as `modules` and `model_settings` do.
   """
-  settings = model_settings(modules(folder).place)
-  prompts, default = _prompts(folder)
+  settings = model_settings(modules(folder).folder)
+  prompts, default = _read_prompts(folder)
   named = (prompts[name] for name in _DOCUMENT_PROMPTS if prompts.get(name))
   return dataclasses.replace(
     settings,
@@ -180,21 +180,21 @@ def text_settings(folder: pathlib.Path) -> TextSettings:
   )
 
 
-def model_settings(place: pathlib.Path) -> TextSettings:
-  """Reads what stands beside a model and its tokenizer, without a prompt.
+def model_settings(folder: pathlib.Path) -> TextSettings:
+  """Reads the text settings in a model's own folder, which has no prompts.
 
   Args:
-    place: of config.json and the tokenizer.
+    folder: the folder with config.json and the tokenizer.
 
   Raises:
-    ValueError: if the file is damaged, or a setting is not read here.
+    ValueError: if the file is damaged, or a setting is not supported.
   """
-  path = next((place / n for n in _TEXTS if (place / n).is_file()), None)
+  path = next((folder / n for n in _TEXTS if (folder / n).is_file()), None)
   fields = read_fields(path) if path is not None else {}
   if unread := [name for name in _UNREAD if fields.get(name)]:
     raise ValueError(
-      f"{path}: expected no {unread[0]}, which would change what the model reads"
-      " and is not read here: save the model with these settings in its tokenizer"
+      f"{path}: expected no {unread[0]}, which would change the model's input"
+      " and is not supported: save the model with these settings in its tokenizer"
     )
   lower_case = fields.get("do_lower_case")
   lengths = [fields.get(name) for name in ("max_seq_length", "query_length")]
@@ -213,10 +213,10 @@ def model_settings(place: pathlib.Path) -> TextSettings:
 
 
 def check_texts(folder: pathlib.Path) -> None:
-  """Refuses settings of texts where these are tokenized without them.
+  """Refuses settings of texts that a T5's tokenization would ignore.
 
   Args:
-    folder: of a model whose texts other code prepares, as a T5's are.
+    folder: the folder of a model whose texts other code prepares, such as a T5.
 
   Raises:
     ValueError: naming the setting.
@@ -225,12 +225,12 @@ def check_texts(folder: pathlib.Path) -> None:
   if any(chosen.layers) or chosen.pooling != "mean":
     raise ValueError(
       f"{folder / MODULES}: expected the mean of a model's outputs alone, got"
-      " another pooling or a Dense layer besides: give the folder as"
-      " ENCODER, whose modules are all read"
+      " another pooling or a Dense layer: give the folder as ENCODER, whose"
+      " modules are all read"
     )
-  found = text_settings(folder)
-  if found.prompt or found.lower_case:
-    name = "do_lower_case=true" if found.lower_case else "a default prompt"
+  settings = text_settings(folder)
+  if settings.prompt or settings.lower_case:
+    name = "do_lower_case=true" if settings.lower_case else "a default prompt"
     raise ValueError(
       f"{folder}: expected a model that reads texts as they are, got {name} of"
       " sentence-transformers: delete the setting, and put a prompt before the"
@@ -238,25 +238,28 @@ def check_texts(folder: pathlib.Path) -> None:
     )
 
 
-def _routed(
+def _list_modules(
   folder: pathlib.Path, role: str | None
 ) -> list[tuple[str, pathlib.Path]]:
-  """Returns kind and folder of each module, those of a Router's route among them."""
-  wanted = "a list of objects with type and path"
+  """Returns the kind and folder of each module, with a Router's route in its
+  place."""
+  expected = "a list of objects with type and path"
   try:
     listed = json.loads((folder / MODULES).read_text())
-    named = [(_kind(one["type"]), folder / one["path"]) for one in listed]
+    named = [
+      (_get_kind(each["type"]), folder / each["path"]) for each in listed
+    ]
   except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
     raise ValueError(
-      f"{folder / MODULES}: expected {wanted}, got something else"
+      f"{folder / MODULES}: expected {expected}, got something else"
     ) from None
-  found = []
+  flat = []
   for kind, path in named:
-    found += _route(path, role) if kind == "Router" else [(kind, path)]
-  return found
+    flat += _read_route(path, role) if kind == "Router" else [(kind, path)]
+  return flat
 
 
-def _route(
+def _read_route(
   folder: pathlib.Path, role: str | None
 ) -> list[tuple[str, pathlib.Path]]:
   """Returns the modules of one route of a Router."""
@@ -271,20 +274,20 @@ def _route(
       )
     default = parameters.get("default_route") or next(iter(routes))
     chosen = routes[role if role in routes else default]
-    return [(_kind(types[name]), folder / name) for name in chosen]
+    return [(_get_kind(types[name]), folder / name) for name in chosen]
   except (TypeError, LookupError, AttributeError, StopIteration):
     raise ValueError(
       f"{path}: expected types and a structure of routes, got something else"
     ) from None
 
 
-def _kind(name: str) -> str:
+def _get_kind(name: str) -> str:
   return name.rpartition(".")[2]
 
 
-def _dense(place: pathlib.Path) -> Dense:
+def _read_dense(folder: pathlib.Path) -> Dense:
   """Reads the shape of a Dense module."""
-  path = place / "config.json"
+  path = folder / "config.json"
   fields = read_fields(path)
   activation = fields.get("activation_function", "")
   name = "sentence_embedding"
@@ -302,7 +305,7 @@ def _dense(place: pathlib.Path) -> Dense:
     )
   try:
     return Dense(
-      place=place,
+      place=folder,
       in_dim=int(fields["in_features"]),
       out_dim=int(fields["out_features"]),
       has_bias=bool(fields.get("bias", True)),
@@ -326,16 +329,16 @@ def _check_similarity(folder: pathlib.Path, layers: list[Any]) -> None:
   raise ValueError(
     f"{path}: expected vectors that are compared by cosines, got"
     f" similarity_fn_name={named!r}"
-    f"{'' if is_normal else ' of vectors of any length'}, which ranks otherwise"
+    f"{'' if is_normal else ' of vectors of any length'}, which gives other rankings"
   )
 
 
 def _has_prompt(folder: pathlib.Path) -> bool:
-  return any(_prompts(folder)[0].values())
+  return any(_read_prompts(folder)[0].values())
 
 
-def _prompts(folder: pathlib.Path) -> tuple[Mapping[str, str], str]:
-  """Returns a folder's prompts by name, and the name of its default one."""
+def _read_prompts(folder: pathlib.Path) -> tuple[Mapping[str, str], str]:
+  """Reads a folder's prompts by name, and the name of its default prompt."""
   path = folder / PROMPTS
   fields = read_fields(path) if path.is_file() else {}
   prompts, name = fields.get("prompts") or {}, fields.get("default_prompt_name")
@@ -357,7 +360,7 @@ def read_fields(path: pathlib.Path) -> dict[str, Any]:
   """Reads a file that must hold a JSON object.
 
   Raises:
-    ValueError: if it is missing or holds something else.
+    ValueError: if the file is missing or holds something else.
   """
   try:
     return artifacts.unsealed(path.read_bytes())
@@ -367,8 +370,9 @@ def read_fields(path: pathlib.Path) -> dict[str, Any]:
     ) from error
 
 
-def _pooling(path: pathlib.Path, has_prompt: bool) -> str:
-  """Returns how outputs are pooled; newer files say it in one field."""
+def _read_pooling(path: pathlib.Path, has_prompt: bool) -> str:
+  """Reads the pooling of outputs, from one field (newer files) or several
+  flags."""
   fields = read_fields(path)
   begin = "pooling_mode_"
   modes: Any = [k.removeprefix(begin) for k, v in fields.items() if v is True
@@ -381,7 +385,7 @@ def _pooling(path: pathlib.Path, has_prompt: bool) -> str:
     )
   if has_prompt and fields.get("include_prompt") is False:
     raise ValueError(
-      f"{path}: expected the mean of all tokens, got include_prompt=false beside"
-      " a prompt, whose tokens it leaves out"
+      f"{path}: expected the mean of all tokens, got include_prompt=false and a"
+      " prompt, whose tokens it leaves out"
     )
   return _POOLINGS[modes[0]]

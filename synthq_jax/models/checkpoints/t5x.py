@@ -4,8 +4,8 @@
     checkpoint_STEP/target.a.b/0.0  the chunks of the large tensors
     checkpoint_STEP/state           Orbax, with the keys target and state
 
-In the native file, of msgpack, stands either a tensor or, for the large ones, a
-tensorstore spec with the folder relative to it.
+The native file, in msgpack, holds each small tensor, and for each large one a
+tensorstore spec with a folder relative to the file.
 
 References:
   github.com/google-research/t5x, t5x/checkpoints.py and t5x/adafactor.py.
@@ -43,7 +43,7 @@ __all__ = [
 FILE = "checkpoint"
 """The msgpack file of a checkpoint."""
 
-_METADATA = "_METADATA"  # by which a folder of Orbax's is known
+_METADATA = "_METADATA"  # this file identifies a folder of Orbax
 _STATE, _TARGET = "state", "target"
 _STEP = re.compile(r"checkpoint_(\d+)")
 
@@ -54,21 +54,24 @@ _QUERY = "encoder/layers_0/attention/query/kernel"
 
 _VERSION = 3
 _ARRAY, _SCALAR = 1, 3  # the types of Flax's msgpack extensions
-_PLACEHOLDER = "PLACEHOLDER://"  # what old Orbax versions wrote for a folder
+_PLACEHOLDER = (
+  "PLACEHOLDER://"  # prefix by which old Orbax versions refer to a folder
+)
 _INLINE_BYTES = 4096
 _CHUNK_BYTES = 64 * 2**20
 _SMALLEST_FACTORED = 128  # T5X's Adafactor.min_dim_size_to_factor
 
 
 def is_checkpoint(folder: pathlib.Path) -> bool:
-  """Returns whether a folder is a checkpoint_STEP."""
-  places = (folder, folder / _STATE)
+  """Returns True if a folder is a checkpoint_STEP."""
+  folders = (folder, folder / _STATE)
   names = (FILE, _METADATA)
-  return any((place / name).is_file() for place in places for name in names)
+  return any((each / name).is_file() for each in folders for name in names)
 
 
 def newest(path: pathlib.Path) -> pathlib.Path:
-  """Returns the last checkpoint_STEP of a folder that has some, else itself."""
+  """Returns the last checkpoint_STEP in a folder, or the folder if it has
+  none."""
   if path.name == FILE and path.is_file():
     return path.parent
   steps = {}
@@ -80,10 +83,10 @@ def newest(path: pathlib.Path) -> pathlib.Path:
 
 
 def step(path: pathlib.Path) -> int:
-  """Returns the step of a checkpoint by its folder's name; 0: it has none.
+  """Returns the step in the name of a checkpoint's folder, or 0.
 
   Args:
-    path: checkpoint_STEP, or a folder with some, of which the last is taken.
+    path: checkpoint_STEP, or a folder with several, whose last counts.
   """
   match = _STEP.fullmatch(newest(path).name)
   return int(match[1]) if match else 0
@@ -92,13 +95,13 @@ def step(path: pathlib.Path) -> int:
 def read(
   root: pathlib.Path,
 ) -> tuple[pathlib.Path, dict[str, _tensors.Tensor]]:
-  """Describes the parameters of a checkpoint; skips the optimizer's state.
+  """Describes the parameters of a checkpoint without the optimizer's state.
 
   Args:
-    root: checkpoint_STEP, or a folder with some, of which the last is taken.
+    root: checkpoint_STEP, or a folder with several, whose last is read.
 
   Returns:
-    The folder in which the tensors lie, and the tensors by path.
+    The folder of the tensors, and the tensors by path.
 
   Raises:
     ValueError: if there is no checkpoint, or it is damaged, of another version
@@ -106,18 +109,18 @@ def read(
   """
   folder = newest(root)
   if not is_checkpoint(folder):
-    there = (
+    content = (
       sorted(child.name for child in folder.iterdir())
       if folder.is_dir()
       else ["no such folder"]
     )
     raise ValueError(
       f"{folder}: expected a T5X checkpoint (checkpoint_STEP with a file {FILE} or"
-      f" a folder {_STATE}), got {', '.join(there[:5]) or 'an empty folder'}"
+      f" a folder {_STATE}), got {', '.join(content[:5]) or 'an empty folder'}"
     )
-  place = folder / _STATE if (folder / _STATE).is_dir() else folder
-  is_orbax = (place / _METADATA).is_file()
-  return place, (_read_orbax if is_orbax else _read_native)(place)
+  inner = folder / _STATE if (folder / _STATE).is_dir() else folder
+  is_orbax = (inner / _METADATA).is_file()
+  return inner, (_read_orbax if is_orbax else _read_native)(inner)
 
 
 def _read_native(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
@@ -134,7 +137,7 @@ def _read_native(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
   optimizer = contents.get("optimizer", contents)
   target = optimizer.get("target") if isinstance(optimizer, dict) else None
   if version is None and target is not None and folder.name == "state":
-    version = _VERSION  # as old Orbax versions wrote it
+    version = _VERSION  # old Orbax versions omit the version
   if version != _VERSION or not isinstance(target, dict):
     raise ValueError(
       f"{path}: expected a T5X checkpoint of version {_VERSION} with"
@@ -146,26 +149,28 @@ def _read_native(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
 
 
 def _unpack(path: pathlib.Path) -> dict[str, Any]:
-  """Reads the msgpack file without what lies below `state`."""
+  """Reads the msgpack file without the values below `state`."""
   data = path.read_bytes()
   unpacker = msgpack.Unpacker(
     max_buffer_size=max(len(data), 1), raw=False, strict_map_key=False
   )
   unpacker.feed(data)
-  contents = _without_state(unpacker, nested=("optimizer",))
+  contents = _unpack_without_state(unpacker, nested=("optimizer",))
   if unpacker.tell() != len(data):
     raise ValueError(f"{len(data) - unpacker.tell()} bytes too many")
   return contents
 
 
-def _without_state(unpacker: msgpack.Unpacker, nested: tuple[str, ...] = ()):
+def _unpack_without_state(
+  unpacker: msgpack.Unpacker, nested: tuple[str, ...] = ()
+):
   contents = {}
   for _ in range(unpacker.read_map_header()):
     key = unpacker.unpack()
     if key in ("state", "param_states"):
       unpacker.skip()
-    elif key in nested:  # TypeError: a key that is none
-      contents[key] = _without_state(unpacker)
+    elif key in nested:  # TypeError for an unhashable key
+      contents[key] = _unpack_without_state(unpacker)
     else:
       contents[key] = unpacker.unpack()
   return contents
@@ -175,18 +180,18 @@ def _describe(
   folder: pathlib.Path, node: Any, path: tuple[str, ...]
 ) -> dict[str, _tensors.Tensor]:
   if isinstance(node, dict) and not {"driver", "kvstore"} <= set(node):
-    found: dict[str, _tensors.Tensor] = {}
+    tensors: dict[str, _tensors.Tensor] = {}
     for key, child in node.items():
-      found |= _describe(folder, child, (*path, str(key)))
-    return found
+      tensors |= _describe(folder, child, (*path, str(key)))
+    return tensors
   name = "/".join(path)
-  with _tensors.explained(str(folder), name):
-    return {name: _leaf(folder, name, node)}
+  with _tensors.explain_errors(str(folder), name):
+    return {name: _make_tensor(folder, name, node)}
 
 
-def _leaf(folder: pathlib.Path, name: str, node: Any) -> _tensors.Tensor:
+def _make_tensor(folder: pathlib.Path, name: str, node: Any) -> _tensors.Tensor:
   if isinstance(node, msgpack.ExtType) and node.code in (_ARRAY, _SCALAR):
-    array = _from_extension(node.data)
+    array = _decode_extension(node.data)
     where = str(folder / FILE)
   elif isinstance(node, str) and node.startswith(_PLACEHOLDER):
     spec = {"kvstore": {"path": node.removeprefix(_PLACEHOLDER)}}
@@ -200,17 +205,17 @@ def _leaf(folder: pathlib.Path, name: str, node: Any) -> _tensors.Tensor:
     name=name,
     shape=tuple(array.shape),
     dtype=np.dtype(getattr(array.dtype, "numpy_dtype", array.dtype)),
-    read=lambda index: _values(array, index),
+    read=lambda index: _read_values(array, index),
   )
 
 
-def _values(array: Any, index: _tensors.Index) -> np.ndarray:
+def _read_values(array: Any, index: _tensors.Index) -> np.ndarray:
   part = array[index]
   return part.read().result() if hasattr(part, "read") else np.asarray(part)
 
 
-def _from_extension(data: bytes) -> np.ndarray:
-  """Decodes Flax's form of an array: shape, name of the type, bytes."""
+def _decode_extension(data: bytes) -> np.ndarray:
+  """Decodes Flax's encoding of an array: shape, name of the type, bytes."""
   shape, dtype, values = msgpack.unpackb(data, raw=False)
   return np.frombuffer(values, np.dtype(jnp.dtype(dtype))).reshape(shape)
 
@@ -218,34 +223,34 @@ def _from_extension(data: bytes) -> np.ndarray:
 def _open(folder: pathlib.Path, spec: Mapping[str, Any]):
   """Opens the zarr folder that a spec names, whatever system wrote it.
 
-  Specs name their folder below `kvstore`, or at the top where an older
-  tensorstore wrote them to a bucket. A public copy may lack the .zarray files;
-  then the spec says what they would.
+  Specs name their folder below `kvstore`, or at the top if an older tensorstore
+  wrote them to a bucket. A public copy may lack the .zarray files; then the spec
+  holds their content.
   """
   with extras.required("run"):
     import tensorstore
 
   driver = spec.get("driver", "zarr")
-  given = spec["kvstore"].get("path", spec.get("path"))
-  if driver != "zarr" or not given:
-    raise ValueError(f"a spec with driver={driver}, path={given}, not of zarr")
-  place = folder / given
-  inside = os.path.abspath(place).startswith(os.path.abspath(folder) + os.sep)
-  if not inside or not place.is_dir():
-    raise ValueError(f"no folder {given} in the checkpoint's")
+  name = spec["kvstore"].get("path", spec.get("path"))
+  if driver != "zarr" or not name:
+    raise ValueError(f"a spec with driver={driver}, path={name}, not of zarr")
+  target = folder / name
+  inside = os.path.abspath(target).startswith(os.path.abspath(folder) + os.sep)
+  if not inside or not target.is_dir():
+    raise ValueError(f"no folder {name} in the checkpoint's")
   request: dict[str, Any] = {
     "driver": "zarr",
-    "kvstore": {"driver": "file", "path": f"{place.resolve()}{os.sep}"},
+    "kvstore": {"driver": "file", "path": f"{target.resolve()}{os.sep}"},
     "open": True,
     "fill_missing_data_reads": False,  # a lost chunk is an error, not zeros
   }
-  if not (place / ".zarray").is_file():
+  if not (target / ".zarray").is_file():
     if "metadata" not in spec:
       raise ValueError("no .zarray, and no metadata in the spec")
     request |= {"metadata": spec["metadata"], "assume_metadata": True}
     if "dtype" in spec:
       request["dtype"] = spec["dtype"]
-  return tensorstore.open(request).result(), str(place)
+  return tensorstore.open(request).result(), str(target)
 
 
 def _read_orbax(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
@@ -256,7 +261,7 @@ def _read_orbax(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
   try:
     checkpointer = ocp.PyTreeCheckpointer()
     tree = checkpointer.metadata(folder)
-    # Wrapped or plain: it depends on Orbax's version.
+    # Some versions of Orbax wrap the tree, others do not.
     tree = getattr(tree, "item_metadata", tree)
     tree = getattr(tree, "tree", tree)
     if not isinstance(tree, dict):
@@ -273,43 +278,45 @@ def _read_orbax(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
     )
   leaves = jax.tree_util.tree_leaves_with_path(tree[_TARGET])
   return {
-    "/".join(keys): _tensor(checkpointer, folder, keys, leaf)
-    for keys, leaf in ((_keys(path), leaf) for path, leaf in leaves)
+    "/".join(keys): _make_orbax_tensor(checkpointer, folder, keys, leaf)
+    for keys, leaf in ((_get_keys(path), leaf) for path, leaf in leaves)
   }
 
 
-def _keys(path) -> tuple[str, ...]:
+def _get_keys(path) -> tuple[str, ...]:
   return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
-def _tensor(checkpointer, folder, keys: tuple[str, ...], leaf):
-  place = ".".join((_TARGET, *keys))
-  stored, name = folder / place / ".zarray", "/".join(keys)
-  # Orbax takes lost chunks of older checkpoints for zeros. Where a fill value is
-  # given, a chunk of it may never have been written.
+def _make_orbax_tensor(checkpointer, folder, keys: tuple[str, ...], leaf):
+  folder_name = ".".join((_TARGET, *keys))
+  stored, name = folder / folder_name / ".zarray", "/".join(keys)
+  # Orbax reads lost chunks of older checkpoints as zeros. With a fill value, a
+  # missing chunk may be correct.
   if stored.is_file() and json.loads(stored.read_text())["fill_value"] is None:
-    with _tensors.explained(str(folder), name):
-      return _leaf(folder, name, f"{_PLACEHOLDER}{place}")
+    with _tensors.explain_errors(str(folder), name):
+      return _make_tensor(folder, name, f"{_PLACEHOLDER}{folder_name}")
   with extras.required("run"):
     import orbax.checkpoint as ocp
 
   def restore(arguments) -> Any:
-    """Restores this leaf alone."""
-    item, wanted = leaf, arguments
+    """Restores only this leaf."""
+    item, restore_args = leaf, arguments
     for key in reversed((_TARGET, *keys)):
-      item, wanted = {key: item}, {key: wanted}
+      item, restore_args = {key: item}, {key: restore_args}
     request = ocp.args.PyTreeRestore(
-      item=item, restore_args=wanted, partial_restore=True
+      item=item, restore_args=restore_args, partial_restore=True
     )
-    found = checkpointer.restore(folder, args=request)
+    restored = checkpointer.restore(folder, args=request)
     for key in (_TARGET, *keys):
-      found = found[key]
-    return found
+      restored = restored[key]
+    return restored
 
   def read_part(index: _tensors.Index) -> np.ndarray:
     return restore(ocp.RestoreArgs(restore_type=np.ndarray))[index]
 
-  def placed(sharding: jax.sharding.Sharding, dtype: np.dtype) -> jax.Array:
+  def load_sharded(
+    sharding: jax.sharding.Sharding, dtype: np.dtype
+  ) -> jax.Array:
     return restore(ocp.ArrayRestoreArgs(sharding=sharding, dtype=dtype))
 
   return _tensors.Tensor(
@@ -318,37 +325,37 @@ def _tensor(checkpointer, folder, keys: tuple[str, ...], leaf):
     shape=tuple(leaf.shape),
     dtype=np.dtype(leaf.dtype),
     read=read_part,
-    place=placed,
+    load_sharded=load_sharded,
   )
 
 
 def write(
   folder: pathlib.Path, tensors: Mapping[str, _tensors.Tensor], step: int
 ) -> None:
-  """Writes a checkpoint into a folder.
+  """Writes a native checkpoint to a folder.
 
-  The second moments of T5X's Adafactor are written as zeros, which is how it
-  begins, so that T5X restores the checkpoint with its default settings.
+  The second moments of T5X's Adafactor are zeros, its initial state, so that T5X
+  restores the checkpoint with its default settings.
 
   Args:
     folder: an empty folder.
-    tensors: the parameters by path, read one at a time.
+    tensors: the parameters by path; they are read one at a time.
     step: the number of the step.
   """
   target: dict[str, Any] = {}
   states: dict[str, Any] = {}
   for path, tensor in tensors.items():
-    with _tensors.explained(tensor.where, tensor.name):
-      values = np.ascontiguousarray(tensor.whole()).reshape(tensor.shape)
+    with _tensors.explain_errors(tensor.where, tensor.name):
+      values = np.ascontiguousarray(tensor.read_all()).reshape(tensor.shape)
     if values.nbytes <= _INLINE_BYTES:
-      target[path] = _to_extension(values, _ARRAY)
+      target[path] = _encode_extension(values, _ARRAY)
     else:
       target[path] = _write_zarr(folder, path, values)
-    for name, shape in _adafactor_shapes(tensor.shape).items():
+    for name, shape in _get_adafactor_shapes(tensor.shape).items():
       zeros = np.zeros(shape, np.float32)
-      states[f"{path}/{name}"] = _to_extension(zeros, _ARRAY)
+      states[f"{path}/{name}"] = _encode_extension(zeros, _ARRAY)
   state = {
-    "step": _to_extension(np.asarray(step, np.int32), _SCALAR),
+    "step": _encode_extension(np.asarray(step, np.int32), _SCALAR),
     "param_states": _tensors.unflatten(states),
   }
   optimizer = {"state": state, "target": _tensors.unflatten(target)}
@@ -356,7 +363,7 @@ def write(
   (folder / FILE).write_bytes(packed)
 
 
-def _to_extension(array: np.ndarray, code: int) -> msgpack.ExtType:
+def _encode_extension(array: np.ndarray, code: int) -> msgpack.ExtType:
   content = (array.shape, array.dtype.name, array.tobytes())
   return msgpack.ExtType(code, msgpack.packb(content))
 
@@ -364,7 +371,7 @@ def _to_extension(array: np.ndarray, code: int) -> msgpack.ExtType:
 def _write_zarr(
   folder: pathlib.Path, path: str, values: np.ndarray
 ) -> dict[str, Any]:
-  """Writes one tensor into its folder; returns the spec that refers to it."""
+  """Writes one tensor to its folder and returns the spec that refers to it."""
   with extras.required("run"):
     import tensorstore
 
@@ -375,17 +382,17 @@ def _write_zarr(
     "kvstore": {"driver": "file", "path": f"{name}/"},
     "metadata": {
       "shape": list(values.shape),
-      "chunks": _chunks(values.shape, values.itemsize),
-      "compressor": None,  # weights hardly shrink
+      "chunks": _choose_chunks(values.shape, values.itemsize),
+      "compressor": None,  # weights are hardly compressible
     },
   }
-  place = {"driver": "file", "path": f"{(folder / name).resolve()}/"}
-  request = {**spec, "kvstore": place, "create": True}
+  kvstore = {"driver": "file", "path": f"{(folder / name).resolve()}/"}
+  request = {**spec, "kvstore": kvstore, "create": True}
   tensorstore.open(request).result().write(values).result()
   return spec
 
 
-def _chunks(shape: tuple[int, ...], itemsize: int) -> list[int]:
+def _choose_chunks(shape: tuple[int, ...], itemsize: int) -> list[int]:
   """Halves the longest axis until a chunk is small enough."""
   chunks = list(shape)
   while math.prod(chunks) * itemsize > _CHUNK_BYTES:
@@ -394,7 +401,7 @@ def _chunks(shape: tuple[int, ...], itemsize: int) -> list[int]:
   return chunks
 
 
-def _adafactor_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def _get_adafactor_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of T5X's Adafactor state for one parameter."""
   shapes = dict.fromkeys(("v_row", "v_col", "v", "m"), (1,))
   order = np.argsort(shape)
@@ -408,14 +415,14 @@ def _adafactor_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 def infer(
   where: str | os.PathLike, tensors: Mapping[str, _tensors.Tensor]
 ) -> t5_config.T5Config:
-  """Reads the shape of a T5 off its tensors.
+  """Infers the shape of a T5 from its tensors.
 
-  Taken for granted, since no tensor shows it: activations (relu, or a gated
-  gelu where there are two kernels), relative positions up to 128, no dropout, and
+  No tensor reveals some fields, for which defaults are taken: activations (relu, or a
+  gated gelu if there are two kernels), relative positions up to 128, no dropout, and
   T5's special ids.
 
   Raises:
-    ValueError: if a tensor that tells is missing, or they contradict.
+    ValueError: if a needed tensor is missing, or tensors contradict each other.
   """
 
   def shape(*names: str) -> tuple[int, ...]:

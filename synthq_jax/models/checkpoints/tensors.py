@@ -1,9 +1,9 @@
-"""Describes tensors of a checkpoint, and reads them later, one at a time.
+"""Describes the tensors of a checkpoint and reads them later, one at a time.
 
-Every format is read in two steps: its module says which tensors there are, and
-this one checks their names and shapes and then fetches them, so that no more
-than one tensor is in memory besides the model itself. Files of safetensors, which
-several formats share, are read and written here.
+Every format is read in two steps: its module describes the tensors, and this one
+checks their names and shapes and then reads them, so that at most one tensor is in
+memory besides the model itself. This module also reads and writes safetensors
+files, which several formats share.
 
 References:
   https://github.com/huggingface/safetensors, section "Format".
@@ -32,15 +32,15 @@ with extras.required("run"):
 __all__ = [
   "Tensor",
   "check",
-  "explained",
+  "explain_errors",
   "fetch",
   "leaves",
   "num_bytes",
   "of_tree",
   "read_safetensors",
-  "renamed",
-  "same",
-  "shapes_of",
+  "rename",
+  "are_equal",
+  "get_shapes",
   "unflatten",
   "write_safetensors",
 ]
@@ -60,39 +60,41 @@ Index = tuple[slice, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tensor:
-  """A tensor of which nothing but name, shape and type has been read."""
+  """A tensor whose values are not read yet, only its name, shape and type."""
 
   where: str
-  """The file or folder it lies in, for messages."""
+  """The file or folder of the tensor, for messages."""
   name: str
-  """What it is called there."""
+  """Name of the tensor in the file or folder."""
   shape: tuple[int, ...]
-  """Its shape."""
+  """Shape of the tensor."""
   dtype: np.dtype
-  """Its type."""
+  """Type of the stored values."""
   read: Callable[[Index], np.ndarray]
-  """Reads what one slice for each axis selects; may return a view."""
-  place: Callable[[jax.sharding.Sharding, np.dtype], jax.Array] | None = None
-  """Reads it straight onto devices, where the format does that itself."""
+  """Reads the part that one slice for each axis selects; may return a view."""
+  load_sharded: (
+    Callable[[jax.sharding.Sharding, np.dtype], jax.Array] | None
+  ) = None
+  """Loads the tensor straight onto devices, if the format supports it."""
 
-  def transposed(self) -> "Tensor":
+  def transpose(self) -> "Tensor":
     """Returns the same tensor with its axes in the opposite order."""
     read = self.read
     return dataclasses.replace(
       self,
       shape=self.shape[::-1],
       read=lambda index: read(index[::-1]).T,
-      place=None,
+      load_sharded=None,
     )
 
-  def whole(self) -> np.ndarray:
-    """Reads all of it."""
+  def read_all(self) -> np.ndarray:
+    """Reads the whole tensor."""
     return self.read((slice(None),) * len(self.shape))
 
 
 @contextlib.contextmanager
-def explained(where: str, name: str) -> Iterator[None]:
-  """Says which tensor could not be read when a library says less."""
+def explain_errors(where: str, name: str) -> Iterator[None]:
+  """Turns any error of a library into one that names the tensor."""
   try:
     yield
   except Exception as error:
@@ -106,13 +108,13 @@ def explained(where: str, name: str) -> Iterator[None]:
 def of_tree(params: Any) -> dict[str, Tensor]:
   """Describes the leaves of nested dicts by their joined path.
 
-  Leaves on devices are copied to the host when they are read, one by one; those
-  that are described already stay as they are.
+  Leaves on devices are copied to the host when they are read, one by one; leaves
+  that are a `Tensor` stay as they are.
   """
 
   def read(leaf, index: Index) -> np.ndarray:
-    # A jax.Array keeps the host's copy that was made of it; its copy does not
-    # outlive this line.
+    # A jax.Array caches its copy on the host. The copy of the array, and so the
+    # cache, does not outlive this line.
     values = leaf.copy() if isinstance(leaf, jax.Array) else leaf
     return np.asarray(values)[index]
 
@@ -130,11 +132,11 @@ def of_tree(params: Any) -> dict[str, Tensor]:
   }
 
 
-def shapes_of(init: Callable[[jax.Array], Any]) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of each parameter that a network makes, by its path.
+def get_shapes(init: Callable[[jax.Array], Any]) -> dict[str, tuple[int, ...]]:
+  """Returns the shape of each parameter of a network, by its path.
 
   Args:
-    init: from a key to nested dicts; it is traced, not run.
+    init: makes nested dicts of parameters from a key; it is traced, not run.
   """
   params = jax.eval_shape(init, jax.random.key(0))
   return {path: leaf.shape for path, leaf in leaves(params).items()}
@@ -142,13 +144,13 @@ def shapes_of(init: Callable[[jax.Array], Any]) -> dict[str, tuple[int, ...]]:
 
 def leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
   """Returns the leaves of nested dicts by their joined path."""
-  found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+  leaves_with_path = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
   joined = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-  return {joined(keys): leaf for keys, leaf in found}
+  return {joined(keys): leaf for keys, leaf in leaves_with_path}
 
 
 unflatten = functools.partial(traverse_util.unflatten_dict, sep="/")
-"""Turns a dict by joined paths back into nested dicts."""
+"""Converts a dict by joined paths back to nested dicts."""
 
 
 def fetch(
@@ -157,10 +159,10 @@ def fetch(
   """Reads tensors one after the other.
 
   Args:
-    tensors: by path, already checked.
+    tensors: checked tensors by path.
     sharding: None for NumPy arrays; else a function from path and shape to a
-      jax.sharding.Sharding, or nested dicts of them.
-    dtype: what the values become; None keeps what is stored.
+      jax.sharding.Sharding, or nested dicts of shardings.
+    dtype: type of the values; None keeps the stored types.
 
   Returns:
     Nested dicts of arrays.
@@ -169,20 +171,22 @@ def fetch(
     ValueError: if a tensor cannot be read, or has no sharding.
   """
   if sharding is not None and not callable(sharding):
-    sharding = _from_tree(sharding)
+    sharding = _make_lookup(sharding)
   flat = {}
   for path, tensor in tensors.items():
-    wanted = np.dtype(tensor.dtype if dtype is None else dtype)
+    target_dtype = np.dtype(tensor.dtype if dtype is None else dtype)
     if sharding is not None:
-      flat[path] = _sharded(tensor, sharding(path, tensor.shape), wanted)
+      flat[path] = _load_sharded(
+        tensor, sharding(path, tensor.shape), target_dtype
+      )
       continue
-    with explained(tensor.where, tensor.name):
-      whole = np.asarray(tensor.whole(), wanted)
-      flat[path] = np.require(whole, requirements=("C", "W"))
+    with explain_errors(tensor.where, tensor.name):
+      values = np.asarray(tensor.read_all(), target_dtype)
+      flat[path] = np.require(values, requirements=("C", "W"))
   return unflatten(flat)
 
 
-def _from_tree(tree: Any) -> Callable[[str, tuple[int, ...]], Any]:
+def _make_lookup(tree: Any) -> Callable[[str, tuple[int, ...]], Any]:
   flat = leaves(tree, lambda x: isinstance(x, jax.sharding.Sharding))
 
   def find(path: str, shape: tuple[int, ...]):
@@ -194,36 +198,39 @@ def _from_tree(tree: Any) -> Callable[[str, tuple[int, ...]], Any]:
   return find
 
 
-def _sharded(
+def _load_sharded(
   tensor: Tensor, sharding: jax.sharding.Sharding, dtype: np.dtype
 ) -> jax.Array:
-  """Puts a tensor onto its devices, reading each slice that is needed once."""
+  """Loads a tensor onto its devices and reads each needed slice once."""
   if not isinstance(sharding, jax.sharding.Sharding):
     raise ValueError(
       f"sharding must give a jax.sharding.Sharding for {tensor.name}, got"
       f" {type(sharding).__name__}"
     )
-  if tensor.place is not None:
-    with explained(tensor.where, tensor.name):
-      return tensor.place(sharding, dtype)
-  seen: dict[tuple, np.ndarray] = {}  # devices that hold the same slice
+  if tensor.load_sharded is not None:
+    with explain_errors(tensor.where, tensor.name):
+      return tensor.load_sharded(sharding, dtype)
+  seen: dict[tuple, np.ndarray] = {}  # several devices may hold the same slice
 
   def read(index: Index) -> np.ndarray:
     bounds = tuple((part.start, part.stop) for part in index)
     if bounds not in seen:
-      with explained(tensor.where, tensor.name):
+      with explain_errors(tensor.where, tensor.name):
         seen[bounds] = np.array(tensor.read(index), dtype=dtype, order="C")
     return seen[bounds]
 
   return jax.make_array_from_callback(tensor.shape, sharding, read)
 
 
-def same(left: Tensor, right: Tensor) -> bool:
-  """Whether two tensors hold the same numbers; both are read."""
+def are_equal(left: Tensor, right: Tensor) -> bool:
+  """Returns True if two tensors hold the same values; both are read."""
   if left.shape != right.shape:
     return False
-  with explained(left.where, left.name), explained(right.where, right.name):
-    return np.array_equal(left.whole(), right.whole())
+  with (
+    explain_errors(left.where, left.name),
+    explain_errors(right.where, right.name),
+  ):
+    return np.array_equal(left.read_all(), right.read_all())
 
 
 def check(
@@ -231,18 +238,19 @@ def check(
   tensors: Mapping[str, Tensor],
   expected: Mapping[str, tuple[int, ...]],
 ) -> None:
-  """Compares names, shapes and types with what a configuration asks for.
+  """Refuses tensors whose names, shapes or types a configuration does not
+  expect.
 
   Raises:
     ValueError: naming the first tensor that is missing, unknown, of another
       shape or not of floating point.
   """
   for name in sorted(set(expected) | set(tensors)):
-    found = tensors[name].shape if name in tensors else "nothing"
-    wanted = expected.get(name, "nothing")
-    if found != wanted:
+    got = tensors[name].shape if name in tensors else "nothing"
+    shape = expected.get(name, "nothing")
+    if got != shape:
       raise ValueError(
-        f"{where}: expected tensor {name} of shape {wanted}, got {found}"
+        f"{where}: expected tensor {name} of shape {shape}, got {got}"
       )
     if not jnp.issubdtype(tensors[name].dtype, jnp.floating):
       raise ValueError(
@@ -251,32 +259,32 @@ def check(
       )
 
 
-def renamed(
+def rename(
   where: str | os.PathLike,
   tensors: Mapping[str, Tensor],
   expected: Mapping[str, tuple[int, ...]],
   name: Callable[[str], str],
   is_transposed: Callable[[str], bool],
 ) -> dict[str, Tensor]:
-  """Checks tensors of another library, and returns them by our paths.
+  """Checks tensors of another library and returns them by our paths.
 
   Args:
-    where: where they lie, for messages.
-    tensors: by their own names.
+    where: the file or folder of the tensors, for messages.
+    tensors: tensors by the library's names.
     expected: our paths, and the shapes of our tensors.
-    name: from one of our paths to their name.
-    is_transposed: whether they hold the tensor of a path transposed.
+    name: translates one of our paths to the library's name.
+    is_transposed: returns True if the library transposes the tensor of a path.
 
   Raises:
     ValueError: as in `check`.
   """
-  wanted = {
+  their_shapes = {
     name(path): size[::-1] if is_transposed(path) else size
     for path, size in expected.items()
   }
-  check(where, tensors, wanted)
+  check(where, tensors, their_shapes)
   return {
-    path: tensors[name(path)].transposed()
+    path: tensors[name(path)].transpose()
     if is_transposed(path)
     else tensors[name(path)]
     for path in expected
@@ -284,19 +292,19 @@ def renamed(
 
 
 def num_bytes(tensor: Tensor) -> int:
-  """Returns how much memory a tensor takes as it is stored."""
+  """Returns the size of a tensor in bytes, in its stored type."""
   return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 def read_safetensors(path: str | os.PathLike) -> dict[str, Tensor]:
-  """Describes the tensors of a file.
+  """Describes the tensors of a safetensors file by name.
 
   Raises:
-    ValueError: if it is truncated, or its header is not one.
+    ValueError: if the file is truncated, or its header is damaged.
   """
   try:
     with safetensors.safe_open(path, framework="numpy") as file:
-      return {name: _in_file(path, file, name) for name in file.keys()}  # noqa: SIM118
+      return {name: _make_tensor(path, file, name) for name in file.keys()}  # noqa: SIM118
   except safetensors.SafetensorError as error:
     raise ValueError(
       f"{path}: expected safetensors, got a damaged file ({error});"
@@ -304,7 +312,7 @@ def read_safetensors(path: str | os.PathLike) -> dict[str, Tensor]:
     ) from error
 
 
-def _in_file(path: str | os.PathLike, file: Any, name: str) -> Tensor:
+def _make_tensor(path: str | os.PathLike, file: Any, name: str) -> Tensor:
   part = file.get_slice(name)
   if part.get_dtype() not in _DTYPES:
     raise ValueError(
@@ -314,7 +322,7 @@ def _in_file(path: str | os.PathLike, file: Any, name: str) -> Tensor:
   shape, dtype = tuple(part.get_shape()), _DTYPES[part.get_dtype()]
 
   def read(index: Index) -> np.ndarray:
-    # Opened anew: the pages of one tensor are held at a time.
+    # Each read opens the file anew, so that only one tensor's pages are held.
     with safetensors.safe_open(path, framework="numpy") as file:
       if shape and math.prod(shape):
         return file.get_slice(name)[index]
@@ -328,18 +336,18 @@ def write_safetensors(
   tensors: Mapping[str, Tensor],
   metadata: Mapping[str, str] | None = None,
 ) -> None:
-  """Writes a file, complete or not at all.
+  """Writes a safetensors file, atomically.
 
-  The library's own writer gives the same bytes, and wants all tensors in memory
-  at once: 512 MB of 512 MB in eight tensors, of which this one holds 128.
+  The library's own writer writes the same bytes, but needs all tensors in memory: for
+  eight tensors of 512 MB in total it takes 512 MB, and this function 128 MB.
 
   Args:
-    path: the file; its folder is made where it is missing.
-    tensors: what goes into it, read one at a time.
-    metadata: text for the header.
+    path: the file; a missing folder is created.
+    tensors: the tensors by name; they are read one at a time.
+    metadata: texts by name for the header.
 
   Raises:
-    ValueError: if a tensor has a type that the format does not know.
+    ValueError: if the format does not support a tensor's type.
   """
   header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
   end = 0
@@ -360,6 +368,6 @@ def write_safetensors(
   with artifacts.replacing(path) as stream:
     stream.write(len(text).to_bytes(8, "little") + text)
     for _, tensor in sorted(tensors.items()):
-      with explained(tensor.where, tensor.name):
-        values = np.ascontiguousarray(tensor.whole())
+      with explain_errors(tensor.where, tensor.name):
+        values = np.ascontiguousarray(tensor.read_all())
       stream.write(values.reshape(-1).view(np.uint8))

@@ -276,7 +276,7 @@ def test_a_training_cannot_go_on_with_another_secret_or_none(tmp_path):
     opened(tmp_path)
   assert not (tmp_path / "secret").exists()
   (tmp_path / "secret").write_text(f"{'12ab' * 8}\n")
-  with pytest.raises(ValueError, match="owner alone.*chmod 600"):
+  with pytest.raises(ValueError, match="only its owner.*chmod 600"):
     opened(tmp_path)
   (tmp_path / "secret").chmod(0o600)
   with pytest.raises(ValueError, match="got another"):
@@ -288,7 +288,7 @@ def test_a_training_cannot_go_on_with_another_secret_or_none(tmp_path):
 
 
 def test_a_secret_in_a_bucket_must_be_allowed(tmp_path):
-  with pytest.raises(ValueError, match="whoever may read the bucket"):
+  with pytest.raises(ValueError, match="anyone who may read the bucket"):
     release_lib.Release(
       SETTINGS, model_dir=tmp_path / "model", secret_file="memory://b/secret"
     )

@@ -295,7 +295,7 @@ def with_another_strategy(folder):
     (with_statistics, "mutable"),
     (with_an_ignored_rate, "T5X would ignore"),
     (without_a_rate, "learning_rate_fn for T5X's own"),
-    (with_noise_twice, "added twice"),
+    (with_noise_twice, "a second one"),
     (with_two_releases, "one release"),
     (with_weights_before_noise, "no noise yet"),
     (with_a_count_that_began_anew, "counted 3 steps"),
@@ -380,7 +380,7 @@ def test_what_changes_a_gradient_is_a_fact_of_the_training():
 
   def facts(**options):
     model = tiny_model.make_model(**options)
-    return dp_trainer._facts(model, state, lambda step: 0.01)
+    return dp_trainer._collect_facts(model, state, lambda step: 0.01)
 
   first = facts()
   assert first == facts()
