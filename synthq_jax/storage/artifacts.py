@@ -552,7 +552,8 @@ def from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
   except TypeError as error:
     raise ValueError(
       f"expected the fields of a {kind.__name__}, got a result of another"
-      f" version ({error}): delete its folder"
+      f" version ({error}): use the version that wrote it, or delete its folder;"
+      " a private training that is made again counts again"
     ) from error
 
 
