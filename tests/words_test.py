@@ -42,7 +42,7 @@ COUNTS = {
   "data": {"openers": 55, "names": 107},
   "federated": {"openers": 19, "names": 45},
   "generation": {"openers": 10, "names": 16},
-  "leakage": {"openers": 29, "names": 40},
+  "leakage": {"openers": 0, "names": 0},
   "losses": {"openers": 6, "names": 0},
   "models": {"openers": 39, "names": 95},
   "optim": {"openers": 43, "names": 68},

@@ -494,7 +494,7 @@ def test_runs_are_the_candidates_in_a_new_order(studied, folder):
     q: set(s) for q, s in data.candidates.items()
   }
   result = artifacts.load(place, study_training.Training)
-  assert result.manifest == splits.manifest(
+  assert result.manifest == splits.make_manifest(
     data.split("test leakage", 80, 1), data.documents
   )
 

@@ -263,12 +263,12 @@ class _Sampler:
     )
     seeds = range(max(model.seeds for model in config.models))
     fillers = tuple(
-      splits.filler(drawn_from, max(config.sizes) // 2, seed=seed)
+      splits.draw_filler(drawn_from, max(config.sizes) // 2, seed=seed)
       for seed in seeds
     )
     leaked = {
       name: tuple(
-        splits.leaked(
+        splits.draw_leaked(
           e,
           config.num_leaked // 2,
           seed=seed,
@@ -343,7 +343,7 @@ class _Sampler:
     return lambda query: [
       (f"{query}.near{place}", text)
       for place, text in enumerate(
-        words.reformulations(self.test.texts[query], _REFORMULATIONS),
+        words.make_reformulations(self.test.texts[query], _REFORMULATIONS),
         1,
       )
     ]
@@ -438,7 +438,7 @@ class _Sampler:
     forbidden: frozenset[str] = frozenset(),
   ) -> dict[str, tuple[str, ...]]:
     """Returns documents that are not relevant, of a kind of `NEGATIVES`."""
-    found = splits.negatives_of(run, judged, forbidden)
+    found = splits.get_negatives(run, judged, forbidden)
     if self.config.negatives == "judged":
       for query, grades in judged.items():
         others = [id_ for id_, grade in grades.items() if grade <= 0]

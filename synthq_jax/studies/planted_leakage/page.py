@@ -119,7 +119,7 @@ def _without(table: tables.MeasureTable) -> str:
   """Says how good the rerankers are at all, next to BM25 and to chance."""
   decimals, means = _decimals(table.measure), _means(table, _NONE)
   name = tables.BASELINE
-  ranked = study.order(means | {name: table.baseline}, table.measure)
+  ranked = study.rank_systems(means | {name: table.baseline}, table.measure)
   return _WORDS.text(
     "without",
     measure=cells.measure_name(table.measure),
@@ -161,7 +161,7 @@ def _orders(table: tables.MeasureTable) -> str:
   orders = {}
   for kind in splits.NAMES:
     means = {m: x for m, x in _means(table, kind).items() if table.ranks(m)}
-    orders[kind] = study.order(means, table.measure)
+    orders[kind] = study.rank_systems(means, table.measure)
   first = orders[_NONE]
   if len(first) < 2:
     return ""

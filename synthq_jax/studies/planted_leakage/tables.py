@@ -151,7 +151,7 @@ def _measure_tables(
     data, trainings = _of_leaking(data, trainings)
   baseline = _evaluated(config, data, data.candidates)
   chance = _chance(config, data)
-  folds = study.folds_of(list(data.queries), config.folds, seed=config.seed)
+  folds = study.make_folds(list(data.queries), config.folds, seed=config.seed)
   chosen, fixed = [], []
   for name in config.measures:
     values, sizes = _chosen(name, folds, trainings)
@@ -337,7 +337,7 @@ def _memory(
   """Looks up what kind `key[1]` leaks in a run of `trained_with`."""
   model, leakage, size = key
   place = training.folder(task.root, model, trained_with, size, seed)
-  return study.memory(
+  return study.measure_memory(
     trec.read_run(place / training.RUN),
     data.candidates,
     [

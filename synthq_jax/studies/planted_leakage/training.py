@@ -170,7 +170,7 @@ class _Trainer:
       leakage=self.leakage,
       size=self.size,
       seed=self.seed,
-      manifest=splits.manifest(split, data.documents),
+      manifest=splits.make_manifest(split, data.documents),
       measures=found.per_query,
       num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
       steps=self.model.recipe.num_steps(self.size // 2),
@@ -204,7 +204,7 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
     given or shipped.DIRECTORY, token_ids=None if bert else pieces.token_ids
   )
   idf = None
-  if model.kind in building.OF_TERMS:
+  if model.kind in building.TERM_RERANKERS:
     idf = terms_lib.inverse_document_frequencies(pieces, documents.values())
   return building.build(
     model,
