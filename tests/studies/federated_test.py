@@ -256,13 +256,13 @@ def test_a_training_that_was_killed_ends_the_same_to_the_bit(
   config, tmp_path, monkeypatch
 ):
   """Its shapes, too: other ones are other sums, and other last bits."""
-  real, asked, ended = training.training.slots, [], []
+  real, asked, ended = training.training.compute_slots, [], []
 
   def slots(plans, longest, *, at_least):
     asked.append(at_least)
     return real(plans, longest, at_least=at_least)
 
-  monkeypatch.setattr(training.training, "slots", slots)
+  monkeypatch.setattr(training.training, "compute_slots", slots)
   history = ("bm25", "static")
   whole = training.federated(context(config, tmp_path / "a"), 0, history)
   training.federated(context(config, tmp_path / "b"), 0, history[:1])

@@ -178,7 +178,7 @@ def _dealt(
   if config.partition == "genre":
     urls = newsqa.read_urls([pathlib.Path(one) for one in config.urls])
     return partitions.by_genre(judged, urls)
-  labels = partitions.labels_of_questions(judged, _first_word)
+  labels = partitions.label_by_questions(judged, _first_word)
   return partitions.dirichlet(
     judged,
     labels,

@@ -430,6 +430,6 @@ def scored(
       seed=seed,
       sentence_vectors=vectors,
     )
-    skewness.append(negatives.hubness(table, len(vectors)))
+    skewness.append(negatives.compute_hubness(table, len(vectors)))
     weights.append(table.shape[1])
   return found, float(np.average(skewness, weights=weights))

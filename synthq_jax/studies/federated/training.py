@@ -227,7 +227,7 @@ def federated(
     slots = tuple(map(tuple, json.loads(path.read_text())))
   for number in range(first, len(history)):
     plans = [
-      training.plan(
+      training.make_plan(
         tokens,
         context.table(history[number], params, seed, at, number),
         batch_size=context.recipe.batch_size,
@@ -236,9 +236,11 @@ def federated(
       )
       for at, tokens in enumerate(members)
     ]
-    slots = training.slots(plans, members[0].sentences.shape[1], at_least=slots)
+    slots = training.compute_slots(
+      plans, members[0].sentences.shape[1], at_least=slots
+    )
     steps = max(len(plan.questions) for plan in plans)
-    laid = functools.partial(training.arrays, slots=slots)
+    laid = functools.partial(training.make_arrays, slots=slots)
     params = fedavg.mean(
       (update(params, fedavg.padded(laid(plan, tokens), steps)), weight)
       for plan, tokens, weight in zip(plans, members, weights, strict=True)
@@ -264,7 +266,7 @@ def _local_training(
   temperature: float,
 ) -> fedavg.ClientUpdate:
   """Returns a client's part of a round, compiled."""
-  loss = training.loss_fn(encoders, temperature=temperature)
+  loss = training.make_loss(encoders, temperature=temperature)
   optimizer = _optimizer(learning_rate, weight_decay)
   return jax.jit(fedavg.local_training(loss, optimizer))
 
