@@ -184,10 +184,12 @@ def make(
       canaries.append(
         Canary(
           kind=kind,
-          document=_head(own, _DOCUMENT_WORDS) if KINDS[kind].document else "",
-          query=_query(KINDS[kind], own, other),
+          document=_cut_text(own, _DOCUMENT_WORDS)
+          if KINDS[kind].document
+          else "",
+          query=_make_query(KINDS[kind], own, other),
           secret=secret,
-          spelled=_spelled(KINDS[kind].symbols, secret, vocabulary),
+          spelled=_spell(KINDS[kind].symbols, secret, vocabulary),
           repetitions=times,
           inserted=bool(rng.integers(2)),
         )
@@ -296,7 +298,7 @@ def tokenize(
   head = vocabulary.encode(prefix) if prefix else []
   sides = {"document": document_length, "query": query_length}
   rows = {
-    side: np.stack([_row(c, side, vocabulary, length) for c in canaries])
+    side: np.stack([_make_row(c, side, vocabulary, length) for c in canaries])
     for side, length in sides.items()
   }
   head = np.broadcast_to(np.array(head, np.int32), (len(canaries), len(head)))
@@ -364,14 +366,14 @@ def _check(texts, number, kinds, repetitions, digits) -> None:
     )
 
 
-def _query(kind: Kind, own: str, other: str) -> str:
+def _make_query(kind: Kind, own: str, other: str) -> str:
   """Returns a query without its secret: the beginning of a public text."""
   if kind.query == "none":
     return ""
-  return _head(other if kind.query == "other" else own, _QUERY_WORDS)
+  return _cut_text(other if kind.query == "other" else own, _QUERY_WORDS)
 
 
-def _head(text: str, words: int) -> str:
+def _cut_text(text: str, words: int) -> str:
   return " ".join(text.split()[:words])
 
 
@@ -381,14 +383,14 @@ def _is_word(vocabulary: vocabulary_lib.SentencePiece, token: int) -> bool:
   return len(text) > 2 and text.isalpha() and vocabulary.encode(text) == [token]
 
 
-def _spelled(symbols: str, secret: Sequence[int], vocabulary) -> str:
+def _spell(symbols: str, secret: Sequence[int], vocabulary) -> str:
   if symbols == "new tokens":
     return " ".join(f"<{token}>" for token in secret)
   parts = [vocabulary.decode([token]) for token in secret]
   return (" " if symbols == "words" else "").join(parts)
 
 
-def _row(canary: Canary, side: str, vocabulary, length: int) -> np.ndarray:
+def _make_row(canary: Canary, side: str, vocabulary, length: int) -> np.ndarray:
   """Returns text, secret and EOS of one side, cut and padded to `length`."""
   secret = canary.secret if KINDS[canary.kind].side == side else ()
   room = length - 1 - len(secret)

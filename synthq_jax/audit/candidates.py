@@ -193,13 +193,13 @@ def _after(
   for offset in range(heads.shape[1]):
     logits, cache = apply("decode_step", tokens, cache, begin + offset)
     tokens = heads[:, offset]
-    total += _chosen(logits, tokens[:, None])[:, 0]
+    total += _get_log_probabilities(logits, tokens[:, None])[:, 0]
   logits, _ = apply("decode_step", tokens, cache, begin + heads.shape[1])
   every = jnp.broadcast_to(lasts, (len(heads), len(lasts)))
-  return total[:, None] + _chosen(logits, every)
+  return total[:, None] + _get_log_probabilities(logits, every)
 
 
-def _chosen(
+def _get_log_probabilities(
   logits: Float[Array, "head vocab"], tokens: Int[Array, "head choice"]
 ) -> Float[Array, "head choice"]:
   """Returns the log-probabilities of some next tokens."""

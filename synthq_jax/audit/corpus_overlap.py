@@ -128,7 +128,8 @@ def measure(
       f"corpus_overlap expects items of each kind, got {sizes or 'no kind'}"
     )
   samples = {
-    kind: _draw(config, kind, len(texts)) for kind, texts in items.items()
+    kind: _draw_positions(config, kind, len(texts))
+    for kind, texts in items.items()
   }
   drawn = {
     kind: [text_measures.words(items[kind][i]) for i in np.unique(sample)]
@@ -157,7 +158,10 @@ def measure(
     kinds[kind] = KindOverlap(
       num_items=len(items[kind]),
       sample_size=sample.shape[1],
-      **{name: _spread(value[positions]) for name, value in values.items()},
+      **{
+        name: _compute_spread(value[positions])
+        for name, value in values.items()
+      },
     )
   return Overlap(
     config=config, num_texts=num_texts, num_words=num_words, kinds=kinds
@@ -170,7 +174,7 @@ class _Search:
   def __init__(self, rows: Sequence[Sequence[str]], ngram: int):
     self.is_whole = np.zeros(len(rows), bool)
     self._rows, self._seen = rows, set()
-    self._ngrams = [_cut(row, ngram) for row in rows]
+    self._ngrams = [_cut_ngrams(row, ngram) for row in rows]
     self._searched = {sequence for row in self._ngrams for sequence in row}
     # Most words of a corpus begin no n-gram of an item.
     self._sizes = collections.defaultdict(set)
@@ -210,14 +214,16 @@ class _Search:
     )
 
 
-def _cut(row: Sequence[str], ngram: int) -> list[str]:
+def _cut_ngrams(row: Sequence[str], ngram: int) -> list[str]:
   """Returns the n-grams of an item: itself if it is shorter, none if empty."""
   size = min(ngram, len(row))
   number = len(row) - size + 1 if size else 0
   return [" ".join(row[i : i + size]) for i in range(number)]
 
 
-def _draw(config: Config, kind: str, total: int) -> Int[np.ndarray, "run item"]:
+def _draw_positions(
+  config: Config, kind: str, total: int
+) -> Int[np.ndarray, "run item"]:
   """Draws positions without replacement, independently for each run."""
   size = min(config.sample_size, total)
   return np.array(
@@ -230,7 +236,7 @@ def _draw(config: Config, kind: str, total: int) -> Int[np.ndarray, "run item"]:
   )
 
 
-def _spread(values: np.ndarray) -> Spread:
+def _compute_spread(values: np.ndarray) -> Spread:
   means = values.mean(axis=1)
   deviation = np.std(means, ddof=1) if len(means) > 1 else 0.0
   return Spread(mean=float(means.mean()), deviation=float(deviation))

@@ -92,7 +92,7 @@ def exposure(
   Raises:
     ValueError: if a rank lies outside [1, num_candidates].
   """
-  values = _checked(ranks, num_candidates)
+  values = _check_ranks(ranks, num_candidates)
   return math.log2(num_candidates) - np.log2(values)
 
 
@@ -118,7 +118,7 @@ def mean_rank(
   Raises:
     ValueError: if there is no rank, or a rank lies outside [1, num_candidates].
   """
-  values = _checked(ranks, num_candidates)
+  values = _check_ranks(ranks, num_candidates)
   return intervals.bounded(values, 1, num_candidates)
 
 
@@ -205,18 +205,18 @@ def uniform_ranks_p_value(
   highest = number * math.log2(num_candidates)
   per_bit = min(_PER_BIT, _CELLS / highest)
   every = exposure(np.arange(1, num_candidates + 1), num_candidates)
-  tail = _tail(_scores(every, per_bit), number)
-  observed = int(_scores(bits, per_bit).sum())
+  tail = _compute_tail(_compute_scores(every, per_bit), number)
+  observed = int(_compute_scores(bits, per_bit).sum())
   return float(np.clip(tail[observed], _LEAST, 1.0))
 
 
-def _scores(
+def _compute_scores(
   bits: Float[np.ndarray, " rank"], per_bit: float
 ) -> Int[np.ndarray, " rank"]:
   return np.floor(bits * per_bit).astype(np.int64)
 
 
-def _tail(
+def _compute_tail(
   scores: Int[np.ndarray, " rank"], number: int
 ) -> Float[np.ndarray, " total"]:
   """Returns P[sum of `number` draws from `scores` >= total] for every total."""
@@ -228,7 +228,7 @@ def _tail(
   return np.cumsum(np.maximum(sums, 0.0)[::-1])[::-1]
 
 
-def _checked(ranks: np.ndarray, num_candidates: int) -> np.ndarray:
+def _check_ranks(ranks: np.ndarray, num_candidates: int) -> np.ndarray:
   values = np.asarray(ranks)
   if values.ndim != 1 or not len(values):
     raise ValueError(

@@ -180,7 +180,7 @@ def log_likelihoods(
     tokens: the sentences, 0 = padding.
   """
   params = jax.device_put(params)
-  return membership.scored(
+  return membership.score_in_batches(
     lambda rows: -_losses(params, vectors[rows], tokens[rows], inverter),
     len(vectors),
     256,
@@ -211,7 +211,7 @@ def write(
     Tokens; EOS ends a sentence and 0 = padding follows.
   """
   params = jax.device_put(params)
-  return membership.in_batches(
+  return membership.apply_in_batches(
     lambda rows: _write(params, vectors[rows], inverter, max_length),
     len(vectors),
     _ROWS,

@@ -38,9 +38,9 @@ from synthq_jax.models import t5, t5_config
 __all__ = [
   "NgramModel",
   "calibrated",
-  "in_batches",
+  "apply_in_batches",
   "log_likelihoods",
-  "scored",
+  "score_in_batches",
 ]
 
 _CHUNK = 65_536
@@ -82,7 +82,7 @@ def log_likelihoods(
   _check_records(inputs, targets, model_config.vocab_size)
   checks.at_least(1, batch_size=batch_size)
   params = jax.device_put(params)
-  return scored(
+  return score_in_batches(
     lambda rows: _score(
       params, inputs[rows], targets[rows], model_config=model_config
     ),
@@ -91,7 +91,7 @@ def log_likelihoods(
   )
 
 
-def in_batches(
+def apply_in_batches(
   function: Callable[[Int[np.ndarray, " batch"]], Array],
   total: int,
   batch_size: int,
@@ -114,17 +114,17 @@ def in_batches(
   return np.concatenate(parts)[:total]
 
 
-def scored(
+def score_in_batches(
   function: Callable[[Int[np.ndarray, " batch"]], Array],
   total: int,
   batch_size: int,
 ) -> Float[np.ndarray, " record"]:
-  """Returns the log-likelihoods of `in_batches` as float64.
+  """Returns the log-likelihoods of `apply_in_batches` as float64.
 
   Raises:
     ValueError: if one is not finite.
   """
-  values = in_batches(function, total, batch_size).astype(np.float64)
+  values = apply_in_batches(function, total, batch_size).astype(np.float64)
   if not np.isfinite(values).all():
     raise ValueError(
       "expected finite log-likelihoods, got others for"
@@ -360,7 +360,7 @@ class NgramModel:
         previous = len(self.levels[length - 1].contexts)
         keys = _encode_pairs(_get_previous(tokens, length), rows, previous)
         # A token whose context is unknown has no known longer context either.
-        rows = np.where(rows < 0, -1, _find(level.contexts, keys))
+        rows = np.where(rows < 0, -1, _find_positions(level.contexts, keys))
       probability = _interpolate(
         level, rows, targets, probability, self.vocab_size
       )
@@ -385,7 +385,9 @@ def _interpolate(
   vocab_size: int,
 ) -> Float[np.ndarray, " token"]:
   """Returns (count + types x shorter) / (total + types), or `shorter`."""
-  positions = _find(level.ngrams, _encode_pairs(rows, targets, vocab_size))
+  positions = _find_positions(
+    level.ngrams, _encode_pairs(rows, targets, vocab_size)
+  )
   count = np.where((rows >= 0) & (positions >= 0), level.counts[positions], 0)
   total, types = level.totals[rows], level.types[rows]
   return np.where(
@@ -412,7 +414,7 @@ def _encode_pairs(
   return first * np.int64(size) + second
 
 
-def _find(
+def _find_positions(
   keys: Int[np.ndarray, " key"], values: Int[np.ndarray, " token"]
 ) -> Int[np.ndarray, " token"]:
   """Returns the position of each value among ascending keys, or -1."""

@@ -119,7 +119,7 @@ def customise(
   )
   watch.look(tower, 0)
   for epoch in range(settings.epochs):
-    for batch in _batches(arrays, settings.batch_size, seed, epoch):
+    for batch in _draw_batches(arrays, settings.batch_size, seed, epoch):
       tower, state, _ = _step(
         tower, state, batch, collection, extra_vectors, *rates,
         encoders=encoders, num_negatives=settings.num_negatives,
@@ -155,7 +155,7 @@ class _Watch:
     return epoch - self.best[1] >= self._patience
 
 
-def _batches(
+def _draw_batches(
   arrays: Mapping[str, np.ndarray], size: int, seed: int, epoch: int
 ) -> Iterator[dict[str, np.ndarray]]:
   """Yields an epoch's questions in random order, the last batch padded."""
@@ -188,7 +188,7 @@ def _step(
     queries = encoders.encode(
       {encoders_lib.QUERY: tower}, encoders_lib.QUERY, batch["questions"]
     )
-    return _losses(
+    return _compute_losses(
       queries, batch, collection, extra_vectors,
       num_negatives=num_negatives, temperature=temperature,
     )  # fmt: skip
@@ -221,7 +221,7 @@ def collect(
   same = clients.find_first_equal(tokens.sentences)
   firsts, indices = np.unique(same, return_inverse=True)
   train_answers = tokens.answers[clients.TRAIN]
-  width = _power_of_two(max(map(len, train_answers)))
+  width = _round_up(max(map(len, train_answers)))
   answers = np.full((len(train_answers), width), -1, np.int32)
   for row, positions in zip(answers, train_answers, strict=True):
     # The answer to train on comes first.
@@ -232,13 +232,13 @@ def collect(
 
 def _pad(vectors: np.ndarray) -> Float[Array, "row dim"]:
   """Pads vectors with rows of zeros, so that clients share few compiled steps."""
-  rows = _power_of_two(len(vectors))
+  rows = _round_up(len(vectors))
   return jnp.pad(
     jnp.asarray(vectors, jnp.float32), ((0, rows - len(vectors)), (0, 0))
   )
 
 
-def _power_of_two(count: int) -> int:
+def _round_up(count: int) -> int:
   return 1 << max(count - 1, 0).bit_length()
 
 
@@ -254,7 +254,7 @@ def _is_negative(
   return is_negative.at[rows, outside].set(False, mode="drop")
 
 
-def _losses(
+def _compute_losses(
   queries: Float[Array, "question dim"],
   batch: Mapping[str, Array],
   collection: Collection,
@@ -275,7 +275,7 @@ def _losses(
   counts = _is_negative(batch["answers"], collection)
   scores = jnp.where(counts, scores, -jnp.inf)
   own, _ = jax.lax.top_k(scores, min(num_negatives, scores.shape[1]))
-  extra = _cosines(queries, extra_vectors, batch["extra"])
+  extra = _compute_cosines(queries, extra_vectors, batch["extra"])
   first = batch["answers"][:, 0]  # [question]
   is_answer = (batch["answers"][:, :, None] == first[None, None]).any(axis=1)
   others = jnp.where(
@@ -286,7 +286,7 @@ def _losses(
   return jax.nn.logsumexp(logits, axis=1) - logits[:, 0]
 
 
-def _cosines(
+def _compute_cosines(
   queries: Float[Array, "question dim"],
   vectors: Float[Array, "row dim"],
   rows: Int[Array, "question some"],

@@ -414,11 +414,11 @@ def search(
   targets, queries = list(targets), iter(queries)
   chunks = iter(lambda: list(itertools.islice(queries, chunk)), [])
   arguments = [target.text for target in targets], tuple(detectors)
-  matched = (
+  match_chunks = (
     _match_in_turn if processes == 1 else _make_parallel_matcher(processes)
   )
   with progress_lib.bar("", None, progress, unit=" queries") as bar:
-    for texts, all_matches in matched(chunks, arguments):
+    for texts, all_matches in match_chunks(chunks, arguments):
       yield (
         texts,
         [
@@ -475,7 +475,7 @@ def _match_in_turn(chunks, arguments):
 def _make_parallel_matcher(processes: int):
   """Returns `_match_in_turn` for several processes, which keeps chunks in order."""
 
-  def matched(chunks, arguments):
+  def match_chunks(chunks, arguments):
     context = multiprocessing.get_context("spawn")  # JAX has threads
     waiting: collections.deque = collections.deque()
     first = list(itertools.islice(chunks, 2))
@@ -500,7 +500,7 @@ def _make_parallel_matcher(processes: int):
         " was killed, likely for memory: set --processes lower"
       ) from error
 
-  return matched
+  return match_chunks
 
 
 def pairs(

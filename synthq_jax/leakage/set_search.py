@@ -38,7 +38,7 @@ __all__ = [
   "Matches",
   "Measure",
   "Numbers",
-  "blocks",
+  "split_blocks",
   "build",
   "containment",
   "jaccard",
@@ -187,7 +187,7 @@ class Index:
     # first elements of ONE set meet any element of the other.
     if self.measure is containment:
       lookups = [(first, self._all), (rows.table, self._first)]
-    matches = [self._verify(rows, *some) for some in _candidates(lookups)]
+    matches = [self._verify(rows, *some) for some in _find_candidates(lookups)]
     matches = [np.concatenate(parts) for parts in zip(*matches, strict=True)]
     if not matches:
       return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
@@ -212,28 +212,28 @@ class Index:
     return left[similar], right[similar], scores[similar]
 
 
-def _candidates(lookups) -> Iterator[tuple[np.ndarray, ...]]:
+def _find_candidates(lookups) -> Iterator[tuple[np.ndarray, ...]]:
   """Yields pairs that share looked-up elements, each once, and their number."""
   width = max(len(lookups), 1)
   costs = sum(
     table @ np.diff(targets.indptr).astype(np.int64)
     for table, targets in lookups
   )
-  for start, stop in blocks(costs, _POSTINGS // width):
+  for start, stop in split_blocks(costs, _POSTINGS // width):
     pairs = sum(table[start:stop] @ targets for table, targets in lookups)
     pairs = pairs.tocsr()
     left = np.repeat(np.arange(start, stop), np.diff(pairs.indptr))
     yield left, pairs.indices.astype(np.int64), pairs.data
 
 
-def blocks(
+def split_blocks(
   costs: Int[np.ndarray, " row"], most: int
 ) -> Iterator[tuple[int, int]]:
   """Yields (start, stop) of blocks of rows that cost at most `most`.
 
   A row that costs more is a block of its own.
 
-  >>> list(blocks(np.array([2, 2, 9, 1]), most=4))
+  >>> list(split_blocks(np.array([2, 2, 9, 1]), most=4))
   [(0, 2), (2, 3), (3, 4)]
   """
   ends = np.cumsum(costs)

@@ -205,11 +205,11 @@ def measure_memory(
         "expected scores of all leaked documents of a query, got none of"
         f" {len(missing)}: score them with the candidates"
       )
-    ranks[query] = _mean([document_ranks[good] for _, good, _ in group])
-    offsets[query] = _mean(
+    ranks[query] = _compute_mean([document_ranks[good] for _, good, _ in group])
+    offsets[query] = _compute_mean(
       [document_ranks[bad] - document_ranks[good] for _, good, bad in group]
     )
-    scores[query] = _mean([run[query][good] for _, good, _ in group])
+    scores[query] = _compute_mean([run[query][good] for _, good, _ in group])
   return Memory(ranks=ranks, offsets=offsets, scores=scores)
 
 
@@ -247,10 +247,10 @@ def average(values: Iterable[Mapping[str, float]]) -> dict[str, float]:
       " with other queries: score all on one test set"
     )
   return {
-    query: _mean([each[query] for each in values])
+    query: _compute_mean([each[query] for each in values])
     for query in sorted(values[0])
   }
 
 
-def _mean(values: list[float]) -> float:
+def _compute_mean(values: list[float]) -> float:
   return math.fsum(values) / len(values)

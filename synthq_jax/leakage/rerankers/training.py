@@ -145,7 +145,7 @@ def train(
       max_norm=recipe.max_gradient_norm,
     )
 
-  transform = _transform(recipe.weight_decay, recipe.max_gradient_norm)
+  transform = _make_transform(recipe.weight_decay, recipe.max_gradient_norm)
   batch_fn = _make_batch_fn(
     reranker, features, recipe.batch_size // 2, steps, seed
   )
@@ -195,7 +195,7 @@ def _make_batch_fn(
   seed: int,
 ) -> Callable[[int], reranker_lib.Features]:
   """Returns a function that makes a step's batch of `size` triples."""
-  widths = _widths(features, reranker.padded)
+  widths = _compute_widths(features, reranker.padded)
   pairs = widths.reshape(-1, 2).max(axis=1)
 
   @functools.lru_cache(maxsize=2)  # a block may span two epochs
@@ -221,12 +221,12 @@ def _make_batch_fn(
   def batch(step: int) -> reranker_lib.Features:
     drawn = block(step // _BLOCK)[step % _BLOCK]
     rows = np.stack([2 * drawn, 2 * drawn + 1], axis=1).ravel()
-    return _cut(features, reranker.padded, rows, pairs[drawn].max())
+    return _cut_rows(features, reranker.padded, rows, pairs[drawn].max())
 
   return batch
 
 
-def _transform(
+def _make_transform(
   weight_decay: float, max_norm: float
 ) -> optax.GradientTransformation:
   """Returns Adam without a learning rate, which `_step` multiplies."""
@@ -262,7 +262,7 @@ def _step(
   loss, gradient = jax.value_and_grad(reranker.loss)(
     params, batch, {"dropout": key}
   )
-  transform = _transform(weight_decay, max_norm)
+  transform = _make_transform(weight_decay, max_norm)
   updates, moments = transform.update(gradient, moments, params)
   updates = jax.tree.map(lambda x: -learning_rate * x, updates)
   return (optax.apply_updates(params, updates), moments), {"loss": loss}
@@ -344,13 +344,13 @@ def _score(
   batch_size: int,
 ) -> Float[np.ndarray, " row"]:
   """Scores rows in batches of one size and few widths, the widest first."""
-  widths = _widths(features, reranker.padded)
+  widths = _compute_widths(features, reranker.padded)
   scores = np.zeros(len(widths), np.float32)
   for width in sorted(set(widths.tolist()), reverse=True):
     members = np.flatnonzero(widths == width)
     for start in range(0, len(members), batch_size):
       rows = members[start : start + batch_size]
-      batch = _cut(features, reranker.padded, rows, width, size=batch_size)
+      batch = _cut_rows(features, reranker.padded, rows, width, size=batch_size)
       scored = _score_batch(params, batch, reranker=reranker)
       scores[rows] = np.asarray(scored)[: len(rows)]
   return scores
@@ -366,13 +366,13 @@ def _score_batch(
   return reranker.score(params, batch)
 
 
-def _widths(
+def _compute_widths(
   features: reranker_lib.Features, padded: Sequence[str]
 ) -> Int[np.ndarray, " row"]:
   """Returns the number of columns that each row needs, one of a few widths.
 
   >>> tokens = np.array([[5, 6, 0] + [0] * 37, [5] * 40])
-  >>> _widths({"tokens": tokens}, ("tokens",))
+  >>> _compute_widths({"tokens": tokens}, ("tokens",))
   array([16, 40])
   """
   needed = np.zeros(len(next(iter(features.values()))), int)
@@ -386,7 +386,7 @@ def _widths(
   return needed
 
 
-def _cut(
+def _cut_rows(
   features: reranker_lib.Features,
   padded: Sequence[str],
   rows: Int[np.ndarray, " row"],

@@ -219,7 +219,7 @@ def train_federated(
   members = context.data.tokens
   weights = [len(tokens.answers[data_lib.TRAIN]) for tokens in members]
   recipe = context.recipe
-  update = _local_training(
+  update = _make_local_training(
     context.encoders,
     recipe.learning_rate,
     recipe.weight_decay,
@@ -267,7 +267,7 @@ def _get_slots_path(path: pathlib.Path) -> pathlib.Path:
 
 
 @functools.lru_cache(maxsize=8)
-def _local_training(
+def _make_local_training(
   encoders: encoders_lib.Encoders,
   learning_rate: float,
   weight_decay: float | None,

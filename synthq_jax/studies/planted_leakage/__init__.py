@@ -159,8 +159,8 @@ class Config(frame.Config):
       )
     if not self.models:
       raise ValueError(
-        "planted_leakage.Config.models must hold at least one"
-        " planted_leakage.Model, got none"
+        "planted_leakage.Config.models must be some, got none: give at least one"
+        " planted_leakage.Model"
       )
     config_types.different_names(self, "models")
 

@@ -139,7 +139,7 @@ class _Trainer:
     began = time.monotonic()
     params = rerankers.train(
       reranker,
-      [self._triple(each) for each in split.triples],
+      [self._make_triple(each) for each in split.triples],
       recipe=self.model.recipe,
       seed=self.seed,
       directory=state,

@@ -195,7 +195,7 @@ class _Attack:
     """Draws sentences of at most `length` tokens; returns them and their tokens."""
     length = self.config.length
     rng.shuffle(side)
-    side = side[: 8 * size]  # many are too long, and tokenizing takes time
+    side = side[: 8 * size]  # most are too long, and tokenizing takes time
     tokens = vocabulary.tokenize(self.vocab, side, length=length + 1)
     fit = np.flatnonzero(tokens[:, -1] == 0)[:size]
     return tuple(side[i] for i in fit), tokens[fit, :length]

@@ -164,7 +164,7 @@ def test_biases_and_embeddings_do_not_decay():
     "embedding": jnp.ones((4, 2)),
     "layer": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)},
   }
-  transform = training._transform(0.5, 1.0)
+  transform = training._make_transform(0.5, 1.0)
   zeros = jax.tree.map(jnp.zeros_like, params)
   updates, _ = transform.update(zeros, transform.init(params), params)
   assert (updates["layer"]["kernel"] == 0.5).all()
