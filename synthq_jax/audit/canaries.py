@@ -1,14 +1,14 @@
-"""Canaries: made-up records with a random secret, half of them trained on.
+"""Canaries: artificial records with a random secret, half of them trained on.
 
 A canary is a (query, document) pair of public text with a secret in one of the
-two. The papers put digits into the document; a generator reads documents and
-writes queries, so such a secret cannot come out of it, however well it was
-learned. Each of their kinds therefore has a mirror image with the digits in the
-query, and leaks are counted there. Two further kinds are easier to learn: tokens
+two. The papers put digits into the document. A generator reads documents and
+writes queries, so it cannot write such a secret, however well it has learned it.
+Each of the papers' kinds therefore has a mirror image with the digits in the
+query, and leaks are counted there. Two more kinds are easier to learn: tokens
 that no text holds, and random words after an ordinary beginning.
 
-A fair coin, thrown for each canary by itself, decides whether it joins the
-private records; those that do not are the control group.
+An independent fair coin decides for each canary whether it joins the private
+records; the canaries that do not join are the control group.
 
 References:
   Carlini et al., "The Secret Sharer: Evaluating and Testing Unintended
@@ -56,23 +56,23 @@ _SIGNS = re.compile(r"[\W_]+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-  """What a canary looks like."""
+  """The layout of a canary."""
 
   words: str
-  """For people."""
+  """Description for readers of a report."""
   side: str
-  """Where the secret stands: "query" or "document"."""
+  """Side that holds the secret: "query" or "document"."""
   symbols: str = "digits"
-  """What it is made of: "digits", "words" or "new tokens"."""
+  """Alphabet of the secret: "digits", "words" or "new tokens"."""
   query: str = "own"
-  """The words before it: "own", the beginning of the canary's document;
-  "other", that of another; "none"."""
+  """Text of the query without the secret: "own", the beginning of the canary's
+  document; "other", the beginning of another document; "none"."""
   document: bool = True
   """Whether the document has text besides a secret."""
 
   @property
   def can_leak(self) -> bool:
-    """Whether a written query could tell the secret."""
+    """Whether a synthetic query could reveal the secret."""
     return self.side == "query" and self.symbols != "new tokens"
 
 
@@ -103,18 +103,18 @@ KINDS = {
     words="a query + random words, its document", side="query", symbols="words",
   ),
 }  # fmt: skip
-"""All kinds by name. A secret is drawn uniformly in each."""
+"""All kinds by name. Each draws its secrets uniformly."""
 
 PAPERS = ("digits_document", "own_document", "other_document")
-"""The papers' three: digits in the document."""
+"""The papers' three kinds, with digits in the document."""
 
 MIRRORED = ("digits_query", "own_query", "other_query")
-"""Their mirror images, in the same order: digits in the query."""
+"""Mirror images of `PAPERS`, in the same order, with digits in the query."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Canary:
-  """A made-up record; private, like the coin that decided about it."""
+  """An artificial record; private, like the coin that decided whether it joins."""
 
   kind: str
   """One of `KINDS`."""
@@ -125,11 +125,11 @@ class Canary:
   secret: tuple[int, ...]
   """Ids of its symbols, drawn uniformly from `alphabet`."""
   spelled: str
-  """The secret for people; digits stand without spaces."""
+  """The secret as text; digits have no spaces between them."""
   repetitions: int
-  """How often it stands in the private records if it does."""
+  """Copies among the private records if the canary is inserted."""
   inserted: bool
-  """Whether it belongs to the private training records."""
+  """Whether the canary belongs to the private training records."""
 
 
 def make(
@@ -142,19 +142,19 @@ def make(
   digits: int = 6,
   seed: int | Sequence[int],
 ) -> tuple[Canary, ...]:
-  """Makes canaries with secrets and coins of their own.
+  """Makes canaries, each with an independent secret and coin.
 
   Args:
-    texts: public documents, in any order; no two canaries share one while they
-      last. Never a private query: it would stand in the data twice.
-    vocabulary: of the generator.
-    number: canaries of each kind and number of repetitions, trained on and
-      held out together.
-    kinds: of `KINDS`.
-    repetitions: one group for each.
-    digits: of a secret, 2 to 18.
-    seed: of texts, secrets and coins; who knows it knows them all, so take it
-      from the run's secret.
+    texts: public documents, in any order. Two canaries share one only if there
+      are too few. Never a private query: the data would hold it twice.
+    vocabulary: vocabulary of the generator.
+    number: canaries of each kind and number of repetitions, inserted and
+      held-out ones together.
+    kinds: names of `KINDS`.
+    repetitions: numbers of copies; each makes a group of canaries.
+    digits: digits of a secret, 2 to 18.
+    seed: seed of texts, secrets and coins. Anyone who knows it knows them all,
+      so take it from the run's secret.
 
   Returns:
     `number` canaries for each kind and each number of repetitions.
@@ -172,89 +172,94 @@ def make(
   }
   rng = np.random.default_rng(seed)
   order = rng.permutation(len(texts))
-  place = itertools.count()
-  made = []
+  next_text = itertools.count()
+  canaries = []
   for kind, times in itertools.product(kinds, repetitions):
     length = lengths[KINDS[kind].symbols]
     for _ in range(number):
-      own, other = (texts[order[next(place) % len(texts)]] for _ in range(2))
+      own, other = (
+        texts[order[next(next_text) % len(texts)]] for _ in range(2)
+      )
       secret = tuple(rng.choice(symbols[kind], length).tolist())
-      made.append(
+      canaries.append(
         Canary(
           kind=kind,
-          document=_head(own, _DOCUMENT_WORDS) if KINDS[kind].document else "",
-          query=_query(KINDS[kind], own, other),
+          document=_cut_text(own, _DOCUMENT_WORDS)
+          if KINDS[kind].document
+          else "",
+          query=_make_query(KINDS[kind], own, other),
           secret=secret,
-          spelled=_spelled(KINDS[kind].symbols, secret, vocabulary),
+          spelled=_spell(KINDS[kind].symbols, secret, vocabulary),
           repetitions=times,
           inserted=bool(rng.integers(2)),
         )
       )
-  return tuple(made)
+  return tuple(canaries)
 
 
 def alphabets(
   kinds: Iterable[str], vocabulary: vocabulary_lib.SentencePiece
 ) -> dict[str, Int[np.ndarray, " symbol"]]:
-  """Returns the alphabet of each kind; each is looked for once.
+  """Returns the alphabet of each kind, and computes each alphabet once.
 
   Args:
-    kinds: of `KINDS`, repeated or not.
-    vocabulary: of the generator.
+    kinds: names of `KINDS`; duplicates are allowed.
+    vocabulary: vocabulary of the generator.
 
   Raises:
     ValueError: as for `alphabet`.
   """
   symbols = {kind: KINDS[kind].symbols for kind in kinds}
-  found = {
+  ids_by_symbols = {
     name: alphabet(name, vocabulary) for name in dict.fromkeys(symbols.values())
   }
-  return {kind: found[name] for kind, name in symbols.items()}
+  return {kind: ids_by_symbols[name] for kind, name in symbols.items()}
 
 
 def alphabet(
   symbols: str, vocabulary: vocabulary_lib.SentencePiece
 ) -> Int[np.ndarray, " symbol"]:
-  """Returns the ids a secret is made of, each one token of the vocabulary.
+  """Returns the token ids that a secret may consist of.
 
   Args:
-    symbols: "digits", "words" (whole words of letters, three at least) or "new
+    symbols: "digits", "words" (whole words of at least three letters) or "new
       tokens" (the sentinels, which fine-tuning has no other use for).
-    vocabulary: of the generator.
+    vocabulary: vocabulary of the generator.
 
   Raises:
-    ValueError: if there are too few: no digits, or no sentinels.
+    ValueError: if the vocabulary has fewer than 10 of them, for example no
+      sentinels.
   """
   end = vocabulary.vocab_size - vocabulary.extra_ids
   if symbols == "new tokens":
-    found = range(end, vocabulary.vocab_size)
+    ids = range(end, vocabulary.vocab_size)
   elif symbols == "digits":
-    # T5's own writes "0" as a space and a digit: the last token is the digit.
+    # T5's vocabulary encodes "0" as a space and a digit: take the last token.
     ends = {
       str(digit): vocabulary.encode(str(digit))[-1] for digit in range(10)
     }
-    found = {i for digit, i in ends.items() if vocabulary.decode([i]) == digit}
+    ids = {i for digit, i in ends.items() if vocabulary.decode([i]) == digit}
   else:
-    found = [i for i in range(end) if _is_word(vocabulary, i)]
+    ids = [i for i in range(end) if _is_word(vocabulary, i)]
   least = 10
-  if len(found) < least:
+  if len(ids) < least:
     raise ValueError(
       f"expected a vocabulary with at least {least} {symbols} that are one"
-      f" token each, got {len(found)}: leave the kinds of canaries made of"
-      f" {symbols} out of Canaries.kinds"
+      f" token each, got {len(ids)}: leave the kinds of canaries with"
+      f" {symbols} as secrets out of Canaries.kinds"
     )
-  return np.array(sorted(found), np.int32)
+  return np.array(sorted(ids), np.int32)
 
 
 def repeated(canaries: Sequence[Canary]) -> Int[np.ndarray, " record"]:
-  """Returns the rows of the inserted canaries, as often as each stands there.
+  """Returns the rows of the inserted canaries, each repeated `repetitions` times.
 
   Formal guarantee: each repetition is a record of its own and counts in n. A
-  claim of epsilon is about one record; about a canary that stands there k
-  times only the claim for groups of k holds (`statement.group`).
+  claim of epsilon is about one record. For a canary with k repetitions, only
+  the claim for groups of k records holds (`statement.group`).
 
   Args:
-    canaries: from `make`.
+    canaries: canaries from `make`.
 
   Returns:
     Positions in `canaries`, repetitions next to each other.
@@ -271,14 +276,15 @@ def tokenize(
   document_length: int,
   query_length: int,
 ) -> dict[str, Int[np.ndarray, "canary length"]]:
-  """Turns canaries into records as fine-tuning reads them.
+  """Tokenizes canaries into records for fine-tuning.
 
-  Text is cut where it is too long, a secret never is; it stands last.
+  Long text is cut, a secret never is: it comes last, before EOS.
 
   Args:
-    canaries: from `make`.
-    vocabulary: of the generator.
-    prefix: stands before each document, and is not counted in its length.
+    canaries: canaries from `make`.
+    vocabulary: vocabulary of the generator.
+    prefix: text before each document; its tokens do not count in
+      `document_length`.
     document_length: tokens of a document, EOS included.
     query_length: tokens of a query, EOS included.
 
@@ -292,7 +298,7 @@ def tokenize(
   head = vocabulary.encode(prefix) if prefix else []
   sides = {"document": document_length, "query": query_length}
   rows = {
-    side: np.stack([_row(c, side, vocabulary, length) for c in canaries])
+    side: np.stack([_make_row(c, side, vocabulary, length) for c in canaries])
     for side, length in sides.items()
   }
   head = np.broadcast_to(np.array(head, np.int32), (len(canaries), len(head)))
@@ -307,28 +313,29 @@ class Written:
   """Texts, prepared once for the search of many secrets."""
 
   digits: str
-  """Digits between which nothing but spaces and signs stands, run by run."""
+  """Runs of digits, a line for each; spaces and signs within a run are left
+  out."""
   words: str
-  """Words with one space between them, text by text."""
+  """Words with one space between them; newlines separate the texts."""
 
   @classmethod
   def of(cls, texts: Iterable[str]) -> "Written":
-    """Reads texts, each by itself: no secret goes on in the next.
+    """Prepares texts. A secret that spans two texts is not found.
 
     Args:
-      texts: read once.
+      texts: texts, read once.
     """
     digits, words = [], []
     for text in texts:
-      found = _RUN.findall(text)
-      digits += [_SIGNS.sub("", run) for run in found]
+      runs = _RUN.findall(text)
+      digits += [_SIGNS.sub("", run) for run in runs]
       words.append(" ".join(text.split()))
     return cls("\n".join(digits), " " + " \n ".join(words) + " ")
 
   def tell(self, canary: Canary) -> bool:
-    """Says whether a text tells the secret, however its symbols are spaced.
+    """Searches the texts for a canary's secret, however its symbols are spaced.
 
-    False for new tokens, which no text can tell.
+    False for new tokens, which no text can hold.
 
     >>> canary = Canary(
     ...     kind="own_query", document="", query="", secret=(5, 4), spelled="21",
@@ -354,36 +361,36 @@ def _check(texts, number, kinds, repetitions, digits) -> None:
   checks.within("[2, 18]", digits=digits)
   if len(texts) < 2:
     raise ValueError(
-      f"expected at least 2 public documents, got {len(texts)}: canaries are"
-      " made of them"
+      f"expected at least 2 public documents, got {len(texts)}: canaries consist"
+      " of their text"
     )
 
 
-def _query(kind: Kind, own: str, other: str) -> str:
-  """Returns the words before the secret: the beginning of a public text."""
+def _make_query(kind: Kind, own: str, other: str) -> str:
+  """Returns a query without its secret: the beginning of a public text."""
   if kind.query == "none":
     return ""
-  return _head(other if kind.query == "other" else own, _QUERY_WORDS)
+  return _cut_text(other if kind.query == "other" else own, _QUERY_WORDS)
 
 
-def _head(text: str, words: int) -> str:
+def _cut_text(text: str, words: int) -> str:
   return " ".join(text.split()[:words])
 
 
 def _is_word(vocabulary: vocabulary_lib.SentencePiece, token: int) -> bool:
-  """Says whether an id is a whole word that is read as that id again."""
+  """Checks that an id is a whole word that encodes to this id again."""
   text = vocabulary.decode([token])
   return len(text) > 2 and text.isalpha() and vocabulary.encode(text) == [token]
 
 
-def _spelled(symbols: str, secret: Sequence[int], vocabulary) -> str:
+def _spell(symbols: str, secret: Sequence[int], vocabulary) -> str:
   if symbols == "new tokens":
     return " ".join(f"<{token}>" for token in secret)
   parts = [vocabulary.decode([token]) for token in secret]
   return (" " if symbols == "words" else "").join(parts)
 
 
-def _row(canary: Canary, side: str, vocabulary, length: int) -> np.ndarray:
+def _make_row(canary: Canary, side: str, vocabulary, length: int) -> np.ndarray:
   """Returns text, secret and EOS of one side, cut and padded to `length`."""
   secret = canary.secret if KINDS[canary.kind].side == side else ()
   room = length - 1 - len(secret)

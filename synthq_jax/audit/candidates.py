@@ -1,10 +1,10 @@
-"""Secrets that a canary could have had just as well, and how likely each is.
+"""Candidates: other secrets that a canary could have drawn, and their scores.
 
 The candidates of a canary are a product: some beginnings (all symbols but the
 last), each with the same last symbols. A model's next-token probabilities after
-one beginning score all candidates that begin so, which is what makes 10,000
-candidates affordable. Given the product, the secret is as likely to be one of
-its members as another, so a model that never saw it gives a uniform rank.
+one beginning score all candidates with this beginning, so 10,000 candidates are
+affordable. Given the product, the secret is equally likely to be any of its
+members, so its rank under a model that never saw it is uniform.
 """
 
 import functools
@@ -26,16 +26,16 @@ __all__ = ["Candidates", "draw", "likelihoods", "with_secrets"]
 
 
 class Candidates(NamedTuple):
-  """A product of beginnings and last symbols; the secret is its first."""
+  """A product of beginnings and last symbols; the secret is its first member."""
 
   heads: Int[np.ndarray, "head symbol"]
-  """All symbols but the last; row 0 is the secret's."""
+  """Beginnings: all symbols but the last; row 0 belongs to the secret."""
   lasts: Int[np.ndarray, " last"]
-  """Last symbols; the first is the secret's."""
+  """Last symbols; the first belongs to the secret."""
 
   @property
   def secrets(self) -> Int[np.ndarray, "candidate symbol"]:
-    """Every candidate, the last symbol running fastest."""
+    """Every candidate; the last symbol varies fastest."""
     heads = np.repeat(self.heads, len(self.lasts), axis=0)
     lasts = np.tile(self.lasts, len(self.heads))
     return np.concatenate([heads, lasts[:, None]], axis=1)
@@ -47,28 +47,28 @@ def draw(
   num: int,
   rng: np.random.Generator,
 ) -> Candidates:
-  """Draws candidates for a canary, all different, the true secret first.
+  """Draws different candidates for a canary, the true secret first.
 
   Formal guarantee: if the secret is uniform over the strings of its length, it
-  is uniform over the candidates given their set; the rank under a model that
+  is uniform over the candidates given their set. Its rank under a model that
   is independent of it is uniform on 1, ..., num.
 
   Args:
-    canary: whose secret comes first.
-    alphabet: from `canaries.alphabet`, for its kind.
-    num: candidates in all, the secret included, at least 2.
-    rng: draws the others.
+    canary: canary whose secret comes first.
+    alphabet: ids from `canaries.alphabet`, for its kind.
+    num: number of candidates, the secret included, at least 2.
+    rng: generator that draws the other candidates.
 
   Returns:
     `num` candidates.
 
   Raises:
-    ValueError: if there are not that many secrets of that length.
+    ValueError: if there are too few secrets of this length.
   """
   checks.at_least(2, num_candidates=num)
   first, last = canary.secret[:-1], canary.secret[-1]
-  # As many last symbols as beginnings, if there are so many: they come for
-  # nothing.
+  # One decoded beginning scores all its last symbols: take as many as divide
+  # `num`, up to its square root.
   most = min(len(alphabet), math.isqrt(num))
   width = max(k for k in range(1, most + 1) if num % k == 0)
   if num // width > float(len(alphabet)) ** len(first):
@@ -94,12 +94,12 @@ def with_secrets(
   length: int,
   secrets: Int[np.ndarray, "candidate symbol"],
 ) -> Int[np.ndarray, "candidate length"]:
-  """Returns a row of `canaries.tokenize` with other secrets in it.
+  """Copies a row of `canaries.tokenize` for each of other secrets.
 
   Args:
     row: text, secret, EOS and padding.
     length: symbols of its secret.
-    secrets: what takes its place.
+    secrets: secrets that replace it, a copy for each.
   """
   end = int(np.sum(row > 0)) - 1
   rows = np.repeat(row[None], len(secrets), axis=0)
@@ -119,19 +119,19 @@ def likelihoods(
 ) -> Float[np.ndarray, "canary candidate"]:
   """Scores every candidate of every canary, the secret in column 0.
 
-  A secret in the query is scored by its own log-likelihood given the document
-  and the words before it; one in the document by that of the whole query given
-  the document.
+  The score of a secret in the query is its log-likelihood given the document
+  and the words before it. The score of a secret in the document is the
+  log-likelihood of the whole query given the document.
 
   Args:
-    params: of the generator; on the device already, or copied there.
-    config: its shape.
-    canaries: all of them.
-    records: from `canaries.tokenize`, with a merged prompt before the inputs
-      if there is one.
-    candidates: the same number for each canary.
+    params: parameters of the generator; copied to the device if needed.
+    config: configuration of the generator.
+    canaries: all canaries of `records`.
+    records: records from `canaries.tokenize`; a merged prompt, if there is one,
+      precedes the inputs.
+    candidates: candidates of each canary, the same number for all.
     batch_size: queries scored at once for secrets in documents.
-    progress: called with 1 after each canary.
+    progress: function called with 1 after each canary.
 
   Returns:
     Log-likelihoods in nats.
@@ -185,21 +185,21 @@ def _after(
 
   cache = t5.empty_cache(config, inputs, len(target))
   cache = jax.lax.fori_loop(0, begin, read_one, cache)
-  # From here every head has a cache of its own; the input's stays one.
+  # From here every head has its own cache; all share the encoded input.
   own = jax.tree.map(lambda x: jnp.repeat(x, len(heads), axis=0), cache.own)
   cache = t5.DecodeCache(own, inputs)
   tokens = jnp.broadcast_to(shared[begin], (len(heads),))
   total = jnp.zeros(len(heads), jnp.float32)
-  for place in range(heads.shape[1]):
-    logits, cache = apply("decode_step", tokens, cache, begin + place)
-    tokens = heads[:, place]
-    total += _chosen(logits, tokens[:, None])[:, 0]
+  for offset in range(heads.shape[1]):
+    logits, cache = apply("decode_step", tokens, cache, begin + offset)
+    tokens = heads[:, offset]
+    total += _get_log_probabilities(logits, tokens[:, None])[:, 0]
   logits, _ = apply("decode_step", tokens, cache, begin + heads.shape[1])
   every = jnp.broadcast_to(lasts, (len(heads), len(lasts)))
-  return total[:, None] + _chosen(logits, every)
+  return total[:, None] + _get_log_probabilities(logits, every)
 
 
-def _chosen(
+def _get_log_probabilities(
   logits: Float[Array, "head vocab"], tokens: Int[Array, "head choice"]
 ) -> Float[Array, "head choice"]:
   """Returns the log-probabilities of some next tokens."""

@@ -1,15 +1,15 @@
-"""How much of private queries and documents stands in a public corpus.
+"""Measures the overlap of private queries and documents with a public corpus.
 
 A model that was pre-trained on a query needs no private data to repeat it, and
-a test query that the pre-training saw is no fair test. So the papers look for
-random samples of both in the pre-training corpus. Words are compared in lower
-case and without punctuation (`text_measures.words`), and an n-gram never
-reaches over the border of a text. Memory does not grow with the corpus.
+a test query that the pre-training saw is no fair test. So the papers search the
+pre-training corpus for random samples of both. Words are compared in lower
+case and without punctuation (`text_measures.words`), and no n-gram spans two
+texts. Memory does not grow with the corpus.
 
 Formal guarantee:
-  None. Whatever is computed from private queries here is a function of them without
-  noise: private. The corpus is public, and read where it lies: no query leaves
-  the machine.
+  None. Every figure that is computed from private queries here is private: no
+  noise is added. The corpus is public and is read from its files, so no query
+  leaves the machine.
 """
 
 import collections
@@ -28,16 +28,16 @@ __all__ = ["Config", "KindOverlap", "Overlap", "Spread", "measure"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """What is looked for."""
+  """Settings of the search."""
 
   sample_size: int = 10_000
-  """Items of each kind in one run; all of them where there are fewer."""
+  """Items of each kind in one run, or all items if there are fewer."""
   runs: int = 5
-  """Independent samples."""
+  """Number of independent samples."""
   ngram: int = 8
   """Words of an n-gram."""
   seed: int = 0
-  """Of the samples."""
+  """Seed of the samples."""
 
   def __post_init__(self):
     checks.at_least(
@@ -48,35 +48,36 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spread:
-  """A share over the runs."""
+  """Mean and spread of a share over the runs."""
 
   mean: float
-  """In [0, 1]."""
+  """Mean share, in [0, 1]."""
   deviation: float
-  """Standard deviation of the runs (n - 1); 0 for one run."""
+  """Standard deviation over the runs (n - 1); 0 for one run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KindOverlap:
-  """What was found of one kind of items."""
+  """Overlap of one kind of items with the corpus."""
 
   num_items: int
-  """All of the kind."""
+  """Items of the kind, sampled or not."""
   sample_size: int
-  """Items of one run; where it is all of them, runs do not differ."""
+  """Items of one run; if it is all of them, runs do not differ."""
   exact: Spread
-  """Items whose whole sequence of words stands in one text of the corpus."""
+  """Share of items whose words all occur, in order, in one text of the corpus."""
   contained: Spread
   """Mean over items of the share of their n-grams that the corpus holds."""
   half: Spread
-  """Items of whose n-grams at least half were found."""
+  """Share of items with at least half of their n-grams in the corpus."""
   full: Spread
-  """Items of whose n-grams all were found, perhaps in different texts."""
+  """Share of items with all n-grams in the corpus, perhaps in several texts."""
   short: Spread
-  """Items shorter than an n-gram, which count as one n-gram of their length:
-  one common word is found in any corpus, so read the others beside it."""
+  """Share of items shorter than an n-gram; each counts as one n-gram of its own
+  length. Every corpus holds a common word, so a large value here explains large
+  values of the other shares."""
   empty: Spread
-  """Items without any word; they count as not found."""
+  """Share of items without any word; the corpus counts as not holding them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,13 +85,13 @@ class Overlap:
   """The result of a search; private."""
 
   config: Config
-  """What was looked for."""
+  """Settings of the search."""
   num_texts: int
   """Texts of the corpus."""
   num_words: int
   """Words of the corpus."""
   kinds: dict[str, KindOverlap]
-  """By kind of items."""
+  """Overlap of each kind of items."""
 
 
 def measure(
@@ -103,22 +104,22 @@ def measure(
   """Searches a corpus once for samples of items.
 
   Args:
-    config: what is looked for.
-    items: by kind, for example {"queries": ..., "documents": ...}; only items
-      that are drawn are read.
+    config: settings of the search.
+    items: items by kind, for example {"queries": ..., "documents": ...}; only
+      sampled items are read.
     corpus: texts, read once.
-    progress: called after each text.
+    progress: function called after each text.
 
   Returns:
     Shares with their spread over the runs: the same for the same settings, items
     and texts, on every machine. Private if an item is.
 
   Raises:
-    ValueError: if there is no kind, or one without items.
+    ValueError: if there is no kind, or a kind without items.
 
   >>> items = {"queries": ["Red apples!", "red apples rot", "blue"]}
-  >>> found = measure(Config(ngram=2), items, ["All red apples.", "Rot."])
-  >>> found.kinds["queries"].contained.mean  # all, half, nothing
+  >>> overlap = measure(Config(ngram=2), items, ["All red apples.", "Rot."])
+  >>> overlap.kinds["queries"].contained.mean  # all, half, nothing
   0.5
   """
   if not items or not all(map(len, items.values())):
@@ -127,7 +128,8 @@ def measure(
       f"corpus_overlap expects items of each kind, got {sizes or 'no kind'}"
     )
   samples = {
-    kind: _draw(config, kind, len(texts)) for kind, texts in items.items()
+    kind: _draw_positions(config, kind, len(texts))
+    for kind, texts in items.items()
   }
   drawn = {
     kind: [text_measures.words(items[kind][i]) for i in np.unique(sample)]
@@ -140,7 +142,7 @@ def measure(
     num_words += search.read(text_measures.words(text))
     num_texts += 1
     progress()
-  lengths, shares = np.array([len(one) for one in rows]), search.shares()
+  lengths, shares = np.array([len(words) for words in rows]), search.shares()
   values = {
     "exact": search.is_whole,
     "contained": shares,
@@ -151,12 +153,15 @@ def measure(
   }
   kinds, start = {}, 0
   for kind, sample in samples.items():
-    at = start + np.searchsorted(np.unique(sample), sample)
+    positions = start + np.searchsorted(np.unique(sample), sample)
     start += len(drawn[kind])
     kinds[kind] = KindOverlap(
       num_items=len(items[kind]),
       sample_size=sample.shape[1],
-      **{name: _spread(value[at]) for name, value in values.items()},
+      **{
+        name: _compute_spread(value[positions])
+        for name, value in values.items()
+      },
     )
   return Overlap(
     config=config, num_texts=num_texts, num_words=num_words, kinds=kinds
@@ -164,60 +169,62 @@ def measure(
 
 
 class _Search:
-  """The n-grams of items, and which of them stood in the texts so far."""
+  """The n-grams of items, and the n-grams found in the texts so far."""
 
   def __init__(self, rows: Sequence[Sequence[str]], ngram: int):
     self.is_whole = np.zeros(len(rows), bool)
     self._rows, self._seen = rows, set()
-    self._ngrams = [_cut(row, ngram) for row in rows]
-    self._wanted = {one for row in self._ngrams for one in row}
+    self._ngrams = [_cut_ngrams(row, ngram) for row in rows]
+    self._searched = {sequence for row in self._ngrams for sequence in row}
     # Most words of a corpus begin no n-gram of an item.
     self._sizes = collections.defaultdict(set)
     self._begins = collections.defaultdict(list)
-    for place, (row, ngrams) in enumerate(zip(rows, self._ngrams, strict=True)):
+    for item, (row, ngrams) in enumerate(zip(rows, self._ngrams, strict=True)):
       for word in row[: len(ngrams)]:
         self._sizes[word].add(min(ngram, len(row)))
       if ngrams:
-        self._begins[ngrams[0]].append(place)
+        self._begins[ngrams[0]].append(item)
 
   def read(self, words: Sequence[str]) -> int:
-    """Looks at one text; returns how many words it has."""
-    for place, word in enumerate(words):
+    """Searches one text for the n-grams; returns its number of words."""
+    for position, word in enumerate(words):
       for size in self._sizes.get(word, ()):
-        one = " ".join(words[place : place + size])
-        if one not in self._wanted:
+        ngram = " ".join(words[position : position + size])
+        if ngram not in self._searched:
           continue
-        self._seen.add(one)
+        self._seen.add(ngram)
         missing = []
-        for item in self._begins.get(one, ()):
+        for item in self._begins.get(ngram, ()):
           own = self._rows[item]
-          if words[place : place + len(own)] == own:
+          if words[position : position + len(own)] == own:
             self.is_whole[item] = True
           else:
             missing.append(item)
-        if one in self._begins:
-          self._begins[one] = missing
+        if ngram in self._begins:
+          self._begins[ngram] = missing
     return len(words)
 
   def shares(self) -> np.ndarray:
-    """Returns the share of each item's n-grams that were seen."""
+    """Returns the share of each item's n-grams found so far."""
     return np.array(
       [
-        sum(one in self._seen for one in row) / max(1, len(row))
+        sum(ngram in self._seen for ngram in row) / max(1, len(row))
         for row in self._ngrams
       ]
     )
 
 
-def _cut(row: Sequence[str], ngram: int) -> list[str]:
-  """Returns all n-grams; of a shorter item itself, of an empty one none."""
+def _cut_ngrams(row: Sequence[str], ngram: int) -> list[str]:
+  """Returns the n-grams of an item: itself if it is shorter, none if empty."""
   size = min(ngram, len(row))
   number = len(row) - size + 1 if size else 0
   return [" ".join(row[i : i + size]) for i in range(number)]
 
 
-def _draw(config: Config, kind: str, total: int) -> Int[np.ndarray, "run item"]:
-  """Draws positions without replacement, run by run."""
+def _draw_positions(
+  config: Config, kind: str, total: int
+) -> Int[np.ndarray, "run item"]:
+  """Draws positions without replacement, independently for each run."""
   size = min(config.sample_size, total)
   return np.array(
     [
@@ -229,7 +236,7 @@ def _draw(config: Config, kind: str, total: int) -> Int[np.ndarray, "run item"]:
   )
 
 
-def _spread(values: np.ndarray) -> Spread:
+def _compute_spread(values: np.ndarray) -> Spread:
   means = values.mean(axis=1)
   deviation = np.std(means, ddof=1) if len(means) > 1 else 0.0
   return Spread(mean=float(means.mean()), deviation=float(deviation))

@@ -1,10 +1,10 @@
-"""How well a model knows a secret: its rank among candidates, and exposure.
+"""Measures how well a model knows a secret: rank among candidates, exposure.
 
-An audit compares canaries that were trained on with those that were held out.
-If the public checkpoint has met them before, in its pre-training, both sides are
-known, and the comparison says that nothing leaks; if it has met only those that
-were inserted, it says that fine-tuning leaks. Ranks under a model that cannot
-have seen a secret tell: they are uniform, which `uniform_ranks_p_value` tests.
+An audit compares inserted canaries with held-out ones. If pre-training showed
+both to the public checkpoint, the model knows both, and the audit finds no leak.
+If pre-training showed only the inserted ones, the audit blames fine-tuning. The
+ranks under a model that cannot have seen a secret are uniform;
+`uniform_ranks_p_value` tests this.
 
 References:
   Carlini et al., "The Secret Sharer", USENIX Security 2019, section 4.2
@@ -27,9 +27,9 @@ __all__ = [
   "uniform_ranks_p_value",
 ]
 
-_PER_BIT = 64.0  # scores
-_CELLS = 2**21  # at most, of the distribution of the sum
-_LEAST = 1e-12  # what a Fourier transform leaves of small probabilities
+_PER_BIT = 64.0  # score units in one bit of exposure, at most
+_CELLS = 2**21  # largest table of the distribution of the sum
+_LEAST = 1e-12  # the Fourier transform computes no smaller probability exactly
 
 
 def ranks(
@@ -37,21 +37,21 @@ def ranks(
 ) -> Int[np.ndarray, " canary"]:
   """Returns the rank of column 0, the secret; 1 is the most likely.
 
-  Candidates exactly as likely as the secret count half, rounded up: a model
-  that likes all alike gives the rank in the middle, which is chance.
+  Candidates exactly as likely as the secret count half, rounded up. A model
+  without preference therefore gives the middle rank, as chance does.
 
   >>> ranks(np.array([[-1.0, -2.0, -3.0], [-2.0, -2.0, -1.0]])).tolist()
   [1, 3]
 
   Args:
-    log_likelihoods: of each canary's candidates, in nats.
+    log_likelihoods: log-likelihoods of each canary's candidates, in nats.
 
   Returns:
     Ranks in [1, candidates].
 
   Raises:
-    ValueError: if the shape is not that of a matrix with at least two columns,
-      or a value is no number.
+    ValueError: if the array is no matrix with at least two columns, or a value
+      is no number.
   """
   values = np.asarray(log_likelihoods)
   if values.ndim != 2 or values.shape[1] < 2:
@@ -75,16 +75,16 @@ def exposure(
 ) -> Float[np.ndarray, " canary"]:
   """Returns log2(candidates / rank) in bits.
 
-  It measures how much the model shortens the search for the secret. Sampled
-  candidates bound it: at most log2(num_candidates), however well the secret is
-  known.
+  Exposure measures how much the model shortens the search for the secret. The
+  number of sampled candidates bounds it: it is at most log2(num_candidates),
+  however well the model knows the secret.
 
   >>> exposure(np.array([1, 8]), 8).tolist()
   [3.0, 0.0]
 
   Args:
-    ranks: from `ranks`.
-    num_candidates: how many were ranked, the secret included.
+    ranks: ranks from `ranks`.
+    num_candidates: number of ranked candidates, the secret included.
 
   Returns:
     Values in [0, log2(num_candidates)].
@@ -92,66 +92,67 @@ def exposure(
   Raises:
     ValueError: if a rank lies outside [1, num_candidates].
   """
-  values = _checked(ranks, num_candidates)
+  values = _check_ranks(ranks, num_candidates)
   return math.log2(num_candidates) - np.log2(values)
 
 
 def mean_rank(
   ranks: Int[np.ndarray, " canary"], num_candidates: int
 ) -> intervals.Interval:
-  """Returns the mean rank with an interval that holds for few; `bounded`.
+  """Returns the mean rank with an interval that also holds for few canaries.
 
-  (num_candidates + 1) / 2 is chance. Held-out canaries are independent given
-  the model; inserted ones meet in training, so read theirs as a description.
+  `intervals.bounded` computes the interval. Chance is (num_candidates + 1) / 2.
+  Held-out canaries are independent given the model. Inserted ones share a
+  training run, so their interval is only a description.
 
   >>> f"{mean_rank(np.array([40, 60, 50, 50]), 100):.1f}"
   '50.0 [12.8, 87.9]'
 
   Args:
-    ranks: from `ranks`, at least one; a single one says little.
-    num_candidates: how many were ranked, the secret included.
+    ranks: ranks from `ranks`, at least one; a single rank says little.
+    num_candidates: number of ranked candidates, the secret included.
 
   Returns:
     Mean and ends, within [1, num_candidates].
 
   Raises:
-    ValueError: if there is no rank, or one lies outside.
+    ValueError: if there is no rank, or a rank lies outside [1, num_candidates].
   """
-  values = _checked(ranks, num_candidates)
+  values = _check_ranks(ranks, num_candidates)
   return intervals.bounded(values, 1, num_candidates)
 
 
 def epsilon_of_mean_rank(
   mean_rank: float, num_candidates: int, repetitions: int = 1
 ) -> float:
-  """Returns the epsilon that a mean rank speaks of, as the papers convert it.
+  """Converts a mean rank to an epsilon, as the papers do.
 
-  Where k records change together, no expectation of a non-negative quantity
-  grows by more than e^(k epsilon) under pure epsilon-DP. The mean rank of a
-  secret that was never seen is (candidates + 1) / 2, so
+  If k records change together, the expectation of a non-negative quantity grows
+  at most by the factor e^(k epsilon) under pure epsilon-DP. The mean rank of an
+  unseen secret is (candidates + 1) / 2, so
 
     epsilon >= log((candidates + 1) / 2 / mean rank) / repetitions.
 
-  The papers' 43 of 100 at 10 repetitions says 0.016 (with 50 for 50.5: .015).
-  Such a number is small whatever the model did: rank 1 of 100 at 10 repetitions
-  gives 0.39, and no more can be had. It is a way to read a rank, no audit:
-  `lower_bounds` has those.
+  The papers' mean rank of 43 of 100 at 10 repetitions converts to 0.016, or to
+  0.015 with 50 for 50.5. The result is small whatever the model did: rank 1 of
+  100 at 10 repetitions gives the maximum, 0.39. It helps to read a rank; it is
+  no audit (see `lower_bounds`).
 
-  Formal guarantee: a lower bound on epsilon, for delta = 0 and with the
-  confidence of the mean rank, if that is an upper confidence limit; else an
-  estimate of one.
+  Formal guarantee: if `mean_rank` is an upper confidence limit, the result is a
+  lower bound on epsilon for delta = 0, with the same confidence. Otherwise it is
+  an estimate of such a bound.
 
   >>> round(epsilon_of_mean_rank(43.0, 100, 10), 3)
   0.016
 
   References:
     Stock et al., "Defending against Reconstruction Attacks with Renyi
-    Differential Privacy", 2022, for bounds on what a rank can be.
+    Differential Privacy", 2022, for bounds on ranks.
 
   Args:
-    mean_rank: in [1, num_candidates].
-    num_candidates: how many were ranked, the secret included.
-    repetitions: how often each canary stood in the data.
+    mean_rank: mean rank, in [1, num_candidates].
+    num_candidates: number of ranked candidates, the secret included.
+    repetitions: copies of each canary in the data.
 
   Returns:
     Epsilon of one record, at least 0.
@@ -168,19 +169,20 @@ def epsilon_of_mean_rank(
 def uniform_ranks_p_value(
   ranks: Int[np.ndarray, " canary"], num_candidates: int
 ) -> float:
-  """Tests whether secrets rank as if the model had never met them.
+  """Tests whether secrets rank as if the model had never seen them.
 
-  The alternative is that some of them rank too low. The statistic is the sum of
-  exposures, rounded down to a fraction of a bit that depends on the numbers of
-  canaries and candidates alone: a few secrets that are known well stand out in
-  it, more than in the mean rank. Its distribution is computed, not approximated.
+  The alternative is that some secrets have ranks nearer to 1 than chance gives.
+  The statistic is the sum of exposures. Each is rounded down to a fraction of a
+  bit that depends only on the numbers of canaries and candidates. The sum shows
+  a few well-known secrets more clearly than the mean rank does. Its distribution
+  is computed, not approximated.
 
   Formal guarantee:
-    If ranks are independent and uniform on 1 .. num_candidates, as those of
-    held-out canaries are for whatever model without ties, the value is at most p
-    with probability at most p, for every p. A large value shows nothing but that these canaries
-    were not met OFTEN: with 100 candidates 30 canaries notice it in 9 of 10 cases at
-    p = .05 if 2 in 10 rank first, and 100 canaries if 1 in 10 does.
+    If ranks are independent and uniform on 1 .. num_candidates, the value is at most
+    p with probability at most p, for every p. The ranks of held-out canaries are so
+    under any model without ties. A large value shows only that the model did not see
+    these canaries OFTEN. With 100 candidates at p = .05, the test has power 0.9 if 2
+    in 10 of 30 canaries rank first, or 1 in 10 of 100.
 
   >>> uniform_ranks_p_value(np.array([50, 93, 20, 71]), 100) > 0.5
   True
@@ -188,45 +190,45 @@ def uniform_ranks_p_value(
   True
 
   Args:
-    ranks: from `ranks`, of canaries that cannot have been seen; at
+    ranks: ranks from `ranks` of canaries that the model cannot have seen, at
       least one.
-    num_candidates: how many were ranked, the secret included, at least 2.
+    num_candidates: number of ranked candidates, the secret included, at least 2.
 
   Returns:
-    A p-value in [1e-12, 1]; a small one says that they were seen.
+    A p-value in [1e-12, 1]; a small one says that the model has seen them.
 
   Raises:
-    ValueError: if there is no rank or one lies outside [1, num_candidates].
+    ValueError: if there is no rank, or a rank lies outside [1, num_candidates].
   """
   bits = exposure(ranks, num_candidates)
   number = len(bits)
   highest = number * math.log2(num_candidates)
   per_bit = min(_PER_BIT, _CELLS / highest)
   every = exposure(np.arange(1, num_candidates + 1), num_candidates)
-  tail = _tail(_scores(every, per_bit), number)
-  observed = int(_scores(bits, per_bit).sum())
+  tail = _compute_tail(_compute_scores(every, per_bit), number)
+  observed = int(_compute_scores(bits, per_bit).sum())
   return float(np.clip(tail[observed], _LEAST, 1.0))
 
 
-def _scores(
+def _compute_scores(
   bits: Float[np.ndarray, " rank"], per_bit: float
 ) -> Int[np.ndarray, " rank"]:
   return np.floor(bits * per_bit).astype(np.int64)
 
 
-def _tail(
+def _compute_tail(
   scores: Int[np.ndarray, " rank"], number: int
 ) -> Float[np.ndarray, " total"]:
-  """Returns P[sum of `number` scores >= total], each score as likely."""
-  law = np.bincount(scores) / len(scores)
-  size = number * (len(law) - 1) + 1
+  """Returns P[sum of `number` draws from `scores` >= total] for every total."""
+  distribution = np.bincount(scores) / len(scores)
+  size = number * (len(distribution) - 1) + 1
   padded = scipy.fft.next_fast_len(size, real=True)
-  power = scipy.fft.rfft(law, padded) ** number
+  power = scipy.fft.rfft(distribution, padded) ** number
   sums = scipy.fft.irfft(power, padded)[:size]
   return np.cumsum(np.maximum(sums, 0.0)[::-1])[::-1]
 
 
-def _checked(ranks: np.ndarray, num_candidates: int) -> np.ndarray:
+def _check_ranks(ranks: np.ndarray, num_candidates: int) -> np.ndarray:
   values = np.asarray(ranks)
   if values.ndim != 1 or not len(values):
     raise ValueError(

@@ -1,14 +1,13 @@
-"""Embedding inversion: a T5 decoder that reads sentences out of their vectors.
+"""Embedding inversion: a T5 decoder that reconstructs sentences from vectors.
 
 The attacker holds the encoder and text of its own. A linear map turns a vector
 into a few memory states, and the decoder attends to them where a T5 attends to
-its encoder's output. The decoder that it is compared with sees zeros in place of
-vectors.
+its encoder's output. The reference decoder sees zeros in place of vectors.
 
 Formal statement:
-  What is shown is a LOWER bound on what vectors give away: a larger model, more
-  text or a better idea may read more. All that is computed from a client's
-  vectors and text is as private as these.
+  The result is a LOWER bound on what vectors reveal: a larger model, more text
+  or a better idea may read more. Everything computed from a client's vectors and
+  text is as private as they are.
 
 References:
   Song and Raghunathan, "Information Leakage in Embedding Models", CCS 2020.
@@ -37,10 +36,11 @@ __all__ = ["Inverter", "log_likelihoods", "train", "write"]
 
 _DECODER = ("token_embedder", "decoder")
 _READER = "reader"
-_MEMORIES = 8  # states that a vector is turned into
+_MEMORIES = 8  # memory states for each vector
 _SCALE = 0.1
-"""Of fresh memory states: large ones would first drown what the decoder knows."""
-_ROWS = 64  # written at once, which changes memory and speed only
+"""Scale of fresh memory states: large ones would first drown what the decoder
+knows."""
+_ROWS = 64  # sentences written at once; changes memory and speed only
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,9 @@ class Inverter:
   """The shape of the attacker's decoder."""
 
   model: t5_config.T5Config
-  """Of the T5 whose decoder it is; decoding reads layer by layer, not scanned."""
+  """Configuration of the decoder's T5. `write` needs layers that are not scanned."""
   vector_dim: int
-  """Coordinates of a vector."""
+  """Number of coordinates of a vector."""
 
   def init(
     self,
@@ -58,13 +58,14 @@ class Inverter:
     vectors: Float[np.ndarray, "row vector_dim"],
     key: Key[Array, ""],
   ) -> typing.Params:
-    """Returns parameters to start from.
+    """Returns initial parameters.
 
     Args:
-      params: of a public T5 of this shape, or of this inverter's training.
-      vectors: of the attacker's own text, whose means and deviations scale what
-        the map sees; zeros for the decoder to compare with.
-      key: draws the map.
+      params: parameters of a public T5 of this shape, or of a trained inverter,
+        whose bias is kept.
+      vectors: vectors of the attacker's own text; their means and deviations
+        standardize the map's input. Zeros for the reference decoder.
+      key: key that draws the map.
     """
     spread = np.std(vectors, axis=0)
     width = _MEMORIES * self.model.emb_dim
@@ -83,9 +84,9 @@ class Inverter:
   def memory(
     self, params: typing.Params, vectors: Float[Array, "row vector_dim"]
   ) -> Float[Array, "row memory dim"]:
-    """Turns vectors into what the decoder attends to."""
+    """Turns vectors into the memory states that the decoder attends to."""
     reader = params[_READER]
-    # The attacker's own statistics are not trained.
+    # The statistics of the attacker's text are constants, not trained.
     center, spread = jax.lax.stop_gradient((reader["center"], reader["spread"]))
     scaled = (vectors - center[None, :]) / spread[None, :]
     states = scaled @ reader["kernel"] + reader["bias"][None, :]
@@ -123,15 +124,15 @@ def train(
   recipe: recipe_lib.Recipe,
   files: loop.Files,
 ) -> typing.Params:
-  """Trains the attacker on its own text; goes on from the newest state.
+  """Trains the attacker on its own text; resumes from the newest checkpoint.
 
   Args:
-    inverter: the shape.
-    params: where to start, from `Inverter.init`.
-    vectors: of the attacker's sentences, by the victims' encoder.
+    inverter: shape of the decoder.
+    params: initial parameters from `Inverter.init`.
+    vectors: vectors of the attacker's sentences, by the victims' encoder.
     tokens: these sentences, with EOS, 0 = padding. No victim's text.
     recipe: length, batches, learning rate.
-    files: where states and metrics go, of this training alone.
+    files: folder of checkpoints and metrics, for this training alone.
 
   Returns:
     Trained parameters, on the host.
@@ -173,13 +174,13 @@ def log_likelihoods(
   """Returns log P(sentence | vector), EOS included, in nats.
 
   Args:
-    inverter: the shape.
-    params: from `train`.
-    vectors: one for each sentence.
+    inverter: shape of the decoder.
+    params: parameters from `train`.
+    vectors: vectors, one for each sentence.
     tokens: the sentences, 0 = padding.
   """
   params = jax.device_put(params)
-  return membership.scored(
+  return membership.score_in_batches(
     lambda rows: -_losses(params, vectors[rows], tokens[rows], inverter),
     len(vectors),
     256,
@@ -201,16 +202,16 @@ def write(
   """Writes a sentence for each vector, always with the likeliest next token.
 
   Args:
-    inverter: the shape.
-    params: from `train`.
-    vectors: of the sentences.
+    inverter: shape of the decoder.
+    params: parameters from `train`.
+    vectors: vectors of the sentences.
     max_length: tokens at most, EOS included.
 
   Returns:
-    Tokens, with EOS where a sentence ended and 0 after.
+    Tokens; EOS ends a sentence and 0 = padding follows.
   """
   params = jax.device_put(params)
-  return membership.in_batches(
+  return membership.apply_in_batches(
     lambda rows: _write(params, vectors[rows], inverter, max_length),
     len(vectors),
     _ROWS,
@@ -229,7 +230,7 @@ def _write(params, vectors, inverter: Inverter, max_length: int):
     decoder,
     jnp.arange(inverter.model.vocab_size)[None] == decoding.PAD,
     t5.Inputs(crossed, mask),
-    jax.random.split(jax.random.key(0), len(memory)),  # greedy: of no effect
+    jax.random.split(jax.random.key(0), len(memory)),  # unused by greedy
     jnp.ones(len(memory), bool),
     config=inverter.model,
     sampler=decoding.Greedy(),

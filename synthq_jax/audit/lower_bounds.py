@@ -1,23 +1,22 @@
 """Lower bounds on epsilon from the scores of canaries.
 
-An attack gives each canary a score, the higher the surer that it was trained
-on. What the scores give away about the coins bounds epsilon from below, at a
-confidence. All bounds are jax_privacy's, at guesses that are fixed before a
-coin is looked at:
+An attack gives each canary a score; the higher the score, the surer it is that
+the canary was trained on. The information of the scores about the coins bounds
+epsilon from below, at a confidence. jax_privacy computes all bounds, from
+guesses that are fixed before any coin is read:
 
-* One run: 2 m^(2/3) of m coins are guessed, half of
-  them, the highest scores, as inserted and half, the lowest, as held out. Who
-  is guessed depends on the scores, never on the coins, so no threshold is
-  selected and no correction is due. jax_privacy's default divides by the
-  number of corners of the measured ROC curve, which depends on the coins: with
-  1,000 canaries and nothing to find it claims an epsilon above 0 in 7% of
-  runs at a confidence of 95%.
+* One run: 2 m^(2/3) of m coins are guessed, half of the guesses (the highest
+  scores) as inserted and half (the lowest) as held out. The scores select the
+  guesses, the coins never do, so no threshold is selected and no correction is
+  due. jax_privacy's default divides the significance by the number of corners
+  of the measured ROC curve, which depends on the coins. With 1,000 canaries and
+  no leak it claims an epsilon above 0 in 7% of runs at 95% confidence.
 * Clopper and Pearson: two thresholds, the held-out scores of rank n^(1/3) and
   n^(2/3), at half the significance each. Given a threshold from the held-out
-  scores, the inserted ones above it are binomial; and the false positive rate
-  at a rank is at most what Clopper and Pearson allow for, as it is at a fixed
-  threshold (the number of held-out scores at or above the largest threshold
-  with too high a rate would have to be unlikely low).
+  scores, the number of inserted scores above it is binomial. The false positive
+  rate at a rank is within Clopper and Pearson's limit, as at a fixed threshold.
+  Otherwise the number of held-out scores at or above the largest threshold with
+  too high a rate would have to be unlikely low.
 
 References:
   Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run",
@@ -58,42 +57,43 @@ _FPR = 0.01
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Audited:
-  """What one attack found; as private as the canaries' coins."""
+  """The result of one attack; as private as the canaries' coins."""
 
   num_inserted: int
   """Canaries trained on."""
   num_held_out: int
-  """Canaries left out."""
+  """Canaries held out."""
   num_guesses: int
   """Canaries whose coin was guessed, for the bounds of one run."""
   num_correct: int
-  """Guesses that were right; half of them are by chance."""
+  """Correct guesses; chance alone gets half of the guesses right."""
   delta: float
-  """Of the claim that the bounds are compared with."""
+  """Delta of the claim that the bounds are compared with."""
   confidence: float
-  """Of each bound and each interval by itself."""
+  """Confidence of each single bound and interval."""
   epsilon_one_run: float
   """Lower bound for any mechanism whose canaries had independent coins."""
   epsilon_one_run_fdp: float
   """Lower bound if the mechanism has a Gaussian trade-off curve."""
   epsilon_clopper_pearson: float
-  """Lower bound if, besides, the scores are independent of each other."""
+  """Lower bound if the canaries' scores are also independent of each other."""
   epsilon_gdp_estimate: float
-  """NO bound: of the Gaussian mechanism with this AUROC."""
+  """Epsilon of the Gaussian mechanism with this AUROC; an estimate, NO bound."""
   auroc: intervals.Interval
-  """Chance that an inserted canary scores higher; .5 is no leak."""
+  """Chance that an inserted canary scores higher than a held-out one; .5 is no
+  leak."""
   tpr_at_1_fpr: intervals.Interval
-  """Share of inserted canaries found at 1% false alarms; .01 is no leak."""
+  """Share of inserted canaries found at 1% false positives; .01 is no leak."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditedJointly:
-  """Several attacks on the same release, and what they show together."""
+  """Several attacks on the same release, and their joint bounds."""
 
   attacks: dict[str, Audited]
-  """By name, each at the confidence that makes the joint bounds hold."""
+  """Attacks by name, each at the confidence that makes the joint bounds hold."""
   confidence: float
-  """Of each joint bound."""
+  """Confidence of each joint bound."""
   epsilon_one_run: float
   """The greatest of the attacks' bounds."""
   epsilon_one_run_fdp: float
@@ -111,41 +111,45 @@ def audit(
 ) -> Audited:
   """Bounds epsilon from below by the scores of one attack.
 
-  Formal guarantee: let a fair coin of its own have decided for every canary
-  whether it joins, and let the scores be computed from the release without the
-  coins. If the release is (epsilon, delta)-DP when one canary is added or
-  removed, `epsilon_one_run` exceeds epsilon with probability at most
-  1 - confidence, over coins, release and a seed that was drawn for this audit
-  alone, which matters where scores are equal. So does `epsilon_one_run_fdp` if the
-  trade-off curve between any two such neighbours lies nowhere below that of the
-  Gaussian mechanism which is exactly (epsilon, delta)-DP: what it refutes is
-  this curve, not (epsilon, delta) alone. One Gaussian step has such a curve,
-  and a long run with small batches has it nearly. `epsilon_clopper_pearson`
-  holds where the inserted scores are independent draws, and so are the
-  held-out ones: one canary a run, or noise added to each canary by itself;
-  canaries that share a training run are not. `epsilon_gdp_estimate` exceeds
-  epsilon half of the time. No bound says that a claim is right.
+  Formal guarantee: suppose that an independent fair coin decided for every
+  canary whether it joins, and that the scores are computed from the release
+  without the coins. Suppose that the release is (epsilon, delta)-DP when one
+  canary is added or removed. Then `epsilon_one_run` exceeds epsilon with
+  probability at most 1 - confidence, over coins, release and seed. The seed is
+  drawn for this audit alone; this matters where scores are equal.
 
-  A canary that stands in the data several times audits the claim for groups.
+  The same holds for `epsilon_one_run_fdp` under a further condition. The
+  trade-off curve between any two such neighbours must lie nowhere below the
+  curve of the Gaussian mechanism that is exactly (epsilon, delta)-DP. The bound
+  refutes this curve, not (epsilon, delta) alone. One Gaussian step has such a
+  curve, and a long run with small batches has nearly such a curve.
+
+  `epsilon_clopper_pearson` holds if the inserted scores are independent draws
+  and the held-out ones are, too. Scores are independent with one canary a run,
+  or with noise added to each canary separately. Scores of canaries that share a
+  training run are not. `epsilon_gdp_estimate` exceeds epsilon half of the time.
+  No bound says that a claim is right.
+
+  A canary with several copies in the data audits the claim for groups.
 
   >>> rng = np.random.default_rng(0)
-  >>> found = audit(
+  >>> result = audit(
   ...     rng.normal(size=500) + 1.5, rng.normal(size=500), delta=1e-5, seed=0)
-  >>> found.num_guesses, found.num_correct
+  >>> result.num_guesses, result.num_correct
   (200, 190)
-  >>> round(found.epsilon_one_run_fdp, 1) <= 7.1  # the truth
+  >>> round(result.epsilon_one_run_fdp, 1) <= 7.1  # the truth
   True
 
   Args:
-    inserted: scores of the canaries trained on; infinite ones are fine.
-    held_out: scores of the others.
-    delta: of the claim, in (0, 1). The one-run bound owes about twice the
-      number of canaries times delta.
-    confidence: of each bound and interval, in (0.5, 1).
-    seed: breaks ties among scores; it must not depend on the coins, and be
-      another for every audit where many scores are equal.
-    num_guesses: how many coins are guessed, or None for `default_num_guesses`.
-      Fix it before the scores are seen.
+    inserted: scores of the canaries trained on; infinite ones are allowed.
+    held_out: scores of the held-out canaries.
+    delta: delta of the claim, in (0, 1). The one-run bound gives up about twice
+      the number of canaries times delta of its significance.
+    confidence: confidence of each bound and interval, in (0.5, 1).
+    seed: seed that breaks ties among scores. It must not depend on the coins.
+      If many scores are equal, take another seed for every audit.
+    num_guesses: number of guessed coins, or None for `default_num_guesses`. Fix
+      it before you see the scores.
 
   Returns:
     Bounds, estimate and intervals.
@@ -154,9 +158,9 @@ def audit(
     ValueError: if a side has no score, a score is no number, or an argument is
       out of range.
   """
-  scores = _ranked(inserted, held_out)
-  num, others = len(inserted), len(held_out)
-  _check(delta, confidence)
+  scores = _get_ranks(inserted, held_out)
+  num_inserted, num_held_out = len(inserted), len(held_out)
+  _check_arguments(delta, confidence)
   guesses = default_num_guesses(len(scores))
   if num_guesses is not None:
     guesses = num_guesses
@@ -166,23 +170,27 @@ def audit(
       f"{guesses} for {len(scores)} canaries: leave at least one unguessed"
     )
   significance = 1 - confidence
-  correct = _num_correct(scores, num, guesses, seed)
-  one_run, one_run_fdp = _one_run(
+  correct = _count_correct(scores, num_inserted, guesses, seed)
+  one_run, one_run_fdp = _compute_one_run(
     len(scores), guesses, correct, significance, float(delta)
   )
-  sides = scores[:num], scores[num:]
+  sides = scores[:num_inserted], scores[num_inserted:]
   area = auroc(*sides, confidence=confidence)
   return Audited(
-    num_inserted=num,
-    num_held_out=others,
+    num_inserted=num_inserted,
+    num_held_out=num_held_out,
     num_guesses=guesses,
     num_correct=correct,
     delta=float(delta),
     confidence=float(confidence),
     epsilon_one_run=one_run,
     epsilon_one_run_fdp=one_run_fdp,
-    epsilon_clopper_pearson=_clopper_pearson(*sides, significance, delta),
-    epsilon_gdp_estimate=_gdp_estimate(area.mean, num, others, delta),
+    epsilon_clopper_pearson=_compute_clopper_pearson(
+      *sides, significance, delta
+    ),
+    epsilon_gdp_estimate=_estimate_gdp(
+      area.mean, num_inserted, num_held_out, delta
+    ),
     auroc=area,
     tpr_at_1_fpr=tpr_at_fpr(*sides, fpr=_FPR, confidence=confidence),
   )
@@ -198,53 +206,56 @@ def audit_several(
   confidence: float = 0.95,
   seed: int | Sequence[int],
 ) -> AuditedJointly:
-  """Bounds epsilon by several attacks at a joint confidence.
+  """Bounds epsilon from below by several attacks at a joint confidence.
 
-  Formal guarantee: each attack is audited at a significance divided by their
-  number, so the greatest of their bounds of one kind exceeds epsilon with
+  Formal guarantee: each attack is audited at the significance divided by the
+  number of attacks. So the greatest bound of one kind exceeds epsilon with
   probability at most 1 - confidence, under the conditions of `audit` for that
-  kind and however the attacks depend on each other.
+  kind. The attacks may depend on each other in any way.
 
   >>> rng = np.random.default_rng(0)
   >>> weak, strong = (rng.normal(size=(2, 99)) + [[m], [0]] for m in (0, 2))
-  >>> found = audit_several({"a": weak, "b": strong}, delta=1e-5, seed=0)
-  >>> found.epsilon_one_run == found.attacks["b"].epsilon_one_run > 0
+  >>> result = audit_several({"a": weak, "b": strong}, delta=1e-5, seed=0)
+  >>> result.epsilon_one_run == result.attacks["b"].epsilon_one_run > 0
   True
 
   Args:
-    scores: for each attack those of inserted and of held-out canaries.
-    delta: of the claim, in (0, 1).
-    confidence: of each joint bound, in (0.5, 1).
-    seed: breaks ties among scores.
+    scores: for each attack the scores of inserted and of held-out canaries.
+    delta: delta of the claim, in (0, 1).
+    confidence: confidence of each joint bound, in (0.5, 1).
+    seed: seed that breaks ties among scores, as for `audit`.
 
   Returns:
     The attacks, each at the stricter confidence, and the joint bounds.
 
   Raises:
-    ValueError: if there is no attack, or as for `audit`.
+    ValueError: if there is no attack, or for the reasons of `audit`.
   """
   if not scores:
-    raise ValueError("expected at least one attack, got none")
-  _check(delta, confidence)
+    raise ValueError(
+      "expected scores of at least one attack, got none: give each attack's"
+      " scores of inserted and held-out canaries"
+    )
+  _check_arguments(delta, confidence)
   each = 1 - (1 - confidence) / len(scores)
   attacks = {
     name: audit(*sides, delta=delta, confidence=each, seed=seed)
     for name, sides in scores.items()
   }
-  found = attacks.values()
+  results = attacks.values()
   return AuditedJointly(
     attacks=attacks,
     confidence=float(confidence),
-    epsilon_one_run=max(x.epsilon_one_run for x in found),
-    epsilon_one_run_fdp=max(x.epsilon_one_run_fdp for x in found),
+    epsilon_one_run=max(x.epsilon_one_run for x in results),
+    epsilon_one_run_fdp=max(x.epsilon_one_run_fdp for x in results),
   )
 
 
 def default_num_guesses(num_canaries: int) -> int:
-  """Returns how many coins are guessed: 2 m^(2/3) of m, but not all.
+  """Returns the number of guessed coins: 2 m^(2/3) of m, but not all.
 
-  Few guesses are surer, many average out chance; for Gaussian mechanisms of
-  epsilon 1 to 16 and 30 to 100,000 canaries this number is near the best.
+  A few guesses are surer, many average out chance. For Gaussian mechanisms of
+  epsilon 1 to 16 and 30 to 100,000 canaries this number is nearly the best.
 
   >>> [default_num_guesses(m) for m in (2, 30, 100, 1000, 10_000)]
   [1, 19, 43, 200, 928]
@@ -255,22 +266,25 @@ def default_num_guesses(num_canaries: int) -> int:
 def ceiling(
   num_canaries: int, *, delta: float, confidence: float = 0.95
 ) -> float:
-  """Returns the one-run bound if every guess were right.
+  """Returns the one-run bound for guesses that are all correct.
 
-  No audit of so many canaries refutes a claim above it, whatever leaks.
+  No audit of `num_canaries` canaries refutes a claim above it, however much
+  leaks.
 
   >>> round(ceiling(512, delta=1e-5), 1), round(ceiling(10_000, delta=1e-9), 1)
   (3.7, 5.7)
 
   Args:
-    num_canaries: inserted and held out.
-    delta: of the claim, in (0, 1).
-    confidence: of the bound, in (0.5, 1).
+    num_canaries: number of canaries, inserted and held out.
+    delta: delta of the claim, in (0, 1).
+    confidence: confidence of the bound, in (0.5, 1).
   """
-  _check(delta, confidence)
+  _check_arguments(delta, confidence)
   guesses = default_num_guesses(num_canaries)
   significance = 1 - confidence
-  return _one_run(num_canaries, guesses, guesses, significance, delta)[0]
+  return _compute_one_run(num_canaries, guesses, guesses, significance, delta)[
+    0
+  ]
 
 
 def auroc(
@@ -281,14 +295,15 @@ def auroc(
 ) -> intervals.Interval:
   """Returns the chance that an inserted score beats a held-out one.
 
-  Ties count half. The interval holds the values whose own standard error
-  reaches the measured one, so it does not shrink to a point where all inserted
-  scores lie above all others; a bootstrap would.
+  Ties count half. The interval holds the values within z standard errors of the
+  measured one, each value with its own standard error. So the interval does not
+  shrink to a point if all inserted scores exceed all held-out ones, as a
+  bootstrap interval does.
 
   Args:
-    inserted: scores, finite.
-    held_out: scores, finite.
-    confidence: in (0, 1).
+    inserted: finite scores of inserted canaries.
+    held_out: finite scores of held-out canaries.
+    confidence: confidence of the interval, in (0, 1).
 
   Returns:
     Values in [0, 1]; .5 is chance.
@@ -297,16 +312,18 @@ def auroc(
     Newcombe, "Confidence intervals for an effect size measure based on the
     Mann-Whitney statistic, part 2", Statistics in Medicine 2006, method 5.
   """
-  num, others = len(inserted), len(held_out)
+  num_inserted, num_held_out = len(inserted), len(held_out)
   ranks = scipy.stats.rankdata(np.concatenate([inserted, held_out]))
-  wins = ranks[:num].sum() - num * (num + 1) / 2
-  value = float(wins / (num * others))
+  wins = ranks[:num_inserted].sum() - num_inserted * (num_inserted + 1) / 2
+  value = float(wins / (num_inserted * num_held_out))
   z = scipy.stats.norm.isf((1 - confidence) / 2)
-  half = (num + others) / 2 - 1
+  half = (num_inserted + num_held_out) / 2 - 1
 
   def excess(x: float) -> float:
     spread = 1 + half * ((1 - x) / (2 - x) + x / (1 + x))
-    return abs(x - value) - z * math.sqrt(x * (1 - x) * spread / num / others)
+    return abs(x - value) - z * math.sqrt(
+      x * (1 - x) * spread / num_inserted / num_held_out
+    )
 
   # The distance from a value of 0 or 1 to itself is no end of the interval.
   inner = min(max(value, 1e-12), 1 - 1e-12)
@@ -324,57 +341,61 @@ def tpr_at_fpr(
 ) -> intervals.Interval:
   """Returns the share of inserted scores found at a false positive rate.
 
-  The value is measured above the lowest threshold that at most this share of
-  the held-out scores passes. The interval is exact for independent scores: the
-  false positive rate of the j-th highest held-out score is a Beta variable
-  whatever the scores' distribution, which gives one rank that is surely strict
-  enough and one that is surely lax enough; at each the true positive rate has
-  Clopper and Pearson's bound. Few held-out scores say nothing about a small
-  rate: below 436 of them the low end at 1% and 95% is 0.
+  The threshold is the lowest that at most this share of the held-out scores
+  passes. The interval is exact for independent scores. The false positive rate
+  of the j-th highest held-out score follows a Beta distribution, whatever the
+  scores' distribution. This gives one rank that is surely strict enough and one
+  that is surely lax enough. Clopper and Pearson bound the true positive rate at
+  both. Few held-out scores say nothing about a small rate: with fewer than 436,
+  the low end at 1% and 95% confidence is 0.
 
   Args:
-    inserted: scores, finite.
-    held_out: scores, finite.
+    inserted: finite scores of inserted canaries.
+    held_out: finite scores of held-out canaries.
     fpr: the false positive rate, in (0, 1).
-    confidence: in (0, 1).
+    confidence: confidence of the interval, in (0, 1).
 
   Returns:
     Values in [0, 1]; `fpr` is chance.
   """
-  num, others = len(inserted), len(held_out)
+  num_inserted, num_held_out = len(inserted), len(held_out)
   each = (1 - confidence) / 4  # two ends, and a rank and a share for each
   # P[rate at rank j <= fpr] = P[Binomial(others, fpr) >= j].
-  tails = scipy.stats.binom.sf(np.arange(others), others, fpr)
+  tails = scipy.stats.binom.sf(np.arange(num_held_out), num_held_out, fpr)
   strict = int(np.sum(tails >= 1 - each))
   lax = 1 + int(np.sum(tails > each))
   down = np.sort(held_out)[::-1]
-  above = np.sum(inserted > down[int(others * fpr)])
+  above = np.sum(inserted > down[int(num_held_out * fpr)])
   low, high = 0.0, 1.0
   if strict:
-    found = np.sum(inserted > down[strict - 1])
-    low = scipy.stats.beta.ppf(each, found, num - found + 1) if found else 0.0
-  if lax <= others:
-    found = np.sum(inserted >= down[lax - 1])
-    if found < num:
-      high = scipy.stats.beta.isf(each, found + 1, num - found)
-  value = float(above / num)
+    passing = np.sum(inserted > down[strict - 1])
+    low = (
+      scipy.stats.beta.ppf(each, passing, num_inserted - passing + 1)
+      if passing
+      else 0.0
+    )
+  if lax <= num_held_out:
+    passing = np.sum(inserted >= down[lax - 1])
+    if passing < num_inserted:
+      high = scipy.stats.beta.isf(each, passing + 1, num_inserted - passing)
+  value = float(above / num_inserted)
   return intervals.Interval(
     mean=value, low=min(value, float(low)), high=max(value, float(high))
   )
 
 
-def _check(delta: float, confidence: float) -> None:
+def _check_arguments(delta: float, confidence: float) -> None:
   checks.within("(0, 1)", delta=delta)
   checks.within("(0.5, 1)", confidence=confidence)
 
 
-def _ranked(
+def _get_ranks(
   inserted: np.ndarray, held_out: np.ndarray
 ) -> Float[np.ndarray, " canary"]:
-  """Returns ranks of all scores, those of inserted canaries first.
+  """Replaces scores by their ranks, inserted canaries first.
 
-  Every bound depends on the order alone; ranks make infinite scores, which
-  jax_privacy does not count, finite ones.
+  Every bound depends on the order alone. Ranks are finite; jax_privacy does not
+  count infinite scores.
   """
   sides = [np.asarray(side, np.float64) for side in (inserted, held_out)]
   if any(side.ndim != 1 for side in sides):
@@ -397,26 +418,27 @@ def _ranked(
   return scipy.stats.rankdata(scores, method="dense").astype(np.float64)
 
 
-def _num_correct(
+def _count_correct(
   scores: np.ndarray, num_inserted: int, guesses: int, seed: int | Sequence[int]
 ) -> int:
-  """Guesses the highest as inserted, the lowest as held out; counts hits."""
+  """Counts correct guesses: the highest scores inserted, the lowest held out."""
   shuffled = np.random.default_rng(seed).permutation(len(scores))
-  order = np.lexsort((shuffled, scores))  # ties at random: exactly so many
+  # Random tie-breaking makes the number of guesses exactly `guesses`.
+  order = np.lexsort((shuffled, scores))
   is_inserted = order < num_inserted
   low, high = guesses // 2, guesses - guesses // 2
   return int(np.sum(is_inserted[-high:]) + np.sum(~is_inserted[:low]))
 
 
 @functools.lru_cache(maxsize=4096)
-def _one_run(
+def _compute_one_run(
   num: int, guesses: int, correct: int, significance: float, delta: float
 ) -> tuple[float, float]:
-  """Returns both one-run bounds; they depend on counts alone.
+  """Returns both one-run bounds, (epsilon, delta) and f-DP, from counts alone.
 
-  jax_privacy guesses "inserted" above a threshold. To guess on both sides, it
-  is told of guesses in place of canaries: 1 for a guess, 0 for none, "in" for
-  a right one.
+  jax_privacy guesses "inserted" above a threshold, so guesses on both sides
+  stand in for canaries here. A guess has score 1 and an unguessed canary 0; a
+  correct guess counts as inserted.
   """
   right, wrong = np.ones(correct), np.ones(guesses - correct)
   none = np.zeros(num - guesses)
@@ -436,13 +458,13 @@ def _one_run(
   )
 
 
-def _clopper_pearson(
+def _compute_clopper_pearson(
   inserted: np.ndarray,
   held_out: np.ndarray,
   significance: float,
   delta: float,
 ) -> float:
-  """Returns the greater bound of two thresholds, ranks among the held-out."""
+  """Returns the greater of the bounds at two ranks of held-out scores."""
   num = len(held_out)
   ranks = sorted({math.ceil(num ** (1 / 3)), math.ceil(num ** (2 / 3))})
   thresholds = np.sort(held_out)[::-1][np.array(ranks) - 1]
@@ -459,16 +481,20 @@ def _clopper_pearson(
   )
 
 
-def _gdp_estimate(auroc: float, num: int, others: int, delta: float) -> float:
+def _estimate_gdp(
+  auroc: float, num_inserted: int, num_held_out: int, delta: float
+) -> float:
   """Returns epsilon of the Gaussian mechanism whose scores have this AUROC.
 
-  jax_privacy's epsilon_from_gdp is of no use for few canaries: it takes the
-  absolute value of a negative lower bound, and finds a median epsilon of 8
-  where 100 canaries are not even in the data.
+  jax_privacy's epsilon_from_gdp misleads for few canaries: it takes the absolute
+  value of a negative lower bound. For 100 canaries that are not even in the
+  data, it estimates a median epsilon of 8.
   """
-  least = 0.5 / (num * others)  # perfect scores are no proof of infinity
+  least = 0.5 / (
+    num_inserted * num_held_out
+  )  # perfect scores do not prove infinite epsilon
   mu = math.sqrt(2) * scipy.stats.norm.ppf(min(max(auroc, least), 1 - least))
   if mu <= 0:
     return 0.0
-  with np.errstate(divide="ignore"):  # its logarithms, where mu is tiny
+  with np.errstate(divide="ignore"):  # log(0) in dp_accounting for a tiny mu
     return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta))

@@ -1,19 +1,20 @@
-"""Membership scores of canaries: the higher, the more likely it was inserted.
+"""Membership scores of canaries: a high score suggests an inserted canary.
 
-Three attackers, by what they are given:
+Three attackers have access to different things:
 
 * the fine-tuned generator: `log_likelihoods` of a query given its document;
-* the synthetic queries alone: `NgramModel`, an auxiliary model trained on them;
+* only the synthetic queries: `NgramModel`, an auxiliary model trained on them;
 * a retriever trained on them: `retrieval.ranks.own_scores`, the similarity of a
-  query and its document, which training on the pair or its echo raises.
+  query and its document. Training on the pair or its echo raises it.
 
-Each knows the canaries' texts, which the auditor made up, and wants to know who
-was inserted. Each has a reference that never saw a canary, such as the public
-checkpoint the training started from: `calibrated` takes it out of the scores.
+Each attacker knows the canaries' texts, which the auditor wrote, and guesses
+which canaries were inserted. Each has a reference that never saw a canary, such
+as the public checkpoint that the training started from. `calibrated` subtracts
+the reference's scores.
 
 Formal guarantee: none. A score is computed from canaries that belong to the
-private records, so it is as private as they are. High scores of inserted ones
-show a leak; equal scores show that this attacker found none.
+private records, so it is as private as they are. Higher scores of inserted
+canaries show a leak; equal scores show that this attacker found none.
 
 References:
   Meeus et al., "The Canary's Echo: Auditing Privacy Risks of LLM-Generated
@@ -37,9 +38,9 @@ from synthq_jax.models import t5, t5_config
 __all__ = [
   "NgramModel",
   "calibrated",
-  "in_batches",
+  "apply_in_batches",
   "log_likelihoods",
-  "scored",
+  "score_in_batches",
 ]
 
 _CHUNK = 65_536
@@ -56,14 +57,14 @@ def log_likelihoods(
 ) -> Float[np.ndarray, " record"]:
   """Returns log P(query | document) under a T5, EOS included, in nats.
 
-  The score of an attacker who has the generator's parameters, or its
-  probabilities of given texts, and knows query and document of a canary.
+  This is the score of an attacker who has the generator's parameters, or its
+  probabilities of texts, and knows a canary's query and document.
 
   Formal guarantee: none; private, as the canaries are.
 
   Args:
-    params: of `t5.Transformer`.
-    model_config: its shape.
+    params: parameters of `t5.Transformer`.
+    model_config: configuration of the model.
     inputs: tokens of documents as the generator reads them, prefix included;
       0 = padding.
     targets: tokens of queries; 0 = padding.
@@ -71,17 +72,17 @@ def log_likelihoods(
       batch is filled up, so that one shape is compiled.
 
   Returns:
-    float64, at most 0.
+    Log-likelihoods in float64, at most 0.
 
   Raises:
     ValueError: if shapes disagree, an id is outside the vocabulary, a query has
-      no token, or the model gives no finite number.
+      no token, or the model gives a number that is not finite.
   """
   inputs, targets = np.asarray(inputs), np.asarray(targets)
   _check_records(inputs, targets, model_config.vocab_size)
   checks.at_least(1, batch_size=batch_size)
   params = jax.device_put(params)
-  return scored(
+  return score_in_batches(
     lambda rows: _score(
       params, inputs[rows], targets[rows], model_config=model_config
     ),
@@ -90,17 +91,17 @@ def log_likelihoods(
   )
 
 
-def in_batches(
+def apply_in_batches(
   function: Callable[[Int[np.ndarray, " batch"]], Array],
   total: int,
   batch_size: int,
 ) -> np.ndarray:
-  """Calls a function on rows in batches of one size, so that it compiles once.
+  """Calls a function on batches of rows of one size, so that it compiles once.
 
   Args:
-    function: from rows to one value for each; the last batch is filled up with
-      its first row.
-    total: of rows, at least 1.
+    function: function from positions of rows to one value for each. The last
+      batch is filled up with its first row.
+    total: number of rows, at least 1.
     batch_size: rows at once, at least 1.
 
   Returns:
@@ -113,17 +114,17 @@ def in_batches(
   return np.concatenate(parts)[:total]
 
 
-def scored(
+def score_in_batches(
   function: Callable[[Int[np.ndarray, " batch"]], Array],
   total: int,
   batch_size: int,
 ) -> Float[np.ndarray, " record"]:
-  """Returns the log-likelihoods of `in_batches` as float64.
+  """Returns the log-likelihoods of `apply_in_batches` as float64.
 
   Raises:
     ValueError: if one is not finite.
   """
-  values = in_batches(function, total, batch_size).astype(np.float64)
+  values = apply_in_batches(function, total, batch_size).astype(np.float64)
   if not np.isfinite(values).all():
     raise ValueError(
       "expected finite log-likelihoods, got others for"
@@ -137,13 +138,13 @@ def calibrated(
   scores: Float[np.ndarray, " record"],
   reference: Float[np.ndarray, " record"],
 ) -> Float[np.ndarray, " record"]:
-  """Returns scores minus those of a reference that saw no canary.
+  """Subtracts the scores of a reference that saw no canary.
 
-  A canary that is likely anyway says nothing: short queries, common words and
-  easy documents score high under every model, and vary far more than what one
-  record adds. The reference gives each record its score had it not been there,
-  and the difference is what training changed. The same difference fits all
-  three attackers: of log-likelihoods it is a log-likelihood ratio.
+  Short queries, common words and easy documents score high under every model.
+  Such differences are far larger than the effect of one record. The reference
+  estimates the score of each record without training on it, so the difference
+  is the effect of training. The same difference serves all three attackers; for
+  log-likelihoods it is a log-likelihood ratio.
 
   The attacker needs a public model of the same kind, for example the public
   checkpoint, the queries that it wrote, or its encoder. Without one, the mean
@@ -155,15 +156,15 @@ def calibrated(
   [0.0, 3.0]
 
   Args:
-    scores: under what the canaries may have reached.
-    reference: of the same records, in the same order, under what they cannot
-      have reached.
+    scores: scores of records under the attacked model.
+    reference: scores of the same records, in the same order, under a model that
+      cannot depend on the canaries.
 
   Returns:
-    float64.
+    Differences in float64.
 
   Raises:
-    ValueError: if the shapes are not those of two equal lists, or a value is
+    ValueError: if the arrays are not two vectors of one length, or a value is
       not finite.
   """
   scores = np.asarray(scores, np.float64)
@@ -192,7 +193,7 @@ def _check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:
   if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size:
     raise ValueError(
       f"expected {name} in [0, vocab_size={vocab_size}), got {tokens.min()} to"
-      f" {tokens.max()}: give the size of the vocabulary that made them"
+      f" {tokens.max()}: give the size of the vocabulary that encoded them"
     )
 
 
@@ -207,8 +208,8 @@ def _check_records(inputs, targets, vocab_size: int) -> None:
   empty = np.sum(~np.any(targets != seq2seq.PADDING_ID, axis=1))
   if empty:
     raise ValueError(
-      f"expected targets with tokens, got {empty} of padding alone: they would"
-      " be certain under every model"
+      f"expected targets with tokens, got {empty} of padding alone: leave them"
+      " out, every model gives them probability 1"
     )
 
 
@@ -228,33 +229,34 @@ def _score(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Level:
-  """Counts of what follows the contexts of one length."""
+  """Counts of the tokens that follow the contexts of one length."""
 
-  # Keys ascend: of contexts, the token furthest back and the number of the
-  # rest; of n-grams, the number of the context and the token that follows.
+  # Keys ascend. A context's key joins its earliest token and the position of the
+  # shorter context; an n-gram's key joins its context's position and last token.
   contexts: Int[np.ndarray, " context"]
-  totals: Int[np.ndarray, " context"]  # how often followed by anything
-  types: Int[np.ndarray, " context"]  # by how many different tokens
+  totals: Int[np.ndarray, " context"]  # tokens that follow
+  types: Int[np.ndarray, " context"]  # different tokens that follow
   ngrams: Int[np.ndarray, " ngram"]
   counts: Int[np.ndarray, " ngram"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NgramModel:
-  """A language model that knows a set of token sequences, and nothing else.
+  """An n-gram language model, fitted on a set of token sequences alone.
 
-  The probability of a token is that of its n-gram, interpolated with those of
-  ever shorter ones, down to the uniform distribution over all tokens but
-  padding (Witten-Bell smoothing). It is a distribution after every context,
-  known or not, so log-likelihoods are finite and comparable.
+  The model interpolates the probability of an n-gram with the probabilities of
+  ever shorter n-grams (Witten-Bell smoothing). The shortest is the uniform
+  distribution over all tokens except padding. Every context, seen or not, has a
+  distribution, so log-likelihoods are finite and comparable.
 
-  The score of an attacker who has the synthetic queries and nothing else, and
-  knows a canary's query: neither its document, nor the generator, nor how many
-  queries were written for what. Calibrate it by a model fitted on queries that
-  a public generator wrote for the same documents.
+  Its log-likelihood is the score of an attacker who has only the synthetic
+  queries and knows a canary's query. This attacker knows neither the document,
+  nor the generator, nor the number of queries for each document. Calibrate the
+  score with a model fitted on a public generator's queries for the same
+  documents.
 
-  Formal guarantee: none of its own. It is post-processing of what it is fitted
-  on; what it says about private queries is private.
+  Formal guarantee: none of its own. The model is post-processing of the
+  sequences it is fitted on; its scores of private queries are private.
 
   >>> model = NgramModel.fit(np.array([[5, 6, 1], [5, 7, 1]]), vocab_size=9)
   >>> known, unknown = model.log_likelihoods(np.array([[5, 6, 1], [6, 5, 1]]))
@@ -271,7 +273,7 @@ class NgramModel:
   vocab_size: int
   """Ids are below this; 0 is padding."""
   levels: tuple[_Level, ...]
-  """One for each length of contexts, from 0 to order - 1."""
+  """Counts for each length of contexts, from 0 to order - 1."""
 
   @classmethod
   def fit(
@@ -291,35 +293,37 @@ class NgramModel:
         longer secrets word for word.
 
     Returns:
-      The model; for 20,000 queries of 20 tokens in about a second.
+      The model. Fitting 20,000 queries of 20 tokens takes about a second.
 
     Raises:
-      ValueError: if there is no token, or what is no id.
+      ValueError: if there is no token, or a value is no id.
     """
     checks.at_least(1, order=order)
-    tokens = _sequences(tokens, vocab_size)
-    targets = _back(tokens, 0)
+    tokens = _check_sequences(tokens, vocab_size)
+    targets = _get_previous(tokens, 0)
     if not len(targets):
       raise ValueError(
         f"expected sequences with tokens, got none in shape {tokens.shape}:"
-        " nothing can be learnt from padding"
+        " look for queries that are all empty"
       )
     levels = []
     rows = np.zeros(len(targets), np.int64)
     for length in range(order):
       contexts = np.zeros(1, np.int64)
       if length:
-        keys = _pairs(_back(tokens, length), rows, len(levels[-1].contexts))
+        keys = _encode_pairs(
+          _get_previous(tokens, length), rows, len(levels[-1].contexts)
+        )
         contexts, rows = np.unique(keys, return_inverse=True)
       ngrams, counts = np.unique(
-        _pairs(rows, targets, vocab_size), return_counts=True
+        _encode_pairs(rows, targets, vocab_size), return_counts=True
       )
-      of = ngrams // vocab_size
+      owners = ngrams // vocab_size
       levels.append(
         _Level(
           contexts=contexts,
-          totals=np.bincount(of, counts, len(contexts)).astype(np.int64),
-          types=np.bincount(of, minlength=len(contexts)),
+          totals=np.bincount(owners, counts, len(contexts)).astype(np.int64),
+          types=np.bincount(owners, minlength=len(contexts)),
           ngrams=ngrams,
           counts=counts,
         )
@@ -335,43 +339,45 @@ class NgramModel:
       tokens: ids, 0 = padding behind the last one.
 
     Returns:
-      float64, at most 0, and 0 for a row of padding.
+      Log-probabilities in float64, at most 0; 0 for a row of padding.
 
     Raises:
-      ValueError: if there is what is no id.
+      ValueError: if a value is no id.
     """
     tokens = np.asarray(tokens)
     parts = [np.zeros(0)]
     for start in range(0, len(tokens), _CHUNK):  # memory is bounded
-      parts.append(self._of_chunk(tokens[start : start + _CHUNK]))
+      parts.append(self._score_chunk(tokens[start : start + _CHUNK]))
     return np.concatenate(parts)
 
-  def _of_chunk(self, tokens: np.ndarray) -> Float[np.ndarray, " record"]:
-    tokens = _sequences(tokens, self.vocab_size)
-    targets = _back(tokens, 0)
+  def _score_chunk(self, tokens: np.ndarray) -> Float[np.ndarray, " record"]:
+    tokens = _check_sequences(tokens, self.vocab_size)
+    targets = _get_previous(tokens, 0)
     probability = np.full(len(targets), 1 / (self.vocab_size - 1))
     rows = np.zeros(len(targets), np.int64)
     for length, level in enumerate(self.levels):
       if length:
         previous = len(self.levels[length - 1].contexts)
-        keys = _pairs(_back(tokens, length), rows, previous)
-        # What has an unknown context has no longer known one.
-        rows = np.where(rows < 0, -1, _find(level.contexts, keys))
-      probability = _interpolated(
+        keys = _encode_pairs(_get_previous(tokens, length), rows, previous)
+        # A token whose context is unknown has no known longer context either.
+        rows = np.where(rows < 0, -1, _find_positions(level.contexts, keys))
+      probability = _interpolate(
         level, rows, targets, probability, self.vocab_size
       )
     records = np.nonzero(tokens)[0]
     return np.bincount(records, np.log(probability), len(tokens))
 
 
-def _back(tokens: np.ndarray, places: int) -> Int[np.ndarray, " token"]:
-  """Returns what stands so many places before each token; 0 before the first."""
+def _get_previous(
+  tokens: np.ndarray, distance: int
+) -> Int[np.ndarray, " token"]:
+  """Returns the id `distance` tokens before each token; 0 before the first."""
   width = tokens.shape[1]
-  padded = np.pad(tokens, ((0, 0), (places, 0)))[:, :width]
+  padded = np.pad(tokens, ((0, 0), (distance, 0)))[:, :width]
   return padded[tokens != seq2seq.PADDING_ID].astype(np.int64)
 
 
-def _interpolated(
+def _interpolate(
   level: _Level,
   rows: Int[np.ndarray, " token"],
   targets: Int[np.ndarray, " token"],
@@ -379,15 +385,17 @@ def _interpolated(
   vocab_size: int,
 ) -> Float[np.ndarray, " token"]:
   """Returns (count + types x shorter) / (total + types), or `shorter`."""
-  place = _find(level.ngrams, _pairs(rows, targets, vocab_size))
-  count = np.where((rows >= 0) & (place >= 0), level.counts[place], 0)
+  positions = _find_positions(
+    level.ngrams, _encode_pairs(rows, targets, vocab_size)
+  )
+  count = np.where((rows >= 0) & (positions >= 0), level.counts[positions], 0)
   total, types = level.totals[rows], level.types[rows]
   return np.where(
     rows < 0, shorter, (count + types * shorter) / (total + types)
   )
 
 
-def _sequences(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+def _check_sequences(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
   tokens = np.asarray(tokens)
   _check_tokens("tokens", tokens, vocab_size)
   is_token = tokens != seq2seq.PADDING_ID
@@ -399,16 +407,16 @@ def _sequences(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
   return tokens
 
 
-def _pairs(
+def _encode_pairs(
   first: np.ndarray, second: np.ndarray, size: int
 ) -> Int[np.ndarray, " token"]:
-  """Makes one number of two, the second below `size`."""
+  """Encodes pairs of numbers as one number each; the second is below `size`."""
   return first * np.int64(size) + second
 
 
-def _find(
-  keys: Int[np.ndarray, " key"], wanted: Int[np.ndarray, " token"]
+def _find_positions(
+  keys: Int[np.ndarray, " key"], values: Int[np.ndarray, " token"]
 ) -> Int[np.ndarray, " token"]:
-  """Returns where each one stands among ascending keys, or -1."""
-  place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-  return np.where(keys[place] == wanted, place, -1)
+  """Returns the position of each value among ascending keys, or -1."""
+  positions = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
+  return np.where(keys[positions] == values, positions, -1)

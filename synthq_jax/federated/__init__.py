@@ -1,3 +1,3 @@
-"""Retrieval over clients that may not share their texts, simulated."""
+"""Simulates retrieval over clients that may not share their texts."""
 
 __all__: list[str] = []

@@ -1,20 +1,19 @@
-"""Makes clients of judged passages: each with its own sentences and questions.
+"""Divides judged passages among clients, each with its sentences and questions.
 
-`build` hands passages and questions to the clients that they name:
+`build` assigns passages and questions to the clients that they name:
 
-- A passage belongs to the client it names, and to no other. One that names
-  nobody ("": shared text) is given to each client one of whose questions it
-  answers.
-- A question belongs to the client it names, or, where it names none, to the
+- A passage belongs to the client it names, and to no other. A passage that names
+  no client ("": shared text) goes to each client with a question it answers.
+- A question belongs to the client it names. If it names none, it belongs to the
   client of the first passage that answers it.
 - A judgement of another client's passage is left out: clients share no text. A
-  question that is left without any answer is dropped. `Federation` counts these.
+  question without any remaining answer is dropped. `Federation` counts both.
 
-So what is judged to answer a question is always among its client's sentences.
-Clients may lack train questions, or questions at all; a client without a
-passage does not exist. Equal sentences of different passages, and equal
-questions, all stay: rankings break their ties by position, and losses mask what
-is equal. Which questions stand in which split is left as it is.
+So every judged answer of a question is among its client's sentences. Clients may
+lack train questions, or all questions; a client without a passage does not
+exist. Equal sentences of different passages, and equal questions, all stay:
+rankings break ties by position, and losses mask equal sentences. Questions keep
+their split.
 """
 
 import collections
@@ -37,13 +36,13 @@ __all__ = [
   "Questions",
   "Tokens",
   "build",
-  "first_equal",
-  "seed_words",
+  "find_first_equal",
+  "make_seed_words",
   "tokenize",
 ]
 
 TRAIN = "train"
-"""The split that is trained on."""
+"""The split of training questions."""
 
 Answers = tuple[tuple[int, ...], ...]
 
@@ -53,10 +52,10 @@ class Questions:
   """Questions of one client and split, private as queries are.
 
   Attributes:
-    ids: of the queries, distinct.
-    texts: what was asked.
-    answers: positions in the client's sentences that answer, one or more for
-      each question; the first is the one to train on.
+    ids: distinct ids of the queries.
+    texts: texts of the questions.
+    answers: positions of the client's sentences that answer, one or more for
+      each question; training uses the first.
   """
 
   ids: tuple[str, ...] = dataclasses.field(default=(), repr=False)
@@ -64,7 +63,7 @@ class Questions:
   answers: Answers = dataclasses.field(default=(), repr=False)
 
   def __len__(self) -> int:
-    """Returns how many there are."""
+    """Returns the number of questions."""
     return len(self.ids)
 
 
@@ -73,13 +72,13 @@ class Client:
   """One client's texts.
 
   Attributes:
-    name: of the client.
-    sentences: of all its passages, in their order.
-    passages: [sentence] number of each sentence's passage: 0, and then as it
-      was or one more.
+    name: name of the client.
+    sentences: sentences of all its passages, in their order.
+    passages: passage number of each sentence [sentence], from 0, ascending
+      without gaps.
     passage_ids: ids of the passages, by number.
-    splits: split -> questions; each client of a federation has all splits,
-      though there may be no questions in one.
+    splits: split -> questions. Each client of a federation has all splits; a
+      split may have no questions.
   """
 
   name: str
@@ -94,7 +93,7 @@ class Tokens:
   """One client's texts as tokens; 0 is padding.
 
   Attributes:
-    name: of the client.
+    name: name of the client.
     sentences: int32 [sentence, sentence_length].
     passages: int32 [sentence], as in `Client`.
     questions: split -> int32 [question, query_length].
@@ -117,17 +116,17 @@ def tokenize(
   query_length: int = 32,
   sentence_length: int = 128,
 ) -> Tokens:
-  """Turns a client's texts into tokens.
+  """Tokenizes a client's texts.
 
   Args:
-    client: whose texts.
-    vocabulary: from `data.vocabulary.load`, or of a BERT from
+    client: client with texts.
+    vocabulary: vocabulary from `data.vocabulary.load`, or of a BERT from
       `data.wordpiece.load`.
     query_length: columns of questions; longer ones are cut, and keep their EOS.
-    sentence_length: columns of sentences.
+    sentence_length: columns of sentences, which are cut alike.
 
   Returns:
-    The tokens. Sentences keep their order, so that positions stay valid.
+    The tokens. Sentences keep their order, so positions stay valid.
   """
   rows = functools.partial(vocabulary_lib.tokenize, vocabulary)
   if isinstance(vocabulary, wordpiece.WordPiece):
@@ -148,13 +147,13 @@ def tokenize(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Federation:
-  """All clients, and what no client got.
+  """All clients, with counts of dropped judgements and questions.
 
   Attributes:
-    clients: sorted by name.
+    clients: clients, sorted by name.
     num_foreign_judgements: judgements of passages that another client holds;
       left out.
-    num_lost_questions: questions left without any answer.
+    num_lost_questions: questions without any remaining answer; left out.
   """
 
   clients: tuple[Client, ...] = dataclasses.field(repr=False)
@@ -163,9 +162,7 @@ class Federation:
 
 
 def build(judged: passages_lib.JudgedPassages) -> Federation:
-  """Hands passages and questions to their clients.
-
-  The head of this module says who gets what.
+  """Assigns passages and questions to clients, as described at this module's top.
 
   >>> Passage, Question = passages_lib.Passage, passages_lib.Question
   >>> judged = passages_lib.JudgedPassages(
@@ -183,11 +180,11 @@ def build(judged: passages_lib.JudgedPassages) -> Federation:
   [('one', ((1, 0),)), ('two', ((0,),))]
 
   Args:
-    judged: passages and questions with their clients, as a function of
-      `partitions` returns them.
+    judged: passages and questions with their clients, for example from a
+      function of `partitions`.
 
   Returns:
-    The clients, and counts of what no client got.
+    The clients, and counts of dropped judgements and questions.
 
   Raises:
     ValueError: if no passage has a client.
@@ -197,51 +194,63 @@ def build(judged: passages_lib.JudgedPassages) -> Federation:
   for name, client in owner.items():
     if client:
       held[client].add(name)
-  asked: dict[str, list[passages_lib.Question]] = collections.defaultdict(list)
+  questions_by_client: dict[str, list[passages_lib.Question]] = (
+    collections.defaultdict(list)
+  )
   foreign = 0
   for question in judged.questions:
-    client = _asker(question, owner)
+    client = _find_client(question, owner)
     elsewhere = {p for p in question.answers if owner[p] not in ("", client)}
     foreign += len(elsewhere)
-    kept = {p: q for p, q in question.answers.items() if p not in elsewhere}
-    if client and kept:
-      held[client] |= kept.keys()
-      asked[client].append(dataclasses.replace(question, answers=kept))
+    own_answers = {
+      p: q for p, q in question.answers.items() if p not in elsewhere
+    }
+    if client and own_answers:
+      held[client] |= own_answers.keys()
+      questions_by_client[client].append(
+        dataclasses.replace(question, answers=own_answers)
+      )
   if not held:
     raise ValueError(
       "expected passages with clients, got none; set them, or use a function "
       "of federated.partitions"
     )
   splits = judged.splits()
-  place = {passage.id: i for i, passage in enumerate(judged.passages)}
+  positions = {passage.id: i for i, passage in enumerate(judged.passages)}
   return Federation(
     clients=tuple(
-      _client(
+      _make_client(
         name,
-        [judged.passages[i] for i in sorted(place[id_] for id_ in held[name])],
-        asked[name],
+        [
+          judged.passages[i]
+          for i in sorted(positions[id_] for id_ in held[name])
+        ],
+        questions_by_client[name],
         splits,
       )
       for name in sorted(held)
     ),
     num_foreign_judgements=foreign,
-    num_lost_questions=len(judged.questions) - sum(map(len, asked.values())),
+    num_lost_questions=len(judged.questions)
+    - sum(map(len, questions_by_client.values())),
   )
 
 
-def _asker(question: passages_lib.Question, owner: Mapping[str, str]) -> str:
-  """Returns whose question it is, or ""."""
+def _find_client(
+  question: passages_lib.Question, owner: Mapping[str, str]
+) -> str:
+  """Returns the name of the client that a question belongs to, or ""."""
   owners = (owner[passage] for passage in question.answers)
   return question.client or next(filter(None, owners), "")
 
 
-def _client(
+def _make_client(
   name: str,
   passages: Sequence[passages_lib.Passage],
   questions: Sequence[passages_lib.Question],
   splits: Sequence[str],
 ) -> Client:
-  """Lays one client's passages behind each other."""
+  """Makes a client: its passages' sentences in one sequence, with its questions."""
   sizes = [len(passage.sentences) for passage in passages]
   starts = np.cumsum([0, *sizes])
   start = {p.id: int(s) for p, s in zip(passages, starts[:-1], strict=True)}
@@ -256,7 +265,9 @@ def _client(
         ids=tuple(question.id for question in part),
         texts=tuple(question.text for question in part),
         answers=tuple(
-          tuple(start[p] + i for p, places in q.answers.items() for i in places)
+          tuple(
+            start[p] + i for p, indices in q.answers.items() for i in indices
+          )
           for q in part
         ),
       )
@@ -265,38 +276,42 @@ def _client(
   )
 
 
-def first_equal(
+def find_first_equal(
   sentences: Int[np.ndarray, "sentence length"],
 ) -> Int[np.ndarray, " sentence"]:
-  """Returns for each sentence the position of the first one equal to it.
+  """Returns the position of the first equal sentence for each sentence.
 
-  >>> first_equal(np.array([[5, 1], [7, 1], [5, 1]], np.int32)).tolist()
+  >>> find_first_equal(np.array([[5, 1], [7, 1], [5, 1]], np.int32)).tolist()
   [0, 1, 0]
 
   Args:
     sentences: tokens, 0 = padding at the end of a row.
 
   Returns:
-    Positions.
+    Positions in int32.
   """
   firsts: dict[bytes, int] = {}
   rows = np.ascontiguousarray(sentences)
   return np.array(
-    [firsts.setdefault(row.tobytes(), at) for at, row in enumerate(rows)],
+    [
+      firsts.setdefault(row.tobytes(), position)
+      for position, row in enumerate(rows)
+    ],
     np.int32,
   )
 
 
-def seed_words(text: str | bytes) -> list[int]:
-  """Returns a digest of a text as four numbers of 32 bits, parts of a seed.
+def make_seed_words(text: str | bytes) -> list[int]:
+  """Returns a digest of a text as four 32-bit numbers, for use in a seed.
 
-  Unlike `hash` it is the same in every process.
+  Unlike `hash`, the digest is the same in every process.
 
-  >>> len(seed_words("NINDS")), seed_words("NINDS") == seed_words(b"NINDS")
+  >>> words = make_seed_words("NINDS")
+  >>> len(words), words == make_seed_words(b"NINDS")
   (4, True)
 
   Args:
-    text: such as the name of a client.
+    text: text to digest, such as the name of a client.
   """
   text = text.encode() if isinstance(text, str) else text
   digest = hashlib.sha256(text).digest()[:16]

@@ -1,8 +1,8 @@
 """Two towers from one public T5 or BERT: for questions, and for sentences.
 
-Unlike `models.dual_encoder`, whose queries and documents share an encoder, the
-towers part as they are trained: a client may keep a query tower of its own
-while everybody's sentences stay comparable.
+In `models.dual_encoder`, queries and documents share an encoder. Here the towers
+diverge in training, so a client may keep a query tower of its own while the
+sentences of all clients stay comparable.
 """
 
 import dataclasses
@@ -21,24 +21,24 @@ from synthq_jax.retrieval import encode
 __all__ = ["QUERY", "SENTENCE", "Encoders"]
 
 QUERY = "query"
-"""The part of the parameters that is the tower of questions."""
+"""Key of the question tower's parameters."""
 
 SENTENCE = "sentence"
-"""The part of the parameters that is the tower of sentences."""
+"""Key of the sentence tower's parameters."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoders:
-  """How questions and sentences become unit vectors.
+  """Encodes questions and sentences as unit vectors.
 
-  Parameters are a dict of two encoders, "query" and "sentence". `encode` is for
-  traced code and differentiation; `encode_queries` and
-  `encode_sentences` are for a whole collection on the host.
+  Parameters are a dict of two encoders, "query" and "sentence". `encode` serves
+  traced code and differentiation; `encode_queries` and `encode_sentences` encode
+  a whole collection on the host.
 
   Attributes:
-    config: the shape of the T5 or BERT.
-    query_pooling: one of `dual_encoder.POOLINGS`.
-    sentence_pooling: the same for sentences.
+    config: configuration of the T5 or BERT.
+    query_pooling: pooling of questions, one of `dual_encoder.POOLINGS`.
+    sentence_pooling: pooling of sentences, likewise.
   """
 
   config: t5_config.T5Config | bert.BertConfig
@@ -50,20 +50,20 @@ class Encoders:
     self.tower(QUERY), self.tower(SENTENCE)
 
   def tower(self, name: str) -> encoders_lib.Encoder:
-    """Returns the encoder of a part of the parameters."""
-    own = name == QUERY
-    pooling = self.query_pooling if own else self.sentence_pooling
+    """Returns the encoder of a tower, `QUERY` or `SENTENCE`."""
+    is_query = name == QUERY
+    pooling = self.query_pooling if is_query else self.sentence_pooling
     return encoders_lib.of(self.config, pooling=pooling)
 
   def init(self, params: typing.Params) -> dict[str, typing.Params]:
     """Returns two equal towers.
 
     Args:
-      params: those of a public T5 or BERT, or of its encoder.
+      params: parameters of a public T5 or BERT, or of its encoder.
 
     Returns:
-      The encoder's parameters under "query" and under "sentence", as arrays of
-      JAX, which two leaves may share until they are trained.
+      The encoder's parameters under "query" and under "sentence", as JAX arrays,
+      which both towers share until they are trained.
 
     Raises:
       ValueError: if a part of the encoder is missing.
@@ -77,10 +77,10 @@ class Encoders:
     part: str,
     tokens: Int[Array, "text length"],
   ) -> Float[Array, "text dim"]:
-    """Encodes texts, inside of traced code.
+    """Encodes texts in traced code.
 
     Args:
-      params: from `init`; that of `part` will do.
+      params: parameters from `init`, at least those of `part`.
       part: `QUERY` or `SENTENCE`.
       tokens: tokens, 0 = padding at the end of a row.
 
@@ -95,25 +95,25 @@ class Encoders:
     """Encodes any number of questions.
 
     Args:
-      params: from `init`.
+      params: parameters from `init`.
       tokens: tokens, 0 = padding at the end of a row.
 
     Returns:
-      What `encode` returns, on the host, up to rounding.
+      The vectors of `encode`, on the host, up to rounding.
     """
     return encode.encode(params[QUERY], self.tower(QUERY), tokens)
 
   def encode_sentences(
     self, params: typing.Params, tokens: Int[np.ndarray, "sentence length"]
   ) -> Float[np.ndarray, "sentence dim"]:
-    """Does for sentences what `encode_queries` does for questions.
+    """Encodes any number of sentences, as `encode_queries` encodes questions.
 
-    Equal ones are encoded once (of MedQuAD's sentences a quarter are repeats).
+    Equal sentences are encoded once; a quarter of MedQuAD's are repeats.
     """
-    distinct, places = np.unique(
-      clients.first_equal(tokens), return_inverse=True
+    distinct, inverse = np.unique(
+      clients.find_first_equal(tokens), return_inverse=True
     )
     vectors = encode.encode(
       params[SENTENCE], self.tower(SENTENCE), tokens[distinct]
     )
-    return vectors[places]
+    return vectors[inverse]

@@ -1,17 +1,18 @@
-"""Exchanges negatives between clients, and counts what that costs.
+"""Exchanges negatives between clients, and counts the bytes sent.
 
-Fed-Negative: a client sends the vectors of its questions to others, each of which
-searches its own collection and sends the vectors of the best sentences back; of
-all that come back, the best of each question are kept (equation 4.2 of the thesis:
-the best over the partners' collections together). They answer none of
-the client's questions unless collections overlap, which nobody can see without
-texts: what is closer than `SAME_AS` to a known answer is dropped.
+Fed-Negative: a client sends the vectors of its questions to its partners. Each
+partner searches its own collection and returns the vectors of the best
+sentences. The client keeps the best of all returned vectors for each question
+(equation 4.2 of the thesis: the best over the partners' collections together).
+They answer none of the client's questions unless collections overlap. Nobody can
+check this without texts, so vectors near a known answer (`SAME_AS`) are dropped.
 
-Formal guarantee: NONE. Question and sentence vectors leave as they are, and a
-vector can be turned back into much of its text (`studies.vectors`).
+Formal guarantee: NONE. Question and sentence vectors leave the clients without
+noise, and much of a text can be reconstructed from its vector
+(`studies.vectors`).
 
-All other clients are asked, so who is asked says nothing about texts. The thesis
-asks a selection (equation 4.1), and leaves open how it is made.
+A client asks all other clients, so the choice of partners says nothing about
+texts. The thesis asks a selection (equation 4.1) and leaves open how to make it.
 """
 
 import dataclasses
@@ -34,42 +35,42 @@ __all__ = [
 ]
 
 SAME_AS = 0.95
-"""Cosine to a known answer from which on a sentence counts as that answer.
+"""Least cosine to a known answer at which a sentence counts as that answer.
 
 With the public T5 and two sites of MedQuAD without a common sentence, the ten
-nearest sentences of the other site come up to 0.84 close to an answer."""
+nearest sentences of the other site reach cosines of 0.84 to an answer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Party:
-  """What one client brings to a round."""
+  """One client's vectors and answers in a round."""
 
   name: str
-  """Public."""
+  """Public name of the client."""
   queries: Float[np.ndarray, "question dim"]
   """Unit vectors of its train questions."""
   sentences: Float[np.ndarray, "sentence dim"]
   """Unit vectors of its collection."""
   answers: Sequence[Sequence[int]]
-  """For each question the positions of the sentences that answer it; stays."""
+  """Positions of the sentences that answer each question; never sent."""
 
   def __post_init__(self):
     """Refuses parts of different sizes."""
     if len(self.queries) != len(self.answers):
       raise ValueError(
         f"client {self.name!r}: expected answers for every question, got"
-        f" {len(self.answers)} for {len(self.queries)}"
+        f" {len(self.answers)} for {len(self.queries)}: give one list each"
       )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Negatives:
-  """Vectors that answer none of a client's questions, as far as is known."""
+  """Vectors of sentences that are not known to answer a client's questions."""
 
   vectors: Float[np.ndarray, "vector dim"]
   """Unit vectors, float32."""
   rows: Int[np.ndarray, "question extra"]
-  """For each question positions in `vectors`, int32; -1: none."""
+  """Positions in `vectors` for each question, int32; -1 for none."""
 
 
 class Traffic(NamedTuple):
@@ -80,7 +81,7 @@ class Traffic(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-  """One round, by names of clients."""
+  """Negatives and traffic of a round, by name of the client."""
 
   negatives: Mapping[str, Negatives]
   traffic: Mapping[str, Traffic]
@@ -88,14 +89,14 @@ class Exchanged(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FedNegative:
-  """Asks partners for the sentences of all of them nearest to the questions.
+  """Asks partners for their sentences nearest to a client's questions.
 
-  Formal guarantee: NONE, neither for who asks nor for who answers.
+  Formal guarantee: NONE, neither for the client that asks nor for its partners.
   """
 
   top: int = 10
-  """Sentences of all partners together that a question gets; each partner
-  returns as many, since they may all be its own."""
+  """Sentences that a question gets from all partners together. Each partner
+  returns as many, since the best may all come from one partner."""
 
   def __post_init__(self):
     """Refuses numbers that are out of range."""
@@ -108,10 +109,9 @@ class FedNegative:
       parties: all clients, with different names.
 
     Returns:
-      For each client the vectors that it received and, for each question, the
-      best of them in order; and the bytes of what it sent and received: float32
-      vectors, and of the sentences found, each sent once, int32 positions for
-      every question.
+      For each client the vectors that it received and the best of them for each
+      question, in order; and the bytes that it sent and received. A reply holds
+      float32 vectors, each sentence once, and int32 positions for each question.
 
     Raises:
       ValueError: if two clients have one name.
@@ -138,37 +138,42 @@ class FedNegative:
         received[name] += answer
     return Exchanged(
       negatives={
-        name: _joined(party, replies[name], self.top)
+        name: _join_replies(party, replies[name], self.top)
         for name, party in by_name.items()
       },
       traffic={name: Traffic(sent[name], received[name]) for name in by_name},
     )
 
   def _reply(self, searched: index.Index, queries: np.ndarray) -> Negatives:
-    """Returns the best sentences for some questions, each of them once."""
-    _, at = searched.search(queries, self.top)
-    used, rows = np.unique(at, return_inverse=True)
+    """Returns the best sentences for a partner's questions, each once."""
+    _, positions = searched.search(queries, self.top)
+    used, rows = np.unique(positions, return_inverse=True)
     return Negatives(
       vectors=np.asarray(searched.vectors[used], np.float32),
-      rows=rows.reshape(at.shape).astype(np.int32),
+      rows=rows.reshape(positions.shape).astype(np.int32),
     )
 
 
-def _joined(party: Party, replies: Sequence[Negatives], top: int) -> Negatives:
-  """Keeps the best of what the partners sent, without what answers."""
-  starts = np.cumsum([0, *(len(one.vectors) for one in replies)])
+def _join_replies(
+  party: Party, replies: Sequence[Negatives], top: int
+) -> Negatives:
+  """Joins the partners' replies to a question's best vectors, without answers."""
+  starts = np.cumsum([0, *(len(reply.vectors) for reply in replies)])
   nothing = np.zeros((0, party.sentences.shape[1]), np.float32)
-  vectors = np.concatenate([nothing, *(one.vectors for one in replies)])
+  vectors = np.concatenate([nothing, *(reply.vectors for reply in replies)])
   rows = np.concatenate(
     [
       np.zeros((len(party.queries), 0), np.int32),
-      *(one.rows + at for one, at in zip(replies, starts, strict=False)),
+      *(
+        reply.rows + start
+        for reply, start in zip(replies, starts, strict=False)
+      ),
     ],
     axis=1,
   ).astype(np.int32)
   for row, answers in zip(rows, party.answers, strict=True):
-    known = party.sentences[np.asarray(answers, np.int64)]
-    cosines = vectors[row] @ known.T
+    own = party.sentences[np.asarray(answers, np.int64)]
+    cosines = vectors[row] @ own.T
     row[np.max(cosines, axis=1, initial=-np.inf) >= SAME_AS] = -1
   scores = np.full(rows.shape, -np.inf)
   if rows.size:

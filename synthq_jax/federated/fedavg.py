@@ -1,11 +1,11 @@
-"""Trains clients from one model and averages what they have become.
+"""Trains clients from one model and averages their parameters.
 
-A round of federated averaging: every client trains where the server's parameters
-are (`local_training`), and the mean of their parameters, weighted, is the next
-model (`mean`). Clients are trained one after the other, so a round needs the
-memory of two models however many there are. On real devices a framework such as
-Flower would call the same functions at both ends of its own connection; nothing
-here knows of any.
+In a round of federated averaging, every client trains from the server's
+parameters (`local_training`). The weighted mean of the clients' parameters is
+the next model (`mean`). Clients are trained one after the other, so a round
+needs the memory of two models for any number of clients. On real devices, a
+framework such as Flower would call the same functions at both ends of its
+connection. This module contains no network code.
 
 References:
   McMahan et al. (2017), arXiv:1602.05629, algorithm 1.
@@ -34,25 +34,26 @@ __all__ = [
 Batches = Mapping[str, jax.Array]
 """Arrays [step, batch, ...]; "is_padding", bool [step, batch], is one of them.
 
-Rows of padding count nothing, and steps that hold nothing else are no steps: so
-clients with little data have the same shapes as others.
+Rows of padding do not count, and steps of padding alone are skipped. So clients
+with little data have the same shapes as others.
 """
 
 ClientUpdate = Callable[[typing.Params, Batches], typing.Params]
-"""From parameters and a client's data to its parameters after local training."""
+"""Local training: from parameters and a client's data to new parameters."""
 
 
 def step(
   loss_fn: Callable[..., jax.Array], optimizer: optax.GradientTransformation
 ) -> Callable[..., tuple[typing.Params, optax.OptState, jax.Array]]:
-  """Builds a step on the mean loss of a batch's rows that are no padding.
+  """Builds a training step on the mean loss of a batch's real rows.
 
   Args:
-    loss_fn: as in `local_training`.
-    optimizer: takes the gradient of the mean loss.
+    loss_fn: loss function, as in `local_training`.
+    optimizer: optimizer, which gets the gradient of the mean loss.
 
   Returns:
-    From (params, optimizer's state, batch) to (params, state, mean loss).
+    A function from (params, optimizer state, batch) to (params, state, mean
+    loss).
   """
 
   def mean_loss(params: typing.Params, batch: Any) -> jax.Array:
@@ -78,22 +79,22 @@ def local_training(
   *,
   epochs: int = 1,
 ) -> ClientUpdate:
-  """Builds local training: steps of an optimizer that starts afresh.
+  """Builds local training: steps of an optimizer with a fresh state.
 
-  Each step takes the mean loss over a batch's rows that are no padding. A step
-  that is all padding changes nothing, the state of the optimizer included, and
-  padding behind the last real step takes no time (for clients that are trained
-  side by side, behind the last one's).
+  Each step uses the mean loss of a batch's real rows. A step of padding alone
+  changes neither parameters nor optimizer state. Padding after the last real
+  step takes no time. For clients trained side by side, this is the last real
+  step of any client.
 
   Args:
-    loss_fn: from (params, batch) to losses [batch]. `batch` has an "is_padding",
-      for losses whose examples see each other; the losses of padding are not
-      read, but have to be finite, with finite gradients.
-    optimizer: of one client; its state does not survive the round.
-    epochs: how often the batches are gone through, in the same order.
+    loss_fn: function from (params, batch) to losses [batch]. `batch` has an
+      "is_padding" for losses that couple examples. Losses of padding are not
+      read, but they and their gradients must be finite.
+    optimizer: optimizer of one client; its state ends with the round.
+    epochs: passes over the batches, in the same order.
 
   Returns:
-    From (params, batches) to parameters.
+    A function from (params, batches) to parameters.
 
   Raises:
     ValueError: if `epochs` is below 1.
@@ -108,10 +109,10 @@ def local_training(
     steps = jnp.max(jnp.where(is_empty, 0, number), initial=0)
 
     def one_step(i: jax.Array, carry: Any) -> Any:
-      place = i % jnp.maximum(steps, 1)
-      batch = jax.tree.map(lambda x: x[place], batches)
+      position = i % jnp.maximum(steps, 1)
+      batch = jax.tree.map(lambda x: x[position], batches)
       return jax.lax.cond(
-        is_empty[place],
+        is_empty[position],
         lambda carry: carry,
         lambda carry: train(*carry, batch)[:2],
         carry,
@@ -126,7 +127,7 @@ def local_training(
 def padded(
   batches: Mapping[str, np.ndarray], steps: int
 ) -> dict[str, np.ndarray]:
-  """Appends steps of padding, so that clients share one compiled program.
+  """Pads a client's batches with steps, so that clients share a compiled program.
 
   >>> batches = {"x": np.ones((1, 2)), "is_padding": np.zeros((1, 2), bool)}
   >>> padded(batches, 3)["is_padding"].tolist()
@@ -134,10 +135,10 @@ def padded(
 
   Args:
     batches: a client's arrays [step, batch, ...] with "is_padding".
-    steps: how many there are to be, at least as many as there are.
+    steps: number of steps to reach, at least the present number.
 
   Returns:
-    The arrays, with zeros behind.
+    The arrays with zeros appended; "is_padding" is True there.
   """
   more = steps - len(batches["is_padding"])
   return {
@@ -151,10 +152,10 @@ def padded(
 
 
 def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
-  """Averages clients' parameters, one after the other.
+  """Averages clients' parameters, one client after the other.
 
-  It is a running mean, m + (w / W) (x - m): that of one client is its parameters
-  to the bit, and so is that of several equal ones. Parameters in half precision
+  The running mean m + (w / W) (x - m) of one client, or of clients with equal
+  parameters, equals these parameters to the bit. Parameters in half precision
   are averaged in float32, integers and NumPy's float64 in float64.
 
   >>> models = [({"w": jnp.array([1.0])}, 3), ({"w": jnp.array([5.0])}, 1)]
@@ -162,16 +163,16 @@ def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
   [2.]
 
   Args:
-    models: parameters and weight of each client, one or more; weights above 0,
-      such as its number of examples.
+    models: parameters and weight of each client, at least one. Weights, such as
+      numbers of examples, are above 0.
 
   Returns:
-    The mean, in the types of the first client's parameters; of integers the
-    nearest one.
+    The mean, in the types of the first client's parameters. Integers are rounded
+    to the nearest one.
 
   Raises:
     ValueError: if there is no client, a weight is not above 0, or a parameter
-      is no number.
+      is not numeric.
   """
   mean, like, total = None, None, 0.0
   for model, weight in models:
@@ -183,14 +184,14 @@ def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
     else:
       move = functools.partial(_move, share=weight / total)
       mean = jax.tree.map(move, mean, model)
-    del model  # while the next one is trained
+    del model  # frees memory while the next client is trained
   if mean is None:
     raise ValueError("expected clients, got none: pass one or more")
   return jax.tree.map(_narrow, mean, like)
 
 
 def _make_empty(leaf: Any) -> Any:
-  """Returns an array of no numbers that has a parameter's kind and dtype."""
+  """Returns an empty array of a parameter's array type and dtype."""
   leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
   if not jnp.issubdtype(leaf.dtype, jnp.number):
     raise ValueError(
@@ -202,7 +203,7 @@ def _make_empty(leaf: Any) -> Any:
 
 
 def _widen(leaf: Any) -> Any:
-  """Returns a parameter in a type whose sums do not stand still."""
+  """Converts a parameter to a type that is precise enough for running sums."""
   dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
   if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 32:
     return jnp.asarray(leaf).astype(jnp.float32)
@@ -210,7 +211,7 @@ def _widen(leaf: Any) -> Any:
 
 
 def _move(mean: Any, leaf: Any, share: float) -> Any:
-  """Moves a running mean toward one more client's parameter."""
+  """Moves a running mean towards the next client's parameter."""
   if isinstance(mean, np.ndarray):
     return mean + share * (np.asarray(leaf, mean.dtype) - mean)
   return _move_on_device(mean, leaf, share)
@@ -224,7 +225,7 @@ def _move_on_device(
 
 
 def _narrow(mean: Any, like: Any) -> Any:
-  """Returns a mean in the type that the parameter had."""
+  """Converts a mean back to the parameter's type."""
   if jnp.issubdtype(like.dtype, jnp.integer):
     mean = np.rint(mean)
   array = jnp if isinstance(like, jax.Array) else np

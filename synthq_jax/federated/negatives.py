@@ -1,12 +1,12 @@
-"""Finds sentences that do not answer: at random, by BM25, by the encoders.
+"""Finds negatives, sentences that do not answer: random, BM25's, the encoders'.
 
-A table of negatives is int32 [epoch, question, n]: positions in the client's
-sentences, -1 where a question has no further one. Equal sentences count as
-one: the first of them stands for all, and none is drawn where one answers.
+A table of negatives is int32 [epoch, question, n]: positions of the client's
+sentences, filled up with -1. Equal sentences count as one: the first represents
+all of them. If one of them answers the question, none of them is a negative.
 
-What is drawn for a question depends on (seed, client, round), on that question
-and on the collection, never on the other questions: each has a generator of its
-own, so that one question more does not change what the others learn from.
+The draw for a question depends on (seed, client, round), on this question and on
+the collection, never on the other questions. Each question has its own
+generator, so an added question does not change the negatives of the others.
 
 References:
   Xiong et al., "Approximate Nearest Neighbor Negative Contrastive Learning for
@@ -29,8 +29,8 @@ from synthq_jax.retrieval import bm25, index
 
 __all__ = [
   "bm25_negatives",
-  "hardest",
-  "hubness",
+  "find_hardest",
+  "compute_hubness",
   "mine",
   "random_negatives",
 ]
@@ -49,20 +49,20 @@ def random_negatives(
   """Draws negatives uniformly from the sentences that are no answers.
 
   Args:
-    tokens: of the client.
+    tokens: tokens of the client.
     n: negatives of a question, drawn without replacement.
-    seed: with the client's name and the round, of the draws.
-    round_number: of the federated training, from 0.
-    epochs: tables, drawn one after the other.
+    seed: seed of the draws, with the client's name and the round.
+    round_number: round of the federated training, from 0.
+    epochs: number of tables, drawn one after the other.
 
   Returns:
-    The tables.
+    A table for each epoch.
   """
-  same = clients.first_equal(tokens.sentences)
+  same = clients.find_first_equal(tokens.sentences)
   candidates = np.unique(same)
-  excluded = _excluded(same, tokens.answers[clients.TRAIN])
-  found = np.full((epochs, len(excluded), n), -1, np.int32)
-  streams = _generators(tokens, seed, round_number)
+  excluded = _find_excluded(same, tokens.answers[clients.TRAIN])
+  table = np.full((epochs, len(excluded), n), -1, np.int32)
+  streams = _make_generators(tokens, seed, round_number)
   for row, (generator, answers) in enumerate(
     zip(streams, excluded, strict=True)
   ):
@@ -70,8 +70,8 @@ def random_negatives(
     for epoch in range(epochs):
       drawn = candidates[generator.choice(len(candidates), size, replace=False)]
       drawn = drawn[~np.isin(drawn, answers)][:n]
-      found[epoch, row, : len(drawn)] = drawn
-  return found
+      table[epoch, row, : len(drawn)] = drawn
+  return table
 
 
 def bm25_negatives(
@@ -79,14 +79,14 @@ def bm25_negatives(
   *,
   n: int,
 ) -> Int[np.ndarray, "epoch question n"]:
-  """Takes the best sentences of BM25 that are no answers.
+  """Finds BM25's best sentences that are no answers.
 
   Args:
-    client: with its texts, which are searched.
-    n: negatives of a question; fewer where fewer share a word with it.
+    client: client whose texts are searched.
+    n: negatives of a question, or fewer if fewer share a word with it.
 
   Returns:
-    One table, in each row the best first.
+    One table, best sentences first.
 
   Raises:
     ValueError: if no sentence has a word.
@@ -94,20 +94,23 @@ def bm25_negatives(
   questions = client.splits[clients.TRAIN]
   positions: dict[str, int] = {}
   same = np.array(
-    [positions.setdefault(x, at) for at, x in enumerate(client.sentences)]
+    [
+      positions.setdefault(x, position)
+      for position, x in enumerate(client.sentences)
+    ]
   )
-  excluded = _excluded(same, questions.answers)
+  excluded = _find_excluded(same, questions.answers)
   searched = bm25.BM25().build(
-    [str(at) for at in positions.values()], list(positions)
+    [str(position) for position in positions.values()], list(positions)
   )
-  found = np.full((len(excluded), n), -1, np.int32)
+  table = np.full((len(excluded), n), -1, np.int32)
   k = n + max(map(len, excluded), default=0)
   _, rows = searched.search(questions.texts, k)
   for row, (ids, answers) in enumerate(zip(rows, excluded, strict=True)):
     best = np.array([int(x) for x in ids], np.int32)
     best = best[~np.isin(best, answers)][:n]
-    found[row, : len(best)] = best
-  return found[None]
+    table[row, : len(best)] = best
+  return table[None]
 
 
 def mine(
@@ -122,45 +125,45 @@ def mine(
   epochs: int = 1,
   sentence_vectors: Float[np.ndarray, "sentence dim"],
 ) -> Int[np.ndarray, "epoch question n"]:
-  """Draws static hard negatives: n of the k best of the current encoders.
+  """Draws static hard negatives: n of the k best under the current encoders.
 
-  Static: they stay as they are until the next call, while the encoders move. A
-  few sentences (hubs) are near to very many questions, and would be everybody's
-  negative if the best n were taken; drawn uniformly from the best k, with k
-  much larger than n, they are drawn as often as any other of the k.
+  Static negatives stay the same until the next call, while the encoders change.
+  A few sentences (hubs) are near very many questions; with the best n, they would
+  be negatives of all of these. The draw is uniform over the best k, k being much
+  larger than n, so a hub is drawn as often as any other of the k.
 
   Args:
-    encoders: how texts become vectors.
-    params: the two towers.
-    tokens: of the client.
+    encoders: the two towers.
+    params: parameters of the towers.
+    tokens: tokens of the client.
     n: negatives of a question.
-    k: how many of the best that are no answers they are drawn from, >= n.
-    seed: with the client's name and the round, of the draws; not secret.
-    round_number: of the federated training, from 0.
-    epochs: tables, drawn one after the other from the same k.
-    sentence_vectors: of the client's sentences.
+    k: number of best sentences without answers to draw from, >= n.
+    seed: seed of the draws, with the client's name and the round; not secret.
+    round_number: round of the federated training, from 0.
+    epochs: number of tables, drawn one after the other from the same k.
+    sentence_vectors: vectors of the client's sentences.
 
   Returns:
-    The tables.
+    A table for each epoch.
   """
-  pool = hardest(
+  pool = find_hardest(
     encoders.encode_queries(params, tokens.questions[clients.TRAIN]),
     sentence_vectors,
     k=k,
     answers=tokens.answers[clients.TRAIN],
-    same=clients.first_equal(tokens.sentences),
+    same=clients.find_first_equal(tokens.sentences),
   )
-  found = np.full((epochs, len(pool), n), -1, np.int32)
+  table = np.full((epochs, len(pool), n), -1, np.int32)
   sizes = (pool >= 0).sum(axis=1)
-  streams = _generators(tokens, seed, round_number)
+  streams = _make_generators(tokens, seed, round_number)
   for row, (generator, size) in enumerate(zip(streams, sizes, strict=True)):
     for epoch in range(epochs):
       chosen = generator.choice(size, min(n, size), replace=False)
-      found[epoch, row, : len(chosen)] = pool[row, chosen]
-  return found
+      table[epoch, row, : len(chosen)] = pool[row, chosen]
+  return table
 
 
-def hardest(
+def find_hardest(
   query_vectors: Float[np.ndarray, "question dim"],
   sentence_vectors: Float[np.ndarray, "sentence dim"],
   *,
@@ -171,59 +174,61 @@ def hardest(
   """Finds the sentences nearest to each question that are no answers.
 
   Args:
-    query_vectors: of the questions.
-    sentence_vectors: of the sentences.
-    k: how many.
+    query_vectors: vectors of the questions.
+    sentence_vectors: vectors of the sentences.
+    k: number of sentences for each question.
     answers: positions of the sentences that answer each question.
-    same: from `clients.first_equal`.
+    same: positions from `clients.find_first_equal`.
 
   Returns:
-    Positions, best first, equal scores in the order of the sentences; -1 where
-    there are fewer than k.
+    Positions, best first, equal scores in the order of the sentences; filled up
+    with -1.
   """
   candidates = np.unique(same)
-  excluded = _excluded(same, answers)
+  excluded = _find_excluded(same, answers)
   pool = np.full((len(excluded), k), -1, np.int32)
   if not len(excluded):
     return pool
   searched = index.exact(np.asarray(sentence_vectors)[candidates])
-  # Searched together are questions with equally many answers, so that one
-  # question's long list does not widen the search of all.
+  # Questions with equally many answers are searched together, so that one
+  # question's long list does not widen the search for all.
   counts = np.array([len(x) for x in excluded])
   for count in np.unique(counts):
     rows = np.flatnonzero(counts == count)
-    _, places = searched.search(query_vectors[rows], k + int(count))
-    found = candidates[places]
+    _, columns = searched.search(query_vectors[rows], k + int(count))
+    nearest = candidates[columns]
     if count:
       own = np.array([excluded[row] for row in rows])
-      is_answer = (found[:, :, None] == own[:, None, :]).any(axis=2)
+      is_answer = (nearest[:, :, None] == own[:, None, :]).any(axis=2)
       order = np.argsort(is_answer, axis=1, kind="stable")
-      found = np.where(is_answer, -1, found)
-      found = np.take_along_axis(found, order, axis=1)
-    found = found[:, :k]
-    pool[rows, : found.shape[1]] = found
+      nearest = np.where(is_answer, -1, nearest)
+      nearest = np.take_along_axis(nearest, order, axis=1)
+    nearest = nearest[:, :k]
+    pool[rows, : nearest.shape[1]] = nearest
   return pool
 
 
-def hubness(table: Int[np.ndarray, "... n"], num_sentences: int) -> float:
-  """Returns the skewness of how often each sentence is a negative.
+def compute_hubness(
+  table: Int[np.ndarray, "... n"], num_sentences: int
+) -> float:
+  """Computes the skewness of the sentences' numbers of uses as negatives.
 
-  In many dimensions some points, the hubs, are among the nearest of very many
-  others. Taken as negatives, they are what all questions learn to avoid, while
-  most sentences are never seen. The skewness says how negatives are spread, not
-  whether they are hard or false; and compares tables of equal size alone.
+  In many dimensions, some points (hubs) are among the nearest of very many
+  others. If hubs are the negatives, all questions learn to avoid them, while most
+  sentences are never used. The skewness measures the spread of negatives, not
+  whether they are hard or false. It compares only tables of equal size.
 
-  >>> hubness(np.array([[0, 1], [1, 0]]), 2)
+  >>> compute_hubness(np.array([[0, 1], [1, 0]]), 2)
   0.0
 
   Args:
-    table: positions of sentences, -1 for none; the last axis are those of one
-      question, all different.
-    num_sentences: how many could occur.
+    table: positions of sentences, -1 for none; the last axis holds the different
+      negatives of one question.
+    num_sentences: number of sentences that could occur.
 
   Returns:
     0 if the numbers of occurrences are symmetric about their mean or all
-    equal, large where few sentences occur very often.
+    equal; large if few sentences occur very often.
   """
   counts = np.bincount(table[table >= 0], minlength=num_sentences)
   spread = counts.std()
@@ -231,18 +236,18 @@ def hubness(table: Int[np.ndarray, "... n"], num_sentences: int) -> float:
   return float(np.mean((deviations / spread) ** 3)) if spread else 0.0
 
 
-def _generators(
+def _make_generators(
   tokens: clients.Tokens, seed: int, round_number: int
 ) -> Iterator[np.random.Generator]:
-  """Yields a generator for each question, of the question's own tokens."""
-  words = [_TAG, seed, round_number, *clients.seed_words(tokens.name)]
+  """Yields a generator for each question, seeded by the question's tokens too."""
+  words = [_TAG, seed, round_number, *clients.make_seed_words(tokens.name)]
   for question in tokens.questions[clients.TRAIN]:
-    own = clients.seed_words(question.tobytes())
+    own = clients.make_seed_words(question.tobytes())
     yield np.random.default_rng([*words, *own])
 
 
-def _excluded(
+def _find_excluded(
   same: np.ndarray, answers: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-  """Returns what stands for the answers of each question."""
+  """Returns the representatives of each question's answers."""
   return [np.unique(same[list(of_question)]) for of_question in answers]

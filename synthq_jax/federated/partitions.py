@@ -1,9 +1,9 @@
-"""Which client gets which passage, where the collection does not say.
+"""Assigns passages to clients if the collection names none.
 
-Each function sets the clients of passages and takes those of questions away,
-so that `clients.build` gives each question to the client that holds the
-first passage that answers it. A collection that names its clients (MedQuAD's
-sites, the packages of the demo set) needs none of them.
+Each function sets the clients of passages and removes the clients of questions.
+Then `clients.build` assigns each question to the client that holds the first
+passage that answers it. A collection that names its clients (MedQuAD's sites, the
+packages of the demo set) needs no such function.
 
 References:
   Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution
@@ -20,10 +20,10 @@ import numpy as np
 from synthq_jax.data import newsqa
 from synthq_jax.federated import passages as passages_lib
 
-__all__ = ["REST", "by_genre", "by_label", "dirichlet", "labels_of_questions"]
+__all__ = ["REST", "by_genre", "by_label", "dirichlet", "label_by_questions"]
 
 REST = "other"
-"""The client of unknown genres."""
+"""Client of passages without a known genre."""
 
 
 def by_label(
@@ -33,11 +33,11 @@ def by_label(
 
   Args:
     judged: passages and questions; their clients are replaced.
-    labels: passage id -> label. A passage without one, or with "", is nobody's,
-      and goes to whoever asks a question that it answers.
+    labels: passage id -> label. A passage without a label, or with "", has no
+      client; `clients.build` gives it to the clients whose questions it answers.
 
   Returns:
-    The same with other clients.
+    The passages and questions with new clients.
   """
   return passages_lib.JudgedPassages(
     passages=tuple(
@@ -61,13 +61,14 @@ def by_genre(
     urls: passage id -> URL or path.
 
   Returns:
-    The same with other clients: "other" has the passages without genre or URL.
+    The passages and questions with new clients. The client "other" has the
+    passages without genre or URL.
   """
-  found = {p.id: newsqa.genre(urls.get(p.id, "")) for p in judged.passages}
-  return by_label(judged, {name: g or REST for name, g in found.items()})
+  genres = {p.id: newsqa.genre(urls.get(p.id, "")) for p in judged.passages}
+  return by_label(judged, {name: g or REST for name, g in genres.items()})
 
 
-def labels_of_questions(
+def label_by_questions(
   judged: passages_lib.JudgedPassages,
   label: Callable[[passages_lib.Question], str],
 ) -> dict[str, str]:
@@ -75,11 +76,11 @@ def labels_of_questions(
 
   Args:
     judged: passages and questions.
-    label: question -> label, such as its kind or its first word.
+    label: function from a question to its label, such as its first word.
 
   Returns:
-    Passage id -> label of the first question that it answers; those that answer
-    none are not there.
+    Passage id -> label of the first question that it answers, without passages
+    that answer none.
   """
   labels: dict[str, str] = {}
   for question in judged.questions:
@@ -100,23 +101,24 @@ def dirichlet(
   """Deals passages to clients that prefer different labels.
 
   Each client draws its shares of the labels from a Dirichlet distribution with
-  concentration alpha times the labels' frequencies, and then its passages, each
-  of them once in all. All clients get equally many passages, to one, and so of
-  those that have a label: the others are dealt at random. A label that runs out
-  is drawn no more, so that the last clients follow their shares less closely
-  than the first. Numbers of questions differ more than those of passages: many
-  a client has none where clients are many.
+  concentration alpha times the labels' frequencies. Then it draws its passages;
+  each passage has one client. Numbers of passages differ by at most one between
+  clients, and so do numbers of labelled passages. Passages without a label are
+  dealt at random. A label that runs out is drawn no more, so the last clients
+  follow their shares less closely than the first. Numbers of questions differ
+  more than numbers of passages; with many clients, many have no question.
 
   Args:
     judged: passages and questions; their clients are replaced.
-    labels: passage id -> label, for some passages or all.
-    num_clients: how many, at most one for each passage.
-    alpha: above 0; small for clients of almost one label, infinite for clients
-      that are drawn without regard to labels.
-    seed: of NumPy's generator.
+    labels: passage id -> label, for some or all passages.
+    num_clients: number of clients, at most one for each passage.
+    alpha: concentration, above 0. A small value gives clients of almost one
+      label; infinity ignores labels.
+    seed: seed of NumPy's generator.
 
   Returns:
-    The same with clients "client_0" to "client_9", or with more digits.
+    The passages and questions with clients "client_0" to "client_9", or with
+    more digits.
 
   Raises:
     ValueError: if a number is out of range.
@@ -124,7 +126,7 @@ def dirichlet(
   if not alpha > 0 or not 1 <= num_clients <= len(judged.passages):
     raise ValueError(
       f"expected alpha > 0 and 1 to {len(judged.passages)} clients, one for "
-      f"each passage, got alpha={alpha}, num_clients={num_clients}"
+      f"each passage, got alpha={alpha}, num_clients={num_clients}: change them"
     )
   rng = np.random.default_rng(seed)
   ids = [judged.passages[i].id for i in rng.permutation(len(judged.passages))]
@@ -132,7 +134,7 @@ def dirichlet(
   others = [id_ for id_ in ids if id_ not in labels or math.isinf(alpha)]
   sizes = [len(part) for part in np.array_split(labelled, num_clients)]
   dealt = _deal(labelled, labels, sizes, alpha, rng)
-  # The larger parts of the others go last, as those of the labelled come first.
+  # The largest parts of `labelled` come first, so those of `others` come last.
   rest = np.array_split(others[::-1], num_clients)[::-1]
   width = len(str(num_clients - 1))
   return by_label(
@@ -153,7 +155,7 @@ def _deal(
   alpha: float,
   rng: np.random.Generator,
 ) -> list[list[str]]:
-  """Returns the labelled passages of each client."""
+  """Deals labelled passages to clients, by shares drawn for each client."""
   piles: dict[str, list[str]] = {
     label: [] for label in sorted(set(labels.values()))
   }
@@ -179,7 +181,7 @@ def _draw(
   while (missing := size - taken.sum()) > 0:
     open_ = taken < left
     weights = np.where(open_, shares, 0.0)
-    if not weights.sum() > 0:  # all that it prefers has run out
+    if not weights.sum() > 0:  # all labels with a share have run out
       weights = (left - taken).astype(float)
     drawn = rng.multinomial(missing, weights / weights.sum())
     taken = np.minimum(taken + drawn, left)

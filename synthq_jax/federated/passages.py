@@ -1,32 +1,31 @@
-"""Splits passages into sentences, and says which answer which question.
+"""Splits passages into sentences, and finds the sentences that answer questions.
 
 Judgements come in three kinds, each with a function:
 
-- `from_sentences`: documents are sentences, and judgements say which answer
-  (WikiQA): true labels.
-- `from_stories`: judgements are spans of a text (NewsQA): the sentences that a
-  span lies in answer.
-- `from_documents`: whole documents are judged (MedQuAD, the demo set), and
-  nobody said which sentence answers. Then all sentences of a judged passage
-  count as answers in rankings, so that values on sentences say how well
-  passages are found by their sentences; and a model is trained on one, the
-  first that is long enough. Both are choices of this project. Neither compares
-  a sentence with the question: an answer chosen by common words would make
-  BM25 right by construction. Sentences that end with a question mark are
-  left out, since many passages begin with the question itself, which
-  would be found by its words and answers nothing; a passage of nothing else
-  keeps them.
+- `from_sentences`: documents are sentences, and judgements mark answers
+  (WikiQA). These labels are true.
+- `from_stories`: judgements are spans of a text (NewsQA). The sentences that
+  overlap a span are answers.
+- `from_documents`: whole documents are judged (MedQuAD, the demo set), without
+  labels of sentences. In rankings, all sentences of a judged passage count as
+  answers, so values on sentences measure how well passages are found by their
+  sentences. Training uses one sentence, the first that is long enough. Both are
+  choices of this project. Neither compares a sentence with the question: an
+  answer chosen by common words would make BM25 right by construction. Sentences
+  that end with a question mark are left out. Many passages begin with the
+  question itself, which matches its own words and answers nothing. A passage of
+  questions alone keeps them.
 
-Sentences that stand twice in a passage count once. Those of several passages
+Equal sentences of one passage count once. Equal sentences of several passages
 stay, each with its own passage.
 
-A sentence ends at a blank line, or at a mark that no lower-case word follows:
-not behind an abbreviation, an initial, the number of a list's item or inside of
-a decimal. Items of a list (" - ") begin sentences only behind such a mark: an
-item such as "fever" alone says nothing. A sentence with too many words is cut,
-where possible before an item, else behind a semicolon or a comma. The rules are
-for English. They know no headings: one without a mark at its end stays in front
-of the sentence that follows.
+A sentence ends at a blank line, or at a mark that no lower-case word follows. It
+does not end after an abbreviation, an initial or the number of a list item, nor
+within a decimal. Items of a list (" - ") begin sentences only after such a mark:
+an item such as "fever" alone says nothing. A sentence with too many words is cut,
+if possible before an item, else after a semicolon or a comma. The rules are for
+English. They know no headings: a heading without a mark at its end stays in front
+of the next sentence.
 """
 
 import dataclasses
@@ -50,10 +49,10 @@ __all__ = [
 ]
 
 MAX_WORDS = 60
-"""The words of the longest sentence: about 100 tokens of a small vocabulary."""
+"""Words of the longest sentence: about 100 tokens of a small vocabulary."""
 
 MIN_WORDS = 6
-"""The words that a sentence to train on has at least."""
+"""Least number of words of a sentence to train on."""
 
 
 _END = re.compile(r"""[.!?\u2026]+["'\u201d\u2019)\]]*(?=\s)|\n\s*\n""")
@@ -75,11 +74,11 @@ _ABBREVIATIONS = frozenset(
 _BEFORE_NUMBERS = frozenset(
   "ed eq no nos p sec jan feb mar apr jun jul aug sep sept oct nov dec".split()
 )
-"""Abbreviations in front of a number alone: "No. 5", but "She said no."."""
+"""Abbreviations only in front of a number: "No. 5", but "She said no."."""
 
 
 _TITLES = frozenset("capt col gen gov lt mt rep rev sen sgt".split())
-"""Abbreviations where they begin with a capital: "Rep. Doe", but "a rep."."""
+"""Abbreviations only with a capital: "Rep. Doe", but "a rep."."""
 
 
 _STARTERS = frozenset(
@@ -88,7 +87,7 @@ _STARTERS = frozenset(
   "the their then there these they this those to we what when where which who "
   "with you your".split()
 )
-"""Words that begin a sentence: behind them, initials end the one before."""
+"""Words that begin a sentence: initials before them end the previous one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,9 +95,9 @@ class Passage:
   """A passage as its sentences.
 
   Attributes:
-    id: that of its document.
-    sentences: distinct ones, at least one, in order.
-    client: who holds it; "" for nobody in particular.
+    id: id of its document.
+    sentences: distinct sentences, at least one, in order.
+    client: name of the client that holds it; "" for no client.
   """
 
   id: str
@@ -111,12 +110,13 @@ class Question:
   """A question and the sentences that answer it, private as queries are.
 
   Attributes:
-    id: of the query.
-    text: what was asked.
+    id: id of the query.
+    text: text of the question.
     split: "train", "dev", "test" or another.
-    answers: passage id -> positions of sentences in it, none twice; the first
-      of the first passage is the one to train on.
-    client: who asked; "" for whoever holds the first passage that answers.
+    answers: passage id -> distinct positions of its sentences that answer.
+      Training uses the first position of the first passage.
+    client: name of the client that asked; "" for the client that holds the first
+      passage that answers.
   """
 
   id: str
@@ -131,11 +131,11 @@ class JudgedPassages:
   """Passages, and questions that they answer.
 
   Attributes:
-    passages: with distinct ids.
-    questions: (split, id) is distinct.
+    passages: passages with distinct ids.
+    questions: questions with distinct (split, id).
 
   Raises:
-    ValueError: if an id stands twice, or a question has no answer.
+    ValueError: if an id occurs twice, or a question has no answer.
   """
 
   passages: tuple[Passage, ...] = dataclasses.field(repr=False)
@@ -168,21 +168,21 @@ def from_documents(
   *,
   max_sentences: int | None = None,
 ) -> JudgedPassages:
-  """Splits documents into sentences; all those of a judged one are answers.
+  """Splits documents into sentences; all sentences of judged documents answer.
 
-  The head of this module says what is chosen here, and why. A title is the
-  first sentence of its document. A model is trained on the first sentence of a
-  judged passage that has `MIN_WORDS`, or on the longest where none has.
+  This module's top explains the choices. A title gives the first sentences of its
+  document. Training uses the first sentence of a judged passage with `MIN_WORDS`
+  words, or else the longest sentence.
 
   Args:
-    collection: its documents become passages; its clients are taken over.
-    max_sentences: what stands behind so many in a passage is left out; None
-      keeps all.
+    collection: collection whose documents become passages, with its clients.
+    max_sentences: maximum number of sentences of a passage; further ones are
+      left out. None keeps all.
 
   Returns:
-    The passages in order of the documents, without those that have no letter
-    or digit, and the questions in order of their split's judgements, without
-    those that no passage answers.
+    The passages in order of the documents, without passages that have no letter
+    or digit. The questions come in order of their split's judgements, without
+    questions that no passage answers.
 
   >>> data = collection_lib.Collection(
   ...     documents=(
@@ -201,26 +201,26 @@ def from_documents(
     )
   passages: dict[str, Passage] = {}
   for document in collection.documents:
-    found = [
+    sentences = [
       sentence
       for part in (document.title, document.text)
       for sentence in split_sentences(part)
     ]
-    told = [text for text in found if not text.rstrip("\"')").endswith("?")]
-    if kept := told or found:
-      distinct = tuple(dict.fromkeys(kept))[:max_sentences]
+    told = [text for text in sentences if not text.rstrip("\"')").endswith("?")]
+    if selected := told or sentences:
+      distinct = tuple(dict.fromkeys(selected))[:max_sentences]
       passages[document.id] = Passage(
         id=document.id, sentences=distinct, client=document.client
       )
   answers = {
-    name: (name, _trained_first(passage.sentences))
+    name: (name, _put_trained_first(passage.sentences))
     for name, passage in passages.items()
   }
-  return _judged(collection, passages, answers)
+  return _make_judged(collection, passages, answers)
 
 
-def _trained_first(texts: Sequence[str]) -> tuple[int, ...]:
-  """Returns all positions, the sentence to train on in front."""
+def _put_trained_first(texts: Sequence[str]) -> tuple[int, ...]:
+  """Returns all positions, beginning with the sentence to train on."""
   lengths = [len(text.split()) for text in texts]
   longest = max(range(len(texts)), key=lengths.__getitem__)
   first = next((i for i, n in enumerate(lengths) if n >= MIN_WORDS), longest)
@@ -230,18 +230,19 @@ def _trained_first(texts: Sequence[str]) -> tuple[int, ...]:
 def from_sentences(
   collection: collection_lib.Collection, passage_of: Mapping[str, str]
 ) -> JudgedPassages:
-  """Joins documents that are sentences to passages; judgements are answers.
+  """Joins documents that are sentences into passages; judgements are answers.
 
-  A passage has the client that all its sentences agree on, or none.
+  A passage has the client of all its sentences, or none if they differ.
 
   Args:
-    collection: its documents are sentences, in the order of their passages.
-    passage_of: document id -> passage id, for all documents, such as
+    collection: collection whose documents are sentences, in the order of their
+      passages.
+    passage_of: document id -> passage id, for all documents, for example
       `beir.read_key(directory, "doc")`.
 
   Returns:
-    The passages in order of their first sentences. Of answers, the one judged
-    first is trained on.
+    The passages in order of their first sentences. Training uses the answer that
+    is judged first.
 
   Raises:
     ValueError: if a document has no passage.
@@ -267,26 +268,25 @@ def from_sentences(
     )
     for each in documents:
       answers[each.id] = (name, (position[each.contents],))
-  return _judged(collection, passages, answers)
+  return _make_judged(collection, passages, answers)
 
 
 def from_stories(stories: Iterable[newsqa.Story]) -> JudgedPassages:
-  """Splits news stories into sentences; those with an answer's span answer.
+  """Splits news stories into sentences; those that overlap an answer's span answer.
 
-  Of several sentences that a span lies in, the one with the most of it is
-  trained on.
+  If a span overlaps several sentences, training uses the one with most of it.
 
   Args:
-    stories: from `newsqa.read`.
+    stories: stories from `newsqa.read`.
 
   Returns:
     The passages, one for each story that has a sentence, and the questions
-    whose span lies in one. Clients are not set.
+    whose span overlaps a sentence. Clients are not set.
   """
   passages, questions = [], []
   for story in stories:
-    places = sentence_spans(story.text)
-    texts = [story.text[start:end] for start, end in places]
+    spans = sentence_spans(story.text)
+    texts = [story.text[start:end] for start, end in spans]
     position = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     if not position:
       continue
@@ -294,7 +294,7 @@ def from_stories(stories: Iterable[newsqa.Story]) -> JudgedPassages:
     for question in story.questions:
       shares = {
         position[text]: -overlap
-        for text, (start, end) in zip(texts, places, strict=True)
+        for text, (start, end) in zip(texts, spans, strict=True)
         if (overlap := min(end, question.end) - max(start, question.start)) > 0
       }
       if shares:
@@ -312,32 +312,33 @@ def from_stories(stories: Iterable[newsqa.Story]) -> JudgedPassages:
   return JudgedPassages(passages=tuple(passages), questions=tuple(questions))
 
 
-def _judged(
+def _make_judged(
   collection: collection_lib.Collection,
   passages: Mapping[str, Passage],
   answers: Mapping[str, tuple[str, tuple[int, ...]]],
 ) -> JudgedPassages:
-  """Puts passages and the judged queries that something answers together.
+  """Makes judged passages of the queries that have at least one answer.
 
-  `answers` gives each document's passage, and what its judgement means there.
+  `answers` maps a document to its passage and to the positions that answer if
+  the document is judged relevant.
   """
   queries = collection.query_by_id()
   questions = []
   for split, qrels in collection.qrels.items():
     for query, grades in qrels.items():
-      found: dict[str, tuple[int, ...]] = {}
+      by_passage: dict[str, tuple[int, ...]] = {}
       for document, grade in grades.items():
         if grade > 0 and document in answers:
           name, positions = answers[document]
-          joined = (*found.get(name, ()), *positions)
-          found[name] = tuple(dict.fromkeys(joined))
-      if found:
+          joined = (*by_passage.get(name, ()), *positions)
+          by_passage[name] = tuple(dict.fromkeys(joined))
+      if by_passage:
         questions.append(
           Question(
             id=query,
             text=queries[query].text,
             split=split,
-            answers=found,
+            answers=by_passage,
             client=queries[query].client,
           )
         )
@@ -347,7 +348,7 @@ def _judged(
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-  """Returns where each sentence begins and ends.
+  """Returns the beginning and the end of each sentence.
 
   >>> text = "Dr. J. Doe took 2.5 mg. - Fever. - A rash."
   >>> [text[start:end] for start, end in sentence_spans(text)]
@@ -357,15 +358,15 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     text: a passage.
 
   Returns:
-    Beginnings and ends (exclusive) in order. They leave out white space, the
-    dash of an item, and pieces without a letter or digit.
+    Beginnings and ends (exclusive) in order, without white space, the dash of an
+    item, and pieces without a letter or digit.
   """
-  found, start = [], 0
+  spans, start = [], 0
   for match in _END.finditer(text):
-    if _ends(text, start, match):
-      found += _cut(text, start, match.end())
+    if _is_end(text, start, match):
+      spans += _cut(text, start, match.end())
       start = match.end()
-  return found + _cut(text, start, len(text))
+  return spans + _cut(text, start, len(text))
 
 
 def split_sentences(text: str) -> list[str]:
@@ -378,13 +379,13 @@ def split_sentences(text: str) -> list[str]:
     text: a passage.
 
   Returns:
-    Sentences in order, white space inside them as it was.
+    Sentences in order, with unchanged white space inside.
   """
   return [text[start:end] for start, end in sentence_spans(text)]
 
 
-def _ends(text: str, start: int, match: re.Match) -> bool:
-  """Whether a sentence ends where one could."""
+def _is_end(text: str, start: int, match: re.Match) -> bool:
+  """Checks that a sentence ends at a match of `_END`."""
   mark = match.group()
   if not mark.strip():
     return True  # a blank line
@@ -399,7 +400,7 @@ def _ends(text: str, start: int, match: re.Match) -> bool:
 
 
 def _is_abbreviation(sentence: str, following: str) -> bool:
-  """Whether a full stop belongs to the last word of what stands before it."""
+  """Checks that a full stop belongs to the last word of the text before it."""
   if _ITEM_NUMBER.fullmatch(sentence.strip()):
     return True
   word = _LAST_WORD.search(sentence).group()
@@ -413,37 +414,37 @@ def _is_abbreviation(sentence: str, following: str) -> bool:
 
 
 def _cut(text: str, start: int, end: int) -> list[tuple[int, int]]:
-  """Returns a sentence, or the pieces of a long one, without what is around."""
+  """Returns the bounds of a sentence, or of the pieces of a long one, trimmed."""
   words = [
     (match.start(), match.end()) for match in _WORD.finditer(text, start, end)
   ]
   pieces = []
   while words:
-    size = _size(text, words)
-    pieces.append(_bare(text, words[0][0], words[size - 1][1]))
+    size = _find_size(text, words)
+    pieces.append(_trim(text, words[0][0], words[size - 1][1]))
     words = words[size:]
   return [piece for piece in pieces if piece]
 
 
-def _size(text: str, words: list[tuple[int, int]]) -> int:
-  """Returns how many words the first piece has."""
+def _find_size(text: str, words: list[tuple[int, int]]) -> int:
+  """Returns the number of words of the first piece."""
   if len(words) <= MAX_WORDS:
     return len(words)
-  places = range(MAX_WORDS, MAX_WORDS // 2, -1)
+  positions = range(MAX_WORDS, MAX_WORDS // 2, -1)
   tests = (
-    lambda place: text[slice(*words[place])] in _BULLETS,
-    lambda place: text[words[place - 1][1] - 1] in ";:",
-    lambda place: text[words[place - 1][1] - 1] == ",",
+    lambda position: text[slice(*words[position])] in _BULLETS,
+    lambda position: text[words[position - 1][1] - 1] in ";:",
+    lambda position: text[words[position - 1][1] - 1] == ",",
   )
   for test in tests:
-    for place in places:
-      if test(place):
-        return place
+    for position in positions:
+      if test(position):
+        return position
   return MAX_WORDS
 
 
-def _bare(text: str, start: int, end: int) -> tuple[int, int] | None:
-  """Takes the dash of an item away; None where nothing is left to read."""
+def _trim(text: str, start: int, end: int) -> tuple[int, int] | None:
+  """Removes the dash of an item; None if no letter or digit remains."""
   bullet = _BULLET.match(text, start, end)
   start = bullet.end() if bullet else start
   if not any(character.isalnum() for character in text[start:end]):

@@ -1,12 +1,12 @@
-"""Trains a query tower of a client's own: the sentences stay, questions move.
+"""Trains a client's own query tower; the sentence tower stays fixed.
 
-The sentence tower is frozen, so the vectors of a collection are computed once
-and are only numbers from then on: a negative costs a row of a matrix product
-and no backward pass. Hundreds are cheap, and so is to search the collection
-again for those that are hardest now, in every step.
+The sentence tower is frozen, so the vectors of a collection are computed once. A
+negative then costs a row of a matrix product and no backward pass. Hundreds of
+negatives are cheap, and so is a search of the collection for the hardest ones in
+every step.
 
-What is trained here stays with the client. It was trained without noise: a
-tower that is published, or whose vectors are, is not private.
+The trained tower stays with the client. Its training adds no noise, so neither
+the tower nor its vectors may be published as private.
 """
 
 import dataclasses
@@ -36,22 +36,22 @@ _TAG = 0x70657273  # keeps other uses of the same seed apart
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(training.Recipe):
-  """How a client trains its query tower."""
+  """Training settings of a client's query tower."""
 
   epochs: int = 5
   batch_size: int = 32
   num_negatives: int = 100
-  """Of the client's own sentences for each question: the hardest of its step;
-  all where there are fewer."""
+  """Negatives of each question among the client's own sentences: the hardest ones
+  of the step, or all if there are fewer."""
   weight_decay: float = 0.0
-  """Of AdamW; at 0 that is Adam."""
+  """Weight decay of AdamW; 0 gives Adam."""
   patience: int | None = None
-  """Epochs without a better mean reciprocal rank of the dev questions, after
-  which training stops and the best tower is returned; None: no such questions
-  are looked at, and the last tower is returned."""
+  """Epochs without a better mean reciprocal rank of the dev questions before
+  training stops and returns the best tower. None reads no dev questions and
+  returns the last tower."""
 
   def __post_init__(self):
-    """Refuses what is out of range."""
+    """Refuses values that are out of range."""
     checks.at_least(
       1,
       epochs=self.epochs,
@@ -78,26 +78,25 @@ def customise(
 ) -> typing.Params:
   """Trains a client's query tower on its train questions.
 
-  The loss of a question is the softmax of its first answer against negatives
-  that are vectors: the client's own sentences that are hardest for the tower as
-  it is, the answers of the step's other questions, and what an exchange has
-  brought. No sentence that answers the question, nor one of the same text, is its
-  negative.
+  The loss of a question is the softmax of its first answer against vectors of
+  negatives. Negatives are the client's own sentences that are hardest for the
+  present tower, the answers of the step's other questions, and exchanged vectors.
+  No sentence that answers the question, nor an equal one, is its negative.
 
   Args:
     encoders: the towers.
-    params: where to start; the sentence tower stays as it is.
-    tokens: of the client.
+    params: initial parameters; the sentence tower does not change.
+    tokens: tokens of the client.
     settings: length, negatives, stopping.
-    seed: with the number of the epoch, of the order of the questions.
-    extra: from `exchange`, rows in the order of the train questions.
-    sentence_vectors: of all sentences by the sentence tower, one row each.
-    dev_split: whose questions are looked at, with `settings.patience`; of a
-      client without any the last tower is returned.
+    seed: seed of the order of the questions, with the number of the epoch.
+    extra: negatives from `exchange`, rows in the order of the train questions.
+    sentence_vectors: vectors of all sentences by the sentence tower, a row each.
+    dev_split: split of the questions that `settings.patience` reads. A client
+      without any gets the last tower.
 
   Returns:
-    The tower, in place of the parameters under "query"; as private as what it
-    was trained on. A client without train questions gets the one it had.
+    The tower that replaces the parameters under "query"; as private as its
+    training data. A client without train questions gets its initial tower.
   """
   tower, questions = params[encoders_lib.QUERY], tokens.questions[clients.TRAIN]
   if extra is None:
@@ -108,9 +107,9 @@ def customise(
   if not len(questions):
     return tower
   collection, answers = collect(tokens, sentence_vectors)
-  extra_vectors = _padded(extra.vectors)
+  extra_vectors = _pad(extra.vectors)
   arrays = {"questions": questions, "extra": extra.rows, "answers": answers}
-  # Arguments of the compiled step, as clients may try several.
+  # Arguments of the compiled step, because a client may try several values.
   rates = np.float32(
     [settings.learning_rate, settings.temperature, settings.weight_decay]
   )
@@ -120,7 +119,7 @@ def customise(
   )
   watch.look(tower, 0)
   for epoch in range(settings.epochs):
-    for batch in _batches(arrays, settings.batch_size, seed, epoch):
+    for batch in _draw_batches(arrays, settings.batch_size, seed, epoch):
       tower, state, _ = _step(
         tower, state, batch, collection, extra_vectors, *rates,
         encoders=encoders, num_negatives=settings.num_negatives,
@@ -133,7 +132,7 @@ def customise(
 
 
 class _Watch:
-  """Scores dev questions and keeps the best tower, where that was asked for."""
+  """Scores dev questions and keeps the best tower, if `patience` is given."""
 
   def __init__(self, encoders, tokens, vectors, patience, split):
     self.scores: list[float] = []
@@ -148,25 +147,25 @@ class _Watch:
     queries = self._encoders.encode_queries(
       {encoders_lib.QUERY: tower}, self._tokens.questions[self._split]
     )
-    found = ranking.evaluate(queries, self._vectors, self._tokens, self._split)
-    score = found.means()["MRR@10"]
+    scores = ranking.evaluate(queries, self._vectors, self._tokens, self._split)
+    score = scores.means()["MRR@10"]
     if self.best is None or score > max(self.scores):
       self.best = tower, epoch
     self.scores.append(score)
     return epoch - self.best[1] >= self._patience
 
 
-def _batches(
+def _draw_batches(
   arrays: Mapping[str, np.ndarray], size: int, seed: int, epoch: int
 ) -> Iterator[dict[str, np.ndarray]]:
   """Yields an epoch's questions in random order, the last batch padded."""
   count = len(arrays["questions"])
   order = np.random.default_rng([seed, _TAG, epoch]).permutation(count)
   for first in range(0, count, size):
-    at = order[first : first + size]
-    is_padding = np.arange(size) >= len(at)
-    at = np.pad(at, (0, size - len(at)))
-    yield {name: rows[at] for name, rows in arrays.items()} | {
+    positions = order[first : first + size]
+    is_padding = np.arange(size) >= len(positions)
+    positions = np.pad(positions, (0, size - len(positions)))
+    yield {name: rows[positions] for name, rows in arrays.items()} | {
       "is_padding": is_padding
     }
 
@@ -189,7 +188,7 @@ def _step(
     queries = encoders.encode(
       {encoders_lib.QUERY: tower}, encoders_lib.QUERY, batch["questions"]
     )
-    return _losses(
+    return _compute_losses(
       queries, batch, collection, extra_vectors,
       num_negatives=num_negatives, temperature=temperature,
     )  # fmt: skip
@@ -203,59 +202,59 @@ class Collection(NamedTuple):
   """A client's distinct sentences, padded to one of few shapes."""
 
   vectors: Float[Array, "sentence dim"]
-  count: Int[Array, ""]  # of those that are no padding
+  count: Int[Array, ""]  # sentences without padding
 
 
 def collect(
   tokens: clients.Tokens, vectors: Float[np.ndarray, "sentence dim"]
 ) -> tuple[Collection, Int[np.ndarray, "question answer"]]:
-  """Lays out the distinct sentences, and which of them answer.
+  """Returns a client's distinct sentences and the positions of the answers.
 
   Args:
-    tokens: of the client.
-    vectors: of all its sentences; of equal ones the first counts.
+    tokens: tokens of the client.
+    vectors: vectors of all its sentences; the first of equal sentences counts.
 
   Returns:
-    The sentences, and for each train question the positions among them that
-    answer: first the one to train on, then the others in any order, then -1.
+    The distinct sentences, and for each train question the positions among them
+    that answer: first the one to train on, then the others, then -1.
   """
-  same = clients.first_equal(tokens.sentences)
-  firsts, place = np.unique(same, return_inverse=True)
-  known = tokens.answers[clients.TRAIN]
-  width = _power_of_two(max(map(len, known)))
-  answers = np.full((len(known), width), -1, np.int32)
-  for row, positions in zip(answers, known, strict=True):
-    # The one that is trained on comes first.
-    distinct = list(dict.fromkeys(place[list(positions)].tolist()))
+  same = clients.find_first_equal(tokens.sentences)
+  firsts, indices = np.unique(same, return_inverse=True)
+  train_answers = tokens.answers[clients.TRAIN]
+  width = _round_up(max(map(len, train_answers)))
+  answers = np.full((len(train_answers), width), -1, np.int32)
+  for row, positions in zip(answers, train_answers, strict=True):
+    # The answer to train on comes first.
+    distinct = list(dict.fromkeys(indices[list(positions)].tolist()))
     row[: len(distinct)] = distinct
-  return Collection(_padded(vectors[firsts]), jnp.int32(len(firsts))), answers
+  return Collection(_pad(vectors[firsts]), jnp.int32(len(firsts))), answers
 
 
-def _padded(vectors: np.ndarray) -> Float[Array, "row dim"]:
-  """Appends zeros, so that many clients share few compiled steps."""
-  rows = _power_of_two(len(vectors))
+def _pad(vectors: np.ndarray) -> Float[Array, "row dim"]:
+  """Pads vectors with rows of zeros, so that clients share few compiled steps."""
+  rows = _round_up(len(vectors))
   return jnp.pad(
     jnp.asarray(vectors, jnp.float32), ((0, rows - len(vectors)), (0, 0))
   )
 
 
-def _power_of_two(count: int) -> int:
+def _round_up(count: int) -> int:
   return 1 << max(count - 1, 0).bit_length()
 
 
 def _is_negative(
   answers: Int[Array, "question answer"], collection: Collection
 ) -> Bool[Array, "question sentence"]:
-  """Marks sentences that are there and do not answer."""
+  """Marks sentences that are no padding and do not answer."""
   total = collection.vectors.shape[0]
-  there = jnp.arange(total) < collection.count
-  there = jnp.broadcast_to(there[None], (answers.shape[0], total))
+  is_negative = jnp.arange(total) < collection.count
+  is_negative = jnp.broadcast_to(is_negative[None], (answers.shape[0], total))
   outside = jnp.where(answers < 0, total, answers)
   rows = jnp.arange(answers.shape[0])[:, None]
-  return there.at[rows, outside].set(False, mode="drop")
+  return is_negative.at[rows, outside].set(False, mode="drop")
 
 
-def _losses(
+def _compute_losses(
   queries: Float[Array, "question dim"],
   batch: Mapping[str, Array],
   collection: Collection,
@@ -266,7 +265,7 @@ def _losses(
 ) -> Float[Array, " question"]:
   """Returns the softmax loss of each question's answer, in nats.
 
-  Gradients flow through `queries` alone.
+  Gradients flow only through `queries`.
   """
   # [question, dim]
   positive = collection.vectors[batch["answers"][:, 0]]
@@ -276,7 +275,7 @@ def _losses(
   counts = _is_negative(batch["answers"], collection)
   scores = jnp.where(counts, scores, -jnp.inf)
   own, _ = jax.lax.top_k(scores, min(num_negatives, scores.shape[1]))
-  extra = _cosines(queries, extra_vectors, batch["extra"])
+  extra = _compute_cosines(queries, extra_vectors, batch["extra"])
   first = batch["answers"][:, 0]  # [question]
   is_answer = (batch["answers"][:, :, None] == first[None, None]).any(axis=1)
   others = jnp.where(
@@ -287,11 +286,11 @@ def _losses(
   return jax.nn.logsumexp(logits, axis=1) - logits[:, 0]
 
 
-def _cosines(
+def _compute_cosines(
   queries: Float[Array, "question dim"],
   vectors: Float[Array, "row dim"],
   rows: Int[Array, "question some"],
 ) -> Float[Array, "question some"]:
-  """Returns products with some rows for each question; -inf where -1."""
+  """Returns products of each question with its rows of vectors; -inf for -1."""
   products = jnp.einsum("qd,qnd->qn", queries, vectors[rows])
   return jnp.where(rows < 0, -jnp.inf, products)

@@ -1,17 +1,16 @@
-"""How well questions find the sentences that answer them, and their passages.
+"""Measures the ranks at which questions find their sentences and passages.
 
-A client searches its own sentences, all of them, exactly. Sentences stand in
-order of their scores, equal scores in order of position; a passage scores what
-its best sentence does. Measures look at the first right answer:
+A client searches all of its own sentences, exactly. Sentences are ranked by
+score, equal scores by position. The score of a passage is the score of its best
+sentence. Measures depend on the first correct answer:
 
-- MRR@k: one divided by its rank, 0 behind rank k.
-- R@k: 1 if it is among the first k. For a question with one answer that is
-  recall; for one with several it is what trec_eval calls success and papers on
-  question answering call recall: one right answer is enough.
+- MRR@k: one divided by its rank, 0 after rank k.
+- R@k: 1 if it is among the first k. For a question with one answer, this is
+  recall. For a question with several, trec_eval calls it success and papers on
+  question answering call it recall: one correct answer is enough.
 
-Values of private questions are private. Where whole passages are judged
-(`passages.from_documents`), any sentence of a right passage is a right
-sentence.
+Values of private questions are private. If whole passages are judged
+(`passages.from_documents`), any sentence of a correct passage is correct.
 """
 
 import dataclasses
@@ -33,30 +32,31 @@ __all__ = [
 ]
 
 LEVELS = ("sentence", "passage")
-"""What is ranked."""
+"""Kinds of ranked items."""
 
 MEASURES = ("MRR@10", "R@1", "R@20", "R@100")
-"""The usual measures; any other number may stand behind the "@"."""
+"""The usual measures; any other number may follow the "@"."""
 
 _MEASURE = re.compile(r"(MRR|R)@([1-9]\d*)")
 _BLOCK = 1 << 23  # scores at a time: 32 MiB
-_CHUNK = 1 << 20  # numbers of sentences' vectors in double precision: 8 MiB
+_CHUNK = 1 << 20  # coordinates of sentences in double precision: 8 MiB
 
 Blocks = Iterator[Float[np.ndarray, "question sentence"]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scores:
-  """Ranks of the first right answers to one client's questions.
+  """Ranks of the first correct answers to one client's questions.
 
   >>> scores = Scores(client="a", sentence=[2, 0], passage=[1, 20])
   >>> scores.means("passage")
   {'MRR@10': 0.5, 'R@1': 0.5, 'R@20': 1.0, 'R@100': 1.0}
 
   Attributes:
-    client: its name.
-    sentence: by question, from 1; 0 where no answer was found.
-    passage: the same of passages.
+    client: name of the client.
+    sentence: rank of each question's first correct sentence, from 1; 0 if no
+      answer was found.
+    passage: rank of each question's first correct passage, likewise.
   """
 
   client: str
@@ -69,7 +69,7 @@ class Scores:
     """Returns a measure for each question.
 
     Args:
-      measure: such as those in `MEASURES`.
+      measure: a name such as those of `MEASURES`.
       level: one of `LEVELS`.
 
     Raises:
@@ -79,11 +79,11 @@ class Scores:
     if not match or level not in LEVELS:
       raise ValueError(
         f"expected a measure such as {MEASURES} and a level of {LEVELS}, got "
-        f"measure={measure!r}, level={level!r}"
+        f"measure={measure!r}, level={level!r}: choose others"
       )
     ranks = np.array(getattr(self, level), float)
-    found = (ranks > 0) & (ranks <= int(match[2]))
-    return found / np.maximum(ranks, 1) if match[1] == "MRR" else found * 1.0
+    hits = (ranks > 0) & (ranks <= int(match[2]))
+    return hits / np.maximum(ranks, 1) if match[1] == "MRR" else hits * 1.0
 
   def means(self, level: str = "sentence") -> dict[str, float]:
     """Returns the means of `MEASURES` over the questions; NaN without any."""
@@ -100,20 +100,20 @@ def evaluate(
 ) -> Scores:
   """Ranks one client's sentences by inner products with its questions.
 
-  Products are summed in double precision and rounded to single: equal vectors
-  have equal scores, whatever the library that multiplies does with blocks.
+  Products are summed in double precision and rounded to single precision. So
+  equal vectors have equal scores, however the matrix product forms blocks.
 
   Args:
-    query_vectors: of the questions of the split, in order.
-    sentence_vectors: of all sentences, in order.
-    tokens: the client, of which passages and answers are read.
-    split: whose questions.
+    query_vectors: vectors of the split's questions, in order.
+    sentence_vectors: vectors of all sentences, in order.
+    tokens: tokens of the client; only passages and answers are read.
+    split: split of the questions.
 
   Returns:
     The ranks.
 
   Raises:
-    ValueError: if there are other numbers of vectors, or one is not finite.
+    ValueError: if the numbers of vectors are wrong, or a vector is not finite.
   """
   queries = np.asarray(query_vectors)
   sentences = np.asarray(sentence_vectors)
@@ -123,20 +123,20 @@ def evaluate(
     raise ValueError(
       f"client {tokens.name!r}: expected finite vectors of {expected[0]} "
       f"{split} questions and {expected[1]} sentences, got {len(queries)} and "
-      f"{len(sentences)}, finite={finite}"
+      f"{len(sentences)}, finite={finite}: encode this client's tokens"
     )
-  blocks = _products(queries, sentences)
-  return _scores(tokens, tokens.answers[split], blocks)
+  blocks = _compute_products(queries, sentences)
+  return _rank_blocks(tokens, tokens.answers[split], blocks)
 
 
 def evaluate_bm25(client: clients_lib.Client, split: str) -> Scores:
   """Ranks one client's sentences by BM25, with the client's own statistics.
 
-  A sentence that shares no word with the question is not found.
+  A sentence without a common word with the question counts as not found.
 
   Args:
-    client: whose texts.
-    split: whose questions.
+    client: client with texts.
+    split: split of the questions.
 
   Returns:
     The ranks.
@@ -148,54 +148,54 @@ def evaluate_bm25(client: clients_lib.Client, split: str) -> Scores:
   words = config.words(questions.texts)
   rows = (index.scores_at(of_question, every) for of_question in words)
   blocks = (np.where(row > 0, row, -np.inf)[None] for row in rows)
-  return _scores(client, questions.answers, blocks)
+  return _rank_blocks(client, questions.answers, blocks)
 
 
-def _products(queries: np.ndarray, sentences: np.ndarray) -> Blocks:
-  """Yields inner products, some questions with all sentences."""
+def _compute_products(queries: np.ndarray, sentences: np.ndarray) -> Blocks:
+  """Yields inner products of blocks of questions with all sentences."""
   rows = max(1, _BLOCK // len(sentences))
   columns = max(1, _CHUNK // sentences.shape[1])
   for start in range(0, len(queries), rows):
     block = queries[start : start + rows].astype(np.float64)
     products = np.empty((len(block), len(sentences)), np.float32)
-    for place in range(0, len(sentences), columns):
-      part = sentences[place : place + columns].astype(np.float64)
-      products[:, place : place + columns] = block @ part.T
+    for start_column in range(0, len(sentences), columns):
+      part = sentences[start_column : start_column + columns].astype(np.float64)
+      products[:, start_column : start_column + columns] = block @ part.T
     yield products
 
 
-def _scores(
+def _rank_blocks(
   passages: clients_lib.Client | clients_lib.Tokens,
   answers: clients_lib.Answers,
   blocks: Blocks,
 ) -> Scores:
-  """Ranks sentences and passages, block after block."""
+  """Ranks sentences and passages from blocks of scores."""
   numbers = passages.passages
   starts = np.flatnonzero(np.diff(numbers, prepend=-1))
   sentence_ranks, passage_ranks, start = [], [], 0
   for block in blocks:
     right = [np.array(each) for each in answers[start : start + len(block)]]
     start += len(block)
-    sentence_ranks += _first_ranks(block, right)
+    sentence_ranks += _find_first_ranks(block, right)
     best = np.maximum.reduceat(block, starts, axis=1)
-    passage_ranks += _first_ranks(best, [numbers[each] for each in right])
+    passage_ranks += _find_first_ranks(best, [numbers[each] for each in right])
   return Scores(
     client=passages.name, sentence=sentence_ranks, passage=passage_ranks
   )
 
 
-def _first_ranks(
+def _find_first_ranks(
   scores: Float[np.ndarray, "question item"], right: Sequence[np.ndarray]
 ) -> list[int]:
-  """Returns the rank of the right item that stands first, or 0.
+  """Returns the rank of each question's first correct item, or 0 for none.
 
-  Items without a score (-inf) are not found.
+  Items with a score of -inf count as not found.
   """
   ranks = [0] * len(scores)
-  for question, (row, places) in enumerate(zip(scores, right, strict=True)):
-    best = row[places].max()
+  for question, (row, positions) in enumerate(zip(scores, right, strict=True)):
+    best = row[positions].max()
     if best > -np.inf:
-      first = places[row[places] == best].min()
+      first = positions[row[positions] == best].min()
       before = np.count_nonzero(row > best)
       ties = np.count_nonzero(row[:first] == best)
       ranks[question] = int(1 + before + ties)

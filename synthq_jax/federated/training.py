@@ -1,19 +1,21 @@
-"""Trains the two towers on a client's questions: steps, loss, a client alone.
+"""Trains the two towers on a client's questions: steps, loss, central training.
 
-What a client trains on in a round becomes arrays of shapes that clients share.
-First a plan, in positions: which questions stand together in a step, with which
-sentences, and which of these may not count as a question's negatives. Then the
-slots, the same for all clients that are trained side by side. Then arrays.
+A client's round of training becomes arrays whose shapes clients share:
 
-Most sentences are short and a few are long. Encoded as rows of the longest,
-four of five tokens would be padding. So the sentences of a step are sorted by
-length into slots of several widths; how many slots of each are needed is the
-most that any step needs.
+1. A plan holds positions: the questions of each step, their sentences, and the
+   sentences that are no negatives of a question.
+2. Slots are the same for all clients that are trained side by side.
+3. Arrays hold the tokens of a plan, in slots.
+
+Most sentences are short and a few are long. In rows of the longest, four of five
+tokens would be padding. So the sentences of a step are sorted by length into
+slots of several widths. The number of slots of a width is the largest number
+that any step needs.
 
 Central training, the upper bound, is `train_alone` on the `pool` of all clients.
-Negatives from the union of all sentences are what only whoever has all texts
-can do; what a test question competes with are its own client's sentences, and
-`join_tables` gives the training these. Either may be the better bound.
+Only a party with all texts can take negatives from the union of all sentences. A
+test question competes only with its own client's sentences; `join_tables` gives
+the training such negatives. Either may be the better bound.
 """
 
 import dataclasses
@@ -37,59 +39,60 @@ __all__ = [
   "Plan",
   "Recipe",
   "Slots",
-  "arrays",
+  "make_arrays",
   "join_tables",
-  "loss_fn",
-  "plan",
+  "make_loss",
+  "make_plan",
   "pool",
-  "slots",
+  "compute_slots",
   "train_alone",
 ]
 
 WIDTHS = (32, 64, 128)
-"""Of slots, in tokens, in rising order."""
+"""Widths of slots in tokens, in rising order."""
 
 Slots = tuple[tuple[int, int], ...]
-"""For widths in rising order: (width, how many columns of a step are laid into
-slots of this width or a larger one)."""
+"""Pairs (width, number of a step's columns in slots of this width or a larger
+one), with widths in rising order."""
 
 Negatives = Callable[[typing.Params, int], Int[np.ndarray, "epoch question n"]]
-"""From the parameters and number of a round to its tables of negatives."""
+"""Function from the parameters and number of a round to its tables of negatives."""
 
-_SENTENCES = "sentences_"  # begins the names of arrays; the width follows
+_SENTENCES = "sentences_"  # prefix of the arrays' names; the width follows
 _ORDER_TAG = 0x6F726472
-_ROUNDED = 8  # slots of a width, so that few programs are compiled
+_ROUNDED = 8  # multiple of slots of a width, so that few programs are compiled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-  """How a client trains, in every round."""
+  """Training settings of a client in every round."""
 
   epochs: int = 1
-  """Times that every question is trained on, at most."""
+  """Maximum number of passes over the questions."""
   batch_size: int = 8
   """Questions of a step."""
   learning_rate: float = 3e-4
-  """Of the optimizer, which starts afresh in every round."""
+  """Learning rate of the optimizer, whose state is fresh in every round."""
   temperature: float = 0.05
-  """Divides the cosines."""
+  """Divisor of the cosines."""
   num_negatives: int = 4
-  """Of each question, beside the answers of the step's other questions."""
+  """Negatives of each question, besides the answers of the step's other
+  questions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-  """Which questions and sentences stand together in a step.
+  """Questions and sentences of each step.
 
-  The columns of a step are the answers of its questions, and then the negatives
-  of the first question, of the second, and so on.
+  The columns of a step are the answers of its questions, then the negatives of
+  the first question, of the second, and so on.
 
   Attributes:
-    questions: positions in the train questions; -1 is padding.
-    columns: positions in the sentences; -1 is padding.
-    is_masked: whether a column may not count as a question's negative: it is
-      padding, or equal to a sentence that answers the question. Its own answer
-      is not masked.
+    questions: positions of train questions; -1 is padding.
+    columns: positions of sentences; -1 is padding.
+    is_masked: True if a column is no negative of a question: it is padding, or
+      equal to a sentence that answers the question. The question's own answer is
+      not masked.
     lengths: tokens of each column; 0 for padding.
   """
 
@@ -99,7 +102,7 @@ class Plan:
   lengths: Int[np.ndarray, "step column"]
 
 
-def plan(
+def make_plan(
   tokens: clients.Tokens,
   table: Int[np.ndarray, "epoch question n"],
   *,
@@ -107,17 +110,17 @@ def plan(
   seed: int,
   round_number: int = 0,
 ) -> Plan:
-  """Lays out a client's epochs in shuffled batches.
+  """Plans a client's epochs in shuffled batches.
 
-  Every epoch goes once through all questions; its last batch is filled up with
-  padding. The order depends on (seed, client, round, epoch) alone.
+  Every epoch is one pass over all questions; padding fills up its last batch.
+  The order depends only on (seed, client, round, epoch).
 
   Args:
-    tokens: of the client.
-    table: a table of negatives for each epoch, from `negatives`.
+    tokens: tokens of the client.
+    table: table of negatives for each epoch, from `negatives`.
     batch_size: questions of a step.
-    seed: of the order.
-    round_number: of the federated training, from 0.
+    seed: seed of the order.
+    round_number: round of the federated training, from 0.
 
   Returns:
     The plan.
@@ -132,7 +135,7 @@ def plan(
       seed,
       round_number,
       epoch,
-      *clients.seed_words(tokens.name),
+      *clients.make_seed_words(tokens.name),
     ]
     rows[epoch, :total] = np.random.default_rng(words).permutation(total)
   epoch_of = np.repeat(np.arange(epochs), per_epoch)  # [step]
@@ -147,29 +150,29 @@ def plan(
   return Plan(
     questions=rows,
     columns=columns.astype(np.int32),
-    is_masked=_is_masked(tokens, rows, columns),
+    is_masked=_compute_mask(tokens, rows, columns),
     lengths=np.where(columns < 0, 0, lengths[columns]).astype(np.int32),
   )
 
 
-def _is_masked(
+def _compute_mask(
   tokens: clients.Tokens, rows: np.ndarray, columns: np.ndarray
 ) -> Bool[np.ndarray, "step batch column"]:
-  """Marks columns that are padding or answer a row's question."""
-  same = clients.first_equal(tokens.sentences).astype(np.int64)
+  """Marks columns that are padding or another answer to a row's question."""
+  same = clients.find_first_equal(tokens.sentences).astype(np.int64)
   answers = tokens.answers[clients.TRAIN]
   size = len(same)
-  keys = [q * size + same[a] for q, of in enumerate(answers) for a in of]
+  keys = [q * size + same[a] for q, own in enumerate(answers) for a in own]
   asked = rows.astype(np.int64)[:, :, None] * size  # padding is below 0
-  found = asked + np.where(columns < 0, 0, same[columns])[:, None, :]
-  is_masked = np.isin(found, np.array(keys, np.int64)) & (asked >= 0)
+  pairs = asked + np.where(columns < 0, 0, same[columns])[:, None, :]
+  is_masked = np.isin(pairs, np.array(keys, np.int64)) & (asked >= 0)
   is_masked |= (columns < 0)[:, None, :]
   batch = np.arange(rows.shape[1])
   is_masked[:, batch, batch] = False
   return is_masked
 
 
-def slots(
+def compute_slots(
   plans: Iterable[Plan],
   sentence_length: int,
   *,
@@ -178,49 +181,51 @@ def slots(
   """Returns the fewest slots into which all steps of all plans fit.
 
   Counts are rounded up to multiples of 8. Clients that are trained side by side
-  need the same slots, and a program is compiled for each: `at_least`, the slots
-  of the rounds before, lets later rounds run what is compiled.
+  need the same slots, and each choice of slots compiles a program. With
+  `at_least`, the slots of earlier rounds, later rounds reuse that program.
 
   Args:
-    plans: one or more, with the same number of columns.
-    sentence_length: columns of the sentences' tokens; instead of `WIDTHS` that
-      are not below it there is one of that.
+    plans: plans, at least one, with the same number of columns.
+    sentence_length: columns of the sentences' tokens. It replaces the `WIDTHS`
+      that are not below it.
     at_least: slots of the same widths and number of columns, or none.
 
   Returns:
     The slots.
   """
   fitting = (*(w for w in WIDTHS if w < sentence_length), sentence_length)
-  found = [
+  needs = [
     tuple(
-      (width, min(-(-count // _ROUNDED) * _ROUNDED, one.columns.shape[1]))
-      for width, count in zip(fitting, _counts(one, fitting), strict=True)
+      (width, min(-(-count // _ROUNDED) * _ROUNDED, layout.columns.shape[1]))
+      for width, count in zip(
+        fitting, _count_columns(layout, fitting), strict=True
+      )
     )
-    for one in plans
+    for layout in plans
   ]
-  found += [at_least] if at_least else []
+  needs += [at_least] if at_least else []
   return tuple(
     (same[0][0], max(count for _, count in same))
-    for same in zip(*found, strict=True)
+    for same in zip(*needs, strict=True)
   )
 
 
-def _counts(one: Plan, widths: tuple[int, ...]) -> list[int]:
-  """Returns how many columns of a step need each width or more, at most."""
-  longer = ((one.lengths > w).sum(axis=1) for w in widths[:-1])
-  columns = one.columns.shape[1]
+def _count_columns(layout: Plan, widths: tuple[int, ...]) -> list[int]:
+  """Returns the most columns of any step that need each width or more."""
+  longer = ((layout.lengths > w).sum(axis=1) for w in widths[:-1])
+  columns = layout.columns.shape[1]
   return [columns, *(int(count.max(initial=0)) for count in longer)]
 
 
-def arrays(
-  one: Plan, tokens: clients.Tokens, slots: Slots
+def make_arrays(
+  layout: Plan, tokens: clients.Tokens, slots: Slots
 ) -> dict[str, np.ndarray]:
-  """Turns a plan into arrays, each with a leading axis of steps.
+  """Makes the arrays of a plan, each with a leading axis of steps.
 
   Args:
-    one: the client's plan.
-    tokens: of the same client.
-    slots: from `slots`, for this plan and maybe others.
+    layout: plan of the client.
+    tokens: tokens of the same client.
+    slots: slots from `compute_slots`, for this plan and perhaps others.
 
   Returns:
     "questions" [step, batch, length]; "sentences_WIDTH" [step, slot, WIDTH] for
@@ -228,50 +233,54 @@ def arrays(
     counted from the widest; "is_masked" [step, batch, column]; "is_padding"
     [step, batch].
   """
-  order = np.argsort(-one.lengths, axis=1, kind="stable")  # slot -> column
-  laid = np.take_along_axis(one.columns, order, axis=1)
+  order = np.argsort(-layout.lengths, axis=1, kind="stable")  # slot -> column
+  laid = np.take_along_axis(layout.columns, order, axis=1)
   result = {
-    "questions": _rows(tokens.questions[clients.TRAIN], one.questions),
+    "questions": _select_rows(
+      tokens.questions[clients.TRAIN], layout.questions
+    ),
     "places": np.argsort(order, axis=1).astype(np.int32),
-    "is_masked": one.is_masked,
-    "is_padding": one.questions < 0,
+    "is_masked": layout.is_masked,
+    "is_padding": layout.questions < 0,
   }
   start = 0
   for width, stop in reversed(slots):
     if stop > start:
       name = f"{_SENTENCES}{width:03d}"
-      result[name] = _rows(tokens.sentences[:, :width], laid[:, start:stop])
+      result[name] = _select_rows(
+        tokens.sentences[:, :width], laid[:, start:stop]
+      )
     start = max(start, stop)
   return result
 
 
-def _rows(
+def _select_rows(
   tokens: Int[np.ndarray, "row length"], positions: np.ndarray
 ) -> np.ndarray:
   """Returns the rows at positions, and rows of 0 at -1."""
-  found = tokens[positions]
-  found[positions < 0] = 0
-  return found
+  rows = tokens[positions]
+  rows[positions < 0] = 0
+  return rows
 
 
-def loss_fn(
+def make_loss(
   encoders: encoders_lib.Encoders, *, temperature: float
 ) -> Callable[..., Float[jax.Array, " batch"]]:
-  """Returns the loss of each question of a step.
+  """Makes the function that computes the loss of each question of a step.
 
-  The softmax of a question's answer against the negatives of all questions of
-  the step and the other questions' answers. What answers the question itself is
-  never its negative, whoever brought it.
+  The loss is the softmax of a question's answer against the other questions'
+  answers and the negatives of all questions of the step. A sentence that answers
+  the question is never its negative.
 
-  The questions of a step are coupled: this loss is not for `optim.clipped_grad`.
+  The loss couples the questions of a step, so `optim.clipped_grad` cannot use it.
 
   Args:
     encoders: the towers.
-    temperature: divides the cosines, above 0.
+    temperature: divisor of the cosines, above 0.
 
   Returns:
-    From (params, batch) to losses [batch], 0 for padding; `batch` is a step of
-    `arrays`.
+    A function from (params, batch) to losses [batch], 0 for padding; `batch` is a
+    step of `make_arrays`.
   """
 
   def losses(
@@ -280,7 +289,7 @@ def loss_fn(
     names = sorted(
       (name for name in batch if name.startswith(_SENTENCES)),
       key=lambda name: int(name.removeprefix(_SENTENCES)),
-      reverse=True,  # the widest first, as the slots are counted
+      reverse=True,  # slots are counted from the widest
     )
     laid = [
       encoders.encode(params, encoders_lib.SENTENCE, batch[name])
@@ -312,24 +321,24 @@ def train_alone(
   max_steps: int | None = None,
   after: Callable[[typing.Params], object] = lambda params: None,
 ) -> typing.Params:
-  """Trains on one client's data, or on those of clients that were pooled.
+  """Trains on the data of one client, or of a pool of clients.
 
-  Every round asks for its negatives and goes through its tables' epochs. The
-  optimizer goes on from round to round: nothing is averaged.
+  Every round asks for its negatives and trains on its tables' epochs. The
+  optimizer keeps its state from round to round; nothing is averaged.
 
   Args:
     encoders: the towers.
-    params: where to start.
-    tokens: of the client.
-    rounds: how many.
-    negatives: gives the tables of a round, e.g. `negatives.mine` with the rest
-      of its arguments.
-    optimizer: takes the gradient of the mean loss.
+    params: initial parameters.
+    tokens: tokens of the client.
+    rounds: number of rounds.
+    negatives: function that returns the tables of a round, for example
+      `negatives.mine` with its other arguments bound.
+    optimizer: optimizer, which gets the gradient of the mean loss.
     batch_size: questions of a step.
-    temperature: as in `loss_fn`.
-    seed: of the order of the questions.
-    max_steps: of a round, at most: the first of its shuffled ones.
-    after: called with the parameters when a round ends.
+    temperature: divisor of the cosines, as in `make_loss`.
+    seed: seed of the order of the questions.
+    max_steps: maximum number of steps of a round, the first ones of its order.
+    after: function called with the parameters after each round.
 
   Returns:
     The trained parameters.
@@ -337,17 +346,17 @@ def train_alone(
   step = _step(encoders, temperature, optimizer)
   state, shapes = optimizer.init(params), ()
   for number in range(rounds):
-    laid = plan(
+    laid = make_plan(
       tokens,
       negatives(params, number),
       batch_size=batch_size,
       seed=seed,
       round_number=number,
     )
-    shapes = slots([laid], tokens.sentences.shape[1], at_least=shapes)
-    rows = arrays(laid, tokens, shapes)
-    for place in range(len(laid.questions))[:max_steps]:
-      batch = {name: array[place] for name, array in rows.items()}
+    shapes = compute_slots([laid], tokens.sentences.shape[1], at_least=shapes)
+    rows = make_arrays(laid, tokens, shapes)
+    for step_number in range(len(laid.questions))[:max_steps]:
+      batch = {name: array[step_number] for name, array in rows.items()}
       params, state, _ = step(params, state, batch)
     after(params)
   return params
@@ -359,38 +368,41 @@ def _step(
   temperature: float,
   optimizer: optax.GradientTransformation,
 ) -> Callable[..., tuple[typing.Params, optax.OptState, jax.Array]]:
-  """Returns a step, compiled once for all clients that have one optimizer."""
-  loss = loss_fn(encoders, temperature=temperature)
+  """Returns a compiled step, shared by all clients with the same optimizer."""
+  loss = make_loss(encoders, temperature=temperature)
   return jax.jit(fedavg.step(loss, optimizer))
 
 
 def pool(members: Sequence[clients.Tokens]) -> clients.Tokens:
-  """Puts clients' sentences and questions together, as if they were one's.
+  """Joins several clients' sentences and questions into one client.
 
   Args:
-    members: with tokens of the same lengths and the same splits.
+    members: tokens of the clients, with the same lengths and splits.
 
   Returns:
     The sentences in the order of the clients, and their questions.
   """
-  starts = _starts(members)
-  passages = np.cumsum([0, *(one.passages[-1] + 1 for one in members)])
+  starts = _compute_starts(members)
+  passages = np.cumsum([0, *(member.passages[-1] + 1 for member in members)])
   splits = members[0].questions
   return clients.Tokens(
     name="everyone",
-    sentences=np.concatenate([one.sentences for one in members]),
+    sentences=np.concatenate([member.sentences for member in members]),
     passages=np.concatenate(
-      [one.passages + p for one, p in zip(members, passages[:-1], strict=True)]
+      [
+        member.passages + p
+        for member, p in zip(members, passages[:-1], strict=True)
+      ]
     ).astype(np.int32),
     questions={
-      split: np.concatenate([one.questions[split] for one in members])
+      split: np.concatenate([member.questions[split] for member in members])
       for split in splits
     },
     answers={
       split: tuple(
         tuple(start + at for at in answers)
-        for one, start in zip(members, starts, strict=True)
-        for answers in one.answers[split]
+        for member, start in zip(members, starts, strict=True)
+        for answers in member.answers[split]
       )
       for split in splits
     },
@@ -401,11 +413,11 @@ def join_tables(
   tables: Sequence[Int[np.ndarray, "epoch question n"]],
   members: Sequence[clients.Tokens],
 ) -> Int[np.ndarray, "epoch question n"]:
-  """Puts clients' tables of negatives together, for their `pool`.
+  """Joins clients' tables of negatives into tables of their `pool`.
 
   Args:
-    tables: one of each client, of equal epochs and n.
-    members: the clients in the order of the pool.
+    tables: a table of each client, with equal numbers of epochs and n.
+    members: tokens of the clients, in the order of the pool.
 
   Returns:
     The tables of the pool, in which each question's negatives are sentences of
@@ -414,13 +426,13 @@ def join_tables(
   return np.concatenate(
     [
       np.where(table < 0, -1, table + start)
-      for table, start in zip(tables, _starts(members), strict=True)
+      for table, start in zip(tables, _compute_starts(members), strict=True)
     ],
     axis=1,
   ).astype(np.int32)
 
 
-def _starts(members: Sequence[clients.Tokens]) -> list[int]:
-  """Returns where each client's sentences begin in the pool."""
-  sizes = [len(one.sentences) for one in members]
+def _compute_starts(members: Sequence[clients.Tokens]) -> list[int]:
+  """Returns the position of each client's first sentence in the pool."""
+  sizes = [len(member.sentences) for member in members]
   return np.cumsum([0, *sizes])[:-1].tolist()

@@ -1,3 +1,3 @@
-"""Near-duplicates of test queries in training data, and what they change."""
+"""Near-duplicates of test queries in training data, and their effects."""
 
 __all__: list[str] = []

@@ -1,8 +1,8 @@
-"""How far a detector of near-duplicates can be trusted: from labelled pairs.
+"""Measures the precision of near-duplicate detectors on labelled pairs.
 
-Labels are of pairs that somebody chose, such as those above some cosine: a
-recall is among these alone. Several pairs are often of one topic, and then fewer
-independent ones than they seem: intervals draw whole groups.
+Somebody chose the labelled pairs, for example all pairs above some cosine. A
+recall is a share of these pairs alone. Several pairs often belong to one topic
+and are not independent, so intervals resample whole groups of pairs.
 """
 
 import math
@@ -24,29 +24,29 @@ def threshold(
   precision: float,
   above: float = -math.inf,
 ) -> float:
-  """Returns the lowest threshold with a wanted precision.
+  """Returns the lowest threshold that reaches a precision.
 
-  Precision is that of the pairs which score at least the threshold. It need not
-  rise with the threshold; the lowest is taken because it finds most. It was
-  chosen by looking at the labels, so that on other pairs the precision is lower
-  on average: quote its interval, better on pairs kept apart.
+  Precision is the share of near-duplicates among the pairs that score at least
+  the threshold. It need not rise with the threshold; the lowest threshold finds
+  the most pairs. The labels choose the threshold, so the precision on other
+  pairs is lower on average. Quote its interval, at best on held-out pairs.
 
   >>> scores = np.array([0.9, 0.8, 0.7, 0.6])
   >>> threshold(scores, np.array([True, True, False, False]), precision=0.6)
   0.7
 
   Args:
-    scores: of labelled pairs.
-    labels: which of them are near-duplicates.
-    precision: the wanted one, in (0, 1].
-    above: the threshold has to be above it.
+    scores: scores of labelled pairs.
+    labels: True for near-duplicates.
+    precision: the least precision, in (0, 1].
+    above: exclusive lower limit of the threshold.
 
   Returns:
-    A score that occurs.
+    One of the scores.
 
   Raises:
-    ValueError: if no threshold reaches it, there is no pair, labels are missing,
-      or a score is not finite.
+    ValueError: if no threshold reaches the precision, there is no pair, labels
+      are missing, or a score is not finite.
   """
   checks.within("(0, 1]", precision=precision)
   scores, labels = np.asarray(scores, float), np.asarray(labels)
@@ -63,7 +63,7 @@ def threshold(
     )
   order = np.argsort(-scores, kind="stable")
   scores, right = scores[order], np.cumsum(labels[order])
-  # Pairs of equal score are found together.
+  # A threshold accepts all pairs of equal score or none.
   last = np.flatnonzero(np.append(np.diff(scores) != 0, True))[::-1]
   thresholds, reached = scores[last], right[last] / (last + 1)
   may_be = thresholds > above
@@ -84,26 +84,27 @@ def grouped_interval(
   *,
   confidence: float = 0.95,
 ) -> intervals.Interval:
-  """Returns a share and its interval, whole groups being drawn.
+  """Returns a share and its interval, with groups as independent units.
 
-  The share is the sum of `hits` over the sum of `counted`, such as right pairs
-  over found ones; both sums vary from draw to draw. The interval is Wilson's for
-  as many independent pairs as would vary as much as the groups do, at most as
-  there are, and fewer by Student's quantile where groups are few; where all pairs
-  agree, or there is one group, for as many as there are groups.
+  The share is the sum of `hits` over the sum of `counted`, such as correct pairs
+  over found pairs; both sums vary between samples. The interval is Wilson's for
+  an effective number of independent pairs: the number with the same variance as
+  the groups, at most the sum of `counted`. If a group has several pairs,
+  Student's quantile lowers this number; the fewer the groups, the more. If all
+  pairs agree, or there is one group, it is the number of groups.
 
   >>> hits, counted, topics = [1, 1, 0], [1, 1, 1], ["a", "a", "b"]
   >>> f"{grouped_interval(hits, counted, topics):.2f}"
   '0.67 [0.00, 1.00]'
 
   Args:
-    hits: what a pair adds above the line, at most what it adds below.
-    counted: what it adds below the line, >= 0.
-    groups: which belong together, one per pair.
-    confidence: of the interval, in (0, 1).
+    hits: numerator of each pair, at most its denominator.
+    counted: denominator of each pair, >= 0.
+    groups: group of each pair.
+    confidence: confidence of the interval, in (0, 1).
 
   Returns:
-    The share and its interval; nan where nothing counts.
+    The share and its interval; nan if the denominators are all 0.
 
   Raises:
     ValueError: if numbers of pairs differ.
@@ -116,26 +117,28 @@ def grouped_interval(
     )
   if not counted.sum():
     return intervals.Interval(mean=math.nan, low=math.nan, high=math.nan)
-  names = {name: place for place, name in enumerate(dict.fromkeys(groups))}
-  places = np.array([names[name] for name in groups])
+  names = {name: number for number, name in enumerate(dict.fromkeys(groups))}
+  group_ids = np.array([names[name] for name in groups])
   total, share = counted.sum(), hits.sum() / counted.sum()
-  number = np.count_nonzero(np.bincount(places, counted))
-  # The linear part of the share: what each group moves it by.
-  moved = np.bincount(places, hits - share * counted) / total
-  effective = float(number)
-  if number > 1 and 0 < share < 1:
-    variance = float(moved @ moved) * number / (number - 1)
+  num_groups = np.count_nonzero(np.bincount(group_ids, counted))
+  # First-order effect of each group on the share.
+  effects = np.bincount(group_ids, hits - share * counted) / total
+  effective = float(num_groups)
+  if num_groups > 1 and 0 < share < 1:
+    variance = float(effects @ effects) * num_groups / (num_groups - 1)
     effective = min(total, share * (1 - share) / max(variance, 1e-300))
-    if number < np.count_nonzero(counted):
-      effective *= _few(np.bincount(places, counted), confidence)
+    if num_groups < np.count_nonzero(counted):
+      effective *= _compute_reduction(
+        np.bincount(group_ids, counted), confidence
+      )
   return intervals.wilson(share * effective, effective, confidence=confidence)
 
 
-def _few(sizes: np.ndarray, confidence: float) -> float:
-  """Returns the share of a sample that a variance from few groups leaves.
+def _compute_reduction(sizes: np.ndarray, confidence: float) -> float:
+  """Returns the factor by which few groups reduce the effective sample.
 
-  Student's quantile for the normal one, with as many degrees of freedom as
-  groups of equal size would have (Kish).
+  It is the squared ratio of the normal to Student's quantile. The degrees of
+  freedom belong to Kish's effective number of equal groups.
   """
   freedom = max(1.0, sizes.sum() ** 2 / (sizes @ sizes) - 1.0)
   tail = (1.0 - confidence) / 2

@@ -1,14 +1,13 @@
 """Near-duplicates between a log of queries and a few texts, such as topics.
 
-A detector indexes the smaller side and then looks at the other one in pieces, so
-that ten million queries need no more memory than ten thousand. What a detector
-finds is a candidate: how often it is right depends on the threshold, and
-`leakage.calibration` finds the threshold for a wanted precision from pairs that
-people labelled.
+A detector indexes the smaller side and then reads the other side in chunks, so
+ten million queries need no more memory than ten thousand. A match is a
+candidate: its precision depends on the threshold. `leakage.calibration` finds
+the threshold for a precision from pairs that people labelled.
 
 Formal guarantee:
-  None. Matches are functions of single queries, without noise. Where one side
-  is private, so are its matches, their number, and which targets have one.
+  None. Matches are functions of single queries, without noise. If one side is
+  private, its matches, their number and the set of matched targets are private.
 
 References:
   Broder, "On the Resemblance and Containment of Documents", SEQUENCES 1997.
@@ -55,13 +54,13 @@ __all__ = [
 FUNCTION_WORDS = words.FUNCTION_WORDS
 Matches = set_search.Matches
 Encode = Callable[[Sequence[str]], Float[np.ndarray, "text dim"]]
-"""From texts to one float32 vector each, of length 1; 0 for an empty text."""
+"""Encodes each text as a float32 vector of length 1; 0 for an empty text."""
 
 _CHUNK = 1 << 14
 _BLOCK = 1024  # queries whose cosines are searched at a time
 _LENGTH_ERROR = 1e-3
 _DIGITS = 6
-"""Of a cosine; equal texts have 1, not what rounding leaves of it."""
+"""Decimals of a cosine, so that equal texts have exactly 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,8 +68,8 @@ class Text:
   """A query or a topic.
 
   Attributes:
-    id: what it is called.
-    text: what it says.
+    id: its identifier.
+    text: its words.
   """
 
   id: str
@@ -79,7 +78,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Match:
-  """A query and a target that a detector takes for near-duplicates.
+  """A query and a target that a detector reports as near-duplicates.
 
   Attributes:
     query_id: the id of the query.
@@ -87,8 +86,8 @@ class Match:
     target_id: the id of the target.
     target: its text.
     score: their similarity, at least the detector's threshold.
-    detector: its name.
-    relation: one of `words.RELATIONS`, the query seen from the target.
+    detector: the name of the detector.
+    relation: one of `words.RELATIONS`, of the query to the target.
   """
 
   query_id: str
@@ -107,8 +106,8 @@ class Index(Protocol):
     """Returns the pairs that score at least the detector's threshold.
 
     Args:
-      queries: some of them, as texts. What is found of a query does not depend
-        on the others.
+      queries: texts of queries, for example a chunk. The matches of a query do
+        not depend on the other queries.
 
     Returns:
       Positions of queries and of targets, and scores, one per pair, in the
@@ -117,7 +116,7 @@ class Index(Protocol):
 
 
 class Detector(Protocol):
-  """A similarity of two texts, and the least of a near-duplicate.
+  """A similarity of two texts, with the threshold of near-duplicates.
 
   A detector is a frozen dataclass: `dataclasses.replace` changes the threshold.
   """
@@ -126,19 +125,19 @@ class Detector(Protocol):
 
   @property
   def name(self) -> str:
-    """Its name in tables and files."""
+    """Name of the detector in tables and files."""
     ...
 
   @property
   def threshold(self) -> float:
-    """The least score of a match."""
+    """Least score of a match."""
     ...
 
   def index(self, targets: Sequence[str]) -> Index:
-    """Indexes the smaller side.
+    """Indexes the targets, the smaller side.
 
     Args:
-      targets: their texts.
+      targets: texts of the targets.
     """
 
   def scores(
@@ -147,22 +146,22 @@ class Detector(Protocol):
     """Scores the i-th text of one side with the i-th of the other.
 
     Args:
-      left: texts.
-      right: as many texts.
+      left: texts of one side.
+      right: texts of the other side, as many.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class _Index:
-  """Targets, as what finds the matches of queries among them."""
+  """Indexed targets: a function that matches queries against them."""
 
   match: Callable[[Sequence[str]], Matches]
 
 
-class _OfSets:
-  """What detectors share that compare sets of features.
+class _SetDetector:
+  """Base of the detectors that compare sets of features.
 
-  Subclasses have `threshold`, `_features` and `_measure`.
+  Subclasses define `threshold`, `_features` and `_measure`.
   """
 
   _measure = staticmethod(set_search.jaccard)
@@ -184,8 +183,10 @@ class _OfSets:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Exact(_OfSets):
-  """Equal when normalised: case, punctuation, spaces and forms of Unicode.
+class Exact(_SetDetector):
+  """Matches texts that are equal once normalised.
+
+  Normalisation removes case, punctuation, needless spaces and Unicode variants.
 
   >>> Exact().scores(["New-York?"], ["new york"]).tolist()
   [1.0]
@@ -193,22 +194,25 @@ class Exact(_OfSets):
 
   name = "exact"
   threshold = 1.0
-  _features = staticmethod(words.whole)
+  _features = staticmethod(words.extract_whole_text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenSet(_OfSets):
-  """The same words in whatever order and inflection: Jaccard's coefficient.
+class TokenSet(_SetDetector):
+  """Compares sets of stemmed words by Jaccard's coefficient.
+
+  Neither order nor inflection of words counts.
 
   >>> TokenSet().scores(["measles outbreaks"], ["an outbreak of measles"]).tolist()
   [0.5]
 
   Attributes:
-    threshold: words in common over all words, in (0, 1]; 1: the same words.
+    threshold: least share of common words among all words, in (0, 1]; 1 means
+      the same words.
     stemmer: a Snowball algorithm such as "english", or "" for none.
     ignored: words that do not count, unless a text has no others, for example
-      `FUNCTION_WORDS`: below a threshold of 1, "what is the meaning of" makes
-      near-duplicates of questions that share nothing else.
+      `FUNCTION_WORDS`. Without it and with a threshold below 1, questions match
+      that share only "what is the meaning of".
   """
 
   threshold: float = 1.0
@@ -226,22 +230,24 @@ class TokenSet(_OfSets):
       )
 
   def _features(self, texts: Sequence[str]) -> set_search.Bags:
-    return words.stems(texts, stemmer=self.stemmer, ignored=self.ignored)
+    return words.extract_stems(
+      texts, stemmer=self.stemmer, ignored=self.ignored
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Containment(_OfSets):
-  """One text inside the other: n-grams in common over those of the smaller.
+class Containment(_SetDetector):
+  """Measures containment: common n-grams over n-grams of the smaller text.
 
-  N-grams of characters, over the borders of words, see a query in a longer
-  topic, inflected or misspelt a little. Where one text has a single word of two
-  characters or more (n - 2), a text with that word contains it.
+  The n-grams of characters span words. They detect a query in a longer topic,
+  also with other inflections or small misspellings. A text of one word, with at
+  least n - 2 characters, is contained in every text with that word.
 
   >>> Containment().scores(["measles"], ["recent measles outbreaks"]).tolist()
   [1.0]
 
   Attributes:
-    threshold: the least share of n-grams, in (0, 1].
+    threshold: least share of n-grams of a match, in (0, 1].
     n: characters of an n-gram.
   """
 
@@ -251,19 +257,19 @@ class Containment(_OfSets):
   _measure = staticmethod(set_search.containment)
 
   def _features(self, texts: Sequence[str]) -> set_search.Bags:
-    return words.character_ngrams(texts, n=self.n)
+    return words.extract_character_ngrams(texts, n=self.n)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trigrams(_OfSets):
-  """Jaccard's coefficient of n-grams of characters, over the borders of words.
+class Trigrams(_SetDetector):
+  """Compares sets of character n-grams, which span words, by Jaccard.
 
   >>> detector = Trigrams(threshold=0.6)
   >>> detector.scores(["measles outbreak"], ["measles outbreaks"]).round(2).tolist()
   [0.83]
 
   Attributes:
-    threshold: the least coefficient of a match, in (0, 1].
+    threshold: least coefficient of a match, in (0, 1].
     n: characters of an n-gram.
   """
 
@@ -272,20 +278,21 @@ class Trigrams(_OfSets):
   name = "trigrams"
 
   def _features(self, texts: Sequence[str]) -> set_search.Bags:
-    return words.character_ngrams(texts, n=self.n)
+    return words.extract_character_ngrams(texts, n=self.n)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Embedding:
-  """Texts whose vectors point the same way: the cosine.
+  """Compares texts by the cosine of their vectors.
 
   Attributes:
-    encode: from texts to vectors of length 1, see
+    encode: function from texts to vectors of length 1, see
       `retrieval.text_encoders`.
-    threshold: the least cosine of a match, in (-1, 1]. Cosines of different
-      encoders mean different things: calibrate it.
-    top_k: the nearest targets of a query that are looked at, >= 1.
-    name: for tables and files.
+    threshold: least cosine of a match, in (-1, 1]. Calibrate it for each
+      encoder.
+    top_k: number of nearest targets that are compared with a query, >= 1. A
+      query has no more matches.
+    name: name in tables and files.
   """
 
   encode: Encode
@@ -312,10 +319,10 @@ class Embedding:
     """Encodes texts and checks the vectors.
 
     Args:
-      texts: at least one.
+      texts: at least one text.
 
     Raises:
-      ValueError: if a vector is neither of length 1 nor 0, or one is missing.
+      ValueError: if a vector has a length other than 1 or 0, or is missing.
     """
     vectors = np.asarray(self.encode(texts), np.float32)
     lengths = np.linalg.norm(vectors, axis=-1)
@@ -331,7 +338,7 @@ class Embedding:
     return vectors
 
   def _match(self, exact, queries: Sequence[str]) -> Matches:
-    """Finds the nearest targets that are near enough, block by block."""
+    """Finds matches among the `top_k` nearest targets, block by block."""
     parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
     vectors = self.unit(queries) if exact is not None and len(queries) else ()
     for start in range(0, len(vectors), _BLOCK):
@@ -357,15 +364,15 @@ def find(
   ['generalisation']
 
   Args:
-    queries: read once, a chunk at a time.
+    queries: queries, read once, a chunk at a time.
     targets: the smaller side; it is indexed and stays in memory.
-    detector: what finds them.
+    detector: detector of near-duplicates.
 
   Yields:
-    Matches in the order of the queries, and for a query in that of the targets.
+    Matches in the order of the queries, then of the targets.
   """
-  for _, found in search(queries, targets, [detector]):
-    yield from found
+  for _, matches in search(queries, targets, [detector]):
+    yield from matches
 
 
 def search(
@@ -380,40 +387,43 @@ def search(
   """Reads a stream of queries once, for several detectors, on several cores.
 
   Args:
-    queries: read once, a few chunks ahead.
+    queries: queries, read once, a few chunks ahead.
     targets: the smaller side; each process indexes it.
-    detectors: what finds near-duplicates. Those with an encoder work in one
-      process.
-    chunk: queries looked at together, >= 1.
-    processes: that look at chunks side by side, >= 1. Like `chunk`, changes
-      speed and memory only.
-    progress: whether a bar is shown.
+    detectors: detectors of near-duplicates. An `Embedding` needs processes=1.
+    chunk: queries matched together, >= 1.
+    processes: number of processes that match chunks in parallel, >= 1. Like
+      `chunk`, it changes speed and memory only.
+    progress: whether to show a progress bar.
 
   Yields:
     Each chunk of queries, and its matches in the order of the detectors, then
     of the queries, then of the targets.
 
   Raises:
-    ValueError: if a number is below 1, an encoder shall work in several
-      processes, or one of these is killed.
+    ValueError: if a number is below 1, an `Embedding` is given with several
+      processes, or a process is killed.
   """
   checks.at_least(1, chunk=chunk, processes=processes)
-  if processes > 1 and any(isinstance(one, Embedding) for one in detectors):
+  if processes > 1 and any(
+    isinstance(detector, Embedding) for detector in detectors
+  ):
     raise ValueError(
       "expected processes=1 with an embedding, whose encoder uses all cores"
       f" itself, got processes={processes}; set 1"
     )
   targets, queries = list(targets), iter(queries)
   chunks = iter(lambda: list(itertools.islice(queries, chunk)), [])
-  given = [target.text for target in targets], tuple(detectors)
-  matched = _in_turn if processes == 1 else _side_by_side(processes)
+  arguments = [target.text for target in targets], tuple(detectors)
+  match_chunks = (
+    _match_in_turn if processes == 1 else _make_parallel_matcher(processes)
+  )
   with progress_lib.bar("", None, progress, unit=" queries") as bar:
-    for texts, found in matched(chunks, given):
+    for texts, all_matches in match_chunks(chunks, arguments):
       yield (
         texts,
         [
-          _described(detector, texts[query], targets[target], score)
-          for detector, matches in zip(detectors, found, strict=True)
+          _make_match(detector, texts[query], targets[target], score)
+          for detector, matches in zip(detectors, all_matches, strict=True)
           for query, target, score in zip(
             *map(np.ndarray.tolist, matches), strict=True
           )
@@ -422,55 +432,59 @@ def search(
       bar.update(len(texts))
 
 
-def _described(detector: Detector, one: Text, other: Text, score) -> Match:
+def _make_match(detector: Detector, query: Text, target: Text, score) -> Match:
   return Match(
-    query_id=one.id,
-    query=one.text,
-    target_id=other.id,
-    target=other.text,
+    query_id=query.id,
+    query=query.text,
+    target_id=target.id,
+    target=target.text,
     score=score,
     detector=detector.name,
-    relation=words.relation(one.text, other.text),
+    relation=words.relation(query.text, target.text),
   )
 
 
 _indices: list[Index] = []
-"""Of a worker process."""
+"""Indices of the detectors, in a worker process."""
 
 
-def _start(targets: Sequence[str], detectors: Sequence[Detector]) -> None:
+def _start_worker(
+  targets: Sequence[str], detectors: Sequence[Detector]
+) -> None:
   _indices[:] = [detector.index(targets) for detector in detectors]
 
 
 def _match(queries: Sequence[str]) -> list[Matches]:
-  return _matches(_indices, queries)
+  return _match_all(_indices, queries)
 
 
-def _matches(indices: Sequence[Index], queries: Sequence[str]) -> list[Matches]:
+def _match_all(
+  indices: Sequence[Index], queries: Sequence[str]
+) -> list[Matches]:
   texts = words.Texts(queries)
   return [index.match(texts) for index in indices]
 
 
-def _in_turn(chunks, given):
-  targets, detectors = given
+def _match_in_turn(chunks, arguments):
+  targets, detectors = arguments
   indices = [detector.index(targets) for detector in detectors]
   for texts in chunks:
-    yield texts, _matches(indices, [query.text for query in texts])
+    yield texts, _match_all(indices, [query.text for query in texts])
 
 
-def _side_by_side(processes: int):
-  """Returns what does the same in processes, in the order of the chunks."""
+def _make_parallel_matcher(processes: int):
+  """Returns `_match_in_turn` for several processes, which keeps chunks in order."""
 
-  def matched(chunks, given):
+  def match_chunks(chunks, arguments):
     context = multiprocessing.get_context("spawn")  # JAX has threads
     waiting: collections.deque = collections.deque()
     first = list(itertools.islice(chunks, 2))
     if len(first) < 2:  # too short to be worth a process
-      yield from _in_turn(first, given)
+      yield from _match_in_turn(first, arguments)
       return
     try:
       with futures.ProcessPoolExecutor(
-        processes, context, initializer=_start, initargs=given
+        processes, context, initializer=_start_worker, initargs=arguments
       ) as pool:
         for texts in itertools.chain(first, chunks):
           strings = [query.text for query in texts]
@@ -486,7 +500,7 @@ def _side_by_side(processes: int):
         " was killed, likely for memory: set --processes lower"
       ) from error
 
-  return matched
+  return match_chunks
 
 
 def pairs(
@@ -495,12 +509,14 @@ def pairs(
   """Returns the positions of queries and of targets that are near-duplicates.
 
   Args:
-    queries: their texts.
-    index: the targets, from a detector's `index`.
-    chunk: queries looked at together, >= 1: memory is bounded by the pairs.
+    queries: texts of the queries.
+    index: targets, from a detector's `index`.
+    chunk: queries matched together, >= 1; it bounds the memory besides the
+      pairs themselves.
 
   Returns:
-    One of each a pair, in the order of the queries and then the targets.
+    Two arrays with an entry for each pair, in the order of the queries and then
+    the targets.
   """
   none = np.zeros(0, np.int64)
   lefts, rights = [none], [none]
@@ -516,18 +532,18 @@ def share_with_match(
   targets: Sequence[str],
   detector: Detector,
 ) -> Bool[np.ndarray, " query"]:
-  """Says which queries have a near-duplicate among the targets.
+  """Marks the queries that have a near-duplicate among the targets.
 
   >>> share_with_match(["Measles!", "jax"], ["measles"], Exact()).tolist()
   [True, False]
 
   Args:
-    queries: their texts.
-    targets: theirs; these are indexed.
-    detector: what finds near-duplicates.
+    queries: texts of the queries.
+    targets: texts of the targets, which are indexed.
+    detector: detector of near-duplicates.
 
   Returns:
-    For each query whether it has one; the mean is the share.
+    True for each query with a near-duplicate; the mean is the share.
   """
   marked = np.zeros(len(queries), bool)
   marked[pairs(queries, detector.index(targets))[0]] = True

@@ -1,10 +1,11 @@
-"""Pairs of similar sets, without looking at all pairs.
+"""Finds pairs of similar sets without comparing all pairs.
 
-Two sets with at least s elements in common share one of the first n - s + 1 of
-each, in whatever order all elements stand: here the rarest first, so that
-frequent ones such as "the" are seldom looked up. How many they share of these
-bounds how many they share at all. What can still be similar is measured exactly:
-nothing is missed, and nothing is found that is not there.
+Order the elements of every set by one rule, and let n be the size of a set. Two
+sets with at least s common elements share one of the first n - s + 1 elements of
+each. Here the rarest elements come first, so frequent ones such as "the" are
+seldom looked up. The number of shared first elements bounds the number of all
+shared elements. Pairs within the bound are measured exactly, so the search
+misses no pair and reports no false one.
 
 References:
   Bayardo, Ma and Srikant, "Scaling Up All Pairs Similarity Search", WWW 2007,
@@ -37,7 +38,7 @@ __all__ = [
   "Matches",
   "Measure",
   "Numbers",
-  "blocks",
+  "split_blocks",
   "build",
   "containment",
   "jaccard",
@@ -45,30 +46,30 @@ __all__ = [
 ]
 
 _POSTINGS = 1 << 20
-"""Elements looked up at a time: bounds the memory, some 200 MiB."""
-_ROUNDING = 1e-9  # of threshold times size, before it is rounded up
+"""Elements looked up at a time, which bounds the memory at some 200 MiB."""
+_ROUNDING = 1e-9  # error of threshold times size, subtracted before rounding up
 
 
 class Numbers(dict):
-  """Numbers what it is asked for, from 0."""
+  """Numbers keys from 0 in the order in which they are first looked up."""
 
   def __missing__(self, key: Hashable) -> int:
     self[key] = number = len(self)
     return number
 
   def of(self, keys: Iterable[Hashable]) -> Int[np.ndarray, " key"]:
-    """Returns the number of each."""
+    """Returns the number of each key."""
     return np.fromiter(map(self.__getitem__, keys), np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
 class Bags:
-  """Sets by numbers of their elements: quick to make of many texts.
+  """Sets of numbered elements, fast to build for many texts.
 
   Attributes:
-    values: the elements, each once.
-    ids: places in `values`, set after set; a set may name one twice.
-    sizes: how many of `ids` are of each set.
+    values: distinct elements.
+    ids: positions in `values`, set after set; a set may repeat a position.
+    sizes: number of `ids` of each set.
   """
 
   values: Sequence[Hashable]
@@ -77,39 +78,39 @@ class Bags:
 
   @classmethod
   def of(cls, sets: Sequence[Collection[Hashable]]) -> "Bags":
-    """Numbers the elements of sets, in which one may stand twice."""
+    """Numbers the elements of sets; a collection may repeat an element."""
     numbers = Numbers()
     ids = numbers.of(itertools.chain.from_iterable(sets))
     sizes = np.fromiter(map(len, sets), np.int64, len(sets))
     return cls([*numbers], ids, sizes)
 
   def sets(self) -> list[set[Hashable]]:
-    """Returns the sets themselves."""
+    """Returns the sets with their elements."""
     elements = iter([self.values[i] for i in self.ids.tolist()])
     return [set(itertools.islice(elements, n)) for n in self.sizes.tolist()]
 
 
 Matches = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Positions on one side, on the other, and similarities: one of each a pair."""
+"""Positions of sets and of targets, and similarities: an entry for each pair."""
 
 
 Counts = Int[np.ndarray, " pair"]
 Measure = Callable[[Counts, Counts, Counts], Float[np.ndarray, " pair"]]
-"""From elements in common, and those of the one and the other set, to their
-similarity: `jaccard` or `containment`."""
+"""Similarity from the number of common elements and both sets' sizes: `jaccard`
+or `containment`."""
 
 
 def jaccard(
   common: Counts, left: Counts, right: Counts
 ) -> Float[np.ndarray, " pair"]:
-  """Returns elements in common over all elements; 0 where a set is empty."""
+  """Divides common elements by all elements; 0 if a set is empty."""
   return common / np.maximum(left + right - common, 1)
 
 
 def containment(
   common: Counts, left: Counts, right: Counts
 ) -> Float[np.ndarray, " pair"]:
-  """Returns elements in common over those of the smaller set; 0 if empty."""
+  """Divides common elements by the smaller set's elements; 0 if it is empty."""
   return common / np.maximum(np.minimum(left, right), 1)
 
 
@@ -117,57 +118,57 @@ def containment(
 class _Rows:
   """Sets as rows of zeros and ones."""
 
-  table: scipy.sparse.csr_array  # [set, element], elements that targets have
-  sizes: Int[np.ndarray, " set"]  # with elements that no target has
+  table: scipy.sparse.csr_array  # [set, element], elements of targets only
+  sizes: Int[np.ndarray, " set"]  # including elements that no target has
 
   def need(self, threshold: float) -> Int[np.ndarray, " set"]:
-    """Returns how many elements a similar set has in common with each."""
+    """Returns the least number of elements that a similar set shares with each."""
     need = np.ceil(threshold * self.sizes - _ROUNDING).astype(np.int64)
     return np.maximum(need, 1)
 
   def first(self, threshold: float) -> scipy.sparse.csr_array:
-    """Returns the rows with the elements to be looked up."""
+    """Returns the rows with only the first elements, which are looked up."""
     need = self.need(threshold)
     starts = self.table.indptr
     lengths = np.diff(starts)
-    # What no target has is rarest of all, and stands before the others.
-    kept = self.sizes - need + 1 - (self.sizes - lengths)
-    places = np.arange(len(self.table.indices)) - np.repeat(
+    # Elements that no target has are the rarest: they precede the others.
+    num_first = self.sizes - need + 1 - (self.sizes - lengths)
+    positions = np.arange(len(self.table.indices)) - np.repeat(
       starts[:-1], lengths
     )
-    keep = places < np.repeat(kept, lengths)
+    keep = positions < np.repeat(num_first, lengths)
     ends = np.concatenate([[0], np.cumsum(keep)])[starts]
-    return _table(self.table.indices[keep], ends, self.table.shape[1])
+    return _build_table(self.table.indices[keep], ends, self.table.shape[1])
 
 
-def _table(indices, ends, columns: int) -> scipy.sparse.csr_array:
+def _build_table(indices, ends, columns: int) -> scipy.sparse.csr_array:
   shape = (len(ends) - 1, columns)
   ones = np.ones(len(indices), np.int32)
   return scipy.sparse.csr_array((ones, indices, ends), shape=shape)
 
 
-def _rows(bags: Bags, columns: dict[Hashable, int]) -> _Rows:
-  """Numbers the elements of sets; those without a number only count."""
+def _build_rows(bags: Bags, columns: dict[Hashable, int]) -> _Rows:
+  """Builds rows of zeros and ones; elements without a column only count."""
   total = len(columns) + len(bags.values)
-  free = range(len(columns), total)  # of elements that no target has
+  free = range(len(columns), total)  # numbers for elements that no target has
   numbers = np.fromiter(map(columns.get, bags.values, free), np.int64)
   number = len(bags.sizes)
   keys = np.repeat(np.arange(number) * total, bags.sizes) + numbers[bags.ids]
   keys.sort()
   owners, ids = np.divmod(keys[np.diff(keys, prepend=-1) > 0], max(1, total))
   sizes = np.bincount(owners, minlength=number)
-  known = ids < len(columns)
+  in_targets = ids < len(columns)
   ends = np.zeros(number + 1, np.int64)
-  np.cumsum(np.bincount(owners[known], minlength=number), out=ends[1:])
-  return _Rows(_table(ids[known], ends, max(1, len(columns))), sizes)
+  np.cumsum(np.bincount(owners[in_targets], minlength=number), out=ends[1:])
+  return _Rows(_build_table(ids[in_targets], ends, max(1, len(columns))), sizes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-  """Sets that others are compared with, made by `build`."""
+  """Indexed target sets, from `build`."""
 
   measure: Measure
-  threshold: float  # the least similarity of a match, in (0, 1]
+  threshold: float  # least similarity of a match, in (0, 1]
   columns: dict[Hashable, int] = dataclasses.field(repr=False)  # rarest first
   _rows: _Rows = dataclasses.field(repr=False)
   _first: scipy.sparse.csr_array = dataclasses.field(repr=False)
@@ -179,26 +180,26 @@ class Index:
     Returns positions of sets and of targets, and similarities of at least
     `threshold`, one per pair, in the order of the sets and then the targets.
     """
-    rows = _rows(bags, self.columns)
+    rows = _build_rows(bags, self.columns)
     first = rows.first(self.threshold)
     lookups = [(first, self._first)]
-    # Jaccard's is at least t of EACH set's size; for containment an element in
-    # common among the first of ONE of the sets will do.
+    # Similar sets share first elements of BOTH by Jaccard. By containment, the
+    # first elements of ONE set meet any element of the other.
     if self.measure is containment:
       lookups = [(first, self._all), (rows.table, self._first)]
-    found = [self._verify(rows, *some) for some in _candidates(lookups)]
-    found = [np.concatenate(parts) for parts in zip(*found, strict=True)]
-    if not found:
+    matches = [self._verify(rows, *some) for some in _find_candidates(lookups)]
+    matches = [np.concatenate(parts) for parts in zip(*matches, strict=True)]
+    if not matches:
       return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
-    return tuple(found)
+    return tuple(matches)
 
   def _verify(self, rows: _Rows, left, right, looked_up) -> Matches:
-    """Measures candidates and keeps those that are similar."""
+    """Measures candidate pairs and returns the similar ones."""
     sizes = rows.sizes[left], self._rows.sizes[right]
     most = np.minimum(*sizes)
     if self.measure is not containment:
-      # What else they share lies behind the first elements of one of them.
-      needs = [one.need(self.threshold) for one in (rows, self._rows)]
+      # Other common elements lie behind the first elements of one of the sets.
+      needs = [side.need(self.threshold) for side in (rows, self._rows)]
       rest = np.maximum(needs[0][left], needs[1][right]) - 1
       most = np.minimum(most, looked_up + rest)
     possible = self.measure(most, *sizes) >= self.threshold
@@ -207,30 +208,32 @@ class Index:
     left, right = left[order], right[order]
     common = rows.table[left].multiply(self._rows.table[right]).sum(axis=1)
     scores = self.measure(common, rows.sizes[left], self._rows.sizes[right])
-    kept = scores >= self.threshold
-    return left[kept], right[kept], scores[kept]
+    similar = scores >= self.threshold
+    return left[similar], right[similar], scores[similar]
 
 
-def _candidates(lookups) -> Iterator[tuple[np.ndarray, ...]]:
-  """Yields pairs that share looked-up elements, each once, and how many."""
+def _find_candidates(lookups) -> Iterator[tuple[np.ndarray, ...]]:
+  """Yields pairs that share looked-up elements, each once, and their number."""
   width = max(len(lookups), 1)
   costs = sum(
     table @ np.diff(targets.indptr).astype(np.int64)
     for table, targets in lookups
   )
-  for start, stop in blocks(costs, _POSTINGS // width):
+  for start, stop in split_blocks(costs, _POSTINGS // width):
     pairs = sum(table[start:stop] @ targets for table, targets in lookups)
     pairs = pairs.tocsr()
     left = np.repeat(np.arange(start, stop), np.diff(pairs.indptr))
     yield left, pairs.indices.astype(np.int64), pairs.data
 
 
-def blocks(
+def split_blocks(
   costs: Int[np.ndarray, " row"], most: int
 ) -> Iterator[tuple[int, int]]:
-  """Yields bounds of runs of rows that cost at most so much, or are one row.
+  """Yields (start, stop) of blocks of rows that cost at most `most`.
 
-  >>> list(blocks(np.array([2, 2, 9, 1]), most=4))
+  A row that costs more is a block of its own.
+
+  >>> list(split_blocks(np.array([2, 2, 9, 1]), most=4))
   [(0, 2), (2, 3), (3, 4)]
   """
   ends = np.cumsum(costs)
@@ -244,7 +247,7 @@ def blocks(
 
 
 def build(bags: Bags, measure: Measure, threshold: float) -> Index:
-  """Indexes the smaller side.
+  """Indexes the targets, the smaller side.
 
   >>> targets = Bags.of([{"red", "apple"}, {"pear"}])
   >>> index = build(targets, jaccard, threshold=0.5)
@@ -256,7 +259,7 @@ def build(bags: Bags, measure: Measure, threshold: float) -> Index:
   counts = collections.Counter(itertools.chain.from_iterable(bags.sets()))
   rarest = sorted(counts, key=counts.__getitem__)
   columns = {element: number for number, element in enumerate(rarest)}
-  rows = _rows(bags, columns)
+  rows = _build_rows(bags, columns)
   first = rows.first(threshold).T.tocsr()
   return Index(measure, threshold, columns, rows, first, rows.table.T.tocsr())
 

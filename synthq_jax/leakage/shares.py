@@ -1,8 +1,8 @@
-"""Shares of texts that have a near-duplicate, and how sure they are.
+"""Shares of texts that have a near-duplicate, with tests and intervals.
 
-A text can meet another one by coincidence: people ask alike. What a share says
-about copying is therefore its distance from the same share of a control group,
-which was drawn alike and cannot have been copied.
+Two texts can be near-duplicates by coincidence: people ask alike. Evidence of
+copying is therefore the difference from the same share of a control group,
+which is sampled alike and cannot have been copied.
 
 References:
   Newcombe, "Interval estimation for the difference between independent
@@ -25,16 +25,16 @@ def difference(
 ) -> intervals.Interval:
   """Returns the difference of two independent shares with Newcombe's interval.
 
-  Exact for no sample size, but sound where a share is 0, where the usual
-  interval shrinks to a point.
+  The interval is approximate at every sample size. It stays sound if a share is
+  0, where the usual interval shrinks to a point.
 
   >>> gap = difference(intervals.wilson(10, 100), intervals.wilson(0, 100))
   >>> round(gap.mean, 3), round(gap.low, 3), round(gap.high, 3)
   (0.1, 0.042, 0.174)
 
   Args:
-    first: of one group.
-    second: of another one.
+    first: share of one group.
+    second: share of another group.
 
   Returns:
     `first` minus `second`, with the confidence of their intervals.
@@ -48,7 +48,7 @@ def difference(
 
 
 def permutation_p_value(
-  found: Bool[np.ndarray, " text"],
+  marked: Bool[np.ndarray, " text"],
   first: Bool[np.ndarray, " text"],
   units: Int[np.ndarray, " text"],
   *,
@@ -57,51 +57,53 @@ def permutation_p_value(
 ) -> float:
   """Tests whether two groups of whole units have the same share.
 
-  It asks how far apart the shares would be if chance had put as many units into
-  the first group: whatever makes the texts of a unit alike, it is exact.
+  The test compares the difference of the shares with the differences after
+  random assignments of as many units to the first group. It is exact, however
+  the texts of a unit depend on each other.
 
   Args:
-    found: which texts were found.
-    first: which are of the first group; all of a unit, or none.
-    units: of each text.
-    permutations: how often to draw; no p is below one in so many and one.
-    seed: of NumPy's generator.
+    marked: True for texts that count in the share.
+    first: True for texts of the first group; all texts of a unit, or none.
+    units: unit of each text.
+    permutations: number of random assignments; the least p value is
+      1 / (permutations + 1).
+    seed: seed of NumPy's generator.
 
   Returns:
     The two-sided p value.
   """
-  _, starts, place = np.unique(units, return_index=True, return_inverse=True)
-  totals, hits = np.bincount(place), np.bincount(place, found)
+  _, starts, unit_ids = np.unique(units, return_index=True, return_inverse=True)
+  totals, hits = np.bincount(unit_ids), np.bincount(unit_ids, marked)
   sides = first[starts]
 
-  def apart(sides: Bool[np.ndarray, " unit"]) -> float:
+  def measure_gap(sides: Bool[np.ndarray, " unit"]) -> float:
     means = (hits @ side / (totals @ side) for side in (sides, ~sides))
     return abs(next(means) - next(means))
 
-  seen, rng = apart(sides) - 1e-12, np.random.default_rng(seed)
-  further = sum(
-    apart(rng.permutation(sides)) >= seen for _ in range(permutations)
+  observed, rng = measure_gap(sides) - 1e-12, np.random.default_rng(seed)
+  num_larger = sum(
+    measure_gap(rng.permutation(sides)) >= observed for _ in range(permutations)
   )
-  return (further + 1) / (permutations + 1)
+  return (num_larger + 1) / (permutations + 1)
 
 
 def alone(
   pairs: Iterable[tuple[int, int]], number: int
 ) -> Bool[np.ndarray, " text"]:
-  """Says which texts have no near-duplicate among the others.
+  """Marks the texts that have no near-duplicate among the others.
 
   >>> alone([(0, 0), (1, 2), (3, 3)], 4).tolist()
   [True, False, False, True]
 
   Args:
-    pairs: positions of near-duplicates; one of a text with itself is none.
-    number: of texts.
+    pairs: positions of near-duplicates; a text paired with itself is ignored.
+    number: number of texts.
 
   Returns:
-    One value for each text.
+    True for each text without a near-duplicate.
   """
-  found = np.asarray([*pairs], np.int64).reshape(-1, 2)
-  found = found[found[:, 0] != found[:, 1]]
+  positions = np.asarray([*pairs], np.int64).reshape(-1, 2)
+  positions = positions[positions[:, 0] != positions[:, 1]]
   lonely = np.ones(number, bool)
-  lonely[found.ravel()] = False
+  lonely[positions.ravel()] = False
   return lonely

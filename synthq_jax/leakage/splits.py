@@ -1,21 +1,21 @@
-"""Training sets that give a known number of test queries away.
+"""Training sets that leak a chosen number of triples about test queries.
 
-A triple is a query, a document relevant to it and one that is not, from
-BM25's best for the query. Fröbe et al. count queries with one document each as
-instances, so that a triple is two of theirs: their 1,000 leaked instances are 500
-triples. Three kinds of sets have the same number of them:
+A triple is a query, a document relevant to it and a non-relevant document, from
+BM25's best for the query. Fröbe et al. count a query with one document as an
+instance, so a triple is two instances: their 1,000 leaked instances are 500
+triples. Three kinds of sets have the same number of triples:
 
-- "no leakage": random triples whose queries are no near-duplicates of a test
-  query, and whose documents are not relevant to one (in another collection: do
-  not have the text of one that is): the filler.
+- "no leakage": only filler. Filler triples are random; their queries are no
+  near-duplicates of a test query and their documents not relevant to one. In
+  another collection, no document has the text of one relevant to a test query.
 - "near leakage": a fixed number of triples (Fröbe et al.: 1,000 for Robust04
   and 200 for Common Core) whose queries are near-duplicates of test queries;
   the rest is filler.
 - "test leakage": as many triples of the test queries themselves.
 
-The number of leaked triples does not grow with the set, so that a larger set
-leaks less of itself. Sets of one size and seed share their filler, and of one
-seed a smaller filler begins a larger one: they differ in nothing else.
+The number of leaked triples does not grow with the set, so the leaked share of
+a larger set is smaller. Sets of one size and seed share their filler. With one
+seed, a smaller filler is the beginning of a larger one.
 
 References:
   Fröbe et al., SPIRE 2022, as in `leakage.study`.
@@ -39,10 +39,10 @@ __all__ = [
   "Pool",
   "Split",
   "build",
-  "filler",
-  "leaked",
-  "manifest",
-  "negatives_of",
+  "draw_filler",
+  "draw_leaked",
+  "make_manifest",
+  "get_negatives",
 ]
 
 NAMES = ("no leakage", "near leakage", "test leakage")
@@ -53,14 +53,14 @@ _BLOCK = 512  # queries searched at a time
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Triple:
-  """What a reranker learns from once: two instances, a query with one document.
+  """A training example of a reranker: a query with two documents.
 
   Attributes:
-    query_id: of the query.
-    query: its text.
-    relevant_id: of a document that is relevant to it.
-    non_relevant_id: of one that is not judged relevant.
-    target: id of the test query that it gives away; "" for filler.
+    query_id: id of the query.
+    query: text of the query.
+    relevant_id: id of a document that is relevant to the query.
+    non_relevant_id: id of a document that is not judged relevant.
+    target: id of the test query that the triple leaks; "" for filler.
   """
 
   query_id: str
@@ -75,11 +75,11 @@ class Pool:
   """Judged queries that filler is drawn from.
 
   Attributes:
-    queries: query id -> text; those that leak are left out already.
+    queries: query id -> text, without queries that leak.
     qrels: query id -> document id -> grade; above 0 is relevant.
-    search: query ids -> BM25's best documents for each.
-    forbidden: documents no triple may hold: those relevant to a test query.
-    second: ids of queries of a second source, of which half of the filler is.
+    search: function from query ids to BM25's best documents for each.
+    forbidden: ids of documents relevant to a test query; no triple holds them.
+    second: ids of queries of a second source, which supplies half of the filler.
   """
 
   queries: Mapping[str, str]
@@ -91,14 +91,14 @@ class Pool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Leak:
-  """A query that gives a test query away, and its documents.
+  """A query that leaks a test query, and its documents.
 
   Attributes:
     target: id of the test query.
-    query_id: of the leaked query, which may be the test query.
-    query: its text.
+    query_id: id of the leaked query, which may be the test query.
+    query: text of the leaked query.
     relevant: ids of documents that are relevant to it.
-    non_relevant: ids of BM25's best that are not judged relevant.
+    non_relevant: ids of BM25's best documents that are not judged relevant.
   """
 
   target: str
@@ -115,9 +115,9 @@ class Split:
   Attributes:
     name: one of `NAMES`.
     size: the number of triples.
-    seed: of the filler and of the non-relevant documents.
-    triples: filler first, then what is leaked.
-    num_leaked: how many triples at the end are leaked.
+    seed: seed of the filler and of the non-relevant documents.
+    triples: filler first, then leaked triples.
+    num_leaked: number of leaked triples.
   """
 
   name: str
@@ -128,28 +128,28 @@ class Split:
 
   @property
   def leaked(self) -> tuple[Triple, ...]:
-    """The triples that give a test query away."""
+    """The triples that leak a test query."""
     return self.triples[self.size - self.num_leaked :]
 
 
-def filler(pool: Pool, number: int, *, seed: int) -> tuple[Triple, ...]:
+def draw_filler(pool: Pool, number: int, *, seed: int) -> tuple[Triple, ...]:
   """Draws triples that leak nothing.
 
-  Every pair of a query and a relevant document is used once, in random order,
-  before any is used again with another non-relevant document. Queries of the
-  two sources take turns while both last. Fewer triples of the same seed are the
-  beginning of more.
+  The draw uses every pair of a query and a relevant document once, in random
+  order, before it repeats a pair with another non-relevant document. Queries of
+  the two sources take turns while both last. With one seed, a smaller number of
+  triples is the beginning of a larger one.
 
   Args:
-    pool: where from.
-    number: how many.
-    seed: of the order and of the non-relevant documents.
+    pool: judged queries.
+    number: number of triples.
+    seed: seed of the order and of the non-relevant documents.
 
   Returns:
     Different triples.
 
   Raises:
-    ValueError: if the pool has too few judged queries for so many.
+    ValueError: if the pool has too few judged queries for this number.
   """
   pairs = sorted(
     (query, document)
@@ -158,12 +158,12 @@ def filler(pool: Pool, number: int, *, seed: int) -> tuple[Triple, ...]:
     if grade > 0 and document not in pool.forbidden
   )
   order = np.random.default_rng([seed, 0]).permutation(len(pairs))
-  pairs = _in_turn([pairs[place] for place in order], pool.second)
+  pairs = _alternate_sources([pairs[index] for index in order], pool.second)
   drawn: list[Triple] = []
   negatives: dict[tuple[str, str], list[str]] = {}
   for turn in range(number):
     before = len(drawn)
-    for query, relevant in _searched(pool, pairs, negatives, seed):
+    for query, relevant in _search_negatives(pool, pairs, negatives, seed):
       if len(drawn) == number:
         return tuple(drawn)
       others = negatives[query, relevant]
@@ -187,7 +187,7 @@ def filler(pool: Pool, number: int, *, seed: int) -> tuple[Triple, ...]:
   return tuple(drawn)
 
 
-def _in_turn(
+def _alternate_sources(
   pairs: Sequence[tuple[str, str]], second: frozenset[str]
 ) -> list[tuple[str, str]]:
   """Orders pairs so that queries of the two sources take turns."""
@@ -199,42 +199,45 @@ def _in_turn(
   return [pair for pair in turns if pair is not None]
 
 
-def _searched(
+def _search_negatives(
   pool: Pool,
   pairs: Sequence[tuple[str, str]],
   negatives: dict[tuple[str, str], list[str]],
   seed: int,
 ) -> Iterator[tuple[str, str]]:
-  """Yields the pairs after their `negatives` are known, block by block."""
+  """Yields pairs; searches and adds their `negatives` first, block by block."""
   for start in range(0, len(pairs), _BLOCK):
     block = pairs[start : start + _BLOCK]
     missing = list(
       dict.fromkeys(q for q, d in block if (q, d) not in negatives)
     )
     if missing:
-      found = negatives_of(
+      non_relevant = get_negatives(
         pool.search(missing),
         {query: pool.qrels[query] for query in missing},
         pool.forbidden,
       )
       for query, document in block:
-        others = found.get(query, ())
-        negatives[query, document] = _shuffled(others, seed, query, document)
+        others = non_relevant.get(query, ())
+        negatives[query, document] = _shuffle(others, seed, query, document)
     yield from block
 
 
-def negatives_of(
+def get_negatives(
   run: trec.Run, qrels: trec.Qrels, forbidden: frozenset[str] = frozenset()
 ) -> dict[str, tuple[str, ...]]:
-  """Returns the documents of a run that may stand as not relevant.
+  """Returns the documents of a run that may serve as non-relevant ones.
+
+  A document must not be judged relevant and must not have the query's id.
 
   Args:
     run: BM25's best documents of each query.
     qrels: judgements of these queries.
-    forbidden: documents that are left out.
+    forbidden: ids of documents that are left out.
 
   Returns:
-    Query id -> document ids, best first; queries without any are left out.
+    Query id -> document ids, best first. Queries without such a document are
+    left out; a query whose documents are all forbidden has none.
   """
   negatives = {}
   for query, grades in qrels.items():
@@ -248,28 +251,28 @@ def negatives_of(
   return negatives
 
 
-def leaked(
+def draw_leaked(
   leaks: Sequence[Leak], number: int, *, seed: int, different: bool = False
 ) -> tuple[Triple, ...]:
-  """Draws triples that give test queries away.
+  """Draws triples that leak test queries.
 
-  Test queries take turns; in each turn the next of a test query's leaks, the
-  next of its relevant documents and another non-relevant one are taken. Leaks
-  of other queries with the same documents therefore make triples with the
-  same documents: near and test leakage differ in the query's words alone.
+  Test queries take turns. Each turn takes the test query's next leak, the next
+  relevant document and another non-relevant document. The documents depend on
+  the test query alone if its leaks share them. So near and test leakage then
+  differ only in the query's words.
 
   Args:
-    leaks: one or more for each test query.
-    number: how many triples.
-    seed: of the order of documents, and of leaks with `different`.
-    different: whether leaked queries are drawn at random, each once, before test
+    leaks: one or more leaks for each test query.
+    number: number of triples.
+    seed: seed of the order of documents, and of leaks with `different`.
+    different: whether to draw each leaked query once, at random, before test
       queries take turns and leaked queries repeat with other documents.
 
   Returns:
     Different triples.
 
   Raises:
-    ValueError: if the leaks are too few for so many.
+    ValueError: if the leaks are too few for this number.
   """
   of_target: dict[str, list[Leak]] = {}
   for leak in leaks:
@@ -284,15 +287,15 @@ def leaked(
   ]
   if different:
     once = {leak.query_id: leak for leak in leaks}
-    names = _shuffled(sorted(once), seed, "leaked queries")
+    names = _shuffle(sorted(once), seed, "leaked queries")
     order = [*((once[name], 0) for name in names), *order]
   for leak, turn in order:
     if len(drawn) == number:
       break
-    made = _triple(leak, turn, seed)
-    if made is not None and made not in seen:
-      seen.add(made)
-      drawn.append(made)
+    triple = _make_triple(leak, turn, seed)
+    if triple is not None and triple not in seen:
+      seen.add(triple)
+      drawn.append(triple)
   if len(drawn) < number:
     raise ValueError(
       f"expected leaks for {number:,} triples, got {len(drawn):,} from"
@@ -302,12 +305,12 @@ def leaked(
   return tuple(drawn)
 
 
-def _triple(leak: Leak, turn: int, seed: int) -> Triple | None:
-  """Returns the triple of a leak in one turn, if it has documents for it."""
+def _make_triple(leak: Leak, turn: int, seed: int) -> Triple | None:
+  """Returns the triple of a leak in a turn, or None if documents are lacking."""
   if not leak.relevant or turn >= len(leak.non_relevant):
     return None
-  relevant = _shuffled(leak.relevant, seed, leak.target, "relevant")
-  others = _shuffled(leak.non_relevant, seed, leak.target, "non-relevant")
+  relevant = _shuffle(leak.relevant, seed, leak.target, "relevant")
+  others = _shuffle(leak.non_relevant, seed, leak.target, "non-relevant")
   return Triple(
     query_id=leak.query_id,
     query=leak.query,
@@ -325,18 +328,18 @@ def build(
   size: int,
   seed: int,
 ) -> Split:
-  """Puts a training set together.
+  """Builds a training set of filler and leaked triples.
 
   Args:
     name: one of `NAMES`.
-    random: from `filler`, at least `size`.
-    leaks: from `leaked`; all are used, except without leakage.
-    size: the number of triples.
-    seed: that `random` and `leaks` were drawn with.
+    random: triples from `draw_filler`, at least `size`.
+    leaks: triples from `draw_leaked`; a set with leakage holds all of them.
+    size: number of triples.
+    seed: seed of `random` and `leaks`.
 
   Raises:
-    ValueError: if the name is unknown, the filler is too short, or more leaks
-      than the set has triples.
+    ValueError: if the name is unknown, the filler is too short, or the leaks are
+      none or more than `size` in a set with leakage.
   """
   if name not in NAMES:
     raise ValueError(f"expected one of {', '.join(NAMES)}, got name={name!r}")
@@ -362,17 +365,17 @@ def build(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-  """What a training set holds, without its texts.
+  """Counts and a digest of a training set, without its texts.
 
   Attributes:
     name: one of `NAMES`.
     size: instances, two for each triple.
-    seed: of the draw.
-    num_leaked: instances that give a test query away.
+    seed: seed of the draw.
+    num_leaked: instances that leak a test query.
     num_queries: different queries, leaked ones included.
     num_leaked_queries: different queries among the leaked triples.
-    num_targets: test queries that are given away.
-    digest: of all triples in their order, with the texts of their documents.
+    num_targets: test queries that the set leaks.
+    digest: SHA-256 of all triples, in order, with the texts of their documents.
   """
 
   name: str
@@ -385,12 +388,12 @@ class Manifest:
   digest: str
 
 
-def manifest(split: Split, documents: Mapping[str, str]) -> Manifest:
-  """Returns counts and digests of a training set.
+def make_manifest(split: Split, documents: Mapping[str, str]) -> Manifest:
+  """Returns counts and a digest of a training set.
 
   Args:
-    split: the set.
-    documents: document id -> text, of all that it holds.
+    split: the training set.
+    documents: document id -> text, for all documents of the set.
   """
   return Manifest(
     name=split.name,
@@ -400,11 +403,13 @@ def manifest(split: Split, documents: Mapping[str, str]) -> Manifest:
     num_queries=len({each.query_id for each in split.triples}),
     num_leaked_queries=len({each.query_id for each in split.leaked}),
     num_targets=len({each.target for each in split.leaked}),
-    digest=_digest(split.triples, documents),
+    digest=_compute_digest(split.triples, documents),
   )
 
 
-def _digest(triples: Iterable[Triple], documents: Mapping[str, str]) -> str:
+def _compute_digest(
+  triples: Iterable[Triple], documents: Mapping[str, str]
+) -> str:
   state = hashlib.sha256()
   for each in triples:
     parts = [
@@ -416,8 +421,8 @@ def _digest(triples: Iterable[Triple], documents: Mapping[str, str]) -> str:
   return state.hexdigest()
 
 
-def _shuffled(items: Sequence[str], seed: int, *key: str) -> list[str]:
+def _shuffle(items: Sequence[str], seed: int, *key: str) -> list[str]:
   digest = hashlib.sha256("\n".join(key).encode()).digest()
   words = np.frombuffer(digest[:16], np.uint32).tolist()
   order = np.random.default_rng([seed, *words]).permutation(len(items))
-  return [items[place] for place in order]
+  return [items[index] for index in order]

@@ -1,16 +1,15 @@
-"""Statistics of the study of leakage: chosen sizes, tests, and memorisation.
+"""Statistics of the leakage study: chosen sizes and memorisation.
 
-How large a training set should be is a setting like any other, so it is chosen
-on other queries than those it is scored on: test queries are cut into folds,
-and the queries of a fold are scored with the size that is best on the other
-folds. What is compared is then one value for each test query, with leakage and
-without; test queries are the units of every test, and repetitions of a training
-are averaged before.
+The size of a training set is a setting, so it is chosen on other queries than
+those that are scored. The test queries are cut into folds. The queries of a fold
+are scored with the size that is best on the other folds. The study then compares
+one value for each test query, with and without leakage. Test queries are the
+units of every test; repetitions of a training are averaged before.
 
-A reranker that learned from a test query's relevant document may rank that
-document higher afterwards because it has seen it, and not because it understood
-the query. So the same documents are looked at under a model that was trained
-with them and under one that was trained without (`memory`).
+A reranker that learned from a test query's relevant document may rank it higher
+because it has seen the document, not because it understood the query. So
+`measure_memory` ranks the same documents under a model that was trained with
+them and under one that was trained without.
 
 References:
   Fröbe, Akiki, Potthast and Hagen, "How Train-Test Leakage Affects Zero-shot
@@ -33,44 +32,44 @@ __all__ = [
   "Memory",
   "average",
   "choose_sizes",
-  "folds_of",
-  "memory",
-  "order",
+  "make_folds",
+  "measure_memory",
+  "rank_systems",
 ]
 
 Leaked = tuple[str, str, str]
 
 FEWER_IS_BETTER = frozenset({"MFR"})
-"""Measures of which a smaller value is better."""
+"""Measures for which a smaller value is better."""
 
 PerQuery = Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chosen:
-  """What a cross-validated grid search gives.
+  """The result of a cross-validated choice of sizes.
 
   Attributes:
     per_query: query id -> value, under the size chosen without its fold.
-    sizes: the size chosen for each fold.
+    sizes: size chosen for each fold.
   """
 
   per_query: dict[str, float]
   sizes: tuple[int, ...]
 
 
-def folds_of(
+def make_folds(
   queries: Sequence[str], number: int, *, seed: int
 ) -> tuple[tuple[str, ...], ...]:
-  """Cuts queries into folds of sizes that differ by one at most.
+  """Divides queries into random folds whose sizes differ by at most one.
 
-  >>> [len(fold) for fold in folds_of(["a", "b", "c", "d", "e"], 2, seed=0)]
+  >>> [len(fold) for fold in make_folds(["a", "b", "c", "d", "e"], 2, seed=0)]
   [3, 2]
 
   Args:
-    queries: ids; their order does not matter.
-    number: of folds, from 2 to the number of queries.
-    seed: another seed gives other folds.
+    queries: ids of queries; their order does not matter.
+    number: number of folds, from 2 to the number of queries.
+    seed: seed of the folds.
 
   Raises:
     ValueError: if there are too few queries or folds.
@@ -83,7 +82,7 @@ def folds_of(
   ordered = sorted(queries)
   order = np.random.default_rng(seed).permutation(len(ordered))
   return tuple(
-    tuple(ordered[place] for place in order[first::number])
+    tuple(ordered[index] for index in order[first::number])
     for first in range(number)
   )
 
@@ -96,7 +95,7 @@ def choose_sizes(
 ) -> Chosen:
   """Scores every query with the size that is best on the other folds.
 
-  The smaller of two equally good sizes is chosen.
+  Of two equally good sizes, the smaller is chosen.
 
   >>> of_size = {1: {"a": 1.0, "b": 0.0}, 2: {"a": 0.5, "b": 0.5}}
   >>> choose_sizes(of_size, [["a"], ["b"]])
@@ -104,7 +103,7 @@ def choose_sizes(
 
   Args:
     of_size: size of the training set -> query id -> value.
-    folds: of all queries, from `folds_of`.
+    folds: folds of all queries, from `make_folds`.
     fewer_is_better: whether the smallest mean is best.
 
   Raises:
@@ -132,10 +131,10 @@ def choose_sizes(
   return Chosen(per_query=per_query, sizes=tuple(sizes))
 
 
-def order(means: Mapping[str, float], measure: str) -> list[str]:
-  """Returns systems from best to worst; of equals the first stays first.
+def rank_systems(means: Mapping[str, float], measure: str) -> list[str]:
+  """Sorts systems from best to worst; equal systems keep their order.
 
-  >>> order({"a": 2.0, "b": 1.0}, "MFR")
+  >>> rank_systems({"a": 2.0, "b": 1.0}, "MFR")
   ['b', 'a']
   """
   sign = 1 if measure in FEWER_IS_BETTER else -1
@@ -144,16 +143,16 @@ def order(means: Mapping[str, float], measure: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-  """How a run treats leaked documents, one value for each test query.
+  """Ranks and scores of leaked documents in a run, by test query.
 
-  A value is the mean over what was leaked of the query. A document's rank is
-  that among BM25's candidates; one that BM25 missed is inserted by its score.
+  A value is a mean over the query's leaked triples. A document's rank is its rank
+  among BM25's candidates; a document that BM25 missed is inserted by its score.
 
   Attributes:
     ranks: query id -> mean rank of the leaked relevant documents. Less is
       better.
-    offsets: query id -> mean of the rank of the leaked non-relevant document
-      minus that of the relevant one; more is better.
+    offsets: query id -> mean difference of ranks: the leaked non-relevant
+      document's minus the relevant one's. More is better.
     scores: query id -> mean score of the leaked relevant documents; scores of
       two kinds of models cannot be compared.
   """
@@ -163,21 +162,21 @@ class Memory:
   scores: dict[str, float]
 
 
-def memory(
+def measure_memory(
   run: trec.Run, candidates: trec.Run, leaked: Iterable[Leaked]
 ) -> Memory:
-  """Looks leaked documents up in a run.
+  """Looks up the ranks and scores of leaked documents in a run.
 
   >>> run = {"q": {"a": 3.0, "b": 2.0, "c": 1.0}}
-  >>> memory(run, {"q": {"a": 9.0, "c": 8.0}}, [("q", "b", "a"), ("q", "c", "a")])
+  >>> measure_memory(run, {"q": {"a": 9.0, "c": 8.0}}, [("q", "b", "a"), ("q", "c", "a")])
   Memory(ranks={'q': 2.0}, offsets={'q': -1.0}, scores={'q': 1.5})
 
   Args:
-    run: test query id -> document id -> score, of whichever model: candidates,
-      and everything that leaked.
-    candidates: those of them among which a document has its rank.
-    leaked: test query id, leaked relevant document, leaked non-relevant one;
-      a document that stands in several counts in each.
+    run: test query id -> document id -> score under any model, for candidates
+      and all leaked documents.
+    candidates: test query id -> candidates, among which documents are ranked.
+    leaked: test query id, leaked relevant document, leaked non-relevant one. A
+      document of several triples counts in each.
 
   Returns:
     Values for each test query of `leaked`, in their order.
@@ -195,20 +194,26 @@ def memory(
     )
   ranks, offsets, scores = {}, {}, {}
   for query, group in of_query.items():
-    place = _ranks(run.get(query, {}), candidates.get(query, {}))
-    missing = {id_ for each in group for id_ in each[1:]} - place.keys()
+    document_ranks = _compute_ranks(
+      run.get(query, {}), candidates.get(query, {})
+    )
+    missing = {
+      id_ for each in group for id_ in each[1:]
+    } - document_ranks.keys()
     if missing:
       raise ValueError(
         "expected scores of all leaked documents of a query, got none of"
         f" {len(missing)}: score them with the candidates"
       )
-    ranks[query] = _mean([place[good] for _, good, _ in group])
-    offsets[query] = _mean([place[bad] - place[good] for _, good, bad in group])
-    scores[query] = _mean([run[query][good] for _, good, _ in group])
+    ranks[query] = _compute_mean([document_ranks[good] for _, good, _ in group])
+    offsets[query] = _compute_mean(
+      [document_ranks[bad] - document_ranks[good] for _, good, bad in group]
+    )
+    scores[query] = _compute_mean([run[query][good] for _, good, _ in group])
   return Memory(ranks=ranks, offsets=offsets, scores=scores)
 
 
-def _ranks(
+def _compute_ranks(
   scored: Mapping[str, float], candidates: Mapping[str, float]
 ) -> dict[str, int]:
   """Returns each document's rank among the candidates and itself."""
@@ -220,7 +225,7 @@ def _ranks(
 
 
 def average(values: Iterable[Mapping[str, float]]) -> dict[str, float]:
-  """Averages repetitions query by query.
+  """Averages repetitions for each query.
 
   >>> average([{"q": 1.0}, {"q": 2.0}])
   {'q': 1.5}
@@ -229,11 +234,11 @@ def average(values: Iterable[Mapping[str, float]]) -> dict[str, float]:
     values: query id -> value, one mapping for each repetition.
 
   Returns:
-    Query id -> mean over the repetitions, in the order of the ids, on which a
-    bootstrap depends.
+    Query id -> mean over the repetitions. Queries are sorted by id, because a
+    bootstrap depends on their order.
 
   Raises:
-    ValueError: if there are none, or their queries differ.
+    ValueError: if there are no repetitions, or their queries differ.
   """
   values = list(values)
   if not values or any(each.keys() != values[0].keys() for each in values):
@@ -242,10 +247,10 @@ def average(values: Iterable[Mapping[str, float]]) -> dict[str, float]:
       " with other queries: score all on one test set"
     )
   return {
-    query: _mean([each[query] for each in values])
+    query: _compute_mean([each[query] for each in values])
     for query in sorted(values[0])
   }
 
 
-def _mean(values: list[float]) -> float:
+def _compute_mean(values: list[float]) -> float:
   return math.fsum(values) / len(values)

@@ -1,14 +1,14 @@
-"""Reads texts as detectors of near-duplicates see them: normalised, as sets.
+"""Normalises texts and extracts their features for near-duplicate detectors.
 
-Also how a query relates to a near-duplicate, by a plain rule on such sets, and
-near-duplicates that are made by rule: fewer words, another order or inflection,
-as people who ask the same thing again drop function words, turn the words
-around and say "dog" for "dogs". The rules know no grammar and no synonyms: what
-they make is nearer than what another person would write.
+`relation` names the relation of a query to a near-duplicate, by a plain rule.
+`make_reformulations` makes near-duplicates by rule: people who ask the same thing
+again drop function words, change the order and say "dog" for "dogs". The rules
+know no grammar and no synonyms, so their output is nearer to the query than
+another person's words.
 
 References:
   Fröbe et al., SPIRE 2022, as in `leakage.study`: the relations, which people
-  told apart there.
+  labelled there.
 """
 
 import functools
@@ -29,23 +29,25 @@ __all__ = [
   "FUNCTION_WORDS",
   "RELATIONS",
   "Texts",
-  "character_ngrams",
+  "extract_character_ngrams",
   "normalize",
-  "normalized",
-  "reformulations",
+  "normalize_all",
+  "make_reformulations",
   "relation",
-  "stems",
-  "whole",
+  "extract_stems",
+  "extract_whole_text",
 ]
 
 _APOSTROPHES = (
   "'`\u00b4\u02b9\u02bb\u02bc\u0384\u05f3\u1fbd\u1fbf\u1ffd\u2018\u2019\u201b"
   "\u2032\ua78c\uff07"
 )
-# By their category letters and marks.
+# Invisible, although Unicode's categories call them letters and marks.
 _UNSEEN = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
-_CACHED = 1 << 18  # words whose stems are kept: some 50 MiB
-_TABLE = 16  # entries a code: a longer table costs more than sorting
+_CACHED = 1 << 18  # words in the cache of stems: some 50 MiB
+_TABLE = (
+  16  # table entries for each code: a longer table is slower than sorting
+)
 _LARGEST = 1 << 62
 
 
@@ -56,7 +58,7 @@ FUNCTION_WORDS = tuple(
   " those to was we were what whats when where which who whom whose why will"
   " with would you your".split()
 )
-"""English words of grammar and question, as `normalize` leaves them."""
+"""English function words and question words, as `normalize` returns them."""
 
 RELATIONS = (
   "identical",
@@ -65,34 +67,35 @@ RELATIONS = (
   "reformulation",
   "different topic",
 )
-"""The relations, the query seen from the target."""
+"""Relations of a query to a target."""
 
 
 class _Vanishing(dict):
-  """What `str.translate` does to a character, worked out once for each.
+  """A table for `str.translate` that deletes invisible characters.
 
-  Nobody sees format characters, such as soft hyphens and joiners, and selectors
-  of variants: a text copied out of a page may hold them within its words.
+  Format characters, such as soft hyphens and joiners, and variation selectors
+  are invisible; words copied from a page may hold them. The table computes each
+  character's entry once.
   """
 
   def __missing__(self, code: int) -> str:
-    one = chr(code)
-    is_unseen = unicodedata.category(one) == "Cf" or "VARIATION SELECTOR" in (
-      unicodedata.name(one, "")
+    char = chr(code)
+    is_unseen = unicodedata.category(char) == "Cf" or "VARIATION SELECTOR" in (
+      unicodedata.name(char, "")
     )
-    self[code] = kept = "" if is_unseen else self._seen(one)
-    return kept
+    self[code] = entry = "" if is_unseen else self._replace_visible(char)
+    return entry
 
-  def _seen(self, one: str) -> str:
-    return one
+  def _replace_visible(self, char: str) -> str:
+    return char
 
 
 class _Separators(_Vanishing):
-  """The same, and a space for what separates."""
+  """A table that also replaces separators by spaces."""
 
-  def _seen(self, one: str) -> str:
+  def _replace_visible(self, char: str) -> str:
     # Letters, numbers, and the marks that belong to letters of many scripts.
-    return one if unicodedata.category(one)[0] in "LMN" else " "
+    return char if unicodedata.category(char)[0] in "LMN" else " "
 
 
 _NOTHING = {ord(each): "" for each in _APOSTROPHES + _UNSEEN}
@@ -100,18 +103,18 @@ _VANISHING, _SEPARATORS = _Vanishing(_NOTHING), _Separators(_NOTHING)
 
 
 def normalize(text: str) -> str:
-  """Returns a text without case, punctuation and needless spaces, perhaps "".
+  """Removes case, punctuation and needless spaces; may return "".
 
-  Unicode's compatible forms become one (NFKC), also after case folding.
-  Whatever is no letter, number or mark becomes a space, but an apostrophe
-  vanishes: logs spell "what's" without it. So "C++" and "C#" become one, too.
-  What nobody sees, such as a soft hyphen, vanishes as well.
+  Unicode's compatibility forms become equal (NFKC), also after case folding. A
+  character that is no letter, number or mark becomes a space, so "C++" and "C#"
+  become equal. Apostrophes vanish, because logs spell "what's" without it.
+  Invisible characters, such as soft hyphens, vanish as well.
 
   >>> normalize("What\u2019s  a Stra\xdfe, ex-GDR\uff1f")
   'whats a strasse ex gdr'
   """
   if not text.isascii():
-    # First of all: NFKC makes a space and a mark of one apostrophe.
+    # Before NFKC, which turns one apostrophe into a space and a mark.
     text = unicodedata.normalize("NFKC", text.translate(_VANISHING))
     text = unicodedata.normalize("NFKC", text.casefold())
     return " ".join(text.translate(_SEPARATORS).split())
@@ -119,7 +122,7 @@ def normalize(text: str) -> str:
 
 
 class Texts(list[str]):
-  """Texts that are normalised once, whoever asks."""
+  """Texts with a cache of their normalised forms."""
 
   @functools.cached_property
   def normalized(self) -> list[str]:
@@ -127,51 +130,51 @@ class Texts(list[str]):
     return [*map(normalize, self)]
 
 
-def normalized(texts: Sequence[str]) -> list[str]:
-  """Returns what `normalize` makes of each text."""
+def normalize_all(texts: Sequence[str]) -> list[str]:
+  """Normalises each text; uses the cache of `Texts`."""
   return (texts if isinstance(texts, Texts) else Texts(texts)).normalized
 
 
-def whole(texts: Sequence[str]) -> set_search.Bags:
+def extract_whole_text(texts: Sequence[str]) -> set_search.Bags:
   """Returns the normalised text as the only feature of each text.
 
-  A text of signs alone, of which nothing is left, stands for itself.
+  A text of signs alone, which normalises to "", keeps its signs as the feature.
   """
-  made = zip(texts, normalized(texts), strict=True)
+  both = zip(texts, normalize_all(texts), strict=True)
   return set_search.Bags.of(
-    [(text,) if text else _of_signs(one) for one, text in made]
+    [(text,) if text else _get_signs(written) for written, text in both]
   )
 
 
-def _of_signs(text: str) -> tuple[tuple[str, str], ...]:
-  seen = unicodedata.normalize("NFKC", text.translate(_VANISHING)).casefold()
-  left = " ".join(seen.split()) or text.strip()
-  return (("signs", left),) if left else ()
+def _get_signs(text: str) -> tuple[tuple[str, str], ...]:
+  visible = unicodedata.normalize("NFKC", text.translate(_VANISHING)).casefold()
+  signs = " ".join(visible.split()) or text.strip()
+  return (("signs", signs),) if signs else ()
 
 
 @functools.cache
-def _stems(stemmer: str) -> Callable[[str], str]:
-  """Returns what stems a word, and remembers the last ones."""
+def _make_stemmer(stemmer: str) -> Callable[[str], str]:
+  """Returns a function that stems a word, with an LRU cache."""
   return functools.lru_cache(_CACHED)(Stemmer.Stemmer(stemmer, 0).stemWord)
 
 
-def stems(
+def extract_stems(
   texts: Sequence[str], *, stemmer: str, ignored: Collection[str] = ()
 ) -> set_search.Bags:
   """Returns the stemmed words of each text.
 
-  >>> sorted(stems(["Measles outbreaks"], stemmer="english").sets()[0])
+  >>> sorted(extract_stems(["Measles outbreaks"], stemmer="english").sets()[0])
   ['measl', 'outbreak']
 
   Args:
-    texts: as they were written.
+    texts: texts, normalised or not.
     stemmer: a Snowball algorithm, or "" for none.
-    ignored: words, normalised, that do not count, unless a text has no others.
+    ignored: normalised words that do not count, unless a text has no others.
 
   Returns:
-    A bag per text, empty for an empty text.
+    A bag of each text, empty for an empty text.
   """
-  rows = [text.split() for text in normalized(texts)]
+  rows = [text.split() for text in normalize_all(texts)]
   if ignored:
     ignored = frozenset(ignored)
     rows = [[w for w in row if w not in ignored] or row for row in rows]
@@ -179,52 +182,56 @@ def stems(
   if not stemmer:
     return bags
   numbers = set_search.Numbers()
-  ids = numbers.of(map(_stems(stemmer), bags.values))[bags.ids]
+  ids = numbers.of(map(_make_stemmer(stemmer), bags.values))[bags.ids]
   return set_search.Bags([*numbers], ids, bags.sizes)
 
 
-def character_ngrams(texts: Sequence[str], *, n: int) -> set_search.Bags:
+def extract_character_ngrams(
+  texts: Sequence[str], *, n: int
+) -> set_search.Bags:
   """Returns the n-grams of characters of each text.
 
-  A text is normalised, and a space put before and behind it. One shorter than
-  that is one n-gram.
+  Each text is normalised and gets a space before and after it. If it is then
+  shorter than n, it is one n-gram.
 
-  >>> sorted(character_ngrams(["A cat"], n=4).sets()[0])
+  >>> sorted(extract_character_ngrams(["A cat"], n=4).sets()[0])
   [' a c', ' cat', 'a ca', 'cat ']
   """
-  # No normalised text has a NUL: it fills up what is too short.
+  # No normalised text has a NUL, so NULs can fill up short texts.
   padded = [
-    f" {text} ".ljust(n, "\0") if text else "" for text in normalized(texts)
+    f" {text} ".ljust(n, "\0") if text else "" for text in normalize_all(texts)
   ]
   lengths = np.fromiter(map(len, padded), np.int64, len(padded))
   sizes = np.maximum(lengths - n + 1, 0)
   starts = np.cumsum(lengths) - lengths - (np.cumsum(sizes) - sizes)
-  places = np.arange(sizes.sum()) + np.repeat(starts, sizes)
+  positions = np.arange(sizes.sum()) + np.repeat(starts, sizes)
   text = "".join(padded)
-  ids, where = _numbered(text, places, n)
-  values = [text[i : i + n].rstrip("\0") for i in where.tolist()]
+  ids, starts_of_values = _number_ngrams(text, positions, n)
+  values = [text[i : i + n].rstrip("\0") for i in starts_of_values.tolist()]
   return set_search.Bags(values, ids, sizes)
 
 
-def _numbered(
-  text: str, places: Int[np.ndarray, " place"], n: int
-) -> tuple[Int[np.ndarray, " place"], Int[np.ndarray, " value"]]:
-  """Numbers the n-grams at the places; also returns a place of each number."""
+def _number_ngrams(
+  text: str, positions: Int[np.ndarray, " position"], n: int
+) -> tuple[Int[np.ndarray, " position"], Int[np.ndarray, " value"]]:
+  """Numbers the n-grams at positions; also returns a position of each number."""
   points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-  points, first = _dense(points.astype(np.int64), points.max(initial=0) + 1)
-  codes, size, width = points[places], len(first), len(first)
+  points, first = _number_codes(
+    points.astype(np.int64), points.max(initial=0) + 1
+  )
+  codes, size, width = points[positions], len(first), len(first)
   for offset in range(1, n):
     if size * width > _LARGEST:
-      codes, first = _dense(codes, size)
+      codes, first = _number_codes(codes, size)
       size = len(first)
-    codes = codes * width + points[places + offset]
+    codes = codes * width + points[positions + offset]
     size *= width
-  codes, first = _dense(codes, size)
-  return codes, places[first]
+  codes, first = _number_codes(codes, size)
+  return codes, positions[first]
 
 
-def _dense(codes: Int[np.ndarray, " place"], size: int):
-  """Numbers the different codes; also returns where each of them stands."""
+def _number_codes(codes: Int[np.ndarray, " position"], size: int):
+  """Numbers the distinct codes below `size`; also returns an index of each."""
   if size > _TABLE * len(codes):
     _, first, ids = np.unique(codes, return_index=True, return_inverse=True)
     return ids, first
@@ -237,12 +244,12 @@ def _dense(codes: Int[np.ndarray, " place"], size: int):
 
 
 def relation(query: str, target: str) -> str:
-  """Returns how a query relates to a target.
+  """Returns the relation of a query to a target.
 
-  Compared are the sets of stemmed words without the commonest English words of
-  grammar and question. The same words: identical. The query lacks some: a
-  generalisation. It has more: a specialisation. Some of both: a reformulation.
-  None in common: a different topic. The rule knows no synonym.
+  The rule compares the sets of stemmed words, without function words. Equal
+  sets are "identical". A query that only lacks words is a "generalisation", one
+  that only adds words a "specialisation", one that does both a "reformulation".
+  Without common words it is a "different topic". The rule knows no synonyms.
 
   >>> relation("solar panel makers", "solar panel makers in Europe")
   'generalisation'
@@ -250,13 +257,15 @@ def relation(query: str, target: str) -> str:
   'identical'
 
   Args:
-    query: a text.
-    target: the text it is compared with.
+    query: text of the query.
+    target: text of the target.
 
   Returns:
     One of `RELATIONS`.
   """
-  bags = stems([query, target], stemmer="english", ignored=FUNCTION_WORDS)
+  bags = extract_stems(
+    [query, target], stemmer="english", ignored=FUNCTION_WORDS
+  )
   own, other = bags.sets()
   if own == other and own:
     return "identical"
@@ -267,21 +276,20 @@ def relation(query: str, target: str) -> str:
   return "specialisation" if own > other else "reformulation"
 
 
-def reformulations(query: str, number: int) -> list[str]:
-  """Returns near-duplicates of a query, none of them the query itself.
+def make_reformulations(query: str, number: int) -> list[str]:
+  """Makes near-duplicates of a query, none of them the query itself.
 
-  In this order: its words without function words (the keywords); the keywords
-  with the first half behind the second; the keywords with the longest one in
-  the other number (an "s" more or less); these backwards; and all words, with
-  that change, in their own order. What came before is left out: a query of one
-  word has few.
+  They come in this order: the keywords, which are its words without function
+  words; the keywords with their halves swapped; the keywords with the longest
+  one in the other number (an "s" more or less); these backwards; and all words
+  with that change. Duplicates are left out, so a query of one word has few.
 
-  >>> reformulations("are the dogs of the queen terriers", 3)
+  >>> make_reformulations("are the dogs of the queen terriers", 3)
   ['dogs queen terriers', 'queen terriers dogs', 'dogs queen terrier']
 
   Args:
-    query: its text.
-    number: how many at most.
+    query: text of the query.
+    number: maximum number of texts.
 
   Returns:
     Different texts, normalised, possibly fewer than `number`.
@@ -291,30 +299,32 @@ def reformulations(query: str, number: int) -> list[str]:
   keywords = keywords or words
   if not keywords:
     return []
-  inflected = _inflected(keywords, keywords)
+  inflected = _inflect_longest(keywords, keywords)
   half = len(keywords) // 2
-  made = (
+  variants = (
     keywords,
     [*keywords[half:], *keywords[:half]],
     inflected,
     inflected[::-1],
-    _inflected(words, keywords),
+    _inflect_longest(words, keywords),
   )
   own = " ".join(words)
-  texts = dict.fromkeys(map(" ".join, made))
+  texts = dict.fromkeys(map(" ".join, variants))
   return [text for text in texts if text != own][:number]
 
 
-def _inflected(words: Sequence[str], keywords: Sequence[str]) -> list[str]:
-  """Puts the longest keyword, the last of equals, into the other number."""
+def _inflect_longest(
+  words: Sequence[str], keywords: Sequence[str]
+) -> list[str]:
+  """Changes the number of the longest keyword, the last of equally long ones."""
   chosen = max(reversed(keywords), key=len)
-  return [_other_number(word) if word == chosen else word for word in words]
+  return [_change_number(word) if word == chosen else word for word in words]
 
 
-def _other_number(word: str) -> str:
-  """Takes an "s" from the end of a word, or puts one there.
+def _change_number(word: str) -> str:
+  """Removes an "s" from the end of a word, or adds one.
 
-  >>> [_other_number(word) for word in ("dogs", "dog", "class", "virus")]
+  >>> [_change_number(word) for word in ("dogs", "dog", "class", "virus")]
   ['dog', 'dogs', 'class', 'virus']
   """
   if word.endswith(("ss", "us", "is")) or not word[-1].isalpha():

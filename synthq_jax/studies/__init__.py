@@ -1,8 +1,8 @@
 """Whole studies: a frame that runs them, and one folder for each.
 
 A study is a configuration and four functions (`frame.Study`): `prepare` reads
-its data, `jobs` lists the results to be made, `result` puts them together and
-`page` shows them. `synthq study` runs the one that the gin files configure.
+its data, `jobs` lists the results to make, `result` combines them and `page`
+shows them. `synthq study` runs the study that the gin files configure.
 """
 
 __all__ = ["NAMES"]
@@ -13,4 +13,4 @@ NAMES = (
   "federated",
   "vectors",
 )
-"""Packages with a `STUDY`; they are imported when a study is asked for."""
+"""Packages with a `STUDY`, each imported when its study runs."""

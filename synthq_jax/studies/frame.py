@@ -1,8 +1,8 @@
-"""Runs a study: reads its data, makes what is not finished, writes one page.
+"""Runs a study: reads its data, makes unfinished results, writes one page.
 
-Each result of a study is a job with a fingerprint of its own: what is finished
-is read, so that a study that was killed goes on where it stopped, and another
-setting makes anew only what depends on it.
+Each result of a study is a job with its own fingerprint. A run reads finished
+results, so an interrupted study resumes where it stopped. A changed setting
+remakes only the results that depend on it.
 """
 
 import dataclasses
@@ -20,7 +20,16 @@ from synthq_jax.runtime import workspace
 from synthq_jax.storage import artifacts
 from synthq_jax.training import progress as progress_lib
 
-__all__ = ["Config", "Job", "Study", "Task", "grouped", "part", "run", "words"]
+__all__ = [
+  "Config",
+  "Job",
+  "Study",
+  "Task",
+  "group_by",
+  "load_words",
+  "make_part",
+  "run",
+]
 
 _Item = TypeVar("_Item")
 _BANNER = (
@@ -30,24 +39,24 @@ _BANNER = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """What every study is set by."""
+  """Settings of every study."""
 
   public_data: bool = False
-  """Whether the data is public. If not, everything lies in private/."""
+  """Whether the data is public. If not, all results are saved in private/."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """What the functions of a study are given."""
+  """Settings and folders that the functions of a study get."""
 
   config: Any
   """The study's own `Config`."""
   folders: workspace.Folders
-  """Of the working directory; a `Workspace` for a study with `needs_secret`."""
+  """Folders of the working directory; a `Workspace` if `needs_secret`."""
   root: pathlib.Path
-  """Where results go: below private/ unless the data is public."""
+  """Folder of results, below private/ unless the data is public."""
   progress: bool
-  """Whether bars are shown."""
+  """Whether to show progress bars."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,48 +64,48 @@ class Job:
   """One result of a study."""
 
   directory: pathlib.Path
-  """Of the result; below private/ where the result must not be shared."""
+  """Folder of the result; below private/ if the result must not be shared."""
   kind: type
-  """Of the result, a frozen dataclass."""
+  """Class of the result, a frozen dataclass."""
   digest: str
-  """Of everything the result depends on, and of no other result."""
+  """Fingerprint of everything the result depends on, and of no other result."""
   make: Callable[[], Any]
-  """Returns the result."""
+  """Function that makes the result."""
   state: pathlib.Path | None = None
-  """Of an unfinished training; removed when the result is saved."""
+  """Folder of an unfinished training; removed when the result is saved."""
 
-  def finished(self) -> Any:
-    """Makes and saves the result, or reads what is finished."""
-    found = artifacts.find(self.directory, self.kind, self.digest)
-    if found is None:
-      found = self.make()
-      artifacts.save(self.directory, found, self.digest)
+  def load_or_make(self) -> Any:
+    """Loads the finished result, or makes and saves it."""
+    result = artifacts.find(self.directory, self.kind, self.digest)
+    if result is None:
+      result = self.make()
+      artifacts.save(self.directory, result, self.digest)
     if self.state is not None:
       release_lib.remove(self.state)
-    return found
+    return result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-  """A configuration, and what is done with it."""
+  """The configuration class and the functions of a study."""
 
   config: type
-  """Of its settings, a subclass of `Config`."""
+  """Class of its settings, a subclass of `Config`."""
   prepare: Callable[[Task], Any]
-  """Reads the data, from which the other functions work."""
+  """Reads the data for the other functions."""
   jobs: Callable[[Task, Any], Sequence[Job]]
-  """Lists the results to be made, in order."""
+  """Lists the results to make, in order."""
   result: Callable[[Task, Any, Sequence[Any]], Any]
-  """Puts the results of all jobs together: a frozen dataclass."""
+  """Combines the results of all jobs into a frozen dataclass."""
   page: Callable[[Any], blocks.Page]
-  """Shows the result."""
+  """Makes the page of the combined result."""
   num_shown: int
-  """Parts of the page, from the first, whose tables the screen shows."""
+  """Number of first parts of the page whose tables the screen shows."""
   digests: Callable[[Any], tuple[str, ...]] = lambda data: ()
-  """Of the data, for the fingerprint of the whole result, which may be shared
-  where the results may."""
+  """Digests of the data, for the fingerprint of the combined result. The
+  fingerprint may be shared if the results may."""
   needs_secret: bool = False
-  """Whether it trains with privacy, and so is given the secret."""
+  """Whether the study trains with privacy and so needs the secret."""
 
 
 def run(
@@ -107,18 +116,19 @@ def run(
   progress: bool = True,
   on_accepted: Callable[[], None] = lambda: None,
 ) -> str:
-  """Makes what is not finished of a study, then writes its page.
+  """Makes the unfinished results of a study, then writes its page.
 
   Args:
-    study: what to run.
-    config: an instance of its `config`.
-    workdir: gets the results of all jobs, study.md, study.svg and result.json,
-      below private/ unless the data is public; one run at a time.
-    progress: whether bars are shown.
-    on_accepted: called once the working directory is ours.
+    study: study to run.
+    config: an instance of `study.config`.
+    workdir: folder of the results of all jobs, study.md, study.svg and
+      result.json, below private/ unless the data is public. Only one run may use
+      it at a time.
+    progress: whether to show progress bars.
+    on_accepted: function called once this run has locked the working directory.
 
   Returns:
-    The tables, and where the page lies.
+    The tables, and the path of the page.
 
   Raises:
     ValueError: if another run uses the directory, or the data cannot be read.
@@ -126,7 +136,7 @@ def run(
   with workspace.locked(workdir):
     folders = workspace.Folders(workdir)
     of_a_run = folders.public("prepare_data"), folders.private("prepare_data")
-    if any(place.exists() for place in of_a_run):
+    if any(path.exists() for path in of_a_run):
       raise ValueError(
         f"{workdir}: expected a working directory of studies, got that of a run:"
         " give another --workdir"
@@ -141,37 +151,37 @@ def run(
     task = Task(config=config, folders=folders, root=root, progress=progress)
     data = study.prepare(task)
     jobs = study.jobs(task, data)
-    made = []
+    results = []
     with progress_lib.bar("", None, progress, unit=" results") as bar:
       for job in jobs:
-        made.append(job.finished())
+        results.append(job.load_or_make())
         bar.update()
-    result = study.result(task, data, made)
+    result = study.result(task, data, results)
     digest = artifacts.fingerprint(config, *study.digests(data))
     artifacts.save(root, result, digest)
     page = study.page(result)
     if not config.public_data:
       page = dataclasses.replace(page, banner=_BANNER)
     page_lib.write(page, root / "study.md")
-  said = [*filter(None, [page.banner]), page_lib.text(page.introduction)]
+  texts = [*filter(None, [page.banner]), page_lib.text(page.introduction)]
   for part in page.parts[: study.num_shown]:
     shown = [b for b in part.blocks if not isinstance(b, blocks.Paragraph)]
     if any(isinstance(block, blocks.Table | blocks.Items) for block in shown):
-      said.append(page_lib.text([blocks.Heading(text=part.title), *shown]))
-  return "\n\n".join([*said, f"report: {root / 'study.md'}"])
+      texts.append(page_lib.text([blocks.Heading(text=part.title), *shown]))
+  return "\n\n".join([*texts, f"report: {root / 'study.md'}"])
 
 
-def part(title: str, *content: blocks.Block) -> blocks.Part:
-  """Returns a part of a page."""
+def make_part(title: str, *content: blocks.Block) -> blocks.Part:
+  """Makes a part of a page from its blocks."""
   return blocks.Part(title=title, blocks=content)
 
 
-def grouped(
+def group_by(
   items: Iterable[_Item], key: Callable[[_Item], Any]
 ) -> dict[Any, list[_Item]]:
-  """Returns items by their key, both in the order in which they came.
+  """Groups items by key; keys and items keep their order.
 
-  >>> grouped(["a1", "b1", "a2"], lambda text: text[0])
+  >>> group_by(["a1", "b1", "a2"], lambda text: text[0])
   {'a': ['a1', 'a2'], 'b': ['b1']}
   """
   groups: dict[Any, list[_Item]] = {}
@@ -180,6 +190,6 @@ def grouped(
   return groups
 
 
-def words(study: str) -> words_lib.Words:
-  """Returns the sentences of a study's page, from its words.toml."""
+def load_words(study: str) -> words_lib.Words:
+  """Loads the sentences of a study's page from its words.toml."""
   return words_lib.Words(pathlib.Path(__file__).parent / study / "words.toml")

@@ -131,7 +131,7 @@ def test_runs_are_samples_and_their_spread_is_recomputed():
   found = corpus_overlap.measure(config, kinds, corpus)
   places = []
   for kind, items in kinds.items():
-    sample = corpus_overlap._draw(config, kind, len(items))
+    sample = corpus_overlap._draw_positions(config, kind, len(items))
     assert sample.shape == (4, 10)
     drawn = [[items[i] for i in run] for run in sample]
     assert all(len(set(run)) == 10 for run in drawn)

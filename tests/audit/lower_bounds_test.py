@@ -116,7 +116,7 @@ def mahloujifar(num, guesses, correct, delta, significance):
 def test_the_one_run_bounds_are_those_of_the_papers(
   num, guesses, correct, delta
 ):
-  found = lower_bounds._one_run(num, guesses, correct, 0.05, delta)
+  found = lower_bounds._compute_one_run(num, guesses, correct, 0.05, delta)
   counts = num, guesses, correct, delta, 0.05
   expected = steinke(*counts), mahloujifar(*counts)
   np.testing.assert_allclose(found, expected, atol=2e-5)
@@ -226,7 +226,7 @@ def test_the_gdp_estimate_is_near_the_truth_and_no_bound():
 
 def test_the_gdp_estimate_of_next_to_nothing_is_nothing():
   for above in np.geomspace(1e-15, 0.1, 300):
-    found = lower_bounds._gdp_estimate(0.5 + above, 50, 50, 1e-9)
+    found = lower_bounds._estimate_gdp(0.5 + above, 50, 50, 1e-9)
     assert 0 <= found <= 40 * above
 
 
@@ -323,7 +323,7 @@ def test_ties_are_broken_by_the_seed_and_not_by_the_coin():
   same = np.zeros(200), np.zeros(200)
   guesses = lower_bounds.default_num_guesses(400)
   correct = [
-    lower_bounds._num_correct(np.ones(400), 200, guesses, seed)
+    lower_bounds._count_correct(np.ones(400), 200, guesses, seed)
     for seed in range(100)
   ]
   assert abs(np.mean(correct) - guesses / 2) < 3 * math.sqrt(guesses / 400)
@@ -411,7 +411,7 @@ def test_the_best_of_many_vain_attacks_keeps_the_joint_promise():
     corrects = {x.num_correct for x in found.attacks.values()}
     guesses = found.attacks["0"].num_guesses
     alone = [
-      lower_bounds._one_run(40, guesses, correct, 0.05, 1e-9)[0]
+      lower_bounds._compute_one_run(40, guesses, correct, 0.05, 1e-9)[0]
       for correct in corrects
     ]
     single += max(alone) == 0

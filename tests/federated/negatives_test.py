@@ -92,12 +92,12 @@ def test_the_hardest_are_those_a_plain_search_finds():
   encoders = _lookup()
   sentences = encoders.encode_sentences(1.0, tokens.sentences)
   queries = encoders.encode_queries(1.0, tokens.questions["train"])
-  found = negatives.hardest(
+  found = negatives.find_hardest(
     queries,
     sentences,
     k=6,
     answers=tokens.answers["train"],
-    same=clients.first_equal(tokens.sentences),
+    same=clients.find_first_equal(tokens.sentences),
   )
   for row, answers in enumerate(tokens.answers["train"]):
     scores = sentences.astype(np.float64) @ queries[row].astype(np.float64)
@@ -108,12 +108,12 @@ def test_the_hardest_are_those_a_plain_search_finds():
 def test_equally_near_sentences_stand_in_their_order():
   tokens = _tokens(12)
   encoders = Lookup(np.ones((64, 2), np.float32))
-  pool = negatives.hardest(
+  pool = negatives.find_hardest(
     encoders.encode_queries(1.0, tokens.questions["train"]),
     encoders.encode_sentences(1.0, tokens.sentences),
     k=3,
     answers=tokens.answers["train"],
-    same=clients.first_equal(tokens.sentences),
+    same=clients.find_first_equal(tokens.sentences),
   )
   np.testing.assert_array_equal(pool, [[1, 2, 3], [0, 2, 3], [0, 1, 3]])
 
@@ -210,9 +210,11 @@ def test_drawing_from_more_spreads_hubs():
   best, spread = (_mine(tokens, encoders, n=2, k=k) for k in (2, 20))
   assert np.mean(np.any(best == 0, axis=-1)) == 1.0
   assert np.mean(np.any(spread == 0, axis=-1)) < 0.3
-  assert negatives.hubness(best, 40) > 2 * negatives.hubness(spread, 40)
+  assert negatives.compute_hubness(best, 40) > 2 * negatives.compute_hubness(
+    spread, 40
+  )
 
 
 def test_hubness_is_the_skewness_of_what_is_there():
-  found = negatives.hubness(np.array([[[0, 1], [0, -1], [0, 2]]]), 4)
+  found = negatives.compute_hubness(np.array([[[0, 1], [0, -1], [0, 2]]]), 4)
   assert found == pytest.approx(scipy.stats.skew([3, 1, 1, 0]))

@@ -50,7 +50,7 @@ def test_genres_come_from_urls_and_unknown_ones_are_joined():
 
 
 def test_questions_label_the_passages_that_answer_them():
-  labels = partitions.labels_of_questions(
+  labels = partitions.label_by_questions(
     judged(4, 3), lambda question: question.text.split()[0]
   )
   assert labels == {"p0": "what", "p1": "who", "p2": "what"}

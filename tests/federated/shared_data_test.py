@@ -42,7 +42,7 @@ def test_wikiqas_labelled_sentences_become_ten_skewed_clients():
   judged = passages.from_sentences(
     beir.read_beir(path), beir.read_key(path, "doc")
   )
-  labels = partitions.labels_of_questions(
+  labels = partitions.label_by_questions(
     judged, lambda question: question.text.split()[0]
   )
   data = partitions.dirichlet(judged, labels, num_clients=10, alpha=0.5, seed=0)

@@ -42,20 +42,20 @@ def _table(tokens, n=2, epochs=1):
 
 
 def _arrays(tokens, table, *, widths=(4, 8), batch_size=4):
-  plan = training.plan(tokens, table, batch_size=batch_size, seed=0)
+  plan = training.make_plan(tokens, table, batch_size=batch_size, seed=0)
   slots = _slots(plan, 12, widths)
-  return plan, training.arrays(plan, tokens, slots)
+  return plan, training.make_arrays(plan, tokens, slots)
 
 
 def _slots(plan, longest, widths):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(training, "WIDTHS", widths)
-    return training.slots([plan], longest)
+    return training.compute_slots([plan], longest)
 
 
 @functools.cache
 def _loss_fn():
-  return jax.jit(training.loss_fn(_ENCODERS, temperature=_TEMPERATURE))
+  return jax.jit(training.make_loss(_ENCODERS, temperature=_TEMPERATURE))
 
 
 def _step(arrays, step):
@@ -94,11 +94,11 @@ def test_sentences_of_a_thousand_tokens_are_laid_with_the_widest():
   long = np.pad(tokens.sentences, ((0, 0), (0, 988)))
   long[::2, 12:200] = 7
   tokens = dataclasses.replace(tokens, sentences=long)
-  plan = training.plan(tokens, _table(tokens), batch_size=4, seed=0)
+  plan = training.make_plan(tokens, _table(tokens), batch_size=4, seed=0)
   losses = []
   for widths in ((1000,), (128, 1000)):
     slots = _slots(plan, 1000, widths)
-    arrays = training.arrays(plan, tokens, slots)
+    arrays = training.make_arrays(plan, tokens, slots)
     losses.append(_loss_fn()(_params(), _step(arrays, 0)))
   assert {"sentences_128", "sentences_1000"} <= arrays.keys()
   np.testing.assert_allclose(*losses, rtol=1e-4)
@@ -111,7 +111,7 @@ def test_a_step_of_padding_has_finite_gradients():
     name: np.zeros_like(array[0]) if name != "is_padding" else array[0] | True
     for name, array in arrays.items()
   }
-  loss = training.loss_fn(_ENCODERS, temperature=_TEMPERATURE)
+  loss = training.make_loss(_ENCODERS, temperature=_TEMPERATURE)
   value, gradient = jax.jit(
     jax.value_and_grad(lambda params: jnp.sum(loss(params, empty)))
   )(_params())
@@ -164,7 +164,7 @@ def test_a_client_alone_is_what_its_round_of_averaging_gives():
   # Adam would make whole steps of what rounding leaves of a gradient.
   optimizer = optax.sgd(0.1)
   update = fedavg.local_training(
-    training.loss_fn(_ENCODERS, temperature=_TEMPERATURE), optimizer
+    training.make_loss(_ENCODERS, temperature=_TEMPERATURE), optimizer
   )
   averaged = fedavg.mean([(jax.jit(update)(_params(), arrays), 3.0)])
   alone = _train(tokens, rounds=1, optimizer=optimizer)
@@ -240,7 +240,7 @@ def _random(questions=11, sentences=40, seed=0):
 
 def _plan(tokens, n=3, epochs=2, batch_size=4, **options):
   table = negatives.random_negatives(tokens, n=n, seed=0, epochs=epochs)
-  return table, training.plan(
+  return table, training.make_plan(
     tokens, table, batch_size=batch_size, seed=1, **options
   )
 
@@ -293,8 +293,8 @@ def test_what_answers_a_question_is_never_its_negative():
 def test_arrays_hold_the_columns_in_slots_as_wide_as_they_need():
   tokens = _random()
   _, plan = _plan(tokens, n=8)
-  slots = training.slots([plan], 128)
-  arrays = training.arrays(plan, tokens, slots)
+  slots = training.compute_slots([plan], 128)
+  arrays = training.make_arrays(plan, tokens, slots)
   names = sorted((name for name in arrays if "sent" in name), reverse=True)
   assert names == ["sentences_128", "sentences_064", "sentences_032"]
   for step, columns in enumerate(plan.columns):
@@ -317,11 +317,11 @@ def test_arrays_hold_the_columns_in_slots_as_wide_as_they_need():
 def test_slots_of_several_clients_hold_each_of_them():
   one, other = _random(seed=0), _random(questions=5, seed=1)
   plans = [_plan(tokens)[1] for tokens in (one, other)]
-  slots = training.slots(plans, 128)
+  slots = training.compute_slots(plans, 128)
   shapes = [
     {name: x.shape[1:] for name, x in arrays.items()}
     for arrays in (
-      training.arrays(plan, tokens, slots)
+      training.make_arrays(plan, tokens, slots)
       for plan, tokens in zip(plans, (one, other), strict=True)
     )
   ]
@@ -330,8 +330,8 @@ def test_slots_of_several_clients_hold_each_of_them():
   few = ((32, 16), (64, 0), (128, 0))
   short = _long_tokens(((0,),) * 3, [3] * 9)
   _, plan = _plan(short)
-  assert training.slots([plan], 128) == few
-  assert training.slots([plan], 128, at_least=slots) == slots
+  assert training.compute_slots([plan], 128) == few
+  assert training.compute_slots([plan], 128, at_least=slots) == slots
 
 
 def test_short_collections_have_one_width():
@@ -340,7 +340,7 @@ def test_short_collections_have_one_width():
   _, plan = _plan(tokens)
   slots = _slots(plan, 48, (64, 128))
   assert slots == ((48, 16),)
-  assert "sentences_048" in training.arrays(plan, tokens, slots)
+  assert "sentences_048" in training.make_arrays(plan, tokens, slots)
 
 
 def test_the_order_depends_on_seed_client_and_round_alone():
@@ -348,7 +348,7 @@ def test_the_order_depends_on_seed_client_and_round_alone():
   table = negatives.random_negatives(tokens, n=1, seed=0)
 
   def order(tokens=tokens, seed=1, **options):
-    plan = training.plan(tokens, table, batch_size=4, seed=seed, **options)
+    plan = training.make_plan(tokens, table, batch_size=4, seed=seed, **options)
     return plan.questions
 
   np.testing.assert_array_equal(order(), order())
@@ -359,8 +359,10 @@ def test_the_order_depends_on_seed_client_and_round_alone():
 
 def test_a_client_without_questions_has_no_steps():
   tokens = _long_tokens((), [3, 4])
-  plan = training.plan(
+  plan = training.make_plan(
     tokens, np.zeros((1, 0, 2), np.int32), batch_size=4, seed=0
   )
-  arrays = training.arrays(plan, tokens, training.slots([plan], 128))
+  arrays = training.make_arrays(
+    plan, tokens, training.compute_slots([plan], 128)
+  )
   assert arrays["questions"].shape == (0, 4, 4)

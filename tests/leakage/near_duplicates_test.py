@@ -301,7 +301,7 @@ def test_trigrams_find_every_pair_with_its_coefficient_and_no_other(
   st.integers(1, 70),
 )
 def test_ngrams_of_any_length_are_those_cut_by_hand(values, n):
-  found = words.character_ngrams(values, n=n)
+  found = words.extract_character_ngrams(values, n=n)
   assert found.sets() == [ngrams(words.normalize(text), n) for text in values]
   assert len(set(found.values)) == len(found.values)
 
@@ -309,7 +309,7 @@ def test_ngrams_of_any_length_are_those_cut_by_hand(values, n):
 def test_long_ngrams_of_many_letters_do_not_run_over():
   letters = "".join(map(chr, range(0x4E00, 0x5E00)))
   values = [letters, letters[::-1], letters[7:]]
-  found = words.character_ngrams(values, n=9)
+  found = words.extract_character_ngrams(values, n=9)
   assert found.sets() == [ngrams(text, 9) for text in values]
 
 

@@ -45,13 +45,13 @@ NEAR = [
 
 
 def sets(size: int, seed: int = 0, number: int = 6) -> list[splits.Split]:
-  random = splits.filler(pool(), size, seed=seed)
+  random = splits.draw_filler(pool(), size, seed=seed)
   leaks = ((), NEAR, TEST)
   return [
     splits.build(
       name,
       random,
-      splits.leaked(each, number, seed=seed) if each else (),
+      splits.draw_leaked(each, number, seed=seed) if each else (),
       size=size,
       seed=seed,
     )
@@ -64,7 +64,7 @@ def filler_of(made: splits.Split):
 
 
 def test_filler_is_a_query_with_a_relevant_and_a_non_relevant_document():
-  drawn = splits.filler(pool(), 100, seed=0)
+  drawn = splits.draw_filler(pool(), 100, seed=0)
   assert len(set(drawn)) == len(drawn) == 100
   for each in drawn:
     assert QRELS[each.query_id][each.relevant_id] > 0
@@ -75,17 +75,17 @@ def test_filler_is_a_query_with_a_relevant_and_a_non_relevant_document():
 
 
 def test_every_query_has_its_turn_before_any_comes_again():
-  drawn = splits.filler(pool(), 75, seed=0)
+  drawn = splits.draw_filler(pool(), 75, seed=0)
   counts = collections.Counter(each.query_id for each in drawn)
   assert set(counts.values()) == {2, 3}
   assert {each.query_id for each in drawn[:30]} == set(QUERIES)
 
 
 def test_a_smaller_filler_begins_a_larger_one_and_seeds_differ():
-  large = splits.filler(pool(), 60, seed=1)
-  assert splits.filler(pool(), 20, seed=1) == large[:20]
-  assert splits.filler(pool(), 60, seed=1) == large
-  assert splits.filler(pool(), 60, seed=2) != large
+  large = splits.draw_filler(pool(), 60, seed=1)
+  assert splits.draw_filler(pool(), 20, seed=1) == large[:20]
+  assert splits.draw_filler(pool(), 60, seed=1) == large
+  assert splits.draw_filler(pool(), 60, seed=2) != large
 
 
 def test_the_order_of_the_judgements_does_not_matter():
@@ -93,14 +93,14 @@ def test_the_order_of_the_judgements_does_not_matter():
     queries=dict(reversed(QUERIES.items())),
     qrels=dict(reversed(QRELS.items())),
   )
-  assert splits.filler(backwards, 40, seed=0) == splits.filler(
+  assert splits.draw_filler(backwards, 40, seed=0) == splits.draw_filler(
     pool(), 40, seed=0
   )
 
 
 def test_a_document_relevant_to_a_test_query_is_in_no_filler():
   judged = QRELS | {"q0": {"secret": 1}, "q1": {"dq1": 1, "secret": 1}}
-  drawn = splits.filler(pool(qrels=judged), 60, seed=0)
+  drawn = splits.draw_filler(pool(qrels=judged), 60, seed=0)
   held = {id_ for i in drawn for id_ in (i.relevant_id, i.non_relevant_id)}
   assert "secret" not in held
   assert "q0" not in {each.query_id for each in drawn}
@@ -114,9 +114,9 @@ def test_queries_are_searched_once_and_only_as_far_as_needed(monkeypatch):
     asked.extend(ids)
     return {query: FOUND[query] for query in ids}
 
-  splits.filler(pool(search=search), 10, seed=0)
+  splits.draw_filler(pool(search=search), 10, seed=0)
   assert len(asked) == len(set(asked)) == 16
-  splits.filler(pool(search=search), 90, seed=0)
+  splits.draw_filler(pool(search=search), 90, seed=0)
   assert len(asked) == 16 + 30
 
 
@@ -134,7 +134,7 @@ def test_the_three_kinds_differ_in_the_leaked_part_alone():
 
 
 def test_leaks_take_turns_and_never_repeat():
-  drawn = splits.leaked(NEAR, 18, seed=0)
+  drawn = splits.draw_leaked(NEAR, 18, seed=0)
   assert len(set(drawn)) == 18
   assert collections.Counter(each.target for each in drawn) == {
     "t1": 6, "t2": 6, "t3": 6,
@@ -149,25 +149,27 @@ def test_different_leaked_queries_come_before_any_repeats():
   """Fröbe et al. draw 500 of 648 verified queries, not three of each topic."""
   many = [leak("t1", f"t1-{i}", f"near {i}") for i in range(5)]
   some = [*many, leak("t2", "t2-a", "near a"), leak("t3", "t1-0", "near 0")]
-  drawn = splits.leaked(some, 6, seed=0, different=True)
+  drawn = splits.draw_leaked(some, 6, seed=0, different=True)
   assert len({each.query_id for each in drawn}) == 6
   # In turns, one query of t2 is drawn twice before all of t1's are.
-  assert len({e.query_id for e in splits.leaked(some, 6, seed=0)}) < 6
+  assert len({e.query_id for e in splits.draw_leaked(some, 6, seed=0)}) < 6
   orders = {
-    tuple(e.query_id for e in splits.leaked(some, 4, seed=s, different=True))
+    tuple(
+      e.query_id for e in splits.draw_leaked(some, 4, seed=s, different=True)
+    )
     for s in range(8)
   }
   assert len(orders) > 1
-  more = splits.leaked(some, 12, seed=0, different=True)
+  more = splits.draw_leaked(some, 12, seed=0, different=True)
   assert more[:6] == drawn and len(set(more)) == 12  # then others repeat
 
 
 def test_two_sources_of_filler_take_turns():
   second = frozenset(sorted(QUERIES)[:8])
-  drawn = splits.filler(pool(second=second), 16, seed=0)
+  drawn = splits.draw_filler(pool(second=second), 16, seed=0)
   of_second = [each.query_id in second for each in drawn]
   assert sum(of_second) == 8
-  assert splits.filler(pool(second=second), 6, seed=0) == drawn[:6]
+  assert splits.draw_filler(pool(second=second), 6, seed=0) == drawn[:6]
 
 
 def test_the_number_of_leaks_does_not_grow_with_the_set():
@@ -179,17 +181,17 @@ def test_the_number_of_leaks_does_not_grow_with_the_set():
 
 def test_what_cannot_be_built_is_refused():
   with pytest.raises(ValueError, match="for 200 triples .* got 150 from 30"):
-    splits.filler(pool(), 200, seed=0)
+    splits.draw_filler(pool(), 200, seed=0)
   with pytest.raises(ValueError, match="for 19 triples, got 18 from 3 leak"):
-    splits.leaked(TEST, 19, seed=0)
+    splits.draw_leaked(TEST, 19, seed=0)
   with pytest.raises(ValueError, match="got 0 from 0 leaked queries"):
-    splits.leaked([], 1, seed=0)
+    splits.draw_leaked([], 1, seed=0)
   without = [leak("t1", "t1", "x", relevant=())]
   with pytest.raises(ValueError, match="got 0 from 1 leaked"):
-    splits.leaked(without, 1, seed=0)
+    splits.draw_leaked(without, 1, seed=0)
   random, leaks = (
-    splits.filler(pool(), 9, seed=0),
-    splits.leaked(TEST, 9, seed=0),
+    splits.draw_filler(pool(), 9, seed=0),
+    splits.draw_leaked(TEST, 9, seed=0),
   )
   for name, size, words in (
     ("near leakage", 8, "1 to 8 leaked triples .* got 9"),
@@ -230,22 +232,22 @@ TEXTS = {"n": "no", "d1": "one", "d2": "two", "d3": "three", "d4": "four"}
 
 
 def test_a_manifest_counts_queries_and_targets():
-  made = splits.manifest(SPLIT, TEXTS)
+  made = splits.make_manifest(SPLIT, TEXTS)
   assert (made.name, made.size, made.seed) == ("near leakage", 10, 3)
   assert (made.num_leaked, made.num_queries) == (6, 4)  # instances; queries
   assert (made.num_leaked_queries, made.num_targets) == (2, 2)
-  assert splits.manifest(SPLIT, TEXTS) == made
+  assert splits.make_manifest(SPLIT, TEXTS) == made
 
 
 @pytest.mark.parametrize("document", ["d1", "d4"])  # of filler, and leaked
 def test_digests_follow_the_texts_of_the_documents(document):
-  made = splits.manifest(SPLIT, TEXTS)
-  other = splits.manifest(SPLIT, TEXTS | {document: "something else"})
+  made = splits.make_manifest(SPLIT, TEXTS)
+  other = splits.make_manifest(SPLIT, TEXTS | {document: "something else"})
   assert other.digest != made.digest
 
 
 def test_digests_follow_queries_targets_and_order():
-  made = splits.manifest(SPLIT, TEXTS)
+  made = splits.make_manifest(SPLIT, TEXTS)
   first, *rest = SPLIT.triples
   for changed in (
     (dataclasses.replace(first, query="other words"), *rest),
@@ -254,4 +256,4 @@ def test_digests_follow_queries_targets_and_order():
     SPLIT.triples[::-1],
   ):
     split = dataclasses.replace(SPLIT, triples=changed)
-    assert splits.manifest(split, TEXTS).digest != made.digest
+    assert splits.make_manifest(split, TEXTS).digest != made.digest

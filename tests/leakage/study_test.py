@@ -15,14 +15,14 @@ def values(rng, mean: float, number: int = 50) -> dict[str, float]:
 
 def test_folds_hold_every_query_once_and_depend_on_the_seed_alone():
   queries = [f"q{i}" for i in range(23)]
-  folds = study.folds_of(queries, 5, seed=0)
+  folds = study.make_folds(queries, 5, seed=0)
   assert sorted(map(len, folds)) == [4, 4, 5, 5, 5]
   assert sorted(q for fold in folds for q in fold) == sorted(queries)
-  assert study.folds_of(queries[::-1], 5, seed=0) == folds
-  assert study.folds_of(queries, 5, seed=1) != folds
+  assert study.make_folds(queries[::-1], 5, seed=0) == folds
+  assert study.make_folds(queries, 5, seed=1) != folds
   for number in (1, 24):
     with pytest.raises(ValueError, match=f"got {number}"):
-      study.folds_of(queries, number, seed=0)
+      study.make_folds(queries, number, seed=0)
 
 
 def test_a_size_is_chosen_on_the_other_folds():
@@ -54,7 +54,7 @@ def test_choosing_does_not_look_at_the_fold_that_is_scored():
   picked, peeked = [], []
   for _ in range(200):
     of_size = {size: values(rng, 0.5, 20) for size in range(1, 9)}
-    folds = study.folds_of(list(of_size[1]), 5, seed=0)
+    folds = study.make_folds(list(of_size[1]), 5, seed=0)
     chosen = study.choose_sizes(of_size, folds).per_query
     picked.append(np.mean(list(chosen.values())))
     peeked.append(max(np.mean(list(v.values())) for v in of_size.values()))
@@ -128,8 +128,8 @@ def test_equal_systems_do_not_differ():
 
 def test_fewer_is_better_for_the_first_rank_alone():
   means = {"a": 1.0, "b": 2.0, "c": 2.0}
-  assert study.order(means, "P@1") == ["b", "c", "a"]
-  assert study.order(means, "MFR") == ["a", "b", "c"]
+  assert study.rank_systems(means, "P@1") == ["b", "c", "a"]
+  assert study.rank_systems(means, "MFR") == ["a", "b", "c"]
 
 
 RUN = {
@@ -139,7 +139,7 @@ RUN = {
 
 
 def test_ranks_offsets_and_scores_are_means_over_a_querys_leaks():
-  found = study.memory(
+  found = study.measure_memory(
     RUN, RUN, [("q1", "b", "d"), ("q1", "a", "c"), ("q2", "y", "x")]
   )
   assert found.ranks == {"q1": 1.5, "q2": 2.0}
@@ -150,25 +150,25 @@ def test_ranks_offsets_and_scores_are_means_over_a_querys_leaks():
 def test_a_document_that_was_missed_is_inserted_among_the_candidates():
   scored = {"q": {f"d{i}": 9.0 - i for i in range(8)}}
   candidates = {"q": {"d1": 0.0, "d3": 0.0, "d5": 0.0}}
-  found = study.memory(scored, candidates, [("q", "d4", "d7")])
+  found = study.measure_memory(scored, candidates, [("q", "d4", "d7")])
   assert found.ranks == {"q": 3.0}  # behind d1 and d3; d0 and d2 do not count
   assert found.offsets == {"q": 4.0 - 3.0}
-  assert study.memory(scored, candidates, [("q", "d0", "d1")]).offsets == {
-    "q": 0.0
-  }
+  assert study.measure_memory(
+    scored, candidates, [("q", "d0", "d1")]
+  ).offsets == {"q": 0.0}
   with pytest.raises(ValueError, match="leaked documents of a query, got"):
-    study.memory(scored, candidates, [("q", "d9", "d0")])
+    study.measure_memory(scored, candidates, [("q", "d9", "d0")])
 
 
 def test_the_rank_of_equal_scores_is_that_of_the_run():
   run = {"q": {"b": 1.0, "a": 1.0}}
-  found = study.memory(run, run, [("q", "a", "b")])
+  found = study.measure_memory(run, run, [("q", "a", "b")])
   assert found.ranks == {"q": 2.0}
 
 
 def test_no_leaks_are_refused():
   with pytest.raises(ValueError, match="got none"):
-    study.memory(RUN, RUN, [])
+    study.measure_memory(RUN, RUN, [])
 
 
 def test_repetitions_are_averaged_query_by_query():

@@ -48,7 +48,7 @@ def test_seen_from_the_other_side_a_relation_is_mirrored(query, target):
 
 
 def test_the_rules_come_in_their_order():
-  made = words.reformulations(
+  made = words.make_reformulations(
     "Does the Golden Eagle build its nests in trees?", 9
   )
   assert made == [
@@ -61,24 +61,24 @@ def test_the_rules_come_in_their_order():
 
 
 def test_a_query_of_one_word_has_few_and_one_of_none_has_none():
-  assert words.reformulations("Cats", 4) == ["cat"]
-  assert words.reformulations("is it", 4) == [
+  assert words.make_reformulations("Cats", 4) == ["cat"]
+  assert words.make_reformulations("is it", 4) == [
     "it is",
     "is its",
     "its is",
   ]
-  assert words.reformulations("?!", 4) == []
+  assert words.make_reformulations("?!", 4) == []
 
 
 @pytest.mark.parametrize(
   "query", ["deep red green seas", "who is the king of Rome?"]
 )
 def test_none_is_the_query_and_none_comes_twice(query):
-  made = words.reformulations(query, 9)
+  made = words.make_reformulations(query, 9)
   assert len(set(made)) == len(made) >= 3
   assert query.lower().strip("?") not in made
-  assert made == words.reformulations(query, 9)
-  assert words.reformulations(query, 2) == made[:2]
+  assert made == words.make_reformulations(query, 9)
+  assert words.make_reformulations(query, 2) == made[:2]
 
 
 def test_forgotten_stems_are_worked_out_again(monkeypatch):
@@ -86,11 +86,11 @@ def test_forgotten_stems_are_worked_out_again(monkeypatch):
   detector = near_duplicates.TokenSet(stemmer="porter", threshold=0.5)
   whole = detector.index(queries).match(queries)
   monkeypatch.setattr(words, "_CACHED", 3)
-  words._stems.cache_clear()
+  words._make_stemmer.cache_clear()
   again = detector.index(queries).match(queries)
   for one, other in zip(whole, again, strict=True):
     np.testing.assert_array_equal(one, other)
-  assert words._stems("porter").cache_info().currsize <= 3
+  assert words._make_stemmer("porter").cache_info().currsize <= 3
 
 
 UNSEEN = (
@@ -103,7 +103,7 @@ def test_what_nobody_sees_hides_no_copy(unseen):
   """A soft hyphen or a joiner from a page made two words of one."""
   hidden = unseen.join("measles outbreak")
   assert words.normalize(hidden) == "measles outbreak"
-  copy, own = words.whole([hidden, "Measles outbreak"]).sets()
+  copy, own = words.extract_whole_text([hidden, "Measles outbreak"]).sets()
   assert copy == own
 
 

@@ -103,7 +103,7 @@ def test_every_method_scores_every_test_question_of_every_client(finished):
     assert [r.client for r in one.ranks] == ["north", "south", "west"]
     assert all(len(r.sentence) == len(r.passage) == 3 for r in one.ranks)
   # BM25 finds passages by the two words that questions share with them.
-  assert page.values([main[0]])[0].mean() > 0.5
+  assert page.average_values([main[0]])[0].mean() > 0.5
 
 
 def test_the_report_has_a_row_for_each_method_and_setting(finished):
@@ -170,17 +170,17 @@ def test_dev_questions_choose_the_rate_and_the_round(
     methods=(methods.BASE, methods.CENTRAL, methods.EQUAL, "+ query encoder"),
   )
   trained = []
-  real = methods._Maker._towers
+  real = methods._Maker._train_towers
 
   def towers(self, rate, shared):
     made = real(self, rate, shared)
     trained.append((made, rate))
     return made
 
-  monkeypatch.setattr(methods._Maker, "_towers", towers)
+  monkeypatch.setattr(methods._Maker, "_train_towers", towers)
   monkeypatch.setattr(
     methods._Maker,
-    "_dev",
+    "_score_on_dev",
     lambda self, found: next(rate for one, rate in trained if one is found),
   )
   asked = []
@@ -192,12 +192,12 @@ def test_dev_questions_choose_the_rate_and_the_round(
 
     return score
 
-  monkeypatch.setattr(methods._Maker, "_score_of", score_of)
+  monkeypatch.setattr(methods._Maker, "_make_score", score_of)
   run(tuned, tmp_path / "run", progress=False)
   # Towers that other dev questions chose are not those of these.
   other = dataclasses.replace(tuned, dev_split="other")
   states = {
-    context(one, tmp_path / "run").place("everyone", 0, ("bm25",))
+    context(one, tmp_path / "run").get_path("everyone", 0, ("bm25",))
     for one in (tuned, other)
   }
   assert len(states) == 2
@@ -205,14 +205,16 @@ def test_dev_questions_choose_the_rate_and_the_round(
   assert {one.learning_rate for one in outcomes} == {2e-3}
   assert len(outcomes) == 4 and len(asked) >= 4 * 2
   made = context(tuned, tmp_path / "run", learning_rate=2e-3)
-  first = training.best_round(made, 0, ("bm25", "static"), lambda params: 1)
-  last = training.federated(made, 0, ("bm25", "static"))
+  first = training.train_best_round(
+    made, 0, ("bm25", "static"), lambda params: 1
+  )
+  last = training.train_federated(made, 0, ("bm25", "static"))
   assert equal(first, last)  # of equals the last
   scores = iter((2, 1))
-  first = training.best_round(
+  first = training.train_best_round(
     made, 0, ("bm25", "static"), lambda params: next(scores)
   )
-  assert equal(first, training.federated(made, 0, ("bm25",)))
+  assert equal(first, training.train_federated(made, 0, ("bm25",)))
 
 
 def test_central_takes_no_more_steps_than_the_largest_client(
@@ -227,15 +229,15 @@ def test_central_takes_no_more_steps_than_the_largest_client(
 
   monkeypatch.setattr(training.training, "train_alone", watched)
   made = context(config, tmp_path)
-  few = training.central(made, 0, ("bm25",), equal_updates=True)
-  many = training.central(made, 0, ("bm25",))
+  few = training.train_central(made, 0, ("bm25",), equal_updates=True)
+  many = training.train_central(made, 0, ("bm25",))
   assert steps == [2, None]  # six questions in batches of four
   assert not equal(few, many)
 
 
 def context(config, tmp_path, **recipe):
   data = study_data.build(config)
-  made = training.contexts(config, data, tmp_path / "states")
+  made = training.make_contexts(config, data, tmp_path / "states")
   return made(dataclasses.replace(config.recipe, **recipe), 1.0)
 
 
@@ -247,8 +249,12 @@ def equal(one, other):
 def test_methods_that_begin_alike_share_their_rounds(config, tmp_path):
   made = context(config, tmp_path)
   ended = []
-  training.federated(made, 0, ("bm25", "bm25"), lambda: ended.append("bm25"))
-  training.federated(made, 0, ("bm25", "static"), lambda: ended.append("more"))
+  training.train_federated(
+    made, 0, ("bm25", "bm25"), lambda: ended.append("bm25")
+  )
+  training.train_federated(
+    made, 0, ("bm25", "static"), lambda: ended.append("more")
+  )
   assert ended == ["bm25", "bm25", "more"]
 
 
@@ -256,17 +262,17 @@ def test_a_training_that_was_killed_ends_the_same_to_the_bit(
   config, tmp_path, monkeypatch
 ):
   """Its shapes, too: other ones are other sums, and other last bits."""
-  real, asked, ended = training.training.slots, [], []
+  real, asked, ended = training.training.compute_slots, [], []
 
   def slots(plans, longest, *, at_least):
     asked.append(at_least)
     return real(plans, longest, at_least=at_least)
 
-  monkeypatch.setattr(training.training, "slots", slots)
+  monkeypatch.setattr(training.training, "compute_slots", slots)
   history = ("bm25", "static")
-  whole = training.federated(context(config, tmp_path / "a"), 0, history)
-  training.federated(context(config, tmp_path / "b"), 0, history[:1])
-  again = training.federated(
+  whole = training.train_federated(context(config, tmp_path / "a"), 0, history)
+  training.train_federated(context(config, tmp_path / "b"), 0, history[:1])
+  again = training.train_federated(
     context(config, tmp_path / "b"), 0, history, lambda: ended.append(1)
   )
   assert len(ended) == 1 and equal(whole, again)
@@ -316,12 +322,13 @@ def test_vectors_are_those_of_the_tower_that_is_asked_for(config, tmp_path):
 
 def test_seeds_and_negatives_change_what_is_trained(config, tmp_path):
   made = context(config, tmp_path)
-  first = training.federated(made, 0, ("bm25",))
-  assert not equal(first, training.federated(made, 1, ("bm25",)))
-  assert not equal(first, training.federated(made, 0, ("random",)))
-  assert not equal(first, training.central(made, 0, ("bm25",)))
+  first = training.train_federated(made, 0, ("bm25",))
+  assert not equal(first, training.train_federated(made, 1, ("bm25",)))
+  assert not equal(first, training.train_federated(made, 0, ("random",)))
+  assert not equal(first, training.train_central(made, 0, ("bm25",)))
   assert not equal(
-    training.alone(made, 0, ("bm25",), 0), training.alone(made, 0, ("bm25",), 1)
+    training.train_alone(made, 0, ("bm25",), 0),
+    training.train_alone(made, 0, ("bm25",), 1),
   )
 
 
@@ -339,17 +346,17 @@ def test_a_learning_rate_of_its_own_is_that_of_central_alone(config, tmp_path):
   history = fast.recipe.history("static", "bm25")
   central = artifacts.load(tmp_path, methods.Study).outcomes[-1]
   again = context(config, tmp_path / "again", learning_rate=1e-2)
-  towers = training.central(again, 0, history)
-  assert equal(training.central(fast, 0, history), towers)
+  towers = training.train_central(again, 0, history)
+  assert equal(training.train_central(fast, 0, history), towers)
   assert not equal(
-    training.central(context(config, tmp_path), 0, history), towers
+    training.train_central(context(config, tmp_path), 0, history), towers
   )
-  scored, _ = methods.scored(
+  scored, _ = methods.score_towers(
     again, methods.Towers([towers] * 3, [towers] * 3), 0, config.test_split
   )
   assert central.method == methods.CENTRAL
   assert central.ranks == tuple(scored)
-  assert not training._newest(fast, "federated", 0, history)[0]
+  assert not training._restore_newest(fast, "federated", 0, history)[0]
 
 
 def test_central_with_another_setting_keeps_its_learning_rate(config):
@@ -364,7 +371,7 @@ def test_central_with_another_setting_keeps_its_learning_rate(config):
     shares_tried=(0.5,),
   )
   rates = {
-    row.variant: row.recipe.learning_rate for row in methods._rows(tried)
+    row.variant: row.recipe.learning_rate for row in methods._list_rows(tried)
   }
   assert rates == {
     "": 1e-2, "top=3": 1e-2, "learning_rate=0.0001": 1e-4, "share=0.5": 1e-2,
@@ -373,7 +380,7 @@ def test_central_with_another_setting_keeps_its_learning_rate(config):
 
 def test_a_personal_tower_leaves_the_sentences_where_they_are(config, tmp_path):
   made = context(config, tmp_path)
-  towers = methods.personalised(made, made.start, 0, config.personal, None)
+  towers = methods.personalise(made, made.start, 0, config.personal, None)
   for own in towers.query:
     assert equal(own["sentence"], made.start["sentence"])
     assert not equal(own["query"], made.start["query"])
@@ -382,7 +389,7 @@ def test_a_personal_tower_leaves_the_sentences_where_they_are(config, tmp_path):
 
 def test_a_smaller_share_is_part_of_a_larger_one(config):
   data = study_data.build(config)
-  half, third = (study_data.thinned(data, share) for share in (0.5, 0.34))
+  half, third = (study_data.thin(data, share) for share in (0.5, 0.34))
   for small, large, full in zip(
     third.clients, half.clients, data.clients, strict=True
   ):
@@ -532,7 +539,7 @@ def study(by_method):
 
 
 def table_of(found, number):
-  return page.page(found).parts[number].blocks[1]
+  return page.make_page(found).parts[number].blocks[1]
 
 
 def test_tables_show_the_mean_over_clients_and_that_over_questions():
@@ -572,7 +579,7 @@ def test_a_drawing_shows_the_largest_of_many_clients():
     facts=dataclasses.replace(few.facts, clients=tuple(clients)),
     outcomes=(dataclasses.replace(few.outcomes[0], ranks=tuple(ranks)),),
   )
-  drawing = page._drawing(many.facts, many.outcomes)
+  drawing = page._draw(many.facts, many.outcomes)
   shown = [one.name for one in clients if f">{one.name} (" in drawing]
   assert shown == [f"c{size}" for size in range(11, 51)]
 

@@ -185,7 +185,7 @@ def test_the_noise_has_the_scale_that_is_claimed(
   data = types.SimpleNamespace(digest="d", pairs=np.zeros((30, 2), np.int32))
   space = workspace.Workspace(tmp_path)
   job = training.Trainer(CONFIG, NET, row, 0, space, data)
-  fn = training._clipped(NET.build(), row, job.sampler.max_batch_size)
+  fn = training._make_clipped(NET.build(), row, job.sampler.max_batch_size)
   tx = job._optimizer(fn, 1.5, jax.random.key(3))
   zeros = {"a": jnp.zeros(40_000), "b": jnp.zeros(40_000)}
   drawn, _ = tx.update(zeros, tx.init(zeros), zeros)
@@ -338,7 +338,7 @@ def test_no_two_trainings_share_batches_or_noise(tmp_path, monkeypatch, secret):
   )
   monkeypatch.setattr(study_lib.Encoder, "build", lambda self: net)
   monkeypatch.setattr(image_pairs, "train", skipped)
-  monkeypatch.setattr(training, "_scores", lambda *_: scores)
+  monkeypatch.setattr(training, "_compute_scores", lambda *_: scores)
   two = dataclasses.replace(NET, seeds=2)
   other = dataclasses.replace(two, name="other", dim=3)
   config = dataclasses.replace(
@@ -531,7 +531,7 @@ def test_several_batches_make_one_step_with_noise_of_their_own(tmp_path):
   trainer = training.Trainer(
     config, net, row, 0, workspace.Workspace(tmp_path, 3), data
   )
-  grad_fn = training._clipped(net.build(), row, 30)
+  grad_fn = training._make_clipped(net.build(), row, 30)
   tx = trainer._optimizer(grad_fn, 0.0, jax.random.key(0))
   params = {"w": jnp.zeros(3)}
   state, updates = tx.init(params), []
@@ -622,7 +622,7 @@ def test_figures_are_means_over_seeds_beside_the_row_without_privacy(
   monkeypatch.setattr(
     plots, "together", lambda panels, **_: drawn.append(panels) or "<svg/>"
   )
-  page = page_lib.page(study)
+  page = page_lib.make_page(study)
   scored, described = page.parts[0].blocks[0], page.parts[1].blocks[0]
   cells = [dict(zip(scored.header, row, strict=True)) for row in scored.rows]
   assert [one["k-NN accuracy"] for one in cells] == [
@@ -666,7 +666,7 @@ def test_figures_are_means_over_seeds_beside_the_row_without_privacy(
   larger = dataclasses.replace(
     trained("other", 0.0, 0.7, 0, (3.0, 4.5)), encoder="wide", batch_size=64
   )
-  page_lib.page(
+  page_lib.make_page(
     dataclasses.replace(study, trainings=(*study.trainings, larger))
   )
   assert drawn[-1] == {"net": {"other": ([8, 64], [5.0, 4.5])}}

@@ -88,7 +88,7 @@ def folder(tmp_path_factory):
   return place
 
 
-BUILD, DIGEST = study_training.build, study_training.digest
+BUILD, DIGEST = study_training.build, study_training.compute_digest
 
 
 def stand_in(patch) -> None:
@@ -109,7 +109,7 @@ def stand_in(patch) -> None:
   loaded = types.SimpleNamespace(encode=encode)
   patch.setattr(text_encoders, "load", lambda: loaded)
   patch.setattr(study_training, "build", build)
-  patch.setattr(study_training, "digest", lambda model: "")
+  patch.setattr(study_training, "compute_digest", lambda model: "")
 
 
 @pytest.fixture(autouse=True)
@@ -418,7 +418,7 @@ def test_leaks_that_people_verified_are_taken_by_their_ids(folder, tmp_path):
   alone = study_data.build(dataclasses.replace(settings, leaked_only=True))
   assert alone.digest == data.digest
   assert (data.facts.num_scored, alone.facts.num_scored) == (30, 6)
-  scored, _ = tables._of_leaking(data, [])
+  scored, _ = tables._select_leaking(data, [])
   for values in (scored.queries, scored.qrels, scored.candidates):
     assert values.keys() == data.leaking
 
@@ -488,13 +488,13 @@ def test_those_that_do_not_rank_without_leakage_stand_apart(studied):
 def test_runs_are_the_candidates_in_a_new_order(studied, folder):
   root, _ = studied
   data = study_data.build(config(folder))
-  place = study_training.folder(root, "first", "test leakage", 80, 1)
+  place = study_training.get_folder(root, "first", "test leakage", 80, 1)
   run = trec.read_run(place / study_training.RUN)
   assert {q: set(s) for q, s in run.items()} == {
     q: set(s) for q, s in data.candidates.items()
   }
   result = artifacts.load(place, study_training.Training)
-  assert result.manifest == splits.manifest(
+  assert result.manifest == splits.make_manifest(
     data.split("test leakage", 80, 1), data.documents
   )
 
@@ -585,7 +585,7 @@ def test_every_kind_builds_a_reranker_of_the_packages_vocabulary(kind):
   params = init(jax.random.key(0))
   scores = jax.jit(reranker.score)(params, rows)
   assert scores.shape == (1,) and np.isfinite(scores).all()
-  note = study_training.note(model)
+  note = study_training.describe(model)
   assert note.startswith(f"{kind} ")
   assert ("not pre-trained" in note) == (kind == "monoBERT")
 
@@ -605,4 +605,4 @@ def test_the_digest_of_a_bert_is_that_of_its_files(tmp_path):
   first = DIGEST(model)
   (tmp_path / "vocab.txt").write_text("[CLS]")
   assert DIGEST(model) != first
-  assert "public BERT" in study_training.note(model)
+  assert "public BERT" in study_training.describe(model)

@@ -1,8 +1,8 @@
 """Five rerankers behind one training interface.
 
-A reranker says how texts become rows of numbers (`featurize`), how rows are
-scored (`logits`) and what its training minimises (`objective`). `train` and
-`rerank` do the rest, the same for all of them.
+A reranker defines the features of texts (`featurize`), the scores of rows
+(`logits`) and the training loss (`objective`). `train` and `rerank` work for all
+rerankers alike.
 
 ::
 

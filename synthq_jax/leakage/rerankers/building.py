@@ -8,32 +8,32 @@ from synthq_jax import typing
 from synthq_jax.leakage.rerankers import duet, mono, reranker, terms, training
 from synthq_jax.models import t5_config
 
-__all__ = ["BERT", "KINDS", "OF_TERMS", "Settings", "build"]
+__all__ = ["BERT", "KINDS", "TERM_RERANKERS", "Settings", "build"]
 
 BERT = "monoBERT"
-"""The kind that may start from a Hugging Face BERT."""
+"""Kind of reranker that may start from a Hugging Face BERT."""
 
-OF_TERMS: dict[str, Callable[..., reranker.Reranker]] = {
+TERM_RERANKERS: dict[str, Callable[..., reranker.Reranker]] = {
   "Duet": duet.Duet,
   "KNRM": terms.KNRM,
   "PACRR": terms.PACRR,
 }
-"""The kinds that weigh terms by their document frequency."""
+"""Kinds of rerankers that may weight terms by inverse document frequency."""
 
-KINDS = ("monoT5", BERT, *OF_TERMS)
-"""What `build` knows."""
+KINDS = ("monoT5", BERT, *TERM_RERANKERS)
+"""Kinds of rerankers that `build` accepts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """Which reranker, what it reads, and how it is trained."""
+  """Kind, input lengths and training recipe of a reranker."""
 
   kind: str
   """One of `KINDS`."""
   query_length: int = 24
-  """Pieces of a query that are read."""
+  """Pieces of a query; longer queries are cut."""
   document_length: int = 128
-  """Pieces of a document that are read; what is longer is cut."""
+  """Pieces of a document; longer documents are cut."""
   recipe: training.Recipe = dataclasses.field(default_factory=training.Recipe)
   """Epochs, batches and learning rate."""
 
@@ -47,21 +47,21 @@ def build(
   idf: Any = None,
   bert: str | None = None,
 ) -> reranker.Reranker:
-  """Builds a reranker, not trained yet.
+  """Builds an untrained reranker.
 
   Args:
-    settings: which one.
-    vocabulary: of the T5.
-    params: of the T5: monoT5 starts from them, all others but a given BERT from
-      its vectors of pieces.
-    config: its shape.
-    idf: of `terms.inverse_document_frequencies`; None: 1 for all.
-    bert: folder of the Hugging Face BERT that monoBERT starts from; None: a new,
-      small one on the vocabulary.
+    settings: kind and input lengths.
+    vocabulary: vocabulary of the T5.
+    params: parameters of the T5. monoT5 starts from all of them, a BERT from
+      `bert` from none, the other rerankers from the embeddings of pieces.
+    config: configuration of the T5.
+    idf: weights from `terms.inverse_document_frequencies`, or None for 1.
+    bert: folder of the Hugging Face BERT that monoBERT starts from; None for a
+      new, small BERT on the vocabulary.
 
   Raises:
-    ValueError: if the kind is unknown, monoT5 is given no T5, or something
-      cannot be read.
+    ValueError: if the kind is unknown, monoT5 is given no T5, or a file of the
+      BERT cannot be read.
   """
   kind, query_length = settings.kind, settings.query_length
   lengths = {
@@ -77,17 +77,20 @@ def build(
     )
   if kind == "monoT5":
     if not isinstance(config, t5_config.T5Config):
-      raise ValueError("expected a T5 to start monoT5 from, got static vectors")
+      raise ValueError(
+        "expected a T5 to start monoT5 from, got static vectors: give a T5, or"
+        " choose another kind"
+      )
     return mono.MonoT5(
       vocabulary=vocabulary, config=config, start=params, **lengths
     )
-  if kind not in OF_TERMS:
+  if kind not in TERM_RERANKERS:
     raise ValueError(f"expected a reranker of {', '.join(KINDS)}, got {kind!r}")
-  read = terms.Terms(
+  lexicon = terms.Terms(
     vocabulary=vocabulary,
     embeddings=vectors,
     query_length=query_length,
     document_length=settings.document_length,
     idf=idf,
   )
-  return OF_TERMS[kind](terms=read)
+  return TERM_RERANKERS[kind](terms=lexicon)

@@ -1,4 +1,4 @@
-"""Duet: exact matches beside learned vectors, two networks and one score.
+"""Duet: the sum of a network on exact matches and a network on vectors.
 
 References:
   Mitra, Diaz, Craswell: Learning to Match Using Local and Distributed
@@ -26,30 +26,30 @@ _BY_INPUTS = nn.initializers.lecun_normal()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Duet(terms_lib.OfTerms):
+class Duet(terms_lib.TermReranker):
   """Scores a document by the sum f_l + f_d of a local and a distributed part.
 
-  The local part reads the matrix of exact matches, in which every place of the
-  document has weights of its own. The distributed part runs filters of `width`
-  terms over the vectors of both texts, takes the maximum over the query, and
+  The local part reads the matrix of exact matches; every position of the
+  document has its own weights. The distributed part runs filters of `width`
+  terms over the vectors of both texts. It takes the maximum over the query and
   over each `window` of the document, and multiplies the two elementwise.
-  Training maximises the softmax of the relevant document, here over it and one
-  other; the paper has four others.
+  Training maximises the softmax of the relevant document over two documents;
+  the paper has five.
 
-  The paper's distributed part reads words as bags of n-graphs; ours reads the
-  vectors of pieces of words. Sizes are Capreolus' where it has them (10 filters,
-  30 hidden units, matches weighted by inverse document frequency), tanh, the
-  window and dropout are the paper's, whose layers are 300 wide.
+  The paper's distributed part reads words as bags of n-graphs; this one reads
+  the vectors of word pieces. Capreolus supplies the sizes: 10 filters, 30 hidden
+  units, matches weighted by inverse document frequency. The paper supplies tanh,
+  the window and dropout; its layers are 300 wide.
   """
 
   filters: int = 10
   """Filters of both parts."""
   hidden: int = 30
-  """The width of the layers that combine them."""
+  """Width of the layers that combine the filters."""
   width: int = 3
   """Terms under a filter of the distributed part."""
   window: int = 100
-  """Places of the document whose maximum is taken."""
+  """Positions of the document under each maximum."""
   dropout_rate: float = 0.2
   """Dropout before the last layer of each part."""
   name: ClassVar[str] = "Duet"
@@ -66,14 +66,14 @@ class Duet(terms_lib.OfTerms):
     checks.within("[0, 1)", dropout_rate=self.dropout_rate)
 
   def init(self, key: jax.Array) -> typing.Params:
-    """Returns the vectors of terms and the parameters of both parts."""
-    of_terms, of_local, of_distributed = jax.random.split(key, 3)
-    embedding, batch = self.terms.init(of_terms), self.featurize([""], [""])
+    """Makes the vectors of terms and the parameters of both parts."""
+    terms_key, local_key, distributed_key = jax.random.split(key, 3)
+    embedding, batch = self.terms.init(terms_key), self.featurize([""], [""])
     return {
       "embedding": embedding,
-      "local": terms_lib.initial(of_local, batch, network=self._local()),
+      "local": terms_lib.initial(local_key, batch, network=self._local()),
       "distributed": terms_lib.initial(
-        of_distributed, embedding, batch, network=self._distributed()
+        distributed_key, embedding, batch, network=self._distributed()
       ),
     }
 
@@ -110,7 +110,7 @@ class Duet(terms_lib.OfTerms):
 
 
 class _Local(nn.Module):
-  """Which terms of the query stand where in the document."""
+  """The local part: scores the positions of exact matches."""
 
   length: int
   filters: int
@@ -123,7 +123,7 @@ class _Local(nn.Module):
   ) -> Float[Array, "batch 1"]:
     matched = matches(batch)
     kernel = self.param("kernel", _BY_INPUTS, (self.length, self.filters))
-    # [batch, query, filters]; no match and no bias: 0, also at padding.
+    # [batch, query, filters]; 0 at padding: it matches nothing, without bias.
     x = jnp.tanh(matched @ kernel[: matched.shape[2]])
     x = x.reshape(x.shape[0], -1)
     for _ in range(2):
@@ -133,7 +133,7 @@ class _Local(nn.Module):
 
 
 class _Distributed(nn.Module):
-  """How alike the texts are to filters that are learned."""
+  """The distributed part: compares the texts' vectors by learned filters."""
 
   length: int
   filters: int
@@ -167,17 +167,17 @@ class _Distributed(nn.Module):
     return nn.Dense(1, name="score")(x)
 
   def _maxima(self, embedding, terms, window: int, *, name: str) -> Array:
-    """Runs filters over the vectors of terms, and takes their maxima."""
-    stands = terms != 0
-    vectors = jnp.where(stands[..., None], embedding[terms], 0.0)
+    """Runs filters over the vectors of terms and takes their windows' maxima."""
+    mask = terms != 0
+    vectors = jnp.where(mask[..., None], embedding[terms], 0.0)
     x = nn.Dense(self.filters, name=name)(windows(vectors, self.width))
-    return window_max(jnp.tanh(x), stands, window)
+    return window_max(jnp.tanh(x), mask, window)
 
 
 def matches(
   batch: Mapping[str, Array],
 ) -> Float[Array, "batch query document"]:
-  """Returns the matrix of exact matches, each weighted by its term's idf.
+  """Returns the matrix of exact matches, weighted by the terms' idf.
 
   Args:
     batch: features from `Terms.featurize`.
@@ -191,7 +191,7 @@ def matches(
 def windows(
   vectors: Float[Array, "batch length dim"], width: int
 ) -> Float[Array, "batch length cells"]:
-  """Returns the vectors under a window that begins at each place.
+  """Concatenates the vectors under the window that begins at each position.
 
   >>> windows(jnp.array([[[1.0], [2.0], [3.0]]]), 2)[0].tolist()
   [[1.0, 2.0], [2.0, 3.0], [3.0, 0.0]]
@@ -204,19 +204,19 @@ def windows(
 
 def window_max(
   values: Float[Array, "batch length filter"],
-  stands: Bool[Array, "batch length"],
+  mask: Bool[Array, "batch length"],
   window: int,
 ) -> Float[Array, "batch length filter"]:
-  """Returns the maximum of the places that begin at each one, 0 for none.
+  """Returns the maximum of the window that begins at each position.
 
   Args:
-    values: of each place.
-    stands: which places are no padding; the others count for no maximum.
-    window: places under each maximum.
+    values: values of each position.
+    mask: False at padding, which counts for no maximum; 0 if all is padding.
+    window: positions under each maximum.
   """
-  # Maxima of two windows side by side, again and again: log2(window) steps,
-  # where XLA's own pooling looks at every place of a window, twice to learn.
-  pooled = jnp.where(stands[..., None], values, -jnp.inf)
+  # Doubles the window by maxima of two neighbouring ones: log2(window) steps.
+  # XLA's pooling reads every position of a window, and twice for gradients.
+  pooled = jnp.where(mask[..., None], values, -jnp.inf)
   span = 1
   while span < window:
     step = min(span, window - span)

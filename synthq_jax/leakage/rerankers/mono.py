@@ -32,18 +32,18 @@ _SMALL = {"emb_dim": 128, "num_heads": 4, "mlp_dim": 512, "num_layers": 2}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Mono(reranker.Reranker):
-  """What transformers share that read both texts as one row."""
+  """Base of transformers that read query and document as one row."""
 
   vocabulary: Any = dataclasses.field(repr=False)
-  """What texts are read with: has `encode` and `vocab_size`; for a T5 from
+  """Tokenizer with `encode` and `vocab_size`; for a T5, one from
   `data.vocabulary.load`."""
   start: typing.Params | None = dataclasses.field(default=None, repr=False)
-  """The parameters that training starts from; what is missing, such as a
-  classifier or all of them, starts at random."""
+  """Initial parameters; missing ones, such as a classifier, are drawn at
+  random, and all of them for None."""
   length: int = 512
-  """Pieces of a row at most."""
+  """Maximum number of pieces of a row."""
   query_length: int = 64
-  """Pieces of a query that are kept, as in monoBERT's paper."""
+  """Maximum number of pieces of a query, as in monoBERT's paper."""
   objective = staticmethod(reranker.cross_entropy)
 
   def __post_init__(self):
@@ -53,14 +53,14 @@ class _Mono(reranker.Reranker):
 
   @abc.abstractmethod
   def _frame(self) -> tuple[list[int], list[int], list[int]]:
-    """Returns the pieces before the query, after it, and at the end."""
+    """Returns the pieces before the query, after it, and after the document."""
 
   def _rows(
     self, queries: Sequence[str], documents: Sequence[str]
   ) -> tuple[np.ndarray, list[int]]:
-    """Returns padded rows, and where in each of them the document begins.
+    """Returns padded rows and the position in each where the document begins.
 
-    Of a query `query_length` pieces are kept, of a document what fits behind.
+    Queries are cut to `query_length` pieces, documents to the remaining room.
     """
     before, between, after = self._frame()
     rows, starts = [], []
@@ -77,23 +77,24 @@ class _Mono(reranker.Reranker):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class MonoT5(_Mono):
-  """Scores a document by how likely "true" is as the T5's first word.
+  """Scores a document by the probability of "true" as the T5's first word.
 
-  The input is "Query: QUERY Document: DOCUMENT Relevant:", in which the
-  document is cut so that everything else stays. The score is the logarithm of
-  the softmax over the logits of two pieces, those of "true" and "false", at
-  "true". Training minimises the cross-entropy of the two.
+  The input is "Query: QUERY Document: DOCUMENT Relevant:". The query is cut to
+  `query_length`, the document to the room left. The score is the log-softmax of
+  the piece
+  "true" over the logits of the pieces "true" and "false". Training minimises the
+  cross-entropy of the two.
 
-  "true" and "false" are single pieces of T5's own vocabulary and of the shipped
-  one. Where a vocabulary splits them, the first pieces in which the two differ
-  stand for them: training gives them their meaning. Released models for other
-  languages have words of their own.
+  "true" and "false" are single pieces of T5's vocabulary and of the shipped one.
+  If a vocabulary splits them, the first pieces that differ replace them, and
+  training gives these pieces their meaning. Released models for other languages
+  use other words.
   """
 
   config: t5_config.T5Config
-  """The shape of the T5; its dropout is the training's."""
+  """Configuration of the T5; training uses its dropout."""
   words: tuple[str, str] = ("false", "true")
-  """What the T5 says of documents that are not relevant, and that are."""
+  """The T5's output words for non-relevant and relevant documents."""
   name: ClassVar[str] = "monoT5"
   padded: ClassVar[tuple[str, ...]] = ("tokens",)
 
@@ -104,14 +105,14 @@ class MonoT5(_Mono):
       raise ValueError(
         "expected query_length of at least 1 and room for a document, got"
         f" query_length={self.query_length}, length={self.length}: the words"
-        f" around them take {frame} pieces"
+        f" around them take {frame} pieces; set a greater length"
       )
 
   def labels(self) -> tuple[int, int]:
     """Returns the ids of the pieces for "false" and "true".
 
     Raises:
-      ValueError: if the vocabulary reads both words alike.
+      ValueError: if the vocabulary encodes both words alike.
     """
     pieces = (self.vocabulary.encode(word) for word in self.words)
     for false, true in zip(*pieces, strict=False):
@@ -123,7 +124,7 @@ class MonoT5(_Mono):
     )
 
   def init(self, key: jax.Array) -> typing.Params:
-    """Returns the given parameters, or random ones."""
+    """Returns `start`, or random parameters if it is None."""
     if self.start is None:
       return _init_t5(self.config, key)
     return jax.tree.map(jnp.asarray, self.start)
@@ -131,13 +132,13 @@ class MonoT5(_Mono):
   def featurize(
     self, queries: Sequence[str], documents: Sequence[str]
   ) -> reranker.Features:
-    """Returns "tokens", the inputs of the T5."""
+    """Returns the feature "tokens", the inputs of the T5."""
     return {"tokens": self._rows(queries, documents)[0]}
 
   def logits(
     self, params: typing.Params, batch: typing.Batch, rngs=None
   ) -> Float[Array, "batch 2"]:
-    """Returns the logits of "false" and "true" as the first piece written."""
+    """Returns the logits of "false" and "true" as the first output piece."""
     start = jnp.zeros((len(batch["tokens"]), 1), jnp.int32)
     logits = t5.Transformer(self.config).apply(
       {"params": params},
@@ -161,22 +162,21 @@ class MonoT5(_Mono):
 class MonoBERT(_Mono):
   """Scores a document by a label of "[CLS] QUERY [SEP] DOCUMENT [SEP]".
 
-  The query and what frames it is segment 0, the document segment 1; queries and
-  documents are cut to their lengths. With two labels the score is the logarithm
-  of the softmax at the label 1, "relevant"; public cross-encoders with one
-  label are scored by its logit, and trained by its sigmoid. Training minimises
-  the cross-entropy.
+  The query with its frame is segment 0, the document with its [SEP] segment 1;
+  both are cut to their lengths. With two labels, the score is the log-softmax of
+  label 1, "relevant". With one label, as in public cross-encoders, the score is
+  its logit, and training uses its sigmoid. Training minimises the cross-entropy.
 
-  `bert_from_folder` builds one of a public BERT, `bert_from_sentencepiece` a
-  new one of any size on a vocabulary of this project.
+  `bert_from_folder` builds a reranker from a public BERT,
+  `bert_from_sentencepiece` a new one of any size on a vocabulary of this project.
   """
 
   cls_id: int
-  """The piece that begins a row."""
+  """Id of the piece that begins a row."""
   sep_id: int
-  """The piece that ends query and document."""
+  """Id of the piece that ends query and document."""
   config: bert.BertConfig
-  """The shape of the BERT, with one or two labels."""
+  """Configuration of the BERT, with one or two labels."""
   name: ClassVar[str] = "monoBERT"
   padded: ClassVar[tuple[str, ...]] = ("tokens", "segments")
 
@@ -185,56 +185,57 @@ class MonoBERT(_Mono):
     if self.config.num_labels not in (1, _LABELS):
       raise ValueError(
         "expected a BERT with one or two labels, got"
-        f" num_labels={self.config.num_labels}"
+        f" num_labels={self.config.num_labels}: give a BERT for ranking"
       )
     if not self.query_length + 3 < self.length <= self.config.max_length:
       raise ValueError(
         "expected room for query and document in at most"
         f" {self.config.max_length} positions, got length={self.length},"
-        f" query_length={self.query_length}"
+        f" query_length={self.query_length}: change them"
       )
 
   def init(self, key: jax.Array) -> typing.Params:
-    """Returns the given parameters, and random ones where there are none."""
+    """Returns `start`, completed by random parameters."""
     fresh = bert.init_params(self.config, key)
     return fresh | jax.tree.map(jnp.asarray, dict(self.start or {}))
 
   def featurize(
     self, queries: Sequence[str], documents: Sequence[str]
   ) -> reranker.Features:
-    """Returns "tokens" and "segments"."""
+    """Returns the features "tokens" and "segments"."""
     tokens, starts = self._rows(queries, documents)
-    places = np.arange(self.length)[None]
-    in_document = (places >= np.array(starts)[:, None]) & (tokens != 0)
+    positions = np.arange(self.length)[None]
+    in_document = (positions >= np.array(starts)[:, None]) & (tokens != 0)
     return {"tokens": tokens, "segments": in_document.astype(np.int32)}
 
   def logits(
     self, params: typing.Params, batch: typing.Batch, rngs=None
   ) -> Float[Array, "batch label"]:
     """Returns the logits of the labels."""
-    _, found = bert.Bert(self.config).apply(
+    _, logits = bert.Bert(self.config).apply(
       {"params": params},
       batch["tokens"],
       batch["segments"],
       deterministic=rngs is None,
       rngs=rngs,
     )
-    return found
+    return logits
 
   def _frame(self) -> tuple[list[int], list[int], list[int]]:
     return [self.cls_id], [self.sep_id], [self.sep_id]
 
 
 def bert_from_folder(folder: str | os.PathLike, **options: Any) -> MonoBERT:
-  """Builds a reranker of a public BERT; needs the extra `bert`.
+  """Builds a reranker from a public BERT; needs the extra `bert`.
 
   Args:
-    folder: config.json, model.safetensors and the vocabulary, as Hugging Face
-      writes them; without a classifier, a new one of two labels.
+    folder: folder with config.json, model.safetensors and the vocabulary, as
+      Hugging Face writes them. Without a classifier, a new classifier has two
+      labels.
     **options: `length` and `query_length` of `MonoBERT`.
 
   Raises:
-    ValueError: if something is missing in the folder, or does not fit.
+    ValueError: if a file is missing in the folder, or does not fit.
   """
   params, config = bert.load(folder)
   pieces = wordpiece.load(folder)
@@ -260,16 +261,16 @@ def bert_from_sentencepiece(
 ) -> MonoBERT:
   """Builds a new BERT on a vocabulary of this project.
 
-  The end of a sentence is its [SEP], the vocabulary's last piece its [CLS]: a
-  sentinel, where there are some, which stands in no text.
+  EOS serves as [SEP], and the vocabulary's last piece as [CLS]. The last piece is
+  a sentinel, if there are any, so no text holds it.
 
   Args:
-    vocabulary: from `data.vocabulary.load`.
-    embeddings: vectors of the pieces to start from [vocab, dim], scaled to the
-      size that BERT starts with; random ones if not given.
-    length, query_length: of `MonoBERT`.
-    **shape: fields of `bert.BertConfig` in place of a small one's; `emb_dim` is
-      that of the `embeddings`, if given.
+    vocabulary: vocabulary from `data.vocabulary.load`.
+    embeddings: initial vectors of the pieces [vocab, dim], scaled to BERT's
+      initial size; random vectors for None.
+    length, query_length: fields of `MonoBERT`.
+    **shape: fields of `bert.BertConfig` that differ from a small BERT. The
+      `embeddings`, if given, determine `emb_dim` and `vocab_size`.
   """
   shape, start = {"vocab_size": vocabulary.vocab_size, **_SMALL, **shape}, None
   if embeddings is not None:

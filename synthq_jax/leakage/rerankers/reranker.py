@@ -1,4 +1,4 @@
-"""The frame of all rerankers: rows in, a score or a loss of pairs out."""
+"""Base class and losses of all rerankers: scores of rows, losses of pairs."""
 
 import abc
 import dataclasses
@@ -27,19 +27,19 @@ __all__ = [
 Features = dict[str, np.ndarray]
 """Arrays by name, all with a leading axis of rows; a row is a pair of texts."""
 Rngs = dict[str, jax.Array]
-"""Keys by what they are for, as Flax takes them."""
+"""Random keys by use, such as "dropout", in Flax's form."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Triple:
-  """A query, a document that answers it, and one that does not."""
+  """A query, a relevant document and a non-relevant document."""
 
   query: str
-  """The text of the query."""
+  """Text of the query."""
   relevant: str
-  """The text of a relevant document."""
+  """Text of a relevant document."""
   non_relevant: str
-  """The text of a document that is not relevant."""
+  """Text of a document that is not relevant."""
 
 
 def hinge(logits: Float[Array, "batch 1"]) -> Float[Array, ""]:
@@ -66,8 +66,8 @@ def cross_entropy(logits: Float[Array, "batch label"]) -> Float[Array, ""]:
   """Returns the mean cross-entropy of rows whose labels are 1, 0, 1, 0, ...
 
   Args:
-    logits: of the labels 0 and 1, not relevant and relevant; or of 1 alone,
-      which stands beside a 0.
+    logits: logits of the labels 0 (not relevant) and 1 (relevant), or of label 1
+      alone; the logit of label 0 is then 0.
   """
   if logits.shape[1] == 1:  # log sigmoid(x) is log softmax of 0 and x
     logits = jnp.pad(logits, ((0, 0), (1, 0)))
@@ -78,52 +78,52 @@ def cross_entropy(logits: Float[Array, "batch label"]) -> Float[Array, ""]:
 class Reranker(abc.ABC):
   """A model that scores documents for queries.
 
-  Rerankers are frozen dataclasses without parameters of their own, equal only
-  to themselves: programs are compiled once for a reranker and a shape, however
-  often it is trained. Their `repr` shows the settings, and no large table: the
-  folder of a training is known by it.
+  Rerankers are frozen dataclasses that hold no trained parameters and equal only
+  themselves. So programs are compiled once for a reranker and a shape, however
+  often it is trained. Their `repr` shows the settings without large tables; it
+  identifies the folder of a training.
   """
 
   name: ClassVar[str]
-  """What tables call it."""
+  """Name in tables."""
   padded: ClassVar[tuple[str, ...]]
-  """The features that end in padding, which is 0: batches of short texts are
-  cut to fewer columns, and no score depends on how many there are."""
+  """Features that end in padding (0). Batches of short texts are cut to fewer
+  columns; no score depends on the number of columns."""
   objective: ClassVar[Callable[[Array], Array]]
-  """What training minimises, of the logits of pairs of rows: `cross_entropy`,
-  `softmax` or `hinge`."""
+  """Training loss of the logits of pairs of rows: `cross_entropy`, `softmax` or
+  `hinge`."""
 
   @abc.abstractmethod
   def init(self, key: jax.Array) -> typing.Params:
-    """Returns the parameters before training: given ones, or random ones."""
+    """Returns the initial parameters, given or random."""
 
   @abc.abstractmethod
   def featurize(
     self, queries: Sequence[str], documents: Sequence[str]
   ) -> Features:
-    """Returns a row of numbers for each query and its document."""
+    """Returns a row of numbers for each pair of a query and a document."""
 
   @abc.abstractmethod
   def logits(
     self, params: typing.Params, batch: typing.Batch, rngs: Rngs | None = None
   ) -> Float[Array, "batch label"]:
-    """Returns one number for each row, or the logits of "no" and "yes".
+    """Returns one logit for each row, or the logits of "no" and "yes".
 
     Args:
-      params: of this reranker.
+      params: parameters of this reranker.
       batch: features of the rows; a row's logits depend on that row alone.
-      rngs: "dropout", the key of its randomness; None switches it off.
+      rngs: random key of "dropout", or None for no dropout.
     """
 
   def score(
     self, params: typing.Params, batch: typing.Batch
   ) -> Float[Array, " batch"]:
-    """Returns the score of each row, higher for more relevant ones.
+    """Returns the score of each row, higher for more relevant documents.
 
-    It is the only logit, or the logarithm of the softmax at the second of two.
+    The score is the only logit, or the log-softmax of the second of two logits.
 
     Args:
-      params: of this reranker.
+      params: parameters of this reranker.
       batch: features of the rows; a row's score depends on that row alone.
     """
     logits = self.logits(params, batch)
@@ -137,25 +137,25 @@ class Reranker(abc.ABC):
     """Returns the mean loss of the rows.
 
     Args:
-      params: of this reranker.
+      params: parameters of this reranker.
       batch: features of pairs of rows: row 2i holds the relevant document of a
-        query, row 2i + 1 the one that is not relevant.
+        query, row 2i + 1 the non-relevant one.
       rngs: as in `logits`.
     """
     return type(self).objective(self.logits(params, batch, rngs))
 
 
 def encode(vocabulary: Any, texts: Sequence[str]) -> list[list[int]]:
-  """Returns the pieces of each text; equal texts are read once."""
-  known = {text: vocabulary.encode(text) for text in dict.fromkeys(texts)}
-  return [known[text] for text in texts]
+  """Tokenizes texts into piece ids, equal texts only once."""
+  pieces = {text: vocabulary.encode(text) for text in dict.fromkeys(texts)}
+  return [pieces[text] for text in texts]
 
 
 def check_vocabulary(name: str, vocabulary: Any, rows: int) -> None:
-  """Refuses a table of embeddings that lacks pieces of the vocabulary.
+  """Refuses a table with fewer rows than the vocabulary has pieces.
 
   Raises:
-    ValueError: if it does.
+    ValueError: if the table has too few rows.
   """
   if rows < vocabulary.vocab_size:
     raise ValueError(

@@ -1,8 +1,9 @@
-"""Trains any reranker on triples, and puts candidates in a new order.
+"""Trains any reranker on triples, and reranks candidates.
 
-A training that was stopped goes on where it was. The batch of a step, its keys
-and its learning rate are functions of the seed, the recipe and the number of the
-step. There is no privacy in it: what comes out is as private as the triples are.
+An interrupted training resumes from its newest checkpoint. The batch of a step,
+its keys and its learning rate are functions of the seed, the recipe and the
+number of the step. The training adds no noise: its parameters are as private as
+the triples.
 """
 
 import contextlib
@@ -30,27 +31,27 @@ from synthq_jax.training import mesh as mesh_lib
 __all__ = ["Recipe", "rerank", "train"]
 
 _BLOCK = 16
-"""Batches among which triples are sorted by their length."""
+"""Batches of a block, within which triples are sorted by length."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-  """How a reranker is trained: Adam, a warmup, a line down to 0."""
+  """Training settings: Adam, with a warmup and a linear decay to 0."""
 
   epochs: int = 1
-  """How often each triple is seen, where `steps` does not say more."""
+  """Passes over the triples, unless `steps` is given."""
   steps: int | None = None
   """Optimizer steps, in place of `epochs`."""
   batch_size: int = 32
   """Rows of a batch: two for each triple, so an even number."""
   learning_rate: float = 1e-3
-  """The learning rate at the end of the warmup."""
+  """Learning rate at the end of the warmup."""
   warmup: float = 0.1
-  """The share of the steps in which the learning rate climbs, in [0, 1)."""
+  """Share of the steps in the warmup, in [0, 1)."""
   weight_decay: float = 0.0
   """Decoupled decay of matrices; biases, norms and embeddings have none."""
   max_gradient_norm: float = 1.0
-  """Gradients that are longer are scaled down to this norm."""
+  """Largest norm of a gradient; a longer gradient is scaled down to it."""
 
   def __post_init__(self):
     if self.batch_size < 2 or self.batch_size % 2:
@@ -69,7 +70,7 @@ class Recipe:
     )
 
   def num_steps(self, num_triples: int) -> int:
-    """Returns the optimizer steps of a training.
+    """Returns the number of optimizer steps of a training.
 
     >>> Recipe(epochs=2, batch_size=8).num_steps(10)
     5
@@ -89,28 +90,29 @@ def train(
   progress: bool = False,
   mesh: jax.sharding.Mesh | None = None,
 ) -> typing.Params:
-  """Trains a reranker; other seeds are other repetitions.
+  """Trains a reranker; each seed gives another repetition.
 
-  The relevant and the non-relevant document of a query stand next to each other
-  in a batch. Triples are shuffled in every epoch and, within some batches of
-  it, sorted by length, so that batches of short texts are narrow.
+  The relevant and the non-relevant document of a query are neighbours in a
+  batch. Triples are shuffled in every epoch. Blocks of batches sort their triples
+  by length, so that batches of short texts are narrow.
 
   Args:
-    reranker: what is trained, from the parameters that its `init` returns.
-    triples: at least one.
-    recipe: how.
-    seed: of parameters that start at random, of the order and of dropout.
-    directory: of this training alone, such as a folder named after a fingerprint
-      of all of these: where states and metrics are saved. A training that finds
-      some there goes on, and comes out the same to the bit. None for none.
-    progress: whether a progress bar is shown.
-    mesh: from `mesh.make`: its devices share the rows of a batch, where their
-      number divides by that of the devices, and split parameters that are named
-      as T5's. Every process of the mesh calls this with the same arguments.
-      None: one device.
+    reranker: reranker to train, from the parameters that its `init` returns.
+    triples: at least one triple.
+    recipe: training settings.
+    seed: seed of random initial parameters, of the order and of dropout.
+    directory: folder of checkpoints and metrics, for this training alone; name
+      it, for example, by a fingerprint of all these arguments. A training that
+      finds a checkpoint there resumes, with the same result to the bit. None
+      saves nothing.
+    progress: whether to show a progress bar.
+    mesh: mesh from `mesh.make`, or None for one device. The devices share the
+      rows of a batch if `mesh.batch_ways` divides their number. They split
+      parameters with names of T5's. Every process of the mesh must call this
+      function with the same arguments.
 
   Returns:
-    The parameters after the last step, with a mesh on the host of every process.
+    The parameters after the last step; with a mesh, on the host of every process.
 
   Raises:
     ValueError: if there are no triples.
@@ -143,23 +145,27 @@ def train(
       max_norm=recipe.max_gradient_norm,
     )
 
-  transform = _transform(recipe.weight_decay, recipe.max_gradient_norm)
-  batch_fn = _batch_fn(reranker, features, recipe.batch_size // 2, steps, seed)
+  transform = _make_transform(recipe.weight_decay, recipe.max_gradient_norm)
+  batch_fn = _make_batch_fn(
+    reranker, features, recipe.batch_size // 2, steps, seed
+  )
   folder = contextlib.nullcontext(directory)
   if directory is None:
     folder = tempfile.TemporaryDirectory()
   with folder as root:
     if mesh is None:
-      state, place = (params, transform.init(params)), batch_fn
+      state, get_batch = (params, transform.init(params)), batch_fn
     else:
-      state, where = mesh_lib.place_state(params, transform.init, mesh)
-      out = (where, mesh_lib.whole(mesh))
-      step_fn = jax.jit(step_fn, out_shardings=out)
-      place = functools.partial(_placed, batch_fn, recipe.batch_size, mesh)
+      state, sharding = mesh_lib.place_state(params, transform.init, mesh)
+      shardings = (sharding, mesh_lib.whole(mesh))
+      step_fn = jax.jit(step_fn, out_shardings=shardings)
+      get_batch = functools.partial(
+        _place_batch, batch_fn, recipe.batch_size, mesh
+      )
     params, _ = loop.train(
       step_fn,
       state,
-      place,
+      get_batch,
       loop.Files.below(pathlib.Path(root), reranker.name),
       steps=steps,
       examples_per_step=recipe.batch_size,
@@ -168,41 +174,45 @@ def train(
   return params if mesh is None else mesh_lib.gather(params)
 
 
-def _placed(
+def _place_batch(
   batch_fn: Callable[[int], reranker_lib.Features],
   batch_size: int,
   mesh: jax.sharding.Mesh,
   step: int,
 ) -> dict[str, Array]:
-  """Returns the batch of a step, its rows divided among devices."""
-  batch, where = dict(batch_fn(step)), mesh_lib.batch_sharding(mesh)
+  """Places the batch of a step on a mesh, with its rows divided among devices."""
+  batch, sharding = dict(batch_fn(step)), mesh_lib.batch_sharding(mesh)
   if batch_size % mesh_lib.batch_ways(mesh):
-    where = mesh_lib.whole(mesh)
-  return mesh_lib.place(batch, dict.fromkeys(batch, where))
+    sharding = mesh_lib.whole(mesh)
+  return mesh_lib.place(batch, dict.fromkeys(batch, sharding))
 
 
-def _batch_fn(
+def _make_batch_fn(
   reranker: reranker_lib.Reranker,
   features: reranker_lib.Features,
   size: int,
   steps: int,
   seed: int,
 ) -> Callable[[int], reranker_lib.Features]:
-  """Returns what makes the batch of a step, of `size` triples of `steps`."""
-  widths = _widths(features, reranker.padded)
+  """Returns a function that makes a step's batch of `size` triples."""
+  widths = _compute_widths(features, reranker.padded)
   pairs = widths.reshape(-1, 2).max(axis=1)
 
-  @functools.lru_cache(maxsize=2)  # a block may lie in two epochs
+  @functools.lru_cache(maxsize=2)  # a block may span two epochs
   def order(epoch: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(len(pairs))
 
   @functools.lru_cache(maxsize=1)
   def block(number: int) -> np.ndarray:
     first = number * _BLOCK
-    count = min(_BLOCK, steps - first)  # so that epochs are whole at the end
-    places = np.arange(first * size, (first + count) * size)
+    # The last block draws no triple beyond the last step: epochs stay complete.
+    count = min(_BLOCK, steps - first)
+    positions = np.arange(first * size, (first + count) * size)
     drawn = np.array(
-      [order(place // len(pairs))[place % len(pairs)] for place in places]
+      [
+        order(position // len(pairs))[position % len(pairs)]
+        for position in positions
+      ]
     )
     drawn = drawn[np.argsort(pairs[drawn], kind="stable")]
     generator = np.random.default_rng((seed, number, 1))
@@ -211,15 +221,15 @@ def _batch_fn(
   def batch(step: int) -> reranker_lib.Features:
     drawn = block(step // _BLOCK)[step % _BLOCK]
     rows = np.stack([2 * drawn, 2 * drawn + 1], axis=1).ravel()
-    return _cut(features, reranker.padded, rows, pairs[drawn].max())
+    return _cut_rows(features, reranker.padded, rows, pairs[drawn].max())
 
   return batch
 
 
-def _transform(
+def _make_transform(
   weight_decay: float, max_norm: float
 ) -> optax.GradientTransformation:
-  """Returns Adam's direction; the learning rate is multiplied afterwards."""
+  """Returns Adam without a learning rate, which `_step` multiplies."""
 
   def is_decayed(path: Any, leaf: Array) -> bool:
     return leaf.ndim > 1 and "embedding" not in jax.tree_util.keystr(path)
@@ -247,12 +257,12 @@ def _step(
   weight_decay: float,
   max_norm: float,
 ) -> tuple[tuple[typing.Params, optax.OptState], dict[str, Array]]:
-  """Takes one step; compiled once for a reranker and a shape of batch."""
+  """Takes one step; compiles once for a reranker and a shape of batch."""
   params, moments = state
   loss, gradient = jax.value_and_grad(reranker.loss)(
     params, batch, {"dropout": key}
   )
-  transform = _transform(weight_decay, max_norm)
+  transform = _make_transform(weight_decay, max_norm)
   updates, moments = transform.update(gradient, moments, params)
   updates = jax.tree.map(lambda x: -learning_rate * x, updates)
   return (optax.apply_updates(params, updates), moments), {"loss": loss}
@@ -270,30 +280,31 @@ def rerank(
 ) -> trec.Run:
   """Scores the best candidates of each query.
 
-  Rows are batched by their own length, and batches are of one size, so that
-  the score of a document depends on nothing but its query and its text.
+  Rows are batched by their own length, in batches of one size. So the score of a
+  document depends only on its query and its text.
 
   Args:
-    reranker: whose parameters they are.
-    params: from `train`, or from the reranker's `init`.
-    candidates: query id -> document id -> score, of which only the order
-      counts, as `trec.ranking` sees it.
-    queries: the text of each query, by its id.
-    documents: the text of each candidate, by its id.
+    reranker: reranker with these parameters.
+    params: parameters from `train`, or from the reranker's `init`.
+    candidates: query id -> document id -> score. Only the order of `trec.ranking`
+      counts.
+    queries: query id -> text.
+    documents: document id -> text, for all candidates.
     batch_size: rows scored at a time.
-    depth: candidates of a query that are scored; the others are left out.
+    depth: number of candidates of a query that are scored; the others are left
+      out.
 
   Returns:
-    The run: each query's documents by descending score, and by ascending
-    document id where scores are equal, which `trec.ranking` keeps.
+    The run: each query's documents by descending score, equal scores by
+    ascending document id, an order that `trec.ranking` keeps.
 
   Raises:
     ValueError: if a query or a candidate has no text, a score is not finite, or
       `batch_size` or `depth` is below 1.
   """
   checks.at_least(1, batch_size=batch_size, depth=depth)
-  kept = {id_: trec.ranking(run)[:depth] for id_, run in candidates.items()}
-  pairs = [(query, document) for query in kept for document in kept[query]]
+  best = {id_: trec.ranking(run)[:depth] for id_, run in candidates.items()}
+  pairs = [(query, document) for query in best for document in best[query]]
   for query, document in pairs:
     if query not in queries or document not in documents:
       missing = document if query in queries else query
@@ -312,16 +323,16 @@ def rerank(
     batch_size,
   )
   if not np.isfinite(scores).all():
-    at = int(np.argmin(np.isfinite(scores)))
+    index = int(np.argmin(np.isfinite(scores)))
     raise ValueError(
-      f"{reranker.name}: expected finite scores, got {scores[at]} for query"
-      f" {pairs[at][0]!r} and document {pairs[at][1]!r}: its training diverged,"
+      f"{reranker.name}: expected finite scores, got {scores[index]} for query"
+      f" {pairs[index][0]!r} and document {pairs[index][1]!r}: its training diverged,"
       " take a smaller learning rate"
     )
   scored = dict(zip(pairs, scores.tolist(), strict=True))
   result = {}
-  for query, documents_of in kept.items():
-    run = {each: scored[query, each] for each in sorted(documents_of)}
+  for query, ranked in best.items():
+    run = {each: scored[query, each] for each in sorted(ranked)}
     result[query] = {each: run[each] for each in trec.ranking(run)}
   return result
 
@@ -333,15 +344,15 @@ def _score(
   batch_size: int,
 ) -> Float[np.ndarray, " row"]:
   """Scores rows in batches of one size and few widths, the widest first."""
-  widths = _widths(features, reranker.padded)
+  widths = _compute_widths(features, reranker.padded)
   scores = np.zeros(len(widths), np.float32)
   for width in sorted(set(widths.tolist()), reverse=True):
     members = np.flatnonzero(widths == width)
     for start in range(0, len(members), batch_size):
       rows = members[start : start + batch_size]
-      batch = _cut(features, reranker.padded, rows, width, size=batch_size)
-      found = _score_batch(params, batch, reranker=reranker)
-      scores[rows] = np.asarray(found)[: len(rows)]
+      batch = _cut_rows(features, reranker.padded, rows, width, size=batch_size)
+      scored = _score_batch(params, batch, reranker=reranker)
+      scores[rows] = np.asarray(scored)[: len(rows)]
   return scores
 
 
@@ -355,35 +366,35 @@ def _score_batch(
   return reranker.score(params, batch)
 
 
-def _widths(
+def _compute_widths(
   features: reranker_lib.Features, padded: Sequence[str]
 ) -> Int[np.ndarray, " row"]:
-  """Returns the columns that each row needs, one of a few widths.
+  """Returns the number of columns that each row needs, one of a few widths.
 
   >>> tokens = np.array([[5, 6, 0] + [0] * 37, [5] * 40])
-  >>> _widths({"tokens": tokens}, ("tokens",))
+  >>> _compute_widths({"tokens": tokens}, ("tokens",))
   array([16, 40])
   """
   needed = np.zeros(len(next(iter(features.values()))), int)
   for name in padded:
-    stands = features[name] != 0
-    columns = stands.shape[1]
-    last = columns - np.argmax(stands[:, ::-1], axis=1)
-    lengths = np.where(stands.any(axis=1), last, 0)
+    is_token = features[name] != 0
+    columns = is_token.shape[1]
+    last = columns - np.argmax(is_token[:, ::-1], axis=1)
+    lengths = np.where(is_token.any(axis=1), last, 0)
     rounded = [length_batches.bucket(n) for n in range(columns + 1)]
     needed = np.maximum(needed, np.minimum(rounded, columns)[lengths])
   return needed
 
 
-def _cut(
+def _cut_rows(
   features: reranker_lib.Features,
   padded: Sequence[str],
-  rows: Int[np.ndarray, " kept"],
+  rows: Int[np.ndarray, " row"],
   width: int,
   *,
   size: int | None = None,
 ) -> reranker_lib.Features:
-  """Takes rows, drops columns of padding, and fills up with rows of zeros."""
+  """Selects rows, drops columns of padding and fills up with rows of zeros."""
   missing = 0 if size is None else size - len(rows)
 
   def take(name: str, array: np.ndarray) -> np.ndarray:

@@ -1,12 +1,17 @@
 """Answer-sentence retrieval over clients that may not share texts.
 
-The rows of a thesis' main table (PDD-AS2 on Fed-NewsQA) on any collection whose
-passages fall to clients: BM25, federated training with negatives at random and
-of BM25, each client alone, federated training with static hard negatives, query
-encoders of clients' own, the same with negatives of other clients, and all data
-in one place: as many epochs, as many updates, and with query encoders of
-clients' own. There is no privacy in these rows beyond what federated training
-itself keeps apart.
+The study trains the rows of a thesis' main table (PDD-AS2 on Fed-NewsQA), on any
+collection with clients:
+
+- BM25;
+- federated training with random negatives, and with BM25's;
+- each client alone;
+- federated training with static hard negatives;
+- clients' own query encoders, without and with other clients' negatives;
+- central training with as many epochs, with as many updates, and with clients'
+  own query encoders.
+
+These rows have no privacy beyond the separation of texts in federated training.
 """
 
 import dataclasses
@@ -24,17 +29,17 @@ __all__ = ["STUDY", "Config", "Personal", "Recipe"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe(training_lib.Recipe):
-  """How towers are trained, whoever has the data."""
+  """Training settings of towers, federated or central."""
 
   warmup_rounds: int = 1
-  """Rounds with BM25's negatives before static hard ones."""
+  """Rounds with BM25's negatives before static hard negatives."""
   rounds: int = 3
-  """Rounds after those. Every method gets the sum of both."""
+  """Rounds after the warmup. Every method trains for the sum of both."""
   top: int = 100
-  """The best sentences of the current encoders, from which static hard
+  """Number of best sentences of the current encoders, from which static hard
   negatives are drawn."""
   weight_decay: float | None = None
-  """Of AdamW; None: Adam."""
+  """Weight decay of AdamW; None for Adam."""
 
   def __post_init__(self):
     config_types.at_least(self, 0, "warmup_rounds", "rounds")
@@ -47,11 +52,12 @@ class Recipe(training_lib.Recipe):
       )
     if not self.warmup_rounds + self.rounds:
       raise ValueError(
-        "federated.Recipe: expected rounds, got warmup_rounds=0 and rounds=0"
+        "federated.Recipe: expected rounds, got warmup_rounds=0 and rounds=0:"
+        " set one above 0"
       )
 
   def history(self, kind: str, warmup: str | None = None) -> tuple[str, ...]:
-    """Returns the negatives of all rounds.
+    """Returns the kind of negatives of each round.
 
     >>> Recipe(warmup_rounds=1, rounds=2).history("static", "bm25")
     ('bm25', 'static', 'static')
@@ -62,90 +68,90 @@ class Recipe(training_lib.Recipe):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Personal:
-  """How clients train query towers of their own."""
+  """Training settings of clients' own query towers."""
 
   rounds: int = 2
-  """In each of which negatives are exchanged, where they are."""
+  """Number of rounds; with an exchange, each begins with one."""
   settings: personalisation.Settings = dataclasses.field(
     default_factory=personalisation.Settings
   )
-  """Of a client in a round."""
+  """Settings of a client in a round."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(frame.Config, config_types.Encoder):
-  """The whole study."""
+  """Settings of the study."""
 
   source: str = "environment_docs"
-  """Of passages and questions: a source of runs."""
+  """Source of passages and questions, one of `data.sources`."""
   partition: str = "client"
-  """Who holds a passage: the "client" that the source names, the "genre" of its
-  URL (NewsQA), or a random one: "dirichlet", by how questions begin, or
-  "iid"."""
+  """Rule that assigns passages to clients: "client", as the source names them;
+  "genre", by the genre of the URL (NewsQA); "dirichlet", at random by the
+  questions' first words; "iid", at random."""
   sentences_of: str | None = None
-  """Where documents are sentences: the key of their line that names the
-  passage. None: documents are passages, and are split."""
+  """If documents are sentences, the key of their line that names the passage.
+  None: documents are passages, which are split."""
   urls: tuple[str, ...] = ()
   """Files of URLs, for "genre"."""
   num_clients: int = 10
-  """Of "dirichlet" and "iid"."""
+  """Number of clients for "dirichlet" and "iid"."""
   alpha: float = 0.3
-  """Of "dirichlet": small ones make clients more different."""
+  """Concentration of "dirichlet"; small values make clients more different."""
   partition_seed: int = 0
-  """Of random partitions, and of which train questions are kept."""
+  """Seed of random partitions, and of the draw of `max_train_questions`."""
   test_split: str = "test"
-  """Whose questions are scored."""
+  """Split of the questions to score."""
   max_train_questions: int | None = None
-  """Of a client; None: all."""
+  """Maximum number of train questions of a client; None for all."""
   min_test_questions: int = 5
-  """Clients with fewer are left out; 2 or more, for a variance."""
+  """Least number of test questions of a client, at least 2, for a variance.
+  Clients with fewer are left out."""
   max_clients: int | None = None
-  """So many clients with the most `test_split` questions are kept, of the genres
-  only those with a name; None: all."""
+  """Maximum number of clients, those with the most `test_split` questions; with
+  "genre", only named genres. None for all clients."""
   max_sentences: int | None = None
-  """Of a passage; None: all."""
+  """Maximum number of sentences of a passage; None for all."""
   query_length: int = 32
-  """Tokens of a question."""
+  """Maximum number of tokens of a question."""
   sentence_length: int = 128
-  """Tokens of a sentence."""
+  """Maximum number of tokens of a sentence."""
   query_pooling: str = "mean"
-  """How a question's vector is taken: "mean" or "first" token (of a BERT
-  [CLS])."""
+  """Pooling of a question's vector: "mean", or "first" token (a BERT's [CLS])."""
   sentence_pooling: str = "mean"
-  """The same of a sentence."""
+  """Pooling of a sentence's vector, likewise."""
   methods: tuple[str, ...] = methods_lib.METHODS
   """Rows of the main table."""
   seeds: int = 3
   """Repetitions of the main table."""
   recipe: Recipe = dataclasses.field(default_factory=Recipe)
-  """Of all trainings."""
+  """Training settings of all towers."""
   rates: tuple[float, ...] = ()
-  """Learning rates of which each trained row takes the one with the best MRR@10
-  of dev questions, after the round that was best there; (): the recipe's, and
-  the last round. Query encoders of clients' own go on from such towers, at a
-  rate of their own."""
+  """Learning rates to choose from. Each trained row takes the rate and the round
+  with the best MRR@10 of dev questions. (): the recipe's rate and the last round.
+  Clients' own query encoders start from the chosen towers and choose their own
+  rate."""
   dev_split: str = "dev"
-  """Whose questions choose, with `rates`, and stop the trainings of clients'
-  own query towers, with `personal.settings.patience`; not the scored ones."""
+  """Split of the questions that choose among `rates` and stop clients' own
+  trainings (`personal.settings.patience`); not the scored split."""
   central_learning_rate: float | None = None
-  """Of "Central", which takes many steps where federated training averages
-  few, and is a bound only where its own is tuned; None: the recipe's. With
-  `rates` it is one of them."""
+  """Learning rate of "Central"; None for the recipe's. Central training takes many
+  steps where federated training averages few, so it is a bound only with a tuned
+  rate. With `rates`, "Central" takes one of those instead."""
   personal: Personal = dataclasses.field(default_factory=Personal)
-  """Of clients' own query towers."""
+  """Training settings of clients' own query towers."""
   exchange_top: int = 10
-  """Of Fed-Negative: sentences of all partners together for a question."""
+  """Sentences that Fed-Negative gets from all partners together for a question."""
   methods_tried: tuple[str, ...] = (methods_lib.BASE,)
-  """Rows of the main table that are trained with other settings, too, with the
-  first seed alone."""
+  """Rows of the main table that are also trained with other settings, with the
+  first seed only."""
   negatives_tried: tuple[int, ...] = ()
-  """Numbers of negatives of these."""
+  """Values of `recipe.num_negatives` to try for these rows."""
   tops_tried: tuple[int, ...] = ()
-  """Values of `recipe.top`, the same way."""
+  """Values of `recipe.top` to try."""
   rates_tried: tuple[float, ...] = ()
-  """Values of `recipe.learning_rate`, the same way."""
+  """Values of `recipe.learning_rate` to try."""
   shares_tried: tuple[float, ...] = ()
-  """Shares of every client's train questions, the same way."""
+  """Shares of every client's train questions to try."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -197,14 +203,14 @@ class Config(frame.Config, config_types.Encoder):
 STUDY = frame.Study(
   config=Config,
   prepare=lambda task: data_lib.build(task.config),
-  jobs=methods_lib.jobs,
+  jobs=methods_lib.list_jobs,
   result=lambda task, data, outcomes: methods_lib.Study(
     facts=data.facts,
-    notes=page.notes(task.config),
+    notes=page.make_notes(task.config),
     outcomes=tuple(outcomes),
-    seconds=sum(one.seconds for one in outcomes),
+    seconds=sum(outcome.seconds for outcome in outcomes),
   ),
-  page=page.page,
+  page=page.make_page,
   num_shown=6,
   digests=lambda data: (data.digest,),
 )

@@ -1,4 +1,4 @@
-"""Deals passages and questions to clients, as texts and as tokens."""
+"""Assigns passages and questions to clients, as texts and as tokens."""
 
 import dataclasses
 import math
@@ -21,15 +21,15 @@ __all__ = [
   "Data",
   "Facts",
   "build",
-  "thinned",
+  "thin",
 ]
 
 PARTITIONS = ("client", "genre", "dirichlet", "iid")
-"""How passages become clients'."""
+"""Rules that assign passages to clients."""
 
 TRAIN = clients_lib.TRAIN
 
-_SETTINGS = (  # that the data depends on beside its source, in their order
+_SETTINGS = (  # fields that the data depends on besides its source, in order
   "partition", "sentences_of", "num_clients", "alpha", "partition_seed",
   "test_split", "max_train_questions", "min_test_questions", "max_clients",
   "max_sentences", "query_length", "sentence_length",
@@ -41,11 +41,15 @@ class ClientFacts:
   """Counts of one client; as private as its texts."""
 
   name: str
+  """Name of the client."""
   num_passages: int
+  """Passages of the client."""
   num_sentences: int
+  """Sentences of the client."""
   num_train: int
-  """Questions that are trained on."""
+  """Train questions."""
   num_test: int
+  """Test questions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,38 +57,44 @@ class Facts:
   """Counts of the data."""
 
   source: str
+  """Name of the source."""
   partition: str
+  """Rule that assigned passages to clients, one of `PARTITIONS`."""
   num_left_out: int
-  """Clients with too few questions."""
+  """Clients left out because of too few questions or `max_clients`."""
   num_foreign_judgements: int
-  """Judgements of another client's passage, left out."""
+  """Judgements of another client's passage; left out."""
   num_lost_questions: int
-  """Questions that nothing of their client answers."""
+  """Questions without any answer among their client's passages; left out."""
   clients: tuple[ClientFacts, ...]
+  """Counts of each client."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
-  """All clients, in one order."""
+  """Texts and tokens of all clients, in the same order."""
 
   clients: tuple[clients_lib.Client, ...] = dataclasses.field(repr=False)
+  """Clients with their texts."""
   tokens: tuple[clients_lib.Tokens, ...] = dataclasses.field(repr=False)
+  """Tokens of the clients."""
   facts: Facts
+  """Counts of the data."""
   digest: str
-  """Of everything above and of the settings that made it."""
+  """Fingerprint of the source, the vocabulary and the settings of the data."""
 
 
 def build(config: Any) -> Data:
-  """Reads the source, deals passages and questions to clients, tokenizes.
+  """Reads the source, assigns passages and questions to clients, and tokenizes.
 
   Args:
     config: a `federated.Config`.
 
   Raises:
-    ValueError: if the source cannot be read, or a client that is left has no
-      questions to train or to test on.
+    ValueError: if the source cannot be read, lacks a split, or leaves fewer than
+      two clients with enough train and test questions.
   """
-  judged, source = _read(config)
+  judged, source = _read_source(config)
   splits = [TRAIN, config.test_split]
   if config.is_chosen:
     splits.append(config.dev_split)
@@ -92,24 +102,28 @@ def build(config: Any) -> Data:
     if split not in judged.splits():
       raise ValueError(
         f"federated.Config: expected a split {split!r} in"
-        f" {config.source}, got {', '.join(judged.splits()) or 'none'}"
+        f" {config.source}, got {', '.join(judged.splits()) or 'none'}: name one"
+        " of these"
       )
-  federation = clients_lib.build(_dealt(config, judged))
-  kept = [
+  federation = clients_lib.build(_assign(config, judged))
+  selected = [
     client
     for client in federation.clients
     if len(client.splits[TRAIN])
     and len(client.splits[config.test_split]) >= config.min_test_questions
   ]
-  if len(kept) < 2:
+  if len(selected) < 2:
     raise ValueError(
       f"federated.Config: expected two clients or more with {TRAIN}"
       " questions and at least"
       f" {config.min_test_questions} {config.test_split} questions, got"
-      f" {len(kept)} of {len(federation.clients)}: change the partition, the"
+      f" {len(selected)} of {len(federation.clients)}: change the partition, the"
       " splits or min_test_questions"
     )
-  kept = tuple(_cut(client, config) for client in _largest(kept, config))
+  selected = tuple(
+    _draw_questions(client, config)
+    for client in _select_largest(selected, config)
+  )
   words = config.vocabulary or shipped.VOCABULARY
   pieces = shipped.vocabulary(config.vocabulary)
   if config.bert is not None:
@@ -120,7 +134,7 @@ def build(config: Any) -> Data:
       if (words / name).is_file()
     )
   return Data(
-    clients=kept,
+    clients=selected,
     tokens=tuple(
       clients_lib.tokenize(
         client,
@@ -128,9 +142,9 @@ def build(config: Any) -> Data:
         query_length=config.query_length,
         sentence_length=config.sentence_length,
       )
-      for client in kept
+      for client in selected
     ),
-    facts=_facts(config, federation, kept),
+    facts=_make_facts(config, federation, selected),
     digest=artifacts.fingerprint(
       source,
       fingerprints.of_file(words),
@@ -142,8 +156,8 @@ def build(config: Any) -> Data:
   )
 
 
-def _read(config: Any) -> tuple[passages.JudgedPassages, str]:
-  """Returns the passages, and a digest of where they come from."""
+def _read_source(config: Any) -> tuple[passages.JudgedPassages, str]:
+  """Returns the judged passages and a digest of their source."""
   source = sources.open(config.source, "federated.Config.source")
   if source.kind == "newsqa":  # its answers are spans of the text
     stories = newsqa.from_place(source.place)
@@ -169,16 +183,16 @@ def _read(config: Any) -> tuple[passages.JudgedPassages, str]:
   return passages.from_sentences(collection, owner), digest
 
 
-def _dealt(
+def _assign(
   config: Any, judged: passages.JudgedPassages
 ) -> passages.JudgedPassages:
-  """Gives every passage the client that the partition says."""
+  """Assigns every passage to a client by the partition's rule."""
   if config.partition == "client":
     return judged
   if config.partition == "genre":
-    urls = newsqa.read_urls([pathlib.Path(one) for one in config.urls])
+    urls = newsqa.read_urls([pathlib.Path(path) for path in config.urls])
     return partitions.by_genre(judged, urls)
-  labels = partitions.labels_of_questions(judged, _first_word)
+  labels = partitions.label_by_questions(judged, _get_first_word)
   return partitions.dirichlet(
     judged,
     labels,
@@ -188,89 +202,100 @@ def _dealt(
   )
 
 
-def _first_word(question: passages.Question) -> str:
+def _get_first_word(question: passages.Question) -> str:
   return next(iter(question.text.lower().split()), "")
 
 
-def thinned(data: Data, share: float) -> Data:
-  """Returns the data with a share of every client's train questions.
+def thin(data: Data, share: float) -> Data:
+  """Draws a share of every client's train questions.
 
   Args:
-    data: all of it.
-    share: in (0, 1]; a client keeps one question at least, and the questions
-      of a share are among those of a larger one.
+    data: data with all questions.
+    share: share of the questions, in (0, 1]. A client keeps at least one
+      question, and a larger share includes the questions of a smaller one.
+
+  Returns:
+    The data with these train questions.
   """
   rows = [
-    _drawn(total, max(1, round(share * total)), 0)
-    for total in (len(one.splits[TRAIN]) for one in data.clients)
+    _draw_positions(total, max(1, round(share * total)), 0)
+    for total in (len(client.splits[TRAIN]) for client in data.clients)
   ]
   return dataclasses.replace(
     data,
-    clients=tuple(map(_with_rows, data.clients, rows)),
+    clients=tuple(map(_select_rows, data.clients, rows)),
     tokens=tuple(
       dataclasses.replace(
-        one,
-        questions={**one.questions, TRAIN: one.questions[TRAIN][at]},
+        client,
+        questions={
+          **client.questions,
+          TRAIN: client.questions[TRAIN][positions],
+        },
         answers={
-          **one.answers,
-          TRAIN: tuple(one.answers[TRAIN][i] for i in at),
+          **client.answers,
+          TRAIN: tuple(client.answers[TRAIN][i] for i in positions),
         },
       )
-      for one, at in zip(data.tokens, rows, strict=True)
+      for client, positions in zip(data.tokens, rows, strict=True)
     ),
     digest=artifacts.fingerprint(data.digest, share),
   )
 
 
-def _largest(
+def _select_largest(
   clients: Sequence[clients_lib.Client], config: Any
 ) -> list[clients_lib.Client]:
-  """Keeps `config.max_clients` with the most test questions, in their order."""
+  """Selects `config.max_clients` with the most test questions, in their order."""
   if config.max_clients is None:
     return list(clients)
   if config.partition == "genre":
-    clients = [one for one in clients if one.name != partitions.REST]
+    clients = [client for client in clients if client.name != partitions.REST]
   by_size = sorted(
-    clients, key=lambda one: (-len(one.splits[config.test_split]), one.name)
+    clients,
+    key=lambda client: (-len(client.splits[config.test_split]), client.name),
   )
-  names = {one.name for one in by_size[: config.max_clients]}
-  return [one for one in clients if one.name in names]
+  names = {client.name for client in by_size[: config.max_clients]}
+  return [client for client in clients if client.name in names]
 
 
-def _cut(client: clients_lib.Client, config: Any) -> clients_lib.Client:
-  """Leaves so many train questions at most, drawn at random, in their order."""
+def _draw_questions(
+  client: clients_lib.Client, config: Any
+) -> clients_lib.Client:
+  """Draws at most `config.max_train_questions` of a client, in their order."""
   total, limit = len(client.splits[TRAIN]), config.max_train_questions
   if limit is None or total <= limit:
     return client
-  return _with_rows(client, _drawn(total, limit, config.partition_seed))
+  return _select_rows(
+    client, _draw_positions(total, limit, config.partition_seed)
+  )
 
 
-def _with_rows(
+def _select_rows(
   client: clients_lib.Client, rows: np.ndarray
 ) -> clients_lib.Client:
   questions = client.splits[TRAIN]
-  kept = clients_lib.Questions(
+  train = clients_lib.Questions(
     ids=tuple(questions.ids[i] for i in rows),
     texts=tuple(questions.texts[i] for i in rows),
     answers=tuple(questions.answers[i] for i in rows),
   )
-  return dataclasses.replace(client, splits={**client.splits, TRAIN: kept})
+  return dataclasses.replace(client, splits={**client.splits, TRAIN: train})
 
 
-def _drawn(total: int, size: int, seed: int) -> np.ndarray:
-  """Returns positions, in order; fewer are among those of more."""
+def _draw_positions(total: int, size: int, seed: int) -> np.ndarray:
+  """Draws positions, in order; a larger draw includes a smaller one."""
   return np.sort(np.random.default_rng([seed, total]).permutation(total)[:size])
 
 
-def _facts(
+def _make_facts(
   config: Any,
   federation: clients_lib.Federation,
-  kept: tuple[clients_lib.Client, ...],
+  selected: tuple[clients_lib.Client, ...],
 ) -> Facts:
   return Facts(
     source=pathlib.Path(config.source.partition(":")[2] or config.source).name,
     partition=config.partition,
-    num_left_out=len(federation.clients) - len(kept),
+    num_left_out=len(federation.clients) - len(selected),
     num_foreign_judgements=federation.num_foreign_judgements,
     num_lost_questions=federation.num_lost_questions,
     clients=tuple(
@@ -281,6 +306,6 @@ def _facts(
         num_train=len(client.splits[TRAIN]),
         num_test=len(client.splits[config.test_split]),
       )
-      for client in kept
+      for client in selected
     ),
   )

@@ -27,22 +27,21 @@ __all__ = [
   "Outcome",
   "Study",
   "Towers",
-  "jobs",
-  "personalised",
+  "list_jobs",
+  "personalise",
 ]
 
 BASE = "PDD-AS2"
-"""The method whose towers are personalised, and that others are tested
-against."""
+"""The method whose towers are personalised; tests compare others with it."""
 
 CENTRAL = "Central"
-"""The method that has all data in one place."""
+"""The method that trains on all data in one place."""
 
 EQUAL = "Central, equal updates"
-"""The same, with no more steps than the largest client takes."""
+"""Central training with as many steps as the largest client takes."""
 
 
-_UNTRAINED = ("BM25", "Public encoder")  # no seed changes them
+_UNTRAINED = ("BM25", "Public encoder")  # independent of the seed
 
 METHODS = (
   *_UNTRAINED,
@@ -56,7 +55,7 @@ METHODS = (
   EQUAL,
   "Central + query encoder",
 )
-"""The rows of the main table, in the order of the thesis, and two more."""
+"""Rows of the main table: the thesis' rows in its order, and three more."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,77 +63,83 @@ class _Row:
   """One method with one seed."""
 
   method: str
-  """Its name in tables."""
+  """Name of the method in tables."""
   seed: int
+  """Seed of the repetition."""
   variant: str = ""
-  """"" or the one setting that differs, as "top=300"."""
+  """The one setting that differs, such as "top=300", or ""."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome(_Row):
-  """What a row has come to."""
+  """The scores and costs of a row."""
 
   ranks: tuple[ranking.Scores, ...]
-  """Of each client."""
+  """Ranks of each client's test questions."""
   sent: list[int]
-  """Bytes that each client sent in an exchange, all rounds together."""
+  """Bytes that each client sent in the exchange, over all rounds."""
   received: list[int]
+  """Bytes that each client received in the exchange, over all rounds."""
   exchanges: int
   """Rounds of the exchange."""
   train: tuple[float, float]
-  """MRR@10 of the train questions, over clients and over questions."""
+  """Mean MRR@10 of the train questions, over clients and over questions."""
   learning_rate: float
-  """Trained with; nan for rows without training."""
+  """Learning rate of the training; nan for rows without training."""
   hubness: float
-  """Skewness of how often a sentence is drawn as a hard negative of the train
-  questions by the final towers, mean over clients; nan for BM25."""
+  """Skewness of the sentences' numbers of uses as hard negatives of the train
+  questions, under the final towers. Mean over clients by questions; nan for
+  BM25."""
   seconds: float
+  """Seconds of training and scoring."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-  """The whole study."""
+  """The result of the study."""
 
   facts: data_lib.Facts
+  """Counts of the data."""
   notes: tuple[str, ...]
-  """What a reader must know of the settings."""
+  """Descriptions of the settings for readers."""
   outcomes: tuple[Outcome, ...]
+  """Outcomes of all rows."""
   seconds: float
-  """Of all trainings, those of earlier runs included."""
+  """Seconds of all rows, earlier runs included."""
 
 
 class Towers(NamedTuple):
-  """What a method has come to."""
+  """The trained towers of a method."""
 
   sentence: Sequence[typing.Params]
-  """A pair of towers for each client, of which sentences read one; often the
-  same object for all."""
+  """A pair of towers for each client, whose sentence tower is used; often the same
+  object for all."""
   query: Sequence[typing.Params]
-  """A pair for each client, of which questions read one."""
+  """A pair of towers for each client, whose question tower is used."""
   traffic: tuple[exchange_lib.Exchanged, ...] = ()
-  """Of each round of an exchange."""
+  """Negatives and traffic of each round of an exchange."""
 
   @classmethod
   def shared(cls, params: typing.Params, context: training.Context) -> "Towers":
-    """Returns one pair of towers for all clients."""
+    """Returns the same pair of towers for all clients."""
     every = [params] * len(context.data.tokens)
     return cls(every, every)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Job(_Row):
-  """What a row depends on; the name stands in fingerprints."""
+  """Everything a row depends on; fingerprints contain the class's name."""
 
   recipe: Any
   share: float = 1.0
 
 
-def jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
-  """Lists the rows of the main table, then those of the smaller ones."""
+def list_jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
+  """Lists the rows of the main table, then the rows with other settings."""
   config = task.config
-  contexts = training.contexts(config, data, task.root / "states")
+  contexts = training.make_contexts(config, data, task.root / "states")
   listed = []
-  for row in _rows(config):
+  for row in _list_rows(config):
     context = functools.partial(contexts, share=row.share)
     digest = artifacts.fingerprint(
       "federated_study 3",
@@ -156,18 +161,18 @@ def jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
   return listed
 
 
-def _rows(config: Any) -> Iterator[_Job]:
+def _list_rows(config: Any) -> Iterator[_Job]:
   for seed in range(config.seeds):
     for method in config.methods:
       if method not in _UNTRAINED or not seed:
-        yield _Job(method=method, seed=seed, recipe=_recipe(config, method))
+        yield _Job(method=method, seed=seed, recipe=_get_recipe(config, method))
   for name, values in (
     ("num_negatives", config.negatives_tried),
     ("top", config.tops_tried),
     ("learning_rate", config.rates_tried),
   ):
     for method, value in itertools.product(config.methods_tried, values):
-      recipe = dataclasses.replace(_recipe(config, method), **{name: value})
+      recipe = dataclasses.replace(_get_recipe(config, method), **{name: value})
       yield _Job(
         method=method, seed=0, recipe=recipe, variant=f"{name}={value:g}"
       )
@@ -177,14 +182,14 @@ def _rows(config: Any) -> Iterator[_Job]:
     yield _Job(
       method=method,
       seed=0,
-      recipe=_recipe(config, method),
+      recipe=_get_recipe(config, method),
       share=share,
       variant=f"share={share:g}",
     )
 
 
-def _recipe(config: Any, method: str) -> Any:
-  """Returns the recipe of a method: those of Central may have another rate."""
+def _get_recipe(config: Any, method: str) -> Any:
+  """Returns the recipe of a method; Central's may have another learning rate."""
   rate = config.central_learning_rate
   if rate is None or not method.startswith(CENTRAL):
     return config.recipe
@@ -205,19 +210,21 @@ class _Maker:
     data, split = context.data, self.config.test_split
     rate = math.nan
     if row.method == "BM25":
-      found, trained = (
-        [ranking.evaluate_bm25(one, each) for one in data.clients]
+      tested, trained = (
+        [ranking.evaluate_bm25(client, each) for client in data.clients]
         for each in (split, data_lib.TRAIN)
       )
       rounds, skewness = (), math.nan
     else:
-      towers, rate = self._best()
-      found, skewness = scored(context, towers, row.seed, split)
-      trained = ranked(context, towers, data_lib.TRAIN)
+      towers, rate = self._choose_towers()
+      tested, skewness = score_towers(context, towers, row.seed, split)
+      trained = rank_sentences(context, towers, data_lib.TRAIN)
       rounds = towers.traffic
     sent, received = (
       [
-        sum(getattr(one.traffic[tokens.name], side) for one in rounds)
+        sum(
+          getattr(exchanged.traffic[tokens.name], side) for exchanged in rounds
+        )
         for tokens in data.tokens
       ]
       for side in ("sent", "received")
@@ -226,18 +233,18 @@ class _Maker:
       method=row.method,
       seed=row.seed,
       variant=row.variant,
-      ranks=tuple(found),
+      ranks=tuple(tested),
       sent=sent,
       received=received,
       exchanges=len(rounds),
-      train=_means(trained),
+      train=_compute_means(trained),
       learning_rate=rate,
       hubness=skewness,
       seconds=time.monotonic() - began,
     )
 
-  def _best(self) -> tuple[Towers, float]:
-    """Returns the towers that dev questions choose, and their learning rate."""
+  def _choose_towers(self) -> tuple[Towers, float]:
+    """Trains at every rate; returns the towers best on dev questions, with rate."""
     config, row = self.config, self.row
     if row.method == "Public encoder":
       context = self.contexts(row.recipe)
@@ -245,25 +252,26 @@ class _Maker:
     own, shared = row.recipe.learning_rate, None
     if row.method in _PERSONAL:
       first = dataclasses.replace(row, method=_PERSONAL[row.method])
-      towers, _ = dataclasses.replace(self, row=first)._best()
+      towers, _ = dataclasses.replace(self, row=first)._choose_towers()
       own, shared = config.personal.settings.learning_rate, towers.sentence[0]
     is_chosen = config.rates and not row.variant.startswith("learning_rate")
     rates = config.rates if is_chosen else (own,)
     best, chosen, value = None, math.nan, -math.inf
     for rate in rates:
-      towers = self._towers(rate, shared)
+      towers = self._train_towers(rate, shared)
       if len(rates) == 1:
         return towers, rate
-      if (found := self._dev(towers)) > value:
-        best, chosen, value = towers, rate, found
+      if (dev_score := self._score_on_dev(towers)) > value:
+        best, chosen, value = towers, rate, dev_score
     return best, chosen
 
-  def _dev(self, towers: Towers) -> float:
+  def _score_on_dev(self, towers: Towers) -> float:
     context = self.contexts(self.row.recipe)
-    return _means(ranked(context, towers, self.config.dev_split))[0]
+    ranks = rank_sentences(context, towers, self.config.dev_split)
+    return _compute_means(ranks)[0]
 
-  def _towers(self, rate: float, shared: typing.Params | None) -> Towers:
-    """Trains at one rate; with `shared` a query encoder for every client."""
+  def _train_towers(self, rate: float, shared: typing.Params | None) -> Towers:
+    """Trains at one rate; with `shared` towers, a query encoder of every client."""
     method, seed, config = self.row.method, self.row.seed, self.config
     recipe = self.row.recipe
     if shared is not None:
@@ -275,23 +283,23 @@ class _Maker:
       if method == "+ Fed-Negative":
         exchange = exchange_lib.FedNegative(top=config.exchange_top)
       context = self.contexts(recipe)
-      return personalised(
+      return personalise(
         context, shared, seed, personal, exchange, self.config.dev_split
       )
     recipe = dataclasses.replace(recipe, learning_rate=rate)
     context = self.contexts(recipe)
-    score = self._score_of(context) if config.rates else None
+    score = self._make_score(context) if config.rates else None
     static = recipe.history("static", "bm25")
     if method == "STAR, each client alone":
       own = [
-        training.alone(
+        training.train_alone(
           context, seed, static, at, score and functools.partial(score, at=at)
         )
         for at in range(len(context.data.tokens))
       ]
       return Towers(own, own)
     if method in (CENTRAL, EQUAL):
-      everyone = training.central(
+      everyone = training.train_central(
         context, seed, static, score, equal_updates=method == EQUAL
       )
       return Towers.shared(everyone, context)
@@ -300,19 +308,19 @@ class _Maker:
       "BM25 negatives": recipe.history("bm25"),
     }.get(method, static)
     if score is None:
-      towers = training.federated(context, seed, history)
+      towers = training.train_federated(context, seed, history)
     else:
-      towers = training.best_round(context, seed, history, score)
+      towers = training.train_best_round(context, seed, history, score)
     return Towers.shared(towers, context)
 
-  def _score_of(self, context: training.Context) -> Callable[..., float]:
-    """Returns what scores towers by the dev questions of all clients, or one."""
+  def _make_score(self, context: training.Context) -> Callable[..., float]:
+    """Returns a function that scores towers by dev questions of all clients or one."""
     split = self.config.dev_split
 
     def score(params: typing.Params, at: int | None = None) -> float:
       towers = Towers.shared(params, context)
-      places = None if at is None else (at,)
-      return _means(ranked(context, towers, split, places))[0]
+      indices = None if at is None else (at,)
+      return _compute_means(rank_sentences(context, towers, split, indices))[0]
 
     return score
 
@@ -322,46 +330,46 @@ _PERSONAL = {
   "+ Fed-Negative": BASE,
   "Central + query encoder": CENTRAL,
 }
-"""Rows whose query encoders go on from another row's towers."""
+"""Rows whose query encoders start from another row's towers."""
 
 
-def _means(found: Sequence[ranking.Scores]) -> tuple[float, float]:
-  """Returns MRR@10 over clients and over questions; 0 without questions."""
-  values = [one.values("MRR@10") for one in found]
-  values = [one for one in values if len(one)]
+def _compute_means(scores: Sequence[ranking.Scores]) -> tuple[float, float]:
+  """Returns mean MRR@10 over clients and over questions; 0 without questions."""
+  values = [client.values("MRR@10") for client in scores]
+  values = [client for client in values if len(client)]
   if not values:
     return 0.0, 0.0
-  over_clients = np.mean([one.mean() for one in values])
+  over_clients = np.mean([client.mean() for client in values])
   return float(over_clients), float(np.concatenate(values).mean())
 
 
-def ranked(
+def rank_sentences(
   context: training.Context,
   towers: Towers,
   split: str,
-  places: Sequence[int] | None = None,
+  indices: Sequence[int] | None = None,
 ) -> list[ranking.Scores]:
   """Ranks clients' sentences for the questions of a split.
 
   Args:
-    context: data.
-    towers: of every client.
-    split: whose questions; clients without any are left out.
-    places: of the clients; None: all.
+    context: data and encoders.
+    towers: towers of every client.
+    split: split of the questions; clients without any are left out.
+    indices: indices of the clients; None for all.
   """
-  found = []
-  for at in range(len(context.data.tokens)) if places is None else places:
+  scores = []
+  for at in range(len(context.data.tokens)) if indices is None else indices:
     tokens = context.data.tokens[at]
     if split in tokens.answers and len(tokens.answers[split]):
       questions = context.encoders.encode_queries(
         towers.query[at], tokens.questions[split]
       )
       vectors = context.sentences(towers.sentence[at], at)
-      found.append(ranking.evaluate(questions, vectors, tokens, split))
-  return found
+      scores.append(ranking.evaluate(questions, vectors, tokens, split))
+  return scores
 
 
-def personalised(
+def personalise(
   context: training.Context,
   shared: typing.Params,
   seed: int,
@@ -369,15 +377,16 @@ def personalised(
   exchange: exchange_lib.FedNegative | None,
   dev_split: str = "dev",
 ) -> Towers:
-  """Gives every client a query tower of its own.
+  """Trains a query tower of its own for every client.
 
   Args:
-    context: data.
-    shared: the towers of all, whose sentence tower stays.
-    seed: of the order.
+    context: data and encoders.
+    shared: the shared towers, whose sentence tower does not change.
+    seed: seed of the order of the questions.
     personal: a `federated.Personal`.
-    exchange: of negatives, before each round; None: only a client's own.
-    dev_split: whose questions stop a client's training, if any do.
+    exchange: exchange of negatives before each round; None for only a client's
+      own negatives.
+    dev_split: split of the questions that may stop a client's training.
   """
   members = context.data.tokens
   vectors = [context.sentences(shared, at) for at in range(len(members))]
@@ -387,7 +396,8 @@ def personalised(
     extra: Mapping[str, exchange_lib.Negatives] = {}
     if exchange is not None:
       parties = [
-        context.party(at, own[at], vectors[at]) for at in range(len(members))
+        context.make_party(at, own[at], vectors[at])
+        for at in range(len(members))
       ]
       traffic.append(exchange.negatives(parties))
       extra = traffic[-1].negatives
@@ -406,19 +416,19 @@ def personalised(
   return Towers([shared] * len(members), own, tuple(traffic))
 
 
-def scored(
+def score_towers(
   context: training.Context, towers: Towers, seed: int, test_split: str
 ) -> tuple[list[ranking.Scores], float]:
-  """Ranks every client's test questions; returns the mean hubness, too.
+  """Ranks every client's test questions; also returns the mean hubness.
 
   Args:
     context: data and recipe.
-    towers: of every client.
-    seed: of the draws of hard negatives, whose hubness is measured.
-    test_split: whose questions are scored.
+    towers: towers of every client.
+    seed: seed of the draw of hard negatives whose hubness is measured.
+    test_split: split of the questions to score.
   """
   skewness, weights = [], []
-  found = ranked(context, towers, test_split)
+  scores = rank_sentences(context, towers, test_split)
   for at, tokens in enumerate(context.data.tokens):
     vectors = context.sentences(towers.sentence[at], at)
     table = negatives.mine(
@@ -430,6 +440,6 @@ def scored(
       seed=seed,
       sentence_vectors=vectors,
     )
-    skewness.append(negatives.hubness(table, len(vectors)))
+    skewness.append(negatives.compute_hubness(table, len(vectors)))
     weights.append(table.shape[1])
-  return found, float(np.average(skewness, weights=weights))
+  return scores, float(np.average(skewness, weights=weights))

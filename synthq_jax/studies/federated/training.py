@@ -1,8 +1,8 @@
 """Trains the towers of a federated study, round by round.
 
-What has been trained is known by its history: the kinds of negatives of its
-rounds, in order. Methods that begin alike share their first rounds, and a study
-that was killed goes on after the last round that was finished.
+The history of a training, the kinds of negatives of its rounds in order,
+identifies it. Methods with the same beginning share their first rounds, and an
+interrupted study resumes after the last finished round.
 """
 
 import dataclasses
@@ -30,46 +30,49 @@ __all__ = [
   "KINDS",
   "Context",
   "Score",
-  "alone",
-  "best_round",
-  "central",
-  "contexts",
-  "federated",
+  "make_contexts",
+  "train_alone",
+  "train_best_round",
+  "train_central",
+  "train_federated",
 ]
 
-_KEPT_BYTES = 2**31
+_CACHE_BYTES = 2**31
 KINDS = ("random", "bm25", "static")
-"""Negatives of a round."""
+"""Kinds of negatives of a round."""
 
 Score = Callable[[typing.Params], float]
-"""Of towers, for dev questions; more is better."""
+"""Function that scores towers by dev questions; more is better."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
-  """What all trainings share."""
+  """Data, encoders and recipe that several trainings share."""
 
   data: data_lib.Data
+  """Texts and tokens of all clients."""
   encoders: encoders_lib.Encoders
+  """The two towers."""
   start: typing.Params
-  """The public towers."""
+  """Parameters of the public towers."""
   digest: str
-  """Of data, encoders and start."""
+  """Fingerprint of data, encoders and start."""
   states: pathlib.Path
-  """Where towers are kept between rounds."""
+  """Folder of towers between rounds."""
   recipe: Any
-  kept: memory.Kept[np.ndarray]
-  """Vectors of sentences by data, client and tower, for all recipes."""
+  """A `federated.Recipe`."""
+  cache: memory.Kept[np.ndarray]
+  """Cache of sentence vectors by data, client and tower, for all recipes."""
 
   def sentences(self, params: typing.Params, client: int) -> np.ndarray:
     """Returns the vectors of a client's sentences.
 
-    Methods, rounds and scores that share a sentence tower encode once, as long
-    as the vectors have room.
+    Methods, rounds and scores with the same sentence tower encode once, as long
+    as the cache has room.
     """
     leaves = jax.tree.leaves(params[encoders_lib.SENTENCE])
     tower = tuple(blocks.digest(np.asarray(leaf)) for leaf in leaves)
-    return self.kept.get(
+    return self.cache.get(
       (self.digest, client, tower),
       lambda: self.encoders.encode_sentences(
         params, self.data.tokens[client].sentences
@@ -78,23 +81,23 @@ class Context:
 
   @functools.cached_property
   def bm25(self) -> list[np.ndarray]:
-    """BM25's negatives of each client, [1, question, n]."""
+    """BM25's negatives of each client [1, question, n]."""
     return [
       negatives.bm25_negatives(client, n=self.recipe.num_negatives)
       for client in self.data.clients
     ]
 
-  def table(
+  def make_table(
     self, kind: str, params: typing.Params, seed: int, client: int, number: int
   ) -> np.ndarray:
-    """Returns a client's negatives of a round, [epoch, question, n].
+    """Returns a client's negatives of a round [epoch, question, n].
 
     Args:
-      kind: one of `KINDS`; static hard ones are mined by the towers `params`.
-      params: the towers.
-      seed: of the draws.
-      client: its place among all.
-      number: of the round.
+      kind: one of `KINDS`.
+      params: parameters of the towers, which mine static hard negatives.
+      seed: seed of the draws.
+      client: index of the client.
+      number: number of the round.
     """
     recipe, tokens = self.recipe, self.data.tokens[client]
     if kind == "bm25":
@@ -116,21 +119,23 @@ class Context:
       **options,
     )
 
-  def place(self, who: str, seed: int, history: Sequence[str]) -> pathlib.Path:
-    """Returns where the towers after some rounds are kept."""
+  def get_path(
+    self, who: str, seed: int, history: Sequence[str]
+  ) -> pathlib.Path:
+    """Returns the path of the towers that `who` trained in the rounds of `history`."""
     name = artifacts.fingerprint(
       self.digest, self.recipe, who, seed, list(history)
     )
     return self.states / name
 
-  def party(
+  def make_party(
     self, client: int, params: typing.Params, sentences: np.ndarray
   ) -> exchange.Party:
-    """Returns what a client brings to an exchange.
+    """Returns a client's vectors and answers for an exchange.
 
     Args:
-      client: its place among all.
-      params: its towers.
+      client: index of the client.
+      params: parameters of its towers.
       sentences: vectors of its collection.
     """
     tokens = self.data.tokens[client]
@@ -144,17 +149,17 @@ class Context:
     )
 
 
-def contexts(
+def make_contexts(
   config: Any, data: data_lib.Data, states: pathlib.Path
 ) -> Callable[[Any, float], Context]:
-  """Returns what gives the one context of a recipe and a share of the data.
+  """Returns a cached function from a recipe and a share of the data to a context.
 
   Args:
     config: a `federated.Config`.
-    data: all of it.
-    states: where towers are kept between rounds.
+    data: data with all questions.
+    states: folder of towers between rounds.
   """
-  place = pathlib.Path(config.bert or config.checkpoint or shipped.DIRECTORY)
+  path = pathlib.Path(config.bert or config.checkpoint or shipped.DIRECTORY)
   read = functools.partial(
     t5_checkpoints.load,
     token_ids=shipped.vocabulary(config.vocabulary).token_ids,
@@ -162,23 +167,23 @@ def contexts(
   digested = fingerprints.of_checkpoint
   if config.bert is not None:
     read, digested = bert.load, fingerprints.of_folder
-  params, model = read(place)
+  params, model = read(path)
   encoders = encoders_lib.Encoders(
     config=model,
     query_pooling=config.query_pooling,
     sentence_pooling=config.sentence_pooling,
   )
-  start, digest = encoders.init(params), digested(place)
-  number = sum(len(one.sentences) for one in data.tokens)
+  start, digest = encoders.init(params), digested(path)
+  number = sum(len(tokens.sentences) for tokens in data.tokens)
   width = encoders.tower(encoders_lib.SENTENCE).dim
-  kept = memory.Kept(
-    most_bytes=max(_KEPT_BYTES, 4 * number * width),
+  cache = memory.Kept(
+    most_bytes=max(_CACHE_BYTES, 4 * number * width),
     size=lambda vectors: vectors.nbytes,
   )
 
   @functools.cache
   def context(recipe: Any, share: float) -> Context:
-    part = data_lib.thinned(data, share) if share < 1 else data
+    part = data_lib.thin(data, share) if share < 1 else data
     return Context(
       data=part,
       encoders=encoders,
@@ -188,89 +193,94 @@ def contexts(
       ),
       states=states,
       recipe=recipe,
-      kept=kept,
+      cache=cache,
     )
 
   return context
 
 
-def federated(
+def train_federated(
   context: Context,
   seed: int,
   history: Sequence[str],
   after: Callable[[], object] = lambda: None,
 ) -> typing.Params:
-  """Trains by federated averaging, clients weighted by their questions.
+  """Trains by federated averaging; numbers of train questions weight clients.
 
   Args:
     context: data and recipe.
-    seed: of the order, and of the negatives.
-    history: kinds of negatives, by round.
-    after: called when a round ends.
+    seed: seed of the order and of the negatives.
+    history: kind of negatives of each round.
+    after: function called after each round.
 
   Returns:
     The towers that all clients share.
   """
   members = context.data.tokens
-  weights = [len(one.answers[data_lib.TRAIN]) for one in members]
+  weights = [len(tokens.answers[data_lib.TRAIN]) for tokens in members]
   recipe = context.recipe
-  update = _local_training(
+  update = _make_local_training(
     context.encoders,
     recipe.learning_rate,
     recipe.weight_decay,
     recipe.temperature,
   )
-  first, params = _newest(context, "federated", seed, history)
+  first, params = _restore_newest(context, "federated", seed, history)
   slots: training.Slots = ()
-  path = _slots(context.place("federated", seed, history[:first]))
+  path = _get_slots_path(context.get_path("federated", seed, history[:first]))
   if path.exists():
     slots = tuple(map(tuple, json.loads(path.read_text())))
   for number in range(first, len(history)):
     plans = [
-      training.plan(
+      training.make_plan(
         tokens,
-        context.table(history[number], params, seed, at, number),
+        context.make_table(history[number], params, seed, at, number),
         batch_size=context.recipe.batch_size,
         seed=seed,
         round_number=number,
       )
       for at, tokens in enumerate(members)
     ]
-    slots = training.slots(plans, members[0].sentences.shape[1], at_least=slots)
+    slots = training.compute_slots(
+      plans, members[0].sentences.shape[1], at_least=slots
+    )
     steps = max(len(plan.questions) for plan in plans)
-    laid = functools.partial(training.arrays, slots=slots)
+    lay_out = functools.partial(training.make_arrays, slots=slots)
     params = fedavg.mean(
-      (update(params, fedavg.padded(laid(plan, tokens), steps)), weight)
+      (update(params, fedavg.padded(lay_out(plan, tokens), steps)), weight)
       for plan, tokens, weight in zip(plans, members, weights, strict=True)
     )
     done = number + 1
-    place = context.place("federated", seed, history[:done])
-    artifacts.write_atomically(_slots(place), json.dumps(slots))
-    checkpoints.save(place, done, params)
+    path = context.get_path("federated", seed, history[:done])
+    artifacts.write_atomically(_get_slots_path(path), json.dumps(slots))
+    checkpoints.save(path, done, params)
     after()
   return params
 
 
-def _slots(place: pathlib.Path) -> pathlib.Path:
-  """Returns where the shapes of rounds are kept: they change last bits."""
-  return place.with_name(f"{place.name}.slots.json")
+def _get_slots_path(path: pathlib.Path) -> pathlib.Path:
+  """Returns the file of the slots of towers' rounds.
+
+  A resumed training needs the same slots: other shapes change last bits.
+  """
+  return path.with_name(f"{path.name}.slots.json")
 
 
 @functools.lru_cache(maxsize=8)
-def _local_training(
+def _make_local_training(
   encoders: encoders_lib.Encoders,
   learning_rate: float,
   weight_decay: float | None,
   temperature: float,
 ) -> fedavg.ClientUpdate:
-  """Returns a client's part of a round, compiled."""
-  loss = training.loss_fn(encoders, temperature=temperature)
-  optimizer = _optimizer(learning_rate, weight_decay)
+  """Returns a client's training in a round, compiled."""
+  loss = training.make_loss(encoders, temperature=temperature)
+  optimizer = _make_optimizer(learning_rate, weight_decay)
   return jax.jit(fedavg.local_training(loss, optimizer))
 
 
-@functools.cache  # so that what is compiled with it serves all clients
-def _optimizer(
+@functools.cache  # one object, so that all clients share compiled programs
+def _make_optimizer(
   learning_rate: float, weight_decay: float | None
 ) -> optax.GradientTransformation:
   if weight_decay is None:
@@ -278,53 +288,54 @@ def _optimizer(
   return optax.adamw(learning_rate, weight_decay=weight_decay)
 
 
-def best_round(
+def train_best_round(
   context: Context, seed: int, history: Sequence[str], score: Score
 ) -> typing.Params:
   """Trains by federated averaging and returns the towers of the best round.
 
-  A round is scored before the next: both need vectors of the same tower.
+  Each round is scored before the next one, because both need the vectors of the
+  same sentence tower. Of equally good rounds, the last wins.
   """
   best, value = context.start, -np.inf
   for done in range(1, len(history) + 1):
-    params = federated(context, seed, history[:done])
-    if (found := score(params)) >= value:
-      best, value = params, found
+    params = train_federated(context, seed, history[:done])
+    if (round_score := score(params)) >= value:
+      best, value = params, round_score
   return best
 
 
-def alone(
+def train_alone(
   context: Context,
   seed: int,
   history: Sequence[str],
   client: int,
   score: Score | None = None,
 ) -> typing.Params:
-  """Trains one client on its own questions, as many rounds as the others.
+  """Trains one client only on its own questions, for all rounds of `history`.
 
   Args:
     context: data and recipe.
-    seed: of the order, and of the negatives.
-    history: kinds of negatives, by round.
-    client: its place among all.
-    score: of the towers after each round, of which the best are returned; None:
-      the last.
+    seed: seed of the order and of the negatives.
+    history: kind of negatives of each round.
+    client: index of the client.
+    score: function that scores the towers of each round; the best are returned.
+      None returns the last.
   """
   tokens = context.data.tokens[client]
-  return _in_one_place(
+  return _train_in_one_place(
     context,
     seed,
     history,
     f"client {client}",
     tokens,
-    lambda kind, params, number: context.table(
+    lambda kind, params, number: context.make_table(
       kind, params, seed, client, number
     ),
     score,
   )
 
 
-def central(
+def train_central(
   context: Context,
   seed: int,
   history: Sequence[str],
@@ -332,43 +343,43 @@ def central(
   *,
   equal_updates: bool = False,
 ) -> typing.Params:
-  """Trains on all questions in one place: the upper bound of no privacy.
+  """Trains on all questions in one place, the upper bound without privacy.
 
-  The negatives of a question are its own client's sentences, which are what it
-  competes with when it is scored.
+  The negatives of a question are its own client's sentences, among which it is
+  also scored.
 
   Args:
     context: data and recipe.
-    seed: of the order, and of the negatives.
-    history: kinds of negatives, by round.
-    score: as in `alone`.
-    equal_updates: whether a round has as many steps as that of the largest
-      client in federated training, and not as many epochs.
+    seed: seed of the order and of the negatives.
+    history: kind of negatives of each round.
+    score: function that scores towers, as in `train_alone`.
+    equal_updates: whether a round has as many steps as a federated round of the
+      largest client, in place of as many epochs.
   """
   members = context.data.tokens
 
   def table(kind: str, params: typing.Params, number: int) -> np.ndarray:
     tables = [
-      context.table(kind, params, seed, at, number)
+      context.make_table(kind, params, seed, at, number)
       for at in range(len(members))
     ]
     return training.join_tables(tables, members)
 
   everyone = training.pool(members)
   if not equal_updates:
-    return _in_one_place(
+    return _train_in_one_place(
       context, seed, history, "everyone", everyone, table, score
     )
   recipe = context.recipe
-  sizes = [len(one.answers[data_lib.TRAIN]) for one in members]
+  sizes = [len(tokens.answers[data_lib.TRAIN]) for tokens in members]
   steps = recipe.epochs * -(-max(sizes) // recipe.batch_size)
   name = f"everyone, {steps} steps"
-  return _in_one_place(
+  return _train_in_one_place(
     context, seed, history, name, everyone, table, score, max_steps=steps
   )
 
 
-def _in_one_place(
+def _train_in_one_place(
   context: Context,
   seed: int,
   history: Sequence[str],
@@ -378,17 +389,17 @@ def _in_one_place(
   score: Score | None,
   max_steps: int | None = None,
 ) -> typing.Params:
-  """Trains without averaging; the optimizer goes on from round to round."""
+  """Trains without averaging; the optimizer keeps its state between rounds."""
   name = name if score is None else f"{name}, best round"
-  done, params = _newest(context, name, seed, history, whole=True)
+  done, params = _restore_newest(context, name, seed, history, only_last=True)
   if done:
     return params
   best, value = params, -np.inf
 
   def look(params: typing.Params) -> None:
     nonlocal best, value
-    if (found := score(params)) >= value:
-      best, value = params, found
+    if (round_score := score(params)) >= value:
+      best, value = params, round_score
 
   params = training.train_alone(
     context.encoders,
@@ -396,7 +407,7 @@ def _in_one_place(
     tokens,
     rounds=len(history),
     negatives=lambda params, number: table(history[number], params, number),
-    optimizer=_optimizer(
+    optimizer=_make_optimizer(
       context.recipe.learning_rate, context.recipe.weight_decay
     ),
     batch_size=context.recipe.batch_size,
@@ -406,24 +417,25 @@ def _in_one_place(
     **({} if score is None else {"after": look}),
   )
   params = params if score is None else best
-  checkpoints.save(context.place(name, seed, history), len(history), params)
+  checkpoints.save(context.get_path(name, seed, history), len(history), params)
   return params
 
 
-def _newest(
+def _restore_newest(
   context: Context,
   who: str,
   seed: int,
   history: Sequence[str],
   *,
-  whole: bool = False,
+  only_last: bool = False,
 ) -> tuple[int, typing.Params]:
-  """Returns after how many rounds there are towers, and these.
+  """Restores the newest towers of a history; also returns their number of rounds.
 
-  With `whole` nothing but the end of the history will do.
+  Without saved towers, returns 0 and the public towers. With `only_last`, only
+  towers of the whole history count.
   """
-  for done in range(len(history), len(history) - 1 if whole else 0, -1):
-    place = context.place(who, seed, history[:done])
-    if checkpoints.latest_step(place) == done:
-      return done, checkpoints.restore(place, done, context.start)
+  for done in range(len(history), len(history) - 1 if only_last else 0, -1):
+    path = context.get_path(who, seed, history[:done])
+    if checkpoints.latest_step(path) == done:
+      return done, checkpoints.restore(path, done, context.start)
   return 0, context.start

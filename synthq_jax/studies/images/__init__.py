@@ -1,17 +1,17 @@
 """The Logit-DP paper's study: image encoders on pairs, with privacy or without.
 
 Encoders are trained with a contrastive loss on pairs of images of one class;
-one pair is the unit of privacy. Then the labels of nearest neighbours among the
-test images are scored, as in the paper, and a head on the frozen vectors
-learns coarse classes. Test images are public, and so is what is measured on
-them with an encoder that was trained privately, as far as its statement goes.
+one pair is the unit of privacy. As in the paper, the study scores the labels of
+nearest neighbours among the test images. A head on the frozen vectors learns
+coarse classes. Test images are public. Scores on them of a privately trained
+encoder are public as far as the encoder's statement goes.
 
 Formal guarantee:
-  Outside of `private/` stand results of encoders with a finite epsilon, the
-  number of pairs n, settings, times, and digests that are keyed with the secret
-  of the working directory. Tables and drawings show rows without privacy, too,
-  and stand there only where `Config.public_data` says that the images are
-  public.
+  Outside of `private/` are results of encoders with a finite epsilon and of untrained
+  weights. They hold the number of pairs n, settings, times, and digests that are
+  keyed with the secret of the working directory. Tables and drawings also show rows
+  without privacy. They are outside only if `Config.public_data` says that the images
+  are public.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from synthq_jax.training import loop
 __all__ = ["NETS", "STUDY", "Config", "Encoder", "Row"]
 
 NETS = ("embedding_net", "resnet18")
-"""What `Encoder.net` may be."""
+"""Values of `Encoder.net`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,18 +38,19 @@ class Row:
   """One way to train."""
 
   name: str
-  """In tables, and a folder."""
+  """Name in tables and of a folder."""
   method: optim.Logit | optim.Batch | None
-  """What is clipped; None trains without privacy."""
+  """Clipping method; None trains without privacy."""
   loss: contrastive.Softmax | contrastive.Spreadout
-  """Of the similarities."""
+  """Loss of a batch's similarities."""
   learning_rate: float
-  """Adam's peak; warm-up over a tenth of the steps, then linear decay."""
+  """Adam's peak learning rate, after a warmup over a tenth of the steps; linear
+  decay follows."""
   clip_norm: float = 1.0
-  """Of what the method clips; the noise follows it."""
+  """L2 norm to which the method clips; the noise scales with it."""
   accumulation: int = 1
-  """Batches whose gradients make one step of Adam. Each batch has noise of its
-  own."""
+  """Batches whose gradients make one step of Adam. Each batch has its own
+  noise."""
 
   def __post_init__(self):
     config_types.positive(self, "learning_rate", "clip_norm")
@@ -62,23 +63,23 @@ class Encoder:
   """One encoder and the rows that train it."""
 
   name: str
-  """In tables, and a folder."""
+  """Name in tables and of a folder."""
   net: str
   """One of `NETS`."""
   rows: tuple[Row, ...]
   """Ways to train; the untrained weights are scored too."""
   seeds: int = 1
-  """How often each row is trained."""
+  """Trainings of each row."""
   steps: int = 100
-  """Batches, of which `Row.accumulation` make one step of Adam."""
+  """Number of batches, of which `Row.accumulation` make one step of Adam."""
   batch_size: int = 64
   """Expected pairs of a Poisson batch."""
   image_size: int | None = None
-  """Images are resized to this height and width, bilinearly; None: as read."""
+  """Height and width in pixels after bilinear resizing; None for no resizing."""
   width: int = 64
   """Channels of the first group of "resnet18"; the paper's is 64."""
   dim: int = 8
-  """Of the vectors."""
+  """Dimension of the vectors."""
   norm: str = "none"
   """Normalisation of "resnet18", one of `image_encoders.NORMS`. "batch" couples
   the examples of a batch: only rows without privacy may have it."""
@@ -105,7 +106,7 @@ class Encoder:
     config_types.different_names(self, "rows")
 
   def build(self) -> Any:
-    """Returns the Flax module."""
+    """Builds the Flax module."""
     if self.net == "embedding_net":
       return image_encoders.EmbeddingNet(dim=self.dim)
     return image_encoders.ResNet18(
@@ -115,41 +116,41 @@ class Encoder:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(frame.Config):
-  """The whole study."""
+  """Settings of the study."""
 
   encoders: tuple[Encoder, ...]
-  """Each with its own rows."""
+  """Encoders, each with its own rows."""
   source: str = "digits"
   """One of `data.images.SOURCES`."""
   head_source: str | None = None
-  """Whose coarse classes the head learns, and is tested on; None: it learns on
-  one half of the test images and is tested on the other."""
+  """Source of images whose coarse classes the head learns and is tested on. None:
+  the head learns on one half of the test images and is tested on the other."""
   head_layers: tuple[int, ...] = ()
-  """Hidden layers of the head, (64, 32) in the paper; (): linear, and fitted to
-  the end."""
+  """Widths of the head's hidden layers, (64, 32) in the paper; () for a linear
+  head, fitted to convergence."""
   head_epochs: int = 10
-  """Of a head with layers."""
+  """Training epochs of a head with hidden layers."""
   data_dir: str | None = None
-  """Where TFDS keeps its data."""
+  """Data folder of TFDS."""
   epsilon: float = 8.0
-  """Target of each private training."""
+  """Target epsilon of each private training."""
   delta: float | None = None
-  """Target; None: 1 / (2n)."""
+  """Target delta of each private training; None for 1 / (2n)."""
   neighbours: int = 3
-  """Nearest neighbours of each test image that count."""
+  """Number of nearest neighbours of each test image that count."""
   held_out_pairs: int = 64
-  """Pairs of test images whose loss draws the curves."""
+  """Pairs of test images whose loss the curves show."""
   held_out_temperature: float = 1.0
-  """Of the softmax that is measured on them, the same for all rows."""
+  """Temperature of the softmax loss on these pairs, the same for all rows."""
   seed: int = 0
-  """Of the split, the pairs and the initial weights; public."""
+  """Public seed of the split, the pairs and the initial weights."""
   secret_seed: int | None = None
   """Fixes batches and noise, which voids every claim; None draws a secret."""
   settings: loop.Settings = field_kinds.speed_only(make=loop.Settings)
-  """Saving and reporting."""
+  """Intervals of checkpoints and progress reports."""
   public_data: bool = False
-  """Whether the train images are public. If not, all that comes from rows
-  without privacy lies in private/, and so do the tables."""
+  """Whether the train images are public. If not, the results of rows without
+  privacy and the tables are saved in private/."""
 
   def __post_init__(self):
     config_types.positive(self, "epsilon", "delta", "held_out_temperature")
@@ -161,7 +162,7 @@ class Config(frame.Config):
       config_types.one_of(self, "head_source", images.SOURCES)
 
 
-def _jobs(
+def _list_jobs(
   task: frame.Task, data: dict[int | None, training.Data]
 ) -> list[frame.Job]:
   settings = task.config.settings
@@ -179,10 +180,10 @@ def _jobs(
   ]
 
 
-def _result(
+def _make_result(
   task: frame.Task,
   data: dict[int | None, training.Data],
-  found: Sequence[training.Training],
+  trainings: Sequence[training.Training],
 ) -> training.Study:
   config, images_read = task.config, next(iter(data.values()))
   num_pairs = len(images_read.pairs)
@@ -199,17 +200,17 @@ def _result(
     delta=config.delta or 1 / (2 * num_pairs),
     neighbours=config.neighbours,
     head=head,
-    trainings=tuple(found),
-    seconds=sum(one.seconds for one in found),
+    trainings=tuple(trainings),
+    seconds=sum(training_result.seconds for training_result in trainings),
   )
 
 
 STUDY = frame.Study(
   config=Config,
   prepare=lambda task: training.read(task.config),
-  jobs=_jobs,
-  result=_result,
-  page=page.page,
+  jobs=_list_jobs,
+  result=_make_result,
+  page=page.make_page,
   num_shown=4,
   needs_secret=True,
 )

@@ -1,4 +1,4 @@
-"""The noise of the published Logit-DP code."""
+"""Sensitivities of the published Logit-DP code, and the correct ones."""
 
 import math
 
@@ -8,19 +8,19 @@ __all__ = ["needed", "published"]
 
 
 def published(*, batch_size: int, temperature: float) -> float:
-  """Returns the sensitivity of the published code, over its clip norm.
+  """Computes the published code's sensitivity of the mean, in clip norms.
 
-  It is that of the mean gradient: 1/n + min(2 a / (n + a - 1), 2) for
-  a = exp(2 / temperature). The gradient itself is divided by the temperature
-  there; the sensitivity is not. A second flaw no factor mends: leaves of equal
-  shape get the same noise, so that their difference gets none.
+  The code takes 1/n + min(2 a / (n + a - 1), 2) for a = exp(2 / temperature). It
+  divides the gradient by the temperature, but not the sensitivity. No factor
+  mends its second flaw: leaves of equal shape get the same noise, so their
+  difference gets none.
 
   >>> round(published(batch_size=100, temperature=0.2), 3)
   2.001
 
   Args:
-    batch_size: n, at least 1.
-    temperature: above 0.
+    batch_size: number of pairs n, at least 1.
+    temperature: temperature of the softmax, above 0.
 
   References:
     google-research/google-research, logit_dp/logit_dp/gradient_utils.py.
@@ -30,17 +30,18 @@ def published(*, batch_size: int, temperature: float) -> float:
 
 
 def needed(*, batch_size: int, temperature: float) -> tuple[float, float]:
-  """Returns what adding or removing, and replacing, a pair moves the mean by.
+  """Computes the true sensitivities of the mean gradient to one pair.
 
   >>> [round(x, 2) for x in needed(batch_size=100, temperature=0.2)]
   [9.96, 10.06]
 
   Args:
-    batch_size: n, at least 1.
-    temperature: above 0.
+    batch_size: number of pairs n, at least 1.
+    temperature: temperature of the softmax, above 0.
 
   Returns:
-    Both sensitivities in units of the clip norm.
+    Sensitivities in clip norms, for adding or removing a pair and for replacing
+    one.
   """
   add, replace = (
     sensitivity.softmax(

@@ -29,7 +29,7 @@ from synthq_jax.training import heads, image_pairs, loop
 __all__ = ["UNTRAINED", "Data", "Study", "Trainer", "Training", "claim", "read"]
 
 UNTRAINED = "untrained"
-"""The row of the initial weights."""
+"""Name of the row of the initial weights."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,35 +41,36 @@ class Training:
   row: str
   """Name of the method's configuration; "untrained" for the initial weights."""
   seed: int
-  """Of the initial weights; also tells the secrets apart."""
+  """Seed of the initial weights; also distinguishes the secrets."""
   statement: statement_lib.PrivacyStatement
-  """What may be claimed about the encoder."""
+  """Privacy statement of the encoder."""
   num_parameters: int
-  """All of them trained."""
+  """Number of parameters, all of them trained."""
   steps: int
-  """Noisy sums, one for each batch."""
+  """Number of noisy sums, one for each batch."""
   batch_size: int
   """Expected pairs of a batch."""
   max_batch_size: int
   """Pairs of a batch with padding."""
   noise_multiplier: float
-  """Noise over sensitivity; 0 without noise."""
+  """Standard deviation of the noise over the sensitivity; 0 without noise."""
   l2_sensitivity: float
-  """Of the clipped sum when one pair comes or goes; 0 without clipping."""
+  """L2 sensitivity of the clipped sum to adding or removing one pair; 0 without
+  clipping."""
   l2_clip_norm: float
-  """0 without clipping."""
+  """L2 clip norm; 0 without clipping."""
   neighbours: neighbours.Scores
-  """Of the nearest test images' labels."""
+  """Scores of the nearest test images' labels."""
   coarse: neighbours.Scores
-  """Of a head on the frozen vectors."""
+  """Scores of a head on the frozen vectors."""
   curve_steps: tuple[int, ...]
-  """Where the loss was written down."""
+  """Steps at which the loss was logged."""
   curve_losses: tuple[float, ...]
-  """Mean loss of the held-out pairs in the steps before."""
+  """Mean loss of the held-out pairs since the previous logged step."""
   examples_per_second: float
-  """Pairs a second, compiling aside; nan if it was not timed."""
+  """Pairs a second without compiling; nan for an untimed training."""
   seconds: float
-  """How long it took, compiling included."""
+  """Duration in seconds, compiling included."""
   accumulation: int = field_kinds.later(1)
   """Batches whose gradients make one step of Adam."""
 
@@ -79,23 +80,23 @@ class Study:
   """All trainings of a study."""
 
   source: str
-  """Which images."""
+  """Name of the images' source."""
   num_pairs: int
-  """Private pairs n."""
+  """Number of private pairs, n."""
   num_test: int
-  """Public test images."""
+  """Number of public test images."""
   epsilon: float
-  """The target of each private training."""
+  """Target epsilon of each private training."""
   delta: float
-  """Of each private training."""
+  """Target delta of each private training."""
   neighbours: int
-  """Nearest neighbours of each test image that count."""
+  """Number of nearest neighbours of each test image that count."""
   head: str
-  """What the head was trained and scored on, in one sentence."""
+  """Train and test images of the head, in words."""
   trainings: tuple[Training, ...]
-  """By encoder, row and seed."""
+  """Trainings by encoder, row and seed."""
   seconds: float
-  """Of all trainings, whenever they ran."""
+  """Duration of all trainings in seconds, earlier runs included."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,13 +104,14 @@ class Data:
   """Images of one size.
 
   Attributes:
-    train: private.
-    test: public.
-    head: what the head learns on and is tested on, public.
-    num_coarse: coarse classes of `head`.
-    pairs: rows of `train`.
-    held_out: public pairs, "queries" and "documents".
-    digest: of all of it, the private pairs too: not to be shared as it is.
+    train: private train images.
+    test: public test images.
+    head: public images that the head learns on, and public images that test it.
+    num_coarse: number of coarse classes of `head`.
+    pairs: private pairs, as rows of `train`.
+    held_out: pixels of public pairs, "queries" and "documents".
+    digest: digest of all images and the private pairs; do not share it without
+      a key.
   """
 
   train: images.Images
@@ -128,7 +130,10 @@ def read(config: Any) -> dict[int | None, Data]:
     config: an `images.Config`.
 
   Returns:
-    By `Encoder.image_size`.
+    Data by `Encoder.image_size`.
+
+  Raises:
+    ValueError: if there is no encoder.
   """
   if not config.encoders:
     raise ValueError(
@@ -141,20 +146,20 @@ def read(config: Any) -> dict[int | None, Data]:
   if config.head_source is not None:
     head = images.load(config.head_source, data_dir=config.data_dir)
   sizes = dict.fromkeys(encoder.image_size for encoder in config.encoders)
-  return {size: _sized(config, size, train, test, head) for size in sizes}
+  return {size: _make_data(config, size, train, test, head) for size in sizes}
 
 
-def _sized(
+def _make_data(
   config: Any,
   size: int | None,
   train: images.Images,
   test: images.Images,
   head: tuple[images.Images, images.Images] | None,
 ) -> Data:
-  train, test = _resized(train, size), _resized(test, size)
+  train, test = _resize(train, size), _resize(test, size)
   if head is None:
     head = images.split(test, test_share=0.5, seed=config.seed)
-  learned, tested = (_resized(part, size) for part in head)
+  learned, tested = (_resize(part, size) for part in head)
   public = images.pairs(test.labels, seed=config.seed)
   pairs = images.pairs(train.labels, seed=config.seed)
   return Data(
@@ -163,22 +168,22 @@ def _sized(
     head=(learned, tested),
     num_coarse=len(images.COARSE[config.head_source or config.source]),
     pairs=pairs,
-    held_out=_sides(test, public[: config.held_out_pairs]),
-    digest=_digest(train, test, learned, tested, pairs),
+    held_out=_get_sides(test, public[: config.held_out_pairs]),
+    digest=_compute_digest(train, test, learned, tested, pairs),
   )
 
 
-def _sides(
+def _get_sides(
   part: images.Images, pairs: Int32[np.ndarray, "pair 2"]
 ) -> dict[str, np.ndarray]:
-  """Returns the first images of pairs as queries, the second as documents."""
+  """Returns pixels of pairs: the first images as queries, the second as documents."""
   return {
     "queries": part.pixels[pairs[:, 0]],
     "documents": part.pixels[pairs[:, 1]],
   }
 
 
-def _resized(part: images.Images, size: int | None) -> images.Images:
+def _resize(part: images.Images, size: int | None) -> images.Images:
   if size is None or part.pixels.shape[1:3] == (size, size):
     return part
   shape = (len(part), size, size, part.pixels.shape[-1])
@@ -186,14 +191,14 @@ def _resized(part: images.Images, size: int | None) -> images.Images:
   return dataclasses.replace(part, pixels=np.asarray(pixels))
 
 
-def _digest(*parts: Any) -> str:
-  found = hashlib.sha256()
+def _compute_digest(*parts: Any) -> str:
+  state = hashlib.sha256()
   for part in parts:
     is_array = isinstance(part, np.ndarray)
     for values in [part] if is_array else dataclasses.astuple(part):
-      found.update(f"{values.dtype} {values.shape}".encode())
-      found.update(np.ascontiguousarray(values).data)
-  return found.hexdigest()[:16]
+      state.update(f"{values.dtype} {values.shape}".encode())
+      state.update(np.ascontiguousarray(values).data)
+  return state.hexdigest()[:16]
 
 
 def claim(
@@ -205,22 +210,22 @@ def claim(
   steps: int,
   is_fixed: bool,
 ) -> claim_lib.Claim:
-  """Returns the promise of a training, with the least noise for its target.
+  """Returns the claim of a training, with the least noise for its target.
 
-  Formal guarantee: that of `claim.Claim`, for one pair of images that is added
-  or removed, and noise on each of `steps` sums of `grad_fn` over batches of
+  Formal guarantee: `claim.Claim`'s, for one pair of images that is added or
+  removed. The noise is on each of `steps` sums of `grad_fn` over batches of
   `sampler`.
 
   Args:
-    grad_fn: clips; None where nothing is clipped and nothing is claimed.
-    sampler: draws the batches.
-    epsilon: the target, finite.
-    delta: the target; None: 1 / (2n).
-    steps: noisy sums.
-    is_fixed: whether the secret is known to everybody.
+    grad_fn: clipped gradient; None for a training without clipping or claim.
+    sampler: sampler of the batches.
+    epsilon: target epsilon, finite.
+    delta: target delta; None for 1 / (2n).
+    steps: number of noisy sums.
+    is_fixed: whether the secret comes from a public seed.
 
   Raises:
-    ValueError: if accounting refuses.
+    ValueError: if accounting refuses the arguments.
   """
   if grad_fn is None:
     return claim_lib.Claim(
@@ -252,9 +257,9 @@ class Trainer:
     config: an `images.Config`.
     encoder: one of its encoders.
     row: one of the encoder's rows; None for the untrained weights.
-    seed: of the repetition.
+    seed: seed of the repetition.
     space: the working directory, with its secret.
-    data: the images in the encoder's size.
+    data: images in the encoder's size.
   """
 
   config: Any
@@ -278,17 +283,17 @@ class Trainer:
 
   @functools.cached_property
   def digest(self) -> str:
-    """Of everything the training depends on, and no other row.
+    """Fingerprint of everything the training depends on, and of no other row.
 
-    It stands in names and results that may be shared, so it is keyed: without
-    the secret it confirms no guess about the pairs.
+    Names and results that may be shared contain it, so it is keyed with the
+    secret. Without the secret, it confirms no guess about the pairs.
     """
     measured = dataclasses.replace(self.config, encoders=())
-    alone = dataclasses.replace(self.encoder, rows=(), seeds=1)
+    encoder = dataclasses.replace(self.encoder, rows=(), seeds=1)
     return artifacts.fingerprint(
       "image_study",
       measured,
-      alone,
+      encoder,
       self.row,
       self.seed,
       self.data.digest,
@@ -304,13 +309,13 @@ class Trainer:
     )
 
   def job(self) -> frame.Job:
-    """Returns the training with its place and fingerprint."""
+    """Returns the training as a job, with its folder and fingerprint."""
     digest, folders = self.digest, self.space
     # A result without privacy is as private as the pairs.
     may_be_shared = self.row is None or self.is_private
-    place = folders.public if may_be_shared else folders.private
+    get_folder = folders.public if may_be_shared else folders.private
     return frame.Job(
-      directory=place(self.stage),
+      directory=get_folder(self.stage),
       kind=Training,
       digest=digest,
       make=self._make,
@@ -332,15 +337,15 @@ class Trainer:
       num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
       batch_size=self.encoder.batch_size,
       max_batch_size=self.sampler.max_batch_size,
-      **_scores(net, params, self.data, self.config),
+      **_compute_scores(net, params, self.data, self.config),
       **facts,
       seconds=time.monotonic() - start,
     )
 
   def _train(self, net: Any, params: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns the parameters, and what is to be said of how they were made."""
+    """Trains the parameters; returns them and facts about their training."""
     config, encoder, row = self.config, self.encoder, self.row
-    grad_fn = _clipped(net, row, self.sampler.max_batch_size)
+    grad_fn = _make_clipped(net, row, self.sampler.max_batch_size)
     promise = claim(
       grad_fn if self.is_private else None,
       sampler=self.sampler,
@@ -361,7 +366,7 @@ class Trainer:
       functools.partial(self._optimizer, grad_fn, promise.noise_multiplier),
       release.noise_key,
       params,
-      _sides(self.data.train, self.data.pairs),
+      _get_sides(self.data.train, self.data.pairs),
       loop.Files(
         directory=self.job().state,
         metrics_path=metrics_path,
@@ -391,7 +396,7 @@ class Trainer:
     }
 
   def release(self, promise: claim_lib.Claim) -> release_lib.Release:
-    """Starts the training, or goes on with it."""
+    """Starts the private training, or resumes it, with the same secret seeds."""
     return release_lib.start(
       self.space,
       self.stage,
@@ -407,9 +412,9 @@ class Trainer:
     noise_multiplier: float,
     noise_key: jax.Array,
   ) -> optax.GradientTransformation:
-    """Adam: on the private mean, or on the plain one.
+    """Returns Adam on the private mean, or on the plain mean without privacy.
 
-    Each of several batches gets noise of its own before they are averaged:
+    With accumulation, each batch gets its own noise before batches are averaged:
     post-processing of as many releases.
     """
     batches, size = self.row.accumulation, float(self.encoder.batch_size)
@@ -447,8 +452,10 @@ _UNTRAINED_FACTS = {
 }
 
 
-def _clipped(net: Any, row: Any, max_batch_size: int) -> optim.ContrastiveGrad:
-  """Returns the row's clipped gradient; without privacy its loss is used."""
+def _make_clipped(
+  net: Any, row: Any, max_batch_size: int
+) -> optim.ContrastiveGrad:
+  """Returns the row's clipped gradient; rows without privacy use only its loss."""
   loss = row.loss
   if isinstance(loss, contrastive.Spreadout) and loss.max_batch_size is None:
     # A constant divisor needs less noise than the realised n - 1.
@@ -463,8 +470,10 @@ def _clipped(net: Any, row: Any, max_batch_size: int) -> optim.ContrastiveGrad:
   )
 
 
-def _scores(net: Any, params: Any, data: Data, config: Any) -> dict[str, Any]:
-  """Scores vectors of public images: their neighbours, and a head."""
+def _compute_scores(
+  net: Any, params: Any, data: Data, config: Any
+) -> dict[str, Any]:
+  """Scores vectors of public images by their neighbours and by a head."""
   apply = jax.jit(net.apply)
 
   def encode(part: Any) -> np.ndarray:

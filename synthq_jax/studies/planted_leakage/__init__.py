@@ -1,9 +1,9 @@
-"""Planted leakage: what rerankers gain from test queries they were trained on.
+"""Planted leakage: measures the gain of rerankers trained on test queries.
 
-Rerankers are trained on sets that give a known number of test queries away, as
-they are or as near-duplicates, and on sets that do not (`leakage.splits`). All
-rerank BM25's best documents of the same test queries. Fröbe et al. do so with
-MS MARCO and ORCAS for Robust04 and Common Core; here it is any collection.
+Rerankers are trained on sets with a chosen number of leaked instances, from test
+queries or their near-duplicates, and on sets without leakage (`leakage.splits`).
+All rerank BM25's best documents of the same test queries. Fröbe et al. do so with
+MS MARCO and ORCAS for Robust04 and Common Core; here any collection serves.
 
 References:
   Fröbe et al., SPIRE 2022, as in `leakage.study`.
@@ -22,18 +22,18 @@ __all__ = ["STUDY", "Config", "Model"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model(building.Settings):
-  """One reranker and how it is trained."""
+  """One reranker and its training settings."""
 
   name: str = ""
-  """In tables, and a folder; "": the kind."""
+  """Name in tables and of a folder; "" for the kind."""
   seeds: int = 1
-  """Repetitions, each with training sets and a start of its own."""
+  """Number of repetitions, each with its own training sets and start."""
   checkpoint: str | None = None
-  """monoBERT: folder of a Hugging Face BERT; None: a new, small one on the
-  package's vocabulary. The others: folder of the T5 that monoT5 starts from,
-  and whose vectors of pieces they start from; None: the package's."""
+  """For monoBERT, folder of a Hugging Face BERT; None for a new, small BERT on the
+  package's vocabulary. For the other kinds, folder of a T5; None for the package's
+  T5. monoT5 starts from this T5, the others from its vectors of pieces."""
   vocabulary: str | None = None
-  """SentencePiece model of the T5; None: the package's. A BERT brings its own."""
+  """SentencePiece model of the T5; None for the package's. A BERT has its own."""
 
   def __post_init__(self):
     config_types.one_of(self, "kind", building.KINDS)
@@ -52,62 +52,62 @@ class Model(building.Settings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(frame.Config):
-  """The whole study."""
+  """Settings of the study."""
 
   models: tuple[Model, ...]
   """The rerankers."""
   source: str = "environment_docs"
-  """Of documents, test queries and judgements: any of `data.sources`, such as
-  "beir:DIR" or "ir_datasets:trec-robust04"."""
+  """Source of documents, test queries and judgements: any of `data.sources`, such
+  as "beir:DIR" or "ir_datasets:trec-robust04"."""
   train_source: str | None = None
-  """Of the queries and documents trained on; None: `source`."""
+  """Source of the queries and documents to train on; None for `source`."""
   more_queries: str | None = None
-  """A second source of queries about the documents of `train_source`, whose ids
-  differ from those there; half of the filler is of each. None: one source."""
+  """A second source of queries about the documents of `train_source`, with other
+  query ids. Each source supplies half of the filler. None for one source."""
   train_split: str = "train"
-  """Whose queries are trained on."""
+  """Split of the queries to train on."""
   test_split: str = "test"
-  """Whose queries are leaked and scored; several are joined by "+"."""
+  """Split of the queries to leak and to score; "+" joins several."""
   num_test_queries: int | None = 50
-  """Test queries drawn; None: all that can be used."""
+  """Number of test queries to draw; None for all that can be used."""
   sizes: tuple[int, ...] = (2000, 4000, 8000)
-  """Instances of training sets, as the paper counts them: a query with one
-  document, so that two come from each query that is drawn."""
+  """Sizes of training sets in the paper's instances. An instance is a query with
+  one document, so each drawn query gives two."""
   num_leaked: int = 400
-  """Leaked instances of those with leakage, whatever their size."""
+  """Leaked instances of each training set with leakage, whatever its size."""
   near: str = "siblings"
-  """Where near-duplicates come from: one of `data.NEAR`."""
+  """Origin of near-duplicates, one of `data.NEAR`."""
   verified: str | None = None
-  """Of near="verified": a file of pairs that people took for near-duplicates, as
+  """For near="verified", a file of pairs that people judged near-duplicates, as
   `query_pairs.verified` reads it."""
   variants: str | None = None
-  """More texts of test queries, by their id, that near="train_source" compares
-  queries with; a file as `query_pairs.variants` reads it."""
+  """For near="train_source", a file of further texts of test queries to compare
+  with, as `query_pairs.variants` reads it."""
   negatives: str = "bm25"
-  """Documents of leaked instances that are not relevant: BM25's best that nobody
-  judged relevant, or those that were "judged" not relevant, where there are
-  some."""
+  """Non-relevant documents of leaked instances: "bm25" for BM25's best documents
+  that nobody judged relevant, "judged" for documents judged not relevant, if
+  there are any."""
   leaked_only: bool = False
-  """Whether only test queries with a near-duplicate are scored, as in the paper's
+  """Whether to score only test queries with a near-duplicate, as in the paper's
   figure 2. All are leaked either way, and no training is repeated."""
   near_threshold: float = 0.6
-  """Of near-duplicates: stemmed words in common over all, function words
-  aside."""
+  """Least share of common stemmed words of near-duplicates, without function
+  words."""
   filler_threshold: float = 0.5
-  """The same, of queries that are never filler."""
+  """The same share at which a query is no filler."""
   filler_containment: float = 0.8
-  """4-grams of characters in common with a leaked query, over those of the
-  smaller: no filler has more."""
+  """Share of common character 4-grams with a leaked query, in the smaller text, at
+  which a query is no filler."""
   depth: int = 100
-  """BM25's candidates of a query."""
+  """Number of BM25's candidates of a query."""
   measures: tuple[str, ...] = ("nDCG@10", "MFR", "P@1")
-  """Of ir-measures, and MFR."""
+  """Measures of ir-measures, and MFR."""
   folds: int = 5
-  """Of the grid search over sizes."""
+  """Number of folds for the choice of sizes."""
   alpha: float = 0.05
   """Level of the tests, after Bonferroni's correction."""
   seed: int = 0
-  """Of the test queries and the folds; those of trainings count from 0."""
+  """Seed of the test queries and the folds. Seeds of trainings count from 0."""
 
   def __post_init__(self):
     config_types.at_least(self, 1, "num_leaked", "depth")
@@ -144,7 +144,7 @@ class Config(frame.Config):
     if self.near == "verified" and self.verified is None:
       raise ValueError(
         "planted_leakage.Config.verified must be a file of pairs with"
-        " near='verified', got none"
+        " near='verified', got none: name the file"
       )
     if any(number % 2 for number in (*self.sizes, self.num_leaked)):
       raise ValueError(
@@ -158,7 +158,10 @@ class Config(frame.Config):
         f" sizes={self.sizes} and num_leaked={self.num_leaked}"
       )
     if not self.models:
-      raise ValueError("planted_leakage.Config.models must be some, got none")
+      raise ValueError(
+        "planted_leakage.Config.models must be some, got none: give at least one"
+        " planted_leakage.Model"
+      )
     config_types.different_names(self, "models")
 
   def words(self, threshold: float) -> near_duplicates.TokenSet:
@@ -171,9 +174,9 @@ class Config(frame.Config):
 STUDY = frame.Study(
   config=Config,
   prepare=lambda task: data.build(task.config),
-  jobs=training.jobs,
-  result=tables.result,
-  page=page.page,
+  jobs=training.list_jobs,
+  result=tables.make_result,
+  page=page.make_page,
   num_shown=7,
   digests=lambda data: (data.digest,),
 )

@@ -1,4 +1,4 @@
-"""Draws test queries, what leaks them, and what surely does not."""
+"""Draws test queries, instances that leak them, and filler that does not."""
 
 import dataclasses
 import functools
@@ -17,83 +17,84 @@ from synthq_jax.storage import artifacts
 __all__ = ["ELSEWHERE", "NEAR", "NEGATIVES", "Data", "Facts", "build"]
 
 ELSEWHERE = ("train_source", "verified")
-"""Ways to near-duplicates that come from the collection that is trained on."""
+"""Origins of near-duplicates in the collection to train on."""
 
 NEAR = ("siblings", "reformulations", *ELSEWHERE)
-"""Where near-duplicates of test queries come from.
+"""Origins of near-duplicates of test queries.
 
-"siblings": other judged queries with a relevant document in common, in other
-people's words, which the detector takes for near-duplicates. "reformulations":
-rules (`leakage.reformulations`), for collections with too few siblings.
-"train_source": near-duplicates in the collection that is trained on, with that
-collection's documents, as in Fröbe et al. "verified": the same, but by a list of
-pairs that people looked at.
+- "siblings": other judged queries, in other people's words, that share a relevant
+  document and that the detector reports as near-duplicates.
+- "reformulations": near-duplicates by rule (`words.make_reformulations`), for
+  collections with too few siblings.
+- "train_source": near-duplicates in the collection to train on, with that
+  collection's documents, as in Fröbe et al.
+- "verified": the same, but from a list of pairs that people judged.
 """
 
 NEGATIVES = ("bm25", "judged")
-"""Documents of leaked instances that are not relevant."""
+"""Kinds of non-relevant documents of leaked instances."""
 
-_TRAIN = "train:"  # before ids of another collection that is trained on
-_REFORMULATIONS = 4  # of one test query, at most
+_TRAIN = "train:"  # prefix of document ids of another collection to train on
+_REFORMULATIONS = 4  # maximum number for a test query
 _, _NEAR, _TEST = splits.NAMES
 
 Drawn = tuple[splits.Triple, ...]
 Found = dict[str, list[tuple[str, str]]]
 """Test query -> (id, text) of its near-duplicates."""
 Near = Callable[[str], list[tuple[str, str]]]
-"""Finds the near-duplicates of a test query."""
+"""Function that finds the near-duplicates, (id, text), of a test query."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-  """Counts of the data, and how near the near-duplicates are."""
+  """Counts of the data, and similarities of the near-duplicates."""
 
   source: str
-  """Of test queries and documents."""
+  """Title of the source of test queries and documents."""
   train_source: str
-  """Of the other training instances, "" if the same."""
+  """Title of the source of the other training instances, "" for `source`."""
   num_documents: int
-  """Of the test collection."""
+  """Documents of the test collection."""
   num_test_queries: int
-  """Leaked."""
+  """Test queries, all of which are leaked."""
   num_scored: int
-  """Of these, scored."""
+  """Test queries that are scored."""
   num_found: int
-  """Test queries of which BM25 finds a relevant document."""
+  """Test queries with a relevant document among BM25's candidates."""
   num_pool: int
-  """Judged queries that training instances may be of."""
+  """Judged queries available for training instances."""
   num_left_out: int
-  """Of these, queries that a detector matched with a test query or one of its
-  near-duplicates, or that are test queries: never trained on as filler."""
+  """Judged queries that are never filler: test queries, and queries that a
+  detector matched with a test query or one of its near-duplicates."""
   near: str
-  """Where near-duplicates come from, one of `NEAR`."""
+  """Origin of near-duplicates, one of `NEAR`."""
   num_near: int
-  """Near-duplicates that were leaked."""
+  """Near-duplicates of test queries that may be leaked."""
   num_near_targets: int
-  """Test queries that have one."""
+  """Test queries that have a near-duplicate."""
   num_leaked: int
   """Leaked instances of a training set with leakage."""
   relations: dict[str, int]
-  """Near-duplicates by their relation to their test query."""
+  """Number of near-duplicates for each relation to their test query."""
   similarities: dict[str, list[float]]
-  """Detector -> smallest, mean and largest score of near-duplicate and test
+  """Detector -> smallest, mean and largest score of a near-duplicate and its test
   query."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
-  """All that trainings read.
+  """The data of all trainings.
 
   Attributes:
     queries: test query id -> text.
-    qrels: their judgements.
-    candidates: BM25's best documents for each.
-    fillers: one for each seed, as long as the largest set.
-    leaked: kind of leakage -> leaked instances of each seed.
-    documents: document id -> text, of all that anything above names.
-    leaking: test queries with a near-duplicate.
+    qrels: judgements of the test queries.
+    candidates: BM25's best documents for each test query.
+    fillers: filler of each seed, as long as the largest training set.
+    leaked: kind of leakage -> leaked triples of each seed.
+    documents: document id -> text, for all documents named above.
+    leaking: ids of test queries with a near-duplicate.
     facts: counts for the report.
-    digest: of the sources and of what was drawn.
+    digest: fingerprint of the sources, candidates and drawn triples.
   """
 
   queries: Mapping[str, str]
@@ -107,13 +108,13 @@ class Data:
   digest: str
 
   def split(self, name: str, size: int, seed: int) -> splits.Split:
-    """Returns one of the training sets, of `size` instances."""
+    """Builds one of the training sets, of `size` instances."""
     leaks = self.leaked[name][seed] if name in self.leaked else ()
     random = self.fillers[seed]
     return splits.build(name, random, leaks, size=size // 2, seed=seed)
 
   def ranked(self, seed: int) -> trec.Run:
-    """Returns the candidates, and behind them what leaks and BM25 missed."""
+    """Returns the candidates, followed by leaked documents that BM25 missed."""
     run = {query: dict(scores) for query, scores in self.candidates.items()}
     for each in itertools.chain(
       *(drawn[seed] for drawn in self.leaked.values())
@@ -138,17 +139,18 @@ class _Searchable:
     )
 
   def judgements(self, split: str, *, lacking: bool = False) -> trec.Qrels:
-    """Returns judgements of documents that are there, or of all that are judged.
+    """Returns judgements of the collection's documents.
 
-    Nothing can be trained on the others, which count when a run is scored.
+    With `lacking`, judgements of missing documents are included. Training cannot
+    use these, but the scores of a run count them.
     """
     data = collection_lib.join_splits(self.data, split)
-    found = (data if lacking else data.without_lacking([split])).judgements(
+    qrels = (data if lacking else data.without_lacking([split])).judgements(
       split
     )
     return {
       query: {f"{self._prefix}{id_}": grade for id_, grade in grades.items()}
-      for query, grades in found.items()
+      for query, grades in qrels.items()
     }
 
   def search(self, queries: Iterable[str], depth: int) -> trec.Run:
@@ -156,11 +158,11 @@ class _Searchable:
     texts = [self.texts[query] for query in ids]
     return self._index.search_run(ids, texts, depth)
 
-  def contents(self, wanted: set[str]) -> dict[str, str]:
+  def contents(self, ids: set[str]) -> dict[str, str]:
     return {
       name: document.contents
       for document in self.data.documents
-      if (name := f"{self._prefix}{document.id}") in wanted
+      if (name := f"{self._prefix}{document.id}") in ids
     }
 
   def with_contents(self, texts: set[str]) -> set[str]:
@@ -183,22 +185,23 @@ def build(config: Any) -> Data:
   return _Sampler(config).data()
 
 
-def _with_queries(
+def _add_queries(
   first: collection_lib.Collection,
   second: collection_lib.Collection,
   split: str,
 ) -> collection_lib.Collection:
   """Adds the queries of a second collection about the documents of the first."""
-  there = set(first.document_ids())
+  ids = set(first.document_ids())
   added = {
-    query: kept
+    query: judged
     for query, grades in second.qrels.get(split, {}).items()
-    if (kept := {id_: g for id_, g in grades.items() if id_ in there})
+    if (judged := {id_: g for id_, g in grades.items() if id_ in ids})
   }
   if not added:
     raise ValueError(
       "planted_leakage.Config.more_queries must name a source with judgements"
-      f" ({split}) of the documents of train_source, got none"
+      f" ({split}) of the documents of train_source, got none: give another"
+      " source or train_split"
     )
   return dataclasses.replace(
     first,
@@ -211,27 +214,27 @@ def _with_queries(
 
 
 class _Sampler:
-  """The collections of tests and of training, and what is drawn from them."""
+  """The test collection and the collection to train on, and draws from them."""
 
   def __init__(self, config: Any):
     self.config, name = config, "planted_leakage.Config"
-    places = [sources.open(config.source, f"{name}.source", seed=config.seed)]
+    opened = [sources.open(config.source, f"{name}.source", seed=config.seed)]
     if config.train_source is not None:
-      places.append(sources.open(config.train_source, f"{name}.train_source"))
+      opened.append(sources.open(config.train_source, f"{name}.train_source"))
     if config.more_queries is not None:
-      places.append(sources.open(config.more_queries, f"{name}.more_queries"))
-    self.titles = [place.title for place in places]
-    self.digests = [place.digest() for place in places]
-    self.test = _Searchable(places[0].read())
+      opened.append(sources.open(config.more_queries, f"{name}.more_queries"))
+    self.titles = [source.title for source in opened]
+    self.digests = [source.digest() for source in opened]
+    self.test = _Searchable(opened[0].read())
     self.train = None
     self.more: frozenset[str] = frozenset()
-    if len(places) > 1:
-      read = places[1].read()
-      if len(places) > 2:
-        more = places[2].read()
+    if len(opened) > 1:
+      collection = opened[1].read()
+      if len(opened) > 2:
+        more = opened[2].read()
         self.more = frozenset(query.id for query in more.queries)
-        read = _with_queries(read, more, config.train_split)
-      self.train = _Searchable(read, _TRAIN)
+        collection = _add_queries(collection, more, config.train_split)
+      self.train = _Searchable(collection, _TRAIN)
     self.searched = self.train or self.test
     self.judged = self.test.judgements(config.test_split)
     self.everything = self.test.judgements("+".join(self.test.data.qrels))
@@ -246,16 +249,18 @@ class _Sampler:
     leaks = self.leaks(near, judged, candidates)
     leaked_texts = {texts[query] for query in near}
     leaked_texts |= {leak.query for leak in leaks[_NEAR]}
-    kept = self.surely_clean(sorted(leaked_texts))
+    clean = self.find_clean(sorted(leaked_texts))
     if self.train is None:
-      kept = {query: text for query, text in kept.items() if query not in near}
-    # Documents relevant to a test query, or with the text of one.
-    forbidden = _relevant(self.everything, near)
+      clean = {
+        query: text for query, text in clean.items() if query not in near
+      }
+    # Documents relevant to a test query, or with the text of such a document.
+    forbidden = _get_relevant(self.everything, near)
     if self.train is not None:
       relevant = set(self.test.contents(forbidden).values())
       forbidden = self.train.with_contents(relevant)
     drawn_from = splits.Pool(
-      queries=kept,
+      queries=clean,
       qrels=self.trained,
       search=lambda ids: self.searched.search(ids, config.depth),
       forbidden=frozenset(forbidden),
@@ -263,28 +268,28 @@ class _Sampler:
     )
     seeds = range(max(model.seeds for model in config.models))
     fillers = tuple(
-      splits.filler(drawn_from, max(config.sizes) // 2, seed=seed)
+      splits.draw_filler(drawn_from, max(config.sizes) // 2, seed=seed)
       for seed in seeds
     )
     leaked = {
       name: tuple(
-        splits.leaked(
-          e,
+        splits.draw_leaked(
+          leaks_of_kind,
           config.num_leaked // 2,
           seed=seed,
           different=name == _NEAR and config.near in ELSEWHERE,
         )
         for seed in seeds
       )
-      for name, e in leaks.items()
+      for name, leaks_of_kind in leaks.items()
     }
     drawn = [*fillers, *leaked[_NEAR], *leaked[_TEST]]
-    wanted = {id_ for scores in candidates.values() for id_ in scores}
+    ids = {id_ for scores in candidates.values() for id_ in scores}
     for each in itertools.chain(*drawn):
-      wanted |= {each.relevant_id, each.non_relevant_id}
-    documents = self.test.contents(wanted)
+      ids |= {each.relevant_id, each.non_relevant_id}
+    documents = self.test.contents(ids)
     if self.train is not None:
-      documents |= self.train.contents(wanted)
+      documents |= self.train.contents(ids)
     scored = self.test.judgements(config.test_split, lacking=True)
     return Data(
       queries={query: texts[query] for query in near},
@@ -294,56 +299,56 @@ class _Sampler:
       leaked=leaked,
       documents=documents,
       leaking=frozenset(query for query, others in near.items() if others),
-      facts=self.facts(near, judged, candidates, kept),
+      facts=self.facts(near, judged, candidates, clean),
       digest=artifacts.fingerprint(
         self.digests,
         candidates,
-        *([dataclasses.astuple(each) for each in one] for one in drawn),
+        *([dataclasses.astuple(each) for each in triples] for triples in drawn),
       ),
     )
 
   def choose(self) -> Found:
     """Draws test queries, with the near-duplicates of each.
 
-    Where near-duplicates are siblings, two test queries have no relevant
-    document in common: one might be the near-duplicate of the other.
+    If near-duplicates are siblings, two test queries share no relevant document:
+    one might be the near-duplicate of the other.
     """
     config, judged = self.config, self.judged
-    answerable = sorted(q for q in judged if _relevant(judged, [q]))
+    answerable = sorted(q for q in judged if _get_relevant(judged, [q]))
     order = np.random.default_rng([config.seed, 1]).permutation(len(answerable))
-    drawn = [answerable[place] for place in order]
+    drawn = [answerable[index] for index in order]
     near = getattr(self, f"from_{config.near}")(drawn)
-    found: Found = {}
+    chosen: Found = {}
     taken: set[str] = set()
     for query in drawn:
-      if len(found) == config.num_test_queries:
+      if len(chosen) == config.num_test_queries:
         break
       others = near(query)
       if not others and config.near not in ELSEWHERE:
         continue
       if config.near == "siblings":
-        documents = _relevant(self.everything, [query])
+        documents = _get_relevant(self.everything, [query])
         if documents & taken:
           continue
         taken |= documents
-      found[query] = others
-    if len(found) < (config.num_test_queries or 2):
+      chosen[query] = others
+    if len(chosen) < (config.num_test_queries or 2):
       raise ValueError(
         f"expected {config.num_test_queries or 2} test queries with"
         f" near-duplicates ({config.near}), got"
-        f" {len(found)} of {len(answerable)}: ask for fewer"
+        f" {len(chosen)} of {len(answerable)}: ask for fewer"
         " (planted_leakage.Config.num_test_queries), lower near_threshold, or"
         " set near to another way"
       )
-    return found
+    return chosen
 
   def from_reformulations(self, drawn: Sequence[str]) -> Near:
     """Makes near-duplicates of a test query by rule."""
     del drawn
     return lambda query: [
-      (f"{query}.near{place}", text)
-      for place, text in enumerate(
-        words.reformulations(self.test.texts[query], _REFORMULATIONS),
+      (f"{query}.near{number}", text)
+      for number, text in enumerate(
+        words.make_reformulations(self.test.texts[query], _REFORMULATIONS),
         1,
       )
     ]
@@ -352,19 +357,19 @@ class _Sampler:
     """Finds queries that share a relevant document, and words."""
     del drawn
     everything, texts = self.everything, self.test.texts
-    places = {query: place for place, query in enumerate(everything)}
+    positions = {query: index for index, query in enumerate(everything)}
     asking: dict[str, list[str]] = {}
     for query in everything:
-      for document in _relevant(everything, [query]):
+      for document in _get_relevant(everything, [query]):
         asking.setdefault(document, []).append(query)
     threshold = self.config.near_threshold
 
     def near(query: str) -> list[tuple[str, str]]:
-      own = _relevant(everything, [query])
+      own = _get_relevant(everything, [query])
       sharing = {other for document in own for other in asking[document]}
       others = [
         (other, texts[other])
-        for other in sorted(sharing, key=places.__getitem__)
+        for other in sorted(sharing, key=positions.__getitem__)
         if texts[other] != texts[query]
       ]
       scores = self.config.words(threshold).scores(
@@ -376,8 +381,8 @@ class _Sampler:
     return near
 
   def from_train_source(self, drawn: Sequence[str]) -> Near:
-    """Finds near-duplicates among the queries that are trained on."""
-    found: Found = {query: [] for query in drawn}
+    """Finds near-duplicates among the queries to train on."""
+    matches: Found = {query: [] for query in drawn}
     text_of, variants = near_duplicates.Text, self.config.variants
     more = () if variants is None else query_pairs.variants(variants)
     texts = [(query, self.test.texts[query]) for query in drawn]
@@ -386,49 +391,54 @@ class _Sampler:
       [
         text_of(id=query, text=text)
         for query, text in dict.fromkeys([*texts, *more])
-        if query in found
+        if query in matches
       ],
       self.config.words(self.config.near_threshold),
     ):
       pair = match.query_id, match.query
-      if pair not in found[match.target_id]:
-        found[match.target_id].append(pair)
-    return found.__getitem__
+      if pair not in matches[match.target_id]:
+        matches[match.target_id].append(pair)
+    return matches.__getitem__
 
   def from_verified(self, drawn: Sequence[str]) -> Near:
-    """Takes the pairs that people looked at, as far as both sides are there."""
-    found: Found = {query: [] for query in drawn}
+    """Reads the verified pairs whose test query and other query exist."""
+    pairs: Found = {query: [] for query in drawn}
     for topic, query in query_pairs.verified(self.config.verified):
-      if topic in found and query in self.pool:
-        found[topic].append((query, self.pool[query]))
-    return found.__getitem__
+      if topic in pairs and query in self.pool:
+        pairs[topic].append((query, self.pool[query]))
+    return pairs.__getitem__
 
   def leaks(
     self, near: Found, judged: trec.Qrels, candidates: trec.Run
   ) -> dict[str, list[splits.Leak]]:
-    """Returns what leaks the test queries, with documents to train on.
+    """Returns the leaks of the test queries, with documents to train on.
 
-    Where the near-duplicates come with no documents of their own, they are
-    leaked with those of the test query: the two kinds then differ in the query
-    alone.
+    Near-duplicates of the test collection are leaked with the documents of the
+    test query, so both kinds of leakage differ only in the query's words.
     """
-    forbidden = frozenset(_relevant(self.everything, near))
+    forbidden = frozenset(_get_relevant(self.everything, near))
     others = self.negatives(candidates, judged, forbidden)
     own = [
-      _leak(query, query, self.test.texts[query], judged, others, query)
+      _make_leak(query, query, self.test.texts[query], judged, others, query)
       for query in near
     ]
     copies = [
-      (query, id_, text) for query, found in near.items() for id_, text in found
+      (query, id_, text)
+      for query, others_of in near.items()
+      for id_, text in others_of
     ]
     if self.train is None:
-      near_leaks = [_leak(*copy, judged, others, copy[0]) for copy in copies]
+      near_leaks = [
+        _make_leak(*copy, judged, others, copy[0]) for copy in copies
+      ]
     else:
       ids = sorted({id_ for _, id_, _ in copies})
       run = self.train.search(ids, self.config.depth)
       judged = {id_: self.trained[id_] for id_ in ids}
-      theirs = self.negatives(run, {id_: judged[id_] for id_ in run})
-      near_leaks = [_leak(*copy, judged, theirs, copy[1]) for copy in copies]
+      negatives = self.negatives(run, {id_: judged[id_] for id_ in run})
+      near_leaks = [
+        _make_leak(*copy, judged, negatives, copy[1]) for copy in copies
+      ]
     return {_NEAR: near_leaks, _TEST: own}
 
   def negatives(
@@ -437,17 +447,17 @@ class _Sampler:
     judged: trec.Qrels,
     forbidden: frozenset[str] = frozenset(),
   ) -> dict[str, tuple[str, ...]]:
-    """Returns documents that are not relevant, of a kind of `NEGATIVES`."""
-    found = splits.negatives_of(run, judged, forbidden)
+    """Returns non-relevant documents of each query, of `config.negatives`' kind."""
+    documents = splits.get_negatives(run, judged, forbidden)
     if self.config.negatives == "judged":
       for query, grades in judged.items():
         others = [id_ for id_, grade in grades.items() if grade <= 0]
-        if kept := [id_ for id_ in others if id_ not in forbidden]:
-          found[query] = tuple(kept)
-    return found
+        if allowed := [id_ for id_ in others if id_ not in forbidden]:
+          documents[query] = tuple(allowed)
+    return documents
 
-  def surely_clean(self, leaked: Sequence[str]) -> dict[str, str]:
-    """Leaves out the queries that any detector matches with one that leaks."""
+  def find_clean(self, leaked: Sequence[str]) -> dict[str, str]:
+    """Returns the pool without queries that a detector matches with a leaked one."""
     texts = list(self.pool.values())
     marked = np.zeros(len(texts), bool)
     for detector in (
@@ -464,11 +474,15 @@ class _Sampler:
     near: Found,
     judged: trec.Qrels,
     candidates: trec.Run,
-    kept: Mapping[str, str],
+    clean: Mapping[str, str],
   ) -> Facts:
     config, texts = self.config, self.test.texts
-    pairs = [(text, texts[q]) for q, found in near.items() for _, text in found]
-    theirs, own = ([pair[side] for pair in pairs] for side in (0, 1))
+    pairs = [
+      (text, texts[query])
+      for query, copies in near.items()
+      for _, text in copies
+    ]
+    near_texts, own = ([pair[side] for pair in pairs] for side in (0, 1))
     kinds = [words.relation(*pair) for pair in pairs]
     similarities = {}
     for detector in (
@@ -477,7 +491,7 @@ class _Sampler:
       near_duplicates.Containment(),
       near_duplicates.Embedding(encode=text_encoders.load().encode),
     ):
-      scores = detector.scores(theirs, own)
+      scores = detector.scores(near_texts, own)
       ends = scores.min(), scores.mean(), scores.max()
       similarities[detector.name] = [float(score) for score in ends]
     return Facts(
@@ -489,21 +503,21 @@ class _Sampler:
         sum(map(bool, near.values())) if config.leaked_only else len(near)
       ),
       num_found=sum(
-        bool(_relevant(judged, [query]) & scores.keys())
+        bool(_get_relevant(judged, [query]) & scores.keys())
         for query, scores in candidates.items()
       ),
       num_pool=len(self.pool),
-      num_left_out=len(self.pool) - len(kept),
+      num_left_out=len(self.pool) - len(clean),
       near=config.near,
       num_near=len(pairs),
-      num_near_targets=sum(bool(found) for found in near.values()),
+      num_near_targets=sum(bool(copies) for copies in near.values()),
       num_leaked=config.num_leaked,
       relations={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
       similarities=similarities,
     )
 
 
-def _leak(
+def _make_leak(
   target: str,
   query_id: str,
   query: str,
@@ -521,7 +535,7 @@ def _leak(
   )
 
 
-def _relevant(qrels: trec.Qrels, queries: Iterable[str]) -> set[str]:
+def _get_relevant(qrels: trec.Qrels, queries: Iterable[str]) -> set[str]:
   return {
     document
     for query in queries

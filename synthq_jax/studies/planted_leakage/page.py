@@ -1,4 +1,4 @@
-"""Shows the study of planted leakage: what is significant, tables, a drawing."""
+"""Makes the page of the planted-leakage study: significance, tables, a drawing."""
 
 import statistics
 from collections.abc import Iterable
@@ -10,58 +10,58 @@ from synthq_jax.retrieval import significance
 from synthq_jax.studies import frame
 from synthq_jax.studies.planted_leakage import data, tables
 
-__all__ = ["page"]
+__all__ = ["make_page"]
 
 _NONE, *_LEAKING = splits.NAMES
-_WORDS = frame.words("planted_leakage")
+_WORDS = frame.load_words("planted_leakage")
 
 
-def page(found: tables.Study) -> blocks.Page:
-  """Returns the page: what is significant, then tables.
+def make_page(result: tables.Study) -> blocks.Page:
+  """Makes the page: significant differences, then tables.
 
-  Effectiveness by measure, memorisation, effectiveness by size, chosen sizes,
-  trainings, training sets.
+  The tables show effectiveness by measure, memorisation, effectiveness by size,
+  chosen sizes, trainings and training sets.
   """
-  facts, name = found.facts, cells.measure_name(found.measures[0].measure)
-  chosen = [table for table in found.measures if not table.size]
-  fixed = [table for table in found.measures if table.size]
+  facts, name = result.facts, cells.measure_name(result.measures[0].measure)
+  chosen = [table for table in result.measures if not table.size]
+  fixed = [table for table in result.measures if table.size]
   other = f", trained on {facts.train_source}" if facts.train_source else ""
   return blocks.Page(
     title="Query leakage, planted",
     introduction=(_WORDS("setting", facts=facts, other=other),),
     parts=(
-      frame.part(
+      frame.make_part(
         "What is significant",
-        blocks.Items(texts=tuple(_outcomes(found))),
-        _WORDS("reading", alpha=found.alpha, level=1 - found.alpha),
+        blocks.Items(texts=tuple(_describe_outcomes(result))),
+        _WORDS("reading", alpha=result.alpha, level=1 - result.alpha),
       ),
-      *(_effectiveness(found, table) for table in chosen),
-      *_memories(found),
-      *(_effectiveness(found, table) for table in fixed),
-      _sizes(chosen),
-      _trainings(found),
-      _sets(found),
-      frame.part(
+      *(_make_effectiveness(result, table) for table in chosen),
+      *_make_memories(result),
+      *(_make_effectiveness(result, table) for table in fixed),
+      _make_sizes(chosen),
+      _make_trainings(result),
+      _make_sets(result),
+      frame.make_part(
         f"{name} against the size of the training set",
         blocks.Paragraph(text=f"The dashed line is {tables.BASELINE}."),
         blocks.Figure(
-          svg=_drawing(found),
+          svg=_draw(result),
           caption=f"{name} against instances, for each reranker",
           file="study.svg",
         ),
       ),
-      frame.part(
+      frame.make_part(
         "Test queries and near-duplicates",
         _WORDS("queries", facts=facts),
-        _near_duplicates(facts),
+        _describe_near_duplicates(facts),
       ),
-      frame.part("Rerankers", blocks.Items(texts=found.notes)),
-      frame.part("What this does not say", _WORDS("limits")),
+      frame.make_part("Rerankers", blocks.Items(texts=result.notes)),
+      frame.make_part("What this does not say", _WORDS("limits")),
     ),
   )
 
 
-def _near_duplicates(facts: data.Facts) -> blocks.Paragraph:
+def _describe_near_duplicates(facts: data.Facts) -> blocks.Paragraph:
   return _WORDS(
     "near_duplicates",
     facts=facts,
@@ -76,50 +76,59 @@ def _near_duplicates(facts: data.Facts) -> blocks.Paragraph:
   )
 
 
-# What is significant and what is not, family by family.
+# Significant differences, by family of tests.
 
 
-def _outcomes(found: tables.Study) -> list[str]:
-  """Says how good rerankers are without leakage, then what leakage changes."""
-  chosen = [table for table in found.measures if not table.size]
-  said = [_without(chosen[0])]
+def _describe_outcomes(result: tables.Study) -> list[str]:
+  """Describes rerankers without leakage, then the effects of leakage."""
+  chosen = [table for table in result.measures if not table.size]
+  texts = [_describe_baseline(chosen[0])]
   for table in chosen:
-    name, decimals = cells.measure_name(table.measure), _decimals(table.measure)
+    name, decimals = (
+      cells.measure_name(table.measure),
+      _get_decimals(table.measure),
+    )
     signs = ("better", "worse")
     if table.measure in study.FEWER_IS_BETTER:
       signs = signs[::-1]
-    fixed = [t for t in found.measures if t.size and t.measure == table.measure]
+    fixed = [
+      t for t in result.measures if t.size and t.measure == table.measure
+    ]
     families = (
-      ("sizes chosen by cross-validation", [table], f" {_orders(table)}"),
+      (
+        "sizes chosen by cross-validation",
+        [table],
+        f" {_describe_orders(table)}",
+      ),
       ("each size", fixed, ""),
     )
     for title, group, orders in families:
       compared = [c.comparison for t in group for c in t.cells if c.comparison]
-      family = _family(compared, signs, decimals)
-      said.append(f"{name}, {title}: {family}{orders}".strip())
-  for title, of, signs in (
+      family = _describe_family(compared, signs, decimals)
+      texts.append(f"{name}, {title}: {family}{orders}".strip())
+  for title, field, signs in (
     ("Mean rank of leaked relevant documents", "rank", ("later", "earlier")),
     ("Rank offset of leaked documents", "offset", ("wider", "narrower")),
   ):
-    compared = [getattr(one, of) for one in found.memory]
+    compared = [getattr(row, field) for row in result.memory]
     if compared:
-      said.append(f"{title}: {_family(compared, signs, 1)}")
-  return said
+      texts.append(f"{title}: {_describe_family(compared, signs, 1)}")
+  return texts
 
 
-def _decimals(measure: str) -> int:
+def _get_decimals(measure: str) -> int:
   return 1 if measure in study.FEWER_IS_BETTER else 3
 
 
-def _means(table: tables.MeasureTable, kind: str) -> dict[str, float]:
+def _get_means(table: tables.MeasureTable, kind: str) -> dict[str, float]:
   return {c.model: c.mean for c in table.cells if c.leakage == kind}
 
 
-def _without(table: tables.MeasureTable) -> str:
-  """Says how good the rerankers are at all, next to BM25 and to chance."""
-  decimals, means = _decimals(table.measure), _means(table, _NONE)
+def _describe_baseline(table: tables.MeasureTable) -> str:
+  """Compares rerankers without leakage with BM25 and with chance."""
+  decimals, means = _get_decimals(table.measure), _get_means(table, _NONE)
   name = tables.BASELINE
-  ranked = study.order(means | {name: table.baseline}, table.measure)
+  ranked = study.rank_systems(means | {name: table.baseline}, table.measure)
   return _WORDS.text(
     "without",
     measure=cells.measure_name(table.measure),
@@ -131,12 +140,15 @@ def _without(table: tables.MeasureTable) -> str:
   )
 
 
-def _family(
+def _describe_family(
   compared: list[significance.Comparison], signs: tuple[str, str], decimals: int
 ) -> str:
-  significant = [one for one in compared if one.is_significant]
+  significant = [
+    comparison for comparison in compared if comparison.is_significant
+  ]
   half = statistics.median(
-    (one.difference.high - one.difference.low) / 2 for one in compared
+    (comparison.difference.high - comparison.difference.low) / 2
+    for comparison in compared
   )
   wide = _WORDS.text("half_width", half=f"{half:.{decimals}f}")
   if not significant:
@@ -147,21 +159,21 @@ def _family(
     number=len(significant),
     total=len(compared),
     each="; ".join(
-      f"{one.label}: {_difference(one, decimals)},"
-      f" {signs[0] if one.difference.mean > 0 else signs[1]}"
-      for one in significant
+      f"{comparison.label}: {_format_difference(comparison, decimals)},"
+      f" {signs[0] if comparison.difference.mean > 0 else signs[1]}"
+      for comparison in significant
     ),
     rest=f" Not significant: the other {rest}." if rest else "",
     wide=wide,
   )
 
 
-def _orders(table: tables.MeasureTable) -> str:
-  """Says whether leakage changes which of those that rank is best."""
+def _describe_orders(table: tables.MeasureTable) -> str:
+  """Describes the order of the rerankers that rank, with and without leakage."""
   orders = {}
   for kind in splits.NAMES:
-    means = {m: x for m, x in _means(table, kind).items() if table.ranks(m)}
-    orders[kind] = study.order(means, table.measure)
+    means = {m: x for m, x in _get_means(table, kind).items() if table.ranks(m)}
+    orders[kind] = study.rank_systems(means, table.measure)
   first = orders[_NONE]
   if len(first) < 2:
     return ""
@@ -171,23 +183,32 @@ def _orders(table: tables.MeasureTable) -> str:
   return f"The order of those that rank: {'; '.join(each)}."
 
 
-def _difference(one: significance.Comparison, decimals: int) -> str:
-  p_value = "p < .001" if one.corrected < 0.001 else f"p = {one.corrected:.3f}"
-  return f"{one.difference:+.{decimals}f}, {p_value}"
+def _format_difference(
+  comparison: significance.Comparison, decimals: int
+) -> str:
+  p_value = (
+    "p < .001"
+    if comparison.corrected < 0.001
+    else f"p = {comparison.corrected:.3f}"
+  )
+  return f"{comparison.difference:+.{decimals}f}, {p_value}"
 
 
-def _starred(text: str, comparison: significance.Comparison) -> str:
+def _add_star(text: str, comparison: significance.Comparison) -> str:
   return f"{text} *" if comparison.is_significant else text
 
 
 # Tables.
 
 
-def _effectiveness(
-  found: tables.Study, table: tables.MeasureTable
+def _make_effectiveness(
+  result: tables.Study, table: tables.MeasureTable
 ) -> blocks.Part:
-  """Rerankers against kinds of leakage, with differences and p values."""
-  decimals = _decimals(table.measure)
+  """Makes a table of rerankers by kind of leakage, with differences and p values.
+
+  Rerankers that rank no better than chance without leakage get a second table.
+  """
+  decimals = _get_decimals(table.measure)
   ranking = [
     (name, f"{level:.{decimals}f}", "", "", "", "")
     for name, level in (
@@ -197,12 +218,12 @@ def _effectiveness(
   ]
   memory_alone = []
   for model in dict.fromkeys(cell.model for cell in table.cells):
-    of = {cell.leakage: cell for cell in table.cells if cell.model == model}
-    row = [model, f"{of[_NONE].mean:.{decimals}f}"]
+    own = {cell.leakage: cell for cell in table.cells if cell.model == model}
+    row = [model, f"{own[_NONE].mean:.{decimals}f}"]
     for kind in _LEAKING:
-      compared = of[kind].comparison
-      row.append(_starred(f"{of[kind].mean:.{decimals}f}", compared))
-      row.append(_difference(compared, decimals))
+      compared = own[kind].comparison
+      row.append(_add_star(f"{own[kind].mean:.{decimals}f}", compared))
+      row.append(_format_difference(compared, decimals))
     rows = ranking if table.ranks(model) else memory_alone
     rows.append(tuple(row))
   titles = [kind.capitalize() for kind in splits.NAMES]
@@ -211,12 +232,12 @@ def _effectiveness(
   size = (
     f"training sets of {table.size:,} instances"
     if table.size
-    else f"size chosen by {found.folds}-fold cross-validation"
+    else f"size chosen by {result.folds}-fold cross-validation"
   )
   better = "less" if table.measure in study.FEWER_IS_BETTER else "more"
-  return frame.part(
+  return frame.make_part(
     f"{cells.measure_name(table.measure)}, {size}",
-    _WORDS("effectiveness", number=found.facts.num_scored, better=better),
+    _WORDS("effectiveness", number=result.facts.num_scored, better=better),
     *(
       block
       for words, rows in (((), ranking), ((_WORDS("alone"),), memory_alone))
@@ -229,33 +250,35 @@ def _effectiveness(
   )
 
 
-def _memories(found: tables.Study) -> list[blocks.Part]:
-  """Ranks, scores and offsets of leaked documents."""
-  if not found.memory:
+def _make_memories(result: tables.Study) -> list[blocks.Part]:
+  """Makes tables of ranks, scores and offsets of leaked documents."""
+  if not result.memory:
     return []
   same = {
-    "Reranker": lambda one: one.model,
-    "Trained with": lambda one: one.leakage,
-    "Instances": lambda one: f"{one.size:,}",
+    "Reranker": lambda row: row.model,
+    "Trained with": lambda row: row.leakage,
+    "Instances": lambda row: f"{row.size:,}",
   }
   ranks = {
-    "Without leakage": lambda one: f"{one.rank_without:.1f}",
-    "With leakage": lambda one: _starred(f"{one.rank_with:.1f}", one.rank),
-    "Change": lambda one: _difference(one.rank, 1),
+    "Without leakage": lambda row: f"{row.rank_without:.1f}",
+    "With leakage": lambda row: _add_star(f"{row.rank_with:.1f}", row.rank),
+    "Change": lambda row: _format_difference(row.rank, 1),
   }
   scores = {
-    "Without leakage": lambda one: f"{one.score_without:.3f}",
-    "With leakage": lambda one: f"{one.score_with:.3f}",
-    "Change": lambda one: f"{one.score_with - one.score_without:+.3f}",
+    "Without leakage": lambda row: f"{row.score_without:.3f}",
+    "With leakage": lambda row: f"{row.score_with:.3f}",
+    "Change": lambda row: f"{row.score_with - row.score_without:+.3f}",
   }
   offsets = {
-    "Increase, p": lambda one: _starred(_difference(one.offset, 1), one.offset)
+    "Increase, p": lambda row: _add_star(
+      _format_difference(row.offset, 1), row.offset
+    )
   }
   return [
-    frame.part(
+    frame.make_part(
       title,
-      _WORDS(words, depth=found.depth),
-      cells.of(found.memory, same | columns, left=tuple(same)[:2]),
+      _WORDS(words, depth=result.depth),
+      cells.of(result.memory, same | columns, left=tuple(same)[:2]),
     )
     for title, words, columns in (
       ("Mean rank of leaked relevant documents", "ranks", ranks),
@@ -269,8 +292,8 @@ def _memories(found: tables.Study) -> list[blocks.Part]:
   ]
 
 
-def _sizes(chosen: Iterable[tables.MeasureTable]) -> blocks.Part:
-  """How often the grid search chose which size."""
+def _make_sizes(chosen: Iterable[tables.MeasureTable]) -> blocks.Part:
+  """Makes a table of the chosen sizes and how often each was chosen."""
   rows = [
     (cells.measure_name(table.measure), label, sizes)
     for table in chosen
@@ -284,18 +307,20 @@ def _sizes(chosen: Iterable[tables.MeasureTable]) -> blocks.Part:
     ),
   }
   table = cells.of(rows, columns, left=tuple(columns))
-  return frame.part("Chosen sizes", _WORDS("sizes"), table)
+  return frame.make_part("Chosen sizes", _WORDS("sizes"), table)
 
 
-def _trainings(found: tables.Study) -> blocks.Part:
-  groups = frame.grouped(found.trainings, lambda one: (one.model, one.size))
+def _make_trainings(result: tables.Study) -> blocks.Part:
+  groups = frame.group_by(
+    result.trainings, lambda member: (member.model, member.size)
+  )
 
   def median(name: str):
     return lambda group: cells.duration(
-      statistics.median(getattr(one, name) for one in group)
+      statistics.median(getattr(member, name) for member in group)
     )
 
-  return frame.part(
+  return frame.make_part(
     "Trainings",
     _WORDS("trainings"),
     cells.of(
@@ -309,41 +334,43 @@ def _trainings(found: tables.Study) -> blocks.Part:
         "Training": median("train_seconds"),
         "Reranking": median("rerank_seconds"),
         "Together": lambda group: cells.duration(
-          sum(one.train_seconds + one.rerank_seconds for one in group)
+          sum(member.train_seconds + member.rerank_seconds for member in group)
         ),
       },
     ),
   )
 
 
-def _sets(found: tables.Study) -> blocks.Part:
+def _make_sets(result: tables.Study) -> blocks.Part:
   seen: dict[tuple[int, int, int], splits.Manifest] = {}
-  for one in found.trainings:
-    made = one.manifest
-    seen[made.size, made.seed, splits.NAMES.index(made.name)] = made
-  return frame.part(
+  for training in result.trainings:
+    manifest = training.manifest
+    seen[manifest.size, manifest.seed, splits.NAMES.index(manifest.name)] = (
+      manifest
+    )
+  return frame.make_part(
     "Training sets",
     _WORDS("sets"),
     cells.of(
-      [made for _, made in sorted(seen.items())],
+      [manifest for _, manifest in sorted(seen.items())],
       {
-        "Kind": lambda made: made.name,
-        "Instances": lambda made: f"{made.size:,}",
-        "Seed": lambda made: str(made.seed),
-        "Queries": lambda made: f"{made.num_queries:,}",
-        "Leaked instances": lambda made: f"{made.num_leaked:,}",
-        "Leaked queries": lambda made: str(made.num_leaked_queries),
-        "Test queries leaked": lambda made: str(made.num_targets),
-        "Digest": lambda made: made.digest[:12],
+        "Kind": lambda manifest: manifest.name,
+        "Instances": lambda manifest: f"{manifest.size:,}",
+        "Seed": lambda manifest: str(manifest.seed),
+        "Queries": lambda manifest: f"{manifest.num_queries:,}",
+        "Leaked instances": lambda manifest: f"{manifest.num_leaked:,}",
+        "Leaked queries": lambda manifest: str(manifest.num_leaked_queries),
+        "Test queries leaked": lambda manifest: str(manifest.num_targets),
+        "Digest": lambda manifest: manifest.digest[:12],
       },
       left=("Kind", "Digest"),
     ),
   )
 
 
-def _drawing(found: tables.Study) -> str:
-  name = found.measures[0].measure
-  fixed = [t for t in found.measures if t.measure == name and t.size]
+def _draw(result: tables.Study) -> str:
+  name = result.measures[0].measure
+  fixed = [t for t in result.measures if t.measure == name and t.size]
   panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
   for table in fixed:
     for cell in table.cells:

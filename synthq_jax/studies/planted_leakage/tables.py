@@ -1,4 +1,4 @@
-"""Puts the study's numbers together: means, their tests, what is remembered."""
+"""Computes the study's tables: means with tests, and memorisation."""
 
 import dataclasses
 import itertools
@@ -14,33 +14,40 @@ from synthq_jax.studies import frame
 from synthq_jax.studies.planted_leakage import data as data_lib
 from synthq_jax.studies.planted_leakage import training
 
-__all__ = ["BASELINE", "Cell", "MeasureTable", "MemoryTable", "Study", "result"]
+__all__ = [
+  "BASELINE",
+  "Cell",
+  "MeasureTable",
+  "MemoryTable",
+  "Study",
+  "make_result",
+]
 
 BASELINE = "BM25"
-"""The row of the candidates in their own order."""
+"""Name of the row of the candidates in their own order."""
 
 _NONE, *_LEAKING = splits.NAMES
 _RANDOM_ORDERS = 50
 
 Trainings = Sequence[training.Training]
 Key = tuple[str, str, int]
-"""Reranker, kind of leakage and size; 0: chosen on the other folds."""
+"""Reranker, kind of leakage and size; size 0 is chosen on the other folds."""
 Values = dict[Key, dict[str, float]]
-"""By key, test query -> value, seeds averaged."""
+"""Values by key: test query -> value, averaged over seeds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cell:
-  """A mean over test queries, the repetitions averaged, and its comparison."""
+  """A mean over test queries and repetitions, with its comparison."""
 
   model: str
-  """Whose."""
+  """Name of the reranker."""
   leakage: str
-  """One of `splits.NAMES`."""
+  """Kind of training set, one of `splits.NAMES`."""
   mean: float
-  """Over test queries."""
+  """Mean over test queries."""
   comparison: significance.Comparison | None
-  """With the same reranker without leakage; None where this is it."""
+  """Comparison with the same reranker without leakage; None without leakage."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,86 +55,86 @@ class MeasureTable:
   """One measure of all rerankers."""
 
   measure: str
-  """Its name."""
+  """Name of the measure."""
   size: int
-  """Of the training sets; 0: chosen on the other folds."""
+  """Instances of the training sets; 0 for sizes chosen on the other folds."""
   baseline: float
-  """BM25's."""
+  """Value of BM25."""
   chance: float
-  """Of the candidates in random order."""
+  """Value of the candidates in random order."""
   cells: tuple[Cell, ...]
-  """By reranker and kind of leakage; their tests are one family."""
+  """Cells by reranker and kind of leakage; their tests are one family."""
   sizes: dict[str, list[int]]
-  """"RERANKER, KIND" -> sizes that were chosen, by fold and seed."""
+  """"RERANKER, KIND" -> chosen sizes, by seed and fold."""
 
   def ranks(self, model: str) -> bool:
-    """Returns whether a reranker ranks before anything leaks.
+    """Checks that a reranker ranks better than chance without leakage.
 
-    One that stands nearer to the random order than to BM25 has learned nothing
-    of queries: what it gains from leakage is memory alone.
+    A reranker whose value is nearer to the random order than to BM25 has learned
+    nothing about queries: its gain from leakage is memorisation alone.
     """
-    of = {c.model: c.mean for c in self.cells if c.leakage == _NONE}
-    distance = abs(of[model] - self.baseline)
-    is_better = (of[model] > self.baseline) == (self.baseline > self.chance)
-    return is_better or distance < abs(of[model] - self.chance)
+    means = {c.model: c.mean for c in self.cells if c.leakage == _NONE}
+    distance = abs(means[model] - self.baseline)
+    is_better = (means[model] > self.baseline) == (self.baseline > self.chance)
+    return is_better or distance < abs(means[model] - self.chance)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryTable:
-  """What one reranker does to the documents leaked to it, at one size."""
+  """Ranks and scores of the documents leaked to one reranker, at one size."""
 
   model: str
-  """Whose."""
+  """Name of the reranker."""
   leakage: str
   """Near or test leakage."""
   size: int
-  """Of the training set."""
+  """Instances of the training set."""
   rank_without: float
-  """Mean rank of leaked relevant documents without leakage."""
+  """Mean rank of leaked relevant documents after training without leakage."""
   rank_with: float
-  """The same with it."""
+  """Mean rank of the same documents after training with leakage."""
   score_without: float
-  """Their mean score without leakage."""
+  """Mean score of these documents after training without leakage."""
   score_with: float
-  """The same with it."""
+  """Mean score of these documents after training with leakage."""
   rank: significance.Comparison
-  """Ranks with leakage against those without."""
+  """Comparison of ranks with and without leakage."""
   offset: significance.Comparison
-  """Offsets with leakage against those without: the rank of the leaked
-  non-relevant document minus that of the relevant one."""
+  """Comparison of offsets with and without leakage. An offset is the rank of the
+  leaked non-relevant document minus the rank of the relevant one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-  """The whole study."""
+  """The result of the study."""
 
   facts: data_lib.Facts
-  """Of the data."""
+  """Counts of the data."""
   sizes: tuple[int, ...]
-  """Of training sets."""
+  """Instances of training sets."""
   folds: int
-  """Of the grid search."""
+  """Number of folds for the choice of sizes."""
   alpha: float
   """Level of the tests."""
   depth: int
-  """Candidates of a query."""
+  """Number of candidates of a query."""
   notes: tuple[str, ...]
-  """What a reader must know of the rerankers, one sentence each."""
+  """Descriptions of the rerankers, a sentence for each."""
   measures: tuple[MeasureTable, ...]
-  """With chosen sizes first, then each size."""
+  """Tables of chosen sizes, then of each size."""
   memory: tuple[MemoryTable, ...]
-  """By reranker, kind and size; ranks are one family of tests, offsets
-  another."""
+  """Tables by reranker, kind and size. Tests of ranks are one family, tests of
+  offsets another."""
   trainings: tuple[training.Training, ...]
-  """All of them."""
+  """All trainings."""
   seconds: float
-  """Of all trainings and rerankings, whenever they ran."""
+  """Seconds of all trainings and rerankings, earlier runs included."""
 
 
-def result(
+def make_result(
   task: frame.Task, data: data_lib.Data, trainings: Trainings
 ) -> Study:
-  """Puts the trainings together."""
+  """Computes the result of the study from all trainings."""
   config = task.config
   return Study(
     facts=data.facts,
@@ -135,53 +142,53 @@ def result(
     folds=config.folds,
     alpha=config.alpha,
     depth=config.depth,
-    notes=tuple(map(training.note, config.models)),
-    measures=_measure_tables(config, data, trainings),
-    memory=_memory_tables(task, data),
+    notes=tuple(map(training.describe, config.models)),
+    measures=_make_measure_tables(config, data, trainings),
+    memory=_make_memory_tables(task, data),
     trainings=tuple(trainings),
     seconds=sum(e.train_seconds + e.rerank_seconds for e in trainings),
   )
 
 
-def _measure_tables(
+def _make_measure_tables(
   config: Any, data: data_lib.Data, trainings: Trainings
 ) -> tuple[MeasureTable, ...]:
-  """Returns a table of each measure with chosen sizes, then those of each size."""
+  """Returns a table of each measure with chosen sizes, then tables of each size."""
   if config.leaked_only:
-    data, trainings = _of_leaking(data, trainings)
-  baseline = _evaluated(config, data, data.candidates)
-  chance = _chance(config, data)
-  folds = study.folds_of(list(data.queries), config.folds, seed=config.seed)
+    data, trainings = _select_leaking(data, trainings)
+  baseline = _evaluate(config, data, data.candidates)
+  chance = _compute_chance(config, data)
+  folds = study.make_folds(list(data.queries), config.folds, seed=config.seed)
   chosen, fixed = [], []
   for name in config.measures:
-    values, sizes = _chosen(name, folds, trainings)
+    values, sizes = _get_chosen(name, folds, trainings)
     levels = (baseline[name], chance[name])
-    chosen += _tables(config, name, levels, values, sizes)
-    fixed += _tables(config, name, levels, _fixed(name, trainings), {})
+    chosen += _make_tables(config, name, levels, values, sizes)
+    fixed += _make_tables(config, name, levels, _get_fixed(name, trainings), {})
   return (*chosen, *fixed)
 
 
-def _of_leaking(
+def _select_leaking(
   data: data_lib.Data, trainings: Trainings
 ) -> tuple[data_lib.Data, Trainings]:
-  """Keeps the scores of test queries with a near-duplicate."""
+  """Selects the scores of test queries with a near-duplicate."""
 
-  def kept(values: Mapping[str, Any]) -> dict[str, Any]:
+  def select(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in values.items() if name in data.leaking}
 
   scored = {
-    name: kept(getattr(data, name))
+    name: select(getattr(data, name))
     for name in ("queries", "qrels", "candidates")
   }
   return dataclasses.replace(data, **scored), [
     dataclasses.replace(
-      each, measures={name: kept(x) for name, x in each.measures.items()}
+      each, measures={name: select(x) for name, x in each.measures.items()}
     )
     for each in trainings
   ]
 
 
-def _evaluated(
+def _evaluate(
   config: Any, data: data_lib.Data, run: trec.Run
 ) -> dict[str, float]:
   return measures.evaluate(
@@ -189,11 +196,11 @@ def _evaluated(
   ).mean
 
 
-def _chance(config: Any, data: data_lib.Data) -> dict[str, float]:
-  """Returns the measures of candidates in random order, many times over."""
+def _compute_chance(config: Any, data: data_lib.Data) -> dict[str, float]:
+  """Returns the mean measures of candidates over random orders."""
   rng = np.random.default_rng([config.seed, 2])
-  found = [
-    _evaluated(
+  levels = [
+    _evaluate(
       config,
       data,
       {
@@ -203,11 +210,11 @@ def _chance(config: Any, data: data_lib.Data) -> dict[str, float]:
     )
     for _ in range(_RANDOM_ORDERS)
   ]
-  return study.average(found)
+  return study.average(levels)
 
 
-def _fixed(name: str, trainings: Trainings) -> Values:
-  """Returns the values of each size."""
+def _get_fixed(name: str, trainings: Trainings) -> Values:
+  """Returns the values of a measure for each size."""
   groups: dict[Key, list[dict[str, float]]] = {}
   for each in trainings:
     key = (each.model, each.leakage, each.size)
@@ -215,10 +222,10 @@ def _fixed(name: str, trainings: Trainings) -> Values:
   return {key: study.average(group) for key, group in groups.items()}
 
 
-def _chosen(
+def _get_chosen(
   name: str, folds: Sequence[Sequence[str]], trainings: Trainings
 ) -> tuple[Values, dict[str, list[int]]]:
-  """Returns values under sizes that were chosen, seed by seed, and the sizes."""
+  """Chooses sizes for each seed; returns the values under them, and the sizes."""
   of_size: dict[Key, dict[int, dict[str, float]]] = {}
   for each in trainings:
     key = (each.model, each.leakage, each.seed)
@@ -226,26 +233,26 @@ def _chosen(
   seeds: dict[Key, list[dict[str, float]]] = {}
   sizes: dict[str, list[int]] = {}
   for (model, leakage, _), grid in of_size.items():
-    found = study.choose_sizes(
+    choice = study.choose_sizes(
       grid, folds, fewer_is_better=name in study.FEWER_IS_BETTER
     )
-    seeds.setdefault((model, leakage, 0), []).append(found.per_query)
-    sizes.setdefault(f"{model}, {leakage}", []).extend(found.sizes)
+    seeds.setdefault((model, leakage, 0), []).append(choice.per_query)
+    sizes.setdefault(f"{model}, {leakage}", []).extend(choice.sizes)
   return {key: study.average(v) for key, v in seeds.items()}, sizes
 
 
-def _tables(
+def _make_tables(
   config: Any,
   name: str,
   levels: tuple[float, float],
   values: Values,
   sizes: dict[str, list[int]],
 ) -> list[MeasureTable]:
-  """Returns a table for each size; their tests are one family."""
+  """Makes a table for each size; the tests of all tables are one family."""
   leaking = [key for key in values if key[1] != _NONE]
   compared = significance.compare(
     {
-      _label(key): (values[key], values[key[0], _NONE, key[2]])
+      _make_label(key): (values[key], values[key[0], _NONE, key[2]])
       for key in leaking
     },
     alpha=config.alpha,
@@ -274,20 +281,22 @@ def _tables(
   ]
 
 
-def _label(key: Key) -> str:
+def _make_label(key: Key) -> str:
   model, leakage, size = key
   return f"{model}, {leakage}" + (f", {size:,} instances" if size else "")
 
 
-def _memory_tables(
+def _make_memory_tables(
   task: frame.Task, data: data_lib.Data
 ) -> tuple[MemoryTable, ...]:
-  """Returns what each reranker does to the documents that were leaked to it."""
+  """Makes the tables of ranks and scores of leaked documents."""
   config = task.config
   memories: dict[Key, list[list[study.Memory]]] = {
     (model.name, kind, size): [
       [
-        _memory(task, data, (model.name, kind, size), trained_with, seed)
+        _measure_memory(
+          task, data, (model.name, kind, size), trained_with, seed
+        )
         for seed in range(model.seeds)
       ]
       for trained_with in (_NONE, kind)
@@ -299,8 +308,8 @@ def _memory_tables(
   ranks, offsets = (
     significance.compare(
       {
-        _label(key): tuple(
-          study.average(getattr(one, what) for one in side)
+        _make_label(key): tuple(
+          study.average(getattr(repetition, field) for repetition in side)
           for side in (leaking, without)
         )
         for key, (without, leaking) in memories.items()
@@ -308,7 +317,7 @@ def _memory_tables(
       alpha=config.alpha,
       seed=config.seed,
     )
-    for what in ("ranks", "offsets")
+    for field in ("ranks", "offsets")
   )
   rows = zip(memories.items(), ranks, offsets, strict=True)
   return tuple(
@@ -316,10 +325,10 @@ def _memory_tables(
       model=model,
       leakage=leakage,
       size=size,
-      rank_without=_mean_of(without, "ranks"),
-      rank_with=_mean_of(leaking, "ranks"),
-      score_without=_mean_of(without, "scores"),
-      score_with=_mean_of(leaking, "scores"),
+      rank_without=_compute_mean(without, "ranks"),
+      rank_with=_compute_mean(leaking, "ranks"),
+      score_without=_compute_mean(without, "scores"),
+      score_with=_compute_mean(leaking, "scores"),
       rank=rank,
       offset=offset,
     )
@@ -327,18 +336,18 @@ def _memory_tables(
   )
 
 
-def _memory(
+def _measure_memory(
   task: frame.Task,
   data: data_lib.Data,
   key: Key,
   trained_with: str,
   seed: int,
 ) -> study.Memory:
-  """Looks up what kind `key[1]` leaks in a run of `trained_with`."""
+  """Looks up the documents leaked by kind `key[1]` in a run of `trained_with`."""
   model, leakage, size = key
-  place = training.folder(task.root, model, trained_with, size, seed)
-  return study.memory(
-    trec.read_run(place / training.RUN),
+  folder = training.get_folder(task.root, model, trained_with, size, seed)
+  return study.measure_memory(
+    trec.read_run(folder / training.RUN),
     data.candidates,
     [
       (each.target, each.relevant_id, each.non_relevant_id)
@@ -347,7 +356,7 @@ def _memory(
   )
 
 
-def _mean_of(side: Sequence[study.Memory], what: str) -> float:
+def _compute_mean(side: Sequence[study.Memory], field: str) -> float:
   """Returns the mean over repetitions of the mean over test queries."""
-  each = [getattr(one, what).values() for one in side]
+  each = [getattr(repetition, field).values() for repetition in side]
   return statistics.fmean(map(statistics.fmean, each))

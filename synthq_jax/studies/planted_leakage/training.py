@@ -1,4 +1,4 @@
-"""Builds the rerankers of the study, trains each once and has it rerank."""
+"""Builds and trains the rerankers of the study, and reranks the candidates."""
 
 import dataclasses
 import functools
@@ -25,63 +25,63 @@ __all__ = [
   "RUN",
   "Training",
   "build",
-  "digest",
-  "folder",
-  "jobs",
-  "note",
+  "compute_digest",
+  "get_folder",
+  "list_jobs",
+  "describe",
 ]
 
 RUN = "run.txt"
-"""The candidates, and what leaked and BM25 missed, in a training's order."""
+"""File of a training's run: candidates, and leaked documents that BM25 missed."""
 
-_WORDS = frame.words("planted_leakage")
+_WORDS = frame.load_words("planted_leakage")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-  """One reranker, trained once on one set, and what it does to the candidates."""
+  """One reranker, trained once on one set, with its scores."""
 
   model: str
-  """Its name in tables."""
+  """Name of the reranker in tables."""
   leakage: str
-  """One of `splits.NAMES`."""
+  """Kind of training set, one of `splits.NAMES`."""
   size: int
-  """Instances."""
+  """Instances of the training set."""
   seed: int
-  """Of the set and of the training."""
+  """Seed of the training set and of the training."""
   manifest: splits.Manifest
-  """Of the set."""
+  """Manifest of the training set."""
   measures: dict[str, dict[str, float]]
   """Measure -> test query -> value."""
   num_parameters: int
-  """All of them trained."""
+  """Number of parameters, all of them trained."""
   steps: int
-  """Optimizer steps."""
+  """Number of optimizer steps."""
   loss: float
-  """Mean of the training loss in the last lines of the log."""
+  """Training loss in the last line of the log, a mean over its steps."""
   train_seconds: float
-  """Compiling included."""
+  """Seconds of training, compiling included."""
   rerank_seconds: float
-  """Compiling included."""
+  """Seconds of reranking, compiling included."""
 
 
-def folder(
+def get_folder(
   root: pathlib.Path, model: str, leakage: str, size: int, seed: int
 ) -> pathlib.Path:
-  """Returns where a training lies."""
+  """Returns the folder of a training."""
   kind = leakage.replace(" ", "_")
   return root / "trainings" / model / f"{kind}_{size}_seed{seed}"
 
 
-def jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
+def list_jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
   """Lists the trainings of every reranker, seed, size and kind of leakage."""
-  # One reranker for all its trainings: programs are compiled once.
+  # One object for all trainings of a reranker, so programs are compiled once.
   reranker = functools.lru_cache(maxsize=1)(
     lambda model: build(model, data.documents)
   )
   listed = []
   for model in task.config.models:
-    start = digest(model)
+    start = compute_digest(model)
     for seed in range(model.seeds):
       for size in task.config.sizes:
         for leakage in splits.NAMES:
@@ -92,7 +92,7 @@ def jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
 
 @dataclasses.dataclass(frozen=True)
 class _Trainer:
-  """One reranker, kind of leakage, size and seed."""
+  """Trains one reranker with one kind of leakage, size and seed."""
 
   task: frame.Task
   data: data_lib.Data
@@ -103,9 +103,9 @@ class _Trainer:
   seed: int
 
   def job(self, start: str) -> frame.Job:
-    """Returns the training; `start` is a digest of what it starts from."""
+    """Returns the training as a job; `start` is `compute_digest` of its model."""
     config = self.task.config
-    place = folder(
+    directory = get_folder(
       self.task.root, self.model.name, self.leakage, self.size, self.seed
     )
     digest = artifacts.fingerprint(
@@ -121,9 +121,9 @@ class _Trainer:
       self.data.digest,
       fingerprints.versions(),
     )
-    state = place / f"state_{digest}"
+    state = directory / f"state_{digest}"
     return frame.Job(
-      directory=place,
+      directory=directory,
       kind=Training,
       digest=digest,
       make=lambda: self._make(state),
@@ -133,13 +133,13 @@ class _Trainer:
   def _make(self, state: pathlib.Path) -> Training:
     data, config = self.data, self.task.config
     for other in set(state.parent.glob("state_*")) - {state}:
-      artifacts.remove(other)  # of other settings
+      artifacts.remove(other)  # unfinished training with other settings
     split = data.split(self.leakage, self.size, self.seed)
     reranker = self.reranker(self.model)
     began = time.monotonic()
     params = rerankers.train(
       reranker,
-      [self._triple(each) for each in split.triples],
+      [self._make_triple(each) for each in split.triples],
       recipe=self.model.recipe,
       seed=self.seed,
       directory=state,
@@ -156,12 +156,12 @@ class _Trainer:
       depth=max(map(len, ranked.values())),
     )
     trec.write_run(state.parent / RUN, run)
-    # What is scored is the file, in which scores fall strictly.
+    # Score the file, not the run: its scores are strictly descending.
     run = {
       query: {id_: run[id_] for id_ in data.candidates[query]}
       for query, run in trec.read_run(state.parent / RUN).items()
     }
-    found = measures.evaluate(
+    evaluation = measures.evaluate(
       data.qrels, run, config.measures, drop_identical=False
     )
     lines = (state / "metrics.jsonl").read_text().splitlines()
@@ -170,8 +170,8 @@ class _Trainer:
       leakage=self.leakage,
       size=self.size,
       seed=self.seed,
-      manifest=splits.manifest(split, data.documents),
-      measures=found.per_query,
+      manifest=splits.make_manifest(split, data.documents),
+      measures=evaluation.per_query,
       num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
       steps=self.model.recipe.num_steps(self.size // 2),
       loss=float(json.loads(lines[-1])["loss"]) if lines else float("nan"),
@@ -179,7 +179,7 @@ class _Trainer:
       rerank_seconds=time.monotonic() - trained,
     )
 
-  def _triple(self, triple: splits.Triple) -> rerankers.Triple:
+  def _make_triple(self, triple: splits.Triple) -> rerankers.Triple:
     return rerankers.Triple(
       query=triple.query,
       relevant=self.data.documents[triple.relevant_id],
@@ -192,19 +192,20 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
 
   Args:
     model: a `planted_leakage.Model`.
-    documents: texts in which pieces are counted for their document frequency.
+    documents: document id -> text, for the document frequencies of pieces.
 
   Raises:
     ValueError: if a checkpoint or vocabulary cannot be read.
   """
   pieces = shipped.vocabulary(model.vocabulary)
-  bert = _bert(model)
-  given = None if bert else model.checkpoint
+  bert = _get_bert_folder(model)
+  checkpoint = None if bert else model.checkpoint
   params, config = t5_checkpoints.load(
-    given or shipped.DIRECTORY, token_ids=None if bert else pieces.token_ids
+    checkpoint or shipped.DIRECTORY,
+    token_ids=None if bert else pieces.token_ids,
   )
   idf = None
-  if model.kind in building.OF_TERMS:
+  if model.kind in building.TERM_RERANKERS:
     idf = terms_lib.inverse_document_frequencies(pieces, documents.values())
   return building.build(
     model,
@@ -216,33 +217,33 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
   )
 
 
-def _bert(model: Any) -> str | None:
-  """Returns the folder of the BERT that a model starts from, if it does."""
+def _get_bert_folder(model: Any) -> str | None:
+  """Returns the folder of the BERT that a model starts from, or None."""
   return model.checkpoint if model.kind == building.BERT else None
 
 
-def digest(model: Any) -> str:
-  """Returns what the start of a training depends on, beside its settings."""
-  if bert := _bert(model):
+def compute_digest(model: Any) -> str:
+  """Returns a fingerprint of the checkpoint and vocabulary a model starts from."""
+  if bert := _get_bert_folder(model):
     return fingerprints.of_folder(bert)
-  place = pathlib.Path(model.checkpoint or shipped.DIRECTORY)
+  path = pathlib.Path(model.checkpoint or shipped.DIRECTORY)
   return artifacts.fingerprint(
-    fingerprints.of_checkpoint(place),
+    fingerprints.of_checkpoint(path),
     fingerprints.of_file(model.vocabulary or shipped.VOCABULARY),
   )
 
 
-def note(model: Any) -> str:
-  """Says in one sentence what a reader must know of a reranker."""
+def describe(model: Any) -> str:
+  """Describes a reranker and its training in a sentence for readers."""
   recipe = model.recipe
   length = (
     f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs} epochs"
   )
-  given = model.checkpoint is not None
+  has_checkpoint = model.checkpoint is not None
   start = "t5" if model.kind == "monoT5" else "vectors"
   if model.kind == building.BERT:
-    start = "bert" if given else "new_bert"
-  whose = "a given T5" if given else "the package's small T5"
+    start = "bert" if has_checkpoint else "new_bert"
+  whose = "a given T5" if has_checkpoint else "the package's small T5"
   return _WORDS.text(
     "reranker",
     model=model,

@@ -1,14 +1,15 @@
-"""Reads sentences and planted secrets out of sentence vectors.
+"""Reconstructs sentences and planted secrets from sentence vectors.
 
-One client is the victim; the others, with their own sentences, are the attacker.
-The shipped T5's encoder makes the vectors, or any T5 or BERT of the user. Two
-attackers read them. The nearest candidate needs no training: the attacker encodes
-a sentence with each secret that it might hold, and takes the nearest vector. The
-shipped T5's decoder (`audit.inversion`) learns to read raw vectors: first the
-language alone, then from there with vectors, and without them for as long.
+One client is the victim; the other clients, with their own sentences, are the
+attacker. The shipped T5's encoder computes the vectors, or any T5 or BERT of the
+user. There are two attacks. The nearest candidate needs no training: the attacker
+encodes a sentence with each secret that it might hold, and takes the nearest
+vector. The shipped T5's decoder (`audit.inversion`) learns to read raw vectors.
+It first learns the language alone. From there, one decoder trains with vectors
+and another, for as many steps, without them.
 
-Formal guarantee: none; all results are as private as the victim's text, and lie
-below private/ unless `Config.public_data`.
+Formal guarantee: none. All results are as private as the victim's text and are
+saved below private/ unless `Config.public_data`.
 """
 
 import dataclasses
@@ -37,40 +38,42 @@ from synthq_jax.training import recipe as recipe_lib
 __all__ = ["STUDY", "Config", "Reading", "Secrets", "Study"]
 
 _KINDS = {"digits": "own_query", "words": "rare_words"}
-_MADE_UP = 0.1  # sentences with made-up secrets of a kind, over the attacker's
-_WORDS = frame.words("vectors")
+_MADE_UP = (
+  0.1  # sentences with made-up secrets of a kind per attacker's sentence
+)
+_WORDS = frame.load_words("vectors")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(frame.Config, config_types.Encoder):
-  """The whole study."""
+  """Settings of the study."""
 
   source: str = "environment_docs"
-  """A source of runs whose documents name their clients."""
+  """Data source (`data.sources`) whose documents name their clients."""
   victim: str | None = None
-  """A client; None: one of middle size."""
+  """Name of the victim; None for a client of middle size."""
   noise: tuple[float, ...] = (0.0, 0.05, 0.1, 0.3, 1.0)
-  """Standard deviations of the noise on vectors with secrets, each a row."""
+  """Standard deviations of the noise on vectors with secrets, a row for each."""
   decoders: bool = True
-  """Whether decoders are trained, which takes nearly all of the time."""
+  """Whether to train decoders, which takes nearly all of the time."""
   language_steps: int = 400
-  """Of the decoder that learns the language with vectors hidden."""
+  """Steps of the decoder that learns the language, with vectors hidden."""
   steps: int = 400
-  """Of each decoder that goes on from there."""
+  """Steps of each decoder that starts from the language decoder."""
   batch_size: int = 64
   """Sentences of a step."""
   length: int = 32
-  """Tokens of a sentence; longer ones are left out."""
+  """Maximum tokens of a sentence; longer sentences are left out."""
   num_sentences: int = 20_000
-  """Of the attacker, at most."""
+  """Maximum number of the attacker's sentences."""
   num_victims: int = 300
-  """Sentences of the victim that are read."""
+  """Maximum number of the victim's sentences."""
   num_secrets: int = 100
-  """Planted, of each kind."""
+  """Number of planted secrets of each kind."""
   num_candidates: int = 50
-  """Of each secret, itself included."""
+  """Candidates of each secret, itself included."""
   seed: int = 0
-  """Of the sentences, secrets and trainings."""
+  """Seed of the sentences, secrets and trainings."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -85,50 +88,62 @@ class Config(frame.Config, config_types.Encoder):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Secrets:
-  """One row of the secrets table: one kind of secret at one amount of noise."""
+  """A row of the secrets table: one kind of secret at one amount of noise."""
 
   kind: str
+  """Kind of secret, "digits" or "words"."""
   noise: float
+  """Standard deviation of the noise on a vector."""
   first: intervals.Interval
   """Share of secrets that the nearest candidate names."""
   mean_rank: intervals.Interval
-  """Among the candidates."""
+  """Mean rank of the secrets among their candidates."""
   other: intervals.Interval
-  """`first` from another planted sentence's vector: chance."""
+  """`first` with another planted sentence's vector, which shows chance."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading:
-  """What a decoder reads: with the vector, without it, with another's."""
+  """Scores of decoders in three cases: own vector, no vector, another's vector."""
 
   perplexity: tuple[float, ...]
-  """Per token."""
+  """Perplexity of the victim's sentences per token."""
   bleu: tuple[float, ...]
-  """Of what it writes, 0 to 100."""
+  """BLEU of the written sentences, 0 to 100."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-  """The whole study; as private as the victim's text."""
+  """The result of the study; as private as the victim's text."""
 
   victim: str
+  """Name of the victim."""
   num_read: int
+  """Sentences of the victim."""
   num_attackers: int
+  """Sentences of the attacker."""
   num_candidates: int
+  """Candidates of each secret."""
   num_secrets: int
+  """Planted secrets of each kind."""
   reading: Reading | None
+  """Scores of the decoders; None without decoders."""
   secrets: tuple[Secrets, ...]
+  """Rows of the secrets table."""
 
 
 class _Attack:
-  """The victim's vectors and secrets, and what decoders are trained from."""
+  """The victim's vectors and secrets, and the attacker's sentences."""
 
   def __init__(self, task: frame.Task):
     config: Config = task.config
     self.config, self._states = config, task.root / "states"
     self._settings = loop.Settings(log_every=50, progress=task.progress)
     if not config.noise:
-      raise ValueError("vectors.Config.noise must have an entry, got none")
+      raise ValueError(
+        "vectors.Config.noise must have an entry, got none: give (0.0,) for"
+        " vectors without noise"
+      )
     source = sources.open(config.source, "vectors.Config.source")
     self._encoder = text_encoders.given(
       config.bert, config.checkpoint, config.vocabulary
@@ -138,7 +153,7 @@ class _Attack:
     self.digest = artifacts.fingerprint(
       source.digest(),
       fingerprints.of_checkpoint(shipped.DIRECTORY),
-      *([_digest(self._encoder)] if self._encoder is not None else ()),
+      *([_compute_digest(self._encoder)] if self._encoder is not None else ()),
       fingerprints.versions(),
     )
     self.vocab = shipped.vocabulary()
@@ -149,7 +164,7 @@ class _Attack:
         if len(sentence.split()) >= 4:
           clients.setdefault(sentence, document.client)
     names, counts = np.unique(list(clients.values()), return_counts=True)
-    # One of the middle: neither the rarest text nor most of what there is.
+    # A client of middle size has neither little text nor most of the text.
     middle = str(names[np.argsort(counts)[len(names) // 2]])
     self.victim = config.victim or middle
     if self.victim not in names or len(names) < 2:
@@ -177,7 +192,7 @@ class _Attack:
     self.planted = {kind: self._plant(kind) for kind in _KINDS}
 
   def _choose(self, rng, side: list[str], size: int):
-    """Draws sentences that fit; returns them and their tokens."""
+    """Draws sentences of at most `length` tokens; returns them and their tokens."""
     length = self.config.length
     rng.shuffle(side)
     side = side[: 8 * size]  # most are too long, and tokenizing takes time
@@ -193,45 +208,45 @@ class _Attack:
     )
 
   def _make_canaries(self, texts: Sequence[str], kind: str, number: int, seed):
-    """Returns canaries, and the tokens of their sentences with the secrets."""
-    made = canaries.make(
+    """Makes canaries; returns them and their sentences' tokens, with secrets."""
+    drawn = canaries.make(
       texts, self.vocab, number=number, kinds=(_KINDS[kind],),
       repetitions=(1,), digits=4, seed=[seed, *kind.encode()],
     )  # fmt: skip
     sides = canaries.tokenize(
-      made, self.vocab, prefix="", document_length=1,
+      drawn, self.vocab, prefix="", document_length=1,
       query_length=self.config.length,
     )  # fmt: skip
-    return made, sides["targets"]
+    return drawn, sides["targets"]
 
   def _plant(self, kind: str) -> np.ndarray:
-    """Returns vectors [secret, candidate, dim]; the true secret is the first."""
+    """Encodes candidates: vectors [secret, candidate, dim], true secrets first."""
     config, rows = self.config, []
     rng = np.random.default_rng([config.seed, list(_KINDS).index(kind)])
     alphabet = canaries.alphabets({_KINDS[kind]}, self.vocab)[_KINDS[kind]]
-    made = self._make_canaries(
+    planted = self._make_canaries(
       self.text[0], kind, config.num_secrets, config.seed
     )
-    for one, row in zip(*made, strict=True):
-      drawn = candidates_lib.draw(one, alphabet, config.num_candidates, rng)
+    for canary, row in zip(*planted, strict=True):
+      drawn = candidates_lib.draw(canary, alphabet, config.num_candidates, rng)
       rows.append(
-        candidates_lib.with_secrets(row, len(one.secret), drawn.secrets)
+        candidates_lib.with_secrets(row, len(canary.secret), drawn.secrets)
       )
     vectors = self._encode(np.concatenate(rows))
     return vectors.reshape(len(rows), config.num_candidates, -1)
 
   def nearest(self, kind: str, noise: float) -> Secrets:
-    """Names the candidate whose vector is nearest, which nobody can do better."""
+    """Ranks candidates by distance to the sent vector; no attack does better."""
     vectors = self.planted[kind]
     normal = jax.random.normal(jax.random.key(5), vectors[:, 0].shape)
     sent = np.asarray(vectors[:, 0] + noise * normal, np.float32)
     ranks = []
-    for one in (sent, sent[_get_others(len(sent), 1)]):
-      apart = one.astype(float)[:, None] - vectors.astype(float)
+    for targets in (sent, sent[_get_others(len(sent), 1)]):
+      apart = targets.astype(float)[:, None] - vectors.astype(float)
       ranks.append(exposure.ranks(-np.sum(apart**2, axis=-1)))
     first, other = (
-      intervals.clopper_pearson(int(np.sum(one == 1)), len(one))
-      for one in ranks
+      intervals.clopper_pearson(int(np.sum(case == 1)), len(case))
+      for case in ranks
     )
     mean_rank = exposure.mean_rank(ranks[0], vectors.shape[1])
     return Secrets(
@@ -239,7 +254,7 @@ class _Attack:
     )
 
   def _fit(self, name: str, start, tokens, vectors, steps: int):
-    """Trains a decoder, or reads what is finished of it."""
+    """Trains a decoder; resumes from its newest checkpoint."""
     config = self.config
     return inversion.train(
       self._inverter,
@@ -270,14 +285,14 @@ class _Attack:
     return inversion.Inverter(model=self._model, vector_dim=dim)
 
   def read(self) -> Reading:
-    """Trains the decoders on raw vectors, and has them read the victim's."""
+    """Trains the decoders on raw vectors and scores them on the victim's."""
     config, (texts, tokens) = self.config, self.attacker
     number = int(_MADE_UP * len(tokens))
-    made = [
+    secrets = [
       self._make_canaries(texts, kind, number, config.seed + 1)[1]
       for kind in _KINDS
     ]
-    tokens = np.concatenate([tokens, *made])
+    tokens = np.concatenate([tokens, *secrets])
     vectors = self._encode(tokens)
     zeros = np.zeros_like(vectors)
     start = self._fit(
@@ -295,12 +310,12 @@ class _Attack:
     ]
     count = int(np.sum(self.text[1] > 0))
     return Reading(
-      perplexity=tuple(math.exp(-np.sum(one) / count) for one in logs),
+      perplexity=tuple(math.exp(-np.sum(case) / count) for case in logs),
       bleu=tuple(self._compute_bleu(*case) for case in cases),
     )
 
   def _compute_bleu(self, params, vectors: np.ndarray) -> float:
-    # Without the vector all texts are one.
+    # Without vectors, the decoder writes the same text for all sentences.
     some = vectors if vectors.any() else vectors[:1]
     written = inversion.write(
       self._inverter, params, some, max_length=self.config.length
@@ -314,13 +329,13 @@ class _Attack:
       for rows in (written, self.text[1])
     )
     repeated = texts * (len(truth) // len(texts))
-    return text_measures.bleu(repeated, [[one] for one in truth])
+    return text_measures.bleu(repeated, [[sentence] for sentence in truth])
 
 
-def _digest(
+def _compute_digest(
   encoder: text_encoders.OwnEncoder | text_encoders.FolderEncoder,
 ) -> str:
-  """Returns what the vectors of an encoder depend on."""
+  """Returns a fingerprint of everything an encoder's vectors depend on."""
   if isinstance(encoder, text_encoders.FolderEncoder):
     return artifacts.fingerprint(
       fingerprints.of_folder(encoder.folder), encoder.length
@@ -333,19 +348,22 @@ def _digest(
 
 
 def _get_others(number: int, seed) -> np.ndarray:
-  """Returns for each row another one, each once: whose vector is the control."""
+  """Assigns each row another row as its control; each row serves once."""
   checks.at_least(2, number=number)
   circle = np.random.default_rng(seed).permutation(number)
   others = np.empty(number, np.int64)
-  others[circle] = np.roll(circle, 1)  # one circle: no row keeps its own
+  others[circle] = np.roll(
+    circle, 1
+  )  # one circle, so no row is its own control
   return others
 
 
-def _jobs(task: frame.Task, attack: _Attack) -> list[frame.Job]:
-  """Lists the attacks without training, then the decoders'."""
+def _list_jobs(task: frame.Task, attack: _Attack) -> list[frame.Job]:
+  """Lists the attacks without training, then the decoders' attack."""
   config = task.config
-  # What a result depends on beside its own noise and the source's content.
-  alone = dataclasses.replace(
+  # Settings that results depend on. A job's name adds its noise, the digest the
+  # content of the source.
+  settings = dataclasses.replace(
     config, source="", victim=attack.victim, noise=(), decoders=True,
     public_data=False,
   )  # fmt: skip
@@ -354,7 +372,7 @@ def _jobs(task: frame.Task, attack: _Attack) -> list[frame.Job]:
     return frame.Job(
       directory=task.root / "attacks" / name,
       kind=kind,
-      digest=artifacts.fingerprint("vectors 2", attack.digest, alone, name),
+      digest=artifacts.fingerprint("vectors 2", attack.digest, settings, name),
       make=functools.partial(make, *arguments),
     )
 
@@ -366,20 +384,22 @@ def _jobs(task: frame.Task, attack: _Attack) -> list[frame.Job]:
   return listed + [job(Reading, "decoder", attack.read)] * config.decoders
 
 
-def _result(task: frame.Task, attack: _Attack, made: Sequence) -> Study:
-  rows = [one for one in made if isinstance(one, Secrets)]
+def _make_result(task: frame.Task, attack: _Attack, results: Sequence) -> Study:
+  rows = [result for result in results if isinstance(result, Secrets)]
   return Study(
     victim=attack.victim,
     num_read=len(attack.text[0]),
     num_attackers=len(attack.attacker[0]),
     num_candidates=task.config.num_candidates,
     num_secrets=task.config.num_secrets,
-    reading=next((one for one in made if isinstance(one, Reading)), None),
+    reading=next(
+      (result for result in results if isinstance(result, Reading)), None
+    ),
     secrets=tuple(rows),
   )
 
 
-def _page(study: Study) -> blocks.Page:
+def _make_page(study: Study) -> blocks.Page:
   columns = {
     "Secret": lambda row: row.kind,
     "Noise": lambda row: f"{row.noise:g}",
@@ -388,7 +408,7 @@ def _page(study: Study) -> blocks.Page:
     "Other vector": lambda row: f"{row.other:.2f}",
   }
   table = tables.of(study.secrets, columns)
-  parts = [frame.part("Secrets", _WORDS("secrets"), table)]
+  parts = [frame.make_part("Secrets", _WORDS("secrets"), table)]
   if study.reading:
     rows = zip(
       ("its vector", "none", "another's"),
@@ -402,7 +422,7 @@ def _page(study: Study) -> blocks.Page:
       "BLEU": lambda row: f"{row[2]:.1f}",
     }
     parts.append(
-      frame.part(
+      frame.make_part(
         "A decoder's reading",
         _WORDS("reading", study=study),
         tables.of(rows, columns),
@@ -418,9 +438,9 @@ def _page(study: Study) -> blocks.Page:
 STUDY = frame.Study(
   config=Config,
   prepare=_Attack,
-  jobs=_jobs,
-  result=_result,
-  page=_page,
+  jobs=_list_jobs,
+  result=_make_result,
+  page=_make_page,
   num_shown=2,
   digests=lambda attack: (attack.digest,),
 )

@@ -164,7 +164,7 @@ def test_biases_and_embeddings_do_not_decay():
     "embedding": jnp.ones((4, 2)),
     "layer": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)},
   }
-  transform = training._transform(0.5, 1.0)
+  transform = training._make_transform(0.5, 1.0)
   zeros = jax.tree.map(jnp.zeros_like, params)
   updates, _ = transform.update(zeros, transform.init(params), params)
   assert (updates["layer"]["kernel"] == 0.5).all()
@@ -355,13 +355,13 @@ def test_a_training_goes_on_on_other_devices(
     training.loop, "Settings", lambda **o: settings(save_seconds=0.0, **o)
   )
 
-  def placed(*given, real=training._placed):
+  def placed(*given, real=training._place_batch):
     made.append(given[-1])
     if made[-1] == 5:
       raise Stop
     return real(*given)
 
-  monkeypatch.setattr(training, "_placed", placed)
+  monkeypatch.setattr(training, "_place_batch", placed)
   options["directory"] = tmp_path
   for mesh in (mesh_lib.make(mesh_lib.Shape()), None):
     with pytest.raises(Stop) if mesh else contextlib.nullcontext():
