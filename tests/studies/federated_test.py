@@ -499,6 +499,11 @@ def test_the_clients_with_the_most_test_questions_are_kept(config, monkeypatch):
   genres = {"partition": "genre", "urls": ("u.txt",)}
   kept, _ = names(**genres, max_clients=2)  # "other" is no genre
   assert [name.lower() for name in kept] == ["south", "west"]
+  # One genre and the rest are one client.
+  for id_ in [d.id for d in joined.documents if d.client != "south"]:
+    urls.pop(id_, None)
+  with pytest.raises(ValueError, match="two clients or more .* got 1 of 2"):
+    names(**genres, max_clients=2)
 
 
 def test_one_client_is_no_federation(config, tmp_path):

@@ -106,24 +106,22 @@ def build(config: Any) -> Data:
         " of these"
       )
   federation = clients_lib.build(_assign(config, judged))
-  selected = [
+  enough = [
     client
     for client in federation.clients
     if len(client.splits[TRAIN])
     and len(client.splits[config.test_split]) >= config.min_test_questions
   ]
+  selected = _select_largest(enough, config)
   if len(selected) < 2:
     raise ValueError(
       f"federated.Config: expected two clients or more with {TRAIN}"
       " questions and at least"
       f" {config.min_test_questions} {config.test_split} questions, got"
       f" {len(selected)} of {len(federation.clients)}: change the partition, the"
-      " splits or min_test_questions"
+      " splits, min_test_questions or max_clients"
     )
-  selected = tuple(
-    _draw_questions(client, config)
-    for client in _select_largest(selected, config)
-  )
+  selected = tuple(_draw_questions(client, config) for client in selected)
   words = config.vocabulary or shipped.VOCABULARY
   pieces = shipped.vocabulary(config.vocabulary)
   if config.bert is not None:

@@ -128,7 +128,7 @@ def _describe_setting(facts: data.Facts) -> str:
     train=sum(client.num_train for client in facts.clients),
     test=sum(client.num_test for client in facts.clients),
     left_out=(
-      f" {left_out} clients with too few questions left out."
+      f" {left_out} clients left out: too few questions, or above max_clients."
       if left_out
       else ""
     ),
