@@ -43,7 +43,7 @@ COUNTS = {
   "federated": {"openers": 19, "names": 45},
   "generation": {"openers": 10, "names": 16},
   "leakage": {"openers": 29, "names": 40},
-  "losses": {"openers": 6, "names": 0},
+  "losses": {"openers": 0, "names": 0},
   "models": {"openers": 39, "names": 95},
   "optim": {"openers": 43, "names": 68},
   "privacy": {"openers": 63, "names": 64},

@@ -178,7 +178,7 @@ def _rows(
   diagonal = jnp.eye(*weights.shape, dtype=bool)
   losses = fn.loss.losses(similarity, **masks)
   hard = len(pairs.columns) // size - 1
-  padding = padding_lib.padding_columns(pairs.is_padding, hard)
+  padding = padding_lib.repeat_padding(pairs.is_padding, hard)
   return _Rows(
     queries=batches.sound(pairs.queries, counts),
     documents=batches.sound(pairs.columns[:size], counts),
