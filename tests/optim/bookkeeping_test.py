@@ -58,7 +58,7 @@ def test_dropped_pairs_of_iterations_are_caught(monkeypatch):
   monkeypatch.setattr(
     rules, "_outer_outer",
     lambda a, b: sum(
-      rules.sum_of_squares(rules._product("btp,btq->bpq", x, y))
+      rules.sum_of_squares(rules._multiply("btp,btq->bpq", x, y))
       for x, y in zip(
         jnp.split(a.left[:, 0], a.left.shape[2], 1),
         jnp.split(b.right[:, 0], a.left.shape[2], 1),

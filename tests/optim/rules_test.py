@@ -95,7 +95,7 @@ def test_what_chunks_of_examples_round_away_is_added_at_the_end():
   values[0, 0], values[1:, 0] = 2.0**24, 1.0
   for more in (0, 1):  # a last chunk that is not full
     batch = jnp.asarray(np.append(values, np.ones(more, np.float32)))
-    total = sums.in_chunks(jnp.sum, batch)
+    total = sums.sum_in_chunks(jnp.sum, batch)
     assert abs(float(total) - 2.0**24 - 64 - more) <= 1.0
 
 

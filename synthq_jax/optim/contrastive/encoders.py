@@ -219,7 +219,7 @@ def _tower(
   plan: plans.Plan,
 ) -> Tower:
   closed = jax.make_jaxpr(one)(params, example)
-  walk = trace.Walk()
+  walk = trace.ParameterTracer()
   jax.eval_shape(
     lambda *values: walk.run(closed, values, plan.followed),
     *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals],
@@ -266,7 +266,7 @@ def linearize(
     def vector(
       zeros: list[jax.Array], formed: list[jax.Array]
     ) -> tuple[jax.Array, list[jax.Array]]:
-      walk = trace.Walk(zeros)
+      walk = trace.ParameterTracer(zeros)
       result = tower.plan.run(walk, tower.leaves, formed, example)
       return result, walk.records
 

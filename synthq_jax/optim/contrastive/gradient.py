@@ -149,10 +149,10 @@ class ContrastiveGrad:
         inside of `jax.shard_map`, where devices see rows of their own.
     """
     devices.refuse_batches(type(self).__name__, among=self.axes)
-    if devices.axes_of(batch, is_padding_example):
+    if devices.get_axes(batch, is_padding_example):
       raise ValueError(
         "expected the whole batch on every device, got one that differs along"
-        f" {sorted(devices.axes_of(batch, is_padding_example))}: rows meet in the"
+        f" {sorted(devices.get_axes(batch, is_padding_example))}: rows meet in the"
         " loss; give it to jax.shard_map with in_specs=PartitionSpec()"
       )
     if key is not None:

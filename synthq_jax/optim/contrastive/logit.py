@@ -144,13 +144,13 @@ def _refuse_encoders(
   ):
     one = jax.tree.map(lambda x: x[:1], examples)
     jaxpr = jax.make_jaxpr(encoder)(params, one).jaxpr
-    if not jaxprs.primitives(jaxpr).isdisjoint(_OWN_TRANSPOSES):
+    if not jaxprs.get_primitives(jaxpr).isdisjoint(_OWN_TRANSPOSES):
       raise ValueError(
         "expected encoders without jax.custom_vjp for Logit, whose norms and sum"
         " are of different cotangents, got one, which may not be linear in them:"
         " write it as jax.custom_jvp, or take another method"
       )
-    found = jaxprs.half_precision(jaxpr)
+    found = jaxprs.get_half_precision(jaxpr)
     if found is not None:
       raise ValueError(
         f"expected encoders that compute in float32 for Logit, got {found}: set"
@@ -211,7 +211,7 @@ def _weighted_gradient(
   over examples, or over all their tokens, may round with one of them.
   """
   # In float32, also where parameters are narrower.
-  wide, narrow = rules.widened(params)
+  wide, narrow = rules.widen(params)
   towers = encoders.towers(
     lambda wide, examples: fn.encode_query(narrow(wide), examples),
     lambda wide, examples: fn.encode_document(narrow(wide), examples),

@@ -347,7 +347,7 @@ def _one_by_one(
   fn: Any, params: typing.Params, rows: _Rows
 ) -> tuple[typing.Params, jax.Array]:
   """Returns the sum and norms of whole rows, one gradient at a time."""
-  wide, narrow = rules.widened(params)
+  wide, narrow = rules.widen(params)
 
   def of_pair(
     wide: typing.Params, query: Any, document: Any
