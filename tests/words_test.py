@@ -45,7 +45,7 @@ COUNTS = {
   "leakage": {"openers": 29, "names": 40},
   "losses": {"openers": 0, "names": 0},
   "models": {"openers": 39, "names": 95},
-  "optim": {"openers": 9, "names": 17},
+  "optim": {"openers": 0, "names": 2},
   "privacy": {"openers": 63, "names": 64},
   "report": {"openers": 0, "names": 38},
   "retrieval": {"openers": 18, "names": 31},

@@ -53,9 +53,9 @@ def check_independence(
 ) -> None:
   """Refuses a loss in which one example moves another example's loss.
 
-  Per-example clipping bounds what one example does to the sum of gradients
-  only if no example reaches into another's loss (batch norm, in-batch
-  negatives, division by the batch's number of tokens). This function replaces one
+  Per-example clipping bounds the effect of one example on the sum of gradients
+  only if no example reaches into another's loss, as by batch norm, in-batch
+  negatives or division by the batch's number of tokens. This function replaces one
   example by another and compares the losses of the rest. It also compares the
   losses of up to three examples with those of the same examples alone.
 

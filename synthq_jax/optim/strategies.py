@@ -28,9 +28,9 @@ sums bit for bit the gradients whose norms the first computed, in half precision
 too, and whatever the rules of a custom derivative do with a cotangent. Sums and
 their weights are float32.
 
-A parameter that is used several times needs all its uses at once, such as an
-embedding in encoder and decoder, or a weight that the iterations of a scan share.
-Its factors are kept, as in book-keeping, and so are gradients that are formed.
+A parameter that is used several times needs all its uses at once: an embedding in
+encoder and decoder, or a weight that the iterations of a scan share. Its factors
+are kept, as in book-keeping, and so are gradients that are formed.
 """
 
 import collections

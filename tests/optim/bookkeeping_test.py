@@ -56,7 +56,7 @@ def wrong_by(name, strategy):
 def test_dropped_pairs_of_iterations_are_caught(monkeypatch):
   """A weight that all iterations share is not one weight for each."""
   monkeypatch.setattr(
-    rules, "_outer_outer",
+    rules, "_pair_outer_outer",
     lambda a, b: sum(
       rules.sum_of_squares(rules._multiply("btp,btq->bpq", x, y))
       for x, y in zip(

@@ -107,7 +107,7 @@ def by_hand(name):
 
 def norms(function, encoder, *, keep_ratio, **options):
   def run(queries, documents):
-    towers = encoders.towers(
+    towers = encoders.trace_towers(
       encoder, encoder, PARAMS, queries, documents, keep_ratio=keep_ratio
     )
     return function(towers, queries, documents, **options)
@@ -143,7 +143,9 @@ def test_gram_matrices_give_each_encoders_norms_and_never_less(
   name, keep_ratio
 ):
   found = norms(
-    functools.partial(pair_norms._both, memory_bytes=0, share=shares.Share()),
+    functools.partial(
+      pair_norms._compute_both_norms, memory_bytes=0, share=shares.Share()
+    ),
     ENCODERS[name],
     keep_ratio=keep_ratio,
   )
@@ -160,7 +162,7 @@ def test_jacobians_are_combined_where_that_is_less_work():
 
   @functools.partial(jax.jit, static_argnums=0)
   def both_ways(name, cotangents):
-    tower = encoders.towers(
+    tower = encoders.trace_towers(
       ENCODERS[name], plain, PARAMS, QUERIES, DOCUMENTS
     ).query
     _, _, pull = encoders.linearize(tower, QUERIES)
@@ -186,7 +188,7 @@ def test_jacobians_are_combined_where_that_is_less_work():
 def test_a_norm_that_nearly_vanishes_is_not_too_small():
   """The Jacobian of a unit vector takes the vector itself to zero."""
   others = plain(PARAMS, QUERIES)
-  towers = encoders.towers(plain, plain, PARAMS, QUERIES, DOCUMENTS)
+  towers = encoders.trace_towers(plain, plain, PARAMS, QUERIES, DOCUMENTS)
 
   with jax.enable_x64(True):
     wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), PARAMS)
@@ -198,7 +200,7 @@ def test_a_norm_that_nearly_vanishes_is_not_too_small():
     least = np.sqrt(
       sum(np.sum(np.square(x).reshape(5, -1), 1) for x in jacobian)
     )
-  own = functools.partial(pair_norms.of_one_encoder, towers.query)
+  own = functools.partial(pair_norms.compute_encoder_norms, towers.query)
   norms = np.asarray(jax.jit(own, static_argnums=2)(QUERIES, others, 0))
   found = np.diagonal(norms)
   assert np.all(found >= least)
@@ -262,7 +264,7 @@ def test_held_jacobians_are_multiplied_for_all_pairs_at_once(monkeypatch):
 
 @pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])
 def test_what_goes_back_holds_no_copy_of_a_kernel_for_each_example(keep_ratio):
-  towers = encoders.towers(
+  towers = encoders.trace_towers(
     plain, plain, PARAMS, QUERIES, DOCUMENTS, keep_ratio=keep_ratio
   )
   _, _, pull = encoders.linearize(towers.query, QUERIES)

@@ -41,7 +41,9 @@ def test_a_reshape_that_merges_and_splits_shows_the_same_entries():
 
 
 def test_a_reshape_that_cuts_across_strides_is_refused():
-  assert use_sites.make_view(0, (2, 3)).transpose((1, 0)).reshape((2, 3)) is None
+  assert (
+    use_sites.make_view(0, (2, 3)).transpose((1, 0)).reshape((2, 3)) is None
+  )
 
 
 def test_a_matrix_and_its_transpose_have_swapped_layouts():

@@ -139,9 +139,9 @@ def squared_norms(uses: Sequence[Outer | Rows]) -> jax.Array:
   """Returns each example's squared gradient norm for one parameter.
 
   Formal guarantee:
-    The result is not below the square of the exact norm of the factors' gradient,
-    nor below that of `weighted_sum` for one example at weight 1: `allowance` is
-    added. Assumed: sums and products are in float32, in any order. The guarantee
+    The result is not below the square of the exact norm of the factors' gradient.
+    Nor is it below that of `weighted_sum` for one example at weight 1: `allowance`
+    is added. Assumed: sums and products are in float32, in any order. The guarantee
     holds up to a relative 1e-6 for adding up the parts.
 
   Args:
