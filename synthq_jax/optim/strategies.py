@@ -173,7 +173,7 @@ mask, bool [batch]; and the clip norm. Results: the sum of clipped gradients
 
 
 def get_probed(plan: plans.Plan) -> frozenset[int]:
-  """Returns the parameters with one use, which no loop repeats on shared entries."""
+  """Returns the parameters each entry of which is used once."""
   counts = collections.Counter(site.leaf for site in plan.sites)
   shared = {site.leaf for site in plan.sites if site.is_shared}
   return frozenset(
@@ -225,8 +225,8 @@ def _run_two_passes(
     total = dict(probe.sinks) | dict(zip(rest, sums, strict=True))
     return weight, norm, [total[i] for i in range(len(leaves))]
 
-  ask_norms = devices.vary(jnp.full((), trace.NORMS, jnp.float32), axes)
-  start = ask_norms, devices.vary(jnp.zeros((), jnp.float32), axes), zeros
+  norms_weight = devices.vary(jnp.full((), trace.NORMS, jnp.float32), axes)
+  start = norms_weight, devices.vary(jnp.zeros((), jnp.float32), axes), zeros
   _, norm, total = jax.lax.fori_loop(0, 2, run_pass, start)
   return total, loss, norm
 
