@@ -5,9 +5,10 @@ documents. They are not for `optim.clipped_grad`, whose guarantee needs losses
 of single examples; `optim.batch_clipped_grad` clips a coupled gradient.
 
 `softmax` is the loss of training without privacy. `Softmax`, `Sigmoid` and
-`Spreadout` are losses for DP training that clips the gradient of each similarity.
-They also compute the derivatives that weight those gradients, mask no more than
-their bound allows, and report how far one record then moves the sum.
+`Spreadout` are losses for DP training that clips the gradient of each
+similarity. They also compute the derivatives that weight those gradients, mask
+no more than their bound allows, and report how far one record then moves the
+sum.
 """
 
 import dataclasses
@@ -39,10 +40,11 @@ def softmax(
   the other rows' documents and then any hard negatives. The loss of row i is
   -s[i, i]/temperature + log sum_j exp(s[i, j]/temperature).
 
-  Every row depends on every document of the batch. Per-example clipping therefore
-  bounds the effect of one pair on the sum only by 2 * batch clip norms.
-  `duplicate_mask` drops columns from denominators. That is right for training
-  without privacy, and breaks the sensitivity bounds of losses with clipped pairs.
+  Every row depends on every document of the batch. Per-example clipping
+  therefore bounds the effect of one pair on the sum only by 2 * batch clip
+  norms. `duplicate_mask` drops columns from denominators. That is right for
+  training without privacy, and breaks the sensitivity bounds of losses with
+  clipped pairs.
 
   >>> import jax.numpy as jnp
   >>> print(softmax(jnp.zeros((2, 2)), temperature=1.0) / jnp.log(2.0))
@@ -91,9 +93,9 @@ def softmax(
 class Softmax(pairs.PairLoss):
   """In-batch softmax loss for DP training that clips the gradient of each pair.
 
-  Unlike in `softmax`, a duplicate stays in its row's denominator as the constant
-  exp(low / temperature), with gradient zero. If columns could be dropped, one new
-  document could move a row much further.
+  Unlike in `softmax`, a duplicate stays in its row's denominator as the
+  constant exp(low / temperature), with gradient zero. If columns could be
+  dropped, one new document could move a row much further.
 
   Formal guarantee: that of `privacy.sensitivity.softmax`, for every similarity
   passed to `weights`, if `is_duplicate[i, j]` depends on pairs i and j alone.
@@ -139,10 +141,10 @@ class Sigmoid(pairs.PairLoss):
   """Balanced sigmoid loss, a binary classification of every pair.
 
   With z = similarity / temperature + bias the loss of row i is softplus(-z_ii)
-  plus the weighted sum of softplus(z_ij) over its negatives j. The weight is the
-  constant 1 / (N0 (1 + h) - 1), whatever batch is sampled, so that all negatives
-  of a row together weigh no more than its own document. Duplicates are dropped:
-  the terms of a row share no denominator.
+  plus the weighted sum of softplus(z_ij) over its negatives j. The weight is
+  the constant 1 / (N0 (1 + h) - 1), whatever batch is sampled, so that all
+  negatives of a row together weigh no more than its own document. Duplicates
+  are dropped: the terms of a row share no denominator.
 
   Formal guarantee: that of `privacy.sensitivity.sigmoid`, for every similarity
   passed to `weights`, if `is_duplicate[i, j]` depends on pairs i and j alone.
@@ -185,16 +187,17 @@ class Spreadout(pairs.PairLoss):
   column: use it as a regulariser, or alone if pairs agree without training.
   Duplicates are dropped and still count in n.
 
-  Formal guarantee: that of `privacy.sensitivity.spreadout`, for every similarity
-  passed to `weights`, if `is_duplicate[i, j]` depends on pairs i and j alone.
+  Formal guarantee: that of `privacy.sensitivity.spreadout`, for every
+  similarity passed to `weights`, if `is_duplicate[i, j]` depends on pairs i and
+  j alone.
 
   >>> import jax.numpy as jnp
   >>> print(Spreadout().losses(jnp.ones((3, 3))))
   [1. 1. 1.]
 
   Attributes:
-    max_batch_size: N0, at least 2: the divisor is N0 - 1, which needs less noise.
-      None: the divisor is the realised n - 1.
+    max_batch_size: N0, at least 2: the divisor is N0 - 1, which needs less
+      noise. None: the divisor is the realised n - 1.
 
   References:
     Zhang et al. (2017), arXiv:1708.06320 (the second moment of negatives).

@@ -13,8 +13,9 @@ def cross_entropy(
 ) -> jax.Array:  # [query]
   """Returns each query's cross-entropy over its own candidates, in nats.
 
-  The loss is minus the mean of log softmax(scores) over the relevant candidates.
-  No query's loss depends on another query, as per-example clipping requires.
+  The loss is minus the mean of log softmax(scores) over the relevant
+  candidates. No query's loss depends on another query, as per-example clipping
+  requires.
 
   >>> import jax.numpy as jnp
   >>> scores, relevant = jnp.zeros((1, 3)), jnp.array([[True, False, False]])

@@ -23,8 +23,9 @@ class PairLoss(abc.ABC):
   max_batch_size: int | None
   """Declared largest batch in pairs, at least 2; None: not declared."""
   hard_negatives: int = 0
-  """h, the number of hard negatives of each pair. Column batch + i * h + k is the
-  k-th of row i. Mark a missing hard negative as a duplicate in every row."""
+  """h, the number of hard negatives of each pair. Column batch + i * h + k is
+  the k-th of row i. Mark a missing hard negative as a duplicate in every
+  row."""
   similarity_range: tuple[float, float] = (-1.0, 1.0)
   """(low, high), to which `weights` clips similarities."""
 
@@ -47,8 +48,8 @@ class PairLoss(abc.ABC):
     Args:
       similarity: [batch, batch * (1 + hard)].
       is_padding_example: bool [batch].
-      is_duplicate: bool [batch, batch * (1 + hard)]; True where another column's
-        document equals the row's own.
+      is_duplicate: bool [batch, batch * (1 + hard)]; True where another
+        column's document equals the row's own.
     """
     _check_hard_negatives(similarity, self.hard_negatives)
     _check_declared(len(similarity), self.max_batch_size)

@@ -75,9 +75,9 @@ def cross_entropy_of_states(
 
   The table is not trained. A few thousand of its rows are multiplied at a time,
   with a running maximum and sum, and the same loop computes the gradient of the
-  states. This takes two products in all, as ordinary training does, and no array
-  [batch, length, vocab] in memory. It also saves time: the loss of a small model
-  on a CPU takes half as long.
+  states. This takes two products in all, as ordinary training does, and no
+  array [batch, length, vocab] in memory. It also saves time: the loss of a
+  small model on a CPU takes half as long.
 
   >>> states, table = jnp.ones((1, 2, 3)), jnp.zeros((8, 3))
   >>> print(cross_entropy_of_states(states, table, jnp.array([[5, 2]])) / jnp.log(8))

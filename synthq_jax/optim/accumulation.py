@@ -17,7 +17,8 @@ class AccumulateState(NamedTuple):
 
   Attributes:
     part: int32 [], number of parts in the sum so far.
-    total: float32 sum in the structure of the parameters, as private as the data.
+    total: float32 sum in the structure of the parameters, as private as the
+      data.
     lost: float32, rounding errors of `total` so far.
     inner: state of the transform.
   """
@@ -42,15 +43,16 @@ def accumulate(
   `clipped_grad` instead, inside of one call.
 
   Formal guarantee:
-    That of the transform for the whole sum, under two conditions for the caller.
-    First, the parts come from ONE drawn batch. A record is then in one part and
-    moves the whole sum as far as it moves its part; a record that is drawn for k
-    of several batches would move the sum k times as far. Second, each part's sum
-    does not depend on the records of other parts. This is true for `clipped_grad`
-    (with a key and no "example_id", if each part has a key of its own). It is not
-    true for `contrastive_clipped_grad`, where a record that comes or goes may move
-    others from part to part. The state, saved or not, holds a sum without noise:
-    until the last part it is as private as the data.
+    That of the transform for the whole sum, under two conditions for the
+    caller. First, the parts come from ONE drawn batch. A record is then in one
+    part and moves the whole sum as far as it moves its part; a record that is
+    drawn for k of several batches would move the sum k times as far. Second,
+    each part's sum does not depend on the records of other parts. This is true
+    for `clipped_grad` (with a key and no "example_id", if each part has a key
+    of its own). It is not true for `contrastive_clipped_grad`, where a record
+    that comes or goes may move others from part to part. The state, saved or
+    not, holds a sum without noise: until the last part it is as private as the
+      data.
 
   >>> import jax, jax.numpy as jnp
   >>> from synthq_jax import optim

@@ -1,8 +1,8 @@
 """Chooses a clipping strategy and a microbatch size by counted work and memory.
 
 Work is the cost of the products and convolutions in the loss's trace; memory is
-what clipping keeps beyond ordinary training. Both are counted for one example, so
-a choice takes one tracing and no compilation, and depends on shapes alone.
+what clipping keeps beyond ordinary training. Both are counted for one example,
+so a choice takes one tracing and no compilation, and depends on shapes alone.
 """
 
 import functools
@@ -91,15 +91,16 @@ def choose(
 ) -> Choice:
   """Chooses the fastest strategy and microbatch size that fit.
 
-  A strategy fits if it keeps at most half of the device's memory beyond ordinary
-  training. Of those that fit, the choice is the one whose products and memory
-  traffic take the least time at the backend's speeds. If none fits it is "ghost",
-  and on CPUs only then.
+  A strategy fits if it keeps at most half of the device's memory beyond
+  ordinary training. Of those that fit, the choice is the one whose products and
+  memory traffic take the least time at the backend's speeds. If none fits it is
+  "ghost", and on CPUs only then.
 
-  On CPUs the microbatch size is chosen, too. Small microbatches are fast because
-  they reuse memory, if each has enough work to pay for the addition of its sum.
-  With convolutions they are large enough that the loop can be unrolled and compiles
-  in seconds. On TPUs and GPUs the speeds are not measured, and the reason says so.
+  On CPUs the microbatch size is chosen, too. Small microbatches are fast
+  because they reuse memory, if each has enough work to pay for the addition of
+  its sum. With convolutions they are large enough that the loop can be unrolled
+  and compiles in seconds. On TPUs and GPUs the speeds are not measured, and the
+  reason says so.
 
   >>> import jax.numpy as jnp
   >>> def loss_fn(params, batch):
@@ -125,9 +126,9 @@ def choose(
   if memory_bytes is None:
     memory_bytes = memory(backend)
   arguments = (batch,) if keys is None else (batch, keys)
-  options = strategies.plan_options
+  options = strategies.get_plan_options
   plan = plans.make(loss_fn, params, arguments, **options("bookkeeping"))
-  ghost = plans.from_trace(plan.closed, params, **options("ghost"))
+  ghost = plans.make_from_trace(plan.closed, params, **options("ghost"))
   size = jax.tree.leaves(batch)[0].shape[0]
   machine = _MACHINES.get(backend, _MACHINES["gpu"])
   products = jaxprs.count_products(plan.closed.jaxpr)
@@ -204,8 +205,8 @@ def _log_once(reason: str) -> None:
 def memory(backend: str | None = None) -> float:
   """Returns a device's memory in bytes, as `choose` counts it: in whole GiB.
 
-  Rounding keeps a choice from depending on a few pages. A fingerprint of a choice
-  has to include this number.
+  Rounding keeps a choice from depending on a few pages. A fingerprint of a
+  choice has to include this number.
 
   Args:
     backend: "cpu", "gpu" or "tpu"; None: JAX's default.
@@ -239,17 +240,17 @@ def _count_costs(
   """
   factors = moved = shared = bookkeeping_norms = ghost_norms = 0.0
   for site in plan.sites:
-    factors += plans.factor_bytes(site)
-    bookkeeping_norms += rules.flops_from_factors(*plans.matrices(site))
+    factors += plans.count_factor_bytes(site)
+    bookkeeping_norms += rules.count_flops_from_factors(*plans.get_sizes(site))
   probed = strategies.get_probed(ghost)
   for site in ghost.sites:
-    shape = plans.matrices(site)
-    moved += plans.factor_bytes(site)
-    norms = rules.flops_from_factors(*shape)
+    shape = plans.get_sizes(site)
+    moved += plans.count_factor_bytes(site)
+    norms = rules.count_flops_from_factors(*shape)
     if site.leaf in probed:
-      norms = min(norms, rules.flops_from_product(*shape))
+      norms = min(norms, rules.count_flops_from_product(*shape))
     else:
-      shared += plans.factor_bytes(site)
+      shared += plans.count_factor_bytes(site)
     ghost_norms += norms
   leaves = jax.tree.leaves(params)
   formed, formed_by_ghost = (

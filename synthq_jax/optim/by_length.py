@@ -1,7 +1,7 @@
 """Clips sequences in buckets by length, so that padding takes little time.
 
-Each sequence is cut to the shortest of a few public lengths that holds it. It is
-then clipped together with the other sequences of that length.
+Each sequence is cut to the shortest of a few public lengths that holds it. It
+is then clipped together with the other sequences of that length.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ class ByLength:
     Unit, relations and sensitivity are those of `whole`. An example's length
     follows from that example alone. The example counts in the sum of its length
     and is padding, which contributes zero, in all other sums. So it contributes
-    once, at most a clip norm. Public: the lengths. The sum equals that of `whole`
-    if the loss ignores zeros at the end of a sequence; the guarantee does not
-    need this.
+    once, at most a clip norm. Public: the lengths. The sum equals that of
+    `whole` if the loss ignores zeros at the end of a sequence; the guarantee
+    does not need this.
 
   >>> from synthq_jax import optim
   >>> loss = lambda w, batch: w * batch["x"].sum(axis=1)
@@ -94,8 +94,8 @@ class ByLength:
       is_padding_example: bool [batch]; True makes an example contribute zero.
 
     Raises:
-      ValueError: if the sequences or the fields of `beside` are not as long as the
-        last length, or fields and flags differ in their number of rows.
+      ValueError: if the sequences or the fields of `beside` are not as long as
+        the last length, or fields and flags differ in their number of rows.
     """
     # Rows are taken by index below, and JAX clamps an index beyond the end.
     batch, is_padding, _ = clipping.split_rows(batch, is_padding_example)

@@ -33,7 +33,8 @@ class Aux(NamedTuple):
     losses: float32 [batch]; 0 for a padding example.
     norms: float32 [batch], gradient norms before clipping; 0 for a padding
       example, nan for one whose loss or gradient is not finite.
-    aux: the loss's second value, with rows [batch, ...]; None without `has_aux`.
+    aux: the loss's second value, with rows [batch, ...]; None without
+      `has_aux`.
   """
 
   losses: jax.Array
@@ -74,13 +75,13 @@ class ClippedGrad:
         A batch is a pytree of arrays with a common leading axis [batch]; if it
         has a field "example_id" (integers [batch]), keys are derived from it.
         Other arguments are public, or follow from earlier private sums.
-      key: one key of this step, or an array of keys [batch], one for each example,
-        which must not depend on the other examples. From one key the loss gets
-        fold_in(key, example id) for each example, or fold_in(key, position) if
-        there are no ids. None for a loss without a key.
-      is_padding_example: bool [batch]; True makes an example contribute zero. So
-        does the batch's own field of that name (`sampler.take`), which the loss
-        does not see.
+      key: one key of this step, or an array of keys [batch], one for each
+        example, which must not depend on the other examples. From one key the
+        loss gets fold_in(key, example id) for each example, or fold_in(key,
+        position) if there are no ids. None for a loss without a key.
+      is_padding_example: bool [batch]; True makes an example contribute zero.
+        So does the batch's own field of that name (`sampler.take`), which the
+        loss does not see.
       l2_clip_norm: the clip norm of this call, in place of the declared one: a
         number or a traced scalar, public or computed from earlier private sums.
         Only with `rescale_to_unit_norm`, where the sensitivity does not depend
@@ -91,12 +92,12 @@ class ClippedGrad:
       `Aux`.
 
     Raises:
-      TypeError: if a parameter is no floating-point array, or `key` is no random
-        key.
+      TypeError: if a parameter is no floating-point array, or `key` is no
+        random key.
       ValueError: if the batch's axes disagree, microbatch_size does not divide
         the batch, or the loss needs a key and gets none or the reverse; if the
-        loss of an example depends on other examples, or a function that it calls
-        may see several examples at once.
+        loss of an example depends on other examples, or a function that it
+        calls may see several examples at once.
     """
     loss_calls.check_arguments(self.loss_fn, len(arguments), key is not None)
     params, batch, loss_fn = self._split_arguments(arguments)
@@ -153,8 +154,9 @@ class ClippedGrad:
   def sensitivity(self, relation: Any) -> float:
     """Returns the L2 sensitivity: how far one example moves the sum.
 
-    Formal guarantee: that of `clipped_grad`. The value is attained by one gradient
-    of the clip norm and, under REPLACE_ONE, by two in opposite directions.
+    Formal guarantee: that of `clipped_grad`. The value is attained by one
+    gradient of the clip norm and, under REPLACE_ONE, by two in opposite
+    directions.
 
     Args:
       relation: a `dp_accounting.NeighboringRelation` or its name.
@@ -312,28 +314,30 @@ def clipped_grad(
   Formal guarantee:
     Unit: one example, that is one entry of the batch's leading axis. Adding,
     removing or zeroing out one example moves the returned sum by at most
-    `l2_clip_norm` in L2 norm; replacing one moves it by at most twice that. This
-    holds for every loss that is a function of one example (and its own key):
-    every strategy evaluates the loss of one example and maps it over the batch.
-    An example whose loss, gradient or squared norm is not finite contributes
-    zero. With `rescale_to_unit_norm` the sum is divided by the clip norm and the
-    bounds are 1 and 2, whatever clip norm a call passes. That clip norm may depend
-    on the examples only through private sums.
+    `l2_clip_norm` in L2 norm; replacing one moves it by at most twice that.
+    This holds for every loss that is a function of one example (and its own
+    key): every strategy evaluates the loss of one example and maps it over the
+    batch. An example whose loss, gradient or squared norm is not finite
+    contributes zero. With `rescale_to_unit_norm` the sum is divided by the clip
+    norm and the bounds are 1 and 2, whatever clip norm a call passes. That clip
+    norm may depend on the examples only through private sums.
 
     Operations that get several mapped examples at once are refused: rules of
-    `jax.custom_batching.custom_vmap`, callbacks that are not sequential, keys of
-    other generators than Threefry. A loss that couples its examples is another
-    loss on batches of one. It is refused if its trace shows the coupling, and by
-    `check_independence`, which compares values.
+    `jax.custom_batching.custom_vmap`, callbacks that are not sequential, keys
+    of other generators than Threefry. A loss that couples its examples is
+    another loss on batches of one. It is refused if its trace shows the
+    coupling, and by `check_independence`, which compares values.
 
-    The bounds hold up to float32 rounding of the sum, whatever precision the loss
+    The bounds hold up to float32 rounding of the sum, whatever precision the
+    loss
     computes in: tests hold half a percent, on CPUs, for batches of up to 8,192.
-    Norms from factors include a bound of their own rounding (`rules.allowance`).
+    Norms from factors include a bound of their own rounding
+    (`rules.compute_allowance`).
 
-    Without ids an example's key is derived from its position: the step's key has
-    to be secret. Losses, norms and aux in `Aux` are not protected. Public: the
-    shapes, and so the padded batch size. Every argument of the loss other than the
-    batch is public, or follows from earlier private sums.
+    Without ids an example's key is derived from its position: the step's key
+    has to be secret. Losses, norms and aux in `Aux` are not protected. Public:
+    the shapes, and so the padded batch size. Every argument of the loss other
+    than the batch is public, or follows from earlier private sums.
 
   >>> import jax.numpy as jnp
   >>> def loss_fn(params, batch):
@@ -347,10 +351,10 @@ def clipped_grad(
     loss_fn: `(params, batch)` to losses [batch]; `(params, batch, key)` if the
       call passes a key. Further arguments, such as frozen parameters or public
       negatives, stand before the key. It is always called with a batch of one
-      example (and that example's own key). Only a batch that is a mapping carries
-      the mask of `sampler.take`: `grad_fn(params, batch["x"])` is refused, but
-      inside of a compiled function it is not, and padding counts. There, pass
-      `is_padding_example=batch["is_padding_example"]`.
+      example (and that example's own key). Only a batch that is a mapping
+      carries the mask of `sampler.take`: `grad_fn(params, batch["x"])` is
+      refused, but inside of a compiled function it is not, and padding counts.
+      There, pass `is_padding_example=batch["is_padding_example"]`.
     l2_clip_norm: the clip norm, finite and at least 1e-12.
     strategy: "bookkeeping" (one backward pass, gradients kept in factors where
       that is less), "ghost" (two backward passes, keeps what ordinary training
@@ -365,8 +369,8 @@ def clipped_grad(
     argnums: position of the loss's argument that is differentiated, or several
       positions; their gradients are clipped together and returned as a tuple.
     batch_argnum: position of the argument whose rows are the examples.
-    rescale_to_unit_norm: whether to divide the sum by the clip norm, so that its
-      sensitivity is 1 and the clip norm may change from call to call.
+    rescale_to_unit_norm: whether to divide the sum by the clip norm, so that
+      its sensitivity is 1 and the clip norm may change from call to call.
 
   Returns:
     A function `(params, batch, *, key=None, is_padding_example=None,
@@ -456,8 +460,8 @@ def split_padding(
 
   Raises:
     ValueError: if the two masks have different shapes, the batch has a mask
-      nested in a field, or fields of `sampler.take` come without their mask. The
-      last is detected outside of compiled functions alone.
+      nested in a field, or fields of `sampler.take` come without their mask.
+      The last is detected outside of compiled functions alone.
   """
   if not isinstance(batch, Mapping) or sampling.IS_PADDING not in batch:
     _refuse_inner_mask(batch)

@@ -1,13 +1,14 @@
 """Sums noisy gradients and removes the known noise from the sum.
 
-The mean of a private step holds Gaussian noise whose standard deviation is public.
-A matrix of 384 x 384 numbers holds 147,456 numbers of noise and a few directions
-of signal. `denoise` shrinks each singular value by the part that noise explains,
-to zero if noise explains all of it: only directions that the records teach remain.
+The mean of a private step holds Gaussian noise whose standard deviation is
+public. A matrix of 384 x 384 numbers holds 147,456 numbers of noise and a few
+directions of signal. `denoise` shrinks each singular value by the part that
+noise explains, to zero if noise explains all of it: only directions that the
+records teach remain.
 
 References:
-  Gavish and Donoho, "Optimal Shrinkage of Singular Values", IEEE Transactions on
-  Information Theory 2017, equation 7 (`denoise`).
+  Gavish and Donoho, "Optimal Shrinkage of Singular Values", IEEE Transactions
+  on Information Theory 2017, equation 7 (`denoise`).
   Xiao, "Dual Averaging Methods for Regularized Stochastic Learning and Online
   Optimization", JMLR 2010, algorithm 1 (`dual_averaging`).
 """
@@ -39,9 +40,9 @@ def denoise(
 ) -> Float[Array, "row column"]:
   """Shrinks singular values by the noise that a matrix is known to hold.
 
-  The result is the best estimate in mean square, for large matrices of low rank.
-  Noise alone has singular values up to noise_std (sqrt(rows) + sqrt(columns));
-  values up to that bound become 0.
+  The result is the best estimate in mean square, for large matrices of low
+  rank. Noise alone has singular values up to noise_std (sqrt(rows) +
+  sqrt(columns)); values up to that bound become 0.
 
   Formal guarantee: post-processing of a noisy matrix; `noise_std` is public.
 
@@ -82,11 +83,12 @@ def dual_averaging(
 
   After step t every matrix is -learning_rate x denoise(sum of t noisy means,
   noise_std sqrt(t)), whatever the initial parameters are. The noise is removed
-  from the sum and not from single steps: with t, a direction of signal rises above
-  the noise of the sum. Parameters that are no matrices are not denoised. Chain it
-  after `optim.privatize` with independent noise.
+  from the sum and not from single steps: with t, a direction of signal rises
+  above the noise of the sum. Parameters that are no matrices are not denoised.
+  Chain it after `optim.privatize` with independent noise.
 
-  Formal guarantee: post-processing of the noisy means; the arguments are public.
+  Formal guarantee: post-processing of the noisy means; the arguments are
+  public.
 
   >>> transform = dual_averaging(2.0, noise_std=0.0)
   >>> params = {"map": jnp.zeros((2, 2))}

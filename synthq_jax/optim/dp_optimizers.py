@@ -34,8 +34,8 @@ def adafactor(
 
   Second moments are kept in float32 whatever the parameters' dtype. If a
   parameter's two largest axes are long enough, they are kept as means over rows
-  and columns. Unlike in T5X, a parameter of more than two axes needs no rule: its
-  two largest axes are factored.
+  and columns. Unlike in T5X, a parameter of more than two axes needs no rule:
+  its two largest axes are factored.
 
   >>> import jax.numpy as jnp
   >>> transform = adafactor(0.1)
@@ -52,7 +52,8 @@ def adafactor(
       mean square of its parameter.
     decay_rate: exponent c of the decay 1 - t^-c of second moments, t = 1, 2...
     step_offset: the step that counts as the first for the decay: 0 for a fresh
-      state; other values are for a state that is carried over from pre-training.
+      state; other values are for a state that is carried over from
+      pre-training.
     clipping_threshold: largest root mean square of an update before it is
       scaled, or None.
     factored: whether to factor second moments at all.
@@ -229,14 +230,16 @@ def dp_aggregate(
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the transform from stacked per-example gradients to a private mean.
 
-  Use it for gradients that exist already, such as those of jax.vmap(jax.grad(f));
-  otherwise `clipped_grad` does the same in less time and memory.
+  Use it for gradients that exist already, such as those of
+  jax.vmap(jax.grad(f)); otherwise `clipped_grad` does the same in less time and
+  memory.
 
   Formal guarantee:
-    Unit: one entry of the leading axis. Each entry is clipped over all leaves to
-    `l2_clip_norm` (zero if it is not finite), so their sum has that sensitivity
-    under ADD_OR_REMOVE_ONE and REPLACE_SPECIAL. The rest of the guarantee is that
-    of `privatize`. Assumed: each entry depends on its example alone.
+    Unit: one entry of the leading axis. Each entry is clipped over all leaves
+    to `l2_clip_norm` (zero if it is not finite), so their sum has that
+    sensitivity under ADD_OR_REMOVE_ONE and REPLACE_SPECIAL. The rest of the
+    guarantee is that of `privatize`. Assumed: each entry depends on its example
+    alone.
 
   Args:
     l2_clip_norm: the clip norm, finite and at least 1e-12, or a traced scalar.

@@ -1,10 +1,11 @@
 """Checks that the loss of one example does not depend on the others.
 
-`refuse_contrastive` traces the loss for a batch of a prime size that divides no axis
-of the parameters or of an example. Axes of the trace that this prime divides hold the
-examples, wherever reshapes and lookups have put them. A value that depends on the
-batch mixes examples if it is summed, compared, sorted or scattered over such an axis.
-An operation mixes them, too, if it joins one example's value to values of all.
+`refuse_contrastive` traces the loss for a batch of a prime size that divides no
+axis of the parameters or of an example. Axes of the trace that this prime
+divides hold the examples, wherever reshapes and lookups have put them. A value
+that depends on the batch mixes examples if it is summed, compared, sorted or
+scattered over such an axis. An operation mixes them, too, if it joins one
+example's value to values of all.
 """
 
 import functools
@@ -55,14 +56,14 @@ def check_independence(
 
   Per-example clipping bounds the effect of one example on the sum of gradients
   only if no example reaches into another's loss, as by batch norm, in-batch
-  negatives or division by the batch's number of tokens. This function replaces one
-  example by another and compares the losses of the rest. It also compares the
-  losses of up to three examples with those of the same examples alone.
+  negatives or division by the batch's number of tokens. This function replaces
+  one example by another and compares the losses of the rest. It also compares
+  the losses of up to three examples with those of the same examples alone.
 
-  It is a test at one point: passing is evidence, not proof. Relative changes of up
-  to 1e-4 count as rounding, 2e-2 if the loss computes in half precision. Use a loss
-  without dropout. The message holds no value of a loss: losses are as private as
-  the batch.
+  It is a test at one point: passing is evidence, not proof. Relative changes of
+  up to 1e-4 count as rounding, 2e-2 if the loss computes in half precision. Use
+  a loss without dropout. The message holds no value of a loss: losses are as
+  private as the batch.
 
   >>> import jax.numpy as jnp
   >>> check_independence(
@@ -97,11 +98,11 @@ def refuse_batch_rules(
 ) -> bool:
   """Refuses a loss with primitives that may couple examples under `jax.vmap`.
 
-  Every strategy maps the loss of one example over the batch, which keeps examples
-  apart, with three exceptions. A primitive's own batching rule gets the whole batch
-  and may, say, divide by the largest example. A collective reads the examples of
-  other devices. And the compiler loses examples of a batch that it divides among
-  devices, if the loss has a convolution.
+  Every strategy maps the loss of one example over the batch, which keeps
+  examples apart, with three exceptions. A primitive's own batching rule gets
+  the whole batch and may, say, divide by the largest example. A collective
+  reads the examples of other devices. And the compiler loses examples of a
+  batch that it divides among devices, if the loss has a convolution.
 
   Args:
     example_loss: `(params, arguments)` to a scalar, for one example.
@@ -109,12 +110,13 @@ def refuse_batch_rules(
     arguments: arrays or shapes with a leading axis [batch].
 
   Returns:
-    Whether the loss convolves: then no array with rows may be divided among devices.
+    Whether the loss convolves: then no array with rows may be divided among
+      devices.
 
   Raises:
     TypeError: if a parameter is no floating-point array.
-    ValueError: if the loss or its gradient has such a primitive, or convolves over
-      a batch that is divided among devices.
+    ValueError: if the loss or its gradient has such a primitive, or convolves
+      over a batch that is divided among devices.
   """
   example = devices.get_first_example(arguments)
   jaxpr = jax.make_jaxpr(example_loss)(params, example).jaxpr
@@ -204,12 +206,13 @@ def refuse_contrastive(
 ) -> None:
   """Refuses a loss that depends on the other examples of its batch.
 
-  The loss is traced and no value is read: the answer is the same with and without
-  `jax.jit`. The check detects sums, products, statistics, sorts and scatters over
-  the examples, and one example's value combined with values of all. It does not
-  detect that examples move to other positions, as by `jnp.roll`. It does not trace
-  a loss that takes no batch of another size, such as one that closes over an array
-  with a row for each example. So passing is evidence, not proof.
+  The loss is traced and no value is read: the answer is the same with and
+  without `jax.jit`. The check detects sums, products, statistics, sorts and
+  scatters over the examples, and one example's value combined with values of
+  all. It does not detect that examples move to other positions, as by
+  `jnp.roll`. It does not trace a loss that takes no batch of another size, such
+  as one that closes over an array with a row for each example. So passing is
+  evidence, not proof.
 
   Args:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
@@ -337,8 +340,9 @@ def _compare(
 
 
 _PUBLIC, _OF_EXAMPLES, _MIXED = range(3)
-"""Levels of a value: independent of the batch; dependent on it; certainly dependent
-on several examples in one entry. A result has the largest level of its operands."""
+"""Levels of a value: independent of the batch; dependent on it; certainly
+dependent on several examples in one entry. A result has the largest level of
+its operands."""
 
 
 def _get_levels(
@@ -346,8 +350,8 @@ def _get_levels(
 ) -> list[int]:
   """Returns the levels of an open jaxpr's outputs, from those of its inputs.
 
-  With `in_turn`, in a loop that may take the examples one after the other, a value
-  without an axis of examples belongs to the example of the iteration.
+  With `in_turn`, in a loop that may take the examples one after the other, a
+  value without an axis of examples belongs to the example of the iteration.
   """
   environment = dict(zip(jaxpr.invars, levels, strict=True))
 

@@ -48,10 +48,10 @@ def derive_example_keys(
   """Returns a key for each example.
 
   Args:
-    key: one key of the step, or an array of `size` keys, which is returned as it
-      is. From one key, an example's key is `fold_in` of its "example_id". Without
-      that field it is `fold_in` of the position, which does not distinguish the
-      devices or the parts of a step.
+    key: one key of the step, or an array of `size` keys, which is returned as
+      it is. From one key, an example's key is `fold_in` of its "example_id".
+      Without that field it is `fold_in` of the position, which does not
+      distinguish the devices or the parts of a step.
     batch: arrays with a leading axis [batch].
     size: number of examples.
 

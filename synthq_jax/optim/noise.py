@@ -1,15 +1,15 @@
 """Draws the Gaussian noise of private training, independent or correlated.
 
 Noise for every parameter is a third of a private optimizer's step on a CPU. XLA
-therefore has to compile it into the loop that adds it: a counter for each entry,
-Threefry of the counter, and the Box-Muller transform of the two resulting words.
-`jax.random.normal` takes three times as long on a CPU, because its generator is
-compiled as passes over whole arrays (docs/lab). On a mesh every device draws its
-own part.
+therefore has to compile it into the loop that adds it: a counter for each
+entry, Threefry of the counter, and the Box-Muller transform of the two
+resulting words. `jax.random.normal` takes three times as long on a CPU, because
+its generator is compiled as passes over whole arrays (docs/lab). On a mesh
+every device draws its own part.
 
 All 64 bits of an entry count, and values reach 9.3 standard deviations (5.4 in
-`jax.random.normal`). A sum that a record moves past the largest value reveals that
-record; accounting pays for this (`privacy.accounting`).
+`jax.random.normal`). A sum that a record moves past the largest value reveals
+that record; accounting pays for this (`privacy.accounting`).
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-__all__ = ["Banded", "Iid", "Noise", "banded", "iid", "standard"]
+__all__ = ["Banded", "Iid", "Noise", "banded", "iid", "draw_standard"]
 
 _STREAM = np.frombuffer(hashlib.sha256(b"synthq_jax noise").digest(), "<u4")[0]
-"""Tag folded into a key before the step. `split(key, n)[i]` IS `fold_in(key, i)`:
-without the tag, step i would use the key of a caller's own child i."""
+"""Tag folded into a key before the step. `split(key, n)[i]` IS `fold_in(key,
+i)`: without the tag, step i would use the key of a caller's own child i."""
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _SINE = tuple(
@@ -40,8 +40,8 @@ _LOG = (
   *(0.3333333117, -0.2499999399, 0.2000071476, -0.1666805767, 0.1424932279),
   *(-0.1242014085, 0.1167699874, -0.1151461031, 0.0703768363),
 )
-"""Coefficients of (log(1 + x) - x + x^2 / 2) / x^3, exact to 1e-7 for x in [-0.3,
-0.42]."""
+"""Coefficients of (log(1 + x) - x + x^2 / 2) / x^3, exact to 1e-7 for x in
+[-0.3, 0.42]."""
 _ROOT_HALF = 0x3F3504F3  # the bits of sqrt(1/2)
 
 
@@ -94,25 +94,26 @@ class Iid:
       _derive_step_key(key, step), [path for path, _ in leaves]
     )
     drawn = [
-      standard(key, jnp.shape(leaf))
+      draw_standard(key, jnp.shape(leaf))
       for key, (_, leaf) in zip(keys, leaves, strict=True)
     ]
     return structure.unflatten(drawn), state
 
 
 def _derive_step_key(key: jax.Array, step: jax.Array) -> jax.Array:
-  """Derives the key of one step, which differs from all keys that callers derive."""
+  """Derives the key of one step, distinct from all keys that callers derive."""
   return jax.random.fold_in(jax.random.fold_in(key, _STREAM), step)
 
 
 def _derive_leaf_keys(key: jax.Array, paths: list[Any]) -> jax.Array:
   """Derives a key for each leaf from its path, not from its position in the tree.
 
-  Two transforms with the same key, each for some of the leaves, therefore do not
-  add the same noise to leaves of one shape.
+  Two transforms with the same key, each for some of the leaves, therefore do
+  not add the same noise to leaves of one shape.
 
   Raises:
-    ValueError: if two leaves have the same path, and so would get the same noise.
+    ValueError: if two leaves have the same path, and so would get the same
+      noise.
   """
   named = [jax.tree_util.keystr(path) for path in paths]
   if len(set(named)) < len(named):
@@ -185,14 +186,15 @@ def banded(*, steps: int, bands: int) -> Banded:
   """Returns correlated noise (BandMF) that is best for the mean iterate.
 
   Formal guarantee:
-    Let s = noise_multiplier x sensitivity. Adding s C^-1 z to a stream of sums x
-    is post-processing of C x + s z. Columns of C have norm 1 and C has `bands`
-    bands. If a record takes part in steps that are at least `bands` apart, its
-    contributions to C x in two of its steps share no row. Each step of the record
-    is therefore one Gaussian mechanism of that noise multiplier. Under
-    `privacy.sampling.CyclicPoisson` with `cycle_length` of at least `bands` these
-    mechanisms are Poisson-sampled, one for every cycle (amplification). Under
-    plain Poisson sampling NOTHING is claimed. Public: steps and bands.
+    Let s = noise_multiplier x sensitivity. Adding s C^-1 z to a stream of sums
+    x is post-processing of C x + s z. Columns of C have norm 1 and C has
+    `bands` bands. If a record takes part in steps that are at least `bands`
+    apart, its contributions to C x in two of its steps share no row. Each step
+    of the record is therefore one Gaussian mechanism of that noise multiplier.
+    Under `privacy.sampling.CyclicPoisson` with `cycle_length` of at least
+    `bands` these mechanisms are Poisson-sampled, one for every cycle
+    (amplification). Under plain Poisson sampling NOTHING is claimed. Public:
+    steps and bands.
 
   >>> noise = banded(steps=20, bands=4)
   >>> noise.min_separation
@@ -201,7 +203,8 @@ def banded(*, steps: int, bands: int) -> Banded:
   Args:
     steps: steps of the whole training, at least 1.
     bands: number of bands, from 1 (independent noise) to `steps`. More bands
-      correlate noise over more steps and need longer cycles, which amplify less.
+      correlate noise over more steps and need longer cycles, which amplify
+      less.
       Memory: the size of the parameters times bands - 1.
 
   Returns:
@@ -230,12 +233,12 @@ def _optimize_coefficients(steps: int, bands: int) -> tuple[float, ...]:
 
 
 @functools.partial(jax.jit, static_argnames="shape")  # one trace per shape
-def standard(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def draw_standard(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Draws independent standard Gaussians as a function of key and position.
 
   Args:
-    key: typed or raw. For a key of another generator than Threefry, and for 2^32
-      entries or more, the bits are those of `jax.random.bits`.
+    key: typed or raw. For a key of another generator than Threefry, and for
+      2^32 entries or more, the bits are those of `jax.random.bits`.
     shape: the shape of the result.
 
   Returns:
@@ -253,10 +256,11 @@ def _transform_words(
 ) -> jax.Array:
   """Applies the Box-Muller transform to words for the radius and for the angle.
 
-  One entry in 2^31 has a radius in the last cell, beyond 6.5. That cell is divided
+  One entry in 2^31 has a radius in the last cell, beyond 6.5. That cell is
+  divided
   by 31 more bits: the entry's word for the angle, mixed with a word that all
-  entries of an array share. Only two entries of the last cell in one array would
-  have related radii.
+  entries of an array share. Only two entries of the last cell in one array
+  would have related radii.
   """
   # Both are in (0, 1]: adding half a step keeps the logarithm finite.
   uniform = (

@@ -21,8 +21,8 @@ __all__ = [
 ]
 
 Number = float | jax.Array | Callable[[jax.Array], Any]
-"""A constant, a scalar that may be traced, or a schedule: a function of the step,
-as in optax."""
+"""A constant, a scalar that may be traced, or a schedule: a function of the
+step, as in optax."""
 
 
 class PrivatizeState(NamedTuple):
@@ -48,31 +48,33 @@ def privatize(
 
   Formal guarantee:
     Assumed: one unit moves the incoming sum by at most `l2_sensitivity` in L2
-    norm, under ADD_OR_REMOVE_ONE or REPLACE_SPECIAL. Then each step is a Gaussian
-    mechanism with the given noise multiplier for that unit and relation, and
-    everything computed from its output is post-processing.
+    norm, under ADD_OR_REMOVE_ONE or REPLACE_SPECIAL. Then each step is a
+    Gaussian mechanism with the given noise multiplier for that unit and
+    relation, and everything computed from its output is post-processing.
 
     `denominator` has to be public: a constant such as the expected batch size,
     never the number of examples in this batch. The key has to stay secret and
     must not be used for anything else. The noise of a step is derived from the
     key with a tag of its own, so a child of this key (`split`, `fold_in`) may
-    serve another release. Gaussians are drawn in float32: attacks on the low bits
-    of floating-point noise are outside this claim.
+    serve another release. Gaussians are drawn in float32: attacks on the low
+    bits of floating-point noise are outside this claim.
 
     A schedule has to be public. A traced number has to be public, or to follow
-    from earlier private sums alone. The mechanism of a step then has that step's
-    noise multiplier. A claim is about the least of all multipliers, or, for a
-    schedule, about each step's own (`claim.Claim`). If multipliers follow from
-    the data, the least one has to be declared beforehand.
+    from earlier private sums alone. The mechanism of a step then has that
+    step's noise multiplier. A claim is about the least of all multipliers, or,
+    for a schedule, about each step's own (`claim.Claim`). If multipliers follow
+    from the data, the least one has to be declared beforehand.
 
     A wrapper has to pass on every update. `optax.MultiSteps` with
     `should_skip_update_fn` decides by the sum before noise, and
-    `optax.conditionally_transform` passes on that sum itself in the steps that it
-    skips; nothing is claimed of either. An optimizer after this transform that
-    gets the loss, or a function of it (line searches, Polyak's steps, Hessians),
-    would read the records again, and is refused. The transform has to see the
-    whole sum: sums from which `optax.masked` or `optax.multi_transform` hide a part
-    are refused, as are parts of sums or parameters inside of `jax.shard_map`.
+    `optax.conditionally_transform` passes on that sum itself in the steps that
+    it skips; nothing is claimed of either. An optimizer after this transform
+    that gets the loss, or a function of it (line searches, Polyak's steps,
+    Hessians), would read the records again, and is refused. The transform has
+    to see the
+    whole sum: sums from which `optax.masked` or `optax.multi_transform` hide a
+    part are refused, as are parts of sums or parameters inside of
+    `jax.shard_map`.
 
   >>> import jax, jax.numpy as jnp
   >>> transform = privatize(l2_sensitivity=1.0, noise_multiplier=0.0,
@@ -91,8 +93,8 @@ def privatize(
     denominator: public divisor, above 0.
     key: one secret key, for the noise of all steps and nothing else. A step
       that closes over it holds it as a constant (pitfall 37).
-    noise: `iid()` or `banded(...)`; None means `iid()`. Correlated noise needs a
-      sampler that keeps a record's steps apart (see `banded`).
+    noise: `iid()` or `banded(...)`; None means `iid()`. Correlated noise needs
+      a sampler that keeps a record's steps apart (see `banded`).
 
   Returns:
     An optax transform; its state holds the step count and the noise's state.
@@ -248,8 +250,8 @@ def check_whole(tree: Any) -> None:
 
 
 _READ_AGAIN = ("grad", "obj_fn", "value", "value_and_grad_fn", "value_fn")
-"""Names of optax's further arguments that hold losses, gradients, or functions of
-them."""
+"""Names of optax's further arguments that hold losses, gradients, or functions
+of them."""
 
 
 def _check_extra(extra: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Computes learning rates: linear warmup, then linear decay.
 
-Step t of a warmup of w steps has (t + 1) / w of the peak, so that step 0 already
-learns. A private step that changes nothing would still cost privacy.
+Step t of a warmup of w steps has (t + 1) / w of the peak, so that step 0
+already learns. A private step that changes nothing would still cost privacy.
 """
 
 import math

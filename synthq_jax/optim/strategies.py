@@ -2,35 +2,37 @@
 
 All give the same numbers, up to rounding, at different cost.
 
-Book-keeping takes one backward pass. The loss of ONE example is traced, and a zero
-perturbation is added to each result of a matrix product or a lookup that uses a
-parameter. One backward pass of all examples, with respect to the perturbations and
-with the parameters shared, gives the cotangent of each result. This cotangent and
-the recorded other operand are the factors of the parameter's per-example gradient.
-Norms come from the factors, and so does the sum of the clipped gradients. The
-gradient of the shared weights themselves is never computed. Records are kept until
-the end, also those of a rematerialised part.
+Book-keeping takes one backward pass. The loss of ONE example is traced, and a
+zero perturbation is added to each result of a matrix product or a lookup that
+uses a parameter. One backward pass of all examples, with respect to the
+perturbations and with the parameters shared, gives the cotangent of each
+result. This cotangent and the recorded other operand are the factors of the
+parameter's per-example gradient. Norms come from the factors, and so does the
+sum of the clipped gradients. The gradient of the shared weights themselves is
+never computed. Records are kept until the end, also those of a rematerialised
+part.
 
-A norm from factors is a sum of products, so its rounding error is relative to the
-contributions of single positions. If these are far above the clip norm and cancel
-each other, the norm could come out too small. An allowance for the rounding is
-therefore added to it.
+A norm from factors is a sum of products, so its rounding error is relative to
+the contributions of single positions. If these are far above the clip norm and
+cancel each other, the norm could come out too small. An allowance for the
+rounding is therefore added to it.
 
 Ghost clipping takes two backward passes. The first computes norms alone: a
 parameter that is used once gets a probe, which computes the squared norm of its
-gradient where the backward pass has the gradient's factors. In the second pass the
-same probes compute the sums of their gradients, weighted with the clip factors.
-Memory holds no more than in ordinary training: rematerialised parts and scans stay
-as they are, and a gradient of one example exists only while its norm is computed.
+gradient where the backward pass has the gradient's factors. In the second pass
+the same probes compute the sums of their gradients, weighted with the clip
+factors. Memory holds no more than in ordinary training: rematerialised parts
+and scans stay as they are, and a gradient of one example exists only while its
+norm is computed.
 
 Both passes are iterations of one loop, and so one compiled program. The second
 sums bit for bit the gradients whose norms the first computed, in half precision
 too, and whatever the rules of a custom derivative do with a cotangent. Sums and
 their weights are float32.
 
-A parameter that is used several times needs all its uses at once: an embedding in
-encoder and decoder, or a weight that the iterations of a scan share. Its factors
-are kept, as in book-keeping, and so are gradients that are formed.
+A parameter that is used several times needs all its uses at once: an embedding
+in encoder and decoder, or a weight that the iterations of a scan share. Its
+factors are kept, as in book-keeping, and so are gradients that are formed.
 """
 
 import collections
@@ -56,15 +58,15 @@ __all__ = [
   "KEEP_RATIOS",
   "STRATEGIES",
   "get_probed",
-  "plan_options",
+  "get_plan_options",
 ]
 
 KEEP_RATIOS = {"bookkeeping": 2.0, "ghost": 1 / 16}
-"""Largest ratio of bytes, gradient to factors, at which a gradient is formed for
-each example."""
+"""Largest ratio of bytes, gradient to factors, at which a gradient is formed
+for each example."""
 
 
-def plan_options(name: str) -> dict[str, Any]:
+def get_plan_options(name: str) -> dict[str, Any]:
   """Returns the options of `plans.make` for "bookkeeping" or "ghost"."""
   # Ghost clipping keeps formed gradients for all layers of a loop, but no factors:
   # forming would save work and cost the memory that ghost clipping is to save.
@@ -90,8 +92,12 @@ def _clip_by_vmap(
   # Norm and sum must see the same rounded values.
   gradients = jax.lax.optimization_barrier(gradients)
   leaves, structure = jax.tree.flatten(gradients)
-  norms = rules.norms([rules.sum_of_squares(leaf) for leaf in leaves], losses)
-  weights = rules.clip_weights(losses, norms, is_padding_example, l2_clip_norm)
+  norms = rules.compute_norms(
+    [rules.sum_of_squares(leaf) for leaf in leaves], losses
+  )
+  weights = rules.compute_clip_weights(
+    losses, norms, is_padding_example, l2_clip_norm
+  )
   total = [sums.weigh(leaf, weights) for leaf in leaves]
   return jax.tree.unflatten(structure, total), losses, norms
 
@@ -105,7 +111,9 @@ def _clip_by_bookkeeping(
     Bu et al. (2023), arXiv:2210.00038 (book-keeping).
   """
   leaves, structure = jax.tree.flatten(params)
-  plan = plans.make(loss_fn, params, arguments, **plan_options("bookkeeping"))
+  plan = plans.make(
+    loss_fn, params, arguments, **get_plan_options("bookkeeping")
+  )
 
   def differentiate_example(
     zeros: Sequence[jax.Array], formed: Sequence[jax.Array], arguments: Any
@@ -130,12 +138,14 @@ def _clip_by_bookkeeping(
   )
   # Norm and sum must see the same rounded values.
   records, cotangents, gradients = jax.lax.optimization_barrier(tuple(factors))
-  uses = plans.uses(plan.sites, records, cotangents)
-  norms = rules.norms(plans.squares(uses, gradients), losses)
-  weights = rules.clip_weights(losses, norms, is_padding_example, l2_clip_norm)
+  uses = plans.collect_uses(plan.sites, records, cotangents)
+  norms = rules.compute_norms(plans.compute_squares(uses, gradients), losses)
+  weights = rules.compute_clip_weights(
+    losses, norms, is_padding_example, l2_clip_norm
+  )
   formed = dict(zip(plan.formed, gradients, strict=True))
   shapes = [jnp.shape(leaf) for leaf in leaves]
-  total = plans.weighted_sums(shapes, uses, formed, weights)
+  total = plans.compute_weighted_sums(shapes, uses, formed, weights)
   return jax.tree.unflatten(structure, total), losses, norms
 
 
@@ -148,7 +158,7 @@ def _clip_by_ghost(
     Li et al. (2022), arXiv:2110.05679, section 4 (ghost clipping).
   """
   leaves, structure = jax.tree.flatten(params)
-  plan = plans.make(loss_fn, params, arguments, **plan_options("ghost"))
+  plan = plans.make(loss_fn, params, arguments, **get_plan_options("ghost"))
   total, losses, norms = jax.vmap(
     functools.partial(_run_two_passes, plan, leaves, l2_clip_norm),
     out_axes=(None, 0, 0),
@@ -161,14 +171,14 @@ STRATEGIES: dict[str, Callable[..., typing.Clipped]] = {
   "bookkeeping": _clip_by_bookkeeping,
   "ghost": _clip_by_ghost,
 }
-"""Functions that compute clipped sums, by strategy: the same numbers at different
-cost.
+"""Functions that compute clipped sums, by strategy: the same numbers at
+different cost.
 
-Arguments: the loss, `(params, batch)` or `(params, batch, key)` to losses [batch],
-which is called with a batch of one example; the parameters; `(batch,)` or `(batch,
-keys)`, arrays with a leading axis [batch] and one key per example; the padding
-mask, bool [batch]; and the clip norm. Results: the sum of clipped gradients
-(float32, the structure of the parameters), losses and norms [batch].
+Arguments: the loss, `(params, batch)` or `(params, batch, key)` to losses
+[batch], which is called with a batch of one example; the parameters; `(batch,)`
+or `(batch, keys)`, arrays with a leading axis [batch] and one key per example;
+the padding mask, bool [batch]; and the clip norm. Results: the sum of clipped
+gradients (float32, the structure of the parameters), losses and norms [batch].
 """
 
 
@@ -211,8 +221,8 @@ def _run_two_passes(
     held = jax.lax.optimization_barrier((cotangents, gradients))
 
     def measure() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
-      norm = rules.norms([*unprobed.squares(*held), probe.token], loss)
-      weight = rules.clip_weights(loss, norm, is_padding, l2_clip_norm)
+      norm = rules.compute_norms([*unprobed.squares(*held), probe.token], loss)
+      weight = rules.compute_clip_weights(loss, norm, is_padding, l2_clip_norm)
       return weight, norm, [zeros[i] for i in rest]
 
     def add() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
@@ -244,8 +254,8 @@ class _Unprobed:
     records, cotangents, gradients = jax.tree.map(
       lambda x: x[None], (self.records, cotangents, gradients)
     )
-    uses = plans.uses(self.sites, records, cotangents)
-    return [each[0] for each in plans.squares(uses, gradients)]
+    uses = plans.collect_uses(self.sites, records, cotangents)
+    return [each[0] for each in plans.compute_squares(uses, gradients)]
 
   def sums(
     self,
@@ -257,9 +267,9 @@ class _Unprobed:
     """Returns weighted sums over the batch; zero for parameters with a probe."""
 
     def sum_batch(records, cotangents, gradients, weights):
-      uses = plans.uses(self.sites, records, cotangents)
+      uses = plans.collect_uses(self.sites, records, cotangents)
       formed = dict(zip(self.formed, gradients, strict=True))
-      return plans.weighted_sums(shapes, uses, formed, weights)
+      return plans.compute_weighted_sums(shapes, uses, formed, weights)
 
     summed = rules.reduce(sum_batch, is_summed=[True] * len(shapes))
     return list(summed(self.records, cotangents, gradients, weight))
@@ -276,8 +286,9 @@ def _linearize_example(
 
   Returns:
     The loss, a pullback, and the uses and formed gradients without a probe. The
-    pullback takes the loss's cotangent and the weight for all probes. It returns the
-    cotangents of the perturbations, the formed gradients and the probes' results.
+    pullback takes the loss's cotangent and the weight for all probes. It
+    returns the cotangents of the perturbations, the formed gradients and the
+    probes' results.
   """
   probed = get_probed(plan)
 

@@ -19,8 +19,8 @@ def grouped(
 ) -> dict[str, np.ndarray]:
   """Puts the records of each user into one row.
 
-  For a user with fewer than `most` records the last one is repeated, with weight
-  zero.
+  For a user with fewer than `most` records the last one is repeated, with
+  weight zero.
 
   >>> batch = grouped({"x": np.array([5, 6, 7])}, np.array([1, 0, 1]), most=2)
   >>> print(batch["x"].tolist(), batch[WEIGHTS].tolist())
@@ -33,8 +33,8 @@ def grouped(
 
   Returns:
     The fields as [user, most, ...], users in the order of their numbers; and
-    `WEIGHTS`, float32 [user, most]: 1 / (the user's number of records), and 0 for
-    repeated records.
+    `WEIGHTS`, float32 [user, most]: 1 / (the user's number of records), and 0
+    for repeated records.
 
   Raises:
     ValueError: if a user has more than `most` records.
@@ -62,8 +62,8 @@ def mean_loss(loss_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     Unit: one user with all its records. `optim.clipped_grad` of this loss clips
     the gradient of a user's mean loss once. Adding or removing a user therefore
     moves the sum by at most the clip norm, whatever the user's records are, in
-    every strategy. Assumed: a row of `grouped` holds the records of one user and
-    of no other, and no user has two rows.
+    every strategy. Assumed: a row of `grouped` holds the records of one user
+    and of no other, and no user has two rows.
 
   >>> loss_fn = mean_loss(lambda params, batch: params * batch["x"])
   >>> batch = grouped({"x": np.array([2.0, 4, 9])}, np.array([0, 0, 1]), most=2)
@@ -71,12 +71,12 @@ def mean_loss(loss_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
   [3. 9.]
 
   Args:
-    loss_fn: `(params, batch)` or `(params, batch, key)` to losses [record], each
-      of which depends on one record alone.
+    loss_fn: `(params, batch)` or `(params, batch, key)` to losses [record],
+      each of which depends on one record alone.
 
   Returns:
-    The same function for batches of `grouped`, to losses [user]. All records of a
-    user share one key.
+    The same function for batches of `grouped`, to losses [user]. All records of
+    a user share one key.
 
   References:
     Charles et al. (2024), arXiv:2407.07737, algorithm 2 (DP-SGD-ULS).

@@ -75,8 +75,10 @@ def test_a_shared_weight_with_a_token_for_each_iteration_is_caught(monkeypatch):
 
 
 def test_a_cross_term_of_the_tied_embedding_left_out_is_caught(monkeypatch):
-  whole = rules.cross_terms
-  monkeypatch.setattr(rules, "cross_terms", lambda uses: 0.5 * whole(uses))
+  whole = rules.compute_cross_terms
+  monkeypatch.setattr(
+    rules, "compute_cross_terms", lambda uses: 0.5 * whole(uses)
+  )
   assert wrong_by("embedding_tied_with_the_output", "bookkeeping") > 0.01
 
 

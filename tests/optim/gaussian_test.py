@@ -92,7 +92,7 @@ def test_the_extremes_of_the_bits_are_finite():
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
 def test_the_distribution_is_gaussian(implementation):
   key = jax.random.key(0, impl=implementation)
-  draw = jax.jit(noise_lib.standard, static_argnums=1)
+  draw = jax.jit(noise_lib.draw_standard, static_argnums=1)
   values = np.asarray(draw(key, (COUNT,)), np.float64)
   assert values.dtype == np.float64 and np.isfinite(values).all()
   assert scipy.stats.kstest(values, "norm").pvalue > 1e-4
@@ -107,8 +107,8 @@ def test_the_distribution_is_gaussian(implementation):
 
 
 def test_neighbours_rows_and_keys_are_independent():
-  values = np.asarray(noise_lib.standard(KEY, (1000, 1000)))
-  other = np.asarray(noise_lib.standard(jax.random.key(6), (1000, 1000)))
+  values = np.asarray(noise_lib.draw_standard(KEY, (1000, 1000)))
+  other = np.asarray(noise_lib.draw_standard(jax.random.key(6), (1000, 1000)))
   pairs = {
     "neighbours": (values[:, :-1], values[:, 1:]),
     "rows": (values[:-1], values[1:]),
@@ -122,7 +122,7 @@ def test_neighbours_rows_and_keys_are_independent():
 
 def test_it_is_compiled_into_one_pass():
   def mean(key, total):
-    return (total + noise_lib.standard(key, total.shape)) / 3.0
+    return (total + noise_lib.draw_standard(key, total.shape)) / 3.0
 
   total = jnp.zeros((64, 1024))
   compiled = jax.jit(mean).lower(jax.random.key(0), total).compile()

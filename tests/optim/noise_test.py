@@ -89,7 +89,7 @@ def test_leaves_and_steps_have_noise_of_their_own():
 @pytest.mark.parametrize("shape", [(3, 4, 5), (2, 1, 3, 4), (5, 7, 2, 1)])
 def test_entries_of_every_axis_have_noise_of_their_own(impl, shape):
   """Attention kernels have three axes, convolutions four."""
-  drawn = noise_lib.standard(jax.random.key(2, impl=impl), shape)
+  drawn = noise_lib.draw_standard(jax.random.key(2, impl=impl), shape)
   assert len(np.unique(drawn)) == drawn.size
 
 

@@ -120,7 +120,7 @@ def test_exact_norms_have_the_cross_terms_of_shared_parameters(
   name, keep_ratio, monkeypatch
 ):
   # What it adds for rounding has tests of its own.
-  monkeypatch.setattr(rules, "allowance", lambda uses, squares: 0.0)
+  monkeypatch.setattr(rules, "compute_allowance", lambda uses, squares: 0.0)
   expected = by_hand(name)[0]
   ways = [{"memory_bytes": 0}]
   if name in ("convolved", "tied"):  # whose Jacobians may pay
@@ -130,7 +130,7 @@ def test_exact_norms_have_the_cross_terms_of_shared_parameters(
     ]
   for options in ways:
     found = norms(
-      pair_norms.exact, ENCODERS[name], keep_ratio=keep_ratio, **options
+      pair_norms.compute_exact, ENCODERS[name], keep_ratio=keep_ratio, **options
     )
     # The rounding of a norm is relative to what it is summed from.
     np.testing.assert_allclose(
@@ -170,7 +170,7 @@ def test_jacobians_are_combined_where_that_is_less_work():
     pays[name] = [
       pair_norms.combining_pays(pull, size, dim, passes) for passes in (1, 1000)
     ]
-    rows = pair_norms.jacobians(pull, size, dim)
+    rows = pair_norms.compute_jacobians(pull, size, dim)
     return pull(cotangents), pair_norms.combine(rows)(cotangents)
 
   for name, dim in (("convolved", 3), ("tied", 4)):
@@ -230,7 +230,7 @@ def test_products_of_jacobians_are_the_plain_gradients_of_all_pairs(left_out):
     if number in jacobians[1]:
       gradients += np.einsum("kj...,ik->ij...", jacobians[1][number], q)
     expected += np.square(gradients).reshape(5, 7, -1).sum(axis=2)
-  found = jax.jit(pair_norms.squared_products)(q, d, *jacobians)
+  found = jax.jit(pair_norms.compute_squared_products)(q, d, *jacobians)
   np.testing.assert_allclose(found, expected, rtol=1e-5)
   if left_out is None:  # then they are those of the similarities
     np.testing.assert_allclose(found, by_hand("plain")[0] ** 2, rtol=1e-4)
@@ -239,19 +239,19 @@ def test_products_of_jacobians_are_the_plain_gradients_of_all_pairs(left_out):
 @pytest.mark.slow
 def test_held_jacobians_are_multiplied_for_all_pairs_at_once(monkeypatch):
   calls = []
-  products = pair_norms.squared_products
+  products = pair_norms.compute_squared_products
 
   def counted(*arguments):
     calls.append(1)
     return products(*arguments)
 
-  monkeypatch.setattr(pair_norms, "squared_products", counted)
+  monkeypatch.setattr(pair_norms, "compute_squared_products", counted)
   monkeypatch.setattr(pair_norms, "combining_pays", lambda *_: True)
   for name in ("plain", "convolved"):
     expected = by_hand(name)[0]
     for keep_ratio in (0, 100):
       found = norms(
-        pair_norms.exact,
+        pair_norms.compute_exact,
         ENCODERS[name],
         keep_ratio=keep_ratio,
         memory_bytes=2**30,

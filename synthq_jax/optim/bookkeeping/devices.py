@@ -82,8 +82,8 @@ def compiler_divides() -> bool:
 def refuse_divided(batch: Any) -> None:
   """Refuses arrays that are divided among devices.
 
-  The sharding of traced arrays is known at compilation: the error is raised then,
-  as a `jax.errors.JaxRuntimeError`.
+  The sharding of traced arrays is known at compilation: the error is raised
+  then, as a `jax.errors.JaxRuntimeError`.
 
   Args:
     batch: arrays.
@@ -131,7 +131,8 @@ def refuse_parts(tree: Any) -> None:
 def get_untracked_axes() -> tuple[str, ...]:
   """Returns the manual axes along which JAX does not track what differs.
 
-  They are those of `jax.shard_map(..., check_vma=False)`, which `get_axes` misses.
+  They are those of `jax.shard_map(..., check_vma=False)`, which `get_axes`
+  misses.
   """
   return tuple(
     axis

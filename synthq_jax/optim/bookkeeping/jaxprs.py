@@ -62,14 +62,16 @@ MAX_EQUATIONS = 4096
 """Number of equations, over all unrolled iterations, that compile in some ten
 seconds. Three times as many, of a ResNet, took three minutes."""
 CONVOLUTION_SHARE = 0.005
-"""Share of convolutions in the work above which loops are unrolled. Below it, their
-being twenty times slower costs a tenth, which the loop's microbatches save."""
+"""Share of convolutions in the work above which loops are unrolled. Below it,
+their being twenty times slower costs a tenth, which the loop's microbatches
+save."""
 
 
 def convolves_in_loops(function: Any, *arguments: Any, turns: int) -> bool:
   """Checks whether a loop should be unrolled because of its convolutions.
 
-  On CPUs XLA runs a convolution in a loop some twenty times slower than outside.
+  On CPUs XLA runs a convolution in a loop some twenty times slower than
+  outside.
 
   >>> convolves_in_loops(jnp.dot, jnp.ones(3), jnp.ones(3), turns=4)
   False
@@ -113,8 +115,8 @@ def count_products(jaxpr: Any) -> Products:
     jaxpr: an open jaxpr.
 
   Returns:
-    The counts, with the most expensive of several branches and one iteration of a
-    `while` loop.
+    The counts, with the most expensive of several branches and one iteration of
+    a `while` loop.
   """
   flops = traffic = total = convolved = 0.0
   for equation in jaxpr.eqns:

@@ -1,9 +1,9 @@
 """Decides how per-example clipping handles each parameter.
 
-The gradient of a parameter that is used in matrix products and lookups alone can
-be kept in factors. The gradient of a parameter with any other use (scales, biases,
-convolutions) is formed for each example. Forming is right for every use and cheap
-for small parameters; large ones are logged.
+The gradient of a parameter that is used in matrix products and lookups alone
+can be kept in factors. The gradient of a parameter with any other use (scales,
+biases, convolutions) is formed for each example. Forming is right for every use
+and cheap for small parameters; large ones are logged.
 """
 
 import functools
@@ -23,15 +23,15 @@ __all__ = [
   "LARGE",
   "Plan",
   "Use",
-  "factor_bytes",
-  "from_trace",
+  "count_factor_bytes",
+  "make_from_trace",
   "make_example_loss",
   "make",
-  "matrices",
+  "get_sizes",
   "must_swap",
-  "squares",
-  "uses",
-  "weighted_sums",
+  "compute_squares",
+  "collect_uses",
+  "compute_weighted_sums",
 ]
 
 _log = logging.getLogger(__name__)
@@ -40,14 +40,14 @@ LARGE = 1 << 16
 """Parameters with this many entries are logged when used in an odd way."""
 
 FLOPS_PER_BYTE = 300.0
-"""Cost of a kept byte in FLOPs, about: in the time in which a TPU v4 moves a byte
-once, the chip multiplies 230 times."""
+"""Cost of a kept byte in FLOPs, about: in the time in which a TPU v4 moves a
+byte once, the chip multiplies 230 times."""
 
 Use = rules.Outer | rules.Rows
 
 
 class Plan(NamedTuple):
-  """Handling of each parameter; all numbers are positions of flattened parameters."""
+  """Handling of each parameter; its numbers index the flattened parameters."""
 
   closed: Any  # the loss of one example, as a closed jaxpr
   followed: tuple[int, ...]  # parameters whose gradient stays in factors
@@ -131,23 +131,23 @@ def make(
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
     params: the parameters.
     arguments: `(batch,)` or `(batch, keys)`, with the batch axis.
-    keep_ratio: a gradient is formed per example if its bytes are at most this times
-      those of its factors, or of the pairs of its lookups. In rematerialised parts
-      the ratio is at most 1. 0: only if it must be formed.
-    saves_work: whether a gradient in half precision is also formed if that saves
-      much work, as it does where factors are kept; not with a ratio of 0.
+    keep_ratio: a gradient is formed per example if its bytes are at most this
+      times those of its factors, or of the pairs of its lookups. In
+      rematerialised parts the ratio is at most 1. 0: only if it must be formed.
+    saves_work: whether a gradient in half precision is also formed if that
+      saves much work, as it does where factors are kept; not with a ratio of 0.
 
   Returns:
     The plan.
   """
   example = devices.get_first_example(arguments)
   closed = jax.make_jaxpr(make_example_loss(loss_fn))(params, example)
-  return from_trace(
+  return make_from_trace(
     closed, params, keep_ratio=keep_ratio, saves_work=saves_work
   )
 
 
-def from_trace(
+def make_from_trace(
   closed: Any,
   params: typing.Params,
   *,
@@ -201,8 +201,8 @@ def from_trace(
 def _get_dtype(leaf: int, tracer: trace.ParameterTracer) -> Any:
   """Returns the dtype that holds a formed gradient without loss.
 
-  If a parameter is cast to half precision and used once, its gradient has no more
-  bits than the cast.
+  If a parameter is cast to half precision and used once, its gradient has no
+  more bits than the cast.
   """
   sites = [site for site in tracer.sites if site.leaf == leaf]
   once = leaf not in tracer.odd and len(sites) == 1 and not sites[0].is_shared
@@ -233,7 +233,7 @@ def _must_form(
     if size >= LARGE:
       _log_formed(name, shape, "its uses contract different axes")
     return True
-  factors = sum(factor_bytes(site) for site in sites)
+  factors = sum(count_factor_bytes(site) for site in sites)
   # Norms from factors compare all pairs of lookups.
   pairs = sum(4 * site.positions**2 for site in sites if site.is_lookup)
   # A loop adds to the gradient in every iteration.
@@ -252,11 +252,11 @@ def _saves_work(site: use_sites.Site) -> bool:
   From factors in half precision the weighted sum takes two products
   (`rules._sum_outer`) and the norm a third; a formed gradient takes one.
   """
-  groups, positions, rows, columns = matrices(site)
+  groups, positions, rows, columns = get_sizes(site)
   formed = 2 * groups * rows * columns
   saved = positions * formed
-  saved += rules.flops_from_factors(groups, positions, rows, columns)
-  return saved >= FLOPS_PER_BYTE * (formed - factor_bytes(site))
+  saved += rules.count_flops_from_factors(groups, positions, rows, columns)
+  return saved >= FLOPS_PER_BYTE * (formed - count_factor_bytes(site))
 
 
 @functools.cache
@@ -267,13 +267,13 @@ def _log_formed(name: str, shape: tuple[int, ...], reason: str) -> None:
   )
 
 
-def factor_bytes(site: use_sites.Site) -> int:
+def count_factor_bytes(site: use_sites.Site) -> int:
   """Returns the bytes of both factors of one use, for one example."""
-  groups, positions, rows, columns = matrices(site)
+  groups, positions, rows, columns = get_sizes(site)
   return groups * positions * (rows + columns) * site.output.dtype.itemsize
 
 
-def matrices(site: use_sites.Site) -> tuple[int, int, int, int]:
+def get_sizes(site: use_sites.Site) -> tuple[int, int, int, int]:
   """Returns (groups, positions, rows, columns) of one use's gradient.
 
   A lookup counts no rows: its other factor is an id for each position.
@@ -284,7 +284,7 @@ def matrices(site: use_sites.Site) -> tuple[int, int, int, int]:
 
 
 def _get_reference_layout(sites: Sequence[use_sites.Site]) -> use_sites.Layout:
-  """Returns the common layout for all uses of a parameter: that of a lookup if any."""
+  """Returns the common layout of a parameter's uses: that of a lookup if any."""
   lookups = [site for site in sites if site.is_lookup]
   return (lookups or list(sites))[0].layout
 
@@ -292,7 +292,7 @@ def _get_reference_layout(sites: Sequence[use_sites.Site]) -> use_sites.Layout:
 def _get_alignment(
   site: use_sites.Site, sites: Sequence[use_sites.Site]
 ) -> bool | None:
-  """Returns True if a use has to be transposed to fit the others, None if it cannot."""
+  """Returns True if a use fits the others when transposed, None if it never does."""
   layout = _get_reference_layout(sites)
   if site.layout == layout:
     return False
@@ -301,27 +301,30 @@ def _get_alignment(
 
 
 def must_swap(sites: Sequence[use_sites.Site]) -> bool:
-  """Checks whether some use of one parameter has to be transposed to fit the others."""
+  """Checks whether some use has to be transposed to fit the parameter's others."""
   return any(_get_alignment(site, sites) for site in sites)
 
 
-def squares(
+def compute_squares(
   uses: Mapping[int, Sequence[tuple[use_sites.Layout, Use]]],
   formed: Iterable[jax.Array],
 ) -> list[jax.Array]:
   """Returns the squared norms of every parameter's gradients, [batch] each.
 
   Args:
-    uses: from `uses`.
+    uses: from `collect_uses`.
     formed: formed gradients [batch, ...].
   """
   return [
-    *[rules.squared_norms([u for _, u in pairs]) for pairs in uses.values()],
+    *[
+      rules.compute_squared_norms([u for _, u in pairs])
+      for pairs in uses.values()
+    ],
     *map(rules.sum_of_squares, formed),
   ]
 
 
-def weighted_sums(
+def compute_weighted_sums(
   shapes: Sequence[tuple[int, ...]],
   uses: Mapping[int, Sequence[tuple[use_sites.Layout, Use]]],
   formed: Mapping[int, jax.Array],
@@ -331,7 +334,7 @@ def weighted_sums(
 
   Args:
     shapes: shapes of all flattened parameters.
-    uses: from `uses`, by the position of the parameter.
+    uses: from `collect_uses`, by the position of the parameter.
     formed: formed gradients [batch, ...], by the position of the parameter.
     weights: float32 [batch]; an example with weight zero contributes exactly
       zero, whatever its factors hold.
@@ -344,14 +347,16 @@ def weighted_sums(
     layout = pairs[0][0]
     groups = math.prod(size for _, size in layout.groups)
     shape = (groups, layout.num_rows, layout.num_columns)
-    summed = rules.weighted_sum([use for _, use in pairs], weights, shape)
+    summed = rules.compute_weighted_sum(
+      [use for _, use in pairs], weights, shape
+    )
     total[leaf] = layout.restore(summed, shapes[leaf])
   for leaf, gradient in formed.items():
     total[leaf] = sums.weigh(gradient, weights)
   return total
 
 
-def uses(
+def collect_uses(
   sites: Sequence[use_sites.Site],
   records: Sequence[jax.Array],
   cotangents: Sequence[jax.Array],

@@ -21,19 +21,19 @@ __all__ = [
   "Outer",
   "Rows",
   "UNIT",
-  "allowance",
-  "clip_weights",
-  "cross_terms",
-  "flops_from_factors",
-  "flops_from_product",
-  "lengths",
-  "norms",
+  "compute_allowance",
+  "compute_clip_weights",
+  "compute_cross_terms",
+  "count_flops_from_factors",
+  "count_flops_from_product",
+  "compute_lengths",
+  "compute_norms",
   "reduce",
-  "squared_norm",
-  "squared_norms",
+  "compute_squared_norm",
+  "compute_squared_norms",
   "sum_of_squares",
-  "units",
-  "weighted_sum",
+  "count_units",
+  "compute_weighted_sum",
   "widen",
 ]
 
@@ -129,20 +129,21 @@ def _pair(a: Outer | Rows, b: Outer | Rows) -> jax.Array:
   return _pair_rows_rows(a, b)
 
 
-def cross_terms(uses: Sequence[Outer | Rows]) -> jax.Array | float:
+def compute_cross_terms(uses: Sequence[Outer | Rows]) -> jax.Array | float:
   """Returns the part of the squared norms from pairs of different uses, [batch]."""
   pairs = [_pair(a, b) for i, a in enumerate(uses) for b in list(uses)[i + 1 :]]
   return 2.0 * sum(pairs) if pairs else 0.0
 
 
-def squared_norms(uses: Sequence[Outer | Rows]) -> jax.Array:
+def compute_squared_norms(uses: Sequence[Outer | Rows]) -> jax.Array:
   """Returns each example's squared gradient norm for one parameter.
 
   Formal guarantee:
-    The result is not below the square of the exact norm of the factors' gradient.
-    Nor is it below that of `weighted_sum` for one example at weight 1: `allowance`
-    is added. Assumed: sums and products are in float32, in any order. The guarantee
-    holds up to a relative 1e-6 for adding up the parts.
+    The result is not below the square of the exact norm of the factors'
+    gradient. Nor is it below that of `compute_weighted_sum` for one example at
+    weight 1: `compute_allowance` is added. Assumed: sums and products are in
+    float32, in any order. The guarantee holds up to a relative 1e-6 for adding
+    up the parts.
 
   Args:
     uses: all uses of the parameter, in one common layout.
@@ -154,21 +155,21 @@ def squared_norms(uses: Sequence[Outer | Rows]) -> jax.Array:
     Goodfellow (2015), arXiv:1510.01799 (norms from inputs and cotangents).
     Li et al. (2022), arXiv:2110.05679, section 4 (sequences, embeddings).
   """
-  total = sum(_pair(use, use) for use in uses) + cross_terms(uses)
-  return total + allowance(uses, total)
+  total = sum(_pair(use, use) for use in uses) + compute_cross_terms(uses)
+  return total + compute_allowance(uses, total)
 
 
-def allowance(
+def compute_allowance(
   uses: Sequence[Outer | Rows], squares: jax.Array | float
 ) -> jax.Array:
   """Bounds how far rounding may have lowered squared norms, [batch].
 
-  A sum of k products, in any order, is off by at most k units of the sum of their
-  sizes, and by the loss of products below float32's range. The norm takes inner
-  products of p and of q entries, and sums their products over both positions and
-  the groups. Its error is p + q + 2 positions + groups units of A^2, with
-  `A = sum_t |left_t| |right_t|`. The weighted sum that the norm is for is off by
-  `positions` units of A, which adds as much to the norm.
+  A sum of k products, in any order, is off by at most k units of the sum of
+  their sizes, and by the loss of products below float32's range. The norm takes
+  inner products of p and of q entries, and sums their products over both
+  positions and the groups. Its error is p + q + 2 positions + groups units of
+  A^2, with `A = sum_t |left_t| |right_t|`. The weighted sum that the norm is
+  for is off by `positions` units of A, which adds as much to the norm.
 
   Args:
     uses: all uses of the parameter, in one common layout.
@@ -203,7 +204,7 @@ class _Size(NamedTuple):
 
 
 def _measure_size(use: Outer | Rows) -> _Size:
-  right = lengths(use.right)
+  right = compute_lengths(use.right)
   if isinstance(use, Rows):
     right = jnp.where(use.ids >= 0, right, 0.0)
     length = jnp.sum(right, axis=1)
@@ -211,7 +212,7 @@ def _measure_size(use: Outer | Rows) -> _Size:
     met = _sum_by_axis(jnp.where(_match_rows(use, use), pairs, 0.0))
     lost = _TINY * use.right.shape[1] ** 2 * use.right.shape[2]
     return _Size(length, met, jnp.full_like(length, lost))
-  left = lengths(use.left)
+  left = compute_lengths(use.left)
   group_lengths = jnp.sum(left * right, axis=2)
   # An inner product of p entries loses at most p _TINY.
   root = _TINY**0.5
@@ -224,7 +225,7 @@ def _measure_size(use: Outer | Rows) -> _Size:
   )
 
 
-def lengths(vectors: jax.Array) -> jax.Array:
+def compute_lengths(vectors: jax.Array) -> jax.Array:
   """Returns the lengths of vectors along the last axis, or slightly more."""
   squares = jnp.sum(jnp.square(vectors.astype(jnp.float32)), axis=-1)
   return jnp.sqrt(squares + vectors.shape[-1] * _TINY)
@@ -233,11 +234,11 @@ def lengths(vectors: jax.Array) -> jax.Array:
 def _count_units(use: Outer | Rows) -> int:
   positions, columns = use.right.shape[-2:]
   if isinstance(use, Rows):
-    return units(1, positions, 0, columns)
-  return units(use.left.shape[1], positions, use.left.shape[3], columns)
+    return count_units(1, positions, 0, columns)
+  return count_units(use.left.shape[1], positions, use.left.shape[3], columns)
 
 
-def units(groups: int, positions: int, rows: int, columns: int) -> int:
+def count_units(groups: int, positions: int, rows: int, columns: int) -> int:
   """Returns the rounding error of one use's squared norm, in units of `UNIT`."""
   return rows + columns + 2 * positions + groups + 4
 
@@ -248,11 +249,11 @@ def _bound_sum_rounding(use: Outer | Rows) -> float:
   return (use.right.shape[-2] + (_HALVES if is_half else 0)) * UNIT
 
 
-def squared_norm(use: Outer | Rows) -> jax.Array:
+def compute_squared_norm(use: Outer | Rows) -> jax.Array:
   """Returns each example's squared gradient norm of a parameter's only use.
 
-  The norm comes from the factors, or from the gradient itself if this takes less
-  work.
+  The norm comes from the factors, or from the gradient itself if this takes
+  less work.
 
   Args:
     use: the only use of the parameter.
@@ -261,10 +262,10 @@ def squared_norm(use: Outer | Rows) -> jax.Array:
     float32 [batch].
   """
   if isinstance(use, Rows):
-    return squared_norms([use])
+    return compute_squared_norms([use])
   shape = (*use.left.shape[1:], use.right.shape[3])
-  if flops_from_factors(*shape) <= flops_from_product(*shape):
-    return squared_norms([use])
+  if count_flops_from_factors(*shape) <= count_flops_from_product(*shape):
+    return compute_squared_norms([use])
   gradients = _multiply("bgtp,bgtq->bgpq", use.left, use.right)
   # Every entry is a sum over positions, here and in the weighted sum.
   rounding = use.left.shape[2] * UNIT + _bound_sum_rounding(use)
@@ -272,14 +273,14 @@ def squared_norm(use: Outer | Rows) -> jax.Array:
   return jnp.square(norms + rounding * _measure_size(use).length)
 
 
-def flops_from_factors(
+def count_flops_from_factors(
   groups: int, positions: int, rows: int, columns: int
 ) -> float:
   """Returns the work of one example's norm from factors."""
   return 2.0 * groups * positions**2 * (rows + columns)
 
 
-def flops_from_product(
+def count_flops_from_product(
   groups: int, positions: int, rows: int, columns: int
 ) -> float:
   """Returns the work of one example's norm from the gradient itself."""
@@ -292,13 +293,13 @@ def sum_of_squares(gradients: jax.Array) -> jax.Array:
   return jnp.sum(jnp.square(flat), axis=1)
 
 
-def norms(squares: Sequence[jax.Array], losses: jax.Array) -> jax.Array:
+def compute_norms(squares: Sequence[jax.Array], losses: jax.Array) -> jax.Array:
   """Returns norms from the squared norms of all parameters, [batch]."""
   # Products that cancel may still round to just below zero.
   return jnp.sqrt(jnp.maximum(sum(squares, jnp.zeros_like(losses)), 0.0))
 
 
-def clip_weights(
+def compute_clip_weights(
   losses: jax.Array,
   norms: jax.Array,
   is_padding_example: jax.Array,
@@ -313,7 +314,7 @@ def clip_weights(
   return jnp.where(counted, jnp.minimum(1.0, l2_clip_norm / norms), 0.0)
 
 
-def weighted_sum(
+def compute_weighted_sum(
   uses: Sequence[Outer | Rows],
   weights: jax.Array,
   shape: tuple[int, int, int],
@@ -348,7 +349,8 @@ def widen(
 ) -> tuple[Any, Callable[[Any], Any]]:
   """Returns parameters in float32, and the function back to their dtypes.
 
-  Gradients with respect to float32 parameters have their norms and sums in float32.
+  Gradients with respect to float32 parameters have their norms and sums in
+  float32.
   """
   dtypes = jax.tree.map(lambda x: jnp.asarray(x).dtype, params)
   wide = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), params)
@@ -384,7 +386,7 @@ def _sum_outer(use: Outer, weights: jax.Array) -> jax.Array:
 
 
 def _sum_products(left: jax.Array, right: jax.Array) -> jax.Array:
-  """Sums products over examples and positions, up to `_HALVES` units of rounding."""
+  """Sums products over examples and positions, to within `_HALVES` units."""
   spec = "bgtp,bgtq->gpq"
   if left.dtype != jnp.bfloat16:
     return _multiply(spec, left, right)
@@ -415,19 +417,19 @@ def reduce(
 ) -> Callable[..., Any]:
   """Returns a function of one example that runs `function` on the whole batch.
 
-  Code under `jax.vmap` sees one example. A sum over examples there would first be
-  made for each of them, in an array of their number times the parameters. The
-  whole batch can be summed in one product.
+  Code under `jax.vmap` sees one example. A sum over examples there would first
+  be made for each of them, in an array of their number times the parameters.
+  The whole batch can be summed in one product.
 
   Args:
     function: from pytrees of arrays [batch, ...] to a tuple of arrays.
-    is_summed: for each result, True if it is a sum over the batch, and False if it
-      has a leading axis [batch].
+    is_summed: for each result, True if it is a sum over the batch, and False if
+      it has a leading axis [batch].
 
   Returns:
-    A function of the same arguments without the batch axis. Under `jax.vmap` its
-    sums are those of the batch and not mapped (`out_axes=None`); elsewhere they are
-    those of a batch of one.
+    A function of the same arguments without the batch axis. Under `jax.vmap`
+    its sums are those of the batch and not mapped (`out_axes=None`); elsewhere
+    they are those of a batch of one.
   """
 
   @jax.custom_batching.custom_vmap

@@ -1,7 +1,8 @@
 """Sums over examples so that one example hardly changes the others' rounding.
 
-Sums are float32 and made in parts. If rounding between the parts could exceed half
-a percent of the clip norm, the rounding errors are summed and added at the end.
+Sums are float32 and made in parts. If rounding between the parts could exceed
+half a percent of the clip norm, the rounding errors are summed and added at the
+end.
 """
 
 from collections.abc import Callable
@@ -21,9 +22,9 @@ CHUNK = 256
 def add_exactly(total: Any, lost: Any, more: Any) -> tuple[Any, Any]:
   """Adds to a running sum, and the rounding error to the sum of such errors.
 
-  Without the errors, thousands of additions in a row would round alike. The example
-  that is added first could then move all others by a rounding error each, together
-  by more than a clip norm.
+  Without the errors, thousands of additions in a row would round alike. The
+  example that is added first could then move all others by a rounding error
+  each, together by more than a clip norm.
 
   Args:
     total: the sum so far, a tree of float32.
@@ -50,8 +51,8 @@ def add_exactly(total: Any, lost: Any, more: Any) -> tuple[Any, Any]:
 _MAX_PLAIN = CHUNK**2
 """Largest number of parts times examples for a plain sum of parts.
 
-Each of n parts is rounded in units of a sum of at most b clip norms. One example
-can move the others by at most n b 2^-24 clip norms: here 0.4 percent.
+Each of n parts is rounded in units of a sum of at most b clip norms. One
+example can move the others by at most n b 2^-24 clip norms: here 0.4 percent.
 """
 
 
@@ -78,17 +79,19 @@ def add_up(
     params: arrays of the sums' shapes.
     microbatch_size: examples at once; it divides the batch.
     is_unrolled: whether the loop over microbatches is unrolled.
-    is_empty: from a microbatch to bool []: whether its sums and rows are all 0, so
-      that it can be skipped. Batches have room for more examples than most draws
-      have. None: no microbatch is skipped. Nor is one skipped in an unrolled loop,
-      since an operation that is slow in a loop is as slow in a conditional; nor on
-      devices that see parts of their own, which would wait for each other.
+    is_empty: from a microbatch to bool []: whether its sums and rows are all 0,
+      so that it can be skipped. Batches have room for more examples than most
+      draws have. None: no microbatch is skipped. Nor is one skipped in an
+      unrolled loop, since an operation that is slow in a loop is as slow in a
+      conditional; nor on devices that see parts of their own, which would wait
+      for each other.
     is_dealt_out: whether rows are dealt out to devices one by one, so that each
-      device has as much padding as the others. Then devices skip parts, too, unless
-      the partitioner divides layers, whose collectives would wait.
+      device has as much padding as the others. Then devices skip parts, too,
+      unless the partitioner divides layers, whose collectives would wait.
 
   Returns:
-    The sums over the whole batch, and the rows of all microbatches, [batch, ...].
+    The sums over the whole batch, and the rows of all microbatches, [batch,
+    ...].
   """
   size = len(jax.tree.leaves(examples)[0])
   if microbatch_size == size:
@@ -142,7 +145,8 @@ def sum_in_chunks(sum_chunk: Callable[[Any], Any], batch: Any) -> Any:
   """Adds up a function's sums over chunks of `CHUNK` examples.
 
   Args:
-    sum_chunk: from arrays with a leading axis to a tree of float32 sums over it.
+    sum_chunk: from arrays with a leading axis to a tree of float32 sums over
+      it.
     batch: arrays with a leading axis [batch].
 
   Returns:
@@ -178,8 +182,8 @@ def weigh(gradients: jax.Array, weights: jax.Array) -> jax.Array:
   """Returns the weighted sum over the first axis, in float32.
 
   An example with weight zero contributes exactly zero. The products with the
-  weights are not stored as an array, as a plain sum over the first axis would do on
-  CPUs.
+  weights are not stored as an array, as a plain sum over the first axis would
+  do on CPUs.
 
   Args:
     gradients: [batch, ...].

@@ -1,16 +1,17 @@
 """Evaluates the trace of a loss and finds where it uses its parameters.
 
 The loss of one example is a jaxpr. `ParameterTracer` evaluates it equation by
-equation and follows each parameter through casts, reshapes, transposes, scalings,
-inner functions, rematerialised parts and the bodies of scans. Concatenated
-parameters are multiplied one by one. Where a parameter meets data in a matrix
-product or a lookup, the tracer adds a perturbation to the result and records the
-other operand. The cotangent of the perturbation and the record are the two small
-factors of the parameter's gradient. Every other use is reported as odd.
+equation and follows each parameter through casts, reshapes, transposes,
+scalings, inner functions, rematerialised parts and the bodies of scans.
+Concatenated parameters are multiplied one by one. Where a parameter meets data
+in a matrix product or a lookup, the tracer adds a perturbation to the result
+and records the other operand. The cotangent of the perturbation and the record
+are the two small factors of the parameter's gradient. Every other use is
+reported as odd.
 
-A parameter that is used once can get a probe instead. Its use takes a token and a
-float32 sink of the parameter's shape. The token's cotangent is the squared norm of
-the gradient, the sink's is the gradient's weighted sum over examples.
+A parameter that is used once can get a probe instead. Its use takes a token and
+a float32 sink of the parameter's shape. The token's cotangent is the squared
+norm of the gradient, the sink's is the gradient's weighted sum over examples.
 The cotangent of one more result, the weight, selects the norm or the sum and
 weights the sum. So the backward pass computes either where it has the factors,
 keeps none of them, and runs the same program for the norm as for the sum.
@@ -471,11 +472,11 @@ def _use_with_probe(
 ) -> tuple[jax.Array, jax.Array]:
   """Runs one operation on a parameter, with a probe of its gradient.
 
-  Also returns a zero through which the backward pass receives the example's weight.
-  With the weight `NORMS` the cotangent of the token is the squared norm of this
-  use's gradient, and that of the sink is 0. With a clip weight the first is 0, and
-  the second the gradient's weighted sum over all mapped examples. The view is that
-  of the operand, with the scale of the parameter.
+  Also returns a zero through which the backward pass receives the example's
+  weight. With the weight `NORMS` the cotangent of the token is the squared norm
+  of this use's gradient, and that of the sink is 0. With a clip weight the
+  first is 0, and the second the gradient's weighted sum over all mapped
+  examples. The view is that of the operand, with the scale of the parameter.
   """
   shape, axes = sink.shape, devices.get_axes(sink)
   described = use_sites.find(equation, view, values, position)
@@ -495,7 +496,7 @@ def _use_with_probe(
     matrices = (groups, layout.num_rows, layout.num_columns)
 
     def compute_sum() -> jax.Array:
-      total = rules.weighted_sum([use], weights, matrices)
+      total = rules.compute_weighted_sum([use], weights, matrices)
       return layout.restore(total, shape).astype(jnp.float32)
 
     zeros = devices.vary(
@@ -504,7 +505,7 @@ def _use_with_probe(
     )
     return jax.lax.cond(
       weights[0] == NORMS,
-      lambda: [rules.squared_norm(use).astype(jnp.float32), zeros[1]],
+      lambda: [rules.compute_squared_norm(use).astype(jnp.float32), zeros[1]],
       lambda: [zeros[0], compute_sum()],
     )
 

@@ -1,16 +1,16 @@
 """Describes how a loss uses a parameter: in products and lookups, perhaps in scans.
 
-A parameter that is cast, reshaped, transposed or scaled before its use is a view.
-A view is described by strides into the flat parameter. Each of its axes is a
-sequence of atoms `(stride, size)`, major first. Two uses of one parameter can
-then be compared without touching its values. `w` and `w.T` have the same atoms in
-another order, and `w.reshape(a, b * c)` has one axis of two atoms.
+A parameter that is cast, reshaped, transposed or scaled before its use is a
+view. A view is described by strides into the flat parameter. Each of its axes
+is a sequence of atoms `(stride, size)`, major first. Two uses of one parameter
+can then be compared without touching its values. `w` and `w.T` have the same
+atoms in another order, and `w.reshape(a, b * c)` has one axis of two atoms.
 
 A site describes one use by its contribution to the parameter's gradient. For a
 product it is the sum over positions of left[position] right[position]^T. For a
 lookup, right[position] is added to the row ids[position]. `left` and `ids` are
-recorded while the loss is evaluated; `columns` computes `right` from the cotangent
-of the use's result.
+recorded while the loss is evaluated; `columns` computes `right` from the
+cotangent of the use's result.
 """
 
 import dataclasses
@@ -154,8 +154,9 @@ class _Single:
 
   Attributes:
     leaf: position of the parameter among the flattened parameters.
-    layout: layout of the gradient [groups, rows, columns] in the parameter; rows
-      are the contracted axes of a product and the indexed axis of a lookup.
+    layout: layout of the gradient [groups, rows, columns] in the parameter;
+      rows are the contracted axes of a product and the indexed axis of a
+      lookup.
     output: shape and dtype of the result, and so of its perturbation.
     positions: number of data rows that the parameter multiplies, or of lookups.
     scale: constant that multiplies the parameter before its use.
@@ -313,8 +314,8 @@ def find(
     position: position of the view among the operands.
 
   Returns:
-    The site, and the function that records the other operand. None if the use is
-    neither a product with data nor a lookup of whole rows.
+    The site, and the function that records the other operand. None if the use
+    is neither a product with data nor a lookup of whole rows.
   """
   if equation.primitive.name == "dot_general":
     return _describe_product(equation, view, values[1 - position], position)

@@ -56,7 +56,8 @@ class BatchClippedGrad:
     Args:
       params: pytree of floating-point arrays.
       batch: arrays with a common leading axis [batch].
-      key: passed to the loss as its last argument; None for a loss without a key.
+      key: passed to the loss as its last argument; None for a loss without a
+        key.
       is_padding_example: bool [batch]; the loss gets its negation and has to
         leave padding out itself.
 
@@ -114,16 +115,16 @@ def batch_clipped_grad(
   """Builds a function that clips the gradient of a whole coupled batch.
 
   This is the naive method of the Logit-DP paper, a baseline. In-batch negatives
-  couple the examples, so the batch's gradient is clipped as one. The noise has to
-  cover the whole gradient and does not shrink with the batch.
+  couple the examples, so the batch's gradient is clipped as one. The noise has
+  to cover the whole gradient and does not shrink with the batch.
 
   Formal guarantee:
     Unit: any change of the batch, of one example or of all of them. For any two
-    batches the two gradients lie in the ball of radius `l2_clip_norm`, so they are
-    at most `2 * l2_clip_norm` apart. This holds under every neighbouring relation,
-    for every loss, and up to float32 rounding. A loss or gradient
-    that is not finite gives zero. The values in `BatchAux` are not protected. The
-    public divisor is 1 for each step.
+    batches the two gradients lie in the ball of radius `l2_clip_norm`, so they
+    are at most `2 * l2_clip_norm` apart. This holds under every neighbouring
+    relation, for every loss, and up to float32 rounding. A loss or gradient
+    that is not finite gives zero. The values in `BatchAux` are not protected.
+    The public divisor is 1 for each step.
 
   >>> import jax.numpy as jnp
   >>> def loss_fn(params, batch, is_real):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from synthq_jax import typing
 
-__all__ = ["Pairs", "finite_rows", "read", "replace_uncounted"]
+__all__ = ["Pairs", "mask_finite_rows", "read", "replace_uncounted"]
 
 
 class Pairs(NamedTuple):
@@ -117,7 +117,7 @@ def _find_duplicates(batch: typing.Batch, size: int, hard: int) -> jax.Array:
   return same | is_missing[None, :]
 
 
-def finite_rows(vectors: jax.Array) -> jax.Array:
+def mask_finite_rows(vectors: jax.Array) -> jax.Array:
   """Masks the finite vectors: bool [batch]."""
   return jnp.isfinite(vectors).all(axis=1)
 
@@ -125,9 +125,9 @@ def finite_rows(vectors: jax.Array) -> jax.Array:
 def replace_uncounted(examples: jax.Array, counted: jax.Array) -> jax.Array:
   """Replaces examples that do not count by those that do, in turn.
 
-  Examples that do not count may hold anything, and zero times that may be nan. They
-  are replaced in turn, so that an encoder that normalises over its batch sees the
-  mean of real examples.
+  Examples that do not count may hold anything, and zero times that may be nan.
+  They are replaced in turn, so that an encoder that normalises over its batch
+  sees the mean of real examples.
 
   Args:
     examples: arrays with a leading axis [batch].

@@ -1,10 +1,10 @@
 """Computes per-example gradients of an encoder, in factors.
 
 This is book-keeping for a function that returns an embedding instead of a loss.
-The encoder of one example is traced and its uses of parameters are perturbed. One
-forward pass of all examples gives a pullback of any cotangents of the embeddings.
-The pullback returns the per-example gradients of inner products with the
-embeddings, in the factors of `rules`.
+The encoder of one example is traced and its uses of parameters are perturbed.
+One forward pass of all examples gives a pullback of any cotangents of the
+embeddings. The pullback returns the per-example gradients of inner products
+with the embeddings, in the factors of `rules`.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,9 +28,9 @@ __all__ = [
   "linearize",
   "refuse_batch_rules",
   "split",
-  "squared_norms",
+  "compute_squared_norms",
   "trace_towers",
-  "weighted_sums",
+  "compute_weighted_sums",
 ]
 
 _LONGEST = 1.001
@@ -57,8 +57,9 @@ def encode(
     examples: arrays with a leading axis [batch].
     microbatch_size: examples encoded at once, forward and backward; it need
       not divide the batch. None: all.
-    together: whether to call the encoder with all of them, for gradients that are
-      clipped as one whatever examples do to each other: a third faster on CPUs.
+    together: whether to call the encoder with all of them, for gradients that
+      are clipped as one whatever examples do to each other: a third faster on
+        CPUs.
   """
   encode_all = _shorten_vectors(encoder)
   if not together:
@@ -196,8 +197,8 @@ def trace_towers(
     params: the parameters.
     queries: arrays or shapes [batch, ...].
     documents: the same.
-    keep_ratio: a gradient is formed for each example if its bytes are at most this
-      times those of its factors.
+    keep_ratio: a gradient is formed for each example if its bytes are at most
+      this times those of its factors.
   """
   query, document = (
     _make_example_encoder(encode_query),
@@ -210,7 +211,9 @@ def trace_towers(
     lambda params, pair: (query(params, pair[0]), document(params, pair[1]))
   )(params, examples)
   # Traced together, so that a parameter of both has one layout.
-  plan = plans.from_trace(both, params, keep_ratio=keep_ratio, saves_work=True)
+  plan = plans.make_from_trace(
+    both, params, keep_ratio=keep_ratio, saves_work=True
+  )
   return Towers(
     _trace_tower(query, params, examples[0], plan),
     _trace_tower(document, params, examples[1], plan),
@@ -257,9 +260,9 @@ def linearize(
     examples: arrays with a leading axis [batch].
 
   Returns:
-    The vectors [batch, dim]; the records of the sites, with a leading [batch]; and
-    the pullback, a pytree of its residuals. It maps cotangents [batch, dim] to the
-    factors of the gradient of each example's <vector, cotangent>.
+    The vectors [batch, dim]; the records of the sites, with a leading [batch];
+    and the pullback, a pytree of its residuals. It maps cotangents [batch, dim]
+    to the factors of the gradient of each example's <vector, cotangent>.
   """
   zeros = tower.plan.zeros()
   formed = [tower.leaves[index] for index in tower.plan.formed]
@@ -323,15 +326,15 @@ Part = tuple[Tower, Sequence[jax.Array], Factors]
 def fix_rounding(parts: Sequence[Part]) -> list[Part]:
   """Returns parts whose factors have the same values for norms and for sums.
 
-  Otherwise a compiler may use factors in half precision before they are rounded for
-  the one, and after it for the other.
+  Otherwise a compiler may use factors in half precision before they are rounded
+  for the one, and after it for the other.
   """
   towers = [tower for tower, _, _ in parts]
   factors = jax.lax.optimization_barrier([part[1:] for part in parts])
   return [(tower, *each) for tower, each in zip(towers, factors, strict=True)]
 
 
-def squared_norms(parts: Sequence[Part], size: int) -> jax.Array:
+def compute_squared_norms(parts: Sequence[Part], size: int) -> jax.Array:
   """Returns the squared norms of sums of gradients, float32 [size].
 
   Args:
@@ -339,15 +342,19 @@ def squared_norms(parts: Sequence[Part], size: int) -> jax.Array:
       both, whose common parameters are taken together.
     size: the number of examples.
   """
-  squares = plans.squares(_collect_uses(parts), _sum_formed(parts).values())
+  squares = plans.compute_squares(
+    _collect_uses(parts), _sum_formed(parts).values()
+  )
   return sum(squares, jnp.zeros(size, jnp.float32))
 
 
-def weighted_sums(parts: Sequence[Part], weights: jax.Array) -> list[jax.Array]:
+def compute_weighted_sums(
+  parts: Sequence[Part], weights: jax.Array
+) -> list[jax.Array]:
   """Returns the weighted sums of gradients over examples.
 
   Args:
-    parts: as in `squared_norms`, at least one.
+    parts: as in `compute_squared_norms`, at least one.
     weights: float32 [batch]; an example with weight zero contributes exactly
       zero, whatever its factors hold.
 
@@ -355,7 +362,7 @@ def weighted_sums(parts: Sequence[Part], weights: jax.Array) -> list[jax.Array]:
     float32, for every parameter in order.
   """
   shapes = [leaf.shape for leaf in parts[0][0].leaves]
-  return plans.weighted_sums(
+  return plans.compute_weighted_sums(
     shapes, _collect_uses(parts), _sum_formed(parts), weights
   )
 
@@ -377,4 +384,4 @@ def _collect_uses(
   sites = [site for tower, _, _ in parts for site in tower.plan.sites]
   records = [record for _, records, _ in parts for record in records]
   cotangents = [each for _, _, factors in parts for each in factors.cotangents]
-  return plans.uses(sites, records, cotangents)
+  return plans.collect_uses(sites, records, cotangents)

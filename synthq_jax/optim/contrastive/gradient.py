@@ -28,11 +28,12 @@ __all__ = [
 class Loss(Protocol):
   """Interface of a loss of similarities, such as `losses.contrastive.Softmax`.
 
-  `Logit` trusts the sensitivity that a loss returns: derive it for your own loss
-  (docs/sensitivities.md). Masks are "is_padding_example", bool [batch], and
-  "is_duplicate", bool [batch, columns]; columns are the documents and then all hard
-  negatives. A loss has no trained parameters and no keys. Rows that do not use each
-  other's documents may have both (docs/examples/contrastive_rows.py).
+  `Logit` trusts the sensitivity that a loss returns: derive it for your own
+  loss (docs/sensitivities.md). Masks are "is_padding_example", bool [batch],
+  and "is_duplicate", bool [batch, columns]; columns are the documents and then
+  all hard negatives. A loss has no trained parameters and no keys. Rows that do
+  not use each other's documents may have both
+  (docs/examples/contrastive_rows.py).
   """
 
   def losses(self, similarity: jax.Array, **masks: Any) -> jax.Array:
@@ -99,11 +100,11 @@ class ContrastiveGrad:
 
     Formal guarantee:
       Inside of a `jax.shard_map` where every device gets the WHOLE batch, the
-      devices' sums add up to the sum of one device. The sensitivity is therefore
-      the same. Vectors are gathered before the loss is computed: every device weighs
-      the whole batch, and clips rows, pairs or groups of its own.
-      `training.sharded_grad.ShardedGrad` passes the batch like this. A batch whose
-      rows are divided is not accounted for.
+      devices' sums add up to the sum of one device. The sensitivity is
+      therefore the same. Vectors are gathered before the loss is computed:
+      every device weighs the whole batch, and clips rows, pairs or groups of
+      its own. `training.sharded_grad.ShardedGrad` passes the batch like this. A
+      batch whose rows are divided is not accounted for.
 
     Args:
       axes: all mesh axes along which work is divided.
@@ -127,25 +128,26 @@ class ContrastiveGrad:
 
     Args:
       params: pytree of floating-point arrays.
-      batch: "queries" and "documents" [batch, ...]. Optional fields: "negatives"
-        [batch, hard, ...], as many as the loss declares; "has_query", bool
-        [batch], False leaves a row out and keeps its document; "document_ids"
-        [batch] (and "negative_ids" [batch, hard], -1 if missing), which identify
-        duplicates; "public_negatives" [negative, ...] for `Row` (and
-        "public_negative_ids"); "example_id" [batch] for `Group`.
+      batch: "queries" and "documents" [batch, ...]. Optional fields:
+        "negatives" [batch, hard, ...], as many as the loss declares;
+        "has_query", bool [batch], False leaves a row out and keeps its
+        document; "document_ids" [batch] (and "negative_ids" [batch, hard], -1
+        if missing), which identify duplicates; "public_negatives" [negative,
+        ...] for `Row` (and "public_negative_ids"); "example_id" [batch] for `Group`.
       key: must be None: encoders have no randomness.
-      is_padding_example: bool [batch]; a pair with True counts neither as a row nor
-        as a column.
+      is_padding_example: bool [batch]; a pair with True counts neither as a row
+        nor as a column.
 
     Returns:
       The sum, float32 in the structure of `params`, and a `clipping.Aux` of the
-      rows [batch] or groups [groups], [1] for `Batch`. For `Logit` a norm is the
-      largest of the row's similarities.
+      rows [batch] or groups [groups], [1] for `Batch`. For `Logit` a norm is
+      the largest of the row's similarities.
 
     Raises:
       ValueError: if the batch does not match its declaration, or the first
         example's vector is longer than 1 (under `jax.jit` it is shortened
-        instead); or inside of `jax.shard_map`, if devices see rows of their own.
+        instead); or inside of `jax.shard_map`, if devices see rows of their
+        own.
     """
     devices.refuse_batches(type(self).__name__, among=self.axes)
     if devices.get_axes(batch, is_padding_example):
@@ -186,8 +188,8 @@ class ContrastiveGrad:
         attribute `unit`.
 
     Raises:
-      ValueError: if the method does not protect the unit, or unit or relation is
-        unknown, or there is no unit.
+      ValueError: if the method does not protect the unit, or unit or relation
+        is unknown, or there is no unit.
     """
     unit = self.unit if unit is None else unit
     if unit not in ("pair", "query"):
@@ -286,8 +288,8 @@ def contrastive_clipped_grad(
   each example's gradient bounds the sum no better than by the batch's size. The
   methods clip different gradients. `Logit` clips that of each similarity. `Row`
   clips that of each query's loss, against public documents or, like per-example
-  clipping, against its batch. `Group` clips that of each of several small batches,
-  and `Batch` that of the whole batch.
+  clipping, against its batch. `Group` clips that of each of several small
+  batches, and `Batch` that of the whole batch.
 
   Formal guarantee:
     That of the method, for the value that `sensitivity(relation, unit)` returns
@@ -295,8 +297,9 @@ def contrastive_clipped_grad(
     shapes and everything declared here. Losses and norms are not protected.
 
   Do not add up the sums of several microbatches before the noise: each record
-  would have to stay in its microbatch whatever else is drawn. To save memory use
-  `microbatch_size`, which changes no number: all negatives of the batch stay.
+  would have to stay in its microbatch whatever else is drawn. To save memory
+  use `microbatch_size`, which changes no number: all negatives of the batch
+  stay.
 
   >>> import jax.numpy as jnp
   >>> from synthq_jax.losses import contrastive
@@ -314,15 +317,16 @@ def contrastive_clipped_grad(
 
   Args:
     encode_query: `(params, queries)` to vectors of length 1, [batch, dim]. It
-      is called with one example at a time, under `jax.vmap`; `Batch` and `Group`
-      call it with all examples that they clip as one.
+      is called with one example at a time, under `jax.vmap`; `Batch` and
+      `Group` call it with all examples that they clip as one.
     encode_document: the same for documents and negatives. Parameters may be
       shared. Frozen parameters are closed over, not in params.
     loss: `losses.contrastive.Softmax`, `Sigmoid`, `Spreadout`, or any `Loss`.
-    l2_clip_norm: largest norm of each clipped gradient, finite and at least 1e-12.
+    l2_clip_norm: largest norm of each clipped gradient, finite and at least
+      1e-12.
     method: `Logit(...)`, `Row(...)`, `Group(...)` or `Batch()`.
-    max_batch_size: largest number of pairs in a batch with padding, at least 1: the
-      sampler's, never the realised one.
+    max_batch_size: largest number of pairs in a batch with padding, at least 1:
+      the sampler's, never the realised one.
     microbatch_size: examples encoded at once, to save memory; `Row` without
       gradients of negatives needs a divisor of the batch. None: all.
 
@@ -377,15 +381,16 @@ def logit_dp(
 
   Formal guarantee:
     That of `privatize` for the unit and the relation, with the sensitivity that
-    `fn` has for them. `noise_multiplier` has to be calibrated for this relation.
-    Under REPLACE_ONE the accountant doubles the sensitivity by itself. The noise is
-    then made for ADD_OR_REMOVE_ONE, whose value no method more than doubles under
-    REPLACE_ONE; if a loss of your own does, half of its value is taken.
+    `fn` has for them. `noise_multiplier` has to be calibrated for this
+    relation. Under REPLACE_ONE the accountant doubles the sensitivity by
+    itself. The noise is then made for ADD_OR_REMOVE_ONE, whose value no method
+    more than doubles under REPLACE_ONE; if a loss of your own does, half of its
+    value is taken.
 
-    The transform takes the sum of ONE call of `fn` a step. Sums of several batches
-    must not be added before it, as `optax.MultiSteps` around it would: a record that
-    comes or goes moves records from one batch to the next. Accumulate inside, with
-    `microbatch_size` of `contrastive_clipped_grad`.
+    The transform takes the sum of ONE call of `fn` a step. Sums of several
+    batches must not be added before it, as `optax.MultiSteps` around it would:
+    a record that comes or goes moves records from one batch to the next.
+    Accumulate inside, with `microbatch_size` of `contrastive_clipped_grad`.
 
   >>> import jax, jax.numpy as jnp
   >>> from synthq_jax import optim

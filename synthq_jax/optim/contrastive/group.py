@@ -1,4 +1,4 @@
-"""Implements group clipping: disjoint groups of a batch are batches of their own."""
+"""Implements group clipping, which clips the gradient of each group of a batch."""
 
 import dataclasses
 from typing import Any
@@ -19,27 +19,27 @@ class Group:
   """Clips the gradient of each group to norm C, with negatives from the group.
 
   A record's group is a hash of its own key, the batch's field "example_id",
-  modulo the number of groups. Groups that are filled by position would all change
-  when one record comes or goes. Groups therefore have uneven sizes. A group with
-  more than `size` records leaves the rest out, in an order that depends on the
-  keys alone. A group with a single record teaches nothing.
+  modulo the number of groups. Groups that are filled by position would all
+  change when one record comes or goes. Groups therefore have uneven sizes. A
+  group with more than `size` records leaves the rest out, in an order that
+  depends on the keys alone. A group with a single record teaches nothing.
 
   Formal guarantee:
     Unit: "pair" or "query", or whatever "example_id" belongs to. Assumed: a
     record keeps its key when others come and go, as a hash of its content does.
     Positions in the data do not: all records behind a removed one would change
-    their groups. Adding or removing a record changes one group, and so the sum by
-    at most 2C. Replacing a record changes a second group if its key changes: 4C,
-    or 2C with `keeps_group`. These values hold at any temperature, up to float32
-    rounding. A group whose gradient is not finite counts as zero. The number of
-    groups is public.
+    their groups. Adding or removing a record changes one group, and so the sum
+    by at most 2C. Replacing a record changes a second group if its key changes:
+    4C, or 2C with `keeps_group`. These values hold at any temperature, up to
+    float32 rounding. A group whose gradient is not finite counts as zero. The
+    number of groups is public.
 
   Attributes:
     size: largest number of records in a group, at least 2.
     groups: number of groups; None: max_batch_size // size.
     keeps_group: whether a record that is replaced keeps its "example_id", for
-      example that of its document. A position in the data is kept, too. It serves
-      as a key if records are replaced and never added or removed.
+      example that of its document. A position in the data is kept, too. It
+      serves as a key if records are replaced and never added or removed.
 
   References:
     DP-GCL's idea of groups, with groups that depend on keys instead of

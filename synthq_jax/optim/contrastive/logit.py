@@ -28,43 +28,44 @@ class Logit:
   """Clips the gradient of each similarity to norm B, then weights and sums.
 
   The sum is sum_ij w_ij c_ij grad S_ij, where w is the derivative of the loss
-  with respect to the similarities and `c_ij = min(1, B / |grad S_ij|)`. Norms come
-  first. The sum is then one backward pass through the encoders, from sums of
-  vectors weighted by w_ij c_ij. So no array has an axis for pairs and one for
-  parameters.
+  with respect to the similarities and `c_ij = min(1, B / |grad S_ij|)`. Norms
+  come first. The sum is then one backward pass through the encoders, from sums
+  of vectors weighted by w_ij c_ij. So no array has an axis for pairs and one
+  for parameters.
 
   Formal guarantee:
     Unit: "pair" (a query, its document and hard negatives) or "query" (the text
-    of the query while its document stays). Relation and value: those of the loss's
-    sensitivity (`privacy.sensitivity`), for batches of at most `max_batch_size`
-    pairs. For softmax and unit "pair" the value depends on the temperature as
-    exp(2 / tau). Each clipped gradient depends on pairs i and j alone: encoders
-    are called with one example at a time.
+    of the query while its document stays). Relation and value: those of the
+    loss's sensitivity (`privacy.sensitivity`), for batches of at most
+    `max_batch_size` pairs. For softmax and unit "pair" the value depends on the
+    temperature as exp(2 / tau). Each clipped gradient depends on pairs i and j
+    alone: encoders are called with one example at a time.
 
-    A gradient that is not finite counts as zero. A query whose vector is not finite
-    loses its row. A pair counts as padding if the vector of its document or of one
-    of its hard negatives is not finite. A duplicate of a row's document keeps the
-    constant column that the loss gives it. The sums of several blocks of a batch
-    may be added only if each record's block depends on its own key. Otherwise use
-    `microbatch_size`, which changes memory alone.
+    A gradient that is not finite counts as zero. A query whose vector is not
+    finite loses its row. A pair counts as padding if the vector of its document
+    or of one of its hard negatives is not finite. A duplicate of a row's
+    document keeps the constant column that the loss gives it. The sums of
+    several blocks of a batch may be added only if each record's block depends
+    on its own key. Otherwise use `microbatch_size`, which changes memory alone.
 
     The value holds up to float32 rounding; norms include an allowance for the
-    rounding of the backward passes (`pair_norms.allowance`). Encoders that compute
-    in half precision, or have derivatives of their own (`jax.custom_vjp`), are
-    refused.
+    rounding of the backward passes (`pair_norms.estimate_allowance`). Encoders
+    that compute in half precision, or have derivatives of their own
+    (`jax.custom_vjp`), are refused.
 
   Cost beside an ordinary step: "exact" takes n backward passes to the trained
-  products, with norms from factors as in book-keeping. It takes dim passes if dim <
-  n and the Jacobians fit into `memory_bytes`. "bound" takes min(n, dim) passes, and
-  so does "exact" for encoders that share no parameter. Four more passes measure
-  rounding. Passes go no deeper than the lowest trained parameter. Practical are a
-  projection head, LoRA, a small dim or a small batch.
+  products, with norms from factors as in book-keeping. It takes dim passes if
+  dim < n and the Jacobians fit into `memory_bytes`. "bound" takes min(n, dim)
+  passes, and so does "exact" for encoders that share no parameter. Four more
+  passes measure rounding. Passes go no deeper than the lowest trained
+  parameter. Practical are a projection head, LoRA, a small dim or a small
+  batch.
 
   Attributes:
-    norms: "exact", or "bound", which clips by `|J_q^T d| + |J_d^T q|`: at least the
-      norm, so that the summed vectors are shorter.
-    memory_bytes: largest size of Jacobians, and of gradients that are formed for
-      each example.
+    norms: "exact", or "bound", which clips by `|J_q^T d| + |J_d^T q|`: at least
+      the norm, so that the summed vectors are shorter.
+    memory_bytes: largest size of Jacobians, and of gradients that are formed
+      for each example.
 
   References:
     Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, algorithm 1.
@@ -121,10 +122,12 @@ class Logit:
     if self.norms == "bound":
       norms = pair_norms.bound(towers, *sides, **options)
     else:
-      norms = pair_norms.exact(towers, *sides, microbatch_size=size, **options)
+      norms = pair_norms.compute_exact(
+        towers, *sides, microbatch_size=size, **options
+      )
     query_allowance, column_allowance = (
       fn.share.map(
-        lambda own, tower=tower: pair_norms.allowance(
+        lambda own, tower=tower: pair_norms.estimate_allowance(
           tower, own, dim, memory_bytes=memory, microbatch_size=size
         ),
         examples,
@@ -184,8 +187,8 @@ def _score(fn: Any, params: typing.Params, pairs: batches.Pairs) -> _Scored:
   """Encodes a batch and computes its losses and weights."""
   q = fn.encode_all("query", params, pairs.queries)
   d = fn.encode_all("document", params, pairs.columns)
-  has_query = pairs.has_query & batches.finite_rows(q)
-  has_column = batches.finite_rows(d)
+  has_query = pairs.has_query & batches.mask_finite_rows(q)
+  has_column = batches.mask_finite_rows(d)
   size = len(q)
   own = jnp.concatenate(  # [batch, 1 + hard]
     [has_column[:size, None], has_column[size:].reshape(size, -1)], axis=1
@@ -213,9 +216,10 @@ def _compute_weighted_gradient(
 ) -> typing.Params:
   """Returns the gradient of sum_ij factors_ij S_ij, float32.
 
-  Each example's gradient is that of <its vector, the weighted sum of the vectors
-  that it meets>. They are added as in book-keeping, since the rounding of a running
-  sum over examples, or over all their tokens, may depend on one of them.
+  Each example's gradient is that of <its vector, the weighted sum of the
+  vectors that it meets>. They are added as in book-keeping, since the rounding
+  of a running sum over examples, or over all their tokens, may depend on one of
+  them.
   """
   # In float32, also where parameters are narrower.
   wide, narrow = rules.widen(params)
@@ -239,7 +243,7 @@ def _compute_weighted_gradient(
         share.take(examples),
         share.take(toward),
         share.take(is_counted) & share.is_own(len(is_counted)),
-        pair_norms.block_size(
+        pair_norms.choose_block_size(
           tower, share.count(len(toward)), fn.microbatch_size, memory_bytes
         ),
       )
@@ -267,7 +271,7 @@ def _sum_pullbacks(
     examples, cotangents, weights = rows
     _, records, pull = encoders.linearize(tower, examples)
     part = tower, records, pull(cotangents)
-    return encoders.weighted_sums([part], weights), ()
+    return encoders.compute_weighted_sums([part], weights), ()
 
   rows = (
     batches.replace_uncounted(examples, is_counted),

@@ -1,19 +1,20 @@
 """Computes the norms of the gradients of all similarities of a batch.
 
-The gradient of S_ij = <q_i, d_j> is J_qi^T d_j + J_dj^T q_i, with J_q and J_d the
-Jacobians of the embeddings with respect to all parameters. Where the encoders
-share parameters, its squared norm has the cross term
+The gradient of S_ij = <q_i, d_j> is J_qi^T d_j + J_dj^T q_i, with J_q and J_d
+the Jacobians of the embeddings with respect to all parameters. Where the
+encoders share parameters, its squared norm has the cross term
 2 <J_qi^T d_j, J_dj^T q_i>, which no Gram matrix of one example holds.
 
-All pairs (i, i + shift) take one backward pass through both encoders, with rows and
-columns as in an ordinary batch: a pass for each of the n shifts. If dim is less than
-n, memory allows and it takes less work, there is a pass for each dimension instead.
-Formed parts of the Jacobians are then multiplied for all pairs at once, and factors
-are combined shift by shift. No array has an axis for pairs and one for parameters.
+All pairs (i, i + shift) take one backward pass through both encoders, with rows
+and columns as in an ordinary batch: a pass for each of the n shifts. If dim is
+less than n, memory allows and it takes less work, there is a pass for each
+dimension instead. Formed parts of the Jacobians are then multiplied for all
+pairs at once, and factors are combined shift by shift. No array has an axis for
+pairs and one for parameters.
 
-If the encoders share no parameter, one backward pass for each dimension gives the
-rows of an example's Jacobian in factors. Their Gram matrix [dim, dim] holds every
-`|J^T v|^2 = v^T (J J^T) v`, so that more vectors v cost next to nothing.
+If the encoders share no parameter, one backward pass for each dimension gives
+the rows of an example's Jacobian in factors. Their Gram matrix [dim, dim] holds
+every `|J^T v|^2 = v^T (J J^T) v`, so that more vectors v cost next to nothing.
 """
 
 import functools
@@ -28,14 +29,14 @@ from synthq_jax.optim.bookkeeping import jaxprs, plans, rules, use_sites
 from synthq_jax.optim.contrastive import encoders, shares
 
 __all__ = [
-  "allowance",
-  "block_size",
+  "estimate_allowance",
+  "choose_block_size",
   "bound",
   "combine",
-  "exact",
-  "jacobians",
+  "compute_exact",
+  "compute_jacobians",
   "compute_encoder_norms",
-  "squared_products",
+  "compute_squared_products",
   "combining_pays",
 ]
 
@@ -50,7 +51,7 @@ _FORMED_UNITS = 16
 _DIRECTIONS = 4
 
 
-def exact(
+def compute_exact(
   towers: encoders.Towers,
   queries: Any,
   documents: Any,
@@ -66,8 +67,8 @@ def exact(
     queries: arrays with a leading axis [query].
     documents: arrays with a leading axis [document].
     memory_bytes: largest size of Jacobians.
-    microbatch_size: queries, and documents, processed at once, over all pairs of
-      blocks. None: all.
+    microbatch_size: queries, and documents, processed at once, over all pairs
+      of blocks. None: all.
     share: the share of both that the device works on.
 
   Returns:
@@ -147,12 +148,12 @@ def _compute_block(
       for side in sides
     ]
     rows = [
-      jacobians(side.pull, len(side.vectors), dim) if pay else None
+      compute_jacobians(side.pull, len(side.vectors), dim) if pay else None
       for side, pay in zip(sides, pays, strict=True)
     ]
     paid = [row for row in rows if row is not None]
     if len(paid) == len(sides):
-      squares = squared_products(
+      squares = compute_squared_products(
         query.vectors,
         document.vectors,
         *[
@@ -189,7 +190,7 @@ def _compute_by_shifts(query: _Side, document: _Side) -> jax.Array:
     factors, records = jax.tree.map(
       lambda x: x[columns], (document.pull(own), document.records)
     )
-    return encoders.squared_norms(
+    return encoders.compute_squared_norms(
       [
         (query.tower, query.records, query.pull(d[columns])),
         (document.tower, records, factors),
@@ -212,7 +213,7 @@ def bound(
   """Returns `|J_q^T d| + |J_d^T q|`, at least the norm of each gradient.
 
   Args:
-    towers, queries, documents, memory_bytes, share: as in `exact`.
+    towers, queries, documents, memory_bytes, share: as in `compute_exact`.
 
   Returns:
     float32 [query, document].
@@ -245,7 +246,7 @@ def _compute_both_norms(
   return norms(towers.query, queries, d), document_norms.T
 
 
-def block_size(
+def choose_block_size(
   tower: encoders.Tower,
   size: int,
   microbatch_size: int | None,
@@ -257,14 +258,15 @@ def block_size(
     tower: the encoder.
     size: number of all examples.
     microbatch_size: largest number at once; None: no such limit.
-    memory_bytes: largest size of the gradients that are formed for each example.
+    memory_bytes: largest size of the gradients that are formed for each
+      example.
   """
   each = 4 * sum(tower.leaves[index].size for index in tower.plan.formed)
   most = memory_bytes // each if each else size
   return max(1, min(size, microbatch_size or size, most))
 
 
-def allowance(
+def estimate_allowance(
   tower: encoders.Tower,
   examples: Any,
   dim: int,
@@ -276,15 +278,16 @@ def allowance(
 
   A backward pass rounds by units of its Jacobian J, even if the exact result
   vanishes, as that of a cosine does along the vector itself. The allowance is
-  sixteen units of `|J|^2`, which is the mean of `|J^T v|^2` over random directions
-  v. Four fixed and public directions estimate it. An encoder that is made to hide
-  from all four would succeed.
+  sixteen units of `|J|^2`, which is the mean of `|J^T v|^2` over random
+  directions v. Four fixed and public directions estimate it. An encoder that is
+  made to hide from all four would succeed.
 
   Args:
     tower: the encoder.
     examples: arrays with a leading axis [batch].
     dim: length of the vectors.
-    memory_bytes: largest size of the gradients that are formed for each example.
+    memory_bytes: largest size of the gradients that are formed for each
+      example.
     microbatch_size: examples at once; None: as many as `memory_bytes` allows.
 
   Returns:
@@ -292,7 +295,7 @@ def allowance(
   """
   directions = jax.random.normal(jax.random.key(0), (_DIRECTIONS, dim))
   size = jax.tree.leaves(examples)[0].shape[0]
-  block = block_size(tower, size, microbatch_size, memory_bytes)
+  block = choose_block_size(tower, size, microbatch_size, memory_bytes)
 
   def measure_block(examples: Any) -> jax.Array:
     _, records, pull = encoders.linearize(tower, examples)
@@ -300,7 +303,7 @@ def allowance(
     def measure_direction(direction: jax.Array) -> jax.Array:
       cotangents = jnp.broadcast_to(direction, (block, dim))
       part = tower, records, pull(cotangents)
-      return encoders.squared_norms([part], block)
+      return encoders.compute_squared_norms([part], block)
 
     return jnp.mean(jax.lax.map(measure_direction, directions), axis=0)
 
@@ -330,7 +333,7 @@ def compute_encoder_norms(
 
   def compute_shift(shift: jax.Array) -> jax.Array:
     columns = (jnp.arange(size) + shift) % len(others)
-    return encoders.squared_norms(
+    return encoders.compute_squared_norms(
       [(tower, records, pull(others[columns]))], size
     )
 
@@ -345,7 +348,7 @@ def _undo_shifts(squares: jax.Array) -> jax.Array:
   return squares[(jnp.arange(shifts)[None, :] - rows) % shifts, rows]
 
 
-def squared_products(
+def compute_squared_products(
   q: jax.Array,
   d: jax.Array,
   query_jacobians: Mapping[int, jax.Array],
@@ -355,11 +358,12 @@ def squared_products(
 
   For entry p of a parameter the gradients of all similarities are one matrix
   product, [J_q[p], q] [d, J_d[p]]^T: rows and columns of length 2 dim. Entry
-  after entry is multiplied, squared and added up, so that the Jacobians are read
-  once and the products stay in cache. Nothing cancels: these are sums of squares.
+  after entry is multiplied, squared and added up, so that the Jacobians are
+  read once and the products stay in cache. Nothing cancels: these are sums of
+  squares.
 
-  Jacobians are [dim, query, ...] and [dim, document, ...] by parameter; a missing
-  Jacobian is zero.
+  Jacobians are [dim, query, ...] and [dim, document, ...] by parameter; a
+  missing Jacobian is zero.
   """
   total = jnp.zeros((len(q), len(d)))
   for leaf in query_jacobians.keys() | document_jacobians.keys():
@@ -391,7 +395,7 @@ def _split_entries(jacobian: jax.Array | None) -> jax.Array | None:
 
 
 def combine(rows: encoders.Factors) -> Callable[[jax.Array], encoders.Factors]:
-  """Makes the pullback behind `jacobians` anew, without further backward passes.
+  """Makes a pullback from Jacobians, which takes no further backward passes.
 
   Args:
     rows: the factors for each dimension, [dim, batch, ...].
@@ -407,7 +411,7 @@ def combine(rows: encoders.Factors) -> Callable[[jax.Array], encoders.Factors]:
   )
 
 
-def jacobians(
+def compute_jacobians(
   pull: Callable[[jax.Array], encoders.Factors], size: int, dim: int
 ) -> encoders.Factors:
   """Returns the factors for each dimension's unit vector, [dim, batch, ...]."""
@@ -436,7 +440,7 @@ def combining_pays(
 
 
 def _count_jacobian_bytes(tower: encoders.Tower, size: int, dim: int) -> int:
-  """Returns the bytes of `jacobians` for `size` examples."""
+  """Returns the bytes of `compute_jacobians` for `size` examples."""
   each = sum(math.prod(site.output.shape) for site in tower.plan.sites)
   each += sum(tower.leaves[index].size for index in tower.plan.formed)
   return 4 * each * size * dim
@@ -447,8 +451,8 @@ def _compute_gram_norms(
 ) -> jax.Array:
   """Computes the norms of `compute_encoder_norms` from Gram matrices.
 
-  An allowance for rounding makes norms too large rather than too small: by about
-  1e-3 of the Jacobian's norm if the product nearly vanishes.
+  An allowance for rounding makes norms too large rather than too small: by
+  about 1e-3 of the Jacobian's norm if the product nearly vanishes.
   """
   size, dim = jax.tree.leaves(examples)[0].shape[0], others.shape[1]
   each = max(1, _count_jacobian_bytes(tower, 1, dim))
@@ -457,7 +461,9 @@ def _compute_gram_norms(
   def compute_one(example: Any) -> jax.Array:
     batch = jax.tree.map(lambda x: x[None], example)
     _, records, pull = encoders.linearize(tower, batch)
-    gram, errors = _compute_gram(tower, records, jacobians(pull, 1, dim), dim)
+    gram, errors = _compute_gram(
+      tower, records, compute_jacobians(pull, 1, dim), dim
+    )
     squares = jnp.einsum("vk,kl,vl->v", others, gram, others, precision=_EXACT)
     summed = jnp.abs(others) @ jnp.sqrt(errors)
     return jnp.sqrt(jnp.maximum(squares, 0.0) + summed**2)
@@ -488,7 +494,7 @@ def _compute_gram(
       (site, left, _compute_rights(site, cotangent, dim))
       for site, left, cotangent in zip(sites, lefts, cotangents, strict=True)
     ]
-    units = max(rules.units(*plans.matrices(site)) for site in sites)
+    units = max(rules.count_units(*plans.get_sizes(site)) for site in sites)
     errors += rules.UNIT * units * _sum_lengths(uses) ** 2
     for number, use in enumerate(uses):
       gram += _contract(_compute_kernel(use, use), use[2], use[2])
@@ -520,11 +526,13 @@ def _form_rows(
 
   def row(cotangents: list[jax.Array]) -> jax.Array:
     expanded = [cotangent[None] for cotangent in cotangents]
-    (pairs,) = plans.uses(sites, records, expanded).values()
+    (pairs,) = plans.collect_uses(sites, records, expanded).values()
     layout = pairs[0][0]
     groups = math.prod(size for _, size in layout.groups)
     shape = (groups, layout.num_rows, layout.num_columns)
-    return rules.weighted_sum([use for _, use in pairs], jnp.ones(1), shape)
+    return rules.compute_weighted_sum(
+      [use for _, use in pairs], jnp.ones(1), shape
+    )
 
   return jax.vmap(row)(cotangents).reshape(dim, -1)
 
@@ -544,9 +552,9 @@ def _sum_lengths(uses: list[_Use]) -> jax.Array | float:
   """Returns the summed lengths of all positions' contributions, [dim]."""
   total = 0.0
   for site, left, right in uses:
-    lengths = rules.lengths(right)  # [dim, groups, s]
+    lengths = rules.compute_lengths(right)  # [dim, groups, s]
     if not site.is_lookup:
-      lengths *= rules.lengths(left)[None]
+      lengths *= rules.compute_lengths(left)[None]
     total += jnp.sum(lengths, axis=(1, 2))
   return total
 

@@ -26,37 +26,38 @@ class Row:
   """Clips the gradient of each row, one query against its columns, to norm C.
 
   Formal guarantee:
-    `negatives="batch"` protects THE PAIR, with noise that grows with the batch. A
-    document is a column of all rows, so that a pair that comes or goes may turn all
-    n - 1 other rows around. The value is (2n - 1) C, with n the largest padded
-    batch, and 2n C when the pair is replaced. It also protects the TEXT OF A QUERY
-    while its document stays, unit "query". The value is C when the query is zeroed
-    out (`has_query` is False and the document stays a column), and 2C when it is
-    replaced, at any temperature and batch size. The set of documents that have
-    queries is NOT protected there. Poisson sampling amplifies nothing, so account
-    for batches in a fixed order (docs/sensitivities.md). A pair whose document has
-    a vector that is not finite counts as padding.
+    `negatives="batch"` protects THE PAIR, with noise that grows with the batch.
+    A document is a column of all rows, so that a pair that comes or goes may
+    turn all n - 1 other rows around. The value is (2n - 1) C, with n the
+    largest padded batch, and 2n C when the pair is replaced. It also protects
+    the TEXT OF A QUERY while its document stays, unit "query". The value is C
+    when the query is zeroed out (`has_query` is False and the document stays a
+    column), and 2C when it is replaced, at any temperature and batch size. The
+    set of documents that have queries is NOT protected there. Poisson sampling
+    amplifies nothing, so account for batches in a fixed order
+    (docs/sensitivities.md). A pair whose document has a vector that is not
+    finite counts as padding.
 
-    `negatives="public"` protects THE PAIR, unit "pair" or "query": C when it comes
-    or goes, 2C when it is replaced. The negatives have to be drawn from public
-    documents, independently of the private pairs, and anew in one draw for all
-    rows. A row then depends on its own pair alone.
+    `negatives="public"` protects THE PAIR, unit "pair" or "query": C when it
+    comes or goes, 2C when it is replaced. The negatives have to be drawn from
+    public documents, independently of the private pairs, and anew in one draw
+    for all rows. A row then depends on its own pair alone.
 
-    A row whose gradient is not finite counts as zero. `gradients` changes what is
-    learnt and what it costs, and not the guarantee. The values hold up to float32
-    rounding.
+    A row whose gradient is not finite counts as zero. `gradients` changes what
+    is learnt and what it costs, and not the guarantee. The values hold up to
+    float32 rounding.
 
-  Cost of n rows beside an ordinary step: `gradients="all"` takes n backward passes
-  through the document tower, one gradient in memory at a time. "pair" and "query"
-  take one forward and one backward pass for norms and sum together; in
-  microbatches `clipped_grad` takes one more forward pass.
+  Cost of n rows beside an ordinary step: `gradients="all"` takes n backward
+  passes through the document tower, one gradient in memory at a time. "pair"
+  and "query" take one forward and one backward pass for norms and sum together;
+  in microbatches `clipped_grad` takes one more forward pass.
 
   Attributes:
     negatives: "batch": the documents of the other rows, and all hard negatives
       the loss declares. "public": the batch's field "public_negatives"
       [negative, ...], the same for all rows.
-    gradients: "all": all of the loss; "pair": none through negatives; "query": none
-      through any document, as with a frozen document tower.
+    gradients: "all": all of the loss; "pair": none through negatives; "query":
+      none through any document, as with a frozen document tower.
   """
 
   negatives: str = "batch"
@@ -170,9 +171,9 @@ def _weigh_rows(
   if method.negatives == "public":
     return _weigh_public_rows(fn, params, batch, pairs, q, d)
   size = len(q)
-  has_column = batches.finite_rows(d)
-  counts = pairs.has_query & batches.finite_rows(q)
-  columns = has_column.at[:size].set(True)  # False for hard negatives alone
+  has_column = batches.mask_finite_rows(d)
+  counts = pairs.has_query & batches.mask_finite_rows(q)
+  columns = has_column.at[:size].set(True)  # False: a hard negative not finite
   masks = {
     "is_padding_example": pairs.is_padding | ~has_column[:size],
     "is_duplicate": pairs.is_duplicate | ~columns[None, :],
@@ -215,9 +216,9 @@ def _weigh_public_rows(
     )
   negatives = jnp.asarray(batch["public_negatives"])
   s = fn.encode_all("document", params, negatives)
-  has_column = batches.finite_rows(s)
+  has_column = batches.mask_finite_rows(s)
   s = jnp.where(has_column[:, None], s, 0.0)
-  finite = batches.finite_rows(q) & batches.finite_rows(d)
+  finite = batches.mask_finite_rows(q) & batches.mask_finite_rows(d)
   counts = finite & pairs.has_query & ~pairs.is_padding
   q, d = (jnp.where(counts[:, None], x, 0.0) for x in (q, d))
   similarity = jnp.concatenate(
@@ -271,8 +272,8 @@ def _clip_at_once(
 ) -> typing.Clipped:
   """Returns sum, losses and norms as `_clip_pairs` does, from one forward pass.
 
-  The vectors that give the weights also start the backward pass, by book-keeping:
-  norm and sum come from the same factors.
+  The vectors that give the weights also start the backward pass, by
+  book-keeping: norm and sum come from the same factors.
   """
   encode_document = fn.encode_document
   if not through_document:  # hides the parameters from the tracer
@@ -302,13 +303,13 @@ def _clip_at_once(
     cotangents = rows.own[:, None] * jnp.where(rows.counts[:, None], q, 0.0)
     parts.append((towers.document, d_records, pull_d(cotangents)))
   parts = encoders.fix_rounding(parts)
-  squares = encoders.squared_norms(parts, len(q))
-  norms = rules.norms([squares], rows.losses)
-  weights = rules.clip_weights(
+  squares = encoders.compute_squared_norms(parts, len(q))
+  norms = rules.compute_norms([squares], rows.losses)
+  weights = rules.compute_clip_weights(
     rows.losses, norms, ~rows.counts, fn.l2_clip_norm
   )
   total = jax.tree.unflatten(
-    jax.tree.structure(params), encoders.weighted_sums(parts, weights)
+    jax.tree.structure(params), encoders.compute_weighted_sums(parts, weights)
   )
   norms = share.gather(jnp.where(rows.counts, norms, 0.0), size)
   return total, losses, norms
@@ -320,8 +321,8 @@ def _clip_pairs(
   """Returns sum and norms if a row's gradient is that of its own pair.
 
   The parameters move <q_i, a_i>, with the weighted sum a_i of its columns held
-  fixed, and own_i <q_i, d_i> through the document. This is a function of the pair,
-  which `clipped_grad` clips.
+  fixed, and own_i <q_i, d_i> through the document. This is a function of the
+  pair, which `clipped_grad` clips.
   """
 
   def similarity(params: typing.Params, batch: typing.Batch) -> jax.Array:

@@ -1,8 +1,8 @@
 """Divides the work on a batch among devices that all hold the whole batch.
 
-Each of k devices takes every k-th row, since padding stands at the end of a batch.
-It encodes these rows, gathers the vectors of all other rows, and then sums the
-clipped gradients of its own rows alone.
+Each of k devices takes every k-th row, since padding stands at the end of a
+batch. It encodes these rows, gathers the vectors of all other rows, and then
+sums the clipped gradients of its own rows alone.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ class Share:
   """The rows of a batch that one device works on.
 
   Attributes:
-    axes: manual mesh axes along which the work is divided; (): one device does all
-      of it.
+    axes: manual mesh axes along which the work is divided; (): one device does
+      all of it.
   """
 
   axes: tuple[str, ...] = ()
@@ -36,8 +36,8 @@ class Share:
 
     Args:
       size: rows of the batch.
-      block: a smaller number, to a multiple of which the count is rounded up; None:
-        it is not rounded.
+      block: a smaller number, to a multiple of which the count is rounded up;
+        None: it is not rounded.
     """
     count = -(-size // self.ways)
     if not self.axes or block is None or block >= count:
@@ -93,8 +93,8 @@ class Share:
     """Applies a function to all rows, each device to its own.
 
     Args:
-      function: from arrays [count, ...] to arrays of as many rows, each of which
-        depends on its own row alone.
+      function: from arrays [count, ...] to arrays of as many rows, each of
+        which depends on its own row alone.
       tree: arrays [batch, ...], the same on every device.
     """
     size = len(jax.tree.leaves(tree)[0])
@@ -116,8 +116,8 @@ class Share:
   ) -> jax.Array:
     """Applies a function to the rows of each device, in turn.
 
-    The devices form a ring and pass on the rows that they hold, so that no device
-    holds the rows of two others at once.
+    The devices form a ring and pass on the rows that they hold, so that no
+    device holds the rows of two others at once.
 
     Args:
       function: from the rows that a device holds to an array [row, count].
