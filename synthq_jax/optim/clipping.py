@@ -329,9 +329,8 @@ def clipped_grad(
     coupling, and by `check_independence`, which compares values.
 
     The bounds hold up to float32 rounding of the sum, whatever precision the
-    loss
-    computes in: tests hold half a percent, on CPUs, for batches of up to 8,192.
-    Norms from factors include a bound of their own rounding
+    loss computes in: tests hold half a percent, on CPUs, for batches of up to
+    8,192. Norms from factors include a bound of their own rounding
     (`rules.compute_allowance`).
 
     Without ids an example's key is derived from its position: the step's key

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-__all__ = ["Banded", "Iid", "Noise", "banded", "iid", "draw_standard"]
+__all__ = ["Banded", "Iid", "Noise", "banded", "draw_standard", "iid"]
 
 _STREAM = np.frombuffer(hashlib.sha256(b"synthq_jax noise").digest(), "<u4")[0]
 """Tag folded into a key before the step. `split(key, n)[i]` IS `fold_in(key,
@@ -257,10 +257,9 @@ def _transform_words(
   """Applies the Box-Muller transform to words for the radius and for the angle.
 
   One entry in 2^31 has a radius in the last cell, beyond 6.5. That cell is
-  divided
-  by 31 more bits: the entry's word for the angle, mixed with a word that all
-  entries of an array share. Only two entries of the last cell in one array
-  would have related radii.
+  divided by 31 more bits: the entry's word for the angle, mixed with a word
+  that all entries of an array share. Only two entries of the last cell in one
+  array would have related radii.
   """
   # Both are in (0, 1]: adding half a step keeps the logarithm finite.
   uniform = (

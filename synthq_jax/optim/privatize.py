@@ -71,10 +71,9 @@ def privatize(
     it skips; nothing is claimed of either. An optimizer after this transform
     that gets the loss, or a function of it (line searches, Polyak's steps,
     Hessians), would read the records again, and is refused. The transform has
-    to see the
-    whole sum: sums from which `optax.masked` or `optax.multi_transform` hide a
-    part are refused, as are parts of sums or parameters inside of
-    `jax.shard_map`.
+    to see the whole sum: sums from which `optax.masked` or
+    `optax.multi_transform` hide a part are refused, as are parts of sums or
+    parameters inside of `jax.shard_map`.
 
   >>> import jax, jax.numpy as jnp
   >>> transform = privatize(l2_sensitivity=1.0, noise_multiplier=0.0,

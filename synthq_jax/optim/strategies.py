@@ -57,8 +57,8 @@ from synthq_jax.optim.bookkeeping import (
 __all__ = [
   "KEEP_RATIOS",
   "STRATEGIES",
-  "get_probed",
   "get_plan_options",
+  "get_probed",
 ]
 
 KEEP_RATIOS = {"bookkeeping": 2.0, "ghost": 1 / 16}

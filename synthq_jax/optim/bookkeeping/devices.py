@@ -17,15 +17,15 @@ from typing import Any
 import jax
 
 __all__ = [
-  "get_axes",
   "compiler_divides",
+  "get_axes",
   "get_first_example",
   "get_manual_axes",
+  "get_shape",
+  "get_untracked_axes",
   "refuse_batches",
   "refuse_divided",
   "refuse_parts",
-  "get_shape",
-  "get_untracked_axes",
   "vary",
 ]
 

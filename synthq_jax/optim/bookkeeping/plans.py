@@ -23,15 +23,15 @@ __all__ = [
   "LARGE",
   "Plan",
   "Use",
-  "count_factor_bytes",
-  "make_from_trace",
-  "make_example_loss",
-  "make",
-  "get_sizes",
-  "must_swap",
-  "compute_squares",
   "collect_uses",
+  "compute_squares",
   "compute_weighted_sums",
+  "count_factor_bytes",
+  "get_sizes",
+  "make",
+  "make_example_loss",
+  "make_from_trace",
+  "must_swap",
 ]
 
 _log = logging.getLogger(__name__)

@@ -18,22 +18,22 @@ import jax.numpy as jnp
 from synthq_jax.optim.bookkeeping import sums
 
 __all__ = [
+  "UNIT",
   "Outer",
   "Rows",
-  "UNIT",
   "compute_allowance",
   "compute_clip_weights",
   "compute_cross_terms",
-  "count_flops_from_factors",
-  "count_flops_from_product",
   "compute_lengths",
   "compute_norms",
-  "reduce",
   "compute_squared_norm",
   "compute_squared_norms",
-  "sum_of_squares",
-  "count_units",
   "compute_weighted_sum",
+  "count_flops_from_factors",
+  "count_flops_from_product",
+  "count_units",
+  "reduce",
+  "sum_of_squares",
   "widen",
 ]
 

@@ -23,14 +23,14 @@ __all__ = [
   "Tower",
   "Towers",
   "check_cosines",
+  "compute_squared_norms",
+  "compute_weighted_sums",
   "encode",
   "fix_rounding",
   "linearize",
   "refuse_batch_rules",
   "split",
-  "compute_squared_norms",
   "trace_towers",
-  "compute_weighted_sums",
 ]
 
 _LONGEST = 1.001

@@ -29,15 +29,15 @@ from synthq_jax.optim.bookkeeping import jaxprs, plans, rules, use_sites
 from synthq_jax.optim.contrastive import encoders, shares
 
 __all__ = [
-  "estimate_allowance",
-  "choose_block_size",
   "bound",
+  "choose_block_size",
   "combine",
+  "combining_pays",
+  "compute_encoder_norms",
   "compute_exact",
   "compute_jacobians",
-  "compute_encoder_norms",
   "compute_squared_products",
-  "combining_pays",
+  "estimate_allowance",
 ]
 
 _EXACT = jax.lax.Precision.HIGHEST
