@@ -142,9 +142,9 @@ class Sigmoid(pairs.PairLoss):
 
   With z = similarity / temperature + bias the loss of row i is softplus(-z_ii)
   plus the weighted sum of softplus(z_ij) over its negatives j. The weight is
-  the constant 1 / (N0 (1 + h) - 1), whatever batch is sampled, so that all
-  negatives of a row together weigh no more than its own document. Duplicates
-  are dropped: the terms of a row share no denominator.
+  the constant 1 / (N0 (1 + h) - 1), whatever batch is sampled. All negatives of
+  a row together weigh no more than its own document. Duplicates are dropped:
+  the terms of a row share no denominator.
 
   Formal guarantee: that of `privacy.sensitivity.sigmoid`, for every similarity
   passed to `weights`, if `is_duplicate[i, j]` depends on pairs i and j alone.
@@ -183,9 +183,9 @@ class Spreadout(pairs.PairLoss):
   """Spreadout loss, which pushes different pairs towards orthogonality.
 
   The loss of row i is the sum of similarity_ij^2 over j != i, divided by n - 1
-  or by a declared N0 - 1, where n counts the real pairs. It ignores a row's own
-  column: use it as a regulariser, or alone if pairs agree without training.
-  Duplicates are dropped and still count in n.
+  or by a declared N0 - 1. Here n counts the real pairs. The loss ignores a
+  row's own column: use it as a regulariser, or alone if pairs agree without
+  training. Duplicates are dropped and still count in n.
 
   Formal guarantee: that of `privacy.sensitivity.spreadout`, for every
   similarity passed to `weights`, if `is_duplicate[i, j]` depends on pairs i and

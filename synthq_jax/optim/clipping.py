@@ -355,11 +355,11 @@ def clipped_grad(
       refused, but inside of a compiled function it is not, and padding counts.
       There, pass `is_padding_example=batch["is_padding_example"]`.
     l2_clip_norm: the clip norm, finite and at least 1e-12.
-    strategy: "bookkeeping" (one backward pass, gradients kept in factors where
-      that is less), "ghost" (two backward passes, keeps what ordinary training
-      keeps), "vmap" (one backward pass, takes the memory of all per-example
-      gradients) or "auto", which counts work and memory and chooses for the
-      backend; it logs what it chose (`optim.auto.choose` returns it).
+    strategy: "bookkeeping": one backward pass, keeps gradients in factors if
+      these are smaller. "ghost": two backward passes, keeps what ordinary
+      training keeps. "vmap": one backward pass, takes the memory of all
+      per-example gradients. "auto": chooses for the backend by counted work and
+      memory, and logs its choice (`optim.auto.choose` returns it).
     microbatch_size: examples processed at once; it must divide the batch and
       changes memory and speed only. None: all, or the choice of "auto".
     has_aux: whether the loss returns (losses [batch], aux), where aux is a tree

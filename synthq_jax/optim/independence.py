@@ -55,10 +55,11 @@ def check_independence(
   """Refuses a loss in which one example moves another example's loss.
 
   Per-example clipping bounds the effect of one example on the sum of gradients
-  only if no example reaches into another's loss, as by batch norm, in-batch
-  negatives or division by the batch's number of tokens. This function replaces
-  one example by another and compares the losses of the rest. It also compares
-  the losses of up to three examples with those of the same examples alone.
+  only if no example reaches into another's loss. Batch norm, in-batch negatives
+  and division by the batch's number of tokens couple losses. This check
+  replaces one example by another and compares the losses of the rest. It also
+  compares the losses of up to three examples with those of the same examples
+  alone.
 
   It is a test at one point: passing is evidence, not proof. Relative changes of
   up to 1e-4 count as rounding, 2e-2 if the loss computes in half precision. Use

@@ -30,13 +30,13 @@ class Row:
     A document is a column of all rows, so that a pair that comes or goes may
     turn all n - 1 other rows around. The value is (2n - 1) C, with n the
     largest padded batch, and 2n C when the pair is replaced. It also protects
-    the TEXT OF A QUERY while its document stays, unit "query". The value is C
-    when the query is zeroed out (`has_query` is False and the document stays a
-    column), and 2C when it is replaced, at any temperature and batch size. The
-    set of documents that have queries is NOT protected there. Poisson sampling
-    amplifies nothing, so account for batches in a fixed order
-    (docs/sensitivities.md). A pair whose document has a vector that is not
-    finite counts as padding.
+    the TEXT OF A QUERY while its document stays, unit "query". At any
+    temperature and batch size the value is C when the query is zeroed out
+    (`has_query` is False and the document stays a column). It is 2C when the
+    query is replaced. The set of documents that have queries is NOT protected
+    there. Poisson sampling amplifies nothing, so account for batches in a fixed
+    order (docs/sensitivities.md). A pair whose document has a vector that is
+    not finite counts as padding.
 
     `negatives="public"` protects THE PAIR, unit "pair" or "query": C when it
     comes or goes, 2C when it is replaced. The negatives have to be drawn from
