@@ -1,4 +1,4 @@
-"""Losses per example: sequence-to-sequence, contrastive, of a ranked list."""
+"""Sequence-to-sequence, contrastive and listwise losses, one value a row."""
 
 from synthq_jax.losses import contrastive, listwise, seq2seq
 

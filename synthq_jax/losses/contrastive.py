@@ -4,10 +4,11 @@ These losses COUPLE the examples: each row's loss depends on the other rows'
 documents. They are not for `optim.clipped_grad`, whose guarantee needs losses
 of single examples; `optim.batch_clipped_grad` clips a coupled gradient.
 
-`softmax` is the usual loss. `Softmax`, `Sigmoid` and `Spreadout` are losses for
-training with DP, where the gradient of each similarity is clipped: they also
-know the derivatives by which those gradients are weighted, what may be masked,
-and how far one record then moves the sum.
+`softmax` is the loss of training without privacy. `Softmax`, `Sigmoid` and
+`Spreadout` are losses for DP training that clips the gradient of each
+similarity. They also compute the derivatives that weight those gradients, mask
+no more than their bound allows, and report how far one record then moves the
+sum.
 """
 
 import dataclasses
@@ -39,25 +40,26 @@ def softmax(
   the other rows' documents and then any hard negatives. The loss of row i is
   -s[i, i]/temperature + log sum_j exp(s[i, j]/temperature).
 
-  Every row depends on every document of the batch, so that clipping per example
-  bounds what one pair does to the sum by twice the batch. `duplicate_mask` drops
-  columns from denominators, which is right for training without privacy and
-  breaks the sensitivity bounds of losses whose pairs are clipped.
+  Every row depends on every document of the batch. Per-example clipping
+  therefore bounds the effect of one pair on the sum only by 2 * batch clip
+  norms. `duplicate_mask` drops columns from denominators. That is right for
+  training without privacy, and breaks the sensitivity bounds of losses with
+  clipped pairs.
 
   >>> import jax.numpy as jnp
   >>> print(softmax(jnp.zeros((2, 2)), temperature=1.0) / jnp.log(2.0))
   [1. 1.]
 
   Args:
-    similarity: [batch, batch + hard], for cosines in [-1, 1].
-    temperature: above 0; similarities are divided by it.
+    similarity: [batch, batch + hard]; cosines are in [-1, 1].
+    temperature: above 0; divides the similarities.
     weights: factor for each row's loss [batch], or None for ones.
-    is_padding_example: bool [batch]; such rows get loss 0, and their own
-      columns are dropped.
-    is_padding_document: bool [batch + hard]; such columns are dropped.
+    is_padding_example: bool [batch]; True gives a row loss 0 and drops its own
+      column from all other rows.
+    is_padding_document: bool [batch + hard]; True drops a column.
     duplicate_mask: bool [batch, batch + hard]; True where a column's document
-      equals the row's own, such columns are dropped from that row. The row's
-      own column always stays.
+      equals the row's own, which drops the column from that row. The row's own
+      column always stays.
 
   Returns:
     float32 [batch].
@@ -84,19 +86,19 @@ def softmax(
   losses = total - jnp.diagonal(logits)  # [batch]
   if weights is not None:
     losses *= weights
-  return pairs.without_padding(losses, is_padding_example)
+  return pairs.zero_padding(losses, is_padding_example)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Softmax(pairs.PairLoss):
-  """The in-batch softmax for gradients of pairs that are clipped.
+  """In-batch softmax loss for DP training that clips the gradient of each pair.
 
-  Unlike in `softmax`, a duplicate stays in its row's denominator, as the
-  constant exp(low / temperature) with gradient zero: a row whose columns may be
-  dropped can be moved much further by one new document.
+  Unlike in `softmax`, a duplicate stays in its row's denominator as the
+  constant exp(low / temperature), with gradient zero. If columns could be
+  dropped, one new document could move a row much further.
 
-  Formal guarantee: that of `privacy.sensitivity.softmax`, for any similarity
-  given to `weights`, if `is_duplicate[i, j]` depends on pairs i and j alone.
+  Formal guarantee: that of `privacy.sensitivity.softmax`, for every similarity
+  passed to `weights`, if `is_duplicate[i, j]` depends on pairs i and j alone.
 
   >>> import jax.numpy as jnp
   >>> print(Softmax(temperature=1.0).weights(jnp.zeros((2, 2))))
@@ -122,7 +124,7 @@ class Softmax(pairs.PairLoss):
       similarity = jnp.where(masked, low, similarity)
     columns = None
     if is_padding_example is not None:
-      columns = pairs.padding_columns(is_padding_example, self.hard_negatives)
+      columns = pairs.repeat_padding(is_padding_example, self.hard_negatives)
     loss = functools.partial(
       softmax,
       temperature=self.temperature,
@@ -136,16 +138,16 @@ class Softmax(pairs.PairLoss):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sigmoid(pairs.PairLoss):
-  """The balanced sigmoid loss, where every pair is a question of its own.
+  """Balanced sigmoid loss, a binary classification of every pair.
 
   With z = similarity / temperature + bias the loss of row i is softplus(-z_ii)
-  and the sum of softplus(z_ij) over its negatives j, each weighted by
-  1 / (N0 (1 + h) - 1). All negatives of a row together weigh no more than its
-  own document, and no weight depends on the batch that came. Duplicates are
-  dropped: there is no denominator that they share.
+  plus the weighted sum of softplus(z_ij) over its negatives j. The weight is
+  the constant 1 / (N0 (1 + h) - 1), whatever batch is sampled. All negatives of
+  a row together weigh no more than its own document. Duplicates are dropped:
+  the terms of a row share no denominator.
 
-  Formal guarantee: that of `privacy.sensitivity.sigmoid`, for any similarity
-  given to `weights`, if `is_duplicate[i, j]` depends on pairs i and j alone.
+  Formal guarantee: that of `privacy.sensitivity.sigmoid`, for every similarity
+  passed to `weights`, if `is_duplicate[i, j]` depends on pairs i and j alone.
 
   >>> import jax.numpy as jnp
   >>> loss = Sigmoid(temperature=1.0, max_batch_size=3)
@@ -155,7 +157,7 @@ class Sigmoid(pairs.PairLoss):
   Attributes:
     temperature: above 0.
     max_batch_size: N0, the declared largest batch, at least 2.
-    bias: added to every similarity / temperature, a public constant.
+    bias: public constant, added to every similarity / temperature.
 
   References:
     Zhai et al. (2023), arXiv:2303.15343, section 3.2 (without the balance).
@@ -167,34 +169,35 @@ class Sigmoid(pairs.PairLoss):
   _sensitivity = staticmethod(sensitivity.sigmoid)
 
   def _losses(self, similarity, is_padding_example, is_duplicate):
-    dropped = pairs.dropped(similarity, is_padding_example, is_duplicate)
+    dropped = pairs.make_drop_mask(similarity, is_padding_example, is_duplicate)
     logits = similarity.astype(jnp.float32) / self.temperature + self.bias
     costs = jnp.where(dropped, 0.0, jax.nn.softplus(logits))
     negatives = self.max_batch_size * (1 + self.hard_negatives) - 1
     losses = jax.nn.softplus(-jnp.diagonal(logits))
     losses += jnp.sum(costs, axis=1) / negatives
-    return pairs.without_padding(losses, is_padding_example)
+    return pairs.zero_padding(losses, is_padding_example)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spreadout(pairs.PairLoss):
-  """The spreadout loss: how far different pairs are from orthogonal.
+  """Spreadout loss, which pushes different pairs towards orthogonality.
 
   The loss of row i is the sum of similarity_ij^2 over j != i, divided by n - 1
-  for the n real pairs, or by a declared N0 - 1. It does not look at a row's own
-  column: a regulariser, or a loss where pairs agree without training.
-  Duplicates are dropped, and count in n.
+  or by a declared N0 - 1. Here n counts the real pairs. The loss ignores a
+  row's own column: use it as a regulariser, or alone if pairs agree without
+  training. Duplicates are dropped and still count in n.
 
-  Formal guarantee: that of `privacy.sensitivity.spreadout`, for any similarity
-  given to `weights`, if `is_duplicate[i, j]` depends on pairs i and j alone.
+  Formal guarantee: that of `privacy.sensitivity.spreadout`, for every
+  similarity passed to `weights`, if `is_duplicate[i, j]` depends on pairs i and
+  j alone.
 
   >>> import jax.numpy as jnp
   >>> print(Spreadout().losses(jnp.ones((3, 3))))
   [1. 1. 1.]
 
   Attributes:
-    max_batch_size: N0, at least 2, to divide by N0 - 1, which needs less noise;
-      None to divide by the realised n - 1.
+    max_batch_size: N0, at least 2: the divisor is N0 - 1, which needs less
+      noise. None: the divisor is the realised n - 1.
 
   References:
     Zhang et al. (2017), arXiv:1708.06320 (the second moment of negatives).
@@ -211,8 +214,8 @@ class Spreadout(pairs.PairLoss):
       n = self.max_batch_size
     elif is_padding_example is not None:
       n = jnp.sum(~is_padding_example)
-    dropped = pairs.dropped(similarity, is_padding_example, is_duplicate)
+    dropped = pairs.make_drop_mask(similarity, is_padding_example, is_duplicate)
     squares = jnp.square(similarity.astype(jnp.float32))
     total = jnp.sum(jnp.where(dropped, 0.0, squares), axis=1)
     losses = total / jnp.maximum(n - 1, 1)
-    return pairs.without_padding(losses, is_padding_example)
+    return pairs.zero_padding(losses, is_padding_example)

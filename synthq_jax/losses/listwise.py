@@ -1,4 +1,4 @@
-"""Cross-entropy of a query's relevant documents among its candidates."""
+"""Listwise loss for learning to rank: cross-entropy over a query's candidates."""
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,9 @@ def cross_entropy(
 ) -> jax.Array:  # [query]
   """Returns each query's cross-entropy over its own candidates, in nats.
 
-  Minus the mean of log softmax(scores) over the relevant ones. No query's loss
-  depends on another query, which per-example clipping asks for.
+  The loss is minus the mean of log softmax(scores) over the relevant
+  candidates. No query's loss depends on another query, as per-example clipping
+  requires.
 
   >>> import jax.numpy as jnp
   >>> scores, relevant = jnp.zeros((1, 3)), jnp.array([[True, False, False]])
@@ -24,19 +25,20 @@ def cross_entropy(
   Args:
     scores: [query, candidate], any floating dtype; computed in float32.
     relevant: bool [query, candidate].
-    is_candidate: bool [query, candidate]; the others are padding, whatever their
-      scores, and never relevant.
+    is_candidate: bool [query, candidate]; False marks padding, which is never
+      relevant and whose score is ignored.
 
   Returns:
-    float32 [query]; 0 where no candidate is relevant, or none is there.
+    float32 [query]; 0 for a query without candidates or without relevant ones.
 
   References:
     Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach",
-    ICML 2007, equation 5 with the top one alone and judgements as its target.
+    ICML 2007, equation 5 for the top-one probability, with relevance judgements
+    as its target.
   """
   counted = (relevant & is_candidate).astype(jnp.float32)
   scores = jnp.where(is_candidate, scores.astype(jnp.float32), -jnp.inf)
-  # A row without candidates has no softmax: it gets one of its own, that of 0.
+  # Without a candidate all scores are -inf, whose softmax is NaN: take zeros.
   scores = jnp.where(is_candidate.any(axis=1, keepdims=True), scores, 0.0)
   chosen = jnp.sum(jnp.where(is_candidate, scores, 0.0) * counted, axis=1)
   number = jnp.sum(counted, axis=1)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 __all__ = ["PADDING_ID", "cross_entropy", "cross_entropy_of_states"]
 
 PADDING_ID = 0
-"""The token that fills up sequences; it is never a target."""
+"""Id of the token that pads sequences; it is never a target."""
 _ROWS = 4096
-"""Of a table, which are multiplied at a time: what they give stays in a cache."""
+"""Rows of a table that are multiplied at a time, so that logits stay in cache."""
 
 
 def cross_entropy(
@@ -51,7 +51,7 @@ def cross_entropy(
       f"got shapes {logits.shape} and {targets.shape}: cut or pad one of them"
     )
   logits = logits.astype(jnp.float32)
-  targets = targets.astype(jnp.int32)  # a narrow type knows only the first ids
+  targets = targets.astype(jnp.int32)  # a narrow type would wrap the ids
   # Not log_softmax: it writes [batch, length, vocab] once more, which doubles
   # the time of a small model's gradient on CPU. Not a lookup of the targets'
   # logits: its gradient is a scatter into two more such arrays on TPU.
@@ -60,7 +60,7 @@ def cross_entropy(
   chosen = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
   chosen = jnp.where(_is_known(targets, logits.shape[-1]), chosen, jnp.nan)
   nll = jax.nn.logsumexp(logits, axis=-1) - chosen  # [batch, length]
-  return _normalized(nll, targets, weights, normalization)
+  return _normalize(nll, targets, weights, normalization)
 
 
 def cross_entropy_of_states(
@@ -74,10 +74,10 @@ def cross_entropy_of_states(
   """Returns `cross_entropy` of the logits states @ table.T, without writing them.
 
   The table is not trained. A few thousand of its rows are multiplied at a time,
-  with a running maximum and sum, and the gradient of the states is made on the
-  way: two products in all, as many as ordinary training makes, and nothing of
-  [batch, length, vocab] in memory. What is gained is not only room: the loss of a
-  small model on a CPU takes half the time.
+  with a running maximum and sum, and the same loop computes the gradient of the
+  states. This takes two products in all, as ordinary training does, and no
+  array [batch, length, vocab] in memory. It also saves time: the loss of a
+  small model on a CPU takes half as long.
 
   >>> states, table = jnp.ones((1, 2, 3)), jnp.zeros((8, 3))
   >>> print(cross_entropy_of_states(states, table, jnp.array([[5, 2]])) / jnp.log(8))
@@ -94,7 +94,7 @@ def cross_entropy_of_states(
     As `cross_entropy`, up to rounding.
 
   Raises:
-    ValueError: as `cross_entropy` does, or if a gradient of the table is asked for.
+    ValueError: as `cross_entropy` does, or if the table is differentiated.
 
   References:
     Milakov, Gimelshein: Online normalizer calculation for softmax.
@@ -108,21 +108,21 @@ def cross_entropy_of_states(
       f" {targets.shape}: cut or pad one of them"
     )
   targets = targets.astype(jnp.int32)
-  nll = _unlikelihood(states.astype(jnp.float32), table, targets)
-  return _normalized(nll, targets, weights, normalization)
+  nll = _compute_nll(states.astype(jnp.float32), table, targets)
+  return _normalize(nll, targets, weights, normalization)
 
 
 def _is_known(targets: jax.Array, vocab_size: int) -> jax.Array:
   return (targets >= 0) & (targets < vocab_size)
 
 
-def _normalized(
+def _normalize(
   nll: jax.Array,
   targets: jax.Array,
   weights: jax.Array | None,
   normalization: str,
 ) -> jax.Array:
-  """Returns an example's sum or mean of its tokens' losses."""
+  """Returns the sum or mean of each example's token losses, [batch]."""
   if normalization not in ("mean", "sum"):
     raise ValueError(
       f"expected normalization 'mean' or 'sum', got {normalization=}"
@@ -135,7 +135,7 @@ def _normalized(
         f"{weights.shape}: give one weight for each target token"
       )
     counted *= weights.astype(jnp.float32)
-  # Where nothing counts, an infinite loss would be no number when multiplied by 0.
+  # An infinite loss times a weight of 0 would be NaN.
   losses = jnp.sum(jnp.where(counted != 0, nll, 0.0) * counted, axis=1)
   if normalization == "sum":
     return losses
@@ -143,23 +143,23 @@ def _normalized(
 
 
 @jax.custom_vjp
-def _unlikelihood(
+def _compute_nll(
   states: jax.Array, table: jax.Array, targets: jax.Array
 ) -> jax.Array:
   """Returns each token's negative log likelihood, [batch, length]."""
-  return _of_tokens(states, table, targets)[0]
+  return _compute_token_losses(states, table, targets)[0]
 
 
 def _forward(states: Any, table: Any, targets: Any) -> tuple[Any, Any]:
   if table.perturbed:
     raise ValueError(
-      "expected a table that is not trained, got one whose gradient is asked for:"
-      " take cross_entropy of its logits"
+      "expected a table that is not trained, got one that is differentiated: take"
+      " cross_entropy of its logits"
     )
-  nll, mean_row = _of_tokens(
+  nll, mean_row = _compute_token_losses(
     states.value, table.value, targets.value, with_mean=True
   )
-  chosen = _rows(table.value, targets.value)
+  chosen = _take_rows(table.value, targets.value)
   return nll, mean_row - chosen
 
 
@@ -167,21 +167,21 @@ def _backward(gradient: jax.Array, cotangent: jax.Array) -> tuple[Any, ...]:
   return cotangent[..., None] * gradient, None, None
 
 
-_unlikelihood.defvjp(_forward, _backward, symbolic_zeros=True)
+_compute_nll.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _rows(table: jax.Array, targets: jax.Array) -> jax.Array:
+def _take_rows(table: jax.Array, targets: jax.Array) -> jax.Array:
   return jnp.take(table, targets, axis=0, mode="clip").astype(jnp.float32)
 
 
-def _of_tokens(
+def _compute_token_losses(
   states: jax.Array,
   table: jax.Array,
   targets: jax.Array,
   *,
   with_mean: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Returns losses of tokens; wanted, the table's mean row by their softmax."""
+  """Returns token losses and, with `with_mean`, the softmax's mean of the rows."""
   vocab_size = table.shape[0]
   block = min(_ROWS, vocab_size)
 
@@ -191,9 +191,9 @@ def _of_tokens(
     rows = jax.lax.dynamic_slice_in_dim(table, start, block)
     rows = rows.astype(jnp.float32)
     logits = states @ rows.T  # [batch, length, block]
-    if vocab_size % block:  # the last ones begin before those that are new
-      places = start + jax.lax.broadcasted_iota(int, logits.shape, 2)
-      logits = jnp.where(places >= first, logits, -jnp.inf)
+    if vocab_size % block:  # the last block overlaps the one before it
+      row_ids = start + jax.lax.broadcasted_iota(int, logits.shape, 2)
+      logits = jnp.where(row_ids >= first, logits, -jnp.inf)
     new = jnp.maximum(largest, jnp.max(logits, axis=-1))
     shrunk = jnp.exp(largest - new)
     parts = jnp.exp(logits - new[..., None])
@@ -210,7 +210,7 @@ def _of_tokens(
   )
   firsts = jnp.arange(0, vocab_size, block)
   (largest, total, mean), _ = jax.lax.scan(read, start, firsts)
-  chosen = jnp.sum(states * _rows(table, targets), axis=-1)
+  chosen = jnp.sum(states * _take_rows(table, targets), axis=-1)
   chosen = jnp.where(_is_known(targets, vocab_size), chosen, jnp.nan)
   nll = largest + jnp.log(total) - chosen
   return nll, mean / total[..., None] if with_mean else None

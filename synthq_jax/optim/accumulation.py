@@ -1,4 +1,4 @@
-"""Clipped sums that are added up over several calls, before one noisy step."""
+"""Adds up clipped sums over several calls, before one noisy step."""
 
 from typing import Any, NamedTuple
 
@@ -16,9 +16,10 @@ class AccumulateState(NamedTuple):
   """State of `accumulate`.
 
   Attributes:
-    part: int32 [], how many parts the sum has so far.
-    total: float32 in the structure of the parameters. As private as the data.
-    lost: what adding has rounded away.
+    part: int32 [], number of parts in the sum so far.
+    total: float32 sum in the structure of the parameters, as private as the
+      data.
+    lost: float32, rounding errors of `total` so far.
     inner: state of the transform.
   """
 
@@ -31,26 +32,27 @@ class AccumulateState(NamedTuple):
 def accumulate(
   transform: optax.GradientTransformation, *, parts: int
 ) -> optax.GradientTransformationExtraArgs:
-  """Builds the transform that adds up clipped sums, and makes every k-th step.
+  """Builds a transform that adds up `parts` clipped sums before each step.
 
   For batches that do not fit in one call: draw one batch, divide it
   (`sampling.split`), and update with each part's sum. Updates are zero until
   the last part; then the whole sum goes through the transform, which adds noise
-  once. Sums are float32, whatever the parameters are, and are not averaged.
+  once. Sums are float32, whatever the parameters' dtype, and are not averaged.
 
-  A part needs no call of its own where the examples themselves fit on the
-  device: `microbatch_size` of `clipped_grad` does that inside of one call.
+  If the examples themselves fit on the device, use `microbatch_size` of
+  `clipped_grad` instead, inside of one call.
 
   Formal guarantee:
-    That of the transform for the whole sum. Asked of the caller: the parts are
-    those of ONE drawn batch, so that a record is in one of them and moves the
-    whole as far as it moves its part; of several batches, a record that is drawn
-    for k of them would move the sum k times as far. Each part's sum must not
-    depend on the others' records: true for `clipped_grad` (with a key and no
-    "example_id", if each part has a key of its own), and not for
-    `contrastive_clipped_grad`, where a record that comes or goes may move others
-    from part to part. The state holds a sum without noise: until the last part
-    it is as private as the data, saved ones too.
+    That of the transform for the whole sum, under two conditions for the
+    caller. First, the parts come from ONE drawn batch. A record is then in one
+    part and moves the whole sum as far as it moves its part; a record that is
+    drawn for k of several batches would move the sum k times as far. Second,
+    each part's sum does not depend on the records of other parts. This is true
+    for `clipped_grad` (with a key and no "example_id", if each part has a key
+    of its own). It is not true for `contrastive_clipped_grad`, where a record
+    that comes or goes may move others from part to part. The state, saved or
+    not, holds a sum without noise: until the last part it is as private as the
+      data.
 
   >>> import jax, jax.numpy as jnp
   >>> from synthq_jax import optim
@@ -66,14 +68,14 @@ def accumulate(
 
   Args:
     transform: `dp_adam(...)`, or `optax.chain(privatize(...), ...)`.
-    parts: sums of a step, at least 1.
+    parts: number of sums in a step, at least 1.
 
   Returns:
     An optax transform.
 
   Raises:
-    ValueError: if `parts` is no number of parts; in a call, if it is not given
-      a whole sum.
+    ValueError: if `parts` is no integer >= 1; in a call, if the update is no
+      whole sum.
   """
   if parts < 1 or parts != int(parts):
     raise ValueError(f"expected an integer parts >= 1, got {parts=}")
@@ -96,10 +98,10 @@ def accumulate(
     total, lost = sums.add_exactly(state.total, state.lost, updates)
 
     def step() -> tuple[optax.Updates, AccumulateState]:
-      whole = jax.tree.map(jnp.add, total, lost)
-      made, inner = transform.update(whole, state.inner, params, **extra)
+      full_sum = jax.tree.map(jnp.add, total, lost)
+      changes, inner = transform.update(full_sum, state.inner, params, **extra)
       zeros = optax.tree.zeros_like(total)
-      return made, AccumulateState(
+      return changes, AccumulateState(
         jnp.zeros([], jnp.int32), zeros, zeros, inner
       )
 

@@ -1,9 +1,8 @@
-"""Chooses how to clip and how many examples at once, from counted work and memory.
+"""Chooses a clipping strategy and a microbatch size by counted work and memory.
 
-Work is what the products and convolutions of the loss's trace cost; memory is
-what clipping keeps beyond ordinary training. Both are counted for one example
-from its trace, so a choice takes one tracing and no compilation, and depends on
-shapes alone.
+Work is the cost of the products and convolutions in the loss's trace; memory is
+what clipping keeps beyond ordinary training. Both are counted for one example,
+so a choice takes one tracing and no compilation, and depends on shapes alone.
 """
 
 import functools
@@ -23,7 +22,7 @@ __all__ = ["Choice", "Cost", "choose", "memory"]
 _log = logging.getLogger(__name__)
 
 SHARE = 0.5
-"""Of the device's memory, what clipping may take beyond ordinary training."""
+"""Share of the device's memory that clipping may take beyond ordinary training."""
 
 _GIB = 2**30
 _WORD = 4  # bytes of a float32
@@ -31,16 +30,16 @@ _FORMED = 3  # passes over a formed gradient: written, read for norm and sum
 
 
 class _Machine(NamedTuple):
-  """Rough speeds; only their ratio matters."""
+  """Rough speeds of a backend; only their ratios matter."""
 
-  flops: float  # in a second
-  bandwidth: float  # bytes in a second
-  fresh: float = math.inf  # bytes in a second of memory used for the first time
+  flops: float  # FLOPs per second
+  bandwidth: float  # bytes per second
+  fresh: float = math.inf  # bytes per second of memory used for the first time
   turn: float = 0.0  # seconds for each equation of a loop's body
 
 
-# XLA returns a program's memory to the system when it ends: on CPUs every page
-# is made anew in the next step, which takes ten times as long as to read it.
+# XLA returns a program's memory to the system when the program ends. On CPUs every
+# page is mapped anew in the next step, which takes ten times as long as reading it.
 _MACHINES = {
   "cpu": _Machine(1.5e11, 2e10, 2e9, 3e-5),
   "gpu": _Machine(4e14, 3e12),
@@ -48,36 +47,36 @@ _MACHINES = {
 }
 _UNMEASURED = ("gpu", "tpu")
 _LAST = {"cpu": ("ghost",)}
-"""Taken only where nothing else fits: its second pass was measured to cost more
-than the memory that it saves, which few examples at once save as well."""
+"""Strategies taken only if no other fits. Measured on CPUs, the second pass of
+"ghost" costs more than its memory is worth: small microbatches save as much."""
 
 
 class Cost(NamedTuple):
-  """What one way of clipping a microbatch costs."""
+  """Cost of a strategy for a number of examples."""
 
   flops: float
-  """Of matrix products and convolutions, all passes."""
+  """FLOPs of matrix products and convolutions, all passes."""
   extra_bytes: float
-  """Kept beyond ordinary training."""
+  """Bytes kept beyond ordinary training."""
   traffic_bytes: float
-  """Moved to and from memory: results of products, and what is kept."""
+  """Bytes moved to and from memory: results of products, and kept arrays."""
 
   def times(self, examples: int) -> "Cost":
-    """Returns the cost of so many examples, from that of one."""
+    """Returns the cost of a number of examples, from that of one."""
     return Cost(*(examples * each for each in self))
 
 
 class Choice(NamedTuple):
-  """A way of clipping, and why."""
+  """A strategy and a microbatch size, with the reason."""
 
   strategy: str
   """"bookkeeping", "ghost" or "vmap"."""
   costs: dict[str, Cost]
-  """By strategy."""
+  """Costs of one microbatch by strategy."""
   reason: str
-  """One sentence."""
+  """One sentence for the log."""
   microbatch_size: int
-  """Examples at once."""
+  """Examples processed at once."""
 
 
 def choose(
@@ -90,16 +89,18 @@ def choose(
   memory_bytes: float | None = None,
   microbatch_size: int | None = None,
 ) -> Choice:
-  """Chooses the fastest way of clipping that fits.
+  """Chooses the fastest strategy and microbatch size that fit.
 
-  Of "bookkeeping", "ghost" and "vmap" those that keep at most half of the
-  memory beyond ordinary training; of these the one whose products and memory
-  traffic take the least time at the backend's speeds; "ghost" where none fits,
-  and on CPUs only there. On CPUs also how many examples are processed at once:
-  few, where they have work enough to make up for adding their sum to that of the
-  others, because memory that is used again is fast; with convolutions no fewer
-  than let the loop be written out, and compiled in seconds. On TPUs and GPUs counts
-  are all that is known, and the reason says so.
+  A strategy fits if it keeps at most half of the device's memory beyond
+  ordinary training. Of those that fit, the choice is the one whose products and
+  memory traffic take the least time at the backend's speeds. If none fits it is
+  "ghost", and on CPUs only then.
+
+  On CPUs the microbatch size is chosen, too. Small microbatches are fast
+  because they reuse memory, if each has enough work to pay for the addition of
+  its sum. With convolutions they are large enough that the loop can be unrolled
+  and compiles in seconds. On TPUs and GPUs the speeds are not measured, and the
+  reason says so.
 
   >>> import jax.numpy as jnp
   >>> def loss_fn(params, batch):
@@ -114,90 +115,98 @@ def choose(
     batch: arrays or shapes with a leading axis [batch].
     keys: one key per example, or None.
     backend: "cpu", "gpu" or "tpu"; None: JAX's default.
-    memory_bytes: of the device; None: `memory` of it.
-    microbatch_size: examples at once, a divisor of the batch; None: all, or
-      on CPUs what is fastest.
+    memory_bytes: memory of the device; None: that of `memory`.
+    microbatch_size: examples at once, a divisor of the batch; None: all, or on
+      CPUs the fastest number.
 
   Returns:
-    The choice, with the costs of all strategies for that many examples.
+    The choice, with the costs of all strategies for one microbatch.
   """
   backend = jax.default_backend() if backend is None else backend
   if memory_bytes is None:
     memory_bytes = memory(backend)
   arguments = (batch,) if keys is None else (batch, keys)
-  options = strategies.plan_options
+  options = strategies.get_plan_options
   plan = plans.make(loss_fn, params, arguments, **options("bookkeeping"))
-  ghost = plans.from_trace(plan.closed, params, **options("ghost"))
+  ghost = plans.make_from_trace(plan.closed, params, **options("ghost"))
   size = jax.tree.leaves(batch)[0].shape[0]
   machine = _MACHINES.get(backend, _MACHINES["gpu"])
   products = jaxprs.count_products(plan.closed.jaxpr)
-  of_one = _costs(plan, ghost, params, products)
+  example_costs = _count_costs(plan, ghost, params, products)
   sizes = [microbatch_size or size]
   if microbatch_size is None and machine.turn:
     sizes = [n for n in range(1, size + 1) if size % n == 0]
     if products.convolves:
-      most = min(jaxprs.WRITTEN_OUT, jaxprs.COMPILED // products.equations)
+      most = min(
+        jaxprs.MAX_UNROLLED, jaxprs.MAX_EQUATIONS // products.equations
+      )
       sizes = [n for n in sizes if size // n <= max(most, 1)]
       machine = machine._replace(turn=0.0)
-  found = []
-  for together in sizes:
-    for name, one in of_one.items():
-      cost = one.times(together)
+  candidates = []
+  for num_at_once in sizes:
+    for name, example_cost in example_costs.items():
+      cost = example_cost.times(num_at_once)
       is_last = name in _LAST.get(backend, ())
       if cost.extra_bytes <= SHARE * memory_bytes and not is_last:
-        seconds = _seconds(cost, machine, products, params, together, size)
-        found.append((seconds, together, name))
-  _, together, best = min(found) if found else (0.0, sizes[0], "ghost")
-  known = "counted, not measured" if backend in _UNMEASURED else "counted"
-  costs = {name: one.times(together) for name, one in of_one.items()}
+        seconds = _estimate_seconds(
+          cost, machine, products, params, num_at_once, size
+        )
+        candidates.append((seconds, num_at_once, name))
+  _, num_at_once, best = (
+    min(candidates) if candidates else (0.0, sizes[0], "ghost")
+  )
+  basis = "counted, not measured" if backend in _UNMEASURED else "counted"
+  costs = {
+    name: cost.times(num_at_once) for name, cost in example_costs.items()
+  }
   reason = (
-    f"{best} on {backend} for {together} of {size} examples at once: "
+    f"{best} on {backend} for {num_at_once} of {size} examples at once: "
     + ", ".join(
       f"{name} {cost.flops:.2e} FLOPs and {cost.extra_bytes / 2**30:.2f} GiB"
       for name, cost in costs.items()
     )
-    + f" ({known})"
+    + f" ({basis})"
   )
-  _say(reason)
-  return Choice(best, costs, reason, together)
+  _log_once(reason)
+  return Choice(best, costs, reason, num_at_once)
 
 
-def _seconds(
+def _estimate_seconds(
   cost: Cost,
   machine: _Machine,
   products: jaxprs.Products,
   params: Any,
-  together: int,
+  num_at_once: int,
   size: int,
 ) -> float:
-  """Returns about how long a batch takes in microbatches of some examples."""
-  turns = size // together
-  kept = cost.extra_bytes + together * products.traffic_bytes
+  """Estimates the seconds of a batch in microbatches of `num_at_once` examples."""
+  turns = size // num_at_once
+  fresh_bytes = cost.extra_bytes + num_at_once * products.traffic_bytes
   each = cost.flops / machine.flops + cost.traffic_bytes / machine.bandwidth
   if turns > 1:
-    sums = _size(params)
-    kept += sums
-    # Made, read and added to the sum so far.
+    sums = _count_gradient_bytes(params)
+    fresh_bytes += sums
+    # Written, read and added to the running sum.
     each += 4 * sums / machine.bandwidth
     each += machine.turn * products.equations
-  return turns * each + kept / machine.fresh
+  return turns * each + fresh_bytes / machine.fresh
 
 
-def _size(params: Any) -> float:
+def _count_gradient_bytes(params: Any) -> float:
   """Returns the bytes of a float32 gradient."""
   return _WORD * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 @functools.cache
-def _say(reason: str) -> None:
+def _log_once(reason: str) -> None:
   _log.info("clipping: %s", reason)
 
 
 def memory(backend: str | None = None) -> float:
-  """Returns the memory of a device in bytes, as `choose` reckons with it.
+  """Returns a device's memory in bytes, as `choose` counts it: in whole GiB.
 
-  In whole GiB, so that a choice does not hang on a page more or less. Whoever
-  has to know whether a choice may have been another one keeps this number.
+  Rounding keeps a choice from depending on a few pages. A fingerprint of a
+  choice has to include this number.
 
   Args:
     backend: "cpu", "gpu" or "tpu"; None: JAX's default.
@@ -207,41 +216,41 @@ def memory(backend: str | None = None) -> float:
   if backend == jax.default_backend():
     stats = jax.local_devices()[0].memory_stats()
   if stats and "bytes_limit" in stats:
-    found = stats["bytes_limit"]
+    total = stats["bytes_limit"]
   elif backend == "cpu":
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   else:
-    found = 30 * _GIB
-  return float(max(found // _GIB, 1) * _GIB)
+    total = 30 * _GIB
+  return float(max(total // _GIB, 1) * _GIB)
 
 
-def _costs(
+def _count_costs(
   plan: plans.Plan,
   ghost: plans.Plan,
   params: Any,
   products: jaxprs.Products,
 ) -> dict[str, Cost]:
-  """Counts each strategy for one example.
+  """Counts the cost of each strategy for one example.
 
   Args:
-    plan: of book-keeping.
+    plan: the plan of book-keeping.
     ghost: the plan of ghost clipping.
     params: the parameters.
-    products: of the loss.
+    products: the counted products of the loss.
   """
   factors = moved = shared = bookkeeping_norms = ghost_norms = 0.0
   for site in plan.sites:
-    factors += plans.factor_bytes(site)
-    bookkeeping_norms += rules.flops_from_factors(*plans.matrices(site))
-  metered = strategies.metered(ghost)
+    factors += plans.count_factor_bytes(site)
+    bookkeeping_norms += rules.count_flops_from_factors(*plans.get_sizes(site))
+  probed = strategies.get_probed(ghost)
   for site in ghost.sites:
-    shape = plans.matrices(site)
-    moved += plans.factor_bytes(site)
-    norms = rules.flops_from_factors(*shape)
-    if site.leaf in metered:
-      norms = min(norms, rules.flops_from_product(*shape))
+    shape = plans.get_sizes(site)
+    moved += plans.count_factor_bytes(site)
+    norms = rules.count_flops_from_factors(*shape)
+    if site.leaf in probed:
+      norms = min(norms, rules.count_flops_from_product(*shape))
     else:
-      shared += plans.factor_bytes(site)
+      shared += plans.count_factor_bytes(site)
     ghost_norms += norms
   leaves = jax.tree.leaves(params)
   formed, formed_by_ghost = (
@@ -251,8 +260,8 @@ def _costs(
     )
     for each in (plan, ghost)
   )
-  everything = _size(params)
-  # A loop adds to the gradients of all examples in each of its turns.
+  everything = _count_gradient_bytes(params)
+  # Each iteration of a loop adds to the gradients of all examples.
   again = sum(
     2 * _WORD * (site.turns - 1) * math.prod(leaves[site.leaf].shape)
     for site in plan.sites
@@ -267,9 +276,11 @@ def _costs(
 
   # Passes: forward, to the inputs, to the weights. Ordinary training makes and
   # reads the factors too, so norms read them once more.
-  kept = factors + _FORMED * formed
+  moved_by_bookkeeping = factors + _FORMED * formed
   return {
-    "bookkeeping": cost(3, bookkeeping_norms, factors + formed, kept),
+    "bookkeeping": cost(
+      3, bookkeeping_norms, factors + formed, moved_by_bookkeeping
+    ),
     "ghost": cost(5, ghost_norms, formed_by_ghost + shared, moved),
     "vmap": cost(3, 0.0, everything, _FORMED * everything + again),
   }

@@ -1,8 +1,7 @@
-"""Clips short sequences as short ones, not padded to the longest of all.
+"""Clips sequences in buckets by length, so that padding takes little time.
 
-Each sequence is cut to the first of a few public lengths that holds it, and clipped
-beside others of that length. So a batch takes time for its tokens, and little for
-its padding.
+Each sequence is cut to the shortest of a few public lengths that holds it. It
+is then clipped together with the other sequences of that length.
 """
 
 import dataclasses
@@ -20,14 +19,15 @@ __all__ = ["ByLength"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByLength:
-  """A sum of clipped gradients of sequences, each cut to a length of its own.
+  """Sums clipped gradients of sequences, each cut to the length of its bucket.
 
   Formal guarantee:
-    Unit, relations and sensitivity are those of `whole`. Every example is in the
-    one sum of its length, which follows from that example alone, and is padding,
-    which contributes zero, in the others: it contributes once, a clip norm at
-    most. Public: the lengths. Assumed, for the sum to be that of `whole` and not
-    for the guarantee: a loss does not see 0 at the end of its sequence.
+    Unit, relations and sensitivity are those of `whole`. An example's length
+    follows from that example alone. The example counts in the sum of its length
+    and is padding, which contributes zero, in all other sums. So it contributes
+    once, at most a clip norm. Public: the lengths. The sum equals that of
+    `whole` if the loss ignores zeros at the end of a sequence; the guarantee
+    does not need this.
 
   >>> from synthq_jax import optim
   >>> loss = lambda w, batch: w * batch["x"].sum(axis=1)
@@ -39,18 +39,20 @@ class ByLength:
   """
 
   whole: Any
-  """An `optim.ClippedGrad`, or another that clips examples one by one. It saves
-  time where it works in microbatches: a microbatch takes that of its longest."""
+  """An `optim.ClippedGrad`, or another gradient that clips examples one by one.
+  Buckets save time only with microbatches: for each length, those without a
+  sequence of that length are skipped."""
   field: str
-  """The batch's integers [batch, length] that are cut; 0 is padding."""
+  """Name of the batch's integers [batch, length] that are cut; 0 is padding."""
   lengths: tuple[int, ...]
-  """Public, rising; the last one is that of all sequences."""
+  """Public lengths in tokens, rising; the last is that of the batch's arrays."""
   beside: tuple[str, ...] = ()
-  """Fields [batch, length, ...] that are cut with it, where the batch has them."""
+  """Names of fields [batch, length, ...] that are cut alike, if the batch has
+  them."""
   is_per_example = True
 
   def __post_init__(self):
-    """Refuses lengths that leave a sequence out, and gradients of batches."""
+    """Refuses lengths that do not rise, and gradients of batches or with aux."""
     if not getattr(self.whole, "is_per_example", False):
       raise ValueError(
         "expected a gradient that clips examples one by one, got"
@@ -59,8 +61,8 @@ class ByLength:
       )
     if getattr(self.whole, "has_aux", False):
       raise ValueError(
-        "expected a loss without values besides, got has_aux=True: theirs would be"
-        " of several lengths"
+        "expected a loss without aux, got has_aux=True: the aux values would have"
+        " several lengths"
       )
     rising = sorted({n for n in self.lengths if n > 0})
     if not rising or list(self.lengths) != rising:
@@ -70,11 +72,11 @@ class ByLength:
 
   @property
   def l2_clip_norm(self) -> float:
-    """Returns the largest norm that one example contributes."""
+    """Largest norm that one example contributes to the sum."""
     return self.whole.l2_clip_norm
 
   def loss_fn(self, params: typing.Params, *args: Any) -> jax.Array:
-    """Returns the losses [batch] of sequences that are not cut."""
+    """Returns the losses [batch] of the uncut sequences."""
     return self.whole.loss_fn(params, *args)
 
   def __call__(
@@ -88,14 +90,14 @@ class ByLength:
 
     Args:
       params: as for `whole`.
-      batch: arrays [batch, ...], among them the field.
-      is_padding_example: bool [batch]; such examples contribute zero.
+      batch: arrays [batch, ...], among them `field`.
+      is_padding_example: bool [batch]; True makes an example contribute zero.
 
     Raises:
-      ValueError: if sequences, or fields beside them, are not as long as the last
-        length, or fields and flags have other numbers of rows.
+      ValueError: if the sequences or the fields of `beside` are not as long as
+        the last length, or fields and flags differ in their number of rows.
     """
-    # Rows are taken by place below, and JAX takes the last for one behind it.
+    # Rows are taken by index below, and JAX clamps an index beyond the end.
     batch, is_padding, _ = clipping.split_rows(batch, is_padding_example)
     sequences = jnp.asarray(batch[self.field])
     if sequences.shape[1:] != self.lengths[-1:]:
@@ -103,16 +105,16 @@ class ByLength:
         f"expected {self.field} of shape [batch, {self.lengths[-1]}], the last of"
         f" lengths={self.lengths}, got {sequences.shape}"
       )
-    beside = [name for name in self.beside if name in batch]
-    for name in beside:
+    names = [name for name in self.beside if name in batch]
+    for name in names:
       if batch[name].shape[1:2] != self.lengths[-1:]:
         raise ValueError(
           f"expected {name} as long as {self.field}, {self.lengths[-1]}, got shape"
           f" {batch[name].shape}"
         )
-    cut = (self.field, *beside)
-    places = jnp.arange(1, self.lengths[-1] + 1)
-    ends = jnp.max(jnp.where(sequences != 0, places, 0), axis=1)
+    cut = (self.field, *names)
+    positions = jnp.arange(1, self.lengths[-1] + 1)
+    ends = jnp.max(jnp.where(sequences != 0, positions, 0), axis=1)
     kind = jnp.searchsorted(jnp.array(self.lengths), ends)
     if is_padding is not None:
       kind = jnp.where(is_padding, len(self.lengths), kind)
@@ -131,5 +133,5 @@ class ByLength:
     return total, jax.tree.map(lambda x: x[back], aux)
 
   def sensitivity(self, relation: Any) -> float:
-    """Returns the L2 sensitivity of the sum, that of `whole`."""
+    """Returns the L2 sensitivity of `whole`, which is that of the sum."""
     return self.whole.sensitivity(relation)

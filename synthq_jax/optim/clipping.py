@@ -1,4 +1,4 @@
-"""Sums of clipped per-example gradients behind one interface."""
+"""Sums clipped per-example gradients behind one interface."""
 
 import dataclasses
 import functools
@@ -23,18 +23,18 @@ __all__ = [
   "split_rows",
 ]
 
-_CLIP_RANGE = (1e-12, 1e30)  # of clip norms that calls give
+_CLIP_RANGE = (1e-12, 1e30)  # least and largest clip norm of a call
 
 
 class Aux(NamedTuple):
-  """Per-example values beside a clipped sum. They are as private as the data.
+  """Per-example values that come with a clipped sum, as private as the data.
 
   Attributes:
     losses: float32 [batch]; 0 for a padding example.
     norms: float32 [batch], gradient norms before clipping; 0 for a padding
       example, nan for one whose loss or gradient is not finite.
-    aux: what the loss returned beside its value, with rows [batch, ...]; None
-      without `has_aux`.
+    aux: the loss's second value, with rows [batch, ...]; None without
+      `has_aux`.
   """
 
   losses: jax.Array
@@ -45,7 +45,7 @@ class Aux(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClippedGrad:
-  """A function that sums clipped per-example gradients; see `clipped_grad`.
+  """Sums clipped per-example gradients when it is called; see `clipped_grad`.
 
   Attributes: the arguments of `clipped_grad`, with their meaning there.
   """
@@ -58,7 +58,7 @@ class ClippedGrad:
   argnums: int | tuple[int, ...] = 0
   batch_argnum: int = 1
   rescale_to_unit_norm: bool = False
-  is_per_example = True  # clips each by itself, wherever its row lies
+  is_per_example = True  # clips each example by itself, whatever its position
 
   def __call__(
     self,
@@ -70,74 +70,82 @@ class ClippedGrad:
     """Returns the sum of clipped gradients and per-example losses and norms.
 
     Args:
-      *arguments: of the loss: `params, batch` and whatever else it takes, but
-        for its key. Parameters are pytrees of floating-point arrays. A batch is
-        a pytree of arrays with a common leading axis [batch]; if it has a field
-        "example_id" (integers [batch]), keys are made from it. Other arguments
-        are public, or follow from earlier private sums.
-      key: one key of this step; given, the loss gets a key for each example,
-        fold_in(key, example id), or by position where there are no ids. Or an
-        array of keys [batch], one for each example, which then must not depend
-        on the other examples.
-      is_padding_example: bool [batch]; such examples contribute zero, and so do
-        those that the batch's own field of that name says are padding
-        (`sampler.take`), which the loss does not see.
-      l2_clip_norm: in place of the declared one: a number or a traced scalar,
-        public or computed from earlier private sums.
+      *arguments: the loss's arguments without its key: `params, batch` and
+        whatever else it takes. Parameters are pytrees of floating-point arrays.
+        A batch is a pytree of arrays with a common leading axis [batch]; if it
+        has a field "example_id" (integers [batch]), keys are derived from it.
+        Other arguments are public, or follow from earlier private sums.
+      key: one key of this step, or an array of keys [batch], one for each
+        example, which must not depend on the other examples. From one key the
+        loss gets fold_in(key, example id) for each example, or fold_in(key,
+        position) if there are no ids. None for a loss without a key.
+      is_padding_example: bool [batch]; True makes an example contribute zero.
+        So does the batch's own field of that name (`sampler.take`), which the
+        loss does not see.
+      l2_clip_norm: the clip norm of this call, in place of the declared one: a
+        number or a traced scalar, public or computed from earlier private sums.
         Only with `rescale_to_unit_norm`, where the sensitivity does not depend
         on it.
 
     Returns:
-      The sum, float32 in the structure of what is differentiated, and an `Aux`.
+      The sum, float32 in the structure of the differentiated arguments, and an
+      `Aux`.
 
     Raises:
-      TypeError: if a parameter is no floating-point array, or the key is none.
+      TypeError: if a parameter is no floating-point array, or `key` is no
+        random key.
       ValueError: if the batch's axes disagree, microbatch_size does not divide
-        the batch, the loss has no key or takes none, the loss of an example
-        depends on another beside it, or what it calls may see several examples
-        at once.
+        the batch, or the loss needs a key and gets none or the reverse; if the
+        loss of an example depends on other examples, or a function that it
+        calls may see several examples at once.
     """
     loss_calls.check_arguments(self.loss_fn, len(arguments), key is not None)
-    params, batch, loss_fn = self._canonical(arguments)
+    params, batch, loss_fn = self._split_arguments(arguments)
     _check_params(params)
     batch, is_padding_example, size = split_rows(batch, is_padding_example)
-    keys = None if key is None else keys_lib.of_examples(key, batch, size)
-    losses_of = self._losses_of(loss_fn)
+    keys = (
+      None if key is None else keys_lib.derive_example_keys(key, batch, size)
+    )
+    losses_fn = self._get_losses_fn(loss_fn)
     if size > 1:
       first = None if keys is None else keys[0]
-      independence.refuse_contrastive(losses_of, params, batch, first)
+      independence.refuse_contrastive(losses_fn, params, batch, first)
     has_padding = is_padding_example is not None
     if not has_padding:
       is_padding_example = jnp.zeros(size, bool)
     params = devices.vary(
-      jax.tree.map(jnp.asarray, params), devices.axes_of(batch, keys)
+      jax.tree.map(jnp.asarray, params), devices.get_axes(batch, keys)
     )
     examples = (batch,) if keys is None else (batch, keys)
     convolves = independence.refuse_batch_rules(
-      plans.loss_of_one(losses_of), params, examples
+      plans.make_example_loss(losses_fn), params, examples
     )
-    clip = self._clip_norm(l2_clip_norm)
-    strategy, together = self._choice(losses_of, params, examples, size)
+    clip = self._get_clip_norm(l2_clip_norm)
+    strategy, num_at_once = self._choose_strategy(
+      losses_fn, params, examples, size
+    )
 
-    def of_part(part: Any) -> tuple[typing.Params, Aux]:
-      return self._microbatch(strategy, loss_fn, losses_of, clip, params, *part)
+    def sum_part(part: Any) -> tuple[typing.Params, Aux]:
+      return self._sum_microbatch(
+        strategy, loss_fn, losses_fn, clip, params, *part
+      )
 
     total, aux = sums.add_up(
-      of_part,
+      sum_part,
       (examples, is_padding_example),
       params,
-      together,
-      is_written_out=jaxprs.convolves_in_loops(
-        plans.loss_of_one(losses_of),
+      num_at_once,
+      is_unrolled=jaxprs.convolves_in_loops(
+        plans.make_example_loss(losses_fn),
         params,
-        devices.first_of(examples),
-        turns=size // together,
+        devices.get_first_example(examples),
+        turns=size // num_at_once,
       ),
       is_empty=(lambda part: jnp.all(part[1]))
       if has_padding and not self.has_aux
       else None,
     )
-    if convolves:  # what comes out is divided, too, if one asks for it so
+    if convolves:  # the caller may ask for divided results
       devices.refuse_divided((is_padding_example, aux))
     if self.rescale_to_unit_norm:
       total = jax.tree.map(lambda x: x / clip, total)
@@ -146,8 +154,9 @@ class ClippedGrad:
   def sensitivity(self, relation: Any) -> float:
     """Returns the L2 sensitivity: how far one example moves the sum.
 
-    Formal guarantee: that of `clipped_grad`; attained by one gradient of the clip
-    norm, and by two in opposite directions.
+    Formal guarantee: that of `clipped_grad`. The value is attained by one
+    gradient of the clip norm and, under REPLACE_ONE, by two in opposite
+    directions.
 
     Args:
       relation: a `dp_accounting.NeighboringRelation` or its name.
@@ -162,11 +171,11 @@ class ClippedGrad:
     norm = 1.0 if self.rescale_to_unit_norm else self.l2_clip_norm
     return 2.0 * norm if checks.relation(relation) == "REPLACE_ONE" else norm
 
-  def _clip_norm(
-    self, given: jax.typing.ArrayLike | None
+  def _get_clip_norm(
+    self, l2_clip_norm: jax.typing.ArrayLike | None
   ) -> jax.typing.ArrayLike:
-    """Returns the norm to clip to in this call."""
-    if given is None:
+    """Returns the clip norm of this call."""
+    if l2_clip_norm is None:
       return self.l2_clip_norm
     if not self.rescale_to_unit_norm:
       raise ValueError(
@@ -174,28 +183,30 @@ class ClippedGrad:
         " got it without: the noise is made for the sensitivity of the declared"
         f" {self.l2_clip_norm}"
       )
-    if jnp.shape(given) != ():
+    if jnp.shape(l2_clip_norm) != ():
       raise ValueError(
         "expected one l2_clip_norm for all examples, got an array of shape"
-        f" {jnp.shape(given)}"
+        f" {jnp.shape(l2_clip_norm)}"
       )
-    if not isinstance(given, jax.core.Tracer):
-      checks.clip_norm(np.asarray(given).item())
-    return jnp.clip(jnp.asarray(given, jnp.float32), *_CLIP_RANGE)
+    if not isinstance(l2_clip_norm, jax.core.Tracer):
+      checks.clip_norm(np.asarray(l2_clip_norm).item())
+    return jnp.clip(jnp.asarray(l2_clip_norm, jnp.float32), *_CLIP_RANGE)
 
   @functools.cached_property
   def _losses(self) -> Callable[..., jax.Array]:
-    """The loss without its aux: one object, so that it is compiled once."""
+    """Loss without its aux: one function object, so that it is compiled once."""
     return lambda *arguments: self._split_aux(self.loss_fn(*arguments))[0]
 
-  def _losses_of(self, loss_fn: Callable[..., Any]) -> Callable[..., jax.Array]:
-    """Returns a loss, maybe one of fewer arguments, without its aux."""
+  def _get_losses_fn(
+    self, loss_fn: Callable[..., Any]
+  ) -> Callable[..., jax.Array]:
+    """Returns `loss_fn`, which may take fewer arguments, without its aux."""
     if loss_fn is self.loss_fn:
       return self._losses
     return lambda *arguments: self._split_aux(loss_fn(*arguments))[0]
 
   def _split_aux(self, value: Any) -> tuple[Any, Any]:
-    """Returns losses and aux of what the loss returned."""
+    """Splits a returned value of the loss into losses and aux."""
     if not self.has_aux and not isinstance(value, tuple):
       return value, None
     if self.has_aux and isinstance(value, tuple) and len(value) == 2:
@@ -206,56 +217,59 @@ class ClippedGrad:
       f" {type(value).__name__}: has_aux=True is for losses with a second value"
     )
 
-  def _canonical(
+  def _split_arguments(
     self, arguments: Sequence[Any]
   ) -> tuple[typing.Params, typing.Batch, Callable[..., Any]]:
     """Returns parameters, batch, and the loss as a function of these two."""
     several = not isinstance(self.argnums, int)
-    at = (self.argnums,) if isinstance(self.argnums, int) else self.argnums
-    params = tuple(arguments[i] for i in at)
+    positions = (
+      (self.argnums,) if isinstance(self.argnums, int) else self.argnums
+    )
+    params = tuple(arguments[i] for i in positions)
     batch = arguments[self.batch_argnum]
-    if (*at, self.batch_argnum) == (0, 1) and len(arguments) == 2:
+    if (*positions, self.batch_argnum) == (0, 1) and len(arguments) == 2:
       return (params if several else params[0]), batch, self.loss_fn
 
     def loss_fn(params: Any, batch: Any, *key: jax.Array) -> Any:
-      given = dict(enumerate(arguments))
-      given |= zip(at, params if several else (params,), strict=True)
-      given[self.batch_argnum] = batch
-      values = (given[i] for i in range(len(given)))
+      by_position = dict(enumerate(arguments))
+      trained = params if several else (params,)
+      by_position |= zip(positions, trained, strict=True)
+      by_position[self.batch_argnum] = batch
+      values = (by_position[i] for i in range(len(by_position)))
       return loss_calls.call(self.loss_fn, (*values, *key), batch, hint)
 
-    others = set(range(len(arguments))) - {*at, self.batch_argnum}
-    hint = loss_calls.hint_of_rows(
+    others = set(range(len(arguments))) - {*positions, self.batch_argnum}
+    hint = loss_calls.write_rows_hint(
       self.loss_fn, arguments, self.batch_argnum, others
     )
     return (params if several else params[0]), batch, loss_fn
 
-  def _choice(
+  def _choose_strategy(
     self,
-    losses_of: Callable[..., jax.Array],
+    losses_fn: Callable[..., jax.Array],
     params: typing.Params,
     examples: tuple[Any, ...],
     size: int,
   ) -> tuple[str, int]:
-    """Returns the strategy, and how many examples are processed at once."""
-    together = self.microbatch_size or size
-    if size % together:
+    """Returns the strategy and the number of examples processed at once."""
+    num_at_once = self.microbatch_size or size
+    if size % num_at_once:
       raise ValueError(
         "expected microbatch_size to divide the batch, got microbatch_size="
-        f"{together} for a batch of {size}: choose a divisor"
+        f"{num_at_once} for a batch of {size}: choose a divisor"
       )
     if self.strategy != "auto":
-      return self.strategy, together
+      return self.strategy, num_at_once
     choice = auto.choose(
-      losses_of, params, *examples, microbatch_size=self.microbatch_size
+      losses_fn, params, *examples, microbatch_size=self.microbatch_size
     )
     return choice.strategy, choice.microbatch_size
 
-  def _microbatch(
+  def _sum_microbatch(
     self,
     strategy: str,
     loss_fn: Callable[..., Any],
-    losses_of: Callable[..., jax.Array],
+    losses_fn: Callable[..., jax.Array],
     l2_clip_norm: jax.typing.ArrayLike,
     params: typing.Params,
     examples: tuple[Any, ...],
@@ -263,7 +277,7 @@ class ClippedGrad:
   ) -> tuple[typing.Params, Aux]:
     """Sums the clipped gradients of examples that are processed together."""
     total, losses, norms = strategies.STRATEGIES[strategy](
-      losses_of, params, examples, is_padding, l2_clip_norm
+      losses_fn, params, examples, is_padding, l2_clip_norm
     )
     norms = jnp.where(
       jnp.isfinite(losses) & jnp.isfinite(norms), norms, jnp.nan
@@ -273,12 +287,12 @@ class ClippedGrad:
     if not self.has_aux:
       return total, Aux(losses, norms)
 
-    def of_one(example: tuple[Any, ...]) -> Any:
+    def call_aux(example: tuple[Any, ...]) -> Any:
       batch = jax.tree.map(lambda x: x[None], example[0])
       _, aux = self._split_aux(loss_fn(params, batch, *example[1:]))
-      return jax.tree_util.tree_map_with_path(_first_row, aux)
+      return jax.tree_util.tree_map_with_path(_take_only_row, aux)
 
-    return total, Aux(losses, norms, jax.vmap(of_one)(examples))
+    return total, Aux(losses, norms, jax.vmap(call_aux)(examples))
 
 
 def clipped_grad(
@@ -298,26 +312,31 @@ def clipped_grad(
   constant; it is never divided by the size of the batch.
 
   Formal guarantee:
-    Unit: one example, that is one entry of the batch's leading axis.
-    Adding, removing or zeroing out one example moves the returned sum by at
-    most `l2_clip_norm` in L2 norm, replacing one by at most twice that, for
-    every loss that is a function of one example (and its own key): every
-    strategy writes down the loss of one example and maps over the batch. What
-    is handed several mapped examples at once is refused: rules of
-    `jax.custom_batching.custom_vmap`, callbacks that are not sequential, keys of
-    other generators than Threefry. A loss that couples its batch means something
-    else; it is refused where values or the trace show that, and by
-    `check_independence`. An example whose loss, gradient or squared norm is not
-    finite contributes zero. Up to float32 rounding of the sum, whatever
-    precision the loss computes in: tests hold half a percent, on CPUs, for
-    batches of up to 8,192. Norms from factors come with a bound of their own
-    rounding (`rules.allowance`). Without ids a key is made from the
-    example's place: the key has to be secret. Losses, norms and aux in `Aux` are
-    not protected. Public: the shapes, so also the padded batch size, and every
-    argument of the loss that is no batch, or it follows from earlier private
-    sums. With `rescale_to_unit_norm` the sum is divided by the clip norm, and 1
-    and 2 take the place of the clip norm and twice it, whatever clip norm a
-    call gives: it only must not depend on the examples but through private sums.
+    Unit: one example, that is one entry of the batch's leading axis. Adding,
+    removing or zeroing out one example moves the returned sum by at most
+    `l2_clip_norm` in L2 norm; replacing one moves it by at most twice that.
+    This holds for every loss that is a function of one example (and its own
+    key): every strategy evaluates the loss of one example and maps it over the
+    batch. An example whose loss, gradient or squared norm is not finite
+    contributes zero. With `rescale_to_unit_norm` the sum is divided by the clip
+    norm and the bounds are 1 and 2, whatever clip norm a call passes. That clip
+    norm may depend on the examples only through private sums.
+
+    Operations that get several mapped examples at once are refused: rules of
+    `jax.custom_batching.custom_vmap`, callbacks that are not sequential, keys
+    of other generators than Threefry. A loss that couples its examples is
+    another loss on batches of one. It is refused if its trace shows the
+    coupling, and by `check_independence`, which compares values.
+
+    The bounds hold up to float32 rounding of the sum, whatever precision the
+    loss computes in: tests hold half a percent, on CPUs, for batches of up to
+    8,192. Norms from factors include a bound of their own rounding
+    (`rules.compute_allowance`).
+
+    Without ids an example's key is derived from its position: the step's key
+    has to be secret. Losses, norms and aux in `Aux` are not protected. Public:
+    the shapes, and so the padded batch size. Every argument of the loss other
+    than the batch is public, or follows from earlier private sums.
 
   >>> import jax.numpy as jnp
   >>> def loss_fn(params, batch):
@@ -328,62 +347,61 @@ def clipped_grad(
   0.5 [0.5 3. ]
 
   Args:
-    loss_fn: `(params, batch)` to losses [batch]; `(params, batch, key)` if a
-      key is given in the call. Only a batch that is a mapping carries the mask
-      of `sampler.take`: `grad_fn(params, batch["x"])` is refused, and counts
-      padding inside of a compiled function, where nothing shows it, unless
-      the call gives `is_padding_example=batch["is_padding_example"]`. Further
-      arguments, such as frozen parameters or public negatives, stand before the
-      key. It is always called with a batch of one example (and that example's
-      own key).
+    loss_fn: `(params, batch)` to losses [batch]; `(params, batch, key)` if the
+      call passes a key. Further arguments, such as frozen parameters or public
+      negatives, stand before the key. It is always called with a batch of one
+      example (and that example's own key). Only a batch that is a mapping
+      carries the mask of `sampler.take`: `grad_fn(params, batch["x"])` is
+      refused, but inside of a compiled function it is not, and padding counts.
+      There, pass `is_padding_example=batch["is_padding_example"]`.
     l2_clip_norm: the clip norm, finite and at least 1e-12.
-    strategy: "bookkeeping" (one backward pass, gradients kept in factors where
-      that is less), "ghost" (two backward passes, keeps what ordinary training
-      keeps), "vmap" (one backward pass, takes the memory of all per-example
-      gradients) or "auto", which counts work and memory and chooses for the
-      backend; it logs what it chose (`optim.auto.choose` returns it).
+    strategy: "bookkeeping": one backward pass, keeps gradients in factors if
+      these are smaller. "ghost": two backward passes, keeps what ordinary
+      training keeps. "vmap": one backward pass, takes the memory of all
+      per-example gradients. "auto": chooses for the backend by counted work and
+      memory, and logs its choice (`optim.auto.choose` returns it).
     microbatch_size: examples processed at once; it must divide the batch and
-      changes memory and speed only. None: all; of "auto": as it chooses.
+      changes memory and speed only. None: all, or the choice of "auto".
     has_aux: whether the loss returns (losses [batch], aux), where aux is a tree
       of arrays [batch, ...]; it comes back as `Aux.aux`, at the cost of one
       more forward pass.
-    argnums: the argument of the loss that is differentiated, or several, whose
-      gradients are clipped together and come as a tuple.
-    batch_argnum: the argument that has the examples as rows.
-    rescale_to_unit_norm: whether to divide the sum by the clip norm, so that its
-      sensitivity is 1 and the clip norm may change from call to call.
+    argnums: position of the loss's argument that is differentiated, or several
+      positions; their gradients are clipped together and returned as a tuple.
+    batch_argnum: position of the argument whose rows are the examples.
+    rescale_to_unit_norm: whether to divide the sum by the clip norm, so that
+      its sensitivity is 1 and the clip norm may change from call to call.
 
   Returns:
     A function `(params, batch, *, key=None, is_padding_example=None,
     l2_clip_norm=None)` to `(sum, Aux)`, with a method `sensitivity(relation)`.
 
   Raises:
-    TypeError: if `loss_fn` cannot be called so, as the losses of
-      `losses.contrastive`, which take a matrix of similarities.
+    TypeError: if `loss_fn` cannot be called like this, as the losses of
+      `losses.contrastive`, which take a matrix of similarities; or if
+      `l2_clip_norm` is a schedule or traced.
     ValueError: if an argument is out of its range.
 
   References:
     Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
   """
-  at = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-  if (
-    not at or len({*at, batch_argnum}) <= len(at) or min(*at, batch_argnum) < 0
-  ):
+  positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+  used = (*positions, batch_argnum)
+  if not positions or len(set(used)) <= len(positions) or min(used) < 0:
     raise ValueError(
-      "expected argnums and batch_argnum to be different places from 0, got"
+      "expected argnums and batch_argnum to be different positions >= 0, got"
       f" {argnums=} and {batch_argnum=}"
     )
-  loss_calls.check_signature(loss_fn, 1 + max(*at, batch_argnum))
+  loss_calls.check_signature(loss_fn, 1 + max(used))
   if callable(l2_clip_norm) or isinstance(l2_clip_norm, jax.core.Tracer):
     raise TypeError(
       "expected a number for l2_clip_norm, got a schedule or a traced value:"
-      " declare a first one with rescale_to_unit_norm=True, and give each call"
+      " declare a first norm with rescale_to_unit_norm=True, and give each call"
       " its own"
     )
   checks.clip_norm(l2_clip_norm)
   if strategy != "auto" and strategy not in strategies.STRATEGIES:
-    known = ", ".join(["auto", *sorted(strategies.STRATEGIES)])
-    raise ValueError(f"expected a strategy among {known}, got {strategy=}")
+    names = ", ".join(["auto", *sorted(strategies.STRATEGIES)])
+    raise ValueError(f"expected a strategy among {names}, got {strategy=}")
   if microbatch_size is not None:
     checks.at_least(1, microbatch_size=microbatch_size)
   return ClippedGrad(
@@ -392,14 +410,14 @@ def clipped_grad(
     strategy=strategy,
     microbatch_size=microbatch_size,
     has_aux=has_aux,
-    argnums=argnums if isinstance(argnums, int) else at,
+    argnums=argnums if isinstance(argnums, int) else positions,
     batch_argnum=batch_argnum,
     rescale_to_unit_norm=rescale_to_unit_norm,
   )
 
 
 def _check_params(params: typing.Params) -> None:
-  """Refuses parameters with leaves that have no gradient."""
+  """Refuses parameters with leaves that are no floating-point arrays."""
   for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None and isinstance(leaf, (bool, int, float, complex)):
@@ -415,7 +433,7 @@ def _check_params(params: typing.Params) -> None:
       )
 
 
-def _first_row(path: Any, leaf: Any) -> jax.Array:
+def _take_only_row(path: Any, leaf: Any) -> jax.Array:
   """Returns the only row of one example's aux."""
   if jnp.shape(leaf)[:1] != (1,):
     raise ValueError(
@@ -429,27 +447,27 @@ def _first_row(path: Any, leaf: Any) -> jax.Array:
 def split_padding(
   batch: typing.Batch, is_padding_example: jax.Array | None
 ) -> tuple[typing.Batch, jax.Array | None]:
-  """Takes the mask out of a batch that a sampler has made.
+  """Removes the padding mask from a batch of `sampler.take`.
 
   Args:
     batch: arrays with a leading axis [batch].
     is_padding_example: bool [batch], or None.
 
   Returns:
-    The batch without its mask, and which rows either of the two calls padding;
-    None where neither says anything.
+    The batch without its mask, and the union of both masks, bool [batch]; None
+    without any mask.
 
   Raises:
-    ValueError: if the two have different shapes, the batch has a mask in
-      another place than beside its fields, or fields of `sampler.take` come
-      without their mask. The last is seen outside of compiled functions alone.
+    ValueError: if the two masks have different shapes, the batch has a mask
+      nested in a field, or fields of `sampler.take` come without their mask.
+      The last is detected outside of compiled functions alone.
   """
   if not isinstance(batch, Mapping) or sampling.IS_PADDING not in batch:
     _refuse_inner_mask(batch)
     if is_padding_example is None:
       _refuse_lost_mask(batch)
       return batch, None
-    return batch, jnp.asarray(is_padding_example, bool)  # 2 is no other flag
+    return batch, jnp.asarray(is_padding_example, bool)  # 2 counts as True
   own = jnp.asarray(batch[sampling.IS_PADDING], bool)
   rest = {name: x for name, x in batch.items() if name != sampling.IS_PADDING}
   _refuse_inner_mask(rest)
@@ -470,14 +488,14 @@ def _refuse_inner_mask(batch: typing.Batch) -> None:
     if sampling.IS_PADDING in names:
       raise ValueError(
         f"expected {sampling.IS_PADDING} beside the fields of a batch that is a"
-        f" mapping, got batch{jax.tree_util.keystr(path)}, which no one would"
-        f" find there: give the call {sampling.IS_PADDING}=, and leave it out of"
+        f" mapping, got batch{jax.tree_util.keystr(path)}, which has no effect"
+        f" there: pass {sampling.IS_PADDING}= to the call, and leave it out of"
         " the batch"
       )
 
 
 def _refuse_lost_mask(batch: typing.Batch) -> None:
-  """Refuses rows of padding that nothing marks, where they can be seen."""
+  """Refuses fields of `sampler.take` without their mask; sees no traced ones."""
   for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
     if batches.is_padded_field(leaf):
       raise ValueError(
@@ -490,22 +508,22 @@ def _refuse_lost_mask(batch: typing.Batch) -> None:
 def split_rows(
   batch: typing.Batch, is_padding_example: jax.Array | None
 ) -> tuple[typing.Batch, jax.Array | None, int]:
-  """Takes the mask out of a batch, as `split_padding`, and counts its rows.
+  """Removes the mask from a batch, as `split_padding`, and counts its rows.
 
   Args:
     batch: arrays with a leading axis [batch].
     is_padding_example: bool [batch], or None.
 
   Returns:
-    What `split_padding` returns, and the number of rows.
+    Batch and mask as from `split_padding`, and the number of rows.
 
   Raises:
     TypeError: if a leaf of the batch is no array.
-    ValueError: if they and the mask have no common leading axis; see also
+    ValueError: if leaves and mask have no common leading axis; see also
       `split_padding`.
   """
   batch, is_padding_example = split_padding(batch, is_padding_example)
-  size = _batch_size(batch)
+  size = _count_rows(batch)
   if is_padding_example is not None and is_padding_example.shape != (size,):
     raise ValueError(
       f"expected is_padding_example of shape ({size},), got shape="
@@ -514,7 +532,7 @@ def split_rows(
   return batch, is_padding_example, size
 
 
-def _batch_size(batch: typing.Batch) -> int:
+def _count_rows(batch: typing.Batch) -> int:
   """Returns the length of the common leading axis."""
   for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
     if isinstance(leaf, (batches.Batch, batches.Indices)):

@@ -1,13 +1,14 @@
-"""Sums noisy gradients and takes the known noise out of the sum.
+"""Sums noisy gradients and removes the known noise from the sum.
 
-The mean of a private step holds Gaussian noise whose standard deviation is public.
-A matrix of 384 x 384 numbers gets 147,456 numbers of it, and a few directions of
-signal. `denoise` shrinks each singular value by what noise explains, and to zero
-where noise explains all of it: what the records do not teach stays as it was.
+The mean of a private step holds Gaussian noise whose standard deviation is
+public. A matrix of 384 x 384 numbers holds 147,456 numbers of noise and a few
+directions of signal. `denoise` shrinks each singular value by the part that
+noise explains, to zero if noise explains all of it: only directions that the
+records teach remain.
 
 References:
-  Gavish and Donoho, "Optimal Shrinkage of Singular Values", IEEE Transactions on
-  Information Theory 2017, equation 7 (`denoise`).
+  Gavish and Donoho, "Optimal Shrinkage of Singular Values", IEEE Transactions
+  on Information Theory 2017, equation 7 (`denoise`).
   Xiao, "Dual Averaging Methods for Regularized Stochastic Learning and Online
   Optimization", JMLR 2010, algorithm 1 (`dual_averaging`).
 """
@@ -39,9 +40,9 @@ def denoise(
 ) -> Float[Array, "row column"]:
   """Shrinks singular values by the noise that a matrix is known to hold.
 
-  The best estimate in mean square, for large matrices of few directions. Noise
-  alone has singular values up to noise_std (sqrt(rows) + sqrt(columns)), and those
-  become 0.
+  The result is the best estimate in mean square, for large matrices of low
+  rank. Noise alone has singular values up to noise_std (sqrt(rows) +
+  sqrt(columns)); values up to that bound become 0.
 
   Formal guarantee: post-processing of a noisy matrix; `noise_std` is public.
 
@@ -51,10 +52,10 @@ def denoise(
 
   Args:
     matrix: a signal of low rank plus independent Gaussian noise.
-    noise_std: standard deviation of the noise in each number, at least 0.
+    noise_std: standard deviation of the noise in each entry, at least 0.
 
   Returns:
-    float32; the matrix itself without noise.
+    float32; the matrix itself if `noise_std` is 0.
   """
   matrix, noise_std = jnp.asarray(matrix, jnp.float32), jnp.asarray(noise_std)
   long, ratio = max(matrix.shape), min(matrix.shape) / max(matrix.shape)
@@ -81,12 +82,13 @@ def dual_averaging(
   """Builds the optimizer whose parameters are a denoised sum of all gradients.
 
   After step t every matrix is -learning_rate x denoise(sum of t noisy means,
-  noise_std sqrt(t)). The noise is taken out of the sum, never out of a step, in
-  which the signal would drown; so a direction of signal rises above the noise
-  with t. What is no matrix is not denoised. It stands behind `optim.privatize`
-  with independent noise, and starts from zero.
+  noise_std sqrt(t)), whatever the initial parameters are. The noise is removed
+  from the sum and not from single steps: with t, a direction of signal rises
+  above the noise of the sum. Parameters that are no matrices are not denoised.
+  Chain it after `optim.privatize` with independent noise.
 
-  Formal guarantee: post-processing of the noisy means; the arguments are public.
+  Formal guarantee: post-processing of the noisy means; the arguments are
+  public.
 
   >>> transform = dual_averaging(2.0, noise_std=0.0)
   >>> params = {"map": jnp.zeros((2, 2))}
@@ -97,7 +99,7 @@ def dual_averaging(
 
   Args:
     learning_rate: a number above 0.
-    noise_std: standard deviation of the noise in each number of a mean:
+    noise_std: standard deviation of the noise in each entry of a mean:
       `claim.noise_std` over the denominator.
 
   Returns:
@@ -148,14 +150,14 @@ def dp_dual_averaging(
   Args:
     learning_rate: a number above 0.
     l2_sensitivity, noise_multiplier, denominator, key: as in `privatize`.
-    noise: `iid()`; None: the same.
+    noise: `iid()` or None, which means the same.
 
   Returns:
     An optax transform whose `update` takes the clipped sum and parameters.
 
   Raises:
-    ValueError: if a number is out of its range, or noise is correlated: a sum of
-      it has another standard deviation than is taken out.
+    ValueError: if a number is out of its range, or noise is correlated: its sum
+      has another standard deviation than `dual_averaging` removes.
   """
   if noise is not None and noise != noise_lib.iid():
     raise ValueError(

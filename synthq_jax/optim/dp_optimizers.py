@@ -1,4 +1,4 @@
-"""T5's Adafactor, and optimizers that make private steps of clipped sums."""
+"""Builds T5's Adafactor, and optimizers that make private steps of clipped sums."""
 
 from typing import Any
 
@@ -32,10 +32,10 @@ def adafactor(
 ) -> optax.GradientTransformationExtraArgs:
   """Builds Adafactor with the update and the defaults of T5X.
 
-  Second moments are kept in float32 whatever the parameters' dtype, as the
-  means over rows and columns where a parameter's two largest axes are long
-  enough. Unlike T5X, a parameter of more than two axes needs no rule: its two
-  largest axes are factored.
+  Second moments are kept in float32 whatever the parameters' dtype. If a
+  parameter's two largest axes are long enough, they are kept as means over rows
+  and columns. Unlike in T5X, a parameter of more than two axes needs no rule:
+  its two largest axes are factored.
 
   >>> import jax.numpy as jnp
   >>> transform = adafactor(0.1)
@@ -51,8 +51,9 @@ def adafactor(
     multiply_by_parameter_scale: whether to multiply each update by the root
       mean square of its parameter.
     decay_rate: exponent c of the decay 1 - t^-c of second moments, t = 1, 2...
-    step_offset: the step that counts as the first for the decay: 0, since the
-      state starts fresh, unless a state is carried over from pre-training.
+    step_offset: the step that counts as the first for the decay: 0 for a fresh
+      state; other values are for a state that is carried over from
+      pre-training.
     clipping_threshold: largest root mean square of an update before it is
       scaled, or None.
     factored: whether to factor second moments at all.
@@ -180,7 +181,7 @@ def dp_adam(
   """Builds Adam on the private mean of a clipped sum.
 
   The square of a noisy mean is on average the square of the mean plus the
-  variance of the noise. Where noise dominates, all second moments are about that
+  variance of the noise. If noise dominates, all second moments are about that
   variance, and Adam is no more than momentum.
 
   Formal guarantee:
@@ -229,14 +230,16 @@ def dp_aggregate(
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the transform from stacked per-example gradients to a private mean.
 
-  For gradients that exist already, such as jax.vmap(jax.grad(f)); otherwise
-  `clipped_grad` does the same in less time and memory.
+  Use it for gradients that exist already, such as those of
+  jax.vmap(jax.grad(f)); otherwise `clipped_grad` does the same in less time and
+  memory.
 
   Formal guarantee:
-    Unit: one entry of the leading axis. Each is clipped over all leaves to
-    `l2_clip_norm` (zero if it is not finite), so their sum has that
-    sensitivity under ADD_OR_REMOVE_ONE and REPLACE_SPECIAL; the rest is that
-    of `privatize`. Assumes that each entry depends on its example alone.
+    Unit: one entry of the leading axis. Each entry is clipped over all leaves
+    to `l2_clip_norm` (zero if it is not finite), so their sum has that
+    sensitivity under ADD_OR_REMOVE_ONE and REPLACE_SPECIAL. The rest of the
+    guarantee is that of `privatize`. Assumed: each entry depends on its example
+    alone.
 
   Args:
     l2_clip_norm: the clip norm, finite and at least 1e-12, or a traced scalar.
@@ -244,10 +247,10 @@ def dp_aggregate(
 
   Returns:
     An optax transform; `update` takes gradients [batch, ...] and optionally
-    `is_padding_example`, bool [batch], for entries that do not count.
+    `is_padding_example`, bool [batch], True for entries that do not count.
 
   Raises:
-    TypeError: if the clip norm is a schedule, or the key is none.
+    TypeError: if the clip norm is a schedule, or `key` is no random key.
     ValueError: if a number is out of its range.
   """
   if callable(l2_clip_norm):

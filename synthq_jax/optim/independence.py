@@ -1,10 +1,11 @@
 """Checks that the loss of one example does not depend on the others.
 
-The loss is traced for a batch of a prime size that divides no axis of the parameters
-or of an example. Axes of the trace that this prime divides hold the examples, wherever
-reshapes and lookups have put them: a value that depends on the batch and is summed,
-compared, sorted or scattered over such an axis mixes them, and so does what joins one
-example's value to a value of all.
+`refuse_contrastive` traces the loss for a batch of a prime size that divides no
+axis of the parameters or of an example. Axes of the trace that this prime
+divides hold the examples, wherever reshapes and lookups have put them. A value
+that depends on the batch mixes examples if it is summed, compared, sorted or
+scattered over such an axis. An operation mixes them, too, if it joins one
+example's value to values of all.
 """
 
 import functools
@@ -31,7 +32,7 @@ _BATCHED = {
   "rng_bit_generator": "random bits of a generator other than Threefry",
   "rng_uniform": "random bits that follow from no key",
 }
-"""Primitives that may look at several examples where one is written down."""
+"""Primitives that may see several examples of a loss written for one, described."""
 
 _COLLECTIVES = frozenset(
   [
@@ -43,7 +44,7 @@ _COLLECTIVES = frozenset(
 """Primitives that bring values of several devices together."""
 
 _AT_ONCE = ("expand_dims", "broadcast_all", "legacy_vectorized")
-"""How callbacks and foreign functions are handed several examples at once."""
+"""Values of `vmap_method` that hand several examples at once to a callback."""
 
 
 def check_independence(
@@ -53,16 +54,17 @@ def check_independence(
 ) -> None:
   """Refuses a loss in which one example moves another example's loss.
 
-  Per-example clipping bounds what one example does to the sum of gradients
-  only if no example reaches into another's loss (batch norm, in-batch
-  negatives, division by the batch's number of tokens). This replaces one
-  example by another and compares the losses of the rest; and it compares each
-  loss with the loss of the same example alone.
+  Per-example clipping bounds the effect of one example on the sum of gradients
+  only if no example reaches into another's loss. Batch norm, in-batch negatives
+  and division by the batch's number of tokens couple losses. This check
+  replaces one example by another and compares the losses of the rest. It also
+  compares the losses of up to three examples with those of the same examples
+  alone.
 
-  It is a test at one point: passing is evidence, not proof. Relative moves of
-  up to 1e-4 count as rounding, 2e-2 where the loss computes in half precision.
-  Use a loss without dropout. The message says nothing of the losses' values,
-  which are as private as the batch.
+  It is a test at one point: passing is evidence, not proof. Relative changes of
+  up to 1e-4 count as rounding, 2e-2 if the loss computes in half precision. Use
+  a loss without dropout. The message holds no value of a loss: losses are as
+  private as the batch.
 
   >>> import jax.numpy as jnp
   >>> check_independence(
@@ -75,90 +77,92 @@ def check_independence(
     batch: arrays with a leading axis [batch], at least 2 different examples.
 
   Raises:
-    ValueError: if another example's loss moves, or the batch cannot show it.
+    ValueError: if another example's loss moves, or all examples are equal.
   """
   leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
   size = leaves[0].shape[0]
-  donor = _different_example(leaves, size)
-  tolerance = _tolerance(loss_fn, params, batch)
+  donor = _find_different_example(leaves, size)
+  tolerance = _get_tolerance(loss_fn, params, batch)
   loss_fn = jax.jit(loss_fn)
-  losses = _losses(loss_fn, params, batch)
+  losses = _compute_losses(loss_fn, params, batch)
   replaced = jax.tree.map(lambda x: jnp.asarray(x).at[0].set(x[donor]), batch)
-  after = _losses(loss_fn, params, replaced)
+  after = _compute_losses(loss_fn, params, replaced)
   _compare(losses[1:], after[1:], "replaced", tolerance)
   for index in {0, donor, size - 1}:
-    alone = jax.tree.map(lambda x, i=index: x[i : i + 1], batch)
-    single = _losses(loss_fn, params, alone)
+    example = jax.tree.map(lambda x, i=index: x[i : i + 1], batch)
+    single = _compute_losses(loss_fn, params, example)
     _compare(losses[index : index + 1], single, "removed", tolerance)
 
 
 def refuse_batch_rules(
-  loss_of_one: Callable[..., jax.Array], params: typing.Params, arguments: Any
+  example_loss: Callable[..., jax.Array], params: typing.Params, arguments: Any
 ) -> bool:
-  """Refuses what may couple examples that are mapped over, unseen in one.
+  """Refuses a loss with primitives that may couple examples under `jax.vmap`.
 
-  Every strategy takes the loss of one example and maps over the batch. That
-  keeps examples apart but where a primitive's own rule is handed the whole batch
-  and may, say, divide by the largest example; where the loss asks other devices
-  for theirs; and where a compiler that divides the batch among devices takes
-  examples for others.
+  Every strategy maps the loss of one example over the batch, which keeps
+  examples apart, with three exceptions. A primitive's own batching rule gets
+  the whole batch and may, say, divide by the largest example. A collective
+  reads the examples of other devices. And the compiler loses examples of a
+  batch that it divides among devices, if the loss has a convolution.
 
   Args:
-    loss_of_one: `(params, arguments)` to a scalar, for one example.
+    example_loss: `(params, arguments)` to a scalar, for one example.
     params: the parameters.
     arguments: arrays or shapes with a leading axis [batch].
 
   Returns:
-    Whether the loss convolves: then nothing with rows may be divided among devices.
+    Whether the loss convolves: then no array with rows may be divided among
+      devices.
 
   Raises:
     TypeError: if a parameter is no floating-point array.
-    ValueError: if the loss or its gradient has such a primitive.
+    ValueError: if the loss or its gradient has such a primitive, or convolves
+      over a batch that is divided among devices.
   """
-  example = devices.first_of(arguments)
-  jaxpr = jax.make_jaxpr(loss_of_one)(params, example).jaxpr
-  together = jaxprs.primitives(jaxpr) & _COLLECTIVES
-  if together:
+  example = devices.get_first_example(arguments)
+  jaxpr = jax.make_jaxpr(example_loss)(params, example).jaxpr
+  collectives = jaxprs.get_primitives(jaxpr) & _COLLECTIVES
+  if collectives:
     raise ValueError(
       "expected a loss of each example alone, got one with"
-      f" {', '.join(sorted(together))}: it brings examples of several devices"
-      " together; add up the clipped sums behind the gradient instead"
+      f" {', '.join(sorted(collectives))}: it brings examples of several devices"
+      " together; add up the clipped sums after the gradient instead"
     )
   _refuse_primitives(jaxpr)
-  jaxpr = jax.make_jaxpr(jax.grad(loss_of_one))(params, example).jaxpr
+  jaxpr = jax.make_jaxpr(jax.grad(example_loss))(params, example).jaxpr
   _refuse_primitives(jaxpr)
-  convolves = "conv_general_dilated" in jaxprs.primitives(jaxpr)
+  convolves = "conv_general_dilated" in jaxprs.get_primitives(jaxpr)
   if convolves:
     devices.refuse_divided(arguments)
   return convolves
 
 
 def _refuse_primitives(jaxpr: Any) -> None:
-  equations = list(jaxprs.equations(jaxpr))
+  equations = list(jaxprs.get_equations(jaxpr))
   foreign = {
-    one
-    for one in {equation.primitive for equation in equations}
-    if not _is_mapped_by_jax(one)
+    primitive
+    for primitive in {equation.primitive for equation in equations}
+    if not _is_mapped_by_jax(primitive)
   }
   for equation in equations:
     name, params = equation.primitive.name, equation.params
-    what = _BATCHED.get(name)
+    fault = _BATCHED.get(name)
     if any(_is_odd_key(atom.aval) for atom in equation.invars):
-      what = _BATCHED["rng_bit_generator"]
-    if what is None and params.get("vmap_method") in _AT_ONCE:
-      what = f"a call with vmap_method={params['vmap_method']!r}"
-    if what is None and equation.primitive in foreign:
-      what = "a primitive whose rule for jax.vmap is not JAX's own"
-    if what is not None:
+      fault = _BATCHED["rng_bit_generator"]
+    if fault is None and params.get("vmap_method") in _AT_ONCE:
+      fault = f"a call with vmap_method={params['vmap_method']!r}"
+    if fault is None and equation.primitive in foreign:
+      fault = "a primitive whose rule for jax.vmap is not JAX's own"
+    if fault is not None:
       raise ValueError(
-        f"expected a loss of each example alone, got {what} ({name}): it is"
+        f"expected a loss of each example alone, got {fault} ({name}): it is"
         " handed all examples of a batch at once and may couple them; write it"
         " in jax.numpy, with vmap_method='sequential', or with keys of Threefry"
       )
 
 
 def _is_mapped_by_jax(primitive: Any) -> bool:
-  """Whether JAX itself maps a primitive, or nobody does.
+  """Checks that a primitive's batching rule is JAX's own, if it has one.
 
   A rule of another package may reduce over the mapped axis, as those behind
   `equinox.error_if` do: one example then removes all others.
@@ -179,18 +183,18 @@ def _is_mapped_by_jax(primitive: Any) -> bool:
       return False
     seen.add(id(rule))
     cells = getattr(rule, "__closure__", None) or ()
-    inside = [cell.cell_contents for cell in cells]  # what JAX was given
+    inside = [cell.cell_contents for cell in cells]  # functions passed to JAX
     rules += [
-      one
-      for one in inside
-      if isinstance(one, types.FunctionType | functools.partial)
-      and id(one) not in seen
+      value
+      for value in inside
+      if isinstance(value, types.FunctionType | functools.partial)
+      and id(value) not in seen
     ]
   return True
 
 
 def _is_odd_key(aval: Any) -> bool:
-  """Whether a value is a random key of another generator than Threefry."""
+  """Checks for a random key of another generator than Threefry."""
   is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
   return is_key and str(aval.dtype) != "key<fry>"
 
@@ -203,18 +207,19 @@ def refuse_contrastive(
 ) -> None:
   """Refuses a loss that depends on the other examples of its batch.
 
-  The loss is traced, and no value is looked at: the answer is the same with and
-  without `jax.jit`. Sums, products, statistics, sorts and scatters over the
-  examples are seen, and one example's value beside those of all; not seen is what
-  moves examples to other places, as `jnp.roll` does. A loss that takes no batch
-  of another size, such as one that closes over an array with a row for each
-  example, is not traced. So passing is evidence, not proof.
+  The loss is traced and no value is read: the answer is the same with and
+  without `jax.jit`. The check detects sums, products, statistics, sorts and
+  scatters over the examples, and one example's value combined with values of
+  all. It does not detect that examples move to other positions, as by
+  `jnp.roll`. It does not trace a loss that takes no batch of another size, such
+  as one that closes over an array with a row for each example. So passing is
+  evidence, not proof.
 
   Args:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
     params: the parameters.
     batch: arrays with a leading axis [batch].
-    key: of one example; given, the loss takes it.
+    key: key of one example; None for a loss without a key.
 
   Raises:
     ValueError: if a loss depends on another example.
@@ -222,18 +227,19 @@ def refuse_contrastive(
   leaves = jax.tree.leaves((params, batch))
   axes = {size for leaf in leaves for size in jnp.shape(leaf) if size}
   size = len(jax.tree.leaves(batch)[0])
-  # A loss may want a multiple of its batch, or no more than its tables have.
+  # A loss may need a multiple of its batch, or no more rows than its tables have.
   for primes, times in ((_PRIMES, 1), (_PRIMES, size), (_SMALL_PRIMES, 1)):
-    tried = (
-      _mixes(loss_fn, params, batch, key, prime, times)
+    verdicts = (
+      _trace_mixing(loss_fn, params, batch, key, prime, times)
       for prime in primes
       if all(axis % prime for axis in axes)
     )
-    # Two of them: an axis that one divides may have come about by chance.
-    told = [*itertools.islice((one for one in tried if one is not None), 2)]
-    if told and all(told):
+    # Two have to agree: one may divide an axis by chance.
+    clear = (verdict for verdict in verdicts if verdict is not None)
+    agreed = [*itertools.islice(clear, 2)]
+    if agreed and all(agreed):
       raise ValueError(_REFUSAL)
-    if told:
+    if agreed:
       return
 
 
@@ -249,7 +255,7 @@ _SMALL_PRIMES = (61, 59, 53, 47, 43, 41, 37, 31)
 """Sizes of batches for which losses are traced."""
 
 
-def _mixes(
+def _trace_mixing(
   loss_fn: Callable[..., jax.Array],
   params: typing.Params,
   batch: typing.Batch,
@@ -257,40 +263,40 @@ def _mixes(
   prime: int,
   times: int,
 ) -> bool | None:
-  """Says whether a loss of each example mixes them, as the trace shows it.
+  """Traces a loss of prime * times examples; returns True if it mixes them.
 
-  Traced is a batch of `times` primes; None: the loss takes no such batch.
+  None: the loss takes no such batch.
   """
   rest, size = () if key is None else (key,), prime * times
 
-  def sized(x: Any) -> jax.Array:
+  def resize(x: Any) -> jax.Array:
     return jnp.broadcast_to(x[:1], (size, *x.shape[1:]))
 
   try:
-    examples = jax.eval_shape(lambda batch: jax.tree.map(sized, batch), batch)
+    examples = jax.eval_shape(lambda batch: jax.tree.map(resize, batch), batch)
     closed = jax.make_jaxpr(
       lambda params, batch: loss_fn(params, batch, *rest)
     )(params, examples)
   except Exception:
-    return None  # what else may be wrong, it says later
+    return None  # the call itself reports other errors
   if [aval.shape for aval in closed.out_avals] != [(size,)]:
     return False  # a loss that is written for one example alone
   levels = [_PUBLIC] * len(jax.tree.leaves(params))
   levels += [_OF_EXAMPLES] * len(jax.tree.leaves(batch))
-  return _MIXED in _follow(closed.jaxpr, levels, prime)
+  return _MIXED in _get_levels(closed.jaxpr, levels, prime)
 
 
-def _tolerance(
+def _get_tolerance(
   loss_fn: Callable[..., jax.Array],
   params: typing.Params,
   batch: typing.Batch,
 ) -> float:
-  """Returns the relative move that counts as rounding."""
+  """Returns the relative change that counts as rounding."""
   jaxpr = jax.make_jaxpr(loss_fn)(params, batch).jaxpr
-  return _HALF_TOLERANCE if jaxprs.half_precision(jaxpr) else _TOLERANCE
+  return _HALF_TOLERANCE if jaxprs.get_half_precision(jaxpr) else _TOLERANCE
 
 
-def _different_example(leaves: list[np.ndarray], size: int) -> int:
+def _find_different_example(leaves: list[np.ndarray], size: int) -> int:
   """Returns the position of an example that differs from the first."""
   for index in range(1, size):
     if any((leaf[index] != leaf[0]).any() for leaf in leaves):
@@ -301,7 +307,7 @@ def _different_example(leaves: list[np.ndarray], size: int) -> int:
   )
 
 
-def _losses(
+def _compute_losses(
   loss_fn: Callable[..., jax.Array],
   params: typing.Params,
   batch: typing.Batch,
@@ -335,83 +341,87 @@ def _compare(
 
 
 _PUBLIC, _OF_EXAMPLES, _MIXED = range(3)
-"""What a value is: independent of the batch; dependent on it; for certain
-dependent on several examples in one entry. What depends on others is the largest
-of them."""
+"""Levels of a value: independent of the batch; dependent on it; certainly
+dependent on several examples in one entry. A result has the largest level of
+its operands."""
 
 
-def _follow(
+def _get_levels(
   jaxpr: Any, levels: Sequence[int], size: int, *, in_turn: bool = False
 ) -> list[int]:
   """Returns the levels of an open jaxpr's outputs, from those of its inputs.
 
-  In a loop that may take the examples in turn, a value without an axis of examples
-  is of the one whose turn it is.
+  With `in_turn`, in a loop that may take the examples one after the other, a
+  value without an axis of examples belongs to the example of the iteration.
   """
-  known = dict(zip(jaxpr.invars, levels, strict=True))
+  environment = dict(zip(jaxpr.invars, levels, strict=True))
 
   def read(atom: Any) -> int:
     # Literals are not hashable in all versions, variables are.
-    return _PUBLIC if hasattr(atom, "val") else known.get(atom, _PUBLIC)
+    return _PUBLIC if hasattr(atom, "val") else environment.get(atom, _PUBLIC)
 
   for equation in jaxpr.eqns:
     inputs = [read(atom) for atom in equation.invars]
-    outputs = _step(equation, inputs, size, in_turn)
-    known.update(zip(equation.outvars, outputs, strict=True))
+    outputs = _get_output_levels(equation, inputs, size, in_turn)
+    environment.update(zip(equation.outvars, outputs, strict=True))
   return [read(atom) for atom in jaxpr.outvars]
 
 
-def _step(
+def _get_output_levels(
   equation: Any, levels: list[int], size: int, in_turn: bool
 ) -> list[int]:
   """Returns the levels of one equation's results."""
   name, params = equation.primitive.name, equation.params
-  inner, largest = jaxprs.inner(equation), max(levels, default=_PUBLIC)
+  inner, largest = jaxprs.get_inner(equation), max(levels, default=_PUBLIC)
   if largest == _PUBLIC:
     return [_PUBLIC] * len(equation.outvars)
   if name == "cond":
     which, *rest = levels
-    if params.get("branches_platforms"):  # JAX's own, the same by other means
+    if params.get("branches_platforms"):  # equal results on every platform
       inner = inner[-1:]
-    branches = [_follow(each, rest, size, in_turn=in_turn) for each in inner]
+    branches = [
+      _get_levels(each, rest, size, in_turn=in_turn) for each in inner
+    ]
     which = _MIXED if which == _MIXED else _PUBLIC
     return [max(which, *each) for each in zip(*branches, strict=True)]
-  if name == "while":  # not the number of turns: the slowest example decides it
+  if name == "while":  # ignores its condition: the slowest example decides it
     first, count = params["cond_nconsts"], params["body_nconsts"]
     body, levels = params["body_jaxpr"].jaxpr, levels[first:]
-    return _turn(body, levels, slice(count, len(levels)), size, in_turn=True)
+    return _follow_loop(
+      body, levels, slice(count, len(levels)), size, in_turn=True
+    )
   if name == "scan":
     start = params["num_consts"]
     carried = slice(start, start + params["num_carry"])
     if params["length"] % size:
-      return _turn(inner[0], levels, carried, size, in_turn=in_turn)
+      return _follow_loop(inner[0], levels, carried, size, in_turn=in_turn)
     before = levels[carried]
-    after = _turn(inner[0], levels, carried, size, in_turn=True)
+    after = _follow_loop(inner[0], levels, carried, size, in_turn=True)
     for index, atom in enumerate(equation.invars[carried]):
       if before[index] < after[index] and not _has_examples(
         atom.aval.shape, size
       ):
-        levels[start + index] = _MIXED  # from one example's turn to the next's
-    return _turn(inner[0], levels, carried, size, in_turn=True)
+        levels[start + index] = _MIXED  # passed from one example to the next
+    return _follow_loop(inner[0], levels, carried, size, in_turn=True)
   if len(inner) == 1 and len(inner[0].invars) == len(levels):
     # Jit, remat and custom derivatives.
-    return _follow(inner[0], levels, size, in_turn=in_turn)
+    return _get_levels(inner[0], levels, size, in_turn=in_turn)
   if largest == _OF_EXAMPLES and (
-    _is_over_examples(equation, levels, size)
+    _reduces_examples(equation, levels, size)
     or not in_turn
-    and _is_one_beside_all(equation, levels, size)
+    and _combines_one_with_all(equation, levels, size)
   ):
     largest = _MIXED
   return [largest] * len(equation.outvars)
 
 
-def _turn(
+def _follow_loop(
   body: Any, levels: Sequence[int], carried: slice, size: int, *, in_turn: bool
 ) -> list[int]:
-  """Follows a loop's body until the levels of what it carries stay the same."""
+  """Follows a loop's body until the levels of its carry stay the same."""
   levels = list(levels)
   while True:
-    outputs = _follow(body, levels, size, in_turn=in_turn)
+    outputs = _get_levels(body, levels, size, in_turn=in_turn)
     carries = levels[carried]
     joined = list(map(max, carries, outputs[: len(carries)]))
     if joined == carries:
@@ -420,18 +430,18 @@ def _turn(
 
 
 def _has_examples(shape: Sequence[int], size: int) -> bool:
-  """Whether one of these axes holds the examples."""
+  """Checks whether an axis holds the examples."""
   return any(n and n % size == 0 for n in shape)
 
 
 _MOVES = frozenset(
   ["concatenate", "dynamic_slice", "dynamic_update_slice", "gather"]
 )
-"""Primitives that may write, or look up, one example in its own place."""
+"""Primitives that may write, or look up, one example at its own index."""
 
 
-def _is_one_beside_all(equation: Any, levels: list[int], size: int) -> bool:
-  """Whether a value of single examples comes to stand beside all examples."""
+def _combines_one_with_all(equation: Any, levels: list[int], size: int) -> bool:
+  """Checks whether one example's value is combined with values of all examples."""
   name = equation.primitive.name
   if name in _MOVES or name.startswith("scatter"):
     return False
@@ -445,8 +455,8 @@ def _is_one_beside_all(equation: Any, levels: list[int], size: int) -> bool:
   return len(sides) == 2
 
 
-def _is_over_examples(equation: Any, levels: list[int], size: int) -> bool:
-  """Whether an equation brings together what lies along an axis of examples."""
+def _reduces_examples(equation: Any, levels: list[int], size: int) -> bool:
+  """Checks whether an equation combines entries along an axis of examples."""
   name, params = equation.primitive.name, equation.params
   if name.startswith("scatter"):
     return _scatters_examples(equation, levels, size)
@@ -466,9 +476,9 @@ def _is_over_examples(equation: Any, levels: list[int], size: int) -> bool:
 
 
 def _scatters_examples(equation: Any, levels: list[int], size: int) -> bool:
-  """Whether several examples are written to places that no example owns.
+  """Checks whether several examples are scattered to rows that no example owns.
 
-  A result with an axis of examples is taken to keep each in its own row.
+  An operand with an axis of examples is assumed to keep each in its own row.
   """
   operand, _, updates = (atom.aval.shape for atom in equation.invars)
   window = equation.params["dimension_numbers"].update_window_dims

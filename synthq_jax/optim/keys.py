@@ -1,4 +1,4 @@
-"""Checks random keys where they are given, and makes one for each example."""
+"""Checks random keys and derives one for each example."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,26 +10,26 @@ import numpy as np
 from synthq_jax import typing
 from synthq_jax.optim.bookkeeping import devices
 
-__all__ = ["as_argument", "check", "of_examples", "secret_key"]
+__all__ = ["as_argument", "check", "derive_example_keys", "secret_key"]
 
-_WORDS = (2, 4)  # of a raw key: Threefry's and that of other generators
+_WORDS = (2, 4)  # words of a raw key: of Threefry, and of other generators
 
 
 def check(name: str, key: Any) -> tuple[int, ...]:
-  """Refuses what is no random key; returns the shape of the array of keys.
+  """Returns the shape of an array of random keys; refuses anything else.
 
   >>> check("key", jax.random.split(jax.random.key(0), 3))
   (3,)
 
   Args:
-    name: of the argument, for the message.
+    name: name of the argument, for the message.
     key: from `jax.random.key` or `jax.random.PRNGKey`, or an array of them.
 
   Returns:
     () for one key.
 
   Raises:
-    TypeError: if it is something else, as a seed.
+    TypeError: if `key` is no random key, for example a seed.
   """
   dtype, shape = getattr(key, "dtype", None), jnp.shape(key)
   if dtype is not None and _is_typed(key):
@@ -42,21 +42,23 @@ def check(name: str, key: Any) -> tuple[int, ...]:
   )
 
 
-def of_examples(key: jax.Array, batch: typing.Batch, size: int) -> jax.Array:
+def derive_example_keys(
+  key: jax.Array, batch: typing.Batch, size: int
+) -> jax.Array:
   """Returns a key for each example.
 
   Args:
-    key: one, of the step, from which each example's follows by `fold_in` of its
-      "example_id", or of its place where there is none, which tells no two
-      devices and no two parts of a step apart; or an array of `size` keys, which
-      are taken as they are.
+    key: one key of the step, or an array of `size` keys, which is returned as
+      it is. From one key, an example's key is `fold_in` of its "example_id".
+      Without that field it is `fold_in` of the position, which does not
+      distinguish the devices or the parts of a step.
     batch: arrays with a leading axis [batch].
-    size: of the batch.
+    size: number of examples.
 
   Raises:
-    TypeError: if there is no key.
-    ValueError: if there are several, but not one for each example, or one
-      alone, without "example_id", inside of `jax.shard_map`.
+    TypeError: if `key` is no random key.
+    ValueError: if there are several keys, but not one for each example; or one
+      key and no "example_id" inside of `jax.shard_map`.
   """
   shape = check("key", key)
   if shape == (size,):
@@ -68,12 +70,12 @@ def of_examples(key: jax.Array, batch: typing.Batch, size: int) -> jax.Array:
     )
   if isinstance(batch, Mapping) and "example_id" in batch:
     ids = batch["example_id"]
-  elif axes := devices.manual_axes():
+  elif axes := devices.get_manual_axes():
     raise ValueError(
       "expected a key for each example, or example_id in the batch, inside of"
-      f" shard_map or pmap over {sorted(axes)}, got one key: rows at one place of"
-      " two devices would share theirs, and a record that comes or goes change"
-      " which do"
+      f" shard_map or pmap over {sorted(axes)}, got one key: rows at one position"
+      " of two devices would share a key, and adding or removing a record would"
+      " change which do"
     )
   else:
     ids = jnp.arange(size)
@@ -81,10 +83,10 @@ def of_examples(key: jax.Array, batch: typing.Batch, size: int) -> jax.Array:
 
 
 def secret_key(secret: int, purpose: str) -> jax.Array:
-  """Returns the key of one purpose, from a secret that is kept.
+  """Derives the key of one purpose from a secret.
 
-  Keys of different purposes have nothing to do with each other, so one secret
-  serves the noise, the dropout and, as `[secret, 1]`, the batches of a training.
+  Keys of different purposes are unrelated, so one secret serves the noise, the
+  dropout and, as `[secret, 1]`, the batches of a training.
 
   >>> import numpy as np
   >>> secret = np.random.SeedSequence().entropy  # 128 bits: keep, tell nobody
@@ -93,7 +95,7 @@ def secret_key(secret: int, purpose: str) -> jax.Array:
   False
 
   Args:
-    secret: not negative; as unknown to others as the noise has to be.
+    secret: integer >= 0, to be kept as secret as the noise.
     purpose: such as "noise".
 
   Returns:
@@ -106,10 +108,10 @@ def secret_key(secret: int, purpose: str) -> jax.Array:
 
 
 def as_argument(keys: Any) -> tuple[Any, Callable[[Any], Any]]:
-  """Returns keys as words that a compiled program takes, and the way back.
+  """Converts keys to arrays that a compiled program takes as arguments.
 
-  A key that a compiled function closes over is a constant of its program, and
-  stands wherever that is kept: in a persistent compilation cache, in dumps.
+  A key that a compiled function closes over is a constant of its program. It is
+  stored wherever the program is: in a persistent compilation cache, in dumps.
 
   >>> key = jax.random.key(5)
   >>> words, restored = as_argument(key)
@@ -121,10 +123,11 @@ def as_argument(keys: Any) -> tuple[Any, Callable[[Any], Any]]:
     keys: a tree of keys, typed or raw.
 
   Returns:
-    NumPy arrays, and the function from them, traced or not, to the keys.
+    NumPy arrays, and the function that restores the keys from them, traced or
+    not.
   """
 
-  def of_words(key: jax.Array, data: jax.Array) -> jax.Array:
+  def restore(key: jax.Array, data: jax.Array) -> jax.Array:
     if not _is_typed(key):
       return jnp.asarray(data)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
@@ -133,7 +136,7 @@ def as_argument(keys: Any) -> tuple[Any, Callable[[Any], Any]]:
     lambda key: np.asarray(jax.random.key_data(key) if _is_typed(key) else key),
     keys,
   )
-  return words, lambda words: jax.tree.map(of_words, keys, words)
+  return words, lambda words: jax.tree.map(restore, keys, words)
 
 
 def _is_typed(key: jax.Array) -> bool:

@@ -1,4 +1,4 @@
-"""Checks how a loss is called, and says which arguments it should get."""
+"""Checks the arguments of a loss and writes hints for wrong ones."""
 
 import inspect
 import re
@@ -8,26 +8,27 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["call", "check_arguments", "check_signature", "hint_of_rows"]
+__all__ = ["call", "check_arguments", "check_signature", "write_rows_hint"]
 
-_MOST_ARGUMENTS = 8  # of a loss, beyond those that are named
+_MOST_ARGUMENTS = 8  # numbers of arguments that are tried, from the least on
 _KEYS = re.compile(r"key|rng|seed|random", re.IGNORECASE)
-"""Names of an argument that holds a key."""
+"""Pattern in the name of an argument that holds a key."""
 
 
 def call(
   loss_fn: Callable[..., Any], values: Sequence[Any], batch: Any, hint: str
 ) -> Any:
-  """Calls a loss, and adds a hint to its errors of shapes.
+  """Calls a loss and adds a hint to its TypeErrors and ValueErrors.
 
   Args:
     loss_fn: the loss.
     values: its arguments.
-    batch: the one that holds the examples.
-    hint: from `hint_of_rows`; "": nothing is added.
+    batch: the argument that holds the examples.
+    hint: from `write_rows_hint`; "": nothing is added.
 
   Raises:
-    ValueError: if there is a hint and the losses have not the rows of the batch.
+    ValueError: if there is a hint and the losses have not the batch's number of
+      rows.
   """
   try:
     returned = loss_fn(*values)
@@ -36,49 +37,49 @@ def call(
       error.add_note(hint)
     raise
   losses = returned[0] if isinstance(returned, tuple) else returned
-  if hint and np.shape(losses)[:1] != (_num_rows(batch),):
+  if hint and np.shape(losses)[:1] != (_count_rows(batch),):
     raise ValueError(f"expected losses [batch], got another shape: {hint}")
   return returned
 
 
-def _num_rows(batch: Any) -> int | None:
-  """Returns the length of the first axis of all leaves; None: they differ."""
+def _count_rows(batch: Any) -> int | None:
+  """Returns the number of rows of all leaves; None if they differ."""
   sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
   return next(iter(*sizes), None) if len(sizes) == 1 else None
 
 
-def hint_of_rows(
+def write_rows_hint(
   loss_fn: Callable[..., Any],
   arguments: Sequence[Any],
   batch_argnum: int,
   others: Collection[int],
 ) -> str:
-  """Writes a hint on arguments beside the batch that may hold examples.
+  """Writes a hint about arguments other than the batch that may hold examples.
 
   Args:
     loss_fn: the loss, for the names of its arguments.
-    arguments: of the call.
+    arguments: the arguments of the call.
     batch_argnum: the position of the batch.
     others: positions of arguments that are neither parameters nor the batch.
 
   Returns:
-    One line; "" where no other argument has as many rows as the batch.
+    One line; "" if no other argument has as many rows as the batch.
   """
-  size = _num_rows(arguments[batch_argnum])
-  rows = [i for i in sorted(others) if _num_rows(arguments[i]) == size]
+  size = _count_rows(arguments[batch_argnum])
+  rows = [i for i in sorted(others) if _count_rows(arguments[i]) == size]
   if size is None or not rows:
     return ""
   try:
-    known = list(inspect.signature(loss_fn).parameters)
+    names = list(inspect.signature(loss_fn).parameters)
   except ValueError:  # some compiled functions have no signature
-    known = []
-  at = sorted([batch_argnum, *rows])
-  names = " and ".join(known[i] if i < len(known) else f"{i}" for i in at)
-  return f"the batch is one argument: put {names} into a dict"
+    names = []
+  positions = sorted([batch_argnum, *rows])
+  fields = [names[i] if i < len(names) else f"{i}" for i in positions]
+  return f"the batch is one argument: put {' and '.join(fields)} into a dict"
 
 
-def _fits(loss_fn: Callable[..., Any], count: int) -> bool:
-  """Whether a function can be called with so many arguments."""
+def _takes(loss_fn: Callable[..., Any], count: int) -> bool:
+  """Checks whether a function takes `count` positional arguments."""
   try:
     inspect.signature(loss_fn).bind(*(None,) * count)
   except TypeError:
@@ -90,7 +91,7 @@ def _fits(loss_fn: Callable[..., Any], count: int) -> bool:
 
 def check_signature(loss_fn: Callable[..., Any], least: int) -> None:
   """Refuses a function that takes anything but (params, batch[, ...][, key])."""
-  if any(_fits(loss_fn, n) for n in range(least, least + _MOST_ARGUMENTS)):
+  if any(_takes(loss_fn, n) for n in range(least, least + _MOST_ARGUMENTS)):
     return
   name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
   parameters = inspect.signature(loss_fn).parameters
@@ -105,22 +106,22 @@ def check_signature(loss_fn: Callable[..., Any], least: int) -> None:
 def check_arguments(
   loss_fn: Callable[..., Any], count: int, has_key: bool
 ) -> None:
-  """Refuses a call that a loss could not follow.
+  """Refuses a call with arguments that a loss does not take.
 
   Args:
     loss_fn: any function, whose last argument may be a key.
-    count: of the arguments that it gets.
-    has_key: whether it gets a key behind them.
+    count: number of arguments, without the key.
+    has_key: whether a key follows them.
 
   Raises:
-    ValueError: if it takes other arguments, or has a key and gets none.
+    ValueError: if the loss takes other arguments, or needs a key and gets none.
   """
-  if _fits(loss_fn, count + has_key):
+  if _takes(loss_fn, count + has_key):
     return
-  given = f"{count} arguments and {'a' if has_key else 'no'} key"
-  if not has_key and _fits(loss_fn, count + 1):
+  got = f"{count} arguments and {'a' if has_key else 'no'} key"
+  if not has_key and _takes(loss_fn, count + 1):
     hint = "its last argument is a key, so call it with key=step_key"
-  elif has_key and _fits(loss_fn, count):
+  elif has_key and _takes(loss_fn, count):
     hint = "it takes no key, so leave key out, or add it as last argument"
   else:
     hint = "call it with the arguments of the loss"
@@ -131,4 +132,4 @@ def check_arguments(
       f" {' and '.join(parameters[1:])} into a dict"
     )
   names = ", ".join(parameters)
-  raise ValueError(f"expected a call for loss_fn({names}), got {given}: {hint}")
+  raise ValueError(f"expected a call for loss_fn({names}), got {got}: {hint}")

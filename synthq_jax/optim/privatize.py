@@ -1,4 +1,4 @@
-"""From a clipped sum to a private mean: noise and a public divisor."""
+"""Turns a clipped sum into a private mean: adds noise, divides by a constant."""
 
 import math
 from collections.abc import Callable
@@ -21,15 +21,15 @@ __all__ = [
 ]
 
 Number = float | jax.Array | Callable[[jax.Array], Any]
-"""A constant, a scalar that may be traced, or a schedule: a function of the step,
-as those of optax."""
+"""A constant, a scalar that may be traced, or a schedule: a function of the
+step, as in optax."""
 
 
 class PrivatizeState(NamedTuple):
   """State of `privatize`."""
 
   step: jax.Array  # [] int32
-  noise: Any = ()  # what correlated noise remembers
+  noise: Any = ()  # state of the noise; () for independent noise
 
 
 def privatize(
@@ -47,28 +47,33 @@ def privatize(
   a function of the key and t alone, so a resumed run draws the same noise.
 
   Formal guarantee:
-    If `l2_sensitivity` bounds the L2 norm by which one unit moves the incoming
-    sum, under ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, each step is a Gaussian
-    mechanism with the given noise multiplier for that unit and relation, and
-    everything computed from its output is post-processing. `denominator` has
-    to be public: a constant such as the expected batch size, never the number
-    of examples in this batch. The key has to stay secret and must not be used
-    for anything else. The noise of a step is derived from the key by a tag of
-    its own, so a child of this key (`split`, `fold_in`) may serve another
-    release. A wrapper has to hand on every update: `optax.MultiSteps` with
+    Assumed: one unit moves the incoming sum by at most `l2_sensitivity` in L2
+    norm, under ADD_OR_REMOVE_ONE or REPLACE_SPECIAL. Then each step is a
+    Gaussian mechanism with the given noise multiplier for that unit and
+    relation, and everything computed from its output is post-processing.
+
+    `denominator` has to be public: a constant such as the expected batch size,
+    never the number of examples in this batch. The key has to stay secret and
+    must not be used for anything else. The noise of a step is derived from the
+    key with a tag of its own, so a child of this key (`split`, `fold_in`) may
+    serve another release. Gaussians are drawn in float32: attacks on the low
+    bits of floating-point noise are outside this claim.
+
+    A schedule has to be public. A traced number has to be public, or to follow
+    from earlier private sums alone. The mechanism of a step then has that
+    step's noise multiplier. A claim is about the least of all multipliers, or,
+    for a schedule, about each step's own (`claim.Claim`). If multipliers follow
+    from the data, the least one has to be declared beforehand.
+
+    A wrapper has to pass on every update. `optax.MultiSteps` with
     `should_skip_update_fn` decides by the sum before noise, and
-    `optax.conditionally_transform` hands on that sum itself in the steps that it
-    skips; nothing is claimed of either. Gaussians are drawn in float32: attacks
-    on the low bits of floating-point noise are outside this claim. A number that is a schedule has
-    to be public; so has one that is traced, or it follows from earlier private
-    sums alone. The mechanism of a step then has that step's noise multiplier,
-    and a claim is one about the least of them all, or, for a schedule, about
-    each step's own (`claim.Claim`): a multiplier that follows from the data
-    needs a least one that was declared before. An optimizer behind it that is
-    told the loss, or a function of it (line searches, Polyak's steps, Hessians),
-    would read the records again, and is refused. It has to see the whole sum:
-    what `optax.masked` or `optax.multi_transform` would keep from it is refused,
-    as are parts of parameters inside of `jax.shard_map`.
+    `optax.conditionally_transform` passes on that sum itself in the steps that
+    it skips; nothing is claimed of either. An optimizer after this transform
+    that gets the loss, or a function of it (line searches, Polyak's steps,
+    Hessians), would read the records again, and is refused. The transform has
+    to see the whole sum: sums from which `optax.masked` or
+    `optax.multi_transform` hide a part are refused, as are parts of sums or
+    parameters inside of `jax.shard_map`.
 
   >>> import jax, jax.numpy as jnp
   >>> transform = privatize(l2_sensitivity=1.0, noise_multiplier=0.0,
@@ -79,24 +84,24 @@ def privatize(
 
   Args:
     l2_sensitivity: `grad_fn.sensitivity("ADD_OR_REMOVE_ONE")` of the clipped
-      gradient, above 0. Like the two that follow a number, a traced scalar (as
-      of `optax.inject_hyperparams(privatize, static_args="key")`) or a schedule
-      of the step; of these, one that is out of range gives nan.
+      gradient, above 0. This and the next two arguments are numbers, traced
+      scalars (`optax.inject_hyperparams(privatize, static_args="key")`) or
+      schedules of the step. A traced or scheduled value out of range gives nan.
     noise_multiplier: standard deviation of the noise over the sensitivity, at
       least 0; 0 adds none.
     denominator: public divisor, above 0.
     key: one secret key, for the noise of all steps and nothing else. A step
       that closes over it holds it as a constant (pitfall 37).
-    noise: `iid()` or `banded(...)`; None means `iid()`. Correlated
-      noise asks for a sampler that keeps a record's steps apart: see there.
+    noise: `iid()` or `banded(...)`; None means `iid()`. Correlated noise needs
+      a sampler that keeps a record's steps apart (see `banded`).
 
   Returns:
-    An optax transform; its state is the step count and that of the noise.
+    An optax transform; its state holds the step count and the noise's state.
 
   Raises:
-    TypeError: if the key is none.
-    ValueError: if a number is out of its range; when it is called, if it is
-      not given the whole sum in floating-point numbers, and nothing else.
+    TypeError: if `key` is no random key.
+    ValueError: if a number is out of its range; in a call, if the update is not
+      the whole sum in floating-point numbers, and nothing else.
 
   References:
     Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
@@ -134,7 +139,7 @@ def privatize(
       sensitivity, multiplier, divisor = numbers
       std = multiplier * sensitivity
     else:
-      std, divisor = _of_step(numbers, state.step)
+      std, divisor = _evaluate_step_numbers(numbers, state.step)
     if all(fixed) and std == 0:
       mean = jax.tree.map(lambda x: x / divisor, total)
       return mean, PrivatizeState(step, state.noise)
@@ -148,17 +153,17 @@ def privatize(
 def check_shapes(
   updates: Any, params: Any, *, is_stacked: bool = False
 ) -> None:
-  """Refuses gradients of single examples in place of a sum, and a sum for them.
+  """Refuses per-example gradients in place of a sum, and a sum in place of them.
 
-  They would pass: optax adds arrays of any shapes that broadcast.
+  Unchecked they would pass: optax adds arrays of any shapes that broadcast.
 
   Args:
-    updates: what a transform is given.
-    params: beside it; None, or of another structure: nothing is known.
-    is_stacked: whether gradients of single examples are wanted, [batch, ...].
+    updates: the updates that a transform gets.
+    params: the parameters; None, or of another structure: nothing is checked.
+    is_stacked: whether per-example gradients [batch, ...] are expected.
 
   Raises:
-    ValueError: if shapes are others.
+    ValueError: if a shape is not the expected one.
   """
   if jax.tree.structure(updates) != jax.tree.structure(params):
     return
@@ -173,7 +178,9 @@ def check_shapes(
       )
 
 
-def _of_step(numbers: tuple[Any, ...], step: jax.Array) -> tuple[Any, Any]:
+def _evaluate_step_numbers(
+  numbers: tuple[Any, ...], step: jax.Array
+) -> tuple[Any, Any]:
   """Returns the noise's standard deviation and the divisor of one step."""
   sensitivity, multiplier, divisor = (
     jnp.asarray(value(step) if callable(value) else value, jnp.float32)
@@ -186,7 +193,7 @@ def _of_step(numbers: tuple[Any, ...], step: jax.Array) -> tuple[Any, Any]:
 
 
 def _refuse_mapped(tree: Any, key: jax.Array) -> Any:
-  """Returns the tree; refuses a `jax.vmap` over it that is none over the key."""
+  """Returns the tree; refuses a `jax.vmap` over it that does not map the key."""
 
   @jax.custom_batching.custom_vmap
   def same(tree: Any, key: jax.Array) -> Any:
@@ -199,8 +206,8 @@ def _refuse_mapped(tree: Any, key: jax.Array) -> Any:
     if any(jax.tree.leaves(mapped[0])) and not mapped[1]:
       raise ValueError(
         "expected one sum, got several under jax.vmap and one key for all: each"
-        " would get the same noise, which their differences do not have; make"
-        " the transform inside, with a key for each"
+        " would get the same noise, which cancels in their differences; build"
+        " the transform inside the mapped function, with a key for each"
       )
     return tree, mapped[0]
 
@@ -209,19 +216,19 @@ def _refuse_mapped(tree: Any, key: jax.Array) -> Any:
 
 
 def check_whole(tree: Any) -> None:
-  """Refuses a tree of which a part is elsewhere, or is no gradient.
+  """Refuses a tree with a missing part, or with leaves that are no gradients.
 
   Args:
     tree: a clipped sum, or parameters.
 
   Raises:
     ValueError: if leaves are masked, are no floating-point arrays, differ
-      between devices, or are losses and norms that stand beside a sum.
+      between devices, or are the losses and norms that come with a sum.
   """
   if any(map(_is_beside_sum, jax.tree.leaves(tree, is_leaf=_is_beside_sum))):
     raise ValueError(
-      "expected the clipped sum alone, got what stands beside it, losses and"
-      " norms, too: write total, aux = grad_fn(...) and update(total, ...)"
+      "expected the clipped sum alone, got its losses and norms, too: write"
+      " total, aux = grad_fn(...) and update(total, ...)"
     )
   nodes = jax.tree.leaves(tree, is_leaf=_is_masked)
   if any(_is_masked(node) for node in nodes):
@@ -235,24 +242,25 @@ def check_whole(tree: Any) -> None:
     dtype = getattr(leaf, "dtype", None) or type(leaf)
     if not jnp.issubdtype(dtype, jnp.floating):
       raise ValueError(
-        f"expected floating-point parameters, got {name} of {dtype}: noise"
-        " means nothing there; keep it out of params"
+        f"expected floating-point parameters, got {name} of {dtype}, to which no"
+        " noise can be added: keep it out of params"
       )
   devices.refuse_parts(tree)
 
 
 _READ_AGAIN = ("grad", "obj_fn", "value", "value_and_grad_fn", "value_fn")
-"""What optax calls losses, gradients and functions of them, beside updates."""
+"""Names of optax's further arguments that hold losses, gradients, or functions
+of them."""
 
 
 def _check_extra(extra: dict[str, Any]) -> None:
   """Refuses arguments through which optimizers see records without noise."""
-  found = [name for name in _READ_AGAIN if extra.get(name) is not None]
-  if found:
+  names = [name for name in _READ_AGAIN if extra.get(name) is not None]
+  if names:
     raise ValueError(
-      f"expected no {', '.join(found)} beside a private sum, got some: the"
-      " optimizer would read private records again; one that is public goes to"
-      " an optimizer that is updated behind privatize, by itself"
+      f"expected no {', '.join(names)} with a private sum, got some: the"
+      " optimizer would read private records again; pass public values to an"
+      " optimizer that is updated separately, after privatize"
     )
 
 
@@ -265,7 +273,7 @@ def _is_beside_sum(node: Any) -> bool:
 
 
 def _check_number(name: str, value: Number, *, above_zero: bool = True) -> bool:
-  """Refuses a number out of its range; says whether its value is known here."""
+  """Refuses a number out of its range; returns False if it has no value yet."""
   dtype = getattr(value, "dtype", None)
   if getattr(dtype, "itemsize", 4) < 4:
     raise ValueError(

@@ -1,8 +1,7 @@
-"""Gives the learning rate: linear warmup into a linear decay.
+"""Computes learning rates: linear warmup, then linear decay.
 
-Warmup ends at its peak: step t of a warmup of w steps has (t + 1) / w of the
-peak, so that step 0 already learns. A private step that changes nothing would
-still cost privacy.
+Step t of a warmup of w steps has (t + 1) / w of the peak, so that step 0
+already learns. A private step that changes nothing would still cost privacy.
 """
 
 import math
@@ -19,14 +18,14 @@ __all__ = ["linear"]
 def linear(
   peak: float, *, steps: int, warmup_steps: int = 0, end: float = 0.0
 ) -> optax.Schedule:
-  """Returns a schedule that falls along a line after the warmup.
+  """Builds a schedule that changes linearly from `peak` to `end` after the warmup.
 
   >>> print(linear(0.5, steps=2)(1))
   0.25
 
   Args:
     peak: learning rate at the end of the warmup, at least 0.
-    steps: steps in all, more than the warmup; `end` is reached after them.
+    steps: total steps, more than the warmup; `end` is reached after the last.
     warmup_steps: steps of linear warmup, at least 0.
     end: learning rate at the end, at least 0.
 

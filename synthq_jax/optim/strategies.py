@@ -2,35 +2,36 @@
 
 All give the same numbers, up to rounding, at different cost.
 
-Book-keeping takes one backward pass. The loss of ONE example is traced, and each
-use of a parameter in a matrix product or a lookup gets a perturbation of its
-result, which is zero. One backward pass of all examples, with respect to the
-perturbations and with the parameters shared, gives the cotangent of each result;
-together with the recorded other operand it is the parameter's per-example
-gradient in factors. Norms come from the factors, and so does the sum of the
-clipped gradients. The backward pass of the shared weights themselves is never
-asked for. What is recorded is kept until the end, also of a rematerialised part.
+Book-keeping takes one backward pass. The loss of ONE example is traced, and a
+zero perturbation is added to each result of a matrix product or a lookup that
+uses a parameter. One backward pass of all examples, with respect to the
+perturbations and with the parameters shared, gives the cotangent of each
+result. This cotangent and the recorded other operand are the factors of the
+parameter's per-example gradient. Norms come from the factors, and so does the
+sum of the clipped gradients. The gradient of the shared weights themselves is
+never computed. Records are kept until the end, also those of a rematerialised
+part.
 
 A norm from factors is a sum of products, so its rounding error is relative to
-the contributions of single positions. Where these are far above the clip norm
-and cancel each other, the norm could come out too small: an allowance for the
-rounding is added to it.
+the contributions of single positions. If these are far above the clip norm and
+cancel each other, the norm could come out too small. An allowance for the
+rounding is therefore added to it.
 
-Ghost clipping takes two backward passes. The first asks for norms alone: each
-parameter that is used once is metered, so that the squared norm of its gradient
-is made where the backward pass makes the gradient's factors. The second asks the
-same places for the sums of their gradients, weighted with the clip factors.
-Nothing but what ordinary training keeps is kept, rematerialised parts and scans
-stay what they are, and no gradient of one example is in memory for longer than
-its norm takes.
+Ghost clipping takes two backward passes. The first computes norms alone: a
+parameter that is used once gets a probe, which computes the squared norm of its
+gradient where the backward pass has the gradient's factors. In the second pass
+the same probes compute the sums of their gradients, weighted with the clip
+factors. Memory holds no more than in ordinary training: rematerialised parts
+and scans stay as they are, and a gradient of one example exists only while its
+norm is computed.
 
-Both passes are two turns of one loop, so one compiled program: what is summed in
-the second is bit for bit what was measured in the first, in half precision too,
-and whatever the rules of a custom derivative do with a cotangent. Sums are
-float32, of weights in float32.
+Both passes are iterations of one loop, and so one compiled program. The second
+sums bit for bit the gradients whose norms the first computed, in half precision
+too, and whatever the rules of a custom derivative do with a cotangent. Sums and
+their weights are float32.
 
-Parameters that are used several times (an embedding in encoder and decoder, a
-weight shared by the iterations of a scan) need all their uses at once: their
+A parameter that is used several times needs all its uses at once: an embedding
+in encoder and decoder, or a weight that the iterations of a scan share. Its
 factors are kept, as in book-keeping, and so are gradients that are formed.
 """
 
@@ -56,58 +57,65 @@ from synthq_jax.optim.bookkeeping import (
 __all__ = [
   "KEEP_RATIOS",
   "STRATEGIES",
-  "metered",
-  "plan_options",
+  "get_plan_options",
+  "get_probed",
 ]
 
 KEEP_RATIOS = {"bookkeeping": 2.0, "ghost": 1 / 16}
-"""A gradient is formed per example if at most this times its factors' bytes."""
+"""Largest ratio of bytes, gradient to factors, at which a gradient is formed
+for each example."""
 
 
-def plan_options(name: str) -> dict[str, Any]:
-  """Returns what `plans.make` is told for "bookkeeping" or "ghost"."""
-  # What ghost clipping forms is kept for all layers of a loop; its factors are
-  # not, so forming saves it work alone, at the price of what it is for.
+def get_plan_options(name: str) -> dict[str, Any]:
+  """Returns the options of `plans.make` for "bookkeeping" or "ghost"."""
+  # Ghost clipping keeps formed gradients for all layers of a loop, but no factors:
+  # forming would save work and cost the memory that ghost clipping is to save.
   return {
     "keep_ratio": KEEP_RATIOS[name],
     "saves_work": name == "bookkeeping",
   }
 
 
-def _vmap(
+def _clip_by_vmap(
   loss_fn, params, arguments, is_padding_example, l2_clip_norm
 ) -> typing.Clipped:
-  """Clips gradients that are formed for each example, as vmap makes them."""
-  wide, narrow = rules.widened(params)
-  loss_of_one = plans.loss_of_one(loss_fn)
+  """Clips gradients that `jax.vmap` forms for each example."""
+  wide, narrow = rules.widen(params)
+  example_loss = plans.make_example_loss(loss_fn)
 
   def loss(wide: typing.Params, arguments: Any) -> jax.Array:
-    return loss_of_one(narrow(wide), arguments).astype(jnp.float32)
+    return example_loss(narrow(wide), arguments).astype(jnp.float32)
 
   losses, gradients = jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0))(
     wide, arguments
   )
-  # One value each, for norm and sum, however it was rounded.
+  # Norm and sum must see the same rounded values.
   gradients = jax.lax.optimization_barrier(gradients)
   leaves, structure = jax.tree.flatten(gradients)
-  norms = rules.norms([rules.sum_of_squares(leaf) for leaf in leaves], losses)
-  weights = rules.clip_weights(losses, norms, is_padding_example, l2_clip_norm)
+  norms = rules.compute_norms(
+    [rules.sum_of_squares(leaf) for leaf in leaves], losses
+  )
+  weights = rules.compute_clip_weights(
+    losses, norms, is_padding_example, l2_clip_norm
+  )
   total = [sums.weigh(leaf, weights) for leaf in leaves]
   return jax.tree.unflatten(structure, total), losses, norms
 
 
-def _bookkeeping(
+def _clip_by_bookkeeping(
   loss_fn, params, arguments, is_padding_example, l2_clip_norm
 ) -> typing.Clipped:
-  """Clips in one backward pass.
+  """Clips in one backward pass, from gradients in factors.
 
   References:
     Bu et al. (2023), arXiv:2210.00038 (book-keeping).
   """
   leaves, structure = jax.tree.flatten(params)
-  plan = plans.make(loss_fn, params, arguments, **plan_options("bookkeeping"))
+  plan = plans.make(
+    loss_fn, params, arguments, **get_plan_options("bookkeeping")
+  )
 
-  def one_example(
+  def differentiate_example(
     zeros: Sequence[jax.Array], formed: Sequence[jax.Array], arguments: Any
   ) -> tuple[jax.Array, list[jax.Array], list[jax.Array], list[jax.Array]]:
     """Returns loss, records, cotangents and formed gradients."""
@@ -115,8 +123,8 @@ def _bookkeeping(
     def loss(
       zeros: Sequence[jax.Array], formed: Sequence[jax.Array]
     ) -> tuple[jax.Array, list[jax.Array]]:
-      walk = trace.Walk(zeros)
-      return plan.run(walk, leaves, formed, arguments), walk.records
+      tracer = trace.ParameterTracer(zeros)
+      return plan.run(tracer, leaves, formed, arguments), tracer.records
 
     value_and_grad = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
     (value, records), (cotangents, gradients) = value_and_grad(zeros, formed)
@@ -124,55 +132,58 @@ def _bookkeeping(
     return value.astype(jnp.float32), records, cotangents, gradients
 
   formed = [leaves[index] for index in plan.formed]
-  zeros = devices.vary(plan.zeros(), devices.axes_of(leaves))
-  losses, *kept = jax.vmap(one_example, in_axes=(None, None, 0))(
+  zeros = devices.vary(plan.zeros(), devices.get_axes(leaves))
+  losses, *factors = jax.vmap(differentiate_example, in_axes=(None, None, 0))(
     zeros, formed, arguments
   )
-  # One value each, for norm and sum, however it was rounded.
-  records, cotangents, gradients = jax.lax.optimization_barrier(tuple(kept))
-  uses = plans.uses(plan.sites, records, cotangents)
-  norms = rules.norms(plans.squares(uses, gradients), losses)
-  weights = rules.clip_weights(losses, norms, is_padding_example, l2_clip_norm)
+  # Norm and sum must see the same rounded values.
+  records, cotangents, gradients = jax.lax.optimization_barrier(tuple(factors))
+  uses = plans.collect_uses(plan.sites, records, cotangents)
+  norms = rules.compute_norms(plans.compute_squares(uses, gradients), losses)
+  weights = rules.compute_clip_weights(
+    losses, norms, is_padding_example, l2_clip_norm
+  )
   formed = dict(zip(plan.formed, gradients, strict=True))
   shapes = [jnp.shape(leaf) for leaf in leaves]
-  total = plans.weighted_sums(shapes, uses, formed, weights)
+  total = plans.compute_weighted_sums(shapes, uses, formed, weights)
   return jax.tree.unflatten(structure, total), losses, norms
 
 
-def _ghost(
+def _clip_by_ghost(
   loss_fn, params, arguments, is_padding_example, l2_clip_norm
 ) -> typing.Clipped:
-  """Clips in two backward passes.
+  """Clips in two backward passes, with a probe for each parameter used once.
 
   References:
     Li et al. (2022), arXiv:2110.05679, section 4 (ghost clipping).
   """
   leaves, structure = jax.tree.flatten(params)
-  plan = plans.make(loss_fn, params, arguments, **plan_options("ghost"))
+  plan = plans.make(loss_fn, params, arguments, **get_plan_options("ghost"))
   total, losses, norms = jax.vmap(
-    functools.partial(_two_turns, plan, leaves, l2_clip_norm),
+    functools.partial(_run_two_passes, plan, leaves, l2_clip_norm),
     out_axes=(None, 0, 0),
   )(arguments, is_padding_example)
   return jax.tree.unflatten(structure, total), losses, norms
 
 
 STRATEGIES: dict[str, Callable[..., typing.Clipped]] = {
-  "vmap": _vmap,
-  "bookkeeping": _bookkeeping,
-  "ghost": _ghost,
+  "vmap": _clip_by_vmap,
+  "bookkeeping": _clip_by_bookkeeping,
+  "ghost": _clip_by_ghost,
 }
-"""How clipped gradients are computed: different speed, the same numbers.
+"""Functions that compute clipped sums, by strategy: the same numbers at
+different cost.
 
-From the loss, `(params, batch)` or `(params, batch, key)` to losses [batch], which
-is called with a batch of one example; the parameters; `(batch,)` or `(batch,
-keys)`, arrays with a leading axis [batch] and one key per example; which examples
-are padding, bool [batch]; and the clip norm: to the sum of clipped gradients
-(float32, the structure of the parameters), losses and norms [batch].
+Arguments: the loss, `(params, batch)` or `(params, batch, key)` to losses
+[batch], which is called with a batch of one example; the parameters; `(batch,)`
+or `(batch, keys)`, arrays with a leading axis [batch] and one key per example;
+the padding mask, bool [batch]; and the clip norm. Results: the sum of clipped
+gradients (float32, the structure of the parameters), losses and norms [batch].
 """
 
 
-def metered(plan: plans.Plan) -> frozenset[int]:
-  """Returns the parameters whose only use makes the whole gradient."""
+def get_probed(plan: plans.Plan) -> frozenset[int]:
+  """Returns the parameters each entry of which is used once."""
   counts = collections.Counter(site.leaf for site in plan.sites)
   shared = {site.leaf for site in plan.sites if site.is_shared}
   return frozenset(
@@ -180,57 +191,59 @@ def metered(plan: plans.Plan) -> frozenset[int]:
   )
 
 
-def _two_turns(
+def _run_two_passes(
   plan: plans.Plan,
   leaves: Sequence[jax.Array],
   l2_clip_norm: float,
   arguments: Any,
   is_padding: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-  """Returns the whole batch's sum, and the loss and norm of one example."""
-  axes = devices.axes_of(leaves)
+  """Runs both passes: returns the batch's sum, and one example's loss and norm."""
+  axes = devices.get_axes(leaves)
   shapes = [jnp.shape(leaf) for leaf in leaves]
-  nothing = [jnp.zeros(shape, jnp.float32) for shape in shapes]
-  nothing = devices.vary(nothing, axes)
-  once = metered(plan)
-  rest = [i for i in range(len(leaves)) if i not in once]
-  value, pull, kept = _linearized(plan, leaves, arguments, nothing, axes)
+  zeros = [jnp.zeros(shape, jnp.float32) for shape in shapes]
+  zeros = devices.vary(zeros, axes)
+  probed = get_probed(plan)
+  rest = [i for i in range(len(leaves)) if i not in probed]
+  value, pull, unprobed = _linearize_example(
+    plan, leaves, arguments, zeros, axes
+  )
   loss = value.astype(jnp.float32)
-  one = devices.vary(jnp.ones_like(value), axes)
+  unit = devices.vary(jnp.ones_like(value), axes)
 
-  def turn(is_second: jax.Array, carry: Any) -> Any:
+  def run_pass(is_second: jax.Array, carry: Any) -> Any:
     weight, norm, _ = carry
-    # Hides that the turns' cotangents are equal: the compiler would make them
+    # Hides that the passes' cotangents are equal: the compiler would compute them
     # before the loop and keep them all.
-    start, _ = jax.lax.optimization_barrier((one, weight))
-    cotangents, gradients, meters = pull((start, weight))
-    # One value each, for norm and sum, however it was rounded.
+    start, _ = jax.lax.optimization_barrier((unit, weight))
+    cotangents, gradients, probe = pull((start, weight))
+    # Norm and sum must see the same rounded values.
     held = jax.lax.optimization_barrier((cotangents, gradients))
 
     def measure() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
-      norm = rules.norms([*kept.squares(*held), meters.token], loss)
-      weight = rules.clip_weights(loss, norm, is_padding, l2_clip_norm)
-      return weight, norm, [nothing[i] for i in rest]
+      norm = rules.compute_norms([*unprobed.squares(*held), probe.token], loss)
+      weight = rules.compute_clip_weights(loss, norm, is_padding, l2_clip_norm)
+      return weight, norm, [zeros[i] for i in rest]
 
     def add() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
-      total = kept.sums(held[0], held[1], weight, shapes)
+      total = unprobed.sums(held[0], held[1], weight, shapes)
       return weight, norm, devices.vary([total[i] for i in rest], axes)
 
     weight, norm, sums = jax.lax.cond(is_second, add, measure)
-    # Those of metered uses are zeros in the first turn, and have no other place:
-    # each copy of them would be as large as the parameters.
-    total = dict(meters.sinks) | dict(zip(rest, sums, strict=True))
+    # The probes' sums, zero in the first pass, share one buffer with those of the
+    # second: each copy would be as large as the parameters.
+    total = dict(probe.sinks) | dict(zip(rest, sums, strict=True))
     return weight, norm, [total[i] for i in range(len(leaves))]
 
-  asking = devices.vary(jnp.full((), trace.NORMS, jnp.float32), axes)
-  start = asking, devices.vary(jnp.zeros((), jnp.float32), axes), nothing
-  _, norm, total = jax.lax.fori_loop(0, 2, turn, start)
+  norms_weight = devices.vary(jnp.full((), trace.NORMS, jnp.float32), axes)
+  start = norms_weight, devices.vary(jnp.zeros((), jnp.float32), axes), zeros
+  _, norm, total = jax.lax.fori_loop(0, 2, run_pass, start)
   return total, loss, norm
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kept:
-  """What is not metered: uses in factors, and gradients that are formed."""
+class _Unprobed:
+  """Uses in factors and formed gradients of parameters without a probe."""
 
   sites: Sequence[use_sites.Site]
   formed: Sequence[int]
@@ -241,8 +254,8 @@ class _Kept:
     records, cotangents, gradients = jax.tree.map(
       lambda x: x[None], (self.records, cotangents, gradients)
     )
-    uses = plans.uses(self.sites, records, cotangents)
-    return [each[0] for each in plans.squares(uses, gradients)]
+    uses = plans.collect_uses(self.sites, records, cotangents)
+    return [each[0] for each in plans.compute_squares(uses, gradients)]
 
   def sums(
     self,
@@ -251,53 +264,54 @@ class _Kept:
     weight: jax.Array,
     shapes: Sequence[tuple[int, ...]],
   ) -> list[jax.Array]:
-    """Returns weighted sums over the batch; zero for what is metered."""
+    """Returns weighted sums over the batch; zero for parameters with a probe."""
 
-    def of_batch(records, cotangents, gradients, weights):
-      uses = plans.uses(self.sites, records, cotangents)
+    def sum_batch(records, cotangents, gradients, weights):
+      uses = plans.collect_uses(self.sites, records, cotangents)
       formed = dict(zip(self.formed, gradients, strict=True))
-      return plans.weighted_sums(shapes, uses, formed, weights)
+      return plans.compute_weighted_sums(shapes, uses, formed, weights)
 
-    summed = rules.reduce(of_batch, is_summed=[True] * len(shapes))
+    summed = rules.reduce(sum_batch, is_summed=[True] * len(shapes))
     return list(summed(self.records, cotangents, gradients, weight))
 
 
-def _linearized(
+def _linearize_example(
   plan: plans.Plan,
   leaves: Sequence[jax.Array],
   arguments: Any,
   zeros: Sequence[jax.Array],
   axes: frozenset[str],
-) -> tuple[jax.Array, Any, _Kept]:
+) -> tuple[jax.Array, Any, _Unprobed]:
   """Runs one example forward.
 
   Returns:
-    The loss; a function from its cotangent and the weight that metered uses are
-    told, to the cotangents of what is kept in factors, to the gradients that are
-    formed, and to those of the meters; and how to go on with what is kept.
+    The loss, a pullback, and the uses and formed gradients without a probe. The
+    pullback takes the loss's cotangent and the weight for all probes. It
+    returns the cotangents of the perturbations, the formed gradients and the
+    probes' results.
   """
-  once = metered(plan)
+  probed = get_probed(plan)
 
   def loss(
     perturbations: Sequence[jax.Array],
     formed: Sequence[jax.Array],
-    meters: trace.Meters,
+    probe: trace.NormProbe,
   ) -> tuple[tuple[jax.Array, jax.Array], list[jax.Array]]:
-    walk = trace.Walk(perturbations, meters=meters, metered=once)
-    value = plan.run(walk, leaves, formed, arguments)
-    return (value, devices.vary(walk.weight, axes)), walk.records
+    tracer = trace.ParameterTracer(perturbations, probe=probe, probed=probed)
+    value = plan.run(tracer, leaves, formed, arguments)
+    return (value, devices.vary(tracer.weight, axes)), tracer.records
 
   token = devices.vary(jnp.zeros((), jnp.float32), axes)
-  meters = trace.Meters(token, {leaf: zeros[leaf] for leaf in once})
-  perturbations = devices.vary(plan.zeros(once), axes)
+  probe = trace.NormProbe(token, {leaf: zeros[leaf] for leaf in probed})
+  perturbations = devices.vary(plan.zeros(probed), axes)
   formed = [leaves[index] for index in plan.formed]
   (value, _), pull, records = jax.vjp(
-    loss, perturbations, formed, meters, has_aux=True
+    loss, perturbations, formed, probe, has_aux=True
   )
 
-  def rounded(cotangents: tuple[jax.Array, jax.Array]) -> Any:
-    kept, gradients, meters = pull(cotangents)
-    return kept, plan.rounded(gradients), meters
+  def pull_rounded(cotangents: tuple[jax.Array, jax.Array]) -> Any:
+    perturbations, gradients, probe = pull(cotangents)
+    return perturbations, plan.rounded(gradients), probe
 
-  sites = [site for site in plan.sites if site.leaf not in once]
-  return value, rounded, _Kept(sites, plan.formed, records)
+  sites = [site for site in plan.sites if site.leaf not in probed]
+  return value, pull_rounded, _Unprobed(sites, plan.formed, records)

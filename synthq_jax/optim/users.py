@@ -1,4 +1,4 @@
-"""Several records of one user as one example, whose gradient is clipped once."""
+"""Groups the records of a user into one example, whose gradient is clipped once."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,7 @@ from synthq_jax import typing
 __all__ = ["WEIGHTS", "grouped", "mean_loss"]
 
 WEIGHTS = "record_weights"
-"""The field of a batch that says how much a user's records count."""
+"""Name of the batch field that holds the weights of a user's records."""
 
 
 def grouped(
@@ -19,30 +19,32 @@ def grouped(
 ) -> dict[str, np.ndarray]:
   """Puts the records of each user into one row.
 
-  A user with fewer than `most` has one of its own again, with weight zero.
+  For a user with fewer than `most` records the last one is repeated, with
+  weight zero.
 
-  >>> found = grouped({"x": np.array([5, 6, 7])}, np.array([1, 0, 1]), most=2)
-  >>> print(found["x"].tolist(), found[WEIGHTS].tolist())
+  >>> batch = grouped({"x": np.array([5, 6, 7])}, np.array([1, 0, 1]), most=2)
+  >>> print(batch["x"].tolist(), batch[WEIGHTS].tolist())
   [[6, 6], [5, 7]] [[1.0, 0.0], [0.5, 0.5]]
 
   Args:
     records: arrays [record, ...].
-    owners: a number for each record's user, [record].
-    most: K, public: the most records of a user.
+    owners: the number of each record's user, [record].
+    most: K, the largest number of records of a user; public.
 
   Returns:
-    The fields as [user, most, ...], users in the order of their numbers, and
-    `WEIGHTS`, float32 [user, most]: 1 / (the user's records), or 0.
+    The fields as [user, most, ...], users in the order of their numbers; and
+    `WEIGHTS`, float32 [user, most]: 1 / (the user's number of records), and 0
+    for repeated records.
 
   Raises:
-    ValueError: if a user has more.
+    ValueError: if a user has more than `most` records.
   """
   _, first, counts = np.unique(
     np.sort(owners), return_index=True, return_counts=True
   )
   if counts.max() > most:
     raise ValueError(
-      f"expected at most {most} records of a user, got more: keep so many by a"
+      f"expected at most {most} records of a user, got more: select {most} by a"
       " rule that looks at one user alone"
     )
   order = np.argsort(owners, kind="stable")
@@ -54,14 +56,14 @@ def grouped(
 
 
 def mean_loss(loss_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-  """Returns the loss of users, the mean over the records of each.
+  """Builds the loss of users: the mean loss of each user's records.
 
   Formal guarantee:
-    Unit: one user with all its records. `optim.clipped_grad` of this loss takes
-    the gradient of a user's mean and clips it once, so that a user more or less
-    moves the sum by the clip norm at most, whatever its records, in every
-    strategy. Assumed: a row of `grouped` holds the records of one user and of no
-    other, and no user has two rows.
+    Unit: one user with all its records. `optim.clipped_grad` of this loss clips
+    the gradient of a user's mean loss once. Adding or removing a user therefore
+    moves the sum by at most the clip norm, whatever the user's records are, in
+    every strategy. Assumed: a row of `grouped` holds the records of one user
+    and of no other, and no user has two rows.
 
   >>> loss_fn = mean_loss(lambda params, batch: params * batch["x"])
   >>> batch = grouped({"x": np.array([2.0, 4, 9])}, np.array([0, 0, 1]), most=2)
@@ -69,12 +71,12 @@ def mean_loss(loss_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
   [3. 9.]
 
   Args:
-    loss_fn: `(params, batch)` or `(params, batch, key)` to losses [record], each
-      of one record alone.
+    loss_fn: `(params, batch)` or `(params, batch, key)` to losses [record],
+      each of which depends on one record alone.
 
   Returns:
-    The same for batches of `grouped`, to losses [user]. A user has one key, for
-    the whole of its records.
+    The same function for batches of `grouped`, to losses [user]. All records of
+    a user share one key.
 
   References:
     Charles et al. (2024), arXiv:2407.07737, algorithm 2 (DP-SGD-ULS).

@@ -131,7 +131,7 @@ def test_auto_says_what_it_chose_and_agrees(caplog, microbatch):
   params = {"w": jnp.asarray(rng.normal(size=(6, 4)), jnp.float32)}
   batch = {"x": jnp.asarray(rng.normal(size=(4, 3, 6)), jnp.float32)}
   results = []
-  auto._say.cache_clear()
+  auto._log_once.cache_clear()
   with caplog.at_level(logging.INFO, logger="synthq_jax.optim.auto"):
     for strategy in ("auto", "vmap"):
       grad_fn = optim.clipped_grad(
@@ -169,10 +169,10 @@ def test_a_convolution_on_cpus_is_in_no_loop():
     traced = jax.make_jaxpr(grad_fn)(params, batch)
     loops = [
       each.params.get("unroll")
-      for each in jaxprs.equations(traced.jaxpr)
+      for each in jaxprs.get_equations(traced.jaxpr)
       if each.primitive.name in ("scan", "while")
       and "conv_general_dilated"
-      in set().union(*map(jaxprs.primitives, jaxprs.inner(each)))
+      in set().union(*map(jaxprs.get_primitives, jaxprs.get_inner(each)))
     ]
     # 64 turns are too many to write out.
     assert loops == {64: [], 16: [4], 1: [1]}[together]
@@ -206,7 +206,7 @@ def test_a_convolution_that_only_cuts_patches_may_be_in_a_loop():
 def test_auto_takes_no_more_microbatches_than_are_written_out():
   many = {"x": jax.ShapeDtypeStruct((4096, 2, 6, 6), jnp.float32)}
   chosen = auto.choose(convolved, KERNEL, many, backend="cpu")
-  assert 4096 // chosen.microbatch_size <= jaxprs.WRITTEN_OUT
+  assert 4096 // chosen.microbatch_size <= jaxprs.MAX_UNROLLED
 
 
 def test_auto_writes_out_no_more_than_is_compiled_in_seconds():
@@ -219,4 +219,4 @@ def test_auto_writes_out_no_more_than_is_compiled_in_seconds():
   many = {"x": jax.ShapeDtypeStruct((256, 2, 6, 6), jnp.float32)}
   plan = jax.make_jaxpr(deep)(KERNEL, many)
   turns = 256 // auto.choose(deep, KERNEL, many, backend="cpu").microbatch_size
-  assert turns * len(plan.jaxpr.eqns) <= jaxprs.COMPILED
+  assert turns * len(plan.jaxpr.eqns) <= jaxprs.MAX_EQUATIONS

@@ -56,9 +56,9 @@ def wrong_by(name, strategy):
 def test_dropped_pairs_of_iterations_are_caught(monkeypatch):
   """A weight that all iterations share is not one weight for each."""
   monkeypatch.setattr(
-    rules, "_outer_outer",
+    rules, "_pair_outer_outer",
     lambda a, b: sum(
-      rules.sum_of_squares(rules._product("btp,btq->bpq", x, y))
+      rules.sum_of_squares(rules._multiply("btp,btq->bpq", x, y))
       for x, y in zip(
         jnp.split(a.left[:, 0], a.left.shape[2], 1),
         jnp.split(b.right[:, 0], a.left.shape[2], 1),
@@ -75,8 +75,10 @@ def test_a_shared_weight_with_a_token_for_each_iteration_is_caught(monkeypatch):
 
 
 def test_a_cross_term_of_the_tied_embedding_left_out_is_caught(monkeypatch):
-  whole = rules.cross_terms
-  monkeypatch.setattr(rules, "cross_terms", lambda uses: 0.5 * whole(uses))
+  whole = rules.compute_cross_terms
+  monkeypatch.setattr(
+    rules, "compute_cross_terms", lambda uses: 0.5 * whole(uses)
+  )
   assert wrong_by("embedding_tied_with_the_output", "bookkeeping") > 0.01
 
 

@@ -54,7 +54,7 @@ def blobs(rng, *shape):
 def _without_allowance():
   """What norms add for their rounding has tests of its own (rules_test)."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(rules, "allowance", lambda uses, squares: 0.0)
+    patch.setattr(rules, "compute_allowance", lambda uses, squares: 0.0)
     yield
 
 

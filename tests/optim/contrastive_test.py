@@ -225,7 +225,7 @@ def test_microbatches_change_no_number():
 
 
 def sizes(jaxpr):
-  for equation in jaxprs.equations(jaxpr):
+  for equation in jaxprs.get_equations(jaxpr):
     yield from (var.aval.size for var in equation.outvars)
 
 

@@ -25,7 +25,7 @@ def counters(shape):
 )
 def test_the_bits_are_those_of_jax_for_each_position(key, shape):
   expected = jax_random.threefry_2x32(jax.random.key_data(key), counters(shape))
-  first, second = noise_lib._words(key, shape)
+  first, second = noise_lib._draw_words(key, shape)
   assert first.shape == second.shape == shape
   found = np.concatenate([np.ravel(first), np.ravel(second)])
   np.testing.assert_array_equal(found, expected)
@@ -42,7 +42,7 @@ def test_a_wrong_rotation_is_caught(monkeypatch, rotation):
 
 def transformed(first, second, shared):
   words = [jnp.asarray(word, jnp.uint32) for word in (first, second, shared)]
-  return np.asarray(jax.jit(noise_lib._gaussian)(*words), np.float64)
+  return np.asarray(jax.jit(noise_lib._transform_words)(*words), np.float64)
 
 
 def test_the_transform_is_box_and_mullers_up_to_float32():
@@ -68,7 +68,7 @@ def test_the_logarithm_is_right_over_all_of_its_range():
   x = np.concatenate([2.0 ** -np.arange(101.0), np.linspace(1e-4, 1, 99_999)])
   x = x.astype(np.float32)
   expected = np.log(x.astype(np.float64))
-  found = np.asarray(noise_lib._log(jnp.asarray(x)), np.float64)
+  found = np.asarray(noise_lib._compute_log(jnp.asarray(x)), np.float64)
   assert np.all(np.abs(found - expected) <= 1e-7 * (1 - expected))
   assert np.all(found <= 0)
 
@@ -92,7 +92,7 @@ def test_the_extremes_of_the_bits_are_finite():
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
 def test_the_distribution_is_gaussian(implementation):
   key = jax.random.key(0, impl=implementation)
-  draw = jax.jit(noise_lib.standard, static_argnums=1)
+  draw = jax.jit(noise_lib.draw_standard, static_argnums=1)
   values = np.asarray(draw(key, (COUNT,)), np.float64)
   assert values.dtype == np.float64 and np.isfinite(values).all()
   assert scipy.stats.kstest(values, "norm").pvalue > 1e-4
@@ -107,8 +107,8 @@ def test_the_distribution_is_gaussian(implementation):
 
 
 def test_neighbours_rows_and_keys_are_independent():
-  values = np.asarray(noise_lib.standard(KEY, (1000, 1000)))
-  other = np.asarray(noise_lib.standard(jax.random.key(6), (1000, 1000)))
+  values = np.asarray(noise_lib.draw_standard(KEY, (1000, 1000)))
+  other = np.asarray(noise_lib.draw_standard(jax.random.key(6), (1000, 1000)))
   pairs = {
     "neighbours": (values[:, :-1], values[:, 1:]),
     "rows": (values[:-1], values[1:]),
@@ -122,7 +122,7 @@ def test_neighbours_rows_and_keys_are_independent():
 
 def test_it_is_compiled_into_one_pass():
   def mean(key, total):
-    return (total + noise_lib.standard(key, total.shape)) / 3.0
+    return (total + noise_lib.draw_standard(key, total.shape)) / 3.0
 
   total = jnp.zeros((64, 1024))
   compiled = jax.jit(mean).lower(jax.random.key(0), total).compile()

@@ -89,7 +89,7 @@ def test_leaves_and_steps_have_noise_of_their_own():
 @pytest.mark.parametrize("shape", [(3, 4, 5), (2, 1, 3, 4), (5, 7, 2, 1)])
 def test_entries_of_every_axis_have_noise_of_their_own(impl, shape):
   """Attention kernels have three axes, convolutions four."""
-  drawn = noise_lib.standard(jax.random.key(2, impl=impl), shape)
+  drawn = noise_lib.draw_standard(jax.random.key(2, impl=impl), shape)
   assert len(np.unique(drawn)) == drawn.size
 
 
@@ -140,26 +140,26 @@ def test_noise_is_gaussian_far_out_and_ends_beyond_what_is_paid_for():
   """The last cell of sizes, which one of 2^31 numbers is in, has cells of its own."""
   rng, size = np.random.default_rng(0), 1 << 22
   own, shared = rng.integers(2**32, size=(2, size), dtype=np.uint32)
-  drawn = noise_lib._gaussian(np.zeros(size, np.uint32), own, shared)
+  drawn = noise_lib._transform_words(np.zeros(size, np.uint32), own, shared)
   for value in (6.6, 7.0, 7.5):
     found = np.sum(np.abs(drawn) > value)
     expected = size * 2 * stats.norm.sf(value) * 2**31
     assert abs(found - expected) < 4 * np.sqrt(expected)
   nothing = np.zeros(1, np.uint32)
-  [largest] = noise_lib._gaussian(nothing, nothing, nothing)
+  [largest] = noise_lib._transform_words(nothing, nothing, nothing)
   assert accounting._END < largest < 9.4
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_the_word_that_entries_share_is_none_of_theirs(impl):
   key = jax.random.key(5, impl=impl)
-  words = jnp.concatenate(noise_lib._words(key, (64,)))
+  words = jnp.concatenate(noise_lib._draw_words(key, (64,)))
   assert (
     len(np.unique(words)) == 128
   )  # an entry's two tell nothing of each other
-  assert noise_lib._shared_word(key) not in words
-  other = noise_lib._shared_word(jax.random.key(6, impl=impl))
-  assert noise_lib._shared_word(key) != other
+  assert noise_lib._draw_shared_word(key) not in words
+  other = noise_lib._draw_shared_word(jax.random.key(6, impl=impl))
+  assert noise_lib._draw_shared_word(key) != other
 
 
 def test_numbers_of_released_sums_end_beyond_what_is_paid_for(monkeypatch):

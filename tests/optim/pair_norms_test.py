@@ -107,7 +107,7 @@ def by_hand(name):
 
 def norms(function, encoder, *, keep_ratio, **options):
   def run(queries, documents):
-    towers = encoders.towers(
+    towers = encoders.trace_towers(
       encoder, encoder, PARAMS, queries, documents, keep_ratio=keep_ratio
     )
     return function(towers, queries, documents, **options)
@@ -120,7 +120,7 @@ def test_exact_norms_have_the_cross_terms_of_shared_parameters(
   name, keep_ratio, monkeypatch
 ):
   # What it adds for rounding has tests of its own.
-  monkeypatch.setattr(rules, "allowance", lambda uses, squares: 0.0)
+  monkeypatch.setattr(rules, "compute_allowance", lambda uses, squares: 0.0)
   expected = by_hand(name)[0]
   ways = [{"memory_bytes": 0}]
   if name in ("convolved", "tied"):  # whose Jacobians may pay
@@ -130,7 +130,7 @@ def test_exact_norms_have_the_cross_terms_of_shared_parameters(
     ]
   for options in ways:
     found = norms(
-      pair_norms.exact, ENCODERS[name], keep_ratio=keep_ratio, **options
+      pair_norms.compute_exact, ENCODERS[name], keep_ratio=keep_ratio, **options
     )
     # The rounding of a norm is relative to what it is summed from.
     np.testing.assert_allclose(
@@ -143,7 +143,9 @@ def test_gram_matrices_give_each_encoders_norms_and_never_less(
   name, keep_ratio
 ):
   found = norms(
-    functools.partial(pair_norms._both, memory_bytes=0, share=shares.Share()),
+    functools.partial(
+      pair_norms._compute_both_norms, memory_bytes=0, share=shares.Share()
+    ),
     ENCODERS[name],
     keep_ratio=keep_ratio,
   )
@@ -160,7 +162,7 @@ def test_jacobians_are_combined_where_that_is_less_work():
 
   @functools.partial(jax.jit, static_argnums=0)
   def both_ways(name, cotangents):
-    tower = encoders.towers(
+    tower = encoders.trace_towers(
       ENCODERS[name], plain, PARAMS, QUERIES, DOCUMENTS
     ).query
     _, _, pull = encoders.linearize(tower, QUERIES)
@@ -168,7 +170,7 @@ def test_jacobians_are_combined_where_that_is_less_work():
     pays[name] = [
       pair_norms.combining_pays(pull, size, dim, passes) for passes in (1, 1000)
     ]
-    rows = pair_norms.jacobians(pull, size, dim)
+    rows = pair_norms.compute_jacobians(pull, size, dim)
     return pull(cotangents), pair_norms.combine(rows)(cotangents)
 
   for name, dim in (("convolved", 3), ("tied", 4)):
@@ -186,7 +188,7 @@ def test_jacobians_are_combined_where_that_is_less_work():
 def test_a_norm_that_nearly_vanishes_is_not_too_small():
   """The Jacobian of a unit vector takes the vector itself to zero."""
   others = plain(PARAMS, QUERIES)
-  towers = encoders.towers(plain, plain, PARAMS, QUERIES, DOCUMENTS)
+  towers = encoders.trace_towers(plain, plain, PARAMS, QUERIES, DOCUMENTS)
 
   with jax.enable_x64(True):
     wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), PARAMS)
@@ -198,7 +200,7 @@ def test_a_norm_that_nearly_vanishes_is_not_too_small():
     least = np.sqrt(
       sum(np.sum(np.square(x).reshape(5, -1), 1) for x in jacobian)
     )
-  own = functools.partial(pair_norms.of_one_encoder, towers.query)
+  own = functools.partial(pair_norms.compute_encoder_norms, towers.query)
   norms = np.asarray(jax.jit(own, static_argnums=2)(QUERIES, others, 0))
   found = np.diagonal(norms)
   assert np.all(found >= least)
@@ -228,7 +230,7 @@ def test_products_of_jacobians_are_the_plain_gradients_of_all_pairs(left_out):
     if number in jacobians[1]:
       gradients += np.einsum("kj...,ik->ij...", jacobians[1][number], q)
     expected += np.square(gradients).reshape(5, 7, -1).sum(axis=2)
-  found = jax.jit(pair_norms.squared_products)(q, d, *jacobians)
+  found = jax.jit(pair_norms.compute_squared_products)(q, d, *jacobians)
   np.testing.assert_allclose(found, expected, rtol=1e-5)
   if left_out is None:  # then they are those of the similarities
     np.testing.assert_allclose(found, by_hand("plain")[0] ** 2, rtol=1e-4)
@@ -237,19 +239,19 @@ def test_products_of_jacobians_are_the_plain_gradients_of_all_pairs(left_out):
 @pytest.mark.slow
 def test_held_jacobians_are_multiplied_for_all_pairs_at_once(monkeypatch):
   calls = []
-  products = pair_norms.squared_products
+  products = pair_norms.compute_squared_products
 
   def counted(*arguments):
     calls.append(1)
     return products(*arguments)
 
-  monkeypatch.setattr(pair_norms, "squared_products", counted)
+  monkeypatch.setattr(pair_norms, "compute_squared_products", counted)
   monkeypatch.setattr(pair_norms, "combining_pays", lambda *_: True)
   for name in ("plain", "convolved"):
     expected = by_hand(name)[0]
     for keep_ratio in (0, 100):
       found = norms(
-        pair_norms.exact,
+        pair_norms.compute_exact,
         ENCODERS[name],
         keep_ratio=keep_ratio,
         memory_bytes=2**30,
@@ -262,7 +264,7 @@ def test_held_jacobians_are_multiplied_for_all_pairs_at_once(monkeypatch):
 
 @pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])
 def test_what_goes_back_holds_no_copy_of_a_kernel_for_each_example(keep_ratio):
-  towers = encoders.towers(
+  towers = encoders.trace_towers(
     plain, plain, PARAMS, QUERIES, DOCUMENTS, keep_ratio=keep_ratio
   )
   _, _, pull = encoders.linearize(towers.query, QUERIES)

@@ -20,7 +20,7 @@ def is_formed(positions, rows, columns, dtype, strategy):
     loss_fn,
     {"kernel": jax.ShapeDtypeStruct((rows, columns), jnp.float32)},
     (jax.ShapeDtypeStruct((2, positions, rows), jnp.float32),),
-    **strategies.plan_options(strategy),
+    **strategies.get_plan_options(strategy),
   )
   return bool(plan.formed)
 
@@ -67,7 +67,7 @@ def test_recomputed_parts_form_nothing_that_is_larger(recomputed, formed):
     loss_fn,
     jax.ShapeDtypeStruct((3, 1024, 1024), jnp.float32),
     (jax.ShapeDtypeStruct((2, 384, 1024), jnp.float32),),
-    **strategies.plan_options("bookkeeping"),
+    **strategies.get_plan_options("bookkeeping"),
   )
   assert len(plan.formed) == formed
 

@@ -103,7 +103,7 @@ def test_a_child_of_a_key_has_noise_of_its_own(derive):
         assert correlation(mine["a"], theirs["a"]) < bound
   # The leaves' digests keep noises apart even then: the keys themselves tell.
   for i in range(3):
-    mine = noise_lib._step_key(parent, jnp.int32(i))
+    mine = noise_lib._derive_step_key(parent, jnp.int32(i))
     theirs = children[derive](i)
     assert (jax.random.key_data(mine) != jax.random.key_data(theirs)).any()
 

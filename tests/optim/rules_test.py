@@ -59,18 +59,20 @@ def without_allowance(uses, squares):
 @pytest.mark.parametrize("uses", CASES.values(), ids=CASES.keys())
 def test_squared_norms_are_those_of_the_summed_gradient(uses, monkeypatch):
   expected = np.sum(gradients(uses) ** 2, axis=(1, 2))
-  found = rules.squared_norms(uses)
+  found = rules.compute_squared_norms(uses)
   assert np.all(found >= (1 - 1e-6) * expected)
   np.testing.assert_allclose(found, expected, rtol=1e-4)
-  monkeypatch.setattr(rules, "allowance", without_allowance)
-  np.testing.assert_allclose(rules.squared_norms(uses), expected, rtol=1e-5)
+  monkeypatch.setattr(rules, "compute_allowance", without_allowance)
+  np.testing.assert_allclose(
+    rules.compute_squared_norms(uses), expected, rtol=1e-5
+  )
 
 
 @pytest.mark.parametrize("uses", CASES.values(), ids=CASES.keys())
 def test_weighted_sums_are_those_of_the_summed_gradient(uses):
   weights = np.array([0.5, 0.0, 2.0])
   expected = np.einsum("b,bpq->pq", weights, gradients(uses))
-  total = rules.weighted_sum(
+  total = rules.compute_weighted_sum(
     uses, jnp.asarray(weights, jnp.float32), (1, ROWS, COLUMNS)
   )
   np.testing.assert_allclose(total[0], expected, rtol=1e-4, atol=1e-5)
@@ -82,7 +84,9 @@ def test_half_precision_factors_are_summed_in_float32():
   weights = np.array([0.3, 0.7, 1.1], np.float32)
   exact = [rules.Outer(*[np.asarray(x, np.float32) for x in uses[0]])]
   expected = np.einsum("b,bpq->pq", weights, gradients(exact))
-  total = rules.weighted_sum(uses, jnp.asarray(weights), (1, ROWS, COLUMNS))
+  total = rules.compute_weighted_sum(
+    uses, jnp.asarray(weights), (1, ROWS, COLUMNS)
+  )
   np.testing.assert_allclose(total[0], expected, atol=1e-4)
   rounded = np.asarray(jnp.asarray(expected, jnp.bfloat16), np.float32)
   assert np.abs(rounded - expected).max() > 1e-3
@@ -95,7 +99,7 @@ def test_what_chunks_of_examples_round_away_is_added_at_the_end():
   values[0, 0], values[1:, 0] = 2.0**24, 1.0
   for more in (0, 1):  # a last chunk that is not full
     batch = jnp.asarray(np.append(values, np.ones(more, np.float32)))
-    total = sums.in_chunks(jnp.sum, batch)
+    total = sums.sum_in_chunks(jnp.sum, batch)
     assert abs(float(total) - 2.0**24 - 64 - more) <= 1.0
 
 
@@ -103,8 +107,8 @@ def test_an_example_of_weight_zero_adds_nothing_even_if_not_finite():
   left, right = outer(0, 2)
   use = rules.Outer(left.at[1].set(np.inf), right.at[1].set(np.nan))
   weights = jnp.array([1.0, 0.0, 1.0])
-  total = rules.weighted_sum([use], weights, (1, ROWS, COLUMNS))
-  clean = rules.weighted_sum([outer(0, 2)], weights, (1, ROWS, COLUMNS))
+  total = rules.compute_weighted_sum([use], weights, (1, ROWS, COLUMNS))
+  clean = rules.compute_weighted_sum([outer(0, 2)], weights, (1, ROWS, COLUMNS))
   np.testing.assert_array_equal(total, clean)
 
 
@@ -132,16 +136,16 @@ def test_norms_of_positions_that_cancel_are_not_too_small(positions, width):
   for rest in (1e-2, 1e-3, 1e-4, 1e-5):
     for seed in range(10):
       use = cancelling(seed, positions, width, rest)
-      found = float(rules.squared_norms([use])[0]) ** 0.5
+      found = float(rules.compute_squared_norms([use])[0]) ** 0.5
       assert found >= (1 - 1e-6) * norm_in_double(use)
 
 
 def test_without_the_allowance_they_are(monkeypatch):
-  monkeypatch.setattr(rules, "allowance", without_allowance)
+  monkeypatch.setattr(rules, "compute_allowance", without_allowance)
   ratios = []
   for seed in range(20):
     use = cancelling(seed, 1, 256, 1e-4)
-    squared = max(float(rules.squared_norms([use])[0]), 0.0)
+    squared = max(float(rules.compute_squared_norms([use])[0]), 0.0)
     ratios.append(squared**0.5 / norm_in_double(use))
   assert min(ratios) < 0.9
 
@@ -172,7 +176,7 @@ def test_norms_of_aligned_positions_that_cancel_are_not_too_small(
   """Of contributions of 1000 clip norms more than one was left before."""
 
   def largest_contribution():
-    of = jax.jit(lambda use: rules.squared_norms([use]))
+    of = jax.jit(lambda use: rules.compute_squared_norms([use]))
     found = [
       max(float(of(use)[0]), 0.0) ** 0.5 / norm
       for use, norm in zip(uses, norms, strict=True)
@@ -183,16 +187,18 @@ def test_norms_of_aligned_positions_that_cancel_are_not_too_small(
   norms = [norm_in_double(use) for use in uses]
   assert largest_contribution() <= 1.0
   monkeypatch.setattr(
-    rules, "allowance", lambda uses, squares: by_position(*uses)
+    rules, "compute_allowance", lambda uses, squares: by_position(*uses)
   )
   assert largest_contribution() > 1.005
-  monkeypatch.setattr(rules, "allowance", without_allowance)
+  monkeypatch.setattr(rules, "compute_allowance", without_allowance)
   assert largest_contribution() > 1.5
 
 
 def by_position(use):
   """What was allowed before: 16 units of the positions' squares."""
-  squares = rules.lengths(use.left) ** 2 * rules.lengths(use.right) ** 2
+  squares = (
+    rules.compute_lengths(use.left) ** 2 * rules.compute_lengths(use.right) ** 2
+  )
   return 16 * rules.UNIT * jnp.sum(squares, axis=(1, 2))
 
 
@@ -204,9 +210,9 @@ def test_norms_of_factors_beyond_the_range_of_float32_are_not_too_small(
     use = rules.Outer(
       jnp.full((1, 1, 4, 512), left), jnp.full((1, 1, 4, 512), right)
     )
-    found = float(rules.squared_norms([use])[0]) ** 0.5
+    found = float(rules.compute_squared_norms([use])[0]) ** 0.5
     assert not found < norm_in_double(use)  # infinite or nan counts as zero
-    found = float(rules.squared_norm(use)[0]) ** 0.5
+    found = float(rules.compute_squared_norm(use)[0]) ** 0.5
     assert not found < norm_in_double(use)
 
 
@@ -216,16 +222,21 @@ def test_a_weighted_sum_is_no_longer_than_its_norm_says():
     use = aligned(seed, 128, 256, 1e5)
     for dtype in (jnp.float32, jnp.bfloat16):
       rounded = rules.Outer(*[factor.astype(dtype) for factor in use])
-      total = rules.weighted_sum([rounded], jnp.ones(1), (1, 256, 256))
+      total = rules.compute_weighted_sum([rounded], jnp.ones(1), (1, 256, 256))
       length = np.linalg.norm(np.asarray(total, np.float64))
-      for of in (lambda u: rules.squared_norms([u]), rules.squared_norm):
+      for of in (
+        lambda u: rules.compute_squared_norms([u]),
+        rules.compute_squared_norm,
+      ):
         assert length <= float(of(rounded)[0]) ** 0.5
 
 
 def test_the_allowance_is_small_where_nothing_cancels():
   use = outer(3, 50)
   expected = np.sum(gradients([use]) ** 2, axis=(1, 2))
-  np.testing.assert_allclose(rules.squared_norms([use]), expected, rtol=1e-3)
+  np.testing.assert_allclose(
+    rules.compute_squared_norms([use]), expected, rtol=1e-3
+  )
 
 
 @pytest.mark.parametrize("strategy", ["vmap", "bookkeeping", "ghost"])

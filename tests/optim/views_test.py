@@ -23,7 +23,7 @@ def entries(view, shape):
 @hypothesis.given(st.permutations(range(3)), st.booleans())
 def test_a_transposed_and_split_view_shows_the_same_entries(order, split):
   numbers = np.arange(24).reshape(4, 2, 3)
-  view = use_sites.whole(0, (4, 2, 3)).transpose(tuple(order))
+  view = use_sites.make_view(0, (4, 2, 3)).transpose(tuple(order))
   numbers = numbers.transpose(order)
   if split and numbers.shape[0] == 4:
     view, numbers = (
@@ -34,18 +34,20 @@ def test_a_transposed_and_split_view_shows_the_same_entries(order, split):
 
 
 def test_a_reshape_that_merges_and_splits_shows_the_same_entries():
-  view = use_sites.whole(0, (6, 4)).reshape((3, 8))
+  view = use_sites.make_view(0, (6, 4)).reshape((3, 8))
   np.testing.assert_array_equal(
     entries(view, (3, 8)), np.arange(24).reshape(3, 8)
   )
 
 
 def test_a_reshape_that_cuts_across_strides_is_refused():
-  assert use_sites.whole(0, (2, 3)).transpose((1, 0)).reshape((2, 3)) is None
+  assert (
+    use_sites.make_view(0, (2, 3)).transpose((1, 0)).reshape((2, 3)) is None
+  )
 
 
 def test_a_matrix_and_its_transpose_have_swapped_layouts():
-  view = use_sites.whole(0, (3, 5))
+  view = use_sites.make_view(0, (3, 5))
   straight = use_sites.Layout((), view.select((0,)), view.select((1,)))
   turned = view.transpose((1, 0))
   other = use_sites.Layout((), turned.select((0,)), turned.select((1,)))
@@ -54,13 +56,13 @@ def test_a_matrix_and_its_transpose_have_swapped_layouts():
 
 
 def test_merged_axes_have_the_layout_of_the_matrix_they_come_from():
-  split = use_sites.whole(0, (3, 8)).reshape((3, 2, 4))
-  assert split.select((1, 2)) == use_sites.whole(0, (3, 8)).select((1,))
+  split = use_sites.make_view(0, (3, 8)).reshape((3, 2, 4))
+  assert split.select((1, 2)) == use_sites.make_view(0, (3, 8)).select((1,))
 
 
 def test_a_gradient_is_put_back_where_its_entries_came_from():
   numbers = np.arange(24).reshape(2, 3, 4)
-  view = use_sites.whole(0, (2, 3, 4))
+  view = use_sites.make_view(0, (2, 3, 4))
   layout = use_sites.Layout(
     view.select((1,)), view.select((2,)), view.select((0,))
   )
@@ -69,4 +71,4 @@ def test_a_gradient_is_put_back_where_its_entries_came_from():
 
 
 def test_scalings_multiply():
-  assert use_sites.whole(0, (2,)).scaled(-1.0).scaled(3.0).scale == -3.0
+  assert use_sites.make_view(0, (2,)).scaled(-1.0).scaled(3.0).scale == -3.0

@@ -1,3 +1,3 @@
-"""Gradients of single examples, kept in factors: traces, plans, rules."""
+"""Computes norms and sums of per-example gradients that are kept in factors."""
 
 __all__: list[str] = []

@@ -1,13 +1,13 @@
-"""What several devices ask of a clipped gradient.
+"""Checks and marks arrays that are divided among devices.
 
-A batch that is divided among devices without `training.sharded_grad` is left to
-the compiler's partitioner. It is right about products, lookups and sums (held by
-tests); of the gradient of a convolution that is mapped over examples it loses
-all examples but those of the first device, in plain JAX, too.
+Without `training.sharded_grad` the compiler's partitioner divides a batch among
+devices. It is right about products, lookups and sums (held by tests). Of the
+gradient of a convolution that is mapped over examples it loses all examples but
+those of the first device, in plain JAX, too.
 
-Inside of `jax.shard_map` JAX knows which values differ between devices. The
-gradient of a value that they share would be summed over them before any example
-is clipped, so everything that a gradient is taken of is said to differ.
+Inside of `jax.shard_map` JAX tracks which values differ between devices. The
+gradient with respect to a shared value would be summed over devices before any
+example is clipped. So all differentiated values are marked as differing.
 """
 
 from collections.abc import Sequence
@@ -17,60 +17,60 @@ from typing import Any
 import jax
 
 __all__ = [
-  "axes_of",
   "compiler_divides",
-  "first_of",
-  "manual_axes",
+  "get_axes",
+  "get_first_example",
+  "get_manual_axes",
+  "get_shape",
+  "get_untracked_axes",
   "refuse_batches",
   "refuse_divided",
   "refuse_parts",
-  "shape_of",
-  "unseen_axes",
   "vary",
 ]
 
 _Axes = AbstractSet[str]
 
 
-def axes_of(*trees: Any) -> frozenset[str]:
+def get_axes(*trees: Any) -> frozenset[str]:
   """Returns the manual axes of the mesh along which some leaf differs."""
   leaves = jax.tree.leaves(trees)
   return frozenset().union(*[_axes(leaf) for leaf in leaves])
 
 
-def manual_axes() -> frozenset[str]:
-  """Returns the axes of the mesh along which devices see parts of their own here,
-  inside of `jax.shard_map` or `jax.pmap`."""
+def get_manual_axes() -> frozenset[str]:
+  """Returns the mesh axes of an enclosing `jax.shard_map` or `jax.pmap`, along
+  which each device sees its own part of an array."""
   return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def refuse_batches(name: str, *, among: Sequence[str] = ()) -> None:
-  """Refuses what clips more than one example, inside of `jax.shard_map`.
+  """Refuses a gradient that clips several examples, inside of `jax.shard_map`.
 
   Args:
-    name: of what clips, for the message.
-    among: axes of the mesh among whose devices it divides its work by itself.
+    name: name of the gradient, for the message.
+    among: mesh axes along which the gradient divides its work by itself.
 
   Raises:
-    ValueError: if devices see rows of their own here.
+    ValueError: if devices see rows of their own along other axes.
   """
   sizes = jax.sharding.get_abstract_mesh().shape
-  axes = manual_axes().difference(among)
+  axes = get_manual_axes().difference(among)
   if among:  # with one device along an axis nothing is divided there
     axes = {axis for axis in axes if sizes[axis] > 1}
   if axes:
     raise ValueError(
       "expected a gradient that clips each example by itself on several devices,"
-      f" got {name} inside of shard_map or pmap over {sorted(axes)}: a record that"
-      " comes or goes would move others to other devices, and with them every"
+      f" got {name} inside of shard_map or pmap over {sorted(axes)}: adding or"
+      " removing a record would move others to other devices and change every"
       " device's batch; leave the mesh out, or call it outside, under jax.jit"
     )
 
 
 def compiler_divides() -> bool:
-  """Returns True if the partitioner divides work here, inside of shard_map.
+  """Returns True inside of a shard_map if the partitioner divides work, too.
 
-  Then devices may wait for each other inside of what each does with its rows.
+  Then devices may wait for each other while each processes its rows.
   """
   mesh = jax.sharding.get_abstract_mesh()
   return bool(mesh.manual_axes) and any(
@@ -82,8 +82,8 @@ def compiler_divides() -> bool:
 def refuse_divided(batch: Any) -> None:
   """Refuses arrays that are divided among devices.
 
-  Where they are traced, what divides them is known when they are compiled: the
-  error is raised then, as a `jax.errors.JaxRuntimeError`.
+  The sharding of traced arrays is known at compilation: the error is raised
+  then, as a `jax.errors.JaxRuntimeError`.
 
   Args:
     batch: arrays.
@@ -96,7 +96,7 @@ def refuse_divided(batch: Any) -> None:
   for leaf in jax.tree.leaves(batch):
     if not isinstance(leaf, jax.core.Tracer):
       _refuse_sharding(getattr(leaf, "sharding", None))
-    elif not manual_axes():
+    elif not get_manual_axes():
       jax.debug.inspect_array_sharding(leaf, callback=_refuse_sharding)
 
 
@@ -110,7 +110,7 @@ def _refuse_sharding(sharding: jax.sharding.Sharding | None) -> None:
 
 
 def refuse_parts(tree: Any) -> None:
-  """Refuses a sum that gets noise and is no whole inside of `jax.shard_map`.
+  """Refuses a sum that differs between the devices of a `jax.shard_map`.
 
   Args:
     tree: arrays.
@@ -118,7 +118,7 @@ def refuse_parts(tree: Any) -> None:
   Raises:
     ValueError: if a leaf differs, or may differ, between devices.
   """
-  axes = axes_of(tree).union(unseen_axes())
+  axes = get_axes(tree).union(get_untracked_axes())
   if axes:
     raise ValueError(
       "expected a whole sum that all devices share, got one that differs, or"
@@ -128,35 +128,36 @@ def refuse_parts(tree: Any) -> None:
     )
 
 
-def unseen_axes() -> tuple[str, ...]:
-  """Returns the manual axes here along which nothing is said to differ.
+def get_untracked_axes() -> tuple[str, ...]:
+  """Returns the manual axes along which JAX does not track what differs.
 
-  Those of `jax.shard_map(..., check_vma=False)`, where `axes_of` knows nothing.
+  They are those of `jax.shard_map(..., check_vma=False)`, which `get_axes`
+  misses.
   """
   return tuple(
     axis
-    for axis in sorted(manual_axes())
-    if not axes_of(jax.lax.axis_index(axis))
+    for axis in sorted(get_manual_axes())
+    if not get_axes(jax.lax.axis_index(axis))
   )
 
 
 def vary(tree: Any, axes: _Axes) -> Any:
-  """Returns the same values, said to differ along these axes, too."""
+  """Marks values as differing along these mesh axes, too."""
 
-  def one(leaf: Any) -> Any:
+  def mark(leaf: Any) -> Any:
     missing = tuple(sorted(axes - _axes(leaf)))
     if not missing:
       return leaf
     if hasattr(jax.lax, "pcast"):
       return jax.lax.pcast(leaf, missing, to="varying")
-    # Of versions of JAX that have no pcast.
+    # For versions of JAX without pcast.
     return jax.lax.pvary(leaf, missing)  # pyrefly: ignore[missing-attribute]
 
-  return jax.tree.map(one, tree)
+  return jax.tree.map(mark, tree)
 
 
-def first_of(batch: Any) -> Any:
-  """Returns the first example's shapes and types, or where they differ itself.
+def get_first_example(batch: Any) -> Any:
+  """Returns the first example: shapes and dtypes, or arrays that differ by device.
 
   Args:
     batch: arrays or shapes with a leading axis [batch].
@@ -167,8 +168,8 @@ def first_of(batch: Any) -> Any:
   )
 
 
-def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
-  """Returns an abstract value of a jaxpr as an argument of `jax.eval_shape`."""
+def get_shape(aval: Any) -> jax.ShapeDtypeStruct:
+  """Converts an abstract value of a jaxpr to an argument of `jax.eval_shape`."""
   more = {}
   if _axes(aval):
     name = "manual_axis_type" if hasattr(aval, "mat") else "vma"
@@ -183,7 +184,7 @@ def _aval(leaf: Any) -> Any:
 
 def _axes(leaf: Any) -> frozenset[str]:
   aval = _aval(leaf)
-  found = getattr(aval, "vma", None)  # its name before JAX 0.10
-  if found is None:
-    found = getattr(getattr(aval, "mat", None), "varying", None)
-  return frozenset(found or ())
+  varying = getattr(aval, "vma", None)  # its name before JAX 0.10
+  if varying is None:
+    varying = getattr(getattr(aval, "mat", None), "varying", None)
+  return frozenset(varying or ())

@@ -1,4 +1,4 @@
-"""Reads jaxprs, with those inside of their equations."""
+"""Reads jaxprs, including those inside of their equations."""
 
 import math
 from collections.abc import Iterator
@@ -9,46 +9,46 @@ import jax.numpy as jnp
 from jax.extend import core
 
 __all__ = [
-  "COMPILED",
-  "WRITTEN_OUT",
+  "MAX_EQUATIONS",
+  "MAX_UNROLLED",
   "Products",
   "convolves_in_loops",
   "count_products",
-  "equations",
-  "half_precision",
-  "inner",
-  "primitives",
+  "get_equations",
+  "get_half_precision",
+  "get_inner",
+  "get_primitives",
 ]
 
 
-def inner(equation: Any) -> list[Any]:
+def get_inner(equation: Any) -> list[Any]:
   """Returns the open jaxprs among an equation's parameters."""
-  found = []
+  jaxprs = []
   for value in equation.params.values():
     for each in value if isinstance(value, (tuple, list)) else (value,):
       if isinstance(each, core.ClosedJaxpr):
-        found.append(each.jaxpr)
+        jaxprs.append(each.jaxpr)
       elif isinstance(each, core.Jaxpr):
-        found.append(each)
-  return found
+        jaxprs.append(each)
+  return jaxprs
 
 
-def equations(jaxpr: Any) -> Iterator[Any]:
-  """Yields all equations of an open jaxpr; inner ones follow their own."""
+def get_equations(jaxpr: Any) -> Iterator[Any]:
+  """Yields all equations of an open jaxpr, each before those inside of it."""
   for equation in jaxpr.eqns:
     yield equation
-    for each in inner(equation):
-      yield from equations(each)
+    for each in get_inner(equation):
+      yield from get_equations(each)
 
 
-def primitives(jaxpr: Any) -> set[str]:
-  """Returns the names of a jaxpr's primitives, those of its inner ones too."""
-  return {equation.primitive.name for equation in equations(jaxpr)}
+def get_primitives(jaxpr: Any) -> set[str]:
+  """Returns the names of the primitives of a jaxpr and of those inside of it."""
+  return {equation.primitive.name for equation in get_equations(jaxpr)}
 
 
-def half_precision(jaxpr: Any) -> str | None:
+def get_half_precision(jaxpr: Any) -> str | None:
   """Returns the first dtype of half precision that a jaxpr computes in."""
-  for equation in equations(jaxpr):
+  for equation in get_equations(jaxpr):
     for var in equation.outvars:
       dtype = getattr(var.aval, "dtype", None)
       if dtype in (jnp.bfloat16, jnp.float16):
@@ -56,76 +56,78 @@ def half_precision(jaxpr: Any) -> str | None:
   return None
 
 
-WRITTEN_OUT = 32
-"""Turns up to which a loop is written out."""
-COMPILED = 4096
-"""Equations, of all turns together, that are compiled in some ten seconds; three
-times as many, of a ResNet, took three minutes."""
-CONVOLVED = 0.005
-"""Share of the work from which on convolutions keep it out of loops: with less,
-twenty times as slow costs a tenth, which microbatches of a loop bring in."""
+MAX_UNROLLED = 32
+"""Largest number of iterations of a loop that is unrolled."""
+MAX_EQUATIONS = 4096
+"""Number of equations, over all unrolled iterations, that compile in some ten
+seconds. Three times as many, of a ResNet, took three minutes."""
+CONVOLUTION_SHARE = 0.005
+"""Share of convolutions in the work above which loops are unrolled. Below it,
+their being twenty times slower costs a tenth, which the loop's microbatches
+save."""
 
 
 def convolves_in_loops(function: Any, *arguments: Any, turns: int) -> bool:
-  """Says whether the turns of a loop should be written out, one by one.
+  """Checks whether a loop should be unrolled because of its convolutions.
 
-  XLA runs a convolution in a loop on CPUs some twenty times slower than outside.
+  On CPUs XLA runs a convolution in a loop some twenty times slower than
+  outside.
 
   >>> convolves_in_loops(jnp.dot, jnp.ones(3), jnp.ones(3), turns=4)
   False
 
   Args:
-    function: what a turn computes, or as much of it as tells.
-    *arguments: of the function; arrays or shapes.
-    turns: of the loop.
+    function: the body of the loop, or the part of it with its products.
+    *arguments: arguments of the function; arrays or shapes.
+    turns: number of iterations of the loop.
   """
-  if jax.default_backend() != "cpu" or not 1 < turns <= WRITTEN_OUT:
+  if jax.default_backend() != "cpu" or not 1 < turns <= MAX_UNROLLED:
     return False
   return count_products(jax.make_jaxpr(function)(*arguments).jaxpr).convolves
 
 
 class Products(NamedTuple):
-  """The matrix products and convolutions of a jaxpr."""
+  """Counted work of the matrix products and convolutions of a jaxpr."""
 
   flops: float
-  """Two for each product of two numbers that is added to a sum."""
+  """FLOPs: two for each product of two numbers that is added to a sum."""
   traffic_bytes: float
-  """Results, written and read once."""
+  """Bytes of the results, written and read once."""
   equations: float
-  """Of every kind, as often as they are evaluated."""
+  """Number of equations of every kind, as often as they are evaluated."""
   convolution_flops: float
-  """The part of `flops` that convolutions have."""
+  """FLOPs of the convolutions, a part of `flops`."""
 
   @property
   def convolves(self) -> bool:
-    """Whether convolutions are more than a trifle of the work.
+    """True if the share of convolutions is above `CONVOLUTION_SHARE`.
 
-    The one that cuts a picture into patches for a transformer is a trifle: .35% of
-    the work of six layers.
+    The convolution that cuts a picture into patches for a transformer is below:
+    0.35% of the work of six layers.
     """
-    return self.convolution_flops > CONVOLVED * self.flops
+    return self.convolution_flops > CONVOLUTION_SHARE * self.flops
 
 
 def count_products(jaxpr: Any) -> Products:
-  """Counts the products of a jaxpr, those of its inner jaxprs too.
+  """Counts the products of a jaxpr and of the jaxprs inside of it.
 
   Args:
     jaxpr: an open jaxpr.
 
   Returns:
-    The counts. Of branches the most expensive counts; a `while` loop counts
-    once.
+    The counts, with the most expensive of several branches and one iteration of
+    a `while` loop.
   """
   flops = traffic = total = convolved = 0.0
   for equation in jaxpr.eqns:
-    depth = _depth(equation)
+    depth = _count_depth(equation)
     if depth:
       output = equation.outvars[0].aval
       flops += 2.0 * depth * output.size
       if equation.primitive.name == "conv_general_dilated":
         convolved += 2.0 * depth * output.size
       traffic += 2.0 * output.size * output.dtype.itemsize
-    parts = [count_products(each) for each in inner(equation)]
+    parts = [count_products(each) for each in get_inner(equation)]
     if equation.primitive.name == "cond":
       parts = [max(parts)]
     repeats = equation.params.get("length", 1)
@@ -136,8 +138,8 @@ def count_products(jaxpr: Any) -> Products:
   return Products(flops, traffic, total, convolved)
 
 
-def _depth(equation: Any) -> int:
-  """Returns how many products make one entry of a result, 0 for none."""
+def _count_depth(equation: Any) -> int:
+  """Counts the products in one entry of a result; 0 for other operations."""
   name, params = equation.primitive.name, equation.params
   if name == "dot_general":
     (contracted, _), _ = params["dimension_numbers"]

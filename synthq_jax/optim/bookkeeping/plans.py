@@ -1,9 +1,9 @@
-"""Decides what is done with each parameter under per-example clipping.
+"""Decides how per-example clipping handles each parameter.
 
-A parameter that is used in matrix products and lookups alone has a gradient
-that can be kept in factors. One that is used in any other way (scales, biases,
-convolutions) has its gradient formed for each example as it stands, which is
-right for everything and cheap for small parameters; a large one is logged.
+The gradient of a parameter that is used in matrix products and lookups alone
+can be kept in factors. The gradient of a parameter with any other use (scales,
+biases, convolutions) is formed for each example. Forming is right for every use
+and cheap for small parameters; large ones are logged.
 """
 
 import functools
@@ -23,15 +23,15 @@ __all__ = [
   "LARGE",
   "Plan",
   "Use",
-  "factor_bytes",
-  "from_trace",
-  "loss_of_one",
+  "collect_uses",
+  "compute_squares",
+  "compute_weighted_sums",
+  "count_factor_bytes",
+  "get_sizes",
   "make",
-  "matrices",
+  "make_example_loss",
+  "make_from_trace",
   "must_swap",
-  "squares",
-  "uses",
-  "weighted_sums",
 ]
 
 _log = logging.getLogger(__name__)
@@ -40,23 +40,23 @@ LARGE = 1 << 16
 """Parameters with this many entries are logged when used in an odd way."""
 
 FLOPS_PER_BYTE = 300.0
-"""What a byte that is kept costs in work, about: in the time in which a TPU v4
-moves it once, the chip multiplies 230 times."""
+"""Cost of a kept byte in FLOPs, about: in the time in which a TPU v4 moves a
+byte once, the chip multiplies 230 times."""
 
 Use = rules.Outer | rules.Rows
 
 
 class Plan(NamedTuple):
-  """What to do with each parameter; all lists run over flattened parameters."""
+  """Handling of each parameter; its numbers index the flattened parameters."""
 
   closed: Any  # the loss of one example, as a closed jaxpr
   followed: tuple[int, ...]  # parameters whose gradient stays in factors
   formed: tuple[int, ...]  # parameters whose gradient is formed per example
-  dtypes: tuple[Any, ...]  # that the formed gradients are kept in
-  sites: tuple[use_sites.Site, ...]  # uses of the followed ones
+  dtypes: tuple[Any, ...]  # dtypes that formed gradients are kept in
+  sites: tuple[use_sites.Site, ...]  # uses of the followed parameters
 
   def zeros(self, leaves: frozenset[int] = frozenset()) -> list[jax.Array]:
-    """Returns perturbations for all sites but those of some parameters."""
+    """Returns zero perturbations for all sites but those of `leaves`."""
     return [
       jnp.zeros(site.output.shape, site.output.dtype)
       for site in self.sites
@@ -65,34 +65,36 @@ class Plan(NamedTuple):
 
   def run(
     self,
-    walk: trace.Walk,
+    tracer: trace.ParameterTracer,
     leaves: Sequence[jax.Array],
     formed: Sequence[jax.Array],
     arguments: Any,
   ) -> jax.Array:
-    """Returns the value of a walk through the trace.
+    """Evaluates the trace and returns its value.
 
     Args:
-      walk: one that has not begun.
+      tracer: a new tracer.
       leaves: all parameters.
-      formed: those whose gradient is formed, which take the place of theirs.
-      arguments: of one example.
+      formed: values that replace the parameters whose gradient is formed.
+      arguments: arguments of one example.
     """
     values = list(leaves)
     for index, value in zip(self.formed, formed, strict=True):
       values[index] = value
     values += jax.tree.leaves(arguments)
-    (value,) = walk.run(self.closed, values, self.followed)
+    (value,) = tracer.run(self.closed, values, self.followed)
     return value
 
   def rounded(self, gradients: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns formed gradients in the dtypes that they are kept in."""
+    """Casts formed gradients to the dtypes that they are kept in."""
     pairs = zip(gradients, self.dtypes, strict=True)
     return [gradient.astype(dtype) for gradient, dtype in pairs]
 
 
-def loss_of_one(loss_fn: Any) -> Callable[[typing.Params, Any], jax.Array]:
-  """Returns the loss of one example.
+def make_example_loss(
+  loss_fn: Any,
+) -> Callable[[typing.Params, Any], jax.Array]:
+  """Makes the loss of one example from a loss of batches.
 
   Args:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
@@ -123,36 +125,36 @@ def make(
   keep_ratio: float,
   saves_work: bool = False,
 ) -> Plan:
-  """Traces the loss of one example and decides what to do with each leaf.
+  """Traces the loss of one example and decides how to handle each parameter.
 
   Args:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
     params: the parameters.
     arguments: `(batch,)` or `(batch, keys)`, with the batch axis.
-    keep_ratio: a gradient is formed per example if it takes at most this times
-      the bytes of its factors, or of the pairs of its lookups, and in
-      rematerialised parts no more than these. 0: only if it must be.
-    saves_work: in half precision one is also formed if that saves much work,
-      as it does where factors are kept; not with a ratio of 0.
+    keep_ratio: a gradient is formed per example if its bytes are at most this
+      times those of its factors, or of the pairs of its lookups. In
+      rematerialised parts the ratio is at most 1. 0: only if it must be formed.
+    saves_work: whether a gradient in half precision is also formed if that
+      saves much work, as it does where factors are kept; not with a ratio of 0.
 
   Returns:
     The plan.
   """
-  example = devices.first_of(arguments)
-  closed = jax.make_jaxpr(loss_of_one(loss_fn))(params, example)
-  return from_trace(
+  example = devices.get_first_example(arguments)
+  closed = jax.make_jaxpr(make_example_loss(loss_fn))(params, example)
+  return make_from_trace(
     closed, params, keep_ratio=keep_ratio, saves_work=saves_work
   )
 
 
-def from_trace(
+def make_from_trace(
   closed: Any,
   params: typing.Params,
   *,
   keep_ratio: float,
   saves_work: bool = False,
 ) -> Plan:
-  """Decides what to do with each leaf of a function that is already traced.
+  """Decides how to handle each parameter of a function that is already traced.
 
   Args:
     closed: a jaxpr whose first arguments are the parameters' leaves.
@@ -165,43 +167,45 @@ def from_trace(
   paths = jax.tree_util.tree_flatten_with_path(params)[0]
   names = [jax.tree_util.keystr(path) for path, _ in paths]
   shapes = [jnp.shape(leaf) for _, leaf in paths]
-  formed: dict[int, Any] = {}  # and the dtype of each
+  formed: dict[int, Any] = {}  # dtypes by parameter
   while True:
     followed = [i for i in range(len(shapes)) if i not in formed]
-    walk = trace.Walk()
+    tracer = trace.ParameterTracer()
     jax.eval_shape(
-      lambda *values, walk=walk, followed=followed: walk.run(
+      lambda *values, tracer=tracer, followed=followed: tracer.run(
         closed, values, followed
       ),
-      *[devices.shape_of(aval) for aval in closed.in_avals],
+      *[devices.get_shape(aval) for aval in closed.in_avals],
     )
-    dtypes = {index: _dtype(index, walk) for index in followed}
-    more = {
+    dtypes = {index: _get_dtype(index, tracer) for index in followed}
+    newly_formed = {
       i: dtype
       for i, dtype in dtypes.items()
-      if _must_form(i, walk, names[i], shapes[i], dtype, keep_ratio, saves_work)
+      if _must_form(
+        i, tracer, names[i], shapes[i], dtype, keep_ratio, saves_work
+      )
     }
-    formed |= more
-    # Those that are joined to one whose gradient is formed are joined no more.
-    if not (more and walk.joins):
+    formed |= newly_formed
+    # A parameter whose gradient is formed is no longer joined to others.
+    if not (newly_formed and tracer.joins):
       break
   return Plan(
     closed=closed,
     followed=tuple(i for i in range(len(shapes)) if i not in formed),
     formed=tuple(sorted(formed)),
     dtypes=tuple(formed[index] for index in sorted(formed)),
-    sites=tuple(site for site in walk.sites if site.leaf not in formed),
+    sites=tuple(site for site in tracer.sites if site.leaf not in formed),
   )
 
 
-def _dtype(leaf: int, walk: trace.Walk) -> Any:
+def _get_dtype(leaf: int, tracer: trace.ParameterTracer) -> Any:
   """Returns the dtype that holds a formed gradient without loss.
 
-  The gradient of a parameter that is cast to half precision and used once has
-  no more bits than the cast.
+  If a parameter is cast to half precision and used once, its gradient has no
+  more bits than the cast.
   """
-  sites = [site for site in walk.sites if site.leaf == leaf]
-  once = leaf not in walk.odd and len(sites) == 1 and not sites[0].is_shared
+  sites = [site for site in tracer.sites if site.leaf == leaf]
+  once = leaf not in tracer.odd and len(sites) == 1 and not sites[0].is_shared
   if once and sites[0].scale == 1.0 and sites[0].dtype == jnp.bfloat16:
     return jnp.dtype(jnp.bfloat16)
   return jnp.dtype(jnp.float32)
@@ -209,68 +213,68 @@ def _dtype(leaf: int, walk: trace.Walk) -> Any:
 
 def _must_form(
   leaf: int,
-  walk: trace.Walk,
+  tracer: trace.ParameterTracer,
   name: str,
   shape: tuple[int, ...],
   dtype: Any,
   keep_ratio: float,
   saves_work: bool,
 ) -> bool:
-  """Says whether a parameter's gradient is to be formed for each example."""
+  """Decides whether a parameter's gradient is formed for each example."""
   size = math.prod(shape)
-  sites = [site for site in walk.sites if site.leaf == leaf]
-  if leaf in walk.odd:
+  sites = [site for site in tracer.sites if site.leaf == leaf]
+  if leaf in tracer.odd:
     if size >= LARGE:
-      _log_formed(name, shape, f"it is used in {walk.odd[leaf]!r}")
+      _log_formed(name, shape, f"it is used in {tracer.odd[leaf]!r}")
     return True
   if not sites:
     return False
-  if any(_aligned(site, sites) is None for site in sites):
+  if any(_get_alignment(site, sites) is None for site in sites):
     if size >= LARGE:
       _log_formed(name, shape, "its uses contract different axes")
     return True
-  kept = sum(factor_bytes(site) for site in sites)
+  factors = sum(count_factor_bytes(site) for site in sites)
   # Norms from factors compare all pairs of lookups.
   pairs = sum(4 * site.positions**2 for site in sites if site.is_lookup)
-  # In a loop it is added to in every turn.
+  # A loop adds to the gradient in every iteration.
   turns = max(site.turns for site in sites)
-  if leaf in walk.recomputed:  # whoever computes again wants the memory
+  if leaf in tracer.recomputed:  # rematerialisation is there to save memory
     keep_ratio, saves_work = min(keep_ratio, 1.0), False
-  if turns * size * dtype.itemsize <= keep_ratio * max(kept, pairs):
+  if turns * size * dtype.itemsize <= keep_ratio * max(factors, pairs):
     return True
   is_half = dtype == jnp.bfloat16 and not sites[0].is_lookup
   return bool(saves_work and keep_ratio) and is_half and _saves_work(sites[0])
 
 
 def _saves_work(site: use_sites.Site) -> bool:
-  """Says whether forming a gradient in half precision is worth its memory.
+  """Checks whether forming a gradient in half precision is worth its memory.
 
-  From factors, in half precision, the weighted sum is two products
-  (`rules._outer_sum`) and the norm a third; formed, it is one.
+  From factors in half precision the weighted sum takes two products
+  (`rules._sum_outer`) and the norm a third; a formed gradient takes one.
   """
-  groups, positions, rows, columns = matrices(site)
+  groups, positions, rows, columns = get_sizes(site)
   formed = 2 * groups * rows * columns
   saved = positions * formed
-  saved += rules.flops_from_factors(groups, positions, rows, columns)
-  return saved >= FLOPS_PER_BYTE * (formed - factor_bytes(site))
+  saved += rules.count_flops_from_factors(groups, positions, rows, columns)
+  return saved >= FLOPS_PER_BYTE * (formed - count_factor_bytes(site))
 
 
 @functools.cache
 def _log_formed(name: str, shape: tuple[int, ...], reason: str) -> None:
-  """Logs, once, that a large parameter costs memory."""
+  """Logs once that the gradient of a large parameter is formed."""
   _log.warning(
     "the gradient of %s %s is formed for each example: %s", name, shape, reason
   )
 
 
-def factor_bytes(site: use_sites.Site) -> int:
+def count_factor_bytes(site: use_sites.Site) -> int:
   """Returns the bytes of both factors of one use, for one example."""
-  groups, positions, rows, columns = matrices(site)
+  groups, positions, rows, columns = get_sizes(site)
   return groups * positions * (rows + columns) * site.output.dtype.itemsize
 
 
-def matrices(site: use_sites.Site) -> tuple[int, int, int, int]:
-  """Returns groups, positions, rows and columns of one use's gradient.
+def get_sizes(site: use_sites.Site) -> tuple[int, int, int, int]:
+  """Returns (groups, positions, rows, columns) of one use's gradient.
 
   A lookup counts no rows: its other factor is an id for each position.
   """
@@ -279,17 +283,17 @@ def matrices(site: use_sites.Site) -> tuple[int, int, int, int]:
   return groups, site.positions, rows, site.layout.num_columns
 
 
-def _reference(sites: Sequence[use_sites.Site]) -> use_sites.Layout:
-  """Returns the layout for all uses of a parameter: a lookup's if any."""
+def _get_reference_layout(sites: Sequence[use_sites.Site]) -> use_sites.Layout:
+  """Returns the common layout of a parameter's uses: that of a lookup if any."""
   lookups = [site for site in sites if site.is_lookup]
   return (lookups or list(sites))[0].layout
 
 
-def _aligned(
+def _get_alignment(
   site: use_sites.Site, sites: Sequence[use_sites.Site]
 ) -> bool | None:
-  """Says if a use must be transposed to align with the others; None: cannot."""
-  layout = _reference(sites)
+  """Returns True if a use fits the others when transposed, None if it never does."""
+  layout = _get_reference_layout(sites)
   if site.layout == layout:
     return False
   swaps = not site.is_lookup and site.layout.swap() == layout
@@ -297,27 +301,30 @@ def _aligned(
 
 
 def must_swap(sites: Sequence[use_sites.Site]) -> bool:
-  """Says if some use of one parameter must be transposed to fit the others."""
-  return any(_aligned(site, sites) for site in sites)
+  """Checks whether some use has to be transposed to fit the parameter's others."""
+  return any(_get_alignment(site, sites) for site in sites)
 
 
-def squares(
+def compute_squares(
   uses: Mapping[int, Sequence[tuple[use_sites.Layout, Use]]],
   formed: Iterable[jax.Array],
 ) -> list[jax.Array]:
   """Returns the squared norms of every parameter's gradients, [batch] each.
 
   Args:
-    uses: from `uses`.
-    formed: gradients as they stand [batch, ...].
+    uses: from `collect_uses`.
+    formed: formed gradients [batch, ...].
   """
   return [
-    *[rules.squared_norms([u for _, u in pairs]) for pairs in uses.values()],
+    *[
+      rules.compute_squared_norms([u for _, u in pairs])
+      for pairs in uses.values()
+    ],
     *map(rules.sum_of_squares, formed),
   ]
 
 
-def weighted_sums(
+def compute_weighted_sums(
   shapes: Sequence[tuple[int, ...]],
   uses: Mapping[int, Sequence[tuple[use_sites.Layout, Use]]],
   formed: Mapping[int, jax.Array],
@@ -326,9 +333,9 @@ def weighted_sums(
   """Returns the weighted sum over examples of every parameter's gradient.
 
   Args:
-    shapes: of all parameters, flat.
-    uses: from `uses`, by the number of the parameter.
-    formed: gradients as they stand [batch, ...], the same.
+    shapes: shapes of all flattened parameters.
+    uses: from `collect_uses`, by the position of the parameter.
+    formed: formed gradients [batch, ...], by the position of the parameter.
     weights: float32 [batch]; an example with weight zero contributes exactly
       zero, whatever its factors hold.
 
@@ -340,37 +347,40 @@ def weighted_sums(
     layout = pairs[0][0]
     groups = math.prod(size for _, size in layout.groups)
     shape = (groups, layout.num_rows, layout.num_columns)
-    summed = rules.weighted_sum([use for _, use in pairs], weights, shape)
+    summed = rules.compute_weighted_sum(
+      [use for _, use in pairs], weights, shape
+    )
     total[leaf] = layout.restore(summed, shapes[leaf])
   for leaf, gradient in formed.items():
     total[leaf] = sums.weigh(gradient, weights)
   return total
 
 
-def uses(
+def collect_uses(
   sites: Sequence[use_sites.Site],
   records: Sequence[jax.Array],
   cotangents: Sequence[jax.Array],
 ) -> dict[int, list[tuple[use_sites.Layout, Use]]]:
-  """Collects each parameter's uses in its one layout.
+  """Collects the uses of each parameter in one common layout.
 
   Args:
     sites: all sites of the parameters in question.
-    records: what the walk recorded, with a leading axis [batch].
-    cotangents: those of the perturbations, with a leading axis [batch].
+    records: records of the tracer, with a leading axis [batch].
+    cotangents: cotangents of the perturbations, with a leading axis [batch].
 
   Returns:
-    For each parameter its uses, all in the layout they come with.
+    The uses of each parameter, by position, each with the common layout.
   """
-  found: dict[int, list[tuple[use_sites.Layout, Use]]] = {}
+  by_leaf: dict[int, list[tuple[use_sites.Layout, Use]]] = {}
   for site, record, cotangent in zip(sites, records, cotangents, strict=True):
     others = [other for other in sites if other.leaf == site.leaf]
     right = jax.vmap(site.columns)(cotangent)
     if site.is_lookup:
       use = rules.Rows(record, right)
-    elif _aligned(site, others):
+    elif _get_alignment(site, others):
       use = rules.Outer(right, record)
     else:
       use = rules.Outer(record, right)
-    found.setdefault(site.leaf, []).append((_reference(others), use))
-  return found
+    layout = _get_reference_layout(others)
+    by_leaf.setdefault(site.leaf, []).append((layout, use))
+  return by_leaf

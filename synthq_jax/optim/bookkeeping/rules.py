@@ -1,4 +1,4 @@
-"""Norms and weighted sums of per-example gradients that are kept as factors.
+"""Computes norms and weighted sums of per-example gradients from their factors.
 
 The gradient of one parameter for one example is a sum over its uses. A product
 with data contributes sum_t left[t] right[t]^T, a lookup contributes right[t] to
@@ -18,23 +18,23 @@ import jax.numpy as jnp
 from synthq_jax.optim.bookkeeping import sums
 
 __all__ = [
+  "UNIT",
   "Outer",
   "Rows",
-  "UNIT",
-  "allowance",
-  "clip_weights",
-  "cross_terms",
-  "flops_from_factors",
-  "flops_from_product",
-  "lengths",
-  "norms",
+  "compute_allowance",
+  "compute_clip_weights",
+  "compute_cross_terms",
+  "compute_lengths",
+  "compute_norms",
+  "compute_squared_norm",
+  "compute_squared_norms",
+  "compute_weighted_sum",
+  "count_flops_from_factors",
+  "count_flops_from_product",
+  "count_units",
   "reduce",
-  "squared_norm",
-  "squared_norms",
   "sum_of_squares",
-  "units",
-  "weighted_sum",
-  "widened",
+  "widen",
 ]
 
 
@@ -44,11 +44,11 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 
 UNIT = 2.0**-24
-"""What rounding to float32 changes, relative to the result, at most."""
+"""Largest relative error of rounding to float32."""
 _TINY = 2.0**-126
-"""What a float32 that is rounded to zero may have been, at most."""
+"""Largest number that float32 may round to zero."""
 _HALVES = 64
-"""Units that a weighted sum loses where its factors are in bfloat16."""
+"""Units that a weighted sum loses if its factors are in bfloat16."""
 
 
 class Outer(NamedTuple):
@@ -65,19 +65,19 @@ class Rows(NamedTuple):
   right: jax.Array  # [batch, position, columns]
 
 
-def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  """Returns an einsum in float32."""
+def _multiply(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+  """Computes an einsum in float32."""
   dtype = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
   return jnp.einsum(spec, a, b, preferred_element_type=dtype, precision=_EXACT)
 
 
-def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
+def _multiply_all(a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns all inner products of two stacks of vectors, in float32."""
-  return _product("...sk,...tk->...st", a, b)
+  return _multiply("...sk,...tk->...st", a, b)
 
 
-def _total(values: jax.Array) -> jax.Array:
-  """Returns sums over all axes but the first, one axis after the other.
+def _sum_by_axis(values: jax.Array) -> jax.Array:
+  """Sums over all axes but the first, one axis after the other.
 
   A barrier keeps the compiler from making one long sum of them, whose rounding
   error could be as large as its number of terms.
@@ -87,56 +87,63 @@ def _total(values: jax.Array) -> jax.Array:
   return values
 
 
-def _outer_outer(a: Outer, b: Outer) -> jax.Array:
+def _pair_outer_outer(a: Outer, b: Outer) -> jax.Array:
   """Returns <sum_s l_s r_s^T, sum_t l_t r_t^T> for each example, [batch]."""
-  left = _inner(a.left, b.left)  # [batch, groups, position, position]
-  right = _inner(a.right, b.right)
-  return _total(left * right)
+  left = _multiply_all(a.left, b.left)  # [batch, groups, position, position]
+  right = _multiply_all(a.right, b.right)
+  return _sum_by_axis(left * right)
 
 
-def _rows_rows(a: Rows, b: Rows) -> jax.Array:
+def _pair_rows_rows(a: Rows, b: Rows) -> jax.Array:
   """Returns the sum of right[s].right[t] over pairs with equal ids, [batch]."""
-  return _total(jnp.where(_same_row(a, b), _inner(a.right, b.right), 0))
+  return _sum_by_axis(
+    jnp.where(_match_rows(a, b), _multiply_all(a.right, b.right), 0)
+  )
 
 
-def _same_row(a: Rows, b: Rows) -> jax.Array:
-  """Returns which lookups meet in a row, bool [batch, position, position]."""
+def _match_rows(a: Rows, b: Rows) -> jax.Array:
+  """Compares the ids of all lookups: bool [batch, position, position]."""
   equal = a.ids[:, :, None] == b.ids[:, None, :]
   return equal & (a.ids >= 0)[:, :, None]
 
 
-def _outer_rows(a: Outer, b: Rows) -> jax.Array:
+def _pair_outer_rows(a: Outer, b: Rows) -> jax.Array:
   """Returns sum_{s,t} (right[s].right[t]) left[s, ids[t]], [batch]."""
-  found = jnp.take_along_axis(  # [batch, position of a, position of b]
+  entries = jnp.take_along_axis(  # [batch, position of a, position of b]
     a.left[:, 0], jnp.maximum(b.ids, 0)[:, None, :], axis=2
   )
-  found = jnp.where((b.ids >= 0)[:, None, :], found, 0)
-  return _total(found * _inner(a.right[:, 0], b.right))
+  entries = jnp.where((b.ids >= 0)[:, None, :], entries, 0)
+  return _sum_by_axis(entries * _multiply_all(a.right[:, 0], b.right))
 
 
 def _pair(a: Outer | Rows, b: Outer | Rows) -> jax.Array:
   """Returns the inner product of two uses' gradients, [batch]."""
   if isinstance(a, Outer):
-    return _outer_outer(a, b) if isinstance(b, Outer) else _outer_rows(a, b)
+    return (
+      _pair_outer_outer(a, b)
+      if isinstance(b, Outer)
+      else _pair_outer_rows(a, b)
+    )
   if isinstance(b, Outer):
-    return _outer_rows(b, a)
-  return _rows_rows(a, b)
+    return _pair_outer_rows(b, a)
+  return _pair_rows_rows(a, b)
 
 
-def cross_terms(uses: Sequence[Outer | Rows]) -> jax.Array | float:
-  """Returns the part of the squared norms that pairs of uses make, [batch]."""
+def compute_cross_terms(uses: Sequence[Outer | Rows]) -> jax.Array | float:
+  """Returns the part of the squared norms from pairs of different uses, [batch]."""
   pairs = [_pair(a, b) for i, a in enumerate(uses) for b in list(uses)[i + 1 :]]
   return 2.0 * sum(pairs) if pairs else 0.0
 
 
-def squared_norms(uses: Sequence[Outer | Rows]) -> jax.Array:
+def compute_squared_norms(uses: Sequence[Outer | Rows]) -> jax.Array:
   """Returns each example's squared gradient norm for one parameter.
 
   Formal guarantee:
-    Not below the square of the exact norm of the gradient that the factors
-    make, nor of what `weighted_sum` makes of them for one example at weight 1:
-    `allowance` is added. That assumes sums and products in float32, in any
-    order, and holds up to a relative 1e-6 for adding up the parts.
+    The result is not below the square of the exact norm of the factors'
+    gradient. Nor is it below that of `compute_weighted_sum` for one example at
+    weight 1: `compute_allowance` is added. Assumed: sums and products are in
+    float32, in any order. The guarantee holds up to a relative 1e-6 for adding
+    up the parts.
 
   Args:
     uses: all uses of the parameter, in one common layout.
@@ -148,40 +155,40 @@ def squared_norms(uses: Sequence[Outer | Rows]) -> jax.Array:
     Goodfellow (2015), arXiv:1510.01799 (norms from inputs and cotangents).
     Li et al. (2022), arXiv:2110.05679, section 4 (sequences, embeddings).
   """
-  total = sum(_pair(use, use) for use in uses) + cross_terms(uses)
-  return total + allowance(uses, total)
+  total = sum(_pair(use, use) for use in uses) + compute_cross_terms(uses)
+  return total + compute_allowance(uses, total)
 
 
-def allowance(
+def compute_allowance(
   uses: Sequence[Outer | Rows], squares: jax.Array | float
 ) -> jax.Array:
-  """Bounds how far rounding may have taken squared norms down, [batch].
+  """Bounds how far rounding may have lowered squared norms, [batch].
 
-  A sum of k products is off by at most k units of the sum of their sizes, in
-  whatever order it is made, and by what is lost where they fall below float32's
-  range. Inner products of p and of q entries, and the sum of their products over
-  both positions and the groups, make p + q + 2 positions + groups units of
-  A^2, with `A = sum_t |left_t| |right_t|`. The weighted sum that the norm is for
-  is off by `positions` units of A, which adds as much to the norm.
+  A sum of k products, in any order, is off by at most k units of the sum of
+  their sizes, and by the loss of products below float32's range. The norm takes
+  inner products of p and of q entries, and sums their products over both
+  positions and the groups. Its error is p + q + 2 positions + groups units of
+  A^2, with `A = sum_t |left_t| |right_t|`. The weighted sum that the norm is
+  for is off by `positions` units of A, which adds as much to the norm.
 
   Args:
     uses: all uses of the parameter, in one common layout.
-    squares: float32 [batch], computed from them.
+    squares: float32 [batch], the squared norms computed from `uses`.
 
   Returns:
-    float32 [batch]: small beside the squares unless positions cancel.
+    float32 [batch], small against the squares unless positions cancel.
 
   References:
     Higham (2002), Accuracy and Stability of Numerical Algorithms, section 3.1.
   """
-  sizes = [_size(use) for use in uses]
+  sizes = [_measure_size(use) for use in uses]
   met = sum(size.met for size in sizes)
   for number, size in enumerate(sizes):
     met += sum(2.0 * size.length * other.length for other in sizes[:number])
-  down = max(_units(use) for use in uses) * UNIT * met
+  down = max(_count_units(use) for use in uses) * UNIT * met
   down += sum(size.lost for size in sizes)
   summed = sum(
-    _sum_rounding(use) * size.length
+    _bound_sum_rounding(use) * size.length
     for use, size in zip(uses, sizes, strict=True)
   )
   norms = jnp.sqrt(jnp.maximum(squares + down, 0.0))
@@ -189,63 +196,64 @@ def allowance(
 
 
 class _Size(NamedTuple):
-  """How large a use's contributions are before they cancel; all [batch]."""
+  """Sizes of a use's contributions before they cancel; all [batch]."""
 
   length: jax.Array  # sum_t |left_t| |right_t|
-  met: jax.Array  # the same of pairs of positions that meet
-  lost: jax.Array  # what underflow may take from the squared norm
+  met: jax.Array  # sum of products of lengths, over positions that meet
+  lost: jax.Array  # the largest loss of the squared norm by underflow
 
 
-def _size(use: Outer | Rows) -> _Size:
-  right = lengths(use.right)
+def _measure_size(use: Outer | Rows) -> _Size:
+  right = compute_lengths(use.right)
   if isinstance(use, Rows):
     right = jnp.where(use.ids >= 0, right, 0.0)
     length = jnp.sum(right, axis=1)
     pairs = right[:, :, None] * right[:, None, :]
-    met = _total(jnp.where(_same_row(use, use), pairs, 0.0))
+    met = _sum_by_axis(jnp.where(_match_rows(use, use), pairs, 0.0))
     lost = _TINY * use.right.shape[1] ** 2 * use.right.shape[2]
     return _Size(length, met, jnp.full_like(length, lost))
-  left = lengths(use.left)
-  of_groups = jnp.sum(left * right, axis=2)
+  left = compute_lengths(use.left)
+  group_lengths = jnp.sum(left * right, axis=2)
   # An inner product of p entries loses at most p _TINY.
   root = _TINY**0.5
   lost = use.left.shape[3] * jnp.sum(root * right, axis=2) ** 2
   lost += use.right.shape[3] * jnp.sum(root * left, axis=2) ** 2
   return _Size(
-    jnp.sum(of_groups, axis=1),
-    jnp.sum(of_groups**2, axis=1),
+    jnp.sum(group_lengths, axis=1),
+    jnp.sum(group_lengths**2, axis=1),
     jnp.sum(lost, axis=1),
   )
 
 
-def lengths(vectors: jax.Array) -> jax.Array:
-  """Returns the vectors' lengths, or slightly more."""
+def compute_lengths(vectors: jax.Array) -> jax.Array:
+  """Returns the lengths of vectors along the last axis, or slightly more."""
   squares = jnp.sum(jnp.square(vectors.astype(jnp.float32)), axis=-1)
   return jnp.sqrt(squares + vectors.shape[-1] * _TINY)
 
 
-def _units(use: Outer | Rows) -> int:
+def _count_units(use: Outer | Rows) -> int:
   positions, columns = use.right.shape[-2:]
   if isinstance(use, Rows):
-    return units(1, positions, 0, columns)
-  return units(use.left.shape[1], positions, use.left.shape[3], columns)
+    return count_units(1, positions, 0, columns)
+  return count_units(use.left.shape[1], positions, use.left.shape[3], columns)
 
 
-def units(groups: int, positions: int, rows: int, columns: int) -> int:
-  """Returns the rounding error of one use's squared norm, in units."""
+def count_units(groups: int, positions: int, rows: int, columns: int) -> int:
+  """Returns the rounding error of one use's squared norm, in units of `UNIT`."""
   return rows + columns + 2 * positions + groups + 4
 
 
-def _sum_rounding(use: Outer | Rows) -> float:
+def _bound_sum_rounding(use: Outer | Rows) -> float:
   """Returns the rounding error of a use's weighted sum, relative to lengths."""
   is_half = isinstance(use, Outer) and use.left.dtype == jnp.bfloat16
   return (use.right.shape[-2] + (_HALVES if is_half else 0)) * UNIT
 
 
-def squared_norm(use: Outer | Rows) -> jax.Array:
+def compute_squared_norm(use: Outer | Rows) -> jax.Array:
   """Returns each example's squared gradient norm of a parameter's only use.
 
-  From the factors, or from the gradient itself where that takes less work.
+  The norm comes from the factors, or from the gradient itself if this takes
+  less work.
 
   Args:
     use: the only use of the parameter.
@@ -254,25 +262,25 @@ def squared_norm(use: Outer | Rows) -> jax.Array:
     float32 [batch].
   """
   if isinstance(use, Rows):
-    return squared_norms([use])
+    return compute_squared_norms([use])
   shape = (*use.left.shape[1:], use.right.shape[3])
-  if flops_from_factors(*shape) <= flops_from_product(*shape):
-    return squared_norms([use])
-  gradients = _product("bgtp,bgtq->bgpq", use.left, use.right)
+  if count_flops_from_factors(*shape) <= count_flops_from_product(*shape):
+    return compute_squared_norms([use])
+  gradients = _multiply("bgtp,bgtq->bgpq", use.left, use.right)
   # Every entry is a sum over positions, here and in the weighted sum.
-  rounding = use.left.shape[2] * UNIT + _sum_rounding(use)
+  rounding = use.left.shape[2] * UNIT + _bound_sum_rounding(use)
   norms = jnp.sqrt(sum_of_squares(gradients))
-  return jnp.square(norms + rounding * _size(use).length)
+  return jnp.square(norms + rounding * _measure_size(use).length)
 
 
-def flops_from_factors(
+def count_flops_from_factors(
   groups: int, positions: int, rows: int, columns: int
 ) -> float:
   """Returns the work of one example's norm from factors."""
   return 2.0 * groups * positions**2 * (rows + columns)
 
 
-def flops_from_product(
+def count_flops_from_product(
   groups: int, positions: int, rows: int, columns: int
 ) -> float:
   """Returns the work of one example's norm from the gradient itself."""
@@ -285,27 +293,28 @@ def sum_of_squares(gradients: jax.Array) -> jax.Array:
   return jnp.sum(jnp.square(flat), axis=1)
 
 
-def norms(squares: Sequence[jax.Array], losses: jax.Array) -> jax.Array:
+def compute_norms(squares: Sequence[jax.Array], losses: jax.Array) -> jax.Array:
   """Returns norms from the squared norms of all parameters, [batch]."""
   # Products that cancel may still round to just below zero.
   return jnp.sqrt(jnp.maximum(sum(squares, jnp.zeros_like(losses)), 0.0))
 
 
-def clip_weights(
+def compute_clip_weights(
   losses: jax.Array,
   norms: jax.Array,
   is_padding_example: jax.Array,
   l2_clip_norm: float,
 ) -> jax.Array:
-  """Returns what each example's gradient is multiplied with, [batch].
+  """Returns the clip factor of each example's gradient, in [0, 1], [batch].
 
-  Zero for padding, and for an example whose loss or norm is not finite.
+  The factor is zero for padding, and for an example whose loss or norm is not
+  finite.
   """
   counted = jnp.isfinite(losses) & jnp.isfinite(norms) & ~is_padding_example
   return jnp.where(counted, jnp.minimum(1.0, l2_clip_norm / norms), 0.0)
 
 
-def weighted_sum(
+def compute_weighted_sum(
   uses: Sequence[Outer | Rows],
   weights: jax.Array,
   shape: tuple[int, int, int],
@@ -316,31 +325,32 @@ def weighted_sum(
     uses: all uses of the parameter, in one common layout.
     weights: float32 [batch]; an example with weight zero contributes exactly
       zero, whatever its factors hold.
-    shape: groups, rows, columns.
+    shape: (groups, rows, columns).
 
   Returns:
     float32 [groups, rows, columns].
   """
 
-  def of_chunk(chunk: tuple[Sequence[Outer | Rows], jax.Array]) -> jax.Array:
+  def sum_chunk(chunk: tuple[Sequence[Outer | Rows], jax.Array]) -> jax.Array:
     uses, weights = chunk
     total = jnp.zeros(shape, jnp.float32)
     for use in uses:
       if isinstance(use, Outer):
-        total += _outer_sum(use, weights)
+        total += _sum_outer(use, weights)
       else:
-        total = _rows_sum(use, weights, total)
+        total = _sum_rows(use, weights, total)
     return total
 
-  return sums.in_chunks(of_chunk, (list(uses), weights))
+  return sums.sum_in_chunks(sum_chunk, (list(uses), weights))
 
 
-def widened(
+def widen(
   params: Any,
 ) -> tuple[Any, Callable[[Any], Any]]:
   """Returns parameters in float32, and the function back to their dtypes.
 
-  What is differentiated in float32 has its norms and sums in float32.
+  Gradients with respect to float32 parameters have their norms and sums in
+  float32.
   """
   dtypes = jax.tree.map(lambda x: jnp.asarray(x).dtype, params)
   wide = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), params)
@@ -349,50 +359,52 @@ def widened(
   )
 
 
-def _scaled(factors: jax.Array, weights: jax.Array) -> jax.Array:
-  """Returns factors times weights, zero where the weight is zero."""
+def _scale(factors: jax.Array, weights: jax.Array) -> jax.Array:
+  """Multiplies factors with weights; exactly zero for a weight of zero."""
   weights = weights.reshape(weights.shape + (1,) * (factors.ndim - 1))
   return jnp.where(weights > 0, factors * weights, 0)
 
 
-def _outer_sum(use: Outer, weights: jax.Array) -> jax.Array:
-  right = _scaled(use.right.astype(jnp.float32), weights)
+def _sum_outer(use: Outer, weights: jax.Array) -> jax.Array:
+  right = _scale(use.right.astype(jnp.float32), weights)
 
-  def of_all() -> jax.Array:
-    return _outer_product(use.left, right)
+  def multiply_all() -> jax.Array:
+    return _sum_products(use.left, right)
 
-  def of_counted() -> jax.Array:
-    left = _scaled(use.left, jnp.sign(weights)).astype(use.left.dtype)
-    return _outer_product(left, right)
+  def multiply_counted() -> jax.Array:
+    left = _scale(use.left, jnp.sign(weights)).astype(use.left.dtype)
+    return _sum_products(left, right)
 
-  # Zero times what is not finite is not zero. To multiply what is left out with
-  # zero first costs processors an array of the same size.
+  # Zero times a factor that is not finite is NaN. Setting such factors to zero
+  # first costs CPUs an array of the same size.
   return jax.lax.platform_dependent(
-    cpu=lambda: jax.lax.cond(jnp.isfinite(use.left).all(), of_all, of_counted),
-    default=of_counted,
+    cpu=lambda: jax.lax.cond(
+      jnp.isfinite(use.left).all(), multiply_all, multiply_counted
+    ),
+    default=multiply_counted,
   )
 
 
-def _outer_product(left: jax.Array, right: jax.Array) -> jax.Array:
-  """Returns the sum over examples and positions of products, exactly."""
+def _sum_products(left: jax.Array, right: jax.Array) -> jax.Array:
+  """Sums products over examples and positions, to within `_HALVES` units."""
   spec = "bgtp,bgtq->gpq"
   if left.dtype != jnp.bfloat16:
-    return _product(spec, left, right)
+    return _multiply(spec, left, right)
   # In two halves, which accelerators multiply exactly: one alone would leave
   # each example's rounding error outside its clip norm.
   high = right.astype(jnp.bfloat16)
   low = (right - high.astype(jnp.float32)).astype(jnp.bfloat16)
-  return _product(spec, left, high) + _product(spec, left, low)
+  return _multiply(spec, left, high) + _multiply(spec, left, low)
 
 
-def _rows_sum(use: Rows, weights: jax.Array, total: jax.Array) -> jax.Array:
-  right = _scaled(use.right.astype(jnp.float32), weights)
-  # What reads nothing has no norm, so that its cotangent may be anything.
+def _sum_rows(use: Rows, weights: jax.Array, total: jax.Array) -> jax.Array:
+  right = _scale(use.right.astype(jnp.float32), weights)
+  # A lookup without a row has no norm, and its cotangent may be anything.
   right = jnp.where((use.ids >= 0)[..., None], right, 0.0)
-  # An example adds to each row once, or large positions that cancel would round
-  # the sum of all others again and again.
-  same = _same_row(use, use)
-  right = _product("bst,btc->bsc", same.astype(jnp.float32), right)
+  # Each example is added to a row once. Otherwise its large positions that cancel
+  # would round the sum of all others again and again.
+  same = _match_rows(use, use)
+  right = _multiply("bst,btc->bsc", same.astype(jnp.float32), right)
   is_first = ~jnp.tril(same, -1).any(axis=2) & (use.ids >= 0)
   # A scatter drops indices beyond the end, but counts negative ones from it.
   ids = jnp.where(is_first, use.ids, total.shape[1])
@@ -403,33 +415,33 @@ def _rows_sum(use: Rows, weights: jax.Array, total: jax.Array) -> jax.Array:
 def reduce(
   function: Callable[..., Any], *, is_summed: Sequence[bool]
 ) -> Callable[..., Any]:
-  """Returns the function of one example that is `function` of the whole batch.
+  """Returns a function of one example that runs `function` on the whole batch.
 
-  Code under `jax.vmap` sees one example. A sum over examples that is written
-  there would first be made for each of them, in an array of their number times
-  the parameters. The batch as it is can be summed in one product.
+  Code under `jax.vmap` sees one example. A sum over examples there would first
+  be made for each of them, in an array of their number times the parameters.
+  The whole batch can be summed in one product.
 
   Args:
     function: from pytrees of arrays [batch, ...] to a tuple of arrays.
-    is_summed: for each result, whether it is one for the whole batch; the
-      others have a leading axis [batch].
+    is_summed: for each result, True if it is a sum over the batch, and False if
+      it has a leading axis [batch].
 
   Returns:
     A function of the same arguments without the batch axis. Under `jax.vmap`
-    its summed results are the batch's and not mapped (`out_axes=None`);
-    elsewhere they are those of a batch of one.
+    its sums are those of the batch and not mapped (`out_axes=None`); elsewhere
+    they are those of a batch of one.
   """
 
   @jax.custom_batching.custom_vmap
-  def of_one(*arguments: Any) -> tuple[Any, ...]:
+  def reduce_one(*arguments: Any) -> tuple[Any, ...]:
     results = function(*jax.tree.map(lambda x: x[None], arguments))
     return tuple(
       result if summed else result[0]
       for result, summed in zip(results, is_summed, strict=True)
     )
 
-  @of_one.def_vmap
-  def of_batch(axis_size: int, is_mapped: Any, *arguments: Any) -> Any:
+  @reduce_one.def_vmap
+  def reduce_batch(axis_size: int, is_mapped: Any, *arguments: Any) -> Any:
     arguments = jax.tree.map(
       lambda x, mapped: (
         x if mapped else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
@@ -439,4 +451,4 @@ def reduce(
     )
     return tuple(function(*arguments)), tuple(not each for each in is_summed)
 
-  return of_one
+  return reduce_one

@@ -1,20 +1,20 @@
-"""Runs the trace of a loss and finds where it uses its parameters.
+"""Evaluates the trace of a loss and finds where it uses its parameters.
 
-The loss of one example is a jaxpr. `Walk` evaluates it equation by equation
-and follows each parameter through casts, reshapes, transposes, scalings, inner
-functions, rematerialised parts and the bodies of scans. Parameters that are put
-beside each other are multiplied one by one. Where a parameter meets
-data in a matrix product or a lookup, the walk adds a perturbation to the result
-and records the other operand: the cotangent of the perturbation and the record
-together are the parameter's gradient, kept apart as two small factors. Every
-other use is reported as odd.
+The loss of one example is a jaxpr. `ParameterTracer` evaluates it equation by
+equation and follows each parameter through casts, reshapes, transposes,
+scalings, inner functions, rematerialised parts and the bodies of scans.
+Concatenated parameters are multiplied one by one. Where a parameter meets data
+in a matrix product or a lookup, the tracer adds a perturbation to the result
+and records the other operand. The cotangent of the perturbation and the record
+are the two small factors of the parameter's gradient. Every other use is
+reported as odd.
 
-A parameter that is used once can be metered instead: its use takes a token,
-whose cotangent is the squared norm of the gradient, and a float32 sink of the
-parameter's shape, whose cotangent is the gradient's weighted sum over examples.
-Which of the two is made, and with which weight, the cotangent of one more result
-says. So the backward pass makes either where it has the factors, keeps none of
-them, and needs no other program for the sum than for the norm.
+A parameter that is used once can get a probe instead. Its use takes a token and
+a float32 sink of the parameter's shape. The token's cotangent is the squared
+norm of the gradient, the sink's is the gradient's weighted sum over examples.
+The cotangent of one more result, the weight, selects the norm or the sum and
+weights the sum. So the backward pass computes either where it has the factors,
+keeps none of them, and runs the same program for the norm as for the sum.
 """
 
 import dataclasses
@@ -28,39 +28,39 @@ from jax.extend import core
 
 from synthq_jax.optim.bookkeeping import devices, rules, use_sites
 
-__all__ = ["NORMS", "Meters", "Walk"]
+__all__ = ["NORMS", "NormProbe", "ParameterTracer"]
 
 _CALLS = frozenset(["jit", "pjit", "closed_call", "core_call"])
 _REMAT = frozenset(["checkpoint", "remat", "remat2"])
 _RESHAPES = frozenset(["reshape", "squeeze", "expand_dims", "broadcast_in_dim"])
 _SAME = frozenset(["copy", "copy_p", "sharding_constraint", "name"])
 _UNMOVED = _SAME | {"convert_element_type", "mul", "div", "neg"}
-"""Views that leave every entry where it is."""
+"""Primitives of views that leave every entry at its position."""
 
 
 NORMS = -1.0
-"""The weight that asks a metered use for norms; others ask for weighted sums."""
+"""Weight that makes a probe compute norms; other weights make it compute sums."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Meters:
-  """What metered uses are given.
+class NormProbe:
+  """Inputs of the probes of parameters that are used once.
 
   Attributes:
     token: float32 scalar.
-    sinks: for each metered parameter zeros in its shape, float32.
+    sinks: for each parameter with a probe, float32 zeros in its shape.
   """
 
   token: jax.Array
   sinks: Mapping[int, jax.Array | None]
 
 
-jax.tree_util.register_dataclass(Meters, ["token", "sinks"], [])
+jax.tree_util.register_dataclass(NormProbe, ["token", "sinks"], [])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tracked:
-  """A value of the walk that is a view of one parameter, and so its sink."""
+  """A value that is a view of one parameter, with the same view of its sink."""
 
   view: use_sites.View
   value: jax.Array
@@ -69,23 +69,23 @@ class _Tracked:
 
 @dataclasses.dataclass(frozen=True)
 class _Joined:
-  """Views of several parameters, one beside the other along an axis."""
+  """Views of several parameters, concatenated along an axis."""
 
   parts: tuple[_Tracked, ...]
   axis: int
   value: jax.Array
 
 
-class Walk:
-  """One evaluation of a traced loss.
+class ParameterTracer:
+  """Evaluates a traced loss once and records the uses of its parameters.
 
   Attributes:
-    sites: the uses found so far, in order, but for those that are metered.
+    sites: uses so far, in order, without those that have a probe.
     records: the other operand at each site: [groups, position, rows] of a
-      product; of a lookup the ids [position], -1 where out of bounds.
-    weight: zero; what its cotangent says all metered uses are told.
+      product; of a lookup the ids [position], -1 if out of bounds.
+    weight: zero; its cotangent is the weight that all probes get.
     odd: for each parameter used in any other way, the first such primitive.
-    joins: whether parameters are put beside each other before their use.
+    joins: whether parameters are concatenated before their use.
     recomputed: parameters that are used in rematerialised parts.
   """
 
@@ -93,15 +93,15 @@ class Walk:
     self,
     perturbations: Sequence[jax.Array] | None = None,
     *,
-    meters: Meters | None = None,
-    metered: frozenset[int] = frozenset(),
+    probe: NormProbe | None = None,
+    probed: frozenset[int] = frozenset(),
   ):
-    """Starts a walk.
+    """Prepares one evaluation.
 
     Args:
-      perturbations: one for each site; None: the walk only finds the sites.
-      meters: what metered uses are given; None where sites are only found.
-      metered: parameters whose one use is metered.
+      perturbations: one for each site; None: the tracer only finds the sites.
+      probe: inputs of the probes; None if the tracer only finds the sites.
+      probed: parameters whose only use gets a probe.
     """
     self.sites: list[use_sites.Site] = []
     self.records: list[jax.Array] = []
@@ -110,8 +110,8 @@ class Walk:
     self.joins = False
     self.recomputed: set[int] = set()
     self._perturbations = perturbations
-    self._meters = meters
-    self._metered = metered
+    self._probe = probe
+    self._probed = probed
 
   def run(
     self,
@@ -129,7 +129,7 @@ class Walk:
     Returns:
       The outputs, flat.
     """
-    views = {i: use_sites.whole(i, arguments[i].shape) for i in followed}
+    views = {i: use_sites.make_view(i, arguments[i].shape) for i in followed}
     return self._run(closed.jaxpr, closed.consts, arguments, views)
 
   def _run(
@@ -140,7 +140,7 @@ class Walk:
     views: Mapping[int, use_sites.View],
   ) -> list[jax.Array]:
     """Evaluates a jaxpr some of whose arguments are views of parameters."""
-    sinks = {} if self._meters is None else self._meters.sinks
+    sinks = {} if self._probe is None else self._probe.sinks
     values = [
       _Tracked(views[index], value, sinks.get(index))
       if index in views
@@ -181,15 +181,15 @@ class Walk:
     if name == "scan":
       return self._scan(equation, values)
     if name == "concatenate" and len(tracked) == len(values) > 1:
-      (value,) = _bind(equation, _arrays(values))
+      (value,) = _bind(equation, _get_arrays(values))
       self.joins = True
       return [_Joined(tuple(values), equation.params["dimension"], value)]
     if len(tracked) == 1:
       (position,) = tracked
-      view = _view_after(equation, values, position)
+      view = _derive_view(equation, values, position)
       if view is not None:
-        return [_seen(equation, values, position, view)]
-      arrays = _arrays(values)
+        return [_apply_view(equation, values, position, view)]
+      arrays = _get_arrays(values)
       site = use_sites.find(equation, values[position].view, arrays, position)
       if site is not None:
         sink = values[position].sink
@@ -197,7 +197,7 @@ class Walk:
     return _bind(equation, [self._plain(value, name) for value in values])
 
   def _step_joined(self, equation: Any, values: list[Any]) -> list[Any]:
-    """Evaluates an equation of joined parameters: a product part by part."""
+    """Evaluates an equation with joined parameters: a product part by part."""
     name = equation.primitive.name
     (position, *others) = [
       i for i, v in enumerate(values) if isinstance(v, _Joined)
@@ -210,7 +210,7 @@ class Walk:
         return [_Joined(tuple(parts), joined.axis, value)]
     axis = None
     if name == "dot_general" and not others:
-      axis = _output_axis(equation, values, position)
+      axis = _get_output_axis(equation, values, position)
     if axis is None:
       return self._step(
         equation,
@@ -221,7 +221,7 @@ class Walk:
       operands = list(values)
       operands[position] = part
       small = jax.make_jaxpr(lambda *v: _bind(equation, v)[0])(
-        *_arrays(operands)
+        *_get_arrays(operands)
       )
       outputs += self._step(small.jaxpr.eqns[0], operands)
     if len(self.records) == first + len(outputs):  # all of the same operand
@@ -235,7 +235,7 @@ class Walk:
     return self._evaluate(inner, (), values)
 
   def _plain(self, value: Any, name: str) -> Any:
-    """Returns a value; one that is a parameter was used in an odd way."""
+    """Returns the value; if it is a parameter, notes its use as odd."""
     if isinstance(value, _Joined):
       for part in value.parts:
         self._plain(part, name)
@@ -254,16 +254,16 @@ class Walk:
     site: use_sites.Dense | use_sites.Lookup,
     record: use_sites.Record,
   ) -> jax.Array:
-    """Meters one use of a parameter, or records it and perturbs its result."""
-    if site.leaf in self._metered:
+    """Evaluates a use: with a probe, or with a record and a perturbed result."""
+    if site.leaf in self._probed:
       if sink is None:
         return _bind(equation, values)[0]
-      assert self._meters is not None  # or nothing is metered
+      assert self._probe is not None  # or nothing is metered
       view = dataclasses.replace(
-        use_sites.whole(0, sink.shape), scale=site.scale
+        use_sites.make_view(0, sink.shape), scale=site.scale
       )
-      output, weight = _metered_use(
-        equation, values, position, view, sink, self._meters.token
+      output, weight = _use_with_probe(
+        equation, values, position, view, sink, self._probe.token
       )
       self.weight += weight
       return output
@@ -274,31 +274,35 @@ class Walk:
     self.records.append(record(values[1 - position]))
     return output + self._perturbations[len(self.sites) - 1]
 
-  # Parts with a body of their own. Inside, a parameter goes by its position
-  # among the operands, because one parameter may be several of them.
+  # Inside of a body, a parameter is known by its position among the operands,
+  # because one parameter may be several of them.
 
   def _remat(self, equation: Any, values: list[Any]) -> list[Any]:
-    """Walks a rematerialised part and rematerialises the walk."""
-    jaxpr, arrays = equation.params["jaxpr"], _arrays(values)
-    views = {i: value.view for i, value in _tracked(values)}
+    """Evaluates a rematerialised part, and rematerialises this evaluation."""
+    jaxpr, arrays = equation.params["jaxpr"], _get_arrays(values)
+    views = {i: value.view for i, value in _get_tracked(values)}
     local = {i: dataclasses.replace(v, leaf=i) for i, v in views.items()}
-    metered = frozenset(i for i, v in views.items() if v.leaf in self._metered)
-    found = self._find(jaxpr, (), arrays, local, metered)
-    found.recomputed |= set(views)
-    self._note(found, views)
+    probed = frozenset(i for i, v in views.items() if v.leaf in self._probed)
+    inner = self._find_sites(jaxpr, (), arrays, local, probed)
+    inner.recomputed |= set(views)
+    self._merge_findings(inner, views)
     first = len(self.sites)
     self.sites += [
       dataclasses.replace(site, leaf=views[site.leaf].leaf)
-      for site in found.sites
+      for site in inner.sites
     ]
     if self._perturbations is None:
       return _bind(equation, arrays)
 
     def body(
-      arrays: list[jax.Array], zeros: list[jax.Array], meters: Meters | None
+      arrays: list[jax.Array], zeros: list[jax.Array], probe: NormProbe | None
     ) -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
-      walk = Walk(zeros, meters=meters, metered=metered)
-      return walk._run(jaxpr, (), arrays, local), walk.records, walk.weight
+      tracer = ParameterTracer(zeros, probe=probe, probed=probed)
+      return (
+        tracer._run(jaxpr, (), arrays, local),
+        tracer.records,
+        tracer.weight,
+      )
 
     remat = jax.checkpoint(
       body,
@@ -307,14 +311,14 @@ class Walk:
     )
     zeros = list(self._perturbations[first : len(self.sites)])
     outputs, records, weight = remat(
-      arrays, zeros, self._meters_of(values, metered)
+      arrays, zeros, self._get_inner_probe(values, probed)
     )
     self.records += records
     self.weight += weight
     return outputs
 
   def _scan(self, equation: Any, values: list[Any]) -> list[Any]:
-    """Walks the body of a scan, with perturbations for each iteration."""
+    """Evaluates a scan, with perturbations for each iteration of its body."""
     inner, params = equation.params["jaxpr"], equation.params
     consts, carries = params["num_consts"], params["num_carry"]
     first_x = consts + carries
@@ -324,17 +328,19 @@ class Walk:
       else value
       for i, value in enumerate(values)
     ]
-    arrays = _arrays(values)
-    views = {i: value.view for i, value in _tracked(values)}
+    arrays = _get_arrays(values)
+    views = {i: value.view for i, value in _get_tracked(values)}
     local = {
       i: dataclasses.replace(v, leaf=i, axes=v.axes[int(i >= first_x) :])
       for i, v in views.items()
     }
-    metered = frozenset(i for i, v in views.items() if v.leaf in self._metered)
+    probed = frozenset(i for i, v in views.items() if v.leaf in self._probed)
     slices = [jax.eval_shape(lambda x: x[0], x) for x in arrays[first_x:]]
     examples = [*arrays[:first_x], *slices]
-    found = self._find(inner.jaxpr, inner.consts, examples, local, metered)
-    self._note(found, views)
+    body_tracer = self._find_sites(
+      inner.jaxpr, inner.consts, examples, local, probed
+    )
+    self._merge_findings(body_tracer, views)
     first = len(self.sites)
     lifted = [
       use_sites.Repeated(
@@ -343,89 +349,91 @@ class Walk:
         length=params["length"],
         own=views[site.leaf].axes[0] if site.leaf >= first_x else None,
       )
-      for site in found.sites
+      for site in body_tracer.sites
     ]
     self.sites += lifted
     if self._perturbations is None:
       return _bind(equation, arrays)
 
-    meters = self._meters_of(values, metered)
-    sinks = {} if meters is None else meters.sinks
-    of_slices = {i: sink for i, sink in sinks.items() if i >= first_x}
-    places: list[int] = []  # of each record among those that differ
+    probe = self._get_inner_probe(values, probed)
+    sinks = {} if probe is None else probe.sinks
+    slice_sinks = {i: sink for i, sink in sinks.items() if i >= first_x}
+    record_ids: list[int] = []  # position of each record in the distinct ones
 
     def body(carry: list[jax.Array], each: Any) -> tuple[Any, Any]:
       xs, zeros, slices = each
       own = None
-      if meters is not None:
-        own = Meters(meters.token, {**sinks, **slices})
-      walk = Walk(zeros, meters=own, metered=metered)
+      if probe is not None:
+        own = NormProbe(probe.token, {**sinks, **slices})
+      tracer = ParameterTracer(zeros, probe=own, probed=probed)
       inputs = [*arrays[:consts], *carry, *xs]
-      outputs = walk._run(inner.jaxpr, inner.consts, inputs, local)
-      records = {id(record): record for record in walk.records}
-      places[:] = [list(records).index(id(each)) for each in walk.records]
-      kept = list(records.values()), walk.weight
-      return outputs[:carries], (outputs[carries:], *kept)
+      outputs = tracer._run(inner.jaxpr, inner.consts, inputs, local)
+      records = {id(record): record for record in tracer.records}
+      record_ids[:] = [list(records).index(id(each)) for each in tracer.records]
+      stacked = list(records.values()), tracer.weight
+      return outputs[:carries], (outputs[carries:], *stacked)
 
     zeros = list(self._perturbations[first : len(self.sites)])
     carry, (ys, records, weights) = jax.lax.scan(
       body,
       arrays[consts:first_x],
-      (arrays[first_x:], zeros, of_slices),
+      (arrays[first_x:], zeros, slice_sinks),
       length=params["length"],
       reverse=params["reverse"],
       unroll=params["unroll"],
     )
-    pairs = zip(lifted, places, strict=True)
-    self.records += [site.join(records[place]) for site, place in pairs]
+    pairs = zip(lifted, record_ids, strict=True)
+    self.records += [site.join(records[index]) for site, index in pairs]
     self.weight += jnp.sum(weights)
     return [*carry, *ys]
 
-  def _meters_of(
-    self, values: Sequence[Any], metered: frozenset[int]
-  ) -> Meters | None:
-    """Returns the meters of a body whose operands are these values."""
-    if self._meters is None:
+  def _get_inner_probe(
+    self, values: Sequence[Any], probed: frozenset[int]
+  ) -> NormProbe | None:
+    """Returns the probe inputs of a body whose operands are these values."""
+    if self._probe is None:
       return None
-    sinks = {i: v.sink for i, v in _tracked(values) if i in metered}
-    return Meters(self._meters.token, sinks)
+    sinks = {i: v.sink for i, v in _get_tracked(values) if i in probed}
+    return NormProbe(self._probe.token, sinks)
 
-  def _find(
+  def _find_sites(
     self,
     jaxpr: Any,
     consts: Sequence[Any],
     examples: Sequence[Any],
     views: Mapping[int, use_sites.View],
-    metered: frozenset[int],
-  ) -> "Walk":
-    """Finds the sites of a body."""
-    walk = Walk(metered=metered)
+    probed: frozenset[int],
+  ) -> "ParameterTracer":
+    """Traces a body for its sites alone and returns the tracer."""
+    tracer = ParameterTracer(probed=probed)
     jax.eval_shape(
-      lambda *values: walk._run(jaxpr, consts, values, views), *examples
+      lambda *values: tracer._run(jaxpr, consts, values, views), *examples
     )
-    return walk
+    return tracer
 
-  def _note(self, found: "Walk", views: Mapping[int, use_sites.View]) -> None:
-    self.joins |= found.joins
-    self.recomputed |= {views[index].leaf for index in found.recomputed}
-    for index, name in found.odd.items():
+  def _merge_findings(
+    self, inner: "ParameterTracer", views: Mapping[int, use_sites.View]
+  ) -> None:
+    self.joins |= inner.joins
+    self.recomputed |= {views[index].leaf for index in inner.recomputed}
+    for index, name in inner.odd.items():
       self.odd.setdefault(views[index].leaf, name)
 
 
-def _arrays(values: Sequence[Any]) -> list[jax.Array]:
+def _get_arrays(values: Sequence[Any]) -> list[jax.Array]:
   return [v.value if isinstance(v, _Tracked) else v for v in values]
 
 
-def _tracked(values: Sequence[Any]) -> list[tuple[int, _Tracked]]:
+def _get_tracked(values: Sequence[Any]) -> list[tuple[int, _Tracked]]:
   return [(i, v) for i, v in enumerate(values) if isinstance(v, _Tracked)]
 
 
-def _output_axis(
+def _get_output_axis(
   equation: Any, values: Sequence[Any], position: int
 ) -> int | None:
-  """Returns where a product's result has the axis of joined parameters.
+  """Returns the axis of a product's result along which its parameters are joined.
 
-  None if that axis is summed over, or shared with the other operand.
+  None if that axis is contracted, or is a batch axis of both operands.
   """
   contracted, grouped = equation.params["dimension_numbers"]
   axis = values[position].axis
@@ -438,23 +446,23 @@ def _output_axis(
   return before
 
 
-def _seen(
+def _apply_view(
   equation: Any, values: list[Any], position: int, view: use_sites.View
 ) -> _Tracked:
-  """Returns the view that an equation makes, and its sink.
+  """Evaluates an equation that makes a view, for the parameter and its sink.
 
-  The sink is moved as the parameter is, and neither cast nor scaled: a use knows
+  The sink is moved as the parameter is, and neither cast nor scaled: a site has
   its view's scale, for norm and sum alike.
   """
   sink = values[position].sink
   if sink is not None and equation.primitive.name not in _UNMOVED:
-    arrays = _arrays(values)
+    arrays = _get_arrays(values)
     arrays[position] = sink
     (sink,) = _bind(equation, arrays)
-  return _Tracked(view, _bind(equation, _arrays(values))[0], sink)
+  return _Tracked(view, _bind(equation, _get_arrays(values))[0], sink)
 
 
-def _metered_use(
+def _use_with_probe(
   equation: Any,
   values: list[jax.Array],
   position: int,
@@ -462,16 +470,18 @@ def _metered_use(
   sink: jax.Array,
   token: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Evaluates a use; beside its result, the zero whose cotangent is its weight.
+  """Runs one operation on a parameter, with a probe of its gradient.
 
-  The cotangent of the token is the squared norm of this use's gradient, or 0;
-  that of the sink 0, or the gradient's weighted sum over all examples that are
-  mapped over. The view is of the operand, with the scale of the parameter.
+  Also returns a zero through which the backward pass receives the example's
+  weight. With the weight `NORMS` the cotangent of the token is the squared norm
+  of this use's gradient, and that of the sink is 0. With a clip weight the
+  first is 0, and the second the gradient's weighted sum over all mapped
+  examples. The view is that of the operand, with the scale of the parameter.
   """
-  shape, axes = sink.shape, devices.axes_of(sink)
-  found = use_sites.find(equation, view, values, position)
-  assert found is not None  # `_use` is called for uses that were recognized
-  site, record = found
+  shape, axes = sink.shape, devices.get_axes(sink)
+  described = use_sites.find(equation, view, values, position)
+  assert described is not None  # `_use` is called for recognized uses alone
+  site, record = described
   kind = rules.Rows if site.is_lookup else rules.Outer
 
   def product(parameter: jax.Array, other: jax.Array) -> jax.Array:
@@ -485,18 +495,18 @@ def _metered_use(
     groups = math.prod(size for _, size in layout.groups)
     matrices = (groups, layout.num_rows, layout.num_columns)
 
-    def summed() -> jax.Array:
-      total = rules.weighted_sum([use], weights, matrices)
+    def compute_sum() -> jax.Array:
+      total = rules.compute_weighted_sum([use], weights, matrices)
       return layout.restore(total, shape).astype(jnp.float32)
 
-    nothing = devices.vary(
+    zeros = devices.vary(
       [jnp.zeros(like, jnp.float32) for like in (weights.shape, shape)],
-      devices.axes_of(weights),
+      devices.get_axes(weights),
     )
     return jax.lax.cond(
       weights[0] == NORMS,
-      lambda: [rules.squared_norm(use).astype(jnp.float32), nothing[1]],
-      lambda: [nothing[0], summed()],
+      lambda: [rules.compute_squared_norm(use).astype(jnp.float32), zeros[1]],
+      lambda: [zeros[0], compute_sum()],
     )
 
   @jax.custom_vjp
@@ -525,7 +535,7 @@ def _metered_use(
 
 
 def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
-  """Evaluates an equation whose inputs are all plain arrays."""
+  """Evaluates an equation on plain arrays."""
   parameters = equation.primitive.get_bind_params(equation.params)
   functions = ()
   if isinstance(parameters, tuple):  # JAX before 0.10
@@ -534,10 +544,10 @@ def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
   return list(result) if equation.primitive.multiple_results else [result]
 
 
-def _view_after(
+def _derive_view(
   equation: Any, values: list[Any], position: int
 ) -> use_sites.View | None:
-  """Returns the view that an equation makes of a view, None if it is none."""
+  """Returns the view that an equation makes of a view; None if it makes none."""
   name, view = equation.primitive.name, values[position].view
   output = equation.outvars[0].aval
   if name in _SAME:

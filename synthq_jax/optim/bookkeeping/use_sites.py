@@ -1,15 +1,15 @@
-"""Where a loss uses a parameter: products and lookups, perhaps in a scan.
+"""Describes how a loss uses a parameter: in products and lookups, perhaps in scans.
 
-A parameter may be cast, reshaped, transposed and scaled before its use: a view
-of it. A view is described by strides into the flat parameter. Each of its axes is
-a sequence of atoms `(stride, size)`, major first. Two uses of one parameter can
-then be compared without touching its values: `w` and `w.T` have the same atoms
-in another order, and `w.reshape(a, b * c)` has one axis of two atoms.
+A parameter that is cast, reshaped, transposed or scaled before its use is a
+view. A view is described by strides into the flat parameter. Each of its axes
+is a sequence of atoms `(stride, size)`, major first. Two uses of one parameter
+can then be compared without touching its values. `w` and `w.T` have the same
+atoms in another order, and `w.reshape(a, b * c)` has one axis of two atoms.
 
-A site describes one use by the parameter's gradient that it makes. That is a
-sum over positions of left[position] right[position]^T for a product, and of
-right[position] added to the row ids[position] for a lookup. `left` and `ids`
-are recorded while the loss is evaluated, `right` is what `columns` makes of the
+A site describes one use by its contribution to the parameter's gradient. For a
+product it is the sum over positions of left[position] right[position]^T. For a
+lookup, right[position] is added to the row ids[position]. `left` and `ids` are
+recorded while the loss is evaluated; `columns` computes `right` from the
 cotangent of the use's result.
 """
 
@@ -32,21 +32,21 @@ __all__ = [
   "Site",
   "View",
   "find",
-  "whole",
+  "make_view",
 ]
 
 Atom = tuple[int, int]
-"""Stride in the flat parameter, and size."""
+"""Stride in the flat parameter, and size, both in entries."""
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-  """One parameter, seen through linear maps that only move or scale entries.
+  """A parameter after linear maps that only move or scale its entries.
 
   Attributes:
     leaf: position of the parameter among the flattened parameters.
-    axes: for each axis of the view its atoms, major first, sizes above 1.
-    scale: the factor all entries were multiplied with.
+    axes: the atoms of each axis of the view, major first, with sizes above 1.
+    scale: factor that multiplies all entries.
   """
 
   leaf: int
@@ -63,7 +63,7 @@ class View:
     return dataclasses.replace(self, scale=self.scale * factor)
 
   def reshape(self, shape: tuple[int, ...]) -> "View | None":
-    """Returns the view in another shape, or None if strides cannot say it."""
+    """Returns the view in another shape, or None if no strides describe it."""
     waiting = [atom for axis in self.axes for atom in axis][::-1]
     axes = []
     for size in shape:
@@ -74,7 +74,7 @@ class View:
     return dataclasses.replace(self, axes=tuple(axes))
 
   def select(self, axes: tuple[int, ...]) -> tuple[Atom, ...]:
-    """Returns the atoms of some axes in order, neighbours merged."""
+    """Returns the atoms of some axes in order; contiguous neighbours are merged."""
     merged: list[Atom] = []
     for stride, size in (atom for axis in axes for atom in self.axes[axis]):
       if merged and merged[-1][0] == stride * size:
@@ -102,8 +102,8 @@ def _take(waiting: list[Atom], size: int) -> tuple[Atom, ...] | None:
   return tuple(axis)
 
 
-def whole(leaf: int, shape: tuple[int, ...]) -> View:
-  """Returns the view of a parameter that is the parameter itself."""
+def make_view(leaf: int, shape: tuple[int, ...]) -> View:
+  """Makes the view of a whole parameter, in its own shape."""
   strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
   axes = tuple(
     ((stride, size),) if size > 1 else ()
@@ -114,7 +114,7 @@ def whole(leaf: int, shape: tuple[int, ...]) -> View:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """How a gradient in the form [groups, rows, columns] lies in a parameter."""
+  """Layout of a gradient [groups, rows, columns] in its parameter."""
 
   groups: tuple[Atom, ...]
   rows: tuple[Atom, ...]
@@ -126,12 +126,12 @@ class Layout:
 
   @property
   def num_rows(self) -> int:
-    """The number of rows."""
+    """Number of rows."""
     return math.prod(size for _, size in self.rows)
 
   @property
   def num_columns(self) -> int:
-    """The number of columns."""
+    """Number of columns."""
     return math.prod(size for _, size in self.columns)
 
   def restore(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -143,23 +143,24 @@ class Layout:
 
 
 Record = Callable[[jax.Array], jax.Array]
-"""What is kept of the other operand of a use."""
+"""Function from the other operand of a use to its record."""
 
 _Mode = jax.lax.GatherScatterMode
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Single:
-  """One use, outside of scans.
+  """One use of a parameter, outside of scans.
 
   Attributes:
     leaf: position of the parameter among the flattened parameters.
-    layout: where the gradient [groups, rows, columns] lies in the parameter;
-      rows are the contracted axes, and those that are looked up.
+    layout: layout of the gradient [groups, rows, columns] in the parameter;
+      rows are the contracted axes of a product and the indexed axis of a
+      lookup.
     output: shape and dtype of the result, and so of its perturbation.
-    positions: rows of data that the parameter is multiplied with, or lookups.
-    scale: constant that the parameter is multiplied with before use.
-    dtype: of the parameter where it is used.
+    positions: number of data rows that the parameter multiplies, or of lookups.
+    scale: constant that multiplies the parameter before its use.
+    dtype: dtype of the parameter in this use.
   """
 
   leaf: int
@@ -186,7 +187,7 @@ class Dense(_Single):
   is_lookup = False
 
   def columns(self, cotangent: jax.Array) -> jax.Array:
-    """Returns an output cotangent as [groups, position, columns]."""
+    """Scales an output cotangent and reshapes it to [groups, position, columns]."""
     shape = (-1, self.positions, self.layout.num_columns)
     if self.parameter_first:
       swapped = cotangent.reshape(-1, shape[2], shape[1])
@@ -196,7 +197,7 @@ class Dense(_Single):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lookup(_Single):
-  """A lookup of rows of a parameter; `columns` makes it [position, columns].
+  """A lookup of rows of a parameter.
 
   Attributes:
     offsets: axes of the output that run along a row.
@@ -207,7 +208,7 @@ class Lookup(_Single):
   is_lookup = True
 
   def columns(self, cotangent: jax.Array) -> jax.Array:
-    """Returns an output cotangent as [position, columns]."""
+    """Scales an output cotangent and reshapes it to [position, columns]."""
     rest = [a for a in range(cotangent.ndim) if a not in self.offsets]
     rows = jnp.transpose(cotangent, rest + list(self.offsets))
     return self.scale * rows.reshape(self.positions, -1)
@@ -215,14 +216,14 @@ class Lookup(_Single):
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-  """A use in the body of a scan: one for each iteration.
+  """A use in the body of a scan, once in each iteration.
 
   Attributes:
     leaf: position of the parameter among the flattened parameters.
     site: the use in one iteration.
     length: number of iterations.
-    own: where the slices of the iterations lie in the parameter, if each has
-      its own; None if all share it, so that pairs of iterations count.
+    own: atoms of the axis that the scan slices, if each iteration has its own
+      slice; None if all share the parameter, so that pairs of iterations count.
   """
 
   leaf: int
@@ -232,32 +233,33 @@ class Repeated:
 
   @property
   def is_lookup(self) -> bool:
-    """Whether the parameter is looked up, not multiplied."""
+    """True for a lookup, False for a product."""
     return self.site.is_lookup
 
   @property
   def scale(self) -> float:
-    """Constant that the parameter is multiplied with before use."""
+    """Constant that multiplies the parameter before its use."""
     return self.site.scale
 
   @property
   def dtype(self) -> Any:
-    """Of the parameter where it is used."""
+    """Dtype of the parameter in this use."""
     return self.site.dtype
 
   @property
   def is_shared(self) -> bool:
-    """Whether an entry of the parameter is used in several iterations."""
+    """True if several iterations use the same entry of the parameter."""
     return self.own is None or self.site.is_shared
 
   @property
   def turns(self) -> int:
-    """How often an entry of the parameter is used."""
+    """Number of uses of each entry of the parameter."""
     return self.site.turns * (self.length if self.own is None else 1)
 
   @property
   def layout(self) -> Layout:
-    """Own slices are groups of a product, and further rows of a lookup."""
+    """Layout of all iterations: own slices add groups to a product, rows to a
+    lookup."""
     layout = self.site.layout
     if self.own is None:
       return layout
@@ -267,22 +269,22 @@ class Repeated:
 
   @property
   def output(self) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of all iterations' results, stacked."""
+    """Shape and dtype of the stacked results of all iterations."""
     inner = self.site.output
     return jax.ShapeDtypeStruct((self.length, *inner.shape), inner.dtype)
 
   @property
   def positions(self) -> int:
-    """Positions of the whole scan, in each group."""
+    """Number of positions of the whole scan in each group."""
     more = self.own is None or self.is_lookup
     return self.site.positions * (self.length if more else 1)
 
   def columns(self, cotangent: jax.Array) -> jax.Array:
-    """Returns the stacked cotangents in the form of `site.columns`."""
+    """Returns stacked cotangents in the form of `site.columns`."""
     return self._join(jax.vmap(self.site.columns)(cotangent))
 
   def join(self, records: jax.Array) -> jax.Array:
-    """Returns the stacked records of the iterations as one."""
+    """Joins the stacked records of the iterations to one record."""
     if self.is_lookup and self.own is not None:
       first_row = self.site.layout.num_rows * jnp.arange(self.length)
       records = jnp.where(records < 0, -1, records + first_row[:, None])
@@ -306,23 +308,23 @@ def find(
   """Describes the use that an equation makes of a view.
 
   Args:
-    equation: of a jaxpr.
-    view: the operand that is a parameter.
+    equation: an equation of a jaxpr.
+    view: the view of a parameter that is one of the operands.
     values: all operands, as arrays.
-    position: of the view among them.
+    position: position of the view among the operands.
 
   Returns:
-    The use and how to record the other operand, None if it is neither a product
-    with data nor a lookup of whole rows.
+    The site, and the function that records the other operand. None if the use
+    is neither a product with data nor a lookup of whole rows.
   """
   if equation.primitive.name == "dot_general":
-    return _dense(equation, view, values[1 - position], position)
+    return _describe_product(equation, view, values[1 - position], position)
   if equation.primitive.name == "gather" and position == 0:
-    return _lookup(equation, view, *values)
+    return _describe_lookup(equation, view, *values)
   return None
 
 
-def _dense(
+def _describe_product(
   equation: Any, view: View, other: jax.Array, position: int
 ) -> tuple[Dense, Record] | None:
   """Describes a product of a parameter with data."""
@@ -354,7 +356,7 @@ def _dense(
   return site, record
 
 
-def _lookup(
+def _describe_lookup(
   equation: Any, view: View, table: jax.Array, indices: jax.Array
 ) -> tuple[Lookup, Record] | None:
   """Describes a gather that takes whole rows along one axis of a parameter."""
@@ -385,7 +387,7 @@ def _lookup(
     ids = indices.reshape(-1).astype(jnp.int32)
     if mode == _Mode.CLIP:
       return jnp.clip(ids, 0, shape[axis] - 1)
-    # JAX's own gradient drops them, even where the lookup read the last row.
+    # JAX's own gradient drops ids out of range, even if the lookup read a row.
     return jnp.where((ids >= 0) & (ids < shape[axis]), ids, -1)
 
   return site, record

@@ -1,4 +1,4 @@
-"""Clipped gradients of contrastive losses, whose examples are coupled."""
+"""Clips and sums gradients of contrastive losses, whose examples are coupled."""
 
 from synthq_jax.optim.contrastive.batch import Batch, batch_clipped_grad
 from synthq_jax.optim.contrastive.gradient import (

@@ -1,4 +1,4 @@
-"""Batch clipping: the gradient of a whole batch's coupled loss is clipped."""
+"""Implements batch clipping, which clips the gradient of a whole coupled batch."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,7 +19,7 @@ __all__ = ["Batch", "BatchAux", "BatchClippedGrad", "batch_clipped_grad"]
 
 
 class BatchAux(NamedTuple):
-  """Values of the whole batch. They are as private as the data.
+  """Loss and gradient norm of a whole batch, as private as the data.
 
   Attributes:
     loss: float32 [].
@@ -33,7 +33,7 @@ class BatchAux(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchClippedGrad:
-  """A function that clips a whole batch's gradient; see `batch_clipped_grad`.
+  """Clips a whole batch's gradient when it is called; see `batch_clipped_grad`.
 
   Attributes: the arguments of `batch_clipped_grad`, with their meaning there.
   """
@@ -41,7 +41,7 @@ class BatchClippedGrad:
   loss_fn: Callable[..., jax.Array]
   l2_clip_norm: float
   axes: tuple[str, ...] = ()
-  """Mesh axes among whose devices the loss is a sum of parts."""
+  """Mesh axes along which devices compute parts of the loss, which are summed."""
 
   def __call__(
     self,
@@ -56,7 +56,8 @@ class BatchClippedGrad:
     Args:
       params: pytree of floating-point arrays.
       batch: arrays with a common leading axis [batch].
-      key: given, it is passed to the loss as its last argument.
+      key: passed to the loss as its last argument; None for a loss without a
+        key.
       is_padding_example: bool [batch]; the loss gets its negation and has to
         leave padding out itself.
 
@@ -88,8 +89,10 @@ class BatchClippedGrad:
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     scale = jnp.minimum(1.0, self.l2_clip_norm / norm)
     clipped = jax.tree.map(lambda x: jnp.where(finite, scale * x, 0), gradient)
-    # Whole from one device: parts that cancel would round beyond the clip norm.
-    return share.once(clipped), BatchAux(loss.astype(jnp.float32), norm)
+    # One device returns it: parts that cancel would round beyond the clip norm.
+    return share.keep_on_first(clipped), BatchAux(
+      loss.astype(jnp.float32), norm
+    )
 
   def sensitivity(self, relation: Any) -> float:
     """Returns the L2 sensitivity: twice the clip norm, whatever the relation.
@@ -111,17 +114,17 @@ def batch_clipped_grad(
 ) -> BatchClippedGrad:
   """Builds a function that clips the gradient of a whole coupled batch.
 
-  This is what the Logit-DP paper compares itself with, its naive method: in-batch
-  negatives couple the examples, so the batch's gradient is clipped as one. The
-  noise has to cover all of it, and does not shrink with the batch: a baseline.
+  This is the naive method of the Logit-DP paper, a baseline. In-batch negatives
+  couple the examples, so the batch's gradient is clipped as one. The noise has
+  to cover the whole gradient and does not shrink with the batch.
 
   Formal guarantee:
-    Unit: whatever the batch may change in; one example, or all of them.
-    For any two batches the two gradients lie in the ball of radius
-    `l2_clip_norm`, so they are at most `2 * l2_clip_norm` apart, under every
-    neighbouring relation and with no assumption on the loss. A loss or
-    gradient that is not finite gives zero. Up to float32 rounding. The values
-    in `BatchAux` are not protected. The public divisor is 1 for each step.
+    Unit: any change of the batch, of one example or of all of them. For any two
+    batches the two gradients lie in the ball of radius `l2_clip_norm`, so they
+    are at most `2 * l2_clip_norm` apart. This holds under every neighbouring
+    relation, for every loss, and up to float32 rounding. A loss or gradient
+    that is not finite gives zero. The values in `BatchAux` are not protected.
+    The public divisor is 1 for each step.
 
   >>> import jax.numpy as jnp
   >>> def loss_fn(params, batch, is_real):
@@ -162,7 +165,7 @@ class Batch:
   """
 
   def check(self, fn: Any) -> None:
-    """Refuses nothing: every loss will do."""
+    """Refuses nothing: the method clips every loss."""
 
   def sensitivity(self, fn: Any, relation: Any, unit: str) -> float:
     """Returns 2C."""

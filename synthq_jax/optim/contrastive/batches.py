@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from synthq_jax import typing
 
-__all__ = ["Pairs", "finite_rows", "read", "sound"]
+__all__ = ["Pairs", "mask_finite_rows", "read", "replace_uncounted"]
 
 
 class Pairs(NamedTuple):
@@ -27,19 +27,19 @@ def read(
   max_batch_size: int,
   hard_negatives: int = 0,
 ) -> Pairs:
-  """Checks a batch against what was declared and puts it into columns.
+  """Checks a batch against its declaration and puts it into columns.
 
   Args:
     batch: as in `contrastive.ContrastiveGrad`.
     is_padding_example: bool [batch], or None.
-    max_batch_size: declared.
-    hard_negatives: declared, for each pair.
+    max_batch_size: declared largest number of pairs.
+    hard_negatives: declared number for each pair.
 
   Returns:
     The pairs; a missing hard negative is a duplicate in every row.
 
   Raises:
-    ValueError: if the batch is not what was declared.
+    ValueError: if the batch does not match its declaration.
   """
   missing = [name for name in ("queries", "documents") if name not in batch]
   if missing:
@@ -61,17 +61,17 @@ def read(
     )
   return Pairs(
     queries,
-    _columns(documents, batch.get("negatives"), hard_negatives),
-    _flags(is_padding_example, size, "is_padding_example", False),
-    _flags(batch.get("has_query"), size, "has_query", True),
-    _duplicates(batch, size, hard_negatives),
+    _join_columns(documents, batch.get("negatives"), hard_negatives),
+    _read_flags(is_padding_example, size, "is_padding_example", False),
+    _read_flags(batch.get("has_query"), size, "has_query", True),
+    _find_duplicates(batch, size, hard_negatives),
   )
 
 
-def _columns(
+def _join_columns(
   documents: jax.Array, negatives: jax.Array | None, hard: int
 ) -> jax.Array:
-  """Returns the documents and all hard negatives, row by row."""
+  """Returns the documents, then the hard negatives of one row after the other."""
   if negatives is None and hard == 0:
     return documents
   shape = (len(documents), hard, *documents.shape[1:])
@@ -85,7 +85,7 @@ def _columns(
   return jnp.concatenate([documents, flat])
 
 
-def _flags(
+def _read_flags(
   flags: jax.Array | None, size: int, name: str, default: bool
 ) -> jax.Array:
   if flags is None:
@@ -98,8 +98,8 @@ def _flags(
   return jnp.asarray(flags, bool)
 
 
-def _duplicates(batch: typing.Batch, size: int, hard: int) -> jax.Array:
-  """Returns where a column holds the row's own document, or nothing."""
+def _find_duplicates(batch: typing.Batch, size: int, hard: int) -> jax.Array:
+  """Masks columns that hold another copy of the row's document, or no document."""
   columns = size * (1 + hard)
   if "document_ids" not in batch:
     return jnp.zeros((size, columns), bool)
@@ -117,23 +117,24 @@ def _duplicates(batch: typing.Batch, size: int, hard: int) -> jax.Array:
   return same | is_missing[None, :]
 
 
-def finite_rows(vectors: jax.Array) -> jax.Array:
-  """Returns which vectors are finite, bool [batch]."""
+def mask_finite_rows(vectors: jax.Array) -> jax.Array:
+  """Masks the finite vectors: bool [batch]."""
   return jnp.isfinite(vectors).all(axis=1)
 
 
-def sound(examples: jax.Array, counted: jax.Array) -> jax.Array:
-  """Puts counted examples, in turn, in the place of those not counted.
+def replace_uncounted(examples: jax.Array, counted: jax.Array) -> jax.Array:
+  """Replaces examples that do not count by those that do, in turn.
 
-  What is not counted may hold anything, and zero times that may be nan. In turn:
-  an encoder that normalises over its batch then sees the mean of real examples.
+  Examples that do not count may hold anything, and zero times that may be nan.
+  They are replaced in turn, so that an encoder that normalises over its batch
+  sees the mean of real examples.
 
   Args:
     examples: arrays with a leading axis [batch].
     counted: bool [batch].
   """
   rows = jnp.arange(len(counted))
-  first = jnp.argsort(~counted, stable=True)  # counted ones come first
+  first = jnp.argsort(~counted, stable=True)  # counted examples come first
   in_turn = first[rows % jnp.maximum(counted.sum(), 1)]
-  places = jnp.where(counted, rows, in_turn)
-  return jax.tree.map(lambda x: x[places], examples)
+  positions = jnp.where(counted, rows, in_turn)
+  return jax.tree.map(lambda x: x[positions], examples)

@@ -1,10 +1,10 @@
-"""An encoder's gradients, example by example, without one array for each.
+"""Computes per-example gradients of an encoder, in factors.
 
-Book-keeping for a function with an embedding as its value instead of a loss:
-the encoder of one example is traced, its uses of parameters are perturbed, and
-one forward pass of all examples leaves a function that pulls any cotangents of
-the embeddings back. What it returns are the per-example gradients of inner
-products with the embeddings, in the factors that `rules` knows.
+This is book-keeping for a function that returns an embedding instead of a loss.
+The encoder of one example is traced and its uses of parameters are perturbed.
+One forward pass of all examples gives a pullback of any cotangents of the
+embeddings. The pullback returns the per-example gradients of inner products
+with the embeddings, in the factors of `rules`.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,18 +23,18 @@ __all__ = [
   "Tower",
   "Towers",
   "check_cosines",
+  "compute_squared_norms",
+  "compute_weighted_sums",
   "encode",
-  "held",
+  "fix_rounding",
   "linearize",
   "refuse_batch_rules",
   "split",
-  "squared_norms",
-  "towers",
-  "weighted_sums",
+  "trace_towers",
 ]
 
 _LONGEST = 1.001
-"""Length up to which a vector counts as a unit vector that was rounded."""
+"""Largest length of a vector that counts as a rounded unit vector."""
 
 
 def encode(
@@ -49,7 +49,7 @@ def encode(
 
   The encoder is called with one example at a time, so that no example reaches
   into another's vector. A vector longer than 1 is shortened to 1, so that inner
-  products are in [-1, 1]; unit vectors stay what they are, up to rounding.
+  products are in [-1, 1]. Unit vectors do not change, up to rounding.
 
   Args:
     encoder: `(params, examples)` to vectors [batch, dim].
@@ -57,41 +57,42 @@ def encode(
     examples: arrays with a leading axis [batch].
     microbatch_size: examples encoded at once, forward and backward; it need
       not divide the batch. None: all.
-    together: calls the encoder with all of them, for what is clipped as one
-      whatever examples do to each other: a third faster on CPUs.
+    together: whether to call the encoder with all of them, for gradients that
+      are clipped as one whatever examples do to each other: a third faster on
+        CPUs.
   """
-  encode_all = _shortened(encoder)
+  encode_all = _shorten_vectors(encoder)
   if not together:
-    encode_all = jax.vmap(_of_one(encoder), in_axes=(None, 0))
+    encode_all = jax.vmap(_make_example_encoder(encoder), in_axes=(None, 0))
   size = jax.tree.leaves(examples)[0].shape[0]
   if microbatch_size is None or microbatch_size >= size:
     return encode_all(params, examples)
-  some = jax.checkpoint(lambda block: encode_all(params, block))
+  encode_block = jax.checkpoint(lambda block: encode_all(params, block))
   blocks = split(examples, size, microbatch_size)
-  vectors = jax.lax.map(some, blocks)
+  vectors = jax.lax.map(encode_block, blocks)
   return vectors.reshape(-1, vectors.shape[-1])[:size]
 
 
 def split(examples: Any, size: int, block: int) -> Any:
-  """Returns examples as [blocks, block, ...]; the last one is repeated."""
+  """Splits examples into [blocks, block, ...]; the last example fills up."""
   blocks = -(-size // block)
-  places = jnp.minimum(jnp.arange(blocks * block), size - 1)
+  positions = jnp.minimum(jnp.arange(blocks * block), size - 1)
   return jax.tree.map(
-    lambda x: jnp.asarray(x)[places].reshape(blocks, block, *x.shape[1:]),
+    lambda x: jnp.asarray(x)[positions].reshape(blocks, block, *x.shape[1:]),
     examples,
   )
 
 
-def _of_one(encoder: typing.EncodeFn) -> Callable[..., jax.Array]:
-  """Returns the function from one example to its vector [dim]."""
-  encode_all = _shortened(encoder)
+def _make_example_encoder(encoder: typing.EncodeFn) -> Callable[..., jax.Array]:
+  """Makes the function from one example to its vector [dim]."""
+  encode_all = _shorten_vectors(encoder)
   return lambda params, example: encode_all(
     params, jax.tree.map(lambda x: x[None], example)
   )[0]
 
 
-def _shortened(encoder: typing.EncodeFn) -> Callable[..., jax.Array]:
-  """Returns the encoder with float32 vectors of length at most 1."""
+def _shorten_vectors(encoder: typing.EncodeFn) -> Callable[..., jax.Array]:
+  """Wraps an encoder: its vectors are float32 and shortened to length 1."""
 
   def encode_all(params: typing.Params, examples: Any) -> jax.Array:
     size = jax.tree.leaves(examples)[0].shape[0]
@@ -112,13 +113,13 @@ def _shortened(encoder: typing.EncodeFn) -> Callable[..., jax.Array]:
 def check_cosines(
   encoder: typing.EncodeFn, params: typing.Params, examples: Any, name: str
 ) -> None:
-  """Refuses vectors longer than 1, if they are here to be looked at.
+  """Refuses vectors longer than 1, unless they are traced.
 
   Args:
     encoder: `(params, examples)` to vectors [batch, dim].
     params: its parameters.
-    examples: arrays with a leading axis [batch]; the first is looked at.
-    name: of the encoder, for the message.
+    examples: arrays with a leading axis [batch]; the first is checked.
+    name: name of the encoder, for the message.
 
   Raises:
     ValueError: if the first example's vector is longer than 1.
@@ -139,9 +140,11 @@ def refuse_batch_rules(
   encoder: typing.EncodeFn, params: typing.Params, examples: Any
 ) -> None:
   """Refuses an encoder that may couple examples; see `independence`."""
-  one = _of_one(encoder)
+  encode_one = _make_example_encoder(encoder)
   independence.refuse_batch_rules(
-    lambda params, example: jnp.sum(one(params, example)), params, examples
+    lambda params, example: jnp.sum(encode_one(params, example)),
+    params,
+    examples,
   )
 
 
@@ -149,19 +152,19 @@ class Factors(NamedTuple):
   """Per-example gradients of inner products with an encoder's vectors."""
 
   cotangents: list[jax.Array]  # of the perturbations, [batch, ...] each
-  formed: list[jax.Array]  # gradients as they stand, [batch, ...] each
+  formed: list[jax.Array]  # formed gradients, [batch, ...] each
 
 
 class Tower(NamedTuple):
-  """One encoder's trace, and how each parameter is handled in it."""
+  """Trace of one encoder, with its plan for each parameter."""
 
   plan: plans.Plan
   leaves: tuple[jax.Array, ...]  # all parameters, flat
 
   @property
   def used(self) -> set[int]:
-    """Parameters that some equation reads."""
-    used = _used(self.plan.closed.jaxpr)
+    """Positions of the parameters that some equation reads."""
+    used = _find_used(self.plan.closed.jaxpr)
     return {index for index in used if index < len(self.leaves)}
 
 
@@ -173,11 +176,11 @@ class Towers(NamedTuple):
 
   @property
   def are_disjoint(self) -> bool:
-    """Whether no parameter is used by both."""
+    """True if the encoders share no parameter."""
     return not (self.query.used & self.document.used)
 
 
-def towers(
+def trace_towers(
   encode_query: typing.EncodeFn,
   encode_document: typing.EncodeFn,
   params: typing.Params,
@@ -194,10 +197,13 @@ def towers(
     params: the parameters.
     queries: arrays or shapes [batch, ...].
     documents: the same.
-    keep_ratio: a gradient is formed for each example if it takes at most this
-      times the bytes of its factors.
+    keep_ratio: a gradient is formed for each example if its bytes are at most
+      this times those of its factors.
   """
-  query, document = _of_one(encode_query), _of_one(encode_document)
+  query, document = (
+    _make_example_encoder(encode_query),
+    _make_example_encoder(encode_document),
+  )
   examples = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (queries, documents)
   )
@@ -205,47 +211,49 @@ def towers(
     lambda params, pair: (query(params, pair[0]), document(params, pair[1]))
   )(params, examples)
   # Traced together, so that a parameter of both has one layout.
-  plan = plans.from_trace(both, params, keep_ratio=keep_ratio, saves_work=True)
+  plan = plans.make_from_trace(
+    both, params, keep_ratio=keep_ratio, saves_work=True
+  )
   return Towers(
-    _tower(query, params, examples[0], plan),
-    _tower(document, params, examples[1], plan),
+    _trace_tower(query, params, examples[0], plan),
+    _trace_tower(document, params, examples[1], plan),
   )
 
 
-def _tower(
-  one: Callable[..., jax.Array],
+def _trace_tower(
+  encode_one: Callable[..., jax.Array],
   params: typing.Params,
   example: Any,
   plan: plans.Plan,
 ) -> Tower:
-  closed = jax.make_jaxpr(one)(params, example)
-  walk = trace.Walk()
+  closed = jax.make_jaxpr(encode_one)(params, example)
+  tracer = trace.ParameterTracer()
   jax.eval_shape(
-    lambda *values: walk.run(closed, values, plan.followed),
+    lambda *values: tracer.run(closed, values, plan.followed),
     *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals],
   )
-  used = _used(closed.jaxpr)
+  used = _find_used(closed.jaxpr)
   own = plan._replace(
     closed=closed,
     formed=tuple(i for i in plan.formed if i in used),
-    sites=tuple(walk.sites),
+    sites=tuple(tracer.sites),
   )
   return Tower(own, tuple(map(jnp.asarray, jax.tree.leaves(params))))
 
 
-def _used(jaxpr: Any) -> set[int]:
+def _find_used(jaxpr: Any) -> set[int]:
   """Returns the positions of the arguments that some equation reads."""
-  places = {var: index for index, var in enumerate(jaxpr.invars)}
+  positions = {var: index for index, var in enumerate(jaxpr.invars)}
   atoms = [atom for equation in jaxpr.eqns for atom in equation.invars]
   # Literals are not hashable in all versions, variables are.
   atoms = [atom for atom in atoms + jaxpr.outvars if not hasattr(atom, "val")]
-  return {places[atom] for atom in atoms if atom in places}
+  return {positions[atom] for atom in atoms if atom in positions}
 
 
 def linearize(
   tower: Tower, examples: Any
 ) -> tuple[jax.Array, list[jax.Array], Callable[[jax.Array], Factors]]:
-  """Encodes examples and keeps what it takes to go back, any number of times.
+  """Encodes examples and returns a pullback for any number of backward passes.
 
   Args:
     tower: the encoder.
@@ -253,48 +261,52 @@ def linearize(
 
   Returns:
     The vectors [batch, dim]; the records of the sites, with a leading [batch];
-    and a function from cotangents [batch, dim] to the factors of the gradient
-    of each example's <vector, cotangent>, a pytree of what it keeps.
+    and the pullback, a pytree of its residuals. It maps cotangents [batch, dim]
+    to the factors of the gradient of each example's <vector, cotangent>.
   """
   zeros = tower.plan.zeros()
   formed = [tower.leaves[index] for index in tower.plan.formed]
   structure = None
 
-  def one(example: Any) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
+  def linearize_one(
+    example: Any,
+  ) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
     nonlocal structure
 
     def vector(
       zeros: list[jax.Array], formed: list[jax.Array]
     ) -> tuple[jax.Array, list[jax.Array]]:
-      walk = trace.Walk(zeros)
-      result = tower.plan.run(walk, tower.leaves, formed, example)
-      return result, walk.records
+      tracer = trace.ParameterTracer(zeros)
+      result = tower.plan.run(tracer, tower.leaves, formed, example)
+      return result, tracer.records
 
     result, pull, records = jax.vjp(vector, zeros, formed, has_aux=True)
-    kept, structure = jax.tree.flatten(pull)
-    return result, records, kept
+    residuals, structure = jax.tree.flatten(pull)
+    return result, records, residuals
 
-  # What is the same for all examples, as a kernel, is not kept for each: a
-  # product with copies is many small products.
+  # Residuals that all examples share, as a kernel, are not kept for each: a product
+  # with copies is many small products.
   example = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples
   )
-  closed = jax.make_jaxpr(lambda example: one(example)[2])(example)
-  axes = [0 if differs else None for differs in _depends(closed.jaxpr)]
-  vectors, records, kept = jax.vmap(one, out_axes=(0, 0, axes))(examples)
+  closed = jax.make_jaxpr(lambda example: linearize_one(example)[2])(example)
+  axes = [0 if differs else None for differs in _find_dependent(closed.jaxpr)]
+  vectors, records, residuals = jax.vmap(linearize_one, out_axes=(0, 0, axes))(
+    examples
+  )
 
-  def pull_one(kept: list[jax.Array], cotangent: jax.Array) -> Factors:
-    return Factors(*jax.tree.unflatten(structure, kept)(cotangent))
+  def pull_one(residuals: list[jax.Array], cotangent: jax.Array) -> Factors:
+    return Factors(*jax.tree.unflatten(structure, residuals)(cotangent))
 
   return (
     vectors,
     records,
-    jax.tree_util.Partial(jax.vmap(pull_one, in_axes=(axes, 0)), kept),
+    jax.tree_util.Partial(jax.vmap(pull_one, in_axes=(axes, 0)), residuals),
   )
 
 
-def _depends(jaxpr: Any) -> list[bool]:
-  """Says of each output whether it may depend on the inputs."""
+def _find_dependent(jaxpr: Any) -> list[bool]:
+  """Checks for each output whether it may depend on the inputs."""
   seen = set(jaxpr.invars)
   for equation in jaxpr.eqns:
     if any(_is_in(atom, seen) for atom in equation.invars):
@@ -311,34 +323,38 @@ Part = tuple[Tower, Sequence[jax.Array], Factors]
 """An encoder, the records and the factors of its examples, [batch] each."""
 
 
-def held(parts: Sequence[Part]) -> list[Part]:
-  """Returns the same parts with one value each, for norms and for sums.
+def fix_rounding(parts: Sequence[Part]) -> list[Part]:
+  """Returns parts whose factors have the same values for norms and for sums.
 
-  A compiler may otherwise take factors in half precision as they were before
-  they were rounded in one place, and as they are after it in the other.
+  Otherwise a compiler may use factors in half precision before they are rounded
+  for the one, and after it for the other.
   """
   towers = [tower for tower, _, _ in parts]
   factors = jax.lax.optimization_barrier([part[1:] for part in parts])
   return [(tower, *each) for tower, each in zip(towers, factors, strict=True)]
 
 
-def squared_norms(parts: Sequence[Part], size: int) -> jax.Array:
+def compute_squared_norms(parts: Sequence[Part], size: int) -> jax.Array:
   """Returns the squared norms of sums of gradients, float32 [size].
 
   Args:
-    parts: what is summed for each example: one encoder's gradient, or those of
-      both encoders, whose common parameters are taken together.
+    parts: the gradients that are summed for each example: of one encoder, or of
+      both, whose common parameters are taken together.
     size: the number of examples.
   """
-  squares = plans.squares(_uses(parts), _formed(parts).values())
+  squares = plans.compute_squares(
+    _collect_uses(parts), _sum_formed(parts).values()
+  )
   return sum(squares, jnp.zeros(size, jnp.float32))
 
 
-def weighted_sums(parts: Sequence[Part], weights: jax.Array) -> list[jax.Array]:
-  """Returns the weighted sums over examples of the same gradients.
+def compute_weighted_sums(
+  parts: Sequence[Part], weights: jax.Array
+) -> list[jax.Array]:
+  """Returns the weighted sums of gradients over examples.
 
   Args:
-    parts: as in `squared_norms`, at least one.
+    parts: as in `compute_squared_norms`, at least one.
     weights: float32 [batch]; an example with weight zero contributes exactly
       zero, whatever its factors hold.
 
@@ -346,10 +362,12 @@ def weighted_sums(parts: Sequence[Part], weights: jax.Array) -> list[jax.Array]:
     float32, for every parameter in order.
   """
   shapes = [leaf.shape for leaf in parts[0][0].leaves]
-  return plans.weighted_sums(shapes, _uses(parts), _formed(parts), weights)
+  return plans.compute_weighted_sums(
+    shapes, _collect_uses(parts), _sum_formed(parts), weights
+  )
 
 
-def _formed(parts: Sequence[Part]) -> dict[int, jax.Array]:
+def _sum_formed(parts: Sequence[Part]) -> dict[int, jax.Array]:
   """Adds up the formed gradients of each parameter, over all parts."""
   formed: dict[int, jax.Array] = {}
   for tower, _, factors in parts:
@@ -359,11 +377,11 @@ def _formed(parts: Sequence[Part]) -> dict[int, jax.Array]:
   return formed
 
 
-def _uses(
+def _collect_uses(
   parts: Sequence[Part],
 ) -> dict[int, list[tuple[use_sites.Layout, plans.Use]]]:
   """Collects the uses of each parameter in factors, over all parts."""
   sites = [site for tower, _, _ in parts for site in tower.plan.sites]
   records = [record for _, records, _ in parts for record in records]
   cotangents = [each for _, _, factors in parts for each in factors.cotangents]
-  return plans.uses(sites, records, cotangents)
+  return plans.collect_uses(sites, records, cotangents)

@@ -1,4 +1,4 @@
-"""Clipped gradients of contrastive losses, whose examples are coupled."""
+"""Clips and sums gradients of contrastive losses, whose examples are coupled."""
 
 import dataclasses
 from typing import Any, Protocol
@@ -26,27 +26,28 @@ __all__ = [
 
 
 class Loss(Protocol):
-  """A loss of similarities, as `losses.contrastive.Softmax`.
+  """Interface of a loss of similarities, such as `losses.contrastive.Softmax`.
 
-  What a loss of one's own has to be. Its sensitivity is taken at its word by
-  `Logit`: derive it (docs/sensitivities.md). Masks are "is_padding_example", bool [batch], and "is_duplicate",
-  bool [batch, columns]; columns are the documents and then all hard negatives.
-  Nothing that is learnt is in a loss, and it has no keys: rows that do not look
-  at each other's documents may have both (docs/examples/contrastive_rows.py).
+  `Logit` trusts the sensitivity that a loss returns: derive it for your own
+  loss (docs/sensitivities.md). Masks are "is_padding_example", bool [batch],
+  and "is_duplicate", bool [batch, columns]; columns are the documents and then
+  all hard negatives. A loss has no trained parameters and no keys. Rows that do
+  not use each other's documents may have both
+  (docs/examples/contrastive_rows.py).
   """
 
   def losses(self, similarity: jax.Array, **masks: Any) -> jax.Array:
     """Returns losses [batch] of similarities [batch, columns]; 0 for padding."""
 
   def weights(self, similarity: jax.Array, **masks: Any) -> jax.Array:
-    """Returns the derivative of their sum, [batch, columns].
+    """Returns the derivative of the sum of losses, [batch, columns].
 
-    For any similarity whatever: they are to be brought into the range that the
-    sensitivity is derived for.
+    Similarities may have any value. The loss has to clip them to the range for
+    which its sensitivity is derived.
     """
 
   def sensitivity(self, **declared: Any) -> float:
-    """Returns how far one record moves a sum of clipped pairs.
+    """Returns the L2 norm by which one record moves a sum of clipped pairs.
 
     Args:
       **declared: max_batch_size, l2_clip_norm, relation, unit.
@@ -54,7 +55,7 @@ class Loss(Protocol):
 
 
 class Method(Protocol):
-  """What is clipped: `Logit`, `Row`, `Group` or `Batch`."""
+  """Interface of a clipping method: `Logit`, `Row`, `Group` or `Batch`."""
 
   def check(self, fn: Any) -> None:
     """Raises ValueError if the method cannot clip this function's loss."""
@@ -68,19 +69,19 @@ class Method(Protocol):
     """Returns the sum, losses and norms.
 
     Args:
-      fn: the `ContrastiveGrad` that asks.
+      fn: the `ContrastiveGrad` that calls.
       params: pytree of arrays.
-      batch: as the caller gave it, without a mask of padding.
-      pairs: what `fn.read` made of it.
+      batch: the caller's batch, without its padding mask.
+      pairs: the pairs that `fn.read` made of the batch.
     """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContrastiveGrad:
-  """A function that sums clipped gradients; see `contrastive_clipped_grad`.
+  """Sums clipped gradients when it is called; see `contrastive_clipped_grad`.
 
   Attributes: the arguments of `contrastive_clipped_grad`, with their meaning
-  there; `unit`, what `sensitivity` is for where it is not told; and `axes`, of
+  there; `unit`, the default unit of `sensitivity`; and `axes`, the mesh axes of
   `divide_among`.
   """
 
@@ -98,21 +99,21 @@ class ContrastiveGrad:
     """Returns the same gradient, computed by all devices of a mesh together.
 
     Formal guarantee:
-      Inside of a `jax.shard_map` where every device is given the WHOLE batch, the
-      sum of the devices' sums is the sum of one device, so that the sensitivity
-      is the same. Vectors are gathered before a loss is taken: every device
-      weighs the whole batch, and clips rows, pairs or groups of its own.
-      `training.sharded_grad.ShardedGrad` gives the batch so; a batch whose rows
-      are divided is not what is accounted for.
+      Inside of a `jax.shard_map` where every device gets the WHOLE batch, the
+      devices' sums add up to the sum of one device. The sensitivity is
+      therefore the same. Vectors are gathered before the loss is computed:
+      every device weighs the whole batch, and clips rows, pairs or groups of
+      its own. `training.sharded_grad.ShardedGrad` passes the batch like this. A
+      batch whose rows are divided is not accounted for.
 
     Args:
-      axes: of the mesh, all along which work is divided.
+      axes: all mesh axes along which work is divided.
     """
     return dataclasses.replace(self, axes=tuple(axes))
 
   @property
   def share(self) -> shares.Share:
-    """The rows that the device works on."""
+    """Share of the batch's rows that the device works on."""
     return shares.Share(self.axes)
 
   def __call__(
@@ -127,32 +128,32 @@ class ContrastiveGrad:
 
     Args:
       params: pytree of floating-point arrays.
-      batch: "queries" and "documents" [batch, ...]. Optionally "negatives"
-        [batch, hard, ...], as many as the loss declares; "has_query", bool
-        [batch], where False leaves a row out and keeps its document;
-        "document_ids" [batch] (and "negative_ids" [batch, hard], -1 where
-        missing), by which duplicates are known; "public_negatives" [negative,
-        ...] for `Row` (and "public_negative_ids"); "example_id" [batch] for
-        `Group`.
+      batch: "queries" and "documents" [batch, ...]. Optional fields:
+        "negatives" [batch, hard, ...], as many as the loss declares;
+        "has_query", bool [batch], False leaves a row out and keeps its
+        document; "document_ids" [batch] (and "negative_ids" [batch, hard], -1
+        if missing), which identify duplicates; "public_negatives" [negative,
+        ...] for `Row` (and "public_negative_ids"); "example_id" [batch] for `Group`.
       key: must be None: encoders have no randomness.
-      is_padding_example: bool [batch]; such pairs count for nothing, neither
-        as rows nor as columns.
+      is_padding_example: bool [batch]; a pair with True counts neither as a row
+        nor as a column.
 
     Returns:
       The sum, float32 in the structure of `params`, and a `clipping.Aux` of the
-      rows [batch] or groups [groups], [1] for `Batch`. For `Logit` a norm is the
-      largest of the row's similarities.
+      rows [batch] or groups [groups], [1] for `Batch`. For `Logit` a norm is
+      the largest of the row's similarities.
 
     Raises:
-      ValueError: if the batch is not what was declared, or the first example's
-        vector is longer than 1 (under `jax.jit` it is shortened instead); or
-        inside of `jax.shard_map`, where devices see rows of their own.
+      ValueError: if the batch does not match its declaration, or the first
+        example's vector is longer than 1 (under `jax.jit` it is shortened
+        instead); or inside of `jax.shard_map`, if devices see rows of their
+        own.
     """
     devices.refuse_batches(type(self).__name__, among=self.axes)
-    if devices.axes_of(batch, is_padding_example):
+    if devices.get_axes(batch, is_padding_example):
       raise ValueError(
         "expected the whole batch on every device, got one that differs along"
-        f" {sorted(devices.axes_of(batch, is_padding_example))}: rows meet in the"
+        f" {sorted(devices.get_axes(batch, is_padding_example))}: rows meet in the"
         " loss; give it to jax.shard_map with in_specs=PartitionSpec()"
       )
     if key is not None:
@@ -184,11 +185,11 @@ class ContrastiveGrad:
       unit: "pair" (query, document and hard negatives) or "query" (the query's
         text, while its document stays; where documents are negatives Poisson
         sampling does not amplify it, see docs/sensitivities.md); None: the
-        function's own.
+        attribute `unit`.
 
     Raises:
-      ValueError: if the method does not protect the unit, or one is unknown or
-        there is none.
+      ValueError: if the method does not protect the unit, or unit or relation
+        is unknown, or there is no unit.
     """
     unit = self.unit if unit is None else unit
     if unit not in ("pair", "query"):
@@ -203,7 +204,7 @@ class ContrastiveGrad:
     if two_directions and "has_query" in batch:
       raise ValueError(
         "expected no has_query with directions=2, got one: documents would "
-        "choose among queries that are not there"
+        "choose among missing queries"
       )
     return batches.read(
       batch,
@@ -237,7 +238,7 @@ class ContrastiveGrad:
     *,
     together: bool = False,
   ) -> jax.Array:
-    """Returns the vectors of a whole batch, of which each device makes a share."""
+    """Returns the vectors of a whole batch; each device encodes its share."""
     return self.share.map(
       lambda own: self.encode(name, params, own, together=together), examples
     )
@@ -245,16 +246,16 @@ class ContrastiveGrad:
   def total_loss(
     self, params: typing.Params, batch: typing.Batch, is_real: jax.Array
   ) -> jax.Array:
-    """Returns the sum of a batch's losses, with nothing clipped.
+    """Returns the sum of a batch's losses, without clipping.
 
-    Divided among devices: the sum over the device's own rows.
+    If work is divided among devices, the sum is over the device's own rows.
     """
     pairs = self.read(batch, ~is_real)
-    # Padding may hold anything, so a real pair's examples stand in for it.
+    # Padding may hold anything, so real pairs' examples replace it.
     hard = len(pairs.columns) // len(is_real) - 1
     has_column = jnp.concatenate([is_real, jnp.repeat(is_real, hard)])
-    queries = batches.sound(pairs.queries, is_real)
-    columns = batches.sound(pairs.columns, has_column)
+    queries = batches.replace_uncounted(pairs.queries, is_real)
+    columns = batches.replace_uncounted(pairs.columns, has_column)
     q = self.encode_all("query", params, queries, together=True)
     d = self.encode_all("document", params, columns, together=True)
     similarity = jnp.matmul(q, d.T, precision=jax.lax.Precision.HIGHEST)
@@ -285,19 +286,20 @@ def contrastive_clipped_grad(
 
   The loss of one row depends on the documents of the others, so that clipping
   each example's gradient bounds the sum no better than by the batch's size. The
-  methods clip different things. `Logit`: the gradient of each similarity. `Row`:
-  that of each query's loss, against public documents or, as per-example
-  clipping, against its batch. `Group`: that of each of several small batches.
-  `Batch`: that of the whole batch.
+  methods clip different gradients. `Logit` clips that of each similarity. `Row`
+  clips that of each query's loss, against public documents or, like per-example
+  clipping, against its batch. `Group` clips that of each of several small
+  batches, and `Batch` that of the whole batch.
 
   Formal guarantee:
     That of the method, for the value that `sensitivity(relation, unit)` returns
     and batches of at most `max_batch_size` pairs with padding. Public: the
     shapes and everything declared here. Losses and norms are not protected.
 
-  Sums of several microbatches must not be added up before the noise: each
-  record would have to stay in its own whatever else is drawn. For memory use
-  `microbatch_size`, which changes no number: all negatives of the batch stay.
+  Do not add up the sums of several microbatches before the noise: each record
+  would have to stay in its microbatch whatever else is drawn. To save memory
+  use `microbatch_size`, which changes no number: all negatives of the batch
+  stay.
 
   >>> import jax.numpy as jnp
   >>> from synthq_jax.losses import contrastive
@@ -315,15 +317,16 @@ def contrastive_clipped_grad(
 
   Args:
     encode_query: `(params, queries)` to vectors of length 1, [batch, dim]. It
-      is called with one example at a time, under `jax.vmap`; by `Batch` and
-      `Group` with all that they clip as one.
+      is called with one example at a time, under `jax.vmap`; `Batch` and
+      `Group` call it with all examples that they clip as one.
     encode_document: the same for documents and negatives. Parameters may be
-      shared. What is frozen is closed over, not in params.
+      shared. Frozen parameters are closed over, not in params.
     loss: `losses.contrastive.Softmax`, `Sigmoid`, `Spreadout`, or any `Loss`.
-    l2_clip_norm: of what the method clips, finite and at least 1e-12.
+    l2_clip_norm: largest norm of each clipped gradient, finite and at least
+      1e-12.
     method: `Logit(...)`, `Row(...)`, `Group(...)` or `Batch()`.
-    max_batch_size: the most pairs of a batch with padding, at least 1: the
-      sampler's, never the realised one.
+    max_batch_size: largest number of pairs in a batch with padding, at least 1:
+      the sampler's, never the realised one.
     microbatch_size: examples encoded at once, to save memory; `Row` without
       gradients of negatives needs a divisor of the batch. None: all.
 
@@ -378,13 +381,16 @@ def logit_dp(
 
   Formal guarantee:
     That of `privatize` for the unit and the relation, with the sensitivity that
-    `fn` has for them; so `noise_multiplier` has to be calibrated for this
-    relation. Under REPLACE_ONE the accountant doubles by itself what one unit
-    moves, so the noise is made for ADD_OR_REMOVE_ONE there, of which no method's
-    value more than doubles. It takes the sum of ONE call of `fn` a step: sums of
-    several batches must not be added before it, as `optax.MultiSteps` around it
-    would, since a record that comes or goes moves records from one batch to the
-    next. Accumulate inside: `microbatch_size` of `contrastive_clipped_grad`.
+    `fn` has for them. `noise_multiplier` has to be calibrated for this
+    relation. Under REPLACE_ONE the accountant doubles the sensitivity by
+    itself. The noise is then made for ADD_OR_REMOVE_ONE, whose value no method
+    more than doubles under REPLACE_ONE; if a loss of your own does, half of its
+    value is taken.
+
+    The transform takes the sum of ONE call of `fn` a step. Sums of several
+    batches must not be added before it, as `optax.MultiSteps` around it would:
+    a record that comes or goes moves records from one batch to the next.
+    Accumulate inside, with `microbatch_size` of `contrastive_clipped_grad`.
 
   >>> import jax, jax.numpy as jnp
   >>> from synthq_jax import optim
@@ -414,7 +420,7 @@ def logit_dp(
     An optax transform, to be chained before an optimizer.
 
   Raises:
-    TypeError: if `fn` is something else, as a `clipped_grad`.
+    TypeError: if `fn` is no `ContrastiveGrad`, for example a `clipped_grad`.
     ValueError: if `fn` does not protect the unit, or a number is out of range.
   """
   if not isinstance(fn, ContrastiveGrad):

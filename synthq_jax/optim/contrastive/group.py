@@ -1,4 +1,4 @@
-"""Group clipping: disjoint groups of a batch are batches of their own."""
+"""Implements group clipping, which clips the gradient of each group of a batch."""
 
 import dataclasses
 from typing import Any
@@ -16,30 +16,30 @@ __all__ = ["Group"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-  """Clips the gradient of each group to norm C; negatives are of the group.
+  """Clips the gradient of each group to norm C, with negatives from the group.
 
   A record's group is a hash of its own key, the batch's field "example_id",
-  modulo the number of groups: groups that are filled by position would all
-  change when one record comes or goes. Groups so have uneven sizes. One that
-  has more than `size` records leaves the rest out, in an order that depends on
-  the keys alone, and one with a single record teaches nothing.
+  modulo the number of groups. Groups that are filled by position would all
+  change when one record comes or goes. Groups therefore have uneven sizes. A
+  group with more than `size` records leaves the rest out, in an order that
+  depends on the keys alone. A group with a single record teaches nothing.
 
   Formal guarantee:
-    Unit "pair" or "query", or whatever "example_id" belongs to. Assumed: a
+    Unit: "pair" or "query", or whatever "example_id" belongs to. Assumed: a
     record keeps its key when others come and go, as a hash of its content does.
-    Places in the data do not: the records behind one that is removed would
-    change their groups, all of them. Adding or removing a record changes one
-    group, and so the sum by at most 2C; replacing one changes a second group if
-    its key changes with it, 4C, and not if `keeps_group`, 2C. At any
-    temperature. A group whose gradient is not finite counts as zero. Up to
-    float32 rounding. The number of groups is public.
+    Positions in the data do not: all records behind a removed one would change
+    their groups. Adding or removing a record changes one group, and so the sum
+    by at most 2C. Replacing a record changes a second group if its key changes:
+    4C, or 2C with `keeps_group`. These values hold at any temperature, up to
+    float32 rounding. A group whose gradient is not finite counts as zero. The
+    number of groups is public.
 
   Attributes:
-    size: the most records of a group, at least 2.
-    groups: how many; None: max_batch_size // size.
-    keeps_group: whether a record that is replaced keeps its "example_id", as
-      where that is its document's. A place does, too, and serves where records
-      are replaced and never added or removed.
+    size: largest number of records in a group, at least 2.
+    groups: number of groups; None: max_batch_size // size.
+    keeps_group: whether a record that is replaced keeps its "example_id", for
+      example that of its document. A position in the data is kept, too. It
+      serves as a key if records are replaced and never added or removed.
 
   References:
     DP-GCL's idea of groups, with groups that depend on keys instead of
@@ -60,7 +60,7 @@ class Group:
       checks.at_least(1, groups=self.groups)
 
   def check(self, fn: Any) -> None:
-    """Refuses a group that no batch fills."""
+    """Refuses groups larger than the largest batch."""
     if self.groups is None and self.size > fn.max_batch_size:
       raise ValueError(
         f"expected size <= max_batch_size={fn.max_batch_size}, got size="
@@ -86,25 +86,27 @@ class Group:
         "group has to come from its own key"
       )
     count = self.groups or fn.max_batch_size // self.size
-    places, is_filled = assign(
+    positions, is_filled = assign(
       jnp.asarray(batch["example_id"]), pairs.is_padding, count, self.size
     )
     names = ("queries", "documents", "negatives", "document_ids",
              "negative_ids", "has_query")  # fmt: skip
     grouped = {
-      name: jnp.asarray(batch[name])[places] for name in names if name in batch
+      name: jnp.asarray(batch[name])[positions]
+      for name in names
+      if name in batch
     }
     grouped["is_real"] = is_filled
     undivided = dataclasses.replace(fn, axes=())  # a group is on one device
 
     def loss(params: typing.Params, group: typing.Batch) -> jax.Array:
-      one = {name: values[0] for name, values in group.items()}
-      return undivided.total_loss(params, one, one.pop("is_real"))[None]
+      fields = {name: values[0] for name, values in group.items()}
+      return undivided.total_loss(params, fields, fields.pop("is_real"))[None]
 
     grouped, own = fn.share.take(grouped), fn.share.is_own(count)
     microbatch = fn.microbatch_size
     if microbatch is not None:
-      microbatch = _divisor(len(own), microbatch // self.size)
+      microbatch = _find_divisor(len(own), microbatch // self.size)
     is_empty = ~grouped["is_real"].any(axis=1)
     total, aux = clipping.clipped_grad(
       loss, l2_clip_norm=fn.l2_clip_norm, microbatch_size=microbatch
@@ -113,7 +115,7 @@ class Group:
     return total, losses, norms
 
 
-def _divisor(count: int, most: int) -> int:
+def _find_divisor(count: int, most: int) -> int:
   """Returns the largest divisor of count that is at most `most`, or 1."""
   return max(
     d for d in range(1, count + 1) if count % d == 0 and d <= max(most, 1)
@@ -129,27 +131,27 @@ def assign(
     ids: integers [batch].
     is_padding: bool [batch]; such records are in no group.
     count: number of groups.
-    size: places in a group.
+    size: largest number of records in a group.
 
   Returns:
-    Positions in the batch [count, size], and which places are filled, bool.
+    Positions in the batch [count, size], and a mask of the filled ones, bool.
   """
-  mixed = _mix(ids.astype(jnp.uint32))
+  mixed = _mix_bits(ids.astype(jnp.uint32))
   group = jnp.where(is_padding, count, (mixed % count).astype(jnp.int32))
-  order = jnp.lexsort((_mix(mixed + jnp.uint32(0x9E3779B9)), group))
+  order = jnp.lexsort((_mix_bits(mixed + jnp.uint32(0x9E3779B9)), group))
   sorted_group = group[order]
   first = jnp.searchsorted(sorted_group, sorted_group, side="left")
   rank = jnp.arange(len(ids)) - first
-  kept = (rank < size) & (sorted_group < count)
-  place = jnp.where(kept, sorted_group * size + rank, count * size)
-  places = jnp.zeros(count * size, jnp.int32)
-  places = places.at[place].set(order.astype(jnp.int32), mode="drop")
-  is_filled = jnp.zeros(count * size, bool).at[place].set(True, mode="drop")
-  return places.reshape(count, size), is_filled.reshape(count, size)
+  fits = (rank < size) & (sorted_group < count)
+  slot = jnp.where(fits, sorted_group * size + rank, count * size)
+  positions = jnp.zeros(count * size, jnp.int32)
+  positions = positions.at[slot].set(order.astype(jnp.int32), mode="drop")
+  is_filled = jnp.zeros(count * size, bool).at[slot].set(True, mode="drop")
+  return positions.reshape(count, size), is_filled.reshape(count, size)
 
 
-def _mix(x: jax.Array) -> jax.Array:
-  """Returns well-mixed bits of 32-bit integers, one-to-one."""
+def _mix_bits(x: jax.Array) -> jax.Array:
+  """Mixes the bits of 32-bit integers, one-to-one."""
   for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
     x = (x ^ (x >> shift)) * jnp.uint32(factor)
   return x ^ (x >> 16)

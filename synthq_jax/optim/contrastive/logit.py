@@ -1,4 +1,4 @@
-"""Logit-DP: the gradient of each similarity is clipped."""
+"""Implements Logit-DP, which clips the gradient of each similarity."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ _OWN_TRANSPOSES = (
   "custom_linear_solve",
   "linear_call",
 )
-"""Primitives with a pass back that a user wrote."""
+"""Primitives with a backward pass that the user wrote."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,38 +28,44 @@ class Logit:
   """Clips the gradient of each similarity to norm B, then weights and sums.
 
   The sum is sum_ij w_ij c_ij grad S_ij, where w is the derivative of the loss
-  with respect to the similarities and `c_ij = min(1, B / |grad S_ij|)`. Norms come
-  first; the sum is then one pass back through the encoders, from sums of vectors
-  weighted by w_ij c_ij, so no array has an axis for pairs and one for parameters.
+  with respect to the similarities and `c_ij = min(1, B / |grad S_ij|)`. Norms
+  come first. The sum is then one backward pass through the encoders, from sums
+  of vectors weighted by w_ij c_ij. So no array has an axis for pairs and one
+  for parameters.
 
   Formal guarantee:
-    Unit "pair" (a query, its document and hard negatives) or "query" (the
-    text of the query while its document stays), relation and value: those of
-    the loss's sensitivity (`privacy.sensitivity`), for batches of at most
-    `max_batch_size`. The value depends on the temperature as exp(2 / tau) for
-    softmax and unit "pair". Each clipped gradient depends on pairs i and j
-    alone: encoders are called with one example at a time. A gradient that is
-    not finite counts as zero, a query whose vector is not finite loses its row,
-    a pair whose document is not finite counts as padding. A duplicate of a
-    row's document keeps the constant column that the loss gives it. The sums
-    of several blocks of a batch may be added only where each record's block
-    depends on its own key: otherwise use `microbatch_size`, which changes
-    memory alone. Up to float32 rounding: norms allow for that of the passes back
-    (`pair_norms.allowance`). Encoders that compute in half precision, or have
-    derivatives of their own (`jax.custom_vjp`), are refused.
+    Unit: "pair" (a query, its document and hard negatives) or "query" (the text
+    of the query while its document stays). Relation and value: those of the
+    loss's sensitivity (`privacy.sensitivity`), for batches of at most
+    `max_batch_size` pairs. For softmax and unit "pair" the value depends on the
+    temperature as exp(2 / tau). Each clipped gradient depends on pairs i and j
+    alone: encoders are called with one example at a time.
 
-  Cost beside an ordinary step: `exact` takes n passes back to the trained
-  products, with norms from factors as in book-keeping; or dim passes where dim
-  < n and the Jacobians fit into `memory_bytes`. `bound` takes min(n, dim).
-  Four more measure rounding. Passes go no deeper than the lowest trained
-  parameter, so what is practical is a projection head, LoRA, a small dim or a
-  small batch. Encoders that share no parameter cost min(n, dim) passes with
-  exact norms too.
+    A gradient that is not finite counts as zero. A query whose vector is not
+    finite loses its row. A pair counts as padding if the vector of its document
+    or of one of its hard negatives is not finite. A duplicate of a row's
+    document keeps the constant column that the loss gives it. The sums of
+    several blocks of a batch may be added only if each record's block depends
+    on its own key. Otherwise use `microbatch_size`, which changes memory alone.
+
+    The value holds up to float32 rounding; norms include an allowance for the
+    rounding of the backward passes (`pair_norms.estimate_allowance`). Encoders
+    that compute in half precision, or have derivatives of their own
+    (`jax.custom_vjp`), are refused.
+
+  Cost beside an ordinary step: "exact" takes n backward passes to the trained
+  products, with norms from factors as in book-keeping. It takes dim passes if
+  dim < n and the Jacobians fit into `memory_bytes`. "bound" takes min(n, dim)
+  passes, and so does "exact" for encoders that share no parameter. Four more
+  passes measure rounding. Passes go no deeper than the lowest trained
+  parameter. Practical are a projection head, LoRA, a small dim or a small
+  batch.
 
   Attributes:
-    norms: "exact"; "bound" clips by `|J_q^T d| + |J_d^T q|`, which is at least
-      the norm, so the sum is of shorter vectors.
-    memory_bytes: what Jacobians may take, and gradients that are formed for each.
+    norms: "exact", or "bound", which clips by `|J_q^T d| + |J_d^T q|`: at least
+      the norm, so that the summed vectors are shorter.
+    memory_bytes: largest size of Jacobians, and of gradients that are formed
+      for each example.
 
   References:
     Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, algorithm 1.
@@ -74,10 +80,10 @@ class Logit:
     checks.at_least(0, memory_bytes=self.memory_bytes)
 
   def check(self, fn: Any) -> None:
-    """Refuses what this method cannot do; every loss will do."""
+    """Refuses nothing: the method clips every loss."""
 
   def sensitivity(self, fn: Any, relation: Any, unit: str) -> float:
-    """Returns the loss's own sensitivity for the declared batch."""
+    """Returns the loss's own sensitivity for the declared largest batch."""
     return fn.loss.sensitivity(
       max_batch_size=fn.max_batch_size,
       l2_clip_norm=fn.l2_clip_norm,
@@ -90,20 +96,20 @@ class Logit:
   ) -> typing.Clipped:
     """Returns the sum, losses [batch] and each row's largest norm [batch]."""
     _refuse_encoders(fn, params, pairs)
-    scored = _scored(fn, params, pairs)
-    norms = self._norms(fn, params, pairs, scored)
+    scored = _score(fn, params, pairs)
+    norms = self._compute_norms(fn, params, pairs, scored)
     factors = scored.weights * _clip_factors(norms, fn.l2_clip_norm)
-    total = _weighted_gradient(
+    total = _compute_weighted_gradient(
       fn, params, pairs, scored, factors, self.memory_bytes
     )
     seen = jnp.where(scored.weights != 0, norms, 0.0)
     return total, scored.losses, jnp.max(seen, axis=1)
 
-  def _norms(
+  def _compute_norms(
     self, fn: Any, params: typing.Params, pairs: batches.Pairs, scored: Any
   ) -> jax.Array:
-    """Returns the norms to clip by, rounding allowed for, [batch, columns]."""
-    towers = encoders.towers(
+    """Returns the norms to clip by, with an allowance, [batch, columns]."""
+    towers = encoders.trace_towers(
       fn.encode_query,
       fn.encode_document,
       params,
@@ -116,56 +122,60 @@ class Logit:
     if self.norms == "bound":
       norms = pair_norms.bound(towers, *sides, **options)
     else:
-      norms = pair_norms.exact(towers, *sides, microbatch_size=size, **options)
-    of_queries, of_columns = (
+      norms = pair_norms.compute_exact(
+        towers, *sides, microbatch_size=size, **options
+      )
+    query_allowance, column_allowance = (
       fn.share.map(
-        lambda own, tower=tower: pair_norms.allowance(
+        lambda own, tower=tower: pair_norms.estimate_allowance(
           tower, own, dim, memory_bytes=memory, microbatch_size=size
         ),
         examples,
       )
       for tower, examples in zip(towers, sides, strict=True)
     )
-    squares = norms * norms + of_queries[:, None] + of_columns[None, :]
+    squares = (
+      norms * norms + query_allowance[:, None] + column_allowance[None, :]
+    )
     return jnp.sqrt(squares)
 
 
 def _refuse_encoders(
   fn: Any, params: typing.Params, pairs: batches.Pairs
 ) -> None:
-  """Refuses encoders whose pass back is not the sum of those of single pairs.
+  """Refuses encoders whose backward pass is not the sum of those of single pairs.
 
-  It starts from a weighted sum of vectors: in half precision it rounds with all of
-  them, and a derivative of the user's own may not be linear in where it starts.
+  The pass starts from a weighted sum of vectors. In half precision its rounding
+  depends on all of them, and a user's own derivative may not be linear in it.
   """
   for encoder, examples in (
     (fn.encode_query, pairs.queries),
     (fn.encode_document, pairs.columns),
   ):
-    one = jax.tree.map(lambda x: x[:1], examples)
-    jaxpr = jax.make_jaxpr(encoder)(params, one).jaxpr
-    if not jaxprs.primitives(jaxpr).isdisjoint(_OWN_TRANSPOSES):
+    first = jax.tree.map(lambda x: x[:1], examples)
+    jaxpr = jax.make_jaxpr(encoder)(params, first).jaxpr
+    if not jaxprs.get_primitives(jaxpr).isdisjoint(_OWN_TRANSPOSES):
       raise ValueError(
         "expected encoders without jax.custom_vjp for Logit, whose norms and sum"
         " are of different cotangents, got one, which may not be linear in them:"
         " write it as jax.custom_jvp, or take another method"
       )
-    found = jaxprs.half_precision(jaxpr)
-    if found is not None:
+    dtype = jaxprs.get_half_precision(jaxpr)
+    if dtype is not None:
       raise ValueError(
-        f"expected encoders that compute in float32 for Logit, got {found}: set"
+        f"expected encoders that compute in float32 for Logit, got {dtype}: set"
         " the model's dtype to float32, or take another method"
       )
 
 
 def _clip_factors(norms: jax.Array, l2_clip_norm: float) -> jax.Array:
-  """Returns what gradients are multiplied with; zero if they are not finite."""
+  """Returns the clip factors of gradients; zero if a norm is not finite."""
   factors = jnp.minimum(1.0, l2_clip_norm / norms)
   return jnp.where(jnp.isfinite(norms), factors, 0.0)
 
 
 class _Scored(NamedTuple):
-  """A batch's vectors, 0 where they do not count, and what the loss says."""
+  """Vectors of a batch, 0 where they do not count, with losses and weights."""
 
   queries: jax.Array  # [batch, dim]
   columns: jax.Array  # [columns, dim]
@@ -173,12 +183,12 @@ class _Scored(NamedTuple):
   weights: jax.Array  # derivatives of their sum, [batch, columns]
 
 
-def _scored(fn: Any, params: typing.Params, pairs: batches.Pairs) -> _Scored:
-  """Encodes a batch and takes its loss."""
+def _score(fn: Any, params: typing.Params, pairs: batches.Pairs) -> _Scored:
+  """Encodes a batch and computes its losses and weights."""
   q = fn.encode_all("query", params, pairs.queries)
   d = fn.encode_all("document", params, pairs.columns)
-  has_query = pairs.has_query & batches.finite_rows(q)
-  has_column = batches.finite_rows(d)
+  has_query = pairs.has_query & batches.mask_finite_rows(q)
+  has_column = batches.mask_finite_rows(d)
   size = len(q)
   own = jnp.concatenate(  # [batch, 1 + hard]
     [has_column[:size, None], has_column[size:].reshape(size, -1)], axis=1
@@ -196,7 +206,7 @@ def _scored(fn: Any, params: typing.Params, pairs: batches.Pairs) -> _Scored:
   return _Scored(q, d, losses, jnp.where(has_query[:, None], weights, 0.0))
 
 
-def _weighted_gradient(
+def _compute_weighted_gradient(
   fn: Any,
   params: typing.Params,
   pairs: batches.Pairs,
@@ -206,13 +216,14 @@ def _weighted_gradient(
 ) -> typing.Params:
   """Returns the gradient of sum_ij factors_ij S_ij, float32.
 
-  Each example's gradient is that of <its vector, the weighted sum of those that
-  it meets>; they are added as book-keeping adds its own, since a running sum
-  over examples, or over all their tokens, may round with one of them.
+  Each example's gradient is that of <its vector, the weighted sum of the
+  vectors that it meets>. They are added as in book-keeping, since the rounding
+  of a running sum over examples, or over all their tokens, may depend on one of
+  them.
   """
   # In float32, also where parameters are narrower.
-  wide, narrow = rules.widened(params)
-  towers = encoders.towers(
+  wide, narrow = rules.widen(params)
+  towers = encoders.trace_towers(
     lambda wide, examples: fn.encode_query(narrow(wide), examples),
     lambda wide, examples: fn.encode_document(narrow(wide), examples),
     wide,
@@ -224,15 +235,15 @@ def _weighted_gradient(
   toward_columns = jnp.matmul(factors.T, scored.queries, precision=exact)
   counts = factors != 0
   share = fn.share
-  # Passes back of half precision, accelerators' default, would round with all.
+  # In accelerators' default precision, rounding would depend on all examples.
   with jax.default_matmul_precision("highest"):
     parts = [
-      _pulled(
+      _sum_pullbacks(
         tower,
         share.take(examples),
         share.take(toward),
         share.take(is_counted) & share.is_own(len(is_counted)),
-        pair_norms.block_size(
+        pair_norms.choose_block_size(
           tower, share.count(len(toward)), fn.microbatch_size, memory_bytes
         ),
       )
@@ -245,30 +256,30 @@ def _weighted_gradient(
   return jax.tree.unflatten(jax.tree.structure(wide), total)
 
 
-def _pulled(
+def _sum_pullbacks(
   tower: encoders.Tower,
   examples: Any,
   cotangents: jax.Array,
   is_counted: jax.Array,
   block: int,
 ) -> list[jax.Array]:
-  """Returns the sum of the gradients of <vector, cotangent> of what counts."""
+  """Sums the gradients of <vector, cotangent> over the examples that count."""
   missing = -len(cotangents) % block
   is_counted = jnp.pad(is_counted, (0, missing))
 
-  def of_block(rows: Any) -> tuple[list[jax.Array], tuple[()]]:
+  def sum_block(rows: Any) -> tuple[list[jax.Array], tuple[()]]:
     examples, cotangents, weights = rows
     _, records, pull = encoders.linearize(tower, examples)
     part = tower, records, pull(cotangents)
-    return encoders.weighted_sums([part], weights), ()
+    return encoders.compute_weighted_sums([part], weights), ()
 
   rows = (
-    batches.sound(examples, is_counted),
+    batches.replace_uncounted(examples, is_counted),
     jnp.pad(cotangents, ((0, missing), (0, 0))),
     is_counted.astype(jnp.float32),
   )
   total, _ = sums.add_up(
-    of_block,
+    sum_block,
     rows,
     list(tower.leaves),
     block,

@@ -1,20 +1,20 @@
-"""Norms of the gradients of all similarities of a batch.
+"""Computes the norms of the gradients of all similarities of a batch.
 
-The gradient of S_ij = <q_i, d_j> is J_qi^T d_j + J_dj^T q_i, with J_q and J_d the
-Jacobians of the embeddings with respect to all parameters. Where the encoders
-share parameters, its squared norm has the cross term
+The gradient of S_ij = <q_i, d_j> is J_qi^T d_j + J_dj^T q_i, with J_q and J_d
+the Jacobians of the embeddings with respect to all parameters. Where the
+encoders share parameters, its squared norm has the cross term
 2 <J_qi^T d_j, J_dj^T q_i>, which no Gram matrix of one example holds.
 
-All pairs (i, i + shift) take one pass back through both encoders, with rows and
-columns as in an ordinary batch: a pass for each of the n shifts. Where dim is
+All pairs (i, i + shift) take one backward pass through both encoders, with rows
+and columns as in an ordinary batch: a pass for each of the n shifts. If dim is
 less than n, memory allows and it takes less work, there is a pass for each
-dimension instead: what is formed of the Jacobians is then multiplied for all
-pairs at once, what stays in factors is combined shift by shift. No array has an
-axis for pairs and one for parameters.
+dimension instead. Formed parts of the Jacobians are then multiplied for all
+pairs at once, and factors are combined shift by shift. No array has an axis for
+pairs and one for parameters.
 
-Where the encoders share nothing, one pass back for each dimension gives the rows
-of an example's Jacobian in factors. Their Gram matrix [dim, dim] holds every
-`|J^T v|^2 = v^T (J J^T) v`, so that the number of vectors v costs next to nothing.
+If the encoders share no parameter, one backward pass for each dimension gives
+the rows of an example's Jacobian in factors. Their Gram matrix [dim, dim] holds
+every `|J^T v|^2 = v^T (J J^T) v`, so that more vectors v cost next to nothing.
 """
 
 import functools
@@ -29,29 +29,29 @@ from synthq_jax.optim.bookkeeping import jaxprs, plans, rules, use_sites
 from synthq_jax.optim.contrastive import encoders, shares
 
 __all__ = [
-  "allowance",
-  "block_size",
   "bound",
+  "choose_block_size",
   "combine",
-  "exact",
-  "jacobians",
-  "of_one_encoder",
-  "squared_products",
   "combining_pays",
+  "compute_encoder_norms",
+  "compute_exact",
+  "compute_jacobians",
+  "compute_squared_products",
+  "estimate_allowance",
 ]
 
 _EXACT = jax.lax.Precision.HIGHEST
-_UNROLLED = 4  # products between which a sum stays where it is
+_UNROLLED = 4  # unrolled products, between which the sum stays in place
 
-# A quadratic form cancels where v is close to a vector that J^T takes to zero,
-# as the embedding itself is for cosines. So units in the last place of what is
-# summed are added: for factors those of `rules`; for gradients that are formed,
-# whose inner products are long sums of squares, 16 were enough (measured).
+# A quadratic form cancels if v is close to a vector that J^T maps to zero, as the
+# embedding itself is for cosines. So units in the last place of the terms are
+# added: for factors those of `rules`; for formed gradients, whose inner products
+# are long sums of squares, 16 were enough (measured).
 _FORMED_UNITS = 16
 _DIRECTIONS = 4
 
 
-def exact(
+def compute_exact(
   towers: encoders.Towers,
   queries: Any,
   documents: Any,
@@ -66,47 +66,51 @@ def exact(
     towers: both encoders.
     queries: arrays with a leading axis [query].
     documents: arrays with a leading axis [document].
-    memory_bytes: what Jacobians may take.
-    microbatch_size: queries, and documents, taken at once; all pairs of blocks
-      are gone through. None: all.
-    share: the rows of both that the device works on.
+    memory_bytes: largest size of Jacobians.
+    microbatch_size: queries, and documents, processed at once, over all pairs
+      of blocks. None: all.
+    share: the share of both that the device works on.
 
   Returns:
     float32 [query, document].
   """
   if towers.are_disjoint:
-    return jnp.hypot(*_both(towers, queries, documents, memory_bytes, share))
+    return jnp.hypot(
+      *_compute_both_norms(towers, queries, documents, memory_bytes, share)
+    )
   n, m = (jax.tree.leaves(x)[0].shape[0] for x in (queries, documents))
-  block = functools.partial(_exact_block, memory_bytes)
+  block = functools.partial(_compute_block, memory_bytes)
   size = microbatch_size
   own, held = share.take(queries), share.take(documents)
   if size is None or size >= share.count(m):
-    query = _side(towers.query, own)
-    norms = share.around(
+    query = _make_side(towers.query, own)
+    norms = share.map_ring(
       lambda held: block(query, _Side(towers.document, *held)),
-      _side(towers.document, held)[1:],
+      _make_side(towers.document, held)[1:],
     )
   else:
-    norms = share.around(
-      functools.partial(_in_blocks, towers, block, size, own), held
+    norms = share.map_ring(
+      functools.partial(_compute_in_blocks, towers, block, size, own), held
     )
   return share.gather(norms[:, :m], n)
 
 
-def _in_blocks(
+def _compute_in_blocks(
   towers: encoders.Towers,
   block: Callable[..., jax.Array],
   size: int,
   queries: Any,
   documents: Any,
 ) -> jax.Array:
-  """Returns the norms of all pairs, with so many of each side in memory."""
+  """Returns the norms of all pairs, with `size` examples of each side in memory."""
   n, m = (jax.tree.leaves(x)[0].shape[0] for x in (queries, documents))
   query_blocks = encoders.split(queries, n, min(size, n))
   document_blocks = encoders.split(documents, m, size)
   norms = jax.lax.map(
     lambda q: jax.lax.map(
-      lambda d: block(_side(towers.query, q), _side(towers.document, d)),
+      lambda d: block(
+        _make_side(towers.query, q), _make_side(towers.document, d)
+      ),
       document_blocks,
     ),
     query_blocks,
@@ -124,16 +128,18 @@ class _Side(NamedTuple):
   pull: Callable[[jax.Array], encoders.Factors]
 
 
-def _side(tower: encoders.Tower, examples: Any) -> _Side:
+def _make_side(tower: encoders.Tower, examples: Any) -> _Side:
   return _Side(tower, *encoders.linearize(tower, examples))
 
 
-def _exact_block(memory_bytes: int, query: _Side, document: _Side) -> jax.Array:
-  """Returns the norms for queries and documents that are taken at once."""
+def _compute_block(
+  memory_bytes: int, query: _Side, document: _Side
+) -> jax.Array:
+  """Returns the norms of queries and documents that are processed at once."""
   sides = query, document
   (n, dim), m = query.vectors.shape, len(document.vectors)
   needed = sum(
-    _jacobian_bytes(side.tower, len(side.vectors), dim) for side in sides
+    _count_jacobian_bytes(side.tower, len(side.vectors), dim) for side in sides
   )
   squares = jnp.zeros((n, m))
   if dim < max(n, m) and needed <= memory_bytes:
@@ -142,12 +148,12 @@ def _exact_block(memory_bytes: int, query: _Side, document: _Side) -> jax.Array:
       for side in sides
     ]
     rows = [
-      jacobians(side.pull, len(side.vectors), dim) if pay else None
+      compute_jacobians(side.pull, len(side.vectors), dim) if pay else None
       for side, pay in zip(sides, pays, strict=True)
     ]
     paid = [row for row in rows if row is not None]
     if len(paid) == len(sides):
-      squares = squared_products(
+      squares = compute_squared_products(
         query.vectors,
         document.vectors,
         *[
@@ -166,34 +172,34 @@ def _exact_block(memory_bytes: int, query: _Side, document: _Side) -> jax.Array:
       side if row is None else side._replace(pull=combine(row))
       for side, row in zip(sides, rows, strict=True)
     )
-  squares += _by_shifts(query, document)
+  squares += _compute_by_shifts(query, document)
   return jnp.sqrt(jnp.maximum(squares, 0.0))
 
 
-def _by_shifts(query: _Side, document: _Side) -> jax.Array:
+def _compute_by_shifts(query: _Side, document: _Side) -> jax.Array:
   """Returns squared norms, with a pass through both encoders for each shift."""
   q, d = query.vectors, document.vectors
   n, m = len(q), len(d)
   shifts = max(n, m)
 
-  def of_shift(shift: jax.Array) -> jax.Array:
+  def compute_shift(shift: jax.Array) -> jax.Array:
     columns = (jnp.arange(n) + shift) % shifts  # the document of each query
     rows = (jnp.arange(m) - shift) % shifts  # the query of each document
     columns = jnp.minimum(columns, m - 1)  # beyond the last there is none
     own = jnp.where((rows < n)[:, None], q[jnp.minimum(rows, n - 1)], 0.0)
-    found, records = jax.tree.map(
+    factors, records = jax.tree.map(
       lambda x: x[columns], (document.pull(own), document.records)
     )
-    return encoders.squared_norms(
+    return encoders.compute_squared_norms(
       [
         (query.tower, query.records, query.pull(d[columns])),
-        (document.tower, records, found),
+        (document.tower, records, factors),
       ],
       n,
     )
 
-  squares = jax.lax.map(of_shift, jnp.arange(shifts))  # [shift, query]
-  return _unshifted(squares)[:, :m]
+  squares = jax.lax.map(compute_shift, jnp.arange(shifts))  # [shift, query]
+  return _undo_shifts(squares)[:, :m]
 
 
 def bound(
@@ -207,15 +213,17 @@ def bound(
   """Returns `|J_q^T d| + |J_d^T q|`, at least the norm of each gradient.
 
   Args:
-    towers, queries, documents, memory_bytes, share: as in `exact`.
+    towers, queries, documents, memory_bytes, share: as in `compute_exact`.
 
   Returns:
     float32 [query, document].
   """
-  return jnp.add(*_both(towers, queries, documents, memory_bytes, share))
+  return jnp.add(
+    *_compute_both_norms(towers, queries, documents, memory_bytes, share)
+  )
 
 
-def _both(
+def _compute_both_norms(
   towers: encoders.Towers,
   queries: Any,
   documents: Any,
@@ -229,34 +237,36 @@ def _both(
 
   def norms(tower: encoders.Tower, examples: Any, others: Any) -> jax.Array:
     return share.map(
-      lambda own: of_one_encoder(tower, own, others, memory_bytes), examples
+      lambda own: compute_encoder_norms(tower, own, others, memory_bytes),
+      examples,
     )
 
   q, d = vectors(towers.query, queries), vectors(towers.document, documents)
-  of_documents = norms(towers.document, documents, q)
-  return norms(towers.query, queries, d), of_documents.T
+  document_norms = norms(towers.document, documents, q)
+  return norms(towers.query, queries, d), document_norms.T
 
 
-def block_size(
+def choose_block_size(
   tower: encoders.Tower,
   size: int,
   microbatch_size: int | None,
   memory_bytes: int,
 ) -> int:
-  """Returns how many examples one pass back takes: fewer where it forms gradients.
+  """Returns the number of examples in a backward pass; fewer if it forms gradients.
 
   Args:
     tower: the encoder.
-    size: how many there are.
-    microbatch_size: the most at once; None: no such limit.
-    memory_bytes: what gradients that are formed for each may take.
+    size: number of all examples.
+    microbatch_size: largest number at once; None: no such limit.
+    memory_bytes: largest size of the gradients that are formed for each
+      example.
   """
   each = 4 * sum(tower.leaves[index].size for index in tower.plan.formed)
   most = memory_bytes // each if each else size
   return max(1, min(size, microbatch_size or size, most))
 
 
-def allowance(
+def estimate_allowance(
   tower: encoders.Tower,
   examples: Any,
   dim: int,
@@ -264,43 +274,45 @@ def allowance(
   memory_bytes: int,
   microbatch_size: int | None = None,
 ) -> jax.Array:
-  """Returns what rounding may add to each example's passes back, squared.
+  """Estimates the squared rounding error of each example's backward passes.
 
-  A pass back rounds by units of its Jacobian J, also where the exact result
-  vanishes, as that of a cosine does along the vector itself: sixteen units of
-  `|J|^2`, which is the mean of `|J^T v|^2` over random directions v. Four that are
-  fixed and public estimate it; an encoder made to hide from all four would.
+  A backward pass rounds by units of its Jacobian J, even if the exact result
+  vanishes, as that of a cosine does along the vector itself. The allowance is
+  sixteen units of `|J|^2`, which is the mean of `|J^T v|^2` over random
+  directions v. Four fixed and public directions estimate it. An encoder that is
+  made to hide from all four would succeed.
 
   Args:
     tower: the encoder.
     examples: arrays with a leading axis [batch].
-    dim: of the vectors.
-    memory_bytes: what gradients that are formed for each may take.
-    microbatch_size: examples at once; None: as many as that allows.
+    dim: length of the vectors.
+    memory_bytes: largest size of the gradients that are formed for each
+      example.
+    microbatch_size: examples at once; None: as many as `memory_bytes` allows.
 
   Returns:
     float32 [batch].
   """
   directions = jax.random.normal(jax.random.key(0), (_DIRECTIONS, dim))
   size = jax.tree.leaves(examples)[0].shape[0]
-  block = block_size(tower, size, microbatch_size, memory_bytes)
+  block = choose_block_size(tower, size, microbatch_size, memory_bytes)
 
-  def of_block(examples: Any) -> jax.Array:
+  def measure_block(examples: Any) -> jax.Array:
     _, records, pull = encoders.linearize(tower, examples)
 
-    def toward(direction: jax.Array) -> jax.Array:
+    def measure_direction(direction: jax.Array) -> jax.Array:
       cotangents = jnp.broadcast_to(direction, (block, dim))
       part = tower, records, pull(cotangents)
-      return encoders.squared_norms([part], block)
+      return encoders.compute_squared_norms([part], block)
 
-    return jnp.mean(jax.lax.map(toward, directions), axis=0)
+    return jnp.mean(jax.lax.map(measure_direction, directions), axis=0)
 
   blocks = encoders.split(examples, size, block)
-  squares = jax.lax.map(of_block, blocks).reshape(-1)[:size]
+  squares = jax.lax.map(measure_block, blocks).reshape(-1)[:size]
   return _FORMED_UNITS * rules.UNIT * squares
 
 
-def of_one_encoder(
+def compute_encoder_norms(
   tower: encoders.Tower, examples: Any, others: jax.Array, memory_bytes: int
 ) -> jax.Array:
   """Returns `|J^T v|` for all examples and other vectors.
@@ -309,54 +321,54 @@ def of_one_encoder(
     tower: the encoder.
     examples: arrays with a leading axis [batch].
     others: vectors [other, dim].
-    memory_bytes: what Jacobians may take.
+    memory_bytes: largest size of Jacobians.
 
   Returns:
-    float32 [batch, other]; at most as much too large as rounding allows.
+    float32 [batch, other], too large by no more than an allowance for rounding.
   """
   if others.shape[1] < others.shape[0]:
-    return _gram_norms(tower, examples, others, memory_bytes)
+    return _compute_gram_norms(tower, examples, others, memory_bytes)
   size = jax.tree.leaves(examples)[0].shape[0]
   _, records, pull = encoders.linearize(tower, examples)
 
-  def of_shift(shift: jax.Array) -> jax.Array:
+  def compute_shift(shift: jax.Array) -> jax.Array:
     columns = (jnp.arange(size) + shift) % len(others)
-    return encoders.squared_norms(
+    return encoders.compute_squared_norms(
       [(tower, records, pull(others[columns]))], size
     )
 
-  squares = jax.lax.map(of_shift, jnp.arange(len(others)))
-  return jnp.sqrt(jnp.maximum(_unshifted(squares), 0.0))
+  squares = jax.lax.map(compute_shift, jnp.arange(len(others)))
+  return jnp.sqrt(jnp.maximum(_undo_shifts(squares), 0.0))
 
 
-def _unshifted(squares: jax.Array) -> jax.Array:
-  """Turns [shift, query] into [query, document]."""
+def _undo_shifts(squares: jax.Array) -> jax.Array:
+  """Rearranges [shift, query] to [query, document]."""
   shifts, size = squares.shape
   rows = jnp.arange(size)[:, None]
   return squares[(jnp.arange(shifts)[None, :] - rows) % shifts, rows]
 
 
-def squared_products(
+def compute_squared_products(
   q: jax.Array,
   d: jax.Array,
-  of_queries: Mapping[int, jax.Array],
-  of_documents: Mapping[int, jax.Array],
+  query_jacobians: Mapping[int, jax.Array],
+  document_jacobians: Mapping[int, jax.Array],
 ) -> jax.Array:
   """Returns the squared norms over some parameters, from both Jacobians.
 
   For entry p of a parameter the gradients of all similarities are one matrix
   product, [J_q[p], q] [d, J_d[p]]^T: rows and columns of length 2 dim. Entry
-  after entry is multiplied, squared and added up, so that the Jacobians are read
-  once and what is written stays in cache. Nothing cancels: these are sums of
+  after entry is multiplied, squared and added up, so that the Jacobians are
+  read once and the products stay in cache. Nothing cancels: these are sums of
   squares.
 
-  Jacobians are [dim, query, ...] and [dim, document, ...] by parameter; one that
-  is missing is zero.
+  Jacobians are [dim, query, ...] and [dim, document, ...] by parameter; a
+  missing Jacobian is zero.
   """
   total = jnp.zeros((len(q), len(d)))
-  for leaf in of_queries.keys() | of_documents.keys():
-    rows = _by_entry(of_queries.get(leaf))
-    columns = _by_entry(of_documents.get(leaf))
+  for leaf in query_jacobians.keys() | document_jacobians.keys():
+    rows = _split_entries(query_jacobians.get(leaf))
+    columns = _split_entries(document_jacobians.get(leaf))
 
     def add(total: jax.Array, entry: tuple) -> tuple[jax.Array, None]:
       row, column = entry  # [query, dim] and [document, dim], or None
@@ -373,8 +385,8 @@ def squared_products(
   return total
 
 
-def _by_entry(jacobian: jax.Array | None) -> jax.Array | None:
-  """Turns [dim, batch, ...] into [entry, batch, dim], float32."""
+def _split_entries(jacobian: jax.Array | None) -> jax.Array | None:
+  """Rearranges [dim, batch, ...] to [entry, batch, dim], float32."""
   if jacobian is None:
     return None
   dim, size = jacobian.shape[:2]
@@ -383,7 +395,7 @@ def _by_entry(jacobian: jax.Array | None) -> jax.Array | None:
 
 
 def combine(rows: encoders.Factors) -> Callable[[jax.Array], encoders.Factors]:
-  """Returns the function that `jacobians` was made from, without passes back.
+  """Makes a pullback from Jacobians, which takes no further backward passes.
 
   Args:
     rows: the factors for each dimension, [dim, batch, ...].
@@ -399,7 +411,7 @@ def combine(rows: encoders.Factors) -> Callable[[jax.Array], encoders.Factors]:
   )
 
 
-def jacobians(
+def compute_jacobians(
   pull: Callable[[jax.Array], encoders.Factors], size: int, dim: int
 ) -> encoders.Factors:
   """Returns the factors for each dimension's unit vector, [dim, batch, ...]."""
@@ -413,13 +425,13 @@ def combining_pays(
   dim: int,
   passes: int,
 ) -> bool:
-  """Says whether `combine` takes less work than that many passes.
+  """Checks whether `combine` takes less work than that many backward passes.
 
   Args:
     pull: from `linearize`.
     size: its number of examples.
-    dim: of the vectors.
-    passes: how many cotangents it will be given.
+    dim: length of the vectors.
+    passes: number of backward passes, one for each array of cotangents.
   """
   closed = jax.make_jaxpr(pull)(jnp.zeros((size, dim)))
   once = jaxprs.count_products(closed.jaxpr).flops
@@ -427,43 +439,45 @@ def combining_pays(
   return dim * once + passes * contraction < passes * once
 
 
-def _jacobian_bytes(tower: encoders.Tower, size: int, dim: int) -> int:
-  """Returns what `jacobians` takes for `size` examples."""
+def _count_jacobian_bytes(tower: encoders.Tower, size: int, dim: int) -> int:
+  """Returns the bytes of `compute_jacobians` for `size` examples."""
   each = sum(math.prod(site.output.shape) for site in tower.plan.sites)
   each += sum(tower.leaves[index].size for index in tower.plan.formed)
   return 4 * each * size * dim
 
 
-def _gram_norms(
+def _compute_gram_norms(
   tower: encoders.Tower, examples: Any, others: jax.Array, memory_bytes: int
 ) -> jax.Array:
-  """Does what `of_one_encoder` does, from Gram matrices.
+  """Computes the norms of `compute_encoder_norms` from Gram matrices.
 
-  Norms are too large where rounding might make them too small, by about 1e-3 of
-  the Jacobian's norm where the product nearly vanishes.
+  An allowance for rounding makes norms too large rather than too small: by
+  about 1e-3 of the Jacobian's norm if the product nearly vanishes.
   """
   size, dim = jax.tree.leaves(examples)[0].shape[0], others.shape[1]
-  each = max(1, _jacobian_bytes(tower, 1, dim))
+  each = max(1, _count_jacobian_bytes(tower, 1, dim))
   block = int(min(size, max(1, memory_bytes // each)))
 
-  def of_one(example: Any) -> jax.Array:
-    one = jax.tree.map(lambda x: x[None], example)
-    _, records, pull = encoders.linearize(tower, one)
-    gram, errors = _gram(tower, records, jacobians(pull, 1, dim), dim)
+  def compute_one(example: Any) -> jax.Array:
+    batch = jax.tree.map(lambda x: x[None], example)
+    _, records, pull = encoders.linearize(tower, batch)
+    gram, errors = _compute_gram(
+      tower, records, compute_jacobians(pull, 1, dim), dim
+    )
     squares = jnp.einsum("vk,kl,vl->v", others, gram, others, precision=_EXACT)
     summed = jnp.abs(others) @ jnp.sqrt(errors)
     return jnp.sqrt(jnp.maximum(squares, 0.0) + summed**2)
 
-  return jax.lax.map(of_one, examples, batch_size=block)
+  return jax.lax.map(compute_one, examples, batch_size=block)
 
 
-def _gram(
+def _compute_gram(
   tower: encoders.Tower,
   records: list[jax.Array],
   rows: encoders.Factors,
   dim: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns J J^T [dim, dim], and [dim] the rounding error of its diagonal."""
+  """Returns J J^T [dim, dim], and the rounding error of its diagonal [dim]."""
   gram, errors = jnp.zeros((dim, dim)), jnp.zeros(dim)
   flat = [row.astype(jnp.float32).reshape(dim, -1) for row in rows.formed]
   for leaf in tower.plan.followed:
@@ -474,18 +488,18 @@ def _gram(
     lefts = [records[i][0] for i in own]
     cotangents = [rows.cotangents[i][:, 0] for i in own]
     if plans.must_swap(sites) or _is_long(sites):
-      flat.append(_formed(sites, lefts, cotangents, dim))
+      flat.append(_form_rows(sites, lefts, cotangents, dim))
       continue
     uses = [
-      (site, left, _rights(site, cotangent, dim))
+      (site, left, _compute_rights(site, cotangent, dim))
       for site, left, cotangent in zip(sites, lefts, cotangents, strict=True)
     ]
-    units = max(rules.units(*plans.matrices(site)) for site in sites)
-    errors += rules.UNIT * units * _lengths(uses) ** 2
+    units = max(rules.count_units(*plans.get_sizes(site)) for site in sites)
+    errors += rules.UNIT * units * _sum_lengths(uses) ** 2
     for number, use in enumerate(uses):
-      gram += _product(_kernel(use, use), use[2], use[2])
+      gram += _contract(_compute_kernel(use, use), use[2], use[2])
       for other in uses[number + 1 :]:
-        cross = _product(_kernel(use, other), use[2], other[2])
+        cross = _contract(_compute_kernel(use, other), use[2], other[2])
         gram += cross + cross.T
   for row in flat:
     gram += jnp.matmul(row, row.T, precision=_EXACT)
@@ -494,14 +508,14 @@ def _gram(
 
 
 def _is_long(sites: list[use_sites.Site]) -> bool:
-  """Whether products have so many positions that the gradient is smaller."""
+  """Checks whether some product has more positions than the gradient has rows."""
   return any(
     not site.is_lookup and site.positions > site.layout.num_rows
     for site in sites
   )
 
 
-def _formed(
+def _form_rows(
   sites: list[use_sites.Site],
   lefts: list[jax.Array],
   cotangents: list[jax.Array],
@@ -512,11 +526,13 @@ def _formed(
 
   def row(cotangents: list[jax.Array]) -> jax.Array:
     expanded = [cotangent[None] for cotangent in cotangents]
-    (pairs,) = plans.uses(sites, records, expanded).values()
+    (pairs,) = plans.collect_uses(sites, records, expanded).values()
     layout = pairs[0][0]
     groups = math.prod(size for _, size in layout.groups)
     shape = (groups, layout.num_rows, layout.num_columns)
-    return rules.weighted_sum([use for _, use in pairs], jnp.ones(1), shape)
+    return rules.compute_weighted_sum(
+      [use for _, use in pairs], jnp.ones(1), shape
+    )
 
   return jax.vmap(row)(cotangents).reshape(dim, -1)
 
@@ -524,40 +540,42 @@ def _formed(
 _Use = tuple[use_sites.Site, jax.Array, jax.Array]
 
 
-def _rights(site: use_sites.Site, cotangents: jax.Array, dim: int) -> jax.Array:
+def _compute_rights(
+  site: use_sites.Site, cotangents: jax.Array, dim: int
+) -> jax.Array:
   """Returns the factors that depend on the dimension, [dim, groups, s, c]."""
   rights = jax.vmap(site.columns)(cotangents).astype(jnp.float32)
   return rights.reshape(dim, -1, *rights.shape[-2:])
 
 
-def _lengths(uses: list[_Use]) -> jax.Array | float:
+def _sum_lengths(uses: list[_Use]) -> jax.Array | float:
   """Returns the summed lengths of all positions' contributions, [dim]."""
   total = 0.0
   for site, left, right in uses:
-    lengths = rules.lengths(right)  # [dim, groups, s]
+    lengths = rules.compute_lengths(right)  # [dim, groups, s]
     if not site.is_lookup:
-      lengths *= rules.lengths(left)[None]
+      lengths *= rules.compute_lengths(left)[None]
     total += jnp.sum(lengths, axis=(1, 2))
   return total
 
 
-def _kernel(a: _Use, b: _Use) -> jax.Array:
+def _compute_kernel(a: _Use, b: _Use) -> jax.Array:
   """Returns the inner products of the other factors, [groups, s, t]."""
   if a[0].is_lookup and b[0].is_lookup:
     equal = (a[1][:, None] == b[1][None, :]) & (a[1] >= 0)[:, None]
     return equal.astype(jnp.float32)[None]
   if b[0].is_lookup:
-    found = a[1][0][:, jnp.maximum(b[1], 0)]
-    return jnp.where((b[1] >= 0)[None, :], found, 0.0)[None]
+    entries = a[1][0][:, jnp.maximum(b[1], 0)]
+    return jnp.where((b[1] >= 0)[None, :], entries, 0.0)[None]
   if a[0].is_lookup:
-    return jnp.swapaxes(_kernel(b, a), 1, 2)
+    return jnp.swapaxes(_compute_kernel(b, a), 1, 2)
   return jnp.einsum(
     "gsr,gtr->gst", a[1], b[1], precision=_EXACT,
     preferred_element_type=jnp.float32,
   )  # fmt: skip
 
 
-def _product(kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+def _contract(kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns sum_{g,s,t} kernel[g,s,t] <a[k,g,s], b[l,g,t]> for all k, l."""
   moved = jnp.einsum("gst,lgtc->lgsc", kernel, b, precision=_EXACT)
   return jnp.matmul(

@@ -1,4 +1,4 @@
-"""Row clipping: the gradient of one query's whole loss is clipped."""
+"""Implements row clipping, which clips the gradient of each query's loss."""
 
 import dataclasses
 from typing import Any
@@ -26,44 +26,48 @@ class Row:
   """Clips the gradient of each row, one query against its columns, to norm C.
 
   Formal guarantee:
-    `negatives="batch"` protects THE PAIR, with noise that grows with the batch:
-    a document is a column of all rows, so that a pair which comes or goes may
-    turn all n - 1 others around, (2n - 1) C, n the largest padded batch; 2n C
-    when it is replaced. It protects the TEXT OF A QUERY while its document
-    stays: unit "query", C when it is zeroed out (`has_query` is False and the
-    document stays a column), 2C when it is replaced, at any temperature and
-    batch size. Which documents have queries is NOT protected there, and Poisson
-    sampling amplifies nothing, so account for batches in a fixed order
-    (docs/sensitivities.md). A document whose vector is not finite is padding.
+    `negatives="batch"` protects THE PAIR, with noise that grows with the batch.
+    A document is a column of all rows, so that a pair that comes or goes may
+    turn all n - 1 other rows around. The value is (2n - 1) C, with n the
+    largest padded batch, and 2n C when the pair is replaced. It also protects
+    the TEXT OF A QUERY while its document stays, unit "query". At any
+    temperature and batch size the value is C when the query is zeroed out
+    (`has_query` is False and the document stays a column). It is 2C when the
+    query is replaced. The set of documents that have queries is NOT protected
+    there. Poisson sampling amplifies nothing, so account for batches in a fixed
+    order (docs/sensitivities.md). A pair whose document has a vector that is
+    not finite counts as padding.
+
     `negatives="public"` protects THE PAIR, unit "pair" or "query": C when it
     comes or goes, 2C when it is replaced. The negatives have to be drawn from
-    public documents, independently of the private pairs and anew for all rows
-    alike; a row then depends on its own pair alone.
-    A row whose gradient is not finite counts as zero. Which `gradients` are
-    taken changes what is learnt and what it costs, and not the guarantee. Up to
+    public documents, independently of the private pairs, and anew in one draw
+    for all rows. A row then depends on its own pair alone.
+
+    A row whose gradient is not finite counts as zero. `gradients` changes what
+    is learnt and what it costs, and not the guarantee. The values hold up to
     float32 rounding.
 
-  Cost beside an ordinary step, n rows: `gradients="all"` takes n passes back
-  through the document tower, one gradient in memory at a time. "pair" and
-  "query" go forward once and back once, to norms and sum alike; in microbatches
-  `clipped_grad` goes forward once more.
+  Cost of n rows beside an ordinary step: `gradients="all"` takes n backward
+  passes through the document tower, one gradient in memory at a time. "pair"
+  and "query" take one forward and one backward pass for norms and sum together;
+  in microbatches `clipped_grad` takes one more forward pass.
 
   Attributes:
     negatives: "batch": the documents of the other rows, and all hard negatives
       the loss declares. "public": the batch's field "public_negatives"
       [negative, ...], the same for all rows.
-    gradients: "all" of the loss; "pair": none through negatives; "query": none
-      through any document, which is a frozen document tower.
+    gradients: "all": all of the loss; "pair": none through negatives; "query":
+      none through any document, as with a frozen document tower.
   """
 
   negatives: str = "batch"
   gradients: str = "all"
 
   def __post_init__(self):
-    for name, known in (("negatives", _NEGATIVES), ("gradients", _GRADIENTS)):
-      if getattr(self, name) not in known:
+    for name, names in (("negatives", _NEGATIVES), ("gradients", _GRADIENTS)):
+      if getattr(self, name) not in names:
         raise ValueError(
-          f"expected {name} among {known}, got {getattr(self, name)!r}"
+          f"expected {name} among {names}, got {getattr(self, name)!r}"
         )
 
   def check(self, fn: Any) -> None:
@@ -73,8 +77,8 @@ class Row:
         "expected a loss with directions=1 for rows, got directions="
         f"{fn.loss.directions}: the other direction has all queries in it"
       )
-    known = (losses_lib.Softmax, losses_lib.Sigmoid, losses_lib.Spreadout)
-    if not isinstance(fn.loss, known):
+    classes = (losses_lib.Softmax, losses_lib.Sigmoid, losses_lib.Spreadout)
+    if not isinstance(fn.loss, classes):
       raise ValueError(
         "expected a loss whose rows are known to depend on no other query, as"
         f" losses.contrastive.Softmax, got {type(fn.loss).__name__}: clip pairs"
@@ -91,7 +95,7 @@ class Row:
       )
 
   def sensitivity(self, fn: Any, relation: Any, unit: str) -> float:
-    """Returns C or 2C; for pairs against their batch up to 2n C."""
+    """Returns C or 2C; for pairs with negatives of the batch, up to 2n C."""
     return sensitivity.row(
       l2_clip_norm=fn.l2_clip_norm,
       relation=relation,
@@ -108,15 +112,15 @@ class Row:
     size = fn.share.count(len(pairs.queries))
     through_document = self.gradients == "pair"
     if self.gradients != "all" and (block is None or block >= size):
-      return _at_once(self, fn, params, batch, pairs, through_document)
+      return _clip_at_once(self, fn, params, batch, pairs, through_document)
     q = fn.encode_all("query", params, pairs.queries)
     d = fn.encode_all("document", params, pairs.columns)
-    rows = _rows(self, fn, params, batch, pairs, q, d)
-    losses, rows = rows.losses, _own(rows, fn.share, block)
+    rows = _weigh_rows(self, fn, params, batch, pairs, q, d)
+    losses, rows = rows.losses, _take_share(rows, fn.share, block)
     if self.gradients == "all":
-      total, norms = _one_by_one(fn, params, rows)
+      total, norms = _clip_one_by_one(fn, params, rows)
     else:
-      total, norms = _clipped(fn, params, rows, through_document)
+      total, norms = _clip_pairs(fn, params, rows, through_document)
     return total, losses, fn.share.gather(norms, len(pairs.queries))
 
 
@@ -124,11 +128,13 @@ class Row:
 class _Rows:
   """Rows, and the derivatives of each row's loss with respect to its columns.
 
-  The loss of row i moves its parameters through <q_i, d_i> with the weight
+  The loss of row i depends on the parameters through <q_i, d_i> with the weight
   `own[i]`, and through <q_i, s_j> of the shared columns with `shared[i, j]`.
   """
 
-  queries: jax.Array  # [batch, ...], of rows that count (`batches.sound`)
+  queries: (
+    jax.Array
+  )  # [batch, ...], of rows that count (`batches.replace_uncounted`)
   documents: jax.Array  # [batch, ...], of rows that count
   columns: jax.Array  # [column, ...]
   vectors: jax.Array  # of the columns, [column, dim]
@@ -139,8 +145,10 @@ class _Rows:
   counts: jax.Array  # bool [batch]
 
 
-def _own(rows: _Rows, share: shares.Share, block: int | None = None) -> _Rows:
-  """Returns the rows of one device, with the columns of all."""
+def _take_share(
+  rows: _Rows, share: shares.Share, block: int | None = None
+) -> _Rows:
+  """Returns the rows of one device, with the columns of all devices."""
   size = len(rows.counts)
   names = (
     "queries", "documents", "own_vectors", "own", "shared", "losses", "counts"
@@ -150,7 +158,7 @@ def _own(rows: _Rows, share: shares.Share, block: int | None = None) -> _Rows:
   return dataclasses.replace(rows, **taken)
 
 
-def _rows(
+def _weigh_rows(
   method: Row,
   fn: Any,
   params: typing.Params,
@@ -161,28 +169,28 @@ def _rows(
 ) -> _Rows:
   """Weighs the similarities of encoded queries and columns."""
   if method.negatives == "public":
-    return _public_rows(fn, params, batch, pairs, q, d)
+    return _weigh_public_rows(fn, params, batch, pairs, q, d)
   size = len(q)
-  has_column = batches.finite_rows(d)
-  counts = pairs.has_query & batches.finite_rows(q)
-  columns = has_column.at[:size].set(True)  # a hard one that is not finite
+  has_column = batches.mask_finite_rows(d)
+  counts = pairs.has_query & batches.mask_finite_rows(q)
+  columns = has_column.at[:size].set(True)  # False: a hard negative not finite
   masks = {
     "is_padding_example": pairs.is_padding | ~has_column[:size],
     "is_duplicate": pairs.is_duplicate | ~columns[None, :],
   }
   d = jnp.where(has_column[:, None], d, 0.0)
-  similarity = _products(jnp.where(counts[:, None], q, 0.0), d)
+  similarity = _multiply(jnp.where(counts[:, None], q, 0.0), d)
   weights = fn.loss.weights(similarity, **masks)
   counts &= ~masks["is_padding_example"]
   weights = jnp.where(counts[:, None], weights, 0.0)
   diagonal = jnp.eye(*weights.shape, dtype=bool)
   losses = fn.loss.losses(similarity, **masks)
   hard = len(pairs.columns) // size - 1
-  padding = padding_lib.padding_columns(pairs.is_padding, hard)
+  padding = padding_lib.repeat_padding(pairs.is_padding, hard)
   return _Rows(
-    queries=batches.sound(pairs.queries, counts),
-    documents=batches.sound(pairs.columns[:size], counts),
-    columns=batches.sound(pairs.columns, has_column & ~padding),
+    queries=batches.replace_uncounted(pairs.queries, counts),
+    documents=batches.replace_uncounted(pairs.columns[:size], counts),
+    columns=batches.replace_uncounted(pairs.columns, has_column & ~padding),
     vectors=d,
     own_vectors=d[:size],
     own=jnp.diagonal(weights),
@@ -192,7 +200,7 @@ def _rows(
   )
 
 
-def _public_rows(
+def _weigh_public_rows(
   fn: Any,
   params: typing.Params,
   batch: typing.Batch,
@@ -200,7 +208,7 @@ def _public_rows(
   q: jax.Array,
   d: jax.Array,
 ) -> _Rows:
-  """Does so for rows of one document and public negatives."""
+  """Weighs the similarities of queries to their documents and public negatives."""
   if "public_negatives" not in batch:
     raise ValueError(
       f"expected a batch with public_negatives, got {sorted(batch)}: draw them "
@@ -208,13 +216,13 @@ def _public_rows(
     )
   negatives = jnp.asarray(batch["public_negatives"])
   s = fn.encode_all("document", params, negatives)
-  has_column = batches.finite_rows(s)
+  has_column = batches.mask_finite_rows(s)
   s = jnp.where(has_column[:, None], s, 0.0)
-  finite = batches.finite_rows(q) & batches.finite_rows(d)
+  finite = batches.mask_finite_rows(q) & batches.mask_finite_rows(d)
   counts = finite & pairs.has_query & ~pairs.is_padding
   q, d = (jnp.where(counts[:, None], x, 0.0) for x in (q, d))
   similarity = jnp.concatenate(
-    [jnp.sum(q * d, axis=1, keepdims=True), _products(q, s)], axis=1
+    [jnp.sum(q * d, axis=1, keepdims=True), _multiply(q, s)], axis=1
   )
   masked = jnp.broadcast_to(~has_column[None, :], (len(q), len(s)))
   if "document_ids" in batch and "public_negative_ids" in batch:
@@ -224,17 +232,17 @@ def _public_rows(
   # Each row is a batch of one pair whose hard negatives are the public ones.
   loss = dataclasses.replace(fn.loss, hard_negatives=len(s))
 
-  def of_row(row: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def weigh_row(row: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     row, mask = row[None], mask[None]
     losses = loss.losses(row, is_duplicate=mask)
     return losses[0], loss.weights(row, is_duplicate=mask)[0]
 
-  losses, weights = jax.vmap(of_row)(similarity, masked)
+  losses, weights = jax.vmap(weigh_row)(similarity, masked)
   weights = jnp.where(counts[:, None], weights, 0.0)
   return _Rows(
-    queries=batches.sound(pairs.queries, counts),
-    documents=batches.sound(pairs.columns, counts),
-    columns=batches.sound(negatives, has_column),
+    queries=batches.replace_uncounted(pairs.queries, counts),
+    documents=batches.replace_uncounted(pairs.columns, counts),
+    columns=batches.replace_uncounted(negatives, has_column),
     vectors=s,
     own_vectors=d,
     own=weights[:, 0],
@@ -244,17 +252,17 @@ def _public_rows(
   )
 
 
-def _products(a: jax.Array, b: jax.Array) -> jax.Array:
+def _multiply(a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)
 
 
-def _toward(rows: _Rows) -> jax.Array:
+def _sum_columns(rows: _Rows) -> jax.Array:
   """Returns each row's weighted sum of its columns, [batch, dim]."""
-  shared = _products(rows.shared, rows.vectors.T)
+  shared = _multiply(rows.shared, rows.vectors.T)
   return shared + rows.own[:, None] * rows.own_vectors
 
 
-def _at_once(
+def _clip_at_once(
   method: Row,
   fn: Any,
   params: typing.Params,
@@ -262,15 +270,15 @@ def _at_once(
   pairs: batches.Pairs,
   through_document: bool,
 ) -> typing.Clipped:
-  """Returns the sum, losses and norms of `_clipped` from one forward pass.
+  """Returns sum, losses and norms as `_clip_pairs` does, from one forward pass.
 
-  The vectors that make the weights are those the gradients go back from, by
+  The vectors that give the weights also start the backward pass, by
   book-keeping: norm and sum come from the same factors.
   """
   encode_document = fn.encode_document
-  if not through_document:  # its use of the parameters is nobody's concern
+  if not through_document:  # hides the parameters from the tracer
     encode_document = lambda _, x: fn.encode_document(params, x)  # noqa: E731
-  towers = encoders.towers(
+  towers = encoders.trace_towers(
     fn.encode_query, encode_document, params, pairs.queries, pairs.columns
   )
   size, share = len(pairs.queries), fn.share
@@ -287,34 +295,34 @@ def _at_once(
       d = jnp.concatenate([d, hard])
   else:
     d = fn.encode_all("document", params, pairs.columns)
-  rows = _rows(method, fn, params, batch, pairs, share.gather(q, size), d)
-  losses, rows = rows.losses, _own(rows, share)
-  parts = [(towers.query, q_records, pull_q(_toward(rows)))]
+  rows = _weigh_rows(method, fn, params, batch, pairs, share.gather(q, size), d)
+  losses, rows = rows.losses, _take_share(rows, share)
+  parts = [(towers.query, q_records, pull_q(_sum_columns(rows)))]
   if own is not None:
     _, d_records, pull_d = own
     cotangents = rows.own[:, None] * jnp.where(rows.counts[:, None], q, 0.0)
     parts.append((towers.document, d_records, pull_d(cotangents)))
-  parts = encoders.held(parts)
-  squares = encoders.squared_norms(parts, len(q))
-  norms = rules.norms([squares], rows.losses)
-  weights = rules.clip_weights(
+  parts = encoders.fix_rounding(parts)
+  squares = encoders.compute_squared_norms(parts, len(q))
+  norms = rules.compute_norms([squares], rows.losses)
+  weights = rules.compute_clip_weights(
     rows.losses, norms, ~rows.counts, fn.l2_clip_norm
   )
   total = jax.tree.unflatten(
-    jax.tree.structure(params), encoders.weighted_sums(parts, weights)
+    jax.tree.structure(params), encoders.compute_weighted_sums(parts, weights)
   )
   norms = share.gather(jnp.where(rows.counts, norms, 0.0), size)
   return total, losses, norms
 
 
-def _clipped(
+def _clip_pairs(
   fn: Any, params: typing.Params, rows: _Rows, through_document: bool
 ) -> tuple[typing.Params, jax.Array]:
-  """Returns the sum and norms where a row's gradient is its own pair's.
+  """Returns sum and norms if a row's gradient is that of its own pair.
 
-  What moves with the parameters is <q_i, a_i>, with a_i the weighted sum of its
-  columns held fixed, and own_i <q_i, d_i> through the document: a function of
-  the pair, which `clipped_grad` clips.
+  The parameters move <q_i, a_i>, with the weighted sum a_i of its columns held
+  fixed, and own_i <q_i, d_i> through the document. This is a function of the
+  pair, which `clipped_grad` clips.
   """
 
   def similarity(params: typing.Params, batch: typing.Batch) -> jax.Array:
@@ -326,13 +334,13 @@ def _clipped(
     held = jax.lax.stop_gradient(q)
     return value + batch["own"] * jnp.sum(held * d, axis=1)
 
-  examples = {"query": rows.queries, "toward": _toward(rows)}
+  examples = {"query": rows.queries, "toward": _sum_columns(rows)}
   if through_document:
     examples["document"] = rows.documents
     examples["own"] = rows.own
   size = fn.microbatch_size
   # Norm and sum from the same factors: weights of 1 / temperature cancel each
-  # other, and two passes back would round that differently.
+  # other, and two backward passes would round that differently.
   clipped = clipping.clipped_grad(
     similarity,
     l2_clip_norm=fn.l2_clip_norm,
@@ -343,35 +351,35 @@ def _clipped(
   return total, aux.norms
 
 
-def _one_by_one(
+def _clip_one_by_one(
   fn: Any, params: typing.Params, rows: _Rows
 ) -> tuple[typing.Params, jax.Array]:
-  """Returns the sum and norms of whole rows, one gradient at a time."""
-  wide, narrow = rules.widened(params)
+  """Returns sum and norms of whole rows, with one gradient in memory at a time."""
+  wide, narrow = rules.widen(params)
 
-  def of_pair(
+  def encode_pair(
     wide: typing.Params, query: Any, document: Any
   ) -> tuple[jax.Array, jax.Array]:
     params = narrow(wide)
     q = fn.encode("query", params, query[None])[0]
     return q, fn.encode("document", params, document[None])[0]
 
-  # The shared columns are encoded once and gone back through for every row.
+  # The shared columns are encoded once, and every row takes a backward pass.
   _, pull_columns = jax.vjp(
     lambda wide: fn.encode("document", narrow(wide), rows.columns), wide
   )
 
-  def of_row(row: Any) -> tuple[typing.Params, jax.Array]:
+  def clip_row(row: Any) -> tuple[typing.Params, jax.Array]:
     query, document, own, shared, counts = (x[0] for x in row)
     (q, d), pull_pair = jax.vjp(
-      lambda wide: of_pair(wide, query, document), wide
+      lambda wide: encode_pair(wide, query, document), wide
     )
     toward = own * d + jnp.matmul(
       shared, rows.vectors, precision=jax.lax.Precision.HIGHEST
     )
-    (of_columns,) = pull_columns(shared[:, None] * q[None, :])
-    (of_own,) = pull_pair((toward, own * q))
-    gradient = jax.tree.map(jnp.add, of_columns, of_own)
+    (column_gradient,) = pull_columns(shared[:, None] * q[None, :])
+    (pair_gradient,) = pull_pair((toward, own * q))
+    gradient = jax.tree.map(jnp.add, column_gradient, pair_gradient)
     norm = optax.tree.norm(gradient)
     counted = counts & jnp.isfinite(norm)
     scale = jnp.minimum(1.0, fn.l2_clip_norm / norm)
@@ -382,7 +390,7 @@ def _one_by_one(
 
   each = (rows.queries, rows.documents, rows.own, rows.shared, rows.counts)
   return sums.add_up(
-    of_row,
+    clip_row,
     each,
     wide,
     1,

@@ -1,8 +1,8 @@
-"""Divides the work on a batch among devices, each of which holds all of it.
+"""Divides the work on a batch among devices that all hold the whole batch.
 
-Every device takes every so-many-th row, since padding stands at the end of a
-batch. It encodes these rows, gathers the vectors of all others, and then adds the
-clipped gradients of its own rows alone.
+Each of k devices takes every k-th row, since padding stands at the end of a
+batch. It encodes these rows, gathers the vectors of all other rows, and then
+sums the clipped gradients of its own rows alone.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ class Share:
   """The rows of a batch that one device works on.
 
   Attributes:
-    axes: of the mesh, manual ones, among whose devices the work is divided;
-      none: one device does it all.
+    axes: manual mesh axes along which the work is divided; (): one device does
+      all of it.
   """
 
   axes: tuple[str, ...] = ()
 
   @property
   def ways(self) -> int:
-    """The number of devices."""
+    """Number of devices."""
     return jax.lax.axis_size(self.axes) if self.axes else 1
 
   def count(self, size: int, block: int | None = None) -> int:
@@ -36,20 +36,21 @@ class Share:
 
     Args:
       size: rows of the batch.
-      block: the count is a multiple of it where it is less; None: of nothing.
+      block: a smaller number, to a multiple of which the count is rounded up;
+        None: it is not rounded.
     """
     count = -(-size // self.ways)
     if not self.axes or block is None or block >= count:
       return count
     return -(-count // block) * block
 
-  def _rows(self, size: int, block: int | None = None) -> jax.Array:
+  def _get_positions(self, size: int, block: int | None = None) -> jax.Array:
     """Returns the positions of the device's rows, some beyond the last one."""
     own = jnp.arange(self.count(size, block))
     return own * self.ways + jax.lax.axis_index(self.axes)
 
   def is_own(self, size: int, block: int | None = None) -> jax.Array:
-    """Returns flags of the rows of `take` that exist, bool [count].
+    """Masks the rows of `take` that exist: bool [count].
 
     Args:
       size: rows of the batch.
@@ -57,10 +58,10 @@ class Share:
     """
     if not self.axes:
       return jnp.ones(size, bool)
-    return self._rows(size, block) < size
+    return self._get_positions(size, block) < size
 
   def take(self, tree: Any, block: int | None = None) -> Any:
-    """Returns the device's rows of arrays; the last row fills up the count.
+    """Returns the device's rows of arrays; the batch's last row fills up the count.
 
     Args:
       tree: arrays [batch, ...], the same on every device.
@@ -69,31 +70,31 @@ class Share:
     if not self.axes:
       return tree
     size = len(jax.tree.leaves(tree)[0])
-    rows = jnp.minimum(self._rows(size, block), size - 1)
+    rows = jnp.minimum(self._get_positions(size, block), size - 1)
     return jax.tree.map(lambda x: jnp.asarray(x)[rows], tree)
 
   def gather(self, tree: Any, size: int) -> Any:
     """Returns the rows of all devices, in the order of the batch.
 
     Args:
-      tree: arrays [count, ...], of the rows that `take` gave.
+      tree: arrays [count, ...] of the rows that `take` returned.
       size: rows of the batch.
     """
     if not self.axes:
       return tree
 
-    def of_leaf(x: jax.Array) -> jax.Array:
+    def gather_leaf(x: jax.Array) -> jax.Array:
       parts = jax.lax.all_gather(x, self.axes)  # [device, count, ...]
       return jnp.swapaxes(parts, 0, 1).reshape(-1, *x.shape[1:])[:size]
 
-    return jax.tree.map(of_leaf, tree)
+    return jax.tree.map(gather_leaf, tree)
 
   def map(self, function: Callable[[Any], Any], tree: Any) -> Any:
     """Applies a function to all rows, each device to its own.
 
     Args:
-      function: from arrays [count, ...] to arrays of as many rows, each of which
-        depends on its own row alone.
+      function: from arrays [count, ...] to arrays of as many rows, each of
+        which depends on its own row alone.
       tree: arrays [batch, ...], the same on every device.
     """
     size = len(jax.tree.leaves(tree)[0])
@@ -103,22 +104,24 @@ class Share:
     """Returns the sum of all devices' arrays."""
     return jax.lax.psum(tree, self.axes) if self.axes else tree
 
-  def once(self, tree: Any) -> Any:
-    """Returns arrays that all devices have on the first one, 0 on the others."""
+  def keep_on_first(self, tree: Any) -> Any:
+    """Keeps arrays on the first device and returns 0 on the others."""
     if not self.axes:
       return tree
     is_first = jax.lax.axis_index(self.axes) == 0
     return jax.tree.map(lambda x: jnp.where(is_first, x, 0), tree)
 
-  def around(self, function: Callable[[Any], jax.Array], own: Any) -> jax.Array:
+  def map_ring(
+    self, function: Callable[[Any], jax.Array], own: Any
+  ) -> jax.Array:
     """Applies a function to the rows of each device, in turn.
 
-    The devices stand in a ring and hand on what they hold, so that no device
-    holds the rows of two others at once.
+    The devices form a ring and pass on the rows that they hold, so that no
+    device holds the rows of two others at once.
 
     Args:
-      function: from what a device holds to an array [row, count].
-      own: a tree of arrays.
+      function: from the rows that a device holds to an array [row, count].
+      own: the device's own rows, a tree of arrays.
 
     Returns:
       [row, count * ways], columns in the order of the batch.
@@ -132,7 +135,8 @@ class Share:
       values = function(held)
       return jax.lax.ppermute(held, self.axes, ring), values
 
-    _, blocks = jax.lax.scan(turn, own, length=ways)  # of the next device, ...
+    # Blocks of the device itself, of the next device, and so on.
+    _, blocks = jax.lax.scan(turn, own, length=ways)
     source = (jnp.arange(ways) - jax.lax.axis_index(self.axes)) % ways
     blocks = blocks[source]  # [device, row, count]
     count = blocks.shape[2]
@@ -140,4 +144,4 @@ class Share:
 
 
 ONE_DEVICE = Share()
-"""The share of a device that does all the work."""
+"""Share of a device that does all the work."""
