@@ -37,8 +37,8 @@ class Logit:
     Unit: "pair" (a query, its document and hard negatives) or "query" (the text
     of the query while its document stays). Relation and value: those of the
     loss's sensitivity (`privacy.sensitivity`), for batches of at most
-    `max_batch_size` pairs. For softmax and unit "pair" the value depends on the
-    temperature as exp(2 / tau). Each clipped gradient depends on pairs i and j
+    `max_batch_size` pairs. For softmax, the value depends on the temperature as
+    exp(2 / tau) for unit "pair", and for unit "query" with `directions=2`. Each clipped gradient depends on pairs i and j
     alone: encoders are called with one example at a time.
 
     A gradient that is not finite counts as zero. A query whose vector is not
