@@ -51,7 +51,7 @@ class Docstring:
   """A docstring without markup, in two parts."""
 
   package: str
-  """Name of the docstring's distribution."""
+  """Name by which the docstring's package is imported."""
   name: str
   """Dotted name of the module, class or function."""
   first: str
@@ -87,10 +87,10 @@ def _get_distributions() -> Mapping[str, list[str]]:
 
 
 def read(package: str) -> Iterator[Docstring]:
-  """Yields the public docstrings of an installed package, in file order.
+  """Yields the public docstrings of an installed package, file by file.
 
-  Files are parsed, never executed; test folders and private names are left
-  out, and so are docstrings of a single paragraph.
+  Files are parsed, never executed. Test folders, private classes and functions, and
+  docstrings of a single paragraph are left out.
 
   Args:
     package: the top-level name to import it by, e.g. "numpy", or
@@ -154,7 +154,7 @@ def read_file(
 
   Args:
     path: the file.
-    package: the file's distribution.
+    package: the import name of the file's package.
     module: the dotted name of the file's module.
   """
   try:

@@ -74,7 +74,7 @@ _HOST = re.compile(r".*https?://[^/]+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-  """A question with the answer on which its readers agree.
+  """A question and its consensus answer.
 
   Attributes:
     id: "STORY-NUMBER", numbered within the story in the order of the file.
@@ -291,7 +291,7 @@ def _read_csv_stories(path: Path, splits: Mapping[str, str]) -> Iterator[Story]:
 
 
 def _get_csv_span(row: Mapping[str, str]) -> Span | None:
-  """Returns the answer span chosen by the validators, or else by most readers.
+  """Returns the most common answer of the validators, or else of the readers.
 
   Validators judge a question if its readers disagree; at least half of them must
   choose the same answer.

@@ -38,8 +38,9 @@ def choose(
 ) -> int | None:
   """Chooses the sentence whose words the other sentences repeat most: PEGASUS's gap.
 
-  Candidates have 4 to 20 words and end with a full stop. The choice has the largest
-  share of words, weighted by `idf`, that occur in the other sentences.
+  Candidates have 4 to 20 words, end with a full stop, and leave at least 10 words to
+  the other sentences. The choice has the largest share of words, weighted by `idf`,
+  that occur there.
 
   Args:
     sentences: the sentences of one text.

@@ -33,8 +33,8 @@ EXTRA_IDS = 32
 def checkpoint(named: str) -> pathlib.Path:
   """Returns the local folder of a checkpoint and downloads a URL.
 
-  A checkpoint's claim is downloaded with it, so that a private checkpoint is never
-  taken for a public one.
+  For a URL MODEL_DIR/checkpoint_STEP of T5X, the claim in MODEL_DIR is downloaded,
+  too, so that a private checkpoint is not taken for a public one.
 
   Args:
     named: a path or URL; "": the package's checkpoint.

@@ -297,7 +297,8 @@ def tokenize_and_count(
     **options: options of `tokenize`.
 
   Returns:
-    The rows of `tokenize`, and the number of texts longer than `length` tokens.
+    The rows of `tokenize`, and the number of texts that, with prefix and EOS, are
+    longer than `length` tokens.
   """
   rows = tokenize(vocabulary, texts, length=length + 1, **options)
   longer = rows[:, -1] > 0  # an extra column marks the texts to truncate

@@ -24,7 +24,7 @@ __all__ = ["LoRA"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRA:
-  """Initializes, applies and merges additions of one rank to some kernels.
+  """Initializes, applies and merges low-rank additions to some kernels.
 
   Noise on a sum of clipped gradients grows with the square root of the number
   of trained parameters: rank x (inputs + outputs) for each kernel.

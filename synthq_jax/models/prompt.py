@@ -49,7 +49,7 @@ class Prompt:
       key: key of the choice of pieces; public.
 
     Raises:
-      ValueError: if the prompt is longer than the vocabulary.
+      ValueError: if the prompt takes about half of the first 5,000 ids.
     """
     rows = params[_EMBEDDING].shape[0]
     last = min(rows, _COMMON) - self.length

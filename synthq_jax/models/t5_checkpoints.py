@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints of T5 and static vectors in three formats.
+"""Reads and writes T5 checkpoints in three formats, and static vectors in ours.
 
 ::
 

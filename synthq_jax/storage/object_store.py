@@ -1,7 +1,7 @@
 """Reads and writes objects in a bucket, which one run at a time leases.
 
-An object is complete or absent. A store has no folders, file modes or locks; it
-only has to support creating an object if there is none of that name.
+An object is complete or absent. A store has no folders, file modes or locks. Leases
+and the ledger need one thing of it: to create an object only if none has that name.
 """
 
 import base64

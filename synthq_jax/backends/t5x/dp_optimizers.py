@@ -140,8 +140,8 @@ def take_parameters(
 ) -> Mapping[str, Any]:
   """Selects parameters and step of a first checkpoint, without optimizer state.
 
-  Bind it to RestoreCheckpointConfig.state_transformation_fns. A released checkpoint
-  has the state of T5X's Adafactor, which ours cannot use. With
+  Bind it to RestoreCheckpointConfig.state_transformation_fns. Google's checkpoints
+  have the state of T5X's Adafactor, which ours cannot use. With
   fallback_to_scratch = True our optimizer's state starts anew.
 
   Args:

@@ -249,8 +249,8 @@ def _check_optimizer(
 
 
 def _check_count(state: train_state_lib.TrainState, steps: int) -> None:
-  """Refuses an optimizer whose step count would repeat the noise of earlier
-  steps."""
+  """Refuses an optimizer that counted another number of steps: its noise might
+  repeat."""
 
   def is_count(node: Any) -> bool:
     return isinstance(node, PrivatizeState)

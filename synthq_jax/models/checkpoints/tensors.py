@@ -338,8 +338,9 @@ def write_safetensors(
 ) -> None:
   """Writes a safetensors file, atomically.
 
-  The library's own writer writes the same bytes, but needs all tensors in memory: for
-  eight tensors of 512 MB in total it takes 512 MB, and this function 128 MB.
+  If all tensors have one type, the library's own writer writes the same bytes. It
+  needs all tensors in memory: for eight tensors of 512 MB in total it takes 512 MB,
+  and this function 128 MB.
 
   Args:
     path: the file; a missing folder is created.
