@@ -65,7 +65,7 @@ class KindOverlap:
   sample_size: int
   """Items of one run; if it is all of them, runs do not differ."""
   exact: Spread
-  """Share of items whose words all occur, in order, in one text of the corpus."""
+  """Share of items whose words stand one after another in a text of the corpus."""
   contained: Spread
   """Mean over items of the share of their n-grams that the corpus holds."""
   half: Spread

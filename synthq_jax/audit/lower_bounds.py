@@ -268,8 +268,7 @@ def ceiling(
 ) -> float:
   """Returns the one-run bound for guesses that are all correct.
 
-  No audit of `num_canaries` canaries refutes a claim above it, however much
-  leaks.
+  At `default_num_guesses`, `epsilon_one_run` is never greater, however much leaks.
 
   >>> round(ceiling(512, delta=1e-5), 1), round(ceiling(10_000, delta=1e-9), 1)
   (3.7, 5.7)

@@ -119,7 +119,7 @@ def score_in_batches(
   total: int,
   batch_size: int,
 ) -> Float[np.ndarray, " record"]:
-  """Returns the log-likelihoods of `apply_in_batches` as float64.
+  """Calls `apply_in_batches` and returns the log-likelihoods in float64.
 
   Raises:
     ValueError: if one is not finite.

@@ -117,8 +117,8 @@ def dirichlet(
     seed: seed of NumPy's generator.
 
   Returns:
-    The passages and questions with clients "client_0" to "client_9", or with
-    more digits.
+    The passages and questions with clients "client_" and a number from 0, padded
+    with zeros to one width.
 
   Raises:
     ValueError: if a number is out of range.

@@ -88,7 +88,7 @@ def customise(
     params: initial parameters; the sentence tower does not change.
     tokens: tokens of the client.
     settings: length, negatives, stopping.
-    seed: seed of the order of the questions, with the number of the epoch.
+    seed: seed of the order of the questions, which differs between epochs.
     extra: negatives from `exchange`, rows in the order of the train questions.
     sentence_vectors: vectors of all sentences by the sentence tower, a row each.
     dev_split: split of the questions that `settings.patience` reads. A client

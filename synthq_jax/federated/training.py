@@ -12,7 +12,7 @@ tokens would be padding. So the sentences of a step are sorted by length into
 slots of several widths. The number of slots of a width is the largest number
 that any step needs.
 
-Central training, the upper bound, is `train_alone` on the `pool` of all clients.
+Central training, meant as a bound, is `train_alone` on the `pool` of all clients.
 Only a party with all texts can take negatives from the union of all sentences. A
 test question competes only with its own client's sentences; `join_tables` gives
 the training such negatives. Either may be the better bound.
@@ -72,7 +72,7 @@ class Recipe:
   batch_size: int = 8
   """Questions of a step."""
   learning_rate: float = 3e-4
-  """Learning rate of the optimizer, whose state is fresh in every round."""
+  """Learning rate; every round has a fresh optimizer, except in `train_alone`."""
   temperature: float = 0.05
   """Divisor of the cosines."""
   num_negatives: int = 4

@@ -257,9 +257,9 @@ def draw_leaked(
   """Draws triples that leak test queries.
 
   Test queries take turns. Each turn takes the test query's next leak, the next
-  relevant document and another non-relevant document. The documents depend on
-  the test query alone if its leaks share them. So near and test leakage then
-  differ only in the query's words.
+  relevant document and another non-relevant document. If the leaks of a test
+  query share their documents, those of a turn do not depend on the leak. Without
+  `different`, near and test leakage then differ only in the query's words.
 
   Args:
     leaks: one or more leaks for each test query.

@@ -184,7 +184,7 @@ def _normalize(vectors: Float[Array, "... dim"]) -> Array:
 class KNRM(TermReranker):
   """Scores a document by soft counts of its terms at levels of similarity.
 
-  M being the cosines of terms, f(q, d) = tanh(w . phi(M) + b) with phi = `pool`.
+  M being the cosines of terms, f(q, d) = tanh(w . phi(M) / 100 + b), phi = `pool`.
   Training minimises the hinge max(0, 1 - f(q, d+) + f(q, d-)), also with respect
   to the vectors of the terms. `score` leaves out the tanh, which changes no
   ranking but would make large scores equal.
@@ -220,7 +220,7 @@ class KNRM(TermReranker):
   def logits(
     self, params: typing.Params, batch: typing.Batch, rngs=None
   ) -> Float[Array, "batch 1"]:
-    """Returns w . phi(M) + b of each row; there is no dropout."""
+    """Returns w . phi(M) / 100 + b of each row; there is no dropout."""
     del rngs
     similarity, mask = cosines(self.vectors(params), batch)
     is_term = batch["query"] != 0

@@ -91,7 +91,7 @@ class Outcome(_Row):
   questions, under the final towers. Mean over clients by questions; nan for
   BM25."""
   seconds: float
-  """Seconds of training and scoring."""
+  """Seconds of training and scoring in the run that finished the row."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Study:
   outcomes: tuple[Outcome, ...]
   """Outcomes of all rows."""
   seconds: float
-  """Seconds of all rows, earlier runs included."""
+  """Sum of the rows' `seconds`, those of earlier runs included."""
 
 
 class Towers(NamedTuple):

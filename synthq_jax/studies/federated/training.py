@@ -343,7 +343,7 @@ def train_central(
   *,
   equal_updates: bool = False,
 ) -> typing.Params:
-  """Trains on all questions in one place, the upper bound without privacy.
+  """Trains on all questions in one place; meant as an upper bound.
 
   The negatives of a question are its own client's sentences, among which it is
   also scored.

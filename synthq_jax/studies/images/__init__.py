@@ -10,8 +10,8 @@ Formal guarantee:
   Outside of `private/` are results of encoders with a finite epsilon and of untrained
   weights. They hold the number of pairs n, settings, times, and digests that are
   keyed with the secret of the working directory. Tables and drawings also show rows
-  without privacy. They are outside only if `Config.public_data` says that the images
-  are public.
+  without privacy. So tables and drawings are outside only if `Config.public_data`
+  says that the images are public.
 """
 
 import dataclasses
@@ -149,8 +149,8 @@ class Config(frame.Config):
   settings: loop.Settings = field_kinds.speed_only(make=loop.Settings)
   """Intervals of checkpoints and progress reports."""
   public_data: bool = False
-  """Whether the train images are public. If not, the results of rows without
-  privacy and the tables are saved in private/."""
+  """Whether the train images are public. If not, the tables are saved in private/,
+  as results of rows without privacy always are."""
 
   def __post_init__(self):
     config_types.positive(self, "epsilon", "delta", "held_out_temperature")

@@ -45,7 +45,7 @@ class Training:
   statement: statement_lib.PrivacyStatement
   """Privacy statement of the encoder."""
   num_parameters: int
-  """Number of parameters, all of them trained."""
+  """Number of parameters."""
   steps: int
   """Number of noisy sums, one for each batch."""
   batch_size: int
@@ -60,7 +60,7 @@ class Training:
   l2_clip_norm: float
   """L2 clip norm; 0 without clipping."""
   neighbours: neighbours.Scores
-  """Scores of the nearest test images' labels."""
+  """Scores of the labels of each test image's nearest test images; there is no vote."""
   coarse: neighbours.Scores
   """Scores of a head on the frozen vectors."""
   curve_steps: tuple[int, ...]
@@ -70,7 +70,7 @@ class Training:
   examples_per_second: float
   """Pairs a second without compiling; nan for an untimed training."""
   seconds: float
-  """Duration in seconds, compiling included."""
+  """Seconds of the run that finished it, compiling and scoring included."""
   accumulation: int = field_kinds.later(1)
   """Batches whose gradients make one step of Adam."""
 
@@ -96,7 +96,7 @@ class Study:
   trainings: tuple[Training, ...]
   """Trainings by encoder, row and seed."""
   seconds: float
-  """Duration of all trainings in seconds, earlier runs included."""
+  """Sum of the trainings' `seconds`, those of earlier runs included."""
 
 
 @dataclasses.dataclass(frozen=True)

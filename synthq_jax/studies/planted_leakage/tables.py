@@ -128,7 +128,7 @@ class Study:
   trainings: tuple[training.Training, ...]
   """All trainings."""
   seconds: float
-  """Seconds of all trainings and rerankings, earlier runs included."""
+  """Sum of the trainings' seconds, those of earlier runs included."""
 
 
 def make_result(

@@ -54,13 +54,13 @@ class Training:
   measures: dict[str, dict[str, float]]
   """Measure -> test query -> value."""
   num_parameters: int
-  """Number of parameters, all of them trained."""
+  """Number of parameters, vectors of terms that stay fixed included."""
   steps: int
   """Number of optimizer steps."""
   loss: float
   """Training loss in the last line of the log, a mean over its steps."""
   train_seconds: float
-  """Seconds of training, compiling included."""
+  """Seconds of training in the run that finished it, compiling included."""
   rerank_seconds: float
   """Seconds of reranking, compiling included."""
 
