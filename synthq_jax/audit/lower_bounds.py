@@ -364,7 +364,8 @@ def tpr_at_fpr(
   strict = int(np.sum(tails >= 1 - each))
   lax = 1 + int(np.sum(tails > each))
   down = np.sort(held_out)[::-1]
-  above = np.sum(inserted > down[int(num_held_out * fpr)])
+  allowed = int(num_held_out * fpr + 1e-9)  # 100 * .29 is 28.999999999999996
+  above = np.sum(inserted > down[allowed])
   low, high = 0.0, 1.0
   if strict:
     passing = np.sum(inserted > down[strict - 1])

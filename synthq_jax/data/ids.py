@@ -56,10 +56,10 @@ OTHER_FORM = (
 
 _EXACT = 2**53
 """From this number on, one float stands for several whole numbers."""
-_PLAIN = re.compile(r"[!-\-/-~]+")
-"""Visible ASCII without a dot, which the rule leaves as it is."""
+_PLAIN = re.compile(r"[!-*,\-/-~]+")
+"""Visible ASCII without a dot or a plus sign, which the rule leaves as it is."""
 _DECIMAL = re.compile(r"([+-]?[0-9]+)\.0+")
-_EXPONENT = re.compile(r"[+-]?[0-9]\.[0-9]+[eE]\+[0-9]+")
+_EXPONENT = re.compile(r"[+-]?[0-9](\.[0-9]+)?[eE]\+[0-9]+")
 _ZEROS = 12
 """Number of leading zeros that `has_other_form` tries before an unknown id."""
 _VISIBLY_EMPTY = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"

@@ -270,9 +270,14 @@ def variants(path: Path) -> Iterator[tuple[str, str]]:
   if not _is_json(path):
     yield from _refuse_empty(_read_table(path))
     return
-  for where, line in files.json_lines(path):
-    name = ids.get_field(where, line, "topic", "topic")
-    yield name, files.field(where, line, "variant")
+  yield from _refuse_empty(
+    (
+      where,
+      ids.get_field(where, line, "topic", "topic"),
+      files.field(where, line, "variant"),
+    )
+    for where, line in files.json_lines(path)
+  )
 
 
 def verified(path: Path) -> Iterator[tuple[str, str]]:

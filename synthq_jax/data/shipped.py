@@ -2,8 +2,6 @@
 
 import os
 import pathlib
-import re
-import shutil
 
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.storage import object_store, stores
@@ -15,8 +13,6 @@ __all__ = [
   "checkpoint",
   "vocabulary",
 ]
-
-_STEP = re.compile(r"checkpoint_\d+")
 
 DIRECTORY = pathlib.Path(__file__).parents[1] / "assets" / "demo_t5"
 """Folder with params.safetensors, config.json and vocabulary.model.
@@ -33,25 +29,12 @@ EXTRA_IDS = 32
 def checkpoint(named: str) -> pathlib.Path:
   """Returns the local folder of a checkpoint and downloads a URL.
 
-  For a URL MODEL_DIR/checkpoint_STEP of T5X, the claim in MODEL_DIR is downloaded,
-  too, so that a private checkpoint is not taken for a public one.
-
   Args:
     named: a path or URL; "": the package's checkpoint.
   """
   if not object_store.is_url(named):
     return pathlib.Path(named or DIRECTORY)
-  folder = pathlib.Path(stores.local(named))
-  parent, _, name = named.rstrip("/").rpartition("/")
-  if _STEP.fullmatch(name):  # T5X keeps the claim in MODEL_DIR, one level up
-    from synthq_jax.models import t5_checkpoints  # loads JAX, only for URLs
-
-    for file in t5_checkpoints.CLAIM_FILES:
-      copy = pathlib.Path(stores.local(f"{parent}/{file}", missing_ok=True))
-      if copy.is_file():
-        (folder / file).parent.mkdir(exist_ok=True)
-        shutil.copyfile(copy, folder / file)
-  return folder
+  return pathlib.Path(stores.local(named))
 
 
 def vocabulary(

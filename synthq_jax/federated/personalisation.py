@@ -61,7 +61,7 @@ class Settings(training.Recipe):
     checks.at_least(0, num_negatives=self.num_negatives)
     checks.within("[0, inf)", weight_decay=self.weight_decay)
     checks.within(
-      "(0, inf]", temperature=self.temperature, learning_rate=self.learning_rate
+      "(0, inf)", temperature=self.temperature, learning_rate=self.learning_rate
     )
 
 

@@ -71,7 +71,15 @@ def permutation_p_value(
 
   Returns:
     The two-sided p value.
+
+  Raises:
+    ValueError: if a group is empty.
   """
+  if first.all() or not first.any():
+    raise ValueError(
+      f"expected texts in both groups, got {int(first.sum())} of {len(first)} in"
+      " the first"
+    )
   _, starts, unit_ids = np.unique(units, return_index=True, return_inverse=True)
   totals, hits = np.bincount(unit_ids), np.bincount(unit_ids, marked)
   sides = first[starts]

@@ -70,7 +70,7 @@ def softmax(
   References:
     Henderson et al. (2017), arXiv:1705.00652, section 4.3 (in-batch softmax).
   """
-  checks.within("(0, inf]", temperature=temperature)
+  checks.within("(0, inf)", temperature=temperature)
   batch, documents = pairs.check_shape(similarity)
   dropped = jnp.zeros((batch, documents), bool)
   if is_padding_document is not None:

@@ -7,8 +7,8 @@ Heads of the pre-training are ignored.
 References:
   Devlin, Chang, Lee, Toutanova: BERT: Pre-training of Deep Bidirectional
   Transformers for Language Understanding. NAACL 2019.
-  Sanh, Debut, Chaumond, Wolf: DistilBERT. arXiv:1910.01108 (no segments). Liu
-    et al.: RoBERTa. arXiv:1907.11692 (positions begin after that of padding).
+  Sanh, Debut, Chaumond, Wolf: DistilBERT. arXiv:1910.01108 (no segments).
+  Liu et al.: RoBERTa. arXiv:1907.11692 (positions begin after that of padding).
   Song, Tan, Qin, Lu, Liu: MPNet. NeurIPS 2020 (T5's buckets of relative positions).
   Reimers, Gurevych: Sentence-BERT. EMNLP 2019, section 3 (the mean of the
   outputs).

@@ -55,8 +55,8 @@ class Prompt:
     last = min(rows, _COMMON) - self.length
     if last - _FIRST < self.length:
       raise ValueError(
-        "Prompt.length must be below half of the vocabulary, got"
-        f" length={self.length} for {rows} rows"
+        f"Prompt.length must be at most {(min(rows, _COMMON) - _FIRST) // 2}, half"
+        f" of the common ids, got length={self.length} for {rows} rows"
       )
     drawn = jax.random.choice(
       key, jnp.arange(_FIRST, last), (self.length,), replace=False

@@ -17,9 +17,13 @@ T5X's parameter tree, joined by "/".
 """
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
+import re
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,7 +35,7 @@ from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.models.checkpoints import huggingface, sentence_folders, t5x
 from synthq_jax.models.checkpoints import tensors as _tensors
 from synthq_jax.privacy import joint, ledger, statement
-from synthq_jax.storage import artifacts, file_lists
+from synthq_jax.storage import artifacts, file_lists, object_store, stores
 
 __all__ = [
   "CLAIM",
@@ -71,6 +75,7 @@ infer = t5x.infer
 
 _PRIVACY = "privacy"  # folder in the MODEL_DIR of a private training in T5X
 _STATEMENT = "privacy.json"  # the statement of `CLAIM`, for programs
+_STEP = re.compile(r"checkpoint_\d+")
 CLAIM_FILES = (_STATEMENT, CLAIM, f"{_PRIVACY}/{ledger.NAME}")
 """Paths in a folder of all files that `claim_in` reads."""
 _PARAMS = "params.safetensors"
@@ -346,13 +351,60 @@ def claim(directory: str | os.PathLike) -> statement.PrivacyStatement | None:
       claim covers all of them.
   """
   root = pathlib.Path(directory).resolve()
-  places = {root}
-  if (
-    _find_kind(root) == _T5X
-  ):  # root may be inside checkpoint_STEP, or MODEL_DIR
-    model = t5x.newest(root).parent
-    places |= {t5x.newest(root), *root.parents[:2], *model.glob("checkpoint_*")}
-  return claim_in(root, sorted(places))
+  if _find_kind(root) != _T5X:
+    return claim_in(root, [root])
+  # Root may be inside checkpoint_STEP, or MODEL_DIR.
+  model = t5x.newest(root).parent
+  places = {root, t5x.newest(root), *root.parents[:2]}
+  places.update(model.glob("checkpoint_*"))
+  with tempfile.TemporaryDirectory() as scratch:
+    copies = _copy_claims(stores.get_url(root), pathlib.Path(scratch))
+    return claim_in(root, [*sorted(places), *copies])
+
+
+def _copy_claims(url: str, target: pathlib.Path) -> list[pathlib.Path]:
+  """Downloads the statements that `claim` finds around a local checkpoint.
+
+  Args:
+    url: of the checkpoint, whose own files are here already; "": nothing to do.
+    target: an empty folder.
+
+  Returns:
+    A folder of statements for each of: the two prefixes above, and the checkpoints
+    beside this one.
+  """
+  above, prefix = [], url
+  for _ in range(2):
+    prefix = prefix.rpartition("/")[0]
+    if not url or prefix.endswith((":", "/")):  # nothing above the bucket
+      break
+    above.append(prefix)
+  beside = {
+    f"{model}/{step}"
+    for model in above
+    for step in _list_steps(model)
+    if not f"{url}/".startswith(f"{model}/{step}/")
+  }
+  folders = []
+  for number, place in enumerate([*above, *sorted(beside)]):
+    folders.append(target / str(number))
+    for name in CLAIM_FILES:
+      copy = pathlib.Path(stores.local(f"{place}/{name}", missing_ok=True))
+      if copy.is_file():
+        path = folders[-1] / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(copy, path)
+  return folders
+
+
+@functools.cache
+def _list_steps(url: str) -> list[str]:
+  """Lists the checkpoints under a URL that have a statement of their own."""
+  names = object_store.Store(url).list()
+  found = {
+    name.partition("/")[0] for name in names if name.endswith(CLAIM_FILES)
+  }
+  return sorted(step for step in found if _STEP.fullmatch(step))
 
 
 def claim_in(

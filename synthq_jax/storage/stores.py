@@ -31,6 +31,7 @@ from synthq_jax.storage import file_lists, object_store
 __all__ = [
   "add",
   "as_urls",
+  "get_url",
   "check_secret",
   "has",
   "keep_in",
@@ -188,6 +189,17 @@ def check_secret(path: str | os.PathLike) -> None:
     )
 
 
+def get_url(path: str | os.PathLike) -> str:
+  """Returns the URL whose copy a path is; "" for a path of this machine alone."""
+  place = pathlib.Path(path).resolve()
+  for folder, url in _urls.items():
+    root = pathlib.Path(folder).resolve()
+    if place.is_relative_to(root):
+      below = place.relative_to(root).as_posix()
+      return url if below == "." else f"{url}/{below}"
+  return ""
+
+
 def as_urls(text: str) -> str:
   """Replaces the folders of mirrors in a text by their URLs."""
   for folder, url in _urls.items():
@@ -207,15 +219,19 @@ def _make_scratch() -> tempfile.TemporaryDirectory:
   return tempfile.TemporaryDirectory(prefix="synthq-mirror-")
 
 
-def _make_folder(url: str) -> pathlib.Path:
-  """Creates the folder for the mirror of a URL, which only its owner may
-  enter."""
+def _make_folder(url: str, without: str = "") -> pathlib.Path:
+  """Creates the folder for the mirror of a URL, which only its owner may enter.
+
+  Args:
+    url: the URL.
+    without: pattern of the objects that this mirror lacks.
+  """
   parent = (
     pathlib.Path(_make_scratch().name)
     if _mirrors_folder is None
     else _mirrors_folder
   )
-  digest = hashlib.sha256(url.encode()).hexdigest()[:12]
+  digest = hashlib.sha256(f"{url}{without}".encode()).hexdigest()[:12]
   # A BEIR set takes its name from its folder, sometimes with the parent folder.
   folder = parent.joinpath(digest, *url.rstrip("/").split("/")[-2:])
   folder.mkdir(parents=True, exist_ok=True)
@@ -289,7 +305,7 @@ def local(
   if not object_store.is_url(text):
     return text
   store = object_store.Store(text)
-  root = _make_folder(text)
+  root = _make_folder(text, "" if without is None else without.pattern)
   turns = root.with_name(
     f".{root.name}.turns.lock"
   )  # several processes of one run

@@ -490,3 +490,10 @@ def test_an_audit_of_one_step_notices_half_the_noise():
   careless, _ = one_step(9)
   assert careless < 0.53 * honest
   assert covered(audits_of_one_step(9, 5), "epsilon_one_run_fdp", 4) == 0
+
+
+def test_a_rate_that_no_float_holds_exactly_keeps_its_last_rank():
+  """29% of 100 held-out scores are 29 of them, though 100 * .29 is below 29."""
+  inserted, held_out = np.full(10, 70.5), np.arange(100.0)
+  found = lower_bounds.tpr_at_fpr(inserted, held_out, fpr=0.29)
+  assert found.mean == 1.0

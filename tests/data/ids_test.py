@@ -57,6 +57,7 @@ def test_an_id_is_read_by_the_rule(value, name):
     (1.152921504606847e18, "all its digits"),
     ("1.152921504606847e+18", "all its digits"),
     ("9007199254740993.0", "all its digits"),
+    ("1e+18", "all its digits"),
   ],
 )
 def test_what_is_no_id_is_refused_in_one_line_without_it(value, message):
@@ -247,3 +248,8 @@ def test_the_leak_check_reads_ids_alike(tmp_path):
     "19",
   ]
   assert [name for name, _ in query_pairs.query_log(lines)] == ["17", "18"]
+
+
+def test_an_id_with_a_plus_sign_or_an_e_is_a_text():
+  for name in ("a+b", "+17", "1e18", "5e3", "c++", "e+10"):
+    assert ids.read(name, "query") == name

@@ -201,3 +201,15 @@ def test_a_log_may_be_a_parquet_table(tmp_path):
   rows = [{"id": 1, "query": "red apples"}, {"id": 2, "query": "boat"}]
   parquet.write_table(pa.Table.from_pylist(rows), path)
   assert [*query_pairs.query_log(path)] == [("1", "red apples"), ("2", "boat")]
+
+
+def test_a_variant_without_text_is_refused_in_both_forms(tmp_path):
+  for name, text in (
+    ("v.tsv", "7\t \n"),
+    ("v.jsonl", '{"topic": "7", "variant": " "}'),
+  ):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(
+      ValueError, match=f"{name}:1: expected an id and a query"
+    ):
+      list(query_pairs.variants(tmp_path / name))

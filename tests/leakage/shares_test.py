@@ -21,7 +21,7 @@ def test_wilsons_interval_is_that_of_scipy():
 
 @pytest.mark.parametrize(("found", "total"), [(3, 2), (-1, 5), (0, 0)])
 def test_impossible_counts_are_refused(found, total):
-  with pytest.raises(ValueError, match=f"found={found}, total={total}"):
+  with pytest.raises(ValueError, match=f"hits={found}, total={total}"):
     intervals.wilson(found, total)
 
 
@@ -120,3 +120,10 @@ def test_a_difference_of_units_is_found():
     *(share_of(found[side], units[side]) for side in (first, ~first))
   )
   assert gap.low > 0
+
+
+@pytest.mark.parametrize("side", [True, False])
+def test_a_test_of_one_group_is_refused(side):
+  marked, units = np.array([True, False, True, False]), np.arange(4)
+  with pytest.raises(ValueError, match="in both groups, got . of 4"):
+    shares.permutation_p_value(marked, np.full(4, side), units)

@@ -79,9 +79,10 @@ class Config(frame.Config, config_types.Encoder):
     super().__post_init__()
     config_types.at_least(
       self, 1, "language_steps", "steps", "batch_size", "length",
-      "num_sentences", "num_victims",
+      "num_victims",
     )  # fmt: skip
     config_types.at_least(self, 2, "num_secrets", "num_candidates")
+    config_types.at_least(self, round(1 / _MADE_UP), "num_sentences")
     for deviation in self.noise:
       checks.within("[0, inf)", **{"vectors.Config.noise": deviation})
 
@@ -377,7 +378,7 @@ def _list_jobs(task: frame.Task, attack: _Attack) -> list[frame.Job]:
     )
 
   listed = [
-    job(Secrets, f"nearest_{kind}_{noise:g}", attack.nearest, kind, noise)
+    job(Secrets, f"nearest_{kind}_{noise!r}", attack.nearest, kind, noise)
     for kind in _KINDS
     for noise in config.noise
   ]

@@ -18,6 +18,7 @@ from synthq_jax.privacy import joint, ledger
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import inputs
+from synthq_jax.storage import stores
 from synthq_jax.tools import export
 
 SETTINGS = settings.Settings(
@@ -188,6 +189,21 @@ def test_a_private_checkpoint_in_a_store_is_no_public_start(tmp_path):
     found = shipped.checkpoint(url)
     with pytest.raises(ValueError, match="trained on private queries"):
       inputs.refuse_private(found)
+  # Orbax's folder inside a step, and a step beside one with a statement of its own.
+  inside = tmp_path / "model/checkpoint_1006/state/_METADATA"
+  inside.parent.mkdir(parents=True)
+  inside.write_text("{}")
+  exported = t5_checkpoints.save_t5x(tmp_path / "exported", params, 5)
+  t5_checkpoints.save_claim(exported, statement_lib.non_private("by hand"))
+  other = t5_checkpoints.save_t5x(tmp_path / "exported", params, 9)
+  for place in (inside.parent, other):
+    local = t5_checkpoints.claim(place)
+    assert not local.is_public
+    found = shipped.checkpoint(f"file://{place}")
+    assert t5_checkpoints.claim(found) == local
+    stores.local.cache_clear()  # as a second process, which downloads again
+    stores.local(f"file://{place}")
+    assert t5_checkpoints.claim(found) == local
   told = export.run(
     export.local(f"file://{made}"), tmp_path / "to", format="huggingface"
   )
