@@ -1,8 +1,8 @@
 """Generates queries for documents, in batches and with a decoder cache.
 
 The key of every token comes from the document's id, the number of the sample and
-the step. So a query does not depend on its batch, on the order of documents, on
-the shard or on the point of resumption. A sampler picks the next token from the
+the step. So batches, the order of documents, shards and resumption change a query
+through the rounding of logits alone. A sampler picks the next token from the
 logits. It is a frozen dataclass with one method, `sample(logits, keys)`, which
 takes one key per row. A row's token depends on its logits and its key alone.
 

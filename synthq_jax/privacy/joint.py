@@ -44,8 +44,8 @@ def claim(
     Assumed: the assumptions of the statements. Nothing is claimed for more than x,
     even if single results claim more.
 
-    For equal units and relations: the guarantee of `statement.compose`. There a
-    record whose own rule sends it to one of several parts pays for that part
+    For equal units and relations: the guarantee of `statement.compose`. There, if a
+    rule sends each record to one of several parts, a record pays for its part
     alone. An emptied unit pays for all parts, since the rule may send the rest of
     its record to another part.
 

@@ -33,8 +33,8 @@ in_words = wording.in_words
 class PrivacyStatement:
   """A differential privacy claim with the words and releases behind it.
 
-  Take `claim.Claim`, `compose`, `inherit`, `none` or `non_private` to make one:
-  they compute epsilon from the ledger.
+  Make one with `claim.Claim`, `compose`, `inherit`, `none` or `non_private`, so that
+  epsilon and ledger belong together.
   """
 
   unit: unit_lib.Unit
@@ -135,7 +135,8 @@ def none(
     relation: the neighbouring relation.
     public: facts that are treated as public, as sentences.
     not_protected: facts about private records that the result may reveal all the
-      same, as sentences. With any, the statement does not deny revealing them.
+      same, as sentences. If there are any, the statement does not say that no
+      private record went into the result.
 
   >>> none().epsilon
   0.0

@@ -46,8 +46,8 @@ def encode(
     config: the shape of a T5 or a BERT, or any config of `models.encoders`.
     tokens: tokens, 0 = padding at the end of a row.
     batch_size: rows at a time on all devices together, rounded up to a multiple
-      of their number; changes the speed only. On CPUs, encoders with layers use
-      smaller batches.
+      of their number; changes vectors by rounding alone. On CPUs, encoders with
+      layers take at most `device_rows.CPU_ROWS` for each device.
     devices: the devices of this process to use; None: JAX's default device.
     progress: called with the number of rows after each batch, for example
       `tqdm.tqdm(...).update`.

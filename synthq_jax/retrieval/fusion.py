@@ -41,8 +41,8 @@ class Convex:
 
   A query's best result in a run gets 1. The floor gets 0, and so do scores below
   it; without a floor, the worst result gets 0. A document that a run lacks gets 0
-  there. If the two ends of the scale are equal in single precision, all results of
-  the query get 1.
+  there. If the ends of the scale are within one float32 step per result, all
+  results of the query get 1.
 
   Attributes:
     lexical_floor: the least score that BM25 could give, 0; None: the least score

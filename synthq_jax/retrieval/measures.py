@@ -47,8 +47,8 @@ Rankings = dict[str, list[str]]
 class Evaluation:
   """The scores of a run, and the conventions of the evaluation.
 
-  The scores are private if the queries are: do not publish values or means of
-  private queries without saying so.
+  Scores of private queries are private, and so are their means. To publish means,
+  add noise, as `stages.release_scores` does.
 
   Attributes:
     mean: measure name -> mean over all judged queries.

@@ -8,9 +8,9 @@ over several sets, the sets are fixed and queries are drawn within each set
 
 No interval accounts for kinds of queries that its sample lacks. If rare kinds of
 query carry most of the difference, the interval is too narrow. Take a system that
-is a little better on 98% of queries and loses all of the others. It is found better
-"at 95%" in 47% of sets of 40 queries, 24 to 30% of 65, 12 to 16% of 100, 5 to 8% of
-300.
+is a little better on 98% of queries, but loses the others and so is no better on
+average. It is found better "at 95%" in 47% of sets of 40 queries, 24 to 30% of 65,
+12 to 16% of 100, 5 to 8% of 300.
 
 References:
   Smucker, Allan and Carterette, "A Comparison of Statistical Significance Tests

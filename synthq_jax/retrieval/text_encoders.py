@@ -1,6 +1,6 @@
 """Encodes texts: encoders of this library, of sentence-transformers, GPT-2.
 
-MAUVE, the detector of near-duplicates and the leakage study take any of them.
+MAUVE takes vectors of any of them, the detector of near-duplicates those of norm 1.
 Each is a small frozen dataclass with one method, `encode`, and a `description`. The
 description goes into results, since vectors of different encoders are not
 comparable. All encoders read local folders; nothing is ever downloaded.
@@ -83,7 +83,7 @@ class OwnEncoder(_Flax):
   length: int = 128
   """The most tokens of a text, EOS included; longer texts are cut."""
   batch_size: int = 256
-  """The number of texts at a time; changes the speed only."""
+  """The number of texts at a time; changes vectors by rounding alone."""
 
   @property
   def description(self) -> str:
@@ -120,7 +120,7 @@ class FolderEncoder(_Flax):
   """The most tokens of a text, special tokens included, unless the folder allows
   fewer; longer texts are cut."""
   batch_size: int = 256
-  """The number of texts at a time; changes the speed only."""
+  """The number of texts at a time; changes vectors by rounding alone."""
 
   @property
   def description(self) -> str:
@@ -188,7 +188,7 @@ class Gpt2:
   max_length: int = 1024
   """The most tokens of a text; longer texts are cut."""
   batch_size: int = 8
-  """The number of texts at a time; changes the speed only."""
+  """The number of texts at a time; changes vectors by rounding alone."""
   device: str = "cpu"
   """The device of torch, e.g. "cuda:0"."""
 

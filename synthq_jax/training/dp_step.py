@@ -51,8 +51,8 @@ class Optimizer:
     learning_rate: the peak, reached after a tenth of the steps; for
       "dp_dual_averaging" the rate of all steps.
     steps: the total number of optimizer steps.
-    denominator: public constant that the noisy sum is divided by; None: the
-      sampler's expected batch size.
+    denominator: public constant that the noisy sum is divided by; None: `train`
+      takes the sampler's expected batch size, and `build` fails.
     noise_bands: bands of correlated noise; 1: independent in every step.
   """
 
@@ -177,7 +177,7 @@ class Mechanism:
     dropout_key: if set, the loss gets a key for each record and step.
 
   Raises:
-    ValueError: if both keys are equal.
+    ValueError: if `noise_key` and `dropout_key` are equal.
   """
 
   sampler: sampling.Sampler

@@ -184,9 +184,9 @@ def train(
       [pair], the positions of the documents.
     files: the files for states and metrics.
     mesh: a mesh of `mesh.make`. Its devices split parameters and optimizer, and
-      share the pairs of a batch if the batch size is a multiple of their number.
-      Every pair is still a negative of all others. Every process of the mesh
-      calls this with the same arguments. None: one device.
+      share the pairs of a batch if the batch size is a multiple of
+      `mesh.batch_ways`. Every pair is still a negative of all others. Every
+      process of the mesh calls this with the same arguments. None: one device.
     microbatch_size: texts encoded at a time, see `cached_value_and_grad`; None:
       all.
 
