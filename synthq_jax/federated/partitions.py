@@ -117,8 +117,8 @@ def dirichlet(
     seed: seed of NumPy's generator.
 
   Returns:
-    The passages and questions with clients "client_" and a number from 0, padded
-    with zeros to one width.
+    The passages and questions with clients "client_0", "client_1" and so on, with
+    zeros before numbers of fewer digits.
 
   Raises:
     ValueError: if a number is out of range.

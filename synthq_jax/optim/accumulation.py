@@ -52,7 +52,7 @@ def accumulate(
     of its own). It is not true for `contrastive_clipped_grad`, where a record
     that comes or goes may move others from part to part. The state, saved or
     not, holds a sum without noise: until the last part it is as private as the
-      data.
+    data.
 
   >>> import jax, jax.numpy as jnp
   >>> from synthq_jax import optim

@@ -145,6 +145,7 @@ class Claim:
     if not callable(schedule):
       run = accounting.Run(self.sampler, float(schedule), int(self.steps))
       return (run,)
+    checks.at_least(1, steps=self.steps)
     values = np.array([float(schedule(i)) for i in range(self.steps)])
     if not isinstance(self.sampler, sampling.Poisson):
       values[:] = values.min()

@@ -110,8 +110,11 @@ class PrivacyStatement:
     """Epsilon and delta for two records that change together.
 
     Formal guarantee: the guarantee of `accounting.group_epsilon` for the ledger,
-    at the statement's delta. If that is infinite, the guarantee of `group`.
+    at the statement's delta. If that is infinite, the guarantee of `group`. If the
+    statement claims nothing, epsilon is infinite.
     """
+    if math.isinf(self.epsilon):
+      return math.inf, self.delta
     epsilon = accounting.group_epsilon(
       [release.run() for release in self.ledger],
       delta=self.delta,

@@ -344,9 +344,11 @@ def stratified_t_test(
     largest = max(np.abs(each).max() for each in differences)
     if abs(mean) <= _ROUNDING * largest:
       return _SAME
-    # All differences are equal: the p value of the sign test, for any values.
-    number = sum(map(len, differences))
-    return TTest(mean, float(np.copysign(np.inf, mean)), 2.0 ** (1 - number))
+    # The differences of a set are equal: the sign test, over those that are not 0.
+    signs = np.concatenate([np.sign(each) for each in differences])
+    gains, number = int(np.sum(signs > 0)), int(np.sum(signs != 0))
+    p_value = float(stats.binomtest(gains, number).pvalue)
+    return TTest(mean, float(np.copysign(np.inf, mean)), p_value)
   freedom = np.array([len(each) - 1 for each in differences])
   welch = variances.sum() ** 2 / (variances**2 / freedom).sum()
   statistic = mean / np.sqrt(variances.sum())

@@ -196,3 +196,15 @@ def test_cyclic_batches_with_a_margin_hardly_overflow():
     sampling.CyclicPoisson.with_margin(
       num_examples=9, expected_batch_size=1, cycle_length=2, overflow=0
     )
+
+
+@pytest.mark.parametrize("noise", [1.0, lambda step: 1.0])
+def test_a_claim_about_no_step_is_refused(noise):
+  sampler = sampling.Poisson.with_margin(
+    num_examples=4000, expected_batch_size=64
+  )
+  made = claim.Claim(
+    sampler=sampler, steps=0, noise_multiplier=noise, l2_clip_norm=1.0
+  )
+  with pytest.raises(ValueError, match="steps"):
+    made.epsilon  # noqa: B018

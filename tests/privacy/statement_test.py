@@ -5,6 +5,7 @@ import itertools
 import math
 
 import dp_accounting
+import made_up
 import pytest
 
 from synthq_jax.privacy import (
@@ -402,3 +403,17 @@ def test_every_name_in_the_terms_has_a_sentence_for_every_unit():
     for name in names:
       text = wording.write(name, unit)
       assert text != name and not {*"{}\n"} & {*text}, name
+
+
+def test_what_claims_nothing_claims_nothing_for_two_records():
+  nothing = statement.non_private("by hand")
+  assert math.isinf(nothing.for_two_records[0])
+  private = made_up.claim()
+  both = statement.compose(
+    [
+      private,
+      statement.non_private(unit=private.unit, relation=private.relation),
+    ]
+  )
+  assert math.isinf(both.epsilon) and math.isinf(both.for_two_records[0])
+  assert math.isfinite(private.for_two_records[0])

@@ -420,3 +420,13 @@ def test_a_query_without_an_owner_is_refused():
     significance.bootstrap_interval({"a": 1.0, "b": 0.0}, {"a": 1}, seed=0)
   with pytest.raises(ValueError, match="the owner of every query, got 1 for 2"):
     significance.bootstrap_interval([1.0, 0.0], [3], seed=0)
+
+
+def test_sets_whose_differences_are_constant_get_a_sign_test_of_those_that_differ():
+  """All queries were counted: two gains beside 30 ties had p = 5e-10."""
+  two_gains = [[1.0] * 2, [0.3] * 30], [[0.5] * 2, [0.3] * 30]
+  assert significance.stratified_t_test(*two_gains).p_value == 0.5
+  both_ways = [[1.0] * 20, [0.0] * 20], [[0.9] * 20, [0.05] * 20]
+  assert significance.stratified_t_test(*both_ways).p_value == 1.0
+  gains = [[1.0] * 4, [0.5] * 3], [[0.9] * 4, [0.2] * 3]
+  assert significance.stratified_t_test(*gains).p_value == pytest.approx(2**-6)

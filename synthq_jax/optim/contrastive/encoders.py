@@ -59,7 +59,7 @@ def encode(
       not divide the batch. None: all.
     together: whether to call the encoder with all of them, for gradients that
       are clipped as one whatever examples do to each other: a third faster on
-        CPUs.
+      CPUs.
   """
   encode_all = _shorten_vectors(encoder)
   if not together:
