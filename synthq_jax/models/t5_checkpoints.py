@@ -17,13 +17,9 @@ T5X's parameter tree, joined by "/".
 """
 
 import dataclasses
-import functools
 import json
 import os
 import pathlib
-import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -32,10 +28,15 @@ import numpy as np
 from synthq_jax import typing
 from synthq_jax.models import static_vectors, t5, t5_config
 from synthq_jax.models import token_ids as token_ids_lib
-from synthq_jax.models.checkpoints import huggingface, sentence_folders, t5x
+from synthq_jax.models.checkpoints import (
+  claim_copies,
+  huggingface,
+  sentence_folders,
+  t5x,
+)
 from synthq_jax.models.checkpoints import tensors as _tensors
 from synthq_jax.privacy import joint, ledger, statement
-from synthq_jax.storage import artifacts, file_lists, object_store, stores
+from synthq_jax.storage import artifacts, file_lists
 
 __all__ = [
   "CLAIM",
@@ -75,7 +76,6 @@ infer = t5x.infer
 
 _PRIVACY = "privacy"  # folder in the MODEL_DIR of a private training in T5X
 _STATEMENT = "privacy.json"  # the statement of `CLAIM`, for programs
-_STEP = re.compile(r"checkpoint_\d+")
 CLAIM_FILES = (_STATEMENT, CLAIM, f"{_PRIVACY}/{ledger.NAME}")
 """Paths in a folder of all files that `claim_in` reads."""
 _PARAMS = "params.safetensors"
@@ -357,54 +357,8 @@ def claim(directory: str | os.PathLike) -> statement.PrivacyStatement | None:
   model = t5x.newest(root).parent
   places = {root, t5x.newest(root), *root.parents[:2]}
   places.update(model.glob("checkpoint_*"))
-  with tempfile.TemporaryDirectory() as scratch:
-    copies = _copy_claims(stores.get_url(root), pathlib.Path(scratch))
+  with claim_copies.download(root, CLAIM_FILES) as copies:
     return claim_in(root, [*sorted(places), *copies])
-
-
-def _copy_claims(url: str, target: pathlib.Path) -> list[pathlib.Path]:
-  """Downloads the statements that `claim` finds around a local checkpoint.
-
-  Args:
-    url: of the checkpoint, whose own files are here already; "": nothing to do.
-    target: an empty folder.
-
-  Returns:
-    A folder of statements for each of: the two prefixes above, and the checkpoints
-    beside this one.
-  """
-  above, prefix = [], url
-  for _ in range(2):
-    prefix = prefix.rpartition("/")[0]
-    if not url or prefix.endswith((":", "/")):  # nothing above the bucket
-      break
-    above.append(prefix)
-  beside = {
-    f"{model}/{step}"
-    for model in above
-    for step in _list_steps(model)
-    if not f"{url}/".startswith(f"{model}/{step}/")
-  }
-  folders = []
-  for number, place in enumerate([*above, *sorted(beside)]):
-    folders.append(target / str(number))
-    for name in CLAIM_FILES:
-      copy = pathlib.Path(stores.local(f"{place}/{name}", missing_ok=True))
-      if copy.is_file():
-        path = folders[-1] / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(copy, path)
-  return folders
-
-
-@functools.cache
-def _list_steps(url: str) -> list[str]:
-  """Lists the checkpoints under a URL that have a statement of their own."""
-  names = object_store.Store(url).list()
-  found = {
-    name.partition("/")[0] for name in names if name.endswith(CLAIM_FILES)
-  }
-  return sorted(step for step in found if _STEP.fullmatch(step))
 
 
 def claim_in(

@@ -191,11 +191,11 @@ def check_secret(path: str | os.PathLike) -> None:
 
 def get_url(path: str | os.PathLike) -> str:
   """Returns the URL whose copy a path is; "" for a path of this machine alone."""
-  place = pathlib.Path(path).resolve()
+  absolute = pathlib.Path(path).resolve()
   for folder, url in _urls.items():
     root = pathlib.Path(folder).resolve()
-    if place.is_relative_to(root):
-      below = place.relative_to(root).as_posix()
+    if absolute.is_relative_to(root):
+      below = absolute.relative_to(root).as_posix()
       return url if below == "." else f"{url}/{below}"
   return ""
 

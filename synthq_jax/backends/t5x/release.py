@@ -318,12 +318,12 @@ def _read_promise(
     promise = t5_checkpoints.claim(checkpoint)
   else:
     path = epath.Path(checkpoint)
-    above = (path, *list(path.parents)[:2])
-    beside = [step for place in above for step in place.glob("checkpoint_*")]
+    parents = (path, *list(path.parents)[:2])
+    steps = [step for each in parents for step in each.glob("checkpoint_*")]
     with tempfile.TemporaryDirectory() as scratch:
       copies = [
         _copy_claim(folder, pathlib.Path(scratch) / str(number))
-        for number, folder in enumerate(dict.fromkeys((*above, *beside)))
+        for number, folder in enumerate(dict.fromkeys((*parents, *steps)))
       ]
       promise = t5_checkpoints.claim_in(checkpoint, copies)
   return None if promise is None or promise.is_public else promise
