@@ -53,7 +53,7 @@ COUNTS = {
   "stages": {"openers": 99, "names": 188},
   "storage": {"openers": 7, "names": 23},
   "studies": {"openers": 122, "names": 179},
-  "tools": {"openers": 0, "names": 125},
+  "tools": {"openers": 0, "names": 0},
   "training": {"openers": 33, "names": 20},
 }
 """Today's openers and names by folder. Lower a number when you lower the count."""

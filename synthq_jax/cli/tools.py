@@ -110,7 +110,7 @@ def _search(options: argparse.Namespace) -> str:
   if not options.serve:
     hits = searcher.search(options.query, options.k)
     return search.describe(searcher.row, hits)
-  page = search_page.server(
+  page = search_page.make_server(
     searcher, port=options.port, k=options.k, private=options.private
   )
   address = f"http://{search_page.HOST}:{page.server_port}"
@@ -171,7 +171,7 @@ def _leakage_check(options: argparse.Namespace) -> str:
       **(encoder if has_encoder else {}),
     )
     if options.labels:
-      detector = leakage_check.calibrated(
+      detector = leakage_check.calibrate(
         detector,
         options.labels,
         precision=_PRECISION
@@ -311,8 +311,12 @@ TOOLS = {
       "--test_split": "the same, of the test queries",
       "--variants": "more texts of test queries: id, tab, query; or JSONL with"
       " topic and variant",
-      "--known": "pairs that people judged, which leak in any case: a line for"
-      " each, test id, tab, id in the log; or labelled pairs (JSONL)",
+      "--known": {
+        "metavar": "KNOWN",
+        "dest": "known_pairs",
+        "help": "pairs that people judged, each a leak: a line of test id, tab, id"
+        " in the log; or labelled pairs (JSONL)",
+      },
       "--detector": {
         "action": "append",
         "help": "exact, token_set, containment, trigrams or embedding; several"
