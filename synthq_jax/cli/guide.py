@@ -99,7 +99,7 @@ def check_documents(
       read(name)
     for binding in bindings:
       name, _, value = binding.partition("=")
-      said[name] = flags.literal(value)
+      said[name] = flags.write_literal(value)
     macros = ("NUM_DOCUMENTS", "SOURCE")
     for name, value in said.items():
       if _NAMED.match(f"{name}={value}") and value[1:] not in macros:
@@ -238,7 +238,7 @@ def _macros(
     if (found := _MACRO.match(line))
   }
   for name in names:
-    file, _, number = flags.place(name, read, ()).rpartition(":")
+    file, _, number = flags.locate(name, read, ()).rpartition(":")
     at = int(number) - 1
     behind, above = zip(
       *(_comments(lines[p], name) for p in paths), strict=True
@@ -285,7 +285,7 @@ def _parameters(
       parts.append(value)
       continue
     name = f"{label}.{field.name}"
-    place = flags.place(name, read, ())
+    place = flags.locate(name, read, ())
     where = "default" if place == name else pathlib.Path(place).name
     yield f"--gin.{name}", repr(value), where, meanings.get(field.name, "")
   for part in parts:

@@ -115,7 +115,9 @@ def _outcome(argv: Sequence[str] | None) -> int:
       raise
     if isinstance(error, ValueError) and not flags.is_refusal(error):
       raise
-    explain = flags.os_error if isinstance(error, OSError) else flags.one_line
+    explain = (
+      flags.explain_os_error if isinstance(error, OSError) else flags.join_lines
+    )
     return _stop(explain(error), flags.exit_code(error))
 
 
@@ -134,7 +136,7 @@ def _dispatch(argv: Sequence[str]) -> None:
   options = flags.parser(known, guide.list_macros).parse_args(
     [a for a in argv if not a.startswith(_FLAG)]
   )
-  tool = tools.find(options, known)
+  tool = tools.find_tool(options, known)
   downloads = ("workdir",) if tool is None else tool.downloads
   texts = {k: v for k, v in vars(options).items() if k != "query"}
   flags.refuse_urls(
@@ -159,8 +161,8 @@ def _dispatch(argv: Sequence[str]) -> None:
 def _recipes(options: argparse.Namespace) -> str:
   """Lists all recipes, or prints the header of one."""
   if options.recipe:
-    return guide.recipe(_find_recipe(options.recipe))
-  return guide.recipes(guide.gin_configs())
+    return guide.render_recipe(_find_recipe(options.recipe))
+  return guide.list_recipes(guide.gin_configs())
 
 
 def _find_recipe(name: str) -> pathlib.Path:
@@ -248,15 +250,15 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
   if told := asked():
     raise told
   run = _study if options.stage == "study" else _pipeline
-  with flags.opened(options) as workdir:
+  with flags.open_workdir(options) as workdir:
     report = run(options, bindings, workdir)
   if not distributed.is_main():
     return
   if report is not None:
-    screen.show(screen.summary(report, options.workdir))
+    screen.show(screen.summarize(report, options.workdir))
   if not options.dry_run:
     seconds = time.monotonic() - start
-    screen.show(f"{options.stage} finished: {screen.cost(seconds)}")
+    screen.show(f"{options.stage} finished: {screen.describe_cost(seconds)}")
 
 
 def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
@@ -434,13 +436,13 @@ def _explained(where: str) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    words = flags.one_line(error).partition(" Searched config paths")[0]
+    words = flags.join_lines(error).partition(" Searched config paths")[0]
     help_ = "Check the name, or give --gin_search_paths=FOLDER"
     raise UsageError(
       f"{where}: {words} {_near_file(where) or help_}"
     ) from error
   except Exception as error:
-    raise UsageError(f"{where}: {flags.one_line(error)}") from error
+    raise UsageError(f"{where}: {flags.join_lines(error)}") from error
 
 
 def _near_file(name: str) -> str:
@@ -457,8 +459,8 @@ def _bind(binding: str, read: _Read) -> None:
   if not equals:
     raise UsageError(f"expected {_FLAG}NAME=value, got {_FLAG}{binding}")
   known = {n for n in flags.names(gin.config_str()) if "." not in n}
-  text = f"{name} = {flags.literal(value)}"
-  macros = [*flags.macros(text), *([name] if "." not in name else [])]
+  text = f"{name} = {flags.write_literal(value)}"
+  macros = [*flags.find_macros(text), *([name] if "." not in name else [])]
   for macro in (one for one in macros if one not in known):
     near = flags.find_macro(macro, known)
     if near and macro == name:
@@ -469,14 +471,14 @@ def _bind(binding: str, read: _Read) -> None:
     )
   try:
     with _explained(f"{_FLAG}{binding}"):
-      gin.parse_config([_DYNAMIC, *parameters.imports(text, read), text])
+      gin.parse_config([_DYNAMIC, *parameters.find_imports(text, read), text])
   except UsageError as error:
     if parameters.is_class(name, read):
       raise UsageError(
         f"{_FLAG}{binding}: expected a parameter, got the class {name}: give"
         f" {_FLAG}{name}.NAME=value"
       ) from error
-    near = parameters.nearest(name, read)
+    near = parameters.suggest(name, read)
     near = f"; did you mean {near}?" if near else ""
     raise UsageError(f"{error}{near}") from error
 
@@ -574,7 +576,7 @@ def _check_values(kind: type, bindings: Sequence[str], read: _Read) -> None:
       except ValueError as error:
         text = f"{label}.{name} = {raw[name]}"
         macro = re.findall(r"%(\w+)", text)
-        where = flags.place(
+        where = flags.locate(
           macro[-1] if macro else f"{label}.{name}", read, bindings
         )
         raise UsageError(f"{where}: {error}; correct {text}") from error

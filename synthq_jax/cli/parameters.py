@@ -34,7 +34,7 @@ def imports(text: str, read: _Read) -> list[str]:
   """
   found = dict(_modules())
   for path in itertools.chain(*read):
-    found |= flags.imports(path.read_text())
+    found |= flags.parse_imports(path.read_text())
   names = sorted(set(re.findall(r"(\w+)\.", text)) & set(found))
   return [found[name] for name in names]
 
