@@ -368,8 +368,12 @@ def parser(
 
 def _add_stage_flags(command: argparse.ArgumentParser, name: str) -> None:
   flag = command.add_argument
-  flag("--gin_file", action="append", help="may be given several times")
-  flag("--gin_search_paths", default="", help="more folders, by comma")
+  flag(
+    "--gin_file", action="append", help="gin file; may be given several times"
+  )
+  flag(
+    "--gin_search_paths", default="", help="more folders of gin files, by comma"
+  )
   words = "where all results lie: a folder, or a URL such as gs://BUCKET/NAME"
   flag("--workdir", required=True, help=words)
   words = "folder for copies of files under URLs; default: a temporary one"
@@ -391,9 +395,11 @@ def _add_stage_flags(command: argparse.ArgumentParser, name: str) -> None:
   flag = command.add_argument_group("several processes").add_argument
   modes = "; ".join(f"{name}: {words}" for name, words in cluster.MODES.items())
   flag("--distributed", choices=cluster.MODES, help=modes)
-  flag("--coordinator_address", metavar="HOST:PORT", help="of process 0")
-  flag("--num_processes", type=int, help="in all")
-  flag("--process_id", type=int, help="of this one, from 0")
+  flag(
+    "--coordinator_address", metavar="HOST:PORT", help="address of process 0"
+  )
+  flag("--num_processes", type=int, help="number of all processes")
+  flag("--process_id", type=int, help="number of this process, from 0")
   words = "virtual devices of this process, on CPUs"
   flag("--cpu_devices", type=int, help=words)
 
