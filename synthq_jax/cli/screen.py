@@ -93,8 +93,8 @@ def summarize(report: Any, workdir: str) -> str:
     for line in report.verdict.splitlines()
   )
   return (
-    "\nPRIVATE: scores on private queries, without noise; what may be quoted"
-    " stands in the shareable report\n\n"
+    "\nPRIVATE: scores on private queries, without noise; quote the shareable"
+    " report instead\n\n"
     f"{report.table.rstrip()}\n\n"
     "All intervals and the training data of each row: see the private report."
     f"\n\n{verdict}\n\n"

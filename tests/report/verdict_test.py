@@ -189,7 +189,7 @@ def test_of_rows_that_tie_with_the_best_the_cheapest_is_shipped():
   (line,) = [x for x in said(rows=rows, shipped=SHIPPED) if "Ship" in x]
   assert line.startswith("Ship: BM25 + retriever, untrained. fused_untrained:")
   assert (
-    "It ties with BM25 + retriever, synthetic queries (0.500), which costs 8."
+    "It ties with BM25 + retriever, synthetic queries (0.500), which costs epsilon 8."
   ) in line
   assert "It used no private query." in line
   # A row that is not clear of BM25 replaces none that is.
@@ -299,7 +299,7 @@ def test_of_rows_within_noise_of_the_best_the_least_epsilon_is_shipped():
     " 0.551 on"
   )
   assert (
-    "It ties with BM25 + weights, synthetic queries (0.551), which costs 8.04."
+    "It ties with BM25 + weights, synthetic queries (0.551), which costs epsilon 8.04."
   ) in line
   # Where noise does not hide that it is better, the best is shipped.
   line = said(shipped=shipped, scores=(noisy(over, noise=1e-6),))[0]
