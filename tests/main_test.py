@@ -99,7 +99,7 @@ def test_run_hands_the_configuration_to_the_pipeline(ran, tmp_path, capsys):
   assert str(tmp_path / "report.html") in printed
   assert f"PRIVATE report:   {tmp_path / REPORT.private_html}" in printed
   assert "\nRelease: yes\n" in printed
-  assert "trained on: see the private report" in printed
+  assert "each row: see the private report" in printed
   assert all(
     len(line) <= 100 for line in printed.splitlines() if "WARN" in line
   )

@@ -138,7 +138,7 @@ def header(path: pathlib.Path) -> dict[str, str]:
 
 
 def list_recipes(folder: pathlib.Path) -> str:
-  """Lists recipes and studies, a line each; those that need no data come first.
+  """Lists recipes and studies, a line each; those that need nothing come first.
 
   Args:
     folder: the folder gin_configs.

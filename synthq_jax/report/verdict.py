@@ -169,7 +169,7 @@ def _make_release_tile(
 
 
 def _make_ship_tile(head: str, text: str, **values: object) -> blocks.Tile:
-  """Returns the tile on what to ship."""
+  """Returns the tile on the row to ship."""
   text = " ".join(_write(text, **values).split())
   return blocks.Tile(title="Ship", head=head, text=text)
 

@@ -116,7 +116,7 @@ def run(
   the same unit and relation. It depends on the result's own folder, on the
   documents, which are treated as public, and on settings; no private record is
   read. If the documents themselves disclose queries (`sources.Kind`), the printed
-  summary and the claim say so.
+  summary says so.
 
   Args:
     source: a checkpoint's folder in any format that `t5_checkpoints.load` reads,

@@ -59,8 +59,8 @@ class Source:
   def is_private(self) -> bool:
     """True if the result must not be shared.
 
-    The paths of its folder and of its record decide, so moving it changes nothing.
-    Its statement decides, too.
+    That is so if its folder, or the folder in its record, is under `private/`, or
+    if its statement claims nothing. Moving it out does not make it shareable.
     """
     folder, root = self.folder.resolve(), self.root and self.root.resolve()
     # A folder above the run may be called "private", too.

@@ -543,8 +543,8 @@ def _write_precision(check: Check) -> str:
     if row.threshold != usual.get(row.detector, row.threshold):
       return ""
   return (
-    "At these thresholds, 9 of 10 matches are right among labelled pairs that were"
-    " selected as similar; among all pairs of a log, fewer are. "
+    "At these thresholds, matches are right in 9 of 10 labelled pairs, which were"
+    " selected as similar; among all pairs of a log, fewer are right. "
   )
 
 
