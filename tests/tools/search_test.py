@@ -193,7 +193,7 @@ def test_the_page_offers_an_example_before_anything_was_asked(page, root):
   _, get = page
   for text in (get("/")[1], get("/", " ")[1]):
     assert "<h1>Search with retriever, synthetic queries</h1>" in text
-    assert re.search(r"<p>This page asks \d+ documents", text)
+    assert re.search(r"<p>This page searches \d+ documents", text)
     assert "<ol>" not in text and "Nothing" not in text
     assert "No document" not in text and "Private" not in text
     example = re.search(r'type="hidden" name="q" value="([^"]+)"', text)[1]
