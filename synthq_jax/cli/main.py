@@ -303,9 +303,8 @@ def _run_study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
       config, text, _ = _read_configuration(study.config, options, bindings)
     except _NotConfiguredError:
       continue
-    kwargs = dict(
-      progress=not options.quiet, on_accepted=_make_config_writer(workdir, text)
-    )
+    writer = _make_config_writer(workdir, text)
+    kwargs = dict(progress=not options.quiet, on_accepted=writer)
     print(frame.run(study, config, workdir, **kwargs))
     return
   raise UsageError(
@@ -465,9 +464,7 @@ def _bind(binding: str, read: _Read) -> None:
   defined = {n for n in flags.names(gin.config_str()) if "." not in n}
   text = f"{name} = {flags.write_literal(value)}"
   macros = [*flags.find_macros(text), *([name] if "." not in name else [])]
-  for macro in macros:
-    if macro in defined:
-      continue
+  for macro in [macro for macro in macros if macro not in defined]:
     suggestion = flags.find_macro(macro, defined)
     if suggestion and macro == name:
       suggestion = f"{_FLAG}{suggestion}={value}"

@@ -98,7 +98,7 @@ def _write_removed(counts: dict[str, int]) -> str:
 def _cut_beginning(text: str, num_words: int) -> str:
   """Cuts a text after its first words.
 
-  >>> _beginning("one two  three", 2)
+  >>> _cut_beginning("one two  three", 2)
   'one two ...'
   """
   words = text.split()

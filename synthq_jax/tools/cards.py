@@ -356,7 +356,7 @@ def _parse_number(text: str) -> float | str:
 def _choose_size(count: int) -> str:
   """Returns Hugging Face's size category for a number of rows.
 
-  >>> _size(721), _size(8431), _size(2 * 10**9)
+  >>> _choose_size(721), _choose_size(8431), _choose_size(2 * 10**9)
   ('n<1K', '1K<n<10K', '1B<n<10B')
   """
   category = sum(count >= size for size in _SIZES)
@@ -369,7 +369,7 @@ def _choose_size(count: int) -> str:
 def make_hub_name(text: str) -> str:
   """Turns a text into a repository name that Hugging Face's hub accepts.
 
-  >>> hub_name("für_alle--queries..v2.git")
+  >>> make_hub_name("für_alle--queries..v2.git")
   'f-r_alle-queries.v2'
   """
   text = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:60]

@@ -281,11 +281,9 @@ def run(
   targets = leakage_targets.read(
     request.test, split=request.test_split, variants=request.variants
   )
-  known_pairs = (
-    leakage_targets.read_known_pairs(request.known_pairs, targets)
-    if request.known_pairs
-    else None
-  )
+  known_pairs = None
+  if request.known_pairs:
+    known_pairs = leakage_targets.read_known_pairs(request.known_pairs, targets)
   log = iter(leakage_targets.read_queries(request.train, request.train_split))
   # Reading one query finds a missing file before anything is written.
   first = list(itertools.islice(log, 1))
@@ -456,11 +454,8 @@ class _MatchCollector:
 
   def count_unmet(self) -> int:
     """Counts the ids of known pairs that the log lacks."""
-    listed = (
-      [*map(hash, self._known_pairs.target_numbers)]
-      if self._known_pairs
-      else []
-    )
+    ids = self._known_pairs.target_numbers if self._known_pairs else ()
+    listed = [*map(hash, ids)]
     return int(np.sum(~np.isin(listed, np.array(self._ids, np.int64))))
 
   def make_counts(self) -> Iterator[Count]:
