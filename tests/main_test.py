@@ -99,7 +99,7 @@ def test_run_hands_the_configuration_to_the_pipeline(ran, tmp_path, capsys):
   assert str(tmp_path / "report.html") in printed
   assert f"PRIVATE report:   {tmp_path / REPORT.private_html}" in printed
   assert "\nRelease: yes\n" in printed
-  assert "trained on: see the private report" in printed
+  assert "each row: see the private report" in printed
   assert all(
     len(line) <= 100 for line in printed.splitlines() if "WARN" in line
   )
@@ -743,7 +743,7 @@ def test_a_place_that_is_no_folder_is_said_without_a_flag_of_others(
 
 
 def test_macros_that_a_binding_passes_over_are_not_checked(tmp_path):
-  find = main._finder(())
+  find = main._make_finder(())
   many = ["NUM_DOCUMENTS=99999999"]
   with pytest.raises(ValueError, match="at most the size"):
     guide.check_documents(("demo.gin",), many, find)

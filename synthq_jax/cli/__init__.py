@@ -1,1 +1,1 @@
-"""Reads the command line, and says what commands have done."""
+"""Parses the command line, runs commands and prints their results."""

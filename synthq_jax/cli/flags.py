@@ -1,4 +1,4 @@
-"""The flags of `synthq`, and what their text means."""
+"""Defines the flags of `synthq`, parses their values and explains errors."""
 
 import argparse
 import ast
@@ -23,19 +23,19 @@ __all__ = [
   "STAGES",
   "UsageError",
   "exit_code",
+  "explain_os_error",
   "find_macro",
-  "imports",
+  "find_macros",
   "is_refusal",
-  "literal",
-  "macros",
+  "join_lines",
+  "locate",
   "names",
-  "one_line",
-  "opened",
-  "os_error",
+  "open_workdir",
+  "parse_imports",
   "parser",
-  "place",
   "processes",
   "refuse_urls",
+  "write_literal",
 ]
 
 STAGES = {
@@ -43,10 +43,10 @@ STAGES = {
   **stages.SUMMARIES,
   "study": "runs a study of gin_configs/studies, instead of the pipeline",
 }
-"""Commands that gin files configure, each with what it does."""
+"""Summaries of the commands that gin files configure, by command."""
 
 _COMMON = ("run", "search", "export", "privacy", "recipes", "settings")
-"""Commands that `synthq --help` names first."""
+"""Commands that `synthq --help` lists first."""
 _EXAMPLES = (
   "synthq run --gin_file=gin_configs/recipes/demo.gin --workdir=runs/demo",
   'synthq search "parse a date" --workdir=runs/demo',
@@ -55,8 +55,8 @@ _EXAMPLES = (
 _WIDTH = 80
 _HELP = (
   "--gin.NAME=value sets a macro (--gin.EPSILON=3) or a parameter"
-  " (--gin.generate.Config.p=0.9). What is no Python value is taken as text;"
-  " inf is infinity."
+  " (--gin.generate.Config.p=0.9). A value that is no Python literal is text; inf"
+  " is infinity."
 )
 
 
@@ -68,54 +68,54 @@ _URL = re.compile(r"(^|[:@,])[A-Za-z][A-Za-z0-9+.-]*://")
 _DEBUG = "show tracebacks"
 AGAIN = "the same command goes on with what is finished"
 """Advice after an interruption."""
-_FULL = "free some space, and the same command goes on"
-_FORBIDDEN = "choose a folder that you may write to"
+_FREE_SPACE = "free some space, and the same command goes on"
+_CHOOSE_FOLDER = "choose a folder that you may write to"
 _HINTS = {
-  errno.ENOSPC: _FULL,
-  errno.EDQUOT: _FULL,
-  errno.EFBIG: _FULL,
-  errno.EACCES: _FORBIDDEN,
-  errno.EPERM: _FORBIDDEN,
-  errno.EROFS: _FORBIDDEN,
-  errno.ENOTDIR: _FORBIDDEN,
+  errno.ENOSPC: _FREE_SPACE,
+  errno.EDQUOT: _FREE_SPACE,
+  errno.EFBIG: _FREE_SPACE,
+  errno.EACCES: _CHOOSE_FOLDER,
+  errno.EPERM: _CHOOSE_FOLDER,
+  errno.EROFS: _CHOOSE_FOLDER,
+  errno.ENOTDIR: _CHOOSE_FOLDER,
 }
 
 
-_PASSING = (
+_TEMPORARY = (
   *(errno.EIO, errno.EPIPE, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
   *(errno.ECONNRESET, errno.EHOSTDOWN, errno.ENETDOWN, errno.EREMOTEIO),
 )
-_HINTS |= dict.fromkeys(_PASSING, AGAIN)
+_HINTS |= dict.fromkeys(_TEMPORARY, AGAIN)
 
 
-def os_error(error: OSError) -> str:
-  """Says in one line what the system refused, where, and what helps.
+def explain_os_error(error: OSError) -> str:
+  """Explains an error of the operating system in one line: path, reason, remedy.
 
-  >>> os_error(OSError(errno.ENOSPC, "No space left on device", "w/x.npz"))
+  >>> explain_os_error(OSError(errno.ENOSPC, "No space left on device", "w/x.npz"))
   'w/x.npz: No space left on device; free some space, and the same command goes on'
   """
   where = f"{error.filename}: " if error.filename else ""
-  what = error.strerror or " ".join(str(error).split())
-  return f"{where}{what}; {_HINTS.get(error.errno, 'check the path')}"
+  reason = error.strerror or " ".join(str(error).split())
+  return f"{where}{reason}; {_HINTS.get(error.errno, 'check the path')}"
 
 
 def exit_code(error: BaseException) -> int:
   """Returns the process exit code for an exception.
 
   Returns:
-    2 for what the user can mend; 75 (EX_TEMPFAIL) for what a file system or a
-    connection may not do again: launchers start the command anew.
+    75 (EX_TEMPFAIL) for a failure of a file system or a connection that may be
+    temporary, after which launchers start the command again; else 2.
   """
-  passing = isinstance(error, OSError) and error.errno in _PASSING
+  passing = isinstance(error, OSError) and error.errno in _TEMPORARY
   return os.EX_TEMPFAIL if passing else 2
 
 
 def is_refusal(error: BaseException) -> bool:
-  """Tests whether this package raised an error, to be read by the user.
+  """Tests whether a `raise` of this package refused something, for the user to mend.
 
-  A ValueError of JAX or NumPy is a defect of ours, whose traceback is needed.
-  JAX may take its own frames out of a traceback, so that the last frame is to be
-  ours and to stand at a `raise`.
+  A ValueError of JAX or NumPy is a defect of this package and needs its traceback.
+  JAX may drop its own frames from a traceback, so a last frame of this package is
+  not enough: it must stand at a `raise`, too.
   """
   last = error.__traceback__
   if last is None:
@@ -127,8 +127,8 @@ def is_refusal(error: BaseException) -> bool:
   return is_raise and frame.f_globals["__name__"].split(".")[0] == package
 
 
-def one_line(error: BaseException) -> str:
-  """Returns a message without line breaks, carets and gin's inner names."""
+def join_lines(error: BaseException) -> str:
+  """Joins the lines of an error's message, without carets and gin's inner names."""
   lines = [line.strip() for line in (str(error) or repr(error)).splitlines()]
   text = " ".join(
     line
@@ -138,20 +138,20 @@ def one_line(error: BaseException) -> str:
   return re.sub(r"<module '([\w.]+)' from '[^']*'>", r"\1", text)
 
 
-def place(
+def locate(
   name: str,
   files: Sequence[Sequence[pathlib.Path]],
   flags: Sequence[str],
 ) -> str:
-  """Says where a gin name got its value: the last flag, or file:line.
+  """Finds the flag, or else the line of a file, that sets a gin name.
 
   Args:
     name: a macro or parameter, e.g. "BATCH_SIZE" or "evaluate.Config.seed".
-    files: for each --gin_file, the file and what it includes, outer ones first.
-    flags: NAME=value of the command line, which win.
+    files: for each --gin_file, the file and those it includes, outer ones first.
+    flags: NAME=value of each flag; flags win over files.
 
   Returns:
-    "--gin.NAME=value" or "file:line"; the name itself where it stands nowhere.
+    "--gin.NAME=value" or "file:line"; the name itself if nothing sets it.
   """
   for flag in reversed(flags):
     if flag.partition("=")[0] == name:
@@ -159,47 +159,49 @@ def place(
   pattern = re.compile(rf"{re.escape(name)}\s*=")
   for path in (path for group in reversed(files) for path in group):
     lines = enumerate(path.read_text().splitlines(), 1)
-    found = [number for number, line in lines if pattern.match(line)]
-    if found:
-      return f"{path}:{found[-1]}"
+    numbers = [number for number, line in lines if pattern.match(line)]
+    if numbers:
+      return f"{path}:{numbers[-1]}"
   return name
 
 
-def refuse_urls(given: Mapping[str, Any], but: Sequence[str] = ()) -> None:
-  """Refuses what a path would take for a folder named "gs:".
+def refuse_urls(
+  settings: Mapping[str, Any], allowed: Sequence[str] = ()
+) -> None:
+  """Refuses URLs in settings that must be paths; "gs:" would be a folder's name.
 
   Args:
-    given: settings by name; those inside of lists and mappings count, too.
-    but: names of those that may be URLs.
+    settings: values by name; values inside of lists and mappings count, too.
+    allowed: names of settings that may be URLs.
 
   Raises:
-    UsageError: naming the first that holds SCHEME://.
+    UsageError: naming the first value with SCHEME://.
   """
-  for name, value in given.items():
-    if name.partition("[")[0] in but:
+  for name, value in settings.items():
+    if name.partition("[")[0] in allowed:
       continue
     if isinstance(value, Mapping):
-      inside = {f"{name}.{key}": inner for key, inner in value.items()}
-      refuse_urls(inside, but)
+      parts = {f"{name}.{key}": inner for key, inner in value.items()}
+      refuse_urls(parts, allowed)
     elif isinstance(value, (list, tuple)):
-      inside = {f"{name}[{n}]": inner for n, inner in enumerate(value)}
-      refuse_urls(inside, but)
+      parts = {f"{name}[{n}]": inner for n, inner in enumerate(value)}
+      refuse_urls(parts, allowed)
     elif isinstance(value, str) and _URL.search(value):
       raise UsageError(
         f"{name}={value}: expected a path of this machine, got a URL: mount"
-        " the bucket, or copy what lies there (docs/tutorials/tpu_slice.md)"
+        " the bucket, or copy its files (docs/tutorials/tpu_slice.md)"
       )
 
 
 class UsageError(ValueError):
-  """An error that the user can mend; its text is one line."""
+  """An error that the user can mend, with a text of one line."""
 
 
 class _Parser(argparse.ArgumentParser):
-  """Raises errors of one line."""
+  """Parses one command; its errors are `UsageError`s of one line."""
 
   def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
-    """Refuses an empty value, which a folder's name would make the current one."""
+    """Refuses empty values: as a folder, "" would be the current one."""
     options, rest = super().parse_known_args(args, namespace)
     for action in self._actions:
       value = getattr(options, action.dest, None)
@@ -211,20 +213,20 @@ class _Parser(argparse.ArgumentParser):
     return options, rest
 
   def error(self, message: str) -> NoReturn:
-    """Raises instead of printing the usage; names what was likely meant."""
+    """Raises a `UsageError`, with likely alternatives to an unknown command."""
     choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-    near: list[str] = []
+    similar: list[str] = []
     if choice:
-      known = re.findall(r"[\w.-]+", choice[2])
-      near = difflib.get_close_matches(choice[1], known, 3)
-      if near or len(known) > 9:
+      choices = re.findall(r"[\w.-]+", choice[2])
+      similar = difflib.get_close_matches(choice[1], choices, 3)
+      if similar or len(choices) > 9:
         message = message.partition(" (choose from")[0]
-    if near:
-      raise UsageError(f"{message}; did you mean {' or '.join(near)}?")
+    if similar:
+      raise UsageError(f"{message}; did you mean {' or '.join(similar)}?")
     raise UsageError(f"{message}; see {self.prog} --help")
 
   def list_commands(self) -> Mapping[str, "_Parser"]:
-    """Returns the parser of each command below this one by name."""
+    """Returns the parsers of this command's subcommands by name."""
     for action in self._actions:
       if isinstance(action, argparse._SubParsersAction):
         return action.choices
@@ -238,31 +240,35 @@ class _TopParser(_Parser):
   list_macros: Callable[[], Collection[str]] = tuple
 
   def parse_args(self, args=None, namespace=None):  # type: ignore[override]
-    """Names the flag or macro that an unknown argument likely stands for."""
+    """Refuses unknown arguments, and suggests a flag or a macro instead."""
     options, rest = self.parse_known_args(args, namespace)
     if rest:
       message = f"unrecognized arguments: {' '.join(rest)}"
-      if near := self._suggest(options, *rest[:2]):
-        raise UsageError(f"{message}; did you mean {near}?")
+      if suggestion := self._suggest(options, *rest[:2]):
+        raise UsageError(f"{message}; did you mean {suggestion}?")
       self.error(message)
     return options
 
   def _suggest(
     self, options: argparse.Namespace, word: str, value: str = ""
   ) -> str:
-    """Returns the flag that a word likely stands for; "" if none is near."""
-    name, equals, own = word.partition("=")
+    """Returns the flag or macro most similar to a word, or ""."""
+    name, equals, inline_value = word.partition("=")
     command = self.list_commands()[options.stage]
     command = command.list_commands().get(getattr(options, "tool", ""), command)
-    known = {flag.strip("-"): flag for flag in command._option_string_actions}
-    near = difflib.get_close_matches(name.strip("-"), sorted(known), 1)
-    close = [known[flag] for flag in near]
-    if not close and options.stage in STAGES:
+    flag_by_word = {
+      flag.strip("-"): flag for flag in command._option_string_actions
+    }
+    similar = difflib.get_close_matches(
+      name.strip("-"), sorted(flag_by_word), 1
+    )
+    candidates = [flag_by_word[flag] for flag in similar]
+    if not candidates and options.stage in STAGES:
       macro = find_macro(name.strip("-"), self.list_macros())
-      value = own if equals else value
+      value = inline_value if equals else value
       if macro and not value.startswith("-"):
         return f"--gin.{macro}={value or '...'}"
-    return "".join(close)
+    return "".join(candidates)
 
   def format_help(self) -> str:
     """Returns the common commands, three examples, then all others."""
@@ -271,10 +277,12 @@ class _TopParser(_Parser):
     stages_ = [k for k in STAGES if k not in ("run", "study")]
     parts = (
       f"usage: {self.prog} COMMAND ...\n\n{self.description}",
-      _listing("commands", {k: words[k] for k in _COMMON if k in words}),
+      _format_commands(
+        "commands", {k: words[k] for k in _COMMON if k in words}
+      ),
       "\n".join(["examples:", *(f"  {line}" for line in _EXAMPLES)]),
-      _listing("more commands", {k: words[k] for k in others}),
-      _listing(
+      _format_commands("more commands", {k: words[k] for k in others}),
+      _format_commands(
         "stages of `run`, each with the stages that it needs",
         {k: words[k] for k in stages_},
       ),
@@ -284,7 +292,7 @@ class _TopParser(_Parser):
     return "\n\n".join(parts) + "\n"
 
 
-def _listing(title: str, words: Mapping[str, str]) -> str:
+def _format_commands(title: str, words: Mapping[str, str]) -> str:
   """Formats commands below a title, each with its folded description."""
   lines = [f"{title}:"]
   for name, text in words.items():
@@ -296,14 +304,14 @@ def _listing(title: str, words: Mapping[str, str]) -> str:
 
 
 def find_macro(name: str, macros: Collection[str]) -> str:
-  """Returns the macro that a name likely stands for, whatever its case.
+  """Returns the macro of a name or most similar to it, or ""; ignores case.
 
   >>> find_macro("epsilon", ["EPSILON", "SEED"]), find_macro("x", ["SEED"])
   ('EPSILON', '')
 
   Args:
-    name: as somebody wrote it; "-" counts as "_".
-    macros: the names that there are.
+    name: the name that the user wrote; "-" counts as "_".
+    macros: names of all macros.
   """
   name = name.replace("-", "_").upper()
   if name in macros:
@@ -315,12 +323,12 @@ def parser(
   tools: Mapping[str, Any] | None = None,
   list_macros: Callable[[], Collection[str]] = tuple,
 ) -> argparse.ArgumentParser:
-  """Describes the command line.
+  """Makes the parser of the command line.
 
   Args:
-    tools: commands that are no stages, of type `tools.Tool`, by name; "a b" is
-      the tool b of the group a.
-    list_macros: returns the macros of our gin files, for suggestions.
+    tools: a `tools.Tool` for each command that is no stage, by name; "a b" is the
+      tool b of the group a.
+    list_macros: function that returns the macros of our gin files, for suggestions.
   """
   top = _TopParser(
     prog="synthq",
@@ -360,21 +368,23 @@ def parser(
 
 def _add_stage_flags(command: argparse.ArgumentParser, name: str) -> None:
   flag = command.add_argument
-  flag("--gin_file", action="append", help="may be given several times")
-  flag("--gin_search_paths", default="", help="more folders, by comma")
+  flag(
+    "--gin_file", action="append", help="gin file; may be given several times"
+  )
+  flag(
+    "--gin_search_paths", default="", help="more folders of gin files, by comma"
+  )
   words = "where all results lie: a folder, or a URL such as gs://BUCKET/NAME"
   flag("--workdir", required=True, help=words)
-  words = (
-    "keep copies of what lies under URLs here; default: for this run alone"
-  )
+  words = "folder for copies of files under URLs; default: a temporary one"
   flag("--mirror", metavar="DIR", help=words)
   words = "agree that secrets lie in the bucket of --workdir"
   flag("--private_in_bucket", action="store_true", help=words)
   flag("--quiet", action="store_true", help="no progress bars")
   words = (
-    "say what would be made, what is there, and what it costs; make nothing"
+    "list the results to make, those that exist and the epsilons; make nothing"
   )
-  if name == "study":  # which says so, where it is given
+  if name == "study":  # it refuses the flag
     words = argparse.SUPPRESS
   flag("--dry_run", action="store_true", help=words)
   words = "stop at a judgement of an unknown query or document"
@@ -385,15 +395,17 @@ def _add_stage_flags(command: argparse.ArgumentParser, name: str) -> None:
   flag = command.add_argument_group("several processes").add_argument
   modes = "; ".join(f"{name}: {words}" for name, words in cluster.MODES.items())
   flag("--distributed", choices=cluster.MODES, help=modes)
-  flag("--coordinator_address", metavar="HOST:PORT", help="of process 0")
-  flag("--num_processes", type=int, help="in all")
-  flag("--process_id", type=int, help="of this one, from 0")
+  flag(
+    "--coordinator_address", metavar="HOST:PORT", help="address of process 0"
+  )
+  flag("--num_processes", type=int, help="number of all processes")
+  flag("--process_id", type=int, help="number of this process, from 0")
   words = "virtual devices of this process, on CPUs"
   flag("--cpu_devices", type=int, help=words)
 
 
 def processes(options: argparse.Namespace) -> cluster.Settings:
-  """Reads the flags by which processes of a run find each other.
+  """Reads the settings by which the processes of a run find each other.
 
   Raises:
     ValueError: if flags do not go together, or the stage takes one process.
@@ -408,11 +420,11 @@ def processes(options: argparse.Namespace) -> cluster.Settings:
 
 
 @contextlib.contextmanager
-def opened(options: argparse.Namespace) -> Iterator[pathlib.Path]:
+def open_workdir(options: argparse.Namespace) -> Iterator[pathlib.Path]:
   """Opens the working directory: a folder, or the mirror of a URL.
 
   Raises:
-    ValueError: if it cannot be one of this stage, or another run is in it.
+    ValueError: if the command cannot work there, or another run does.
     OSError: if a URL cannot be reached.
   """
   url = options.workdir
@@ -438,13 +450,13 @@ def opened(options: argparse.Namespace) -> Iterator[pathlib.Path]:
     yield workdir
 
 
-def literal(value: str) -> str:
-  """Reads a flag's value as gin would, or else as text.
+def write_literal(value: str) -> str:
+  """Returns a flag's value as gin source: a literal as it is, else a string.
 
-  >>> literal("3"), literal("beir:/data"), literal("inf"), literal("(%X, 1)")
-  ('3', "'beir:/data'", '%INF', '(%X, 1)')
-  >>> literal("(encoder|decoder)/.*")
-  "'(encoder|decoder)/.*'"
+  >>> write_literal("3"), write_literal("inf"), write_literal("(%X, 1)")
+  ('3', '%INF', '(%X, 1)')
+  >>> write_literal("beir:/data"), write_literal("(encoder|decoder)/.*")
+  ("'beir:/data'", "'(encoder|decoder)/.*'")
   """
   if value == "inf":
     return "%INF"
@@ -455,25 +467,25 @@ def literal(value: str) -> str:
   return value
 
 
-def macros(text: str) -> list[str]:
-  """Returns the macros that a binding refers to, but for gin's constants.
+def find_macros(text: str) -> list[str]:
+  """Finds the macros that a binding refers to, without gin's constants.
 
-  >>> macros("plan.Rows.synthetic = (%EPSILON, %INF, '%x')")
+  >>> find_macros("plan.Rows.synthetic = (%EPSILON, %INF, '%x')")
   ['EPSILON']
   """
-  found = _MACRO.findall(_QUOTED.sub("''", text))
-  return [name for name in found if name not in _CONSTANTS]
+  macro_names = _MACRO.findall(_QUOTED.sub("''", text))
+  return [name for name in macro_names if name not in _CONSTANTS]
 
 
 def names(text: str) -> list[str]:
-  """Returns the macros and parameters that a gin configuration binds."""
+  """Lists the macros and parameters that a gin configuration binds."""
   return re.findall(r"(?m)^([\w./]+) =", text)
 
 
-def imports(text: str) -> dict[str, str]:
-  """Returns the imports of a gin file by the name that they bind.
+def parse_imports(text: str) -> dict[str, str]:
+  """Parses the imports of a gin file, by the name that they bind.
 
-  >>> imports("from a.b import c\\nimport d.e as f\\nc.C.x = 1")
+  >>> parse_imports("from a.b import c\\nimport d.e as f\\nc.C.x = 1")
   {'c': 'from a.b import c', 'f': 'import d.e as f'}
   """
   lines = re.findall(r"(?m)^((?:from \S+ )?import (?:\S+ as )?(\w+))$", text)

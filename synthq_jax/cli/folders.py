@@ -1,4 +1,4 @@
-"""Refuses folders that are not there, and says which one was likely meant."""
+"""Refuses missing folders, and suggests folders of a similar name."""
 
 import argparse
 import difflib
@@ -13,19 +13,19 @@ __all__ = ["check_flags", "check_run", "explain_missing"]
 
 _HUB_NAME = re.compile(r"[\w.-]*[A-Za-z][\w.-]*/[\w.-]+")
 _FOLDERS = ("checkpoint", "bert", "queries", "ranking", "workdir", "workdirs")
-"""Flags of tools that name folders."""
+"""Flags of tools whose values are folders."""
 _MODELS = ("checkpoint", "bert")
-"""Flags that may hold the name of a model of Hugging Face's hub."""
+"""Flags whose value may be a model's name on Hugging Face's hub, by mistake."""
 
 
 def check_run(config: Any) -> None:
-  """Refuses checkpoints of a run that are not there.
+  """Refuses missing checkpoints of a run, if there is a suggestion to make.
 
   Args:
     config: a `plan.RunConfig`.
 
   Raises:
-    UsageError: if a folder of this name is near, or a hub may have a model of it.
+    UsageError: if a similar folder exists, or the name may be a model's on a hub.
   """
   named = {
     "--gin.CHECKPOINT": config.checkpoint,
@@ -37,7 +37,7 @@ def check_run(config: Any) -> None:
 
 
 def check_flags(options: argparse.Namespace) -> None:
-  """Refuses folders of a tool's flags that are not there, as `check_run` does."""
+  """Refuses missing folders in a tool's flags, as `check_run` does."""
   for name in _FOLDERS:
     values = getattr(options, name, None) or ()
     for value in [values] if isinstance(values, str) else values:
@@ -47,15 +47,15 @@ def check_flags(options: argparse.Namespace) -> None:
 
 
 def explain_missing(setting: str, value: str, *, is_model: bool = False) -> str:
-  """Explains in one line a folder that is not there.
+  """Returns one line on a missing folder, with a suggestion.
 
   Args:
     setting: the flag, for the message.
     value: the folder.
-    is_model: whether the name of a model of Hugging Face's hub may be meant.
+    is_model: whether the value may be a model's name on Hugging Face's hub.
 
   Returns:
-    "" for a folder that is there, a URL, and where nothing near is known.
+    The line; "" if the folder exists, is a URL, or nothing can be suggested.
   """
   path = pathlib.Path(value)
   if not value or object_store.is_url(value) or path.exists():
@@ -75,16 +75,18 @@ def explain_missing(setting: str, value: str, *, is_model: bool = False) -> str:
 
 
 def _list_near(path: pathlib.Path) -> list[str]:
-  """Returns paths in which a near folder replaces the first missing part."""
+  """Returns paths in which a similar folder replaces the first missing part."""
   missing = path
   while not missing.parent.exists():
     missing = missing.parent
   if not missing.parent.is_dir():
     return []
   try:
-    names = [each.name for each in missing.parent.iterdir() if each.is_dir()]
+    siblings = [
+      entry.name for entry in missing.parent.iterdir() if entry.is_dir()
+    ]
   except OSError:
     return []
   rest = path.relative_to(missing)
-  near = difflib.get_close_matches(missing.name, sorted(names), 3)
-  return [str(missing.with_name(name) / rest) for name in near]
+  similar = difflib.get_close_matches(missing.name, sorted(siblings), 3)
+  return [str(missing.with_name(name) / rest) for name in similar]

@@ -22,28 +22,28 @@ __all__ = [
   "gin_configs",
   "header",
   "list_macros",
-  "recipe",
-  "recipes",
+  "list_recipes",
+  "render_recipe",
   "settings",
 ]
 
 CONFIG = "config.gin"
-"""The file of a working directory that holds the settings of its last run."""
+"""File of a working directory with the settings of its latest run."""
 _HIDDEN = re.compile(r"(?m)^# (\S+) is not written here")
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  +# (.*))?$")
-_BEHIND = re.compile(r"[^#\s].*  +# ")
-"""A setting with a comment behind it, which the next lines may continue."""
-_NAMED = re.compile(
+_TRAILING = re.compile(r"[^#\s].*  +# ")
+"""A line of code with a trailing comment, which the next lines may continue."""
+_MACRO_TARGET = re.compile(
   r"^(\S*(?:prepare_data\.Config\.source|generate\.Config\.num_documents))"
   r" *= *(\S+)"
 )
-"""Parameters that SOURCE and NUM_DOCUMENTS set."""
-_SHOWN = ("recipes", "studies")
-"""Folders of gin_configs that a command takes."""
-_LINE = 100
-"""Characters of a line of `synthq recipes`."""
-_WIDEST = 60
-"""Characters of a value that is listed."""
+"""A line that binds a parameter of the macros SOURCE or NUM_DOCUMENTS."""
+_FOLDERS = ("recipes", "studies")
+"""Folders of gin_configs with files that a command can run."""
+_LINE_WIDTH = 100
+"""Length of a line of `synthq recipes` in characters."""
+_VALUE_WIDTH = 60
+"""Largest length of a listed value in characters."""
 
 
 def gin_configs() -> pathlib.Path:
@@ -54,7 +54,7 @@ def gin_configs() -> pathlib.Path:
 
 
 def list_macros() -> list[str]:
-  """Returns the macros that our gin files define."""
+  """Lists the macros that our gin files define."""
   lines = (
     line
     for path in gin_configs().glob("*/*.gin")
@@ -70,47 +70,47 @@ def check_documents(
 ) -> None:
   """Refuses more documents than a source can have, before JAX is loaded.
 
-  It reads texts alone: whatever it cannot tell from them is refused by
-  `plan.run`, some seconds later.
+  It reads the gin files as text, without gin. `plan.run` refuses the other cases
+  some seconds later.
 
   Args:
-    names: gin files.
-    bindings: NAME=value of the command line, which win.
-    find: from the name of a gin file to its path.
+    names: names of the gin files.
+    bindings: NAME=value of each flag; flags win over files.
+    find: function that returns the path of a gin file from its name.
 
   Raises:
     ValueError: if NUM_DOCUMENTS is too large for SOURCE.
   """
-  said: dict[str, str] = {}
-  opened = number = None
+  values: dict[str, str] = {}
+  checked = number = None
 
   def read(name: str, within: tuple[pathlib.Path, ...] = ()) -> None:
     path = find(name)
     if path in within:
-      raise ValueError(f"{path} includes itself")  # gin says so, later
+      raise ValueError(f"{path} includes itself")  # gin reports it later
     for line in path.read_text().splitlines() if path else ():
       if line.startswith("include "):
         read(ast.literal_eval(line.removeprefix("include ")), (*within, path))
-      elif found := _MACRO.match(line) or _NAMED.match(line):
-        said[found[1]] = found[2]
+      elif match := _MACRO.match(line) or _MACRO_TARGET.match(line):
+        values[match[1]] = match[2]
 
   with contextlib.suppress(OSError, ValueError, SyntaxError):
     for name in names:
       read(name)
     for binding in bindings:
       name, _, value = binding.partition("=")
-      said[name] = flags.literal(value)
+      values[name] = flags.write_literal(value)
     macros = ("NUM_DOCUMENTS", "SOURCE")
-    for name, value in said.items():
-      if _NAMED.match(f"{name}={value}") and value[1:] not in macros:
-        return  # the macros are not what counts
-    number, source = (ast.literal_eval(said.get(m, "None")) for m in macros)
+    for name, value in values.items():
+      if _MACRO_TARGET.match(f"{name}={value}") and value[1:] not in macros:
+        return  # the parameter does not get the macro's value
+    number, source = (ast.literal_eval(values.get(m, "None")) for m in macros)
     if isinstance(number, int) and isinstance(source, str):
       from synthq_jax.data import sources
 
-      opened = sources.open(source)
-  if opened:
-    opened.check_size(number)
+      checked = sources.open(source)
+  if checked:
+    checked.check_size(number)
 
 
 def header(path: pathlib.Path) -> dict[str, str]:
@@ -120,10 +120,10 @@ def header(path: pathlib.Path) -> dict[str, str]:
     path: the file.
 
   Returns:
-    Paragraphs by their first words, e.g. "Required"; "" is the first one.
+    Paragraphs by title, e.g. "Required"; the first paragraph has the title "".
   """
-  lines = _comment(path.read_text().splitlines())
-  found, name, is_first = {"": ""}, "", True
+  lines = _take_comment(path.read_text().splitlines())
+  paragraphs, name, is_first = {"": ""}, "", True
   for line in lines:
     is_first = is_first and line != "#"
     titled = not is_first and re.match(
@@ -131,21 +131,25 @@ def header(path: pathlib.Path) -> dict[str, str]:
     )
     if titled:
       name, line = titled[1], titled[2]
-    found[name] = f"{found.get(name, '')} {line.removeprefix('#').strip()}"
-  return {name: " ".join(text.split()) for name, text in found.items()}
+    paragraphs[name] = (
+      f"{paragraphs.get(name, '')} {line.removeprefix('#').strip()}"
+    )
+  return {name: " ".join(text.split()) for name, text in paragraphs.items()}
 
 
-def recipes(folder: pathlib.Path) -> str:
-  """Lists recipes and studies, a line each: first those that need nothing.
+def list_recipes(folder: pathlib.Path) -> str:
+  """Lists recipes and studies, a line each; those that need nothing come first.
 
   Args:
-    folder: gin_configs.
+    folder: the folder gin_configs.
   """
   groups: dict[bool, list[str]] = {True: [], False: []}
-  for path in (p for name in _SHOWN for p in sorted((folder / name).glob("*"))):
+  for path in (
+    p for name in _FOLDERS for p in sorted((folder / name).glob("*"))
+  ):
     paragraphs = header(path)
     words = re.split(r"(?<=[.?]) ", paragraphs[""])[0]
-    words = textwrap.shorten(words, _LINE - 37, placeholder=" ...")
+    words = textwrap.shorten(words, _LINE_WIDTH - 37, placeholder=" ...")
     line = f"{path.relative_to(folder)!s:<36} {words}"
     groups[paragraphs["Required"].startswith("nothing")].append(line)
   return "\n".join(
@@ -159,15 +163,15 @@ def recipes(folder: pathlib.Path) -> str:
   )
 
 
-def recipe(path: pathlib.Path) -> str:
-  """Formats the header of a recipe: needs, time, usual settings."""
+def render_recipe(path: pathlib.Path) -> str:
+  """Formats the header of a recipe: requirements, time, usual settings."""
   paragraphs = (
     f"{name}: {text}" if name else text for name, text in header(path).items()
   )
-  return "\n".join([path.name, *map(_wrapped, paragraphs)])
+  return "\n".join([path.name, *map(_wrap, paragraphs)])
 
 
-def _wrapped(text: str) -> str:
+def _wrap(text: str) -> str:
   return textwrap.fill(text, 78, initial_indent="  ", subsequent_indent="  ")
 
 
@@ -178,37 +182,41 @@ def settings(
   name: str = "",
   width: int | None = None,
 ) -> str:
-  """Lists what can be set: name, value, where from, meaning.
+  """Lists settings with value, origin and meaning.
 
   Args:
-    config: an instance of the dataclass that the files configure; None: only
-      the files' macros are listed.
-    read: the gin files and what they include; none for the defaults.
-    name: only settings whose name holds this.
-    width: characters of a line, for a terminal: the meaning stands below its
-      setting. None: one line each, as columns.
+    config: an instance of the dataclass that the files configure. None: lists only
+      the files' macros.
+    read: for each gin file, the file and those it includes; empty for the defaults.
+    name: part of the names to list.
+    width: width of the terminal in characters; meanings are folded below their
+      settings. None: a table with one line for each setting.
   """
-  parameters = [] if config is None else [*_parameters(config, read)]
+  parameters = [] if config is None else [*_list_parameters(config, read)]
   meanings = {row[0]: row[3] for row in parameters}
   rows = [
-    (called, textwrap.shorten(str(value), _WIDEST, placeholder=" ..."), *rest)
-    for called, value, *rest in [*_macros(read, meanings), *parameters]
+    (
+      flag,
+      textwrap.shorten(str(value), _VALUE_WIDTH, placeholder=" ..."),
+      *rest,
+    )
+    for flag, value, *rest in [*_list_macros(read, meanings), *parameters]
   ]
   rows = [row for row in rows if name.lower() in row[0].lower()]
   if width:
-    return "\n".join(_folded(row, width) for row in rows)
+    return "\n".join(_fold(row, width) for row in rows)
   return text_tables.Table(
     header=("Name", "Value", "From", "Meaning"), rows=tuple(rows)
   ).text()
 
 
-def _folded(row: Sequence[str], width: int) -> str:
-  """Returns a setting as a flag and its origin, the meaning folded below."""
-  called, value, origin, meaning = row
+def _fold(row: Sequence[str], width: int) -> str:
+  """Formats a setting as a flag with its origin, and folds its meaning below."""
+  flag, value, origin, meaning = row
   return "\n".join(
     line
     for text, indent in (
-      (f"{called}={value}  ({origin})", ""),
+      (f"{flag}={value}  ({origin})", ""),
       (meaning, "    "),
     )
     for line in textwrap.wrap(
@@ -221,86 +229,93 @@ def _folded(row: Sequence[str], width: int) -> str:
   )
 
 
-def _macros(
+def _list_macros(
   read: Sequence[Sequence[pathlib.Path]], meanings: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str, str]]:
-  """Yields the macros of gin files, each as the file has it that wins.
+  """Yields (flag, value, origin, meaning) of each macro, from its last file.
 
-  One without a comment behind it means what the parameter means that it sets, or
-  what stands above it and does not continue the comment of the line before.
+  The meaning is the macro's trailing comment. Without one, it is the meaning of the
+  parameter that the macro sets, else the comment above the macro.
   """
   paths = list(dict.fromkeys(path for group in read for path in group))
   lines = {path: path.read_text().splitlines() for path in paths}
-  names = {
-    found[1]: None
+  macro_names = {
+    match[1]: None
     for path in paths
     for line in lines[path]
-    if (found := _MACRO.match(line))
+    if (match := _MACRO.match(line))
   }
-  for name in names:
-    file, _, number = flags.place(name, read, ()).rpartition(":")
-    at = int(number) - 1
-    behind, above = zip(
-      *(_comments(lines[p], name) for p in paths), strict=True
+  for name in macro_names:
+    file, _, number = flags.locate(name, read, ()).rpartition(":")
+    index = int(number) - 1
+    trailing, preceding = zip(
+      *(_find_comments(lines[p], name) for p in paths), strict=True
     )
     sets = re.compile(rf"([\w.]+) = %{name}$")
-    texts = (m for path in paths for m in map(sets.match, lines[path]) if m)
-    parameter = next((meanings.get(f"--gin.{m[1]}", "") for m in texts), "")
-    meaning = next(filter(None, (*behind, parameter, *above)), "")
-    value = _MACRO.match(lines[pathlib.Path(file)][at])[2]
+    matches = (m for path in paths for m in map(sets.match, lines[path]) if m)
+    parameter = next((meanings.get(f"--gin.{m[1]}", "") for m in matches), "")
+    meaning = next(filter(None, (*trailing, parameter, *preceding)), "")
+    value = _MACRO.match(lines[pathlib.Path(file)][index])[2]
     yield f"--gin.{name}", value, f"{pathlib.Path(file).name}:{number}", meaning
 
 
-def _comments(lines: Sequence[str], name: str) -> tuple[str, str]:
-  """Returns the comments behind a macro in a file, and above it."""
-  for at, line in enumerate(lines):
-    found = _MACRO.match(line)
-    if found and found[1] == name:
-      below, above = lines[at + 1 :], lines[:at][::-1]
-      behind = [found[3], *_comment(below)] if found[3] else []
-      before = [*_comment(above)]
-      if before and any(map(_BEHIND.match, above[len(before) :][:1])):
-        before = []  # it goes on with what stands behind the line above
-      return _joined(behind), _joined(before[::-1])
+def _find_comments(lines: Sequence[str], name: str) -> tuple[str, str]:
+  """Returns a macro's trailing comment, and the comment above it."""
+  for index, line in enumerate(lines):
+    match = _MACRO.match(line)
+    if match and match[1] == name:
+      lines_below, lines_above = lines[index + 1 :], lines[:index][::-1]
+      trailing = [match[3], *_take_comment(lines_below)] if match[3] else []
+      preceding = [*_take_comment(lines_above)]
+      if preceding and any(
+        map(_TRAILING.match, lines_above[len(preceding) :][:1])
+      ):
+        preceding = []  # it continues the trailing comment of a line above
+      return _join_comment(trailing), _join_comment(preceding[::-1])
   return "", ""
 
 
-def _comment(lines: Sequence[str]) -> Iterator[str]:
+def _take_comment(lines: Sequence[str]) -> Iterator[str]:
   return itertools.takewhile(lambda line: line.startswith("#"), lines)
 
 
-def _joined(comment: Sequence[str]) -> str:
+def _join_comment(comment: Sequence[str]) -> str:
   return " ".join(line.lstrip("# ") for line in comment)
 
 
-def _parameters(
+def _list_parameters(
   config: Any, read: Sequence[Sequence[pathlib.Path]]
 ) -> Iterator[tuple[str, str, str, str]]:
-  """Yields the fields of a configuration and of all its parts."""
-  label, meanings = config_types.label(type(config)), _meanings(type(config))
+  """Yields (flag, value, origin, meaning) of each field, parts included."""
+  label, meanings = (
+    config_types.label(type(config)),
+    _read_meanings(type(config)),
+  )
   parts = []
-  for field in (one for one in dataclasses.fields(config) if one.init):
+  for field in dataclasses.fields(config):
+    if not field.init:
+      continue
     value = getattr(config, field.name)
     if dataclasses.is_dataclass(value):
       parts.append(value)
       continue
     name = f"{label}.{field.name}"
-    place = flags.place(name, read, ())
-    where = "default" if place == name else pathlib.Path(place).name
+    source = flags.locate(name, read, ())
+    where = "default" if source == name else pathlib.Path(source).name
     yield f"--gin.{name}", repr(value), where, meanings.get(field.name, "")
   for part in parts:
-    yield from _parameters(part, read)
+    yield from _list_parameters(part, read)
 
 
-def _meanings(kind: type) -> dict[str, str]:
-  """Returns the docstrings of a dataclass's fields."""
-  found: dict[str, str] = {}
+def _read_meanings(kind: type) -> dict[str, str]:
+  """Reads the docstrings of a dataclass's fields from its source."""
+  meanings: dict[str, str] = {}
   for base in reversed(kind.__mro__):
     if base.__module__ == "builtins" or not dataclasses.is_dataclass(base):
       continue
     try:
       tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-    except (OSError, TypeError):  # made of others
+    except (OSError, TypeError):  # a class without source, made at run time
       continue
     body = tree.body[0].body
     for field, below in itertools.pairwise(body):
@@ -309,49 +324,53 @@ def _meanings(kind: type) -> dict[str, str]:
           ast.AnnAssign(target=ast.Name(id=name)),
           ast.Expr(value=ast.Constant(value=str() as text)),
         ):
-          found[name] = " ".join(text.split())
-  return found
+          meanings[name] = " ".join(text.split())
+  return meanings
 
 
 def dry_run(
   config: Any,
   workdir: pathlib.Path,
-  wanted: Sequence[str],
+  stage_names: Sequence[str],
   read: Sequence[Sequence[pathlib.Path]],
   text: str = "",
 ) -> str:
-  """Lists the results that a run would make or find, and its price.
+  """Lists the results that a run would make or find, and its epsilons.
 
   Args:
     config: a `plan.RunConfig`.
-    workdir: the working directory, which need not be there.
-    wanted: stages.
-    read: the gin files and what they include.
-    text: the configuration as the run would write it to `CONFIG`.
+    workdir: the working directory, which may be missing.
+    stage_names: names of the stages to run.
+    read: for each gin file, the file and those it includes.
+    text: the configuration that the run would write to `CONFIG`.
   """
   from synthq_jax.stages import plan, prepare_data
 
-  seen = plan.outlook(config, workdir, wanted)
-  lines, later = [], []
+  seen = plan.outlook(config, workdir, stage_names)
+  lines, unknown = [], []
   for name, rows in seen.there:
     if rows is None:
       if seen.rows[name]:
-        later.append(f"{name}: {_listed(name, seen.rows[name])}")
+        unknown.append(f"{name}: {_format_rows(name, seen.rows[name])}")
       continue
-    there = [row or name for row, is_there in rows.items() if is_there]
+    present = [row or name for row, is_there in rows.items() if is_there]
     missing = [row or name for row, is_there in rows.items() if not is_there]
-    said = [f"there: {', '.join(there)}"] if there else []
+    notes = [f"there: {', '.join(present)}"] if present else []
     if missing:
       why = _explain_others(workdir, name, rows, text)
-      said.append(f"to make: {', '.join(missing)}{why}")
-    lines.append(f"{name}: {'; '.join(said) or 'nothing to do'}")
-  if later:
-    lines += ["then:", *later]
+      notes.append(f"to make: {', '.join(missing)}{why}")
+    lines.append(f"{name}: {'; '.join(notes) or 'nothing to do'}")
+  if unknown:
+    lines += ["then:", *unknown]
   unit = prepare_data.get_unit(config.prepare_data)
-  lines += ["", f"unit of privacy: one {unit}", *map(_training, seen.trainings)]
-  made = stages.with_needs(wanted, config)
-  lines += plan.export_notes(config, made)
-  lines += ["", *_price(config, workdir, made, seen.trainings)]
+  lines += [
+    "",
+    f"unit of privacy: one {unit}",
+    *map(_format_training, seen.trainings),
+  ]
+  run_stages = stages.with_needs(stage_names, config)
+  lines += plan.export_notes(config, run_stages)
+  lines += ["", *_price(config, workdir, run_stages, seen.trainings)]
   times = [
     f"{key}: {text}"
     for group in read
@@ -365,7 +384,7 @@ def dry_run(
 def _explain_others(
   workdir: pathlib.Path, name: str, rows: Mapping[str, bool], text: str
 ) -> str:
-  """Names the settings in which a stage's results here differ; "" without any."""
+  """Names the settings in which existing results differ; "" without results."""
   from synthq_jax.report import means
   from synthq_jax.runtime import results
   from synthq_jax.storage import artifacts
@@ -390,79 +409,83 @@ def _explain_others(
   return f" (made with other settings: {listed})"
 
 
-def _listed(name: str, rows: Sequence[str]) -> str:
-  """Returns the rows of a stage in words; sets with the same rows together."""
+def _format_rows(name: str, rows: Sequence[str]) -> str:
+  """Formats the rows of a stage; test sets with equal rows share an entry."""
   if name == "release_scores":
     return f"{name}, if there are enough test queries"
   if name != "evaluate":
     return ", ".join(row or name for row in rows)
   by_set: dict[str, list[str]] = {}
   for row in rows:
-    called, _, system = row.rpartition("/")
-    by_set.setdefault(called, []).append(system)
+    test_set, _, system = row.rpartition("/")
+    by_set.setdefault(test_set, []).append(system)
   by_rows: dict[tuple[str, ...], list[str]] = {}
-  for called, systems in by_set.items():
-    by_rows.setdefault(tuple(systems), []).append(called)
+  for test_set, systems in by_set.items():
+    by_rows.setdefault(tuple(systems), []).append(test_set)
   return "; ".join(
     f"{', '.join(systems)} on {', '.join(sets)}"
     for systems, sets in by_rows.items()
   )
 
 
-def _training(one: Any) -> str:
-  """Returns a line on a private training of a plan."""
+def _format_training(training: Any) -> str:
+  """Formats a planned private training as a line."""
   from synthq_jax.privacy import rounding
 
-  delta = "1/(2n)" if one.delta is None else rounding.delta(one.delta)
-  size = "n" if one.batch_size is None else f"{one.batch_size:,}"
-  if one.num_records is None:
+  delta = "1/(2n)" if training.delta is None else rounding.delta(training.delta)
+  size = "n" if training.batch_size is None else f"{training.batch_size:,}"
+  if training.num_records is None:
     number, most = "is known once the data is read", "what n allows"
   else:
-    number, most = f"{one.num_records:,}", f"{one.max_batch_size:,}"
-  if one.num_users not in (None, one.num_records):
-    number = f"{number} of {one.num_users:,} users"
+    number, most = f"{training.num_records:,}", f"{training.max_batch_size:,}"
+  if training.num_users not in (None, training.num_records):
+    number = f"{number} of {training.num_users:,} users"
   return (
-    f"{one.place}: epsilon {rounding.epsilon(one.epsilon)}, delta {delta}, n"
-    f" {number}, batch {size} expected, at most {most}, {one.steps:,} steps"
+    f"{training.place}: epsilon {rounding.epsilon(training.epsilon)}, delta {delta}, n"
+    f" {number}, batch {size} expected, at most {most}, {training.steps:,} steps"
   )
 
 
 def _price(
   config: Any,
   workdir: pathlib.Path,
-  wanted: Sequence[str],
+  stage_names: Sequence[str],
   trainings: Sequence[Any],
 ) -> Iterator[str]:
-  """Yields what the private trainings of a run are to cost."""
+  """Yields lines with the epsilon of each private training and of the run."""
   from synthq_jax.privacy import rounding
   from synthq_jax.runtime import released_results
 
-  weights = [one for one in trainings if one.stage == "learn_to_rank"]
-  total = sum(one.epsilon for one in trainings if one.is_released)
-  for one in trainings:
-    if one not in weights:
-      use = "released" if one.is_released else "only compared"
-      yield f"epsilon of {one.row}: {rounding.epsilon(one.epsilon)}, {use}"
+  weights = [
+    training for training in trainings if training.stage == "learn_to_rank"
+  ]
+  total = sum(
+    training.epsilon for training in trainings if training.is_released
+  )
+  for training in trainings:
+    if training not in weights:
+      use = "released" if training.is_released else "only compared"
+      yield f"epsilon of {training.row}: {rounding.epsilon(training.epsilon)}, {use}"
   if weights:
     epsilon = config.learn_to_rank.epsilon
-    number = sum(one.is_released for one in weights)
+    number = sum(training.is_released for training in weights)
     yield (
       f"epsilon of the weights of BM25's scores: {rounding.epsilon(epsilon)} for"
       f" each of {number} rows, released"
     )
   scores = config.release_scores
-  if scores.enabled and "release_scores" in wanted:
+  if scores.enabled and "release_scores" in stage_names:
     total += scores.epsilon
     yield f"epsilon of the scores: {rounding.epsilon(scores.epsilon)}, released"
   yield (
     "epsilon of what this run releases, together: at most"
     f" {rounding.epsilon(total)}, at the sum of their deltas (both simply added up)"
   )
-  found = released_results.read(workdir)
-  whole = found.everything
-  if found.started and whole is not None:
+  released = released_results.read(workdir)
+  everything = released.everything
+  if released.started and everything is not None:
     yield (
-      f"started here before: {len(found.started)} private trainings, epsilon"
-      f" {rounding.epsilon(whole.epsilon)} together; what is there costs nothing"
-      " again"
+      f"started here before: {len(released.started)} private trainings, epsilon"
+      f" {rounding.epsilon(everything.epsilon)} together; existing results cost"
+      " nothing again"
     )

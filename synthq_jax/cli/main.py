@@ -1,13 +1,12 @@
-"""The command line, `synthq STAGE --gin_file=FILE --workdir=FOLDER`.
+"""Runs the command line, `synthq STAGE --gin_file=FILE --workdir=FOLDER`.
 
-The only importer of gin: files and flags become frozen dataclasses here, and
-everything below works with those. Habits are T5X's (files that include files,
-UPPER_CASE macros for what users change); gin's dynamic registration makes every
-dataclass configurable that a gin file imports.
+No other module imports gin: files and flags become frozen dataclasses here. The
+habits are those of T5X: files include files, and UPPER_CASE macros are for users.
+Gin's dynamic registration can configure every dataclass that a gin file imports.
 
-Whatever the user can mend ends with one line on standard error that says what,
-where and what to do, and exit code 2; `--debug` shows the traceback instead. A
-ValueError that a library raised is a defect of ours: it ends with its traceback.
+An error that the user can mend ends with exit code 2 and one line on standard error:
+the problem, its place and the remedy. `--debug` shows the traceback instead. A
+ValueError of a library is a defect of this package and always has its traceback.
 """
 
 import argparse
@@ -43,16 +42,16 @@ UsageError = flags.UsageError
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _FLAG = "--gin."
 _DYNAMIC = "from __gin__ import dynamic_registration"
-# Lines of the written configuration that would undo the noise.
+# Lines of the written configuration from which the noise could be removed.
 _SECRET = re.compile(r"(?im)^(\S*secret_seed) = (?!None$|%)(?:\\\n)?.*$")
 _HIDDEN = r"# \1 is not written here: it undoes the noise.\n\1 = None"
-_DOWNLOADED = (
+_MAY_BE_URLS = (
   *("prepare_data.source", "prepare_data.vocabulary", "test_sets"),
   *("checkpoint", "encoder.folder"),
 )
 """Settings of a run that may be URLs."""
 _Read = list[list[pathlib.Path]]
-"""For each --gin_file, the file and what it includes."""
+"""For each --gin_file, the file and those it includes."""
 _QUIET = {
   "TF_CPP_MIN_LOG_LEVEL": "3",
   "TF_ENABLE_ONEDNN_OPTS": "0",
@@ -60,12 +59,12 @@ _QUIET = {
 }
 
 
-class _NothingSaidError(UsageError):
-  """The gin files do not configure what was asked for."""
+class _NotConfiguredError(UsageError):
+  """An error of gin files that do not configure the wanted class."""
 
 
 class _MissingError(UsageError):
-  """The gin files ask for values that nobody gave."""
+  """An error of gin files with a required value that is missing."""
 
   read: _Read
 
@@ -80,21 +79,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: the arguments after the program's name; None: the process's own.
 
   Returns:
-    The exit code: 0, 2 for what the user can mend, 3 for an audit that refutes
-    a claim (with --fail_above_claim) or for leaks (with --fail_above), 75 for
-    failures of the system that may pass, 130 after Ctrl-C, 143 after SIGTERM;
-    the same for all processes of a run, of which one says why.
+    The exit code, equal for all processes of a run, of which one prints the reason.
+    0: success. 2: an error that the user can mend. 3: an audit refutes a claim
+    (--fail_above_claim), or queries leak (--fail_above). 75: a failure of the system
+    that may be temporary. 130: Ctrl-C. 143: SIGTERM.
   """
-  code = 1  # of a bug, whose traceback is shown
+  code = 1  # a bug, with its traceback
   try:
-    code = _outcome(argv)
+    code = _run_command(argv)
   finally:
     distributed.finish(code)
   return code
 
 
-def _outcome(argv: Sequence[str] | None) -> int:
-  """Runs one command and explains how it ended."""
+def _run_command(argv: Sequence[str] | None) -> int:
+  """Runs one command, prints its error if any, and returns the exit code."""
   for name, value in _QUIET.items():
     os.environ.setdefault(name, value)
   argv = list(sys.argv[1:] if argv is None else argv)
@@ -115,7 +114,9 @@ def _outcome(argv: Sequence[str] | None) -> int:
       raise
     if isinstance(error, ValueError) and not flags.is_refusal(error):
       raise
-    explain = flags.os_error if isinstance(error, OSError) else flags.one_line
+    explain = (
+      flags.explain_os_error if isinstance(error, OSError) else flags.join_lines
+    )
     return _stop(explain(error), flags.exit_code(error))
 
 
@@ -127,14 +128,14 @@ def _stop(message: str, code: int) -> int:
 
 def _dispatch(argv: Sequence[str]) -> None:
   bindings = [a.removeprefix(_FLAG) for a in argv if a.startswith(_FLAG)]
-  known = {**_GUIDES, **tools.TOOLS}
+  commands = {**_GUIDES, **tools.TOOLS}
   for binding, value in itertools.pairwise([*argv, "-"]):
     if binding.startswith(_FLAG) and not ("=" in binding or value[0:1] == "-"):
       raise UsageError(f"expected {binding}={value}, got {binding} {value}")
-  options = flags.parser(known, guide.list_macros).parse_args(
+  options = flags.parser(commands, guide.list_macros).parse_args(
     [a for a in argv if not a.startswith(_FLAG)]
   )
-  tool = tools.find(options, known)
+  tool = tools.find_tool(options, commands)
   downloads = ("workdir",) if tool is None else tool.downloads
   texts = {k: v for k, v in vars(options).items() if k != "query"}
   flags.refuse_urls(
@@ -148,31 +149,31 @@ def _dispatch(argv: Sequence[str]) -> None:
   else:
     folders.check_flags(options)
     for name in downloads:
-      if given := getattr(options, name):
-        setattr(options, name, tool.local(given))
+      if location := getattr(options, name):
+        setattr(options, name, tool.local(location))
     screen.show(tool.run(options))
 
 
-# What there is to choose from.
+# Lists of recipes and settings.
 
 
-def _recipes(options: argparse.Namespace) -> str:
+def _show_recipes(options: argparse.Namespace) -> str:
   """Lists all recipes, or prints the header of one."""
   if options.recipe:
-    return guide.recipe(_find_recipe(options.recipe))
-  return guide.recipes(guide.gin_configs())
+    return guide.render_recipe(_find_recipe(options.recipe))
+  return guide.list_recipes(guide.gin_configs())
 
 
 def _find_recipe(name: str) -> pathlib.Path:
-  """Returns the path of a gin file; "demo" stands for demo.gin.
+  """Returns the path of a gin file; "demo" means demo.gin.
 
   Raises:
-    UsageError: if there is none, with a near name.
+    UsageError: if there is no such file; suggests a similar name.
   """
-  find = _finder(())
+  find = _make_finder(())
   path = find(name) or find(f"{name}.gin")
   if path is None:
-    near = _near_file(name)
+    near = _suggest_file(name)
     raise UsageError(
       f"{name}: expected a gin file, got none."
       f" {near or 'Give its path, or a name that `synthq recipes` lists'}"
@@ -180,7 +181,7 @@ def _find_recipe(name: str) -> pathlib.Path:
   return path
 
 
-def _settings(options: argparse.Namespace) -> str:
+def _show_settings(options: argparse.Namespace) -> str:
   """Lists the settings of a recipe, or the defaults of all stages."""
   from synthq_jax.stages import plan
 
@@ -189,28 +190,28 @@ def _settings(options: argparse.Namespace) -> str:
     return guide.settings(plan.RunConfig(), (), **named)
   kinds = (
     lambda: plan.RunConfig,
-    *(functools.partial(_study_config, name) for name in studies.NAMES),
+    *(functools.partial(_load_study_config, name) for name in studies.NAMES),
   )
   path = _find_recipe(options.recipe)
-  with _explained(options.recipe):
+  with _explain_errors(options.recipe):
     text = path.read_text(encoding="utf-8")
   if "synthq_jax.studies import" in text:
-    kinds = kinds[::-1]  # of a study that runs the pipeline: its own settings
+    kinds = kinds[::-1]  # a study may configure the pipeline, too
   for kind in kinds:
     try:
-      config, _, read = _loaded(kind(), [os.fspath(path)])
-    except _NothingSaidError:
+      config, _, read = _load(kind(), [os.fspath(path)])
+    except _NotConfiguredError:
       continue
     except _MissingError as error:
-      said = guide.settings(None, error.read, **named)
-      return f"{said}\n\n{error}"
+      table = guide.settings(None, error.read, **named)
+      return f"{table}\n\n{error}"
     return guide.settings(config, read, **named)
   raise UsageError(
     f"{options.recipe}: expected a recipe or a study, got a part"
   )
 
 
-def _study_config(name: str) -> type:
+def _load_study_config(name: str) -> type:
   return importlib.import_module(f"{studies.__name__}.{name}").STUDY.config
 
 
@@ -220,7 +221,7 @@ _GUIDES = {
     flags={
       "recipe": {"nargs": "?", "help": "one of them: prints its header"},
     },
-    run=_recipes,
+    run=_show_recipes,
   ),
   "settings": tools.Tool(
     words="lists the settings of a recipe: value, origin, meaning",
@@ -228,12 +229,12 @@ _GUIDES = {
       "recipe": {"nargs": "?", "help": "a gin file; without: the defaults"},
       "--name": {"default": "", "help": "only names that hold this"},
     },
-    run=_settings,
+    run=_show_settings,
   ),
 }
 
 
-# A stage: configure, run, say what came out.
+# Stages: configure, run, print the results.
 
 
 def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
@@ -243,92 +244,96 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
   if options.fail_above_claim:
     screen.check_gate(options.stage)
   with stopping.deferred() as asked:
-    # Others wait for this process: one that is told to stop joins, and leaves.
+    # The others wait for this process, so on SIGTERM it joins them, then leaves.
     distributed.start(flags.processes(options))
   if told := asked():
     raise told
-  run = _study if options.stage == "study" else _pipeline
-  with flags.opened(options) as workdir:
+  run = _run_study if options.stage == "study" else _run_pipeline
+  with flags.open_workdir(options) as workdir:
     report = run(options, bindings, workdir)
   if not distributed.is_main():
     return
   if report is not None:
-    screen.show(screen.summary(report, options.workdir))
+    screen.show(screen.summarize(report, options.workdir))
   if not options.dry_run:
     seconds = time.monotonic() - start
-    screen.show(f"{options.stage} finished: {screen.cost(seconds)}")
+    screen.show(f"{options.stage} finished: {screen.describe_cost(seconds)}")
 
 
-def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
+def _run_pipeline(
+  options, bindings: Sequence[str], workdir: pathlib.Path
+) -> Any:
   if options.stage == "run":
-    find = _finder(options.gin_search_paths.split(","))
+    find = _make_finder(options.gin_search_paths.split(","))
     guide.check_documents(options.gin_file or (), bindings, find)
   from synthq_jax.stages import plan
 
   if options.strict:
     bindings = [*bindings, "prepare_data.Config.strict=True"]
-  config, text, read = _configured(plan.RunConfig, options, bindings)
+  config, text, read = _read_configuration(plan.RunConfig, options, bindings)
   folders.check_run(config)
   screen.check_audit(options.stage, config, options.fail_above_claim)
-  wanted = plan.STAGES if options.stage == "run" else (options.stage,)
+  stage_names = plan.STAGES if options.stage == "run" else (options.stage,)
   if options.dry_run:
-    screen.show(guide.dry_run(config, workdir, wanted, read, text))
+    screen.show(guide.dry_run(config, workdir, stage_names, read, text))
     return None
-  made: dict[str, Sequence[Any]] = {}
+  results: dict[str, Sequence[Any]] = {}
   report = plan.run(
     config,
     workdir,
-    stages=None if options.stage == "run" else wanted,
+    stages=None if options.stage == "run" else stage_names,
     progress=not options.quiet,
-    on_accepted=_noting(workdir, text),
-    on_finished=made.update,
+    on_accepted=_make_config_writer(workdir, text),
+    on_finished=results.update,
   )
   if distributed.is_main() and options.stage != "run":
-    words = stages.get(options.stage).screen(made.get(options.stage, ()))
+    words = stages.get(options.stage).screen(results.get(options.stage, ()))
     print(words, end="")
   if options.fail_above_claim:
-    screen.hold_claims(made.get("audit", ()))
+    screen.refuse_refuted(results.get("audit", ()))
   return report
 
 
-def _study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
+def _run_study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
   from synthq_jax.studies import frame
 
   for name in studies.NAMES:
     study = importlib.import_module(f"{studies.__name__}.{name}").STUDY
     try:
-      config, text, _ = _configured(study.config, options, bindings)
-    except _NothingSaidError:
+      config, text, _ = _read_configuration(study.config, options, bindings)
+    except _NotConfiguredError:
       continue
-    given = dict(progress=not options.quiet, on_accepted=_noting(workdir, text))
-    print(frame.run(study, config, workdir, **given))
+    writer = _make_config_writer(workdir, text)
+    kwargs = dict(progress=not options.quiet, on_accepted=writer)
+    print(frame.run(study, config, workdir, **kwargs))
     return
   raise UsageError(
     "the gin files configure no study: give one of gin_configs/studies"
   )
 
 
-def _configured(
+def _read_configuration(
   kind: type, options, bindings: Sequence[str]
 ) -> tuple[Any, str, _Read]:
-  """Builds the configuration, its text without secrets, and lists its files."""
+  """Builds the configuration; returns it, its text without secrets, its files."""
   files = options.gin_file or ()
   search_paths = options.gin_search_paths.split(",")
-  config, text, read = _loaded(kind, files, bindings, search_paths)
+  config, text, read = _load(kind, files, bindings, search_paths)
   text = _SECRET.sub(_HIDDEN, text)
   secret = getattr(config, "secret_seed", None) or 0
-  if secret > 10**6:  # under any name; smaller ones protect nothing
+  # A macro may hold the secret under any name. Smaller ones can be guessed.
+  if secret > 10**6:
     text = re.sub(rf"(?m)^(\S+) = {secret}$", _HIDDEN, text)
   return config, text, read
 
 
-def _noting(workdir: pathlib.Path, text: str) -> Callable[[], None]:
+def _make_config_writer(workdir: pathlib.Path, text: str) -> Callable[[], None]:
   """Returns a function that writes a configuration to the working directory."""
-  place = workdir / guide.CONFIG
-  return functools.partial(artifacts.write_atomically, place, text)
+  path = workdir / guide.CONFIG
+  return functools.partial(artifacts.write_atomically, path, text)
 
 
-# gin: files and flags into a dataclass.
+# gin: from files and flags to a dataclass.
 
 
 def configure(
@@ -339,79 +344,79 @@ def configure(
   """Builds a frozen dataclass from gin files and flags.
 
   Args:
-    kind: the dataclass, which the files configure.
-    gin_files: parsed in their order. Each is looked for as given, then
-      in the `gin_configs` of the current folder, of the
-      repository and of the installed package.
-    bindings: NAME=value, as they stand behind `--gin.`; they win.
+    kind: the dataclass that the files configure.
+    gin_files: gin files in the order of parsing. Each is searched as a path, then
+      in the `gin_configs` of the current folder, of the repository and of the
+      installed package.
+    bindings: NAME=value of each `--gin.` flag; flags win over files.
 
   Returns:
-    The instance, and all that went into it as one gin file.
+    The instance, and its whole configuration as the text of a gin file.
 
   Raises:
     UsageError: if a name, a value or a file is wrong or missing.
   """
-  return _loaded(kind, gin_files, bindings)[:2]
+  return _load(kind, gin_files, bindings)[:2]
 
 
-def _loaded(
+def _load(
   kind: type,
   gin_files: Sequence[str],
   bindings: Sequence[str] = (),
   search_paths: Sequence[str] = (),
 ) -> tuple[Any, str, _Read]:
-  """Builds a dataclass, see `configure`; also returns the files it read."""
+  """Builds a dataclass as `configure` does; also returns the files."""
   if not gin_files:
     raise UsageError(
       "expected --gin_file=FILE, got none; try"
       " --gin_file=gin_configs/recipes/demo.gin"
     )
-  with _session(search_paths) as read:
+  with _open_gin(search_paths) as read:
     for name in gin_files:
       read.append([])
-      with _explained(f"--gin_file={name}"):
+      with _explain_errors(f"--gin_file={name}"):
         gin.parse_config_file(name)
-    meant = set(re.findall(r"%(\w+)", gin.config_str()))
+    macros_in_files = set(re.findall(r"%(\w+)", gin.config_str()))
     for binding in bindings:
       _bind(binding, read)
     _name_infinities()
     _check_required(read)
-    _join(kind)
+    _bind_parts(kind)
     _check_values(kind, bindings, read)
-    with _explained(config_types.label(kind)):
+    with _explain_errors(config_types.label(kind)):
       gin.finalize()
       config = gin.get_configurable(kind)()
       config = config_types.conform(config, kind, config_types.label(kind))
     operative = gin.operative_config_str()
-    _note_unused(meant, operative)
+    _note_unused(macros_in_files, operative)
     label = config_types.label(kind)
-    may_be = [f"plan.RunConfig.{name}" for name in _DOWNLOADED]
+    may_be = [f"plan.RunConfig.{name}" for name in _MAY_BE_URLS]
     flags.refuse_urls({label: artifacts.to_json(config)}, may_be)
     return config, operative, read
 
 
-def _finder(
+def _make_finder(
   search_paths: Sequence[str],
 ) -> Callable[[str], pathlib.Path | None]:
-  """Returns a finder of gin files: as named, in the search paths, among ours."""
+  """Returns a function that searches a gin file: here, in search paths, in ours."""
   here, root = pathlib.Path.cwd(), _PACKAGE.parent
   ours = [p for r in (root, _PACKAGE) for p in (r, r / "gin_configs")]
   ours += sorted(guide.gin_configs().iterdir())
-  given = map(pathlib.Path, filter(None, search_paths))
-  roots = (here, *given, here / "gin_configs", *ours)
+  extra = map(pathlib.Path, filter(None, search_paths))
+  roots = (here, *extra, here / "gin_configs", *ours)
 
   def find(name: str) -> pathlib.Path | None:
-    places = (root / name for root in roots)
-    return next((place for place in places if place.is_file()), None)
+    paths = (root / name for root in roots)
+    return next((path for path in paths if path.is_file()), None)
 
   return find
 
 
 @contextlib.contextmanager
-def _session(search_paths: Sequence[str]) -> Iterator[_Read]:
-  """An empty gin that finds our files; yields the files that are read."""
+def _open_gin(search_paths: Sequence[str]) -> Iterator[_Read]:
+  """Clears gin and lets it find our files; yields the list of files it reads."""
   read: _Read = []
-  find = _finder(search_paths)
+  find = _make_finder(search_paths)
 
   def opened(name: str) -> TextIO:
     read[-1].append(find(name))
@@ -429,70 +434,72 @@ def _session(search_paths: Sequence[str]) -> Iterator[_Read]:
 
 
 @contextlib.contextmanager
-def _explained(where: str) -> Iterator[None]:
-  """Turns what gin and constructors raise into one line."""
+def _explain_errors(where: str) -> Iterator[None]:
+  """Turns errors of gin and of constructors into a `UsageError` of one line."""
   try:
     yield
   except OSError as error:
-    words = flags.one_line(error).partition(" Searched config paths")[0]
+    words = flags.join_lines(error).partition(" Searched config paths")[0]
     help_ = "Check the name, or give --gin_search_paths=FOLDER"
     raise UsageError(
-      f"{where}: {words} {_near_file(where) or help_}"
+      f"{where}: {words} {_suggest_file(where) or help_}"
     ) from error
   except Exception as error:
-    raise UsageError(f"{where}: {flags.one_line(error)}") from error
+    raise UsageError(f"{where}: {flags.join_lines(error)}") from error
 
 
-def _near_file(name: str) -> str:
-  """Asks whether one of our gin files was meant; "" where none is near."""
-  known = [path.stem for path in guide.gin_configs().glob("*/*.gin")]
+def _suggest_file(name: str) -> str:
+  """Suggests one of our gin files with a similar name, or ""."""
+  stems = [path.stem for path in guide.gin_configs().glob("*/*.gin")]
   stem = pathlib.Path(name.removeprefix("--gin_file=")).stem
-  near = difflib.get_close_matches(stem, known, 1)
+  near = difflib.get_close_matches(stem, stems, 1)
   return f"Did you mean {near[0]}.gin?" if near else ""
 
 
 def _bind(binding: str, read: _Read) -> None:
-  """Applies one flag: a macro that a file defined, or a parameter."""
+  """Applies one `--gin.` flag, which sets a defined macro or a parameter."""
   name, equals, value = binding.partition("=")
   if not equals:
     raise UsageError(f"expected {_FLAG}NAME=value, got {_FLAG}{binding}")
-  known = {n for n in flags.names(gin.config_str()) if "." not in n}
-  text = f"{name} = {flags.literal(value)}"
-  macros = [*flags.macros(text), *([name] if "." not in name else [])]
-  for macro in (one for one in macros if one not in known):
-    near = flags.find_macro(macro, known)
-    if near and macro == name:
-      near = f"{_FLAG}{near}={value}"
-    near = near or ", ".join(sorted(known)) or "another gin file"
+  defined = {n for n in flags.names(gin.config_str()) if "." not in n}
+  text = f"{name} = {flags.write_literal(value)}"
+  macros = [*flags.find_macros(text), *([name] if "." not in name else [])]
+  for macro in [macro for macro in macros if macro not in defined]:
+    suggestion = flags.find_macro(macro, defined)
+    if suggestion and macro == name:
+      suggestion = f"{_FLAG}{suggestion}={value}"
+    suggestion = suggestion or ", ".join(sorted(defined)) or "another gin file"
     raise UsageError(
-      f"{_FLAG}{binding}: no gin file defines {macro}; did you mean {near}?"
+      f"{_FLAG}{binding}: no gin file defines {macro}; did you mean {suggestion}?"
     )
   try:
-    with _explained(f"{_FLAG}{binding}"):
-      gin.parse_config([_DYNAMIC, *parameters.imports(text, read), text])
+    with _explain_errors(f"{_FLAG}{binding}"):
+      gin.parse_config([_DYNAMIC, *parameters.find_imports(text, read), text])
   except UsageError as error:
     if parameters.is_class(name, read):
       raise UsageError(
         f"{_FLAG}{binding}: expected a parameter, got the class {name}: give"
         f" {_FLAG}{name}.NAME=value"
       ) from error
-    near = parameters.nearest(name, read)
-    near = f"; did you mean {near}?" if near else ""
-    raise UsageError(f"{error}{near}") from error
+    suggestion = parameters.suggest(name, read)
+    suggestion = f"; did you mean {suggestion}?" if suggestion else ""
+    raise UsageError(f"{error}{suggestion}") from error
 
 
-def _join(kind: type) -> None:
-  """Has gin build the parts of a class that files and flags say something of.
+def _bind_parts(kind: type) -> None:
+  """Makes gin build the parts of a class whose parameters are bound.
 
-  A file then binds parameters of a stage, and need not say that they are meant.
+  So a file can bind a stage's parameter without a reference to the stage's class.
   """
-  if not _bound(kind):
+  if not _get_bindings(kind):
     return
   for outer in config_types.nested(kind):
-    said = _bound(outer)
+    bindings = _get_bindings(outer)
     for name, inner in artifacts.hints(outer).items():
       if (
-        name in said or not dataclasses.is_dataclass(inner) or not _bound(inner)
+        name in bindings
+        or not dataclasses.is_dataclass(inner)
+        or not _get_bindings(inner)
       ):
         continue
       ends = [
@@ -506,22 +513,22 @@ def _join(kind: type) -> None:
       gin.parse_config([_DYNAMIC, *dict.fromkeys(ends), text])
 
 
-def _note_unused(meant: Collection[str], operative: str) -> None:
-  """Notes settings without effect: likely slips of the pen.
+def _note_unused(macros_in_files: Collection[str], operative: str) -> None:
+  """Prints a note for each setting without effect, likely a slip.
 
-  Macros that files use are meant, also where a flag binds what they stand for.
+  A macro that a file refers to has no note, even if a flag binds the parameter.
   """
   if not distributed.is_main():
     return
   used = {name.rpartition("/")[2] for name in flags.names(operative)}
   for name in flags.names(gin.config_str()):
-    if name.rpartition("/")[2] in used or name in meant:
+    if name.rpartition("/")[2] in used or name in macros_in_files:
       continue
     print(f"synthq: note: {name} is set, but nothing uses it", file=sys.stderr)
 
 
 def _check_required(read: _Read) -> None:
-  """Refuses bindings that are still `%gin.REQUIRED`."""
+  """Refuses bindings whose value is still `%gin.REQUIRED`."""
   pattern = r"(?m)^([\w./]+) =\s+(?:\\\n\s+)?%gin\.REQUIRED$"
   missing = re.findall(pattern, gin.config_str())
   if missing:
@@ -534,10 +541,10 @@ def _check_required(read: _Read) -> None:
 
 
 def _name_infinities() -> None:
-  """Binds %INF in the place of numbers too large for a float, such as 1e999.
+  """Replaces infinite floats, such as 1e999, with %INF.
 
-  gin writes a parameter that is infinite as no line at all, and a macro as a line
-  that it cannot read: the written configuration would be of another epsilon.
+  gin writes no line for an infinite parameter, and a line that it cannot read for an
+  infinite macro. The written configuration would have another epsilon.
   """
   named = gin.config.parse_value("%INF")
 
@@ -554,19 +561,19 @@ def _name_infinities() -> None:
 
 
 def _check_values(kind: type, bindings: Sequence[str], read: _Read) -> None:
-  """Holds every bound value against its field's type, inner classes first."""
-  if not _bound(kind):
-    raise _NothingSaidError(
-      f"the gin files say nothing about {config_types.label(kind)}: give a recipe for"
+  """Checks each bound value against its field's type, inner classes first."""
+  if not _get_bindings(kind):
+    raise _NotConfiguredError(
+      f"the gin files do not configure {config_types.label(kind)}: give a recipe for"
       " this stage with --gin_file"
     )
   for part in config_types.nested(kind):
     label, hints, raw = (
       config_types.label(part),
       artifacts.hints(part),
-      _bound(part),
+      _get_bindings(part),
     )
-    with _explained(label):
+    with _explain_errors(label):
       values = gin.get_bindings(part) if raw else {}
     for name, value in values.items():
       try:
@@ -574,14 +581,14 @@ def _check_values(kind: type, bindings: Sequence[str], read: _Read) -> None:
       except ValueError as error:
         text = f"{label}.{name} = {raw[name]}"
         macro = re.findall(r"%(\w+)", text)
-        where = flags.place(
+        where = flags.locate(
           macro[-1] if macro else f"{label}.{name}", read, bindings
         )
         raise UsageError(f"{where}: {error}; correct {text}") from error
 
 
-def _bound(kind: type) -> dict[str, Any]:
-  """Reads the bindings of a class by gin files and flags, references unresolved."""
+def _get_bindings(kind: type) -> dict[str, Any]:
+  """Returns the bindings of a class, with references unresolved."""
   try:
     return gin.get_bindings(kind, resolve_references=False)
   except ValueError:  # no file or flag names the class

@@ -1,7 +1,7 @@
-"""Finds what a flag's NAME means: modules, classes and their parameters.
+"""Resolves the NAME of a --gin.NAME flag: module, class, parameter.
 
-Gin binds parameters of what a file imports; a flag may name those of every module
-of this package, which are looked up here without importing them.
+Gin binds only parameters of modules that a gin file imports. A flag may name those
+of every module of this package, whose import lines are found here.
 """
 
 import dataclasses
@@ -16,50 +16,50 @@ from typing import Any
 
 from synthq_jax.cli import flags
 
-__all__ = ["imports", "is_class", "nearest"]
+__all__ = ["find_imports", "is_class", "suggest"]
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _FIRST = ("studies", "runtime", "stages", "models", "training", "data")
-"""Packages whose modules a flag means where others have one of the name."""
+"""Packages that win, in this order, if several have a module of the same name."""
 _Read = Sequence[Sequence[pathlib.Path]]
-"""For each --gin_file, the file and what it includes."""
+"""For each --gin_file, the file and those it includes."""
 
 
-def imports(text: str, read: _Read) -> list[str]:
-  """Returns a binding's gin imports: as the files have them, else by module name.
+def find_imports(text: str, read: _Read) -> list[str]:
+  """Returns the import lines that a binding needs, those of the gin files first.
 
   Args:
-    text: NAME = value.
+    text: the binding, NAME = value.
     read: the gin files.
   """
-  found = dict(_modules())
+  import_lines = dict(_list_modules())
   for path in itertools.chain(*read):
-    found |= flags.imports(path.read_text())
-  names = sorted(set(re.findall(r"(\w+)\.", text)) & set(found))
-  return [found[name] for name in names]
+    import_lines |= flags.parse_imports(path.read_text())
+  names = sorted(set(re.findall(r"(\w+)\.", text)) & set(import_lines))
+  return [import_lines[name] for name in names]
 
 
 def is_class(name: str, read: _Read) -> bool:
-  """Tests for the name of a class without a parameter behind it."""
-  *_, (_, scope) = _walked(name, read)
+  """Tests whether a name is a class's, without a parameter."""
+  *_, (_, scope) = _resolve_parts(name, read)
   return isinstance(scope, type)
 
 
-def nearest(name: str, read: _Read) -> str:
-  """Returns the name that a parameter is closest to, where a part is wrong.
+def suggest(name: str, read: _Read) -> str:
+  """Suggests a similar name for the first wrong part of a parameter's name.
 
   Args:
-    name: module.Class.parameter.
+    name: the name, module.Class.parameter.
     read: the gin files.
 
   Returns:
-    What the wrong part likely should be; "" where nothing is near.
+    The suggested part, or "" if nothing is similar.
   """
-  names = list(_modules())
-  for part, scope in _walked(name, read) if "." in name else ():
+  names = list(_list_modules())
+  for part, scope in _resolve_parts(name, read) if "." in name else ():
     if part not in names:
       return next(iter(difflib.get_close_matches(part, names, 1)), "")
-    if scope is None:  # of an extra that is not there
+    if scope is None:  # its extra is not installed
       return ""
     names = list(getattr(scope, "__all__", dir(scope)))
     if dataclasses.is_dataclass(scope):
@@ -67,13 +67,15 @@ def nearest(name: str, read: _Read) -> str:
   return ""
 
 
-def _walked(name: str, read: _Read) -> Iterator[tuple[str, Any]]:
-  """Yields each part of a name and what it stands for; None: nobody knows."""
+def _resolve_parts(name: str, read: _Read) -> Iterator[tuple[str, Any]]:
+  """Yields each part of a name with its object, or None if there is none."""
   module, *rest = name.rpartition("/")[2].split(".")
   scope = None
   try:
-    place = re.match(r"from (\S+) import (\w+)", *imports(f"{module}.", read))
-    scope = importlib.import_module(".".join(place.groups()))
+    match = re.match(
+      r"from (\S+) import (\w+)", *find_imports(f"{module}.", read)
+    )
+    scope = importlib.import_module(".".join(match.groups()))
   except (AttributeError, ImportError, TypeError):  # no such module, or extra
     pass
   yield module, scope
@@ -83,16 +85,17 @@ def _walked(name: str, read: _Read) -> Iterator[tuple[str, Any]]:
 
 
 @functools.cache
-def _modules() -> dict[str, str]:
-  """The packages and modules of this package by name, each with its import."""
-  found = {}
+def _list_modules() -> dict[str, str]:
+  """Returns the import line of each module and package here, by its name."""
+  import_lines = {}
   folders = {path.parent for path in _PACKAGE.rglob("__init__.py")} - {_PACKAGE}
-  place = {name: number for number, name in enumerate(_FIRST)}
+  priority = {name: number for number, name in enumerate(_FIRST)}
   for folder in sorted(
-    folders, key=lambda one: (place.get(one.name, len(place)), one)
+    folders,
+    key=lambda folder: (priority.get(folder.name, len(priority)), folder),
   ):
     for path in (folder, *sorted(folder.glob("[a-z]*.py"))):
       parts = path.relative_to(_PACKAGE).with_suffix("").parts
       package = ".".join(("synthq_jax", *parts[:-1]))
-      found.setdefault(path.stem, f"from {package} import {parts[-1]}")
-  return found
+      import_lines.setdefault(path.stem, f"from {package} import {parts[-1]}")
+  return import_lines

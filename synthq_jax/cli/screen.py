@@ -1,4 +1,4 @@
-"""Prints the results of commands."""
+"""Prints the results of commands, and holds the gate on audits."""
 
 import math
 import os
@@ -16,12 +16,12 @@ __all__ = [
   "RefutedError",
   "check_audit",
   "check_gate",
-  "cost",
+  "describe_cost",
   "explain_epsilon",
   "get_width",
-  "hold_claims",
+  "refuse_refuted",
   "show",
-  "summary",
+  "summarize",
 ]
 
 
@@ -30,18 +30,18 @@ _AUDITED = ("audit", "report", "run")
 
 
 class RefutedError(Exception):
-  """A gate that was asked for did not hold; its text is one line."""
+  """An error of a gate that the user set; its text is one line."""
 
 
 def show(text: str) -> None:
-  """Prints what a command has to say.
+  """Prints the output of a command.
 
-  Whoever closed standard output, as `head` does, has read enough: no error.
+  A closed standard output, as by `head`, is no error: the reader has enough.
   """
   try:
     print(text, flush=True)
   except BrokenPipeError:
-    # What is still buffered would fail again when the process ends.
+    # Python flushes the rest at exit, which would fail again.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -50,7 +50,7 @@ def show(text: str) -> None:
 def explain_epsilon(
   epsilon: float | None = None, unit: str | None = None
 ) -> str:
-  """Says in words what an epsilon promises.
+  """Explains the guarantee of an epsilon in words.
 
   >>> print(explain_epsilon(3.0))
   Epsilon bounds what a release tells about one query. It changes the odds of any
@@ -58,45 +58,45 @@ def explain_epsilon(
   for 1, 20.1 for 3, 2,981 for 8). Probabilities may exceed that bound by delta.
 
   Args:
-    epsilon: the one that was asked about; None: only the examples are given.
-    unit: "user" for all queries of one user; else one query.
+    epsilon: the epsilon to explain; None for examples alone.
+    unit: "user" for all queries of one user; else for one query.
   """
-  who = "the queries of one user" if unit == "user" else "one query"
-  asked = ""
+  subject = "the queries of one user" if unit == "user" else "one query"
+  factor_text = ""
   if epsilon is not None:
-    asked = f": about {rounding.factor(epsilon)} for epsilon {rounding.epsilon(epsilon)}"
+    factor_text = f": about {rounding.factor(epsilon)} for epsilon {rounding.epsilon(epsilon)}"
   examples = ", ".join(
-    f"{rounding.factor(each)} for {each}" for each in (1, 3, 8)
+    f"{rounding.factor(value)} for {value}" for value in (1, 3, 8)
   )
   return textwrap.fill(
-    f"Epsilon bounds what a release tells about {who}. It changes the odds of any"
+    f"Epsilon bounds what a release tells about {subject}. It changes the odds of any"
     f" guess about {'them' if unit == 'user' else 'it'} by a factor of at most"
-    f" e^epsilon{asked} ({examples}). Probabilities may exceed that bound by delta.",
+    f" e^epsilon{factor_text} ({examples}). Probabilities may exceed that bound by delta.",
     80,
   )
 
 
 def get_width() -> int | None:
-  """Returns the columns of the terminal; None where the output is no terminal.
+  """Returns the width of the terminal in characters; None without a terminal.
 
-  COLUMNS in the environment wins, as elsewhere.
+  The environment's COLUMNS overrides the width, also without a terminal.
   """
   if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
     return max(40, shutil.get_terminal_size().columns)
   return None
 
 
-def summary(report: Any, workdir: str) -> str:
-  """Returns the main table, the verdict, and where the reports are."""
+def summarize(report: Any, workdir: str) -> str:
+  """Returns the main table, the verdict and the paths of the reports."""
   verdict = "\n".join(
     textwrap.fill(line, _WIDTH, subsequent_indent="  ")
     for line in report.verdict.splitlines()
   )
   return (
-    "\nPRIVATE: scores on private queries, without noise; what may be quoted"
-    " stands in the shareable report\n\n"
+    "\nPRIVATE: scores on private queries, without noise; quote the shareable"
+    " report instead\n\n"
     f"{report.table.rstrip()}\n\n"
-    "All intervals, and what rows are trained on: see the private report."
+    "All intervals and the training data of each row: see the private report."
     f"\n\n{verdict}\n\n"
     f"shareable report: {os.path.join(workdir, report.html)}\n"
     f"        as text:  {os.path.join(workdir, report.markdown)}\n"
@@ -104,18 +104,18 @@ def summary(report: Any, workdir: str) -> str:
   )
 
 
-def cost(seconds: float) -> str:
-  """Returns wall time and peak memory in words."""
+def describe_cost(seconds: float) -> str:
+  """Formats wall time and peak memory."""
   peak = sum(progress.peak_bytes())
   minutes, rest = divmod(round(seconds), 60)
   return f"{minutes} min {rest} s, peak memory {peak / 2**30:.1f} GiB"
 
 
 def check_gate(stage: str) -> None:
-  """Refuses --fail_above_claim with a stage that comes to no audit.
+  """Refuses --fail_above_claim for a command that runs no audit.
 
   Raises:
-    UsageError: if it is none of them.
+    UsageError: if the command is none of `_AUDITED`.
   """
   if stage not in _AUDITED:
     raise flags.UsageError(
@@ -124,10 +124,10 @@ def check_gate(stage: str) -> None:
 
 
 def check_audit(stage: str, config: Any, with_gate: bool) -> None:
-  """Refuses an audit of nothing, before any work.
+  """Refuses an audit without canaries or claims, before any work.
 
   Raises:
-    UsageError: if no canary is planted, or the gate has no claim to hold.
+    UsageError: if no canary is planted, or the gate has no claim to test.
   """
   if not config.canaries.number and (with_gate or stage == "audit"):
     raise flags.UsageError(
@@ -149,33 +149,37 @@ def check_audit(stage: str, config: Any, with_gate: bool) -> None:
     )
 
 
-def hold_claims(audits: Sequence[Any]) -> None:
-  """Lets nothing pass that an audit refutes, or whose audit is void.
+def refuse_refuted(audits: Sequence[Any]) -> None:
+  """Refuses claims that an audit refutes, and audits that prove nothing.
+
+  Too few canaries to refute a claim are no error; a note says so.
 
   Raises:
-    RefutedError: naming the first such generator.
+    RefutedError: naming the first generator whose claim is refuted, whose audit is
+      void, or that has too few canaries for a lower bound.
   """
-  for one in audits:
-    if one.is_contaminated:
+  for audit in audits:
+    if audit.is_contaminated:
       raise RefutedError(
-        f"{one.name}: canaries were known before the private training, so the"
-        f" audit is void: find where they got in; see {one.directory}"
+        f"{audit.name}: canaries were known before the private training, so the"
+        f" audit is void: find where they got in; see {audit.directory}"
       )
-    if one.exceeds_claim:
+    if audit.exceeds_claim:
       raise RefutedError(
-        f"{one.name}: the audit refutes the claimed epsilon: do not publish; see"
-        f" {one.directory}"
+        f"{audit.name}: the audit refutes the claimed epsilon: do not publish; see"
+        f" {audit.directory}"
       )
-    if one.lower_bound is None:
+    if audit.lower_bound is None:
       raise RefutedError(
-        f"{one.name}: too few canaries stand in the data once, so nothing was"
+        f"{audit.name}: too few canaries stand in the data once, so nothing was"
         " audited: set a greater plan.Canaries.number"
       )
     if (
-      math.isfinite(one.claimed_epsilon) and one.ceiling <= one.claimed_epsilon
+      math.isfinite(audit.claimed_epsilon)
+      and audit.ceiling <= audit.claimed_epsilon
     ):
       print(
-        f"synthq: note: {one.name}: so few canaries could not refute an epsilon"
-        f" above {one.ceiling:.2f}, whatever leaks; passing says nothing",
+        f"synthq: note: {audit.name}: so few canaries could not refute an epsilon"
+        f" above {audit.ceiling:.2f}, whatever leaks; passing says nothing",
         file=sys.stderr,
       )

@@ -1,4 +1,4 @@
-"""Commands that are no stages: calculator, export, corpora, leaks."""
+"""Defines the commands that are no stages, such as `synthq export`."""
 
 import argparse
 import dataclasses
@@ -9,7 +9,7 @@ from typing import Any
 from synthq_jax.cli import flags, screen
 from synthq_jax.storage import stores
 
-__all__ = ["TOOLS", "Tool", "find"]
+__all__ = ["TOOLS", "Tool", "find_tool"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,44 +19,48 @@ class Tool:
   words: str
   """Summary of the command."""
   group: str = ""
-  """Summary of the group that its name begins with."""
+  """Summary of the command's group; "" without a group."""
   flags: Mapping[str, str | Mapping[str, Any]]
-  """Help, or all arguments of `add_argument`, by flag."""
+  """Help text, or all arguments of `add_argument`, by flag."""
   run: Callable[[argparse.Namespace], str]
-  """From the parsed flags to what is printed."""
+  """Runs the command on parsed flags; returns the text to print."""
   downloads: tuple[str, ...] = ()
-  """Flags that may be URLs: what lies there is downloaded first."""
+  """Flags that may be URLs, whose files are downloaded first."""
   local: Callable[[str], str] = stores.local
-  """Downloads it: from a path or URL to a path."""
+  """Downloads a URL; returns the path of the copy, and paths unchanged."""
 
 
-def find(options: argparse.Namespace, known: Mapping[str, Tool]) -> Tool | None:
-  """Returns the tool that was asked for, or None for a stage.
+def find_tool(
+  options: argparse.Namespace, tools: Mapping[str, Tool]
+) -> Tool | None:
+  """Returns the tool that the command names, or None for a stage.
 
   Args:
     options: the parsed flags.
-    known: tools by the words of their commands.
+    tools: tools by command, such as "leakage check".
   """
   names = (options.stage, getattr(options, "tool", ""))
-  return known.get(" ".join(filter(None, names)))
+  return tools.get(" ".join(filter(None, names)))
 
 
-def _privacy(options: argparse.Namespace) -> str:
+def _run_privacy(options: argparse.Namespace) -> str:
   from synthq_jax.privacy import calculator, ledger
 
-  given = {
+  arguments = {
     k: v for k, v in vars(options).items() if k not in ("stage", "debug")
   }
-  path = given.pop("ledger")
+  path = arguments.pop("ledger")
   if path is None:
-    missing = [k for k in ("num_examples", "batch_size") if given[k] is None]
+    missing = [
+      k for k in ("num_examples", "batch_size") if arguments[k] is None
+    ]
     if missing:
       names = " and ".join(f"--{k.removeprefix('num_')}" for k in missing)
       raise flags.UsageError(f"expected {names}, or --ledger=FILE, got none")
-    text = calculator.describe(**given)
+    text = calculator.describe(**arguments)
     return f"{text}\n\n{screen.explain_epsilon(options.epsilon, options.unit)}"
-  delta = given.pop("delta")
-  others = [k for k, value in given.items() if value is not None]
+  delta = arguments.pop("delta")
+  others = [k for k, value in arguments.items() if value is not None]
   if others:
     raise flags.UsageError(
       f"--ledger goes with --delta alone, got --{others[0]}"
@@ -64,17 +68,17 @@ def _privacy(options: argparse.Namespace) -> str:
   return f"{ledger.describe(path, delta=delta)}\n\n{screen.explain_epsilon()}"
 
 
-def _export(options: argparse.Namespace) -> str:
+def _run_export(options: argparse.Namespace) -> str:
   from synthq_jax.tools import export
 
-  given = [options.checkpoint, options.queries, options.ranking]
-  if sum(map(bool, given)) != 1:
+  folders = [options.checkpoint, options.queries, options.ranking]
+  if sum(map(bool, folders)) != 1:
     raise flags.UsageError(
       "expected one of --checkpoint=FOLDER, --queries=FOLDER and"
-      f" --ranking=FOLDER, got {sum(map(bool, given)) or 'none'}"
+      f" --ranking=FOLDER, got {sum(map(bool, folders)) or 'none'}"
     )
   return export.run(
-    next(filter(None, given)),
+    next(filter(None, folders)),
     options.to,
     format=options.format,
     step=options.step,
@@ -82,14 +86,14 @@ def _export(options: argparse.Namespace) -> str:
   )
 
 
-def _with_its_run(place: str) -> str:
+def _download_with_run(location: str) -> str:
   from synthq_jax.tools import export
 
-  return export.local(place)
+  return export.local(location)
 
 
-def _search(options: argparse.Namespace) -> str:
-  """Answers a query with a system of a run, or serves a page that does."""
+def _run_search(options: argparse.Namespace) -> str:
+  """Searches with a system of a run, or serves its search page."""
   from synthq_jax.tools import search, search_page
 
   if options.serve == (options.query is not None):
@@ -110,7 +114,7 @@ def _search(options: argparse.Namespace) -> str:
   if not options.serve:
     hits = searcher.search(options.query, options.k)
     return search.describe(searcher.row, hits)
-  page = search_page.server(
+  page = search_page.make_server(
     searcher, port=options.port, k=options.k, private=options.private
   )
   address = f"http://{search_page.HOST}:{page.server_port}"
@@ -120,13 +124,13 @@ def _search(options: argparse.Namespace) -> str:
   return ""
 
 
-def _means(options: argparse.Namespace) -> str:
+def _run_means(options: argparse.Namespace) -> str:
   from synthq_jax.report import means
 
   return means.run(options.workdirs, private=options.private)
 
 
-def _corpus_overlap(options: argparse.Namespace) -> str:
+def _run_corpus_overlap(options: argparse.Namespace) -> str:
   from synthq_jax.audit import corpus_overlap as overlap_lib
   from synthq_jax.tools import corpus_overlap
 
@@ -143,7 +147,7 @@ def _corpus_overlap(options: argparse.Namespace) -> str:
   )
 
 
-def _leakage_check(options: argparse.Namespace) -> str:
+def _run_leakage_check(options: argparse.Namespace) -> str:
   from synthq_jax.data import ids
   from synthq_jax.tools import leakage_check
 
@@ -156,22 +160,22 @@ def _leakage_check(options: argparse.Namespace) -> str:
       "--precision goes with --labels, on which thresholds are calibrated, got"
       " it alone: leave it out"
     )
-  asked = dict.fromkeys(options.detector or _DETECTORS)
+  detector_names = dict.fromkeys(options.detector or _DETECTORS)
   encoder = {
     n: getattr(options, n) for n in ("checkpoint", "vocabulary", "bert")
   }
   detectors = []
-  for name in asked:
-    # A flag that goes with none of the detectors is refused by each.
-    is_meant = name != "exact" or len(asked) == 1
-    has_encoder = name == "embedding" or "embedding" not in asked
+  for name in detector_names:
+    # Pass a flag only to detectors that take it; if none does, one refuses it.
+    is_meant = name != "exact" or len(detector_names) == 1
+    has_encoder = name == "embedding" or "embedding" not in detector_names
     detector = leakage_check.detector(
       name,
       threshold=options.threshold if is_meant else None,
       **(encoder if has_encoder else {}),
     )
     if options.labels:
-      detector = leakage_check.calibrated(
+      detector = leakage_check.calibrate(
         detector,
         options.labels,
         precision=_PRECISION
@@ -180,7 +184,7 @@ def _leakage_check(options: argparse.Namespace) -> str:
       )
     detectors.append(detector)
   with ids.noting() as tally:
-    check, said = leakage_check.run(
+    check, summary = leakage_check.run(
       request, detectors, progress=not options.quiet
     )
   for note in ids.describe(tally):
@@ -188,13 +192,13 @@ def _leakage_check(options: argparse.Namespace) -> str:
       f"synthq: note: {options.train}, {options.test}: {note}", file=sys.stderr
     )
   if not check.is_passed:
-    screen.show(said)
+    screen.show(summary)
     raise screen.RefutedError(
       f"{check.num_leaked:,} queries of the log leak, more than"
       f" --fail_above={check.fail_above}: train on the ids of"
       f" {options.output}/clean_ids.txt"
     )
-  return said
+  return summary
 
 
 _DETECTORS = ("exact", "token_set", "trigrams")
@@ -202,145 +206,172 @@ _PRECISION = 0.9
 _QUIET = {"action": "store_true", "help": "no progress bars"}
 
 
-def _required(words: str, **named: Any) -> dict[str, Any]:
+def _make_required(words: str, **named: Any) -> dict[str, Any]:
   return {"required": True, "help": words, **named}
 
 
-def _number(words: str = "", kind: type = int, **named: Any) -> dict[str, Any]:
+def _make_number(
+  words: str = "", kind: type = int, **named: Any
+) -> dict[str, Any]:
   return {"type": kind, "help": words, **named}
 
 
 TOOLS = {
   "privacy": Tool(
     words="computes noise from epsilon, or epsilon from noise; adds up a ledger",
-    run=_privacy,
+    run=_run_privacy,
     downloads=("ledger",),
     flags={
-      "--epsilon": _number("the target, or", float),
-      "--noise_multiplier": _number("noise over sensitivity", float),
-      "--epochs": _number("passes over the records, or", float),
-      "--steps": _number(),
-      "--examples": _number(dest="num_examples"),
-      "--batch_size": _number("expected"),
-      "--delta": _number("1 / (2 examples) where it is not given", float),
-      "--unit": "query, or user: all queries of one together",
-      "--queries_per_user": _number("with --unit=user: the most that are read"),
-      "--ledger": "instead: add up a private/ledger.jsonl",
+      "--epsilon": _make_number("target epsilon, or --noise_multiplier", float),
+      "--noise_multiplier": _make_number(
+        "standard deviation of the noise over the sensitivity", float
+      ),
+      "--epochs": _make_number("passes over the records, or --steps", float),
+      "--steps": _make_number("optimizer steps"),
+      "--examples": _make_number("private records", dest="num_examples"),
+      "--batch_size": _make_number("expected records of a batch"),
+      "--delta": _make_number("default: 1 / (2 examples)", float),
+      "--unit": "query, or user for all queries of one user together",
+      "--queries_per_user": _make_number(
+        "with --unit=user: most queries that are read of one user"
+      ),
+      "--ledger": "in place of these flags: a private/ledger.jsonl to add up",
     },
   ),
   "export": Tool(
     words="writes a model, queries or weights in a format that others read",
-    run=_export,
+    run=_run_export,
     downloads=("checkpoint", "queries", "ranking"),
-    local=_with_its_run,
+    local=_download_with_run,
     flags={
       "--checkpoint": "a folder of any known format, or",
       "--queries": "a folder of synthetic queries, e.g."
       " runs/demo/filter_queries/eps8, or",
       "--ranking": "a folder of weights, e.g. runs/demo/learn_to_rank/public_only",
-      "--to": _required("the new folder"),
-      "--format": _required(
+      "--to": _make_required("the new folder"),
+      "--format": _make_required(
         "of a model: t5x, huggingface, safetensors or sentence-transformers;"
         " of queries: beir or hf (parquet); of weights: ranker"
       ),
-      "--step": _number("of a T5X checkpoint; default: the source's own, or 0"),
+      "--step": _make_number(
+        "step of a T5X checkpoint; default: the source's own, or 0"
+      ),
       "--allow_private": {
         "action": "store_true",
-        "help": "also what was trained without differential privacy",
+        "help": "export results without differential privacy, too",
       },
     },
   ),
   "search": Tool(
     words="answers a query with a finished run, in the terminal or a browser",
-    run=_search,
+    run=_run_search,
     downloads=("workdir",),
     flags={
-      "query": {"nargs": "?", "help": "in quotes"},
-      "--workdir": _required("of the run"),
-      "--system": "bm25 or another row of the run; by default what is made of the"
-      " first synthetic row, else bm25",
-      "--k": _number("documents", default=10),
+      "query": {"nargs": "?", "help": "the query, in quotes"},
+      "--workdir": _make_required("working directory of the run"),
+      "--system": "bm25 or another row of the run; default: the last system with the"
+      " first synthetic retriever, else bm25",
+      "--k": _make_number("largest number of documents", default=10),
       "--private": {
         "action": "store_true",
-        "help": "also retrievers that must not be shared",
+        "help": "open retrievers that must not be shared, too",
       },
       "--serve": {
         "action": "store_true",
-        "help": "a page for the browser of this machine, at 127.0.0.1",
+        "help": "serve a page for browsers of this machine, at 127.0.0.1",
       },
-      "--port": _number("of that page; 0 takes a free one", default=8000),
+      "--port": _make_number(
+        "port of that page; 0 for a free one", default=8000
+      ),
     },
   ),
   "means": Tool(
     words="averages the scores of runs with several seeds",
-    run=_means,
+    run=_run_means,
     flags={
-      "workdirs": {"nargs": "+", "metavar": "WORKDIR", "help": "of each run"},
+      "workdirs": {
+        "nargs": "+",
+        "metavar": "WORKDIR",
+        "help": "one of each run",
+      },
       "--private": {
         "action": "store_true",
-        "help": "also scores on private queries, which must not be shared",
+        "help": "show scores on private queries, which must not be shared, too",
       },
     },
   ),
   "corpus_overlap": Tool(
     words="measures how many queries and documents a public corpus holds: private",
-    run=_corpus_overlap,
+    run=_run_corpus_overlap,
     flags={
-      "--corpus": _required(
+      "--corpus": _make_required(
         "a glob of text or JSONL files, in quotes, or tfds:NAME[@SPLIT]"
       ),
-      "--workdir": _required("of a run whose data is prepared"),
-      "--sample_size": _number("items of each run", default=10_000),
-      "--runs": _number("random samples", default=5),
-      "--ngram": _number("words of an n-gram", default=8),
-      "--seed": _number("of the samples", default=0),
+      "--workdir": _make_required(
+        "working directory of a run with prepared data"
+      ),
+      "--sample_size": _make_number("items of each sample", default=10_000),
+      "--runs": _make_number("random samples", default=5),
+      "--ngram": _make_number("words of an n-gram", default=8),
+      "--seed": _make_number("seed of the samples", default=0),
       "--quiet": _QUIET,
     },
   ),
   "leakage check": Tool(
     words="finds test queries in a training log; exits with 3 for CI",
     group="finds leaks between a query log and other texts: private",
-    run=_leakage_check,
+    run=_run_leakage_check,
     flags={
-      "--train": _required(
+      "--train": _make_required(
         "the log, streamed: a source such as beir:DIR, msmarco:DIR or"
         " ir_datasets:ID; or a file: id, tab, query, or JSONL with _id and text"
       ),
-      "--test": _required("test queries: the same, or TREC topics as JSONL"),
-      "--train_split": "of a source: only queries that are judged there",
-      "--test_split": "the same, of the test queries",
+      "--test": _make_required(
+        "test queries: the same, or TREC topics as JSONL"
+      ),
+      "--train_split": "split of a source: reads only its judged queries",
+      "--test_split": "the same for the test queries",
       "--variants": "more texts of test queries: id, tab, query; or JSONL with"
       " topic and variant",
-      "--known": "pairs that people judged, which leak in any case: a line for"
-      " each, test id, tab, id in the log; or labelled pairs (JSONL)",
+      "--known": {
+        "metavar": "KNOWN",
+        "dest": "known_pairs",
+        "help": "pairs that people judged, each a leak: a line of test id, tab, id"
+        " in the log; or labelled pairs (JSONL)",
+      },
       "--detector": {
         "action": "append",
-        "help": "exact, token_set, containment, trigrams or embedding; several"
-        f" times; by default {', '.join(_DETECTORS)}",
+        "help": "exact, token_set, containment, trigrams or embedding; may be given"
+        f" several times; default: {', '.join(_DETECTORS)}",
       },
-      "--threshold": _number(
-        "least similarity, of all but exact; by default each detector's own,"
-        " calibrated on labelled pairs for precision .9",
+      "--threshold": _make_number(
+        "least similarity of a match, for all detectors but exact; default: each"
+        " detector's own, calibrated on labelled pairs for precision .9",
         float,
       ),
-      "--labels": "instead: labelled pairs (JSONL) to calibrate thresholds on",
-      "--precision": _number(
-        f"wanted on --labels, by default {_PRECISION}", float
+      "--labels": "in place of --threshold: labelled pairs (JSONL) for calibration",
+      "--precision": _make_number(
+        f"precision to reach on --labels; default: {_PRECISION}", float
       ),
-      "--fail_above": _number("exit with 3 if more queries of the log leak"),
-      "--output": _required(
+      "--fail_above": _make_number(
+        "exit with 3 if more queries of the log leak"
+      ),
+      "--output": _make_required(
         "a folder: check.json, report.html, pairs.jsonl, clean_ids.txt; its"
         " owner alone may read them"
       ),
-      "--processes": _number("side by side; by default one for each core"),
-      "--checkpoint": "of the encoder of embedding: a folder of any known format",
+      "--processes": _make_number(
+        "number of processes; default: one for each core"
+      ),
+      "--checkpoint": "encoder of embedding: a folder of any known format",
       "--vocabulary": "the SentencePiece model of --checkpoint",
       "--bert": {
         "metavar": "FOLDER",
-        "help": "instead: a BERT of Hugging Face or sentence-transformers",
+        "help": "in place of --checkpoint: a BERT of Hugging Face or"
+        " sentence-transformers",
       },
       "--quiet": _QUIET,
     },
   ),
 }
-"""Tools by the words of their commands."""
+"""Tools by command, such as "leakage check"."""

@@ -1,1 +1,1 @@
-"""Draws results: blocks, tables, plots, and pages of them. Computes nothing."""
+"""Builds report pages from results: blocks, tables, plots. Computes nothing."""

@@ -1,4 +1,4 @@
-"""Defines what a page consists of, before it becomes HTML, Markdown or text."""
+"""Defines pages and their blocks, which `page` renders."""
 
 import dataclasses
 
@@ -23,17 +23,17 @@ Table = text_tables.Table
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Paragraph:
-  """Running text, plain."""
+  """A paragraph of plain text."""
 
   text: str
-  """The text; whatever looks like markup in it is shown as it is."""
+  """The text; markup in it is escaped."""
   lead: str = ""
-  """Words in bold before the text, or nothing."""
+  """Words in bold before the text, or ""."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Items:
-  """Short texts, one below the other."""
+  """A list of short texts."""
 
   texts: tuple[str, ...]
   """The texts."""
@@ -49,15 +49,17 @@ class Heading:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figure:
-  """A drawing."""
+  """A drawing with its caption."""
 
   svg: str
   """An <svg> element from `plots`, the only markup that is not escaped."""
   caption: str
   """Caption below the drawing."""
   file: str = ""
-  """Name of the file beside a Markdown page that `page.write` puts the drawing
-  in, e.g. "study.svg"; empty: the drawing is in the HTML page alone."""
+  """Name of a file such as "study.svg" in the folder of a Markdown page.
+
+  `page.write` writes the drawing to it. If empty, only HTML pages have the drawing.
+  """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,19 +69,19 @@ class Alert:
   text: str
   """The text, plain."""
   is_calm: bool = False
-  """True for a condition of the whole run that is no danger."""
+  """True for a harmless condition of the whole run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tile:
-  """An answer of the first screen."""
+  """An answer on the first screen of a page."""
 
   title: str
-  """The question in a word: "Ship"."""
+  """The question in one word, such as "Ship"."""
   head: str
   """The answer in a few words, in large type."""
   text: str
-  """Its numbers and conditions."""
+  """Numbers and conditions of the answer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class Tiles:
   """Answers side by side, one below the other on a narrow screen."""
 
   tiles: tuple[Tile, ...]
-  """From left to right."""
+  """The tiles from left to right."""
 
 
 Block = Alert | Paragraph | Items | Heading | Table | Figure | Tiles
@@ -98,9 +100,9 @@ class Part:
   """A part of a page with a title."""
 
   title: str
-  """Its title, different from every other part's."""
+  """Title, which no other part has."""
   blocks: tuple[Block, ...]
-  """Its content in order."""
+  """Blocks in order."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,9 +112,9 @@ class Page:
   title: str
   """The title."""
   subtitle: str = ""
-  """A line below the title, or nothing."""
+  """A line below the title, or ""."""
   banner: str = ""
-  """A warning above everything, or nothing."""
+  """A warning at the top of the page, or ""."""
   introduction: tuple[Block, ...] = ()
   """Blocks before the first part."""
   parts: tuple[Part, ...] = ()

@@ -1,4 +1,4 @@
-"""Turns claims into paragraphs of a page; `privacy.wording` has the sentences."""
+"""Turns privacy statements into paragraphs; `privacy.wording` has the sentences."""
 
 from collections.abc import Collection, Iterable
 
@@ -13,30 +13,31 @@ def paragraphs(
   claim: statement_lib.PrivacyStatement,
   *,
   releases: bool = True,
-  beside: statement_lib.PrivacyStatement | None = None,
-  above: Collection[tuple[str, str]] = (),
+  reference: statement_lib.PrivacyStatement | None = None,
+  shown: Collection[tuple[str, str]] = (),
 ) -> list[blocks.Paragraph]:
-  """Returns a claim in English, the first words of each paragraph in bold.
+  """Returns the paragraphs of a statement, their first words in bold.
 
   Args:
-    claim: any.
-    releases: whether each entry of its ledger has a paragraph.
-    beside: a claim on the same page, whose sentences of `wording.SECTIONS` hold
-      here, too, and are not repeated.
-    above: paragraphs of entries that the page has already.
+    claim: the statement.
+    releases: whether each entry of the ledger gets a paragraph.
+    reference: a statement that this page or the shareable page has in full. Its
+      sentences of `wording.SECTIONS` are left out here.
+    shown: (title, text) of ledger entries that the page has already; here only
+      their titles are listed.
   """
   entries = mechanisms(claim) if releases else []
-  parts = [("Privacy", wording.summarize(claim))]
-  parts += [part for part in entries if part not in above]
-  content = [blocks.Paragraph(lead=lead, text=text) for lead, text in parts]
-  if names := ", ".join(part[0] for part in entries if part in above):
+  leads = [("Privacy", wording.summarize(claim))]
+  leads += [part for part in entries if part not in shown]
+  content = [blocks.Paragraph(lead=lead, text=text) for lead, text in leads]
+  if names := ", ".join(part[0] for part in entries if part in shown):
     content.append(words.paragraph("privacy.mechanisms", names=names))
   sections = {title: name for name, title in wording.SECTIONS.items()}
   for lead, text in wording.bounds(claim):
-    if beside is not None and lead in sections:
-      common = wording.sentences(beside, sections[lead])
+    if reference is not None and lead in sections:
+      common = wording.sentences(reference, sections[lead])
       own = wording.sentences(claim, sections[lead])
-      text = " ".join(x for x in own if x not in common)
+      text = " ".join(sentence for sentence in own if sentence not in common)
     if text:
       content.append(blocks.Paragraph(lead=lead, text=text))
   return content
@@ -45,11 +46,11 @@ def paragraphs(
 def mechanisms(
   claim: statement_lib.PrivacyStatement,
 ) -> list[tuple[str, str]]:
-  """Returns title and text of each entry of a claim's ledger."""
+  """Returns (title, text) of each entry in a statement's ledger."""
   return [wording.write_release(part, claim.unit) for part in claim.ledger]
 
 
 def protected(statements: Iterable[statement_lib.PrivacyStatement]) -> str:
-  """Names what results protect, each unit with its relation."""
+  """Lists the protected units of statements, each with its relation."""
   kinds = joint.kinds([*statements])
   return ", ".join(f"one {unit} ({relation})" for unit, relation in kinds)

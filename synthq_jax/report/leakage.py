@@ -1,4 +1,4 @@
-"""Draws what was found of private queries among synthetic ones: one table."""
+"""Builds the table of private queries reproduced among synthetic ones."""
 
 from synthq_jax.report import blocks, page, tables, words
 from synthq_jax.retrieval import significance
@@ -17,23 +17,21 @@ def _build(
     return (words.paragraph("leakage.nothing"),)
   tests = sum(member.p_value is not None for member in leakage.memberships)
   return (
-    *_blocks(leakage),
+    *_make_blocks(leakage),
     words.paragraph("leakage.reproduced", tests=tests),
     words.paragraph("leakage.meaning"),
   )
 
 
 def text(leakage: comparison_results.QueryLeakage) -> str:
-  """Returns the table for the screen, without explanations.
-
-  Args:
-    leakage: what was found.
-  """
-  return page.text(_blocks(leakage))
+  """Returns the table for the screen, without explanations."""
+  return page.text(_make_blocks(leakage))
 
 
-def _blocks(leakage: comparison_results.QueryLeakage) -> list[blocks.Block]:
-  rows = _correct(leakage)
+def _make_blocks(
+  leakage: comparison_results.QueryLeakage,
+) -> list[blocks.Block]:
+  rows = _correct_p_values(leakage)
   names = dict.fromkeys(member.name for member in leakage.memberships)
   written = ", ".join(
     f"{leakage.num_written[name]:,} of {tables.row_name(name)}"
@@ -53,10 +51,10 @@ def _blocks(leakage: comparison_results.QueryLeakage) -> list[blocks.Block]:
     {
       "Generator": lambda row: tables.row_name(row[0].name),
       "Near-duplicate": lambda row: row[0].detector,
-      "Trained on, reproduced": lambda row: _both(
+      "Trained on, reproduced": lambda row: _format_counts(
         row[0].train, row[0].train_all
       ),
-      "Not trained on, reproduced": lambda row: _both(
+      "Not trained on, reproduced": lambda row: _format_counts(
         row[0].control, row[0].control_all
       ),
       "Difference": lambda row: tables.percent(row[0].difference, "+"),
@@ -64,16 +62,16 @@ def _blocks(leakage: comparison_results.QueryLeakage) -> list[blocks.Block]:
     },
     left=("Generator", "Near-duplicate"),
   )
-  return [summary, *_warnings(leakage, rows), table]
+  return [summary, *_make_warnings(leakage, rows), table]
 
 
-def _warnings(
+def _make_warnings(
   leakage: comparison_results.QueryLeakage, rows: list[_Row]
 ) -> list[blocks.Paragraph]:
-  """Names what no reader should miss."""
-  told = []
+  """Returns warnings: no test was possible, or a difference is significant."""
+  paragraphs = []
   if leakage.only_for_train:
-    told.append(words.paragraph("leakage.only_for_train"))
+    paragraphs.append(words.paragraph("leakage.only_for_train"))
   for member, p_value in rows:
     if p_value is None or p_value >= _LEVEL:
       continue
@@ -81,22 +79,22 @@ def _warnings(
     if member.name == "public_only":
       key = "public_differs"
     name = f"{tables.row_name(member.name)}, {member.detector}"
-    told.append(words.paragraph(f"leakage.{key}", name=name, p=p_value))
-  return told
+    paragraphs.append(words.paragraph(f"leakage.{key}", name=name, p=p_value))
+  return paragraphs
 
 
-def _correct(leakage: comparison_results.QueryLeakage) -> list[_Row]:
-  """Returns each row with its p value, times the number of tests."""
+def _correct_p_values(leakage: comparison_results.QueryLeakage) -> list[_Row]:
+  """Returns each row with its p value after Bonferroni's correction."""
   rows = leakage.memberships
-  there = [member.p_value for member in rows if member.p_value is not None]
-  corrected = iter(significance.bonferroni(there))
+  p_values = [member.p_value for member in rows if member.p_value is not None]
+  corrected = iter(significance.bonferroni(p_values))
   return [
     (member, None if member.p_value is None else next(corrected))
     for member in rows
   ]
 
 
-def _both(
+def _format_counts(
   counted: comparison_results.Found, every: comparison_results.Found
 ) -> str:
   share = tables.percent(every.number / every.total) if every.total else "-"

@@ -1,10 +1,10 @@
-"""Means over runs: every row of several runs that differ in their seed alone.
+"""Averages the scores of several runs that differ only in their seed.
 
-A run has one seed. Whoever wants to know how much of a score is luck makes one
-run for each seed (launch/sweeps.py) and puts them side by side here.
+A run has one seed. To see how far the seed moves a score, make a run for each of
+several seeds (launch/sweeps.py) and average them here.
 
 Formal guarantee:
-  None of its own. Without `private` only scores that may be shared are read out.
+  None of its own. Without `private`, the output has only scores that may be shared.
 """
 
 import collections
@@ -29,22 +29,22 @@ def run(workdirs: Sequence[str | os.PathLike], *, private: bool = False) -> str:
   """Reads the scores of finished runs, and returns their means as text.
 
   Args:
-    workdirs: of the runs; at least two.
-    private: whether scores that must not be shared are shown, too.
+    workdirs: working directories of the runs, at least two.
+    private: whether to show scores that must not be shared, too.
 
   Raises:
-    ValueError: if a run is not finished, is named twice, has other settings than
-      the first, but for seeds, or the noise of another; or if no run has such
-      scores.
+    ValueError: if a run is unfinished or named twice, differs from the first in
+      a setting other than a seed, or shares a training with another run; or if
+      no run has scores to show.
   """
-  roots = [pathlib.Path(score) for score in workdirs]
+  roots = [pathlib.Path(workdir) for workdir in workdirs]
   if len({root.resolve() for root in roots}) < max(2, len(roots)):
     raise ValueError(
       "expected two or more different runs, got"
       f" {', '.join(map(str, roots))}: name each working directory once"
     )
-  found = [_read(root) for root in roots]
-  scored = [[row.evaluation for row in score.rows] for score in found]
+  comparisons = [_read_comparison(root) for root in roots]
+  scored = [[row.evaluation for row in part.rows] for part in comparisons]
   _check_settings(roots)
   _check_releases(roots, scored)
   shown = [
@@ -56,10 +56,10 @@ def run(workdirs: Sequence[str | os.PathLike], *, private: bool = False) -> str:
       f"{roots[0]}: expected scores that may be shared, got none: --private shows"
       " those on private queries"
     )
-  return page.text(_content(shown, found[0].measures))
+  return page.text(_make_blocks(shown, comparisons[0].measures))
 
 
-def _content(
+def _make_blocks(
   runs: Sequence[_Evaluations], measures: Sequence[str]
 ) -> list[blocks.Block]:
   """Returns a table of means over runs for each test set."""
@@ -67,22 +67,22 @@ def _content(
   for score in (score for run in runs for score in run):
     rows = sets.setdefault(score.test_set, collections.defaultdict(list))
     rows[score.name].append(score)
-  every = [score for run in runs for score in run]
+  scores = [score for run in runs for score in run]
   content: list[blocks.Block] = []
-  if not all(map(results.is_shareable_score, every)):
+  if not all(map(results.is_shareable_score, scores)):
     content.append(words.paragraph("means.private"))
   for test_set, rows in sets.items():
     content += [
       blocks.Heading(text=f"Test set {test_set}"),
-      _table(rows, measures),
+      _make_table(rows, measures),
     ]
   content.append(words.paragraph("means.columns", runs=len(runs)))
-  if any(score.epsilon is not None for score in every):
+  if any(score.epsilon is not None for score in scores):
     content.append(words.paragraph("means.cost"))
   return content
 
 
-def _table(
+def _make_table(
   rows: Mapping[str, _Evaluations], measures: Sequence[str]
 ) -> blocks.Table:
   columns = {
@@ -94,32 +94,34 @@ def _table(
   }
   for name in measures:
     title = tables.measure_name(name)
-    columns[title] = lambda group, name=name: _mean(_values(group, name))
-    columns[f"sd of {title}"] = lambda group, name=name: _deviation(
-      _values(group, name)
+    columns[title] = lambda group, name=name: _format_mean(
+      _list_means(group, name)
+    )
+    columns[f"sd of {title}"] = lambda group, name=name: _format_deviation(
+      _list_means(group, name)
     )
   return tables.of(rows.values(), columns)
 
 
-def _values(group: _Evaluations, measure: str) -> np.ndarray:
+def _list_means(group: _Evaluations, measure: str) -> np.ndarray:
   means = [
     score.measures[measure].mean for score in group if measure in score.measures
   ]
   return np.array(means)
 
 
-def _mean(values: np.ndarray) -> str:
+def _format_mean(values: np.ndarray) -> str:
   if len(values) > 1:
     return tables.interval(intervals.student(values))
   return f"{values[0]:.3f}" if len(values) else "-"
 
 
-def _deviation(values: np.ndarray) -> str:
+def _format_deviation(values: np.ndarray) -> str:
   return f"{np.std(values, ddof=1):.4f}" if len(values) > 1 else "-"
 
 
-def _read(root: pathlib.Path) -> comparison_results.QueryComparison:
-  """Reads the scores of a run as its last report has them."""
+def _read_comparison(root: pathlib.Path) -> comparison_results.QueryComparison:
+  """Reads the scores of a run's latest report."""
   folder = root / results.PRIVATE / "compare_queries"
   if artifacts.read_fingerprint(folder) is None:
     raise ValueError(
@@ -131,11 +133,13 @@ def _read(root: pathlib.Path) -> comparison_results.QueryComparison:
 
 
 def _check_settings(roots: Sequence[pathlib.Path]) -> None:
-  """Refuses runs of other settings, whose mean would be one of nothing."""
-  first, *others = map(_settings, roots)
+  """Refuses runs whose settings differ other than in a seed."""
+  first_settings, *others = map(_read_settings, roots)
   for root, other in zip(roots[1:], others, strict=True):
     names = sorted(
-      name for name in {*first, *other} if first.get(name) != other.get(name)
+      name
+      for name in {*first_settings, *other}
+      if first_settings.get(name) != other.get(name)
     )
     if names:
       raise ValueError(
@@ -147,7 +151,7 @@ def _check_settings(roots: Sequence[pathlib.Path]) -> None:
 def _check_releases(
   roots: Sequence[pathlib.Path], scored: Sequence[_Evaluations]
 ) -> None:
-  """Refuses runs that share noise: one draw, counted twice, has no spread."""
+  """Refuses runs that share a training, whose noise would count twice."""
   owners: dict[str, pathlib.Path] = {}
   for root, run in zip(roots, scored, strict=True):
     claims = [score.statement for score in run if score.statement is not None]
@@ -160,10 +164,10 @@ def _check_releases(
         )
 
 
-def _settings(root: pathlib.Path) -> dict[str, str]:
-  """Reads the settings that a run wrote down, without seeds."""
+def _read_settings(root: pathlib.Path) -> dict[str, str]:
+  """Reads a run's config.gin without seeds; a missing file gives no settings."""
   path = root / "config.gin"
-  if not path.exists():  # of a run that Python started
+  if not path.exists():  # Python started the run, not the command line
     return {}
   return {
     name: value
@@ -173,7 +177,7 @@ def _settings(root: pathlib.Path) -> dict[str, str]:
 
 
 def parse_settings(text: str) -> dict[str, str]:
-  """Parses the file config.gin of a run into values by name.
+  """Parses the text of a run's config.gin into values by name.
 
   >>> parse_settings("# Macros:\\nA = 1\\nx.Config.y = \\\\\\n  (%A,\\n  2)\\n")
   {'A': '1', 'x.Config.y': '\\\\ (%A, 2)'}

@@ -1,9 +1,8 @@
-"""Renders pages as HTML, Markdown and text, and chooses what may be shared.
+"""Builds pages from sections, and renders them as HTML, Markdown and text.
 
-A section says what it needs, by the names of its builder's parameters, and whether
-it may be shared; what says nothing is private. A page that is shared is built from
-sections that say so and from values that were let through for it, so that a section
-cannot see more.
+The parameter names of a section's builder select the values that it gets. A section
+is private unless it is marked shareable. The shareable page is built from shareable
+sections, and from values that were selected for it, so no section can see more.
 """
 
 import dataclasses
@@ -25,20 +24,22 @@ __all__ = ["Section", "html", "markdown", "parts", "text", "write"]
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-  """A part of a page that is yet to be built.
+  """A part of a page before it is built.
 
   Formal guarantee:
-    A section with `shareable` is a function of the values it needs alone;
-    whether these may be shared is decided where they are handed over.
+    A section with `shareable` is a function of its values alone. The caller of
+    `parts` decides whether these may be shared.
   """
 
   name: str
-  """The title of the part."""
+  """Title of the part."""
   build: Callable[..., Sequence[blocks.Block]]
-  """Returns the content, given the values that its parameters name; nothing: the
-  part is left out."""
+  """Returns the blocks of the part from the values that its parameters name.
+
+  Without blocks the part is left out.
+  """
   shareable: bool = False
-  """Whether it stands on the page that is shared, else on the private one."""
+  """True for a part of the shareable page, False for one of the private page."""
 
 
 def parts(
@@ -50,16 +51,16 @@ def parts(
   """Builds the sections of one page.
 
   Args:
-    sections: of both pages, in order.
-    values: what they may see, by name. For a page that is shared: nothing that
-      must stay private, since no section filters it.
-    shareable: whether the page is the one that is shared.
+    sections: sections of both pages, in order.
+    values: values by parameter name. For the shareable page they must hold
+      nothing private, since sections filter nothing.
+    shareable: whether to build the shareable page, else the private one.
 
   Returns:
-    A part for each section of the page that has content.
+    The parts of the page in order; sections without blocks are left out.
 
   Raises:
-    ValueError: if a section needs what is not there.
+    ValueError: if a section needs a value that is missing.
   """
   built = []
   for section in sections:
@@ -79,31 +80,32 @@ def parts(
 
 
 def html(page: blocks.Page) -> str:
-  """Returns one HTML document; everything but drawings is escaped.
+  """Renders a page as one HTML document; all text is escaped, drawings are not.
 
-  It holds no script, and loads no font and no picture from elsewhere.
+  The document has no script, and loads no font and no picture from elsewhere.
 
   Args:
-    page: what to render.
+    page: the page to render.
   """
-  made = _environment().get_template("page.html").render(page=page)
-  return text_tables.without_controls(made)
+  document = _make_environment().get_template("page.html").render(page=page)
+  return text_tables.without_controls(document)
 
 
 def markdown(page: blocks.Page) -> str:
-  """Returns the page as Markdown; what looks like markup is escaped.
+  """Renders a page as Markdown; text that looks like markup is escaped.
 
   Args:
-    page: what to render; of drawings the captions, and links to files.
+    page: the page to render. A drawing becomes its caption and, if it has a file,
+      a link to that.
   """
-  return _environment().get_template("page.md").render(page=page)
+  return _make_environment().get_template("page.md").render(page=page)
 
 
 def text(content: Iterable[blocks.Block]) -> str:
-  """Returns blocks for the screen: tables are aligned, drawings left out.
+  """Renders blocks for the screen, without drawings and leads of paragraphs.
 
   Args:
-    content: what to show; leads of paragraphs are left out, too.
+    content: the blocks, in order.
   """
   shown = []
   for block in content:
@@ -120,11 +122,11 @@ def text(content: Iterable[blocks.Block]) -> str:
 
 
 def write(page: blocks.Page, path: pathlib.Path) -> None:
-  """Writes a page as Markdown, and its drawings into files beside it.
+  """Writes a page as Markdown, and its drawings into files of the same folder.
 
   Args:
-    page: what to write.
-    path: of the Markdown file.
+    page: the page to write.
+    path: path of the Markdown file.
   """
   content = [*page.introduction, *(b for p in page.parts for b in p.blocks)]
   for block in content:
@@ -134,7 +136,7 @@ def write(page: blocks.Page, path: pathlib.Path) -> None:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _make_environment() -> jinja2.Environment:
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader("synthq_jax", "report/templates"),
     autoescape=jinja2.select_autoescape(["html"]),
@@ -143,12 +145,12 @@ def _environment() -> jinja2.Environment:
     keep_trailing_newline=True,
     undefined=jinja2.StrictUndefined,
   )
-  environment.filters["kind"] = _kind
+  environment.filters["kind"] = _get_kind
   environment.filters["plain"] = text_tables.escaped
   return environment
 
 
-def _kind(block: blocks.Block) -> str:
+def _get_kind(block: blocks.Block) -> str:
   if not isinstance(block, blocks.Block):
     raise ValueError(f"expected a block of a page, got {block!r}")
   return type(block).__name__

@@ -1,4 +1,4 @@
-"""The drawings of a report: small, inline, the same bytes for the same data."""
+"""Draws inline SVG for reports: the same data give the same bytes."""
 
 import contextlib
 import io
@@ -21,18 +21,18 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # no divisor shared with colors
 _DASHES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 4)), (0, (8, 4)))
 _INK, _SOFT, _LINE, _PAPER = "#010101", "#020202", "#030303", "#fefefe"
-"""Stand for colors of the page, which differ by day and night."""
-_OF_PAGE = {
+"""Placeholders for colors that the page sets for its light and dark themes."""
+_PAGE_COLORS = {
   _INK: "var(--ink, #1c2126)",
   _SOFT: "var(--soft, #5b6670)",
   _LINE: "var(--line, #dfe3e8)",
   _PAPER: "var(--paper, #ffffff)",
 }
-_SMALLEST = 0.7
-"""Share of its size to which a drawing shrinks: its text stays readable."""
+_MIN_SCALE = 0.7
+"""Smallest scale of a drawing on a narrow screen, at which text stays readable."""
 _SETTINGS = {
-  "svg.hashsalt": "synthq",  # ids inside the drawing do not change by the run
-  "svg.fonttype": "none",  # text stays text
+  "svg.hashsalt": "synthq",  # else ids inside the drawing are random
+  "svg.fonttype": "none",  # keep text as text, not as outlines
   "font.family": "sans-serif",
   "font.size": 10,
   "axes.spines.top": False,
@@ -60,35 +60,35 @@ _SETTINGS = {
 
 def over_places(
   points: Mapping[str, Sequence[tuple[float, intervals.Interval]]],
-  places: Mapping[float, str],
+  ticks: Mapping[float, str],
   lines: Mapping[str, intervals.Interval],
   *,
   measure: str,
 ) -> str:
-  """Draws a measure of systems over the epsilon they cost, with intervals.
+  """Draws a measure of systems over their epsilon, with intervals.
 
   Args:
-    points: for each system, (place, measure) from left to right.
-    places: labels of the axis by place, such as epsilons by their logarithms.
-    lines: measures without a place, drawn from side to side with their intervals.
-    measure: its name, which labels the axis.
+    points: for each system, (x, measure) from left to right.
+    ticks: labels of the x axis by x, such as epsilons by their logarithms.
+    lines: measures without an x, drawn as horizontal lines with intervals.
+    measure: name of the measure, which labels the y axis.
 
   Returns:
     An <svg> element.
   """
-  with _style():
-    figure, axes = _canvas(width=5.6, height=4.6)
+  with _apply_style():
+    figure, axes = _make_canvas(width=5.6, height=4.6)
     _draw_lines(axes.axhline, axes.axhspan, lines)
     for index, (name, row) in enumerate(points.items()):
-      aside = 0.05 * (-1) ** index * ((index + 1) // 2)
-      moved = [(place + aside, measured) for place, measured in row]
-      _draw_points(axes, index, name, moved)
-    axes.set_xticks([*places], [_plain(label) for label in places.values()])
-    axes.set_xlim(min(places) - 0.5, max(places) + 0.5)
+      offset = 0.05 * (-1) ** index * ((index + 1) // 2)
+      shifted = [(x + offset, measured) for x, measured in row]
+      _draw_points(axes, index, name, shifted)
+    axes.set_xticks([*ticks], [_escape_name(label) for label in ticks.values()])
+    axes.set_xlim(min(ticks) - 0.5, max(ticks) + 0.5)
     axes.set_xlabel("epsilon (logarithmic)")
-    axes.set_ylabel(_plain(measure))
+    axes.set_ylabel(_escape_name(measure))
     figure.legend(loc="outside lower left", ncols=2)
-    return _svg(figure)
+    return _render_svg(figure)
 
 
 def curves(
@@ -100,26 +100,27 @@ def curves(
 
   Args:
     series: (steps, values) by name, at least one.
-    label: what the values are, with their unit.
+    label: label of the values, with their unit.
 
   Returns:
     An <svg> element.
   """
   columns = min(2, len(series))
   rows = -(-len(series) // columns)
-  with _style():
-    figure, grid = _canvases(rows, columns, width=7.6, height=2.4 * rows)
+  with _apply_style():
+    figure, grid = _make_canvases(rows, columns, width=7.6, height=2.4 * rows)
     for axes, (name, (steps, values)) in zip(
       grid, series.items(), strict=False
     ):
-      alone = "o" if len(steps) == 1 else None  # a line of one point is none
-      axes.plot(steps, values, color=_COLORS[0], linewidth=1.4, marker=alone)
-      axes.set_title(_plain(name), fontsize=10, loc="left")
+      # A line of one point is invisible.
+      marker = "o" if len(steps) == 1 else None
+      axes.plot(steps, values, color=_COLORS[0], linewidth=1.4, marker=marker)
+      axes.set_title(_escape_name(name), fontsize=10, loc="left")
       axes.set_xlabel("optimizer steps")
-      axes.set_ylabel(_plain(label))
+      axes.set_ylabel(_escape_name(label))
     for axes in grid[len(series) :]:
       axes.set_visible(False)
-    return _svg(figure)
+    return _render_svg(figure)
 
 
 def together(
@@ -129,20 +130,20 @@ def together(
   across: str = "optimizer steps",
   level: float | None = None,
 ) -> str:
-  """Draws curves that are compared with each other in one panel.
+  """Draws several curves in each panel, for comparisons.
 
   Args:
     panels: for each panel, (steps, values) by name; at least one panel.
-    label: what the values are, with their unit.
-    across: what the steps are.
-    level: where a line is drawn from side to side, or None.
+    label: label of the values, with their unit.
+    across: label of the steps.
+    level: value at which to draw a horizontal line; None for no line.
 
   Returns:
     An <svg> element.
   """
   rows = len(panels)
-  with _style():
-    figure, grid = _canvases(rows, 1, width=7.6, height=3.0 * rows)
+  with _apply_style():
+    figure, grid = _make_canvases(rows, 1, width=7.6, height=3.0 * rows)
     for axes, (title, series) in zip(grid, panels.items(), strict=True):
       for index, (name, (steps, values)) in enumerate(series.items()):
         axes.plot(
@@ -152,34 +153,34 @@ def together(
           marker=_MARKERS[index % len(_MARKERS)],
           markersize=4,
           linewidth=1.4,
-          label=_plain(name),
+          label=_escape_name(name),
         )
       if level is not None:
         axes.axhline(level, color=_SOFT, linewidth=1.0, linestyle="--")
-      axes.set_title(_plain(title), fontsize=10, loc="left")
-      axes.set_xlabel(_plain(across))
-      axes.set_ylabel(_plain(label))
+      axes.set_title(_escape_name(title), fontsize=10, loc="left")
+      axes.set_xlabel(_escape_name(across))
+      axes.set_ylabel(_escape_name(label))
       axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _svg(figure)
+    return _render_svg(figure)
 
 
 def matrices(
   panels: Mapping[str, Sequence[Sequence[int]]], *, rows: str, columns: str
 ) -> str:
-  """Draws tables of counts as squares, the darker the larger in their row.
+  """Draws tables of counts as squares, darker for a larger share of their row.
 
   Args:
     panels: counts [row][column] by name, at least one.
-    rows: what rows are.
-    columns: what columns are.
+    rows: label of the rows.
+    columns: label of the columns.
 
   Returns:
     An <svg> element.
   """
   across = min(4, len(panels))
   down = -(-len(panels) // across)
-  with _style(**{"axes.grid": False}):
-    figure, grid = _canvases(down, across, width=9.2, height=2.6 * down)
+  with _apply_style(**{"axes.grid": False}):
+    figure, grid = _make_canvases(down, across, width=9.2, height=2.6 * down)
     for axes, (name, counts) in zip(grid, panels.items(), strict=False):
       shares = [[count / max(sum(row), 1) for count in row] for row in counts]
       axes.pcolormesh(shares, cmap="Blues", vmin=0.0, vmax=1.0)
@@ -187,12 +188,12 @@ def matrices(
       axes.set_aspect("equal")
       axes.set_xticks([])
       axes.set_yticks([])
-      axes.set_title(_plain(name), fontsize=9, loc="left")
+      axes.set_title(_escape_name(name), fontsize=9, loc="left")
     for axes in grid[len(panels) :]:
       axes.set_visible(False)
-    grid[0].set_ylabel(_plain(rows))
-    grid[0].set_xlabel(_plain(columns))
-    return _svg(figure)
+    grid[0].set_ylabel(_escape_name(rows))
+    grid[0].set_xlabel(_escape_name(columns))
+    return _render_svg(figure)
 
 
 def in_rows(
@@ -202,23 +203,23 @@ def in_rows(
   label: str,
   lines: Mapping[str, intervals.Interval] | None = None,
 ) -> str:
-  """Draws a row for each label, with a point in it for each name.
+  """Draws a horizontal row for each label, with one point for each name.
 
-  A grey line goes from the least of a row, or the lower end of its interval, to
-  the largest, so that rows can be told apart even where many have the same size.
+  A grey line joins the least and the largest value of a row, or the ends of its
+  intervals. It tells neighbouring rows apart where many values are equal.
 
   Args:
-    labels: of rows, the topmost first; at least one.
-    points: for each name, a value for each row, or a mean with its interval.
-    label: what the values are, with their unit.
-    lines: what has no row, drawn from top to bottom with its interval.
+    labels: labels of the rows, the topmost first; at least one.
+    points: for each name, a value or a mean with its interval for each row.
+    label: label of the values, with their unit.
+    lines: measures without a row, drawn as vertical lines with intervals.
 
   Returns:
     An <svg> element.
   """
   heights = range(len(labels), 0, -1)
-  with _style():
-    figure, axes = _canvas(width=5.6, height=1.3 + 0.28 * len(labels))
+  with _apply_style():
+    figure, axes = _make_canvas(width=5.6, height=1.3 + 0.28 * len(labels))
     _draw_lines(axes.axvline, axes.axvspan, lines or {})
     together = list(zip(*points.values(), strict=True))
     lows = [min(getattr(x, "low", x) for x in row) for row in together]
@@ -231,13 +232,13 @@ def in_rows(
         s=34,
         color=_COLORS[index % len(_COLORS)],
         marker=_MARKERS[index % len(_MARKERS)],
-        label=_plain(name),
+        label=_escape_name(name),
       )
-    axes.set_yticks(heights, [_plain(name) for name in labels])
+    axes.set_yticks(heights, [_escape_name(name) for name in labels])
     axes.set_ylim(0.4, len(labels) + 0.6)
-    axes.set_xlabel(_plain(label))
+    axes.set_xlabel(_escape_name(label))
     figure.legend(loc="outside upper left", ncols=3)
-    return _svg(figure)
+    return _render_svg(figure)
 
 
 def ranks(
@@ -245,18 +246,18 @@ def ranks(
   *,
   num_ranked: int,
 ) -> str:
-  """Draws mean ranks of secrets against how often each was trained on.
+  """Draws mean ranks of secrets over the repetitions of their canaries.
 
   Args:
     panels: for each generator and kind of canary, (repetitions, mean rank) in
       ascending order; at least one panel.
-    num_ranked: how many secrets were ranked.
+    num_ranked: number of secrets among which a rank counts.
 
   Returns:
     An <svg> element.
   """
-  with _style():
-    figure, grid = _canvases(1, len(panels), width=9.2, height=3.2)
+  with _apply_style():
+    figure, grid = _make_canvases(1, len(panels), width=9.2, height=3.2)
     for axes, (title, series) in zip(grid, panels.items(), strict=True):
       axes.axhline(
         (num_ranked + 1) / 2,
@@ -266,9 +267,9 @@ def ranks(
         label="chance",
       )
       for index, (name, row) in enumerate(series.items()):
-        aside = 1 + 0.025 * (-1) ** index * ((index + 1) // 2)
-        moved = [(times * aside, rank) for times, rank in row]
-        _draw_points(axes, index, name, moved)
+        factor = 1 + 0.025 * (-1) ** index * ((index + 1) // 2)
+        shifted = [(times * factor, rank) for times, rank in row]
+        _draw_points(axes, index, name, shifted)
       times = {number for row in series.values() for number, _ in row}
       axes.set_xscale("log")
       axes.set_xlim(min(times) / 1.8, max(times) * 1.8)
@@ -277,16 +278,16 @@ def ranks(
       )
       axes.set_xticks([], minor=True)
       axes.set_ylim(0, num_ranked)
-      axes.set_title(_plain(title), fontsize=10, loc="left")
+      axes.set_title(_escape_name(title), fontsize=10, loc="left")
       axes.set_xlabel("times in the private data (logarithmic)")
     grid[0].set_ylabel(f"mean rank of {num_ranked:,} (1: by heart)")
     grid[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _svg(figure)
+    return _render_svg(figure)
 
 
 @contextlib.contextmanager
-def _style(**more: Any) -> Iterator[None]:
-  """Draws as the pages do; `more` are further settings of matplotlib."""
+def _apply_style(**more: Any) -> Iterator[None]:
+  """Applies the settings of matplotlib for pages, and then those of `more`."""
   with extras.required("run"):
     import matplotlib
 
@@ -294,13 +295,13 @@ def _style(**more: Any) -> Iterator[None]:
     yield
 
 
-def _canvas(*, width: float, height: float):
-  figure, grid = _canvases(1, 1, width=width, height=height)
+def _make_canvas(*, width: float, height: float):
+  figure, grid = _make_canvases(1, 1, width=width, height=height)
   return figure, grid[0]
 
 
-def _canvases(rows: int, columns: int, *, width: float, height: float):
-  """Returns a figure, drawn without a display, and its axes in a list."""
+def _make_canvases(rows: int, columns: int, *, width: float, height: float):
+  """Makes a figure that needs no display; returns it and a list of its axes."""
   with extras.required("run"):
     from matplotlib import figure as figure_lib
 
@@ -309,7 +310,7 @@ def _canvases(rows: int, columns: int, *, width: float, height: float):
 
 
 def _draw_lines(line, span, lines: Mapping[str, intervals.Interval]) -> None:
-  """Draws what has no place across the picture, with its interval."""
+  """Draws measures as lines across the whole picture, with their intervals."""
   for index, (name, measured) in enumerate(lines.items()):
     span(measured.low, measured.high, color=_SOFT, alpha=0.12)
     line(
@@ -317,17 +318,17 @@ def _draw_lines(line, span, lines: Mapping[str, intervals.Interval]) -> None:
       color=_SOFT,
       linestyle=_DASHES[index % len(_DASHES)],
       linewidth=1.3,
-      label=_plain(name),
+      label=_escape_name(name),
     )
 
 
 def _draw_points(axes, index: int, name: str, row) -> None:
-  """Draws one family of intervals."""
+  """Draws one series of means with their intervals."""
   means = [measured.mean for _, measured in row]
   below = [max(0.0, mean.mean - mean.low) for _, mean in row]
   above = [max(0.0, mean.high - mean.mean) for _, mean in row]
   axes.errorbar(
-    [place for place, _ in row],
+    [x for x, _ in row],
     means,
     yerr=[below, above],
     color=_COLORS[index % len(_COLORS)],
@@ -335,24 +336,24 @@ def _draw_points(axes, index: int, name: str, row) -> None:
     markersize=6,
     linewidth=1.6,
     capsize=3,
-    label=_plain(name),
+    label=_escape_name(name),
   )
 
 
-def _plain(text: str) -> str:
-  """Keeps a name from being read as a formula or as a hidden label."""
+def _escape_name(text: str) -> str:
+  """Escapes a name that matplotlib would read as a formula or hide as a label."""
   text = text_tables.without_controls(text)
   return text.replace("_", " ").replace("$", r"\$").strip()
 
 
-def _svg(figure) -> str:
-  """Returns the drawing as an <svg> element, without date and preamble."""
+def _render_svg(figure) -> str:
+  """Renders a figure as an <svg> element, without date and preamble."""
   stream = io.StringIO()
   figure.savefig(stream, format="svg", metadata={"Date": None})
   text = stream.getvalue()
-  narrowest = f"min-width: {_SMALLEST * 96 * figure.get_figwidth():.0f}px"
-  text = text.replace("<svg ", f'<svg style="{narrowest}" ', 1)
+  min_width = f"min-width: {_MIN_SCALE * 96 * figure.get_figwidth():.0f}px"
+  text = text.replace("<svg ", f'<svg style="{min_width}" ', 1)
   text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-  for color, meant in _OF_PAGE.items():
-    text = text.replace(color, meant)
+  for color, variable in _PAGE_COLORS.items():
+    text = text.replace(color, variable)
   return text[text.index("<svg") :].strip()

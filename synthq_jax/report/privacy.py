@@ -1,4 +1,4 @@
-"""Draws claims, for a whole page and for each result, and facts of the data."""
+"""Builds the parts on privacy claims and on the data."""
 
 import dataclasses
 import math
@@ -23,33 +23,33 @@ Release = (
 )
 
 
-def _claims(
+def _build_claims(
   checkpoints: Sequence[results.Checkpoint],
   synthetic: Sequence[results.SyntheticQueries],
   released_scores: Sequence[results.ReleasedScores],
   weights: Sequence[system_results.Ranking],
   released: released_results.Released,
 ) -> tuple[blocks.Block, ...]:
-  """States what holds for all together, then what each result adds to it."""
+  """States the joint claim of all releases, then the claim of each result."""
   releases = [*checkpoints, *synthetic, *released_scores, *weights]
   if not released.shared:
     return (words.paragraph("privacy.nothing"),)
   together = released.together
-  content = _together(
+  content = _state_joint_claim(
     "Everything that is released together",
     together,
     list(released.shared.values()),
   )
-  return (*content, *_each(releases, together))
+  return (*content, *_state_each_claim(releases, together))
 
 
-def _all_claims(
+def _build_all_claims(
   checkpoints: Sequence[results.Checkpoint],
   synthetic: Sequence[results.SyntheticQueries],
   weights: Sequence[system_results.Ranking],
   released: released_results.Released,
 ) -> tuple[blocks.Block, ...]:
-  """States the claim of all trainings, and those of rows that are compared."""
+  """States the claim of all private trainings, then those of compared rows."""
   if not released.started:
     return ()
   compared = [
@@ -57,36 +57,36 @@ def _all_claims(
     for result in (*checkpoints, *synthetic, *weights)
     if not results.is_shareable(result) and result.statement.epsilon < math.inf
   ]
-  content = _together(
+  content = _state_joint_claim(
     "Every private training ever started here",
     released.everything,
     list(released.started.values()),
-    beside=released.together,
+    reference=released.together,
   )
   if compared:
     content.append(words.paragraph("privacy.compared"))
-  above = {
+  shown = {
     entry
     for claim in released.shared.values()
     for entry in claims.mechanisms(claim)
   }
   common = released.together or released.everything
-  return (*content, *_each(compared, common, above))
+  return (*content, *_state_each_claim(compared, common, shown))
 
 
-def _together(
+def _state_joint_claim(
   title: str,
   together: statement_lib.PrivacyStatement | None,
   statements: Sequence[statement_lib.PrivacyStatement],
-  beside: statement_lib.PrivacyStatement | None = None,
+  reference: statement_lib.PrivacyStatement | None = None,
 ) -> list[blocks.Block]:
-  """States one claim about many results, or that there is none.
+  """States the joint claim of several results, or that there is none.
 
   Args:
-    title: of all results together.
-    together: their claim.
-    statements: those of single results.
-    beside: the claim of the shareable page, whose sentences are not repeated.
+    title: heading above the claim.
+    together: the joint claim; None if there is none.
+    statements: statements of the single results.
+    reference: the statement of the shareable page, whose sentences are left out.
   """
   content: list[blocks.Block] = [blocks.Heading(text=title)]
   if together is None:
@@ -95,20 +95,20 @@ def _together(
       words.paragraph("privacy.no_joint_claim", protected=protected)
     )
     return content
-  # Mechanisms stand with each result.
+  # The mechanisms are stated with each result.
   claim = dataclasses.replace(together, notes=())
-  content += claims.paragraphs(claim, releases=False, beside=beside)
-  each = "privacy.each" if beside is None else "privacy.elsewhere"
+  content += claims.paragraphs(claim, releases=False, reference=reference)
+  each = "privacy.each" if reference is None else "privacy.elsewhere"
   return [*content, words.paragraph(each)]
 
 
-def _each(
+def _state_each_claim(
   releases: Sequence[Release],
   together: statement_lib.PrivacyStatement | None,
-  above: Collection[tuple[str, str]] = (),
+  shown: Collection[tuple[str, str]] = (),
 ) -> list[blocks.Block]:
-  """States what each result claims by itself; equal claims once."""
-  above = {*above}
+  """States the claim of each result on its own; results with equal claims share one."""
+  shown = {*shown}
   groups: dict[statement_lib.PrivacyStatement, dict[str, tuple[str, ...]]] = {}
   for result in releases:
     claim = dataclasses.replace(result.statement, notes=())
@@ -121,59 +121,68 @@ def _each(
     ordered = sorted(notes.items())  # generator, queries, retriever
     title = ", ".join(name for name, _ in ordered).capitalize()
     content.append(blocks.Heading(text=title))
-    content += claims.paragraphs(claim, beside=together, above=above)
-    above.update(claims.mechanisms(claim))
+    content += claims.paragraphs(claim, reference=together, shown=shown)
+    shown.update(claims.mechanisms(claim))
     if text := " ".join(tables.noted(ordered)):
       content.append(words.paragraph("privacy.notes", notes=text))
   return content
 
 
-def _public_data(
+def _build_public_data(
   documents: results.PublicDocuments, source: str, unit: str, versions: str
 ) -> tuple[blocks.Block, ...]:
-  """Lists public facts of the data: no count or digest of queries."""
+  """Lists public facts of the data; counts and digests of queries are not public."""
   facts = {
     "Source": source,
     "Unit of privacy": unit,
     "Documents": f"{documents.num_documents:,}",
     "Vocabulary": f"{documents.vocab_size:,} ids",
-    "Tokens of a document": _lengths(documents),
+    "Tokens of a document": _format_lengths(documents),
     "Tokens of a query": f"at most {documents.query_length:,}",
   }
   if not versions:
-    return (_facts(facts),)
-  return (_facts(facts), words.paragraph("page.versions", versions=versions))
+    return (_make_table(facts),)
+  return (
+    _make_table(facts),
+    words.paragraph("page.versions", versions=versions),
+  )
 
 
-def _lengths(documents: results.PublicDocuments) -> str:
+def _format_lengths(documents: results.PublicDocuments) -> str:
   written, read = documents.document_length, documents.read_length
-  told = f"at most {written:,}"
-  return told if read == written else f"{told}, {read:,} for retrievers"
+  text = f"at most {written:,}"
+  return text if read == written else f"{text}, {read:,} for retrievers"
 
 
-def _private_data(prepared: results.PreparedData) -> tuple[blocks.Block, ...]:
-  """Returns everything that preparing the data counted."""
+def _build_private_data(
+  prepared: results.PreparedData,
+) -> tuple[blocks.Block, ...]:
+  """Lists the counts and settings of the prepared data, which are private."""
   facts = {
-    field.name.replace("_", " "): _value(getattr(prepared, field.name))
+    field.name.replace("_", " "): _format_value(getattr(prepared, field.name))
     for field in dataclasses.fields(prepared)
     if field.name not in _LEFT_OUT and getattr(prepared, field.name)
   }
-  return (_facts({**facts, "time": tables.duration(prepared.seconds)}),)
+  return (_make_table({**facts, "time": tables.duration(prepared.seconds)}),)
 
 
-def _facts(facts: Mapping[str, str]) -> blocks.Table:
+def _make_table(facts: Mapping[str, str]) -> blocks.Table:
   return blocks.Table(header=("Data", ""), rows=tuple(facts.items()))
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
   if isinstance(value, dict):
-    return ", ".join(f"{name}: {_value(part)}" for name, part in value.items())
+    return ", ".join(
+      f"{name}: {_format_value(part)}" for name, part in value.items()
+    )
   if isinstance(value, float):
     return f"{value:.4g}"
   return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-CLAIMS = page.Section("Privacy", _claims, shareable=True)
-ALL_CLAIMS = page.Section("Privacy", _all_claims)
-PUBLIC_DATA = page.Section("Data and versions", _public_data, shareable=True)
-DATA = page.Section("Data", _private_data)
+CLAIMS = page.Section("Privacy", _build_claims, shareable=True)
+ALL_CLAIMS = page.Section("Privacy", _build_all_claims)
+PUBLIC_DATA = page.Section(
+  "Data and versions", _build_public_data, shareable=True
+)
+DATA = page.Section("Data", _build_private_data)

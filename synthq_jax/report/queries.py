@@ -1,4 +1,4 @@
-"""Draws synthetic queries: examples, filters, and beside the real ones."""
+"""Builds the parts on synthetic queries: examples, filters, real queries."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ _NAME = tables.row_name
 Content = tuple[blocks.Block, ...]
 
 
-def _first(
+def _build_first(
   synthetic: Sequence[results.SyntheticQueries],
   num_examples: int,
   document_words: int,
 ) -> Content:
-  """Returns unchosen queries of the first generator that saw private ones."""
+  """Returns random queries of the first generator that private queries trained."""
   for row in synthetic:
     if not row.statement.is_public and row.examples:
       return (
@@ -25,28 +25,28 @@ def _first(
           text=f"Queries of {_NAME(row.name)}, drawn at random, and the"
           " beginnings of their documents"
         ),
-        _examples(row, num_examples, document_words),
+        _list_examples(row, num_examples, document_words),
       )
   return ()
 
 
-def _examples(
+def _list_examples(
   row: results.SyntheticQueries, number: int, document_words: int
 ) -> blocks.Items:
   return blocks.Items(
     texts=tuple(
-      f'"{query}" \u2013 {_beginning(document, document_words)}'
+      f'"{query}" \u2013 {_cut_beginning(document, document_words)}'
       for query, document in row.examples[:number]
     )
   )
 
 
-def _synthetic_queries(
+def _build_synthetic(
   synthetic: Sequence[results.SyntheticQueries],
   num_examples: int,
   document_words: int,
 ) -> Content:
-  """Returns sampler settings, measures and examples of each generator."""
+  """Returns measures, settings and examples of each generator."""
   if not synthetic:
     return (words.paragraph("queries.nothing"),)
   table = tables.of(
@@ -71,15 +71,15 @@ def _synthetic_queries(
     (
       _NAME(row.name),
       [f'{row.sampler}, input "{row.prefix}DOCUMENT".']
-      + [text for text in (row.filters, _removed(row.removed)) if text],
+      + [text for text in (row.filters, _write_removed(row.removed)) if text],
     )
     for row in synthetic
   ]
   text = " ".join(tables.noted(settings))
   content.append(words.paragraph("queries.settings", text=text))
-  shown = _first(synthetic, num_examples, document_words)
+  shown = _build_first(synthetic, num_examples, document_words)
   for row in synthetic:
-    examples = _examples(row, num_examples, document_words)
+    examples = _list_examples(row, num_examples, document_words)
     if examples.texts and examples not in shown:
       content += [
         blocks.Heading(text=f"Written by {_NAME(row.name)}"),
@@ -88,17 +88,17 @@ def _synthetic_queries(
   return tuple(content)
 
 
-def _removed(counts: dict[str, int]) -> str:
+def _write_removed(counts: dict[str, int]) -> str:
   if not any(counts.values()):
     return "Filters removed nothing."
   parts = (f"{count:,} ({name})" for name, count in counts.items() if count)
   return f"Filters removed {', '.join(parts)}."
 
 
-def _beginning(text: str, num_words: int) -> str:
-  """Returns the first words of a text.
+def _cut_beginning(text: str, num_words: int) -> str:
+  """Cuts a text after its first words.
 
-  >>> _beginning("one two  three", 2)
+  >>> _cut_beginning("one two  three", 2)
   'one two ...'
   """
   words = text.split()
@@ -106,22 +106,22 @@ def _beginning(text: str, num_words: int) -> str:
   return " ".join(words[:num_words] + dots)
 
 
-def _beside_real(
+def _build_comparison(
   main: Sequence[results.Evaluation],
   synthetic: Sequence[results.SyntheticQueries],
   comparison: comparison_results.QueryComparison,
   document_words: int,
 ) -> Content:
-  """Returns real and synthetic queries side by side, with what they share."""
+  """Compares real and synthetic queries: texts, BM25's nDCG, similarity, filters."""
   return (
-    _asked(comparison, document_words),
-    *_gauges(main, synthetic),
+    _make_asked_table(comparison, document_words),
+    *_write_gauges(main, synthetic),
     *similarity(comparison.similarity),
-    *_filtered(synthetic),
+    *_make_filter_table(synthetic),
   )
 
 
-def _asked(
+def _make_asked_table(
   comparison: comparison_results.QueryComparison, document_words: int
 ) -> blocks.Block:
   if not comparison.asked:
@@ -133,7 +133,7 @@ def _asked(
     for i, name in enumerate(comparison.generators)
   }
   columns = {
-    "Beginning of the document": lambda row: _beginning(
+    "Beginning of the document": lambda row: _cut_beginning(
       row.document, document_words
     ),
     "Real queries": lambda row: " / ".join(row.real),
@@ -142,7 +142,7 @@ def _asked(
   return tables.of(comparison.asked, columns, left=tuple(columns))
 
 
-def _gauges(
+def _write_gauges(
   main: Sequence[results.Evaluation],
   synthetic: Sequence[results.SyntheticQueries],
 ) -> Content:
@@ -161,7 +161,7 @@ def _gauges(
 def similarity(
   similarities: Sequence[comparison_results.Similarity],
 ) -> Content:
-  """Compares each generator's queries with the real ones: BLEU, MAUVE, words.
+  """Returns a table of each generator's similarity to real queries, explained.
 
   Args:
     similarities: one for each generator.
@@ -203,15 +203,15 @@ def similarity(
       number=number,
     ),
     words.paragraph("queries.bleu", signatures=signatures),
-    *_mauve_explained([score for row in shown for score in row.mauve]),
+    *_explain_mauve([score for row in shown for score in row.mauve]),
   )
 
 
-def _mauve_explained(scores: Sequence[mauve.Mauve]) -> Content:
-  """Names the vectors and clusters behind MAUVE."""
+def _explain_mauve(scores: Sequence[mauve.Mauve]) -> Content:
+  """Explains MAUVE by its vectors and clusters, or says that it is missing."""
   if not scores:
-    told = () if mauve.is_installed() else ("queries.no_mauve",)
-    return tuple(map(words.paragraph, told))
+    names = () if mauve.is_installed() else ("queries.no_mauve",)
+    return tuple(map(words.paragraph, names))
   buckets = sorted({row.num_buckets for row in scores})
   clusters = str(buckets[0]) + (f" to {buckets[-1]}" if buckets[1:] else "")
   featurizer = scores[0].featurizer
@@ -220,8 +220,10 @@ def _mauve_explained(scores: Sequence[mauve.Mauve]) -> Content:
   )
 
 
-def _filtered(synthetic: Sequence[results.SyntheticQueries]) -> Content:
-  """Returns counts of what each filter took out of every generator's queries."""
+def _make_filter_table(
+  synthetic: Sequence[results.SyntheticQueries],
+) -> Content:
+  """Returns a table of removed queries by generator and filter."""
   if not any(count for row in synthetic for count in row.removed.values()):
     return ()
   reasons = dict.fromkeys(name for row in synthetic for name in row.removed)
@@ -244,8 +246,6 @@ def _filtered(synthetic: Sequence[results.SyntheticQueries]) -> Content:
   )
 
 
-FIRST = page.Section("Queries", _first, shareable=True)
-SYNTHETIC = page.Section(
-  "Synthetic queries", _synthetic_queries, shareable=True
-)
-BESIDE_REAL = page.Section("Real beside synthetic queries", _beside_real)
+FIRST = page.Section("Queries", _build_first, shareable=True)
+SYNTHETIC = page.Section("Synthetic queries", _build_synthetic, shareable=True)
+BESIDE_REAL = page.Section("Real beside synthetic queries", _build_comparison)

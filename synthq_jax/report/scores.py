@@ -1,4 +1,4 @@
-"""Draws scores: tables of rows, against epsilon, over test sets."""
+"""Builds the parts on scores: tables of rows, drawings, further test sets."""
 
 import collections
 import math
@@ -28,15 +28,17 @@ __all__ = [
 
 _NAME = tables.row_name
 _POINTS = 3
-"""Epsilons from which on a curve over them is drawn."""
+"""Least number of epsilons for a drawing over epsilon."""
 Content = tuple[blocks.Block, ...]
 
 
-def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
-  """Returns scores that were released with noise, and how far they hold."""
+def _build_released(
+  released_scores: Sequence[results.ReleasedScores],
+) -> Content:
+  """Returns the noisy scores of private queries, with their intervals and order."""
   content: list[blocks.Block] = []
-  for made in released_scores:
-    for measure in made.rows[0].means:
+  for release in released_scores:
+    for measure in release.rows[0].means:
       title = tables.measure_name(measure)
       columns = {
         "Row": lambda item: tables.with_code(item.row),
@@ -45,41 +47,45 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
         "over BM25": lambda item, m=measure: tables.interval(
           getattr(item.over_bm25.get(m), "here", None), "+.3f"
         ),
-        f"{title}, beyond": lambda item, m=measure: _ends(item.means[m], ".3f"),
-        "over BM25, beyond": lambda item, m=measure: _ends(
+        f"{title}, beyond": lambda item, m=measure: _format_interval(
+          item.means[m], ".3f"
+        ),
+        "over BM25, beyond": lambda item, m=measure: _format_interval(
           item.over_bm25.get(m), "+.3f"
         ),
       }
       columns["Trained on"] = lambda item: item.label
-      content.append(tables.of(made.rows, columns, left=("Row", "Trained on")))
+      content.append(
+        tables.of(release.rows, columns, left=("Row", "Trained on"))
+      )
     content.append(
       words.paragraph(
         "scores.released",
-        number=tables.count(made.num_queries),
-        epsilon=tables.claimed(made.statement),
-        noise=f"{made.noise:.2g}",
-        confidence=f"{made.confidence:.0%}",
+        number=tables.count(release.num_queries),
+        epsilon=tables.claimed(release.statement),
+        noise=f"{release.noise:.2g}",
+        confidence=f"{release.confidence:.0%}",
       )
     )
-    for measure in made.rows[0].means:
-      content += _order(made, measure)
+    for measure in release.rows[0].means:
+      content += _make_order(release, measure)
   return tuple(content)
 
 
-def _ends(mean: results.ReleasedMean | None, form: str) -> str:
-  """Writes the interval of noise and sampling; its mean stands beside it."""
+def _format_interval(mean: results.ReleasedMean | None, form: str) -> str:
+  """Formats the interval of noise and sampling without its mean."""
   if mean is None:
     return "-"
   return f"[{mean.beyond.low:{form}}, {mean.beyond.high:{form}}]"
 
 
-def _order(made: results.ReleasedScores, measure: str) -> Content:
-  """Says of each pair of rows whether it is in order, or left open by noise."""
+def _make_order(release: results.ReleasedScores, measure: str) -> Content:
+  """Returns a table with the order of each pair of rows, as far as it is clear."""
   signs = {
     (pair.first, pair.second): ">"
     if pair.less.beyond.low > 0
     else ("(>)" if pair.less.here.low > 0 else "?")
-    for pair in noisy_results.pairs(made, measure)
+    for pair in noisy_results.pairs(release, measure)
   }
   if not signs:
     return ()
@@ -90,36 +96,36 @@ def _order(made: results.ReleasedScores, measure: str) -> Content:
     str(numbers[name]): lambda item, name=name: signs.get((item, name), "")
     for name in names[1:]
   }
-  explained = words.paragraph(
+  explanation = words.paragraph(
     "scores.order",
     measure=tables.measure_name(measure),
-    confidence=f"{made.confidence:.0%}",
+    confidence=f"{release.confidence:.0%}",
     number=len(signs),
   )
-  return explained, tables.of(names, columns)
+  return explanation, tables.of(names, columns)
 
 
-def _picture(
+def _build_picture(
   evaluations: Sequence[results.Evaluation],
   measures: Sequence[str],
   released_scores: Sequence[results.ReleasedScores],
 ) -> Content:
-  """Draws the rows that may be shared: by released scores, or on public queries."""
-  for made in released_scores:
-    measure = next(iter(made.rows[0].means))
+  """Draws the shareable rows by released scores, else by public queries."""
+  for release in released_scores:
+    measure = next(iter(release.rows[0].means))
     rows = {
       tables.call_row(item.row, item.epsilon): item.means[measure].here
-      for item in made.rows
+      for item in release.rows
     }
     caption = "scores.released_picture"
     return _draw_rows(rows, caption, measure=tables.measure_name(measure))
-  return _systems(evaluations, measures[0], "public queries")
+  return _draw_systems(evaluations, measures[0], "public queries")
 
 
 def _draw_rows(
   rows: Mapping[str, intervals.Interval], caption: str, **values: str
 ) -> Content:
-  """Draws a mean with its interval for each row, BM25 as a line."""
+  """Draws each row's mean with its interval, and BM25 as a line."""
   lexical = tables.call_row(rows_lib.BM25)
   points = {name: mean for name, mean in rows.items() if name != lexical}
   if not points:
@@ -134,7 +140,7 @@ def _draw_rows(
   return (blocks.Figure(svg=svg, caption=text),)
 
 
-def _public(
+def _build_public(
   evaluations: Sequence[results.Evaluation],
   measures: Sequence[str],
   released_scores: Sequence[results.ReleasedScores],
@@ -145,36 +151,36 @@ def _public(
     return (words.paragraph("scores.nothing_public"),)
   return (
     words.paragraph("scores.public"),
-    *_scores(evaluations, measures),
+    *_make_score_tables(evaluations, measures),
   )
 
 
-def _private(
+def _build_private(
   main: Sequence[results.Evaluation],
   comparison: comparison_results.QueryComparison,
 ) -> Content:
   measure = comparison.measures[0]
   return (
-    *_scores(main, comparison.measures, comparison.rows),
+    *_make_score_tables(main, comparison.measures, comparison.rows),
     words.paragraph("scores.headline", measure=measure),
-    *_kept(main, measure),
-    *_differences(comparison.differences, measure),
+    *_write_shares(main, measure),
+    *_make_differences(comparison.differences, measure),
   )
 
 
-def _scores(
+def _make_score_tables(
   evaluations: Sequence[results.Evaluation],
   measures: Sequence[str],
   headlined: Sequence[comparison_results.ScoredRow] = (),
   main: Sequence[results.Evaluation] = (),
 ) -> Content:
-  """Returns a table for each test set and what a reader should know of it.
+  """Returns a table for each test set, with notes on how it was scored.
 
   Args:
-    evaluations: of all sets.
+    evaluations: evaluations on all sets.
     measures: as in `main_table`.
     headlined: as in `main_table`.
-    main: rows whose traps and labels stand above.
+    main: rows of a table above, whose traps and labels are not repeated.
   """
   above = {trap for item in main for trap in item.traps}
   content: list[blocks.Block] = []
@@ -209,14 +215,14 @@ def main_table(
   name: Callable[[rows_lib.Row], str] = tables.with_code,
   with_label: bool = True,
 ) -> blocks.Table:
-  """Returns one row per evaluation, in their order.
+  """Returns a table with one row per evaluation, in their order.
 
   Args:
-    evaluations: all of one test set.
-    measures: names of `Evaluation.measures`; "R@10" is written "Recall@10".
-    headlined: rows of a comparison, which is private, as what they add is: the
-      difference from BM25, and the share of the real queries' gain.
-    name: writes the name of a row.
+    evaluations: evaluations on one test set.
+    measures: names of `Evaluation.measures`; "R@10" is printed as "Recall@10".
+    headlined: rows of a private comparison. They add two private columns: the
+      difference from BM25, and "gain kept".
+    name: function that returns the printed name of a row.
     with_label: whether the last column names the training data.
   """
   rows = {(o.evaluation.test_set, o.evaluation.name): o for o in headlined}
@@ -255,32 +261,33 @@ def screen_table(
   *,
   width: int = 100,
 ) -> str:
-  """Returns the main table as text with lines of at most `width` characters.
+  """Returns the main table as text, narrowed towards lines of `width` characters.
 
-  What is left out first: what rows are trained on, then intervals, last those of
-  the difference from BM25. Nothing else is: many measures make longer lines.
+  As far as needed, it leaves out in turn: the training data; the intervals of other
+  columns than the first measure and the difference from BM25; the first measure's
+  intervals; those of the difference. Many measures may still make longer lines.
 
   Args:
     evaluations: as in `main_table`.
     measures: as in `main_table`.
     headlined: as in `main_table`.
-    width: characters of a line.
+    width: wanted characters of a line.
   """
-  whole = main_table(
+  table = main_table(
     evaluations, measures, headlined, name=lambda row: _NAME(str(row))
   )
-  first = [tables.measure_name(name) for name in measures[:1]]
-  levels = [*whole.header], [*first, "over BM25"], ["over BM25"], []
-  text = whole.text()
+  first_measure = [tables.measure_name(name) for name in measures[:1]]
+  levels = [*table.header], [*first_measure, "over BM25"], ["over BM25"], []
+  text = table.text()
   for titles in levels:
     if max(map(len, text.splitlines())) <= width:
       break
-    text = _narrowed(whole, titles).text()
+    text = _narrow_table(table, titles).text()
   return text
 
 
-def _narrowed(table: blocks.Table, titles: Sequence[str]) -> blocks.Table:
-  """Returns a table without its last column, and intervals in these alone."""
+def _narrow_table(table: blocks.Table, titles: Sequence[str]) -> blocks.Table:
+  """Drops a table's last column, and its intervals outside of some columns."""
   header = table.header[:-1]
   return blocks.Table(
     header=header,
@@ -295,68 +302,73 @@ def _narrowed(table: blocks.Table, titles: Sequence[str]) -> blocks.Table:
   )
 
 
-def _kept(main: Sequence[results.Evaluation], measure: str) -> Content:
-  """Returns each retriever's share of the score of the real queries."""
+def _write_shares(main: Sequence[results.Evaluation], measure: str) -> Content:
+  """Returns each retriever's score over that of the row "original"."""
   means = {
     item.row: item.measures[measure].mean
     for item in main
     if measure in item.measures and item.row.system == rows_lib.DENSE
   }
-  whole = means.pop(rows_lib.ORIGINAL, 0.0)
-  if not whole:
+  real_mean = means.pop(rows_lib.ORIGINAL, 0.0)
+  if not real_mean:
     return ()
   shares = (
-    f"{_NAME(str(row))} {mean / whole:.3f}" for row, mean in means.items()
+    f"{_NAME(str(row))} {mean / real_mean:.3f}" for row, mean in means.items()
   )
   return (
     words.paragraph("scores.kept", measure=measure, shares=", ".join(shares)),
   )
 
 
-def _systems(
+def _draw_systems(
   main: Sequence[results.Evaluation], measure: str, kind: str
 ) -> Content:
-  """Draws every system, BM25 as a line: over epsilon, where there are three."""
+  """Draws every system, over epsilon if there are `_POINTS` of them.
+
+  BM25 is a line. So is a row without epsilon whose training data have no tick.
+  """
   scored = [item for item in main if measure in item.measures]
   values = {"measure": measure, "kind": kind}
   epsilons = sorted({item.epsilon for item in scored if _is_noisy(item)})
-  labels = {_place(epsilon): tables.epsilon(epsilon) for epsilon in epsilons}
+  labels = {
+    _compute_x(epsilon): tables.epsilon(epsilon) for epsilon in epsilons
+  }
   if len(labels) < _POINTS:
     rows = {
       tables.call_row(item.row, item.epsilon): item.measures[measure]
       for item in scored
     }
     return _draw_rows(rows, "scores.picture", **values)
-  low, high = min(labels), max(labels)
+  lowest, highest = min(labels), max(labels)
   others = {
-    "untrained": (low - 2.6, "untrained"),
-    "public_only": (low - 1.3, "public\nmodel"),
-    "": (high + 1.3, "no noise"),
-    "original": (high + 2.6, "real\nqueries"),
+    "untrained": (lowest - 2.6, "untrained"),
+    "public_only": (lowest - 1.3, "public\nmodel"),
+    "": (highest + 1.3, "no noise"),
+    "original": (highest + 2.6, "real\nqueries"),
   }
-  places: dict[float, str] = {}
-  for place, label in labels.items():  # 8 and 8.04 share a label
-    if all(place - each > 0.25 for each in places):
-      places[place] = label
+  ticks: dict[float, str] = {}
+  for x, label in labels.items():  # 8 and 8.04 share a label
+    if all(x - tick > 0.25 for tick in ticks):
+      ticks[x] = label
   lines, series = {}, collections.defaultdict(list)
   for item in scored:
     name, mean = tables.call_row(item.row), item.measures[measure]
     if _is_noisy(item):
-      place = _place(item.epsilon)
+      x = _compute_x(item.epsilon)
     elif item.row != rows_lib.BM25 and (
       item.row.pairs in others or item.epsilon is not None
     ):
-      place, label = others.get(item.row.pairs, others[""])
-      places[place] = label
+      x, label = others.get(item.row.pairs, others[""])
+      ticks[x] = label
     else:
       lines[name] = mean
       continue
     if item.row.pairs in {*others, rows_lib.SYNTHETIC}:
       name = name.partition(", ")[0]
-    series[name].append((place, mean))
+    series[name].append((x, mean))
   svg = plots.over_places(
     {name: sorted(row, key=lambda p: p[0]) for name, row in series.items()},
-    dict(sorted(places.items())),
+    dict(sorted(ticks.items())),
     lines,
     measure=measure,
   )
@@ -364,8 +376,8 @@ def _systems(
   return (blocks.Figure(svg=svg, caption=caption),)
 
 
-def _place(epsilon: float) -> float:
-  """Returns the logarithm of an epsilon as it is written: 8 and 7.999 are one."""
+def _compute_x(epsilon: float) -> float:
+  """Returns log2 of the printed epsilon, so that 8 and 7.999 have one x."""
   return math.log2(float(tables.epsilon(epsilon)))
 
 
@@ -373,10 +385,10 @@ def _is_noisy(item: results.Evaluation) -> bool:
   return item.epsilon is not None and 0 < item.epsilon < math.inf
 
 
-def _differences(
+def _make_differences(
   differences: Sequence[comparison_results.Difference], measure: str
 ) -> Content:
-  """Returns tested pairs of rows; the first table has differences from BM25."""
+  """Returns the tested pairs of rows without BM25, which the main table has."""
   shown = [x for x in differences if x.second != rows_lib.LEXICAL]
   if not shown:
     return ()
@@ -397,11 +409,11 @@ def _differences(
   )
 
 
-def _further(
+def _build_further(
   side_by_side: Sequence[comparison_results.SideBySide],
   further: Sequence[results.Evaluation],
 ) -> Content:
-  """Returns rows side by side over the further test sets, and the sets."""
+  """Returns tables of all rows over the further test sets, and of the sets."""
   content: list[blocks.Block] = []
   for table in side_by_side:
     content += [
@@ -409,11 +421,11 @@ def _further(
       table.table,
       blocks.Paragraph(text=table.caption),
     ]
-  return (*content, *(_sets(further) if further else ()))
+  return (*content, *(_make_set_table(further) if further else ()))
 
 
-def _sets(evaluations: Sequence[results.Evaluation]) -> Content:
-  """Lists split and size of each set; traps that all sets share stand once."""
+def _make_set_table(evaluations: Sequence[results.Evaluation]) -> Content:
+  """Returns split and size of each test set, and the notes on its scores."""
   table = tables.of(
     {item.test_set: item for item in evaluations}.values(),
     {
@@ -426,15 +438,19 @@ def _sets(evaluations: Sequence[results.Evaluation]) -> Content:
     },
     left=("Set", "Split", "A query's own id"),
   )
-  # What holds for some sets alone is in the table; for some rows, it is said.
-  said = dict.fromkeys(trap for item in evaluations for trap in item.traps)
+  # The table has traps of a set (OWN_ID); the notes have those of a row.
+  all_traps = dict.fromkeys(trap for item in evaluations for trap in item.traps)
   notes: dict[str, dict[str, None]] = {}
   for item in evaluations:
     notes.setdefault(_NAME(item.name), {}).update(dict.fromkeys(item.traps))
   shared = [
     (
       name,
-      [t for t in said if t in own and not t.startswith(measures_lib.OWN_ID)],
+      [
+        t
+        for t in all_traps
+        if t in own and not t.startswith(measures_lib.OWN_ID)
+      ],
     )
     for name, own in notes.items()
   ]
@@ -445,8 +461,8 @@ def _sets(evaluations: Sequence[results.Evaluation]) -> Content:
   )
 
 
-def _training(checkpoints: Sequence[results.Checkpoint]) -> Content:
-  """Returns a table of trainings: epsilon, steps, batch, parameters, time."""
+def _make_training(checkpoints: Sequence[results.Checkpoint]) -> Content:
+  """Returns a table of trainings, or nothing without checkpoints."""
   if not checkpoints:
     return ()
   return (
@@ -466,10 +482,10 @@ def _training(checkpoints: Sequence[results.Checkpoint]) -> Content:
   )
 
 
-def _learning(
+def _draw_learning(
   curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
 ) -> Content:
-  """Returns a drawing of learning curves, or nothing where there are none."""
+  """Draws learning curves; returns nothing without curves."""
   if not curves:
     return ()
   return (
@@ -480,43 +496,45 @@ def _learning(
   )
 
 
-def _trained(
+def _build_training(
   checkpoints: Sequence[results.Checkpoint],
   curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
 ) -> Content:
-  return (*_training(checkpoints), *_learning(curves))
+  return (*_make_training(checkpoints), *_draw_learning(curves))
 
 
-def _private_curves(
+def _build_private_curves(
   curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
 ) -> Content:
-  return _learning(curves) or (words.paragraph("scores.no_curves"),)
+  return _draw_learning(curves) or (words.paragraph("scores.no_curves"),)
 
 
 _FURTHER = "Scores on further test sets"
 RELEASED = page.Section(
-  "Scores on private queries, with noise", _released, shareable=True
+  "Scores on private queries, with noise", _build_released, shareable=True
 )
-PUBLIC = page.Section("Scores on public queries", _public, shareable=True)
-PUBLIC_FURTHER = page.Section(_FURTHER, _further, shareable=True)
-TRAINING = page.Section("Training", _trained, shareable=True)
-PICTURE = page.Section("Picture", _picture, shareable=True)
+PUBLIC = page.Section("Scores on public queries", _build_public, shareable=True)
+PUBLIC_FURTHER = page.Section(_FURTHER, _build_further, shareable=True)
+TRAINING = page.Section("Training", _build_training, shareable=True)
+PICTURE = page.Section("Picture", _build_picture, shareable=True)
 PRIVATE_PICTURE = page.Section(
   "Picture",
-  lambda main, measures: _systems(main, measures[0], "private test queries"),
+  lambda main, measures: _draw_systems(
+    main, measures[0], "private test queries"
+  ),
 )
-PRIVATE = page.Section("Scores on private queries", _private)
-LEARNING = page.Section("Learning curves", _private_curves)
+PRIVATE = page.Section("Scores on private queries", _build_private)
+LEARNING = page.Section("Learning curves", _build_private_curves)
 OTHERS = page.Section(
   "Scores on other queries",
-  lambda evaluations, measures, main: _scores(
+  lambda evaluations, measures, main: _make_score_tables(
     evaluations, measures[:1], main=main
   ),
 )
-FURTHER = page.Section(_FURTHER, _further)
+FURTHER = page.Section(_FURTHER, _build_further)
 PRIVATE_TRAINING = page.Section(
   "Training",
-  lambda checkpoints: _training(
+  lambda checkpoints: _make_training(
     [item for item in checkpoints if not results.is_shareable(item)]
   ),
 )

@@ -1,4 +1,4 @@
-"""Makes tables from columns, and writes the names and numbers in them."""
+"""Makes tables from columns, and formats their names and numbers."""
 
 import math
 import statistics
@@ -58,22 +58,24 @@ def of(
   10         100
 
   Args:
-    items: of the rows, in order.
-    columns: title -> what writes the cell of an item.
-    left: titles of the columns that hold words and are set flush left; None:
-      the first one.
+    items: one item per row, in order.
+    columns: title -> function that formats an item's cell.
+    left: titles of the columns of words, which are aligned left; None: the first
+      column.
   """
   header = tuple(columns)
   words = header[:1] if left is None else left
   return text_tables.Table(
     header=header,
-    rows=tuple(tuple(cell(one) for cell in columns.values()) for one in items),
+    rows=tuple(
+      tuple(cell(item) for cell in columns.values()) for item in items
+    ),
     numeric=tuple(title for title in header if title not in words),
   )
 
 
 def epsilon(value: float | None) -> str:
-  """Writes epsilon with two decimals at most, rounded up; "-" is none needed.
+  """Formats an epsilon, rounded up to two decimals; "-" if none is needed.
 
   >>> [epsilon(value) for value in (None, 0.0, 7.9999, 2.001, 1e999)]
   ['-', '0', '8', '2.01', 'inf']
@@ -82,12 +84,12 @@ def epsilon(value: float | None) -> str:
 
 
 def claimed(statement: statement_lib.PrivacyStatement) -> str:
-  """Writes the epsilon of a statement; "-" where no private record went in."""
+  """Formats a statement's epsilon; "-" if no private record was used."""
   return epsilon(None if statement.is_public else statement.epsilon)
 
 
 def interval(value: intervals.Interval | None, form: str = ".3f") -> str:
-  """Writes a mean with its interval; "-" is not measured.
+  """Formats a mean with its interval; "-" if it was not measured.
 
   >>> interval(intervals.Interval(mean=0.25, low=0.24, high=0.2604))
   '0.250 [0.240, 0.260]'
@@ -96,14 +98,14 @@ def interval(value: intervals.Interval | None, form: str = ".3f") -> str:
 
 
 def percent(value: intervals.Interval | float | None, sign: str = "") -> str:
-  """Writes a share, or its interval, in percent; "-" is not measured.
+  """Formats a share or its interval in percent; "-" if it was not measured.
 
   >>> percent(0.25), percent(intervals.Interval(mean=0.1, low=0, high=0.2), "+")
   ('25.00%', '+10.00% [+0.00, +20.00]')
 
   Args:
     value: a share.
-    sign: "+" also writes the sign of what is positive.
+    sign: "+" to write the sign of positive numbers, too.
   """
   if value is None:
     return "-"
@@ -113,12 +115,12 @@ def percent(value: intervals.Interval | float | None, sign: str = "") -> str:
 
 
 def count(number: int) -> str:
-  """Writes a whole number with commas: 1,234."""
+  """Formats a whole number with commas: 1,234."""
   return f"{number:,}"
 
 
 def spread(values: Sequence[float], sign: str = "+-") -> str:
-  """Writes a mean, and the standard deviation where there are several.
+  """Formats a mean, with the standard deviation of two or more values.
 
   >>> spread([0.5]), spread([0.5, 0.75])
   ('0.500', '0.625 +- 0.177')
@@ -130,7 +132,7 @@ def spread(values: Sequence[float], sign: str = "+-") -> str:
 
 
 def p_value(value: float | None) -> str:
-  """Writes a p value, "-" where nothing was tested.
+  """Formats a p value; "-" without a test.
 
   >>> p_value(0.00012), p_value(0.25)
   ('< 0.001', '0.250')
@@ -141,22 +143,22 @@ def p_value(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-  """Writes a duration, as the lines of a run do."""
+  """Formats a duration as the progress lines of a run do."""
   return progress.format_duration(seconds)
 
 
 def measure_name(name: str) -> str:
-  """Writes the name of a measure: "R@10" -> "Recall@10"."""
+  """Returns the printed name of a measure: "R@10" -> "Recall@10"."""
   return f"Recall@{name[2:]}" if name.startswith("R@") else name
 
 
 def row_name(name: str) -> str:
-  """Turns the name of a row into words: "public_only" -> "public only"."""
+  """Returns a row's code name with spaces: "public_only" -> "public only"."""
   return name.replace("_", " ")
 
 
 def call_row(row: rows.Row, epsilon: float | None = None) -> str:
-  """Writes a row for people, with the epsilon of its system.
+  """Returns the report label of a row, with the epsilon of its system.
 
   >>> call_row(rows.PUBLIC_ONLY.of_system(rows.RANKED), 0.5)
   'BM25 + weights, public model (epsilon 0.5)'
@@ -164,9 +166,9 @@ def call_row(row: rows.Row, epsilon: float | None = None) -> str:
   ('BM25', 'retriever, real queries (no privacy)')
 
   Args:
-    row: any.
-    epsilon: inf without privacy; None where no private query was used, or where
-      it stands elsewhere.
+    row: the row.
+    epsilon: epsilon of the system, inf without privacy. None: no private query was
+      used, or the label is to have no epsilon.
   """
   if row == rows.BM25:
     return "BM25"
@@ -180,18 +182,18 @@ def call_row(row: rows.Row, epsilon: float | None = None) -> str:
 
 
 def with_code(row: rows.Row) -> str:
-  """Writes a row for people, and its code name in small print."""
+  """Returns the report label of a row, and below it the row's code name."""
   return f"{call_row(row)}\n{row}"
 
 
 def noted(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-  """Joins notes: sentences that all items share, then others with their names.
+  """Merges the notes of several items: shared sentences first, without names.
 
   >>> noted([("a", ["One."]), ("b", ["One.", "Two."])])
   ['One.', 'b: Two.']
 
   Args:
-    notes: of each, its name and what holds for it.
+    notes: (name, sentences) of each item.
   """
   owners: dict[str, list[str]] = {}
   for name, sentences in notes:

@@ -1,8 +1,8 @@
-"""Answers first what a run comes to: what to ship, what to release, at which price.
+"""Builds the verdict of a run: the row to ship, the queries to release, epsilon.
 
-Three tiles stand at the top of both pages; the screen shows the private page's. The
-shareable page's are made of public or released scores and of claims alone. The
-private page's follow from scores on private queries without noise, and say so.
+Three tiles head both pages, and the screen shows those of the private page. On the
+shareable page they depend only on public or released scores and on claims. On the
+private page they depend on exact scores of private queries, and say so.
 """
 
 import math
@@ -25,11 +25,11 @@ _TITLE = "Verdict"
 _Rows = Sequence[comparison_results.ScoredRow]
 
 
-def _say(name: str, /, **values: object) -> str:
+def _write(name: str, /, **values: object) -> str:
   return words.paragraph.text(f"verdict.{name}", **values)
 
 
-def _shareable(
+def _build_shareable(
   released: released_results.Released,
   synthetic: Sequence[results.SyntheticQueries],
   public_rows: _Rows,
@@ -40,21 +40,21 @@ def _shareable(
   released_scores: Sequence[results.ReleasedScores],
   audited: bool,
 ) -> tuple[blocks.Block, ...]:
-  """Returns the verdict for everybody."""
+  """Returns the verdict of the shareable page."""
   if released_scores:
     ship, _ = _ship_released(released_scores[0], shipped, measures[0])
   else:
     kind = "public pseudo-queries"
-    ship = _ship(public_rows, shipped, measures[0], kind, "pseudo")
-  content = _verdict(released, synthetic, (), ship, public_data, made)
-  # What came of it is no post-processing: that it is to be read is public.
+    ship = _ship_exact(public_rows, shipped, measures[0], kind, "pseudo")
+  content = _make_verdict(released, synthetic, (), ship, public_data, made)
+  # The audit's result is private; that there was an audit is public.
   return (
     *content,
     *([words.paragraph("verdict.audited")] if audited else ()),
   )
 
 
-def _private(
+def _build_private(
   released: released_results.Released,
   synthetic: Sequence[results.SyntheticQueries],
   comparison: comparison_results.QueryComparison,
@@ -64,9 +64,9 @@ def _private(
   made: Sequence[str],
   released_scores: Sequence[results.ReleasedScores],
 ) -> tuple[blocks.Block, ...]:
-  """Returns the verdict of scores on private queries and of audits.
+  """Returns the verdict of the private page, by exact scores and audits.
 
-  Where they leave open which row to ship, it is that of the shareable page.
+  Among rows within noise of the best, it prefers the row of the shareable page.
   """
   rows = [
     row
@@ -78,12 +78,12 @@ def _private(
     _, preferred = _ship_released(released_scores[0], shipped, measure)
   kind = f"queries of {comparison.test_set}"
   caution = "" if public_data else "unreleased"
-  ship = _ship(rows, shipped, measure, kind, caution, preferred)
-  return _verdict(released, synthetic, audits, ship, public_data, made)
+  ship = _ship_exact(rows, shipped, measure, kind, caution, preferred)
+  return _make_verdict(released, synthetic, audits, ship, public_data, made)
 
 
 def as_text(content: Sequence[blocks.Block]) -> str:
-  """Returns a verdict for the screen, a line for each tile and warning.
+  """Returns a verdict as text, with a line for each tile and warning.
 
   Args:
     content: tiles, paragraphs and alerts.
@@ -99,19 +99,19 @@ def as_text(content: Sequence[blocks.Block]) -> str:
   return "\n".join(lines)
 
 
-def _verdict(
+def _make_verdict(
   released: released_results.Released,
   synthetic: Sequence[results.SyntheticQueries],
   audits: Sequence[results.AuditReport],
   ship: blocks.Tile,
   public_data: bool,
-  made: Sequence[str],
+  directories: Sequence[str],
 ) -> tuple[blocks.Block, ...]:
-  """Returns the condition of the run, the tiles, and warnings below them."""
+  """Returns the tiles, a note on the run's settings above, and warnings below."""
   tiles = (
     ship,
-    _release(released, synthetic, audits, public_data),
-    _claim(released),
+    _make_release_tile(released, synthetic, audits, public_data),
+    _make_claim_tile(released),
   )
   is_fixed = _is_fixed(released)
   conditions = {
@@ -121,19 +121,22 @@ def _verdict(
   }
   note = conditions.get((public_data, is_fixed))
   return (
-    *([blocks.Alert(text=_say(note), is_calm=True)] if note else ()),
+    *([blocks.Alert(text=_write(note), is_calm=True)] if note else ()),
     blocks.Tiles(tiles=tiles),
-    *(blocks.Alert(text=entry) for entry in _voids(released, made)),
+    *(
+      blocks.Alert(text=entry)
+      for entry in _list_warnings(released, directories)
+    ),
   )
 
 
-def _release(
+def _make_release_tile(
   released: released_results.Released,
   synthetic: Sequence[results.SyntheticQueries],
   audits: Sequence[results.AuditReport],
   public_data: bool,
 ) -> blocks.Tile:
-  """Returns the tile on releasing the queries, with the first reason against it."""
+  """Returns the tile on releasing the queries, with the first reason against."""
   own = [
     entry
     for entry in synthetic
@@ -146,59 +149,60 @@ def _release(
   ]
   head, names = "No", ", ".join(tables.row_name(entry.name) for entry in own)
   if not own:
-    text = _say("no_queries")
+    text = _write("no_queries")
   elif released.unclaimed:
-    text = _say("no_account", folders=", ".join(released.unclaimed))
+    text = _write("no_account", folders=", ".join(released.unclaimed))
   elif released.together is None:
     protected = claims.protected(released.shared.values())
-    text = _say("no_claim", protected=protected)
+    text = _write("no_claim", protected=protected)
   elif math.isinf(released.together.epsilon):
-    text = _say("no_privacy")
+    text = _write("no_privacy")
   elif refuted:
-    text = _say("no_audit", name=refuted[0][0], outcome=refuted[0][1])
+    text = _write("no_audit", name=refuted[0][0], outcome=refuted[0][1])
   elif not public_data and _is_fixed(released):
-    text = _say("no_secret")
+    text = _write("no_secret")
   else:
     number = tables.count(sum(entry.num_queries for entry in own))
-    head = _say("release_yes", number=number)
-    text = _say("yes_public" if public_data else "yes", names=names)
+    head = _write("release_yes", number=number)
+    text = _write("yes_public" if public_data else "yes", names=names)
   return blocks.Tile(title="Queries", head=head, text=text)
 
 
-def _tile(head: str, text: str, **values: object) -> blocks.Tile:
-  """Returns the tile on what to ship."""
-  text = " ".join(_say(text, **values).split())
+def _make_ship_tile(head: str, text: str, **values: object) -> blocks.Tile:
+  """Returns the tile on the row to ship."""
+  text = " ".join(_write(text, **values).split())
   return blocks.Tile(title="Ship", head=head, text=text)
 
 
 class _Candidate(NamedTuple):
-  """A row that may be given away, by the scores of one page."""
+  """A row that may be shipped, with its scores on one page."""
 
   row: rows_lib.Row
   mean: float
   epsilon: float | None
-  tier: int  # 0: not clear of BM25
-  level: Collection[str]  # rows that it is not above beyond noise
+  tier: int  # 0: not clear of BM25; a higher tier is preferred
+  level: Collection[str]  # rows that it does not beat beyond noise
 
   @property
   def cost(self) -> float:
     return 0.0 if self.epsilon is None else self.epsilon
 
 
-def _choose(
+def _choose_row(
   rows: Mapping[str, _Candidate], preferred: str = ""
 ) -> tuple[str, str, str]:
-  """Chooses the cheapest of the rows that tie with the best.
+  """Chooses the row with the least epsilon among those that tie with the best.
 
-  Of the rows within noise of the best, that with the least epsilon: an order that
-  the noise alone may have made is no reason to spend more.
+  A tie is a difference within noise: it is no reason to spend more epsilon.
 
   Args:
-    rows: by name.
-    preferred: a row that is taken if it ties with the best, whatever it costs.
+    rows: candidates by name.
+    preferred: name of a row to choose if it ties with the best, whatever its
+      epsilon.
 
   Returns:
-    Its name; that for people; and a sentence on the best row, or "".
+    Name and label of the chosen row, and a sentence on the best row, or "".
+    Without a row clear of BM25 the label is "None".
   """
   highest = max(rows, key=lambda name: (rows[name].tier, rows[name].mean))
   top, best = rows[highest], highest
@@ -211,18 +215,18 @@ def _choose(
       ),
       key=lambda x: (x != preferred, rows[x].cost, -rows[x].mean),
     )
-  text = "" if rows[best].cost else _say("public_row")
+  text = "" if rows[best].cost else _write("public_row")
   if best != highest:
     score, cost = f"{top.mean:.3f}", tables.epsilon(top.cost)
     row = tables.call_row(top.row)
-    text = f"{_say('ties', row=row, score=score, cost=cost)} {text}"
+    text = f"{_write('ties', row=row, score=score, cost=cost)} {text}"
   head = (
     tables.call_row(rows[best].row, rows[best].epsilon) if top.tier else "None"
   )
   return best, head, text
 
 
-def _ship(
+def _ship_exact(
   rows: _Rows,
   shipped: Sequence[str],
   measure: str,
@@ -230,9 +234,9 @@ def _ship(
   caution: str = "",
   preferred: str = "",
 ) -> blocks.Tile:
-  """Names the row to ship by exact scores, if one is clear of BM25.
+  """Returns the tile on the row to ship by exact scores, if one is clear of BM25.
 
-  By intervals that hold for all rows at once: the best of several is taken.
+  Its intervals hold for all rows at once, since it is the best of several rows.
   """
   scored = {
     row.evaluation.name: row
@@ -240,7 +244,7 @@ def _ship(
     if row.evaluation.name in shipped and row.over_bm25 is not None
   }
   if not scored:
-    return _tile("Not known", "ship_none")
+    return _make_ship_tile("Not known", "ship_none")
   over = {k: x.over_bm25_at_once or x.over_bm25 for k, x in scored.items()}
   candidates = {
     name: _Candidate(
@@ -252,8 +256,8 @@ def _ship(
     )
     for name, row in scored.items()
   }
-  best, head, ties = _choose(candidates, preferred)
-  return _tile(
+  best, head, ties = _choose_row(candidates, preferred)
+  return _make_ship_tile(
     head,
     "ship_yes" if candidates[best].tier else "ship_no",
     code=best,
@@ -264,7 +268,7 @@ def _ship(
     kind=kind,
     ties=ties,
     rows=len(scored),
-    caution=_say(caution) if caution else "",
+    caution=_write(caution) if caution else "",
   )
 
 
@@ -274,16 +278,17 @@ _OUTCOMES = ("released_no", "released_here", "released_yes")
 def _ship_released(
   scores: results.ReleasedScores, shipped: Sequence[str], measure: str
 ) -> tuple[blocks.Tile, str]:
-  """Names the row to ship by released scores; "" where it is none.
+  """Returns the tile on the row to ship by released scores, and the row's name.
 
-  By intervals that hold for all pairs of rows at once, as they do below.
+  Intervals hold for all pairs of rows at once, as in the order of the released
+  scores. Without a row clear of BM25 the name is "".
   """
   if measure not in scores.rows[0].means:
     measure = next(iter(scores.rows[0].means))
   rows = {entry.name: entry for entry in scores.rows}
   scored = [name for name in rows if name in shipped]
   if not scored or rows_lib.LEXICAL not in rows:
-    return _tile("Not known", "ship_none"), ""
+    return _make_ship_tile("Not known", "ship_none"), ""
   less: dict[tuple[str, str], results.ReleasedMean] = {}
   for pair in noisy_results.pairs(scores, measure):
     less[pair.first, pair.second] = pair.less
@@ -299,17 +304,17 @@ def _ship_released(
     )
     for name in scored
   }
-  best, head, ties = _choose(candidates)
+  best, head, ties = _choose_row(candidates)
   tier = candidates[best].tier
   for name in scored if candidates[best].cost else ():
     if rows[name].epsilon is None and less[best, name].beyond.low <= 0:
-      ties += " " + _say(
+      ties += " " + _write(
         "beside_released",
         row=tables.call_row(rows[name].row),
         less=tables.interval(less[best, name].beyond, "+.3f"),
       )
       break
-  tile = _tile(
+  tile = _make_ship_tile(
     head,
     _OUTCOMES[tier],
     code=best,
@@ -324,19 +329,19 @@ def _ship_released(
   return tile, best if tier else ""
 
 
-def _claim(released: released_results.Released) -> blocks.Tile:
-  """Returns the epsilons, and what they protect in a sentence."""
-  claim, whole = released.together, released.everything
-  text = _say(
+def _make_claim_tile(released: released_results.Released) -> blocks.Tile:
+  """Returns the tile on the epsilons and on what they protect."""
+  claim, everything = released.together, released.everything
+  text = _write(
     "epsilon",
-    all="none" if whole is None else rounding.epsilon(whole.epsilon),
-    delta="-" if whole is None else rounding.delta(whole.delta),
+    all="none" if everything is None else rounding.epsilon(everything.epsilon),
+    delta="-" if everything is None else rounding.delta(everything.delta),
     number=tables.count(len(released.started)),
   )
   if claim is None or math.isinf(claim.epsilon) or claim.is_public:
     return blocks.Tile(title="Privacy", head="Nothing is claimed", text=text)
   epsilon = rounding.epsilon(claim.epsilon)
-  protected = _say(
+  protected = _write(
     "protected",
     unit=str(claim.unit),
     change=wording.change(claim),
@@ -352,32 +357,34 @@ def _claim(released: released_results.Released) -> blocks.Tile:
   )
 
 
-def _voids(
-  released: released_results.Released, made: Sequence[str]
+def _list_warnings(
+  released: released_results.Released, directories: Sequence[str]
 ) -> Iterator[str]:
-  """Yields what makes the claims worth less than they say."""
+  """Yields warnings: unclaimed files, lost trainings, results of other settings."""
   if released.unclaimed:
-    yield _say("unclaimed", folders=", ".join(released.unclaimed))
+    yield _write("unclaimed", folders=", ".join(released.unclaimed))
   if released.trials:
-    whole = released.everything
-    yield _say(
+    everything = released.everything
+    yield _write(
       "trials",
       number=tables.count(released.trials),
-      all="none" if whole is None else rounding.epsilon(whole.epsilon),
+      all="none"
+      if everything is None
+      else rounding.epsilon(everything.epsilon),
     )
   earlier = [
-    place
-    for place, claim in released.shared.items()
-    if not claim.is_public and place not in made
+    directory
+    for directory, claim in released.shared.items()
+    if not claim.is_public and directory not in directories
   ]
   if earlier:
-    yield _say("earlier", places=", ".join(earlier))
+    yield _write("earlier", places=", ".join(earlier))
 
 
 def _is_fixed(released: released_results.Released) -> bool:
-  """Tests for a shared claim whose secret the settings fix."""
+  """Tests whether the settings fix the secret of a shared claim."""
   return any(claim.secret_is_fixed for claim in released.shared.values())
 
 
-SHAREABLE = page.Section(_TITLE, _shareable, shareable=True)
-PRIVATE = page.Section(_TITLE, _private)
+SHAREABLE = page.Section(_TITLE, _build_shareable, shareable=True)
+PRIVATE = page.Section(_TITLE, _build_private)

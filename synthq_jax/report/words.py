@@ -1,4 +1,4 @@
-"""Reads the sentences of pages, which stand in files beside the code."""
+"""Reads the sentences of pages from TOML files."""
 
 import os
 import pathlib
@@ -11,34 +11,30 @@ __all__ = ["Words", "paragraph"]
 
 
 class Words:
-  """Paragraphs by name, with places to be filled in.
+  """Paragraph templates of a TOML file, by name.
 
-  A TOML file holds them: a text, or a table of a text and the words in bold
-  before it. Its lines are joined by a space.
+  A template is a text with {values}, or a table of a "text" and its "lead", the
+  words in bold before it. Lines are joined by a space.
   """
 
   def __init__(self, path: str | os.PathLike):
-    """Reads a file.
-
-    Args:
-      path: of the TOML file.
-    """
+    """Reads a TOML file of templates."""
     self._groups = tomllib.loads(pathlib.Path(path).read_text("utf-8"))
 
   def __call__(self, name: str, /, **values: Any) -> blocks.Paragraph:
     """Returns a paragraph with its values filled in.
 
     Args:
-      name: of the paragraph; "group.name" where it stands in a group.
-      **values: what stands in braces there.
+      name: name of the template, "group.name" inside a group.
+      **values: a value for each name in braces.
 
     Raises:
-      KeyError: if there is no such paragraph, or a value is missing.
+      KeyError: if there is no such template, or a value is missing.
     """
-    said: Any = self._groups
+    entry: Any = self._groups
     for key in name.split("."):
-      said = said[key]
-    parts = {"text": said} if isinstance(said, str) else said
+      entry = entry[key]
+    parts = {"text": entry} if isinstance(entry, str) else entry
     return blocks.Paragraph(
       **{
         part: " ".join(text.split()).format(**values)
@@ -47,9 +43,9 @@ class Words:
     )
 
   def text(self, name: str, /, **values: Any) -> str:
-    """Returns the text of a paragraph alone; see `__call__`."""
+    """Returns the text of a paragraph without its lead; see `__call__`."""
     return self(name, **values).text
 
 
 paragraph = Words(pathlib.Path(__file__).parent / "templates/words.toml")
-"""The paragraphs of a run's reports."""
+"""Paragraph templates of a run's reports."""

@@ -1,1 +1,1 @@
-"""Tools beside a run: exports, search, checks for leaks."""
+"""Runs the commands outside of a pipeline: exports, search, leakage checks."""

@@ -1,7 +1,7 @@
-"""Writes the README of an export: what it is, how to use it, what it promises.
+"""Writes the README of an export: its content, its use and its privacy claim.
 
-Hugging Face shows these as model cards and dataset cards; the lines between
-dashes are YAML that it reads. The claim stands there, too, as numbers.
+Hugging Face shows it as a model card or a dataset card. The lines between the
+dashes are YAML for the hub; they hold the numbers of the claim, too.
 """
 
 import json
@@ -18,11 +18,13 @@ from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import results, system_results
 
 __all__ = [
-  "hub_name",
-  "of_queries",
-  "of_ranking",
-  "of_retriever",
-  "of_transformers",
+  "make_hub_name",
+  "render_adapter",
+  "render_map",
+  "render_queries",
+  "render_ranking",
+  "render_retriever",
+  "render_transformers",
 ]
 
 _CITATION = """\
@@ -40,7 +42,7 @@ _SIZES = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
 _SIZE_NAMES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B")
 
 
-_USE = """```bash
+_USAGE = """```bash
 pip install "sentence-transformers>=6"  # 5 knows no length of queries
 ```
 
@@ -51,11 +53,11 @@ model = SentenceTransformer("FOLDER")  # where this file is
 documents = model.encode_document(["first document", "second document"])
 scores = model.encode_query("a query") @ documents.T
 ```"""
-"""Loads an exported folder with sentence-transformers."""
+"""Markdown that loads an exported folder with sentence-transformers."""
 
 
-def of_retriever(
-  made: results.Checkpoint | None,
+def render_retriever(
+  checkpoint: results.Checkpoint | None,
   lengths: Mapping[str, int],
   *,
   stride: int = 0,
@@ -64,76 +66,82 @@ def of_retriever(
   """Returns the card of a dual encoder for sentence-transformers.
 
   Args:
-    made: the checkpoint; None: nothing is known of its training.
-    lengths: "max_seq_length" and, where queries are cut at another place,
-      "query_length": tokens, EOS included.
-    stride: tokens from one passage of a document to the next, as
-      `results.PreparedData.passage_stride`; 0: documents were cut.
-    kind: "t5", its encoder; "static", a table of vectors without a transformer;
-      "folder", the modules that the folder lists.
+    checkpoint: the exported checkpoint; None if nothing is known of its training.
+    lengths: "max_seq_length" in tokens, EOS included. Queries that are cut
+      elsewhere have a "query_length", too.
+    stride: tokens between the starts of two passages of a document, as
+      `results.PreparedData.passage_stride`; 0 if documents were cut.
+    kind: "t5" for the encoder of a T5; "static" for a table of vectors without a
+      transformer; "folder" for the modules that the folder lists.
   """
-  whole = (
-    " Longer documents were read in passages: each the title (at most half of the"
-    " tokens) and as much of the text as fits, a new one every"
-    f" {stride} tokens of the text, and a document's score is that of its best"
-    " passage. sentence-transformers divides nothing and reads the beginning of a"
-    " longer document: give it such passages instead."
+  passages = (
+    " Longer documents were read in passages. A passage has the title (at most half"
+    " of the tokens) and as much of the text as fits; one begins every"
+    f" {stride} tokens of the text. A document scores as its best passage does."
+    " sentence-transformers reads only the beginning of a longer document: divide"
+    " yours into such passages before you encode them."
     if stride
     else ""
   )
-  longest = lengths["max_seq_length"]
-  query = lengths.get("query_length", longest)
-  what = "A T5 encoder: the mean of its outputs"
-  cut = f"Queries are cut at {query} tokens, documents at {longest}, as in training."
+  text_length = lengths["max_seq_length"]
+  query_length = lengths.get("query_length", text_length)
+  model = "A T5 encoder: the mean of its outputs"
+  limits = (
+    f"Queries are cut at {query_length} tokens, documents at {text_length}, as in"
+    " training."
+  )
   if kind == "folder":
-    what = "The encoder that its modules list, trained on from a public one,"
-  if kind == "static":  # whose reader has one length
-    what = "The mean of a text's token vectors"
-    cut = f"Texts are cut at {longest} tokens; in training, queries were at {query}."
-  return _page(
+    model = "The encoder that modules.json lists, trained from a public one,"
+  if kind == "static":  # its reader has one length for all texts
+    model = "The mean of a text's token vectors"
+    limits = (
+      f"Texts are cut at {text_length} tokens; in training, queries were cut at"
+      f" {query_length}."
+    )
+  return _render_card(
     {
       "library_name": "sentence-transformers",
       "pipeline_tag": "sentence-similarity",
       "tags": ["sentence-transformers", "dense-retrieval"],
     },
-    None if made is None else made.statement,
-    f"Dual encoder {made.name if made else ''}".strip(),
-    f"{what} for queries and documents alike, of length 1, so that dot products"
-    f" are cosines. {cut}{whole} It was written by synthq_jax"
+    None if checkpoint is None else checkpoint.statement,
+    f"Dual encoder {checkpoint.name if checkpoint else ''}".strip(),
+    f"{model} for queries and documents alike. Vectors have length 1, so that dot"
+    f" products are cosines. {limits}{passages} It was written by synthq_jax"
     f" {synthq_jax.__version__} and tried with sentence-transformers 6.2.",
-    _USE,
+    _USAGE,
   )
 
 
-def of_adapter(made: system_results.Adapter) -> str:
-  """Returns the card of an encoder with the maps of its vectors."""
-  return _page(
+def render_adapter(adapter: system_results.Adapter) -> str:
+  """Returns the card of an encoder with the linear map of its query vectors."""
+  return _render_card(
     {
       "library_name": "sentence-transformers",
       "pipeline_tag": "sentence-similarity",
       "tags": ["sentence-transformers", "dense-retrieval", "adapter"],
     },
-    made.statement,
-    f"Adapter {made.name}",
-    "A public encoder as it is, with a linear map of queries alone, which private"
-    " queries taught with differential privacy. Documents keep the vectors that the"
-    " encoder gives them: an index of them stays as it is. Vectors have length 1, so"
-    " that dot products are cosines. Call `encode_query` and `encode_document`: `encode` takes"
-    " the way of documents, whatever prompt is named. It was written by"
+    adapter.statement,
+    f"Adapter {adapter.name}",
+    "An unchanged public encoder and a linear map of its query vectors, learned"
+    " from private queries with differential privacy. Document vectors are those of"
+    " the encoder, so an index of them stays valid. Vectors have length 1, so that"
+    " dot products are cosines. Call `encode_query` and `encode_document`: `encode`"
+    " encodes every text as a document, whatever prompt you name. It was written by"
     f" synthq_jax {synthq_jax.__version__} and tried with sentence-transformers 6.2.",
-    _USE,
+    _USAGE,
   )
 
 
-def of_map(made: system_results.Adapter) -> str:
-  """Returns the card of a map alone, with the program that applies it."""
-  return _page(
+def render_map(adapter: system_results.Adapter) -> str:
+  """Returns the card of a map without its encoder, with code that applies it."""
+  return _render_card(
     {"library_name": "safetensors", "tags": ["dense-retrieval", "adapter"]},
-    made.statement,
-    f"Map {made.name}",
-    "A matrix for the vectors of queries, which private queries taught with"
-    " differential privacy. It is for the vectors of the encoder"
-    f" {made.base.name} of its run, wherever they come from; documents keep theirs.",
+    adapter.statement,
+    f"Map {adapter.name}",
+    "A matrix for query vectors, learned from private queries with differential"
+    f" privacy. It fits the vectors of its run's encoder {adapter.base.name},"
+    " whichever program computes them; document vectors stay as they are.",
     """```python
 import numpy as np
 from safetensors.numpy import load_file
@@ -147,147 +155,155 @@ def apply(vectors):  # [query, dim] of the encoder
   )
 
 
-def of_transformers(made: results.Checkpoint, prefix: str) -> str:
-  """Returns the card of a generator or an encoder for transformers alone.
+def render_transformers(checkpoint: results.Checkpoint, prefix: str) -> str:
+  """Returns the card of a generator or an encoder for transformers.
 
   Args:
-    made: the checkpoint.
-    prefix: what stood before each document, where it is known.
+    checkpoint: the exported checkpoint.
+    prefix: text before each document in a generator's input; "" if unknown.
   """
-  if made.kind == "retriever":
+  if checkpoint.kind == "retriever":
     name, task = "Encoder", "feature-extraction"
-    what = "The encoder of a T5; the mean of its outputs stands for a text."
-    kind = "AutoModelForTextEncoding"
-    use = f"model = {kind}.from_pretrained(folder)  # a T5EncoderModel"
+    description = (
+      "The encoder of a T5. A text's vector is the mean of its outputs."
+    )
+    loader = "AutoModelForTextEncoding"
+    usage = f"model = {loader}.from_pretrained(folder)  # a T5EncoderModel"
   else:
-    name, task, kind = (
+    name, task, loader = (
       "Generator",
       "text2text-generation",
       "AutoModelForSeq2SeqLM",
     )
-    what = f"A T5 that writes a query for {prefix!r} and a document."
-    if made.prompt_tokens:
-      what += (
-        f" A prompt is part of it: the last {made.prompt_tokens} ids of the"
-        " embedding, in order, stand before the ids of each input."
+    description = f"A T5 that writes a query for {prefix!r} and a document."
+    if checkpoint.prompt_tokens:
+      description += (
+        f" It has a trained prompt: put the last {checkpoint.prompt_tokens} ids of"
+        " the embedding, in order, before the ids of each input."
       )
-    use = f"""model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    usage = f"""model = AutoModelForSeq2SeqLM.from_pretrained(folder)
 inputs = tokenizer({prefix!r} + "a document", return_tensors="pt")
 written = model.generate(**inputs, do_sample=True, top_p=0.8, top_k=0)
 print(tokenizer.batch_decode(written, skip_special_tokens=True))"""
-  return _page(
+  return _render_card(
     {"library_name": "transformers", "pipeline_tag": task, "tags": ["t5"]},
-    made.statement,
-    f"{name} {made.name}",
-    what,
+    checkpoint.statement,
+    f"{name} {checkpoint.name}",
+    description,
     f"""```python
-from transformers import {kind}, AutoTokenizer
+from transformers import {loader}, AutoTokenizer
 
 folder = "FOLDER"  # where this file is
 tokenizer = AutoTokenizer.from_pretrained(folder)
-{use}
+{usage}
 ```""",
   )
 
 
-def of_ranking(made: system_results.Ranking) -> str:
-  """Returns the card of weights, with their retriever and what applies them.
-
-  Args:
-    made: the weights.
-  """
-  named = zip(made.features, made.weights, strict=True)
+def render_ranking(ranking: system_results.Ranking) -> str:
+  """Returns the card of learned weights, exported with their retriever."""
+  named = zip(ranking.features, ranking.weights, strict=True)
   table = text_tables.Table(
     header=("Score", "Weight"),
     rows=tuple((name, f"{weight:.3g}") for name, weight in named),
     numeric=("Weight",),
   )
-  return _page(
+  return _render_card(
     {
       "library_name": "sentence-transformers",
       "pipeline_tag": "text-ranking",
       "tags": ["learning-to-rank", "hybrid-retrieval", "bm25"],
     },
-    made.statement,
-    f"Ranker {made.name}",
-    f"What BM25 and the retriever in retriever/ find, {made.depth} documents each,"
-    " ranked by a sum of scores whose weights private queries taught: each BM25's"
-    " over the best of a query's candidates, the retriever's from their least, 0,"
-    f" to their best, 1.\n\n{table.markdown()}",
+    ranking.statement,
+    f"Ranker {ranking.name}",
+    "BM25 and the retriever in retriever/ find"
+    f" {ranking.depth} documents each, and a weighted sum of scores ranks them. The"
+    " weights were learned from private queries. For each query, a BM25 score is"
+    " divided by the best one among the candidates; the retriever's scores are"
+    f" scaled from 0, the least, to 1, the best.\n\n{table.markdown()}",
     """```bash
 pip install "sentence-transformers>=6" bm25s "PyStemmer>=3.1"
 ```
 
 ```python
-from ranker import Ranker  # this folder's; it needs no synthq_jax
+from ranker import Ranker  # ranker.py of this folder; it needs no synthq_jax
 
 ids, texts = ["d1", "d2"], ["Title and text", "of each document"]
 ranker = Ranker(ids, texts)
 print(ranker.search("a query", k=10))
 ```
 
-`ranker.rank(query, lexical, dense)` orders the documents that engines of yours
-found. retriever/ alone is a SentenceTransformer.""",
+`ranker.rank(query, lexical, dense)` ranks the documents that your own search
+engines found. The folder retriever/ is a SentenceTransformer of its own.""",
   )
 
 
-def of_queries(
-  made: results.SyntheticQueries,
+def render_queries(
+  queries: results.SyntheticQueries,
   data: collection.Collection,
   layout: query_sets.Layout,
 ) -> str:
-  """Returns the card of synthetic queries and the documents they are for.
+  """Returns the card of synthetic queries and their documents.
 
   Args:
-    made: the queries.
-    data: what is exported.
-    layout: how.
+    queries: the record of the queries.
+    data: the exported queries, documents and judgements.
+    layout: the format of the export.
   """
   header: dict[str, Any] = {
-    "pretty_name": f"Synthetic queries {made.name}",
+    "pretty_name": f"Synthetic queries {queries.name}",
     "task_categories": ["text-retrieval"],
     "tags": ["synthetic", "information-retrieval"],
-    "size_categories": [_size(len(data.queries))],
+    "size_categories": [_choose_size(len(data.queries))],
     "configs": layout.tables(data.qrels),
   }
-  filters = f" {made.filters}" if made.filters else ""
-  return _page(
+  filters = f" {queries.filters}" if queries.filters else ""
+  return _render_card(
     header,
-    made.statement,
-    f"Synthetic queries {made.name}",
-    f"{len(data.queries):,} queries that a T5 wrote for {made.num_documents:,} of"
-    f" {len(data.documents):,} documents, {made.queries_per_document} for each (or"
-    " for each passage, where longer ones were read in passages):"
-    f" {made.sampler}, after the prefix {made.prefix!r}.{filters} No person asked"
-    " them. A query's document counts as relevant, and nobody judged that.",
+    queries.statement,
+    f"Synthetic queries {queries.name}",
+    f"{len(data.queries):,} queries that a T5 wrote for {queries.num_documents:,} of"
+    f" {len(data.documents):,} documents: {queries.queries_per_document} for each"
+    " document, or for each passage if longer documents were read in passages."
+    f" Decoding: {queries.sampler}, after the prefix {queries.prefix!r}.{filters} No"
+    " person asked these queries. The document that a query was written for counts"
+    " as relevant to it; nobody judged that.",
     layout.use,
   )
 
 
-def _page(
+def _render_card(
   header: dict[str, Any],
   claim: statement_lib.PrivacyStatement | None,
   title: str,
-  what: str,
-  use: str,
+  description: str,
+  usage: str,
 ) -> str:
-  """Puts a card together."""
-  parts = [f"# {title}", what, "## Use", use, "## Privacy"]
+  """Joins the YAML header and the sections of a card.
+
+  Args:
+    header: fields of the YAML block; a claim adds its numbers and its tag.
+    claim: the privacy statement; None if nothing is known of the training.
+    title: the heading.
+    description: the first paragraph.
+    usage: the code of the section "Use".
+  """
+  parts = [f"# {title}", description, "## Use", usage, "## Privacy"]
   if claim is None:
     parts.append("Nothing is known here about the privacy of its training.")
   else:
-    header = header | {"differential_privacy": _numbers(claim)}
+    header = header | {"differential_privacy": _round_claim(claim)}
     is_claimed = math.isfinite(claim.epsilon) and not claim.secret_is_fixed
     if is_claimed and not claim.is_public:
       header["tags"] = [*header["tags"], "differential-privacy"]
-    parts += _promise(claim)
+    parts += _write_statement(claim)
   parts += ["## Citation", _CITATION % synthq_jax.__version__]
-  lines = (f"{name}: {_yaml(value)}" for name, value in header.items())
+  lines = (f"{name}: {_write_yaml(value)}" for name, value in header.items())
   return "\n".join(("---", *lines, "---", "", "\n\n".join(parts), ""))
 
 
-def _promise(claim: statement_lib.PrivacyStatement) -> list[str]:
-  """The claim in words, and what bounds it as lists."""
+def _write_statement(claim: statement_lib.PrivacyStatement) -> list[str]:
+  """Returns the paragraphs of the privacy section, with the limits as lists."""
   parts = [f"**{wording.FIXED_SECRET}**"] if claim.secret_is_fixed else []
   parts.append(wording.summarize(claim))
   for name, section in (
@@ -296,21 +312,24 @@ def _promise(claim: statement_lib.PrivacyStatement) -> list[str]:
     ("What is treated as public", "public"),
   ):
     if sentences := wording.sentences(claim, section):
-      parts += [f"### {name}", "\n".join(f"- {one}" for one in sentences)]
+      parts += [
+        f"### {name}",
+        "\n".join(f"- {sentence}" for sentence in sentences),
+      ]
   return [*parts, "Every step of the claim is in PRIVACY.txt."]
 
 
-def _numbers(claim: statement_lib.PrivacyStatement) -> dict[str, Any]:
-  """The claim as Hugging Face's YAML holds it, rounded up."""
+def _round_claim(claim: statement_lib.PrivacyStatement) -> dict[str, Any]:
+  """Returns the claim for the YAML header, its epsilon and delta rounded up."""
   if claim.epsilon == math.inf:
     return {"epsilon": "inf", "claimed": False}
   return {
-    "epsilon": _number(rounding.epsilon(claim.epsilon)),
-    "delta": _number(rounding.delta(claim.delta)),
+    "epsilon": _parse_number(rounding.epsilon(claim.epsilon)),
+    "delta": _parse_number(rounding.delta(claim.delta)),
     "unit": str(claim.unit),
     "relation": claim.relation,
     "accountant": claim.accountant,
-    "releases": [one.identifier for one in claim.ledger],
+    "releases": [release.identifier for release in claim.ledger],
     **{
       section: list(wording.sentences(claim, section))
       for section in ("public", "assumptions", "not_protected")
@@ -318,10 +337,10 @@ def _numbers(claim: statement_lib.PrivacyStatement) -> dict[str, Any]:
   }
 
 
-def _yaml(value: Any) -> str:
-  """Writes JSON, which is YAML, but for 1e-05: YAML 1.1 takes that for text."""
+def _write_yaml(value: Any) -> str:
+  """Writes a value as JSON that YAML 1.1 reads alike: 1e-05 becomes 1.0e-05."""
   if isinstance(value, dict):
-    pairs = (f"{json.dumps(k)}: {_yaml(v)}" for k, v in value.items())
+    pairs = (f"{json.dumps(k)}: {_write_yaml(v)}" for k, v in value.items())
     return f"{{{', '.join(pairs)}}}"
   text = json.dumps(value, ensure_ascii=False)
   if isinstance(value, float) and "." not in text:
@@ -329,28 +348,28 @@ def _yaml(value: Any) -> str:
   return text
 
 
-def _number(text: str) -> float | str:
-  """A number of a claim; YAML's readers know no infinity in JSON's words."""
+def _parse_number(text: str) -> float | str:
+  """Parses a rounded number; "inf" stays text, as JSON's Infinity is no YAML."""
   return text if text == "inf" else float(text)
 
 
-def _size(count: int) -> str:
-  """The category of sizes that Hugging Face has for a number of rows.
+def _choose_size(count: int) -> str:
+  """Returns Hugging Face's size category for a number of rows.
 
-  >>> _size(721), _size(8431), _size(2 * 10**9)
+  >>> _choose_size(721), _choose_size(8431), _choose_size(2 * 10**9)
   ('n<1K', '1K<n<10K', '1B<n<10B')
   """
-  place = sum(count >= size for size in _SIZES)
-  if not place:
+  category = sum(count >= size for size in _SIZES)
+  if not category:
     return "n<1K"
-  above = (*_SIZE_NAMES, "10B")[place]
-  return f"{_SIZE_NAMES[place - 1]}<n<{above}"
+  above = (*_SIZE_NAMES, "10B")[category]
+  return f"{_SIZE_NAMES[category - 1]}<n<{above}"
 
 
-def hub_name(text: str) -> str:
-  """Returns a name that Hugging Face's hub takes for a repository.
+def make_hub_name(text: str) -> str:
+  """Turns a text into a repository name that Hugging Face's hub accepts.
 
-  >>> hub_name("für_alle--queries..v2.git")
+  >>> make_hub_name("für_alle--queries..v2.git")
   'f-r_alle-queries.v2'
   """
   text = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:60]

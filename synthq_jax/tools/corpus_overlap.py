@@ -1,10 +1,10 @@
-"""A run's queries and documents in a pre-training corpus: `synthq corpus_overlap`.
+"""Measures how much of a run a public corpus holds: `synthq corpus_overlap`.
 
-No stage: nothing depends on it.
+The command is no stage: no other result depends on it.
 
 Formal guarantee:
-  None. Shares are functions of the private queries without noise: they lie under
-  private/.
+  None. The shares are functions of the private queries without noise, so they are
+  written under private/.
 """
 
 import itertools
@@ -28,20 +28,20 @@ def run(
   config: overlap_lib.Config,
   progress: bool = True,
 ) -> str:
-  """Searches a corpus for the queries and documents of a run.
+  """Searches a corpus for the queries and documents of a run, and saves the shares.
 
   Args:
-    workdir: of a run whose data is prepared.
-    corpus: a glob or a name of TFDS, see `public_corpus.parts`.
-    config: the samples.
-    progress: whether a bar is shown.
+    workdir: working directory of a run whose data is prepared.
+    corpus: a glob of files or a TFDS name, see `public_corpus.parts`.
+    config: the samples, the length of an n-gram and the seed.
+    progress: whether to show a progress bar.
 
   Returns:
-    A table.
+    A table for the screen.
 
   Raises:
-    ValueError: if the run has no prepared data, or the corpus is not there, or
-      holds no text.
+    ValueError: if the run has no prepared data, or the corpus is missing or holds
+      no text.
   """
   folders = workspace.Folders(workdir)
   prepared = workspace.prepared(folders, first="prepare_data")
@@ -52,19 +52,19 @@ def run(
   }
   with progress_lib.bar("", None, progress, unit=" texts") as bar:
     texts = itertools.chain.from_iterable(part.texts() for part in parts)
-    found = overlap_lib.measure(config, items, texts, progress=bar.update)
-  if not found.num_texts:
+    overlap = overlap_lib.measure(config, items, texts, progress=bar.update)
+  if not overlap.num_texts:
     raise ValueError(
       f"--corpus={corpus}: expected texts, got none in {len(parts)} parts: check"
       " the files"
     )
   digest = artifacts.fingerprint(config, [part.identity for part in parts])
-  artifacts.save(folders.private("corpus_overlap"), found, digest)
-  return _table(corpus, found)
+  artifacts.save(folders.private("corpus_overlap"), overlap, digest)
+  return _render_table(corpus, overlap)
 
 
-def _table(corpus: str, found: overlap_lib.Overlap) -> str:
-  config = found.config
+def _render_table(corpus: str, overlap: overlap_lib.Overlap) -> str:
+  config = overlap.config
   size = f"{config.ngram}-grams"
   shares = {
     "Exact": "exact",
@@ -74,24 +74,24 @@ def _table(corpus: str, found: overlap_lib.Overlap) -> str:
     f"Under {config.ngram} words": "short",
   }
   table = tables.of(
-    found.kinds.items(),
+    overlap.kinds.items(),
     {
       "Shares in %": lambda pair: pair[0],
-      "Of": lambda pair: f"{pair[1].num_items:,}",
-      "Each run": lambda pair: f"{pair[1].sample_size:,}",
+      "Items": lambda pair: f"{pair[1].num_items:,}",
+      "Sampled": lambda pair: f"{pair[1].sample_size:,}",
       **{
-        title: lambda pair, name=name: _share(getattr(pair[1], name))
+        title: lambda pair, name=name: _format_share(getattr(pair[1], name))
         for title, name in shares.items()
       },
     },
   )
   return (
     "PRIVATE: computed from real queries; do not share it\n"
-    f"{corpus}: {found.num_texts:,} texts, {found.num_words:,} words;"
-    f" mean and standard deviation of {config.runs} runs\n\n"
+    f"{corpus}: {overlap.num_texts:,} texts, {overlap.num_words:,} words;"
+    f" mean and standard deviation of {config.runs} samples\n\n"
     f"{table.text()}"
   )
 
 
-def _share(share: overlap_lib.Spread) -> str:
+def _format_share(share: overlap_lib.Spread) -> str:
   return f"{100 * share.mean:.3f} +- {100 * share.deviation:.3f}"

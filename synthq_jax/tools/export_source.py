@@ -1,4 +1,4 @@
-"""Reads a result that is to be exported, with what its run says of it."""
+"""Reads a result for an export, with the record and the data of its run."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ __all__ = ["Source", "read"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-  """A result that is to be exported."""
+  """A result to export."""
 
   folder: pathlib.Path
   """Folder of the result."""
@@ -26,55 +26,63 @@ class Source:
     | system_results.Ranking
     | None
   )
-  """Record of its run; None where no run made it."""
+  """Record that a run wrote; None for a checkpoint from elsewhere."""
   root: pathlib.Path | None
-  """The working directory of that run."""
+  """Working directory of the run; None if the folder is not inside one."""
   prepared: results.PreparedData | None
-  """That run's data, of which the settings are read."""
-  in_t5x: statement_lib.PrivacyStatement | None = None
-  """Record of a private training in T5X's own trainer."""
+  """Record of the run's prepared data, with its lengths; None without a run."""
+  stored_statement: statement_lib.PrivacyStatement | None = None
+  """Statement in the folder of a checkpoint that no run wrote, or T5X's ledger."""
 
   @property
   def vocabulary(self) -> pathlib.Path | None:
-    """The vocabulary beside a checkpoint, or that of its run."""
-    places = [inputs.vocabulary_beside(self.folder)]
+    """Path of the vocabulary next to the checkpoint, else of its run's."""
+    paths = [inputs.vocabulary_beside(self.folder)]
     if self.root is not None:
-      places.append(self.root / "prepare_data" / inputs.VOCABULARY_NAME)
-    return next((place for place in places if place.is_file()), None)
+      paths.append(self.root / "prepare_data" / inputs.VOCABULARY_NAME)
+    return next((path for path in paths if path.is_file()), None)
 
   @property
   def token_ids(self) -> token_ids_lib.TokenIds | None:
-    """The special ids of its vocabulary."""
+    """Special token ids of the vocabulary; None without one."""
     path = self.vocabulary
     return None if path is None else vocabulary_lib.load(path).token_ids
 
   @property
   def claim(self) -> statement_lib.PrivacyStatement | None:
-    """Privacy statement of its training; None where nothing is known of it."""
-    return self.in_t5x if self.result is None else self.result.statement
+    """Privacy statement of the training; None if nothing is known of it."""
+    return (
+      self.stored_statement if self.result is None else self.result.statement
+    )
 
   @property
   def is_private(self) -> bool:
-    """Whether it must not be shared: by its folder, wherever it was moved to,
-    and by its claim."""
-    place, root = self.folder.resolve(), self.root and self.root.resolve()
-    if root and place.is_relative_to(root):  # folders above do not count
-      place = place.relative_to(root)
-    if results.is_private_path(place.as_posix()):
+    """True if the result must not be shared.
+
+    That is so if its folder, or the folder in its record, is under `private/`, or
+    if its statement claims nothing. Moving it out does not make it shareable.
+    """
+    folder, root = self.folder.resolve(), self.root and self.root.resolve()
+    # A folder above the run may be called "private", too.
+    if root and folder.is_relative_to(root):
+      folder = folder.relative_to(root)
+    if results.is_private_path(folder.as_posix()):
       return True
     if self.result is not None:
       return not results.is_shareable(self.result)
-    return self.in_t5x is not None and math.isinf(self.in_t5x.epsilon)
+    return self.stored_statement is not None and math.isinf(
+      self.stored_statement.epsilon
+    )
 
 
 def read(folder: pathlib.Path) -> Source:
-  """Reads what a run says about its result, and about its data.
+  """Reads a result, and the record and data of its run if there is one.
 
   Args:
-    folder: of the result, or of a checkpoint that no run made.
+    folder: the result's folder, or a checkpoint that no run wrote.
 
   Raises:
-    ValueError: if there is none, it was damaged, or it is nothing to export.
+    ValueError: if the folder is missing or damaged, or no export takes its result.
   """
   kinds = {
     kind.__name__: kind
@@ -91,35 +99,40 @@ def read(folder: pathlib.Path) -> Source:
   if artifacts.read_fingerprint(folder) is not None:
     artifacts.check(folder, everywhere=False)
     content = artifacts.read_json(folder / artifacts.RESULT_NAME)
-    made = content["result"]
-    if made.get("_type") == system_results.Fusion.__name__:
-      fused = artifacts.load(folder, system_results.Fusion)
+    record = content["result"]
+    if record.get("_type") == system_results.Fusion.__name__:
+      fusion = artifacts.load(folder, system_results.Fusion)
       raise ValueError(
         f"{folder}: expected a model or queries, got the weight"
-        f" {fused.weight:g} of {fused.retriever} beside BM25: export the"
-        f" checkpoint train_retriever/{fused.retriever} and apply the weight"
-        f" where you search, to scores that {type(fused.method).__name__} made"
-        f" comparable among the first {fused.depth} of each; the"
-        f" statement in {artifacts.RESULT_NAME} here is that of both together"
+        f" {fusion.weight:g} of {fusion.retriever} beside BM25: export the"
+        f" checkpoint train_retriever/{fusion.retriever} and apply the weight"
+        f" to scores of your search that {type(fusion.method).__name__} scales among"
+        f" the first {fusion.depth} of each system; the statement in"
+        f" {artifacts.RESULT_NAME} here covers both together"
       )
-    kind = kinds.get(made.get("_type"))
+    kind = kinds.get(record.get("_type"))
     if kind is not None:
       result = artifacts.load(folder, kind)
   if result is not None:
-    place, own = folder.resolve(), pathlib.PurePosixPath(result.directory).parts
-    if place.parts[-len(own) :] == own:
-      root = place.parents[len(own) - 1]
+    path_in_run = pathlib.PurePosixPath(result.directory).parts
+    absolute = folder.resolve()
+    if absolute.parts[-len(path_in_run) :] == path_in_run:
+      root = absolute.parents[len(path_in_run) - 1]
     elif not isinstance(result, results.Checkpoint):
       raise ValueError(
-        f"{folder}: expected a run's result where it put it, at"
-        f" {result.directory}, beside its other results: give it there"
+        f"{folder}: expected the result in its run, at {result.directory}, got a"
+        " copy elsewhere: export it from the run"
       )
     data = root and root / results.PRIVATE / "prepare_data"
     if data and artifacts.read_fingerprint(data) is not None:
       artifacts.check(data, here=False)  # the public part, which is exported
       artifacts.check_data(folder, data)
       prepared = artifacts.load(data, results.PreparedData)
-  in_t5x = t5_checkpoints.claim(folder) if result is None else None
+  stored_statement = t5_checkpoints.claim(folder) if result is None else None
   return Source(
-    folder=folder, result=result, root=root, prepared=prepared, in_t5x=in_t5x
+    folder=folder,
+    result=result,
+    root=root,
+    prepared=prepared,
+    stored_statement=stored_statement,
   )

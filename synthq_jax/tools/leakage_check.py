@@ -1,12 +1,12 @@
-"""Test queries that stand in a training log: `synthq leakage check`.
+"""Finds test queries in a training log: `synthq leakage check`.
 
-No stage: it needs no run. The log is streamed; test queries and matches alone
-take memory.
+The command is no stage and needs no run. The log is streamed; only test queries
+and matches are held in memory.
 
 Formal guarantee:
-  None. Pairs, counts, which queries leak and the exit code are functions of the
-  queries without noise: where the log is private, so is all that comes out. All
-  files may be read by their owner alone; the screen shows no text.
+  None. Pairs, counts, ids of leaked queries and the exit code are functions of the
+  queries without noise: if the log is private, so is every output. Only their
+  owner may read the files; the screen shows no query text.
 """
 
 import array
@@ -38,7 +38,7 @@ __all__ = [
   "Check",
   "Count",
   "Request",
-  "calibrated",
+  "calibrate",
   "count",
   "detector",
   "run",
@@ -53,14 +53,17 @@ CALIBRATED = {
   "trigrams": 0.477,
   "embedding": 0.749,
 }
-"""The least similarity of a leak, by detector: the lowest with precision .9 on the
-827 labelled pairs of SPIRE 2022, of a query and a variant of a topic. Those pairs
-were chosen by a cosine: among all pairs of a log, fewer are right."""
+"""Default threshold of each detector: the least similarity of a leak.
+
+Each is the lowest threshold with precision .9 on the 827 labelled pairs of SPIRE
+2022, of a query and a variant of a topic. Those pairs were selected by cosine, so
+the precision among all pairs of a log is lower.
+"""
 
 DETECTORS = tuple(CALIBRATED)
-"""The names that `--detector` takes."""
+"""Names of detectors that `--detector` takes."""
 
-_KINDS: dict[str, Callable[..., near_duplicates.Detector]] = {
+_MAKERS: dict[str, Callable[..., near_duplicates.Detector]] = {
   "exact": lambda threshold: near_duplicates.Exact(),
   "token_set": lambda threshold: near_duplicates.TokenSet(
     threshold=threshold, ignored=near_duplicates.FUNCTION_WORDS
@@ -73,7 +76,7 @@ _KINDS: dict[str, Callable[..., near_duplicates.Detector]] = {
 _SHOWN = 200  # pairs on the page
 _PAIRS, _CLEAN, _PAGE = "pairs.jsonl", "clean_ids.txt", "report.html"
 _RESULT = "check.json"
-_MARK = ".leakage_check"  # these files are a check's
+_MARK = ".leakage_check"  # marks a folder whose files a check wrote
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,19 +84,20 @@ class Request:
   """A query log, test queries, and the settings of their comparison.
 
   Attributes:
-    train: the log, streamed: a source such as "beir:DIR" or "ir_datasets:ID", or
-      a file as `query_pairs.query_log` reads it.
-    test: the test queries: the same, or a file of TREC's topics.
-    train_split: of a source, whose judged queries; None: all queries.
-    test_split: the same of the test queries.
-    variants: a file as `query_pairs.variants` reads it, of test queries by id.
-    known: a file as `query_pairs.verified` reads it: pairs of a test query and a
-      query of the log, by their ids, that people took for near-duplicates. They
-      leak, whatever the detectors say.
-    output: the folder of what is written.
-    fail_above: how many leaked queries of the log are too many; None: never.
-    processes: that look at the log side by side; None: as many as there are
-      cores, and one where an encoder works.
+    train: location of the log: a source such as "beir:DIR" or "ir_datasets:ID",
+      or a file that `query_pairs.query_log` reads.
+    test: location of the test queries: the same, or a file of TREC topics.
+    train_split: split of a source, whose judged queries are read; None: all.
+    test_split: the same for the test queries.
+    variants: a file that `query_pairs.variants` reads, by id of a test query.
+    known_pairs: a file that `query_pairs.verified` reads: pairs of a test query and a
+      query of the log, by id, that people judged to be near-duplicates. Each pair
+      is a leak, whatever the detectors find.
+    output: the folder of the written files.
+    fail_above: the check fails if more queries of the log leak; None: it never
+      fails.
+    processes: number of processes that search the log. None: one per core; one in
+      all if a detector has an encoder.
   """
 
   train: str
@@ -102,12 +106,12 @@ class Request:
   train_split: str | None = None
   test_split: str | None = None
   variants: str | None = None
-  known: str | None = None
+  known_pairs: str | None = None
   fail_above: int | None = None
   processes: int | None = None
 
   def __post_init__(self):
-    """Checks the numbers."""
+    """Refuses negative counts and a check without processes."""
     if self.fail_above is not None:
       checks.at_least(0, fail_above=self.fail_above)
     if self.processes is not None:
@@ -116,7 +120,10 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Count:
-  """Matches of one detector in one collection; a query and a topic are a pair."""
+  """Counts of one detector's matches in one collection.
+
+  A query of the log and a topic are one pair, however often they match.
+  """
 
   detector: str
   threshold: float
@@ -125,20 +132,22 @@ class Count:
   queries: int
   topics: int
   of: int
-  """All topics of the collection."""
+  """Number of all topics in the collection."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-  """Contents of check.json: counts, and no text.
+  """Contents of check.json: counts without texts.
 
   Attributes:
-    num_queries: different queries of the log, an id with a text each.
-    num_leaked: different queries that a detector matched.
-    counts: by detector and collection.
-    fail_above: as it was asked for.
-    is_passed: whether no more leaked than that.
-    seconds: of wall time.
+    train: title of the log.
+    test: title of the test queries.
+    num_queries: distinct queries of the log; a query is an id with a text.
+    num_leaked: distinct queries of the log with a match.
+    counts: counts by detector and collection.
+    fail_above: as in the request.
+    is_passed: whether at most `fail_above` queries leak.
+    seconds: wall time in seconds.
   """
 
   train: str
@@ -159,20 +168,18 @@ def detector(
   vocabulary: str | os.PathLike | None = None,
   bert: str | os.PathLike | None = None,
 ) -> near_duplicates.Detector:
-  """Makes a detector of the name and threshold that the user gave.
+  """Makes a detector of near-duplicates by its name.
 
   Args:
     name: one of `DETECTORS`.
-    threshold: None for that of `CALIBRATED`.
-    checkpoint: of the encoder of "embedding"; None for the shipped one.
-    vocabulary: that belongs to the checkpoint.
-    bert: instead, a folder as `text_encoders.FolderEncoder` reads it.
-
-  Returns:
-    The detector.
+    threshold: least similarity of a match; None for that of `CALIBRATED`.
+    checkpoint: encoder of "embedding"; None for the shipped one.
+    vocabulary: vocabulary of the checkpoint.
+    bert: a folder that `text_encoders.FolderEncoder` reads, in place of
+      `checkpoint`.
 
   Raises:
-    ValueError: if they do not go together.
+    ValueError: if the name is unknown, or an argument does not go with it.
   """
   if name not in DETECTORS:
     raise ValueError(
@@ -190,17 +197,17 @@ def detector(
     )
   threshold = CALIBRATED[name] if threshold is None else threshold
   if name == "embedding":
-    encode = _encoder(checkpoint, vocabulary, bert)
+    encode = _load_encoder(checkpoint, vocabulary, bert)
     return near_duplicates.Embedding(encode=encode, threshold=threshold)
-  return _KINDS[name](threshold)
+  return _MAKERS[name](threshold)
 
 
-def _encoder(checkpoint, vocabulary, bert):
-  """Loads what the user names, or else the shipped encoder."""
+def _load_encoder(checkpoint, vocabulary, bert):
+  """Loads the encoder that the user names, or else the shipped one."""
   if (checkpoint is None) != (vocabulary is None):
     raise ValueError(
-      "expected --checkpoint and --vocabulary together, got one: the words of"
-      " a checkpoint are numbered by its own vocabulary"
+      "expected --checkpoint and --vocabulary together, got one: the token"
+      " ids of a checkpoint are those of its own vocabulary"
     )
   if bert and checkpoint:
     raise ValueError("expected --bert or --checkpoint, got both: leave one out")
@@ -208,39 +215,39 @@ def _encoder(checkpoint, vocabulary, bert):
   return text_encoders.load(named).encode
 
 
-def calibrated(
-  one: near_duplicates.Detector, labels: str, *, precision: float
+def calibrate(
+  detector: near_duplicates.Detector, labels: str, *, precision: float
 ) -> near_duplicates.Detector:
   """Gives a detector the lowest threshold with a precision on labelled pairs.
 
-  Compared are a query and what somebody asked who had read the topic. `Exact`
-  stays as it is.
+  The similarity of a pair is that of its query and its topic's variant, a query
+  that somebody asked after reading the topic. `Exact` is returned unchanged.
 
   Args:
-    one: the detector.
-    labels: a file as `query_pairs.labelled_pairs` reads it.
-    precision: the wanted one, in (0, 1].
+    detector: the detector to calibrate.
+    labels: a file that `query_pairs.labelled_pairs` reads.
+    precision: the precision to reach, in (0, 1].
 
   Raises:
-    ValueError: if no threshold reaches it, or the file is malformed.
+    ValueError: if no threshold reaches the precision, or the file is malformed.
   """
-  if isinstance(one, near_duplicates.Exact):
-    return one
+  if isinstance(detector, near_duplicates.Exact):
+    return detector
   pairs = query_pairs.labelled_pairs(labels)
   if not pairs:
     raise ValueError(f"{labels}: expected labelled pairs, got none")
   queries = [pair.query for pair in pairs]
-  scores = one.scores(queries, [pair.variant for pair in pairs])
-  right = np.array([not pair.different_topic for pair in pairs])
+  scores = detector.scores(queries, [pair.variant for pair in pairs])
+  is_duplicate = np.array([not pair.different_topic for pair in pairs])
   try:
-    least = -1.0 if isinstance(one, near_duplicates.Embedding) else 0.0
-    found = calibration.threshold(
-      scores, right, precision=precision, above=least
+    least = -1.0 if isinstance(detector, near_duplicates.Embedding) else 0.0
+    threshold = calibration.threshold(
+      scores, is_duplicate, precision=precision, above=least
     )
-    return dataclasses.replace(one, threshold=found)
+    return dataclasses.replace(detector, threshold=threshold)
   except ValueError as error:
     raise ValueError(
-      f"{labels}: calibrating {one.name} at precision {precision}: {error}"
+      f"{labels}: calibrating {detector.name} at precision {precision}: {error}"
     ) from error
 
 
@@ -250,35 +257,36 @@ def run(
   *,
   progress: bool = True,
 ) -> tuple[Check, str]:
-  """Compares a log with test queries and writes what leaks.
+  """Compares a log with test queries, and writes the leaks to a folder.
 
   The folder gets check.json (counts), report.html (counts and some pairs),
-  pairs.jsonl (all pairs with their texts) and clean_ids.txt: the ids of the
-  log's queries that no detector matched, nor `known` lists, one a line. Files of
-  an earlier check are replaced, and nobody else's.
+  pairs.jsonl (all pairs with their texts) and clean_ids.txt. The last lists, one a
+  line, the ids of the log without a match and without a known pair. Files of
+  an earlier check are replaced; other files of these names are refused.
 
   Args:
-    request: what is compared.
-    detectors: what finds near-duplicates; the log is read once for all.
-    progress: whether a bar is shown.
+    request: the log, the test queries and the settings.
+    detectors: detectors of near-duplicates; the log is read once for all.
+    progress: whether to show a progress bar.
 
   Returns:
-    The result, and a table with time and memory; no text.
+    The result, and a summary for the screen without query texts.
 
   Raises:
     ValueError: if a file is missing or malformed, or the folder holds files of
       these names that no check wrote.
   """
   start = time.monotonic()
-  written = _written(request)
-  known = leakage_targets.read(
+  written = _list_outputs(request)
+  targets = leakage_targets.read(
     request.test, split=request.test_split, variants=request.variants
   )
-  listed = (
-    leakage_targets.listed(request.known, known) if request.known else None
-  )
-  log = iter(leakage_targets.queries(request.train, request.train_split))
-  first = list(itertools.islice(log, 1))  # its file is there, and read so far
+  known_pairs = None
+  if request.known_pairs:
+    known_pairs = leakage_targets.read_known_pairs(request.known_pairs, targets)
+  log = iter(leakage_targets.read_queries(request.train, request.train_split))
+  # Reading one query finds a missing file before anything is written.
+  first = list(itertools.islice(log, 1))
   if not first:
     raise ValueError(
       f"{request.train}: expected queries in the log, got none; check its export"
@@ -286,53 +294,56 @@ def run(
   folder = pathlib.Path(request.output)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / _MARK).touch(mode=0o600)
-  for path in written:  # nothing of an earlier check stays that looks finished
+  # After a kill, an earlier check's files must not look like this one's.
+  for path in written:
     path.unlink(missing_ok=True)
   with (
     artifacts.replacing(folder / _PAIRS, mode=0o600) as pairs,
     artifacts.replacing(folder / _CLEAN, mode=0o600) as clean,
     tempfile.TemporaryFile(dir=folder) as spool,
   ):
-    found = _Found(known, detectors, listed, pairs, spool)
+    collector = _MatchCollector(targets, detectors, known_pairs, pairs, spool)
     for texts, matches in near_duplicates.search(
       (_Text(id=name, text=text) for name, text in itertools.chain(first, log)),
-      _numbered(known),
+      _number_targets(targets),
       detectors,
-      processes=_processes(request, detectors),
+      processes=_count_processes(request, detectors),
       progress=progress,
     ):
-      found.add(texts, matches)
-    found.finish(clean)
-    unmet = found.unmet()
-    if listed and unmet == len(listed.places):
+      collector.add(texts, matches)
+    collector.finish(clean)
+    unmet = collector.count_unmet()
+    if known_pairs and unmet == len(known_pairs.target_numbers):
       raise ValueError(
-        f"{request.known}: expected pairs with queries of the log, got {unmet} ids"
-        " that it has not; check that the second ids are those of --train"
+        f"{request.known_pairs}: expected pairs with queries of the log, got {unmet} ids"
+        " that the log lacks; check that the second ids are those of --train"
       )
   too_many = request.fail_above is not None and (
-    len(found.leaked) > request.fail_above
+    len(collector.leaked) > request.fail_above
   )
   check = Check(
-    train=_title(request.train),
-    test=_title(request.test),
-    num_queries=found.num_queries,
-    num_leaked=len(found.leaked),
-    counts=tuple(found.counts()),
+    train=_get_title(request.train),
+    test=_get_title(request.test),
+    num_queries=collector.num_queries,
+    num_leaked=len(collector.leaked),
+    counts=tuple(collector.make_counts()),
     fail_above=request.fail_above,
     is_passed=not too_many,
     seconds=time.monotonic() - start,
   )
-  shown = page.html(_page(check, found.shown))
+  shown = page.html(_render_page(check, collector.shown))
   text = json.dumps(artifacts.to_json(check), indent=1)
   for name, content in ((_PAGE, shown), (_RESULT, f"{text}\n")):
     with artifacts.replacing(folder / name, mode=0o600) as stream:
       stream.write(content.encode())
   note = f"note: {unmet} ids of --known are not in the log\n" if unmet else ""
-  return check, note + _screen(check, folder)
+  return check, note + _render_screen(check, folder)
 
 
-def _processes(request: Request, detectors: Sequence[Any]) -> int:
-  if any(isinstance(one, near_duplicates.Embedding) for one in detectors):
+def _count_processes(request: Request, detectors: Sequence[Any]) -> int:
+  if any(
+    isinstance(detector, near_duplicates.Embedding) for detector in detectors
+  ):
     return 1
   if request.processes is not None:
     return request.processes
@@ -341,73 +352,76 @@ def _processes(request: Request, detectors: Sequence[Any]) -> int:
   return os.cpu_count() or 1
 
 
-def _written(request: Request) -> list[pathlib.Path]:
-  """Returns the files to write; refuses those that are read, or not a check's.
+def _list_outputs(request: Request) -> list[pathlib.Path]:
+  """Returns the paths of the files to write.
 
-  A file of its own says that the others are a check's, also after a kill.
+  Raises:
+    ValueError: if one of them is an input, or exists in a folder without `_MARK`.
+      The mark is written first, so that it is there after a kill, too.
   """
   folder = pathlib.Path(request.output)
-  written = [folder / name for name in (_RESULT, _PAGE, _PAIRS, _CLEAN)]
-  read = (request.train, request.test, request.variants, request.known)
-  for given in filter(None, read):
-    place = pathlib.Path(str(given).rpartition(":")[2])
-    if place.resolve() in [path.resolve() for path in written]:
+  outputs = [folder / name for name in (_RESULT, _PAGE, _PAIRS, _CLEAN)]
+  inputs = (request.train, request.test, request.variants, request.known_pairs)
+  for location in filter(None, inputs):
+    source_file = pathlib.Path(str(location).rpartition(":")[2])
+    if source_file.resolve() in [path.resolve() for path in outputs]:
       raise ValueError(
         f"{request.output}: expected a folder whose files are not read, got"
-        f" {place} among them: give --output another"
+        f" {source_file} among them: give --output another"
       )
-  for path in written:
+  for path in outputs:
     if path.exists() and not (folder / _MARK).exists():
       raise ValueError(
         f"{path}: expected a folder without such a file, got one that no check"
         " wrote: give --output another"
       )
-  return written
+  return outputs
 
 
-def _title(place: str) -> str:
-  if leakage_targets.is_source(place):
-    return sources.open(place).title
-  return pathlib.Path(place).name
+def _get_title(location: str) -> str:
+  if leakage_targets.is_source(location):
+    return sources.open(location).title
+  return pathlib.Path(location).name
 
 
-def _numbered(
-  known: Sequence[leakage_targets.Target],
+def _number_targets(
+  targets: Sequence[leakage_targets.Target],
 ) -> list[near_duplicates.Text]:
-  """Returns the texts with ids that are different."""
+  """Returns the targets' texts; the id of each is its position."""
   return [
-    _Text(id=str(place), text=target.text.text)
-    for place, target in enumerate(known)
+    _Text(id=str(number), text=target.text.text)
+    for number, target in enumerate(targets)
   ]
 
 
-class _Found:
-  """Matches so far; pairs go to their file at once, ids to a spool.
+class _MatchCollector:
+  """Collects matches: writes pairs to their file and all ids to a spool.
 
-  A query is an id with a text: users and sessions ask several. Clean ids are
-  written at the end: a later text of an id may match. What is kept of ids, and of
-  queries, until then are hashes of 8 bytes, which tell those that stand again; that
-  two of ten million have the same has a chance of 3e-6.
+  A query is an id with a text, as users or sessions ask several. Clean ids are
+  written at the end, because a later text of the same id may match. Until then
+  memory holds one hash of 8 bytes for each id and for each query, to find
+  repetitions. The probability of a collision among ten million is 3e-6.
   """
 
-  def __init__(self, known, detectors, listed, pairs, spool):
-    self._known, self._listed = known, listed
-    self._detectors = [*detectors, *([listed] if listed else [])]
+  def __init__(self, targets, detectors, known_pairs, pairs, spool):
+    self._targets, self._known_pairs = targets, known_pairs
+    self._detectors = [*detectors, *([known_pairs] if known_pairs else [])]
     self._pairs, self._spool = pairs, spool
     self._ids, self._queries = array.array("q"), array.array("q")
     self._seen = {
-      one.name: collections.defaultdict(set) for one in self._detectors
+      detector.name: collections.defaultdict(set)
+      for detector in self._detectors
     }
     self.leaked: set[tuple[str, str]] = set()
     self.shown: list[tuple[leakage_targets.Target, near_duplicates.Match]] = []
     self.num_queries = 0
 
   def add(self, texts, matches) -> None:
-    """Takes the matches of a chunk of queries."""
-    if self._listed:
-      matches = [*matches, *self._listed.matches(texts, self._known)]
+    """Adds a chunk of queries and its matches."""
+    if self._known_pairs:
+      matches = [*matches, *self._known_pairs.matches(texts, self._targets)]
     for match in matches:
-      target = self._known[int(match.target_id)]
+      target = self._targets[int(match.target_id)]
       query = match.query_id, match.query
       self.leaked.add(query)
       seen = self._seen[match.detector][target.collection]
@@ -425,71 +439,72 @@ class _Found:
     self._spool.write("".join(f"{name}\n" for name in ids).encode())
 
   def finish(self, clean) -> None:
-    """Counts queries, and writes each clean id once, in their order."""
-    self.num_queries = len(self._queries) - len(_repeated(self._queries))
-    again, written = {*_repeated(self._ids).tolist()}, set()
+    """Counts distinct queries, and writes each clean id once, in the log's order."""
+    self.num_queries = len(self._queries) - len(_find_repeated(self._queries))
+    repeated, written_ids = {*_find_repeated(self._ids).tolist()}, set()
     leaked = {name for name, _ in self.leaked}
     self._spool.seek(0)
     for line in self._spool:
       name = line.decode().removesuffix("\n")
-      if name in leaked or name in written:
+      if name in leaked or name in written_ids:
         continue
-      if hash(name) in again:
-        written.add(name)
+      if hash(name) in repeated:
+        written_ids.add(name)
       clean.write(line)
 
-  def unmet(self) -> int:
-    """Counts listed queries that the log lacks."""
-    listed = [*map(hash, self._listed.places)] if self._listed else []
+  def count_unmet(self) -> int:
+    """Counts the ids of known pairs that the log lacks."""
+    ids = self._known_pairs.target_numbers if self._known_pairs else ()
+    listed = [*map(hash, ids)]
     return int(np.sum(~np.isin(listed, np.array(self._ids, np.int64))))
 
-  def counts(self) -> Iterator[Count]:
-    """Yields a row for each detector and collection."""
-    for one in self._detectors:
-      yield from count(self._seen[one.name], self._known, one)
+  def make_counts(self) -> Iterator[Count]:
+    """Yields the counts of each detector in each collection."""
+    for detector in self._detectors:
+      yield from count(self._seen[detector.name], self._targets, detector)
 
 
-def _repeated(hashes: array.array) -> np.ndarray:
-  """Returns each hash as often as it stands again."""
+def _find_repeated(hashes: array.array) -> np.ndarray:
+  """Returns each hash once for every repetition."""
   ordered = np.sort(np.array(hashes, np.int64))
   return ordered[1:][ordered[1:] == ordered[:-1]]
 
 
 def count(
   seen: dict[str, set[tuple[Any, str]]],
-  known: Sequence[leakage_targets.Target],
-  one: near_duplicates.Detector,
+  targets: Sequence[leakage_targets.Target],
+  detector: near_duplicates.Detector,
 ) -> list[Count]:
-  """Counts matches by collection.
+  """Counts a detector's matches in each collection.
 
   A query that matches both title and description of a topic is one pair.
 
   Args:
-    seen: collection -> query and topic of each match.
-    known: all targets.
-    one: the detector.
+    seen: collection -> set of (query, topic), one for each pair.
+    targets: all targets.
+    detector: the detector that found the matches.
 
   Returns:
-    One row per collection, in the order of the targets.
+    One entry per collection, in the order of the targets.
   """
   topics = collections.defaultdict(set)
-  for target in known:
+  for target in targets:
     topics[target.collection].add(target.topic)
   return [
     Count(
-      detector=one.name,
-      threshold=one.threshold,
+      detector=detector.name,
+      threshold=detector.threshold,
       collection=collection,
-      pairs=len(found := seen.get(collection, set())),
-      queries=len({query for query, _ in found}),
-      topics=len({topic for _, topic in found}),
+      pairs=len(matches := seen.get(collection, set())),
+      queries=len({query for query, _ in matches}),
+      topics=len({topic for _, topic in matches}),
       of=len(every),
     )
     for collection, every in topics.items()
   ]
 
 
-def _counts(check: Check) -> blocks.Table:
+def _render_counts(check: Check) -> blocks.Table:
   return tables.of(
     check.counts,
     {
@@ -505,30 +520,30 @@ def _counts(check: Check) -> blocks.Table:
   )
 
 
-def _outcome(check: Check) -> str:
-  said = (
+def _write_outcome(check: Check) -> str:
+  outcome = (
     f"{check.num_leaked:,} of {check.num_queries:,} queries of the log"
     f" ({check.train}) are near-duplicates of a test query ({check.test})"
   )
   if check.fail_above is None:
-    return said
-  bar = f"{check.fail_above:,} are allowed"
-  return f"{said}; {bar}: {'passed' if check.is_passed else 'FAILED'}"
+    return outcome
+  limit = f"{check.fail_above:,} are allowed"
+  return f"{outcome}; {limit}: {'passed' if check.is_passed else 'FAILED'}"
 
 
-def _precision(check: Check) -> str:
-  """Writes the measured precision of matches."""
+def _write_precision(check: Check) -> str:
+  """Returns the calibrated precision, or "" if a threshold is not the default."""
   usual = {name.replace("_", " "): value for name, value in CALIBRATED.items()}
-  for one in check.counts:
-    if one.threshold != usual.get(one.detector, one.threshold):
+  for row in check.counts:
+    if row.threshold != usual.get(row.detector, row.threshold):
       return ""
   return (
-    "The thresholds are right in 9 of 10 labelled pairs that were chosen for being"
-    " similar; among all pairs of a log, fewer are. "
+    "At these thresholds, matches are right in 9 of 10 labelled pairs, which were"
+    " selected as similar; among all pairs of a log, fewer are right. "
   )
 
 
-def _page(
+def _render_page(
   check: Check, shown: Sequence[tuple[leakage_targets.Target, Any]]
 ) -> blocks.Page:
   columns = {
@@ -544,15 +559,17 @@ def _page(
   return blocks.Page(
     title="Test queries in a training log",
     banner="PRIVATE if the log is: counts and pairs come from single queries",
-    introduction=(blocks.Paragraph(text=f"{_outcome(check)}."),),
+    introduction=(blocks.Paragraph(text=f"{_write_outcome(check)}."),),
     parts=(
-      blocks.Part(title="What each detector found", blocks=(_counts(check),)),
+      blocks.Part(
+        title="What each detector found", blocks=(_render_counts(check),)
+      ),
       blocks.Part(
         title="Pairs",
         blocks=(
           blocks.Paragraph(
-            text=f"The first {len(shown)}; all of them are in {_PAIRS}, and the"
-            f" ids of the queries without a match in {_CLEAN}."
+            text=f"These are the first {len(shown)} pairs. {_PAIRS} has all of"
+            f" them, {_CLEAN} the ids of queries without a match."
           ),
           *pairs,
         ),
@@ -561,8 +578,8 @@ def _page(
         title="What this does not say",
         blocks=(
           blocks.Paragraph(
-            text=f"A match is a candidate. {_precision(check)}Synonyms and"
-            " paraphrases without common words are not found without an encoder."
+            text=f"A match is a candidate. {_write_precision(check)}Only an"
+            " encoder finds synonyms, and paraphrases without common words."
           ),
         ),
       ),
@@ -570,12 +587,12 @@ def _page(
   )
 
 
-def _screen(check: Check, folder: pathlib.Path) -> str:
-  """Summarizes matches, time and memory."""
+def _render_screen(check: Check, folder: pathlib.Path) -> str:
+  """Returns the summary for the screen: counts, time and memory."""
   return (
     "PRIVATE if the log is: counts and pairs come from single queries\n\n"
-    f"{_counts(check).text()}\n\n"
-    f"{_outcome(check)}\n"
+    f"{_render_counts(check).text()}\n\n"
+    f"{_write_outcome(check)}\n"
     f"Time: {tables.duration(check.seconds)}; peak memory of a process"
     f" {max(progress_lib.peak_bytes()) >> 20:,} MiB\n"
     f"Readable by you alone: {folder}/{_PAGE}, {_RESULT}, {_PAIRS} (with texts),"

@@ -8,7 +8,14 @@ from collections.abc import Iterator, Sequence
 from synthq_jax.data import files, query_pairs, sources
 from synthq_jax.leakage import near_duplicates, words
 
-__all__ = ["Listed", "Target", "is_source", "listed", "queries", "read"]
+__all__ = [
+  "KnownPairs",
+  "Target",
+  "is_source",
+  "read",
+  "read_known_pairs",
+  "read_queries",
+]
 
 _Text = near_duplicates.Text
 _FIELDS = ("title", "description")
@@ -16,12 +23,12 @@ _FIELDS = ("title", "description")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-  """A text that queries are compared with.
+  """A text to compare with the log's queries.
 
   Attributes:
-    text: its id and what it says.
-    topic: the topic or query it belongs to; several texts may.
-    collection: the test set, or "" where there is one.
+    text: id and text.
+    topic: id of its topic or test query, which several targets may share.
+    collection: name of the test set; "" if there is only one.
   """
 
   text: near_duplicates.Text
@@ -30,31 +37,31 @@ class Target:
 
 
 def read(
-  place: str, *, split: str | None = None, variants: str | None = None
+  location: str, *, split: str | None = None, variants: str | None = None
 ) -> list[Target]:
-  """Reads what queries are compared with: topics of TREC, or queries.
+  """Reads the targets of a check: TREC topics, or test queries.
 
   Args:
-    place: JSONL with "topic", "title" and "description", both of which are
-      compared; or a log, as `queries` takes it.
-    split: of a source.
-    variants: a file of more texts, by the id of the test query.
+    location: JSONL with "topic", "title" and "description", where title and
+      description become targets; or a log, as `read_queries` takes it.
+    split: split of a source.
+    variants: a file of more texts, by id of a test query.
 
   Returns:
-    The texts; of equal ones of a topic the first.
+    The targets. If texts of a topic are equal, only the first is a target.
 
   Raises:
-    ValueError: if a file is missing, empty or malformed, or has variants of no
-      test query.
+    ValueError: if a file is missing, empty or malformed, or no variant belongs to
+      a test query.
   """
-  known = [*_targets(place, split)]
-  if not known:
-    raise ValueError(f"{place}: expected a target, got none; add some")
+  targets = [*_read_targets(location, split)]
+  if not targets:
+    raise ValueError(f"{location}: expected a target, got none; add some")
   if variants is not None:
     collections_of = collections.defaultdict(dict)
-    for target in known:
+    for target in targets:
       collections_of[target.topic][target.collection] = None
-    added = [
+    variant_targets = [
       Target(
         text=_Text(id=f"{topic} variant", text=text),
         topic=topic,
@@ -63,19 +70,19 @@ def read(
       for topic, text in query_pairs.variants(variants)
       for collection in collections_of.get(topic, ())
     ]
-    if not added:
+    if not variant_targets:
       raise ValueError(
         f"{variants}: expected variants of test queries, got ids of none; check"
         " that the ids are those of --test"
       )
-    known += added
-  distinct = {(x.topic, x.collection, x.text.text): x for x in known[::-1]}
+    targets += variant_targets
+  distinct = {(x.topic, x.collection, x.text.text): x for x in targets[::-1]}
   return [*distinct.values()][::-1]
 
 
-def _targets(place: str, split: str | None) -> Iterator[Target]:
-  if _is_topics(place):
-    for topic in query_pairs.topics(place):
+def _read_targets(location: str, split: str | None) -> Iterator[Target]:
+  if _is_topics(location):
+    for topic in query_pairs.topics(location):
       for field in _FIELDS:
         yield Target(
           text=_Text(id=f"{topic.number} {field}", text=getattr(topic, field)),
@@ -83,77 +90,78 @@ def _targets(place: str, split: str | None) -> Iterator[Target]:
           collection=topic.collection,
         )
     return
-  for name, text in queries(place, split):
+  for name, text in read_queries(location, split):
     yield Target(text=_Text(id=name, text=text), topic=name, collection="")
 
 
-def _is_topics(place: str) -> bool:
-  if ".jsonl" not in place or is_source(place):
+def _is_topics(location: str) -> bool:
+  if ".jsonl" not in location or is_source(location):
     return False
   return any(
-    "topic" in line for _, line in itertools.islice(files.json_lines(place), 1)
+    "topic" in line
+    for _, line in itertools.islice(files.json_lines(location), 1)
   )
 
 
-def is_source(place: str) -> bool:
-  """Tests for a source of collections, as opposed to a file.
+def is_source(location: str) -> bool:
+  """Tests whether a location is a source of collections, not a file.
 
   >>> is_source("beir:DIR"), is_source("log.tsv")
   (True, False)
   """
-  return place.partition(":")[0] in sources.KINDS
+  return location.partition(":")[0] in sources.KINDS
 
 
-def queries(place: str, split: str | None) -> Iterator[tuple[str, str]]:
-  """Yields ids and texts of the queries of a source or a file.
+def read_queries(location: str, split: str | None) -> Iterator[tuple[str, str]]:
+  """Yields (id, text) of each query of a source or a file.
 
   Args:
-    place: a source, or a file as `query_pairs.query_log` reads it.
-    split: of a source: whose judged queries; None: all.
+    location: a source, or a file that `query_pairs.query_log` reads.
+    split: split of a source, whose judged queries are read; None: all queries.
 
   Raises:
-    ValueError: if the file is missing or malformed, or has no splits.
+    ValueError: if the file is missing or malformed, or a file is to have a split.
   """
-  if is_source(place):
-    return sources.open(place, "--train and --test").queries(split)
+  if is_source(location):
+    return sources.open(location, "--train and --test").queries(split)
   if split is not None:
     raise ValueError(
-      f"{place}: expected a source of collections with a split, got a file and"
+      f"{location}: expected a source of collections with a split, got a file and"
       f" the split {split!r}; leave the split out"
     )
-  return query_pairs.query_log(place)
+  return query_pairs.query_log(location)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Listed:
-  """Pairs that a file lists, beside those that detectors find.
+class KnownPairs:
+  """Pairs that people judged to be near-duplicates; counts like a detector.
 
   Attributes:
-    places: of the log's query, by id: the numbers of its targets.
-    name: as a detector has one, for counts and files.
-    threshold: the same.
+    target_numbers: positions of the targets, by id of the log's query.
+    name: name in place of a detector's, in counts and files.
+    threshold: threshold in place of a detector's.
   """
 
-  places: dict[str, list[int]]
+  target_numbers: dict[str, list[int]]
   name: str = "known"
   threshold: float = 1.0
 
   def matches(
-    self, texts: Sequence[near_duplicates.Text], known: Sequence[Target]
+    self, texts: Sequence[near_duplicates.Text], targets: Sequence[Target]
   ) -> Iterator[near_duplicates.Match]:
-    """Yields the pairs of some queries of the log.
+    """Yields the known pairs of some of the log's queries.
 
     Args:
-      texts: these queries.
-      known: all targets.
+      texts: the queries.
+      targets: all targets.
     """
     for text in texts:
-      for place in self.places.get(text.id, ()):
-        target = known[place].text.text
+      for number in self.target_numbers.get(text.id, ()):
+        target = targets[number].text.text
         yield near_duplicates.Match(
           query_id=text.id,
           query=text.text,
-          target_id=str(place),
+          target_id=str(number),
           target=target,
           score=1.0,
           detector=self.name,
@@ -161,25 +169,28 @@ class Listed:
         )
 
 
-def listed(path: str, known: Sequence[Target]) -> Listed:
-  """Reads pairs that people judged, by `query_pairs.verified`.
+def read_known_pairs(path: str, targets: Sequence[Target]) -> KnownPairs:
+  """Reads a file of known near-duplicates; see `query_pairs.verified`.
 
   Args:
     path: the file.
-    known: all targets, of which a pair has its topic's first in each collection.
+    targets: all targets. A pair gets the first target of its topic in each
+      collection.
 
   Raises:
     ValueError: if a line is malformed, or no pair has a topic of the targets.
   """
-  first = {}
-  for place, target in enumerate(known):
-    first.setdefault(target.topic, {}).setdefault(target.collection, place)
-  places = collections.defaultdict(list)
+  first_numbers = {}
+  for number, target in enumerate(targets):
+    first_numbers.setdefault(target.topic, {}).setdefault(
+      target.collection, number
+    )
+  target_numbers = collections.defaultdict(list)
   for topic, query in dict.fromkeys(query_pairs.verified(path)):
-    places[query] += first.get(topic, {}).values()
-  if not any(places.values()):
+    target_numbers[query] += first_numbers.get(topic, {}).values()
+  if not any(target_numbers.values()):
     raise ValueError(
       f"{path}: expected pairs with test queries, got ids of none; check that"
       " the first ids are those of --test"
     )
-  return Listed(places=dict(places))
+  return KnownPairs(target_numbers=dict(target_numbers))

@@ -1,6 +1,6 @@
 """Searches the documents of a finished run with one of its systems.
 
-What `encode_documents` kept is searched as it is.
+Document vectors are those that `encode_documents` wrote; none is computed here.
 """
 
 import dataclasses
@@ -39,30 +39,31 @@ from synthq_jax.storage import artifacts
 __all__ = ["Hit", "Searcher", "describe", "open_run", "read_systems"]
 
 _SNIPPET = 240
-"""Characters of a document that are shown."""
+"""Length of a snippet in characters."""
 _LEAD = 40
 """Characters shown before the first word of the query."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hit:
-  """A document that was found."""
+  """A document in the answer to a query."""
 
   id: str
   """Id of the document."""
   score: float
-  """Score by the system that found it."""
+  """Score that the system gives the document."""
   title: str
   """Title of the document, or ""."""
   snippet: str
-  """The part of its text where the query's words stand."""
+  """The part of its text with most of the query's words."""
 
 
 _Search = Callable[[str, int], dict[str, float]]
-"""From a query and a count to scores by the documents' positions, best first."""
+"""(query, k) -> scores of at most k documents by their positions, best first."""
 _Run = dict[str, float]
-_Joined = Callable[[str, Sequence[_Run], int], _Run]
-"""From a query, what BM25 and a retriever find, and a count to one run of both."""
+"""Scores of one query's documents by their positions, best first."""
+_Combine = Callable[[str, Sequence[_Run], int], _Run]
+"""(query, runs of BM25 and of a retriever, k) -> one run of at most k documents."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +71,9 @@ class Searcher:
   """A system of a run, ready to answer."""
 
   row: rows_lib.Row
-  """Its row."""
+  """Row of the system."""
   find: _Search
-  """Its search."""
+  """Search function of the system."""
   documents: Sequence[dict[str, str]]
   """Lines of corpus.jsonl by position."""
 
@@ -80,8 +81,8 @@ class Searcher:
     """Returns the best documents, best first.
 
     Args:
-      query: what is asked; an empty one finds nothing.
-      k: documents at most, at least 1.
+      query: text of the query; an empty one finds no document.
+      k: largest number of documents, at least 1.
 
     Raises:
       ValueError: if k < 1.
@@ -96,47 +97,49 @@ class Searcher:
     ]
 
   def _hit(self, query: str, score: float, position: str) -> Hit:
-    found = self.documents[int(position)]
-    text = _snippet(found["text"], query)
-    return Hit(found["_id"], float(score), found["title"], text)
+    document = self.documents[int(position)]
+    text = _cut_snippet(document["text"], query)
+    return Hit(document["_id"], float(score), document["title"], text)
 
 
 def open_run(
   workdir: str, name: str | None = None, *, private: bool = False
 ) -> Searcher:
-  """Opens a system of a finished run.
+  """Opens a system of a finished run for searches.
 
   Formal guarantee: post-processing of a system and public documents. Private
   queries are never read.
 
   Args:
-    workdir: of the run.
-    name: "bm25" or another row; None: the first retriever that was trained on
-      synthetic queries, in the last system that is made of it; else BM25.
-    private: whether a system under `private/` is taken, too.
+    workdir: working directory of the run.
+    name: "bm25" or another row. None: the first retriever trained on synthetic
+      queries, in its learning-to-rank system, else in its fusion, else alone;
+      BM25 if there is no such retriever.
+    private: whether systems under `private/` can be opened, too.
 
   Raises:
-    ValueError: if the run is not finished, or has no such row.
+    ValueError: if the run is not finished, has no such row, or one of the row's
+      results is damaged or of an earlier training.
   """
   folders = workspace.Folders(workdir)
   prepared = workspace.prepared(folders, first="run")
   artifacts.check(folders.private("prepare_data"))
-  known = read_systems(folders, private=private)
-  by_name = {str(row): row for row in known}
-  row = _choose(known) if name is None else by_name.get(name)
+  systems = read_systems(folders, private=private)
+  by_name = {str(row): row for row in systems}
+  row = _choose_row(systems) if name is None else by_name.get(name)
   if row is None:
     hint = "" if private else "; --private adds the private ones"
     raise ValueError(
       f"{workdir}: expected --system among {', '.join(by_name)}, got {name}{hint}"
     )
-  _check(folders, known, row)
-  opened = _Opened(folders, prepared, known)
+  _check_row(folders, systems, row)
+  opened = _Opened(folders, prepared, systems)
   documents = files.Lines(opened.corpus, json.loads)
   return Searcher(row, opened.system(row), documents)
 
 
-def _choose(finished: Collection[rows_lib.Row]) -> rows_lib.Row:
-  """Chooses the system that stands on the first synthetic queries, else BM25."""
+def _choose_row(finished: Collection[rows_lib.Row]) -> rows_lib.Row:
+  """Chooses the best-equipped system of the first retriever on synthetic queries."""
   pairs = (row.retriever for row in finished if row.pairs == rows_lib.SYNTHETIC)
   first = next(pairs, rows_lib.BM25)
   systems = (rows_lib.RANKED, rows_lib.FUSED, rows_lib.DENSE)
@@ -145,7 +148,7 @@ def _choose(finished: Collection[rows_lib.Row]) -> rows_lib.Row:
 
 
 def describe(row: rows_lib.Row, hits: Sequence[Hit]) -> str:
-  """Writes the hits of a system as text for a terminal."""
+  """Returns the hits of a system as text for a terminal."""
   lines = [f"{row}:" if hits else f"{row}: nothing"]
   for rank, hit in enumerate(hits, 1):
     title, snippet = map(
@@ -158,11 +161,14 @@ def describe(row: rows_lib.Row, hits: Sequence[Hit]) -> str:
 def read_systems(
   folders: workspace.Folders, *, private: bool
 ) -> dict[rows_lib.Row, Any]:
-  """Reads the finished systems by row, shareable ones first; None is BM25.
+  """Reads the records of the finished systems, shareable ones first.
 
   Args:
     folders: the working directory.
-    private: whether systems under `private/` are taken, too.
+    private: whether to read systems under `private/`, too.
+
+  Returns:
+    The record of each row; BM25 has the record None.
   """
   kinds = {
     "train_retriever": results.Checkpoint,
@@ -170,58 +176,66 @@ def read_systems(
     "fuse": system_results.Fusion,
     "learn_to_rank": system_results.Ranking,
   }
-  found: dict[rows_lib.Row, Any] = {rows_lib.BM25: None}
-  for place in (folders.public, folders.private)[: 1 + private]:
+  systems: dict[rows_lib.Row, Any] = {rows_lib.BM25: None}
+  for get_folder in (folders.public, folders.private)[: 1 + private]:
     for stage, kind in kinds.items():
-      for folder in sorted(place(stage).glob("*")):
+      for folder in sorted(get_folder(stage).glob("*")):
         if artifacts.read_fingerprint(folder) is not None:
-          made = artifacts.load(folder, kind)
-          found.setdefault(made.row, made)
-  return found
+          system = artifacts.load(folder, kind)
+          systems.setdefault(system.row, system)
+  return systems
 
 
-def _check(
-  folders: workspace.Folders, known: dict[rows_lib.Row, Any], row: rows_lib.Row
+def _check_row(
+  folders: workspace.Folders,
+  systems: dict[rows_lib.Row, Any],
+  row: rows_lib.Row,
 ) -> None:
-  """Refuses a row, or a retriever in it, that was damaged or made otherwise."""
-  part = row.retriever
-  for one in dict.fromkeys((row, part)):
-    if made := known.get(one):
-      place = folders.root / made.directory
-      artifacts.check(place)
-      artifacts.check_data(place, folders.private("prepare_data"))
-  is_whole = row in (part, rows_lib.BM25) or (
-    part in known and system_results.stands_on(known[row], known[part])
+  """Refuses damaged or outdated results of a row and of its retriever.
+
+  Raises:
+    ValueError: if files changed, the data were prepared anew, or weights belong to
+      another training of the retriever.
+  """
+  retriever = row.retriever
+  for row_to_check in dict.fromkeys((row, retriever)):
+    if system := systems.get(row_to_check):
+      folder = folders.root / system.directory
+      artifacts.check(folder)
+      artifacts.check_data(folder, folders.private("prepare_data"))
+  is_whole = row in (retriever, rows_lib.BM25) or (
+    retriever in systems
+    and system_results.stands_on(systems[row], systems[retriever])
   )
   if not is_whole:
     raise ValueError(
-      f"{folders.root / known[row].directory}: expected weights of"
-      f" train_retriever/{part} as it is, got those of another training of it:"
+      f"{folders.root / systems[row].directory}: expected weights of"
+      f" train_retriever/{retriever} as it is, got those of another training of it:"
       " run `synthq run` again, which makes them anew"
     )
 
 
 class _Opened:
-  """The parts of a system of a run."""
+  """Opens the systems of a run; reads the vectors of a retriever once."""
 
   def __init__(
     self,
     folders: workspace.Folders,
     prepared: results.PreparedData,
-    known: dict[rows_lib.Row, Any],
+    systems: dict[rows_lib.Row, Any],
   ):
-    self._folders, self._prepared, self._known = folders, prepared, known
+    self._folders, self._prepared, self._systems = folders, prepared, systems
     self._positions = [str(n) for n in range(prepared.num_documents)]
     self.corpus = inputs.corpus(folders, prepared)
 
   def system(self, row: rows_lib.Row) -> _Search:
-    made = self._known[row]
-    if isinstance(made, results.Checkpoint):
-      return self._vectors(row, self._index(row))
-    if isinstance(made, (system_results.Fusion, system_results.Ranking)):
-      return self._beside_bm25(made)
-    built = queries_lib.index_of(self._positions, self.corpus)
-    return lambda query, k: built.search_run([""], [query], k)[""]
+    system = self._systems[row]
+    if isinstance(system, results.Checkpoint):
+      return self._make_vector_search(row, self._read_index(row))
+    if isinstance(system, (system_results.Fusion, system_results.Ranking)):
+      return self._make_joint_search(system)
+    lexical = queries_lib.index_of(self._positions, self.corpus)
+    return lambda query, k: lexical.search_run([""], [query], k)[""]
 
   @functools.cached_property
   def _passages(self) -> passages.Passages:
@@ -232,114 +246,128 @@ class _Opened:
     texts = inputs.document_texts(self.corpus)
     return ranking.Features.build(self._positions, texts)
 
-  def _beside_bm25(
-    self, made: system_results.Fusion | system_results.Ranking
+  def _make_joint_search(
+    self, system: system_results.Fusion | system_results.Ranking
   ) -> _Search:
-    parts = (rows_lib.BM25, made.retriever)
+    parts = (rows_lib.BM25, system.retriever)
     lexical, dense = map(self.system, parts)
-    is_ranking = isinstance(made, system_results.Ranking)
-    joined = self._ranked(made) if is_ranking else self._fused(made)
+    is_ranking = isinstance(system, system_results.Ranking)
+    combine = (
+      self._make_ranker(system) if is_ranking else self._make_fusion(system)
+    )
 
     def find(query: str, k: int) -> dict[str, float]:
-      runs = [one(query, made.depth) for one in (lexical, dense)]
-      return joined(query, runs, k)
+      runs = [
+        search_part(query, system.depth) for search_part in (lexical, dense)
+      ]
+      return combine(query, runs, k)
 
     return find
 
-  def _fused(self, made: system_results.Fusion) -> _Joined:
-    def joined(query: str, runs: Sequence[_Run], k: int) -> _Run:
+  def _make_fusion(self, fused: system_results.Fusion) -> _Combine:
+    def combine(query: str, runs: Sequence[_Run], k: int) -> _Run:
       del query
       each = ({"": run} for run in runs)
-      return fusion.fuse(made.method, *each, weight=made.weight, depth=k)[""]
+      return fusion.fuse(fused.method, *each, weight=fused.weight, depth=k)[""]
 
-    return joined
+    return combine
 
-  def _ranked(self, made: system_results.Ranking) -> _Joined:
-    def joined(query: str, runs: Sequence[_Run], k: int) -> _Run:
-      [found] = self._features.of([query], *([run] for run in runs))
-      return ranking.rank({"": found}, made.weights, k)[""]
+  def _make_ranker(self, learned: system_results.Ranking) -> _Combine:
+    def combine(query: str, runs: Sequence[_Run], k: int) -> _Run:
+      [candidates] = self._features.of([query], *([run] for run in runs))
+      return ranking.rank({"": candidates}, learned.weights, k)[""]
 
-    return joined
+    return combine
 
-  def _vectors(self, row: rows_lib.Row, built: index.Index) -> _Search:
-    """Returns the search by a retriever's vectors."""
-    encoded = self._encoder(row)
+  def _make_vector_search(
+    self, row: rows_lib.Row, vector_index: index.Index
+  ) -> _Search:
+    """Returns the search of a retriever by its vectors."""
+    encode_query = self._load_encoder(row)
     owners = self._passages.owners
 
     def find(query: str, k: int) -> dict[str, float]:
-      found = best_passages.documents(built, encoded(query), owners, k)
-      return trec.to_run([""], self._positions, *found)[""]
+      best = best_passages.documents(
+        vector_index, encode_query(query), owners, k
+      )
+      return trec.to_run([""], self._positions, *best)[""]
 
     return find
 
-  def _encoder(self, row: rows_lib.Row) -> Callable[[str], np.ndarray]:
-    """Returns the retriever's vector of one query, [1, dim]."""
-    made, role = self._known[row], sentence_folders.QUERY
-    params, shape = encoder_start.load(self._folders, made, role)
-    reads = encoder_start.tokens_of(self._folders, made)
+  def _load_encoder(self, row: rows_lib.Row) -> Callable[[str], np.ndarray]:
+    """Returns a function that encodes one query as a vector, [1, dim]."""
+    retriever, role = self._systems[row], sentence_folders.QUERY
+    params, shape = encoder_start.load(self._folders, retriever, role)
+    reads = encoder_start.tokens_of(self._folders, retriever)
     vocabulary = inputs.vocabulary(self._folders, self._prepared)
 
-    def encoded(query: str) -> np.ndarray:
-      own = vocabulary_lib.tokenize(
+    def encode_query(query: str) -> np.ndarray:
+      own_tokens = vocabulary_lib.tokenize(
         vocabulary, [query], length=self._prepared.query_length
       )
-      tokens = encoder_start.query_tokens(reads, [query], own)
+      tokens = encoder_start.query_tokens(reads, [query], own_tokens)
       return encode.encode(params, shape, tokens, batch_size=1)
 
-    return encoded
+    return encode_query
 
   @functools.cache  # noqa: B019  (lives as long as its search)
-  def _index(self, row: rows_lib.Row) -> index.Index:
-    """Indexes a retriever's vectors."""
-    made = self._known[row]
-    if isinstance(made, system_results.Adapter):
-      made.find_base(self._folders.root)
-      made = made.base
-    place = self._encoded(made).vectors
+  def _read_index(self, row: rows_lib.Row) -> index.Index:
+    """Returns an exact index of the document vectors of a retriever."""
+    retriever = self._systems[row]
+    if isinstance(retriever, system_results.Adapter):
+      retriever.find_base(self._folders.root)
+      retriever = retriever.base
+    path = self._read_vectors(retriever).vectors
     total = len(self._passages.owners)
-    vectors = vector_files.open_vectors(self._folders.root / place, total)
+    vectors = vector_files.open_vectors(self._folders.root / path, total)
     return index.exact(np.asarray(vectors))
 
-  def _encoded(self, retriever: results.Checkpoint) -> system_results.Vectors:
-    """Reads which vectors a run made with a retriever as it is."""
+  def _read_vectors(
+    self, retriever: results.Checkpoint
+  ) -> system_results.Vectors:
+    """Reads the record of a retriever's document vectors.
+
+    Raises:
+      ValueError: if they are missing, damaged or of an earlier training.
+    """
     name = retriever.name
     folders = self._folders
     private = results.is_private_path(retriever.directory)
-    place = folders.private if private else folders.public
-    source = place("encode_documents", name)
-    again = "run `synthq run` again with the run's settings, which makes "
+    get_folder = folders.private if private else folders.public
+    source = get_folder("encode_documents", name)
+    advice = "run `synthq run` again with the run's settings, which makes "
     if artifacts.read_fingerprint(source) is None:
       raise ValueError(
-        f"{source}: expected the vectors of {name}, got none: {again}"
+        f"{source}: expected the vectors of {name}, got none: {advice}"
         "what is missing"
       )
     artifacts.check(source)
-    made = artifacts.load(source, system_results.Vectors)
+    vectors = artifacts.load(source, system_results.Vectors)
     trained = artifacts.read_fingerprint(folders.root / retriever.directory)
-    is_same_release = made.statement.ledger == retriever.statement.ledger
-    if not is_same_release or made.retriever != trained:
+    is_same_release = vectors.statement.ledger == retriever.statement.ledger
+    if not is_same_release or vectors.retriever != trained:
       raise ValueError(
         f"{source}: expected the vectors of {name}, got those of an"
-        f" earlier training of it: {again}them anew"
+        f" earlier training of it: {advice}them anew"
       )
-    return made
+    return vectors
 
 
-def _snippet(text: str, query: str) -> str:
-  """Returns the part of a text where most of a query's words stand close.
+def _cut_snippet(text: str, query: str) -> str:
+  """Cuts out the part of a text that has most of a query's words.
 
-  >>> _snippet("a " * 200 + "red apple", "apples, red")[-9:]
+  >>> _cut_snippet("a " * 200 + "red apple", "apples, red")[-9:]
   'red apple'
   """
   text = " ".join(text.split())
   stems = {word[:5] for word in re.findall(r"\w{3,}", query.lower())}
-  places = [
+  starts = [
     word.start()
     for word in re.finditer(r"\w{3,}", text)
     if word.group().lower()[:5] in stems
   ]
-  ends = np.searchsorted(places, np.add(places, _SNIPPET - _LEAD))
-  start = places[np.argmax(ends - np.arange(len(places)))] if places else 0
+  ends = np.searchsorted(starts, np.add(starts, _SNIPPET - _LEAD))
+  start = starts[np.argmax(ends - np.arange(len(starts)))] if starts else 0
   start = max(0, min(start - _LEAD, len(text) - _SNIPPET))
   start = text.find(" ", start) + 1 if start else 0
   part = text[start : start + _SNIPPET]

@@ -1,9 +1,10 @@
-"""Serves a page that searches, to the browser of this machine alone.
+"""Serves a search page to browsers on this machine.
 
-Formal guarantee: it binds to 127.0.0.1, answers only requests that name this
-machine as their host (a page of another site cannot ask under its own name). What
-is typed may be private: no query is kept here, nor in an address, which the
-browser's history would keep. It is posted, and other sites' posts are refused.
+Formal guarantee: the server binds to 127.0.0.1 and answers only requests whose Host
+header names this machine, so a page of another site cannot ask under its own name.
+A query may be private. The server stores no query, and queries are posted, so none
+stands in an address, which the browser's history would keep. Posts of other sites
+are refused.
 """
 
 import http.server
@@ -21,12 +22,12 @@ from synthq_jax.tools import search
 with extras.required("run"):
   import jinja2
 
-__all__ = ["HOST", "server"]
+__all__ = ["HOST", "make_server"]
 
 HOST = "127.0.0.1"
 _NAMES = (HOST, "localhost")
 _LONGEST = 1000  # characters of a query
-_LOOKED_AT = 100  # documents, for a title
+_LOOKED_AT = 100  # documents searched for a title
 _EXAMPLE_WORDS = 8
 _MOST_BYTES = 1 << 16  # of a form
 _HEADERS = {
@@ -38,16 +39,16 @@ _HEADERS = {
 }
 
 
-def server(
+def make_server(
   searcher: search.Searcher, *, port: int = 8000, k: int = 10, private: bool
 ) -> http.server.HTTPServer:
-  """Returns a server of the page; `serve_forever` starts it.
+  """Makes the HTTP server of the search page; `serve_forever` starts it.
 
   Args:
-    searcher: from `search.open_run`.
-    port: 0 takes a free one (`server_port`).
-    k: documents of a page.
-    private: whether the system is private, which the page then says.
+    searcher: a system from `search.open_run`.
+    port: port to bind; 0 for a free one, which `server_port` then holds.
+    k: largest number of documents on a page.
+    private: whether the page says that the system is private.
 
   Raises:
     OSError: if the port is taken.
@@ -59,10 +60,10 @@ def server(
   )
   template = environment.get_template("search.html")
   searching = threading.Lock()
-  example = _example(searcher.documents)
+  example = _choose_example(searcher.documents)
 
   class Handler(http.server.BaseHTTPRequestHandler):
-    timeout = 10  # seconds; a post that does not end holds nobody up
+    timeout = 10  # seconds; an unfinished post must not block its thread
 
     def do_GET(self):  # noqa: N802  (the library's name)
       if self._is_allowed():
@@ -75,11 +76,11 @@ def server(
         return
       form = self.rfile.read(int(length)).decode(errors="replace")
       if self._is_allowed():
-        given = urllib.parse.parse_qs(form).get("q", [""])
-        self._send(given[0][:_LONGEST])
+        values = urllib.parse.parse_qs(form).get("q", [""])
+        self._send(values[0][:_LONGEST])
 
     def _is_allowed(self) -> bool:
-      """Refuses what another site asks for, and all but the page."""
+      """Tests whether to answer; sends an error to other sites and other paths."""
       host = self.headers.get("Host", "")
       origin = self.headers.get("Origin", f"http://{host}")
       if host.partition(":")[0] not in _NAMES or origin != f"http://{host}":
@@ -111,21 +112,23 @@ def server(
       self.wfile.write(content)
 
     def log_message(self, format: str, *told: Any) -> None:
-      """Keeps nothing."""
+      """Logs nothing: a request may hold a private query."""
 
-  # Browsers open connections that say nothing for a while.
-  made = http.server.ThreadingHTTPServer((HOST, port), Handler)
-  made.daemon_threads = True
-  return made
+  # One thread a connection: browsers open some that stay silent for a while.
+  http_server = http.server.ThreadingHTTPServer((HOST, port), Handler)
+  http_server.daemon_threads = True
+  return http_server
 
 
-def _example(documents: Sequence[Mapping[str, str]]) -> str:
-  """Returns a query for the page to offer: the first words of a public document.
+def _choose_example(documents: Sequence[Mapping[str, str]]) -> str:
+  """Returns an example query for the page: first words of a public document.
 
   Formal guarantee: a function of the public documents alone.
   """
-  first = itertools.islice(documents, _LOOKED_AT)
-  texts = [(each["title"].strip(), each["text"].strip()) for each in first]
+  some = itertools.islice(documents, _LOOKED_AT)
+  texts = [
+    (document["title"].strip(), document["text"].strip()) for document in some
+  ]
   titles = (title for title, _ in texts if title)
   text = next(titles, next((text for _, text in texts if text), ""))
   return " ".join(text.split()[:_EXAMPLE_WORDS])

@@ -79,7 +79,7 @@ def said(
 def test_queries_with_a_claim_are_released():
   lines = said()
   assert lines[1].startswith(
-    "Queries: Yes: 1 synthetic queries. Those of eps8:"
+    "Queries: Yes: 1 synthetic queries. Queries of eps8."
   )
   titles = [line.partition(":")[0] for line in lines]
   assert titles == ["Ship", "Queries", "Privacy"]
@@ -134,7 +134,7 @@ def test_what_voids_the_claims_is_red():
   red = [one.text for one in alerts if not one.is_calm]
   for words in (
     "1 private trainings were started here of which no result is left",
-    "these settings do not make it: a/b, generate/eps3",
+    "these settings do not make: a/b, generate/eps3",
   ):
     assert sum(words in one for one in red) == 1, words
   assert len(red) == 2
@@ -189,7 +189,7 @@ def test_of_rows_that_tie_with_the_best_the_cheapest_is_shipped():
   (line,) = [x for x in said(rows=rows, shipped=SHIPPED) if "Ship" in x]
   assert line.startswith("Ship: BM25 + retriever, untrained. fused_untrained:")
   assert (
-    "It ties with BM25 + retriever, synthetic queries (0.500), which costs 8."
+    "It ties with BM25 + retriever, synthetic queries (0.500), which costs epsilon 8."
   ) in line
   assert "It used no private query." in line
   # A row that is not clear of BM25 replaces none that is.
@@ -277,7 +277,7 @@ def test_a_row_without_private_queries_is_named_beside_released_scores_too():
   for more, told in ((0.095, True), (0.0, False)):
     scores = noisy({"eps8": (0.1, 8.0), "untrained": (more, None)})
     line = said(shipped=("eps8", "untrained"), scores=(scores,))[0]
-    assert ("untrained used none of them" in line) == told
+    assert ("untrained used none, and" in line) == told
   best = noisy({"eps8": (0.1, 8.0), "untrained": (0.2, None)})
   line = said(shipped=("eps8", "untrained"), scores=(best,))[0]
   assert "It used no private query." in line
@@ -299,7 +299,7 @@ def test_of_rows_within_noise_of_the_best_the_least_epsilon_is_shipped():
     " 0.551 on"
   )
   assert (
-    "It ties with BM25 + weights, synthetic queries (0.551), which costs 8.04."
+    "It ties with BM25 + weights, synthetic queries (0.551), which costs epsilon 8.04."
   ) in line
   # Where noise does not hide that it is better, the best is shipped.
   line = said(shipped=shipped, scores=(noisy(over, noise=1e-6),))[0]

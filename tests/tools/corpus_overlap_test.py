@@ -73,7 +73,9 @@ def test_queries_and_documents_are_looked_for(place, capsys):
   assert main.main(_argv(place)) == 0
   printed = capsys.readouterr().out
   assert printed.startswith("PRIVATE: ")
-  assert "4 texts, 17 words; mean and standard deviation of 2 runs" in printed
+  assert (
+    "4 texts, 17 words; mean and standard deviation of 2 samples" in printed
+  )
   table = [line.split("  ") for line in printed.splitlines() if "+-" in line]
   cells = [[cell.strip() for cell in row if cell.strip()] for row in table]
   third, half = "33.333 +- 0.000", "50.000 +- 0.000"

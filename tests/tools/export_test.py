@@ -174,7 +174,7 @@ def test_numbers_of_a_card_are_numbers_to_readers_of_yaml():
   yaml = pytest.importorskip("yaml")
   for delta in (1e-05, 5e-05, 6.78e-05, 1e-12, 0.25):
     claim = dataclasses.replace(CLAIM, delta=delta, epsilon=8.0)
-    read = yaml.safe_load(cards._yaml(cards._numbers(claim)))
+    read = yaml.safe_load(cards._write_yaml(cards._round_claim(claim)))
     assert isinstance(read["delta"], float) and read["delta"] >= delta
     assert isinstance(read["epsilon"], float)
     assert read["unit"] == str(claim.unit)
@@ -203,7 +203,7 @@ def test_a_card_of_no_privacy_has_no_tag_of_it():
   public = dataclasses.replace(CLAIM, epsilon=0.0, delta=0.0, ledger=())
   for claim, is_tagged in ((nothing, False), (public, False), (CLAIM, True)):
     made = made_up.checkpoint(statement=claim)
-    card = cards.of_retriever(made, {"max_seq_length": 8})
+    card = cards.render_retriever(made, {"max_seq_length": 8})
     header = yaml.safe_load(card.split("---\n")[1])
     assert ("differential-privacy" in header["tags"]) == is_tagged
     assert ("relation" in header["differential_privacy"]) == (claim != nothing)
@@ -223,10 +223,10 @@ def test_the_card_of_a_generator_has_its_own_prefix(finished_run, tmp_path):
   """Also where its queries are private."""
   root = finished_run.copy(tmp_path)
   given = types.SimpleNamespace(root=root, result=made_up.checkpoint())
-  assert export._prefix(given) == "generate_query: "
+  assert export._find_prefix(given) == "generate_query: "
   (root / results.PRIVATE / "generate").mkdir()
   shutil.move(root / "generate/eps8", root / results.PRIVATE / "generate")
-  assert export._prefix(given) == "generate_query: "
+  assert export._find_prefix(given) == "generate_query: "
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_the_card_of_a_generator_has_its_own_prefix(finished_run, tmp_path):
 )
 def test_the_printed_command_has_a_name_that_the_hub_takes(name):
   utils = pytest.importorskip("huggingface_hub.utils")
-  utils.validate_repo_id(f"YOUR_NAME/{cards.hub_name(name)}")
+  utils.validate_repo_id(f"YOUR_NAME/{cards.make_hub_name(name)}")
 
 
 def test_neither_moving_nor_linking_makes_a_private_model_shareable(
@@ -271,7 +271,7 @@ def test_results_that_were_moved_out_of_their_run(finished_run, tmp_path):
         retriever, tmp_path / "lengths", format="sentence-transformers"
       )
     queries = shutil.move(root / "generate/eps8", short / "q")
-    with pytest.raises(ValueError, match="where it put it, at gen"):
+    with pytest.raises(ValueError, match="in its run, at gen"):
       export.run(queries, tmp_path / "other", format="beir")
   finally:
     shutil.rmtree(short)
@@ -494,7 +494,7 @@ def test_one_record_more_shows_in_the_collection_of_its_own_documents(tmp_path):
 def test_an_export_names_what_can_read_the_length_of_its_queries():
   """sentence-transformers 5 fails at `query_length`, 6 reads it."""
   needed = '"sentence-transformers>=6"'
-  card = cards.of_retriever(None, {"max_seq_length": 8, "query_length": 4})
+  card = cards.render_retriever(None, {"max_seq_length": 8, "query_length": 4})
   assert f"pip install {needed}" in card
   assets = pathlib.Path(cards.__file__).parents[1] / "assets"
   assert needed in (assets / "ranker.py").read_text()

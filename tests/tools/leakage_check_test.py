@@ -190,7 +190,7 @@ def test_labels_that_calibrate_nothing_are_named(paths, capsys, content):
   with pytest.raises(
     ValueError, match=f"{labels}: expected labelled pairs, got"
   ):
-    leakage_check.calibrated(detectors.TokenSet(), str(labels), precision=0.9)
+    leakage_check.calibrate(detectors.TokenSet(), str(labels), precision=0.9)
 
 
 def test_a_query_that_meets_title_and_description_is_one_pair():
@@ -218,7 +218,9 @@ def test_an_id_with_several_texts_is_clean_if_all_are(order):
   texts = [detectors.Text(id=name, text=text) for name, text in log]
   for chunk in (1, 2, 3, 9):
     pairs, spool, clean = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    found = leakage_check._Found(known, [detectors.Exact()], None, pairs, spool)
+    found = leakage_check._MatchCollector(
+      known, [detectors.Exact()], None, pairs, spool
+    )
     for read, matches in detectors.search(
       texts, topics, [detectors.Exact()], chunk=chunk
     ):
@@ -364,7 +366,7 @@ def test_thresholds_are_those_of_the_labelled_pairs(name):
   """The shipped encoder's would take long; `leakage_labels.py --encoder` shows it."""
   path = LABELLED / "spire22_annotations.jsonl"
   one = leakage_check.detector(name)
-  found = leakage_check.calibrated(one, path, precision=0.9)
+  found = leakage_check.calibrate(one, path, precision=0.9)
   assert 0 <= found.threshold - one.threshold < 1e-3
 
 

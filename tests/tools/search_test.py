@@ -157,7 +157,7 @@ def test_a_wrong_search_is_one_line(flags, words, root, capsys):
 @pytest.fixture
 def page(root):
   searcher = search.open_run(root, "synthetic_eps8")
-  server = search_page.server(searcher, port=0, k=3, private=False)
+  server = search_page.make_server(searcher, port=0, k=3, private=False)
   thread = threading.Thread(target=server.serve_forever)
   thread.start()
 
@@ -193,7 +193,7 @@ def test_the_page_offers_an_example_before_anything_was_asked(page, root):
   _, get = page
   for text in (get("/")[1], get("/", " ")[1]):
     assert "<h1>Search with retriever, synthetic queries</h1>" in text
-    assert re.search(r"<p>This page asks \d+ documents", text)
+    assert re.search(r"<p>This page searches \d+ documents", text)
     assert "<ol>" not in text and "Nothing" not in text
     assert "No document" not in text and "Private" not in text
     example = re.search(r'type="hidden" name="q" value="([^"]+)"', text)[1]
@@ -205,11 +205,11 @@ def test_the_page_offers_an_example_before_anything_was_asked(page, root):
 
 def test_an_example_is_a_title_or_the_first_words_of_a_text():
   documents = [{"title": "", "text": "a b"}, {"title": "C d", "text": "e"}]
-  assert search_page._example(documents) == "C d"
-  assert search_page._example(documents[:1]) == "a b"
+  assert search_page._choose_example(documents) == "C d"
+  assert search_page._choose_example(documents[:1]) == "a b"
   long = {"title": "", "text": " ".join("abcdefghij")}
-  assert search_page._example([long]) == "a b c d e f g h"
-  assert search_page._example([]) == ""
+  assert search_page._choose_example([long]) == "a b c d e f g h"
+  assert search_page._choose_example([]) == ""
 
 
 def test_a_query_that_finds_nothing_is_told_so():
@@ -219,7 +219,7 @@ def test_a_query_that_finds_nothing_is_told_so():
     def search(self, query, k):
       return []
 
-  server = search_page.server(Finding(), port=0, private=False)
+  server = search_page.make_server(Finding(), port=0, private=False)
   thread = threading.Thread(target=server.serve_forever)
   thread.start()
   try:
@@ -245,13 +245,13 @@ def test_a_connection_that_says_nothing_holds_nobody_up(page):
 def test_a_snippet_is_where_most_of_the_words_stand():
   filler = "of the old stone harbor by night. "
   text = ("apple " + filler * 2) * 20_000 + "red otter, apple pie"
-  found = search._snippet(text, "pie of red apples and an otter")
+  found = search._cut_snippet(text, "pie of red apples and an otter")
   assert found.startswith("... ") and found.endswith("red otter, apple pie")
   text = "İ" * 400 + " " + text  # whose lower case is twice as long
-  found = search._snippet(text, "red otter pie")
+  found = search._cut_snippet(text, "red otter pie")
   assert found.endswith("red otter, apple pie")
   text = "apple " + filler * 40 + "apple and otter " + filler * 40
-  assert "apple and otter" in search._snippet(text, "otter apple")
+  assert "apple and otter" in search._cut_snippet(text, "otter apple")
 
 
 def test_the_page_runs_nothing_and_answers_no_other_site(page):
