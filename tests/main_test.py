@@ -374,7 +374,7 @@ WRONG_USES = {
   # Files.
   "run --gin_file=demo_tny.gin --workdir=w": "Did you mean demo_tiny.gin?",
   "run --gin_file=x.gin --workdir=w": "give --gin_search_paths=FOLDER",
-  "run --gin_file=logit_dp_images.gin --workdir=w": "nothing about plan.RunConfig",
+  "run --gin_file=logit_dp_images.gin --workdir=w": "do not configure plan.RunConfig",
   f"{RUN} --gin_file=data/beir.gin": "give --gin.SOURCE=...",
   "settings demo_ful.gin": "Did you mean demo_full.gin?",
   "settings nope.gin": "nope.gin: expected a gin file, got none. Give its path",
