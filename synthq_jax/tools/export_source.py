@@ -118,7 +118,9 @@ def read(folder: pathlib.Path) -> Source:
     absolute = folder.resolve()
     if absolute.parts[-len(path_in_run) :] == path_in_run:
       root = absolute.parents[len(path_in_run) - 1]
-    elif not isinstance(result, results.Checkpoint):
+    elif not isinstance(result, results.Checkpoint) or isinstance(
+      result, system_results.Adapter
+    ):
       raise ValueError(
         f"{folder}: expected the result in its run, at {result.directory}, got a"
         " copy elsewhere: export it from the run"

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import math
+import shutil
 
 import dp_accounting
 import jax
@@ -157,6 +158,16 @@ def test_a_search_finds_what_the_evaluation_found(finished_run):
   found = opened.system(made_up.row(ROW))(text, 3)
   names = [str(judged.passages.ids[int(place)]) for place in found]
   assert names == list(run[query])[:3]
+
+
+def test_an_adapter_that_lies_elsewhere_is_refused_in_one_line(
+  finished_run, tmp_path
+):
+  moved = tmp_path / "moved"
+  shutil.copytree(finished_run.root / "learn_adapter" / ROW, moved)
+  for form in ("sentence-transformers", "map"):
+    with pytest.raises(ValueError, match="expected the result in its run"):
+      export.run(moved, tmp_path / form, format=form)
 
 
 @pytest.mark.slow
