@@ -49,7 +49,7 @@ COUNTS = {
   "privacy": {"openers": 63, "names": 64},
   "report": {"openers": 0, "names": 38},
   "retrieval": {"openers": 18, "names": 31},
-  "runtime": {"openers": 105, "names": 117},
+  "runtime": {"openers": 0, "names": 2},
   "stages": {"openers": 99, "names": 188},
   "storage": {"openers": 7, "names": 23},
   "studies": {"openers": 122, "names": 179},

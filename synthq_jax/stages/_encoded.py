@@ -14,10 +14,10 @@ from synthq_jax.data import passages as passages_lib
 from synthq_jax.models import encodings, t5_config
 from synthq_jax.runtime import inputs
 
-__all__ = ["of_collection", "of_records"]
+__all__ = ["encode_collection", "encode_records"]
 
 
-def of_collection(
+def encode_collection(
   params: Mapping[str, Any],
   config: t5_config.T5Config,
   passages: passages_lib.Passages,
@@ -48,7 +48,7 @@ def of_collection(
   return encodings.kept(params, config, tokens)
 
 
-def of_records(
+def encode_records(
   public: Mapping[str, Any],
   shape: t5_config.T5Config,
   read: np.ndarray,

@@ -110,7 +110,9 @@ def _sizes(
   config.check(
     prepared, noise_bands=planned.noise_bands, draws_users=draws_users
   )
-  config = private_training.filled(config, prepared, draws_users=draws_users)
+  config = private_training.fill_batch_size(
+    config, prepared, draws_users=draws_users
+  )
   number = users if draws_users else prepared.num_queries["train"]
   assert number is not None  # who draws users knows how many there are
   sampler = private_training.sampler(

@@ -30,11 +30,11 @@ from synthq_jax.stages import _search
 __all__ = [
   "Config",
   "Inputs",
-  "chosen",
-  "of_train",
+  "select",
+  "read_train",
   "query_vectors",
-  "records",
-  "settings",
+  "make_records",
+  "make_settings",
 ]
 
 
@@ -62,7 +62,7 @@ class Inputs(private_training.Inputs):
   drop_identical: bool  # as `evaluate.Config` has it
 
 
-def settings(
+def make_settings(
   config: Config,
   prepared: results.PreparedData,
   *,
@@ -87,28 +87,28 @@ def settings(
   )
 
 
-def of_train(
+def read_train(
   task: stage.Task[Config, Inputs], left_out: float = 0.0
 ) -> _search.Judged:
   """Returns train queries.
 
   Args:
     task: of the training.
-    left_out: share of the documents, `training_pairs.held_out`, whose queries alone are
+    left_out: share of the documents, `training_pairs.draw_held_out`, whose queries alone are
       returned; 0: all queries.
   """
   space, prepared = task.folders, task.inputs.prepared
   folder = space.root / prepared.private_directory
   path = folder / "train.npz"
-  judged = _search.asked(space, prepared, folder, "train", path)
+  judged = _search.read_judged(space, prepared, folder, "train", path)
   if left_out:
     documents = inputs.arrays(space, prepared, path)["documents"]
-    is_read = training_pairs.held_out(prepared.num_documents, left_out)
-    judged = chosen(judged, np.flatnonzero(is_read[documents]))
+    is_read = training_pairs.draw_held_out(prepared.num_documents, left_out)
+    judged = select(judged, np.flatnonzero(is_read[documents]))
   return judged._replace(drop_identical=task.inputs.drop_identical)
 
 
-def records(
+def make_records(
   task: stage.Task[Config, Inputs],
   judged: _search.Judged,
   depth: int,
@@ -127,7 +127,7 @@ def records(
     "values" [query, candidate, feature], "relevant" and "candidate" [query,
     candidate].
   """
-  judged = chosen(judged, rows)
+  judged = select(judged, rows)
   asked = query_vectors(
     task.folders,
     task.inputs.retriever,
@@ -136,10 +136,10 @@ def records(
   )
   asked = _search.zero_broken(asked)
   documents = task.folders.root / task.inputs.vectors.vectors
-  candidates = _search.candidates(
+  candidates = _search.make_candidates(
     judged,
-    _search.lexical(judged, depth),
-    _search.nearest(judged, documents, asked, depth),
+    _search.search_lexical(judged, depth),
+    _search.search_nearest(judged, documents, asked, depth),
   )
   size = (len(judged.qrels), 2 * depth)
   arrays = {
@@ -155,7 +155,7 @@ def records(
   return arrays
 
 
-def chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
+def select(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
   """Returns some of the queries.
 
   Args:

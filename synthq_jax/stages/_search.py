@@ -37,15 +37,15 @@ from synthq_jax.training import progress as progress_lib
 
 __all__ = [
   "Judged",
-  "asked",
-  "candidates",
-  "collection",
-  "dense",
+  "read_judged",
+  "make_candidates",
+  "open_vectors",
+  "search_dense",
   "document_tokens",
   "encode_rows",
   "encode_with",
-  "lexical",
-  "nearest",
+  "search_lexical",
+  "search_nearest",
   "query_tokens",
   "zero_broken",
 ]
@@ -74,7 +74,7 @@ class Judged(NamedTuple):
     return trec.without_own(run, depth, self.qrels)
 
 
-def asked(
+def read_judged(
   folders: workspace.Folders,
   made: Any,
   folder: pathlib.Path,
@@ -95,7 +95,7 @@ def asked(
   )
 
 
-def lexical(judged: Judged, depth: int) -> trec.Run:
+def search_lexical(judged: Judged, depth: int) -> trec.Run:
   """Runs BM25 over whole documents, not cut at the encoder's length."""
   ids = judged.passages.ids
   built = queries_lib.index_of(ids, judged.corpus)
@@ -105,7 +105,7 @@ def lexical(judged: Judged, depth: int) -> trec.Run:
   return judged.without_own(run, depth)
 
 
-def candidates(
+def make_candidates(
   judged: Judged, found: trec.Run, dense: trec.Run
 ) -> dict[str, ranking.Candidates]:
   """Returns what is learned to be ranked: what BM25 found, and a retriever."""
@@ -194,10 +194,12 @@ def document_tokens(
 ) -> passages.Tokens:
   """Returns the tokens of the passages as a retriever reads them."""
   tokens = encoder_start.tokens_of(folders, retriever)
-  return encoder_start.read_by(judged.passages, judged.corpus, tokens).tokens
+  return encoder_start.replace_tokens(
+    judged.passages, judged.corpus, tokens
+  ).tokens
 
 
-def dense(
+def search_dense(
   task: stage.Task[Any, Any],
   retriever: results.Checkpoint,
   judged: Judged,
@@ -226,7 +228,7 @@ def dense(
     return None
   total = len(judged.queries)
   asked = np.asarray(vector_files.open_vectors(queries, total))
-  return nearest(judged, own, asked, depth)
+  return search_nearest(judged, own, asked, depth)
 
 
 def zero_broken(asked: Float[np.ndarray, "query dim"]) -> np.ndarray:
@@ -239,7 +241,7 @@ def zero_broken(asked: Float[np.ndarray, "query dim"]) -> np.ndarray:
   return np.where(finite, asked, np.zeros_like(asked))
 
 
-def collection(
+def open_vectors(
   judged: Judged, documents: pathlib.Path
 ) -> Float[np.ndarray, "passage dim"]:
   """Returns the vectors of all passages, which `encode_rows` wrote."""
@@ -247,7 +249,7 @@ def collection(
   return np.asarray(vector_files.open_vectors(documents, total))
 
 
-def nearest(
+def search_nearest(
   judged: Judged, documents: pathlib.Path, asked: np.ndarray, depth: int
 ) -> trec.Run:
   """Returns the documents nearest to each query, by exact inner product.
@@ -255,7 +257,7 @@ def nearest(
   A query whose vector is not finite is searched for as `zero_broken` has it.
   """
   found = best_passages.documents(
-    index.exact(collection(judged, documents)),
+    index.exact(open_vectors(judged, documents)),
     zero_broken(asked),
     judged.passages.owners,
     depth + judged.drop_identical,

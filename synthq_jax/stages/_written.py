@@ -93,7 +93,7 @@ def save(
     synthetic,
     directory=folders.relative(directory),
     **changes,
-    **queries_lib.measured(
+    **queries_lib.measure(
       kept.texts,
       kept.owners,
       index=index,

@@ -359,12 +359,14 @@ def _write(
     sampler=decoding.Nucleus(p=config.p),
     max_length=prepared.query_length,
     num_samples=config.queries_per_canary,
-    forbidden=queries_lib.forbidden(vocabulary, model.config.vocab_size),
+    forbidden=queries_lib.get_forbidden_ids(
+      vocabulary, model.config.vocab_size
+    ),
     batch_size=config.batch_size,
     progress=progress,
   )
   return [
-    [queries_lib.decoded(vocabulary, row) for row in rows] for rows in tokens
+    [queries_lib.decode(vocabulary, row) for row in rows] for rows in tokens
   ]
 
 

@@ -201,7 +201,7 @@ def _rows(
       owners=owners,
     )
     for test_set, group in sets.items()
-    for owners in [inputs.owners(folders, data, test_set)]
+    for owners in [inputs.read_owners(folders, data, test_set)]
     for one in group
   ]
 

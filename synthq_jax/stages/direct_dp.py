@@ -215,7 +215,9 @@ def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
 
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the training of one retriever."""
-  settings = private_training.filled(run.plan.direct[row], run.prepared)
+  settings = private_training.fill_batch_size(
+    run.plan.direct[row], run.prepared
+  )
   assert row.epsilon is not None
   return stage.Job(
     row=row,
@@ -258,7 +260,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   params, model_config = encoder.load_public(prepared)
   start, public = _split(config, model_config, params)
   tokens = encoder.tokens()
-  documents = encoder_start.passages(space, prepared, tokens)
+  documents = encoder_start.open_passages(space, prepared, tokens)
   pairs = training_pairs.read_real(space, prepared, tokens)
   records = _records(config, pairs, documents)
   settings = dataclasses.replace(

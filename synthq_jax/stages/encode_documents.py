@@ -71,7 +71,7 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Vectors | None:
   folders, retriever = task.folders, task.inputs.retriever
   directory = task.folder(private=results.is_private_path(retriever.directory))
   tokens = encoder_start.tokens_of(folders, retriever)
-  found = encoder_start.passages(folders, task.inputs.documents, tokens)
+  found = encoder_start.open_passages(folders, task.inputs.documents, tokens)
   vectors = directory / f"vectors_{task.digest}"
   wanted = {sentence_folders.DOCUMENT: (found.tokens, vectors)}
   _search.encode_with(task, retriever, wanted)

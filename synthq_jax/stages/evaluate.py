@@ -229,7 +229,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Evaluation | None:
   statement = system.statement if system is not None else None
   if statement is not None and statement.is_public:
     statement = None
-  owners = inputs.owners(space, given.prepared, called)
+  owners = inputs.read_owners(space, given.prepared, called)
   return results.Evaluation(
     directory=space.relative(directory),
     row=row,
@@ -260,7 +260,9 @@ def _search_with(
   config, space, system = task.settings, task.folders, task.inputs.system
   if isinstance(system, results.Checkpoint):
     vectors = task.inputs.vectors
-    return _search.dense(task, system, test, directory, vectors, config.depth)
+    return _search.search_dense(
+      task, system, test, directory, vectors, config.depth
+    )
   if not distributed.is_main():
     return None
   parts = {
@@ -271,12 +273,12 @@ def _search_with(
     kinds = (rows.LEXICAL, rows.DENSE)
     runs = [trec.first(parts[kind], system.depth) for kind in kinds]
     if isinstance(system, system_results.Ranking):
-      found = _search.candidates(test, *runs)
+      found = _search.make_candidates(test, *runs)
       return ranking.rank(found, system.weights, config.depth)
     return fusion.fuse(
       system.method, *runs, weight=system.weight, depth=config.depth
     )
-  return _search.lexical(test, config.depth)
+  return _search.search_lexical(test, config.depth)
 
 
 def _part(path: pathlib.Path) -> trec.Run:
@@ -294,12 +296,12 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
   if isinstance(test_set, results.TestSet):
     folder = space.root / test_set.directory
     queries = folder / results.TestSet.QUERIES
-    test = _search.asked(space, test_set, folder, "test", queries)
+    test = _search.read_judged(space, test_set, folder, "test", queries)
     return test._replace(split=test_set.split)
   if test_set == "test":
     folder = space.root / prepared.private_directory
     split = prepared.test_split
-    return _search.asked(
+    return _search.read_judged(
       space, prepared, folder, split, folder / f"{split}.npz"
     )
   public = space.root / prepared.directory

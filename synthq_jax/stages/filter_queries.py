@@ -218,7 +218,7 @@ def _by_text(
   if config.copied_share:
     copied = filters.are_copies(
       written.texts,
-      queries_lib.texts_of(corpus, written.owners),
+      queries_lib.read_document_texts(corpus, written.owners),
       share=config.copied_share,
       min_words=config.copied_words,
     )
@@ -261,7 +261,7 @@ def _ranks(
     params,
     model_config,
     encoder_start.query_tokens(tokens, left.texts, left.tokens),
-    encoder_start.passages(folders, documents, tokens).tokens,
+    encoder_start.open_passages(folders, documents, tokens).tokens,
     left.passages,
     directory=state,
     description=description,

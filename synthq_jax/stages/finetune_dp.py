@@ -131,7 +131,7 @@ def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the training of one generator."""
   config = run.config
-  settings = private_training.filled(
+  settings = private_training.fill_batch_size(
     config.finetune_dp,
     run.prepared,
     draws_users=bool(run.prepared.queries_per_user),
@@ -388,7 +388,7 @@ def encoded_once(
   )
   if not stays or encodings.num_bytes(read.size, shape) > encodings.MOST_BYTES:
     return {}
-  encoded = _encoded.of_records(public, shape, read, collection)
+  encoded = _encoded.encode_records(public, shape, read, collection)
   layers, size = encodings.num_begun(trained, shape), read.size + targets.size
   if (
     not layers
@@ -409,7 +409,7 @@ def _collection(
 ) -> encodings.Encodings | None:
   """Returns what the encoder makes of all documents, where there is room."""
   passages = inputs.document_tokens(space, prepared)
-  return _encoded.of_collection(
+  return _encoded.encode_collection(
     params,
     shape,
     passages.cut_at(prepared.document_length),

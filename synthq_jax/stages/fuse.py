@@ -225,8 +225,10 @@ def _runs(
   vectors, depth = task.inputs.vectors, task.settings.depth
   encoder = task.inputs.untrained
   assert encoder is not None  # without one there are no queries
-  dense = _search.dense(task, encoder, judged, directory, vectors, depth)
-  return None if dense is None else (_search.lexical(judged, depth), dense)
+  dense = _search.search_dense(task, encoder, judged, directory, vectors, depth)
+  return (
+    None if dense is None else (_search.search_lexical(judged, depth), dense)
+  )
 
 
 STAGE = stage.Stage(

@@ -168,7 +168,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
   written = _read(config, parts, firsts, write)
   read = np.repeat(read, samples)
   owners = passages.owners[read]
-  texts = [queries_lib.decoded(vocabulary, row) for row in written]
+  texts = [queries_lib.decode(vocabulary, row) for row in written]
   kept = filters.keep(texts, [str(ids[owner]) for owner in owners])
   if not len(kept.indices):
     raise ValueError(
@@ -198,7 +198,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
     num_documents=len(np.unique(passages.owners[read])),
     queries_per_document=config.queries_per_document,
     removed=filters.removed(kept),
-    **queries_lib.measured(
+    **queries_lib.measure(
       queries,
       owners,
       index=queries_lib.index_of(ids, corpus),
@@ -245,7 +245,7 @@ def _write(
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
   known = None
   if not prompt_tokens:
-    known = _encoded.of_collection(
+    known = _encoded.encode_collection(
       t5_checkpoints.flatten(params),
       model_config,
       passages,
@@ -274,7 +274,9 @@ def _write(
           sampler=sampler,
           max_length=config.max_length,
           num_samples=samples,
-          forbidden=queries_lib.forbidden(vocabulary, model_config.vocab_size),
+          forbidden=queries_lib.get_forbidden_ids(
+            vocabulary, model_config.vocab_size
+          ),
           batch_size=config.batch_size,
           devices=distributed.own_devices(),
           progress=bar.update,

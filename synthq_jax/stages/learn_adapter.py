@@ -96,7 +96,9 @@ def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the training of one adapter."""
   config = run.config
-  settings = private_training.filled(config.learn_adapter, run.prepared)
+  settings = private_training.fill_batch_size(
+    config.learn_adapter, run.prepared
+  )
   base = config.rows.adapter_base
   retriever, vectors = run.retrievers[base], run.get_vectors(base)
   assert row.epsilon is not None
@@ -209,9 +211,9 @@ class PooledGrad:
 def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
   """Trains the map; returns it, and fields of the result."""
   config, given = task.settings, task.inputs
-  judged = _ranking.of_train(task)
+  judged = _ranking.read_train(task)
   place = task.folders.root / given.vectors.vectors
-  vectors = _search.collection(judged, place)
+  vectors = _search.open_vectors(judged, place)
   built = index.exact(vectors)
   size = min(config.pool, len(vectors))
 
@@ -221,7 +223,7 @@ def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
     return {"pool": np.sort(pool).astype(np.int32)}
 
   def make(rows: np.ndarray) -> dict[str, np.ndarray]:
-    chosen = _ranking.chosen(judged, rows)
+    chosen = _ranking.select(judged, rows)
     asked = _ranking.query_vectors(
       task.folders, given.retriever, chosen, config.encode_batch_size
     )
@@ -230,7 +232,7 @@ def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
 
   return private_training.train(
     task,
-    _ranking.settings(
+    _ranking.make_settings(
       config, given.prepared, epsilon=given.epsilon, mechanism="adapter"
     ),
     dp_step.Training(

@@ -101,7 +101,9 @@ def plan_training(
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the learning of the weights beside one retriever."""
   config = run.config
-  settings = private_training.filled(config.learn_to_rank, run.prepared)
+  settings = private_training.fill_batch_size(
+    config.learn_to_rank, run.prepared
+  )
   retriever = run.retrievers[row.retriever]
   vectors = run.get_vectors(row.retriever)
   left_out = run.plan.left_out(row)
@@ -151,7 +153,7 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
   """
   config, retriever = task.settings, task.inputs.retriever
   has_claim = math.isfinite(retriever.statement.epsilon)
-  judged = _ranking.of_train(task, task.inputs.left_out)
+  judged = _ranking.read_train(task, task.inputs.left_out)
   number = len(judged.qrels)
   weights, claim = ranking.start(config.start), retriever.statement
   if number:  # of those that were left out there may be none
@@ -182,7 +184,7 @@ def _learned(
     config = dataclasses.replace(config, batch_size=size)
     task = dataclasses.replace(task, settings=config)
 
-  make = functools.partial(_ranking.records, task, judged, config.depth)
+  make = functools.partial(_ranking.make_records, task, judged, config.depth)
   clipped = optim.clipped_grad(
     loss_fn,
     l2_clip_norm=config.clip_norm,
@@ -190,7 +192,7 @@ def _learned(
   )
   trained, fields = private_training.train(
     task,
-    _ranking.settings(
+    _ranking.make_settings(
       config,
       task.inputs.prepared,
       epsilon=config.epsilon if has_claim else math.inf,

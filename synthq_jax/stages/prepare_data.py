@@ -239,8 +239,8 @@ def _prepare(task: stage.Task[Config, None]) -> results.PreparedData:
   _check_splits(data, config)
   # What is not there trains nothing, and lowers the scores of the test split.
   data = data.without_lacking(data.qrels.keys() - {config.test_split})
-  public = workspace.emptied(space.public("prepare_data"))
-  private = workspace.emptied(space.private("prepare_data"))
+  public = workspace.make_empty(space.public("prepare_data"))
+  private = workspace.make_empty(space.private("prepare_data"))
   model = _vocabulary(config, data, public)
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
   state = hashlib.sha256(str(space.seed("digest")).encode())
@@ -470,7 +470,7 @@ def _write_queries(
     path = private / f"{split}.npz"
     array_files.save_npz(path, fields)
     if alone:
-      array_files.save_npz(inputs.unanswered(path), rest)
+      array_files.save_npz(inputs.get_unanswered_path(path), rest)
     counts[split] = len(ids) + len(alone)
   return counts
 

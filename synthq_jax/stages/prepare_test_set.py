@@ -302,7 +302,7 @@ def run(task: stage.Task[TestSet, Inputs]) -> results.TestSet:
       f"{test_set.source.place}: expected judged queries in split"
       f" {test_set.split!r}, got none with a grade above 0"
     )
-  folder = workspace.emptied(task.folders.public(task.place))
+  folder = workspace.make_empty(task.folders.public(task.place))
   vocabulary = inputs.vocabulary(task.folders, documents)
   written = inputs.write_documents(
     data.documents,

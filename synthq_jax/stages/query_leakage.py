@@ -124,10 +124,10 @@ def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryLeakage:
   """
   config, space = task.settings, task.folders
   prepared, synthetic = task.inputs.prepared, task.inputs.synthetic
-  real = query_comparisons.real(space, prepared)
+  real = query_comparisons.read_real(space, prepared)
   real = real.sample(config.max_real, config.seed)
   written = [
-    query_comparisons.written(
+    query_comparisons.read_written(
       space, one, limit=config.max_written, seed=config.seed
     )
     for one in synthetic

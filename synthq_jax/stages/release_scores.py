@@ -143,7 +143,7 @@ def check(run: runner.Run) -> None:
   number = run.prepared.num_queries[split]
   if config.delta is not None:
     units = run.prepared.units(split)
-    accounting.check_delta(config.delta, noisy_sums.everybody(units))
+    accounting.check_delta(config.delta, noisy_sums.full_batch(units))
   if config.required:
     _check_noise(config, number, size, run.prepared)
 
@@ -180,7 +180,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.ReleasedScores:
   )  # [query, row x measure]
   number, size = table.shape
   _check_noise(config, number, size, prepared)
-  promise = noisy_sums.of_split(
+  promise = noisy_sums.make_claim(
     config, prepared, prepared.test_split, terms.SCORES,
     size=size, space=space,
   )  # fmt: skip
@@ -228,7 +228,7 @@ def _refusal(
 
   def width(number: int) -> float:
     units = math.ceil(users / num_queries * number)
-    delta = config.delta or noisy_sums.smallest_delta(prepared, units)
+    delta = config.delta or noisy_sums.get_smallest_delta(prepared, units)
     if number > num_queries:  # a given one may be too large for so many
       delta = min(delta, 1 / (2 * units))
     # In closed form: the accountant takes seconds for each.
@@ -240,7 +240,9 @@ def _refusal(
   found = width(num_queries)
   if found <= config.widest:
     return ""
-  enough = noisy_sums.enough(lambda n: width(n) / config.widest, num_queries)
+  enough = noisy_sums.find_enough(
+    lambda n: width(n) / config.widest, num_queries
+  )
   return (
     f"expected noise of at most {config.widest:g} on a mean, got"
     f" {found:.2g}: {size} scores of {num_queries:,} test queries at epsilon"

@@ -181,7 +181,7 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
     model_config,
     save=encoder.save,
     kind="retriever",
-    statement=results.inherited(
+    statement=results.inherit(
       synthetic,
       real="Trained on the private queries without privacy.",
       synthetic="A retriever was trained on the synthetic queries: post-processing.",

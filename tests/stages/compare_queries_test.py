@@ -245,7 +245,9 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
   ]
   config = compare_queries.Config(measures=("nDCG@10",))
   owners = {query: place // 4 for place, query in enumerate(base)}
-  monkeypatch.setattr(inputs, "owners", lambda *_: owners if users else None)
+  monkeypatch.setattr(
+    inputs, "read_owners", lambda *_: owners if users else None
+  )
   folders = workspace.Folders(tmp_path)
   scored = compare_queries._headlined(
     config, compare_queries._rows(folders, made_up.prepared(), rows)

@@ -132,7 +132,7 @@ def test_a_text_that_becomes_empty_stays_in_the_group_of_its_document(pairs):
 
 
 def read(space, prepared):
-  return encoder_start.passages(space, prepared, None)
+  return encoder_start.open_passages(space, prepared, None)
 
 
 def test_public_negatives_are_drawn_without_the_private_pairs(
@@ -258,7 +258,7 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
   monkeypatch.setattr(private_training, "train", train)
   start = encoder_start.EncoderStart
   monkeypatch.setattr(start, "load_public", lambda *_: ({}, None))
-  monkeypatch.setattr(encoder_start, "passages", lambda *_: None)
+  monkeypatch.setattr(encoder_start, "open_passages", lambda *_: None)
   monkeypatch.setattr(training_pairs, "read_real", lambda *_: None)
   selected = types.SimpleNamespace(select=lambda params: params)
   monkeypatch.setattr(direct_dp.encoders, "of", lambda _: selected)

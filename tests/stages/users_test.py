@@ -514,7 +514,7 @@ def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
     unit=unit_lib.user(MOST),
   )
   promise, alone = (
-    noisy_sums.of_split(config, prepared, "test", terms.SCORES, size=6)
+    noisy_sums.make_claim(config, prepared, "test", terms.SCORES, size=6)
     for prepared in (
       data,
       made_up.prepared(num_queries={"train": 500, "test": 500}),
@@ -527,7 +527,7 @@ def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
 
 def test_scores_are_claimed_for_users(tmp_path):
   space = workspace.Workspace(tmp_path, secret_seed=1)
-  words = noisy_sums.words(terms.SCORES, space, of_users())
+  words = noisy_sums.make_terms(terms.SCORES, space, of_users())
   assert words.unit == unit_lib.user(MOST)
   assert "summed" in words.assumptions
 
