@@ -50,7 +50,7 @@ COUNTS = {
   "report": {"openers": 0, "names": 38},
   "retrieval": {"openers": 18, "names": 31},
   "runtime": {"openers": 0, "names": 2},
-  "stages": {"openers": 99, "names": 188},
+  "stages": {"openers": 0, "names": 2},
   "storage": {"openers": 7, "names": 23},
   "studies": {"openers": 122, "names": 179},
   "tools": {"openers": 0, "names": 125},

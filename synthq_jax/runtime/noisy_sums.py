@@ -26,8 +26,8 @@ __all__ = [
   "draw",
   "find_enough",
   "full_batch",
-  "make_claim",
   "get_smallest_delta",
+  "make_claim",
   "make_terms",
 ]
 

@@ -27,9 +27,9 @@ __all__ = [
   "get_forbidden_ids",
   "index_of",
   "measure",
+  "read_document_texts",
   "save",
   "texts",
-  "read_document_texts",
 ]
 
 _index_cache: memory.Kept[bm25.Index] = memory.Kept(

@@ -25,7 +25,7 @@ from synthq_jax.privacy import ledger
 from synthq_jax.runtime import results
 from synthq_jax.storage import artifacts, file_lists, stores
 
-__all__ = ["Folders", "Workspace", "make_empty", "locked", "prepared"]
+__all__ = ["Folders", "Workspace", "locked", "make_empty", "prepared"]
 
 
 @contextlib.contextmanager
@@ -123,9 +123,9 @@ class Workspace(Folders):
         training would draw two samples and two noises.
 
     Raises:
-      ValueError: if the secret is missing and may not be drawn, if it is
-        damaged, or if others than its owner may read it, as in a bucket to
-        which the user has not agreed.
+      ValueError: if the secret is missing and may not be drawn, or is damaged;
+        or if others than its owner may read it, as in a bucket that the user
+        has not confirmed.
     """
     super().__init__(root)
     self.is_fixed = secret_seed is not None
