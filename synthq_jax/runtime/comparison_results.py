@@ -34,7 +34,7 @@ _WITH_BM25 = (rows_lib.FUSED, rows_lib.RANKED)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoredRow:
-  """One row of a table."""
+  """Scores of one row of a table, and its comparisons with other rows."""
 
   evaluation: results.Evaluation
   """The row's scores; their intervals are over queries."""
@@ -62,7 +62,7 @@ class Difference:
   first: str
   """Name of a row."""
   second: str
-  """Name of the row it is compared with."""
+  """Name of the row that it is compared with."""
   interval: intervals.Interval
   """Mean of the first minus mean of the second; 95%, paired bootstrap."""
   p_value: float
@@ -141,11 +141,11 @@ class QueryComparison(results.Saved):
   measures: tuple[str, ...]
   """Columns of the tables; rows are compared by the first."""
   test_set: str
-  """The test set of the main table."""
+  """Name of the test set of the main table."""
   rows: tuple[ScoredRow, ...]
   """Scored rows of every test set."""
   differences: tuple[Difference, ...]
-  """Between rows of the main table."""
+  """Differences between rows of the main table."""
   side_by_side: tuple[SideBySide, ...]
   """All rows over further test sets, one table for each measure."""
   shareable_side_by_side: tuple[SideBySide, ...]
@@ -153,7 +153,7 @@ class QueryComparison(results.Saved):
   generators: tuple[str, ...]
   """Generators whose queries `asked` holds."""
   asked: tuple[Asked, ...]
-  """Some documents of held-out pairs."""
+  """Real and synthetic queries of some documents of held-out pairs."""
   similarity: tuple[Similarity, ...]
   """Similarity of each generator's queries to the real ones."""
 

@@ -53,7 +53,8 @@ class Config:
   steps: int = 100
   """Optimizer steps."""
   optimizer: str = "dp_adam"
-  """"dp_adam" or "dp_adafactor"."""
+  """Optimizer: "dp_adam", "dp_adafactor" or "dp_dual_averaging". The last one
+  discards initial values, so it is for parameters that start at 0."""
   learning_rate: float = 1e-3
   """Peak learning rate; warm-up over a tenth of the steps, then linear
   decay."""

@@ -184,7 +184,7 @@ class PreparedData(PublicDocuments):
   """Digest of all data, keyed with the run's secret: nobody can confirm a guess
   with it."""
   versions: str
-  """Versions of the packages the demo set came from, or empty."""
+  """Versions of the packages that the demo set came from, or empty."""
   unit: unit_lib.Unit
   """The unit of privacy: queries, or users."""
   num_queries: dict[str, int]
@@ -581,14 +581,14 @@ class AuditReport(Saved):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """The reports of a run."""
+  """Pages of a run's report, and its table."""
 
   html: str
-  """Shareable page."""
+  """Path of the shareable page."""
   markdown: str
-  """The same page as Markdown text."""
+  """Path of the shareable page as Markdown."""
   private_html: str
-  """Page with private content, under `private/`."""
+  """Path of the page with private content, under `private/`."""
   table: str
   """The main table as it is printed on the screen."""
   verdict: str = ""

@@ -175,7 +175,7 @@ class Stage(Generic[_Inputs]):
     """Makes a result and saves it.
 
     Args:
-      task: from the runner.
+      task: the task, from the runner.
       saves: False in processes other than 0.
 
     Returns:

@@ -38,7 +38,7 @@ class Training:
   num_users: int | None = None
   """Users of the train queries, if these are the unit: n of `delta`."""
   batch_size: int | None
-  """Expected records of a batch; None: all of them."""
+  """Expected records of a batch; None: all records."""
   max_batch_size: int | None
   """Maximum records of a batch."""
   steps: int
