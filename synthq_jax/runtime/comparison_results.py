@@ -26,7 +26,7 @@ __all__ = [
   "Side",
   "SideBySide",
   "Similarity",
-  "pairs",
+  "list_pairs",
 ]
 
 _WITH_BM25 = (rows_lib.FUSED, rows_lib.RANKED)
@@ -216,7 +216,7 @@ class QueryLeakage(results.Saved):
   groups then differ without any leak, and nothing is tested."""
 
 
-def pairs(
+def list_pairs(
   rows: Sequence[results.Evaluation],
 ) -> list[tuple[rows_lib.Row, rows_lib.Row]]:
   """Returns the pairs of rows to test, the row expected to score higher first.

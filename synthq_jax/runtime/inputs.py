@@ -30,28 +30,28 @@ from synthq_jax.training import distributed
 __all__ = [
   "VOCABULARY_NAME",
   "WrittenDocuments",
+  "add_prefix",
+  "add_prompt",
   "arrays",
   "check_prompt",
   "check_t5",
   "check_vocabulary",
   "corpus",
-  "document_text",
   "document_texts",
   "document_tokens",
   "load_public",
-  "qrels",
+  "parse_document_text",
   "read_documents",
   "read_owners",
+  "read_qrels",
+  "read_texts",
   "refuse_other_data",
   "refuse_private",
   "save_checkpoint",
   "split_parameters",
   "texts",
-  "texts_of",
   "vocabulary",
   "vocabulary_beside",
-  "with_prefix",
-  "with_prompt",
   "write_documents",
 ]
 
@@ -98,7 +98,7 @@ def read_owners(
   if test_set != "test" or not prepared.queries_per_user:
     return None
   folder = space.root / prepared.private_directory
-  judged = judged_queries(
+  judged = read_judged_queries(
     space, prepared, folder / f"{prepared.test_split}.npz"
   )
   return dict(
@@ -106,7 +106,7 @@ def read_owners(
   )
 
 
-def judged_queries(
+def read_judged_queries(
   space: workspace.Folders, result: Documents, path: pathlib.Path
 ) -> dict[str, np.ndarray]:
   """Reads all judged queries of a file of pairs; those without a pair come
@@ -159,15 +159,15 @@ def document_texts(path: pathlib.Path) -> Iterator[str]:
   """Yields title and text of each line of a corpus.jsonl."""
   with open(path, encoding="utf-8") as stream:
     for line in stream:
-      yield document_text(line)
+      yield parse_document_text(line)
 
 
 def texts(path: pathlib.Path) -> files.Lines:
   """Opens title and text of each line of a corpus.jsonl by position."""
-  return files.Lines(path, document_text)
+  return files.Lines(path, parse_document_text)
 
 
-def texts_of(path: pathlib.Path, ids: set[str]) -> dict[str, str]:
+def read_texts(path: pathlib.Path, ids: set[str]) -> dict[str, str]:
   """Reads title and text of the lines of a JSONL file with these ids."""
   return {
     line["_id"]: f"{line.get('title') or ''} {line['text']}".strip()
@@ -176,7 +176,7 @@ def texts_of(path: pathlib.Path, ids: set[str]) -> dict[str, str]:
   }
 
 
-def document_text(line: str | bytes) -> str:
+def parse_document_text(line: str | bytes) -> str:
   """Returns title and text of one line of the run's own corpus.jsonl."""
   entry = json.loads(line)
   return f"{entry['title']} {entry['text']}".strip()
@@ -192,14 +192,14 @@ def vocabulary(
   )
 
 
-def with_prefix(
+def add_prefix(
   tokens: Int[np.ndarray, "row length"], vocabulary, prefix: str
 ) -> Int[np.ndarray, "row longer"]:
   """Prepends the ids of the prefix to every row; rows grow by their number."""
   return _with_head(tokens, np.array(vocabulary.encode(prefix), np.int32))
 
 
-def with_prompt(
+def add_prompt(
   tokens: Int[np.ndarray, "row length"], prompt_tokens: int, vocab_size: int
 ) -> Int[np.ndarray, "row longer"]:
   """Prepends the ids of a merged prompt to every row, prefix included.
@@ -321,7 +321,7 @@ def check_t5(
       )
 
 
-def qrels(folder: pathlib.Path, split: str) -> dict[str, dict[str, int]]:
+def read_qrels(folder: pathlib.Path, split: str) -> dict[str, dict[str, int]]:
   """Reads judgements that prepare_data wrote: query -> document -> grade."""
   return beir.read_judgements(files.find(folder / "qrels", f"{split}.tsv"))
 

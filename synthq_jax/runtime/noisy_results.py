@@ -13,7 +13,7 @@ from scipy import stats
 from synthq_jax import intervals
 from synthq_jax.runtime import results
 
-__all__ = ["Pair", "difference", "mean", "pairs", "quantile"]
+__all__ = ["Pair", "compute_quantile", "difference", "mean", "pairs"]
 
 
 class Pair(NamedTuple):
@@ -27,7 +27,7 @@ class Pair(NamedTuple):
   """Mean of the first row minus mean of the second."""
 
 
-def quantile(confidence: float) -> float:
+def compute_quantile(confidence: float) -> float:
   """Returns the half width, in standard deviations, of a normal interval.
 
   >>> round(quantile(0.95), 2)
@@ -60,7 +60,7 @@ def mean(
     most: K, the maximum number of values of one user; each user's number is
       taken as fixed.
   """
-  width = quantile(confidence)
+  width = compute_quantile(confidence)
   here = _around(value, width * noise, 0.0)
   middle = min(max(0.5, here.low), here.high)
   spread = most * middle * (1 - middle)
@@ -91,7 +91,7 @@ def difference(
     confidence: confidence of each interval by itself.
     most: as in `mean`.
   """
-  width = quantile(confidence)
+  width = compute_quantile(confidence)
   error = math.sqrt(2) * noise
   here = _around(value - other, width * error, -1.0)
   total = value + other

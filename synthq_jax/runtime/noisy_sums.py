@@ -22,7 +22,7 @@ from synthq_jax.storage import artifacts
 
 __all__ = [
   "MIDDLE",
-  "centred_sum",
+  "compute_centred_sum",
   "draw",
   "find_enough",
   "full_batch",
@@ -35,7 +35,7 @@ MIDDLE = 0.5
 """Middle of the range [0, 1] of values."""
 
 
-def centred_sum(
+def compute_centred_sum(
   table: Float[np.ndarray, "query score"],
 ) -> Float[np.ndarray, " score"]:
   """Sums the scores of all queries, each less a half.

@@ -39,7 +39,7 @@ def make(
   # Lines are read one by one: the collection may not fit into memory.
   with open(inputs.corpus(space, prepared), encoding="utf-8") as stream:
     lines = [line for i, line in enumerate(stream) if i in chosen]
-  texts = [inputs.document_text(line) for line in lines]
+  texts = [inputs.parse_document_text(line) for line in lines]
   return canaries_lib.make(
     [text for text in texts if text.split()],
     inputs.vocabulary(space, prepared),

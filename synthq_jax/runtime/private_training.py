@@ -29,7 +29,7 @@ __all__ = [
   "Planned",
   "Settings",
   "fill_batch_size",
-  "promise",
+  "make_claim",
   "sampler",
   "state_directory",
   "train",
@@ -251,7 +251,7 @@ def train(
   space, config, stage = task.space, task.settings, task.place
   clipped = training.clipped
   relation = dp_accounting.NeighboringRelation[settings.relation]
-  claim = promise(
+  claim = make_claim(
     settings,
     space,
     task.inputs.prepared,
@@ -321,7 +321,7 @@ def promised(claim: claim_lib.Claim) -> str:
   return artifacts.fingerprint(claim.statement("any").ledger, coefficients)
 
 
-def promise(
+def make_claim(
   settings: Settings,
   space: workspace.Workspace,
   prepared: results.PreparedData,

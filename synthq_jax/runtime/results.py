@@ -232,7 +232,7 @@ class PreparedData(PublicDocuments):
     object.__setattr__(self, "from_pairs", from_pairs)
 
 
-def releases_behind(models: Iterable[Claimed]) -> tuple[str, ...]:
+def list_releases(models: Iterable[Claimed]) -> tuple[str, ...]:
   """Returns sorted identifiers of the private releases that results depend on.
 
   Numbers that are computed from a model reveal it even after it is deleted.
@@ -459,7 +459,7 @@ class ReleasedScores(Claimed):
   """Rows in the order of the private table."""
   systems: tuple[str, ...] = ()
   """Identifiers of the releases behind the scored systems,
-  `releases_behind`."""
+  `list_releases`."""
   kind: str = "scores"
   name: str = "test"
 

@@ -21,7 +21,7 @@ __all__ = [
   "Made",
   "Stage",
   "Task",
-  "only",
+  "plan_one_result",
   "tidy",
 ]
 
@@ -137,7 +137,7 @@ class Stage(Generic[_Inputs]):
   """Names of the stages whose results it reads; they run first."""
   plan: Callable[["rows.Plan"], Mapping[str, Any]]
   """Maps the folder of each planned result, below the stage's own, to the
-  target of the result: usually a `rows.Row`. `only` is the plan of a stage with
+  target of the result: usually a `rows.Row`. `plan_one_result` is the plan of a stage with
   one result."""
   job: Callable[[Any, Any], Job[_Inputs] | None]
   """Makes the job from the run so far (`runtime.runner.Run`) and a target;
@@ -223,7 +223,7 @@ def tidy(folders: Sequence[pathlib.Path], digest: str) -> None:
         artifacts.remove(path, must=True)
 
 
-def only(plan: "rows.Plan") -> Mapping[str, None]:
+def plan_one_result(plan: "rows.Plan") -> Mapping[str, None]:
   """Plans one result, in the stage's own folder."""
   del plan
   return {"": None}

@@ -10,7 +10,13 @@ from synthq_jax.data import sentence_tokens
 from synthq_jax.runtime import encoder_start, inputs, results, workspace
 from synthq_jax.runtime import queries as queries_lib
 
-__all__ = ["Stored", "draw_held_out", "read", "read_real", "with_documents"]
+__all__ = [
+  "Stored",
+  "draw_held_out",
+  "pair_with_documents",
+  "read",
+  "read_real",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,12 +39,12 @@ def read_real(
   tokens: sentence_tokens.SentenceTokens | None = None,
 ) -> dict[str, np.ndarray]:
   """Reads the private train queries as pairs, in the form of
-  `with_documents`."""
+  `pair_with_documents`."""
   folder = space.root / prepared.private_directory
   arrays = inputs.arrays(space, prepared, folder / "train.npz")
   ids = arrays["ids"].tolist()
   stored = _stored(arrays, queries_lib.texts(folder, ids) if tokens else ())
-  return with_documents(space, prepared, stored, tokens)
+  return pair_with_documents(space, prepared, stored, tokens)
 
 
 def _stored(arrays: Mapping[str, np.ndarray], queries: Sequence[str]) -> Stored:
@@ -47,7 +53,7 @@ def _stored(arrays: Mapping[str, np.ndarray], queries: Sequence[str]) -> Stored:
   return Stored(queries=queries, **{name: arrays[name] for name in names})
 
 
-def with_documents(
+def pair_with_documents(
   folders: workspace.Folders,
   prepared: inputs.Documents,
   stored: Stored,
@@ -103,14 +109,14 @@ def read(
   held_out_share: float,
   tokens: sentence_tokens.SentenceTokens | None = None,
 ) -> dict[str, np.ndarray]:
-  """Reads training pairs, in the form of `with_documents`.
+  """Reads training pairs, in the form of `pair_with_documents`.
 
   Args:
     folders: the working directory.
     prepared: the documents, with the private queries if `synthetic` is None.
     synthetic: the synthetic queries; None: the real train queries.
     held_out_share: share of the documents whose queries are left out.
-    tokens: the encoder's tokenizer, see `with_documents`.
+    tokens: the encoder's tokenizer, see `pair_with_documents`.
   """
   if synthetic is None:
     assert isinstance(prepared, results.PreparedData)
@@ -119,7 +125,7 @@ def read(
     folder = folders.root / synthetic.directory
     arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
     stored = _stored(arrays, queries_lib.texts(folder) if tokens else ())
-    records = with_documents(folders, prepared, stored, tokens)
+    records = pair_with_documents(folders, prepared, stored, tokens)
   if not held_out_share:
     return records
   left_out = draw_held_out(prepared.num_documents, held_out_share)

@@ -17,7 +17,7 @@ from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.retrieval import encode, ranks
 from synthq_jax.runtime import inputs, results, workspace
 
-__all__ = ["ATTACKS", "Model", "load", "scores"]
+__all__ = ["ATTACKS", "Model", "compute_scores", "load"]
 
 ATTACKS = ("likelihood", "synthetic", "retriever")
 """Attacks by what the attacker has: the generator, its synthetic queries alone,
@@ -36,9 +36,7 @@ class Model:
     self, tokens: Int[np.ndarray, "canary length"]
   ) -> Int[np.ndarray, "canary longer"]:
     """Prepends the prompt to inputs."""
-    return inputs.with_prompt(
-      tokens, self.prompt_tokens, self.config.vocab_size
-    )
+    return inputs.add_prompt(tokens, self.prompt_tokens, self.config.vocab_size)
 
 
 def load(
@@ -62,7 +60,7 @@ def load(
   )
 
 
-def scores(
+def compute_scores(
   space: workspace.Folders,
   prepared: results.PreparedData,
   attacks: Sequence[str],

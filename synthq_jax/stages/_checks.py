@@ -20,11 +20,11 @@ __all__ = [
   "check_size",
   "check_t5",
   "check_test_sets",
-  "vocabulary",
+  "load_vocabulary",
 ]
 
 
-def vocabulary(config: Any) -> vocabulary_lib.SentencePiece | None:
+def load_vocabulary(config: Any) -> vocabulary_lib.SentencePiece | None:
   """Loads the vocabulary of a run, checked against its checkpoints.
 
   Returns None if it is trained, or lies under a URL: a look would download it.
@@ -83,7 +83,7 @@ def check_named(config: Any, stage_names: Sequence[str]) -> None:
   if object_store.is_url(config.checkpoint):
     return
   check_t5(config)
-  vocabulary(config)
+  load_vocabulary(config)
 
 
 def check_t5(config: Any) -> None:

@@ -45,7 +45,7 @@ def encode_collection(
   size = total * (passages.tokens.shape[1] + head)
   if encodings.num_bytes(size, config) > encodings.MOST_BYTES:
     return None
-  tokens = inputs.with_prefix(passages.tokens[:], vocabulary, prefix)
+  tokens = inputs.add_prefix(passages.tokens[:], vocabulary, prefix)
   return encodings.kept(params, config, tokens)
 
 

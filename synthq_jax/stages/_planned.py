@@ -9,7 +9,7 @@ from synthq_jax import stages
 from synthq_jax.runtime import private_training, results
 from synthq_jax.runtime import rows as rows_lib
 
-__all__ = ["IF_ALLOWED", "Outlook", "Training", "trainings"]
+__all__ = ["IF_ALLOWED", "Outlook", "Training", "plan_trainings"]
 
 IF_ALLOWED = ("release_scores",)
 """Stages that are left out if the data has too few queries for them."""
@@ -59,7 +59,7 @@ class Outlook:
   """Private trainings, finished ones included."""
 
 
-def trainings(
+def plan_trainings(
   plan: rows_lib.Plan, prepared: results.PreparedData | None = None
 ) -> Iterator[Training]:
   """Plans the trainings with noise.

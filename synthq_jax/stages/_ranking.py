@@ -30,9 +30,9 @@ from synthq_jax.stages import _search
 __all__ = [
   "Config",
   "Inputs",
+  "encode_queries",
   "make_records",
   "make_settings",
-  "query_vectors",
   "read_train",
   "select",
 ]
@@ -130,7 +130,7 @@ def make_records(
     candidate].
   """
   judged = select(judged, rows)
-  vectors = query_vectors(
+  vectors = encode_queries(
     task.folders,
     task.inputs.retriever,
     judged,
@@ -174,13 +174,13 @@ def select(judged: _search.Judged, positions: np.ndarray) -> _search.Judged:
   )
 
 
-def query_vectors(
+def encode_queries(
   folders: workspace.Folders,
   retriever: results.Checkpoint,
   judged: _search.Judged,
   size: int,
 ) -> Float[np.ndarray, "query dim"]:
   """Encodes queries with a retriever, `size` at once."""
-  tokens = _search.query_tokens(folders, retriever, judged)
+  tokens = _search.get_query_tokens(folders, retriever, judged)
   params, shape = encoder_start.load(folders, retriever, sentence_folders.QUERY)
   return encode.encode(params, shape, tokens, batch_size=size)

@@ -37,12 +37,12 @@ from synthq_jax.training import progress as progress_lib
 
 __all__ = [
   "Judged",
-  "document_tokens",
   "encode_rows",
   "encode_with",
+  "get_document_tokens",
+  "get_query_tokens",
   "make_candidates",
   "open_vectors",
-  "query_tokens",
   "read_judged",
   "search_dense",
   "search_lexical",
@@ -85,8 +85,8 @@ def read_judged(
   queries: pathlib.Path,
 ) -> Judged:
   """Reads judged queries of a folder and the collection that they search."""
-  arrays = inputs.judged_queries(folders, stored, queries)
-  judged = inputs.qrels(folder, split)
+  arrays = inputs.read_judged_queries(folders, stored, queries)
+  judged = inputs.read_qrels(folder, split)
   names = arrays["ids"].tolist()
   return Judged(
     split=split,
@@ -185,7 +185,7 @@ def encode_with(
   distributed.barrier(task.place)
 
 
-def query_tokens(
+def get_query_tokens(
   folders: workspace.Folders, retriever: results.Checkpoint, judged: Judged
 ) -> np.ndarray:
   """Returns the tokens of the queries as a retriever reads them."""
@@ -193,7 +193,7 @@ def query_tokens(
   return encoder_start.query_tokens(tokens, judged.queries, judged.query_tokens)
 
 
-def document_tokens(
+def get_document_tokens(
   folders: workspace.Folders, retriever: results.Checkpoint, judged: Judged
 ) -> passages.Tokens:
   """Returns the tokens of the passages as a retriever reads them."""
@@ -217,13 +217,13 @@ def search_dense(
   queries, own = state / "queries", state / "documents"
   texts: dict[str, tuple[passages.Tokens, pathlib.Path]] = {
     sentence_folders.QUERY: (
-      query_tokens(task.folders, retriever, judged),
+      get_query_tokens(task.folders, retriever, judged),
       queries,
     )
   }
   if documents is None:
     texts[sentence_folders.DOCUMENT] = (
-      document_tokens(task.folders, retriever, judged),
+      get_document_tokens(task.folders, retriever, judged),
       own,
     )
   else:

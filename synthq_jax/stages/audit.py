@@ -95,7 +95,7 @@ class _Findings:
   scores: dict[str, Float[np.ndarray, " canary"]]
 
 
-def needs(config) -> tuple[str, ...]:
+def get_needs(config) -> tuple[str, ...]:
   """Returns the stages that the attacks of a run's audit read."""
   read = [name for attack in config.audit.attacks for name in _MATERIAL[attack]]
   return ("finetune_dp", *dict.fromkeys(read))
@@ -310,7 +310,7 @@ def _find(task: stage.Task[Config, Inputs]) -> _Findings:
     leaked=_leaked(canaries, written, texts),
     num_searched=len(texts),
     public_ranks=public_ranks,
-    scores=_audit_scores.scores(
+    scores=_audit_scores.compute_scores(
       space,
       prepared,
       config.attacks,
@@ -566,7 +566,7 @@ STAGE = stage.Stage(
   run=run,
   needs=("finetune_dp", "generate", "filter_queries", "train_retriever"),
   starts_from="checkpoint",
-  narrowed=needs,
+  narrowed=get_needs,
   needs_secret=True,
   screen=_screen,
 )

@@ -32,7 +32,7 @@ from synthq_jax.runtime import (
 from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.storage import artifacts
 
-__all__ = ["STAGE", "Config", "HeldOut", "Inputs", "run", "similarity"]
+__all__ = ["STAGE", "Config", "HeldOut", "Inputs", "compute_similarity", "run"]
 
 _REFERENCE = "public only"
 _ALPHA = 0.05
@@ -304,7 +304,7 @@ def _differences(
   values = {
     row: item.per_query[config.measures[0]] for row, item in rows.items()
   }
-  pairs = comparison_results.pairs(
+  pairs = comparison_results.list_pairs(
     [item.row.evaluation for item in rows.values()]
   )
   pairs = [(a, b) for a, b in pairs if a in values and b in values]
@@ -372,7 +372,7 @@ def _compare_with_real(
     similar = HeldOut(root, prepared, synthetic, "train")
   names = tuple(queries.name for queries in synthetic)
   asked = texts.asked_and_written(names, config.num_comparisons, config.seed)
-  similarities = similarity(
+  similarities = compute_similarity(
     similar,
     featurizer,
     limit=config.num_similar,
@@ -424,14 +424,14 @@ class HeldOut:
     private = root / prepared.private_directory
     asked: dict[str, list[str]] = {}
     split = split or prepared.test_split
-    for query, grades in inputs.qrels(private, split).items():
+    for query, grades in inputs.read_qrels(private, split).items():
       for document, grade in grades.items():
         if grade > 0:
           asked.setdefault(document, []).append(query)
     ids = {query for queries in asked.values() for query in queries}
-    texts = inputs.texts_of(files.find(private, "queries.jsonl"), ids)
+    texts = inputs.read_texts(files.find(private, "queries.jsonl"), ids)
     corpus = files.find(root / prepared.directory, "corpus.jsonl")
-    self.documents = inputs.texts_of(corpus, set(asked))
+    self.documents = inputs.read_texts(corpus, set(asked))
     self.real = {
       document: [texts[query] for query in queries]
       for document, queries in asked.items()
@@ -468,7 +468,7 @@ class HeldOut:
     ]
 
 
-def similarity(
+def compute_similarity(
   texts: HeldOut,
   featurizer: text_encoders.TextEncoder | None,
   *,
@@ -587,7 +587,7 @@ STAGE = stage.Stage(
   result=comparison_results.QueryComparison,
   config=Config,
   check=check,
-  plan=stage.only,
+  plan=stage.plan_one_result,
   job=make_job,
   run=run,
   needs=("filter_queries", "evaluate"),

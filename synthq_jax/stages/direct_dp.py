@@ -60,8 +60,8 @@ __all__ = [
   "Inputs",
   "build",
   "comparison",
-  "groups",
-  "keys",
+  "get_num_groups",
+  "make_keys",
   "run",
 ]
 
@@ -313,7 +313,7 @@ def _settings(config: Config, epsilon: float) -> private_training.Settings:
   """
   text_alone = config.unit == "query"
   against = f"_{config.negatives}" if config.method == "row" else ""
-  divisors = {"batch": 1.0, "group": float(groups(config))}
+  divisors = {"batch": 1.0, "group": float(get_num_groups(config))}
   return private_training.Settings(
     config=config,
     epsilon=epsilon,
@@ -355,7 +355,7 @@ def _records(
     "queries": pairs["queries"],
     "documents": documents,
     "document_ids": pairs["rows"],
-    "example_id": keys(pairs, config.unit),
+    "example_id": make_keys(pairs, config.unit),
   }
 
 
@@ -430,11 +430,11 @@ def _method(config: Any, max_batch_size: int) -> Any:
   if config.method == "group":
     mean = config.group_size  # sizes are uneven: room for two deviations more
     size = min(mean + math.ceil(2 * math.sqrt(mean)), max_batch_size)
-    return optim.Group(size=size, groups=groups(config))
+    return optim.Group(size=size, groups=get_num_groups(config))
   return optim.Batch()
 
 
-def groups(config: Any) -> int:
+def get_num_groups(config: Any) -> int:
   """Returns the public number of groups."""
   return max(1, config.batch_size // config.group_size)
 
@@ -451,7 +451,7 @@ def _encoder(
   return encode
 
 
-def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
+def make_keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
   """Returns a number for each record that depends on its content alone.
 
   A group that depends on the record's position would change for all records

@@ -101,7 +101,7 @@ class Config(queries_lib.Config):
     return bool(self.top_k) and self.ranker != "bm25"
 
 
-def needs(config) -> tuple[str, ...]:
+def get_needs(config) -> tuple[str, ...]:
   """Returns the stages that it reads; no encoder if BM25 ranks."""
   others = tuple(name for name in STAGE.needs if name != "static_encoder")
   return STAGE.needs if config.filter_queries.trains else others
@@ -256,7 +256,7 @@ def _compute_ranks(
     dataclasses.replace(recipe, steps=config.steps or recipe.steps),
     encoders.of(model_config).select(params),
     model_config,
-    training_pairs.with_documents(folders, documents, stored, tokens),
+    training_pairs.pair_with_documents(folders, documents, stored, tokens),
     loop.Files(
       directory=state / "training",
       metrics_path=directory / f"metrics_{task.digest}.jsonl",
@@ -402,5 +402,5 @@ STAGE = stage.Stage(
   run=run,
   needs=("generate", "static_encoder"),
   starts_from="encoder",
-  narrowed=needs,
+  narrowed=get_needs,
 )

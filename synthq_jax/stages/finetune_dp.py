@@ -54,7 +54,7 @@ __all__ = [
   "STAGE",
   "Config",
   "Inputs",
-  "encoded_once",
+  "encode_once",
   "grad_fn",
   "loss_fn",
   "run",
@@ -195,7 +195,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   on_device, mesh, rows_multiple = _spread(config)
   if mesh is None:
     collection = functools.partial(_encode_collection, config, space, prepared)
-    records |= encoded_once(
+    records |= encode_once(
       config, start, public, model_config, records, collection
     )
   owners = records.pop("users", None)
@@ -313,7 +313,7 @@ def loss_fn(
   Args:
     trained: parameters by path; gradients are taken of these.
     batch: inputs, [batch, document], and targets, [batch, query], of token ids;
-      optionally the outputs of `encoded_once` for both.
+      optionally the outputs of `encode_once` for both.
     key: key of dropout; None: no dropout.
     public: the other parameters, by path.
     model_config: shape of the T5.
@@ -352,7 +352,7 @@ def loss_fn(
   return seq2seq.cross_entropy(logits, targets)
 
 
-def encoded_once(
+def encode_once(
   config: Config,
   trained: Mapping[str, Any],
   public: Mapping[str, Any],
@@ -464,7 +464,7 @@ def _read_records(
   folder = space.root / prepared.private_directory
   pairs = inputs.arrays(space, prepared, folder / "train.npz")
   read = documents[pairs["passages"]]  # not the whole collection
-  source = inputs.with_prefix(read, vocabulary, config.prefix)
+  source = inputs.add_prefix(read, vocabulary, config.prefix)
   records = {"inputs": source, "targets": pairs["tokens"]}
   if prepared.queries_per_user:
     records["users"] = pairs["users"]

@@ -264,8 +264,8 @@ def _write(
       if parts.read(first) is not None:
         bar.update(len(part))
       else:
-        read = inputs.with_prompt(
-          inputs.with_prefix(passages.tokens[part], vocabulary, config.prefix),
+        read = inputs.add_prompt(
+          inputs.add_prefix(passages.tokens[part], vocabulary, config.prefix),
           prompt_tokens,
           model_config.vocab_size,
         )

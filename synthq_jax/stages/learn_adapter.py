@@ -224,7 +224,7 @@ def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
 
   def make(rows: np.ndarray) -> dict[str, np.ndarray]:
     chosen = _ranking.select(judged, rows)
-    query_vectors = _ranking.query_vectors(
+    query_vectors = _ranking.encode_queries(
       task.folders, task_inputs.retriever, chosen, config.encode_batch_size
     )
     query_vectors = _search.zero_broken(query_vectors)

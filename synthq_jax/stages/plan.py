@@ -430,7 +430,7 @@ def outlook(
   stages = [*map(stages_lib.get, stage_names)]
   _checks.check_named(config, stage_names)
   _checks.check_size(config, stage_names)
-  names = prepare_test_set.names(config.test_sets)
+  names = prepare_test_set.list_names(config.test_sets)
   planned = rows_lib.Plan(
     config=config, wanted=stage_names, test_sets=dict.fromkeys(names)
   )
@@ -454,7 +454,7 @@ def outlook(
   return _planned.Outlook(
     there=stages_done,
     rows={item.name: tuple(item.plan(planned)) for item in stages},
-    trainings=tuple(_planned.trainings(planned, prepared)),
+    trainings=tuple(_planned.plan_trainings(planned, prepared)),
   )
 
 
@@ -471,7 +471,7 @@ def export_notes(
     ValueError: if the vocabulary cannot be used, or its end-of-text id differs
       from a checkpoint's.
   """
-  vocabulary = _checks.vocabulary(config)
+  vocabulary = _checks.load_vocabulary(config)
   if vocabulary is None or not _TRAININGS & set(stage_names):
     return ()
   try:

@@ -93,7 +93,7 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
   return tuple(test_sets)
 
 
-def names(texts: Sequence[str]) -> list[str]:
+def list_names(texts: Sequence[str]) -> list[str]:
   """Lists the names of a setting's sets; a URL, which is not opened, names its
   set."""
   remote = [text for text in texts if sources.is_remote(text)]

@@ -109,7 +109,7 @@ def make_job(run: runner.Run, _: None) -> stage.Job[Inputs] | None:
     inputs=Inputs(
       prepared=run.prepared,
       evaluations=[result.value for result in scored.values()],
-      systems=results.releases_behind(
+      systems=results.list_releases(
         run.systems[row].value
         for _, row in scored
         if row in run.systems  # BM25 is not
@@ -159,7 +159,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.ReleasedScores:
     the sum by K times as much. Relation: ADD_OR_REMOVE_ONE, where n, the number
     of test queries, is a public constant as that of train queries is. The
     released numbers are a function of one Gaussian mechanism with the sum that
-    `noisy_sums.centred_sum` bounds. They satisfy the statement of the result,
+    `noisy_sums.compute_centred_sum` bounds. They satisfy the statement of the result,
     which the ledger holds before noise is drawn. The claims of the systems come
     on top: `joint.claim` of both. The noise comes from the secret and from
     numbers that are drawn for this release and these values alone. A sum is
@@ -191,7 +191,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.ReleasedScores:
     size=size, space=space,
   )  # fmt: skip
   statement, noisy = noisy_sums.draw(
-    task, promise, noisy_sums.centred_sum(table)
+    task, promise, noisy_sums.compute_centred_sum(table)
   )
   std = promise.noise_std
   means = (noisy_sums.MIDDLE + noisy / number).reshape(len(evaluations), -1)
@@ -228,7 +228,7 @@ def _describe_refusal(
   """Returns the reason to refuse the noise, and what to change; empty: none."""
   import dp_accounting
 
-  quantile = noisy_results.quantile(config.confidence)
+  quantile = noisy_results.compute_quantile(config.confidence)
   users = prepared.num_users.get(prepared.test_split, num_queries)
   most = prepared.queries_per_user or 1
 

@@ -27,7 +27,7 @@ from synthq_jax.runtime import (
 from synthq_jax.storage import artifacts
 from synthq_jax.training import loop, pairs
 
-__all__ = ["STAGE", "Config", "Inputs", "run", "spans"]
+__all__ = ["STAGE", "Config", "Inputs", "draw_spans", "run"]
 
 _SHORTEST, _LONGEST = 4, 10  # tokens of a span
 _LEAST = 0.1  # weight of a token, those of rare ones being up to ln(documents)
@@ -130,7 +130,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
 def _train(task: stage.Task[Config, Inputs], params, shape, metrics_path):
   """Trains the vectors on spans of the documents."""
   config, folders = task.settings, task.folders
-  records = spans(
+  records = draw_spans(
     inputs.document_tokens(folders, task.inputs.documents),
     min(config.steps * config.batch_size, _MOST),
     config.seed,
@@ -161,7 +161,7 @@ def _weights(
   return np.where(is_held, np.maximum(idf, _LEAST), _LEAST)
 
 
-def spans(
+def draw_spans(
   collection: passages_lib.Passages, number: int, seed: int
 ) -> dict[str, Int[np.ndarray, "pair ..."]]:
   """Draws spans of passages, each with the passage that it was taken out of.

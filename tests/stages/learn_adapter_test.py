@@ -130,7 +130,7 @@ def test_what_a_query_learns_of_depends_on_it_alone(finished_run):
 
   def records(rows):
     chosen = _ranking.select(judged, np.array(rows))
-    asked = _ranking.query_vectors(
+    asked = _ranking.encode_queries(
       task.folders, task.inputs.retriever, chosen, 16
     )
     return learn_adapter._records(config.learn_adapter, chosen, asked, built)

@@ -333,7 +333,7 @@ def test_documents_of_a_run_may_not_be_fewer_than_are_ranked():
 def trained(config, wanted):
   """The private trainings of stages, with what they need."""
   needed = stages.with_needs(wanted, config)
-  return [*_planned.trainings(rows_lib.Plan(config=config, wanted=needed))]
+  return [*_planned.plan_trainings(rows_lib.Plan(config=config, wanted=needed))]
 
 
 @pytest.mark.parametrize(
@@ -397,14 +397,14 @@ def test_a_query_vector_that_is_no_number_stops_nobody(
   finished_run, monkeypatch
 ):
   task = task_of(finished_run.root)
-  whole, right = records_of(task), _ranking.query_vectors
+  whole, right = records_of(task), _ranking.encode_queries
 
   def broken(*given):
     vectors = right(*given).copy()
     vectors[2, 0] = np.nan
     return vectors
 
-  monkeypatch.setattr(_ranking, "query_vectors", broken)
+  monkeypatch.setattr(_ranking, "encode_queries", broken)
   found = None
   with contextlib.suppress(ValueError):
     found = records_of(task)

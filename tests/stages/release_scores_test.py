@@ -134,7 +134,7 @@ def test_differences_of_means_carry_less_noise_than_released_differences():
       [corners[:, :1] - 0.5, corners[:, 1:] - corners[:, :1]], axis=1
     )
     assert np.linalg.norm(direct) == pytest.approx(math.sqrt(size - 0.75))
-    one = noisy_sums.centred_sum(corners)
+    one = noisy_sums.compute_centred_sum(corners)
     assert math.sqrt(2) * np.linalg.norm(one) <= np.linalg.norm(direct)
 
 
@@ -200,9 +200,9 @@ def test_values_outside_of_the_cube_move_the_sum_no_further_and_stop_nothing(
 ):
   """A release that stops for one query tells of it without noise."""
   column = np.full((100, 1), 0.25)
-  quiet = noisy_sums.centred_sum(column)
+  quiet = noisy_sums.compute_centred_sum(column)
   column[7] = bad
-  assert np.abs(noisy_sums.centred_sum(column) - quiet - 0.25) <= 0.5
+  assert np.abs(noisy_sums.compute_centred_sum(column) - quiet - 0.25) <= 0.5
   released(tmp_path, {"a": {NDCG: column[:, 0]}}, settings())
 
 
@@ -331,7 +331,9 @@ def test_a_user_moves_released_scores_by_as_many_queries_as_are_read(most):
   others = np.random.default_rng(0).uniform(0, 1, (30, 6))
   for corner in (np.zeros(6), np.ones(6), np.arange(6) % 2):
     table = np.vstack([others, *[corner] * most])
-    moved = noisy_sums.centred_sum(table) - noisy_sums.centred_sum(others)
+    moved = noisy_sums.compute_centred_sum(
+      table
+    ) - noisy_sums.compute_centred_sum(others)
     assert np.linalg.norm(moved) == pytest.approx(promise.l2_sensitivity)
 
 

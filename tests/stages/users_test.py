@@ -506,7 +506,9 @@ def test_the_text_alone_is_no_unit_beside_users():
 def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
   """Of every user with K queries, attained at a corner of the cube."""
   table = np.concatenate([np.full((7, 6), 0.3), np.ones((MOST, 6))])
-  moved = noisy_sums.centred_sum(table) - noisy_sums.centred_sum(table[:7])
+  moved = noisy_sums.compute_centred_sum(
+    table
+  ) - noisy_sums.compute_centred_sum(table[:7])
   config = release_scores.Config(enabled=True)
   data = made_up.prepared(
     num_users={"train": 500, "test": 500},
