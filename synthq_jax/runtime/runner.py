@@ -234,9 +234,9 @@ class Run:
     main_only = [stage.name for stage in self.stages if not stage.together]
     if distributed.count() > 1 and main_only:
       self.say(
-        f"process 0 makes alone, while the others wait: {', '.join(main_only)}."
-        " Where waiting machines cost money, make these on one of them:"
-        " `synthq STAGE` goes on with what is there"
+        f"process 0 alone makes, while the others wait: {', '.join(main_only)}."
+        " If waiting machines cost money, run these stages on one of them:"
+        " `synthq STAGE` continues from the finished results"
       )
     for position, stage in enumerate(self.stages):
       finished = self.made[stage.name] = {}
@@ -274,8 +274,8 @@ class Run:
         others.add(result_path)
     if others:
       self.say(
-        f"of other settings, left as they are: {', '.join(sorted(others))};"
-        " delete what is not wanted: what may be shared of it counts as released"
+        f"results of other settings, left as they are: {', '.join(sorted(others))};"
+        " delete those you do not want: the shareable ones count as released"
       )
 
   def survey(self) -> Iterator[tuple[str, dict[str, bool] | None]]:

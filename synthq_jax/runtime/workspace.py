@@ -57,8 +57,8 @@ class Folders:
   """The folders of a working directory, without its secret.
 
   Formal guarantee:
-    Code that holds this and no Workspace can neither draw batches or noise of a
-    private training, nor remove noise.
+    Code that holds this and no Workspace draws neither batches nor noise of a
+    private training, and cannot remove noise.
   """
 
   def __init__(self, root: str | os.PathLike):

@@ -14,7 +14,7 @@ Formal guarantee:
   and opens no file under `private/`, unless the queries are there. So the kept
   queries have the statement of the input queries. A retriever that was trained
   on real queries, or on another release, would break this: its choice would
-  reveal them.
+  tell about them.
 
 References:
   Dai et al. 2022, Promptagator, section 3.2 (round trip).

@@ -92,8 +92,8 @@ class Config(private_training.Config):
     config_types.at_least(self, 1, "noise_bands")
     if self.adapter is not None and self.trained != ".*":
       raise ValueError(
-        "finetune_dp.Config.trained must be '.*' beside an adapter, which is"
-        f" all that is trained, got trained={self.trained!r}: set TRAINED='.*'"
+        "finetune_dp.Config.trained must be '.*' with an adapter, which"
+        f" trains alone, got trained={self.trained!r}: set TRAINED='.*'"
       )
     if self.noise_bands > self.steps:
       raise ValueError(

@@ -149,9 +149,9 @@ class Config:
       )
     if TRAIN in self.test_split.split("+"):
       raise ValueError(
-        f"prepare_data.Config.test_split must leave out {TRAIN!r}, on whose"
-        f" queries everything is trained, got {self.test_split!r}: name what is"
-        " held out as TEST_SPLIT"
+        f"prepare_data.Config.test_split must leave out {TRAIN!r}, on"
+        f" which every model is trained, got {self.test_split!r}: set TEST_SPLIT"
+        " to a held-out split"
       )
     kind = self.source.partition(":")[0]
     if self.user_field != unit_lib.WHO and kind not in sources.OF_LINES:
