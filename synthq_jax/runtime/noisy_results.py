@@ -30,7 +30,7 @@ class Pair(NamedTuple):
 def compute_quantile(confidence: float) -> float:
   """Returns the half width, in standard deviations, of a normal interval.
 
-  >>> round(quantile(0.95), 2)
+  >>> round(compute_quantile(0.95), 2)
   1.96
 
   Args:

@@ -46,7 +46,7 @@ def compute_centred_sum(
     0. Without the half the bound would be sqrt(scores), since a sum of plain
     scores also tells the number of queries.
 
-  >>> centred_sum(np.array([[1.0, 0.5], [0.75, 0.0]]))
+  >>> compute_centred_sum(np.array([[1.0, 0.5], [0.75, 0.0]]))
   array([ 0.75, -0.5 ])
 
   Args:
