@@ -117,8 +117,8 @@ def make_candidates(
     [run.get(query, {}) for query in judged.qrels]
     for run in (lexical_run, dense_run)
   )
-  found_candidates = features.of(judged.queries, *runs)
-  return dict(zip(judged.qrels, found_candidates, strict=True))
+  rows = features.of(judged.queries, *runs)
+  return dict(zip(judged.qrels, rows, strict=True))
 
 
 @functools.lru_cache(maxsize=1)  # consecutive rows share a collection

@@ -127,7 +127,7 @@ def records_of(task):
 
 def without_query(monkeypatch, place):
   """Leaves one train query out of all that is read."""
-  right = _ranking._search.asked
+  right = _ranking._search.read_judged
 
   def asked(*given):
     judged = right(*given)
