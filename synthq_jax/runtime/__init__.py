@@ -1,1 +1,2 @@
-"""How a run is carried out: its folder, its results, its promises; no stage."""
+"""Runs stages: working directories, results, claims and releases; holds no
+stage."""

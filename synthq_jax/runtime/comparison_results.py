@@ -1,8 +1,8 @@
-"""Defines what comparisons hand to the report; private, but for a part.
+"""Defines the results of comparisons that the report reads.
 
-`QueryComparison` is of `compare_queries`, where `shareable_side_by_side` is a
-function of scores that may be shared, and all else one of private queries;
-`QueryLeakage` is of `query_leakage`.
+All of them are private but for `QueryComparison.shareable_side_by_side`, a
+function of scores that may be shared. The `compare_queries` stage makes
+`QueryComparison`; the `query_leakage` stage makes `QueryLeakage`.
 """
 
 import collections
@@ -26,43 +26,43 @@ __all__ = [
   "Side",
   "SideBySide",
   "Similarity",
-  "pairs",
+  "list_pairs",
 ]
 
-_BESIDE_BM25 = (rows_lib.FUSED, rows_lib.RANKED)
+_WITH_BM25 = (rows_lib.FUSED, rows_lib.RANKED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoredRow:
-  """One row of a table."""
+  """Scores of one row of a table, and its comparisons with other rows."""
 
   evaluation: results.Evaluation
-  """Its scores; intervals are over queries."""
+  """The row's scores; their intervals are over queries."""
   over_bm25: intervals.Interval | None = None
-  """By the first measure: mean minus that of BM25, 95%, paired bootstrap; None
-  where BM25 was not scored."""
+  """Mean minus that of BM25, by the first measure; 95%, paired bootstrap. None:
+  BM25 was not scored."""
   over_bm25_at_once: intervals.Interval | None = None
-  """The same, at a level at which the intervals of all rows hold at once: for
-  the choice of a row by the queries that score it."""
+  """The same difference at a level at which the intervals of all rows hold at
+  once: for a reader who chooses a row by the queries that score it."""
   level: tuple[str, ...] = ()
-  """Rows of a lower or equal mean whose difference from this one may be chance: by
-  the first measure, paired t tests at 5% for all pairs of the set at once."""
+  """Rows of a lower or equal mean whose difference from this row may be chance:
+  by the first measure, paired t tests at 5% for all pairs of the set at
+  once."""
   gain_kept: intervals.Interval | None = None
-  """By the first measure: what is kept of the gain that the real queries bring
-  to the same system, (row - untrained) / (original - untrained); 95%, Fieller.
-  Without queries a sum whose weights they teach ("ltr") is the fused untrained
-  row. None where a row is lacking, or the real queries bring no
-  gain that is clear of 0."""
+  """Gain kept, by the first measure: (row - untrained) / (original - untrained)
+  with the same system; 95%, Fieller. For "ltr" rows the untrained row is the
+  fused one; BM25 replaces an untrained fused row that is missing. None: another
+  row is missing, or the real queries bring no gain that is clear of 0."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-  """How one row differs from another, query by query."""
+  """Difference between the scores of two rows, query by query."""
 
   first: str
   """Name of a row."""
   second: str
-  """Name of the row it is compared with."""
+  """Name of the row that it is compared with."""
   interval: intervals.Interval
   """Mean of the first minus mean of the second; 95%, paired bootstrap."""
   p_value: float
@@ -71,54 +71,55 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-  """What was asked about a document, and what generators wrote about it."""
+  """Real and synthetic queries of one document."""
 
   document: str
-  """Title and text."""
+  """Title and text of the document."""
   real: tuple[str, ...]
-  """Private queries that it answers."""
+  """Private queries to which the document is relevant."""
   synthetic: tuple[tuple[str, ...], ...]
-  """Queries of each of `QueryComparison.generators`; none where it did not write
-  for the document."""
+  """Queries of each of `QueryComparison.generators`; empty if a generator wrote
+  none for the document."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
-  """What queries are like, whoever wrote them."""
+  """Text statistics of a set of queries, real or synthetic."""
 
   words: float
-  """Mean length."""
+  """Mean length in words."""
   distinct: float
-  """Share of different 2-grams among all."""
+  """Distinct 2-grams as a share of all 2-grams."""
   copied: float
-  """Share of the 4-grams that stand in the query's document."""
+  """Share of the 4-grams that also occur in the query's document."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Similarity:
-  """How near a generator's queries come to the real ones."""
+  """Similarity of a generator's queries to the real ones."""
 
   name: str
-  """Of the generator."""
+  """Name of the generator."""
   num_queries: int
   """Synthetic queries for documents of the pairs."""
   bleu: float
-  """Of all of these, against the real queries of the same documents; 0 to
-  100."""
+  """Corpus BLEU of all these queries against the real queries of the same
+  documents; 0 to 100."""
   bleu_signature: str
-  """How sacrebleu computed it."""
+  """Signature of sacrebleu: the settings of the score."""
   num_compared: int
-  """Queries of each side behind what follows: as many real as synthetic."""
+  """Queries of each side that the following fields compare: as many real as
+  synthetic."""
   one_to_one: bool = False
-  """Whether each is held against one query of a train pair, and not against all
-  real queries of a held-out document."""
+  """Whether each synthetic query is compared with one query of a train pair,
+  and not with all real queries of a held-out document."""
   mauve: tuple[mauve.Mauve, ...]
-  """Of real and synthetic queries, a few clusterings; empty without queries or
-  a featurizer."""
+  """MAUVE of real and synthetic queries for several clusterings; empty without
+  queries or a featurizer."""
   real: Side
-  """The real queries."""
+  """Statistics of the real queries."""
   synthetic: Side
-  """The generator's."""
+  """Statistics of the generator's queries."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,45 +127,45 @@ class SideBySide:
   """Rows over several sets, by one measure."""
 
   measure: str
-  """Its name."""
+  """Name of the measure."""
   table: text_tables.Table
-  """A row for each row, a column for each set, and their mean."""
+  """Scores: one row for each row, one column for each set, and their mean."""
   caption: str
-  """What a reader must know of it."""
+  """Notes that a reader of the table needs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QueryComparison(results.Saved):
-  """Rows, generators and real queries, held against each other; private."""
+  """Rows, generators and real queries, compared with each other; private."""
 
   measures: tuple[str, ...]
   """Columns of the tables; rows are compared by the first."""
   test_set: str
-  """The test set of the main table."""
+  """Name of the test set of the main table."""
   rows: tuple[ScoredRow, ...]
-  """Of every test set."""
+  """Scored rows of every test set."""
   differences: tuple[Difference, ...]
-  """Between rows of the main table."""
+  """Differences between rows of the main table."""
   side_by_side: tuple[SideBySide, ...]
-  """A measure each: all rows over further test sets."""
+  """All rows over further test sets, one table for each measure."""
   shareable_side_by_side: tuple[SideBySide, ...]
-  """The same of the rows whose scores may be shared."""
+  """The same tables for the rows whose scores may be shared."""
   generators: tuple[str, ...]
-  """Whose queries `asked` holds."""
+  """Generators whose queries `asked` holds."""
   asked: tuple[Asked, ...]
-  """Some documents of held-out pairs."""
+  """Real and synthetic queries of some documents of held-out pairs."""
   similarity: tuple[Similarity, ...]
-  """Of each generator."""
+  """Similarity of each generator's queries to the real ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-  """How many of some queries have a near-duplicate."""
+  """Count of queries that have a near-duplicate."""
 
   number: int
-  """Those that have."""
+  """Queries that have one."""
   total: int
-  """All of them."""
+  """All queries."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,24 +173,26 @@ class Membership:
   """Near-duplicates of private queries in one set of synthetic ones."""
 
   name: str
-  """Who wrote them: "public_only", "eps8", ..."""
+  """Name of the synthetic queries: "public_only", "eps8", ..."""
   detector: str
-  """What counts as a near-duplicate."""
+  """Name of the near-duplicate detector."""
   train: Found
-  """Private queries that were trained on and are reproduced; of those without
-  a near-duplicate among the other private ones."""
+  """Private queries that were trained on and are reproduced, among those
+  without a near-duplicate among the other private queries."""
   control: Found
-  """The same of private queries that were not trained on: coincidence."""
+  """The same count for private queries that were not trained on:
+  coincidence."""
   difference: intervals.Interval | None
-  """Share of `train` minus share of `control`; None: one of them is empty, or
+  """Share of `train` minus share of `control`. None: one of them is empty, or
   queries were written for the documents of one group alone."""
   p_value: float | None
-  """Two-sided, of the hypothesis that being trained on changes nothing; None as
-  `difference`."""
+  """Two-sided p-value of the hypothesis that being trained on changes nothing;
+  None when `difference` is."""
   train_all: Found
-  """As `train`, with those that do have such a near-duplicate."""
+  """As `train`, including queries with a near-duplicate among the other private
+  queries."""
   control_all: Found
-  """As `control`, with those that do."""
+  """As `control`, including such queries."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,43 +200,47 @@ class QueryLeakage(results.Saved):
   """Near-duplicates between synthetic queries and private ones; private."""
 
   detectors: dict[str, str]
-  """What each counts as a near-duplicate, in words."""
+  """Definition of a near-duplicate, in words, by detector."""
   num_train: int
-  """Private train queries that were looked at."""
+  """Private train queries that were searched."""
   num_control: int
-  """Private queries that no generator was trained on, and were looked at."""
+  """Private queries that were searched and that no generator was trained on."""
   num_written: dict[str, int]
-  """Synthetic queries that were looked at, by who wrote them."""
+  """Synthetic queries that were compared, by their name."""
   confidence: float
-  """Of each interval by itself."""
+  """Confidence of each interval by itself."""
   memberships: tuple[Membership, ...]
-  """Each generator with each detector."""
+  """Results of each generator with each detector."""
   only_for_train: bool = False
-  """Whether queries were written for the documents of train queries alone, so that
-  the groups differ without any leak, and nothing is tested."""
+  """Whether queries were written for the documents of train queries alone. The
+  groups then differ without any leak, and nothing is tested."""
 
 
-def pairs(
+def list_pairs(
   rows: Sequence[results.Evaluation],
 ) -> list[tuple[rows_lib.Row, rows_lib.Row]]:
-  """Returns the pairs of rows that are tested, better expected first.
+  """Returns the pairs of rows to test, the row expected to score higher first.
 
-  See `compare_queries` for which they are.
+  The module `compare_queries` describes the choice of pairs.
 
   Args:
     rows: one evaluation for each row of a table.
   """
-  beside = [one.row for one in rows if one.row.system in _BESIDE_BM25]
-  found = [(row, rows_lib.BM25) for row in beside]
-  epsilons = {one.row.retriever: one.epsilon for one in rows[::-1]}
-  epsilons |= {one.row: one.epsilon for one in rows}
-  for system in (rows_lib.DENSE, *_BESIDE_BM25):
+  with_bm25 = [
+    evaluation.row for evaluation in rows if evaluation.row.system in _WITH_BM25
+  ]
+  compared = [(row, rows_lib.BM25) for row in with_bm25]
+  epsilons = {
+    evaluation.row.retriever: evaluation.epsilon for evaluation in rows[::-1]
+  }
+  epsilons |= {evaluation.row: evaluation.epsilon for evaluation in rows}
+  for system in (rows_lib.DENSE, *_WITH_BM25):
     retrievers = [x.row.retriever for x in rows if x.row.system == system]
-    found += [
+    compared += [
       (first.of_system(system), second.of_system(system))
       for first, second in _pair_retrievers(retrievers, epsilons)
     ]
-  return found
+  return compared
 
 
 def _pair_retrievers(
@@ -243,26 +250,26 @@ def _pair_retrievers(
   """Returns the pairs of one system's rows, by their retrievers.
 
   Args:
-    rows: of retrievers.
-    epsilons: of each retriever's claim.
+    rows: rows of the system's retrievers.
+    epsilons: epsilon of each retriever's claim.
   """
   families = collections.defaultdict(list)
   public = (rows_lib.PUBLIC_ONLY, rows_lib.UNTRAINED)
   for row in rows:
     if row.epsilon is not None and epsilons[row] is not None:
       families[row.pairs, row.method].append(row)
-  found = [(rows_lib.ORIGINAL, row) for row in public]
+  compared = [(rows_lib.ORIGINAL, row) for row in public]
   for members in families.values():
     members.sort(key=lambda row: (epsilons[row], str(row)), reverse=True)
-    found += itertools.pairwise(members)
-    found += [(row, other) for row in members for other in public]
+    compared += itertools.pairwise(members)
+    compared += [(row, other) for row in members for other in public]
   synthetic = families[rows_lib.SYNTHETIC, ""]
-  found += [(rows_lib.ORIGINAL, row) for row in synthetic]
-  found += [
+  compared += [(rows_lib.ORIGINAL, row) for row in synthetic]
+  compared += [
     (row, other)
     for row in synthetic
     for (pairs_, _), members in families.items()
     for other in members
     if pairs_ == rows_lib.DIRECT_DP and epsilons[other] == epsilons[row]
   ]
-  return found
+  return compared

@@ -1,7 +1,7 @@
-"""Values against the types of a dataclass's fields.
+"""Checks values against the types of a dataclass's fields.
 
-Configurations come from text (gin files, flags), so that a wrong type must be
-found, with its place, before a stage spends an hour and stumbles over it.
+Configurations come from text (gin files, flags). A wrong type must be reported
+with its setting before a stage spends an hour and then fails.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ def positive(config: Any, *names: str) -> None:
   """Refuses numbers of a configuration that are not above 0 and finite.
 
   Args:
-    config: a dataclass; None passes.
-    *names: of its fields.
+    config: a dataclass; a field that is None passes.
+    *names: names of the fields.
 
   Raises:
     ValueError: naming the setting as gin files do.
@@ -60,30 +60,31 @@ def at_least(config: Any, low: int, *names: str) -> None:
       )
 
 
-def one_of(config: Any, name: str, known: Sequence[str]) -> None:
-  """Refuses a word of a configuration that is not known."""
+def one_of(config: Any, name: str, choices: Sequence[str]) -> None:
+  """Refuses a word of a configuration that is not among `choices`."""
   value = getattr(config, name)
-  if value not in known:
+  if value not in choices:
     raise ValueError(
-      f"{_label(config, name)} must be one of {', '.join(known)}, got"
+      f"{_label(config, name)} must be one of {', '.join(choices)}, got"
       f" {name}={value!r}"
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoder:
-  """Which public encoder a study starts from."""
+  """The public encoder that a study starts from."""
 
   checkpoint: str | None = None
-  """A T5, of Hugging Face or any known format; None: the package's."""
+  """A T5 in the format of Hugging Face or any other known one; None: the
+  package's own."""
   vocabulary: str | None = None
-  """Its SentencePiece model."""
+  """SentencePiece model of the checkpoint."""
   bert: str | None = None
-  """Instead: the folder of a BERT of Hugging Face or sentence-transformers, with
-  its own vocabulary."""
+  """Folder of a BERT of Hugging Face or sentence-transformers with its own
+  vocabulary, instead of a T5."""
 
   def __post_init__(self):
-    """Refuses a T5 without its vocabulary, and a T5 beside a BERT."""
+    """Refuses a T5 without its vocabulary, and a T5 together with a BERT."""
     if (self.checkpoint is None) != (self.vocabulary is None):
       raise ValueError(
         f"{_label(self, 'vocabulary')} must be given with checkpoint, and only"
@@ -96,23 +97,23 @@ class Encoder:
       )
 
 
-def some_of(config: Any, name: str, known: Sequence[str]) -> None:
-  """Refuses words of a configuration that are not known, and no word."""
+def some_of(config: Any, name: str, choices: Sequence[str]) -> None:
+  """Refuses an empty list of words, or a word that is not among `choices`."""
   values = getattr(config, name)
-  if not values or not set(values) <= {*known}:
+  if not values or not set(values) <= {*choices}:
     raise ValueError(
-      f"{_label(config, name)} must be of {', '.join(known)}, got"
+      f"{_label(config, name)} must be of {', '.join(choices)}, got"
       f" {name}={values}"
     )
 
 
 def within(config: Any, interval: str, *names: str) -> None:
-  """Refuses numbers of a configuration outside of an interval.
+  """Refuses numbers of a configuration that lie outside an interval.
 
   Args:
-    config: a dataclass; None passes.
-    interval: as `checks.within` has it, e.g. "(0, 1]".
-    *names: of its fields.
+    config: a dataclass; a field that is None passes.
+    interval: in the notation of `checks.within`, e.g. "(0, 1]".
+    *names: names of the fields.
   """
   for name in names:
     if (value := getattr(config, name)) is not None:
@@ -120,8 +121,8 @@ def within(config: Any, interval: str, *names: str) -> None:
 
 
 def different_names(config: Any, name: str) -> None:
-  """Refuses parts of a configuration of which two have one `name`."""
-  names = [one.name for one in getattr(config, name)]
+  """Refuses a configuration in which two parts have the same `name`."""
+  names = [part.name for part in getattr(config, name)]
   if len(set(names)) < len(names):
     raise ValueError(
       f"{_label(config, name)} must have different names, got {names}"
@@ -129,11 +130,11 @@ def different_names(config: Any, name: str) -> None:
 
 
 def named_as_folder(config: Any, taken: str = "") -> None:
-  """Refuses a configuration whose `name` is no word for a folder of its own.
+  """Refuses a `name` that cannot be the name of a folder, or is taken.
 
   Args:
     config: a dataclass.
-    taken: a name that something else has.
+    taken: a name that is used for something else.
   """
   if not is_file_name(config.name) or config.name == taken:
     other = f", and not {taken!r}" if taken else ""
@@ -144,7 +145,7 @@ def named_as_folder(config: Any, taken: str = "") -> None:
 
 
 def is_file_name(text: str) -> bool:
-  """Says whether a text is safe as the name of a file anywhere.
+  """Checks whether a text is a safe file name on every system.
 
   >>> [is_file_name(text) for text in ("fiqa", "cqadupstack.gis", "a/b", "..")]
   [True, True, False, False]
@@ -172,10 +173,10 @@ def nested(hint: Any) -> Iterator[type]:
 
 
 def conform(value: Any, hint: Any, where: str) -> Any:
-  """Returns the value as its type asks.
+  """Converts a value to the type of its field.
 
-  Whole numbers become floats and lists become tuples where those are due, so
-  that 8 and 8.0 are the same setting and have the same fingerprint.
+  Integers become floats and lists become tuples where the type asks for these.
+  So 8 and 8.0 are the same setting and have the same fingerprint.
 
   >>> conform(8, float | None, "x"), conform([1, 2], tuple[float, ...], "x")
   (8.0, (1.0, 2.0))
@@ -185,12 +186,12 @@ def conform(value: Any, hint: Any, where: str) -> Any:
 
   Args:
     value: anything.
-    hint: its type; what is neither plain, a union, a tuple nor a dataclass is
-      not checked.
-    where: the value's place, for the message.
+    hint: its type; types other than plain ones, unions, tuples and dataclasses
+      are not checked.
+    where: name of the setting, for the message.
 
   Returns:
-    The value, converted where that loses nothing.
+    The value, converted if the conversion loses nothing.
 
   Raises:
     ValueError: if it has another type.
@@ -229,7 +230,7 @@ def _conform_tuple(value: Any, hint: Any, where: str) -> Any:
 
 
 def _conform_fields(value: Any, hint: type, where: str) -> Any:
-  """Checks every field; replaces the dataclass where one was converted."""
+  """Checks every field; returns a copy if a value was converted."""
   if not isinstance(value, hint):
     raise _error(value, hint, where)
   changed = {}

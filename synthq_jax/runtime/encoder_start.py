@@ -1,7 +1,8 @@
 """Opens the public encoder that retrievers start from, with its own tokenizer.
 
-A folder of sentence-transformers, or a BERT, reads texts by its own tokenizer and
-prompts. Any other checkpoint (a T5, static vectors) reads the tokens of the run.
+A folder of sentence-transformers, or a BERT, tokenizes texts with its own
+tokenizer and prompts. Any other checkpoint (a T5, static vectors) reads the
+tokens of the run's vocabulary.
 """
 
 import dataclasses
@@ -29,30 +30,31 @@ from synthq_jax.storage import array_files
 __all__ = [
   "EncoderStart",
   "load",
-  "passages",
+  "open_passages",
   "query_tokens",
-  "read_by",
+  "replace_tokens",
   "tokens_of",
 ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderStart:
-  """Where retrievers start, and how they read texts."""
+  """The encoder that retrievers start from, and its tokenization."""
 
   folder: str = ""
   """A folder of sentence-transformers, a BERT, or a T5 of the generator's
   vocabulary, for static_encoder.Config.dim=0; empty: the generator's T5."""
   length: int = 0
-  """Tokens of a text, special ones included, where a folder's own tokenizer allows
-  more; 0: as many as it does, 512 where nothing ends them."""
+  """Maximum tokens of a text, special ones included, where a folder's own
+  tokenizer allows more; 0: the tokenizer's maximum, or 512 if it has none."""
   query_length: int = 64
-  """Tokens of a query at most, special ones included. Rows of private queries are
-  so wide, whatever these are: wider ones cost time in training."""
+  """Maximum tokens of a query, special ones included. Every row of private
+  queries has this width, however long the queries are; a larger width makes
+  training slower."""
   query_prompt: str | None = None
-  """Before queries, in place of the folder's own; None: its own."""
+  """Text before each query, in place of the folder's own; None: its own."""
   document_prompt: str | None = None
-  """Before documents, in place of the folder's own; None: its own."""
+  """Text before each document, in place of the folder's own; None: its own."""
 
   def __post_init__(self):
     config_types.at_least(self, 0, "length")
@@ -60,11 +62,11 @@ class EncoderStart:
 
   @property
   def has_tokenizer(self) -> bool:
-    """Whether texts are read by the folder's own tokenizer."""
+    """Whether the folder's own tokenizer reads the texts."""
     return bool(self.folder) and sentence_encoder.is_folder(self.folder)
 
   def tokens(self) -> sentence_tokens.SentenceTokens | None:
-    """Returns how texts are read; None: as the run's vocabulary has them."""
+    """Loads the folder's own tokenizer; None: the run's vocabulary is used."""
     if not self.has_tokenizer:
       return None
     return sentence_tokens.load(
@@ -76,10 +78,10 @@ class EncoderStart:
     )
 
   def check(self) -> None:
-    """Refuses a folder that cannot be read, before any work.
+    """Refuses a folder that cannot be loaded, before any work.
 
     Raises:
-      ValueError: naming what is missing, damaged or not computed here.
+      ValueError: naming what is missing, damaged or not supported.
     """
     tokens = self.tokens()
     if tokens is not None:
@@ -89,22 +91,22 @@ class EncoderStart:
   def load_public(
     self, prepared: results.PublicDocuments
   ) -> tuple[dict[str, Any], Any]:
-    """Loads parameters and shape, see `inputs.load_public`."""
+    """Loads the public parameters and their shape; see `inputs.load_public`."""
     if not self.has_tokenizer:
       return inputs.load_public(pathlib.Path(self.folder), prepared)
-    place = pathlib.Path(self.folder)
-    inputs.refuse_private(place)
-    params, shape = sentence_encoder.load(place)
-    t5_checkpoints.check_finite(place, params)
+    folder = pathlib.Path(self.folder)
+    inputs.refuse_private(folder)
+    params, shape = sentence_encoder.load(folder)
+    t5_checkpoints.check_finite(folder, params)
     return params, shape
 
   def save(self, directory: pathlib.Path, params: Any, shape: Any) -> None:
-    """Writes a retriever that started here, its tokenizer and prompts with it.
+    """Writes a retriever that started here, with its tokenizer and prompts.
 
     Args:
-      directory: made where it is missing.
+      directory: created if it is missing.
       params: nested dicts of arrays.
-      shape: the shape they belong to.
+      shape: the shape of the parameters.
     """
     tokens = self.tokens()
     if tokens is None:
@@ -116,80 +118,80 @@ class EncoderStart:
 
 
 def load(
-  folders: workspace.Folders, made: results.Checkpoint, role: str
+  folders: workspace.Folders, retriever: results.Checkpoint, role: str
 ) -> tuple[dict[str, Any], Any]:
-  """Loads a retriever that a stage made: parameters and shape.
+  """Loads the parameters and the shape of a retriever that a stage made.
 
   Args:
     folders: the working directory.
-    made: the retriever.
+    retriever: the retriever.
     role: `sentence_folders.QUERY` or DOCUMENT.
   """
-  place = folders.root / made.directory
-  if isinstance(made, system_results.Adapter):
-    params, shape = load(folders, made.base, role)
+  folder = folders.root / retriever.directory
+  if isinstance(retriever, system_results.Adapter):
+    params, shape = load(folders, retriever.base, role)
     if role != sentence_folders.QUERY:
       return params, shape
     params = dual_encoder.with_projection(params, encoders.of(shape).dim)
-    matrix = array_files.read(place / made.FILE)
+    matrix = array_files.read(folder / retriever.FILE)
     own = params[dual_encoder.PROJECTION]["kernel"] @ matrix
     return {**params, dual_encoder.PROJECTION: {"kernel": own}}, shape
-  if sentence_encoder.is_folder(place):
-    return sentence_encoder.load(place, role)
-  return t5_checkpoints.load(place)
+  if sentence_encoder.is_folder(folder):
+    return sentence_encoder.load(folder, role)
+  return t5_checkpoints.load(folder)
 
 
 def tokens_of(
-  folders: workspace.Folders, made: results.Checkpoint
+  folders: workspace.Folders, retriever: results.Checkpoint
 ) -> sentence_tokens.SentenceTokens | None:
-  """Returns how a saved retriever reads texts; None: by the run's vocabulary.
+  """Loads the tokenizer of a saved retriever; None: the run's vocabulary.
 
   Args:
     folders: the working directory.
-    made: the retriever.
+    retriever: the retriever.
   """
-  if isinstance(made, system_results.Adapter):
-    return tokens_of(folders, made.base)
-  saved = folders.root / made.directory  # it says what its start was set to
+  if isinstance(retriever, system_results.Adapter):
+    return tokens_of(folders, retriever.base)
+  saved = folders.root / retriever.directory  # holds the settings of its start
   has_tokenizer = sentence_encoder.is_folder(saved)
   return sentence_tokens.load(saved) if has_tokenizer else None
 
 
-def passages(
+def open_passages(
   folders: workspace.Folders,
   documents: inputs.Documents,
   tokens: sentence_tokens.SentenceTokens | None,
 ) -> passages_lib.Passages:
-  """Opens documents as a retriever reads them.
+  """Opens the documents with the tokens that a retriever reads.
 
   Args:
     folders: the working directory.
     documents: the collection.
-    tokens: how the retriever reads texts; None: by the run's vocabulary.
+    tokens: the retriever's tokenizer; None: the run's vocabulary.
   """
-  found = inputs.document_tokens(folders, documents)
-  return read_by(found, inputs.corpus(folders, documents), tokens)
+  stored = inputs.document_tokens(folders, documents)
+  return replace_tokens(stored, inputs.corpus(folders, documents), tokens)
 
 
-def read_by(
-  found: passages_lib.Passages,
+def replace_tokens(
+  stored: passages_lib.Passages,
   corpus: pathlib.Path,
   tokens: sentence_tokens.SentenceTokens | None,
 ) -> passages_lib.Passages:
   """Returns a collection with the tokens of a retriever's own tokenizer.
 
   Args:
-    found: the collection, one passage a document.
+    stored: the collection, one passage a document.
     corpus: the texts of its documents.
-    tokens: how the retriever reads texts; None: as they are.
+    tokens: the retriever's tokenizer; None: the collection stays as it is.
   """
   if tokens is None:
-    return found
-  assert found.are_documents  # `plan` refuses passages
+    return stored
+  assert stored.are_documents  # `plan` refuses passages
   rows = sentence_tokens.TextRows(
     inputs.texts(corpus), tokens, sentence_folders.DOCUMENT
   )
-  return dataclasses.replace(found, tokens=rows)
+  return dataclasses.replace(stored, tokens=rows)
 
 
 def query_tokens(
@@ -198,7 +200,7 @@ def query_tokens(
   """Returns the tokens of queries as a retriever reads them.
 
   Args:
-    tokens: how it reads texts; None: by the run's vocabulary.
+    tokens: the retriever's tokenizer; None: the run's vocabulary.
     texts: the queries.
     own: their tokens by the run's vocabulary.
   """

@@ -1,4 +1,4 @@
-"""What results depend on beyond their settings: files and versions."""
+"""Fingerprints the files and versions that results depend on."""
 
 import ast
 import functools
@@ -34,30 +34,32 @@ __all__ = [
 _COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
 _LIBRARIES = re.compile(
   r"flax|optax|jax[-_]privacy|libtpu|jax[-_](cuda|rocm).*|nvidia-(cublas|cudnn)-.*"
-  r"|bm25s|pystemmer|faiss[-_].*|numba|scipy",  # what finds candidates
+  r"|bm25s|pystemmer|faiss[-_].*|numba|scipy",  # candidate search
   re.IGNORECASE,
 )
 
 
 def versions() -> str:
-  """Names what draws batches and noise: another version, another release."""
+  """Names the libraries that draw batches and noise; a new version is a new
+  release."""
   return f"jax {jax.__version__}, numpy {np.__version__}"
 
 
 def program(
   config: Any, mesh: jax.sharding.Mesh | None, read: Sequence[pathlib.Path] = ()
 ) -> str:
-  """Digests what decides the last bits of a gradient beside the fingerprint.
+  """Digests the settings, code and devices that decide a gradient's last bits.
 
-  That is how it is computed (the settings that change the speed alone), on what
-  devices, by which code, and from what contents: a public result that is made
-  again, on another machine, has its fingerprint and other bits. Not among it:
-  which model of CPU it is, and what an accelerator leaves to chance.
+  The digest covers all settings, also those that change only the speed, the
+  devices, the code and the contents read. A public result that is made again on
+  another machine keeps its fingerprint and may have other bits; the digest then
+  differs. The model of the CPU and the nondeterminism of an accelerator are not
+  covered.
 
   Args:
     config: the stage's settings; its field `settings`, of saving and reporting,
-      does not count.
-    mesh: of the training; None: one device.
+      is left out.
+    mesh: devices of the training; None: one device.
     read: folders of results that the training reads.
   """
   settings = dict(artifacts.to_json(config))
@@ -71,11 +73,12 @@ def program(
 
 
 def machine(mesh: jax.sharding.Mesh | None, strategy: str | None = None) -> str:
-  """Digests devices, libraries with this one, and their settings.
+  """Digests the devices, this package, its libraries and their settings.
 
   Args:
-    mesh: of the training; None: one device.
-    strategy: of clipping, where there is one; "auto" goes by the memory, too.
+    mesh: devices of the training; None: one device.
+    strategy: how gradients are clipped, if they are; "auto" also depends on the
+      memory.
   """
   config: Any = jax.config  # its flags are made at run time
   return artifacts.fingerprint(
@@ -95,23 +98,25 @@ def machine(mesh: jax.sharding.Mesh | None, strategy: str | None = None) -> str:
 
 @functools.cache
 def _libraries() -> list[str]:
-  """Names what computes gradients and noise beside JAX, with versions."""
-  found = importlib.metadata.distributions()
-  known = (one for one in found if _LIBRARIES.fullmatch(one.name or ""))
-  return sorted({f"{one.name} {one.version}" for one in known})
+  """Lists the installed libraries other than JAX that compute results."""
+  installed = importlib.metadata.distributions()
+  relevant = (
+    package for package in installed if _LIBRARIES.fullmatch(package.name or "")
+  )
+  return sorted({f"{package.name} {package.version}" for package in relevant})
 
 
 @functools.cache
 def _code() -> str:
-  """Digests what the modules of this package do."""
+  """Digests the modules of this package."""
   return _digest_code(pathlib.Path(synthq_jax.__file__).parent)
 
 
 def _digest_code(root: pathlib.Path) -> str:
   """Digests the modules below a folder, without comments and docstrings.
 
-  Who mends a comment between a kill and the next start goes on with the training,
-  and enters no other release into the ledger.
+  A comment that is mended between a kill and the next start therefore does not
+  interrupt a training: it continues, and the ledger gets no other release.
   """
   digest = hashlib.sha256()
   for path in sorted(root.rglob("*.py")):
@@ -126,22 +131,22 @@ def _digest_code(root: pathlib.Path) -> str:
 
 
 def _is_docstring(node: ast.AST) -> bool:
-  """Whether a statement is a text alone: of a module, a function, an attribute."""
+  """Checks whether a statement is a text alone: a docstring."""
   value = node.value if isinstance(node, ast.Expr) else None
   return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
-def of_result(fingerprint: str, made: Any) -> str:
-  """Returns what a result is to those that read it.
+def of_result(fingerprint: str, result: Any) -> str:
+  """Returns the fingerprint by which other results depend on this one.
 
-  A private training that is made again has its old fingerprint and another
-  noise: its releases in the ledger tell the two results apart.
+  A private training that is made again has the same settings and another noise.
+  The identifiers of its releases in the ledger tell the two results apart.
 
   Args:
-    fingerprint: of its settings and of what it reads.
-    made: the result.
+    fingerprint: the fingerprint of its settings and of the results it reads.
+    result: the result.
   """
-  claim = getattr(made, "statement", None)
+  claim = getattr(result, "statement", None)
   entries = getattr(claim, "ledger", ())
   if not entries:
     return fingerprint
@@ -161,7 +166,7 @@ def of_checkpoint(directory: pathlib.Path) -> str:
 def of_folder(directory: str | os.PathLike) -> str:
   """Fingerprints the files below a folder, such as a BERT's, with their names.
 
-  Folders whose names begin with a point, such as .git, are left out.
+  Folders whose names begin with a dot, such as .git, are left out.
   """
   root = pathlib.Path(directory)
   names = {path.relative_to(root): path for path in file_lists.below(root)}
@@ -175,7 +180,7 @@ def of_folder(directory: str | os.PathLike) -> str:
 
 
 def of_file(path: str | os.PathLike) -> str:
-  """Digests a file; "train" stands for a vocabulary that is made."""
+  """Digests a file; "train" stands for a vocabulary that the run trains."""
   path = pathlib.Path(path)
   if path == pathlib.Path("train"):
     return "train"
@@ -185,7 +190,7 @@ def of_file(path: str | os.PathLike) -> str:
 
 
 def check_checkpoint(directory: pathlib.Path) -> None:
-  """Refuses a checkpoint of which a file is missing or cut, see `t5_checkpoints.check`."""
+  """Refuses a checkpoint with a missing or truncated file."""
   for path in t5_checkpoints.files(directory):
     check_file(path)
   t5_checkpoints.check(directory)

@@ -1,4 +1,4 @@
-"""Reads and writes what stages share: documents, arrays, checkpoints."""
+"""Reads and writes documents, arrays and checkpoints that stages share."""
 
 import contextlib
 import itertools
@@ -30,36 +30,36 @@ from synthq_jax.training import distributed
 __all__ = [
   "VOCABULARY_NAME",
   "WrittenDocuments",
+  "add_prefix",
+  "add_prompt",
   "arrays",
   "check_prompt",
   "check_t5",
   "check_vocabulary",
   "corpus",
-  "document_text",
   "document_texts",
   "document_tokens",
   "load_public",
-  "owners",
-  "qrels",
+  "parse_document_text",
   "read_documents",
+  "read_owners",
+  "read_qrels",
+  "read_texts",
   "refuse_other_data",
   "refuse_private",
   "save_checkpoint",
   "split_parameters",
   "texts",
-  "texts_of",
   "vocabulary",
   "vocabulary_beside",
-  "with_prefix",
-  "with_prompt",
   "write_documents",
 ]
 
 
 Documents = results.PreparedData | results.PublicDocuments | results.TestSet
-"""What knows where the public documents are."""
+"""Results that know the folder of public documents."""
 VOCABULARY_NAME = "vocabulary.model"
-"""Beside a public checkpoint: the vocabulary it was trained with."""
+"""File of the vocabulary next to the public checkpoint trained with it."""
 _CORPUS_NAME = "corpus.jsonl"
 _CACHE = "documents"
 _NAMES = 1 << 18
@@ -71,74 +71,81 @@ _OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
 def document_tokens(
   space: workspace.Folders, prepared: Documents
 ) -> passages.Passages:
-  """Returns the documents' ids, and as much of them as retrievers read, on disk."""
+  """Opens the documents' ids and the tokens that retrievers read, on disk."""
   folder = space.root / prepared.directory
-  with _damage_explained(space, prepared, folder):
+  with _explain_damage(space, prepared, folder):
     return read_documents(folder)
 
 
 def arrays(
   space: workspace.Folders,
-  made: Documents | results.SyntheticQueries,
+  result: Documents | results.SyntheticQueries,
   path: pathlib.Path,
 ) -> dict[str, np.ndarray]:
   """Reads a file of arrays that a stage wrote.
 
   Raises:
-    ValueError: if it is damaged; the message says how it is made again.
+    ValueError: if the file is damaged; the message says which folder to delete.
   """
-  with _damage_explained(space, made, path):
+  with _explain_damage(space, result, path):
     return array_files.read_npz(path)
 
 
-def owners(
+def read_owners(
   space: workspace.Folders, prepared: results.PreparedData, test_set: str
 ) -> dict[str, int] | None:
-  """Returns query id -> user of private test queries, where users are the unit."""
+  """Reads query id -> user of private test queries, if users are the unit."""
   if test_set != "test" or not prepared.queries_per_user:
     return None
   folder = space.root / prepared.private_directory
-  asked = judged_queries(space, prepared, folder / f"{prepared.test_split}.npz")
-  return dict(zip(asked["ids"].tolist(), asked["users"].tolist(), strict=True))
+  judged = read_judged_queries(
+    space, prepared, folder / f"{prepared.test_split}.npz"
+  )
+  return dict(
+    zip(judged["ids"].tolist(), judged["users"].tolist(), strict=True)
+  )
 
 
-def judged_queries(
-  space: workspace.Folders, made: Documents, path: pathlib.Path
+def read_judged_queries(
+  space: workspace.Folders, result: Documents, path: pathlib.Path
 ) -> dict[str, np.ndarray]:
-  """Reads all judged queries of a file of pairs: those without a pair come last.
+  """Reads all judged queries of a file of pairs; those without a pair come
+  last.
 
   Returns:
-    "ids" and "tokens", and "users" where they are the unit.
+    Arrays "ids" and "tokens", and "users" if users are the unit.
   """
-  parts = [arrays(space, made, path)]
-  if (rest := unanswered(path)).exists():
-    parts.append(arrays(space, made, rest))
+  parts = [arrays(space, result, path)]
+  if (rest := get_unanswered_path(path)).exists():
+    parts.append(arrays(space, result, rest))
   names = parts[0].keys() & {"ids", "tokens", "users"}
-  return {name: np.concatenate([one[name] for one in parts]) for name in names}
+  return {
+    name: np.concatenate([part[name] for part in parts]) for name in names
+  }
 
 
-def unanswered(path: pathlib.Path) -> pathlib.Path:
-  """Returns the file of queries whose relevant documents are all lacking."""
+def get_unanswered_path(path: pathlib.Path) -> pathlib.Path:
+  """Returns the file of queries whose relevant documents are all missing."""
   return path.with_name(f"{path.stem}_unanswered.npz")
 
 
 @contextlib.contextmanager
-def _damage_explained(
+def _explain_damage(
   space: workspace.Folders,
-  made: Documents | results.SyntheticQueries,
+  result: Documents | results.SyntheticQueries,
   path: pathlib.Path,
 ) -> Generator[pathlib.Path]:
-  """Says which result has to go when one of its files cannot be read."""
+  """Names the result to delete when one of its files cannot be read."""
   try:
     yield path
   except (ValueError, FileNotFoundError) as error:
-    place = made.directory
-    if not isinstance(made, (results.SyntheticQueries, results.TestSet)):
-      # What prepare_data made is finished when its private part is.
-      place = f"{results.PRIVATE}/prepare_data"
+    folder = result.directory
+    if not isinstance(result, (results.SyntheticQueries, results.TestSet)):
+      # prepare_data counts as finished by its private part.
+      folder = f"{results.PRIVATE}/prepare_data"
     raise ValueError(
       f"{path}: expected the arrays that an earlier stage wrote, got"
-      f" {type(error).__name__}: delete {space.root / place}, and they are made"
+      f" {type(error).__name__}: delete {space.root / folder}, and they are made"
       " again"
     ) from error
 
@@ -152,16 +159,16 @@ def document_texts(path: pathlib.Path) -> Iterator[str]:
   """Yields title and text of each line of a corpus.jsonl."""
   with open(path, encoding="utf-8") as stream:
     for line in stream:
-      yield document_text(line)
+      yield parse_document_text(line)
 
 
 def texts(path: pathlib.Path) -> files.Lines:
-  """Returns title and text of each line of a corpus.jsonl by position."""
-  return files.Lines(path, document_text)
+  """Opens title and text of each line of a corpus.jsonl by position."""
+  return files.Lines(path, parse_document_text)
 
 
-def texts_of(path: pathlib.Path, ids: set[str]) -> dict[str, str]:
-  """Returns title and text of the lines of a JSONL file with these ids."""
+def read_texts(path: pathlib.Path, ids: set[str]) -> dict[str, str]:
+  """Reads title and text of the lines of a JSONL file with these ids."""
   return {
     line["_id"]: f"{line.get('title') or ''} {line['text']}".strip()
     for _, line in files.json_lines(path)
@@ -169,8 +176,8 @@ def texts_of(path: pathlib.Path, ids: set[str]) -> dict[str, str]:
   }
 
 
-def document_text(line: str | bytes) -> str:
-  """Returns title and text of a line of the run's own corpus.jsonl."""
+def parse_document_text(line: str | bytes) -> str:
+  """Returns title and text of one line of the run's own corpus.jsonl."""
   entry = json.loads(line)
   return f"{entry['title']} {entry['text']}".strip()
 
@@ -185,25 +192,25 @@ def vocabulary(
   )
 
 
-def with_prefix(
+def add_prefix(
   tokens: Int[np.ndarray, "row length"], vocabulary, prefix: str
 ) -> Int[np.ndarray, "row longer"]:
-  """Puts the ids of the prefix before every row; rows grow by that much."""
+  """Prepends the ids of the prefix to every row; rows grow by their number."""
   return _with_head(tokens, np.array(vocabulary.encode(prefix), np.int32))
 
 
-def with_prompt(
+def add_prompt(
   tokens: Int[np.ndarray, "row length"], prompt_tokens: int, vocab_size: int
 ) -> Int[np.ndarray, "row longer"]:
-  """Puts the ids of a merged prompt before every row, prefix included.
+  """Prepends the ids of a merged prompt to every row, prefix included.
 
   Args:
     tokens: inputs as the generator reads them.
     prompt_tokens: `results.Checkpoint.prompt_tokens`; 0 changes nothing.
-    vocab_size: rows of the checkpoint's embedding.
+    vocab_size: rows of the checkpoint's embedding table.
 
   Returns:
-    The longer rows.
+    The longer rows; unchanged without a prompt.
   """
   if not prompt_tokens:
     return tokens
@@ -217,7 +224,7 @@ def check_prompt(
   """Refuses a prompt that would overwrite pieces of the vocabulary.
 
   Raises:
-    ValueError: if it is longer than the ids that have no piece.
+    ValueError: if it is longer than the number of ids that have no piece.
   """
   free = vocab_size - (prepared.vocab_size - prepared.extra_ids)
   if prompt.length > free:
@@ -235,10 +242,10 @@ def _with_head(
 
 
 def vocabulary_beside(directory: pathlib.Path) -> pathlib.Path:
-  """Returns the vocabulary that lies beside a checkpoint, or where it would."""
+  """Returns the vocabulary file next to a checkpoint, even if missing."""
   names = (VOCABULARY_NAME, *_OTHER_NAMES)
-  places = [directory / name for name in names]
-  return next((place for place in places if place.is_file()), places[0])
+  paths = [directory / name for name in names]
+  return next((path for path in paths if path.is_file()), paths[0])
 
 
 def load_public(
@@ -247,20 +254,21 @@ def load_public(
   """Loads the public model that a training starts from.
 
   Formal guarantee:
-    What is trained from it is private only if the checkpoint is public. Where
-    a stage of this library says otherwise, it is refused; the code cannot know
-    what other checkpoints were trained on.
+    A model trained from it is private only if the checkpoint is public. A
+    checkpoint whose own statement says that it is not public is refused. The
+    code cannot know what other checkpoints were trained on.
 
   Args:
-    directory: where it lies, in any format that `t5_checkpoints.load` reads.
-    prepared: whose vocabulary it must have room for.
+    directory: folder of the checkpoint, in any format that
+      `t5_checkpoints.load` reads.
+    prepared: the documents, whose vocabulary the embedding must have room for.
 
   Returns:
     Parameters and shape.
 
   Raises:
-    ValueError: if it is missing, damaged, not finite or too small for the
-      vocabulary, or the result of a training on private queries.
+    ValueError: if the checkpoint is missing, damaged, not finite, too small for
+      the vocabulary, or the result of a training on private queries.
   """
   refuse_private(directory)
   params, model_config = t5_checkpoints.load(
@@ -281,7 +289,7 @@ def refuse_private(directory: pathlib.Path) -> None:
   result = artifacts.load_kind(directory)
   if result == results.Checkpoint.__name__:
     claim = artifacts.load(directory, results.Checkpoint).statement
-  else:  # not the result of a stage
+  else:  # a checkpoint that no stage made
     claim = t5_checkpoints.claim(directory)
   if claim is not None and not claim.is_public:
     epsilon = rounding.epsilon(claim.epsilon)
@@ -295,31 +303,31 @@ def refuse_private(directory: pathlib.Path) -> None:
 def check_t5(
   directory: pathlib.Path, model: t5_config.T5Config | None = None
 ) -> None:
-  """Refuses static vectors in a T5's place, and another shape than `model`."""
+  """Refuses static vectors in place of a T5, and a shape other than `model`."""
   try:
-    found = t5_checkpoints.load_config(directory)
+    shape = t5_checkpoints.load_config(directory)
   except ValueError:
-    if model is None:  # who reads it says more
+    if model is None:  # the reader's message says more
       return
     raise
-  found = t5_config.require(found, directory)
+  shape = t5_config.require(shape, directory)
   for field in t5_config.SHAPE if model else ():
-    ours, theirs = getattr(model, field), getattr(found, field)
-    if ours != theirs:
+    expected, actual = getattr(model, field), getattr(shape, field)
+    if expected != actual:
       raise ValueError(
         f"{directory}: expected a checkpoint of RunConfig.model with"
-        f" {field}={ours}, got {field}={theirs}: give another CHECKPOINT, or"
+        f" {field}={expected}, got {field}={actual}: give another CHECKPOINT, or"
         " the gin file of its size"
       )
 
 
-def qrels(folder: pathlib.Path, split: str) -> dict[str, dict[str, int]]:
+def read_qrels(folder: pathlib.Path, split: str) -> dict[str, dict[str, int]]:
   """Reads judgements that prepare_data wrote: query -> document -> grade."""
   return beir.read_judgements(files.find(folder / "qrels", f"{split}.tsv"))
 
 
 def refuse_other_data(space: workspace.Workspace, source: str) -> None:
-  """Refuses to write over the results of something else.
+  """Refuses to overwrite results of other data.
 
   Raises:
     ValueError: if the working directory holds a study or a checkpoint, or data
@@ -330,9 +338,9 @@ def refuse_other_data(space: workspace.Workspace, source: str) -> None:
       f"{space.root}: expected the working directory of a run, got that of a"
       " study, or a checkpoint: give another --workdir"
     )
-  place = space.private("prepare_data")
-  if artifacts.read_fingerprint(place):
-    held = artifacts.load(place, results.PreparedData).source
+  folder = space.private("prepare_data")
+  if artifacts.read_fingerprint(folder):
+    held = artifacts.load(folder, results.PreparedData).source
     if held != source:
       raise ValueError(
         f"{space.root}: expected a working directory for SOURCE={source}, got"
@@ -349,20 +357,20 @@ def check_vocabulary(
   """Refuses a checkpoint that was trained with another vocabulary.
 
   Raises:
-    ValueError: if a vocabulary lies beside the checkpoint, and it is not the
-      one that the data was tokenized with.
+    ValueError: if the vocabulary next to the checkpoint is not the one that the
+      data was tokenized with.
   """
-  beside = vocabulary_beside(directory)
+  stored = vocabulary_beside(directory)
   used = space.root / prepared.vocabulary
-  if beside.is_file() and beside.read_bytes() != used.read_bytes():
+  if stored.is_file() and stored.read_bytes() != used.read_bytes():
     raise ValueError(
-      f"{directory}: this checkpoint belongs to {beside.name} beside it, got"
+      f"{directory}: this checkpoint belongs to {stored.name} beside it, got"
       f" data tokenized with {used}: leave prepare_data.vocabulary empty"
     )
 
 
 class WrittenDocuments(NamedTuple):
-  """What was seen while the documents were written."""
+  """Statistics of the documents that were written, and chosen documents."""
 
   cut: float  # share of the documents that are longer than `length`
   num_passages: int
@@ -379,23 +387,24 @@ def write_documents(
   choose: Sequence[int] | np.ndarray = (),
   digest: Callable[[bytes], object] = lambda content: None,
 ) -> WrittenDocuments:
-  """Writes texts, tokens and ids, in the order of the documents.
+  """Writes texts, tokens and ids in the order of the documents.
 
   Args:
     documents: read once.
-    folder: gets corpus.jsonl and a token cache, which `read_documents` opens.
+    folder: receives corpus.jsonl and a token cache, which `read_documents`
+      opens.
     vocabulary: from `vocabulary.load`.
     length: tokens of a document, or of a passage, EOS included.
-    stride: of passages, see `passages.windows`; 0: documents are cut at the
-      length.
-    choose: positions of the documents that are handed back.
+    stride: tokens between the beginnings of passages, see `passages.windows`;
+      0: documents are cut at the length.
+    choose: positions of the documents to return.
     digest: called with the content of each document.
 
   Returns:
-    What was seen on the way.
+    Statistics and the chosen documents.
   """
   positions = [int(position) for position in choose]
-  wanted, chosen = frozenset(positions), {}
+  selected, chosen = frozenset(positions), {}
   documents, first, cut, num_passages = iter(documents), 0, 0, 0
   with (
     artifacts.replacing(folder / _CORPUS_NAME) as corpus,
@@ -421,7 +430,7 @@ def write_documents(
       cache.append(rows, ids)
       for position, document in enumerate(chunk, first):
         digest(f"{document.id}\0{document.contents}\0".encode())
-        if position in wanted:
+        if position in selected:
           chosen[position] = document
       first += len(chunk)
   return WrittenDocuments(
@@ -430,17 +439,18 @@ def write_documents(
 
 
 def read_documents(folder: pathlib.Path) -> passages.Passages:
-  """Opens what `write_documents` wrote.
+  """Opens the documents that `write_documents` wrote.
 
   Raises:
-    ValueError: if it is missing or damaged.
+    ValueError: if a file is missing or damaged.
   """
   cache = token_cache.load(folder / _CACHE)
   ids: list[np.ndarray] = []
   owners = np.zeros(len(cache), np.int32)
   last, count = None, 0
-  for start in range(0, len(cache), _NAMES):  # a name stands at each passage
-    # As long as they are: one of 2,000 characters would widen all of them.
+  # The cache repeats a document's id at each of its passages.
+  for start in range(0, len(cache), _NAMES):
+    # Texts of variable width: one of 2,000 characters must not widen them all.
     names = array_files.as_texts(cache.ids[start : start + _NAMES])
     begins = np.concatenate([[names[0] != last], names[1:] != names[:-1]])
     ids.append(names[begins])
@@ -459,16 +469,17 @@ def _line(document: collection.Document) -> bytes:
 def split_parameters(
   params: Mapping[str, Any], pattern: str, name: str, hint: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Parts parameters by path into what is trained and what stays.
+  """Splits parameters by path into trained and fixed ones.
 
   Args:
-    params: by path.
-    pattern: regular expression that the paths of the first match in full.
-    name: of the setting, for the message.
-    hint: ends the message.
+    params: arrays by path.
+    pattern: regular expression that the whole path of a trained parameter
+      matches.
+    name: name of the setting, for the message.
+    hint: end of the message.
 
   Raises:
-    ValueError: if nothing matches.
+    ValueError: if no path matches.
   """
   trained = {k: v for k, v in params.items() if re.fullmatch(pattern, k)}
   if not trained:
@@ -489,17 +500,17 @@ def save_checkpoint(
   save: Callable[..., None] = t5_checkpoints.save,
   **fields: Any,
 ) -> results.Checkpoint:
-  """Writes a trained model; its unfinished states go once its result is saved.
+  """Writes a trained model and returns its result.
 
-  Of several processes that trained it together process 0 does so.
+  If several processes trained it together, process 0 writes it.
 
   Args:
     task: a `stage.Task`.
-    directory: where it goes, private or not.
+    directory: folder of the model, private or not.
     params: nested dicts of arrays.
-    model_config: the shape they belong to.
+    model_config: the shape of the parameters.
     kind: "generator" or "retriever".
-    save: writes parameters and shape into the directory.
+    save: function that writes parameters and shape into the directory.
     **fields: the other fields of the result.
   """
   if distributed.is_main():

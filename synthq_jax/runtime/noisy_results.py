@@ -1,6 +1,6 @@
-"""Says how far means hold that were released with noise, and in which order.
+"""Computes intervals and the order of means that were released with noise.
 
-A function of what was released alone: all of it is post-processing.
+Every result is a function of released numbers alone: post-processing.
 """
 
 import itertools
@@ -13,28 +13,28 @@ from scipy import stats
 from synthq_jax import intervals
 from synthq_jax.runtime import results
 
-__all__ = ["Pair", "difference", "mean", "pairs", "quantile"]
+__all__ = ["Pair", "compute_quantile", "difference", "mean", "pairs"]
 
 
 class Pair(NamedTuple):
-  """Two rows, the one with the greater released mean first."""
+  """Two rows; the row with the greater released mean comes first."""
 
   first: str
-  """Name of a row."""
+  """Name of the row with the greater mean."""
   second: str
-  """Name of a row."""
+  """Name of the other row."""
   less: results.ReleasedMean
-  """The first minus the second."""
+  """Mean of the first row minus mean of the second."""
 
 
-def quantile(confidence: float) -> float:
+def compute_quantile(confidence: float) -> float:
   """Returns the half width, in standard deviations, of a normal interval.
 
-  >>> round(quantile(0.95), 2)
+  >>> round(compute_quantile(0.95), 2)
   1.96
 
   Args:
-    confidence: of both sides together, in (0, 1).
+    confidence: confidence of the two-sided interval, in (0, 1).
   """
   return float(stats.norm.ppf((1 + confidence) / 2))
 
@@ -44,21 +44,23 @@ def mean(
 ) -> results.ReleasedMean:
   """Returns a mean of values in [0, 1] with both of its intervals.
 
-  The variance of such values is at most m (1 - m), m their mean (Bhatia and
-  Davis, 2000): the largest of it over what the noise leaves open is taken. Where
-  users are drawn, with up to K queries each that may be all alike, that of the
-  mean is at most K m (1 - m) / n, by Cauchy and Schwarz for each user. Beyond
-  these queries a normal interval covers too little where the noise is tiny and a
-  mean of few values near 0 or 1: .84 for .95 at .97 of 60 values.
+  The variance of such values is at most m (1 - m) for their mean m (Bhatia and
+  Davis, 2000). The interval takes the largest such variance that the noise
+  leaves possible. Users may be drawn, each with up to K queries that are all
+  alike. The variance of the mean is then at most K m (1 - m) / n, by Cauchy and
+  Schwarz for each user. Beyond these queries a normal interval covers too
+  little where the noise is tiny and a mean of few values is near 0 or 1: 0.84
+  instead of 0.95 at a mean of 0.97 of 60 values.
 
   Args:
-    value: as released, which may lie outside of [0, 1].
-    noise: its standard deviation.
-    number: of values.
-    confidence: of each interval by itself.
-    most: K, values of one user at most; how many each has is taken as it is.
+    value: the released mean, which may lie outside [0, 1].
+    noise: standard deviation of its noise.
+    number: number of values.
+    confidence: confidence of each interval by itself.
+    most: K, the maximum number of values of one user; each user's number is
+      taken as fixed.
   """
-  width = quantile(confidence)
+  width = compute_quantile(confidence)
   here = _around(value, width * noise, 0.0)
   middle = min(max(0.5, here.low), here.high)
   spread = most * middle * (1 - middle)
@@ -75,21 +77,21 @@ def difference(
   confidence: float,
   most: int = 1,
 ) -> results.ReleasedMean:
-  """Returns a mean less another, both noisy, with both intervals.
+  """Returns the difference of two noisy means with both intervals.
 
-  With means a and b of values in [0, 1] the mean square of the differences is
-  at most min(a + b, 2 - a - b), attained where few queries are good for both;
-  how alike two rows are, query by query, is not released.
+  For means a and b of values in [0, 1] the mean square of the differences is at
+  most min(a + b, 2 - a - b). It is attained when few queries are good for both
+  rows. The release does not tell how alike two rows are query by query.
 
   Args:
-    value: a mean as released.
-    other: another, over the same queries.
-    noise: the standard deviation of each, independent of the other's.
-    number: of queries.
-    confidence: of each interval by itself.
+    value: the first released mean.
+    other: the second released mean, over the same queries.
+    noise: standard deviation of each mean's noise, which are independent.
+    number: number of queries.
+    confidence: confidence of each interval by itself.
     most: as in `mean`.
   """
-  width = quantile(confidence)
+  width = compute_quantile(confidence)
   error = math.sqrt(2) * noise
   here = _around(value - other, width * error, -1.0)
   total = value + other
@@ -107,16 +109,16 @@ def pairs(scores: results.ReleasedScores, measure: str) -> Iterator[Pair]:
   """Yields all pairs of rows, with intervals that hold for all of them at once.
 
   With probability `scores.confidence` no interval of its kind misses the truth
-  (Bonferroni): what they say of the order of rows may be read as one sentence.
+  (Bonferroni). The statements about the order of rows therefore hold together.
 
   Args:
-    scores: what was released.
-    measure: of its measures.
+    scores: the released scores.
+    measure: name of one of its measures.
   """
-  values = {one.name: one.means[measure].here.mean for one in scores.rows}
+  values = {row.name: row.means[measure].here.mean for row in scores.rows}
   ordered = sorted(values, key=values.__getitem__, reverse=True)
-  found = list(itertools.combinations(ordered, 2))
-  for first, second in found:
+  combinations = list(itertools.combinations(ordered, 2))
+  for first, second in combinations:
     yield Pair(
       first,
       second,
@@ -126,13 +128,13 @@ def pairs(scores: results.ReleasedScores, measure: str) -> Iterator[Pair]:
         noise=scores.noise,
         number=scores.num_queries,
         most=scores.statement.unit.max_records,
-        confidence=1 - (1 - scores.confidence) / len(found),
+        confidence=1 - (1 - scores.confidence) / len(combinations),
       ),
     )
 
 
 def _around(value: float, half: float, lowest: float) -> intervals.Interval:
-  """Returns an interval, cut to what such a value can be."""
+  """Returns an interval that is cut to the possible range of the value."""
   value, low, high = (
     min(max(x, lowest), 1.0) for x in (value, value - half, value + half)
   )

@@ -1,4 +1,5 @@
-"""Releases one noisy sum over private queries: promise, ledger, then noise."""
+"""Releases one noisy sum over private queries: claim, ledger entry, then
+noise."""
 
 import math
 from collections.abc import Callable
@@ -21,52 +22,52 @@ from synthq_jax.storage import artifacts
 
 __all__ = [
   "MIDDLE",
-  "centred_sum",
+  "compute_centred_sum",
   "draw",
-  "enough",
-  "everybody",
-  "of_split",
-  "smallest_delta",
-  "words",
+  "find_enough",
+  "full_batch",
+  "get_smallest_delta",
+  "make_claim",
+  "make_terms",
 ]
 
 MIDDLE = 0.5
-"""Of values in [0, 1]."""
+"""Middle of the range [0, 1] of values."""
 
 
-def centred_sum(
+def compute_centred_sum(
   table: Float[np.ndarray, "query score"],
 ) -> Float[np.ndarray, " score"]:
   """Sums the scores of all queries, each less a half.
 
   Formal guarantee:
     One query more or less moves the sum by at most sqrt(scores) / 2 in L2, and
-    there are values that do: a query's row lies in a cube of side 1 around 0.
-    Without the half it would be sqrt(scores), since a sum of scores alone also
-    tells how many there are.
+    some values attain this bound: a query's row lies in a cube of side 1 around
+    0. Without the half the bound would be sqrt(scores), since a sum of plain
+    scores also tells the number of queries.
 
-  >>> centred_sum(np.array([[1.0, 0.5], [0.75, 0.0]]))
+  >>> compute_centred_sum(np.array([[1.0, 0.5], [0.75, 0.0]]))
   array([ 0.75, -0.5 ])
 
   Args:
-    table: values in [0, 1]; others are moved there, nan to 0, since whether one
-      query's is refused would be told without noise.
+    table: values in [0, 1]. Others are clipped to this range and nan becomes 0:
+      an error about one query's value would reveal it without noise.
   """
   return (np.nan_to_num(table).clip(0, 1) - MIDDLE).sum(axis=0)
 
 
-def everybody(units: int) -> sampling.Poisson:
-  """Returns the batch of all; with room for two more: nothing is ever cut.
+def full_batch(units: int) -> sampling.Poisson:
+  """Returns a sampler that draws every unit, with room for two more.
 
   Args:
-    units: how many queries, or users, public.
+    units: number of queries or users, which is public.
   """
   return sampling.Poisson(
     num_examples=units, expected_batch_size=units, max_batch_size=units + 2
   )
 
 
-def of_split(
+def make_claim(
   config: Any,
   prepared: results.PreparedData,
   split: str,
@@ -75,15 +76,15 @@ def of_split(
   size: int,
   space: workspace.Workspace | None = None,
 ) -> claim_lib.Claim:
-  """Returns the promise about one noisy sum over the queries of a split.
+  """Returns the claim of one noisy sum over the queries of a split.
 
   Args:
-    config: its `epsilon` and `delta`; None: `smallest_delta`.
-    prepared: says how many queries and users there are.
-    split: whose queries.
-    base: the words, for single queries.
-    size: of the sum of scores that is released.
-    space: the working directory; None: only the noise is of interest.
+    config: settings with `epsilon` and `delta`; delta None: `get_smallest_delta`.
+    prepared: the data, with its numbers of queries and users.
+    split: name of the split.
+    base: terms of the claim for single queries.
+    size: number of entries of the released sum.
+    space: the working directory; None: the caller needs only the noise.
 
   Raises:
     ValueError: if the split has no query.
@@ -92,24 +93,24 @@ def of_split(
   most = prepared.queries_per_user or 1
   return claim_lib.calibrated(
     epsilon=config.epsilon,
-    delta=config.delta or smallest_delta(prepared, units),
-    sampler=everybody(units),
+    delta=config.delta or get_smallest_delta(prepared, units),
+    sampler=full_batch(units),
     steps=1,
     l2_clip_norm=most * math.sqrt(size) * MIDDLE,
-    words=base if space is None else words(base, space, prepared),
+    words=base if space is None else make_terms(base, space, prepared),
     part=prepared.part(split),
   )
 
 
-def words(
+def make_terms(
   base: terms.Terms,
   space: workspace.Workspace,
   prepared: results.PreparedData,
 ) -> terms.Terms:
-  """Returns the terms of a promise for this run and this data.
+  """Returns the terms of a claim for this run and this data.
 
   Args:
-    base: for single queries.
+    base: terms for single queries.
     space: the working directory.
     prepared: the data.
   """
@@ -124,12 +125,12 @@ def words(
   )
 
 
-def smallest_delta(prepared: results.PreparedData, units: int) -> float:
-  """Returns the delta of a release, none above a training's.
+def get_smallest_delta(prepared: results.PreparedData, units: int) -> float:
+  """Returns the delta of a release: at most that of a training.
 
   Args:
-    prepared: says how many queries, or users, are for training.
-    units: of what is released.
+    prepared: the data, with its numbers of train queries and users.
+    units: number of units in the released sum.
   """
   trained = (prepared.num_users or prepared.num_queries)["train"]
   return 1 / (2 * max(units, trained))
@@ -140,18 +141,18 @@ def draw(
   promise: claim_lib.Claim,
   total: Float[np.ndarray, " number"],
 ) -> tuple[statement_lib.PrivacyStatement, Float[np.ndarray, " number"]]:
-  """Enters a promise into the ledger, and only then draws the noise.
+  """Enters a claim into the ledger, then draws the noise and adds it.
 
   Formal guarantee:
-    The noise has the scale of the promise, comes from the secret and from numbers
-    that are drawn for this release and these values alone (`release.start`), and
-    is not drawn before the ledger holds the promise. Assumed: one unit moves
-    `total` by at most `promise.l2_sensitivity`.
+    The noise has the scale of the claim. It comes from the secret and from
+    numbers that are drawn for this release and these values alone
+    (`release.start`). It is drawn only after the ledger holds the claim.
+    Assumed: one unit moves `total` by at most `promise.l2_sensitivity`.
 
   Args:
-    task: with the working directory's secret.
-    promise: from `claim`.
-    total: the sum.
+    task: task with the working directory's secret.
+    promise: the claim, from `make_claim`.
+    total: the exact sum.
 
   Returns:
     The statement, and the sum with noise.
@@ -163,7 +164,7 @@ def draw(
     task.place,
     task.digest,
     directory=directory,
-    # The same numbers at two scales would tell the sum.
+    # The same noise at two scales would reveal the sum.
     program=artifacts.fingerprint(
       space.seed(f"sum {total.tolist()}"),
       promise.noise_multiplier,
@@ -175,12 +176,12 @@ def draw(
   return statement, noisy
 
 
-def enough(excess: Callable[[int], float], number: int) -> int:
-  """Returns with how many queries a noise is small enough.
+def find_enough(excess: Callable[[int], float], number: int) -> int:
+  """Returns a number of queries for which the noise is small enough.
 
   Args:
-    excess: from a number of queries to the noise over what is allowed.
-    number: how many there are; it is too few.
+    excess: maps a number of queries to noise divided by allowed noise.
+    number: the present number of queries, which is too small.
   """
   while (now := excess(number)) > 1:  # noise grows with log n
     number = math.ceil(number * now)

@@ -1,4 +1,4 @@
-"""Makes the canaries of a run, the same ones in every stage that asks."""
+"""Makes the canaries of a run; every stage gets the same ones."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def make(
   space: workspace.Workspace,
   prepared: results.PreparedData,
 ) -> tuple[canaries_lib.Canary, ...]:
-  """Makes the canaries of a run, the same ones each time.
+  """Makes the canaries of a run; every call returns the same ones.
 
   Args:
     settings: a `plan.Canaries`.
@@ -25,7 +25,7 @@ def make(
     prepared: documents and vocabulary; no private query is read.
 
   Returns:
-    The canaries; none where none are wanted.
+    The canaries; empty if `settings.number` is 0.
 
   Raises:
     ValueError: if the vocabulary has no symbols for a kind.
@@ -34,12 +34,12 @@ def make(
     return ()
   cells = len(settings.kinds) * len(settings.repetitions)
   rng = np.random.default_rng(space.seed("canary texts"))
-  wanted = _TEXTS_PER_CANARY * cells * settings.number
-  chosen = set(rng.permutation(prepared.num_documents)[:wanted].tolist())
-  # Without reading all documents into memory.
+  num_texts = _TEXTS_PER_CANARY * cells * settings.number
+  chosen = set(rng.permutation(prepared.num_documents)[:num_texts].tolist())
+  # Lines are read one by one: the collection may not fit into memory.
   with open(inputs.corpus(space, prepared), encoding="utf-8") as stream:
     lines = [line for i, line in enumerate(stream) if i in chosen]
-  texts = [inputs.document_text(line) for line in lines]
+  texts = [inputs.parse_document_text(line) for line in lines]
   return canaries_lib.make(
     [text for text in texts if text.split()],
     inputs.vocabulary(space, prepared),

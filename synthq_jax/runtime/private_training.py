@@ -1,8 +1,8 @@
-"""What every private training of the pipeline does, in one place.
+"""Runs the steps that every private training of the pipeline shares.
 
-Calibrate the noise before step 0, draw what tells this training from any other,
-write the release into the ledger of the working directory, train, state what
-was earned.
+The noise is calibrated before step 0. The randomness of this training is drawn,
+and the release is entered into the ledger of the working directory. Then the
+model is trained, and its statement is written.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ __all__ = [
   "Inputs",
   "Planned",
   "Settings",
-  "filled",
-  "promise",
+  "fill_batch_size",
+  "make_claim",
   "sampler",
   "state_directory",
   "train",
@@ -38,37 +38,41 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """What every stage that trains with privacy is set by; every value is public."""
+  """Settings that every stage with a private training shares; all are
+  public."""
 
   delta: float | None = None
-  """Target; None: 1 / (2n)."""
+  """Target delta; None: 1 / (2n), n the number of train queries or users."""
   clip_norm: float = 0.1
-  """L2 clip norm of a record's gradient, or of whatever else is clipped."""
+  """L2 clip norm of a record's gradient, or of what the method clips
+  instead."""
   batch_size: int = 512
-  """Expected records of a batch: queries, or users where these are drawn; 0: as
-  many as the data has. Then noise is least for what a step learns, and a step
-  longest."""
+  """Expected records of a batch: queries, or users where these are drawn. 0:
+  all records of the data; the noise is then least for what a step learns, and a
+  step takes longest."""
   steps: int = 100
   """Optimizer steps."""
   optimizer: str = "dp_adam"
-  """"dp_adam" or "dp_adafactor"."""
+  """Optimizer: "dp_adam", "dp_adafactor" or "dp_dual_averaging". The last one
+  discards initial values, so it is for parameters that start at 0."""
   learning_rate: float = 1e-3
-  """Peak; warm-up over a tenth of the steps, then linear decay."""
+  """Peak learning rate; warm-up over a tenth of the steps, then linear
+  decay."""
   trained: str = ".*"
-  """Regular expression that the paths of trained parameters match in
-  full, e.g. "decoder/.*"; the others stay the public ones. Noise grows with
-  the square root of their number, whatever a record can say."""
+  """Regular expression that the whole path of a trained parameter matches, e.g.
+  "decoder/.*"; all others keep their public values. The norm of the noise grows
+  with the square root of their number, whatever a record can say."""
   microbatch_size: int | None = None
-  """Records that a device processes at once, to save memory, whatever the number
-  of devices; None: all it has. It rounds up the padded batch, so it is part of
-  what is accounted."""
+  """Records that a device processes at once, to save memory, whatever the
+  number of devices; None: all it has. The padded batch is rounded up to a
+  multiple of it, so the accounting depends on it."""
   settings: loop.Settings = field_kinds.speed_only(make=loop.Settings)
-  """Saving and reporting."""
+  """Settings of saving and reporting."""
 
   def __post_init__(self):
     """Refuses values out of range."""
     config_types.positive(self, "clip_norm", "learning_rate", "delta")
-    if self.delta is not None and self.delta >= 0.5:  # known without the data
+    if self.delta is not None and self.delta >= 0.5:  # needs no data
       raise ValueError(
         f"{config_types.label(type(self))}.delta must be above 0 and below 1/n"
         f" (n private train queries or users), got {self.delta}: a larger one"
@@ -85,39 +89,42 @@ class Config:
     noise_bands: int = 1,
     draws_users: bool = False,
   ) -> None:
-    """Refuses what the accountant will refuse, before anything was trained.
+    """Refuses settings that the accountant will refuse, before any training.
 
     Args:
-      prepared: the private train queries, and who asked them.
-      noise_bands: of correlated noise; batches come from n / noise_bands records.
+      prepared: the data, with its numbers of train queries and users.
+      noise_bands: bands of correlated noise; batches come from n / noise_bands
+        records.
       draws_users: whether a record is a user.
 
     Raises:
       ValueError: if the batch is larger than the data, or delta is 1 / n or more.
     """
-    batch_size = filled(self, prepared, draws_users=draws_users).batch_size
+    batch_size = fill_batch_size(
+      self, prepared, draws_users=draws_users
+    ).batch_size
     name = config_types.label(type(self))
     queries = prepared.num_queries["train"]
     users = prepared.num_users.get("train", queries)
     number = users if draws_users else queries
-    what = "private train users" if draws_users else "private train queries"
+    units = "private train users" if draws_users else "private train queries"
     if noise_bands > 1 and batch_size * noise_bands > number:
       raise ValueError(
         f"{name}.batch_size x noise_bands must be at most {number:,}, the"
-        f" number of {what}, got {batch_size} x {noise_bands}: take smaller"
+        f" number of {units}, got {batch_size} x {noise_bands}: take smaller"
         " ones"
       )
     if batch_size > number:
       raise ValueError(
-        f"{name}.batch_size must be at most {number:,}, the number of {what}, got"
+        f"{name}.batch_size must be at most {number:,}, the number of {units}, got"
         f" {batch_size}: take a smaller one"
       )
     if self.delta is not None and not 0 < self.delta < 1 / users:
       unit = "user" if prepared.num_users else "query"
-      what = "users" if prepared.num_users else "queries"
+      units = "users" if prepared.num_users else "queries"
       raise ValueError(
         f"{name}.delta must be above 0 and below 1/n = {1 / users:.3g}"
-        f" (n private train {what}), got {self.delta}: a larger one allows a"
+        f" (n private train {units}), got {self.delta}: a larger one allows a"
         f" {unit} to be published; leave DELTA out for 1/(2n)"
       )
 
@@ -127,10 +134,10 @@ _Config = TypeVar("_Config", bound=Config)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """What every private training reads; stages add to it."""
+  """Data that every private training reads; stages add fields."""
 
   prepared: results.PreparedData
-  """The documents, and the private queries that records are made of."""
+  """The documents, and the private queries that become records."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,34 +145,35 @@ class Settings:
   """The public settings of one private training."""
 
   config: Config
-  """Of the stage."""
+  """Settings of the stage."""
   epsilon: float
-  """Target; inf trains without noise and claims nothing."""
+  """Target epsilon; inf trains without noise and claims nothing."""
   mechanism: str
-  """What is clipped and noised: a name of sentences.toml."""
+  """Name in sentences.toml of what is clipped and noised."""
   denominator: float | None = None
-  """Public divisor; None: the expected batch size."""
+  """Public divisor of the sum; None: the expected batch size."""
   noise_bands: int = 1
-  """Of correlated noise, which asks for cyclic batches; 1: independent noise."""
+  """Bands of correlated noise, which needs cyclic batches; 1: independent
+  noise."""
   has_dropout: bool = False
   """Whether the loss takes a key for each record."""
   unit: unit_lib.Unit = unit_lib.QUERY
-  """What one record is, where the unit is no user."""
+  """Unit of one record, if the unit is not a user."""
   num_users: int | None = None
-  """Where queries of users are drawn one by one: how many users there are."""
+  """Number of users, if their queries are drawn one by one."""
   clips_records: bool = True
-  """Whether what is clipped is each record's own gradient."""
+  """Whether the clipped quantity is each record's own gradient."""
   relation: str = "ADD_OR_REMOVE_ONE"
-  """The neighbouring relation of the claim."""
+  """Neighboring relation of the claim."""
   fixed_order: bool = False
   """Whether batches are read in a fixed order instead of drawn."""
   base: terms.Terms = terms.QUERIES
-  """Words of the claim for single queries."""
+  """Terms of the claim for single queries."""
   not_protected: tuple[str, ...] = ()
-  """What else the claim says nothing about."""
+  """Names of further facts that the claim does not cover."""
 
   def __post_init__(self):
-    """Refuses a relation whose sensitivity `dp_step.train` does not noise."""
+    """Refuses a relation that the noise of `dp_step.train` does not cover."""
     if checks.relation(self.relation) == "REPLACE_ONE":
       raise ValueError(
         "expected relation ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, got REPLACE_ONE:"
@@ -175,30 +183,30 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned:
-  """A private training as settings have it, before the data is read."""
+  """A private training that follows from settings, before the data is read."""
 
   config: Config
-  """Of the stage."""
+  """Settings of the stage."""
   epsilon: float
-  """Target; inf trains without noise."""
+  """Target epsilon; inf trains without noise."""
   noise_bands: int = 1
   """Steps that share correlated noise; 1: independent noise."""
   fixed_order: bool = False
   """Whether batches are read in a fixed order instead of drawn."""
   can_draw_users: bool = False
-  """Whether a record is a user, where users are protected."""
+  """Whether a record is a user, if users are the unit of privacy."""
   is_counted: bool = True
-  """Whether the number of records is that of the data; canaries are added to it."""
+  """Whether the data alone gives the number of records; canaries add to it."""
 
 
-def filled(
+def fill_batch_size(
   config: _Config, prepared: results.PreparedData, *, draws_users: bool = False
 ) -> _Config:
-  """Returns a training's settings with its batch size as a number.
+  """Returns the settings of a training with the batch size filled in.
 
   Args:
-    config: of the stage.
-    prepared: says how many private train queries and users there are; public.
+    config: settings of the stage.
+    prepared: the data, with its public numbers of train queries and users.
     draws_users: whether a record is a user.
   """
   if config.batch_size:
@@ -210,7 +218,7 @@ def filled(
 def state_directory(
   space: workspace.Folders, stage: str, digest: str
 ) -> pathlib.Path:
-  """Returns where a stage keeps the states of unfinished training."""
+  """Returns the folder of a stage's unfinished training states."""
   return space.private(stage, f"state_{digest}")
 
 
@@ -219,19 +227,20 @@ def train(
   settings: Settings,
   training: dp_step.Training,
 ) -> tuple[Any, dict[str, Any]]:
-  """Calibrates, enters the release into the ledger, trains.
+  """Calibrates the noise, enters the release into the ledger and trains.
 
   Formal guarantee: that of the statement, for the parameters; and that of
-  `release.start` for all trainings of the working directory together: a
-  training that is made again, whatever it shares with the first one, is another
-  release, with batches and noise of its own and a line of its own in the ledger.
+  `release.start` for all trainings of the working directory together. A
+  training that is made again is another release, whatever it shares with the
+  first one. It has its own batches, its own noise and its own line in the
+  ledger.
 
   Args:
-    task: with the secret; its settings are a `Config`, of which those that change
-      the speed alone change the last bits of a gradient, too.
-    settings: target, sampling, optimizer.
-    training: what is trained; its gradient says its sensitivity and its
-      `l2_clip_norm`, its parameters are public.
+    task: task with the secret; its settings are a `Config`. Settings that
+      change only the speed also change the last bits of a gradient.
+    settings: target, sampling and optimizer.
+    training: gradient, public parameters and records; the gradient reports its
+      sensitivity and its `l2_clip_norm`.
 
   Returns:
     The trained parameters, and fields of `results.Checkpoint`.
@@ -242,7 +251,7 @@ def train(
   space, config, stage = task.space, task.settings, task.place
   clipped = training.clipped
   relation = dp_accounting.NeighboringRelation[settings.relation]
-  claim = promise(
+  claim = make_claim(
     settings,
     space,
     task.inputs.prepared,
@@ -284,7 +293,7 @@ def train(
   )
   if distributed.is_main():
     claim.enter(space.private(ledger.NAME), release.identifier)
-  distributed.barrier(f"{stage} ledger")  # before anybody computes a loss
+  distributed.barrier(f"{stage} ledger")  # before any loss is computed
   trained = dp_step.train(training, mechanism, files, config.settings)
   return trained, {
     "statement": claim.statement(release.identifier),
@@ -296,36 +305,38 @@ def train(
 
 
 def _read(task: stage_lib.Task[Any, Inputs]) -> list[pathlib.Path]:
-  """Returns the folders of the results that a training is given."""
-  given = [getattr(x, "directory", x) for x in vars(task.inputs).values()]
-  places = [x for x in given if isinstance(x, (str, pathlib.Path))]
-  return [task.folders.root / place for place in places]
+  """Returns the folders of the results that a training reads."""
+  directories = [getattr(x, "directory", x) for x in vars(task.inputs).values()]
+  folders = [x for x in directories if isinstance(x, (str, pathlib.Path))]
+  return [task.folders.root / folder for folder in folders]
 
 
 def promised(claim: claim_lib.Claim) -> str:
-  """Digests sampling, noise and sensitivity, by which steps are of one claim."""
+  """Digests sampling, noise and sensitivity; all steps of one claim share
+  it."""
   coefficients = ()
   if claim.noise_bands > 1:
-    known = optim.banded(steps=claim.steps, bands=claim.noise_bands)
-    coefficients = known.coefficients
+    noise = optim.banded(steps=claim.steps, bands=claim.noise_bands)
+    coefficients = noise.coefficients
   return artifacts.fingerprint(claim.statement("any").ledger, coefficients)
 
 
-def promise(
+def make_claim(
   settings: Settings,
   space: workspace.Workspace,
   prepared: results.PreparedData,
   num_records: int,
   **fields: Any,
 ) -> claim_lib.Claim:
-  """Returns the claim of a training, with the least noise that reaches it.
+  """Returns the claim of a training with the least noise that reaches its
+  target.
 
   Args:
-    settings: target, sampling, words.
-    space: the working directory, of which the claim says whether it is secret.
-    prepared: where the records came from.
-    num_records: how many there are.
-    **fields: of `claim.calibrated`: clip norm, sensitivity.
+    settings: target, sampling and terms.
+    space: the working directory; the claim says whether its secret is fixed.
+    prepared: the data that the records came from.
+    num_records: number of records.
+    **fields: fields of `claim.calibrated`: clip norm, sensitivity.
   """
   return claim_lib.calibrated(
     epsilon=settings.epsilon,
@@ -343,16 +354,16 @@ def promise(
 def sampler(
   settings: Settings, num_examples: int, most_queries: int = 0
 ) -> sampling.Sampler:
-  """Returns how batches are drawn: Poisson, cyclic, or in a fixed order.
+  """Returns the sampler of batches: Poisson, cyclic, or in a fixed order.
 
   Args:
-    settings: of the training.
-    num_examples: the number of records.
-    most_queries: of one user, `PreparedData.queries_per_user`.
+    settings: settings of the training.
+    num_examples: number of records.
+    most_queries: most queries of one user, `PreparedData.queries_per_user`.
 
   Raises:
-    ValueError: if correlated noise meets users whose queries are drawn one by one:
-      a cycle keeps a query's steps apart, and not a user's.
+    ValueError: if correlated noise meets users whose queries are drawn one by
+      one: a cycle keeps the steps of a query apart, but not those of a user.
   """
   if settings.fixed_order:
     return sampling.FixedOrder(
@@ -373,7 +384,7 @@ def sampler(
     **grouped,
   )
   if settings.config.batch_size == num_examples:
-    # All are drawn: two units more would fit, as the claim for two together asks.
+    # Every record is drawn: leave room for two more units, as their joint claim asks.
     rows, size = 2 * poisson.group_size, settings.config.microbatch_size or 8
     room = poisson.max_batch_size + size * math.ceil(rows / size)
     poisson = dataclasses.replace(poisson, max_batch_size=room)
@@ -382,7 +393,7 @@ def sampler(
   return sampling.CyclicPoisson(
     num_examples=num_examples,
     expected_batch_size=settings.config.batch_size,
-    max_batch_size=poisson.max_batch_size,  # the batch size has one law
+    max_batch_size=poisson.max_batch_size,  # one distribution of sizes
     cycle_length=settings.noise_bands,
   )
 
@@ -390,7 +401,7 @@ def sampler(
 def _terms(
   settings: Settings, space: workspace.Workspace, prepared: results.PreparedData
 ) -> terms.Terms:
-  """Returns the terms of the promise, for this training and this data."""
+  """Returns the terms of the claim for this training and this data."""
   unit, drawn = settings.unit, "split"
   if prepared.queries_per_user:
     unit, drawn = prepared.unit, "drawn_users"

@@ -1,9 +1,9 @@
-"""Sets of queries: how they are saved and read, and what is said of them.
+"""Saves, reads and measures sets of queries.
 
 Formal guarantee:
-  Post-processing of synthetic queries, public documents and public seeds, which are
-  all that is read here; but for `texts`, which reads whatever it is told to, private
-  queries among it.
+  Post-processing of synthetic queries, public documents and public seeds, which
+  is all that this module reads. The exception is `texts`: it reads the folder
+  it is given, which may hold private queries.
 """
 
 import dataclasses
@@ -23,28 +23,28 @@ from synthq_jax.storage import array_files, artifacts
 
 __all__ = [
   "Config",
-  "decoded",
-  "forbidden",
+  "decode",
+  "get_forbidden_ids",
   "index_of",
-  "measured",
+  "measure",
+  "read_document_texts",
   "save",
   "texts",
-  "texts_of",
 ]
 
-_kept: memory.Kept[bm25.Index] = memory.Kept(
+_index_cache: memory.Kept[bm25.Index] = memory.Kept(
   most_bytes=2**28, size=lambda index: index.num_bytes, most=1
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """What every stage that makes queries is set by; every value is public."""
+  """Settings that every stage that makes queries shares; all are public."""
 
   gauge_queries: int = 1000
-  """Queries that BM25 is asked for the gauge, at most."""
+  """Maximum number of queries that BM25 searches for the gauge."""
   seed: int = 0
-  """Of what is drawn: queries of the gauge and of the examples, and others."""
+  """Seed of all draws: queries of the gauge and of the examples, and others."""
   batch_size: int = field_kinds.speed_only(256)
   """Rows that the model reads at once."""
 
@@ -80,23 +80,24 @@ def save(
 def texts(
   directory: pathlib.Path, names: Iterable[str] | None = None
 ) -> list[str]:
-  """Reads the texts of queries, as private as these.
+  """Reads the texts of queries; they are as private as their file.
 
   Args:
     directory: holds queries.jsonl.
-    names: which ones, in this order; None: all, in the order of the file.
+    names: ids of the queries to read, in this order; None: all, in the order of
+      the file.
 
   Raises:
-    ValueError: if there is no such file, or a line is damaged.
-    KeyError: if there is no query of a name.
+    ValueError: if the file is missing, or a line is damaged.
+    KeyError: if no query has one of the names.
   """
   lines = files.json_lines(files.find(directory, "queries.jsonl"))
   if names is None:
     return [line["text"] for _, line in lines]
   names = [*map(str, names)]
-  asked = frozenset(names)
+  requested = frozenset(names)
   by_name = {
-    line["_id"]: line["text"] for _, line in lines if line["_id"] in asked
+    line["_id"]: line["text"] for _, line in lines if line["_id"] in requested
   }
   return [by_name[name] for name in names]
 
@@ -105,22 +106,23 @@ def index_of(
   ids: Iterable[Any],
   corpus: pathlib.Path,
 ) -> bm25.Index:
-  """Returns BM25 over all documents, whole, not cut at an encoder's length.
+  """Returns a BM25 index of whole documents, not cut at an encoder's length.
 
-  The last collection's index is kept where it is small: stages ask for it again.
+  The index of the last collection is cached if it is small: several stages use
+  it.
 
   Args:
-    ids: of the documents.
-    corpus: their texts, in the same order.
+    ids: ids of the documents.
+    corpus: file of their texts, in the same order.
   """
   names = tuple(map(str, ids))
   key = (corpus.resolve(), files.state(corpus), names)
-  return _kept.get(
+  return _index_cache.get(
     key, lambda: bm25.BM25().build(names, inputs.document_texts(corpus))
   )
 
 
-def measured(
+def measure(
   queries: Sequence[str],
   owners: np.ndarray,
   *,
@@ -129,45 +131,47 @@ def measured(
   config: Config,
   num_examples: int,
 ) -> dict[str, Any]:
-  """Returns the fields of `results.SyntheticQueries` that describe queries.
+  """Computes the fields of `results.SyntheticQueries` that describe queries.
 
   Args:
     queries: their texts, at least one.
     owners: the position of each query's document, ascending.
     index: BM25 over all documents.
     corpus: the texts of the documents.
-    config: how many queries are asked, and which are shown.
-    num_examples: pairs of query and document that are returned.
+    config: number of queries for the gauge, and the seed.
+    num_examples: number of (query, document) pairs to return.
   """
-  asked = _sample(config.seed, len(queries), config.gauge_queries)
+  sample = _sample(config.seed, len(queries), config.gauge_queries)
   gauge = text_measures.own_document_gauge(
-    [queries[i] for i in asked], [index.ids[owners[i]] for i in asked], index
+    [queries[i] for i in sample], [index.ids[owners[i]] for i in sample], index
   )
   return {
     "num_queries": len(queries),
     "gauge": float(np.mean(gauge)),
     "copy_rate": float(
-      text_measures.copy_rate(queries, texts_of(corpus, owners), 4)
+      text_measures.copy_rate(queries, read_document_texts(corpus, owners), 4)
     ),
     "mean_words": text_measures.mean_length(queries),
     "examples": _examples(config.seed, num_examples, queries, owners, corpus),
   }
 
 
-def forbidden(vocabulary: Any, vocab_size: int) -> tuple[int, ...]:
-  """Returns the ids that no query may hold: unknown, sentinels, no pieces."""
+def get_forbidden_ids(vocabulary: Any, vocab_size: int) -> tuple[int, ...]:
+  """Returns the ids that no query may hold: unknown, sentinels, unused ids."""
   first_extra = vocabulary.vocab_size - vocabulary.extra_ids
   own = vocabulary.sentinels  # mT5's
   return (vocabulary.unk_id, *own, *range(first_extra, vocab_size))
 
 
-def decoded(vocabulary: Any, row: np.ndarray) -> str:
-  """Returns the text of a written row, without EOS and padding."""
+def decode(vocabulary: Any, row: np.ndarray) -> str:
+  """Decodes a written row to text, without EOS and padding."""
   return vocabulary.decode([int(t) for t in row if t])
 
 
-def texts_of(corpus: pathlib.Path, owners: Iterable[int]) -> Iterator[str]:
-  """Yields the text of each position in `owners`, which ascend."""
+def read_document_texts(
+  corpus: pathlib.Path, owners: Iterable[int]
+) -> Iterator[str]:
+  """Yields the document text at each position in `owners`, which ascend."""
   texts = enumerate(inputs.document_texts(corpus))
   position, text = -1, ""
   for owner in owners:

@@ -1,4 +1,4 @@
-"""Counts near-duplicates of real queries among written ones, and compares."""
+"""Counts near-duplicates of real queries among synthetic ones, and compares."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from synthq_jax.leakage import calibration, near_duplicates, shares
 from synthq_jax.runtime import comparison_results, inputs, results, workspace
 from synthq_jax.runtime import queries as queries_lib
 
-__all__ = ["Real", "Written", "compare", "real", "written"]
+__all__ = ["Real", "Written", "compare", "read_real", "read_written"]
 
 _TRAIN = "train"
 
@@ -25,22 +25,22 @@ class Real:
   texts: list[str]
   trained: Bool[np.ndarray, " query"]
   units: Int[np.ndarray, " query"]
-  """What the split drew: users or documents, where it kept all queries of each on
-  one side; else the queries themselves."""
+  """Units that the split drew: users or documents, if all queries of each are
+  on one side; else the queries themselves."""
   drawn: Bool[np.ndarray, " query"]
-  """Whether the side is that of a draw; those that a rule of splits gathered on
-  one side are in no comparison."""
+  """Whether a draw chose the query's side. Queries that a rule of the splits
+  put on one side are in no comparison."""
 
   def sample(self, limit: int, seed: int) -> "Real":
-    """Returns about `limit` queries, or all if there are no more.
+    """Returns about `limit` queries, or all if there are fewer.
 
-    Whole units, drawn without looking at their side: of some kinds of queries
-    one side would else lose the doubles that the other keeps.
+    Whole units are drawn without looking at their side. Otherwise one side
+    would lose near-duplicates that the other side keeps.
     """
     if len(self.texts) <= limit:
       return self
-    kept = _whole(self.units, limit, np.random.default_rng([seed, 4]))
-    rows = np.flatnonzero(kept)
+    is_drawn = _whole(self.units, limit, np.random.default_rng([seed, 4]))
+    rows = np.flatnonzero(is_drawn)
     arrays = {
       name: getattr(self, name)[rows] for name in ("trained", "units", "drawn")
     }
@@ -49,23 +49,24 @@ class Real:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Written:
-  """Synthetic queries."""
+  """Synthetic queries of one generator."""
 
   name: str
   texts: list[str]
 
 
-def real(space: workspace.Folders, prepared: results.PreparedData) -> Real:
-  """Reads private queries with a relevant document, those trained on first.
+def read_real(space: workspace.Folders, prepared: results.PreparedData) -> Real:
+  """Reads the private queries with a relevant document; trained ones come
+  first.
 
-  A query of several splits, train among them, was trained on.
+  A query of several splits, train among them, counts as trained on.
   """
   folder = space.root / prepared.private_directory
   arrays = {
     split: inputs.arrays(space, prepared, folder / f"{split}.npz")
     for split in prepared.num_queries
   }
-  ids = {split: of_split["ids"] for split, of_split in arrays.items()}
+  ids = {split: split_arrays["ids"] for split, split_arrays in arrays.items()}
   trained = dict.fromkeys(ids[_TRAIN].tolist())
   others = dict.fromkeys(
     query
@@ -76,9 +77,9 @@ def real(space: workspace.Folders, prepared: results.PreparedData) -> Real:
   names = [*trained, *others]
   gathered = {
     query
-    for of_split in arrays.values()
-    if "gathered" in of_split
-    for query in of_split["ids"][of_split["gathered"]].tolist()
+    for split_arrays in arrays.values()
+    if "gathered" in split_arrays
+    for query in split_arrays["ids"][split_arrays["gathered"]].tolist()
   }
   units = _units(arrays, trained)
   return Real(
@@ -92,24 +93,30 @@ def real(space: workspace.Folders, prepared: results.PreparedData) -> Real:
 def _units(
   arrays: dict[str, dict[str, np.ndarray]], trained: dict[str, None]
 ) -> dict[str, int]:
-  """Returns query id -> what the split drew it with."""
-  ids = [name for one in arrays.values() for name in one["ids"].tolist()]
+  """Returns query id -> number of the unit that the split drew."""
+  ids = [
+    name
+    for split_arrays in arrays.values()
+    for name in split_arrays["ids"].tolist()
+  ]
   for kind in ("users", "documents"):
-    if not all(kind in one for one in arrays.values()):
+    if not all(kind in split_arrays for split_arrays in arrays.values()):
       continue
     owners = [
       (split if kind == "users" else "", owner)  # numbered within their split
-      for split, one in arrays.items()
-      for owner in one[kind].tolist()
+      for split, split_arrays in arrays.items()
+      for owner in split_arrays[kind].tolist()
     ]
-    place = {owner: i for i, owner in enumerate(dict.fromkeys(owners))}
+    numbers = {owner: i for i, owner in enumerate(dict.fromkeys(owners))}
     units, sides = {}, {}
     for name, owner in zip(ids, owners, strict=True):
-      units[name] = place[owner]
+      units[name] = numbers[owner]
     for name, unit in units.items():
       sides.setdefault(unit, []).append(name in trained)
-    several = [of_unit for of_unit in sides.values() if len(of_unit) > 1]
-    if several and all(len({*of_unit}) == 1 for of_unit in several):
+    several = [
+      unit_sides for unit_sides in sides.values() if len(unit_sides) > 1
+    ]
+    if several and all(len({*unit_sides}) == 1 for unit_sides in several):
       return units
   return {name: i for i, name in enumerate(dict.fromkeys(ids))}
 
@@ -117,31 +124,31 @@ def _units(
 def _whole(
   units: np.ndarray, limit: int, rng: np.random.Generator
 ) -> Bool[np.ndarray, " row"]:
-  """Draws units until they have about `limit` rows; says which rows are kept."""
-  _, place, counts = np.unique(units, return_inverse=True, return_counts=True)
+  """Draws units until they have about `limit` rows; returns a mask of rows."""
+  _, inverse, counts = np.unique(units, return_inverse=True, return_counts=True)
   order = rng.permutation(len(counts))
   before = np.cumsum(counts[order]) - counts[order]
-  kept = np.zeros(len(counts), bool)
-  kept[order[before < limit]] = True
-  return kept[place]
+  is_drawn = np.zeros(len(counts), bool)
+  is_drawn[order[before < limit]] = True
+  return is_drawn[inverse]
 
 
-def written(
+def read_written(
   folders: workspace.Folders,
-  made: results.SyntheticQueries,
+  synthetic: results.SyntheticQueries,
   *,
   limit: int,
   seed: int,
 ) -> Written:
   """Reads about `limit` queries of a generator, all of a document or none."""
-  path = files.find(folders.root / made.directory, "queries.jsonl")
+  path = files.find(folders.root / synthetic.directory, "queries.jsonl")
   lines = [line for _, line in files.json_lines(path)]
   _, owners = np.unique(
     np.array([line["document"] for line in lines]), return_inverse=True
   )
   rng = np.random.default_rng([seed, 5])
   rows = np.flatnonzero(_whole(owners, limit, rng))
-  return Written(name=made.name, texts=[lines[i]["text"] for i in rows])
+  return Written(name=synthetic.name, texts=[lines[i]["text"] for i in rows])
 
 
 def compare(
@@ -153,32 +160,39 @@ def compare(
   confidence: float,
   is_fair: bool = True,
 ) -> Iterator[comparison_results.Membership]:
-  """Yields, for each generator, queries trained on beside the others.
+  """Yields, for each generator, a comparison of trained and other queries.
 
   Args:
-    index: of a detector of `near_duplicates`, from targets to their index.
+    index: function from target texts to their index, of a detector of
+      `near_duplicates`.
     queries: the private queries, which are the targets.
-    generators: what each generator wrote.
-    name: of the detector, in results.
-    confidence: of each interval by itself, in (0, 1).
-    is_fair: whether documents were chosen without looking at who was trained
-      on; if not, shares are counted, and neither compared nor tested.
+    generators: the synthetic queries of each generator.
+    name: name of the detector, in results.
+    confidence: confidence of each interval by itself, in (0, 1).
+    is_fair: whether documents were chosen without looking at which queries were
+      trained on. If not, shares are counted, and neither compared nor tested.
   """
   indexed, number = index(queries.texts), len(queries.texts)
   pairs = near_duplicates.pairs(queries.texts, indexed)
   pairs = zip(*map(np.ndarray.tolist, pairs), strict=True)
-  trained, alone = queries.trained, shares.alone(pairs, number) & queries.drawn
-  for one in generators:
+  trained, is_unique = (
+    queries.trained,
+    shares.alone(pairs, number) & queries.drawn,
+  )
+  for generator in generators:
     hit = np.zeros(number, bool)
-    hit[near_duplicates.pairs(one.texts, indexed)[1]] = True
-    train, control = _count(hit[alone & trained]), _count(hit[alone & ~trained])
+    hit[near_duplicates.pairs(generator.texts, indexed)[1]] = True
+    train, control = (
+      _count(hit[is_unique & trained]),
+      _count(hit[is_unique & ~trained]),
+    )
     difference = p_value = None
     if is_fair and train.total and control.total:
       difference, p_value = _test(
-        hit[alone], trained[alone], queries.units[alone], confidence
+        hit[is_unique], trained[is_unique], queries.units[is_unique], confidence
       )
     yield comparison_results.Membership(
-      name=one.name,
+      name=generator.name,
       detector=name,
       train=train,
       control=control,
@@ -190,7 +204,8 @@ def compare(
 
 
 def _test(hit, trained, units, confidence) -> tuple[intervals.Interval, float]:
-  """Compares the share of train queries that was hit with that of the others."""
+  """Compares the share of train queries that were hit with that of the
+  others."""
   difference = shares.difference(
     *(
       calibration.grouped_interval(
@@ -204,8 +219,8 @@ def _test(hit, trained, units, confidence) -> tuple[intervals.Interval, float]:
   )
   if len(np.unique(units)) < len(units):
     return difference, shares.permutation_p_value(hit, trained, units)
-  # Fisher's test asks how many of those found would fall into each group if
-  # chance had put every text into its group: exact where groups were drawn so.
+  # Fisher's test counts the hits that each group would get if chance had put
+  # every text into its group: exact if the groups were drawn so.
   table = [
     [hit[side].sum(), (~hit[side]).sum()] for side in (trained, ~trained)
   ]

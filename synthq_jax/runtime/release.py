@@ -1,8 +1,9 @@
-"""One private training of a working directory: its name and its randomness.
+"""Names one private training of a working directory and makes its randomness.
 
 Batches, dropout and noise come from the secret of the working directory and
-from numbers that are drawn when a training starts. These lie with its states:
-a training that goes on is the same release, one that is made again is another.
+from numbers that are drawn when a training starts. These numbers lie with the
+training's states. A training that is resumed is the same release; one that is
+made again is another release.
 """
 
 import dataclasses
@@ -19,22 +20,23 @@ from synthq_jax.training import checkpoints, distributed
 __all__ = ["RECORD", "Release", "remove", "start"]
 
 RECORD = "release.json"
-"""Beside the states of a training; states without it are nobody's."""
+"""File next to the states of a training; states without it belong to no
+release."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Release:
-  """A private training that was started."""
+  """Identifier and randomness of a private training that has started."""
 
   identifier: str
-  """In the ledger and in statements, which may be published: of the numbers that
-  were drawn it holds a digest, keyed with the secret."""
+  """Name in the ledger and in statements, which may be published. It holds a
+  digest of the drawn numbers, keyed with the secret."""
   batch_seed: list[int]
-  """Secret, of the sampling."""
+  """Secret seed of the sampling."""
   dropout_key: jax.Array
-  """Secret, of dropout."""
+  """Secret key of dropout."""
   noise_key: jax.Array
-  """Secret, of the noise."""
+  """Secret key of the noise."""
 
 
 def start(
@@ -46,34 +48,35 @@ def start(
   program: str,
   promise: str = "",
 ) -> Release:
-  """Starts a training, or goes on with one that was interrupted.
+  """Starts a training, or resumes one that was interrupted.
 
-  Process 0 draws, the others follow. What was drawn is on disk when this
-  returns: enter the identifier into the ledger next, and only then draw noise.
+  Process 0 draws and the other processes follow. The drawn numbers are on disk
+  when this function returns: enter the identifier into the ledger next, and
+  only then draw noise.
 
   Formal guarantee:
     Two calls return the same noise key only if `directory` kept its record in
-    between and `program` was the same; otherwise key and identifier are drawn
+    between and `program` was the same. Otherwise key and identifier are drawn
     anew, so that the noise of one step is added to the gradients of one program
-    alone. A saved state is gone on with under the same `promise` alone: its steps
-    had that noise. Where another program goes on with it, batches stay
-    those that the training began with, and the noise of the coming steps is
-    drawn anew: the result is made of as many steps as it claims, each with
-    noise of its own, and the ledger counts two trainings. Assumed: what an
-    interrupted training had computed after its last saved state is gone with
-    the process (but for lines of metrics, which are private); nobody puts an
-    older copy of `directory` back; and `program` tells programs apart whose
-    gradients differ. A secret that the
-    settings fix draws nothing: the same training again is the same release,
-    bit for bit, on whatever machine, and it protects nobody.
+    alone. A saved state is resumed only under the same `promise`, whose noise
+    its steps had. If another program resumes it, the batches stay those that
+    the training began with, and the noise of the coming steps is drawn anew.
+    The result then has as many steps as it claims, each with noise of its own,
+    and the ledger counts two trainings. Assumed: what an interrupted training
+    computed after its last saved state is gone with the process (except lines
+    of metrics, which are private); nobody restores an older copy of
+    `directory`; and `program` differs between programs whose gradients differ.
+    A secret that the settings fix draws nothing: the same training again is the
+    same release, bit for bit, on any machine, and it protects nobody.
 
   Args:
     space: the working directory, with its secret.
     stage: name of the stage and row, e.g. "finetune_dp/eps8".
     digest: fingerprint of everything the training depends on.
-    directory: of its states.
+    directory: folder of its states.
     program: from `fingerprints.program`.
-    promise: digest of sampling, noise and sensitivity.
+    promise: digest of sampling, noise and sensitivity; empty for a release
+      without states.
   """
   batches, noise = distributed.decided(
     f"{stage} release", lambda: _drawn(directory, program, promise)
@@ -81,8 +84,8 @@ def start(
   if space.is_fixed:
     batches = noise = ""
 
-  def purpose(what: str, drawn: str) -> str:
-    return " ".join(filter(None, (stage, what, digest, drawn)))
+  def purpose(use: str, drawn: str) -> str:
+    return " ".join(filter(None, (stage, use, digest, drawn)))
 
   identifier = f"{stage}/{digest}"
   if noise:
@@ -99,11 +102,11 @@ def start(
 def remove(directory: pathlib.Path) -> None:
   """Removes the states of a training whose result is saved.
 
-  A private training's name goes first: what is left if this is interrupted
-  belongs to no release, and nothing goes on from it.
+  The record of the release is removed first. If the removal is interrupted, the
+  remaining states belong to no release, and no training resumes from them.
 
   Args:
-    directory: of the states; it need not be there.
+    directory: folder of the states; it may be missing.
   """
   artifacts.remove(directory / RECORD)
   artifacts.remove(directory)
@@ -112,7 +115,7 @@ def remove(directory: pathlib.Path) -> None:
 def _drawn(
   directory: pathlib.Path, program: str, promise: str
 ) -> tuple[str, str]:
-  """Returns the numbers of the batches and of the noise, new or kept."""
+  """Returns the numbers of the batches and of the noise, new or stored."""
   path = directory / RECORD
   record = artifacts.read_json(path) if path.exists() else {}
   if record.get("promise") != promise:
@@ -120,7 +123,7 @@ def _drawn(
   if record.get("program") != program:
     drawn = secrets.token_hex(16)
     if not record or checkpoints.latest_step(directory) is None:
-      # What lies there belongs to no release, or to one with other noise.
+      # These states belong to no release, or to one with other noise.
       artifacts.remove(directory, must=True)
       record = {"batches": drawn}
     record |= {"noise": drawn, "program": program, "promise": promise}

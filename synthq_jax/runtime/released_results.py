@@ -1,8 +1,8 @@
-"""Finds what a working directory gives away, and what was ever trained in it.
+"""Reads the released results and the private trainings of a working directory.
 
-What counts as released is decided by the place alone, so that no list of rows
-can leave anything out: every result outside of `private/`, whichever settings
-made it.
+The folder alone decides whether a result counts as released: every result
+outside `private/` does, whatever its settings. So no list of rows can leave a
+result out.
 """
 
 import dataclasses
@@ -21,10 +21,12 @@ __all__ = ["Released", "read"]
 
 _Statements = dict[str, statement_lib.PrivacyStatement]
 _WITHOUT_RECORDS = ("prepare_data", "report")
-"""Folders without a result.json; what they hold is public or said elsewhere."""
+"""Folders without a result.json; their content is public or claimed
+elsewhere."""
 
 _SCORES = "release_scores/"
-"""Begins the identifiers of what may be shown as soon as it is drawn."""
+"""Beginning of the identifiers of releases that may be shown once they are
+drawn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,32 +34,33 @@ class Released:
   """The claims of a working directory."""
 
   shared: _Statements
-  """Of every result outside of `private/` that has a claim, by its folder; and of
-  every release of scores that was begun, since it may have been shown; and of every
-  training behind scores, which is every one where the result of scores is gone."""
+  """Claims that count as released, by folder or ledger entry: those of every
+  result outside `private/`; of every release of scores that was begun, since it
+  may have been shown; and of every training behind scores. If the result of
+  scores is missing, every training is behind them."""
   compared: _Statements
-  """Of results under `private/` that claim something, by their folders."""
+  """Claims of results under `private/` with a finite epsilon, by folder."""
   started: _Statements
-  """Of the ledger: every private training, by its identifier."""
+  """Statements of all private trainings of the ledger, by identifier."""
   unclaimed: tuple[str, ...]
-  """Folders outside of `private/` that hold files and no finished result."""
+  """Folders outside `private/` that hold files and no finished result."""
 
-  def including(self, made: Sequence[results.Claimed]) -> "Released":
-    """Counts results of a run, too, wherever their files are.
+  def including(self, models: Sequence[results.Claimed]) -> "Released":
+    """Adds the results of a run, wherever their files are.
 
     Args:
-      made: models and queries; those that must not be shared are left out.
+      models: models and queries; those that must not be shared are left out.
     """
-    own = {x.directory: x.statement for x in made if results.is_shareable(x)}
+    own = {x.directory: x.statement for x in models if results.is_shareable(x)}
     return dataclasses.replace(self, shared={**own, **self.shared})
 
   @functools.cached_property
   def together(self) -> statement_lib.PrivacyStatement | None:
-    """The claim for whoever sees all that is released; None: there is none.
+    """The joint claim of all that is released; None: there is none.
 
     Formal guarantee:
-      That of `joint.claim` for all results outside of `private/`. Nothing is
-      claimed where a folder there holds files that no result accounts for.
+      That of `joint.claim` for all results outside `private/`. Nothing is
+      claimed if a folder there holds files that no result accounts for.
     """
     if self.unclaimed or not self.shared:
       return None
@@ -65,29 +68,32 @@ class Released:
 
   @functools.cached_property
   def everything(self) -> statement_lib.PrivacyStatement | None:
-    """The claim for whoever sees all private trainings; None: there is none.
+    """The joint claim of all private trainings; None: there is none.
 
-    It has the delta of `together`, where there is one.
+    Its delta is that of `together`, if there is one.
 
     Formal guarantee:
       That of `joint.claim` for all trainings of the ledger and all results that
       claim anything. Trainings without privacy are not covered.
     """
     together = self.together
-    known = [*self.started.values(), *self.compared.values()]
-    claimed = [one for one in known if one.epsilon < math.inf]
+    private = [*self.started.values(), *self.compared.values()]
+    claimed = [
+      statement for statement in private if statement.epsilon < math.inf
+    ]
     claimed += self.shared.values()
     delta = None if together is None else together.delta or None
     return joint.claim(claimed, delta=delta) if claimed else None
 
   @property
   def trials(self) -> int:
-    """Private trainings of which no result is here: made again, or given up."""
-    held = [*self.shared.values(), *self.compared.values()]
-    known = {entry for one in held for entry in one.ledger}
+    """Number of private trainings without a result here: made again, or given
+    up."""
+    statements = [*self.shared.values(), *self.compared.values()]
+    entries = {entry for statement in statements for entry in statement.ledger}
     return sum(
-      one.epsilon < math.inf and not known >= set(one.ledger)
-      for one in self.started.values()
+      statement.epsilon < math.inf and not entries >= set(statement.ledger)
+      for statement in self.started.values()
     )
 
 
@@ -104,35 +110,39 @@ def read(root: pathlib.Path) -> Released:
     path.parent.relative_to(root).as_posix(): artifacts.read_json(path)
     for path in sorted(root.rglob(artifacts.RESULT_NAME))
   }
-  made = {folder: content["result"] for folder, content in contents.items()}
+  stored = {folder: content["result"] for folder, content in contents.items()}
   claims = {
     folder: artifacts.from_json(
       statement_lib.PrivacyStatement, result["statement"]
     )
-    for folder, result in made.items()
+    for folder, result in stored.items()
     if result.get("statement") is not None
   }
   shared = {k: v for k, v in claims.items() if not results.is_private_path(k)}
   path = root / results.PRIVATE / ledger.NAME
   started = ledger.read(path) if ledger.begun(path) else {}
-  known = {entry for one in shared.values() for entry in one.ledger}
-  # Scores tell of the systems that were scored, also of those made again since.
+  shared_entries = {
+    entry for statement in shared.values() for entry in statement.ledger
+  }
+  # Scores reveal the systems that were scored, also those made again since.
   behind = {
     name
     for folder in shared
-    for name in made[folder].get("systems", ())
+    for name in stored[folder].get("systems", ())
     if name in started
   }
   if any(
-    name.startswith(_SCORES) and not known >= set(one.ledger)
-    for name, one in started.items()
-  ):  # scores were shown whose result is gone: whatever there is was scored
-    behind = {k for k, one in started.items() if one.epsilon < math.inf}
+    name.startswith(_SCORES) and not shared_entries >= set(statement.ledger)
+    for name, statement in started.items()
+  ):  # scores whose result is gone may have been of any training
+    behind = {
+      k for k, statement in started.items() if statement.epsilon < math.inf
+    }
   shared |= {
-    f"{ledger.NAME}: {name}": one
-    for name, one in started.items()
+    f"{ledger.NAME}: {name}": statement
+    for name, statement in started.items()
     if (name in behind or name.startswith(_SCORES))
-    and not known >= set(one.ledger)
+    and not shared_entries >= set(statement.ledger)
   }
   return Released(
     shared=shared,
@@ -157,13 +167,13 @@ def _unclaimed(
     for folder in _leaves(top):
       name = folder.relative_to(root).as_posix()
       content = contents.get(name)
-      # Indexes that earlier versions saved say no claim of their own.
+      # Saved indexes of earlier versions have no claim of their own.
       if top.name == "search" or not _says_its_claim(content):
         yield name
 
 
 def _says_its_claim(content: Mapping[str, Any] | None) -> bool:
-  """Says whether a result is there, with a claim if private records made it."""
+  """Checks whether a result exists, with a claim if private records made it."""
   if content is None:
     return False
   result = content["result"]
@@ -172,11 +182,11 @@ def _says_its_claim(content: Mapping[str, Any] | None) -> bool:
 
 
 def _leaves(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields the topmost folders that hold files; hidden ones are no results."""
-  inside = [p for p in sorted(folder.iterdir()) if not p.name.startswith(".")]
-  if any(one.is_file() for one in inside):
+  """Yields the topmost folders that hold files; hidden files are ignored."""
+  paths = [p for p in sorted(folder.iterdir()) if not p.name.startswith(".")]
+  if any(path.is_file() for path in paths):
     yield folder
     return
-  for one in inside:
-    if one.is_dir():
-      yield from _leaves(one)
+  for path in paths:
+    if path.is_dir():
+      yield from _leaves(path)

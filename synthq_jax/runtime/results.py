@@ -1,4 +1,4 @@
-"""What the stages hand to each other: frozen, JSON, by directory.
+"""Defines the results that stages pass to each other: frozen, stored as JSON.
 
 Paths are relative to the working directory of the run, so that it can be moved
 as a whole. A path under `private/` must not be shared; everything else may be.
@@ -35,8 +35,8 @@ __all__ = [
   "Saved",
   "SyntheticQueries",
   "TestSet",
+  "inherit",
   "is_private_path",
-  "inherited",
   "is_shareable",
   "is_shareable_score",
   "public_documents",
@@ -48,34 +48,35 @@ PRIVATE = "private"
 """The folder of the working directory that must not be shared."""
 
 ASKED_NAME = "asked.npy"
-"""Beside the documents: the positions of those that train queries ask about."""
+"""File next to the documents: positions of those that train queries ask
+about."""
 
 
 def is_private_path(path: str) -> bool:
-  """Says whether a path lies in the folder that must not be shared."""
+  """Checks whether a path lies in the folder that must not be shared."""
   return PRIVATE in pathlib.PurePath(path).parts
 
 
-def is_shareable(made: "Claimed") -> bool:
-  """Says whether a model, or queries, may be given away: by claim and folder."""
-  finite = not math.isinf(made.statement.epsilon)
-  return finite and not is_private_path(made.directory)
+def is_shareable(result: "Claimed") -> bool:
+  """Checks by claim and folder whether a model, or queries, may be shared."""
+  finite = not math.isinf(result.statement.epsilon)
+  return finite and not is_private_path(result.directory)
 
 
 def is_shareable_score(scored: "Evaluation") -> bool:
-  """Says whether scores may be given away: by what they say, claim and folder."""
+  """Checks by flag, claim and folder whether scores may be shared."""
   finite = scored.epsilon is None or not math.isinf(scored.epsilon)
   return not scored.private and finite and not is_private_path(scored.directory)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saved:
-  """A result that lies in a folder."""
+  """A result that is saved in a folder."""
 
   directory: str
-  """Where; under `private/` when it must not be shared."""
+  """Folder of the result; under `private/` if it must not be shared."""
   seconds: float = 0.0
-  """How long the stage took."""
+  """Time that the stage took, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ class Claimed(Saved):
   """A result with a privacy claim."""
 
   statement: statement_lib.PrivacyStatement
-  """What is claimed; post-processing inherits it."""
+  """Privacy statement of the result; post-processing inherits it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,8 +92,8 @@ class RowResult(Claimed):
   """A model, queries or vectors that belong to one row."""
 
   row: rows_lib.Row
-  """The row; of a generator and of queries that of the retriever which learns from
-  them."""
+  """Row of the result. A generator and its queries have the row of the
+  retriever that learns from them."""
 
   @property
   def name(self) -> str:
@@ -102,25 +103,25 @@ class RowResult(Claimed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublicDocuments:
-  """What PreparedData says of public things, and nothing else.
+  """The public part of PreparedData, and nothing else.
 
   Formal guarantee:
-    A function of the documents, of the vocabulary and of settings, and of which
-    documents were asked about where settings call that public: it names no
-    private file and counts no query. A stage that is given this instead of
-    PreparedData cannot read a private query by way of it.
+    A function of the documents, the vocabulary and the settings; also of the
+    list of documents that were asked about, if settings call that list public.
+    It names no private file and counts no query. A stage that receives this
+    instead of PreparedData cannot read a private query through it.
   """
 
   directory: str
-  """corpus.jsonl, tokens and ids of it, and the vocabulary."""
+  """Folder of corpus.jsonl, its tokens and ids, and the vocabulary."""
   num_documents: int
   """Documents in the public collection."""
   vocabulary: str
-  """The SentencePiece model."""
+  """File of the SentencePiece model."""
   vocab_size: int
   """Ids of the vocabulary, extra ids included."""
   extra_ids: int
-  """Sentinels among them."""
+  """Sentinels among the ids."""
   document_length: int
   """Tokens of a document, or of a passage, that generators read, EOS included."""
   query_length: int
@@ -128,15 +129,17 @@ class PublicDocuments:
   passage_stride: int = 0
   """Tokens from one passage's beginning to the next's; 0: documents are cut."""
   num_passages: int = 0
-  """What encoders and generators read of the collection; 0: not counted."""
+  """Passages of the collection that encoders and generators read; 0: not
+  counted."""
   from_pairs: bool = False
   """Whether private queries chose the documents (`sources.Kind`)."""
   num_asked: int = 0
-  """Documents that train queries ask about, where the settings say that they are
-  public (`prepare_data.Config.written_for`): their positions stand in
-  `ASKED_NAME`, and queries are written for them alone. 0: nothing says which."""
+  """Documents that train queries ask about, if the settings call their list
+  public (`prepare_data.Config.written_for`). Their positions are in
+  `ASKED_NAME`, and queries are written for them alone. 0: the list is not
+  public."""
   retriever_length: int = 0
-  """Tokens of a document that retrievers read, where these are more."""
+  """Tokens of a document that retrievers read, if more than generators read."""
   token_ids: token_ids_lib.TokenIds = field_kinds.later(
     token_ids_lib.TokenIds()
   )
@@ -144,22 +147,23 @@ class PublicDocuments:
 
   @property
   def read_length(self) -> int:
-    """Tokens of a document that retrievers read, and that are kept."""
+    """Tokens of a document that retrievers read and the run stores."""
     return max(self.document_length, self.retriever_length)
 
   @property
   def not_protected(self) -> tuple[str, ...]:
-    """What nothing made of these documents protects, by name."""
-    told = {"from_pairs": self.from_pairs, "asked": self.num_asked}
-    return tuple(name for name, holds in told.items() if holds)
+    """Names of facts that no result made of these documents protects."""
+    facts = {"from_pairs": self.from_pairs, "asked": self.num_asked}
+    return tuple(name for name, holds in facts.items() if holds)
 
   def statement(self) -> statement_lib.PrivacyStatement:
-    """Returns the statement of what is made of these documents alone.
+    """Returns the statement of results made of these documents alone.
 
-    Formal guarantee: no private record is read beside the documents. Where the
-    documents were read from the queries' own, or queries are written for those
-    that were asked about, they depend on each of them, and the statement says so
-    instead of that it tells nothing.
+    Formal guarantee: such a result reads no private record besides the
+    documents. If the documents come from the queries' own file, or queries are
+    written for the documents that were asked about, the result depends on every
+    such document. The statement then says so, instead of saying that it reveals
+    nothing.
     """
     return statement_lib.none(
       public=("documents",) if self.not_protected else (),
@@ -172,70 +176,73 @@ class PreparedData(PublicDocuments):
   """Documents (public), queries (private), splits and token arrays."""
 
   private_directory: str
-  """Private part: queries.jsonl, qrels and the arrays of pairs."""
+  """Folder of the private part: queries.jsonl, qrels and the arrays of
+  pairs."""
   source: str
-  """Where the data came from, in one line."""
+  """Source of the data, in one line."""
   digest: str
-  """Digest of all data, keyed with the run's secret: it confirms nothing."""
+  """Digest of all data, keyed with the run's secret: nobody can confirm a guess
+  with it."""
   versions: str
-  """Versions of the packages the demo set came from, or empty."""
+  """Versions of the packages that the demo set came from, or empty."""
   unit: unit_lib.Unit
   """The unit of privacy: queries, or users."""
   num_queries: dict[str, int]
-  """Queries with a relevant document, for each split."""
+  """Queries with a relevant document, by split."""
   num_pairs: dict[str, int]
-  """(query, document) pairs kept for each split."""
+  """(query, document) pairs kept, by split."""
   test_split: str
   """The split that is scored."""
   num_public_test: int
-  """Pseudo-queries of the public test set; 0 if no document gave one."""
+  """Pseudo-queries of the public test set; 0 if no document gives one."""
   cut_documents: float
   """Share of documents longer than `read_length`, or with several passages."""
   seconds: float = 0.0
-  """How long the stage took."""
+  """Time that the stage took, in seconds."""
   division: str = ""
   """The rule that made the splits (`collection.Collection`)."""
   num_users: dict[str, int] = dataclasses.field(default_factory=dict)
-  """Who asked, for each split; empty where the unit is the query."""
+  """Users with queries, by split; empty if the unit is the query."""
 
   @property
   def queries_per_user(self) -> int:
-    """The most queries of a user; 0 where the unit is the query."""
+    """Maximum queries of a user; 0 if the unit is the query."""
     return self.unit.max_records if self.unit.is_user else 0
 
   def units(self, split: str) -> int:
-    """Returns how many users, or else queries, a split has; 0: it is not there.
+    """Returns the number of users, or else queries, of a split; 0: no such
+    split.
 
     Args:
-      split: several are joined by "+".
+      split: name of the split; several are joined by "+".
     """
     return self.num_users.get(split, self.num_queries.get(split, 0))
 
   def part(self, split: str) -> str:
-    """Returns what a claim about one split says it reads; see `Release.part`.
+    """Returns the part of the data that a claim names; see `Release.part`.
 
     Args:
-      split: several are joined by "+".
+      split: name of the split; several are joined by "+".
     """
     return f"{self.division}:{split}" if self.division else ""
 
   def __post_init__(self):
-    """Follows the source, also where an earlier version wrote the result."""
+    """Sets `from_pairs` by the source; earlier versions did not store it."""
     from_pairs = sources.kind_of(self.source).from_pairs
     object.__setattr__(self, "from_pairs", from_pairs)
 
 
-def releases_behind(made: Iterable[Claimed]) -> tuple[str, ...]:
-  """Returns identifiers of the private releases that results stand on, sorted.
+def list_releases(models: Iterable[Claimed]) -> tuple[str, ...]:
+  """Returns sorted identifiers of the private releases that results depend on.
 
-  Numbers that are computed from a model tell of it also when it is gone.
+  Numbers that are computed from a model reveal it even after it is deleted.
   """
-  found = {
+  identifiers = {
     entry.identifier.partition("#")[0]
-    for one in made
-    for entry in one.statement.ledger
+    for model in models
+    for entry in model.statement.ledger
   }
-  return tuple(sorted(found))
+  return tuple(sorted(identifiers))
 
 
 def public_documents(prepared: PreparedData) -> PublicDocuments:
@@ -256,9 +263,9 @@ class TestSet(Saved):
   QUERIES = "queries.npz"
 
   name: str
-  """In tables; parts of a group of BEIR's are GROUP.PART."""
+  """Name in tables; parts of a group of BEIR's are GROUP.PART."""
   split: str
-  """Of the source, that was taken."""
+  """Split of the source that is scored."""
   drop_identical: bool
   """Whether results with the query's own id are dropped."""
   num_documents: int
@@ -278,51 +285,54 @@ class Checkpoint(RowResult):
   steps: int
   """Optimizer steps."""
   batch_size: int
-  """Examples of a step (expected, where batches are Poisson)."""
+  """Examples of a step; the expected number if batches are Poisson."""
   num_parameters: int
   """Trained parameters."""
   metrics: str
-  """JSON lines of step, loss, ...; under `private/` when data was private;
-  empty where nothing was trained."""
+  """File of JSON lines of step, loss, ...; under `private/` if the data is
+  private; empty if nothing was trained."""
   prompt_tokens: int = 0
-  """Last ids of the vocabulary that stand before each input: a trained prompt."""
+  """Ids at the end of the vocabulary that precede each input: a trained
+  prompt."""
 
   @property
   def name(self) -> str:
-    """Name of the row; of a generator that of its queries, such as "eps8"."""
+    """Name of the row; for a generator that of its queries, such as "eps8"."""
     return self.row.queries if self.kind == "generator" else str(self.row)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticQueries(RowResult):
-  """Queries written by a generator for public documents, or what was kept.
+  """Synthetic queries of a generator for public documents, after all filters.
 
-  The folder, of the last of generate and filter_queries that ran,
-  holds queries.jsonl (_id, text, document) and tokens.npz; `seconds` are of all.
+  The folder belongs to the last of generate and filter_queries that ran. It
+  holds queries.jsonl (_id, text, document) and tokens.npz; `seconds` includes
+  both stages.
   """
 
   prefix: str
-  """What stood before each document."""
+  """Text before each document."""
   sampler: str
-  """Decoding settings in words."""
+  """Settings of decoding, in words."""
   num_documents: int
-  """Documents written for, drawn from the whole public collection."""
+  """Documents that queries are written for."""
   queries_per_document: int
-  """Of each document or passage."""
+  """Queries sampled for each document or passage."""
   num_queries: int
   """Queries that the filters kept."""
   removed: dict[str, int]
-  """What each filter of each stage took out, by reason."""
+  """Queries that the filters of both stages removed, by reason."""
   gauge: float
-  """nDCG@10 of BM25 finding a query's own document."""
+  """Mean nDCG@10 of BM25 that searches for a query's own document."""
   copy_rate: float
-  """Share of the queries' 4-grams that stand in their document."""
+  """Share of the queries' 4-grams that also occur in their document."""
   mean_words: float
   """Mean length of a query in words."""
   examples: tuple[tuple[str, str], ...]
   """A few (query, document) pairs, drawn at random."""
   filters: str = ""
-  """What filter_queries did, in one sentence; empty: it did not run."""
+  """Description of the filters of filter_queries, in one sentence; empty: it
+  did not run."""
 
   @property
   def name(self) -> str:
@@ -330,18 +340,19 @@ class SyntheticQueries(RowResult):
     return self.row.queries
 
 
-def inherited(
+def inherit(
   queries: SyntheticQueries | None, *, real: str, synthetic: str
 ) -> statement_lib.PrivacyStatement:
-  """Returns the statement of what was made of queries and public documents.
+  """Returns the statement of a result made of queries and public documents.
 
-  Formal guarantee: of synthetic queries their own, by post-processing, PROVIDED
-  no private record is read beside them; of real ones none (epsilon inf).
+  Formal guarantee: for synthetic queries their own statement, by
+  post-processing, PROVIDED no private record is read besides them; for real
+  queries none (epsilon inf).
 
   Args:
-    queries: synthetic ones; None: the private ones.
-    real: what was done with private queries, one sentence.
-    synthetic: what was done with synthetic queries, one sentence.
+    queries: the synthetic queries; None: the private ones.
+    real: use of the private queries, one sentence.
+    synthetic: use of the synthetic queries, one sentence.
   """
   if queries is None:
     return statement_lib.non_private(real)
@@ -350,40 +361,41 @@ def inherited(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation(Saved):
-  """Scores of one retriever on one set of test queries.
+  """Scores of one system on one set of test queries.
 
   The folder holds run.trec and per_query.json; it is private when the queries
   are.
   """
 
   row: rows_lib.Row
-  """The row."""
+  """Row of the system."""
   label: str
-  """The row in words."""
+  """Description of the row, in words."""
   test_set: str
   """"test" (private queries), "public" (pseudo-queries) or the name of a
   `TestSet`."""
   private: bool
   """Whether the scores come from private queries, or a private model."""
   measures: dict[str, intervals.Interval]
-  """By name, e.g. "nDCG@10" and "R@10": means over all judged queries, with 95%
-  bootstrap intervals over them."""
+  """Scores by measure, e.g. "nDCG@10" and "R@10": means over all judged
+  queries, with 95% bootstrap intervals over them."""
   num_queries: int
-  """Judged queries averaged over."""
+  """Judged queries in the averages."""
   traps: tuple[str, ...]
-  """Choices of the evaluation a reader should know."""
+  """Choices of the evaluation that a reader should know."""
   split: str = ""
-  """Whose judgements they are."""
+  """Split of the judgements."""
   drop_identical: bool = True
   """Whether results with the query's own id were dropped."""
   met: str = ""
-  """How often these choices mattered, in one sentence."""
+  """Sentence on how often these choices mattered."""
   statement: statement_lib.PrivacyStatement | None = None
-  """Of the system that was scored; None where no private record went into it."""
+  """Statement of the system that was scored; None: it read no private
+  record."""
 
   @property
   def epsilon(self) -> float | None:
-    """Of the system; inf without privacy, None where no private data was."""
+    """Epsilon of the system; inf without privacy, None without private data."""
     return None if self.statement is None else self.statement.epsilon
 
   @property
@@ -394,16 +406,17 @@ class Evaluation(Saved):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReleasedMean:
-  """A noisy mean, or a difference of two; the truth is not told."""
+  """A noisy mean, or a difference of two; the exact value stays private."""
 
   here: intervals.Interval
-  """Of the test queries themselves: what the noise leaves open."""
+  """Interval for the mean of the test queries themselves: uncertainty of the
+  noise."""
   beyond: intervals.Interval
-  """Of the queries that they were drawn from: noise and sampling together, the
-  latter at its largest for such a mean."""
+  """Interval for the population of the test queries: noise and sampling
+  together, with the largest sampling variance for such a mean."""
 
   def turned(self) -> "ReleasedMean":
-    """Returns the difference the other way round."""
+    """Returns the difference with the opposite sign."""
     return ReleasedMean(here=-self.here, beyond=-self.beyond)
 
 
@@ -412,15 +425,15 @@ class ReleasedRow:
   """A row that may be shared, scored on private queries."""
 
   row: rows_lib.Row
-  """The row."""
+  """Row of the system."""
   label: str
-  """The row in words."""
+  """Description of the row, in words."""
   epsilon: float | None
-  """Of the system, as `Evaluation.epsilon`."""
+  """Epsilon of the system, as `Evaluation.epsilon`."""
   means: dict[str, ReleasedMean]
-  """By measure."""
+  """Released means by measure."""
   over_bm25: dict[str, ReleasedMean]
-  """By measure: less the released mean of BM25; empty where there is none."""
+  """Released mean minus that of BM25, by measure; empty without BM25."""
 
   @property
   def name(self) -> str:
@@ -432,19 +445,21 @@ class ReleasedRow:
 class ReleasedScores(Claimed):
   """Scores on private test queries with noise, which may be shared.
 
-  The statement is what the noise promises; the systems' own come on top.
+  The statement covers the noise of the scores; the statements of the systems
+  add to it.
   """
 
   num_queries: int
-  """Test queries, public with the release."""
+  """Number of test queries, public with the release."""
   confidence: float
-  """Of each interval by itself."""
+  """Confidence of each interval by itself."""
   noise: float
   """Standard deviation of the noise on each mean."""
   rows: tuple[ReleasedRow, ...]
-  """In the order of the private table."""
+  """Rows in the order of the private table."""
   systems: tuple[str, ...] = ()
-  """Identifiers of the releases behind what was scored, `releases_behind`."""
+  """Identifiers of the releases behind the scored systems,
+  `list_releases`."""
   kind: str = "scores"
   name: str = "test"
 
@@ -461,87 +476,91 @@ class ReleasedScores(Claimed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditCell:
-  """Canaries of one kind that stand in the data equally often."""
+  """Canaries of one kind that are repeated equally often in the data."""
 
   kind: str
-  """Of `audit.canaries.KINDS`."""
+  """One of `audit.canaries.KINDS`."""
   repetitions: int
-  """How often each inserted one stands there."""
+  """Copies of each inserted canary in the data."""
   ranks: tuple[int, ...]
-  """Of the inserted ones' secrets among `AuditReport.num_ranked`."""
+  """Ranks of the inserted canaries' secrets among `AuditReport.num_ranked`."""
   held_out_ranks: tuple[int, ...]
-  """Of the others: the control group."""
+  """Ranks of the held-out canaries' secrets: the control group."""
   exposure: tuple[float, ...]
-  """Bits of the inserted ones' secrets, among `AuditReport.num_candidates`;
-  empty where the secret stands in the document."""
+  """Exposure of the inserted canaries' secrets, in bits, among
+  `AuditReport.num_candidates`; empty if the secret is in the document."""
   leaked: int | None
-  """Inserted ones whose secret stands in a written query; None where it
+  """Inserted canaries whose secret occurs in a written query; None if it
   cannot."""
   leaked_held_out: int | None
-  """The same of the others: coincidence."""
+  """Held-out canaries whose secret does: coincidence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditBound:
-  """What one attack shows about canaries that stand there equally often."""
+  """Result of one attack on canaries that are repeated equally often."""
 
   attack: str
   """"likelihood", "synthetic" or "retriever"."""
   repetitions: int
-  """How often each inserted canary stands in the data."""
+  """Copies of each inserted canary in the data."""
   claimed_epsilon: float
-  """For a group of that many records; inf: nothing is claimed."""
+  """Epsilon of the claim for a group of that many records; inf: nothing is
+  claimed."""
   num_inserted: int
   """Canaries trained on."""
   num_held_out: int
   """Canaries left out."""
   epsilon_one_run: float
-  """Lower bound, for any mechanism."""
+  """Lower bound on epsilon for any mechanism."""
   epsilon_one_run_fdp: float
-  """Lower bound, for a Gaussian trade-off curve."""
+  """Lower bound on epsilon for a Gaussian trade-off curve."""
   auroc: tuple[float, float, float]
-  """Area under the ROC curve, and its interval."""
+  """Area under the ROC curve, and the two ends of its interval."""
   tpr_at_1_fpr: tuple[float, float, float]
-  """True positives at 1% false ones, and its interval."""
+  """True positive rate at 1% false positives, and the two ends of its
+  interval."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditReport(Saved):
-  """Canaries in the fine-tuning data: did the generator learn them?
+  """Result of an audit with canaries in the fine-tuning data of a generator.
 
   The folder, which holds the canaries and their ranks, is private.
   """
 
   row: rows_lib.Row
-  """The row of the audited generator's queries."""
+  """Row of the audited generator's queries."""
   cells: tuple[AuditCell, ...]
-  """Each kind and number of repetitions."""
+  """Results for each kind and number of repetitions."""
   bounds: tuple[AuditBound, ...]
-  """Each attack and number of repetitions."""
+  """Results for each attack and number of repetitions."""
   num_candidates: int
   """Candidates among which exposure is measured."""
   num_ranked: int
-  """Candidates among which the ranks are."""
+  """Candidates among which ranks are measured."""
   num_searched: int
-  """Synthetic queries of the run that were searched for secrets, beside those
+  """Synthetic queries of the run that were searched for secrets, besides those
   that the audit had written; 0: none."""
   confidence: float
-  """Of `lower_bound`; each bound and interval by itself has the higher one that
-  all attacks together need for it."""
+  """Confidence of `lower_bound`. Each bound and interval by itself has the
+  higher confidence that all attacks together need for it."""
   claimed_epsilon: float
   """Epsilon of the audited run's statement; inf: nothing is claimed."""
   claimed_delta: float
-  """Delta that the bounds are computed for."""
+  """Delta of the bounds."""
   lower_bound: float | None
-  """On epsilon, of all attacks together, from canaries that stand there once:
-  above the claim, the claim is wrong. None: there were too few of them."""
+  """Lower bound on epsilon of all attacks together, from canaries with one
+  copy. If it exceeds the claim, the claim is wrong. None: there are too few
+  such canaries."""
   ceiling: float
-  """What `lower_bound` would be if every guess were right: a greater claim
-  cannot be refuted by so few canaries."""
+  """Largest possible `lower_bound`, reached if every guess is right; so few
+  canaries cannot refute a greater claim."""
   control: float
-  """p-value of the control: held-out secrets rank as by chance, and all do under
-  the public checkpoint. Tiny: canaries were known before the private training,
-  and nothing else here means anything."""
+  """p-value of the control: ranks of held-out secrets, and of all secrets under
+  the public checkpoint, are those of chance. A tiny value means that canaries
+  were known before the private training, and that nothing else here means
+  anything."""
 
   @property
   def name(self) -> str:
@@ -555,21 +574,22 @@ class AuditReport(Saved):
 
   @property
   def is_contaminated(self) -> bool:
-    """Whether canaries were known before; by chance once in 1,000 audits."""
+    """Whether canaries were known before training; by chance once in 1,000
+    audits."""
     return self.control < _CONTAMINATED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """The reports of a run."""
+  """Pages of a run's report, and its table."""
 
   html: str
-  """Shareable page."""
+  """Path of the shareable page."""
   markdown: str
-  """The same as text."""
+  """Path of the shareable page as Markdown."""
   private_html: str
-  """Page with private content, under `private/`."""
+  """Path of the page with private content, under `private/`."""
   table: str
   """The main table as it is printed on the screen."""
   verdict: str = ""
-  """What stands at the top of the private page, as it is printed."""
+  """Text of the verdict at the top of the private page."""

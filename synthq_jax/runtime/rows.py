@@ -1,4 +1,5 @@
-"""Rows of the tables as values, and the plan of a run: which stage makes which.
+"""Defines the rows of the tables, and the plan of a run: the rows of each
+stage.
 
 A row's name is written by `str` in this module and parsed nowhere. The plan follows
 from settings alone, so that a run and its dry run read one list.
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 LEXICAL, DENSE, FUSED, RANKED = "bm25", "dense", "fused", "ltr"
-"""The systems."""
+"""Systems: BM25, a dense retriever, their fusion, and learning to rank."""
 ADAPTER, DIRECT_DP, SYNTHETIC = "adapter", "direct_dp", "synthetic"
 """Training data of a retriever with an epsilon of its own."""
 OWN_TEST_SETS = ("test", "public")
@@ -57,8 +58,8 @@ class Row:
   method: str = ""
   """`direct_dp.Config.label`, where a table compares several methods."""
   epsilon: float | None = None
-  """Target of the retriever's private training; inf without noise; None: there is
-  no such training."""
+  """Target epsilon of the retriever's private training; inf without noise;
+  None: there is no such training."""
 
   def __str__(self) -> str:
     if self.system == LEXICAL:
@@ -105,8 +106,9 @@ def begins_with(row: Row, beginnings: Sequence[str]) -> bool:
   (True, False)
 
   Args:
-    row: any.
-    beginnings: as a user writes them, such as "synthetic" or "direct_dp_eps8".
+    row: any row.
+    beginnings: names or beginnings as a user writes them, such as "synthetic"
+      or "direct_dp_eps8".
   """
   return any(f"{row}_".startswith(f"{start}_") for start in beginnings)
 
@@ -115,15 +117,16 @@ def begins_with(row: Row, beginnings: Sequence[str]) -> bool:
 class Plan:
   """The rows of a run, from its settings alone.
 
-  What the data decides later is not here: a stage may leave out a planned row.
+  The plan ignores later decisions of the data: a stage may leave out a planned
+  row.
   """
 
   config: Any
   """A `plan.RunConfig`."""
   wanted: tuple[str, ...]
-  """Names of the stages, with all that they need."""
+  """Names of the stages to run, with all stages that they need."""
   test_sets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  """The further test sets by name, see `stages.prepare_test_set`."""
+  """Further test sets by name, see `stages.prepare_test_set`."""
 
   @property
   def for_audit(self) -> bool:
@@ -191,7 +194,8 @@ class Plan:
   def ranked(self) -> tuple[Row, ...]:
     """The systems whose weights private queries teach.
 
-    No claim covers a query and the text of a query alone.
+    No claim covers a unit of a whole query and a unit of its text alone
+    together.
     """
     if self.for_audit:
       return ()
@@ -211,7 +215,8 @@ class Plan:
   def left_out(self, row: Row) -> float:
     """Returns the share of documents whose queries do not train a retriever.
 
-    They teach the weights beside the retriever of real queries.
+    These queries train the learning-to-rank weights beside the retriever of
+    real queries.
     """
     if (
       row.retriever != ORIGINAL or ORIGINAL.of_system(RANKED) not in self.ranked
@@ -222,10 +227,11 @@ class Plan:
   def is_compared(self, row: Row) -> bool:
     """Checks whether a row is only compared, and never released.
 
-    Learned weights are where their retriever is, under either's name.
+    A system with learned weights is compared if its own name or its retriever's
+    is.
     """
     compared = self.config.rows.compared
-    return any(begins_with(one, compared) for one in (row, row.retriever))
+    return any(begins_with(name, compared) for name in (row, row.retriever))
 
   def is_private(self, row: Row) -> bool:
     """Checks whether the results of a row lie under `private/`."""

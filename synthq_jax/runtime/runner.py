@@ -1,4 +1,4 @@
-"""Runs stages: each result is made once, and found finished from then on.
+"""Runs stages: each result is made once, and skipped from then on.
 
 A result whose fingerprint (its settings and the fingerprints of what it reads)
 equals that of the one on disk is skipped. With several processes process 0
@@ -26,10 +26,10 @@ from synthq_jax.runtime import (
   planted,
   results,
   rows,
-  stage,
   system_results,
   workspace,
 )
+from synthq_jax.runtime import stage as stage_lib
 from synthq_jax.storage import artifacts
 from synthq_jax.training import distributed
 from synthq_jax.training import progress as progress_lib
@@ -40,49 +40,52 @@ _FORMAT = 8  # raise when a stage's files change, so that old ones are remade
 
 
 class Run:
-  """One run: what is wanted, what is made so far, and what comes next of it."""
+  """One run: its stages, its finished results, and the inputs of its next
+  jobs."""
 
   def __init__(
     self,
     plan: rows.Plan,
     space: workspace.Workspace,
-    stages: Sequence[stage.Stage],
+    stages: Sequence[stage_lib.Stage],
     *,
     say: Callable[[str], None] = print,
     progress: bool = True,
   ):
-    """Starts with nothing made.
+    """Creates a run without any result.
 
     Args:
       plan: the settings, and the rows that follow from them.
       space: the working directory.
-      stages: what is wanted, in the order in which they run.
+      stages: the stages to run, in their order.
       say: prints a line.
       progress: whether bars are shown.
     """
     self.plan = plan
     self.config = plan.config
     self.stages = tuple(stages)
-    self.made: dict[str, dict[Any, stage.Made]] = {}
+    self.made: dict[str, dict[Any, stage_lib.Made]] = {}
     self.folders = workspace.Folders(space.root)
     self.say = say
     self._space = space
     self._progress = progress
     self._of_checkpoint = functools.cache(fingerprints.of_checkpoint)
 
-  # What jobs read.
+  # Inputs of jobs.
 
-  def get_results(self, name: str) -> Mapping[Any, stage.Made]:
-    """Returns the results of a stage by row; none where it did not run."""
+  def get_results(self, name: str) -> Mapping[Any, stage_lib.Made]:
+    """Returns the results of a stage by row; empty if it did not run."""
     return self.made.get(name, {})
 
   @property
-  def generators(self) -> Mapping[rows.Row, stage.Made[results.Checkpoint]]:
+  def generators(self) -> Mapping[rows.Row, stage_lib.Made[results.Checkpoint]]:
     """The fine-tuned generators."""
     return self.get_results("finetune_dp")
 
   @property
-  def queries(self) -> Mapping[rows.Row, stage.Made[results.SyntheticQueries]]:
+  def queries(
+    self,
+  ) -> Mapping[rows.Row, stage_lib.Made[results.SyntheticQueries]]:
     """The synthetic queries that filters kept."""
     return {
       **self.get_results("generate"),
@@ -90,31 +93,38 @@ class Run:
     }
 
   @property
-  def retrievers(self) -> Mapping[rows.Row, stage.Made[results.Checkpoint]]:
+  def retrievers(self) -> Mapping[rows.Row, stage_lib.Made[results.Checkpoint]]:
     """Every dense retriever."""
     names = ("train_retriever", "direct_dp", "learn_adapter")
     return _merge(map(self.get_results, names))
 
-  def get_vectors(self, row: rows.Row) -> stage.Made[system_results.Vectors]:
-    """Returns the document vectors of a retriever; an adapter has its base's."""
-    made = self.retrievers[row].value
-    base = made.base.row if isinstance(made, system_results.Adapter) else row
+  def get_vectors(
+    self, row: rows.Row
+  ) -> stage_lib.Made[system_results.Vectors]:
+    """Returns the document vectors of a retriever; an adapter has its
+    base's."""
+    retriever = self.retrievers[row].value
+    base = (
+      retriever.base.row
+      if isinstance(retriever, system_results.Adapter)
+      else row
+    )
     return self.get_results("encode_documents")[base]
 
   @property
-  def systems(self) -> Mapping[rows.Row, stage.Made]:
-    """Everything that can be scored, but for BM25."""
+  def systems(self) -> Mapping[rows.Row, stage_lib.Made]:
+    """Every system that can be scored, except BM25."""
     systems = ("fuse", "learn_to_rank")
     return _merge([self.retrievers, *map(self.get_results, systems)])
 
   @property
   def prepared(self) -> results.PreparedData:
-    """The data."""
+    """The prepared data."""
     return self.made["prepare_data"][None].value
 
   @property
   def documents(self) -> results.PublicDocuments:
-    """What is public of the data."""
+    """The public part of the data."""
     return results.public_documents(self.prepared)
 
   @property
@@ -131,13 +141,14 @@ class Run:
 
   @property
   def encoder(self) -> encoder_start.EncoderStart:
-    """Where retrievers start: an encoder, the generators' T5, or static vectors."""
+    """Start of retrievers: an encoder, the generators' T5, or static
+    vectors."""
     named = self.config.encoder
     if self.get_results("static_encoder"):
-      place = self._space.public("static_encoder")
+      folder = self._space.public("static_encoder")
     else:
-      place = shipped.checkpoint(named.folder) if named.folder else self.start
-    return dataclasses.replace(named, folder=os.fspath(place))
+      folder = shipped.checkpoint(named.folder) if named.folder else self.start
+    return dataclasses.replace(named, folder=os.fspath(folder))
 
   @property
   def data(self) -> tuple[str, ...]:
@@ -151,23 +162,24 @@ class Run:
 
   @property
   def _data(self) -> str:
-    """The fingerprint of the prepared data; "" before they are there."""
-    made = self.get_results("prepare_data").get(None)
-    return made.digest if made else ""
+    """The fingerprint of the prepared data; "" before they exist."""
+    prepared = self.get_results("prepare_data").get(None)
+    return prepared.digest if prepared else ""
 
   @property
   def encoder_data(self) -> tuple[str, ...]:
-    """The fingerprints of the data and of `encoder`; static vectors read no T5."""
+    """The fingerprints of the data and of `encoder`; static vectors read no
+    T5."""
     encoder = self.encoder
-    made = self._of_checkpoint(pathlib.Path(encoder.folder))
+    encoder_digest = self._of_checkpoint(pathlib.Path(encoder.folder))
     if self.get_results("static_encoder"):
-      return (*self.data_alone, made)
+      return (*self.data_alone, encoder_digest)
     if not self.config.encoder.folder:
       return self.data
     if not encoder.has_tokenizer:
-      return (*self.data, made)
-    reads = dataclasses.replace(encoder, folder="")
-    return (*self.data, made, artifacts.fingerprint(reads))
+      return (*self.data, encoder_digest)
+    tokenization = dataclasses.replace(encoder, folder="")
+    return (*self.data, encoder_digest, artifacts.fingerprint(tokenization))
 
   @property
   def t5_data(self) -> tuple[str, ...]:
@@ -178,35 +190,39 @@ class Run:
 
   @property
   def secret_digest(self) -> list[int]:
-    """What stands for the secret in the fingerprint of the data."""
+    """Seed that represents the secret in the fingerprint of the data."""
     return self._space.seed("digest")
 
   def private_data(
     self, row: rows.Row, data: tuple[str, ...] | None = None
   ) -> tuple[str, ...]:
-    """Returns what a training on private queries depends on, but for its own.
+    """Returns the fingerprints that a training on private queries depends on.
+
+    The training's own settings are not among them.
 
     Args:
-      row: what it is made for; whether it may be shared counts, too.
-      data: the fingerprints of the data and of what it starts from; None: `data`.
+      row: the row of the training; it also decides whether the result may be
+        shared.
+      data: the fingerprints of the data and of the starting checkpoint; None:
+        `data`.
     """
     data = self.data if data is None else data
-    place = ("compared",) if self.plan.is_compared(row) else ()
-    return (fingerprints.versions(), *data, *place)
+    marks = ("compared",) if self.plan.is_compared(row) else ()
+    return (fingerprints.versions(), *data, *marks)
 
   @functools.cached_property
   def canaries(self) -> tuple[canaries_lib.Canary, ...]:
-    """The canaries that generators are trained with; none where none are wanted."""
+    """The canaries that generators are trained with; empty if none are set."""
     return planted.make(self.config.canaries, self._space, self.prepared)
 
   def check_vocabulary(self, checkpoint: pathlib.Path) -> None:
     """Refuses a checkpoint that was trained with another vocabulary."""
     inputs.check_vocabulary(checkpoint, self._space, self.prepared)
 
-  # What makes results.
+  # Making of results.
 
   def execute(self, on_accepted: Callable[[], None]) -> None:
-    """Makes all that is wanted.
+    """Makes the results of all stages.
 
     Args:
       on_accepted: called once the working directory is known to hold no results
@@ -215,85 +231,91 @@ class Run:
     Raises:
       ValueError: if a setting or the data cannot be used.
     """
-    alone = [one.name for one in self.stages if not one.together]
-    if distributed.count() > 1 and alone:
+    main_only = [stage.name for stage in self.stages if not stage.together]
+    if distributed.count() > 1 and main_only:
       self.say(
-        f"process 0 makes alone, while the others wait: {', '.join(alone)}."
-        " Where waiting machines cost money, make these on one of them:"
-        " `synthq STAGE` goes on with what is there"
+        f"process 0 alone makes, while the others wait: {', '.join(main_only)}."
+        " If waiting machines cost money, run these stages on one of them:"
+        " `synthq STAGE` continues from the finished results"
       )
-    for position, one in enumerate(self.stages):
-      made = self.made[one.name] = {}
-      for name, target in one.plan(self.plan).items():
-        job = one.job(self, target)
+    for position, stage in enumerate(self.stages):
+      finished = self.made[stage.name] = {}
+      for name, target in stage.plan(self.plan).items():
+        job = stage.job(self, target)
         if job is None:
           continue
         if not position:
-          self._accept(one, name, job)
+          self._accept(stage, name, job)
           on_accepted()
-        made[target] = self.make(one, name, job)
+        finished[target] = self.make(stage, name, job)
       if not position:
         for other in self.stages:
           other.check(self)
     self._say_others()
 
   def _say_others(self) -> None:
-    """Names finished results that these settings do not ask for."""
+    """Reports finished results that these settings do not ask for."""
     if "report" not in self.plan.wanted:
       return
-    known = {_place(one) for one in self.stages}
-    made = {
-      _place(one, name)
-      for one in self.stages
-      for name, target in one.plan(self.plan).items()
-      if target in self.get_results(one.name)
+    folders = {_get_result_path(stage) for stage in self.stages}
+    current = {
+      _get_result_path(stage, name)
+      for stage in self.stages
+      for name, target in stage.plan(self.plan).items()
+      if target in self.get_results(stage.name)
     }
     others = set()
     for path in self.folders.root.rglob(artifacts.RESULT_NAME):
-      place = path.parent.relative_to(self.folders.root).as_posix()
-      place = place.removeprefix(f"{results.PRIVATE}/")
-      if place not in made and place.partition("/")[0] in known:
-        others.add(place)
+      result_path = path.parent.relative_to(self.folders.root).as_posix()
+      result_path = result_path.removeprefix(f"{results.PRIVATE}/")
+      if (
+        result_path not in current and result_path.partition("/")[0] in folders
+      ):
+        others.add(result_path)
     if others:
       self.say(
-        f"of other settings, left as they are: {', '.join(sorted(others))};"
-        " delete what is not wanted: what may be shared of it counts as released"
+        f"results of other settings, left as they are: {', '.join(sorted(others))};"
+        " delete those you do not want: the shareable ones count as released"
       )
 
   def survey(self) -> Iterator[tuple[str, dict[str, bool] | None]]:
-    """Yields each wanted stage with its rows, and whether they are there.
+    """Yields each stage with its rows, and whether their results exist.
 
-    Nothing is made. The rows of what follows a result that is not there are not
-    known: None.
+    No result is made. The rows of stages that follow a missing result are
+    unknown: None.
     """
     is_known = True
-    for one in self.stages:
-      self.made[one.name], is_finished = {}, {}
-      for name, target in one.plan(self.plan).items() if is_known else ():
-        if (job := one.job(self, target)) is None:
+    for stage in self.stages:
+      self.made[stage.name], is_finished = {}, {}
+      for name, target in stage.plan(self.plan).items() if is_known else ():
+        if (job := stage.job(self, target)) is None:
           continue
-        place = _place(one, name)
-        digest = _digest(place, job)
-        is_finished[name] = self._is_there(place, digest)
+        result_path = _get_result_path(stage, name)
+        digest = _compute_digest(result_path, job)
+        is_finished[name] = self._is_there(result_path, digest)
         if is_finished[name]:
-          value = self._load(place, one.result, digest)
-          self.made[one.name][target] = _made(value, digest)
-      yield one.name, is_finished if is_known else None
+          value = self._load(result_path, stage.result, digest)
+          self.made[stage.name][target] = _make_result(value, digest)
+      yield stage.name, is_finished if is_known else None
       is_known = is_known and all(is_finished.values())
 
-  def _accept(self, one: stage.Stage, name: str, job: stage.Job) -> None:
-    """Refuses to write over the results of other data."""
-    place = _place(one, name)
-    digest = _digest(place, job)
-    if distributed.is_main() and not self._is_there(place, digest):
+  def _accept(
+    self, stage: stage_lib.Stage, name: str, job: stage_lib.Job
+  ) -> None:
+    """Refuses to overwrite the results of other data."""
+    result_path = _get_result_path(stage, name)
+    digest = _compute_digest(result_path, job)
+    if distributed.is_main() and not self._is_there(result_path, digest):
       inputs.refuse_other_data(self._space, job.settings.source)
 
-  def make(self, one: stage.Stage, name: str, job: stage.Job) -> stage.Made:
-    """Makes a result, or finds it finished.
+  def make(
+    self, stage: stage_lib.Stage, name: str, job: stage_lib.Job
+  ) -> stage_lib.Made:
+    """Makes a result, or loads it if it is finished.
 
     Args:
-      one: the stage.
-      name: the result's folder below the stage's; empty: the stage's own.
+      stage: the stage.
+      name: folder of the result below the stage's; empty: the stage's own.
       job: the work.
 
     Returns:
@@ -302,57 +324,60 @@ class Run:
     Raises:
       ValueError: if the processes would make different results.
     """
-    place = _place(one, name)
-    digest = _digest(place, job)
+    result_path = _get_result_path(stage, name)
+    digest = _compute_digest(result_path, job)
     distributed.check_same(
-      f"settings, data and versions for {place}",
+      f"settings, data and versions for {result_path}",
       digest,
       "give all processes the same command, packages and --workdir",
     )
-    if distributed.decided(place, lambda: self._is_there(place, digest)):
-      value = self._load(place, one.result, digest)
+    if distributed.decided(
+      result_path, lambda: self._is_there(result_path, digest)
+    ):
+      value = self._load(result_path, stage.result, digest)
       if distributed.is_main():
-        self._check(place, digest, value)
-        stage.tidy(self._folders(place), digest)  # of a kill after the result
-      self.say(f"[{place}] finished earlier, skipped")
-      return _made(value, digest)
+        self._check(result_path, digest, value)
+        # A kill may have come between the result and its tidying.
+        stage_lib.tidy(self._folders(result_path), digest)
+      self.say(f"[{result_path}] finished earlier, skipped")
+      return _make_result(value, digest)
     if distributed.is_main():
-      for folder in self._folders(place):
+      for folder in self._folders(result_path):
         for name in (artifacts.RESULT_NAME, artifacts.FILES_NAME):
           artifacts.remove(folder / name)
-    self.say(f"[{place}] running")
+    self.say(f"[{result_path}] running")
     start = time.monotonic()
-    task = stage.Task(
-      place=place,
+    task = stage_lib.Task(
+      place=result_path,
       row=job.row,
       digest=digest,
       data=self._data,
       settings=job.settings,
       inputs=job.inputs,
       is_private=job.is_private,
-      folders=self._space if one.needs_secret else self.folders,
+      folders=self._space if stage.needs_secret else self.folders,
       progress=self._progress,
     )
-    if one.together or distributed.is_main():
-      alone = contextlib.nullcontext if one.together else distributed.alone
-      with alone():
-        one.make(task, saves=distributed.is_main())
-    distributed.barrier(place)
+    if stage.together or distributed.is_main():
+      context = contextlib.nullcontext if stage.together else distributed.alone
+      with context():
+        stage.make(task, saves=distributed.is_main())
+    distributed.barrier(result_path)
     seconds = time.monotonic() - start
-    self.say(f"[{place}] done in {progress_lib.format_duration(seconds)}")
-    # As it is on disk: a later run, which finds it there, gets the same value.
-    return _made(self._load(place, one.result, digest), digest)
+    self.say(f"[{result_path}] done in {progress_lib.format_duration(seconds)}")
+    # The value on disk: a later run, which loads it, gets the same one.
+    return _make_result(self._load(result_path, stage.result, digest), digest)
 
-  def _folders(self, place: str) -> tuple[pathlib.Path, pathlib.Path]:
-    return self._space.public(place), self._space.private(place)
+  def _folders(self, result_path: str) -> tuple[pathlib.Path, pathlib.Path]:
+    return self._space.public(result_path), self._space.private(result_path)
 
-  def _is_there(self, place: str, digest: str) -> bool:
-    found = map(artifacts.read_fingerprint, self._folders(place))
-    return digest in found
+  def _is_there(self, result_path: str, digest: str) -> bool:
+    digests = map(artifacts.read_fingerprint, self._folders(result_path))
+    return digest in digests
 
-  def _check(self, place: str, digest: str, value: Any) -> None:
-    """Refuses damaged files, and a training that the ledger has lost."""
-    for folder in self._folders(place):
+  def _check(self, result_path: str, digest: str, value: Any) -> None:
+    """Refuses damaged files, and a training that is missing in the ledger."""
+    for folder in self._folders(result_path):
       if artifacts.read_fingerprint(folder) == digest:
         artifacts.check(folder)
     claim = getattr(value, "statement", None)
@@ -363,22 +388,26 @@ class Run:
     path = self._space.private(ledger.NAME)
     started = ledger.read(path).values() if ledger.begun(path) else ()
     ledger.mend(path)
-    known = {entry.identifier for one in started for entry in one.ledger}
+    identifiers = {
+      entry.identifier for statement in started for entry in statement.ledger
+    }
     for entry in claim.ledger:
-      if entry.identifier not in known:
+      if entry.identifier not in identifiers:
         raise ValueError(
           f"{path}: expected the training {entry.identifier}, whose result is in"
-          f" {place}, got none: restore the ledger from a copy"
+          f" {result_path}, got none: restore the ledger from a copy"
         )
 
-  def _load(self, place: str, kind: type, digest: str) -> Any:
-    for folder in self._folders(place):
+  def _load(self, result_path: str, kind: type, digest: str) -> Any:
+    for folder in self._folders(result_path):
       if artifacts.read_fingerprint(folder) == digest:
         return artifacts.load(folder, kind)
     if distributed.is_main():
-      raise RuntimeError(f"{place} did not save its result: report this bug")
+      raise RuntimeError(
+        f"{result_path} did not save its result: report this bug"
+      )
     raise ValueError(
-      f"{self._space.root / place}: expected the result that process 0 has"
+      f"{self._space.root / result_path}: expected the result that process 0 has"
       " saved, got none: give all processes one --workdir on a file system that"
       " they share"
     )
@@ -388,14 +417,14 @@ def _merge(groups: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
   return {key: value for group in groups for key, value in group.items()}
 
 
-def _made(value: Any, digest: str) -> stage.Made:
-  return stage.Made(value, fingerprints.of_result(digest, value))
+def _make_result(value: Any, digest: str) -> stage_lib.Made:
+  return stage_lib.Made(value, fingerprints.of_result(digest, value))
 
 
-def _place(one: stage.Stage, name: str = "") -> str:
-  return "/".join(filter(None, (one.folder or one.name, name)))
+def _get_result_path(stage: stage_lib.Stage, name: str = "") -> str:
+  return "/".join(filter(None, (stage.folder or stage.name, name)))
 
 
-def _digest(place: str, job: stage.Job) -> str:
+def _compute_digest(result_path: str, job: stage_lib.Job) -> str:
   version = synthq_jax.__version__
-  return artifacts.fingerprint(_FORMAT, version, place, *job.depends)
+  return artifacts.fingerprint(_FORMAT, version, result_path, *job.depends)

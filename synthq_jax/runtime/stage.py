@@ -1,7 +1,7 @@
-"""Defines what a stage of a run is.
+"""Defines a stage of a run, its jobs and its tasks.
 
-A stage makes results; whether one is finished already, who makes it and where work
-goes on after a kill is the business of `runner` alone.
+A stage makes results. The module `runner` alone decides whether a result is
+finished already, which process makes it, and how work resumes after a kill.
 """
 
 import dataclasses
@@ -21,12 +21,13 @@ __all__ = [
   "Made",
   "Stage",
   "Task",
-  "only",
+  "plan_one_result",
   "tidy",
 ]
 
 _REMADE = ("parts_", "ranks_", "vectors_")
-"""Begin the names of work that takes time to make again, and no release."""
+"""Beginnings of names of unfinished work that costs time to redo, but no
+release."""
 
 
 _Value = TypeVar("_Value", covariant=True)
@@ -35,7 +36,7 @@ _Inputs = TypeVar("_Inputs", covariant=True)
 
 
 class Made(NamedTuple, Generic[_Value]):
-  """A finished result, and the fingerprint by which others depend on it."""
+  """A finished result, and the fingerprint that dependent results use."""
 
   value: _Value
   digest: str  # `fingerprints.of_result`
@@ -43,48 +44,49 @@ class Made(NamedTuple, Generic[_Value]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job(Generic[_Inputs]):
-  """One result that a stage has to make."""
+  """Work for one result of a stage."""
 
   depends: tuple[Any, ...]
-  """Settings, and the fingerprints of what is read: the result is made again
-  when one of these changes, and never otherwise."""
+  """Settings, and the fingerprints of the inputs. The result is made again when
+  one of these changes, and never otherwise."""
   settings: Any = None
-  """What the task hands over as its settings."""
+  """Settings of the task."""
   inputs: _Inputs
-  """What the task hands over: the stage's Inputs; None for a stage without."""
+  """Inputs of the task: the stage's Inputs; None for a stage without any."""
   is_private: bool = False
-  """Whether it lies under `private/` whatever it claims (`plan.Rows.compared`)."""
+  """Whether the result lies under `private/` whatever it claims
+  (`plan.Rows.compared`)."""
   row: "rows.Row | None" = None
-  """The row that it belongs to."""
+  """Row that the result belongs to."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task(Generic[_Settings, _Inputs]):
-  """What a stage is given to make one result."""
+  """Input of a stage for one result."""
 
   place: str
-  """The result's folder, e.g. "finetune_dp/eps8", below the working directory
+  """Folder of the result, e.g. "finetune_dp/eps8", below the working directory
   or its `private/`."""
   row: "rows.Row | None" = None
-  """The row that the result belongs to; None: no single one."""
+  """Row that the result belongs to; None: no single one."""
   digest: str
-  """The result's fingerprint, in the names of unfinished work."""
+  """Fingerprint of the result, in the names of unfinished work."""
   data: str = ""
-  """The fingerprint of the prepared data."""
+  """Fingerprint of the prepared data."""
   settings: _Settings
-  """The stage's Config."""
+  """Config of the stage."""
   inputs: _Inputs
-  """The stage's Inputs: earlier results, and what else it reads."""
+  """Inputs of the stage: earlier results, and other data that it reads."""
   is_private: bool = False
   """Whether the result lies under `private/` whatever it claims."""
   folders: "workspace.Folders"
-  """The working directory; a `workspace.Workspace`, which has the secret, if the
-  stage declares that it needs it."""
+  """The working directory; a `workspace.Workspace`, which has the secret, if
+  the stage declares that it needs it."""
   progress: bool = True
-  """Whether bars are shown."""
+  """Whether progress bars are shown."""
 
   def get_row(self) -> "rows.Row":
-    """Returns the row of a result that belongs to one."""
+    """Returns the row of a result that has one."""
     assert self.row is not None, self.place
     return self.row
 
@@ -105,69 +107,75 @@ class Task(Generic[_Settings, _Inputs]):
     return self.folders
 
   def folder(self, *, private: bool) -> pathlib.Path:
-    """Returns the result's folder, which is made.
+    """Returns the result's folder, and creates it.
 
-    Where the result is private, what other settings left of it in the folder
-    that is shared goes: no claim would count it.
+    If the result is private, the shared folder of the same result is removed:
+    it holds results of other settings, which no claim would count.
 
     Args:
-      private: whether what the result says must not be shared.
+      private: whether the content of the result must not be shared.
     """
     private = private or self.is_private
     if private:
       artifacts.remove(self.folders.public(self.place))
-    place = self.folders.private if private else self.folders.public
-    directory = place(self.place)
+    get_path = self.folders.private if private else self.folders.public
+    directory = get_path(self.place)
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage(Generic[_Inputs]):
-  """A kind of result, and how it is made of others."""
+  """A kind of result, and the functions that plan, make and print it."""
 
   name: str
-  """Of the module, the command and the field of `plan.RunConfig`."""
+  """Name of the module, the command and the field of `plan.RunConfig`."""
   result: type
-  """A frozen dataclass of `runtime.results`; its `seconds` are filled in."""
+  """Type of the results, a frozen dataclass of `runtime.results`; `make` fills
+  in its `seconds`."""
   needs: tuple[str, ...]
-  """Stages whose results it reads; they run first."""
+  """Names of the stages whose results it reads; they run first."""
   plan: Callable[["rows.Plan"], Mapping[str, Any]]
-  """Maps the folder of each planned result, below the stage's own, to what the result
-  is of: mostly a `rows.Row`. `only` is the plan of a stage with one result."""
+  """Maps the folder of each planned result, below the stage's own, to the
+  target of the result: usually a `rows.Row`. `plan_one_result` is the plan of a stage with
+  one result."""
   job: Callable[[Any, Any], Job[_Inputs] | None]
-  """From the run so far (`runtime.runner.Run`) and what a result is of to the work;
-  None: the data leaves it out."""
+  """Makes the job from the run so far (`runtime.runner.Run`) and a target;
+  None: the data rules the result out."""
   training: Callable[[Any, Any], Any] = lambda plan, row: None
-  """From a `rows.Plan` and what a result is of to the private training behind it, a
-  `private_training.Planned`; None: it trains without noise, or not at all."""
+  """Returns the private training behind a target, a `private_training.Planned`,
+  from a `rows.Plan` and the target; None: it trains without noise, or not at
+  all."""
   run: Callable[[Task[Any, _Inputs]], Any]
-  """Makes one result, and writes its files; None in processes other than 0."""
+  """Makes one result and writes its files; may return None in processes other
+  than 0."""
   starts_from: str = ""
-  """The field of `plan.RunConfig` that names the public checkpoint it reads:
+  """Field of `plan.RunConfig` with the public checkpoint that the stage reads:
   "checkpoint" or "encoder"; empty: it reads none."""
   config: type | None = None
-  """Its settings, a field of `plan.RunConfig`."""
+  """Type of its settings, a field of `plan.RunConfig`."""
   check: Callable[[Any], None] = lambda run: None
-  """Refuses settings that the prepared data rules out, before any other work."""
+  """Refuses settings that the prepared data rules out, before any other
+  work."""
   narrowed: Callable[[Any], tuple[str, ...]] | None = None
-  """Which of `needs` it reads under these settings; None: all."""
+  """Returns the part of `needs` that it reads under these settings; None:
+  all."""
   folder: str = ""
-  """Where its results lie, if not under its name."""
+  """Folder of its results, if it is not named after the stage."""
   needs_secret: bool = False
   """Whether tasks hold the secret, from which batches and noise are drawn."""
   together: bool = False
   """Whether all processes of a run work on a result; else process 0 does."""
-  screen: Callable[[Sequence[Any]], str] = lambda made: ""
-  """From its results to what its command prints when it is done."""
+  screen: Callable[[Sequence[Any]], str] = lambda results: ""
+  """Returns the text that its command prints at the end, from its results."""
   place_of: Callable[[Any], str] = operator.attrgetter("directory")
-  """From a result to the folder of its result.json."""
+  """Returns the folder of a result's result.json."""
 
   def make(self, task: Task[Any, Any], *, saves: bool = True) -> Any:
     """Makes a result and saves it.
 
     Args:
-      task: from the runner.
+      task: the task, from the runner.
       saves: False in processes other than 0.
 
     Returns:
@@ -180,25 +188,26 @@ class Stage(Generic[_Inputs]):
     if hasattr(result, "seconds"):
       seconds = result.seconds + time.monotonic() - start
       result = dataclasses.replace(result, seconds=seconds)
-    place = task.folders.root / self.place_of(result)
+    folder = task.folders.root / self.place_of(result)
     folders = [
       task.folders.public(task.place),
       task.folders.private(task.place),
     ]
-    artifacts.save(place, result, task.digest, folders=folders, data=task.data)
+    artifacts.save(folder, result, task.digest, folders=folders, data=task.data)
     tidy(folders, task.digest)
     return result
 
 
 def tidy(folders: Sequence[pathlib.Path], digest: str) -> None:
-  """Removes unfinished work of a finished result, and what earlier ones left.
+  """Removes unfinished work of a finished result, and remains of earlier
+  results.
 
-  Under `private/`, states of other settings stay, and what they have measured:
-  to begin their trainings anew would be one more release each.
+  Under `private/`, training states and measurements of other settings stay: to
+  begin their trainings anew would be one more release each.
 
   Args:
-    folders: the result's public and its private one.
-    digest: its fingerprint.
+    folders: the result's public and its private folder.
+    digest: fingerprint of the result.
   """
   from synthq_jax.runtime import release  # JAX takes a second to load
 
@@ -214,7 +223,7 @@ def tidy(folders: Sequence[pathlib.Path], digest: str) -> None:
         artifacts.remove(path, must=True)
 
 
-def only(plan: "rows.Plan") -> Mapping[str, None]:
+def plan_one_result(plan: "rows.Plan") -> Mapping[str, None]:
   """Plans one result, in the stage's own folder."""
   del plan
   return {"": None}

@@ -1,6 +1,6 @@
-"""Defines what the stages of fused and ranking systems hand on.
+"""Defines the results of fusion, learning to rank, adapters and encoding.
 
-A system is made of one retriever, and has the statement of its row.
+A system uses one retriever, and has the statement of its row.
 """
 
 import dataclasses
@@ -22,37 +22,37 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vectors(results.RowResult):
-  """The collection as one retriever encodes it, whose row and claim it has."""
+  """Document vectors of one retriever, with its row and claim."""
 
   vectors: str
-  """The folder that `retrieval.vector_files` opens."""
+  """Folder that `retrieval.vector_files` opens."""
   num_bytes: int
-  """Size of the vectors."""
+  """Size of the vectors, in bytes."""
   retriever: str
-  """The retriever's fingerprint."""
+  """Fingerprint of the retriever."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adapter(results.Checkpoint):
-  """A retriever that is another one with a linear map of its vectors.
+  """A retriever that applies a linear map to the query vectors of another one.
 
-  Queries are mapped; documents keep the vectors of `base`.
+  Documents keep the vectors of `base`.
   """
 
   FILE = "map.npy"
-  """In the directory: float32 [dim, dim], by which vectors are multiplied from the
-  left."""
+  """File in the directory: float32 [dim, dim]; a query vector becomes `vector @
+  map`."""
 
   base: results.Checkpoint
-  """The retriever whose vectors are mapped."""
+  """Retriever whose query vectors are mapped."""
   base_fingerprint: str
-  """The fingerprint of `base`."""
+  """Fingerprint of `base`."""
 
   def find_base(self, root: pathlib.Path) -> pathlib.Path:
     """Returns the folder of `base` in a working directory.
 
     Raises:
-      ValueError: if another training of it lies there by now.
+      ValueError: if the folder holds another training of it.
     """
     folder = root / self.base.directory
     if artifacts.read_fingerprint(folder) != self.base_fingerprint:
@@ -65,7 +65,7 @@ class Adapter(results.Checkpoint):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _BesideBm25(results.RowResult):
+class _WithBm25(results.RowResult):
   @property
   def retriever(self) -> rows.Row:
     """The row of the retriever."""
@@ -73,45 +73,48 @@ class _BesideBm25(results.RowResult):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fusion(_BesideBm25):
-  """How BM25 and one retriever are fused, and how the weight was chosen.
+class Fusion(_WithBm25):
+  """Fusion of BM25 and one retriever, and the choice of its weight.
 
-  Private if the retriever or the queries that chose are. The claim is the
-  retriever's: a weight that public queries chose is post-processing.
+  Private if the retriever is, or the queries that chose the weight are. The
+  claim is the retriever's: a weight that public queries chose is
+  post-processing.
   """
 
   method: fusion.Convex | fusion.ReciprocalRanks
-  """How scores become comparable."""
+  """Method that makes scores of both runs comparable."""
   depth: int = 100
-  """Documents of each run that are fused: scores are scaled by these."""
+  """Documents of each run that are fused; their scores set the scale."""
   weight: float
-  """Share of the retriever, in [0, 1]."""
+  """Fusion weight of the retriever, in [0, 1]."""
   chosen_on: str
-  """The queries that chose the weight, in words."""
+  """Description of the queries that chose the weight."""
   num_queries: int
-  """How many these are; 0: the weight was set."""
+  """Queries that chose the weight; 0: it was set."""
   scores: tuple[tuple[float, float], ...]
-  """Each weight that was tried, and its nDCG@10 on these queries."""
+  """Weights that were tried, each with its nDCG@10 on these queries."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ranking(_BesideBm25):
-  """How scores of BM25 and of one retriever weigh, learned on private queries."""
+class Ranking(_WithBm25):
+  """Learned weights of BM25's scores and a retriever's, from private
+  queries."""
 
   features: tuple[str, ...]
-  """What is weighed: `retrieval.ranking.FEATURES`."""
+  """Names of the weighted features: `retrieval.ranking.FEATURES`."""
   weights: tuple[float, ...]
-  """One for each."""
+  """Weight of each feature."""
   depth: int
-  """Documents of BM25 and of the retriever that are ranked, each."""
+  """Documents that BM25 and the retriever each give to the ranking."""
   num_queries: int
-  """Private queries that they were learned on."""
+  """Private queries that the weights were learned on."""
   kind: str = "weights"
 
 
-def stands_on(made: results.Claimed, part: results.Claimed) -> bool:
-  """Says whether a result counts this training of its part, not an earlier one."""
-  return set(part.statement.ledger) <= set(made.statement.ledger)
+def stands_on(result: results.Claimed, part: results.Claimed) -> bool:
+  """Checks whether a result used this training of its part, not an earlier
+  one."""
+  return set(part.statement.ledger) <= set(result.statement.ledger)
 
 
 System = results.Checkpoint | Fusion | Ranking

@@ -1,10 +1,10 @@
-"""The working directory of a run: where things lie, and its one secret.
+"""Manages the working directory of a run: its paths, and its one secret.
 
-Everything below `private/` must not be shared. The joint statement covers the
-results beside it, of which `report/` and what `synthq export` writes are given
-away, not the folder: `config.gin` names the log, and fingerprints and times are in
-every result. The secret decides batches and noise of private training: who knows
-it can take the noise away again. It is drawn once per working directory and kept
+Nothing below `private/` may be shared. The joint statement covers the results
+outside it. Of these, share `report/` and the output of `synthq export`, not the
+folder: `config.gin` names the log, and fingerprints and times are in every
+result. The secret decides batches and noise of private training; anyone who
+knows it can remove the noise. It is drawn once per working directory and stored
 in `private/`.
 """
 
@@ -25,7 +25,7 @@ from synthq_jax.privacy import ledger
 from synthq_jax.runtime import results
 from synthq_jax.storage import artifacts, file_lists, stores
 
-__all__ = ["Folders", "Workspace", "emptied", "locked", "prepared"]
+__all__ = ["Folders", "Workspace", "locked", "make_empty", "prepared"]
 
 
 @contextlib.contextmanager
@@ -33,10 +33,10 @@ def locked(root: str | os.PathLike) -> Generator[None]:
   """Keeps a second run out of a working directory.
 
   Args:
-    root: the working directory; made if it is not there.
+    root: the working directory, created if it is missing.
 
   Raises:
-    ValueError: if another run is in it.
+    ValueError: if another run uses it.
   """
   path = pathlib.Path(root) / ".lock"
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,8 +57,8 @@ class Folders:
   """The folders of a working directory, without its secret.
 
   Formal guarantee:
-    Whoever is given this and no Workspace draws neither batches nor noise of a
-    private training, and cannot take noise away.
+    Code that holds this and no Workspace draws neither batches nor noise of a
+    private training, and cannot remove noise.
   """
 
   def __init__(self, root: str | os.PathLike):
@@ -73,30 +73,34 @@ class Folders:
     return self.root.joinpath(results.PRIVATE, *parts)
 
   def relative(self, path: pathlib.Path) -> str:
-    """Returns a path as results hold it."""
+    """Returns a path in the form that results store: relative to the root."""
     return path.relative_to(self.root).as_posix()
 
 
-def emptied(folder: pathlib.Path) -> pathlib.Path:
-  """Makes a folder without what an earlier run left in it; returns it."""
+def make_empty(folder: pathlib.Path) -> pathlib.Path:
+  """Creates an empty folder, removes its earlier content, and returns it."""
   artifacts.remove(folder)
   folder.mkdir(parents=True)
   return folder
 
 
 def prepared(folders: Folders, *, first: str) -> results.PreparedData:
-  """Reads the data of a run that is there; `first` is the command that makes it.
+  """Loads the prepared data of an existing run.
+
+  Args:
+    folders: the working directory.
+    first: the command that makes the data, for the message.
 
   Raises:
-    ValueError: if there is none.
+    ValueError: if there is no prepared data.
   """
-  place = folders.private("prepare_data")
-  if artifacts.read_fingerprint(place) is None:
+  folder = folders.private("prepare_data")
+  if artifacts.read_fingerprint(folder) is None:
     raise ValueError(
       f"{folders.root}: expected the working directory of a run, got one without"
       f" prepared data: run `synthq {first}` first, or check --workdir"
     )
-  return artifacts.load(place, results.PreparedData)
+  return artifacts.load(folder, results.PreparedData)
 
 
 class Workspace(Folders):
@@ -109,19 +113,19 @@ class Workspace(Folders):
     *,
     may_draw: bool = True,
   ):
-    """Opens a working directory, or makes one.
+    """Opens a working directory, or creates one.
 
     Args:
       root: the directory.
-      secret_seed: fixes the secret, for tests and demonstrations on public
-        data; None draws 128 bits the first time and reads them later.
-      may_draw: False for a process that follows another one: two secrets in
-        one training would draw two samples and two noises.
+      secret_seed: fixed secret, for tests and demonstrations on public data;
+        None draws 128 bits the first time and reads them later.
+      may_draw: False for a process that follows another one: two secrets in one
+        training would draw two samples and two noises.
 
     Raises:
-      ValueError: if there is no secret and none may be drawn, it is damaged, or
-        others than its owner may read it, as in a bucket to which the user has
-        not agreed.
+      ValueError: if the secret is missing and may not be drawn, or is damaged;
+        or if others than its owner may read it, as in a bucket that the user
+        has not confirmed.
     """
     super().__init__(root)
     self.is_fixed = secret_seed is not None
@@ -137,10 +141,10 @@ class Workspace(Folders):
     words = np.array(self.seed(purpose)[:2], np.uint32)
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
-  def _read_or_draw(self, given: int | None, may_draw: bool) -> int:
+  def _read_or_draw(self, fixed: int | None, may_draw: bool) -> int:
     path = self.private("secret_seed")
-    if given is not None:
-      return given
+    if fixed is not None:
+      return fixed
     stores.check_secret(path)
     if not path.exists():
       if not may_draw:
@@ -156,21 +160,21 @@ class Workspace(Folders):
       path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
       with artifacts.replacing(path, mode=0o600, is_new=True) as stream:
         number = f"{secrets.randbits(128):032x}"
-        stream.write(f"{number} {_check_of(number)}\n".encode())
+        stream.write(f"{number} {_compute_checksum(number)}\n".encode())
       file_lists.sync_names(path)
     checks.hide(path.parent)
     checks.owner_alone(path)
     text = path.read_text(errors="replace")
     number, *check = text.split() or [""]
     is_whole = re.fullmatch("[0-9a-f]{1,32}", number) and text.endswith("\n")
-    if not is_whole or check not in ([], [_check_of(number)]):
-      raise ValueError(  # which does not tell the secret
+    if not is_whole or check not in ([], [_compute_checksum(number)]):
+      raise ValueError(  # the message must not show the secret
         f"{path}: expected the secret that was drawn, got a damaged file:"
         " restore it, or give another --workdir"
       )
     return int(number, 16)
 
 
-def _check_of(number: str) -> str:
-  """Returns what shows that the text of a secret is whole."""
+def _compute_checksum(number: str) -> str:
+  """Returns a checksum that shows whether the text of a secret is complete."""
   return hashlib.sha256(f"{number} check".encode()).hexdigest()[:8]

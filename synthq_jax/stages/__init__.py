@@ -57,7 +57,7 @@ SUMMARIES = types.MappingProxyType(
     ),
   }
 )
-"""What each stage does, in the order in which they run."""
+"""Summary of each stage, in the order in which they run."""
 
 
 def get(name: str) -> stage.Stage:
@@ -70,16 +70,17 @@ def get(name: str) -> stage.Stage:
 
 
 def with_needs(names: Iterable[str], config: Any) -> tuple[str, ...]:
-  """Returns stages with all that they need, in the order in which they run.
+  """Returns stages with all stages that they need, in the order in which they
+  run.
 
   Args:
-    names: of the stages.
+    names: names of the stages.
     config: a `plan.RunConfig`.
 
   Raises:
     ValueError: if there is no such stage.
   """
-  wanted: set[str] = set()
+  selected: set[str] = set()
   unknown = set(names) - set(SUMMARIES)
   if unknown:
     raise ValueError(
@@ -87,11 +88,13 @@ def with_needs(names: Iterable[str], config: Any) -> tuple[str, ...]:
     )
 
   def add(name: str) -> None:
-    one = get(name)
-    wanted.add(name)
-    for needed in one.narrowed(config) if one.narrowed else one.needs:
-      add(needed)
+    current = get(name)
+    selected.add(name)
+    for required in (
+      current.narrowed(config) if current.narrowed else current.needs
+    ):
+      add(required)
 
   for name in names:
     add(name)
-  return tuple(name for name in SUMMARIES if name in wanted)
+  return tuple(name for name in SUMMARIES if name in selected)

@@ -1,6 +1,6 @@
-"""Membership scores of a run's canaries, by what an attacker is given.
+"""Computes membership scores of a run's canaries for each attack.
 
-Formal guarantee: none; whatever is computed of canaries is private.
+Formal guarantee: none; every number computed from canaries is private.
 """
 
 import dataclasses
@@ -17,16 +17,16 @@ from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.retrieval import encode, ranks
 from synthq_jax.runtime import inputs, results, workspace
 
-__all__ = ["ATTACKS", "Model", "load", "scores"]
+__all__ = ["ATTACKS", "Model", "compute_scores", "load"]
 
 ATTACKS = ("likelihood", "synthetic", "retriever")
-"""The generator itself; its synthetic queries alone; a retriever trained on
-them."""
+"""Attacks by what the attacker has: the generator, its synthetic queries alone,
+or a retriever trained on them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-  """A T5 and how many tokens of a prompt stand before its inputs."""
+  """A T5, and the number of prompt tokens before its inputs."""
 
   params: typing.Params
   config: t5_config.T5Config
@@ -35,10 +35,8 @@ class Model:
   def read(
     self, tokens: Int[np.ndarray, "canary length"]
   ) -> Int[np.ndarray, "canary longer"]:
-    """Puts the prompt before inputs."""
-    return inputs.with_prompt(
-      tokens, self.prompt_tokens, self.config.vocab_size
-    )
+    """Prepends the prompt to inputs."""
+    return inputs.add_prompt(tokens, self.prompt_tokens, self.config.vocab_size)
 
 
 def load(
@@ -50,9 +48,9 @@ def load(
   """Reads a checkpoint of any known format.
 
   Args:
-    directory: of the checkpoint.
-    prompt_tokens: tokens of a prompt that stand before its inputs.
-    token_ids: of the vocabulary, where the checkpoint may not say them itself.
+    directory: folder of the checkpoint.
+    prompt_tokens: number of prompt tokens before its inputs.
+    token_ids: special ids of the vocabulary, if the checkpoint may lack them.
   """
   params, config = t5_checkpoints.load(directory, token_ids=token_ids)
   return Model(
@@ -62,10 +60,10 @@ def load(
   )
 
 
-def scores(
+def compute_scores(
   space: workspace.Folders,
   prepared: results.PreparedData,
-  wanted: Sequence[str],
+  attacks: Sequence[str],
   batch_size: int,
   *,
   models: tuple[Model, Model],
@@ -73,52 +71,52 @@ def scores(
   written: tuple[results.SyntheticQueries | None, ...],
   retrievers: tuple[results.Checkpoint | None, ...],
 ) -> dict[str, Float[np.ndarray, " canary"]]:
-  """Scores every canary by each attack for which there is material.
+  """Scores every canary by each attack whose models or queries exist.
 
-  Models, queries and retrievers are those of the generator and of the public
-  checkpoint; None: not there.
+  Each pair of models, queries or retrievers is that of the generator and that
+  of the public checkpoint; None: it does not exist.
   """
-  found = {}
-  if "likelihood" in wanted:
-    found["likelihood"] = membership.calibrated(
+  by_attack = {}
+  if "likelihood" in attacks:
+    by_attack["likelihood"] = membership.calibrated(
       *(
         membership.log_likelihoods(
-          one.params,
-          one.config,
-          one.read(records["inputs"]),
+          source.params,
+          source.config,
+          source.read(records["inputs"]),
           records["targets"],
           batch_size=batch_size,
         )
-        for one in models
+        for source in models
       )
     )
-  if "synthetic" in wanted and None not in written:
-    found["synthetic"] = membership.calibrated(
+  if "synthetic" in attacks and None not in written:
+    by_attack["synthetic"] = membership.calibrated(
       *(
-        _under_ngrams(space, one, prepared, records["targets"])
-        for one in written
+        _score_by_ngrams(space, source, prepared, records["targets"])
+        for source in written
       )
     )
-  if "retriever" in wanted and None not in retrievers:
+  if "retriever" in attacks and None not in retrievers:
     # A retriever reads documents without the generator's prefix.
     sides = (
       records["targets"],
       records["inputs"][:, -prepared.document_length :],
     )
-    found["retriever"] = membership.calibrated(
-      *(_similarities(space, one, sides) for one in retrievers)
+    by_attack["retriever"] = membership.calibrated(
+      *(_compute_similarities(space, source, sides) for source in retrievers)
     )
-  return found
+  return by_attack
 
 
-def _under_ngrams(space, synthetic, prepared, targets):
+def _score_by_ngrams(space, synthetic, prepared, targets):
   path = space.root / synthetic.directory / "tokens.npz"
   written = inputs.arrays(space, synthetic, path)["tokens"]
   fitted = membership.NgramModel.fit(written, vocab_size=prepared.vocab_size)
   return fitted.log_likelihoods(targets)
 
 
-def _similarities(space, retriever, sides):
+def _compute_similarities(space, retriever, sides):
   model = load(space.root / retriever.directory)
   vectors = [
     encode.encode(model.params, model.config, tokens) for tokens in sides

@@ -1,4 +1,4 @@
-"""Refuses, before any work, settings that name what is not there or does not fit."""
+"""Refuses settings that name missing files or do not fit, before any work."""
 
 import dataclasses
 import os
@@ -20,70 +20,70 @@ __all__ = [
   "check_size",
   "check_t5",
   "check_test_sets",
-  "vocabulary",
+  "load_vocabulary",
 ]
 
 
-def vocabulary(config: Any) -> vocabulary_lib.SentencePiece | None:
-  """Returns the vocabulary of a run, checked against its checkpoints.
+def load_vocabulary(config: Any) -> vocabulary_lib.SentencePiece | None:
+  """Loads the vocabulary of a run, checked against its checkpoints.
 
-  None: it is trained, or lies under a URL, where looking would download it.
+  Returns None if it is trained, or lies under a URL: a look would download it.
   """
   data, start = config.prepare_data, config.checkpoint
   if object_store.is_url(start) or object_store.is_url(data.vocabulary):
     return None
-  place = shipped.checkpoint(start)
-  found = prepare_data.check_vocabulary(
-    data.vocabulary or inputs.vocabulary_beside(place), data.extra_ids
+  folder = shipped.checkpoint(start)
+  pieces = prepare_data.check_vocabulary(
+    data.vocabulary or inputs.vocabulary_beside(folder), data.extra_ids
   )
-  if found is not None:
-    _check_ids(start, found)
+  if pieces is not None:
+    _check_ids(start, pieces)
     if config.encoder.folder and not config.encoder.has_tokenizer:
-      _check_ids(config.encoder.folder, found)
-  return found
+      _check_ids(config.encoder.folder, pieces)
+  return pieces
 
 
 def _check_ids(checkpoint: str, pieces: vocabulary_lib.SentencePiece) -> None:
-  """Refuses a checkpoint that says another end of a text than its vocabulary."""
+  """Refuses a checkpoint whose end-of-text id differs from its vocabulary's."""
   if object_store.is_url(checkpoint):
     return
-  place = shipped.checkpoint(checkpoint)
+  folder = shipped.checkpoint(checkpoint)
   try:
-    shape = t5_checkpoints.load_config(place)
-  except ValueError:  # who reads it says more
+    shape = t5_checkpoints.load_config(folder)
+  except ValueError:  # the reader's message says more
     return
-  t5_checkpoints.with_token_ids(place, shape, pieces.token_ids)
+  t5_checkpoints.with_token_ids(folder, shape, pieces.token_ids)
 
 
 def check_test_sets(config: Any) -> None:
-  """Refuses sets that are not there or are the private log, and a main table of
-  none of them."""
-  further = prepare_test_set.expand(config.test_sets)
+  """Refuses missing or private test sets, and an unknown set for the main
+  table."""
+  test_sets = prepare_test_set.expand(config.test_sets)
   if not config.has_public_queries:
-    prepare_test_set.refuse_private(further, config.prepare_data.source)
-  known = [*rows_lib.OWN_TEST_SETS, *(one.name for one in further)]
-  if config.compare_queries.test_set not in known:
+    prepare_test_set.refuse_private(test_sets, config.prepare_data.source)
+  names = [*rows_lib.OWN_TEST_SETS, *(test_set.name for test_set in test_sets)]
+  if config.compare_queries.test_set not in names:
     raise ValueError(
-      f"compare_queries.Config.test_set must be one of {', '.join(known)}, got"
+      f"compare_queries.Config.test_set must be one of {', '.join(names)}, got"
       f" {config.compare_queries.test_set!r}: change it, or name the set in"
       " TEST_SETS"
     )
 
 
-def check_named(config: Any, wanted: Sequence[str]) -> None:
-  """Refuses data and checkpoints that are not there, before they are read.
+def check_named(config: Any, stage_names: Sequence[str]) -> None:
+  """Refuses data and checkpoints that are missing, before they are read.
 
-  What lies under a URL is taken to be there: looking would download it.
+  Files under a URL are assumed to exist: a look would download them.
   """
   data = config.prepare_data
   prepare_data.check_source(data)
   private = None if config.has_public_queries else data.source
   prepare_test_set.check_named(config.test_sets, private)
-  check_checkpoints(config, wanted)
+  check_checkpoints(config, stage_names)
   if object_store.is_url(config.checkpoint):
     return
   check_t5(config)
-  vocabulary(config)
+  load_vocabulary(config)
 
 
 def check_t5(config: Any) -> None:
@@ -92,22 +92,22 @@ def check_t5(config: Any) -> None:
   inputs.check_t5(shipped.checkpoint(config.checkpoint), config.model)
 
 
-def check_checkpoints(config: Any, wanted: Sequence[str]) -> None:
-  """Refuses checkpoints that a stage would read and could not."""
-  named = {stages.get(name).starts_from for name in wanted} - {""}
-  if config.encoder.folder and "encoder" in named:
+def check_checkpoints(config: Any, stage_names: Sequence[str]) -> None:
+  """Refuses checkpoints that a stage reads and cannot load."""
+  starts = {stages.get(name).starts_from for name in stage_names} - {""}
+  if config.encoder.folder and "encoder" in starts:
     _check_encoder(config)
-  if named:  # the one stands in for the other
+  if starts:  # without an encoder, the checkpoint is the start
     _check_checkpoint(config.checkpoint)
 
 
 def _check_encoder(config: Any) -> None:
-  """Refuses an encoder that cannot be read, or not with passages."""
+  """Refuses an encoder that cannot be loaded, or not with passages."""
   folder = config.encoder.folder
   if object_store.is_url(folder):
     return
-  place = os.fspath(shipped.checkpoint(folder))
-  encoder = dataclasses.replace(config.encoder, folder=place)
+  path = os.fspath(shipped.checkpoint(folder))
+  encoder = dataclasses.replace(config.encoder, folder=path)
   if not encoder.has_tokenizer:
     _check_checkpoint(folder)
     return
@@ -120,14 +120,14 @@ def _check_encoder(config: Any) -> None:
   encoder.check()
 
 
-def _check_checkpoint(named: str) -> None:
-  if not object_store.is_url(named):
-    fingerprints.check_checkpoint(shipped.checkpoint(named))
+def _check_checkpoint(checkpoint: str) -> None:
+  if not object_store.is_url(checkpoint):
+    fingerprints.check_checkpoint(shipped.checkpoint(checkpoint))
 
 
-def check_size(config: Any, wanted: Sequence[str]) -> None:
-  """Refuses, before the data is read, more documents than it can have."""
+def check_size(config: Any, stage_names: Sequence[str]) -> None:
+  """Refuses more documents than the data can have, before it is read."""
   number, source = config.generate.num_documents, config.prepare_data.source
-  if number is None or "generate" not in wanted:
+  if number is None or "generate" not in stage_names:
     return
   sources.open(source, "prepare_data.source").check_size(number)

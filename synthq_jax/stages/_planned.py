@@ -1,4 +1,4 @@
-"""Plans the private trainings of a run before any of them is begun."""
+"""Plans the private trainings of a run before any of them begins."""
 
 import dataclasses
 import math
@@ -9,55 +9,57 @@ from synthq_jax import stages
 from synthq_jax.runtime import private_training, results
 from synthq_jax.runtime import rows as rows_lib
 
-__all__ = ["IF_ALLOWED", "Outlook", "Training", "trainings"]
+__all__ = ["IF_ALLOWED", "Outlook", "Training", "plan_trainings"]
 
 IF_ALLOWED = ("release_scores",)
-"""Stages that are left out where the data has too few queries for them."""
+"""Stages that are left out if the data has too few queries for them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-  """One private training of a plan; None is known once the data is read."""
+  """One private training of a plan; a None becomes known once the data is
+  read."""
 
   stage: str
   """Name of the stage."""
   place: str
   """Folder of the result, e.g. "finetune_dp/eps8"."""
   row: rows_lib.Row
-  """The row of the table."""
+  """Row of the table."""
   is_released: bool
   """Whether the row counts as released; if not, it is only compared."""
   epsilon: float
-  """Target of this training alone."""
+  """Target epsilon of this training alone."""
   delta: float | None
-  """Target; None: 1 / (2n), n the queries, or users where these are
-  protected."""
+  """Target delta; None: 1 / (2n), n the number of queries, or of users if these
+  are the unit."""
   num_records: int | None
-  """The private records that are drawn: queries, or users."""
+  """Private records to draw from: queries, or users."""
   num_users: int | None = None
-  """Users who asked, where these are protected: n of `delta`."""
+  """Users of the train queries, if these are the unit: n of `delta`."""
   batch_size: int | None
-  """Expected records of a batch; None: all of them."""
+  """Expected records of a batch; None: all records."""
   max_batch_size: int | None
-  """Most records of a batch."""
+  """Maximum records of a batch."""
   steps: int
   """Optimizer steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outlook:
-  """The plan of a run, and the part of it that is finished."""
+  """The plan of a run, and its finished part."""
 
   there: Sequence[tuple[str, Mapping[str, bool] | None]]
-  """Each stage with its rows and whether they are finished; None: a stage
-  before it is not (`runner.Run.survey`)."""
+  """Stages, each with its rows and whether they are finished; None: an earlier
+  stage is not finished (`runner.Run.survey`)."""
   rows: Mapping[str, tuple[str, ...]]
-  """Each stage with the folders of its results; "" is its only one."""
+  """Folders of the results of each stage; "" is the folder of a single
+  result."""
   trainings: tuple[Training, ...]
-  """The private trainings, with those that are finished."""
+  """Private trainings, finished ones included."""
 
 
-def trainings(
+def plan_trainings(
   plan: rows_lib.Plan, prepared: results.PreparedData | None = None
 ) -> Iterator[Training]:
   """Plans the trainings with noise.
@@ -110,9 +112,11 @@ def _sizes(
   config.check(
     prepared, noise_bands=planned.noise_bands, draws_users=draws_users
   )
-  config = private_training.filled(config, prepared, draws_users=draws_users)
+  config = private_training.fill_batch_size(
+    config, prepared, draws_users=draws_users
+  )
   number = users if draws_users else prepared.num_queries["train"]
-  assert number is not None  # who draws users knows how many there are
+  assert number is not None  # users are drawn only if their number is known
   sampler = private_training.sampler(
     private_training.Settings(
       config=config,

@@ -1,8 +1,9 @@
-"""Prepared data that several working directories share.
+"""Shares prepared data between several working directories.
 
-Runs of a sweep read one log: the first to prepare it leaves a copy, and the others
-take that instead of tokenizing a collection again. A copy goes by the fingerprint of
-settings, files and versions, so that other settings never find it.
+Runs of a sweep read one log. The first run to prepare it leaves a copy, and the
+others take that copy instead of tokenizing the collection again. The
+fingerprint of settings, files and versions names the copy, so that other
+settings never use it.
 """
 
 import pathlib
@@ -18,14 +19,14 @@ _PARTS = ("public", "private")
 
 
 def take(task: stage.Task, copy: pathlib.Path) -> results.PreparedData | None:
-  """Copies prepared data into a working directory, if somebody has left it.
+  """Copies prepared data into a working directory, if a run has left it.
 
   Args:
-    task: of prepare_data; its folders get what was left.
-    copy: the folder of its settings, in a private one that runs share.
+    task: task of prepare_data, whose folders receive the copy.
+    copy: folder of the copy, in a private folder that runs share.
 
   Returns:
-    The result; None where there is no copy, and the data has to be prepared.
+    The result; None if there is no copy, and the data must be prepared.
 
   Raises:
     ValueError: if the copy is not what was written.
@@ -44,13 +45,13 @@ def take(task: stage.Task, copy: pathlib.Path) -> results.PreparedData | None:
 def publish(
   task: stage.Task, result: results.PreparedData, copy: pathlib.Path
 ) -> None:
-  """Leaves a copy of prepared data for others; the first one to come stays.
+  """Leaves a copy of prepared data for other runs; the first copy stays.
 
   Args:
-    task: of prepare_data.
+    task: task of prepare_data.
     result: its result, complete in the task's folders.
-    copy: the folder of its settings; the one around it is made for this user
-      alone if it is not there.
+    copy: folder of the copy; its parent is created for this user alone if it is
+      missing.
   """
   root = copy.parent
   root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ def publish(
     artifacts.save(new, result, copy.name, folders=parts)
     new.rename(copy)
   except OSError:
-    if not copy.exists():  # nobody else was faster
+    if not copy.exists():  # no other run was faster
       raise
   finally:
     shutil.rmtree(new, ignore_errors=True)

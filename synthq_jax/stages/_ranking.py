@@ -1,6 +1,6 @@
-"""Reads what is learned to be ranked: candidates of queries, and their vectors.
+"""Reads the records of trainings that rank: candidates of queries, and vectors.
 
-Formal guarantee: none of its own. What is returned of a query depends on that query,
+Formal guarantee: none of its own. The record of a query depends on that query,
 on the documents and on the retriever alone.
 """
 
@@ -30,21 +30,23 @@ from synthq_jax.stages import _search
 __all__ = [
   "Config",
   "Inputs",
-  "chosen",
-  "of_train",
-  "query_vectors",
-  "records",
-  "settings",
+  "encode_queries",
+  "make_records",
+  "make_settings",
+  "read_train",
+  "select",
 ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(private_training.Config):
-  """What every training that ranks candidates is set by; every value is public."""
+  """Settings that every training that ranks candidates shares; all are
+  public."""
 
   batch_size: int = 0
-  """As everywhere. Only queries that a step draws are searched for, each in the whole
-  collection: of a log of hundreds of thousands, draw few."""
+  """Expected records of a batch, see `private_training.Config`. Each drawn
+  query is searched in the whole collection: for a log of hundreds of thousands,
+  draw few."""
   encode_batch_size: int = field_kinds.speed_only(256)
   """Queries encoded at once."""
 
@@ -55,27 +57,27 @@ class Config(private_training.Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs(private_training.Inputs):
-  """What every training that ranks candidates reads."""
+  """Data that every training that ranks candidates reads."""
 
   retriever: results.Checkpoint
   vectors: system_results.Vectors  # the retriever's, of the documents
   drop_identical: bool  # as `evaluate.Config` has it
 
 
-def settings(
+def make_settings(
   config: Config,
   prepared: results.PreparedData,
   *,
   epsilon: float,
   mechanism: str,
 ) -> private_training.Settings:
-  """Returns what is promised to queries, or users, whose candidates are ranked.
+  """Returns the private settings of a training that ranks candidates.
 
   Args:
-    config: of the stage.
-    prepared: says whether users are protected, and how many there are.
-    epsilon: the target; inf trains without noise and claims nothing.
-    mechanism: what is clipped and noised, by its name.
+    config: settings of the stage.
+    prepared: the data, with its number of users if these are the unit.
+    epsilon: target epsilon; inf trains without noise and claims nothing.
+    mechanism: name of what is clipped and noised.
   """
   has_claim = math.isfinite(epsilon)
   return private_training.Settings(
@@ -87,59 +89,59 @@ def settings(
   )
 
 
-def of_train(
+def read_train(
   task: stage.Task[Config, Inputs], left_out: float = 0.0
 ) -> _search.Judged:
-  """Returns train queries.
+  """Reads the train queries.
 
   Args:
-    task: of the training.
-    left_out: share of the documents, `training_pairs.held_out`, whose queries alone are
-      returned; 0: all queries.
+    task: task of the training.
+    left_out: share of the documents, `training_pairs.draw_held_out`, whose
+      queries alone are returned; 0: all queries.
   """
   space, prepared = task.folders, task.inputs.prepared
   folder = space.root / prepared.private_directory
   path = folder / "train.npz"
-  judged = _search.asked(space, prepared, folder, "train", path)
+  judged = _search.read_judged(space, prepared, folder, "train", path)
   if left_out:
     documents = inputs.arrays(space, prepared, path)["documents"]
-    is_read = training_pairs.held_out(prepared.num_documents, left_out)
-    judged = chosen(judged, np.flatnonzero(is_read[documents]))
+    is_read = training_pairs.draw_held_out(prepared.num_documents, left_out)
+    judged = select(judged, np.flatnonzero(is_read[documents]))
   return judged._replace(drop_identical=task.inputs.drop_identical)
 
 
-def records(
+def make_records(
   task: stage.Task[Config, Inputs],
   judged: _search.Judged,
   depth: int,
   rows: np.ndarray,
 ) -> dict[str, np.ndarray]:
-  """Returns the candidates of some queries as records.
+  """Makes records of the candidates of some queries.
 
   Args:
-    task: of the training.
+    task: task of the training.
     judged: all queries.
-    depth: documents that BM25 and the retriever find, each: a record has room for
-      twice as many.
-    rows: numbers of the queries that are wanted, rising.
+    depth: documents that BM25 and the retriever find, each; a record has room
+      for twice as many.
+    rows: ascending numbers of the queries.
 
   Returns:
     "values" [query, candidate, feature], "relevant" and "candidate" [query,
     candidate].
   """
-  judged = chosen(judged, rows)
-  asked = query_vectors(
+  judged = select(judged, rows)
+  vectors = encode_queries(
     task.folders,
     task.inputs.retriever,
     judged,
     task.settings.encode_batch_size,
   )
-  asked = _search.zero_broken(asked)
+  vectors = _search.zero_broken(vectors)
   documents = task.folders.root / task.inputs.vectors.vectors
-  candidates = _search.candidates(
+  candidates = _search.make_candidates(
     judged,
-    _search.lexical(judged, depth),
-    _search.nearest(judged, documents, asked, depth),
+    _search.search_lexical(judged, depth),
+    _search.search_nearest(judged, documents, vectors, depth),
   )
   size = (len(judged.qrels), 2 * depth)
   arrays = {
@@ -155,28 +157,30 @@ def records(
   return arrays
 
 
-def chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
+def select(judged: _search.Judged, positions: np.ndarray) -> _search.Judged:
   """Returns some of the queries.
 
   Args:
     judged: all queries.
-    places: numbers of those that are wanted.
+    positions: numbers of the queries.
   """
   names = list(judged.qrels)
   return judged._replace(
-    qrels={names[place]: judged.qrels[names[place]] for place in places},
-    queries=[judged.queries[place] for place in places],
-    query_tokens=judged.query_tokens[places],
+    qrels={
+      names[position]: judged.qrels[names[position]] for position in positions
+    },
+    queries=[judged.queries[position] for position in positions],
+    query_tokens=judged.query_tokens[positions],
   )
 
 
-def query_vectors(
+def encode_queries(
   folders: workspace.Folders,
   retriever: results.Checkpoint,
   judged: _search.Judged,
   size: int,
 ) -> Float[np.ndarray, "query dim"]:
-  """Encodes queries with a retriever, so many at once."""
-  tokens = _search.query_tokens(folders, retriever, judged)
+  """Encodes queries with a retriever, `size` at once."""
+  tokens = _search.get_query_tokens(folders, retriever, judged)
   params, shape = encoder_start.load(folders, retriever, sentence_folders.QUERY)
   return encode.encode(params, shape, tokens, batch_size=size)

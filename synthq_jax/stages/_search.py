@@ -1,7 +1,7 @@
 """Searches the collection of a run with BM25 or with a retriever.
 
-Formal guarantee: none of its own; a run says of queries and retriever what
-these give away.
+Formal guarantee: none of its own; results reveal the queries and the retriever
+as the run's statements say.
 """
 
 import functools
@@ -37,66 +37,69 @@ from synthq_jax.training import progress as progress_lib
 
 __all__ = [
   "Judged",
-  "asked",
-  "candidates",
-  "collection",
-  "dense",
-  "document_tokens",
   "encode_rows",
   "encode_with",
-  "lexical",
-  "nearest",
-  "query_tokens",
+  "get_document_tokens",
+  "get_query_tokens",
+  "make_candidates",
+  "open_vectors",
+  "read_judged",
+  "search_dense",
+  "search_lexical",
+  "search_nearest",
   "zero_broken",
 ]
 
 _BLOCK = 8192
-"""Rows between two saves of vectors, and what one process takes at a time."""
+"""Rows between two saves of vectors, and rows that one process takes at a
+time."""
 
 
 class Judged(NamedTuple):
-  """Judged queries and the collection they are asked of."""
+  """Judged queries and the collection that they search."""
 
-  split: str  # whose judgements
+  split: str  # of the judgements
   qrels: dict[str, dict[str, int]]
   queries: list[str]  # texts, in the order of qrels
   query_tokens: np.ndarray  # [query, length]
   passages: passages.Passages
   corpus: pathlib.Path  # texts of the documents, in that order
   drop_identical: bool = False
-  """Whether a query's own document, by its id, is no result: it may not weigh
-  on the scale of the others when runs are fused. One judged relevant is kept."""
+  """Whether a query's own document, by its id, is no result: its score must not
+  set the scale of the others when runs are fused. A document judged relevant
+  stays."""
 
   def without_own(self, run: trec.Run, depth: int) -> trec.Run:
-    """Returns a run that was searched to one more than `depth` as it counts."""
+    """Removes queries' own documents, if these are dropped, and cuts to
+    `depth`."""
     if not self.drop_identical:
       return run
     return trec.without_own(run, depth, self.qrels)
 
 
-def asked(
+def read_judged(
   folders: workspace.Folders,
-  made: Any,
+  stored: Any,
   folder: pathlib.Path,
   split: str,
   queries: pathlib.Path,
 ) -> Judged:
-  """Reads judged queries of a folder and the collection they are asked of."""
-  arrays = inputs.judged_queries(folders, made, queries)
-  judged = inputs.qrels(folder, split)
+  """Reads judged queries of a folder and the collection that they search."""
+  arrays = inputs.read_judged_queries(folders, stored, queries)
+  judged = inputs.read_qrels(folder, split)
   names = arrays["ids"].tolist()
   return Judged(
     split=split,
     qrels={query: judged[query] for query in names},
     queries=queries_lib.texts(folder, names),
     query_tokens=arrays["tokens"],
-    passages=inputs.document_tokens(folders, made),
-    corpus=inputs.corpus(folders, made),
+    passages=inputs.document_tokens(folders, stored),
+    corpus=inputs.corpus(folders, stored),
   )
 
 
-def lexical(judged: Judged, depth: int) -> trec.Run:
-  """Runs BM25 over whole documents, not cut at the encoder's length."""
+def search_lexical(judged: Judged, depth: int) -> trec.Run:
+  """Searches whole documents with BM25, not cut at the encoder's length."""
   ids = judged.passages.ids
   built = queries_lib.index_of(ids, judged.corpus)
   run = built.search_run(
@@ -105,21 +108,22 @@ def lexical(judged: Judged, depth: int) -> trec.Run:
   return judged.without_own(run, depth)
 
 
-def candidates(
-  judged: Judged, found: trec.Run, dense: trec.Run
+def make_candidates(
+  judged: Judged, lexical_run: trec.Run, dense_run: trec.Run
 ) -> dict[str, ranking.Candidates]:
-  """Returns what is learned to be ranked: what BM25 found, and a retriever."""
+  """Returns the candidates to rank: the results of BM25 and of a retriever."""
   features = _features(judged.corpus, files.state(judged.corpus))
   runs = (
-    [run.get(query, {}) for query in judged.qrels] for run in (found, dense)
+    [run.get(query, {}) for query in judged.qrels]
+    for run in (lexical_run, dense_run)
   )
-  made = features.of(judged.queries, *runs)
-  return dict(zip(judged.qrels, made, strict=True))
+  rows = features.of(judged.queries, *runs)
+  return dict(zip(judged.qrels, rows, strict=True))
 
 
-@functools.lru_cache(maxsize=1)  # rows of one collection follow each other
+@functools.lru_cache(maxsize=1)  # consecutive rows share a collection
 def _features(corpus: pathlib.Path, _: tuple[int, int]) -> ranking.Features:
-  """Indexes a collection; what else tells one of that name from another."""
+  """Indexes a collection; the second argument is the state of its file."""
   with open(corpus, encoding="utf-8") as stream:
     ids = [json.loads(line)["_id"] for line in stream]
   return ranking.Features.build(ids, inputs.document_texts(corpus))
@@ -135,7 +139,7 @@ def encode_rows(
   batch_size: int,
   progress: bool,
 ) -> None:
-  """Encodes texts into files, this process its share; goes on where it was."""
+  """Encodes this process's share of texts into files; resumes after a kill."""
   shard, num_shards = distributed.index(), distributed.count()
   own = vector_files.rows_of_shard(
     len(tokens), block_rows=_BLOCK, shard=shard, num_shards=num_shards
@@ -158,16 +162,16 @@ def encode_rows(
 def encode_with(
   task: stage.Task[Any, Any],
   retriever: results.Checkpoint,
-  wanted: Mapping[str, tuple[passages.Tokens, pathlib.Path]],
+  texts: Mapping[str, tuple[passages.Tokens, pathlib.Path]],
 ) -> None:
   """Encodes tokens into folders with a retriever; waits for all processes.
 
   Args:
-    task: of the stage.
-    retriever: what encodes.
-    wanted: by the role of the texts: their tokens, and the folder.
+    task: task of the stage.
+    retriever: the encoder.
+    texts: tokens and folder of the texts, by their role.
   """
-  for role, (tokens, folder) in wanted.items():
+  for role, (tokens, folder) in texts.items():
     params, shape = encoder_start.load(task.folders, retriever, role)
     encode_rows(
       params,
@@ -181,7 +185,7 @@ def encode_with(
   distributed.barrier(task.place)
 
 
-def query_tokens(
+def get_query_tokens(
   folders: workspace.Folders, retriever: results.Checkpoint, judged: Judged
 ) -> np.ndarray:
   """Returns the tokens of the queries as a retriever reads them."""
@@ -189,15 +193,17 @@ def query_tokens(
   return encoder_start.query_tokens(tokens, judged.queries, judged.query_tokens)
 
 
-def document_tokens(
+def get_document_tokens(
   folders: workspace.Folders, retriever: results.Checkpoint, judged: Judged
 ) -> passages.Tokens:
   """Returns the tokens of the passages as a retriever reads them."""
   tokens = encoder_start.tokens_of(folders, retriever)
-  return encoder_start.read_by(judged.passages, judged.corpus, tokens).tokens
+  return encoder_start.replace_tokens(
+    judged.passages, judged.corpus, tokens
+  ).tokens
 
 
-def dense(
+def search_dense(
   task: stage.Task[Any, Any],
   retriever: results.Checkpoint,
   judged: Judged,
@@ -205,61 +211,62 @@ def dense(
   documents: system_results.Vectors | None,
   depth: int,
 ) -> trec.Run | None:
-  """Searches vectors with faiss' exact inner product."""
+  """Encodes queries and finds their nearest documents by exact inner
+  product."""
   state = directory / f"parts_{task.digest}"
   queries, own = state / "queries", state / "documents"
-  wanted: dict[str, tuple[passages.Tokens, pathlib.Path]] = {
+  texts: dict[str, tuple[passages.Tokens, pathlib.Path]] = {
     sentence_folders.QUERY: (
-      query_tokens(task.folders, retriever, judged),
+      get_query_tokens(task.folders, retriever, judged),
       queries,
     )
   }
   if documents is None:
-    wanted[sentence_folders.DOCUMENT] = (
-      document_tokens(task.folders, retriever, judged),
+    texts[sentence_folders.DOCUMENT] = (
+      get_document_tokens(task.folders, retriever, judged),
       own,
     )
   else:
     own = task.folders.root / documents.vectors
-  encode_with(task, retriever, wanted)
+  encode_with(task, retriever, texts)
   if not distributed.is_main():
     return None
   total = len(judged.queries)
-  asked = np.asarray(vector_files.open_vectors(queries, total))
-  return nearest(judged, own, asked, depth)
+  query_vectors = np.asarray(vector_files.open_vectors(queries, total))
+  return search_nearest(judged, own, query_vectors, depth)
 
 
-def zero_broken(asked: Float[np.ndarray, "query dim"]) -> np.ndarray:
-  """Puts 0 in place of a query's vector that is not finite.
+def zero_broken(query_vectors: Float[np.ndarray, "query dim"]) -> np.ndarray:
+  """Replaces a query vector that is not finite by 0.
 
-  Formal guarantee: what becomes of a query depends on its own vector alone. An
-  error would tell of one private query by the results of all others.
+  Formal guarantee: the result of a query depends on its own vector alone. An
+  error would reveal one private query through the results of all others.
   """
-  finite = np.isfinite(asked).all(axis=1, keepdims=True)
-  return np.where(finite, asked, np.zeros_like(asked))
+  finite = np.isfinite(query_vectors).all(axis=1, keepdims=True)
+  return np.where(finite, query_vectors, np.zeros_like(query_vectors))
 
 
-def collection(
+def open_vectors(
   judged: Judged, documents: pathlib.Path
 ) -> Float[np.ndarray, "passage dim"]:
-  """Returns the vectors of all passages, which `encode_rows` wrote."""
+  """Opens the vectors of all passages, which `encode_rows` wrote."""
   total = len(judged.passages.owners)
   return np.asarray(vector_files.open_vectors(documents, total))
 
 
-def nearest(
-  judged: Judged, documents: pathlib.Path, asked: np.ndarray, depth: int
+def search_nearest(
+  judged: Judged, documents: pathlib.Path, query_vectors: np.ndarray, depth: int
 ) -> trec.Run:
   """Returns the documents nearest to each query, by exact inner product.
 
-  A query whose vector is not finite is searched for as `zero_broken` has it.
+  A query whose vector is not finite is searched with the zero vector.
   """
-  found = best_passages.documents(
-    index.exact(collection(judged, documents)),
-    zero_broken(asked),
+  best = best_passages.documents(
+    index.exact(open_vectors(judged, documents)),
+    zero_broken(query_vectors),
     judged.passages.owners,
     depth + judged.drop_identical,
   )
   ids = [str(i) for i in judged.passages.ids]
-  run = trec.to_run(list(judged.qrels), ids, *found)
+  run = trec.to_run(list(judged.qrels), ids, *best)
   return judged.without_own(run, depth)

@@ -1,7 +1,7 @@
-"""Reads the queries that a generator wrote, and saves those that stay.
+"""Reads the queries that a generator wrote, and saves those that filters kept.
 
-Formal guarantee: none of its own; what stays is a function of the queries and of
-what chose among them.
+Formal guarantee: none of its own; the kept queries are a function of the
+queries and of the filter that chose among them.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class Written(NamedTuple):
   passages: np.ndarray  # [query], positions of their passages
 
   def take(self, indices: np.ndarray) -> "Written":
-    """Returns the queries at these places."""
+    """Returns the queries at these positions."""
     return Written(
       names=[self.names[i] for i in indices],
       texts=[self.texts[i] for i in indices],
@@ -43,7 +43,7 @@ class Written(NamedTuple):
 def read(
   folders: workspace.Folders, ids: Any, synthetic: results.SyntheticQueries
 ) -> Written:
-  """Reads one set of queries; refuses files that are not of the same queries."""
+  """Reads one set of queries; refuses two files of different queries."""
   folder = folders.root / synthetic.directory
   lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
   stored = inputs.arrays(folders, synthetic, folder / "tokens.npz")
@@ -69,33 +69,33 @@ def save(
   folders: workspace.Folders,
   config: queries_lib.Config,
   synthetic: results.SyntheticQueries,
-  kept: Written,
+  remaining: Written,
   directory: pathlib.Path,
   *,
   index: bm25.Index,
   corpus: pathlib.Path,
   **changes: Any,
 ) -> results.SyntheticQueries:
-  """Saves and measures those that stay of the synthetic queries.
+  """Saves and measures the queries that filters kept.
 
-  `changes` are fields of the result that differ from theirs.
+  `changes` are the fields of the result that differ from those of `synthetic`.
   """
   queries_lib.save(
     directory,
-    kept.names,
-    kept.texts,
-    kept.owners,
+    remaining.names,
+    remaining.texts,
+    remaining.owners,
     index.ids,
-    kept.tokens,
-    kept.passages,
+    remaining.tokens,
+    remaining.passages,
   )
   return dataclasses.replace(
     synthetic,
     directory=folders.relative(directory),
     **changes,
-    **queries_lib.measured(
-      kept.texts,
-      kept.owners,
+    **queries_lib.measure(
+      remaining.texts,
+      remaining.owners,
       index=index,
       corpus=corpus,
       config=config,

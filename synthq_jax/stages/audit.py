@@ -1,7 +1,7 @@
-"""Asks a fine-tuned generator for the secrets of its canaries.
+"""Audits a fine-tuned generator with the secrets of its canaries.
 
-Ranks and exposure of the secrets, leaks in written queries, and lower bounds on
-epsilon from what three attackers learn of the coins.
+The audit computes ranks and exposure of the secrets, leaks in written queries,
+and lower bounds on epsilon from the guesses of three attackers about the coins.
 
 Formal guarantee: none; everything here is private. An audit reads the canaries'
 secrets and coins, so its numbers are no post-processing of the generator alone.
@@ -46,29 +46,30 @@ _MATERIAL = {
   "synthetic": ("generate", "filter_queries"),
   "retriever": ("generate", "filter_queries", "train_retriever"),
 }
-"""The stages whose results each attack reads, beside finetune_dp."""
-_LEAST = 2
+"""Stages whose results each attack reads, besides finetune_dp."""
+_MIN_CANARIES = 2
 """Canaries of each side that a bound needs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """How canaries are scored; who made them says how many there are."""
+  """Settings of scoring canaries; `plan.Canaries` sets their number."""
 
   num_candidates: int = 10_000
   """Secrets among which exposure is measured, the true one included."""
   num_ranked: int = 100
-  """Secrets among which ranks are, as in the papers."""
+  """Secrets among which ranks are measured, as in the papers."""
   queries_per_canary: int = 10
   """Queries written for each canary's document, to find leaks."""
   attacks: tuple[str, ...] = _audit_scores.ATTACKS
-  """What attackers are given: the generator ("likelihood"), its synthetic
-  queries alone ("synthetic"), a retriever trained on them ("retriever")."""
+  """Attacks by what the attacker has: the generator ("likelihood"), its
+  synthetic queries alone ("synthetic"), or a retriever trained on them
+  ("retriever")."""
   confidence: float = 0.95
-  """Of the lower bounds, all attacks together."""
+  """Confidence of the lower bounds, all attacks together."""
   p: float = 0.8
-  """Nucleus of the queries that are written for canaries; at temperature 1,
-  whatever the generate stage takes."""
+  """Nucleus mass of the queries that are written for canaries; their
+  temperature is 1, whatever the generate stage uses."""
   batch_size: int = field_kinds.speed_only(256)
   """Records scored at once."""
 
@@ -81,41 +82,43 @@ class Config:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Found:
-  """What was found for each canary."""
+class _Findings:
+  """Measurements of each canary."""
 
   ranks: Int[np.ndarray, " canary"]
   exposure: Float[np.ndarray, " canary"]  # nan: not measured
   written: list[list[str]]
   leaked: Bool[np.ndarray, " canary"]
   num_searched: int
-  public_ranks: Int[np.ndarray, " asked"]  # of secrets in queries: the others
-  # take fifty times as long
+  # Of secrets in queries alone: the others take fifty times as long.
+  public_ranks: Int[np.ndarray, " asked"]
   scores: dict[str, Float[np.ndarray, " canary"]]
 
 
-def needs(config) -> tuple[str, ...]:
+def get_needs(config) -> tuple[str, ...]:
   """Returns the stages that the attacks of a run's audit read."""
-  read = [name for one in config.audit.attacks for name in _MATERIAL[one]]
+  read = [name for attack in config.audit.attacks for name in _MATERIAL[attack]]
   return ("finetune_dp", *dict.fromkeys(read))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """What was planted, where, and what was made of it; None: it is not there."""
+  """Canaries, the generator and what it made; None: the result does not
+  exist."""
 
   prepared: results.PreparedData
   start: pathlib.Path
-  """The folder of the public checkpoint that fine-tuning started from."""
-  prefix: str  # what stood before each document in fine-tuning
+  """Folder of the public checkpoint that fine-tuning started from."""
+  prefix: str  # text before each document in fine-tuning
   canaries: Sequence[canaries_lib.Canary]  # inserted and held out
   generator: results.Checkpoint
-  """Fine-tuned with the inserted ones among its private records."""
+  """Generator that was fine-tuned with the inserted canaries among its
+  records."""
   written: results.SyntheticQueries | None = None
   """All queries of the generator."""
   synthetic: results.SyntheticQueries | None = None  # those that filters kept
   public_synthetic: results.SyntheticQueries | None = None
-  """The same of the public checkpoint."""
+  """Queries of the public checkpoint after filters."""
   retriever: results.Checkpoint | None = None  # trained on `synthetic`
   public_retriever: results.Checkpoint | None = None  # the untrained one
 
@@ -131,23 +134,23 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   config, attacks = run.config, {*run.config.audit.attacks}
   written, queries = run.get_results("generate"), run.queries
   generator = run.generators[row]
-  given: dict[str, stage.Made | None]
-  given = {"written": written.get(row)}  # searched for secrets
+  materials: dict[str, stage.Made | None]
+  materials = {"written": written.get(row)}  # searched for secrets
   if "synthetic" in attacks:
-    given["public_synthetic"] = queries.get(rows.PUBLIC_ONLY)
+    materials["public_synthetic"] = queries.get(rows.PUBLIC_ONLY)
   if {"synthetic", "retriever"} & attacks:
-    given["synthetic"] = queries.get(row)
+    materials["synthetic"] = queries.get(row)
   if "retriever" in attacks:
-    given["retriever"] = run.retrievers.get(row)
-    given["public_retriever"] = run.retrievers.get(rows.UNTRAINED)
-  there = {key: made for key, made in given.items() if made}
+    materials["retriever"] = run.retrievers.get(row)
+    materials["public_retriever"] = run.retrievers.get(rows.UNTRAINED)
+  available = {key: result for key, result in materials.items() if result}
   return stage.Job(
     row=row,
     depends=(
       config.audit,
       config.canaries,
       generator.digest,
-      {key: made.digest for key, made in there.items()},
+      {key: result.digest for key, result in available.items()},
     ),
     settings=config.audit,
     inputs=Inputs(
@@ -156,13 +159,13 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
       prefix=config.finetune_dp.prefix,
       canaries=run.canaries,
       generator=generator.value,
-      **{key: made.value for key, made in there.items()},
+      **{key: result.value for key, result in available.items()},
     ),
   )
 
 
 def check(run: runner.Run) -> None:
-  """Refuses what the audit would refuse once everything is trained.
+  """Refuses settings that the audit would refuse after all training.
 
   Raises:
     ValueError: if a coin has fallen to one side only, a secret does not fit the
@@ -172,10 +175,10 @@ def check(run: runner.Run) -> None:
   if not config.canaries.number:
     return
   vocabulary = inputs.vocabulary(run.folders, prepared)
-  rng = np.random.default_rng(0)  # to see whether it can be done
+  rng = np.random.default_rng(0)  # a trial draw of candidates
   _check_coins(run.canaries)
   each = tuple({canary.kind: canary for canary in run.canaries}.values())
-  _tokenized(each, vocabulary, config.finetune_dp.prefix, prepared)
+  _tokenize(each, vocabulary, config.finetune_dp.prefix, prepared)
   symbols = canaries_lib.alphabets((c.kind for c in each), vocabulary)
   for canary in each:
     own = symbols[canary.kind]
@@ -185,7 +188,7 @@ def check(run: runner.Run) -> None:
 
 
 def _check_coins(canaries: Sequence[canaries_lib.Canary]) -> None:
-  """Refuses canaries without a control group, or without anything to find."""
+  """Refuses canaries without a control group, or without an inserted one."""
   inserted = sum(canary.inserted for canary in canaries)
   if not 0 < inserted < len(canaries):
     raise ValueError(
@@ -194,7 +197,7 @@ def _check_coins(canaries: Sequence[canaries_lib.Canary]) -> None:
     )
 
 
-def _tokenized(canaries, vocabulary, prefix: str, prepared):
+def _tokenize(canaries, vocabulary, prefix: str, prepared):
   return canaries_lib.tokenize(
     canaries,
     vocabulary,
@@ -205,15 +208,15 @@ def _tokenized(canaries, vocabulary, prefix: str, prepared):
 
 
 def run(task: stage.Task[Config, Inputs]) -> results.AuditReport:
-  """Ranks the secrets, looks for them in written queries, bounds epsilon.
+  """Ranks the secrets, searches written queries for them, and bounds epsilon.
 
-  Writes private/audit/NAME/canaries.jsonl beside the result.
+  Writes private/audit/NAME/canaries.jsonl next to the result.
 
   Args:
     task: with the working directory's secret.
 
   Returns:
-    The report, with the claim beside what was found.
+    The report, with the claim that the bounds are compared with.
 
   Raises:
     ValueError: if no canary was inserted, a secret does not fit the lengths, or
@@ -223,14 +226,14 @@ def run(task: stage.Task[Config, Inputs]) -> results.AuditReport:
   canaries, checkpoint = task.inputs.canaries, task.inputs.generator
   _check_coins(canaries)
   inserted = np.array([canary.inserted for canary in canaries], bool)
-  found = _find(task)
+  findings = _find(task)
   directory = task.folder(private=True)
-  _save_lines(directory, canaries, found)
-  delta = _delta(checkpoint.statement, task.inputs.prepared, canaries)
-  bounds = _bounds(
+  _save_lines(directory, canaries, findings)
+  delta = _get_delta(checkpoint.statement, task.inputs.prepared, canaries)
+  bounds = _compute_bounds(
     checkpoint.statement,
     canaries,
-    found.scores,
+    findings.scores,
     delta=delta,
     confidence=config.confidence,
     seed=space.seed(f"audit ties {checkpoint.name}"),
@@ -238,33 +241,33 @@ def run(task: stage.Task[Config, Inputs]) -> results.AuditReport:
   return results.AuditReport(
     directory=space.relative(directory),
     row=checkpoint.row,
-    cells=_cells(canaries, found),
-    bounds=bounds.made,
+    cells=_make_cells(canaries, findings),
+    bounds=bounds.bounds,
     num_candidates=config.num_candidates,
     num_ranked=config.num_ranked,
-    num_searched=found.num_searched,
+    num_searched=findings.num_searched,
     confidence=config.confidence,
     claimed_epsilon=checkpoint.statement.epsilon,
     claimed_delta=delta,
     lower_bound=bounds.lowest,
     ceiling=bounds.ceiling,
-    control=_control(found, inserted, config.num_ranked),
+    control=_test_control(findings, inserted, config.num_ranked),
   )
 
 
-def _find(task: stage.Task[Config, Inputs]) -> _Found:
-  config, space, given = task.settings, task.space, task.inputs
+def _find(task: stage.Task[Config, Inputs]) -> _Findings:
+  config, space, task_inputs = task.settings, task.space, task.inputs
   prepared, canaries, generator = (
-    given.prepared,
-    given.canaries,
-    given.generator,
+    task_inputs.prepared,
+    task_inputs.canaries,
+    task_inputs.generator,
   )
   model = _audit_scores.load(
     space.root / generator.directory, prompt_tokens=generator.prompt_tokens
   )
-  public = _audit_scores.load(given.start, token_ids=prepared.token_ids)
+  public = _audit_scores.load(task_inputs.start, token_ids=prepared.token_ids)
   vocabulary = inputs.vocabulary(space, prepared)
-  records = _tokenized(canaries, vocabulary, given.prefix, prepared)
+  records = _tokenize(canaries, vocabulary, task_inputs.prefix, prepared)
   rng = np.random.default_rng(space.seed("audit candidates"))
   symbols = canaries_lib.alphabets((c.kind for c in canaries), vocabulary)
   few = _draw(canaries, symbols, config.num_ranked, rng)
@@ -272,25 +275,27 @@ def _find(task: stage.Task[Config, Inputs]) -> _Found:
   in_query = every[
     [canaries_lib.KINDS[c.kind].side == "query" for c in canaries]
   ]
-  # Exposure: of what was planted where it can come out.
-  asked = in_query[[canaries[i].inserted for i in in_query]]
-  planted = [canaries[i] for i in asked]
+  # Exposure is measured for inserted secrets that a query can repeat.
+  in_query_inserted = in_query[[canaries[i].inserted for i in in_query]]
+  planted = [canaries[i] for i in in_query_inserted]
   many = dict(
     zip(
-      asked.tolist(),
+      in_query_inserted.tolist(),
       _draw(planted, symbols, config.num_candidates, rng),
       strict=True,
     )
   )
   bits = np.full(len(canaries), math.nan)
-  total = 2 * len(every) + len(in_query) + len(asked)
+  total = 2 * len(every) + len(in_query) + len(in_query_inserted)
   with progress.bar(
     f"audit {generator.name}", total, task.progress, unit="question"
   ) as bar:
-    ask = functools.partial(_ranks, config, canaries, records, bar.update)
-    if len(asked):
-      bits[asked] = exposure.exposure(
-        ask(model, asked, many), config.num_candidates
+    ask = functools.partial(
+      _compute_ranks, config, canaries, records, bar.update
+    )
+    if len(in_query_inserted):
+      bits[in_query_inserted] = exposure.exposure(
+        ask(model, in_query_inserted, many), config.num_candidates
       )
     ranks = ask(model, every, few)
     public_ranks = ask(public, in_query, few)
@@ -298,27 +303,27 @@ def _find(task: stage.Task[Config, Inputs]) -> _Found:
       config, model, records, vocabulary, prepared, space, bar.update
     )
   texts = _synthetic_texts(task)
-  return _Found(
+  return _Findings(
     ranks=ranks,
     exposure=bits,
     written=written,
     leaked=_leaked(canaries, written, texts),
     num_searched=len(texts),
     public_ranks=public_ranks,
-    scores=_audit_scores.scores(
+    scores=_audit_scores.compute_scores(
       space,
       prepared,
       config.attacks,
       config.batch_size,
       models=(model, public),
       records=records,
-      written=(given.synthetic, given.public_synthetic),
-      retrievers=(given.retriever, given.public_retriever),
+      written=(task_inputs.synthetic, task_inputs.public_synthetic),
+      retrievers=(task_inputs.retriever, task_inputs.public_retriever),
     ),
   )
 
 
-def _ranks(
+def _compute_ranks(
   config, canaries, records, progress, model, rows, candidates
 ) -> Int[np.ndarray, " asked"]:
   """Returns the ranks of some canaries' secrets among their candidates."""
@@ -359,27 +364,29 @@ def _write(
     sampler=decoding.Nucleus(p=config.p),
     max_length=prepared.query_length,
     num_samples=config.queries_per_canary,
-    forbidden=queries_lib.forbidden(vocabulary, model.config.vocab_size),
+    forbidden=queries_lib.get_forbidden_ids(
+      vocabulary, model.config.vocab_size
+    ),
     batch_size=config.batch_size,
     progress=progress,
   )
   return [
-    [queries_lib.decoded(vocabulary, row) for row in rows] for rows in tokens
+    [queries_lib.decode(vocabulary, row) for row in rows] for rows in tokens
   ]
 
 
 def _synthetic_texts(task: stage.Task[Config, Inputs]) -> list[str]:
-  """Returns all queries written, whatever for, those that filters drop too."""
+  """Returns all queries of the generator, also those that filters dropped."""
   sets = filter(None, (task.inputs.written, task.inputs.synthetic))
   return [
     text
-    for directory in dict.fromkeys(one.directory for one in sets)
+    for directory in dict.fromkeys(queries.directory for queries in sets)
     for text in queries_lib.texts(task.folders.root / directory)
   ]
 
 
 def _leaked(canaries, written, synthetic) -> Bool[np.ndarray, " canary"]:
-  """Says whose secret stands in queries for its document, or in the set."""
+  """Checks whose secret occurs in queries for its document, or in the set."""
   shared = canaries_lib.Written.of(synthetic)
   return np.array(
     [
@@ -391,49 +398,53 @@ def _leaked(canaries, written, synthetic) -> Bool[np.ndarray, " canary"]:
   )
 
 
-def _cells(canaries, found: _Found) -> tuple[results.AuditCell, ...]:
+def _make_cells(canaries, findings: _Findings) -> tuple[results.AuditCell, ...]:
   groups: dict[tuple[str, int], list[int]] = {}
   for index, canary in enumerate(canaries):
     groups.setdefault((canary.kind, canary.repetitions), []).append(index)
-  made = []
+  cells = []
   for (kind, repetitions), positions in groups.items():
     inside = [i for i in positions if canaries[i].inserted]
     outside = [i for i in positions if not canaries[i].inserted]
     can_leak = canaries_lib.KINDS[kind].can_leak
-    made.append(
+    cells.append(
       results.AuditCell(
         kind=kind,
         repetitions=repetitions,
-        ranks=tuple(found.ranks[inside].tolist()),
-        held_out_ranks=tuple(found.ranks[outside].tolist()),
+        ranks=tuple(findings.ranks[inside].tolist()),
+        held_out_ranks=tuple(findings.ranks[outside].tolist()),
         exposure=tuple(
-          bits for bits in found.exposure[inside].tolist() if bits == bits
+          bits for bits in findings.exposure[inside].tolist() if bits == bits
         ),
-        leaked=int(found.leaked[inside].sum()) if can_leak else None,
-        leaked_held_out=int(found.leaked[outside].sum()) if can_leak else None,
+        leaked=int(findings.leaked[inside].sum()) if can_leak else None,
+        leaked_held_out=int(findings.leaked[outside].sum())
+        if can_leak
+        else None,
       )
     )
-  return tuple(made)
+  return tuple(cells)
 
 
-def _control(found: _Found, inserted, num_ranked: int) -> float:
-  """Tests that nobody knew the secrets who cannot have; two tests, so twice."""
-  groups = (found.ranks[~inserted], found.public_ranks)
+def _test_control(findings: _Findings, inserted, num_ranked: int) -> float:
+  """Tests that no one could know the secrets; corrects for two tests."""
+  groups = (findings.ranks[~inserted], findings.public_ranks)
   tested = [ranks for ranks in groups if len(ranks)]
-  values = [exposure.uniform_ranks_p_value(one, num_ranked) for one in tested]
+  values = [
+    exposure.uniform_ranks_p_value(group, num_ranked) for group in tested
+  ]
   return min(1.0, len(values) * min(values))
 
 
-def _save_lines(directory: pathlib.Path, canaries, found: _Found) -> None:
+def _save_lines(directory: pathlib.Path, canaries, findings: _Findings) -> None:
   lines = [
     json.dumps(
       {
         **dataclasses.asdict(canary),
-        "rank": int(found.ranks[i]),
-        "exposure": None if math.isnan(bits := found.exposure[i]) else bits,
-        "leaked": bool(found.leaked[i]),
-        "scores": {k: float(v[i]) for k, v in found.scores.items()},
-        "written": found.written[i],
+        "rank": int(findings.ranks[i]),
+        "exposure": None if math.isnan(bits := findings.exposure[i]) else bits,
+        "leaked": bool(findings.leaked[i]),
+        "scores": {k: float(v[i]) for k, v in findings.scores.items()},
+        "written": findings.written[i],
       }
     )
     for i, canary in enumerate(canaries)
@@ -443,29 +454,30 @@ def _save_lines(directory: pathlib.Path, canaries, found: _Found) -> None:
 
 
 class _Bounds(NamedTuple):
-  """What an audit shows about epsilon."""
+  """Bounds of an audit on epsilon."""
 
-  made: tuple[results.AuditBound, ...]
-  """By repetitions and attack."""
+  bounds: tuple[results.AuditBound, ...]
+  """Bounds by repetitions and attack."""
   lowest: float | None
-  """Of all attacks together, from canaries that stand there once, or None."""
+  """Lower bound of all attacks together, from canaries with one copy, or
+  None."""
   ceiling: float
-  """What it would be if every guess were right."""
+  """Value of `lowest` if every guess were right."""
 
 
-def _delta(
+def _get_delta(
   statement: statement_lib.PrivacyStatement,
   prepared: results.PreparedData,
   canaries: Sequence[canaries_lib.Canary],
 ) -> float:
-  """Returns the claim's delta, or what it would be: 1 / (2n)."""
+  """Returns the claim's delta, or without one the default: 1 / (2n)."""
   if 0 < statement.delta < 1:
     return statement.delta
   records = prepared.num_queries["train"] + len(canaries_lib.repeated(canaries))
   return 1 / (2 * records)
 
 
-def _bounds(
+def _compute_bounds(
   statement: statement_lib.PrivacyStatement,
   canaries: Sequence[canaries_lib.Canary],
   scores: Mapping[str, Float[np.ndarray, " canary"]],
@@ -474,7 +486,7 @@ def _bounds(
   confidence: float,
   seed: Sequence[int],
 ) -> _Bounds:
-  """Returns each attack's bounds, and the one that the claim has to stand.
+  """Returns each attack's bounds, and the bound that tests the claim.
 
   Formal guarantee:
     `lowest` exceeds a true claim with probability at most 1 - confidence: it is
@@ -484,14 +496,14 @@ def _bounds(
     n, which counts the inserted canaries, is treated as fixed.
 
   Args:
-    statement: of the audited generator.
+    statement: statement of the audited generator.
     canaries: inserted and held out.
-    scores: of each attack.
-    delta: of the claim.
-    confidence: of all attacks together.
+    scores: scores of each attack.
+    delta: delta of the claim.
+    confidence: confidence of all attacks together.
     seed: drawn for this audit alone; breaks ties.
   """
-  made, lowest, ceiling = [], None, 0.0
+  attack_bounds, lowest, ceiling = [], None, 0.0
   for repetitions in sorted({canary.repetitions for canary in canaries}):
     sides = [
       np.array(
@@ -500,7 +512,7 @@ def _bounds(
       )
       for side in (True, False)
     ]
-    if min(map(np.sum, sides)) < _LEAST:
+    if min(map(np.sum, sides)) < _MIN_CANARIES:
       continue
     epsilon, group_delta = statement_lib.group(statement, repetitions)
     if math.isinf(statement.epsilon) or group_delta >= 1:
@@ -518,21 +530,21 @@ def _bounds(
         delta=delta,
         confidence=1 - (1 - confidence) / len(scores),
       )
-    made += [
+    attack_bounds += [
       results.AuditBound(
         attack=attack,
         repetitions=repetitions,
         claimed_epsilon=epsilon,
-        num_inserted=one.num_inserted,
-        num_held_out=one.num_held_out,
-        epsilon_one_run=one.epsilon_one_run,
-        epsilon_one_run_fdp=one.epsilon_one_run_fdp,
-        auroc=dataclasses.astuple(one.auroc),
-        tpr_at_1_fpr=dataclasses.astuple(one.tpr_at_1_fpr),
+        num_inserted=bound.num_inserted,
+        num_held_out=bound.num_held_out,
+        epsilon_one_run=bound.epsilon_one_run,
+        epsilon_one_run_fdp=bound.epsilon_one_run_fdp,
+        auroc=dataclasses.astuple(bound.auroc),
+        tpr_at_1_fpr=dataclasses.astuple(bound.tpr_at_1_fpr),
       )
-      for attack, one in joint.attacks.items()
+      for attack, bound in joint.attacks.items()
     ]
-  return _Bounds(tuple(made), lowest, ceiling)
+  return _Bounds(tuple(attack_bounds), lowest, ceiling)
 
 
 def _screen(audits: Sequence[results.AuditReport]) -> str:
@@ -554,7 +566,7 @@ STAGE = stage.Stage(
   run=run,
   needs=("finetune_dp", "generate", "filter_queries", "train_retriever"),
   starts_from="checkpoint",
-  narrowed=needs,
+  narrowed=get_needs,
   needs_secret=True,
   screen=_screen,
 )

@@ -1,8 +1,8 @@
 """Compares rows with each other, and synthetic with real queries.
 
-Rows are tested against each other query by query, further test sets stand side by
-side, and the synthetic queries for documents of held-out pairs are held against the
-real ones: BLEU, MAUVE, words, copies. The report draws what this stage found.
+Rows are tested against each other query by query. Further test sets are put
+side by side. Synthetic queries for documents of held-out pairs are compared
+with the real ones: BLEU, MAUVE, words, copies. The report shows all of it.
 
 Formal guarantee: none, the result lies under `private/`. Its `shareable_side_by_side`
 alone is a function of scores that may be shared (`results.is_shareable_score`).
@@ -32,41 +32,42 @@ from synthq_jax.runtime import (
 from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.storage import artifacts
 
-__all__ = ["STAGE", "Config", "HeldOut", "Inputs", "run", "similarity"]
+__all__ = ["STAGE", "Config", "HeldOut", "Inputs", "compute_similarity", "run"]
 
 _REFERENCE = "public only"
 _ALPHA = 0.05
 _CLUSTERINGS = 5
-"""Behind each MAUVE: with 500 queries, one alone is off by 0.05."""
+"""Clusterings of each MAUVE: with 500 queries, one alone is off by 0.05."""
 
 _Pair = tuple[str, str]  # a query, and the id of its document
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """What is compared, and with how many draws."""
+  """Settings of the comparisons, and their numbers of draws."""
 
   measures: tuple[str, ...] = ("nDCG@10", "R@10")
-  """Columns of the report's tables; rows are compared by the first, which is
-  drawn against epsilon."""
+  """Columns of the report's tables. Rows are compared by the first measure,
+  which is drawn against epsilon."""
   test_set: str = "test"
   """The test set of the main table: a split of private queries."""
   num_comparisons: int = 5
-  """Documents with real beside synthetic queries, on the private page."""
+  """Documents whose real and synthetic queries the private page shows."""
   similar_to: str = "test"
-  """Real queries behind BLEU and MAUVE: those of the "test" split, all of a
-  document's together; or of "train", as in the papers' tables, whose generators
-  were trained on them: each against one query written for its document."""
+  """Real queries behind BLEU and MAUVE. "test": those of the test split, all
+  queries of a document together. "train": train queries, each compared with one
+  query written for its document; in the papers' tables generators were trained
+  on them."""
   num_similar: int = 5000
-  """Real and synthetic queries behind MAUVE, at most; MAUVE's authors take
-  5,000 of each."""
+  """Maximum real and synthetic queries behind MAUVE; MAUVE's authors take 5,000
+  of each."""
   mauve_gpt2: str | None = None
-  """A local folder of GPT-2 (gpt2-large, to compare with papers) whose features
-  MAUVE takes; None: those of the run's public checkpoint."""
+  """Local folder of GPT-2 (gpt2-large, to compare with papers) whose features
+  MAUVE takes; None: features of the run's public checkpoint."""
   bootstrap_samples: int = 2000
   """Resamples of the queries behind differences."""
   seed: int = 0
-  """Of all draws: resamples, documents, queries, clusterings."""
+  """Seed of all draws: resamples, documents, queries, clusterings."""
 
   def __post_init__(self):
     config_types.at_least(
@@ -82,48 +83,49 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Scored:
-  """A row, and its values by measure and query."""
+  """A row with its values by measure and query."""
 
   row: comparison_results.ScoredRow
   per_query: Mapping[str, Mapping[str, float]]
   owners: Mapping[str, int] | None
-  """Who asked, where users are protected; of one user, queries are alike."""
+  """User of each query, if users are the unit; a user's queries are alike."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """What is compared."""
+  """Scores and queries to compare."""
 
   prepared: results.PreparedData
   t5: pathlib.Path | None
-  """The folder of the public checkpoint whose vectors MAUVE compares; None: no
+  """Folder of the public checkpoint whose vectors MAUVE compares; None: no
   MAUVE."""
   evaluations: Sequence[results.Evaluation]  # all scores, whose order rows keep
   synthetic: Sequence[results.SyntheticQueries]  # all synthetic queries
 
 
 def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
-  """Returns one comparison of everything that was written and scored."""
+  """Returns one comparison of all queries and scores."""
   scores = run.get_results("evaluate")
   digests = [*run.queries.values(), *scores.values()]
   return stage.Job(
     depends=(
       run.config.compare_queries,
       *run.t5_data,
-      *(made.digest for made in digests),
+      *(result.digest for result in digests),
     ),
     settings=run.config.compare_queries,
     inputs=Inputs(
       prepared=run.prepared,
       t5=run.t5,
-      evaluations=[made.value for made in scores.values()],
-      synthetic=[made.value for made in run.queries.values()],
+      evaluations=[result.value for result in scores.values()],
+      synthetic=[result.value for result in run.queries.values()],
     ),
   )
 
 
 def check(run: runner.Run) -> None:
-  """Refuses what no row would have or no model gives, before any training."""
+  """Refuses measures without a row and models without files, before any
+  work."""
   config, computed = run.config.compare_queries, run.config.evaluate.measures
   if config.measures[0] not in computed:
     raise ValueError(
@@ -143,28 +145,28 @@ def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryComparison:
     The comparisons, under `private/`.
 
   Raises:
-    ValueError: if no evaluation is of the main table's test set, or a file that
-      a result names is missing or malformed.
+    ValueError: if no evaluation has the main table's test set, or a file that a
+      result names is missing or malformed.
   """
   config, space = task.settings, task.folders
   evaluations, prepared = task.inputs.evaluations, task.inputs.prepared
-  if not any(one.test_set == config.test_set for one in evaluations):
-    found = sorted({one.test_set for one in evaluations})
+  if not any(item.test_set == config.test_set for item in evaluations):
+    available = sorted({item.test_set for item in evaluations})
     raise ValueError(
       f"expected evaluations with test_set={config.test_set!r}, got "
-      f"{found or 'none'}: evaluate on it or change "
+      f"{available or 'none'}: evaluate on it or change "
       "compare_queries.Config.test_set"
     )
   scored = _find_ties(config, _rows(space, prepared, evaluations))
   scored = _headlined(config, scored)
   own_sets = {*rows_lib.OWN_TEST_SETS, config.test_set}
-  further = [
-    one for one in scored if one.row.evaluation.test_set not in own_sets
+  others = [
+    item for item in scored if item.row.evaluation.test_set not in own_sets
   ]
   shareable = [
-    one for one in further if results.is_shareable_score(one.row.evaluation)
+    item for item in others if results.is_shareable_score(item.row.evaluation)
   ]
-  held_out = _held_out(
+  held_out = _compare_with_real(
     config,
     space.root,
     prepared,
@@ -175,9 +177,9 @@ def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryComparison:
     directory=space.relative(task.folder(private=True)),
     measures=tuple(config.measures),
     test_set=config.test_set,
-    rows=tuple(one.row for one in scored),
+    rows=tuple(item.row for item in scored),
     differences=tuple(_differences(config, scored)),
-    side_by_side=tuple(_side_by_side(config, further)),
+    side_by_side=tuple(_side_by_side(config, others)),
     shareable_side_by_side=tuple(_side_by_side(config, shareable)),
     **held_out,
   )
@@ -190,33 +192,33 @@ def _rows(
 ) -> list[_Scored]:
   """Reads the values of each row, test set by test set."""
   sets: dict[str, list[results.Evaluation]] = {}
-  for one in evaluations:
-    sets.setdefault(one.test_set, []).append(one)
+  for evaluation in evaluations:
+    sets.setdefault(evaluation.test_set, []).append(evaluation)
   return [
     _Scored(
-      row=comparison_results.ScoredRow(evaluation=one),
+      row=comparison_results.ScoredRow(evaluation=evaluation),
       per_query=artifacts.read_json(
-        folders.root / one.directory / "per_query.json"
+        folders.root / evaluation.directory / "per_query.json"
       ),
       owners=owners,
     )
     for test_set, group in sets.items()
-    for owners in [inputs.owners(folders, data, test_set)]
-    for one in group
+    for owners in [inputs.read_owners(folders, data, test_set)]
+    for evaluation in group
   ]
 
 
 def _headlined(config: Config, scored: Sequence[_Scored]) -> list[_Scored]:
-  """Adds the two headline columns to the rows of every test set."""
+  """Adds the headline columns to the rows of every test set."""
   measure = config.measures[0]
   values = {
-    (one.row.evaluation.test_set, one.row.evaluation.row): one.per_query.get(
+    (item.row.evaluation.test_set, item.row.evaluation.row): item.per_query.get(
       measure
     )
-    for one in scored
+    for item in scored
   }
   number = collections.Counter(test_set for test_set, _ in values)
-  return [_with_headline(config, one, values, number) for one in scored]
+  return [_add_headline(config, item, values, number) for item in scored]
 
 
 def _find_ties(config: Config, scored: Sequence[_Scored]) -> list[_Scored]:
@@ -247,39 +249,39 @@ def _find_ties(config: Config, scored: Sequence[_Scored]) -> list[_Scored]:
   ]
 
 
-def _with_headline(config: Config, one: _Scored, values, number) -> _Scored:
-  made = one.row.evaluation
-  system = made.row.system
+def _add_headline(config: Config, item: _Scored, values, number) -> _Scored:
+  evaluation = item.row.evaluation
+  system = evaluation.row.system
 
   def get(row: rows_lib.Row):
-    return values.get((made.test_set, row))
+    return values.get((evaluation.test_set, row))
 
   original = rows_lib.ORIGINAL.of_system(system)
   bare = rows_lib.UNTRAINED.of_system(system)
-  if system == rows_lib.RANKED:  # private queries weigh
+  if system == rows_lib.RANKED:  # its weights need private queries
     bare = rows_lib.UNTRAINED.of_system(rows_lib.FUSED)
-  own, lexical, whole = map(get, (made.row, rows_lib.BM25, original))
-  nothing = get(bare) or (None if system == rows_lib.DENSE else lexical)
-  over, at_once, kept = None, None, None
-  if own and lexical and made.row != rows_lib.BM25:
+  own, lexical, full = map(get, (evaluation.row, rows_lib.BM25, original))
+  baseline = get(bare) or (None if system == rows_lib.DENSE else lexical)
+  over, at_once, gain = None, None, None
+  if own and lexical and evaluation.row != rows_lib.BM25:
     over, at_once = (
       significance.paired_bootstrap(
         own,
         lexical,
-        one.owners,
+        item.owners,
         level=1 - 0.05 / rows,
         samples=config.bootstrap_samples * max(1, rows // 2),
         seed=config.seed,
       )
-      for rows in (1, number[made.test_set] - 1)
+      for rows in (1, number[evaluation.test_set] - 1)
     )
   ends = {rows_lib.BM25, bare, original}
-  if own and nothing and whole and made.row not in ends and len(own) > 1:
-    kept = significance.share_of_gain(own, nothing, whole, one.owners)
+  if own and baseline and full and evaluation.row not in ends and len(own) > 1:
+    gain = significance.share_of_gain(own, baseline, full, item.owners)
   row = dataclasses.replace(
-    one.row, over_bm25=over, over_bm25_at_once=at_once, gain_kept=kept
+    item.row, over_bm25=over, over_bm25_at_once=at_once, gain_kept=gain
   )
-  return dataclasses.replace(one, row=row)
+  return dataclasses.replace(item, row=row)
 
 
 def _differences(
@@ -287,34 +289,37 @@ def _differences(
 ) -> Iterator[comparison_results.Difference]:
   """Tests the pairs of rows that a reader of the table asks about.
 
-  Every row that trained on private queries against the two public ones; in each
-  family every epsilon against the next smaller one; synthetic queries against
-  every direct DP row at the same epsilon; the real queries against every
-  synthetic row; all of that for each system, and systems other than dense
-  retrievers against BM25. P values count all of them.
+  Every row that trained on private queries is tested against the two public
+  ones. In each family every epsilon is tested against the next smaller one.
+  Synthetic queries are tested against every direct DP row at the same epsilon,
+  and the real queries against every synthetic row. All of this happens for each
+  system, and systems other than dense retrievers are tested against BM25. P
+  values are corrected for all these tests.
   """
   rows = {
-    one.row.evaluation.row: one
-    for one in scored
-    if one.row.evaluation.test_set == config.test_set
+    item.row.evaluation.row: item
+    for item in scored
+    if item.row.evaluation.test_set == config.test_set
   }
-  values = {row: one.per_query[config.measures[0]] for row, one in rows.items()}
-  pairs = comparison_results.pairs(
-    [one.row.evaluation for one in rows.values()]
+  values = {
+    row: item.per_query[config.measures[0]] for row, item in rows.items()
+  }
+  pairs = comparison_results.list_pairs(
+    [item.row.evaluation for item in rows.values()]
   )
   pairs = [(a, b) for a, b in pairs if a in values and b in values]
   compared = significance.compare(
     {f"{a} - {b}": (values[a], values[b]) for a, b in pairs},
-    next((one.owners for one in rows.values()), None),
+    next((item.owners for item in rows.values()), None),
     samples=config.bootstrap_samples,
     seed=config.seed,
   )
-  for (a, b), one in zip(pairs, compared, strict=True):
+  for (a, b), item in zip(pairs, compared, strict=True):
     yield comparison_results.Difference(
       first=str(a),
       second=str(b),
-      interval=one.difference,
-      p_value=one.corrected,
+      interval=item.difference,
+      p_value=item.corrected,
     )
 
 
@@ -323,20 +328,20 @@ def _side_by_side(
 ) -> Iterator[comparison_results.SideBySide]:
   """Yields a table for each measure, over sets that are not the run's own.
 
-  The parts of a group of BEIR's count as one. Rows are tested against the one of
-  the public checkpoint, where there is one.
+  The parts of a group of BEIR's count as one set. Rows are tested against the
+  row of the public checkpoint, if there is one.
   """
-  sets = dict.fromkeys(one.row.evaluation.test_set for one in scored)
+  sets = dict.fromkeys(item.row.evaluation.test_set for item in scored)
   groups = {
     group: [name for name in sets if name.startswith(f"{group}.")]
     for group in beir_sets.GROUPS
   }
   for measure in config.measures:
     scores: dict = collections.defaultdict(dict)
-    for one in scored:
-      if measure in one.per_query:
-        row = one.row.evaluation
-        scores[_words(row.name)][row.test_set] = one.per_query[measure]
+    for item in scored:
+      if measure in item.per_query:
+        row = item.row.evaluation
+        scores[_words(row.name)][row.test_set] = item.per_query[measure]
     if scores:
       table = tables.compare(
         scores,
@@ -353,21 +358,21 @@ def _words(name: str) -> str:
   return name.replace("_", " ")
 
 
-def _held_out(
+def _compare_with_real(
   config: Config,
   root: pathlib.Path,
   prepared: results.PreparedData,
   synthetic: Sequence[results.SyntheticQueries],
   encoder: pathlib.Path | None,
 ) -> dict[str, Any]:
-  """Holds the queries of generators against those of the test split."""
+  """Compares the queries of generators with those of the test split."""
   featurizer = _featurizer(config, root, prepared, encoder)
   texts = similar = HeldOut(root, prepared, synthetic)
   if is_train := config.similar_to == "train":
     similar = HeldOut(root, prepared, synthetic, "train")
-  names = tuple(one.name for one in synthetic)
+  names = tuple(queries.name for queries in synthetic)
   asked = texts.asked_and_written(names, config.num_comparisons, config.seed)
-  found = similarity(
+  similarities = compute_similarity(
     similar,
     featurizer,
     limit=config.num_similar,
@@ -375,7 +380,7 @@ def _held_out(
     one_to_one=is_train,
   )
   return {
-    "generators": names, "asked": tuple(asked), "similarity": tuple(found)
+    "generators": names, "asked": tuple(asked), "similarity": tuple(similarities)
   }  # fmt: skip
 
 
@@ -385,7 +390,7 @@ def _featurizer(
   prepared: results.PreparedData,
   encoder: pathlib.Path | None,
 ) -> text_encoders.TextEncoder | None:
-  """Returns whose vectors MAUVE compares: a model that saw none of the queries."""
+  """Returns the model behind MAUVE's vectors, which saw none of the queries."""
   if not mauve.is_installed():
     return None
   if config.mauve_gpt2 is not None:
@@ -400,11 +405,12 @@ def _featurizer(
 
 
 class HeldOut:
-  """Real and synthetic queries for the documents of a split, else of the test's.
+  """Real and synthetic queries for the documents of a split, or of the test
+  split.
 
   Attributes:
     documents: id -> title and text, of documents that private queries ask for.
-    real: document -> the queries that it answers.
+    real: document -> the real queries to which it is relevant.
     written: generator -> document -> its queries.
   """
 
@@ -418,21 +424,22 @@ class HeldOut:
     private = root / prepared.private_directory
     asked: dict[str, list[str]] = {}
     split = split or prepared.test_split
-    for query, grades in inputs.qrels(private, split).items():
+    for query, grades in inputs.read_qrels(private, split).items():
       for document, grade in grades.items():
         if grade > 0:
           asked.setdefault(document, []).append(query)
     ids = {query for queries in asked.values() for query in queries}
-    texts = inputs.texts_of(files.find(private, "queries.jsonl"), ids)
+    texts = inputs.read_texts(files.find(private, "queries.jsonl"), ids)
     corpus = files.find(root / prepared.directory, "corpus.jsonl")
-    self.documents = inputs.texts_of(corpus, set(asked))
+    self.documents = inputs.read_texts(corpus, set(asked))
     self.real = {
       document: [texts[query] for query in queries]
       for document, queries in asked.items()
       if document in self.documents  # the corpus may lack a judged one
     }
     self.written = {
-      one.name: self._written(root / one.directory) for one in synthetic
+      generator.name: self._written(root / generator.directory)
+      for generator in synthetic
     }
 
   def _written(self, directory: pathlib.Path) -> dict[str, list[str]]:
@@ -445,9 +452,9 @@ class HeldOut:
   def asked_and_written(
     self, names: Sequence[str], number: int, seed: int
   ) -> list[comparison_results.Asked]:
-    """Draws documents, those that most generators wrote for first."""
+    """Draws documents; those that most generators wrote for come first."""
     written = [self.written[name] for name in names]
-    counts = {d: sum(d in one for one in written) for d in sorted(self.real)}
+    counts = {d: sum(d in own for own in written) for d in sorted(self.real)}
     drawn = [document for document, count in counts.items() if count]
     random.Random(seed).shuffle(drawn)
     drawn.sort(key=lambda document: -counts[document])
@@ -455,13 +462,13 @@ class HeldOut:
       comparison_results.Asked(
         document=self.documents[document],
         real=tuple(self.real[document]),
-        synthetic=tuple(tuple(one.get(document, ())) for one in written),
+        synthetic=tuple(tuple(own.get(document, ())) for own in written),
       )
       for document in drawn[:number]
     ]
 
 
-def similarity(
+def compute_similarity(
   texts: HeldOut,
   featurizer: text_encoders.TextEncoder | None,
   *,
@@ -469,36 +476,37 @@ def similarity(
   seed: int,
   one_to_one: bool = False,
 ) -> list[comparison_results.Similarity]:
-  """Compares synthetic queries for the documents of a split with its own.
+  """Compares synthetic queries for the documents of a split with its real ones.
 
-  Distinct n-grams and MAUVE depend on how many texts there are: as many of one
-  side are drawn as of the other.
+  Distinct n-grams and MAUVE depend on the number of texts, so as many synthetic
+  as real queries are drawn.
 
   Args:
-    texts: of a split that no generator was trained on, or of training pairs.
-    featurizer: makes MAUVE's vectors; None: no MAUVE.
-    limit: queries of each side, at most, behind all but BLEU.
-    seed: of the draw, and of MAUVE's clustering.
-    one_to_one: whether a document's first written query stands beside its first
-      real one, the second beside the second, and what is left over is left out.
+    texts: queries of a split that no generator trained on, or of training
+      pairs.
+    featurizer: model that makes MAUVE's vectors; None: no MAUVE.
+    limit: maximum queries of each side for all numbers but BLEU.
+    seed: seed of the draw, and of MAUVE's clustering.
+    one_to_one: whether a document's first synthetic query is paired with its
+      first real one, the second with the second, and the rest is left out.
 
   Returns:
-    One for each generator.
+    One comparison for each generator.
   """
   pairs, drawn = [], []
   for written in texts.written.values():
-    own, real, references = _beside(written, texts.real, one_to_one)
+    own, real, references = _pair_up(written, texts.real, one_to_one)
     number = min(len(real), len(own), limit)
     sample = random.Random(seed).sample
     pairs.append((own, references))
     drawn.append((sample(real, number), sample(own, number)))
-  scores = _mauve(drawn, featurizer, seed)
-  found = []
+  scores = _compute_mauve(drawn, featurizer, seed)
+  similarities = []
   for name, (own, references), (real, ours), score in zip(
     texts.written, pairs, drawn, scores, strict=True
   ):
     bleu = text_measures.signed_bleu([query for query, _ in own], references)
-    found.append(
+    similarities.append(
       comparison_results.Similarity(
         name=name,
         num_queries=len(own),
@@ -507,14 +515,14 @@ def similarity(
         bleu_signature=bleu.signature,
         num_compared=len(real),
         mauve=score,
-        real=_side(real, texts.documents),
-        synthetic=_side(ours, texts.documents),
+        real=_measure_side(real, texts.documents),
+        synthetic=_measure_side(ours, texts.documents),
       )
     )
-  return found
+  return similarities
 
 
-def _beside(
+def _pair_up(
   written: Mapping[str, Sequence[str]],
   real: Mapping[str, Sequence[str]],
   one_to_one: bool,
@@ -524,8 +532,8 @@ def _beside(
   for document in sorted(written):
     queries, others = list(written[document]), list(real[document])
     if one_to_one:
-      beside = list(zip(queries, others, strict=False))
-      queries, others = [q for q, _ in beside], [q for _, q in beside]
+      paired = list(zip(queries, others, strict=False))
+      queries, others = [q for q, _ in paired], [q for _, q in paired]
     own += [(q, document) for q in queries]
     asked += [(q, document) for q in others]
     references += (
@@ -534,7 +542,7 @@ def _beside(
   return own, asked, references
 
 
-def _mauve(
+def _compute_mauve(
   drawn: Sequence[tuple[list[_Pair], list[_Pair]]],
   featurizer: text_encoders.TextEncoder | None,
   seed: int,
@@ -544,10 +552,10 @@ def _mauve(
     return [()] * len(drawn)
   texts = sorted({q for sides in drawn for side in sides for q, _ in side})
   vectors = featurizer.encode(texts)
-  place = {text: number for number, text in enumerate(texts)}
+  positions = {text: number for number, text in enumerate(texts)}
   scores = []
   for sides in drawn:
-    first, second = (vectors[[place[q] for q, _ in side]] for side in sides)
+    first, second = (vectors[[positions[q] for q, _ in side]] for side in sides)
     scores.append(
       tuple(
         mauve.from_vectors(
@@ -562,7 +570,7 @@ def _mauve(
   return scores
 
 
-def _side(
+def _measure_side(
   pairs: Sequence[_Pair], documents: Mapping[str, str]
 ) -> comparison_results.Side:
   queries = [query for query, _ in pairs]
@@ -579,7 +587,7 @@ STAGE = stage.Stage(
   result=comparison_results.QueryComparison,
   config=Config,
   check=check,
-  plan=stage.only,
+  plan=stage.plan_one_result,
   job=make_job,
   run=run,
   needs=("filter_queries", "evaluate"),

@@ -1,24 +1,25 @@
 """Trains a dual encoder on the real pairs with DP directly.
 
-The alternative to synthetic queries. A contrastive loss couples the pairs of a
-batch (`optim.contrastive_clipped_grad`). "example" is the direct training of the
-paper on DP query synthesis: each example's gradient is clipped, and the noise
-grows with the batch, since every other example has the pair among its negatives.
-"batch" is the naive method of the Logit-DP paper, whose noise does not shrink
-with the batch. "logit" is that paper's; "group" and "row" are ours.
+This is the alternative to synthetic queries. A contrastive loss couples the
+pairs of a batch (`optim.contrastive_clipped_grad`). "example" is the direct
+training of the paper on DP query synthesis: each example's gradient is clipped,
+and the noise grows with the batch, since every other example has the pair among
+its negatives. "batch" is the naive method of the Logit-DP paper, whose noise
+does not shrink with the batch. "logit" is the method of that paper; "group" and
+"row" are ours.
 
 Formal guarantee:
-  Stated with each result, since there are two units, and users of at most K
-  queries (UNIT='user'): pairs are drawn as for "pair", with noise for groups of K,
-  each of which moves the sum by the sensitivity at most, one after the other.
-  "pair": one query with its document; neighbours, add or remove one; Poisson
-  batches; all methods but "row" with the negatives of its batch, which "example"
-  is with noise for all rows. "query": the text of one query while its
-  document stays; neighbours, the text is replaced by an empty one; batches in a
-  fixed order, without amplification; all methods. Public: the documents, the
-  number of records, every setting here, where training starts. Assumed: settings
-  were not chosen on the private queries, and the secret of the working directory
-  stays secret.
+  Stated with each result, since there are two units. For users of at most K
+  queries (UNIT='user'), pairs are drawn as for "pair", with noise for groups of
+  K. Each pair of a group moves the sum by the sensitivity at most, one after
+  the other. Unit "pair": one query with its document; neighbours, add or remove
+  one; Poisson batches; all methods except "row" with the negatives of its
+  batch, which "example" covers with noise for all rows. Unit "query": the text of
+  one query while its document stays; neighbours, the text is replaced by an
+  empty one; batches in a fixed order, without amplification; all methods.
+  Public: the documents, the number of records, every setting here, and the
+  parameters that training starts from. Assumed: settings were not chosen on the
+  private queries, and the secret of the working directory stays secret.
 """
 
 import dataclasses
@@ -59,8 +60,8 @@ __all__ = [
   "Inputs",
   "build",
   "comparison",
-  "groups",
-  "keys",
+  "get_num_groups",
+  "make_keys",
   "run",
 ]
 
@@ -78,42 +79,44 @@ class Config(private_training.Config):
   """One method of direct DP training; every value is public."""
 
   label: str = ""
-  """In the names of its rows, where a table compares several."""
+  """Part of the names of its rows, if a table compares several methods."""
   method: str = "batch"
-  """What is clipped: "batch", "example" (every query's loss against its batch,
-  with noise for all that a pair moves), "group", "logit" (every similarity) or
-  "row" (every query's loss, where a pair moves one row)."""
+  """Method of clipping: "batch", "group" or "logit" (every similarity);
+  "example" (every query's loss against its batch, with noise for all that a
+  pair moves); "row" (every query's loss, where a pair moves one row)."""
   loss: str = "softmax"
   """"softmax", "sigmoid" (balanced) or "spreadout"."""
   negatives: str = "public"
-  """Of "row": "public" documents, drawn anew for each step, or those of the
-  "batch", for unit "query" alone."""
+  """Negatives of "row": "public" documents, drawn anew for each step, or those
+  of the "batch", for unit "query" alone."""
   unit: str = "pair"
-  """What is protected: the "pair" of a query and its document, or the text of a
-  "query" while its document stays, is known, and sampling amplifies nothing."""
+  """Unit of privacy: the "pair" of a query and its document, or the text of a
+  "query". For "query" the document stays and is known, and sampling amplifies
+  nothing."""
   public_negatives: int = 128
-  """How many of them, the same for all rows of a batch."""
+  """Number of public negatives, the same for all rows of a batch."""
   gradients: str = "pair"
-  """Of "example" and "row": through "all" documents, those of its own "pair", or
-  the "query" alone. What is left out costs nothing and is not learnt from."""
+  """Gradients of "example" and "row" flow through "all" documents, those of its
+  own "pair", or the "query" alone. The rest costs no noise and teaches
+  nothing."""
   group_size: int = 16
-  """Of "group": how many pairs are each other's negatives, in the mean."""
+  """Mean number of pairs of "group" that are each other's negatives."""
   norms: str = "exact"
-  """Of "logit": "exact", or a "bound" that is cheaper."""
+  """Norms of "logit": "exact", or a "bound" that is cheaper."""
   batch_size: int = 32
   optimizer: str = "dp_adafactor"
   temperature: float = 0.05
-  """Divides the cosines; the noise of "logit" with softmax grows as
-  exp(2 / temperature)."""
+  """Divisor of the cosines; the noise of "logit" with softmax grows as exp(2 /
+  temperature)."""
   bias: float = 0.0
-  """Of the sigmoid loss, added to similarity / temperature."""
+  """Term of the sigmoid loss that is added to similarity / temperature."""
   projection: bool = False
-  """Whether a linear map follows the mean over tokens; it starts as the
-  identity and is part of what `trained` may match."""
+  """Whether a linear map follows the mean over tokens. It starts as the
+  identity, and `trained` may match it."""
   seed: int = 0
-  """Of the public negatives."""
+  """Seed of the public negatives."""
   mesh: mesh_lib.Shape = field_kinds.speed_only(make=mesh_lib.Shape)
-  """The share of all devices of all processes in the work."""
+  """Division of the work among all devices of all processes."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -147,16 +150,17 @@ class Config(private_training.Config):
         "direct_dp.Config.batch_size must be at least 2 for method='logit' and"
         " unit='query', got 1: a text without others moves nothing"
       )
-    # Refuses what does not go together, before anything is read.
+    # Refuses settings that cannot be combined, before any data is read.
     built = build(self, max(2, self.batch_size), lambda *_: jnp.asarray(_EMPTY))
     built.sensitivity("ADD_OR_REMOVE_ONE")
 
 
 def comparison(base: Config) -> tuple[Config, ...]:
-  """Returns the rows of studies/direct_dp.gin: what is clipped, and how large.
+  """Returns the methods of studies/direct_dp.gin: clipping, temperature, batch
+  size.
 
   Args:
-    base: what the rows have in common.
+    base: settings that the methods have in common.
   """
   row = {"method": "row"}
   text = {**row, "negatives": "batch", "unit": "query"}
@@ -193,7 +197,7 @@ def comparison(base: Config) -> tuple[Config, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs(private_training.Inputs):
-  """What a retriever is trained on and from, and for which promise."""
+  """Data and start of a retriever's training, and its target epsilon."""
 
   encoder: encoder_start.EncoderStart
   epsilon: float  # the target, finite
@@ -215,7 +219,9 @@ def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
 
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the training of one retriever."""
-  settings = private_training.filled(run.plan.direct[row], run.prepared)
+  settings = private_training.fill_batch_size(
+    run.plan.direct[row], run.prepared
+  )
   assert row.epsilon is not None
   return stage.Job(
     row=row,
@@ -229,7 +235,7 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 
 
 def check(run: runner.Run) -> None:
-  """Refuses what the accountant would refuse later."""
+  """Refuses settings that the accountant would refuse later."""
   for method in run.plan.direct.values():
     method.check(run.prepared)
     if run.prepared.queries_per_user and method.unit == "query":
@@ -246,8 +252,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
     task: with the working directory's secret.
 
   Returns:
-    The encoder with its own statement; under `private/` where it is only
-    compared.
+    The encoder with its own statement; under `private/` if it is only compared.
 
   Raises:
     ValueError: if the settings cannot be met or the checkpoint does not fit.
@@ -258,7 +263,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   params, model_config = encoder.load_public(prepared)
   start, public = _split(config, model_config, params)
   tokens = encoder.tokens()
-  documents = encoder_start.passages(space, prepared, tokens)
+  documents = encoder_start.open_passages(space, prepared, tokens)
   pairs = training_pairs.read_real(space, prepared, tokens)
   records = _records(config, pairs, documents)
   settings = dataclasses.replace(
@@ -297,18 +302,18 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
 
 
 def _settings(config: Config, epsilon: float) -> private_training.Settings:
-  """Returns what is promised, and for what.
+  """Returns the private settings of a training for its unit.
 
   Formal guarantee:
     Unit "pair" is claimed under Poisson sampling. For unit "query" the document
-    stays, and where documents are negatives it moves the whole sum when its
-    pair is drawn: who was drawn is visible, sampling amplifies nothing
-    (docs/sensitivities.md), and batches are read in a fixed order, accounted as
+    stays, and if documents are negatives it moves the whole sum when its pair
+    is drawn. The draw is then visible, and sampling amplifies nothing
+    (docs/sensitivities.md). So batches are read in a fixed order, accounted as
     one release an epoch.
   """
   text_alone = config.unit == "query"
   against = f"_{config.negatives}" if config.method == "row" else ""
-  divisors = {"batch": 1.0, "group": float(groups(config))}
+  divisors = {"batch": 1.0, "group": float(get_num_groups(config))}
   return private_training.Settings(
     config=config,
     epsilon=epsilon,
@@ -323,7 +328,7 @@ def _settings(config: Config, epsilon: float) -> private_training.Settings:
 
 
 def _split(config: Config, shape: Any, params: Any):
-  """Parts parameters into what is trained and what stays, by path."""
+  """Splits parameters by path into trained and fixed ones."""
   encoder = encoders.of(shape)
   params = encoder.select(params)
   if config.projection:
@@ -343,14 +348,14 @@ def _records(
 ) -> dict[str, np.ndarray]:
   documents = pairs["documents"]
   if config.unit == "query":
-    # The passage that fits a query best follows from its text, and would move
-    # the columns of others with it: the first stays, whatever is asked.
+    # The passage that fits a query best depends on its text, and would move the
+    # columns of other queries: the first passage depends on the document alone.
     documents = collection.tokens[collection.of(pairs["rows"])[0]]
   return {
     "queries": pairs["queries"],
     "documents": documents,
     "document_ids": pairs["rows"],
-    "example_id": keys(pairs, config.unit),
+    "example_id": make_keys(pairs, config.unit),
   }
 
 
@@ -381,11 +386,12 @@ def build(
 
   Args:
     config: a `direct_dp.Config`.
-    max_batch_size: the sampler's.
-    encode: `(params, tokens)` to vectors, of queries and documents.
+    max_batch_size: maximum batch size of the sampler.
+    encode: function from `(params, tokens)` to vectors, of queries and
+      documents.
 
   Raises:
-    ValueError: if method and loss do not go together.
+    ValueError: if method and loss cannot be combined.
   """
   fn = optim.contrastive_clipped_grad(
     encode,
@@ -424,11 +430,11 @@ def _method(config: Any, max_batch_size: int) -> Any:
   if config.method == "group":
     mean = config.group_size  # sizes are uneven: room for two deviations more
     size = min(mean + math.ceil(2 * math.sqrt(mean)), max_batch_size)
-    return optim.Group(size=size, groups=groups(config))
+    return optim.Group(size=size, groups=get_num_groups(config))
   return optim.Batch()
 
 
-def groups(config: Any) -> int:
+def get_num_groups(config: Any) -> int:
   """Returns the public number of groups."""
   return max(1, config.batch_size // config.group_size)
 
@@ -445,12 +451,13 @@ def _encoder(
   return encode
 
 
-def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
+def make_keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
   """Returns a number for each record that depends on its content alone.
 
-  A group that went by the record's place would change for all that come after
-  one that was removed. For unit "query" the number is the document's, which
-  stays: a text that became empty must not take its pair to another group.
+  A group that depends on the record's position would change for all records
+  after a removed one. For unit "query" the number is that of the document,
+  which stays: a text that becomes empty must not take its pair to another
+  group.
 
   Args:
     records: "queries" [record, length] and "rows" [record].
@@ -467,8 +474,8 @@ def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
     functools.reduce(lambda d, x: zlib.crc32(x.tobytes(), d), record, 0)
     for record in zip(*parts, strict=True)
   )
-  found = np.fromiter(digests, np.uint32, count=len(parts[0]))
-  return found.view(np.int32)
+  numbers = np.fromiter(digests, np.uint32, count=len(parts[0]))
+  return numbers.view(np.int32)
 
 
 STAGE = stage.Stage(

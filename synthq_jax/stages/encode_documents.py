@@ -1,7 +1,7 @@
 """Encodes the collection with every retriever, once for all that search it.
 
 Formal guarantee: post-processing of the retriever, whose statement the vectors
-have; the task holds the public documents and the retriever alone.
+have. The task holds the public documents and the retriever alone.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ __all__ = ["STAGE", "Config", "Inputs", "run"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """How documents are encoded."""
+  """Settings of encoding documents."""
 
   batch_size: int = field_kinds.speed_only(256)
   """Rows encoded at once."""
@@ -38,7 +38,7 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """What is encoded, and by which encoder."""
+  """Documents to encode, and the retriever that encodes them."""
 
   documents: results.PublicDocuments
   retriever: results.Checkpoint
@@ -63,22 +63,22 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 def run(task: stage.Task[Config, Inputs]) -> system_results.Vectors | None:
   """Encodes every document, each process its share.
 
-  What is finished stays: a run that was killed goes on after the last block.
+  Finished blocks stay: after a kill, a run resumes after the last block.
 
   Returns:
-    Where the vectors are; None in processes other than 0.
+    The folder of the vectors; None in processes other than 0.
   """
   folders, retriever = task.folders, task.inputs.retriever
   directory = task.folder(private=results.is_private_path(retriever.directory))
   tokens = encoder_start.tokens_of(folders, retriever)
-  found = encoder_start.passages(folders, task.inputs.documents, tokens)
+  passages = encoder_start.open_passages(folders, task.inputs.documents, tokens)
   vectors = directory / f"vectors_{task.digest}"
-  wanted = {sentence_folders.DOCUMENT: (found.tokens, vectors)}
-  _search.encode_with(task, retriever, wanted)
+  texts = {sentence_folders.DOCUMENT: (passages.tokens, vectors)}
+  _search.encode_with(task, retriever, texts)
   if not distributed.is_main():
     return None
-  made_of = artifacts.read_fingerprint(folders.root / retriever.directory)
-  assert made_of is not None  # it was just read
+  fingerprint = artifacts.read_fingerprint(folders.root / retriever.directory)
+  assert fingerprint is not None  # it was just read
   return system_results.Vectors(
     directory=folders.relative(directory),
     vectors=folders.relative(vectors),
@@ -86,8 +86,8 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Vectors | None:
     statement=statement_lib.inherit(
       retriever.statement, "Public documents were encoded: post-processing."
     ),
-    num_bytes=sum(one.stat().st_size for one in vectors.glob("*.npy")),
-    retriever=made_of,
+    num_bytes=sum(path.stat().st_size for path in vectors.glob("*.npy")),
+    retriever=fingerprint,
   )
 
 

@@ -1,8 +1,9 @@
 """Scores a system, or BM25, on a set of test queries.
 
-"test" are the private test queries, whose scores are private; "public" are
-sentences taken out of public documents, and further sets are public collections
-such as BEIR's: their scores may be shared for every retriever that may be.
+"test" is the set of private test queries, whose scores are private. "public" is
+a set of sentences taken out of public documents, and further sets are public
+collections such as BEIR's. Their scores may be shared for every retriever that
+may be.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "Inputs", "run"]
 
-_BESIDE_BM25 = (rows.FUSED, rows.RANKED)
+_WITH_BM25 = (rows.FUSED, rows.RANKED)
 _RUN = "run.trec"
 _FEW = (
   "Fewer than 50 queries: intervals are too narrow (of reciprocal ranks, half of"
@@ -54,22 +55,22 @@ _TRAPS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """What is measured."""
+  """Settings of the evaluation."""
 
   measures: tuple[str, ...] = ("nDCG@10", "R@10")
-  """Names that `retrieval.measures` knows; its ALL are those of the papers."""
+  """Measures known to `retrieval.measures`; its ALL are those of the papers."""
   relevance_level: int = 1
   """The lowest grade that is relevant in measures other than nDCG: 2 for TREC
   Deep Learning."""
   drop_identical: bool = True
-  """Whether a result whose id equals the query's is dropped (ArguAna, Quora);
-  False for MS MARCO's numeric ids, where it is chance."""
+  """Whether a result whose id equals the query's is dropped (ArguAna, Quora).
+  Use False for MS MARCO's numeric ids, which are equal by chance."""
   depth: int = 100
-  """Documents of a run for each query."""
+  """Results of a run for each query."""
   bootstrap_samples: int = 2000
   """Resamples of the queries behind the 95% intervals."""
   seed: int = 0
-  """Of the bootstrap."""
+  """Seed of the bootstrap."""
   batch_size: int = field_kinds.speed_only(256)
   """Rows encoded at once."""
 
@@ -85,17 +86,18 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """What is scored, and on which queries."""
+  """System to score, and its test queries."""
 
   prepared: results.PreparedData  # the documents and the private test queries
   system: system_results.System | None  # None: BM25
   test_set: str | results.TestSet
   """"test" (private), "public", or a further set."""
   parts: Mapping[str, results.Evaluation]
-  """Earlier evaluations of the systems that it is made of."""
+  """Earlier evaluations of the systems that this one combines."""
   retriever: results.Checkpoint | None  # of a dense or a ranking system
   vectors: system_results.Vectors | None
-  """The retriever's, of the documents; None where they are not the run's own."""
+  """Document vectors of the retriever; None for sets that are not the run's
+  own."""
   left_out: float  # share of documents whose queries do not train `original`
 
 
@@ -112,8 +114,8 @@ class Target(NamedTuple):
 def plan_rows(plan: rows.Plan) -> dict[str, Target]:
   """Plans every row on every test set.
 
-  Private rows are not scored on the public pseudo-queries, which nobody asked; on
-  further sets they are, in the private folder.
+  Private rows are not scored on the public pseudo-queries, which no user asked.
+  On further sets they are scored, in the private folder.
   """
   targets = [
     Target(name, row)
@@ -128,16 +130,16 @@ def make_job(run: runner.Run, target: Target) -> stage.Job[Inputs] | None:
   """Returns the scoring of one row on one test set."""
   name, row = target
   test_set: str | results.TestSet = name
-  of_set = run.data
+  set_data = run.data
   if name in run.plan.test_sets:
-    made = run.get_results("prepare_test_set")[run.plan.test_sets[name]]
-    test_set, of_set = made.value, (made.digest,)
+    result = run.get_results("prepare_test_set")[run.plan.test_sets[name]]
+    test_set, set_data = result.value, (result.digest,)
   if name == "public" and not run.prepared.num_public_test:
     if row == rows.BM25:
       run.say("[evaluate/public] no document gives a pseudo-query: left out")
     return None
   parts: dict[str, stage.Made[results.Evaluation] | None] = {}
-  if row.system in _BESIDE_BM25:  # a dry run may find their parts unfinished
+  if row.system in _WITH_BM25:  # a dry run may find their parts unfinished
     for part in (rows.BM25, row.retriever):
       parts[part.system] = run.get_results("evaluate").get(Target(name, part))
   system = retriever = vectors = None
@@ -148,16 +150,16 @@ def make_job(run: runner.Run, target: Target) -> stage.Job[Inputs] | None:
     row=row,
     depends=(
       run.config.evaluate,
-      *of_set,
+      *set_data,
       system.digest if system else rows.LEXICAL,
-      *(made.digest if made else "none" for made in parts.values()),
+      *(result.digest if result else "none" for result in parts.values()),
     ),
     settings=run.config.evaluate,
     inputs=Inputs(
       prepared=run.prepared,
       system=system.value if system else None,
       test_set=test_set,
-      parts={kind: made.value for kind, made in parts.items() if made},
+      parts={kind: result.value for kind, result in parts.items() if result},
       retriever=retriever,
       vectors=vectors if name == "test" else None,
       left_out=run.plan.left_out(rows.ORIGINAL),
@@ -165,10 +167,10 @@ def make_job(run: runner.Run, target: Target) -> stage.Job[Inputs] | None:
   )
 
 
-def _label(
+def _write_label(
   row: rows.Row, system: system_results.System | None, left_out: float
 ) -> str:
-  """Writes in words what a row is made of."""
+  """Returns the report label of a row: its training data and its system."""
   if system is None:
     return "nothing"
   share = f"{1 - left_out:.0%} of the " if left_out else ""
@@ -191,25 +193,29 @@ def _label(
 def run(task: stage.Task[Config, Inputs]) -> results.Evaluation | None:
   """Retrieves for every judged query and averages over all of them.
 
-  Of several processes each encodes its share of the collection; process 0 does
+  Each of several processes encodes its share of the collection; process 0 does
   the rest.
 
   Returns:
-    Means with intervals, under `private/` unless queries and system are fit to
-    be shared; None in processes other than 0.
+    Means with intervals, under `private/` unless queries and system may be
+    shared; None in processes other than 0.
   """
-  config, space, given = task.settings, task.folders, task.inputs
-  row, system, test_set = task.get_row(), given.system, given.test_set
-  further = isinstance(test_set, results.TestSet)
-  called = test_set.name if further else test_set
-  private = called == "test" or (
+  config, space, task_inputs = task.settings, task.folders, task.inputs
+  row, system, test_set = (
+    task.get_row(),
+    task_inputs.system,
+    task_inputs.test_set,
+  )
+  is_further = isinstance(test_set, results.TestSet)
+  set_name = test_set.name if is_further else test_set
+  private = set_name == "test" or (
     system is not None and results.is_private_path(system.directory)
   )
   directory = task.folder(private=private)
-  test = _load(space, given.prepared, test_set)
+  test = _load(space, task_inputs.prepared, test_set)
   test = test._replace(
     drop_identical=config.drop_identical
-    and (not further or test_set.drop_identical)
+    and (not is_further or test_set.drop_identical)
   )
   run_ = _search_with(task, test, directory)
   if run_ is None:
@@ -229,12 +235,12 @@ def run(task: stage.Task[Config, Inputs]) -> results.Evaluation | None:
   statement = system.statement if system is not None else None
   if statement is not None and statement.is_public:
     statement = None
-  owners = inputs.owners(space, given.prepared, called)
+  owners = inputs.read_owners(space, task_inputs.prepared, set_name)
   return results.Evaluation(
     directory=space.relative(directory),
     row=row,
-    label=_label(row, system, given.left_out),
-    test_set=called,
+    label=_write_label(row, system, task_inputs.left_out),
+    test_set=set_name,
     private=private,
     statement=statement,
     measures={
@@ -256,11 +262,13 @@ def _search_with(
   test: _search.Judged,
   directory: pathlib.Path,
 ) -> trec.Run | None:
-  """Returns what a system finds; None in processes other than 0."""
+  """Returns the results of a system; None in processes other than 0."""
   config, space, system = task.settings, task.folders, task.inputs.system
   if isinstance(system, results.Checkpoint):
     vectors = task.inputs.vectors
-    return _search.dense(task, system, test, directory, vectors, config.depth)
+    return _search.search_dense(
+      task, system, test, directory, vectors, config.depth
+    )
   if not distributed.is_main():
     return None
   parts = {
@@ -271,20 +279,20 @@ def _search_with(
     kinds = (rows.LEXICAL, rows.DENSE)
     runs = [trec.first(parts[kind], system.depth) for kind in kinds]
     if isinstance(system, system_results.Ranking):
-      found = _search.candidates(test, *runs)
-      return ranking.rank(found, system.weights, config.depth)
+      candidates = _search.make_candidates(test, *runs)
+      return ranking.rank(candidates, system.weights, config.depth)
     return fusion.fuse(
       system.method, *runs, weight=system.weight, depth=config.depth
     )
-  return _search.lexical(test, config.depth)
+  return _search.search_lexical(test, config.depth)
 
 
 def _part(path: pathlib.Path) -> trec.Run:
-  """Reads an earlier run, which nobody changes."""
+  """Reads an earlier run, whose file does not change."""
   return _read(path, files.state(path))
 
 
-@functools.lru_cache(maxsize=2)  # BM25's, a part of most rows, and one more
+@functools.lru_cache(maxsize=2)  # BM25's run, and that of one retriever
 def _read(path: pathlib.Path, _: tuple[int, int]) -> trec.Run:
   return trec.read_run(path)
 
@@ -294,12 +302,12 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
   if isinstance(test_set, results.TestSet):
     folder = space.root / test_set.directory
     queries = folder / results.TestSet.QUERIES
-    test = _search.asked(space, test_set, folder, "test", queries)
+    test = _search.read_judged(space, test_set, folder, "test", queries)
     return test._replace(split=test_set.split)
   if test_set == "test":
     folder = space.root / prepared.private_directory
     split = prepared.test_split
-    return _search.asked(
+    return _search.read_judged(
       space, prepared, folder, split, folder / f"{split}.npz"
     )
   public = space.root / prepared.directory

@@ -1,19 +1,20 @@
 """Drops synthetic queries that teach a retriever little, if filters are set.
 
-Three filters, each off by itself: queries that were cut at full length; queries
-that are copied from their document; and round-trip consistency, which keeps a
-query if its document is found among the first of the whole collection, by BM25
-or by a retriever that was trained on the synthetic queries themselves.
+There are three filters, each off by itself: queries that were cut at full
+length; queries that are copied from their document; and round-trip consistency.
+The last one keeps a query if its document is found among the first of the whole
+collection. BM25 searches, or a retriever that was trained on the synthetic
+queries themselves.
 
 Formal guarantee:
-  Post-processing. The stage is given synthetic queries, public documents, a
-  public checkpoint and settings; from the checkpoint it may train a retriever
-  of its own, on the very queries that it filters. It takes neither PreparedData,
-  nor another retriever, nor the secret of the working directory, and opens no
-  file under `private/`, unless that is where the queries are. So what it keeps
-  has the statement of what it was given. A retriever that was trained on real
-  queries, or on another release, would break this: its choice would tell about
-  them.
+  Post-processing. The stage receives synthetic queries, public documents, a
+  public checkpoint and settings. From the checkpoint it may train a retriever
+  of its own, on the very queries that it filters. It takes neither
+  PreparedData, nor another retriever, nor the secret of the working directory,
+  and opens no file under `private/`, unless the queries are there. So the kept
+  queries have the statement of the input queries. A retriever that was trained
+  on real queries, or on another release, would break this: its choice would
+  tell about them.
 
 References:
   Dai et al. 2022, Promptagator, section 3.2 (round trip).
@@ -61,23 +62,26 @@ a time whatever the size of the collection."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(queries_lib.Config):
-  """Which filters run; without any, the stage is left out."""
+  """Settings of the filters; without any filter, the stage is left out."""
 
   top_k: int | None = None
-  """Keep queries whose document is ranked among the first this many of the
-  whole collection; None or 0: all."""
+  """Rank within which the own document must be: keep queries whose document is
+  ranked among the first this many of the whole collection. None or 0: keep
+  all."""
   ranker: str = "retriever"
-  """What ranks: "bm25", or a "retriever" that is trained on the queries."""
+  """Ranker of documents: "bm25", or a "retriever" that is trained on the
+  queries."""
   steps: int | None = None
-  """Of the retriever's training; None: those of train_retriever.Config, whose
-  recipe it follows."""
+  """Optimizer steps of the retriever; None: those of train_retriever.Config,
+  whose recipe it follows."""
   copied_share: float | None = None
-  """Drop queries of which one run of words makes up at least this share and
-  stands in their document, in (0, 1]; None: keep them."""
+  """Least share of a copied query, in (0, 1]: drop queries of which one run of
+  words makes up at least this share and occurs in their document. None: keep
+  them."""
   copied_words: int = 6
-  """Words that such a run has at least."""
+  """Minimum words of such a run."""
   drop_truncated: bool = False
-  """Drop queries that were cut at full length."""
+  """Whether queries that were cut at full length are dropped."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -97,24 +101,24 @@ class Config(queries_lib.Config):
     return bool(self.top_k) and self.ranker != "bm25"
 
 
-def needs(config) -> tuple[str, ...]:
-  """Returns the stages that it reads: no encoder where BM25 ranks."""
+def get_needs(config) -> tuple[str, ...]:
+  """Returns the stages that it reads; no encoder if BM25 ranks."""
   others = tuple(name for name in STAGE.needs if name != "static_encoder")
   return STAGE.needs if config.filter_queries.trains else others
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """What is filtered, and what a retriever that ranks is trained from."""
+  """Queries to filter, and the start of a retriever that ranks."""
 
   documents: results.PublicDocuments
   encoder: encoder_start.EncoderStart
-  synthetic: results.SyntheticQueries  # what the generator wrote
+  synthetic: results.SyntheticQueries  # all queries of the generator
   recipe: pairs.Recipe  # of the retriever
 
 
 def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans the filtering of each set of queries, where a filter is set."""
+  """Plans the filtering of each set of queries, if a filter is set."""
   written = plan.written if plan.config.filter_queries.is_wanted else ()
   return {row.queries: row for row in written}
 
@@ -138,22 +142,24 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 
 
 def check(run: runner.Run) -> None:
-  """Refuses a checkpoint for retrievers of another vocabulary."""
+  """Refuses a retriever's checkpoint with another vocabulary."""
   encoder = run.encoder
   if run.config.encoder.folder and not encoder.has_tokenizer:
     run.check_vocabulary(pathlib.Path(encoder.folder))
 
 
 def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
-  """Filters the queries of one generator, and measures what is left.
+  """Filters the queries of one generator, and measures the rest.
 
-  Cheap filters come first: the retriever is trained on what they leave.
+  Cheap filters come first: the retriever is trained on the queries that they
+  keep.
 
   Returns:
     The kept queries, with all counts; under `private/` if the queries are.
 
   Raises:
-    ValueError: if no query is left, or top_k is the whole collection.
+    ValueError: if no query is left, or top_k is at least the size of the
+      collection.
   """
   config, folders = task.settings, task.folders
   documents, synthetic = task.inputs.documents, task.inputs.synthetic
@@ -166,59 +172,59 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
   state = directory / f"state_{task.digest}"  # not below `private/`
   corpus = inputs.corpus(folders, documents)
   ids = inputs.document_tokens(folders, documents).ids
-  index = functools.cache(  # not in memory while a retriever is trained
+  index = functools.cache(  # built late: not in memory while a retriever trains
     lambda: queries_lib.index_of(ids, corpus)
   )
   written = _written.read(folders, ids, synthetic)
-  first = _by_text(config, written, corpus, documents.token_ids.eos)
-  left = written.take(first.indices)
-  found, ranked = None, None
-  if config.top_k and left.texts:
+  first = _filter_by_text(config, written, corpus, documents.token_ids.eos)
+  candidates = written.take(first.indices)
+  is_found, ranked = None, None
+  if config.top_k and candidates.texts:
     if config.ranker == "bm25":
-      found = text_measures.own_document_gauge(
-        left.texts, left.documents, index(), k=config.top_k
+      is_found = text_measures.own_document_gauge(
+        candidates.texts, candidates.documents, index(), k=config.top_k
       )
     else:
-      ranked = _ranks(task, left, directory, state)
+      ranked = _compute_ranks(task, candidates, directory, state)
   second = filters.keep(
-    left.texts,
-    left.documents,
-    found=found,
+    candidates.texts,
+    candidates.documents,
+    found=is_found,
     retrieved=None if ranked is None else ranked < config.top_k,
   )
-  now = filters.removed(first, second)
+  counts = filters.removed(first, second)
   indices = first.indices[second.indices]
   if not len(indices):
     raise ValueError(
       f"filter_queries.Config left none of the {len(written.texts)} queries of"
-      f" {synthetic.name}, got {now}: take a larger top_k or copied_share, or"
+      f" {synthetic.name}, got {counts}: take a larger top_k or copied_share, or"
       " train the retriever for longer"
     )
-  kept = written.take(indices)
+  remaining = written.take(indices)
   _save_removed(directory, written, first, indices, ranked)
   return _written.save(
     folders,
     config,
     synthetic,
-    kept,
+    remaining,
     directory,
     index=index(),
     corpus=corpus,
-    statement=statement_lib.inherit(synthetic.statement, _note(config)),
-    removed={k: synthetic.removed.get(k, 0) + n for k, n in now.items()},
-    filters=_in_words(config),
+    statement=statement_lib.inherit(synthetic.statement, _write_note(config)),
+    removed={k: synthetic.removed.get(k, 0) + n for k, n in counts.items()},
+    filters=_describe(config),
   )
 
 
-def _by_text(
+def _filter_by_text(
   config: Config, written: _written.Written, corpus: pathlib.Path, eos: int
 ) -> filters.Kept:
-  """Drops what can be told from query and document alone."""
+  """Drops queries by the text of query and document alone."""
   copied = None
   if config.copied_share:
     copied = filters.are_copies(
       written.texts,
-      queries_lib.texts_of(corpus, written.owners),
+      queries_lib.read_document_texts(corpus, written.owners),
       share=config.copied_share,
       min_words=config.copied_words,
     )
@@ -230,7 +236,7 @@ def _by_text(
   )
 
 
-def _ranks(
+def _compute_ranks(
   task: stage.Task[Config, Inputs], left: _written.Written, directory, state
 ) -> np.ndarray:
   """Trains a retriever on the queries and ranks their own documents with it."""
@@ -250,7 +256,7 @@ def _ranks(
     dataclasses.replace(recipe, steps=config.steps or recipe.steps),
     encoders.of(model_config).select(params),
     model_config,
-    training_pairs.with_documents(folders, documents, stored, tokens),
+    training_pairs.pair_with_documents(folders, documents, stored, tokens),
     loop.Files(
       directory=state / "training",
       metrics_path=directory / f"metrics_{task.digest}.jsonl",
@@ -261,7 +267,7 @@ def _ranks(
     params,
     model_config,
     encoder_start.query_tokens(tokens, left.texts, left.tokens),
-    encoder_start.passages(folders, documents, tokens).tokens,
+    encoder_start.open_passages(folders, documents, tokens).tokens,
     left.passages,
     directory=state,
     description=description,
@@ -270,10 +276,11 @@ def _ranks(
   )
 
 
-def _save_removed(directory, written, first, kept, ranks) -> None:
-  """Writes what went, for people to read: as private as what stayed."""
+def _save_removed(directory, written, first, remaining, ranks) -> None:
+  """Writes the removed queries for people to read; as private as the kept
+  ones."""
   judged = {} if ranks is None else dict(zip(first.indices, ranks, strict=True))
-  kept = set(kept.tolist())
+  remaining = set(remaining.tolist())
   lines = [
     {
       "_id": name,
@@ -282,25 +289,25 @@ def _save_removed(directory, written, first, kept, ranks) -> None:
       "rank": int(judged[i]) if i in judged else None,
     }
     for i, name in enumerate(written.names)
-    if i not in kept
+    if i not in remaining
   ]
   text = "".join(json.dumps(line) + "\n" for line in lines)
   artifacts.write_atomically(directory / "removed.jsonl", text)
 
 
-def _note(config: Config) -> str:
-  """What happened to the queries, for their statement."""
-  what = "public rules"
+def _write_note(config: Config) -> str:
+  """Returns a sentence on the filters for the statement of the queries."""
+  means = "public rules"
   if config.trains:
-    what += (
+    means += (
       " and by a retriever that was trained, from a public encoder, on these"
       " synthetic queries alone"
     )
-  return f"They were filtered by {what}: post-processing."
+  return f"They were filtered by {means}: post-processing."
 
 
-def _in_words(config: Config) -> str:
-  """What the filters did, for the reports."""
+def _describe(config: Config) -> str:
+  """Returns a sentence on the filters for the reports."""
   done = []
   if config.drop_truncated:
     done.append("queries cut at full length")
@@ -334,18 +341,18 @@ def own_ranks(
   batch_size: int,
   progress: bool,
 ) -> Int[np.ndarray, " query"]:
-  """Returns how many documents the encoder scores above each query's own.
+  """Counts the documents that the encoder scores above each query's own.
 
-  Vectors and ranks are written to disk part by part, and found there again.
+  Vectors and ranks are written to disk part by part, and read from there again.
 
   Args:
-    params: of the encoder.
+    params: parameters of the encoder.
     model_config: its shape.
-    queries: tokens.
+    queries: tokens of the queries.
     documents: tokens of the whole collection.
     owners: the position of each query's own document.
-    directory: where parts are saved; that of this encoder and these queries.
-    description: stands before the progress bars.
+    directory: folder of the parts, for this encoder and these queries.
+    description: text before the progress bars.
     batch_size: rows encoded at once.
     progress: whether bars are shown.
 
@@ -366,23 +373,23 @@ def own_ranks(
         progress=bar.update,
       )
     opened.append(vector_files.open_vectors(folder, len(tokens)))
-  collection, asked = opened
-  found, every = blocks.Blocks(directory / "ranks"), []
+  collection, query_vectors = opened
+  stored, all_ranks = blocks.Blocks(directory / "ranks"), []
   with progress_lib.bar(f"{description}: ranks", len(queries), progress) as bar:
     for first in range(0, len(queries), _PART):
       part = slice(first, first + _PART)
-      better = found.read(first)
+      better = stored.read(first)
       if better is None:
-        scores = ranks.own_scores(asked[part], collection[owners[part]])
+        scores = ranks.own_scores(query_vectors[part], collection[owners[part]])
         counts = [
-          ranks.count_better(asked[part], scores, block)
+          ranks.count_better(query_vectors[part], scores, block)
           for block in collection.blocks
         ]
         better = np.sum(counts, axis=0)
-        found.write(first, better)
-      every.append(better)
+        stored.write(first, better)
+      all_ranks.append(better)
       bar.update(len(owners[part]))
-  return np.concatenate(every)
+  return np.concatenate(all_ranks)
 
 
 STAGE = stage.Stage(
@@ -395,5 +402,5 @@ STAGE = stage.Stage(
   run=run,
   needs=("generate", "static_encoder"),
   starts_from="encoder",
-  narrowed=needs,
+  narrowed=get_needs,
 )

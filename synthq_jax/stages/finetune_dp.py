@@ -6,10 +6,10 @@ Formal guarantee:
   per-record gradients of a Poisson sample, adds Gaussian noise scaled to the
   sum's sensitivity and divides by a public constant; the accountant composes
   all steps. Or the unit is a user with at most K queries, and neighbours differ
-  by all of them: a record is a user, whose mean gradient is clipped, or noise is
-  for groups of at most K records. Public: the documents, the number of records,
-  every setting here. Assumed: settings were not chosen on the private queries,
-  and the secret of the working directory stays secret.
+  by all of them. Then a record is a user, whose mean gradient is clipped, or
+  noise is for groups of at most K records. Public: the documents, the number of
+  records, every setting here. Assumed: settings were not chosen on the private
+  queries, and the secret of the working directory stays secret.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ __all__ = [
   "STAGE",
   "Config",
   "Inputs",
-  "encoded_once",
+  "encode_once",
   "grad_fn",
   "loss_fn",
   "run",
@@ -63,36 +63,37 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(private_training.Config):
-  """Private fine-tuning; every value here is public."""
+  """Settings of private fine-tuning; every value here is public."""
 
   prefix: str = "generate_query: "
-  """Stands before each document."""
+  """Text before each document."""
   adapter: lora.LoRA | prompt.Prompt | None = None
-  """What is trained instead of parameters of the model; merged into them
-  afterwards, so that the checkpoint is a plain one. None: `trained`."""
+  """Adapter that is trained instead of parameters of the model. It is merged
+  into them afterwards, so that the checkpoint is a plain one. None: `trained`
+  parameters train."""
   dropout_rate: float = 0.0
-  """Dropout in [0, 1), with a mask of its own for each record and step."""
+  """Dropout rate in [0, 1), with a mask of its own for each record and step."""
   dtype: str | None = None
-  """Type of the computation, e.g. "bfloat16"; None: the checkpoint's."""
+  """Data type of the computation, e.g. "bfloat16"; None: the checkpoint's."""
   noise_bands: int = 1
   """Bands of correlated noise (BandMF), with batches in cycles of that many
   groups; 1: independent noise and plain Poisson batches. At most `steps`."""
   strategy: str = field_kinds.speed_only("bookkeeping")
-  """How gradients are clipped."""
+  """Strategy of gradient clipping, which changes only speed and memory."""
   remat: bool = field_kinds.speed_only(False)
-  """Whether layers are computed again on the way back: less memory."""
+  """Whether the backward pass computes layers again, to save memory."""
   scan_layers: bool = field_kinds.speed_only(False)
-  """Whether layers are one loop: compiles in a fraction of the time."""
+  """Whether layers are one loop, which compiles in a fraction of the time."""
   mesh: mesh_lib.Shape = field_kinds.speed_only(make=mesh_lib.Shape)
-  """How all devices of all processes share the work."""
+  """Division of the work among all devices of all processes."""
 
   def __post_init__(self):
     super().__post_init__()
     config_types.at_least(self, 1, "noise_bands")
     if self.adapter is not None and self.trained != ".*":
       raise ValueError(
-        "finetune_dp.Config.trained must be '.*' beside an adapter, which is"
-        f" all that is trained, got trained={self.trained!r}: set TRAINED='.*'"
+        "finetune_dp.Config.trained must be '.*' with an adapter, which"
+        f" trains alone, got trained={self.trained!r}: set TRAINED='.*'"
       )
     if self.noise_bands > self.steps:
       raise ValueError(
@@ -103,12 +104,12 @@ class Config(private_training.Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs(private_training.Inputs):
-  """What a generator is trained on and from, and for which promise."""
+  """Data and start of a generator's training, and its target epsilon."""
 
   start: pathlib.Path  # the folder of the public checkpoint
   epsilon: float  # the target; inf for no privacy
   canaries: Sequence[canaries_lib.Canary]
-  """Of which the inserted ones are records, too."""
+  """Canaries; the inserted ones are records, too."""
 
 
 def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
@@ -131,7 +132,7 @@ def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the training of one generator."""
   config = run.config
-  settings = private_training.filled(
+  settings = private_training.fill_batch_size(
     config.finetune_dp,
     run.prepared,
     draws_users=bool(run.prepared.queries_per_user),
@@ -152,7 +153,8 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 
 
 def check(run: runner.Run) -> None:
-  """Refuses what the accountant and the checkpoint would refuse later."""
+  """Refuses settings that the accountant and the checkpoint would refuse
+  later."""
   run.check_vocabulary(run.start)
   config = run.config.finetune_dp
   if run.config.rows.synthetic:
@@ -170,7 +172,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
     task: with the working directory's secret.
 
   Returns:
-    The checkpoint with its statement; under `private/` where epsilon is inf, or
+    The checkpoint with its statement; under `private/` if epsilon is inf, or
     the row is only compared.
 
   Raises:
@@ -182,7 +184,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   canaries, folder = task.inputs.canaries, task.inputs.start
   if any(canary.inserted for canary in canaries):
     vocabulary = inputs.vocabulary(space, prepared)
-    records = _with_canaries(config, vocabulary, prepared, canaries, records)
+    records = _add_canaries(config, vocabulary, prepared, canaries, records)
   params, shape = inputs.load_public(folder, prepared)
   model_config = t5_config.require(shape, folder)
   params = t5_checkpoints.flatten(params)
@@ -192,14 +194,14 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
     inputs.check_prompt(config.adapter, model_config.vocab_size, prepared)
   on_device, mesh, rows_multiple = _spread(config)
   if mesh is None:
-    collection = functools.partial(_collection, config, space, prepared)
-    records |= encoded_once(
+    collection = functools.partial(_encode_collection, config, space, prepared)
+    records |= encode_once(
       config, start, public, model_config, records, collection
     )
   owners = records.pop("users", None)
   if owners is not None:
     records = users.grouped(records, owners, prepared.queries_per_user)
-  if config.dropout_rate > 0:  # masks belong to records, not to places
+  if config.dropout_rate > 0:  # masks belong to records, not to positions
     records["example_id"] = np.arange(len(records["targets"]))
   trained, fields = private_training.train(
     task,
@@ -249,8 +251,8 @@ def grad_fn(
   """Builds the clipped gradient of the private step.
 
   Args:
-    config: clip norm, adapter, how it is computed.
-    public: parameters by path that are not trained; abstract ones will do.
+    config: clip norm, adapter, and settings of the computation.
+    public: fixed parameters by path; abstract ones suffice.
     model_config: shape of the T5.
     of_users: whether a record is a user with several queries (`users.grouped`).
 
@@ -280,9 +282,10 @@ def grad_fn(
 
 
 def _cut(clipped, config: Config, targets: np.ndarray, mesh) -> Any:
-  """Returns the gradient that takes short queries at half the length, if it may."""
+  """Returns the gradient that computes short queries at half the length, if it
+  may."""
   if (
-    config.microbatch_size is None  # nothing is left out of one microbatch
+    config.microbatch_size is None  # a single microbatch has all lengths
     or config.dropout_rate > 0  # masks have the length of what they hide
     or mesh is not None  # devices wait for the one with the longest
     or targets.ndim > 2  # of users, each of several lengths
@@ -310,14 +313,14 @@ def loss_fn(
   Args:
     trained: parameters by path; gradients are taken of these.
     batch: inputs, [batch, document], and targets, [batch, query], of token ids;
-      optionally what `encoded_once` returns of both.
-    key: of dropout; None: no dropout.
+      optionally the outputs of `encode_once` for both.
+    key: key of dropout; None: no dropout.
     public: the other parameters, by path.
     model_config: shape of the T5.
-    adapter: what `trained` is, where it is no part of the model.
-    is_divided: whether devices hold different rows of the table of logits, each of
-      which then makes logits of its own rows: part by part they would have to send
-      them to each other.
+    adapter: adapter that `trained` belongs to, if it is no part of the model.
+    is_divided: whether devices hold different rows of the table of logits. Each
+      device then makes the logits of its own rows; part by part, devices would
+      have to exchange them.
 
   Returns:
     [batch], nats per token.
@@ -336,7 +339,7 @@ def loss_fn(
   read = [batch["inputs"], t5.shift_right(targets)]
   if "begun" in batch:
     begun = t5.Begun(batch["begun"], encodings.num_begun(trained, model_config))
-  # An adapter of the table has a name that begins as the table's.
+  # The name of the table's adapter begins with the table's name.
   name = t5.output_path(model_config).removesuffix("/kernel")
   if not is_divided and not any(path.startswith(name) for path in trained):
     outputs = model(*read, encoded, begun, method="outputs")
@@ -349,7 +352,7 @@ def loss_fn(
   return seq2seq.cross_entropy(logits, targets)
 
 
-def encoded_once(
+def encode_once(
   config: Config,
   trained: Mapping[str, Any],
   public: Mapping[str, Any],
@@ -357,26 +360,29 @@ def encoded_once(
   records: Mapping[str, np.ndarray],
   collection: Callable[[Any, Any], encodings.Encodings | None] | None = None,
 ) -> dict[str, np.ndarray]:
-  """Runs the layers that training leaves as they are, once for all records.
+  """Runs the layers that training does not change, once for all records.
 
-  A record is drawn many times: its part of them is computed once. Each output is of
-  one record and public parameters, so that losses stay those of single records; in
-  blocks of one shape, so that a record more does not round others.
+  A record is drawn many times; these layers run once for it. Each output is of
+  one record and public parameters, so that losses stay those of single records.
+  Outputs are computed in blocks of one shape, so that one more record does not
+  change the rounding of others.
 
   Args:
-    config: what is trained, and in which type.
-    trained: parameters by path, where training starts.
-    public: the others.
+    config: settings of what is trained, and of the data type.
+    trained: initial values of the trained parameters, by path.
+    public: the other parameters, by path.
     model_config: shape of the T5.
-    records: with "inputs", [record, document], and "targets", [record, query].
-    collection: from parameters and shape to all documents, encoded and kept for
-      those that write for them; None: there is none.
+    records: arrays with "inputs", [record, document], and "targets", [record,
+      query].
+    collection: function from parameters and shape to the encoded documents of
+      the whole collection, cached for all generators; None: there is none.
 
   Returns:
-    For `loss_fn`: "encoded", [record, document, dim], of the encoder; and "begun",
-    [record, query, dim], of the first layers of the decoder, where these are not
-    trained. Neither where the encoder is trained or has dropout, and no more of the
-    two, in this order, than 512 MiB hold.
+    For `loss_fn`: "encoded", [record, document, dim], outputs of the encoder;
+    and "begun", [record, query, dim], outputs of the first layers of the
+    decoder, if these are not trained. Neither is returned if the encoder is
+    trained or has dropout. Of the two, in this order, only as many are returned
+    as 512 MiB hold.
   """
   dtype = jnp.dtype(config.dtype or model_config.dtype)
   shape = dataclasses.replace(model_config, dropout_rate=0.0, dtype=dtype.name)
@@ -388,7 +394,7 @@ def encoded_once(
   )
   if not stays or encodings.num_bytes(read.size, shape) > encodings.MOST_BYTES:
     return {}
-  encoded = _encoded.of_records(public, shape, read, collection)
+  encoded = _encoded.encode_records(public, shape, read, collection)
   layers, size = encodings.num_begun(trained, shape), read.size + targets.size
   if (
     not layers
@@ -400,16 +406,16 @@ def encoded_once(
   return {"encoded": encoded, "begun": begun}
 
 
-def _collection(
+def _encode_collection(
   config: Config,
   space: workspace.Folders,
   prepared: results.PreparedData,
   params: Mapping[str, Any],
   shape: t5_config.T5Config,
 ) -> encodings.Encodings | None:
-  """Returns what the encoder makes of all documents, where there is room."""
+  """Encodes all documents, if the outputs fit into memory."""
   passages = inputs.document_tokens(space, prepared)
-  return _encoded.of_collection(
+  return _encoded.encode_collection(
     params,
     shape,
     passages.cut_at(prepared.document_length),
@@ -424,14 +430,15 @@ def _spread(config: Config):
   if mesh is None:
     return config, None, 1
   size = config.microbatch_size
-  if size is not None:  # of each device; no more than it has
+  if size is not None:  # per device, at most its share of the batch
     size = min(size, -(-config.batch_size // mesh_lib.batch_ways(mesh)))
     config = dataclasses.replace(config, microbatch_size=size)
   return config, mesh, sharded_grad.rows_multiple(mesh, size)
 
 
 def _split(config: Config, params: Mapping[str, Any], key: jax.Array):
-  """Parts parameters into where training starts and what stays, by path."""
+  """Returns the initial values of trained parameters and the fixed ones, by
+  path."""
   if config.adapter is not None:
     return config.adapter.init(params, key), params
   return inputs.split_parameters(params, config.trained, "finetune_dp.trained")
@@ -440,31 +447,31 @@ def _split(config: Config, params: Mapping[str, Any], key: jax.Array):
 def _read_records(
   config: Config, space: workspace.Folders, prepared: results.PreparedData
 ) -> dict[str, np.ndarray]:
-  """Reads the train pairs as a generator takes them; private.
+  """Reads the train pairs as inputs and targets of a generator; private.
 
   Args:
-    config: whose prefix stands before each document.
+    config: settings with the prefix before each document.
     space: the working directory.
     prepared: the data.
 
   Returns:
     "inputs", [pair, document], and "targets", [pair, query], of token ids; and
-    "users" where they are the unit, [pair].
+    "users", [pair], if these are the unit.
   """
   collection = inputs.document_tokens(space, prepared)
   documents = collection.cut_at(prepared.document_length).tokens
   vocabulary = inputs.vocabulary(space, prepared)
-  place = space.root / prepared.private_directory
-  pairs = inputs.arrays(space, prepared, place / "train.npz")
+  folder = space.root / prepared.private_directory
+  pairs = inputs.arrays(space, prepared, folder / "train.npz")
   read = documents[pairs["passages"]]  # not the whole collection
-  source = inputs.with_prefix(read, vocabulary, config.prefix)
+  source = inputs.add_prefix(read, vocabulary, config.prefix)
   records = {"inputs": source, "targets": pairs["tokens"]}
   if prepared.queries_per_user:
     records["users"] = pairs["users"]
   return records
 
 
-def _with_canaries(config, vocabulary, prepared, canaries, records):
+def _add_canaries(config, vocabulary, prepared, canaries, records):
   planted = canaries_lib.tokenize(
     canaries,
     vocabulary,

@@ -1,15 +1,16 @@
-"""Chooses how much a retriever weighs beside BM25.
+"""Chooses the fusion weight of a retriever with BM25.
 
-One weight for all rows: the best one of the untrained encoder, for queries that the
-public checkpoint wrote before any private step, and that a filter kept where there is
-one. Queries of the generator that a retriever learned from are nearer to it than real
-ones are, also for documents that it did not see, and choose far too much of it. What
-private queries would choose, `learn_to_rank` learns.
+All rows share one weight. It is the best one of the untrained encoder for
+queries that the public checkpoint wrote before any private step, and that a
+filter kept if there is one. Queries of the generator that a retriever learned
+from are nearer to it than real ones are, also for documents that it did not
+see; they choose far too great a weight. The weights that private queries would
+choose, `learn_to_rank` learns.
 
 Formal guarantee:
   A task holds neither PreparedData nor the secret, and opens no file under
-  `private/`. The weight is a function of the documents, of the public checkpoint
-  and of settings, so that a fused row has its retriever's statement.
+  `private/`. The weight is a function of the documents, of the public
+  checkpoint and of settings, so that a fused row has its retriever's statement.
 """
 
 import dataclasses
@@ -39,25 +40,28 @@ __all__ = ["STAGE", "Config", "Inputs", "run"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """How two runs are fused, and what chooses the weight."""
+  """Settings of the fusion and of the choice of its weight."""
 
   method: fusion.Convex | fusion.ReciprocalRanks = fusion.Convex()
-  """How scores of the two become comparable."""
+  """Method that makes the scores of both runs comparable."""
   weight: float | None = None
-  """The retriever's share, in [0, 1]. None: public queries choose."""
+  """Fusion weight of the retriever, in [0, 1]; None: public queries choose
+  it."""
   num_queries: int = 1000
-  """Queries that choose, at most."""
+  """Maximum number of queries that choose the weight."""
   min_queries: int = 100
-  """Where there are fewer, the weight is `default_weight`."""
+  """Minimum number of queries that choose; with fewer the weight is
+  `default_weight`."""
   standard_errors: float = 0.5
-  """The weight is the least that is no more than so many standard errors below
-  the best one: what the queries hardly tell apart is decided for BM25; 0: the best."""
+  """Tolerance in standard errors: the weight is the least one whose score is at
+  most so far below the best. BM25 gets the benefit where the queries hardly
+  distinguish weights; 0: the best."""
   default_weight: float = 0.2
-  """The retriever's share where nothing can choose, in [0, 1]."""
+  """Fusion weight of the retriever if nothing can choose, in [0, 1]."""
   depth: int = 100
   """Documents of each run that are fused."""
   seed: int = 0
-  """Which queries choose where there are too many; public."""
+  """Seed of the choice of queries if there are too many; public."""
   batch_size: int = field_kinds.speed_only(256)
   """Rows encoded at once."""
 
@@ -71,10 +75,11 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """What is fused, and what chooses the weight; None: there is none."""
+  """Retriever to fuse, and the queries that choose the weight; None: there is
+  none."""
 
   documents: results.PublicDocuments
-  retriever: results.Checkpoint  # that is fused
+  retriever: results.Checkpoint  # the one to fuse
   first: system_results.Fusion | None = None
   """An earlier result of this stage, chosen on the same queries."""
   untrained: results.Checkpoint | None  # the encoder that no query has trained
@@ -83,15 +88,15 @@ class Inputs:
 
 
 def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans the weight beside every retriever, where fused rows are wanted."""
+  """Plans the weight of every retriever, if fused rows are wanted."""
   return {str(row.retriever): row for row in plan.fused}
 
 
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the choice of one weight.
 
-  The first result whose retriever may be shared was chosen on public queries, as
-  all later ones would be: they copy its weight.
+  The first result whose retriever may be shared was chosen on public queries,
+  as all later ones would be; these copy its weight.
   """
   retriever = run.retrievers[row.retriever]
   untrained = vectors = synthetic = None
@@ -99,7 +104,7 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
     untrained = run.retrievers[rows.UNTRAINED]
     vectors = run.get_vectors(rows.UNTRAINED)
     synthetic = run.queries.get(rows.PUBLIC_ONLY)
-  earlier = [made.value for made in run.get_results("fuse").values()]
+  earlier = [result.value for result in run.get_results("fuse").values()]
   public = [x for x in earlier if not results.is_private_path(x.directory)]
   return stage.Job(
     row=row,
@@ -108,7 +113,8 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
       *run.data,
       retriever.digest,
       *(
-        one.digest if one else "none" for one in (untrained, vectors, synthetic)
+        part.digest if part else "none"
+        for part in (untrained, vectors, synthetic)
       ),
     ),
     settings=run.config.fuse,
@@ -132,7 +138,7 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Fusion | None:
   config, folders = task.settings, task.folders
   retriever = task.inputs.retriever
   directory = task.folder(private=results.is_private_path(retriever.directory))
-  chosen, words = _choice(task, directory)
+  chosen, words = _choose_weight(task, directory)
   if not distributed.is_main():
     return None
   assert chosen is not None  # process 0 has chosen
@@ -149,16 +155,17 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Fusion | None:
   )
 
 
-def _choice(
+def _choose_weight(
   task: stage.Task[Config, Inputs], directory: pathlib.Path
 ) -> tuple[dict[str, Any] | None, str]:
-  """Returns the weight and its scores, None in processes other than 0; of whom."""
+  """Returns the weight and its scores, None in processes other than 0; and the
+  label of the queries that chose."""
   config, first = task.settings, task.inputs.first
   if first:
     names = ("weight", "num_queries", "scores")
     return {name: getattr(first, name) for name in names}, first.chosen_on
   judged, words = _read_queries(task)
-  runs = None if judged is None else _runs(task, judged, directory)
+  runs = None if judged is None else _search_both(task, judged, directory)
   if not distributed.is_main():
     return None, words
   weight = config.default_weight if config.weight is None else config.weight
@@ -182,7 +189,7 @@ def _choice(
 def _read_queries(
   task: stage.Task[Config, Inputs],
 ) -> tuple[_search.Judged | None, str]:
-  """Reads the public queries that choose, and says which these are."""
+  """Reads the public queries that choose, and describes them."""
   config, folders = task.settings, task.folders
   documents, synthetic = task.inputs.documents, task.inputs.synthetic
   if config.weight is not None:
@@ -216,17 +223,20 @@ def _read_queries(
   return judged, f"{whose}, for the untrained encoder; the same in all rows"
 
 
-def _runs(
+def _search_both(
   task: stage.Task[Config, Inputs],
   judged: _search.Judged,
   directory: pathlib.Path,
 ) -> tuple[trec.Run, trec.Run] | None:
-  """Returns what BM25 and the encoder find; None in processes other than 0."""
+  """Returns the results of BM25 and of the encoder; None in processes other
+  than 0."""
   vectors, depth = task.inputs.vectors, task.settings.depth
   encoder = task.inputs.untrained
   assert encoder is not None  # without one there are no queries
-  dense = _search.dense(task, encoder, judged, directory, vectors, depth)
-  return None if dense is None else (_search.lexical(judged, depth), dense)
+  dense = _search.search_dense(task, encoder, judged, directory, vectors, depth)
+  return (
+    None if dense is None else (_search.search_lexical(judged, depth), dense)
+  )
 
 
 STAGE = stage.Stage(

@@ -1,14 +1,13 @@
 """Writes synthetic queries for documents of the whole public collection.
 
 Formal guarantee:
-  Post-processing: which documents are written for, how many queries each gets
-  and what the filters drop depend on the public collection, on the settings
-  and on the generator alone, never on which documents were clicked. So the
-  queries carry the generator's statement unchanged. The stage is handed the
-  public documents and neither PreparedData nor the secret. With
+  Post-processing: the documents, the number of queries of each and the filters
+  depend on the public collection, the settings and the generator alone, never
+  on clicks. So the queries carry the generator's statement unchanged. The stage
+  receives the public documents and neither PreparedData nor the secret. With
   `prepare_data.Config.written_for="train"` the documents that train queries ask
-  about are public, are written for alone, and are not protected: the statement
-  says so, and holds for the texts of the queries.
+  about are public, and queries are written for them alone. These documents are
+  not protected: the statement says so, and holds for the texts of the queries.
 """
 
 import dataclasses
@@ -48,25 +47,26 @@ _PART = 2048
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(queries_lib.Config):
-  """Which documents, how many queries, and how they are sampled."""
+  """Settings of the choice of documents, and of sampling their queries."""
 
   num_documents: int | None = None
-  """Drawn from the whole public collection, or from those that
-  `prepare_data.Config.written_for` names; None: all."""
+  """Number of documents, drawn from the whole public collection, or from those
+  that `prepare_data.Config.written_for` names; None: all."""
   queries_per_document: int = 1
-  """The same for each document, and for each passage where it has several."""
+  """Queries of each document, or of each passage if it has several."""
   prefix: str = "generate_query: "
-  """Stands before each document, as in fine-tuning."""
+  """Text before each document, as in fine-tuning."""
   p: float = 0.8
-  """Nucleus: tokens are drawn from the most probable ones of mass p."""
+  """Nucleus mass: tokens are drawn from the most probable ones of total mass
+  p."""
   temperature: float = 1.0
-  """Divides the logits first."""
+  """Divisor of the logits, applied before the nucleus."""
   max_length: int = 24
   """Tokens of a query, EOS included."""
   num_examples: int = 30
   """(query, document) pairs that the result holds for people to read."""
   batch_size: int = field_kinds.speed_only(128)
-  """Documents written for at once."""
+  """Documents in one batch of decoding."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -81,12 +81,13 @@ class Config(queries_lib.Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """Who writes, and for what."""
+  """Generator, and the documents that it writes for."""
 
   documents: results.PublicDocuments
   start: pathlib.Path  # the folder of the public checkpoint
   generator: results.Checkpoint | None
-  """None: the public checkpoint writes, before any private step."""
+  """Fine-tuned generator; None: the public checkpoint writes, before any
+  private step."""
 
 
 def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
@@ -113,21 +114,24 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 
 def check(run: runner.Run) -> None:
   """Refuses to write for more documents than there are."""
-  prepared, wanted = run.prepared, run.config.generate.num_documents
-  there, what = prepared.num_documents, "the size of the collection"
+  prepared, number = run.prepared, run.config.generate.num_documents
+  available, description = prepared.num_documents, "the size of the collection"
   if prepared.num_asked:
-    there, what = prepared.num_asked, "those that train queries ask about"
-  if wanted is not None and wanted > there:
+    available, description = (
+      prepared.num_asked,
+      "those that train queries ask about",
+    )
+  if number is not None and number > available:
     raise ValueError(
-      f"generate.Config.num_documents must be at most {there:,}, {what}, got"
-      f" {wanted:,}: set a smaller NUM_DOCUMENTS, or None"
+      f"generate.Config.num_documents must be at most {available:,}, {description}, got"
+      f" {number:,}: set a smaller NUM_DOCUMENTS, or None"
     )
 
 
 def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
   """Generates, filters and measures queries.
 
-  Of several processes each samples its share of the parts; process 0 does the
+  Each of several processes samples its share of the parts; process 0 does the
   rest.
 
   Returns:
@@ -168,16 +172,16 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
   written = _read(config, parts, firsts, write)
   read = np.repeat(read, samples)
   owners = passages.owners[read]
-  texts = [queries_lib.decoded(vocabulary, row) for row in written]
-  kept = filters.keep(texts, [str(ids[owner]) for owner in owners])
-  if not len(kept.indices):
+  texts = [queries_lib.decode(vocabulary, row) for row in written]
+  filtered = filters.keep(texts, [str(ids[owner]) for owner in owners])
+  if not len(filtered.indices):
     raise ValueError(
       f"generate: expected queries of {name}, got none of {len(texts)} texts,"
-      f" {filters.removed(kept)}: train the generator for less long or with a larger"
+      f" {filters.removed(filtered)}: train the generator for less long or with a larger"
       " EPSILON, or leave its row out"
     )
-  queries = [texts[i] for i in kept.indices]
-  owners = owners[kept.indices]
+  queries = [texts[i] for i in filtered.indices]
+  owners = owners[filtered.indices]
   names = [f"s{i}" for i in range(len(queries))]
   queries_lib.save(
     directory,
@@ -185,8 +189,8 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
     queries,
     owners,
     ids,
-    written[kept.indices],
-    read[kept.indices],
+    written[filtered.indices],
+    read[filtered.indices],
   )
   return results.SyntheticQueries(
     directory=space.relative(directory),
@@ -197,8 +201,8 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
     f" at most {config.max_length} tokens, seed {config.seed}",
     num_documents=len(np.unique(passages.owners[read])),
     queries_per_document=config.queries_per_document,
-    removed=filters.removed(kept),
-    **queries_lib.measured(
+    removed=filters.removed(filtered),
+    **queries_lib.measure(
       queries,
       owners,
       index=queries_lib.index_of(ids, corpus),
@@ -212,13 +216,13 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
 def _drop_empty(
   passages: passages_lib.Passages, rows: np.ndarray
 ) -> np.ndarray:
-  """Returns the passages that hold a token beside the end of text."""
+  """Returns the passages that hold a token besides the end of text."""
   parts = np.split(rows, range(_PART, len(rows), _PART))
-  kept = [
+  remaining = [
     part[(passages.tokens[part] != vocabulary_lib.PAD_ID).sum(axis=1) > 1]
     for part in parts
   ]
-  return np.concatenate(kept)
+  return np.concatenate(remaining)
 
 
 def _choose(
@@ -226,7 +230,7 @@ def _choose(
   folders: workspace.Folders,
   documents: results.PublicDocuments,
 ) -> np.ndarray:
-  """Draws documents, whoever clicked on what unless that is public."""
+  """Draws documents without looking at clicks, unless their list is public."""
   pool = np.arange(documents.num_documents)
   if documents.num_asked:
     pool = array_files.read(
@@ -243,9 +247,9 @@ def _write(
   params, shape = t5_checkpoints.load(source, token_ids=vocabulary.token_ids)
   model_config = t5_config.require(shape, source)
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
-  known = None
+  encoded_documents = None
   if not prompt_tokens:
-    known = _encoded.of_collection(
+    encoded_documents = _encoded.encode_collection(
       t5_checkpoints.flatten(params),
       model_config,
       passages,
@@ -260,8 +264,8 @@ def _write(
       if parts.read(first) is not None:
         bar.update(len(part))
       else:
-        read = inputs.with_prompt(
-          inputs.with_prefix(passages.tokens[part], vocabulary, config.prefix),
+        read = inputs.add_prompt(
+          inputs.add_prefix(passages.tokens[part], vocabulary, config.prefix),
           prompt_tokens,
           model_config.vocab_size,
         )
@@ -269,21 +273,27 @@ def _write(
           params,
           model_config,
           read,
-          ids=_names(passages, part),
+          ids=_name_passages(passages, part),
           key=jax.random.key(config.seed),
           sampler=sampler,
           max_length=config.max_length,
           num_samples=samples,
-          forbidden=queries_lib.forbidden(vocabulary, model_config.vocab_size),
+          forbidden=queries_lib.get_forbidden_ids(
+            vocabulary, model_config.vocab_size
+          ),
           batch_size=config.batch_size,
           devices=distributed.own_devices(),
           progress=bar.update,
-          encoded=None if known is None else known.rows(part),
+          encoded=None
+          if encoded_documents is None
+          else encoded_documents.rows(part),
         )
         parts.write(first, rows)
 
 
-def _names(passages: passages_lib.Passages, rows: np.ndarray) -> list[str]:
+def _name_passages(
+  passages: passages_lib.Passages, rows: np.ndarray
+) -> list[str]:
   """Names passages for their draws: documents by their ids alone."""
   owners = passages.owners[rows]
   numbers = rows - passages.of(owners)[0]
@@ -296,10 +306,12 @@ def _names(passages: passages_lib.Passages, rows: np.ndarray) -> list[str]:
 def _read(config: Config, parts, firsts, write) -> np.ndarray:
   """Returns all token rows, [passage * queries_per_document, max_length]."""
   missing = [first for first in firsts if parts.read(first) is None]
-  if missing:  # a part that was damaged after another process had written it
+  if missing:  # parts damaged after another process wrote them
     write(missing, False)
   rows = [parts.read(first) for first in firsts]
-  return np.concatenate([one.reshape(-1, config.max_length) for one in rows])
+  return np.concatenate(
+    [part_rows.reshape(-1, config.max_length) for part_rows in rows]
+  )
 
 
 def _statement(

@@ -6,10 +6,10 @@ documents keep their vectors.
 
 Formal guarantee:
   That of `private_training.train`, for the map. Unit: one train query with its
-  judgements, or the queries of one user, at most K. Relation: add or remove one. What
-  is clipped is each query's gradient. Assumed: its candidates and vectors are a
-  function of that query, of public documents and of the public encoder alone, to the
-  last bit; the pool is drawn by public randomness.
+  judgements, or the queries of one user, at most K. Relation: add or remove
+  one. Each query's gradient is clipped. Assumed: its candidates and vectors are
+  a function of that query, of public documents and of the public encoder alone,
+  to the last bit; the pool is drawn by public randomness.
 """
 
 import dataclasses
@@ -40,26 +40,26 @@ __all__ = ["STAGE", "Config", "Inputs", "PooledGrad", "run"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(_ranking.Config):
-  """How the map is learned; every value is public."""
+  """Settings of learning the map; every value is public."""
 
   clip_norm: float = 0.5
   steps: int = 48
   optimizer: str = "dp_dual_averaging"
-  """One of `dp_step.OPTIMIZERS`; "dp_dual_averaging" takes the noise that is known to
-  be there out of the map."""
+  """One of `dp_step.OPTIMIZERS`; "dp_dual_averaging" denoises the map, whose
+  noise has a known scale."""
   learning_rate: float = 16.0
   microbatch_size: int | None = 512
   candidates: int = 32
   """Documents that a query is compared with, its own among them."""
   most_relevant: int = 4
-  """Relevant documents of a query that count, at most."""
+  """Maximum relevant documents of a query that count."""
   pool: int = 512
   """Public documents, drawn anew for each step, that all queries are compared
   with; 0: none."""
   temperature: float = 0.05
-  """Divides cosines."""
+  """Divisor of the cosines."""
   seed: int = 0
-  """Of the pool; public."""
+  """Seed of the pool; public."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -75,7 +75,7 @@ class Config(_ranking.Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs(_ranking.Inputs):
-  """What the map is learned on."""
+  """Data that the map is learned on."""
 
   epsilon: float  # the map's own; inf: without noise
 
@@ -96,7 +96,9 @@ def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the training of one adapter."""
   config = run.config
-  settings = private_training.filled(config.learn_adapter, run.prepared)
+  settings = private_training.fill_batch_size(
+    config.learn_adapter, run.prepared
+  )
   base = config.rows.adapter_base
   retriever, vectors = run.retrievers[base], run.get_vectors(base)
   assert row.epsilon is not None
@@ -122,7 +124,7 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 
 
 def check(run: runner.Run) -> None:
-  """Refuses what the accountant would refuse later."""
+  """Refuses settings that the accountant would refuse later."""
   if run.plan.adapters:
     run.config.learn_adapter.check(run.prepared)
 
@@ -134,11 +136,11 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
     task: with the working directory's secret.
 
   Returns:
-    The adapter; under `private/` where its epsilon is inf, or it is only compared.
+    The adapter; under `private/` if its epsilon is inf, or it is only compared.
   """
-  given = task.inputs
+  task_inputs = task.inputs
   params, fields = _learn(task)
-  directory = task.folder(private=math.isinf(given.epsilon))
+  directory = task.folder(private=math.isinf(task_inputs.epsilon))
   array_files.save(
     directory / system_results.Adapter.FILE,
     vector_map.get_matrix(params),
@@ -147,23 +149,23 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
     directory=task.folders.relative(directory),
     row=task.get_row(),
     kind="retriever",
-    base=given.retriever,
-    base_fingerprint=given.vectors.retriever,
+    base=task_inputs.retriever,
+    base_fingerprint=task_inputs.vectors.retriever,
     **fields,
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class PooledGrad:
-  """A clipped gradient whose batch brings a pool that all its queries share.
+  """A clipped gradient whose batch has a pool that all its queries share.
 
-  Formal guarantee: that of `optim.clipped_grad` for queries, since the loss of a
-  query reads the pool and public vectors beside its own fields alone. The pool is
-  public: `Training.extra_fn` draws it without a look at the records.
+  Formal guarantee: that of `optim.clipped_grad` for queries. The loss of a
+  query reads its own fields, the pool and public vectors alone. The pool is
+  public: `Training.extra_fn` draws it without looking at the records.
 
   Attributes:
-    vectors: of all documents, public.
-    config: of the stage.
+    vectors: vectors of all documents, public.
+    config: settings of the stage.
   """
 
   vectors: Any
@@ -179,15 +181,15 @@ class PooledGrad:
 
   @property
   def l2_clip_norm(self) -> float:
-    """Of a query's gradient."""
+    """L2 clip norm of a query's gradient."""
     return self.config.clip_norm
 
   def sensitivity(self, relation: Any) -> float:
-    """Returns how far one query moves the sum, as `optim.ClippedGrad` does."""
+    """Returns the distance by which one query moves the sum."""
     return self._of(None).sensitivity(relation)
 
   def loss_fn(self, params: typing.Params, batch: typing.Batch) -> jax.Array:
-    """Returns the losses beside a pool of the first documents."""
+    """Returns the losses with a pool of the first documents."""
     size = min(self.config.pool, len(self.vectors))
     pool = np.arange(size, dtype=np.int32) if size else None
     return self._of(pool).loss_fn(params, batch)
@@ -208,10 +210,10 @@ class PooledGrad:
 
 def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
   """Trains the map; returns it, and fields of the result."""
-  config, given = task.settings, task.inputs
-  judged = _ranking.of_train(task)
-  place = task.folders.root / given.vectors.vectors
-  vectors = _search.collection(judged, place)
+  config, task_inputs = task.settings, task.inputs
+  judged = _ranking.read_train(task)
+  folder = task.folders.root / task_inputs.vectors.vectors
+  vectors = _search.open_vectors(judged, folder)
   built = index.exact(vectors)
   size = min(config.pool, len(vectors))
 
@@ -221,17 +223,20 @@ def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
     return {"pool": np.sort(pool).astype(np.int32)}
 
   def make(rows: np.ndarray) -> dict[str, np.ndarray]:
-    chosen = _ranking.chosen(judged, rows)
-    asked = _ranking.query_vectors(
-      task.folders, given.retriever, chosen, config.encode_batch_size
+    chosen = _ranking.select(judged, rows)
+    query_vectors = _ranking.encode_queries(
+      task.folders, task_inputs.retriever, chosen, config.encode_batch_size
     )
-    asked = _search.zero_broken(asked)
-    return _records(config, chosen, asked, built)
+    query_vectors = _search.zero_broken(query_vectors)
+    return _records(config, chosen, query_vectors, built)
 
   return private_training.train(
     task,
-    _ranking.settings(
-      config, given.prepared, epsilon=given.epsilon, mechanism="adapter"
+    _ranking.make_settings(
+      config,
+      task_inputs.prepared,
+      epsilon=task_inputs.epsilon,
+      mechanism="adapter",
     ),
     dp_step.Training(
       grad_fn=functools.partial(PooledGrad, config=config),
@@ -244,21 +249,30 @@ def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
 
 
 def _records(
-  config: Config, judged: _search.Judged, asked: np.ndarray, built: index.Index
+  config: Config,
+  judged: _search.Judged,
+  query_vectors: np.ndarray,
+  built: index.Index,
 ) -> dict[str, np.ndarray]:
-  """Returns what the loss reads of queries."""
-  positions = {str(one): i for i, one in enumerate(judged.passages.ids)}
+  """Returns the fields of queries that the loss reads."""
+  positions = {
+    str(document): i for i, document in enumerate(judged.passages.ids)
+  }
   depth = min(config.candidates + 64, len(judged.passages.owners))
-  _, nearest = built.search(asked, depth)
+  _, nearest = built.search(query_vectors, depth)
   relevant = []
   for (query, grades), near in zip(judged.qrels.items(), nearest, strict=True):
-    wanted = [name for name, grade in grades.items() if grade > 0]
-    own = [positions[name] for name in wanted if name in positions]
+    relevant_names = [name for name, grade in grades.items() if grade > 0]
+    own = [positions[name] for name in relevant_names if name in positions]
     first, stop = judged.passages.of(np.array(own, np.int64))
     relevant.append(
       [row for a, b in zip(first, stop, strict=True) for row in range(a, b)]
     )
-    if judged.drop_identical and query in positions and query not in wanted:
+    if (
+      judged.drop_identical
+      and query in positions
+      and query not in relevant_names
+    ):
       first, stop = judged.passages.of(np.array([positions[query]]))
       near[(near >= first) & (near < stop)] = near[-1]
   chosen = vector_map.choose_candidates(
@@ -267,7 +281,7 @@ def _records(
     size=config.candidates,
     most_relevant=config.most_relevant,
   )
-  return {"queries": asked, **chosen._asdict()}
+  return {"queries": query_vectors, **chosen._asdict()}
 
 
 STAGE = stage.Stage(

@@ -1,18 +1,21 @@
-"""Learns with DP how BM25's scores, the length and a retriever's score weigh.
+"""Learns with DP the weights of BM25's scores, the length and a retriever's
+score.
 
-A sum of ten scores (`retrieval.ranking`) ranks what BM25 and a retriever find. The
-private queries teach its weights, for each retriever its own. Public queries could not:
-they copy their documents' words, and their weights rank below BM25. Ten numbers are so
-few that a small epsilon is enough. A retriever that was trained on the real queries
-without privacy has seen the answers: its weights are learned, without noise, on queries
-that were left out of its training.
+A sum of ten scores (`retrieval.ranking`) ranks the results of BM25 and of a
+retriever. The private queries teach its weights, for each retriever its own.
+Public queries could not: they copy their documents' words, and their weights
+rank below BM25. Ten numbers are so few that a small epsilon is enough. A
+retriever that was trained on the real queries without privacy has seen the
+answers. Its weights are learned, without noise, on queries that were left out
+of its training.
 
 Formal guarantee:
-  That of `private_training.train`. Unit: one train query with its judgements, or the
-  queries of one user, at most K. Relation: add or remove one. What is clipped is each
-  query's gradient. Assumed: its features are a function of that query, of public
-  documents and of the retriever alone, to the last bit. The row joins this claim and
-  its retriever's. Where the retriever has none, the row has none.
+  That of `private_training.train`. Unit: one train query with its judgements,
+  or the queries of one user, at most K. Relation: add or remove one. Each
+  query's gradient is clipped. Assumed: its features are a function of that
+  query, of public documents and of the retriever alone, to the last bit. The
+  row joins this claim and its retriever's. If the retriever has none, the row
+  has none.
 """
 
 import dataclasses
@@ -50,22 +53,22 @@ _NOTE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(_ranking.Config):
-  """How the weights are learned; every value is public."""
+  """Settings of learning the weights; every value is public."""
 
   epsilon: float = 0.5
-  """Of the weights, beside what a row's retriever costs."""
+  """Epsilon of the weights, besides the epsilon of the row's retriever."""
   clip_norm: float = 0.5
   steps: int = 60
   learning_rate: float = 0.5
   microbatch_size: int | None = 4096
   held_out: float = 0.1
-  """Share of the documents whose real queries teach the weights beside the
-  retriever that is trained on real ones without privacy, and do not train it,
-  in (0, 1)."""
+  """Share of the documents, in (0, 1), whose real queries teach the weights of
+  the retriever that is trained on real queries without privacy. That retriever
+  does not train on them."""
   start: float = 8.0
-  """BM25's weight before the first step; the others are 0."""
+  """Initial weight of BM25; the others start at 0."""
   depth: int = 100
-  """Documents that BM25 and the retriever find for a query, each."""
+  """Documents that BM25 and the retriever each find for a query."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -76,22 +79,22 @@ class Config(_ranking.Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs(_ranking.Inputs):
-  """What weights are learned on."""
+  """Data that weights are learned on."""
 
   left_out: float
-  """Share of documents whose queries did not train the retriever, and learn alone;
-  0: all queries learn."""
+  """Share of documents whose queries did not train the retriever, and alone
+  teach the weights; 0: all queries do."""
 
 
 def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans the weights beside each retriever, where they are wanted."""
+  """Plans the weights of each retriever, if they are wanted."""
   return {str(row.retriever): row for row in plan.ranked}
 
 
 def plan_training(
   plan: rows.Plan, row: rows.Row
 ) -> private_training.Planned | None:
-  """Plans the learning of weights, with noise beside a private retriever."""
+  """Plans the learning of weights, with noise if the retriever is private."""
   if row.is_without_privacy:
     return None
   config = plan.config.learn_to_rank
@@ -99,9 +102,11 @@ def plan_training(
 
 
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
-  """Returns the learning of the weights beside one retriever."""
+  """Returns the learning of the weights of one retriever."""
   config = run.config
-  settings = private_training.filled(config.learn_to_rank, run.prepared)
+  settings = private_training.fill_batch_size(
+    config.learn_to_rank, run.prepared
+  )
   retriever = run.retrievers[row.retriever]
   vectors = run.get_vectors(row.retriever)
   left_out = run.plan.left_out(row)
@@ -128,7 +133,7 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 
 
 def check(run: runner.Run) -> None:
-  """Refuses what the accountant would refuse later."""
+  """Refuses settings that the accountant would refuse later."""
   for row in run.plan.retrievers:
     is_ranked = row.of_system(rows.RANKED) in run.plan.ranked
     if rows.begins_with(row, run.config.rows.ltr) and not is_ranked:
@@ -140,22 +145,22 @@ def check(run: runner.Run) -> None:
 
 
 def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
-  """Learns the weights beside one retriever.
+  """Learns the weights of one retriever.
 
   Args:
     task: with the working directory's secret.
 
   Returns:
-    The weights; under `private/` where the retriever is, or the row is only
+    The weights; under `private/` if the retriever is, or the row is only
     compared.
   """
   config, retriever = task.settings, task.inputs.retriever
   has_claim = math.isfinite(retriever.statement.epsilon)
-  judged = _ranking.of_train(task, task.inputs.left_out)
+  judged = _ranking.read_train(task, task.inputs.left_out)
   number = len(judged.qrels)
   weights, claim = ranking.start(config.start), retriever.statement
-  if number:  # of those that were left out there may be none
-    weights, learned = _learned(task, judged, has_claim)
+  if number:  # there may be no left-out query
+    weights, learned = _learn(task, judged, has_claim)
     if has_claim:
       claim = joint.claim([claim, learned])
       assert claim is not None  # of one unit
@@ -172,17 +177,17 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
   )
 
 
-def _learned(
+def _learn(
   task: stage.Task[Config, Inputs], judged: _search.Judged, has_claim: bool
 ) -> tuple[np.ndarray, statement_lib.PrivacyStatement]:
-  """Returns the weights, and what they promise."""
+  """Returns the learned weights, and their statement."""
   config, number = task.settings, len(judged.qrels)
   if task.inputs.left_out:
     size = min(config.batch_size, number)
     config = dataclasses.replace(config, batch_size=size)
     task = dataclasses.replace(task, settings=config)
 
-  make = functools.partial(_ranking.records, task, judged, config.depth)
+  make = functools.partial(_ranking.make_records, task, judged, config.depth)
   clipped = optim.clipped_grad(
     loss_fn,
     l2_clip_norm=config.clip_norm,
@@ -190,7 +195,7 @@ def _learned(
   )
   trained, fields = private_training.train(
     task,
-    _ranking.settings(
+    _ranking.make_settings(
       config,
       task.inputs.prepared,
       epsilon=config.epsilon if has_claim else math.inf,

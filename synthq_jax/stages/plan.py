@@ -1,7 +1,7 @@
-"""The whole pipeline: all settings of a run in one value, and what runs it.
+"""Runs the whole pipeline: all settings of a run in one value.
 
-Which stages there are, and what each reads, is said by the modules of
-`synthq_jax.stages`; how results are made and skipped is in `runner`.
+The modules of `synthq_jax.stages` define the stages and their inputs. The
+module `runner` makes and skips results.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 STAGES = tuple(stages_lib.SUMMARIES)
-"""The names of the stages, in the order in which they run."""
+"""Names of the stages, in the order in which they run."""
 _PUBLIC = (rows_lib.PUBLIC_ONLY, rows_lib.UNTRAINED)
 _TRAININGS = {"finetune_dp", "direct_dp", "train_retriever"}
 _TRANSFORMERS = "--format=huggingface and sentence-transformers"
@@ -63,38 +63,41 @@ _TRANSFORMERS = "--format=huggingface and sentence-transformers"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
-  """The rows of the table."""
+  """Rows of the table."""
 
   bm25: bool = True
-  """BM25, which trains on nothing."""
+  """Whether BM25 is a row; it trains on nothing."""
   untrained: bool = True
-  """The public encoder, before any training on queries: what every other row has
-  to beat."""
+  """Whether the public encoder is a row, before any training on queries: every
+  other row has to beat it."""
   public_only: bool = True
-  """Synthetic queries of the public checkpoint, before any private step."""
+  """Whether synthetic queries of the public checkpoint, before any private
+  step, train a row."""
   original: bool = True
-  """The real queries, without privacy."""
+  """Whether the real queries train a row, without privacy."""
   synthetic: tuple[float, ...] = (8.0,)
-  """Synthetic queries of generators fine-tuned at these epsilons; inf: none."""
+  """Epsilons of the generators whose synthetic queries train a row each; inf:
+  without noise."""
   direct_dp: tuple[float, ...] = (8.0,)
-  """The real queries with DP directly, at these epsilons; inf is left out,
-  since `original` is that row."""
+  """Epsilons of the rows that train on the real queries with DP directly; inf
+  is left out, since `original` is that row."""
   fused: bool = False
-  """Each dense retriever beside BM25, a row each."""
+  """Whether each dense retriever gets another row, fused with BM25."""
   ltr: tuple[str, ...] = field_kinds.later(())
-  """Rows of dense retrievers, or their beginnings, that get a row more: their scores
-  and BM25's, weighed by private queries with DP (learning to rank)."""
+  """Names of dense retrievers' rows, or their beginnings, that get another row:
+  their scores and BM25's with weights that private queries teach with DP
+  (learning to rank)."""
   adapted: tuple[float, ...] = field_kinds.later(())
-  """A public encoder with a linear map of its vectors that private queries teach
-  at these epsilons."""
+  """Epsilons of the rows of a public encoder with a linear map of its query
+  vectors that private queries teach."""
   adapted_row: str = field_kinds.later("")
-  """The row of that encoder, "public_only" or "untrained"; empty: the first of these
-  that is made."""
+  """Row of that encoder, "public_only" or "untrained"; empty: the first of
+  these that is made."""
   compared: tuple[str, ...] = ()
-  """Rows with a finite epsilon that nobody will release, or their beginnings:
-  "direct_dp", "synthetic_eps16", "adapter", "ltr_untrained". They lie under
-  `private/` and stand on the private page alone. Whatever else has a finite epsilon counts as
-  released."""
+  """Names of rows with a finite epsilon that nobody will release, or their
+  beginnings: "direct_dp", "synthetic_eps16", "adapter", "ltr_untrained". They
+  lie under `private/`, and only the private page shows them. Every other row
+  with a finite epsilon counts as released."""
 
   def __post_init__(self):
     for row in self.compared:
@@ -130,7 +133,7 @@ class Rows:
             " change EPSILON"
           )
         name = rows_lib.Row(epsilon=epsilon).queries
-        if name in names:  # the second would overwrite the first, and cost
+        if name in names:  # the second would overwrite the first, at a cost
           raise ValueError(
             f"plan.Rows.{field} must hold epsilons whose rows have different"
             f" names, got {names[name]!r} and {epsilon!r}, both called {name}:"
@@ -140,7 +143,7 @@ class Rows:
 
   @property
   def adapter_base(self) -> rows_lib.Row | None:
-    """The retriever whose query vectors adapters map; None: it is not made."""
+    """Retriever whose query vectors adapters map; None: it is not made."""
     is_made = {
       rows_lib.PUBLIC_ONLY: self.public_only,
       rows_lib.UNTRAINED: self.untrained,
@@ -154,13 +157,13 @@ class Canaries:
   """Planted records whose secrets an audit asks the generator for."""
 
   number: int = 0
-  """How many of each kind and number of repetitions are made; a fair coin
-  decides which are planted. 0: no audit."""
+  """Canaries of each kind and number of repetitions; a fair coin decides
+  whether each is planted. 0: no audit."""
   kinds: tuple[str, ...] = tuple(canaries_lib.KINDS)
-  """Of `canaries.KINDS`."""
+  """Kinds of canaries, of `canaries.KINDS`."""
   repetitions: tuple[int, ...] = (1, 10, 100)
-  """How often a planted one stands in the private data; each is a record, and
-  counts in n."""
+  """Numbers of copies of a planted canary in the private data; each copy is a
+  record, and counts in n."""
   digits: int = 6
   """Digits of a secret."""
 
@@ -182,30 +185,31 @@ class Canaries:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-  """Everything that `synthq run` does: a field for each stage's Config."""
+  """Settings of `synthq run`: a field for each stage's Config, and more."""
 
   checkpoint: str = ""
-  """Public T5 that generators start from, and retrievers where they are no static
-  vectors, in our own format, T5X's or Hugging Face's; empty: the shipped."""
+  """Public T5 that generators start from, and retrievers if they are no static
+  vectors, in our own format, T5X's or Hugging Face's; empty: the shipped
+  one."""
   model: str | t5_config.T5Config | None = None
   """Shape that the checkpoint must have, or its name, such as "t5_1_1_base";
-  None: whatever it has."""
+  None: any shape."""
   encoder: encoder_start.EncoderStart = dataclasses.field(
     default_factory=encoder_start.EncoderStart
   )
-  """Public encoder from which retrievers start."""
+  """Public encoder that retrievers start from."""
   direct_dp_methods: tuple[direct_dp_lib.Config, ...] = ()
-  """Several instead of `direct_dp`, each with a label of its own."""
+  """Several methods instead of `direct_dp`, each with a label of its own."""
   test_sets: tuple[str, ...] = ()
-  """Public collections on which every row is scored, too, e.g. "beir:DIR"; a
+  """Public collections on which every row is scored as well, e.g. "beir:DIR"; a
   folder of such folders stands for all of them (`prepare_test_set.expand`)."""
   canaries: Canaries = dataclasses.field(default_factory=Canaries)
-  """What the audit plants."""
+  """Canaries that the audit plants."""
   rows: Rows = dataclasses.field(default_factory=Rows)
-  """What the table compares."""
+  """Rows of the table."""
   secret_seed: int | None = None
-  """Fixes batches and noise, for demonstrations on public data only; None
-  draws a secret that stays in the working directory's private folder."""
+  """Seed that fixes batches and noise, for demonstrations on public data only;
+  None draws a secret that stays in the working directory's private folder."""
   public_data: bool = False
   """Whether the "private" queries are public, so that the secret may be fixed;
   the demo set's are."""
@@ -270,7 +274,7 @@ class RunConfig:
     self._check_audit()
     self._check_depth(self.rows.fused, "fuse")
     self._check_depth(bool(self.rows.ltr), "learn_to_rank")
-    labels = [one.label for one in self.direct_dp_methods]
+    labels = [method.label for method in self.direct_dp_methods]
     if len(set(labels)) < len(labels):
       raise ValueError(
         "RunConfig.direct_dp_methods must have different labels, got"
@@ -286,11 +290,12 @@ class RunConfig:
 
   @property
   def has_public_queries(self) -> bool:
-    """Whether the "private" queries are public: the demo's, or said to be."""
+    """Whether the "private" queries are public: the demo's, or by
+    `public_data`."""
     return self.public_data or self.prepare_data.source == "environment_docs"
 
   def _check_depth(self, is_made: bool, name: str):
-    """Refuses a system that takes more of what is found than is searched for."""
+    """Refuses a system that reranks more results than the search returns."""
     taken = getattr(self, name).depth
     if is_made and self.evaluate.depth < taken:
       raise ValueError(
@@ -300,7 +305,8 @@ class RunConfig:
       )
 
   def _check_audit(self):
-    """Refuses an audit that would lack what it compares with."""
+    """Refuses an audit without the rows that its attacks are measured
+    against."""
     if not self.canaries.number:
       return
     lacking = {
@@ -337,26 +343,27 @@ def run(
 
   Args:
     config: all settings.
-    workdir: the working directory; finished results in it are used.
-    stages: what is wanted, of `STAGES`; what it needs is run too. None: all.
+    workdir: the working directory; its finished results are used.
+    stages: names of stages, of `STAGES`; the stages that they need run too.
+      None: all.
     progress: whether bars are shown.
-    on_accepted: called once the working directory is ours and holds no results
-      of other data, before anything else is written to it.
-    on_finished: called with the results of each stage once all is done.
+    on_accepted: called once the working directory is locked and holds no
+      results of other data, before anything else is written to it.
+    on_finished: called with the results of each stage after the last one.
 
   Returns:
-    The report, or None where it was not wanted.
+    The report, or None if it is not among the stages.
 
   Raises:
     ValueError: if a setting or the data cannot be used, or another run is in
       the working directory.
   """
-  wanted = stages_lib.with_needs(stages or STAGES, config)
-  _checks.check_size(config, wanted)
+  stage_names = stages_lib.with_needs(stages or STAGES, config)
+  _checks.check_size(config, stage_names)
   _checks.check_t5(config)
-  _checks.check_checkpoints(config, wanted)
+  _checks.check_checkpoints(config, stage_names)
   _checks.check_test_sets(config)
-  notes = export_notes(config, wanted)
+  notes = export_notes(config, stage_names)
   progress = progress and distributed.is_main()
   config = _with_progress(config, progress)
   with contextlib.ExitStack() as stack:
@@ -376,93 +383,96 @@ def run(
     is_main = distributed.is_main()
     test_sets = (
       prepare_test_set.expand(config.test_sets)
-      if "prepare_test_set" in wanted
+      if "prepare_test_set" in stage_names
       else ()
     )
     planned = rows_lib.Plan(
       config=config,
-      wanted=wanted,
-      test_sets={one.name: one for one in test_sets},
+      wanted=stage_names,
+      test_sets={item.name: item for item in test_sets},
     )
     this = runner.Run(
       planned,
       space,
-      [*map(stages_lib.get, wanted)],
-      say=functools.partial(print, flush=True) if is_main else _nothing,
+      [*map(stages_lib.get, stage_names)],
+      say=functools.partial(print, flush=True) if is_main else _do_nothing,
       progress=progress,
     )
     for note in notes:
       this.say(note)
-    this.execute(on_accepted if is_main else _nothing)
-    made = {
-      name: [one.value for one in rows.values()]
+    this.execute(on_accepted if is_main else _do_nothing)
+    finished = {
+      name: [item.value for item in rows.values()]
       for name, rows in this.made.items()
     }
-    on_finished(made)
-    return next(iter(made.get("report", ())), None)
+    on_finished(finished)
+    return next(iter(finished.get("report", ())), None)
 
 
 def outlook(
-  config: RunConfig, workdir: str | os.PathLike, wanted: Sequence[str]
+  config: RunConfig, workdir: str | os.PathLike, stage_names: Sequence[str]
 ) -> _planned.Outlook:
-  """Plans a run, and finds which of its results are there; makes nothing.
+  """Plans a run, and finds its finished results; makes nothing.
 
   Args:
     config: all settings.
-    workdir: the working directory, which need not be there.
-    wanted: stages, of `STAGES`; what they need is in the list, too.
+    workdir: the working directory, which may be missing.
+    stage_names: names of stages, of `STAGES`; the list includes the stages that
+      they need.
 
   Returns:
     The rows of every stage, the finished ones, and the private trainings.
 
   Raises:
-    ValueError: if a setting names what is not there, as `run` would find.
+    ValueError: if a setting names missing files, as `run` would find.
   """
-  wanted = stages_lib.with_needs(wanted, config)
-  stages = [*map(stages_lib.get, wanted)]
-  _checks.check_named(config, wanted)
-  _checks.check_size(config, wanted)
-  names = prepare_test_set.names(config.test_sets)
+  stage_names = stages_lib.with_needs(stage_names, config)
+  stages = [*map(stages_lib.get, stage_names)]
+  _checks.check_named(config, stage_names)
+  _checks.check_size(config, stage_names)
+  names = prepare_test_set.list_names(config.test_sets)
   planned = rows_lib.Plan(
-    config=config, wanted=wanted, test_sets=dict.fromkeys(names)
+    config=config, wanted=stage_names, test_sets=dict.fromkeys(names)
   )
   prepared = None
   try:
     space = workspace.Workspace(workdir, config.secret_seed, may_draw=False)
-  except ValueError:  # nobody has drawn its secret: nothing is there
-    first, *later = wanted
-    there: list[tuple[str, Mapping[str, bool] | None]] = [
+  except ValueError:  # without a secret there is no result
+    first, *later = stage_names
+    stages_done: list[tuple[str, Mapping[str, bool] | None]] = [
       (first, {"": False}),
       *((name, None) for name in later),
     ]
   else:
     test_sets = prepare_test_set.expand(config.test_sets)
     planned = dataclasses.replace(
-      planned, test_sets={one.name: one for one in test_sets}
+      planned, test_sets={item.name: item for item in test_sets}
     )
-    this = runner.Run(planned, space, stages, say=_nothing)
-    there = list(this.survey())
+    this = runner.Run(planned, space, stages, say=_do_nothing)
+    stages_done = list(this.survey())
     prepared = this.prepared if this.get_results("prepare_data") else None
   return _planned.Outlook(
-    there=there,
-    rows={one.name: tuple(one.plan(planned)) for one in stages},
-    trainings=tuple(_planned.trainings(planned, prepared)),
+    there=stages_done,
+    rows={item.name: tuple(item.plan(planned)) for item in stages},
+    trainings=tuple(_planned.plan_trainings(planned, prepared)),
   )
 
 
-def export_notes(config: RunConfig, wanted: Sequence[str]) -> Sequence[str]:
-  """Returns lines on formats in which no model of a run could be exported.
+def export_notes(
+  config: RunConfig, stage_names: Sequence[str]
+) -> Sequence[str]:
+  """Returns notes on formats in which no model of a run could be exported.
 
   Args:
     config: all settings.
-    wanted: stages, with what they need.
+    stage_names: names of the stages, with the stages that they need.
 
   Raises:
-    ValueError: if the vocabulary cannot be used, or says another end of a text
-      than a checkpoint.
+    ValueError: if the vocabulary cannot be used, or its end-of-text id differs
+      from a checkpoint's.
   """
-  vocabulary = _checks.vocabulary(config)
-  if vocabulary is None or not _TRAININGS & set(wanted):
+  vocabulary = _checks.load_vocabulary(config)
+  if vocabulary is None or not _TRAININGS & set(stage_names):
     return ()
   try:
     tokenizer_json.check(vocabulary.path)
@@ -473,16 +483,16 @@ def export_notes(config: RunConfig, wanted: Sequence[str]) -> Sequence[str]:
   return ()
 
 
-def _nothing(*told: str) -> None:
-  del told
+def _do_nothing(*messages: str) -> None:
+  del messages
 
 
 def _with_progress(value: Any, progress: bool) -> Any:
-  """Hands the choice of progress bars to every loop below some settings."""
+  """Sets the choice of progress bars in every loop below some settings."""
   if isinstance(value, loop.Settings):
     return dataclasses.replace(value, progress=progress)
   if isinstance(value, tuple):
-    return tuple(_with_progress(one, progress) for one in value)
+    return tuple(_with_progress(item, progress) for item in value)
   if not dataclasses.is_dataclass(value):
     return value
   named = [field.name for field in dataclasses.fields(value) if field.init]

@@ -1,11 +1,11 @@
 """Turns raw data into documents (public), queries (private), splits and arrays.
 
 The unit of privacy is the query. A query with several relevant documents is
-one record all the same: one of them, drawn with the seed, is kept for training.
-Or it is the user, of whom at most so many queries are kept, all in one split
-(`splits.by_user`). Vocabulary and public test set are made from documents alone.
-Which documents were asked about is private unless `Config.written_for` says
-otherwise.
+still one record: one of the documents, drawn with the seed, is kept for
+training. Or the unit is the user, with a maximum number of queries that are
+kept, all in one split (`splits.by_user`). Vocabulary and public test set are
+made from documents alone. The list of documents that were asked about is
+private unless `Config.written_for` says otherwise.
 """
 
 import dataclasses
@@ -54,22 +54,23 @@ __all__ = [
 TRAIN, TEST = "train", "test"
 UNITS = ("query", "user")
 _MOST_SENTENCES = 20_000
-"""Documents that are looked at for the public test set: memory is bounded."""
+"""Documents that are read for the public test set: memory is bounded."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """Which data, and how it is cut."""
+  """Settings of the data and its splits."""
 
   source: str = "environment_docs"
-  """The form of one of `data.sources.KINDS`, e.g. "environment_docs",
-  "beir:DIR", "jsonl:FILE" or "log:FILE@CORPUS"."""
+  """Source of the data, in the form of one of `data.sources.KINDS`, e.g.
+  "environment_docs", "beir:DIR", "jsonl:FILE" or "log:FILE@CORPUS"."""
   query_field: str = "query"
   """Column of a log, or key of a JSONL line, that holds the query."""
   document_field: str = "document"
-  """The one that holds the document, or its id where there is a corpus."""
+  """Column or key that holds the document, or its id if there is a corpus."""
   vocabulary: str = ""
-  """SentencePiece model; empty: the checkpoint's; "train": from documents."""
+  """SentencePiece model; empty: the checkpoint's; "train": trained on
+  documents."""
   vocab_size: int = 4064
   """Pieces of a trained vocabulary, without extra ids."""
   extra_ids: int = 32
@@ -77,46 +78,48 @@ class Config:
   document_length: int = 64
   """Tokens of a document, or of a passage, EOS included."""
   retriever_length: int = field_kinds.later(0)
-  """Tokens of a document that retrievers read, EOS included, where these are more
-  than `document_length`, which generators read; 0 for passages. Data that is
-  prepared again is trained on again: each private training counts anew."""
+  """Tokens of a document that retrievers read, EOS included, if more than
+  `document_length`, which generators read; 0 for passages. Data that is
+  prepared again is trained on again, and each private training counts anew."""
   passage_stride: int = 0
-  """Cut longer documents into passages, which all begin with the title: tokens
-  of the text from the beginning of one to that of the next. 0: read nothing
-  beyond `document_length`."""
+  """Tokens of the text from the beginning of one passage to that of the next.
+  Longer documents are cut into such passages, which all begin with the title.
+  0: nothing beyond `document_length` is read."""
   query_length: int = 24
   """Tokens of a query, EOS included."""
   test_split: str = "test"
-  """The split that is scored, "dev" for MS MARCO; several joined by "+"."""
+  """Split that is scored, "dev" for MS MARCO; several are joined by "+"."""
   public_test_documents: int = 1000
-  """Documents of the public test set, at most."""
+  """Maximum documents of the public test set."""
   written_for: str = "all"
   """Documents that queries are written for: "all", drawn without looking at a
   query, or "train", those that the train queries ask about, as in the papers.
-  "train" publishes which these are, and every statement says so; not for the
-  demo, whose splits depend on the words of all queries."""
+  "train" publishes the list of these, and every statement says so. It is not
+  for the demo, whose splits depend on the words of all queries."""
   seed: int = 0
-  """Splits, and which of several relevant documents is kept."""
+  """Seed of the splits, and of the choice among several relevant documents."""
   unit: str = field_kinds.later("query")
-  """What is protected: "query", or "user": all queries with one user id."""
+  """Unit of privacy: "query", or "user" with all queries of one user id."""
   queries_per_user: int = field_kinds.later(1)
-  """K: where the unit is the user, how many queries of one are kept at most."""
+  """K: maximum queries of a user that are kept, if the unit is the user."""
   user_field: str = field_kinds.later(unit_lib.WHO)
   """Column of a log, or key of a JSONL line, that holds the user id."""
   quotes: str = field_kinds.later("auto")
-  """Quotation marks of tab-separated tables: "csv", which quote cells as csv.writer
-  does, "text", or "auto", which looks at the table (`data.quoting`)."""
+  """Quotation marks of tab-separated tables: "csv", which quote cells as
+  csv.writer does, "text", or "auto", which inspects the table
+  (`data.quoting`)."""
   strict: bool = field_kinds.speed_only(False)
   """Whether judgements of unknown queries or documents, and judgements of one
-  split alone, stop the run; else the first are left out and counted, and queries
-  are divided by their words."""
+  split alone, stop the run. Otherwise the first are left out and counted, and
+  queries are divided by their words."""
   shared_in: str = field_kinds.speed_only("")
-  """A private folder of prepared data that the runs of a sweep share: the first to
-  prepare it leaves a copy there, which holds real queries. Empty: none."""
+  """Private folder of prepared data that the runs of a sweep share. The first
+  run to prepare it leaves a copy there, which holds real queries. Empty:
+  none."""
 
   @property
   def read_length(self) -> int:
-    """Tokens of a document that are kept, which is what retrievers read."""
+    """Tokens of a document that are kept: those that retrievers read."""
     return max(self.document_length, self.retriever_length)
 
   def __post_init__(self):
@@ -146,9 +149,9 @@ class Config:
       )
     if TRAIN in self.test_split.split("+"):
       raise ValueError(
-        f"prepare_data.Config.test_split must leave out {TRAIN!r}, on whose"
-        f" queries everything is trained, got {self.test_split!r}: name what is"
-        " held out as TEST_SPLIT"
+        f"prepare_data.Config.test_split must leave out {TRAIN!r}, on"
+        f" which every model is trained, got {self.test_split!r}: set TEST_SPLIT"
+        " to a held-out split"
       )
     kind = self.source.partition(":")[0]
     if self.user_field != unit_lib.WHO and kind not in sources.OF_LINES:
@@ -167,11 +170,11 @@ class Config:
 
 
 def make_job(run: runner.Run, _: None) -> stage.Job[None]:
-  """Returns the one collection of the run, in which a vocabulary is named."""
+  """Returns the one collection of the run, with a named vocabulary."""
   settings = run.config.prepare_data
   if not settings.vocabulary:
-    beside = inputs.vocabulary_beside(run.start)
-    settings = dataclasses.replace(settings, vocabulary=str(beside))
+    stored = inputs.vocabulary_beside(run.start)
+    settings = dataclasses.replace(settings, vocabulary=str(stored))
   vocabulary = stores.local(settings.vocabulary)
   settings = dataclasses.replace(settings, vocabulary=vocabulary)
   named, vocabulary, source = _contents(settings)
@@ -186,31 +189,31 @@ def run(task: stage.Task[Config, None]) -> results.PreparedData:
   """Reads, splits and tokenizes the data.
 
   Args:
-    task: with the working directory's secret, which keys the digest.
+    task: task with the working directory's secret, which keys the digest.
 
   Returns:
-    Where everything lies, and how much there is.
+    The folders of the data, and its counts.
 
   Raises:
     ValueError: if the data cannot be read or a split has no pairs.
   """
   if not task.settings.shared_in:
     return _prepare(task)
-  # Without the secret: whoever reads the copies reads the queries in them.
+  # The key needs no secret: readers of the copies can read their queries anyway.
   contents = (synthq_jax.__version__, *_contents(task.settings))
   key = artifacts.fingerprint("shared", *contents)
   copy = pathlib.Path(task.settings.shared_in) / key
-  if left := _prepared.take(task, copy):
-    return left
+  if shared := _prepared.take(task, copy):
+    return shared
   result = _prepare(task)
   _prepared.publish(task, result, copy)
   return result
 
 
 def _contents(settings: Config) -> tuple[Config, str, str]:
-  """Returns settings and digests of what is read, whatever its place.
+  """Returns settings and digests of the input files, whatever their folder.
 
-  Files are known by their content: data that was moved is the same data.
+  Files are identified by their content: data that was moved is the same data.
   """
   kind = settings.source.partition(":")[0]
   return (
@@ -237,10 +240,10 @@ def _prepare(task: stage.Task[Config, None]) -> results.PreparedData:
   _check_names(data, config)
   data = collection.join_splits(data, config.test_split)
   _check_splits(data, config)
-  # What is not there trains nothing, and lowers the scores of the test split.
+  # Missing documents train nothing, and lower the scores of the test split.
   data = data.without_lacking(data.qrels.keys() - {config.test_split})
-  public = workspace.emptied(space.public("prepare_data"))
-  private = workspace.emptied(space.private("prepare_data"))
+  public = workspace.make_empty(space.public("prepare_data"))
+  private = workspace.make_empty(space.private("prepare_data"))
   model = _vocabulary(config, data, public)
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
   state = hashlib.sha256(str(space.seed("digest")).encode())
@@ -291,7 +294,7 @@ def _prepare(task: stage.Task[Config, None]) -> results.PreparedData:
 
 
 def _source(config: Config) -> sources.Source:
-  """Returns the source that the settings name, not read yet."""
+  """Opens the source that the settings name, without reading it."""
   return sources.open(
     config.source,
     **_named(config),
@@ -313,12 +316,13 @@ def _fields(config: Config) -> jsonl.Fields:
 
 
 def check_source(config: Config) -> None:
-  """Refuses a source without its files or columns; reads headers alone."""
+  """Refuses a source with missing files or columns; reads headers alone."""
   sources.check(config.source, **_named(config), fields=_fields(config))
 
 
 def _named(config: Config) -> dict[str, Any]:
-  """Returns what messages call the source, and which kinds will do."""
+  """Returns the name of the source in messages, and the kinds that are
+  allowed."""
   of_users = config.unit == "user"
   return {
     "setting": "prepare_data.source" + (" of UNIT='user'" if of_users else ""),
@@ -334,7 +338,7 @@ def get_unit(config: Config) -> unit_lib.Unit:
 
 
 def _num_users(config: Config, data: collection.Collection) -> dict[str, int]:
-  """Counts the users of each split, where they are what is protected."""
+  """Counts the users of each split, if these are the unit."""
   if config.unit == "query":
     return {}
   user_of = {query.id: query.client for query in data.queries}
@@ -345,7 +349,7 @@ def _num_users(config: Config, data: collection.Collection) -> dict[str, int]:
 
 
 def _check_names(data: collection.Collection, config: Config) -> None:
-  """Refuses splits that are not there, and says which setting names them."""
+  """Refuses splits that do not exist, and names the setting."""
   if TRAIN not in data.qrels:
     raise ValueError(
       f"{config.source}: expected relevant pairs in split {TRAIN!r}, which"
@@ -361,7 +365,7 @@ def _check_names(data: collection.Collection, config: Config) -> None:
 
 
 def _check_splits(data: collection.Collection, config: Config) -> None:
-  """Refuses splits without pairs, and queries on both sides."""
+  """Refuses splits without pairs, and queries that are in both splits."""
   queries = {}
   for split in (TRAIN, config.test_split):
     queries[split] = {query for query, _ in data.pairs(split)}
@@ -390,31 +394,31 @@ def _vocabulary(
       vocab_size=config.vocab_size,
     )
     return model
-  given = pathlib.Path(config.vocabulary)
-  artifacts.write_atomically(model, given.read_bytes())
+  path = pathlib.Path(config.vocabulary)
+  artifacts.write_atomically(model, path.read_bytes())
   return model
 
 
 def check_vocabulary(
   named: str | pathlib.Path, extra_ids: int
 ) -> vocabulary_lib.SentencePiece | None:
-  """Refuses what is no vocabulary before the data is read.
+  """Refuses a file that is no vocabulary, before the data is read.
 
   Args:
-    named: `Config.vocabulary`, or where the checkpoint's would be.
-    extra_ids: of the settings.
+    named: `Config.vocabulary`, or the path of the checkpoint's.
+    extra_ids: number of extra ids in the settings.
 
   Returns:
-    The vocabulary; None where one is trained.
+    The vocabulary; None if it will be trained.
 
   Raises:
     ValueError: if it is no SentencePiece model, or one that cannot be used.
   """
   if named == "train":
     return None
-  given = pathlib.Path(named)
-  fingerprints.check_file(given)
-  return vocabulary_lib.load(given, extra_ids=extra_ids)
+  path = pathlib.Path(named)
+  fingerprints.check_file(path)
+  return vocabulary_lib.load(path, extra_ids=extra_ids)
 
 
 def _write_queries(
@@ -422,17 +426,18 @@ def _write_queries(
 ) -> dict[str, int]:
   """Writes SPLIT.npz: ids and tokens of queries, a document of each, a passage.
 
-  And "users", a number for who asked, where that is what is protected, and
-  "gathered" (`collection.Collection`), where the splits' rule did so. A test query
-  whose relevant documents are all lacking has no document to be paired with: it is
-  in a file of its own, since scores count it, as 0.
+  The file also holds "users", a number for each query's user, if users are the
+  unit; and "gathered" (`collection.Collection`), if the rule of the splits
+  gathered queries. A test query whose relevant documents are all missing has no
+  document to be paired with. It is in a file of its own, since scores count it,
+  as 0.
   """
   asked = data.query_by_id()
   by_text = sources.kind_of(config.source).named_by_text
   position = {name: i for i, name in enumerate(data.document_ids())}
   counts = {}
   for split, judged in data.qrels.items():
-    ids, chosen, alone = [], [], []
+    ids, chosen, unpaired = [], [], []
     for query, grades in judged.items():
       relevant = [
         d for d, grade in grades.items() if grade > 0 and d not in data.lacking
@@ -444,12 +449,12 @@ def _write_queries(
         )
         chosen.append(position[document])
       elif split == config.test_split and max(grades.values()) > 0:
-        alone.append(query)
+        unpaired.append(query)
     tokens, others = (
       vocabulary_lib.tokenize(
         vocabulary, [asked[q].text for q in some], length=config.query_length
       )
-      for some in (ids, alone)
+      for some in (ids, unpaired)
     )
     owners = np.array(chosen, np.int32)
     fields = {
@@ -460,45 +465,45 @@ def _write_queries(
     }
     if data.gathered:
       fields["gathered"] = np.array([q in data.gathered for q in ids], bool)
-    rest = {"ids": array_files.as_texts(alone), "tokens": others}
+    rest = {"ids": array_files.as_texts(unpaired), "tokens": others}
     if config.unit == "user":
       _, numbers = np.unique(
-        [asked[q].client for q in (*ids, *alone)], return_inverse=True
+        [asked[q].client for q in (*ids, *unpaired)], return_inverse=True
       )
       numbers = numbers.astype(np.int32)
       fields["users"], rest["users"] = np.split(numbers, [len(ids)])
     path = private / f"{split}.npz"
     array_files.save_npz(path, fields)
-    if alone:
-      array_files.save_npz(inputs.unanswered(path), rest)
-    counts[split] = len(ids) + len(alone)
+    if unpaired:
+      array_files.save_npz(inputs.get_unanswered_path(path), rest)
+    counts[split] = len(ids) + len(unpaired)
   return counts
 
 
 def _write_asked(
   config: Config, data: collection.Collection, public: pathlib.Path
 ) -> int:
-  """Publishes which documents train queries ask about, if they are public.
+  """Publishes the documents that train queries ask about, if they are public.
 
-  All relevant documents of every train query, not the one that is kept for
-  training: which one that is follows from a query's id, and so, in a log, from
-  its text.
+  The list holds all relevant documents of every train query, not the one that
+  is kept for training. The choice of that one depends on a query's id, and so,
+  in a log, on its text.
 
   Formal guarantee:
-    None for the list. The texts of the queries keep what is claimed for them
-    beside it. Unit: the text of one train query. Relation: it is emptied, while
-    ids and clicks of the source, who asked, all other queries and the number of
-    records stay; another text in its place is two such changes. The list has one
-    law for all texts:
-    - a log that is divided by documents (`splits.split_by_own_document`) puts
-      those documents of the first side on the list that were clicked, and looks
-      at no text; splits that a source declares are taken as fixed;
+    None for the list. The texts of the queries keep their claim beside it. Unit:
+    the text of one train query. Relation: it is emptied, while ids and clicks of
+    the source, the users, all other queries and the number of records stay;
+    another text in its place is two such changes. The list has one distribution
+    for all texts:
+    - a log that is divided by documents (`splits.split_by_own_document`) lists
+      those documents of the first side that were clicked, and reads no text;
+      splits that a source declares are taken as fixed;
     - `splits.where_none` and `splits.by_user` draw sides, and the latter the
       queries that are kept, by hashes of ids of queries or users, keyed with the
-      run's secret: for ids that differ they are independent draws, also where
-      the id of a query is a digest of its text.
-    Given equal draws c the lists are equal, and what else is released from train
-    queries keeps its (epsilon, delta); so does the mixture over draws, as
+      run's secret: for ids that differ they are independent draws, also if the
+      id of a query is a digest of its text.
+    Given equal draws c the lists are equal, and all other releases from train
+    queries keep their (epsilon, delta); so does the mixture over draws, as
     sum_c P(c) P(A | c, t) <= e^epsilon sum_c P(c) P(A | c, t') + delta.
   """
   if config.written_for != TRAIN:
@@ -515,7 +520,7 @@ def _write_asked(
 
 
 def _sample(config: Config, num_documents: int) -> np.ndarray:
-  """Draws the documents that the public test set may take."""
+  """Draws the documents that the public test set may use."""
   rng = np.random.default_rng([config.seed, 1])
   return rng.permutation(num_documents)[:_MOST_SENTENCES]
 
@@ -525,26 +530,28 @@ def _write_public_test(config, documents, vocabulary, public) -> int:
 
   They measure retrievers without private queries.
   """
-  made: list[tuple[str, str, str]] = []
+  pseudo_queries: list[tuple[str, str, str]] = []
   texts = [sentences.split(document.text) for document in documents]
   idf = sentences.compute_idf(texts)
   for document, parts in zip(documents, texts, strict=True):
     best = sentences.choose(parts, idf)
-    if best is not None and len(made) < config.public_test_documents:
+    if best is not None and len(pseudo_queries) < config.public_test_documents:
       rest = " ".join(parts[:best] + parts[best + 1 :])
-      made.append((document.id, parts[best], rest))
-  if not made:
+      pseudo_queries.append((document.id, parts[best], rest))
+  if not pseudo_queries:
     return 0
   beir.write_beir(
     public / "public_test",
     collection.Collection(
       documents=tuple(
-        collection.Document(id=name, text=rest) for name, _, rest in made
+        collection.Document(id=name, text=rest)
+        for name, _, rest in pseudo_queries
       ),
       queries=tuple(
-        collection.Query(id=f"p{name}", text=query) for name, query, _ in made
+        collection.Query(id=f"p{name}", text=query)
+        for name, query, _ in pseudo_queries
       ),
-      qrels={TEST: {f"p{name}": {name: 1} for name, _, _ in made}},
+      qrels={TEST: {f"p{name}": {name: 1} for name, _, _ in pseudo_queries}},
     ),
   )
   array_files.save_npz(
@@ -552,17 +559,17 @@ def _write_public_test(config, documents, vocabulary, public) -> int:
     {
       "tokens": vocabulary_lib.tokenize(
         vocabulary,
-        [rest for *_, rest in made],
+        [rest for *_, rest in pseudo_queries],
         length=config.read_length,
       ),
       "query_tokens": vocabulary_lib.tokenize(
         vocabulary,
-        [query for _, query, _ in made],
+        [query for _, query, _ in pseudo_queries],
         length=config.query_length,
       ),
     },
   )
-  return len(made)
+  return len(pseudo_queries)
 
 
 def _digest(state, data: collection.Collection) -> str:
@@ -577,10 +584,10 @@ STAGE = stage.Stage(
   name="prepare_data",
   result=results.PreparedData,
   config=Config,
-  plan=stage.only,
+  plan=stage.plan_one_result,
   job=make_job,
   run=run,
   needs=(),
   needs_secret=True,
-  place_of=lambda made: made.private_directory,
+  place_of=lambda result: result.private_directory,
 )

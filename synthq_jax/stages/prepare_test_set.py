@@ -1,7 +1,7 @@
 """Prepares further test sets, such as BEIR's: public collections with queries.
 
-Every retriever of the run is scored on them as it is: nothing is trained or
-chosen on them.
+Every retriever of the run is scored on them as it is: no stage trains or
+chooses on them.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ _BY_NAME = ("tfds", "seqio", "ir_datasets")
 _KINDS = (*_FOLDERS, *_BY_NAME)
 _SETTING = "RunConfig.test_sets"
 _FOLDER_SPLITS = {"validation": "dev"}
-"""What TFDS calls a split, and what it is called in a BEIR folder."""
+"""Names of TFDS splits -> names in a BEIR folder."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class TestSet:
   __test__ = False  # for pytest
 
   name: str
-  """In tables and file names; parts of a group of BEIR's are GROUP.PART."""
+  """Name in tables and files; parts of a group of BEIR's are GROUP.PART."""
   source: sources.Source
-  """Where it is."""
+  """Source of the set."""
   split: str
   """The split that is scored."""
   drop_identical: bool
@@ -61,77 +61,81 @@ class TestSet:
 
 
 def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
-  """Finds the sets that a setting names.
+  """Lists the test sets that a setting names.
 
-  A set is called as its folder, a part of a group of BEIR's with the group
-  before it: cqadupstack/android is cqadupstack.android. A folder without a
-  corpus stands for all sets below it. By convention a set called msmarco is
-  scored on dev, the others on test; results with the query's own id are dropped
+  The name of a set is that of its folder; a part of a group of BEIR's has the
+  group before it: cqadupstack/android is cqadupstack.android. A folder without
+  a corpus stands for all sets below it. By convention a set called msmarco is
+  scored on dev, the others on test. Results with the query's own id are dropped
   for the sets of BEIR that hold their queries, and for sets that BEIR doesn't
   know.
 
   Args:
-    texts: as `SOURCE`, e.g. "beir:DIR".
+    texts: sources in the form of `SOURCE`, e.g. "beir:DIR".
 
   Returns:
     The sets.
 
   Raises:
-    ValueError: if there is none at a place, or two have one name.
+    ValueError: if a folder has no set, or two sets have one name.
   """
-  found = []
+  test_sets = []
   for text in texts:
-    found += _named(sources.open(text, _SETTING, kinds=_KINDS))
+    test_sets += _name_sets(sources.open(text, _SETTING, kinds=_KINDS))
   titles = [*beir_sets.GROUPS, tables.AVERAGE]
-  names = [one.name for one in found]
+  names = [test_set.name for test_set in test_sets]
   twice = [name for name in names if [*titles, *names].count(name) > 1]
   if twice:
     raise ValueError(
       f"RunConfig.test_sets must have different names, got {twice[0]!r} twice:"
       " rename a folder"
     )
-  return tuple(found)
+  return tuple(test_sets)
 
 
-def names(texts: Sequence[str]) -> list[str]:
-  """Names the sets of a setting; one under a URL, which is not opened, by it."""
+def list_names(texts: Sequence[str]) -> list[str]:
+  """Lists the names of a setting's sets; a URL, which is not opened, names its
+  set."""
   remote = [text for text in texts if sources.is_remote(text)]
   here = [text for text in texts if text not in remote]
-  return [*(one.name for one in expand(here)), *remote]
+  return [*(test_set.name for test_set in expand(here)), *remote]
 
 
 def refuse_private(test_sets: Sequence[TestSet], source: str) -> None:
-  """Refuses a run's private log as a test set, whose queries lie in the open.
+  """Refuses a run's private log as a test set, whose queries would be public.
 
   Args:
-    test_sets: that are named beside it, or stand below a folder that is.
-    source: of the run, as `prepare_data.Config.source`.
+    test_sets: sets that the setting names, or that lie below a folder that it
+      names.
+    source: source of the run, as `prepare_data.Config.source`.
 
   Raises:
-    ValueError: if one is at the log's place, or has the same files.
+    ValueError: if a set is at the log's path, or has the same files.
   """
   private = sources.open(source, "prepare_data.Config.source")
-  alike = [one for one in test_sets if one.source.kind == private.kind]
+  alike = [
+    test_set for test_set in test_sets if test_set.source.kind == private.kind
+  ]
   private = _without_corpus(private)
-  place = os.path.realpath(private.place)
-  is_there = os.path.exists(place) or private.kind == "seqio"
+  private_path = os.path.realpath(private.place)
+  is_there = os.path.exists(private_path) or private.kind == "seqio"
   digest = private.digest() if alike and is_there else None
-  for one in alike:
-    other = _without_corpus(one.source)
-    if os.path.realpath(other.place) == place or (
+  for test_set in alike:
+    other = _without_corpus(test_set.source)
+    if os.path.realpath(other.place) == private_path or (
       digest is not None and other.digest() == digest
     ):
-      raise _is_private(one.name)
+      raise _make_error(test_set.name)
 
 
 def _without_corpus(source: sources.Source) -> sources.Source:
-  """Returns a task of queries, whichever task it takes its documents from."""
+  """Returns a task of queries without the task of its documents."""
   if source.kind != "seqio":
     return source
   return dataclasses.replace(source, place=source.place.partition("@")[0])
 
 
-def _is_private(name: str) -> ValueError:
+def _make_error(name: str) -> ValueError:
   return ValueError(
     f"{_SETTING} must not hold the private log, got {name}, which is SOURCE or has"
     " its files: its queries and all rows' scores on them would lie in the open;"
@@ -141,49 +145,50 @@ def _is_private(name: str) -> ValueError:
 
 
 def check_named(texts: Sequence[str], private: str | None = None) -> None:
-  """Refuses sets whose files are not there, or that are the private log.
+  """Refuses sets whose files are missing, or that are the private log.
 
-  Nothing is downloaded: of sets under a URL, one with the log's URL is refused.
+  Nothing is downloaded; of sets under a URL, one with the log's URL is refused.
 
   Args:
-    texts: as in `expand`.
-    private: the run's source, where its queries are private.
+    texts: sources, see `expand`.
+    private: the run's source, if its queries are private.
 
   Raises:
-    ValueError: as `expand` and `refuse_private`, or as reading the set would.
+    ValueError: as `expand` and `refuse_private` do, or as reading the set
+      would.
   """
   here = []
   for text in texts:
     if sources.is_remote(text):
       sources.check(text, _SETTING, kinds=_KINDS)
       if private and text.rstrip("/") == private.rstrip("/"):
-        raise _is_private(text)
+        raise _make_error(text)
     else:
       here.append(text)
-  further = expand(here)
-  for one in further:
-    sources.check(f"{one.source.kind}:{one.source.place}", _SETTING)
+  test_sets = expand(here)
+  for test_set in test_sets:
+    sources.check(f"{test_set.source.kind}:{test_set.source.place}", _SETTING)
   if private and not sources.is_remote(private):
-    refuse_private(further, private)
+    refuse_private(test_sets, private)
 
 
-def _named(source: sources.Source) -> list[TestSet]:
-  """Names a set, or all sets below a folder."""
+def _name_sets(source: sources.Source) -> list[TestSet]:
+  """Lists one set, or all sets below a folder."""
   if source.kind in _BY_NAME:
     name = source.place.partition("@")[0]
     if source.kind == "seqio":  # a task, or the folder of its cache
       name = pathlib.Path(name).name
-    return [_test_set(name.replace("/", "."), source)]
+    return [_make_test_set(name.replace("/", "."), source)]
   root = pathlib.Path(source.place)
   if not root.is_dir():
     raise ValueError(
       f"RunConfig.test_sets: expected a folder, got none: {root}"
     )
   if source.kind != "beir" or _has_corpus(os.listdir(root)):
-    return [_test_set(_called(root), source)]
+    return [_make_test_set(_get_name(root), source)]
   below = sorted(
-    pathlib.Path(place)
-    for place, _, names in os.walk(root, followlinks=True)
+    pathlib.Path(folder)
+    for folder, _, names in os.walk(root, followlinks=True)
     if _has_corpus(names)
   )
   if not below:
@@ -192,7 +197,9 @@ def _named(source: sources.Source) -> list[TestSet]:
       " below it, got none: check the path"
     )
   return [
-    _test_set(_called(path), dataclasses.replace(source, place=str(path)))
+    _make_test_set(
+      _get_name(path), dataclasses.replace(source, place=str(path))
+    )
     for path in below
   ]
 
@@ -201,36 +208,39 @@ def _has_corpus(names: Sequence[str]) -> bool:
   return not {*compression.variants("corpus.jsonl")}.isdisjoint(names)
 
 
-def _called(path: pathlib.Path) -> str:
-  """Returns the name of a set: its folder's, and its group's before it."""
+def _get_name(path: pathlib.Path) -> str:
+  """Returns the name of a set: its folder's, after its group's."""
   *_, parent, name = ("", *path.absolute().parts)
   return f"{parent}.{name}" if parent in beir_sets.GROUPS else name
 
 
-def _test_set(name: str, source: sources.Source) -> TestSet:
+def _make_test_set(name: str, source: sources.Source) -> TestSet:
   """Applies BEIR's conventions; its folders have - where TFDS has _."""
   key = name.replace("-", "_").removeprefix("beir_" * (source.kind == "seqio"))
-  known = {
-    one.task.removeprefix("beir_") if source.kind == "seqio" else one.name: one
-    for one in beir_sets.SETS
+  beir_set = {
+    each.task.removeprefix("beir_")
+    if source.kind == "seqio"
+    else each.name: each
+    for each in beir_sets.SETS
   }.get(key)
-  split = known.scored if known else "test"
+  split = beir_set.scored if beir_set else "test"
   return TestSet(
     name=name,
     source=source,
     split=_FOLDER_SPLITS.get(split, split),
-    drop_identical=known.holds_queries if known else True,
+    drop_identical=beir_set.holds_queries if beir_set else True,
   )
 
 
 def _answers_itself(judged: collection.Qrels) -> bool:
-  """Whether a document with its query's id is relevant: ids then say nothing."""
+  """Checks whether a document with its query's id is relevant: ids then tell
+  nothing."""
   return any(grades.get(query, 0) > 0 for query, grades in judged.items())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """Whose vocabulary and lengths are used."""
+  """The run's documents, whose vocabulary and lengths are used."""
 
   documents: results.PublicDocuments  # the run's own
 
@@ -243,11 +253,11 @@ def plan_rows(plan: rows.Plan) -> dict[str, TestSet | None]:
 def make_job(
   run: runner.Run, test_set: TestSet | None
 ) -> stage.Job[Inputs] | None:
-  """Returns the preparation of one set, which is given nothing that is private.
+  """Returns the preparation of one set; it receives no private data.
 
   Args:
-    run: so far.
-    test_set: None: it lies under a URL that is not opened.
+    run: the run so far.
+    test_set: the set; None: it lies under a URL that is not opened.
   """
   if test_set is None:
     return None
@@ -270,14 +280,14 @@ def make_job(
 
 
 def run(task: stage.Task[TestSet, Inputs]) -> results.TestSet:
-  """Tokenizes a set as the run's own data was.
+  """Tokenizes a set like the run's own data.
 
   Formal guarantee:
-    A function of the set, of the run's vocabulary and of settings: neither
-    PreparedData nor the secret of the working directory is handed in.
+    A function of the set, of the run's vocabulary and of settings: the task
+    holds neither PreparedData nor the secret of the working directory.
 
   Returns:
-    Where everything lies; nothing of it is private.
+    The folder of the set and its counts; none of it is private.
 
   Raises:
     ValueError: if the set cannot be read or has no judged query in its split.
@@ -287,9 +297,9 @@ def run(task: stage.Task[TestSet, Inputs]) -> results.TestSet:
   try:
     every = data.judgements(test_set.split)
   except ValueError as error:
-    said = str(error).partition(";")[0]
+    reason = str(error).partition(";")[0]
     raise ValueError(
-      f"{test_set.source.place}: {said}, on which {test_set.name} is scored: add"
+      f"{test_set.source.place}: {reason}, on which {test_set.name} is scored: add"
       " its judgements, or leave the set out of TEST_SETS"
     ) from error
   judged = {
@@ -302,7 +312,7 @@ def run(task: stage.Task[TestSet, Inputs]) -> results.TestSet:
       f"{test_set.source.place}: expected judged queries in split"
       f" {test_set.split!r}, got none with a grade above 0"
     )
-  folder = workspace.emptied(task.folders.public(task.place))
+  folder = workspace.make_empty(task.folders.public(task.place))
   vocabulary = inputs.vocabulary(task.folders, documents)
   written = inputs.write_documents(
     data.documents,
@@ -312,7 +322,7 @@ def run(task: stage.Task[TestSet, Inputs]) -> results.TestSet:
     stride=documents.passage_stride,
   )
   queries = tuple(
-    dataclasses.replace(query, client="")  # nobody here asks who it was
+    dataclasses.replace(query, client="")  # users do not matter here
     for query in data.queries
     if query.id in judged
   )

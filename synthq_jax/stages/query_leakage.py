@@ -1,26 +1,27 @@
-"""Looks for private queries among the synthetic ones.
+"""Searches the synthetic queries for private ones.
 
-Every query that `generate` saved, those that `filter_queries` drops too, is held
-against the private queries that were trained on and against a control group:
-private queries of the other splits, which no generator saw. What both groups
-have in common with the written queries is coincidence; the difference is what
-being trained on adds.
+Every query that `generate` saved, also those that `filter_queries` drops, is
+compared with the private queries that were trained on and with a control group:
+private queries of the other splits, which no generator saw. Near-duplicates
+that both groups have in common with the written queries are coincidence; the
+difference is the effect of being trained on.
 
 A private query is the unit. It counts as reproduced if some written query is a
-near-duplicate of it, and only queries count that have no near-duplicate among
-the other private ones, whichever group those are in. This rule does not look at
-who was trained on. So, if chance had made the groups and the generator kept
-nothing of single queries, every choice of the trained ones among those that
-count would be equally likely given the written queries, and Fisher's test is
-exact, whatever the sizes of the groups. Taking out of the control group what is
-like a train query, and nothing of the train queries, would leave rare queries in
-the one and common ones in the other, and find leaks where there are none;
-leaving all of them in would count a train query that came out as a coincidence
-for its double. Where queries are written for the documents of train queries alone
-(`prepare_data.Config.written_for`), train queries come out without any memory of
-them: shares are shown then, but no difference and no test.
+near-duplicate of it. Only queries count that have no near-duplicate among the
+other private ones, whichever group those are in. This rule does not look at
+which queries were trained on. Suppose that chance had made the groups and the
+generator kept nothing of single queries. Then, given the written queries, every
+choice of the trained ones among those that count would be equally likely.
+Fisher's test is then exact, whatever the sizes of the groups. Another rule
+could remove near-duplicates of train queries from the control group alone. It
+would leave rare queries in one group and common ones in the other, and find
+leaks where there are none. A rule that removed nothing would count a train
+query that came out as a coincidence for its near-duplicate. If queries are
+written for the documents of train queries alone
+(`prepare_data.Config.written_for`), train queries come out without any memory
+of them: shares are shown then, but no difference and no test.
 
-Formal guarantee: none. An empirical check whose numbers are functions of
+Formal guarantee: none. The numbers of this empirical check are functions of
 private queries, without noise: they are private.
 """
 
@@ -51,30 +52,32 @@ DETECTORS = {
   "containment": "at least {:g} of the real query's character 4-grams stand in a"
   " query that is no shorter",
 }
-"""What each counts as a near-duplicate."""
+"""Definition of a near-duplicate for each detector."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """What is looked for, and among how many queries."""
+  """Settings of the search: detectors, and numbers of queries."""
 
   enabled: bool = True
   """Whether the stage runs."""
   detectors: tuple[str, ...] = ("exact", "token_set", "containment")
-  """Of `DETECTORS`; each is a test of its own."""
+  """Names of `DETECTORS`; each is a test of its own."""
   token_set: float = 0.8
   """Threshold of the detector of that name, in (0, 1]."""
   containment: float = 0.9
   """Threshold of the detector of that name, in (0, 1]."""
   confidence: float = 0.95
-  """Of each interval by itself, in (0.5, 1)."""
+  """Confidence of each interval by itself, in (0.5, 1)."""
   max_real: int = 100_000
-  """Private queries that are compared, about; of more, whole users or documents
-  are drawn, of those trained on and of the others at one rate."""
+  """Approximate maximum of private queries that are compared. Of more, whole
+  users or documents are drawn, at one rate from those trained on and from the
+  others."""
   max_written: int = 100_000
-  """Queries of each generator looked at, about; of more, documents are drawn."""
+  """Approximate maximum of queries of each generator that are compared; of
+  more, documents are drawn."""
   seed: int = 0
-  """Of these draws; public."""
+  """Seed of these draws; public."""
 
   def __post_init__(self):
     config_types.some_of(self, "detectors", tuple(DETECTORS))
@@ -87,14 +90,14 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """What is compared."""
+  """Queries to compare."""
 
   prepared: results.PreparedData  # the private queries
-  synthetic: Sequence[results.SyntheticQueries]  # what each generator wrote
+  synthetic: Sequence[results.SyntheticQueries]  # of each generator
 
 
 def plan_rows(plan: rows.Plan) -> dict[str, None]:
-  """Plans one search, where queries are written and it is wanted."""
+  """Plans one search, if it is enabled and queries are written."""
   is_wanted = plan.written and plan.config.query_leakage.enabled
   return {"": None} if is_wanted else {}
 
@@ -106,12 +109,12 @@ def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
     depends=(
       config,
       *run.data,
-      {row.queries: made.digest for row, made in written.items()},
+      {row.queries: result.digest for row, result in written.items()},
     ),
     settings=config,
     inputs=Inputs(
       prepared=run.prepared,
-      synthetic=[made.value for made in written.values()],
+      synthetic=[result.value for result in written.values()],
     ),
   )
 
@@ -124,13 +127,13 @@ def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryLeakage:
   """
   config, space = task.settings, task.folders
   prepared, synthetic = task.inputs.prepared, task.inputs.synthetic
-  real = query_comparisons.real(space, prepared)
+  real = query_comparisons.read_real(space, prepared)
   real = real.sample(config.max_real, config.seed)
   written = [
-    query_comparisons.written(
-      space, one, limit=config.max_written, seed=config.seed
+    query_comparisons.read_written(
+      space, item, limit=config.max_written, seed=config.seed
     )
-    for one in synthetic
+    for item in synthetic
   ]
   memberships = []
   total = len(config.detectors)
@@ -150,12 +153,12 @@ def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryLeakage:
   return comparison_results.QueryLeakage(
     directory=space.relative(task.folder(private=True)),
     detectors={
-      one: DETECTORS[one].format(getattr(config, one, None))
-      for one in config.detectors
+      item: DETECTORS[item].format(getattr(config, item, None))
+      for item in config.detectors
     },
     num_train=int(real.trained.sum()),
     num_control=int((~real.trained).sum()),
-    num_written={one.name: len(one.texts) for one in written},
+    num_written={item.name: len(item.texts) for item in written},
     confidence=config.confidence,
     memberships=tuple(memberships),
     only_for_train=bool(prepared.num_asked),
@@ -178,10 +181,10 @@ def _index(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _HoldingIndex:
-  """Targets that match queries at least as long as they are.
+  """An index whose targets match only queries that are at least as long.
 
-  Containment takes a written query of two words for a near-duplicate of every
-  private query with these words, which gives nothing away.
+  Without this rule containment takes a written query of two words for a
+  near-duplicate of every private query with these words, which reveals nothing.
   """
 
   index: near_duplicates.Index
@@ -189,8 +192,8 @@ class _HoldingIndex:
 
   def match(self, queries: Sequence[str]) -> near_duplicates.Matches:
     rows, targets, scores = self.index.match(queries)
-    kept = _lengths(queries)[rows] >= self.lengths[targets]
-    return rows[kept], targets[kept], scores[kept]
+    is_long_enough = _lengths(queries)[rows] >= self.lengths[targets]
+    return rows[is_long_enough], targets[is_long_enough], scores[is_long_enough]
 
 
 def _lengths(texts: Sequence[str]) -> np.ndarray:

@@ -1,10 +1,10 @@
-"""Draws the shareable pages, the private one, and the table on the screen.
+"""Writes the shareable page, the private page, and the table on the screen.
 
-Each section of `SECTIONS` says whether it may be shared, and is private if it
-says nothing. `shareable_values` lets through what shareable sections may see.
-Everything that this stage writes outside `private/` comes from those alone.
-`Report.table` holds scores on private queries, so the result.json of this stage
-lies under `private/`, too.
+Each section of `SECTIONS` declares whether it may be shared; without a
+declaration it is private. `shareable_values` selects the values that shareable
+sections may see. All files that this stage writes outside `private/` come from
+those values alone. `Report.table` holds scores on private queries, so the
+result.json of this stage lies under `private/`, too.
 """
 
 import dataclasses
@@ -45,16 +45,16 @@ _Curves = dict[str, tuple[list[float], list[float]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """What the reports show; all of it is computed by earlier stages."""
+  """Settings of the reports; earlier stages compute all their numbers."""
 
   title: str = "Retrieval from private queries"
-  """The title of both pages, before the name of the data."""
+  """Title of both pages, before the name of the data."""
   data: str = ""
   """Public name of the data set, for both titles; empty: the kind of its source."""
   num_examples: int = 5
-  """Synthetic queries shown for each generator, at most those it kept."""
+  """Maximum synthetic queries shown for each generator."""
   document_words: int = 12
-  """Words shown of a document."""
+  """Words of a document that are shown."""
 
   def __post_init__(self):
     config_types.at_least(self, 1, "num_examples", "document_words")
@@ -62,28 +62,28 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """Everything that a run has made and found."""
+  """Results of the whole run."""
 
   prepared: results.PreparedData
   comparison: comparison_results.QueryComparison
-  """Of all rows, and of real and synthetic queries."""
+  """Comparison of all rows, and of real and synthetic queries."""
   synthetic: Sequence[results.SyntheticQueries]  # all synthetic queries
   checkpoints: Sequence[results.Checkpoint]  # all trained models
   audits: Sequence[results.AuditReport]
   leakage: comparison_results.QueryLeakage | None
-  """Real queries among the synthetic ones; None: nothing was looked for."""
+  """Real queries among the synthetic ones; None: there was no search."""
   released_scores: Sequence[results.ReleasedScores]  # with noise
   weights: Sequence[system_results.Ranking]  # beside BM25
   released: released_results.Released  # the claims of the working directory
   shipped: Sequence[str]  # rows that may be given away
-  made: Sequence[str]  # the folders of the results of the run
+  result_folders: Sequence[str]  # of all results of the run
   public_data: bool  # whether the queries are public
   audited: bool  # whether canaries stand among them
   date: str = ""  # of the report
 
 
 def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
-  """Returns one report on everything that there is."""
+  """Returns one report on all results."""
   names = (
     "compare_queries",
     "audit",
@@ -94,11 +94,11 @@ def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
   groups = (
     run.generators, run.queries, run.retrievers, *map(run.get_results, names)
   )  # fmt: skip
-  digests = [made.digest for group in groups for made in group.values()]
+  digests = [result.digest for group in groups for result in group.values()]
   claims = released_results.read(run.folders.root)
 
   def values(group: Mapping[Any, stage.Made]) -> list[Any]:
-    return [made.value for made in group.values()]
+    return [result.value for result in group.values()]
 
   return stage.Job(
     depends=(run.config.report, *run.data, *digests, claims),
@@ -114,11 +114,11 @@ def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
       weights=values(run.get_results("learn_to_rank")),
       released=claims,
       shipped=_shipped(run),
-      made=[
-        made.value.directory
+      result_folders=[
+        result.value.directory
         for rows in run.made.values()
-        for made in rows.values()
-        if hasattr(made.value, "directory")
+        for result in rows.values()
+        if hasattr(result.value, "directory")
       ],
       public_data=run.config.has_public_queries,
       audited=run.config.canaries.number > 0,
@@ -128,11 +128,11 @@ def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
 
 
 def _shipped(run: runner.Run) -> list[str]:
-  """Returns the rows whose systems may be given away."""
+  """Returns the rows whose systems may be shared."""
   return sorted(
     str(row)
-    for row, made in run.systems.items()
-    if not results.is_private_path(made.value.directory)
+    for row, result in run.systems.items()
+    if not results.is_private_path(result.value.directory)
   )
 
 
@@ -148,20 +148,25 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
   Raises:
     ValueError: if a file that a result names is missing or malformed.
   """
-  config, root, given = task.settings, task.folders.root, task.inputs
-  prepared, comparison = given.prepared, given.comparison
-  synthetic, checkpoints = given.synthetic, given.checkpoints
+  config, root, task_inputs = task.settings, task.folders.root, task.inputs
+  prepared, comparison = task_inputs.prepared, task_inputs.comparison
+  synthetic, checkpoints = task_inputs.synthetic, task_inputs.checkpoints
   decided = {
-    "released": given.released.including(
-      [*synthetic, *checkpoints, *given.released_scores, *given.weights]
+    "released": task_inputs.released.including(
+      [
+        *synthetic,
+        *checkpoints,
+        *task_inputs.released_scores,
+        *task_inputs.weights,
+      ]
     ),
-    "shipped": given.shipped,
-    "made": given.made,
-    "public_data": given.public_data,
-    "audited": given.audited,
+    "shipped": task_inputs.shipped,
+    "made": task_inputs.result_folders,
+    "public_data": task_inputs.public_data,
+    "audited": task_inputs.audited,
   }
   measures = comparison.measures
-  main, others, further = _test_sets(comparison)
+  main, others, further_rows = _test_sets(comparison)
   table = scores.screen_table(main, measures, comparison.rows)
   public = shareable_values(
     config,
@@ -170,25 +175,25 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
     synthetic=synthetic,
     checkpoints=checkpoints,
     curves=_curves(root, checkpoints, private=False),
-    released_scores=given.released_scores,
-    weights=given.weights,
+    released_scores=task_inputs.released_scores,
+    weights=task_inputs.weights,
     decided=decided,
   )
   private = {
     **decided,
-    "released_scores": given.released_scores,
+    "released_scores": task_inputs.released_scores,
     "main": main,
     "evaluations": others,
-    "further": further,
+    "further": further_rows,
     "side_by_side": comparison.side_by_side,
     "measures": measures,
     "comparison": comparison,
     "synthetic": synthetic,
     "checkpoints": checkpoints,
-    "weights": given.weights,
+    "weights": task_inputs.weights,
     "curves": _curves(root, checkpoints, private=True),
-    "audits": given.audits,
-    "leakage": given.leakage,
+    "audits": task_inputs.audits,
+    "leakage": task_inputs.leakage,
     "prepared": prepared,
     "document_words": config.document_words,
   }
@@ -201,16 +206,18 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
     for shareable, values in ((True, public), (False, private))
   }
   title = f"{config.title}: {public['data']}"
-  shared = blocks.Page(
+  shareable_page = blocks.Page(
     title=title,
-    subtitle=words.paragraph.text("page.shareable", date=given.date).strip(),
+    subtitle=words.paragraph.text(
+      "page.shareable", date=task_inputs.date
+    ).strip(),
     introduction=(*firsts[True], words.paragraph("page.method")),
     parts=page.parts(SECTIONS, public, shareable=True),
   )
-  kept = blocks.Page(
+  private_page = blocks.Page(
     title=f"{title} (private)",
     subtitle=words.paragraph.text(
-      "page.private", date=given.date, source=prepared.source
+      "page.private", date=task_inputs.date, source=prepared.source
     ).strip(),
     banner=words.paragraph.text("page.banner"),
     introduction=tuple(firsts[False]),
@@ -224,9 +231,9 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
     verdict=verdict.as_text(page.parts([verdict.PRIVATE], private)[0].blocks),
   )
   write = artifacts.write_atomically
-  write(root / report.html, page.html(shared))
-  write(root / report.markdown, page.markdown(shared))
-  write(root / report.private_html, page.html(kept))
+  write(root / report.html, page.html(shareable_page))
+  write(root / report.markdown, page.markdown(shareable_page))
+  write(root / report.private_html, page.html(private_page))
   return report
 
 
@@ -242,32 +249,33 @@ def shareable_values(
   weights: Sequence[system_results.Ranking] = (),
   decided: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """Returns what shareable sections may see: public or post-processed values.
+  """Returns the values for shareable sections: public or post-processed ones.
 
   Formal guarantee: the values are functions of public data and of results that
-  each carry a finite epsilon for the private queries, so publishing a page of
-  them costs no more than its own "Everything that is released together" says, for
-  that one statement's unit and relation (`joint.claim`). Where results protect
-  different units that no claim covers, the page says that it has none. It relies
-  on what stages declare: `Evaluation.private`, the folder `private/`, and their
-  privacy statements. What is private by any of the three is left out.
+  each carry a finite epsilon for the private queries. So publishing a page of
+  them costs no more than its own "Everything that is released together" says,
+  for that one statement's unit and relation (`joint.claim`). If results protect
+  different units that no claim covers, the page says that it has none. The
+  guarantee relies on declarations of the stages: `Evaluation.private`, the
+  folder `private/`, and their privacy statements. A value that is private by
+  any of the three is left out.
 
   Args:
-    config: what to show.
-    prepared: of which only documents, settings and versions are let through.
-    comparison: of which only scores of shareable rows are.
-    synthetic: of which the non-private ones are left out.
-    checkpoints: of which the non-private ones are left out.
+    config: settings of the reports.
+    prepared: the data; only its documents, settings and versions pass.
+    comparison: the comparison; only scores of shareable rows pass.
+    synthetic: synthetic queries; those without privacy are left out.
+    checkpoints: models; those without privacy are left out.
     curves: learning curves of stages whose metrics are not private.
-    released_scores: with noise; they stand in place of pseudo-queries.
-    weights: of which those without noise are left out.
-    decided: what the verdict is made of: claims, places and names of rows.
+    released_scores: scores with noise, which replace those of pseudo-queries.
+    weights: learned weights; those without noise are left out.
+    decided: inputs of the verdict: claims, folders and names of rows.
   """
   scored = [row.evaluation for row in comparison.rows]
-  scored = [one for one in scored if results.is_shareable_score(one)]
+  scored = [item for item in scored if results.is_shareable_score(item)]
   own = {*rows_lib.OWN_TEST_SETS, comparison.test_set}
   kind = prepared.source.partition(":")[0]  # not its place
-  synthetic = [one for one in synthetic if results.is_shareable(one)]
+  synthetic = [item for item in synthetic if results.is_shareable(item)]
   return {
     **decided,
     "public_rows": [
@@ -277,15 +285,15 @@ def shareable_values(
       and results.is_shareable_score(row.evaluation)
     ],
     "evaluations": [
-      one for one in scored if one.test_set in own and not released_scores
+      item for item in scored if item.test_set in own and not released_scores
     ],
     "released_scores": released_scores,
-    "weights": [one for one in weights if results.is_shareable(one)],
-    "further": [one for one in scored if one.test_set not in own],
+    "weights": [item for item in weights if results.is_shareable(item)],
+    "further": [item for item in scored if item.test_set not in own],
     "side_by_side": comparison.shareable_side_by_side,
     "measures": comparison.measures,
     "synthetic": synthetic,
-    "checkpoints": [one for one in checkpoints if results.is_shareable(one)],
+    "checkpoints": [item for item in checkpoints if results.is_shareable(item)],
     "curves": curves,
     "documents": results.public_documents(prepared),
     "source": kind,
@@ -300,7 +308,8 @@ def shareable_values(
 def _test_sets(
   comparison: comparison_results.QueryComparison,
 ) -> tuple[list[results.Evaluation], ...]:
-  """Returns the rows of the main table, of the run's other sets, of further."""
+  """Returns the rows of the main table, of the run's other sets, and of further
+  sets."""
   groups: tuple[list[results.Evaluation], ...] = ([], [], [])
   for row in comparison.rows:
     test_set = row.evaluation.test_set
@@ -313,15 +322,17 @@ def _curves(
   root: pathlib.Path, checkpoints: Sequence[results.Checkpoint], private: bool
 ) -> _Curves:
   curves = {}
-  for one in checkpoints:
-    is_private = not results.is_shareable(one) or results.is_private_path(
-      one.metrics
-    )
-    if not one.metrics or is_private != private:
+  for checkpoint in checkpoints:
+    is_private = not results.is_shareable(
+      checkpoint
+    ) or results.is_private_path(checkpoint.metrics)
+    if not checkpoint.metrics or is_private != private:
       continue
-    lines = [x for _, x in files.json_lines(root / one.metrics) if "loss" in x]
+    lines = [
+      x for _, x in files.json_lines(root / checkpoint.metrics) if "loss" in x
+    ]
     if lines:
-      curves[f"{one.kind} {tables.row_name(one.name)}"] = (
+      curves[f"{checkpoint.kind} {tables.row_name(checkpoint.name)}"] = (
         [float(line["step"]) for line in lines],
         [float(line["loss"]) for line in lines],
       )
@@ -335,7 +346,7 @@ _FIRST = (
   verdict.PRIVATE,
   scores.PRIVATE_PICTURE,
 )
-"""The sections of the first screens, without titles."""
+"""Sections of the first screens, without titles."""
 
 SECTIONS = (
   scores.RELEASED,
@@ -356,14 +367,14 @@ SECTIONS = (
   scores.PRIVATE_TRAINING,
   privacy.DATA,
 )
-"""The sections of both pages, in order."""
+"""Sections of both pages, in order."""
 
 
 STAGE = stage.Stage(
   name="report",
   result=results.Report,
   config=Config,
-  plan=stage.only,
+  plan=stage.plan_one_result,
   job=make_job,
   run=run,
   needs=(
@@ -376,5 +387,5 @@ STAGE = stage.Stage(
     "compare_queries",
     "release_scores",
   ),
-  place_of=lambda made: f"{results.PRIVATE}/report",
+  place_of=lambda result: f"{results.PRIVATE}/report",
 )

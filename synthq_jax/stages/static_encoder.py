@@ -1,9 +1,9 @@
-"""Makes static vectors, from which retrievers start in a T5's place.
+"""Makes static vectors, from which retrievers start instead of a T5.
 
-Each token of the vocabulary gets a random direction, as long as the token is
-rare in the public documents; then spans of documents learn to find what is left
-of theirs. A retriever before it has seen any query, whose vectors
-`train_retriever` moves on.
+Each token of the vocabulary gets a random direction, whose length grows with
+the token's rarity in the public documents. Then spans of documents learn to
+find the rest of their passage. The result is a retriever that has seen no
+query; `train_retriever` continues from its vectors.
 """
 
 import dataclasses
@@ -27,27 +27,27 @@ from synthq_jax.runtime import (
 from synthq_jax.storage import artifacts
 from synthq_jax.training import loop, pairs
 
-__all__ = ["STAGE", "Config", "Inputs", "run", "spans"]
+__all__ = ["STAGE", "Config", "Inputs", "draw_spans", "run"]
 
 _SHORTEST, _LONGEST = 4, 10  # tokens of a span
 _LEAST = 0.1  # weight of a token, those of rare ones being up to ln(documents)
 _MOST = 200_000  # pairs in memory; longer trainings read them again
-_KEPT = 0.1  # share of spans that stay in their document as well
+_STAYING_SHARE = 0.1  # share of spans that stay in their document as well
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(pairs.Recipe):
-  """Whether retrievers are static vectors, and how they begin."""
+  """Settings of static vectors and their training."""
 
   dim: int = 0
-  """Numbers of a vector; 0: retrievers start from the T5's encoder."""
+  """Dimension of a vector; 0: retrievers start from the T5's encoder."""
   steps: int = 450
   """Optimizer steps on spans of documents; 0: none."""
   batch_size: int = 256
   learning_rate: float = 3e-3
-  """Random vectors have far to go."""
+  """Learning rate; it is large, since random vectors have far to go."""
   seed: int = 0
-  """Of directions, spans and batches."""
+  """Seed of directions, spans and batches."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -63,7 +63,7 @@ class Config(pairs.Recipe):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """What vectors are made of."""
+  """Documents that vectors are made of."""
 
   documents: results.PublicDocuments
 
@@ -110,7 +110,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   directory = task.folder(private=False)
   metrics_path = directory / f"metrics_{task.digest}.jsonl"
   if config.steps:
-    params = _trained(task, params, shape, metrics_path)
+    params = _train(task, params, shape, metrics_path)
   content = (folders.root / documents.vocabulary).read_bytes()
   artifacts.write_atomically(directory / inputs.VOCABULARY_NAME, content)
   return inputs.save_checkpoint(
@@ -127,57 +127,58 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   )
 
 
-def _trained(task: stage.Task[Config, Inputs], params, shape, metrics_path):
+def _train(task: stage.Task[Config, Inputs], params, shape, metrics_path):
   """Trains the vectors on spans of the documents."""
   config, folders = task.settings, task.folders
-  found = spans(
+  records = draw_spans(
     inputs.document_tokens(folders, task.inputs.documents),
     min(config.steps * config.batch_size, _MOST),
     config.seed,
   )
-  if len(found["rows"]) < config.batch_size:
+  if len(records["rows"]) < config.batch_size:
     raise ValueError(
       "static_encoder.Config.steps needs documents of"
-      f" {2 * _SHORTEST} tokens or more, got {len(found['rows'])} spans for"
+      f" {2 * _SHORTEST} tokens or more, got {len(records['rows'])} spans for"
       f" batches of {config.batch_size}: set it to 0"
     )
   state = private_training.state_directory(folders, task.place, task.digest)
   files = loop.Files(
     directory=state, metrics_path=metrics_path, description=task.place
   )
-  return pairs.train(config, params, shape, found, files)
+  return pairs.train(config, params, shape, records, files)
 
 
 def _weights(
   idf: Float[np.ndarray, " vocab"], num_documents: int
 ) -> Float[np.ndarray, " vocab"]:
-  """Returns how long tokens begin.
+  """Returns the initial lengths of the tokens' vectors.
 
-  None is 0: a text of nothing else would have no direction, and a gradient of a
-  million. What no document holds would only turn a query away.
+  No length is 0: a text of such tokens alone would have no direction, and a
+  gradient of a million. A token that no document holds gets the least length,
+  since it could only turn a query away.
   """
   is_held = idf < np.log(num_documents + 1) - 0.1  # else ln((N + 1) / 1)
   return np.where(is_held, np.maximum(idf, _LEAST), _LEAST)
 
 
-def spans(
+def draw_spans(
   collection: passages_lib.Passages, number: int, seed: int
 ) -> dict[str, Int[np.ndarray, "pair ..."]]:
   """Draws spans of passages, each with the passage that it was taken out of.
 
-  In one of ten the span stays there as well, so that equal words still count: the
-  inverse cloze task (Lee et al. 2019, arXiv:1906.00300, section 3.2), of spans
-  where the paper has sentences.
+  In one of ten pairs the span stays in its passage as well, so that equal words
+  still count. This is the inverse cloze task (Lee et al. 2019,
+  arXiv:1906.00300, section 3.2), with spans instead of the paper's sentences.
 
   Args:
     collection: the documents.
-    number: of pairs.
-    seed: of the draws.
+    number: number of pairs.
+    seed: seed of the draws.
 
   Returns:
-    "queries" [pair, 10], "documents" [pair, length], with padding where a span
-    was, and "rows" [pair], positions of documents; fewer where passages are shorter
-    than two short spans.
+    "queries" [pair, 10], "documents" [pair, length], with padding in place of
+    the span, and "rows" [pair], positions of documents. There are fewer pairs
+    if passages are shorter than two short spans.
   """
   generator = np.random.default_rng([seed, 9])
   drawn = generator.integers(len(collection.owners), size=number)
@@ -194,7 +195,7 @@ def spans(
   )
   columns = np.arange(documents.shape[1])
   inside = (columns >= starts) & (columns < starts + lengths)
-  stays = generator.random((len(drawn), 1)) < _KEPT
+  stays = generator.random((len(drawn), 1)) < _STAYING_SHARE
   return {
     "queries": np.where(places < lengths, picked, 0),
     "documents": np.where(inside & ~stays, 0, documents),

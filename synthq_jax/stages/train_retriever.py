@@ -1,6 +1,6 @@
 """Trains a dual encoder on pairs, real or synthetic, without noise.
 
-Every row uses the same recipe, a shared encoder with mean pooling (a T5's, or
+Every row uses the same recipe: a shared encoder with mean pooling (a T5's, or
 static vectors), cosine over a temperature and in-batch softmax; only the pairs
 differ. Training on the real pairs with DP is `direct_dp`.
 """
@@ -33,10 +33,10 @@ class Config(pairs.Recipe):
   """The recipe shared by all rows that train without noise."""
 
   microbatch_size: int | None = field_kinds.speed_only(None)
-  """Texts encoded at a time, so that large batches fit into memory, for one
-  forward pass more; divides `batch_size`. None: all."""
+  """Texts encoded at a time, so that large batches fit into memory, at the cost
+  of one more forward pass; divides `batch_size`. None: all."""
   mesh: mesh_lib.Shape = field_kinds.speed_only(make=mesh_lib.Shape)
-  """How all devices of all processes share the work."""
+  """Division of the work among all devices of all processes."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -59,13 +59,13 @@ class Config(pairs.Recipe):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """What a retriever is trained on and from."""
+  """Data and start of a retriever's training."""
 
   documents: results.PublicDocuments | results.PreparedData
-  """The public collection; the data with the real queries for these alone."""
+  """The public collection; for the real queries alone the private data."""
   encoder: encoder_start.EncoderStart
   synthetic: results.SyntheticQueries | None = None
-  """The queries to train on; None: the real ones."""
+  """Queries to train on; None: the real ones."""
   held_out: float = 0.0  # share of documents whose queries are left out
 
 
@@ -99,7 +99,7 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 
 
 def check(run: runner.Run) -> None:
-  """Refuses a batch that is larger than what there can be to train on."""
+  """Refuses a batch that is larger than the training data can be."""
   config, plan, prepared = run.config, run.plan, run.prepared
   most = {}
   if rows.ORIGINAL in plan.trained:
@@ -108,8 +108,8 @@ def check(run: runner.Run) -> None:
   if (
     plan.written and prepared.num_passages <= prepared.num_documents
   ):  # else more
-    there = prepared.num_asked or prepared.num_documents
-    written = config.generate.num_documents or there
+    available = prepared.num_asked or prepared.num_documents
+    written = config.generate.num_documents or available
     most["synthetic queries"] = written * config.generate.queries_per_document
   for name, number in most.items():
     if config.train_retriever.batch_size > number:
@@ -128,7 +128,7 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
     and these queries, no PreparedData.
 
   Args:
-    task: without settings nothing is trained.
+    task: task; one without settings trains nothing.
 
   Returns:
     The encoder; under `private/` if the queries are.
@@ -181,7 +181,7 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
     model_config,
     save=encoder.save,
     kind="retriever",
-    statement=results.inherited(
+    statement=results.inherit(
       synthetic,
       real="Trained on the private queries without privacy.",
       synthetic="A retriever was trained on the synthetic queries: post-processing.",

@@ -162,7 +162,7 @@ def test_a_setting_that_cannot_be_is_refused_before_any_work(
   ("split", "words"),
   [
     ("test+dev", "TEST_SPLIT=test+dev: expected a split of ['test', 'train']"),
-    ("test+train", "must leave out 'train', on whose queries everything"),
+    ("test+train", "must leave out 'train', on which every model"),
   ],
 )
 def test_a_test_split_that_cannot_be_is_named_with_its_setting(
@@ -482,7 +482,7 @@ def test_results_of_other_settings_are_named(finished_run, tmp_path, capsys):
   assert not unfinished.exists()
   said = capsys.readouterr().out.splitlines()[-1]
   assert said.startswith(
-    "of other settings, left as they are: evaluate/test/bm24;"
+    "results of other settings, left as they are: evaluate/test/bm24;"
   )
 
 

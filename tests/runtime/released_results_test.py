@@ -210,7 +210,7 @@ def test_a_result_takes_away_what_an_earlier_one_left(tmp_path):
     name="finetune_dp",
     result=results.Checkpoint,
     needs=(),
-    plan=stage.only,
+    plan=stage.plan_one_result,
     job=lambda run, _: None,
     run=lambda task: made_up.checkpoint(),
   )
@@ -321,7 +321,7 @@ def test_scores_of_systems_that_were_made_again_count_both(
   content = {"fingerprint": "", "result": result}
   (folder / "result.json").write_text(json.dumps(content))
   assert old.ledger[0] not in released_results.read(root).together.ledger
-  result["systems"] = list(results.releases_behind([made_up_result(old)]))
+  result["systems"] = list(results.list_releases([made_up_result(old)]))
   (folder / "result.json").write_text(json.dumps(content))
   after = released_results.read(root)
   assert {old.ledger[0], scores.ledger[0]} <= {*after.together.ledger}

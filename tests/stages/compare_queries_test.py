@@ -75,7 +75,9 @@ def _similarity(place, featurizer=None, limit=100):
     ),
     [types.SimpleNamespace(name=name, directory=name) for name in _WRITTEN],
   )
-  found = compare_queries.similarity(texts, featurizer, limit=limit, seed=0)
+  found = compare_queries.compute_similarity(
+    texts, featurizer, limit=limit, seed=0
+  )
   return {one.name: one for one in found}
 
 
@@ -109,7 +111,7 @@ def test_queries_of_train_pairs_stand_one_beside_one(place):
     [types.SimpleNamespace(name=name, directory=name) for name in _WRITTEN],
     split="train",
   )
-  found = compare_queries.similarity(
+  found = compare_queries.compute_similarity(
     texts, _Length(), limit=100, seed=0, one_to_one=True
   )
   same, other, none = found
@@ -123,7 +125,7 @@ def test_queries_of_train_pairs_stand_one_beside_one(place):
   assert "training pairs" in told.text and "held-out" not in told.text
   swapped = {"d1": ["a b", "one two three four"], "d2": ["a b"]}
   texts.written = {"swapped": swapped}
-  (one,) = compare_queries.similarity(
+  (one,) = compare_queries.compute_similarity(
     texts, None, limit=100, seed=0, one_to_one=True
   )
   assert one.bleu < 50
@@ -245,7 +247,9 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
   ]
   config = compare_queries.Config(measures=("nDCG@10",))
   owners = {query: place // 4 for place, query in enumerate(base)}
-  monkeypatch.setattr(inputs, "owners", lambda *_: owners if users else None)
+  monkeypatch.setattr(
+    inputs, "read_owners", lambda *_: owners if users else None
+  )
   folders = workspace.Folders(tmp_path)
   scored = compare_queries._headlined(
     config, compare_queries._rows(folders, made_up.prepared(), rows)
@@ -279,7 +283,7 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
   # Real queries that weigh add nothing that is clear of 0 to the fused start.
   assert kept["ltr_synthetic_eps8"] is None
   assert kept["untrained"] is kept["original"] is kept["fused_original"] is None
-  pairs = [(str(a), str(b)) for a, b in comparison_results.pairs(rows)]
+  pairs = [(str(a), str(b)) for a, b in comparison_results.list_pairs(rows)]
   assert ("fused_synthetic_eps8", "bm25") in pairs
   assert ("fused_synthetic_eps8", "fused_public_only") in pairs
   assert ("synthetic_eps8", "untrained") in pairs

@@ -114,25 +114,25 @@ def _pairs(finished_run):
 
 
 def test_groups_go_by_content_so_that_nobody_moves_who_stays(pairs):
-  keys = direct_dp.keys(pairs, "pair")
+  keys = direct_dp.make_keys(pairs, "pair")
   fewer = {name: np.delete(values, 3, axis=0) for name, values in pairs.items()}
   np.testing.assert_array_equal(
-    direct_dp.keys(fewer, "pair"), np.delete(keys, 3)
+    direct_dp.make_keys(fewer, "pair"), np.delete(keys, 3)
   )
   assert len(set(keys)) == len(keys)
   other = {**pairs, "rows": pairs["rows"] + 1}
-  assert (direct_dp.keys(other, "pair") != keys).all()
+  assert (direct_dp.make_keys(other, "pair") != keys).all()
 
 
 def test_a_text_that_becomes_empty_stays_in_the_group_of_its_document(pairs):
   empty = {**pairs, "queries": np.zeros_like(pairs["queries"])}
-  keys = direct_dp.keys(pairs, "query")
-  np.testing.assert_array_equal(direct_dp.keys(empty, "query"), keys)
+  keys = direct_dp.make_keys(pairs, "query")
+  np.testing.assert_array_equal(direct_dp.make_keys(empty, "query"), keys)
   assert len(set(keys)) == len(set(pairs["rows"]))
 
 
 def read(space, prepared):
-  return encoder_start.passages(space, prepared, None)
+  return encoder_start.open_passages(space, prepared, None)
 
 
 def test_public_negatives_are_drawn_without_the_private_pairs(
@@ -245,7 +245,7 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
 
   def train(task, settings, training):
     raise Asked(
-      private_training.promise(
+      private_training.make_claim(
         settings,
         task.folders,
         task.inputs.prepared,
@@ -258,7 +258,7 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
   monkeypatch.setattr(private_training, "train", train)
   start = encoder_start.EncoderStart
   monkeypatch.setattr(start, "load_public", lambda *_: ({}, None))
-  monkeypatch.setattr(encoder_start, "passages", lambda *_: None)
+  monkeypatch.setattr(encoder_start, "open_passages", lambda *_: None)
   monkeypatch.setattr(training_pairs, "read_real", lambda *_: None)
   selected = types.SimpleNamespace(select=lambda params: params)
   monkeypatch.setattr(direct_dp.encoders, "of", lambda _: selected)

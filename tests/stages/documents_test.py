@@ -110,5 +110,7 @@ def test_cut_rows_are_those_of_fewer_columns(tmp_path, length):
 
 def test_texts_of_owners_are_streamed(tmp_path):
   write(tmp_path / "a")
-  found = queries_lib.texts_of(tmp_path / "a" / "corpus.jsonl", [0, 0, 3, 4, 4])
+  found = queries_lib.read_document_texts(
+    tmp_path / "a" / "corpus.jsonl", [0, 0, 3, 4, 4]
+  )
   assert list(found) == ["red apples", "red apples", "sea", "blue", "blue"]

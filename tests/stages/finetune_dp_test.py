@@ -144,7 +144,7 @@ def encoded(params, records, pattern=LAST_LAYER, **changes):
   trained, public = split(params, pattern)
   config = finetune_dp.Config(trained=pattern, **changes)
   records = {k: np.asarray(v) for k, v in records.items()}
-  return finetune_dp.encoded_once(config, trained, public, CONFIG, records)
+  return finetune_dp.encode_once(config, trained, public, CONFIG, records)
 
 
 def flat(tree):
@@ -209,7 +209,7 @@ def test_layers_before_the_first_that_is_trained_run_once(pattern, layers):
   config = finetune_dp.Config(trained=pattern, clip_norm=0.3, microbatch_size=2)
   trained, public = finetune_dp._split(config, params, jax.random.key(0))
   records = {k: np.asarray(v) for k, v in batch().items()}
-  kept = finetune_dp.encoded_once(config, trained, public, shape, records)
+  kept = finetune_dp.encode_once(config, trained, public, shape, records)
   assert set(kept) == ({"encoded", "begun"} if layers else {"encoded"})
   assert encodings.num_begun(trained, shape) == layers
   whole = finetune_dp.grad_fn(config, public, shape)
@@ -257,7 +257,7 @@ def test_records_get_what_was_made_of_the_whole_collection(params):
       return self._made.rows(places)
 
   trained, public = split(params, LAST_LAYER)
-  got = finetune_dp.encoded_once(
+  got = finetune_dp.encode_once(
     finetune_dp.Config(trained=LAST_LAYER),
     trained,
     public,

@@ -121,7 +121,7 @@ def test_an_adapter_lies_where_its_noise_and_its_row_let_it(
 def test_what_a_query_learns_of_depends_on_it_alone(finished_run):
   root, config = finished_run.root, finished_run.config
   task = task_of(root, config)
-  judged = _ranking.of_train(task)
+  judged = _ranking.read_train(task)
   vectors = np.asarray(
     vector_files.open_vectors(
       root / task.inputs.vectors.vectors, len(judged.passages.owners)
@@ -130,8 +130,8 @@ def test_what_a_query_learns_of_depends_on_it_alone(finished_run):
   built = index.exact(vectors)
 
   def records(rows):
-    chosen = _ranking.chosen(judged, np.array(rows))
-    asked = _ranking.query_vectors(
+    chosen = _ranking.select(judged, np.array(rows))
+    asked = _ranking.encode_queries(
       task.folders, task.inputs.retriever, chosen, 16
     )
     return learn_adapter._records(config.learn_adapter, chosen, asked, built)
@@ -150,7 +150,7 @@ def test_a_search_finds_what_the_evaluation_found(finished_run):
   opened = search._Opened(folders, prepared, known)
   folder = root / prepared.private_directory
   split = prepared.test_split
-  judged = _search.asked(
+  judged = _search.read_judged(
     folders, prepared, folder, split, folder / f"{split}.npz"
   )
   run = trec.read_run(root / f"private/evaluate/test/{ROW}/run.trec")
@@ -188,7 +188,7 @@ def test_sentence_transformers_gives_the_vectors_of_an_export(
   folders, made = workspace.Folders(root), load(root)
   prepared = artifacts.load(root / "private/prepare_data", results.PreparedData)
   folder = root / prepared.private_directory
-  judged = _search.asked(
+  judged = _search.read_judged(
     folders, prepared, folder, "train", folder / "train.npz"
   )
   params, shape = encoder_start.load(folders, made, QUERY)

@@ -121,20 +121,20 @@ def inputs_of(root, row="public_only"):
 
 def records_of(task):
   """The records of all train queries."""
-  judged = _ranking.of_train(task)
-  return _ranking.records(task, judged, 100, np.arange(len(judged.qrels)))
+  judged = _ranking.read_train(task)
+  return _ranking.make_records(task, judged, 100, np.arange(len(judged.qrels)))
 
 
 def without_query(monkeypatch, place):
   """Leaves one train query out of all that is read."""
-  right = _ranking._search.asked
+  right = _ranking._search.read_judged
 
   def asked(*given):
     judged = right(*given)
     keep = [i for i in range(len(judged.queries)) if i != place]
-    return _ranking.chosen(judged, np.array(keep))
+    return _ranking.select(judged, np.array(keep))
 
-  monkeypatch.setattr(_ranking._search, "asked", asked)
+  monkeypatch.setattr(_ranking._search, "read_judged", asked)
 
 
 @pytest.mark.parametrize("place", [0, 5, -1])
@@ -156,14 +156,14 @@ def test_a_query_less_leaves_the_features_of_all_others_as_they_are(
 def test_records_say_what_is_relevant_of_what_was_found(
   finished_run, monkeypatch
 ):
-  task, right, found = task_of(finished_run.root), _search.candidates, {}
+  task, right, found = task_of(finished_run.root), _search.make_candidates, {}
 
   def candidates(judged, *runs):
     found.update(right(judged, *runs))
     return found
 
-  monkeypatch.setattr(_search, "candidates", candidates)
-  records, qrels = records_of(task), _ranking.of_train(task).qrels
+  monkeypatch.setattr(_search, "make_candidates", candidates)
+  records, qrels = records_of(task), _ranking.read_train(task).qrels
   assert records["values"].shape[1:] == (200, NUM_FEATURES)
   assert records["relevant"].any()
   assert not (records["relevant"] & ~records["candidate"]).any()
@@ -210,7 +210,7 @@ def test_what_was_trained_without_privacy_learns_on_what_it_left_out(
   assert not (root / "learn_to_rank/original").exists()
   prepared = load(root, "private/prepare_data", results.PreparedData)
   task = task_of(root)
-  fewer = _ranking.of_train(task, config.learn_to_rank.held_out)
+  fewer = _ranking.read_train(task, config.learn_to_rank.held_out)
   assert 0 < made.num_queries == len(fewer.qrels)
   assert made.num_queries < prepared.num_queries["train"] / 4
   # Nobody else leaves queries out for it.
@@ -266,7 +266,7 @@ def again(root, **settings):
 def test_only_queries_that_a_step_draws_are_searched_for(
   finished_run, tmp_path, monkeypatch
 ):
-  root, right = finished_run.copy(tmp_path), _ranking.records
+  root, right = finished_run.copy(tmp_path), _ranking.make_records
   prepared = load(root, "private/prepare_data", results.PreparedData)
   count = prepared.num_queries["train"]
   before, searched = {*learned(root).statement.ledger}, []
@@ -275,7 +275,7 @@ def test_only_queries_that_a_step_draws_are_searched_for(
     searched.append(rows)
     return right(task, judged, depth, rows)
 
-  monkeypatch.setattr(_ranking, "records", records)
+  monkeypatch.setattr(_ranking, "make_records", records)
   made = again(root, batch_size=2)
   [rows] = searched
   assert 0 < len(rows) < count / 2
@@ -333,7 +333,7 @@ def test_documents_of_a_run_may_not_be_fewer_than_are_ranked():
 def trained(config, wanted):
   """The private trainings of stages, with what they need."""
   needed = stages.with_needs(wanted, config)
-  return [*_planned.trainings(rows_lib.Plan(config=config, wanted=needed))]
+  return [*_planned.plan_trainings(rows_lib.Plan(config=config, wanted=needed))]
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ PLACES = [(False, "{}", False), (True, "{}", True), (False, "private/{}", True)]
 def task_without_records(root, monkeypatch, settings, compared, **given):
   """A task of a stage that finds no train query, and so trains nothing."""
   nobody = types.SimpleNamespace(qrels={})
-  monkeypatch.setattr(_ranking, "of_train", lambda *_: nobody)
+  monkeypatch.setattr(_ranking, "read_train", lambda *_: nobody)
   vectors = types.SimpleNamespace(vectors="vectors")
   given = {
     "prepared": made_up.prepared(), "vectors": vectors, "drop_identical": True,
@@ -397,14 +397,14 @@ def test_a_query_vector_that_is_no_number_stops_nobody(
   finished_run, monkeypatch
 ):
   task = task_of(finished_run.root)
-  whole, right = records_of(task), _ranking.query_vectors
+  whole, right = records_of(task), _ranking.encode_queries
 
   def broken(*given):
     vectors = right(*given).copy()
     vectors[2, 0] = np.nan
     return vectors
 
-  monkeypatch.setattr(_ranking, "query_vectors", broken)
+  monkeypatch.setattr(_ranking, "encode_queries", broken)
   found = None
   with contextlib.suppress(ValueError):
     found = records_of(task)
@@ -418,7 +418,7 @@ def test_a_query_vector_that_is_no_number_stops_nobody(
 def test_a_query_vector_that_is_no_number_ends_no_search(tmp_path, monkeypatch):
   """Scores of a row are released; that there are some would tell of one query."""
   vectors = np.eye(4, dtype=np.float32)
-  monkeypatch.setattr(_search, "collection", lambda *_: vectors)
+  monkeypatch.setattr(_search, "open_vectors", lambda *_: vectors)
   judged = _search.Judged(
     split="test",
     qrels={f"q{i}": {"d0": 1} for i in range(3)},
@@ -430,12 +430,12 @@ def test_a_query_vector_that_is_no_number_ends_no_search(tmp_path, monkeypatch):
     corpus=tmp_path,
   )
   asked = vectors[[2, 1, 3]]
-  whole = _search.nearest(judged, tmp_path, asked, 2)
+  whole = _search.search_nearest(judged, tmp_path, asked, 2)
   for bad in (np.nan, np.inf):
     broken = np.where(np.arange(3)[:, None] == 1, bad, asked)
     found = None
     with contextlib.suppress(ValueError):
-      found = _search.nearest(judged, tmp_path, broken, 2)
+      found = _search.search_nearest(judged, tmp_path, broken, 2)
     assert found is not None, "one query stops all"
     assert (found["q0"], found["q2"]) == (whole["q0"], whole["q2"])
     assert set(found["q1"].values()) == {0.0}

@@ -86,7 +86,7 @@ def test_the_plan_of_trainings_for_users_counts_users(finished_run):
     unit=unit_lib.user(2), num_queries={"train": 600}, num_users={"train": 400}
   )
   planned = rows.Plan(config=config, wanted=("finetune_dp", "direct_dp"))
-  trainings = _planned.trainings(planned, data)
+  trainings = _planned.plan_trainings(planned, data)
   assert [(t.num_records, t.num_users, t.delta) for t in trainings] == [
     (400, 400, 1 / 800),
     (600, 400, 1 / 800),

@@ -239,7 +239,7 @@ def test_judged_documents_that_the_corpus_lacks_train_nothing_and_are_scored(
     names = [f"q{d}" for d in arrays["documents"].tolist()]
     assert arrays["ids"].tolist() == names and len(names) == number
   assert "gone" not in (private / "qrels/train.tsv").read_text()
-  assert inputs.qrels(private, "test")["q35"] == {"gone": 1, "d35": 1}
+  assert inputs.read_qrels(private, "test")["q35"] == {"gone": 1, "d35": 1}
 
 
 def test_no_query_is_written_for_an_empty_document(tmp_path):

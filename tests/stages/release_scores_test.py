@@ -134,7 +134,7 @@ def test_differences_of_means_carry_less_noise_than_released_differences():
       [corners[:, :1] - 0.5, corners[:, 1:] - corners[:, :1]], axis=1
     )
     assert np.linalg.norm(direct) == pytest.approx(math.sqrt(size - 0.75))
-    one = noisy_sums.centred_sum(corners)
+    one = noisy_sums.compute_centred_sum(corners)
     assert math.sqrt(2) * np.linalg.norm(one) <= np.linalg.norm(direct)
 
 
@@ -200,9 +200,9 @@ def test_values_outside_of_the_cube_move_the_sum_no_further_and_stop_nothing(
 ):
   """A release that stops for one query tells of it without noise."""
   column = np.full((100, 1), 0.25)
-  quiet = noisy_sums.centred_sum(column)
+  quiet = noisy_sums.compute_centred_sum(column)
   column[7] = bad
-  assert np.abs(noisy_sums.centred_sum(column) - quiet - 0.25) <= 0.5
+  assert np.abs(noisy_sums.compute_centred_sum(column) - quiet - 0.25) <= 0.5
   released(tmp_path, {"a": {NDCG: column[:, 0]}}, settings())
 
 
@@ -287,7 +287,7 @@ def test_an_interrupted_release_of_other_values_has_other_noise(
 
 def promised(config, number, size):
   data = made_up.prepared(num_queries={"train": number, "test": number})
-  return noisy_sums.of_split(config, data, "test", terms.SCORES, size=size)
+  return noisy_sums.make_claim(config, data, "test", terms.SCORES, size=size)
 
 
 @pytest.mark.parametrize("change", ["noise_multiplier", "l2_sensitivity"])
@@ -325,11 +325,15 @@ def test_a_user_moves_released_scores_by_as_many_queries_as_are_read(most):
     num_users={"train": 500, "test": 500},
     num_queries={"train": 900, "test": 900},
   )
-  promise = noisy_sums.of_split(settings(), data, "test", terms.SCORES, size=6)
+  promise = noisy_sums.make_claim(
+    settings(), data, "test", terms.SCORES, size=6
+  )
   others = np.random.default_rng(0).uniform(0, 1, (30, 6))
   for corner in (np.zeros(6), np.ones(6), np.arange(6) % 2):
     table = np.vstack([others, *[corner] * most])
-    moved = noisy_sums.centred_sum(table) - noisy_sums.centred_sum(others)
+    moved = noisy_sums.compute_centred_sum(
+      table
+    ) - noisy_sums.compute_centred_sum(others)
     assert np.linalg.norm(moved) == pytest.approx(promise.l2_sensitivity)
 
 
@@ -338,7 +342,7 @@ def test_sums_under_a_fixed_secret_say_that_they_protect_nobody(
   secret, tmp_path
 ):
   space = workspace.Workspace(tmp_path, secret_seed=secret)
-  found = noisy_sums.words(terms.SCORES, space, made_up.prepared())
+  found = noisy_sums.make_terms(terms.SCORES, space, made_up.prepared())
   assert found.secret_is_fixed == (secret is not None)
 
 
@@ -473,7 +477,7 @@ def test_a_release_has_the_delta_of_the_training(tmp_path):
   )
   assert made.statement.delta == 1 / 8000
   assert promised(settings(delta=0.001), 99, 2).delta == 0.001
-  assert noisy_sums.smallest_delta(data, 9000) == 1 / 18000
+  assert noisy_sums.get_smallest_delta(data, 9000) == 1 / 18000
 
 
 def test_sampling_intervals_cover_where_users_ask_alike():

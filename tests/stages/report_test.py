@@ -256,7 +256,7 @@ def run_report(root, compared=None, config=None, date="", **changes):
         shared={}, compared={}, started={}, unclaimed=()
       ),
       shipped=["public_only", "synthetic_eps8", "direct_eps8"],
-      made=[],
+      result_folders=[],
       public_data=False,
       audited=False,
       date=date,

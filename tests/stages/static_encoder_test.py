@@ -23,7 +23,7 @@ def collection():
 
 
 def test_a_span_was_taken_out_of_its_document(collection):
-  found = static_encoder.spans(collection, 4000, 0)
+  found = static_encoder.draw_spans(collection, 4000, 0)
   whole = collection.tokens
   stayed, seen = 0, set()
   for query, document, owner in zip(
@@ -52,14 +52,14 @@ def test_a_span_was_taken_out_of_its_document(collection):
 
 def test_spans_follow_from_the_seed(collection):
   first, again, other = (
-    static_encoder.spans(collection, 50, seed) for seed in (0, 0, 1)
+    static_encoder.draw_spans(collection, 50, seed) for seed in (0, 0, 1)
   )
   for name, values in first.items():
     np.testing.assert_array_equal(values, again[name])
   assert len(first["rows"]) != len(other["rows"]) or any(
     (first[name] != other[name]).any() for name in first
   )
-  assert not len(static_encoder.spans(collection, 0, 0)["rows"])
+  assert not len(static_encoder.draw_spans(collection, 0, 0)["rows"])
 
 
 def test_every_token_has_a_direction():

@@ -86,10 +86,10 @@ def test_bm25_is_indexed_once_while_the_collection_is_the_same(
   assert other is not first and other.ids == ("a", "c")
   third = index(["a", "c"], "red apples", "blue plums instead")
   assert third.search(["plum"], 1)[1] == [["c"]]
-  monkeypatch.setattr(queries_lib._kept, "most_bytes", 0)
+  monkeypatch.setattr(queries_lib._index_cache, "most_bytes", 0)
   large = index(["a", "d"], "red apples", "green pears")
   assert index(["a", "d"], "red apples", "green pears") is not large
-  assert not len(queries_lib._kept)  # of a large one nothing stays
+  assert not len(queries_lib._index_cache)  # of a large one nothing stays
 
 
 # In the pipeline.
@@ -387,9 +387,11 @@ def test_a_querys_own_document_is_no_result_and_sets_no_scale(tmp_path):
     ),
     corpus=corpus,
   )
-  kept = _search.lexical(judged, depth=2)["d0"]
+  kept = _search.search_lexical(judged, depth=2)["d0"]
   assert [*kept][0] == "d0"
-  other = _search.lexical(judged._replace(drop_identical=True), depth=2)["d0"]
+  other = _search.search_lexical(judged._replace(drop_identical=True), depth=2)[
+    "d0"
+  ]
   assert [*other] == ["d1", "d2"]  # as many as were asked for
   values = fusion.Convex(lexical_floor=0.0).values(other, dense=False)
   assert values["d1"] == 1

@@ -506,7 +506,9 @@ def test_the_text_alone_is_no_unit_beside_users():
 def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
   """Of every user with K queries, attained at a corner of the cube."""
   table = np.concatenate([np.full((7, 6), 0.3), np.ones((MOST, 6))])
-  moved = noisy_sums.centred_sum(table) - noisy_sums.centred_sum(table[:7])
+  moved = noisy_sums.compute_centred_sum(
+    table
+  ) - noisy_sums.compute_centred_sum(table[:7])
   config = release_scores.Config(enabled=True)
   data = made_up.prepared(
     num_users={"train": 500, "test": 500},
@@ -514,7 +516,7 @@ def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
     unit=unit_lib.user(MOST),
   )
   promise, alone = (
-    noisy_sums.of_split(config, prepared, "test", terms.SCORES, size=6)
+    noisy_sums.make_claim(config, prepared, "test", terms.SCORES, size=6)
     for prepared in (
       data,
       made_up.prepared(num_queries={"train": 500, "test": 500}),
@@ -527,7 +529,7 @@ def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
 
 def test_scores_are_claimed_for_users(tmp_path):
   space = workspace.Workspace(tmp_path, secret_seed=1)
-  words = noisy_sums.words(terms.SCORES, space, of_users())
+  words = noisy_sums.make_terms(terms.SCORES, space, of_users())
   assert words.unit == unit_lib.user(MOST)
   assert "summed" in words.assumptions
 
