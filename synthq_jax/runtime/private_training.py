@@ -8,7 +8,7 @@ model is trained, and its statement is written.
 import dataclasses
 import math
 import pathlib
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import dp_accounting
 import jax
@@ -41,6 +41,9 @@ class Config:
   """Settings that every stage with a private training shares; all are
   public."""
 
+  OPTIMIZERS: ClassVar[tuple[str, ...]] = ("dp_adam", "dp_adafactor")
+  """Optimizers that keep the initial parameters; "dp_dual_averaging" discards them."""
+
   delta: float | None = None
   """Target delta; None: 1 / (2n), n the number of train queries or users."""
   clip_norm: float = 0.1
@@ -53,8 +56,7 @@ class Config:
   steps: int = 100
   """Optimizer steps."""
   optimizer: str = "dp_adam"
-  """Optimizer: "dp_adam", "dp_adafactor" or "dp_dual_averaging". The last one
-  discards initial values, so it is for parameters that start at 0."""
+  """Optimizer, one of `OPTIMIZERS`."""
   learning_rate: float = 1e-3
   """Peak learning rate; warm-up over a tenth of the steps, then linear
   decay."""
@@ -80,7 +82,7 @@ class Config:
       )
     config_types.at_least(self, 1, "steps", "microbatch_size")
     config_types.at_least(self, 0, "batch_size")
-    config_types.one_of(self, "optimizer", dp_step.OPTIMIZERS)
+    config_types.one_of(self, "optimizer", self.OPTIMIZERS)
 
   def check(
     self,

@@ -42,11 +42,12 @@ __all__ = ["STAGE", "Config", "Inputs", "PooledGrad", "run"]
 class Config(_ranking.Config):
   """Settings of learning the map; every value is public."""
 
+  OPTIMIZERS = dp_step.OPTIMIZERS  # the map's parameters start at 0
   clip_norm: float = 0.5
   steps: int = 48
   optimizer: str = "dp_dual_averaging"
-  """One of `dp_step.OPTIMIZERS`; "dp_dual_averaging" denoises the map, whose
-  noise has a known scale."""
+  """One of `OPTIMIZERS`; "dp_dual_averaging" denoises the map, whose noise has a
+  known scale."""
   learning_rate: float = 16.0
   microbatch_size: int | None = 512
   candidates: int = 32

@@ -21,7 +21,15 @@ from synthq_jax.runtime import (
   system_results,
   workspace,
 )
-from synthq_jax.stages import _ranking, _search, learn_adapter, plan
+from synthq_jax.stages import (
+  _ranking,
+  _search,
+  direct_dp,
+  finetune_dp,
+  learn_adapter,
+  learn_to_rank,
+  plan,
+)
 from synthq_jax.storage import artifacts
 from synthq_jax.tools import export, search
 
@@ -284,3 +292,13 @@ def test_rows_that_cannot_be_are_refused(fields, message):
 def test_settings_out_of_range_are_refused(fields, message):
   with pytest.raises(ValueError, match=message):
     learn_adapter.Config(**fields)
+
+
+@pytest.mark.parametrize("stage", [finetune_dp, direct_dp, learn_to_rank])
+def test_an_optimizer_that_discards_its_start_is_for_the_map_alone(stage):
+  """Its first step threw the pretrained parameters away, without a word."""
+  with pytest.raises(
+    ValueError, match="optimizer must be one of dp_adam, dp_ada"
+  ):
+    stage.Config(optimizer="dp_dual_averaging")
+  assert learn_adapter.Config().optimizer == "dp_dual_averaging"
