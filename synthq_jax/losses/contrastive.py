@@ -5,10 +5,10 @@ documents. They are not for `optim.clipped_grad`, whose guarantee needs losses
 of single examples; `optim.batch_clipped_grad` clips a coupled gradient.
 
 `softmax` is the loss of training without privacy. `Softmax`, `Sigmoid` and
-`Spreadout` are losses for DP training that clips the gradient of each
-similarity. They also compute the derivatives that weight those gradients, mask
-no more than their bound allows, and report how far one record then moves the
-sum.
+`Spreadout` are losses for `optim.batch_clipped_grad`. For `optim.Logit`, which
+clips the gradient of each similarity, they compute the derivatives that weight
+those gradients, mask no more than their bound allows, and report how far one
+record then moves the sum.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 Work is the cost of the products and convolutions in the loss's trace; memory is
 what clipping keeps beyond ordinary training. Both are counted for one example,
-so a choice takes one tracing and no compilation, and depends on shapes alone.
+in one tracing and no compilation. A choice depends on shapes, backend and memory.
 """
 
 import functools

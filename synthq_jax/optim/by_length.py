@@ -72,7 +72,7 @@ class ByLength:
 
   @property
   def l2_clip_norm(self) -> float:
-    """Largest norm that one example contributes to the sum."""
+    """Clip norm of `whole`."""
     return self.whole.l2_clip_norm
 
   def loss_fn(self, params: typing.Params, *args: Any) -> jax.Array:

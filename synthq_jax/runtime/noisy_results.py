@@ -46,9 +46,9 @@ def mean(
 
   The variance of such values is at most m (1 - m) for their mean m (Bhatia and
   Davis, 2000). The interval takes the largest such variance that the noise
-  leaves possible. Users may be drawn, each with up to K queries that are all
-  alike. The variance of the mean is then at most K m (1 - m) / n, by Cauchy and
-  Schwarz for each user. Beyond these queries a normal interval covers too
+  leaves possible. If each user has up to K queries, which may score alike, the
+  variance of the mean is at most K m (1 - m) / n, by Cauchy and Schwarz for
+  each user. Beyond these queries a normal interval covers too
   little where the noise is tiny and a mean of few values is near 0 or 1: 0.84
   instead of 0.95 at a mean of 0.97 of 60 values.
 

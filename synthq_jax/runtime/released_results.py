@@ -41,7 +41,8 @@ class Released:
   compared: _Statements
   """Claims of results under `private/` with a finite epsilon, by folder."""
   started: _Statements
-  """Statements of all private trainings of the ledger, by identifier."""
+  """Statements of the ledger, by identifier: of private trainings and of releases
+  of scores."""
   unclaimed: tuple[str, ...]
   """Folders outside `private/` that hold files and no finished result."""
 

@@ -212,7 +212,7 @@ class Run:
 
   @functools.cached_property
   def canaries(self) -> tuple[canaries_lib.Canary, ...]:
-    """The canaries that generators are trained with; empty if none are set."""
+    """The canaries of a run, inserted and held out; empty if none are set."""
     return planted.make(self.config.canaries, self._space, self.prepared)
 
   def check_vocabulary(self, checkpoint: pathlib.Path) -> None:

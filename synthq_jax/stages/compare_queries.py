@@ -56,8 +56,8 @@ class Config:
   similar_to: str = "test"
   """Real queries behind BLEU and MAUVE. "test": those of the test split, all
   queries of a document together. "train": train queries, each compared with one
-  query written for its document; in the papers' tables generators were trained
-  on them."""
+  query written for its document, as in the papers' tables: generators were
+  trained on these queries."""
   num_similar: int = 5000
   """Maximum real and synthetic queries behind MAUVE; MAUVE's authors take 5,000
   of each."""
@@ -405,8 +405,7 @@ def _featurizer(
 
 
 class HeldOut:
-  """Real and synthetic queries for the documents of a split, or of the test
-  split.
+  """Real and synthetic queries for the documents of a split.
 
   Attributes:
     documents: id -> title and text, of documents that private queries ask for.

@@ -1,4 +1,4 @@
-"""Encodes the collection with every retriever, once for all that search it.
+"""Encodes the collection once with each retriever that has its own vectors.
 
 Formal guarantee: post-processing of the retriever, whose statement the vectors
 have. The task holds the public documents and the retriever alone.

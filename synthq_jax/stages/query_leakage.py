@@ -71,8 +71,8 @@ class Config:
   """Confidence of each interval by itself, in (0.5, 1)."""
   max_real: int = 100_000
   """Approximate maximum of private queries that are compared. Of more, whole
-  users or documents are drawn, at one rate from those trained on and from the
-  others."""
+  users, documents or single queries are drawn, whether or not generators
+  trained on them."""
   max_written: int = 100_000
   """Approximate maximum of queries of each generator that are compared; of
   more, documents are drawn."""
