@@ -386,7 +386,7 @@ WRONG_USES = {
   f"{RUN} --gin.epsilon=3": "did you mean --gin.EPSILON=3?",
   f"{RUN} --gin.Batch_Size=3": "did you mean --gin.BATCH_SIZE=3?",
   f"{RUN} --gin.evaluate.Config.measures=\"('foo',)\"": "got 'foo'",
-  f"{RUN} --gin.evaluate.Config.measures=\"('ERR@10',)\"": "that is installed",
+  f"{RUN} --gin.evaluate.Config.measures=\"('ERR@10',)\"": "no installed provider computes",
   f"{RUN} --gin.evaluate.Config.measures=()": "evaluate.Config.measures: expec",
   f"{RUN} --gin.EPSILON=three": "plan.Rows.synthetic[0]: expected float",
   f"{RUN} --gin.EPSILON=-1": "above 0, got epsilon=-1",

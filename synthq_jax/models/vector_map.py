@@ -103,10 +103,12 @@ def choose_candidates(
   >>> chosen = choose_candidates(near, [[7, 9]], size=3, most_relevant=2)
   >>> chosen.rows.tolist(), chosen.relevant.tolist()
   ([[7, 9, 5]], [[True, True, False]])
+  >>> choose_candidates(np.array([[-1, 6, 5]]), [[6]], size=2, most_relevant=1).rows
+  array([[6, 5]], dtype=int32)
 
   Args:
-    nearest: rows of documents, nearest first; `size` or more for each query leave no
-      padding.
+    nearest: rows of documents, nearest first, or -1 for none; `size` or more for each
+      query leave no padding.
     relevant: rows of the relevant documents of each query; the nearest of them
       are taken first, then the others in order.
     size: largest number of documents of a query.
@@ -129,7 +131,9 @@ def choose_candidates(
     relevant_rows = dict.fromkeys(int(row) for row in judged)
     own = [row for row in near.tolist() if row in relevant_rows]
     own = [*dict.fromkeys([*own, *relevant_rows])][:most_relevant]
-    others = [row for row in near.tolist() if row not in relevant_rows]
+    others = [
+      row for row in near.tolist() if row >= 0 and row not in relevant_rows
+    ]
     chosen = [*own, *others][:size]
     rows[query, : len(chosen)] = chosen
     flags[0, query, : len(own)] = True

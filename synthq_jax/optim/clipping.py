@@ -252,6 +252,11 @@ class ClippedGrad:
     size: int,
   ) -> tuple[str, int]:
     """Returns the strategy and the number of examples processed at once."""
+    if not size:
+      raise ValueError(
+        "expected a batch of at least one row, got none: keep its size, and mark"
+        " rows that were not drawn by is_padding_example"
+      )
     num_at_once = self.microbatch_size or size
     if size % num_at_once:
       raise ValueError(

@@ -275,7 +275,7 @@ def _records(
       and query not in relevant_names
     ):
       first, stop = judged.passages.of(np.array([positions[query]]))
-      near[(near >= first) & (near < stop)] = near[-1]
+      near[(near >= first) & (near < stop)] = -1  # as evaluate drops it
   chosen = vector_map.choose_candidates(
     nearest,
     relevant,

@@ -500,3 +500,10 @@ def test_several_clip_norms_are_refused(jit):
   call = jit(lambda clip: grad_fn(jnp.zeros(4), batch, l2_clip_norm=clip)[0])
   with pytest.raises(ValueError, match="expected one l2_clip_norm"):
     call(jnp.array([1e4, 1.0, 1.0, 1.0]))
+
+
+@every
+def test_a_batch_without_rows_is_refused_in_words(strategy):
+  grad_fn = optim.clipped_grad(linear, l2_clip_norm=1.0, strategy=strategy)
+  with pytest.raises(ValueError, match="at least one row, got none"):
+    grad_fn(jnp.zeros(2), {"x": jnp.zeros((0, 2))})

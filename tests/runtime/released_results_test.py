@@ -77,7 +77,9 @@ def test_the_page_states_the_claim_of_all_that_lies_there(finished_run):
   section = text.partition("Everything that is released together")[2]
   shown = re.search(r"is \(([\d.]+), ([\d.e-]+)\)", section)
   assert shown[1] == rounding.epsilon(claim.epsilon)
-  assert f"**Privacy.** epsilon {shown[1]} for one query text. For all" in text
+  assert (
+    f"**Privacy.** epsilon {shown[1]} for one query text. The claim" in text
+  )
   claims = r"\(delta ([\d.e-]+)\)|is \([\d.]+, ([\d.e-]+)\)"
   deltas = {a or b for a, b in re.findall(claims, text)}
   assert deltas == {shown[2]}  # one on the whole page

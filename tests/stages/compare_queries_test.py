@@ -156,7 +156,7 @@ def test_the_report_says_how_every_number_was_made(place):
   version = f"tok:13a|smooth:exp|version:{sacrebleu.__version__}"
   assert version in text and "nrefs:var|case:lc" in text
   assert "vectors from the rule of z, in 2 clusters" in text
-  assert "is of 2 to 3 queries of each side" in text
+  assert "use 2 to 3 queries of each side" in text
 
 
 def test_a_report_without_mauve_does_not_speak_of_it(place):

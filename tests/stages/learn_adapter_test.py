@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import math
 import shutil
+import types
 
 import dp_accounting
 import jax
@@ -11,6 +12,7 @@ import made_up
 import numpy as np
 import pytest
 
+from synthq_jax.data import passages
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.retrieval import encode, index, trec, vector_files
@@ -30,7 +32,7 @@ from synthq_jax.stages import (
   learn_to_rank,
   plan,
 )
-from synthq_jax.storage import artifacts
+from synthq_jax.storage import array_files, artifacts
 from synthq_jax.tools import export, search
 
 QUERY, DOCUMENT = sentence_folders.QUERY, sentence_folders.DOCUMENT
@@ -302,3 +304,23 @@ def test_an_optimizer_that_discards_its_start_is_for_the_map_alone(stage):
   ):
     stage.Config(optimizer="dp_dual_averaging")
   assert learn_adapter.Config().optimizer == "dp_dual_averaging"
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 0, 1, 2]])
+def test_a_querys_own_document_is_no_candidate(order):
+  """It stayed, or another document stood twice in its place."""
+  ids = ["d0", "d1", "d2", "q1"]
+  judged = types.SimpleNamespace(
+    qrels={"q1": {"d0": 1}},
+    drop_identical=True,
+    passages=passages.Passages(
+      array_files.as_texts(ids), np.ones((4, 2), np.int32), np.arange(4)
+    ),
+  )
+  found = types.SimpleNamespace(
+    search=lambda vectors, depth: (None, np.array([order]))
+  )
+  config = learn_adapter.Config(candidates=4, most_relevant=1)
+  made = learn_adapter._records(config, judged, np.zeros((1, 2)), found)
+  chosen = made["rows"][0][made["candidate"][0]].tolist()
+  assert chosen == [0, 1, 2]

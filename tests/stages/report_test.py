@@ -481,9 +481,9 @@ def test_the_private_page_is_marked_and_has_everything(written):
   for found in (
     f"{exposure.mean_rank(np.array([43, 45]), 100):.1f}",
     "52.0",  # of the control group
-    "by chance 50.5",
+    "50.5 by chance",
     "1.30",  # bits, of
-    "of 13.29 bits",
+    "at most 13.29 bits",
     "1,234 queries of the run",
     "50%",  # leaked
     "a query + random words, its document",
@@ -731,7 +731,9 @@ def test_audits_stand_beside_the_papers_table(written):
 def test_a_contaminated_audit_says_so_first(written):
   (one,) = run_of(written[0])["audits"]
   text = audit.text([dataclasses.replace(one, control=1e-5)])
-  assert text.startswith("eps8: secrets that nobody can know rank too low")
+  assert text.startswith(
+    "eps8: secrets that the scored model cannot know rank too low"
+  )
   refuted = dataclasses.replace(one, lower_bound=8.5)
   assert "REFUTES THE CLAIM" in audit.text([refuted])
   assert "REFUTES" not in audit.text([one])

@@ -392,7 +392,7 @@ def test_no_export_holds_a_private_text(name, finished_run, exported):
     results.SyntheticQueries: QUERIES,
     system_results.Ranking: RANKING,
   }
-  folder = exported(given[export.FORMATS[name].of], name)
+  folder = exported(given[export.FORMATS[name].result_type], name)
   texts = []
   for path in sorted(export.pathlib.Path(folder).rglob("*")):
     if path.suffix == ".parquet":
