@@ -408,7 +408,7 @@ def processes(options: argparse.Namespace) -> cluster.Settings:
   """Reads the settings by which the processes of a run find each other.
 
   Raises:
-    ValueError: if flags do not go together, or the stage takes one process.
+    ValueError: if flags do not go together, or a study is to be distributed.
   """
   settings = cluster.from_flags(options)
   if settings.mode != "none" and options.stage == "study":

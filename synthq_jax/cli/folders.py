@@ -1,4 +1,4 @@
-"""Refuses missing folders, and suggests folders of a similar name."""
+"""Refuses missing folders for which it has a suggestion; others pass."""
 
 import argparse
 import difflib
@@ -37,7 +37,7 @@ def check_run(config: Any) -> None:
 
 
 def check_flags(options: argparse.Namespace) -> None:
-  """Refuses missing folders in a tool's flags, as `check_run` does."""
+  """Refuses missing folders of a tool's flags, if there is a suggestion to make."""
   for name in _FOLDERS:
     values = getattr(options, name, None) or ()
     for value in [values] if isinstance(values, str) else values:

@@ -37,7 +37,7 @@ _MACRO_TARGET = re.compile(
   r"^(\S*(?:prepare_data\.Config\.source|generate\.Config\.num_documents))"
   r" *= *(\S+)"
 )
-"""A line that binds a parameter of the macros SOURCE or NUM_DOCUMENTS."""
+"""A line that binds the parameter that SOURCE or NUM_DOCUMENTS is to set."""
 _FOLDERS = ("recipes", "studies")
 """Folders of gin_configs with files that a command can run."""
 _LINE_WIDTH = 100
@@ -232,10 +232,11 @@ def _fold(row: Sequence[str], width: int) -> str:
 def _list_macros(
   read: Sequence[Sequence[pathlib.Path]], meanings: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str, str]]:
-  """Yields (flag, value, origin, meaning) of each macro, from its last file.
+  """Yields (flag, value, origin, meaning) of each macro.
 
-  The meaning is the macro's trailing comment. Without one, it is the meaning of the
-  parameter that the macro sets, else the comment above the macro.
+  Value and origin are from the last --gin_file that sets it, a file before those it
+  includes. The meaning is the first trailing comment in any file. Without one, it is
+  the meaning of the parameter that the macro sets, else the comment above the macro.
   """
   paths = list(dict.fromkeys(path for group in read for path in group))
   lines = {path: path.read_text().splitlines() for path in paths}

@@ -6,7 +6,7 @@ Gin's dynamic registration can configure every dataclass that a gin file imports
 
 An error that the user can mend ends with exit code 2 and one line on standard error:
 the problem, its place and the remedy. `--debug` shows the traceback instead. A
-ValueError of a library is a defect of this package and always has its traceback.
+library's ValueError that nothing here explains is a defect and has its traceback.
 """
 
 import argparse

@@ -26,7 +26,7 @@ _Read = Sequence[Sequence[pathlib.Path]]
 
 
 def find_imports(text: str, read: _Read) -> list[str]:
-  """Returns the import lines that a binding needs, those of the gin files first.
+  """Returns the import lines that a binding needs; those of the gin files win.
 
   Args:
     text: the binding, NAME = value.

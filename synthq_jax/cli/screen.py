@@ -124,7 +124,7 @@ def check_gate(stage: str) -> None:
 
 
 def check_audit(stage: str, config: Any, with_gate: bool) -> None:
-  """Refuses an audit without canaries or claims, before any work.
+  """Refuses an audit without canaries, or a gate without a claim, before any work.
 
   Raises:
     UsageError: if no canary is planted, or the gate has no claim to test.

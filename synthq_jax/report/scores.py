@@ -263,9 +263,9 @@ def screen_table(
 ) -> str:
   """Returns the main table as text, narrowed towards lines of `width` characters.
 
-  As far as needed, it leaves out in turn: the training data; the intervals of other
-  columns than the first measure and the difference from BM25; the first measure's
-  intervals; those of the difference. Many measures may still make longer lines.
+  As far as needed, it leaves out in turn: the training data; all intervals but those
+  of the first measure and of the column "over BM25"; the first measure's intervals;
+  the last intervals, of "over BM25". Many measures may still make longer lines.
 
   Args:
     evaluations: as in `main_table`.

@@ -187,7 +187,7 @@ def with_code(row: rows.Row) -> str:
 
 
 def noted(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-  """Merges the notes of several items: shared sentences first, without names.
+  """Merges the notes of several items; sentences of all items come first, unnamed.
 
   >>> noted([("a", ["One."]), ("b", ["One.", "Two."])])
   ['One.', 'b: Two.']

@@ -175,7 +175,7 @@ def _make_ship_tile(head: str, text: str, **values: object) -> blocks.Tile:
 
 
 class _Candidate(NamedTuple):
-  """A row that may be shipped, with its scores on one page."""
+  """A row that may be shipped, with its mean score and epsilon."""
 
   row: rows_lib.Row
   mean: float

@@ -55,7 +55,7 @@ CALIBRATED = {
 }
 """Default threshold of each detector: the least similarity of a leak.
 
-Each is the lowest threshold with precision .9 on the 827 labelled pairs of SPIRE
+All but "exact" are the lowest with precision .9 on the 827 labelled pairs of SPIRE
 2022, of a query and a variant of a topic. Those pairs were selected by cosine, so
 the precision among all pairs of a log is lower.
 """
@@ -96,8 +96,8 @@ class Request:
     output: the folder of the written files.
     fail_above: the check fails if more queries of the log leak; None: it never
       fails.
-    processes: number of processes that search the log. None: one per core; one in
-      all if a detector has an encoder.
+    processes: number of processes that search the log; None: one per core. With an
+      encoder among the detectors it is one, whatever is set.
   """
 
   train: str

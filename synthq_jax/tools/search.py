@@ -41,7 +41,7 @@ __all__ = ["Hit", "Searcher", "describe", "open_run", "read_systems"]
 _SNIPPET = 240
 """Length of a snippet in characters."""
 _LEAD = 40
-"""Characters shown before the first word of the query."""
+"""Characters of context in a snippet before the words of the query."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +107,8 @@ def open_run(
 ) -> Searcher:
   """Opens a system of a finished run for searches.
 
-  Formal guarantee: post-processing of a system and public documents. Private
-  queries are never read.
+  Formal guarantee: post-processing of a system and public documents. Files of
+  private queries are read for their checksums alone.
 
   Args:
     workdir: working directory of the run.
