@@ -156,13 +156,31 @@ def locate(
   for flag in reversed(flags):
     if flag.partition("=")[0] == name:
       return f"--gin.{flag}"
-  pattern = re.compile(rf"{re.escape(name)}\s*=")
-  for path in (path for group in reversed(files) for path in group):
-    lines = enumerate(path.read_text().splitlines(), 1)
-    numbers = [number for number, line in lines if pattern.match(line)]
-    if numbers:
-      return f"{path}:{numbers[-1]}"
-  return name
+  pattern, source = re.compile(rf"{re.escape(name)}\s*="), name
+  for group in files:
+    for path, number, line in _walk_lines(group[:1], group):
+      if pattern.match(line):
+        source = f"{path}:{number}"
+  return source
+
+
+def _walk_lines(
+  paths: Sequence[pathlib.Path], group: Sequence[pathlib.Path]
+) -> Iterator[tuple[pathlib.Path, int, str]]:
+  """Yields lines in the order in which gin reads them: the last one wins.
+
+  Args:
+    paths: the file to read, or none.
+    group: the files that it may include.
+  """
+  for path in paths:
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+      if line.startswith("include "):
+        target = line.removeprefix("include ").strip().strip("'\"")
+        inner = [x for x in group if x != path and x.match(target)]
+        yield from _walk_lines(inner[:1], group)
+      else:
+        yield path, number, line
 
 
 def refuse_urls(

@@ -234,8 +234,7 @@ def _list_macros(
 ) -> Iterator[tuple[str, str, str, str]]:
   """Yields (flag, value, origin, meaning) of each macro.
 
-  Value and origin are from the last --gin_file that sets it, a file before those it
-  includes. The meaning is the first trailing comment in any file. Without one, it is
+  Value and origin are those that gin takes: the last line that it reads. The meaning is the first trailing comment in any file. Without one, it is
   the meaning of the parameter that the macro sets, else the comment above the macro.
   """
   paths = list(dict.fromkeys(path for group in read for path in group))

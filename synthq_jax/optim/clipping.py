@@ -103,6 +103,7 @@ class ClippedGrad:
     params, batch, loss_fn = self._split_arguments(arguments)
     _check_params(params)
     batch, is_padding_example, size = split_rows(batch, is_padding_example)
+    _refuse_no_rows(size)
     keys = (
       None if key is None else keys_lib.derive_example_keys(key, batch, size)
     )
@@ -252,11 +253,6 @@ class ClippedGrad:
     size: int,
   ) -> tuple[str, int]:
     """Returns the strategy and the number of examples processed at once."""
-    if not size:
-      raise ValueError(
-        "expected a batch of at least one row, got none: keep its size, and mark"
-        " rows that were not drawn by is_padding_example"
-      )
     num_at_once = self.microbatch_size or size
     if size % num_at_once:
       raise ValueError(
@@ -508,6 +504,14 @@ def _refuse_lost_mask(batch: typing.Batch) -> None:
         f"{jax.tree_util.keystr(path)} without: pass the whole mapping, or"
         f" {sampling.IS_PADDING}=taken['{sampling.IS_PADDING}']"
       )
+
+
+def _refuse_no_rows(size: int) -> None:
+  if not size:
+    raise ValueError(
+      "expected a batch of at least one row, got none: keep its size, and mark"
+      " rows that were not drawn by is_padding_example"
+    )
 
 
 def split_rows(
