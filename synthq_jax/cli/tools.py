@@ -251,7 +251,7 @@ TOOLS = {
       "--to": _make_required("the new folder"),
       "--format": _make_required(
         "of a model: t5x, huggingface, safetensors or sentence-transformers;"
-        " of queries: beir or hf (parquet); of weights: ranker"
+        " of an adapter: map; of queries: beir or hf (parquet); of weights: ranker"
       ),
       "--step": _make_number(
         "step of a T5X checkpoint; default: the source's own, or 0"

@@ -363,8 +363,13 @@ def _list_outputs(request: Request) -> list[pathlib.Path]:
   outputs = [folder / name for name in (_RESULT, _PAGE, _PAIRS, _CLEAN)]
   inputs = (request.train, request.test, request.variants, request.known_pairs)
   for location in filter(None, inputs):
-    source_file = pathlib.Path(str(location).rpartition(":")[2])
-    if source_file.resolve() in [path.resolve() for path in outputs]:
+    # "beir:FOLDER", or a path, which may hold a colon itself.
+    sources = (str(location), str(location).partition(":")[2])
+    read_files = {
+      pathlib.Path(each).resolve() for each in filter(None, sources)
+    }
+    source_file = next((x for x in outputs if x.resolve() in read_files), None)
+    if source_file is not None:
       raise ValueError(
         f"{request.output}: expected a folder whose files are not read, got"
         f" {source_file} among them: give --output another"

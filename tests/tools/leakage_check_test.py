@@ -131,12 +131,15 @@ def test_a_judged_pair_may_have_spaces_around_its_ids(paths):
   assert "q3" not in (paths / "out/clean_ids.txt").read_text()
 
 
-def test_a_file_that_is_read_is_not_written(paths, capsys):
-  """It was removed before anybody had read it."""
-  own = paths / "out/pairs.jsonl"
+@pytest.mark.parametrize("folder", ["out", "chk:1"])
+def test_a_file_that_is_read_is_not_written(paths, capsys, folder):
+  """It was removed before anybody had read it, or if a colon stood in its path."""
+  own = paths / folder / "pairs.jsonl"
   own.parent.mkdir()
   own.write_text("of people\n")
+  (own.parent / ".leakage_check").write_text("")
   given = command(paths, "--detector=exact", f"--known={own}")
+  given = [x.replace(str(paths / "out"), str(paths / folder)) for x in given]
   assert main.main(given) == 2
   assert "give --output another" in capsys.readouterr().err
   assert own.read_text() == "of people\n"
