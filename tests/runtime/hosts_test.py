@@ -71,7 +71,7 @@ def test_two_processes_of_which_one_is_killed_end_like_one_that_was_not(
   assert died < 6
   assert two.count(": restart ") == 1
   assert two.count("[0] process 0 alone makes, while the others wait") == 2
-  said = re.search(r"others wait: (.*)\. Where", two)[1].split(", ")
+  said = re.search(r"others wait: (.*)\. If", two)[1].split(", ")
   assert "prepare_data" in said
   assert not {"finetune_dp", "train_retriever"} & set(said)
   saved = re.findall(r"saving (\S+) (\d+)", two)
