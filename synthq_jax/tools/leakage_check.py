@@ -56,8 +56,7 @@ CALIBRATED = {
 """Default threshold of each detector: the least similarity of a leak.
 
 All but "exact" are the lowest with precision .9 on the 827 labelled pairs of SPIRE
-2022, of a query and a variant of a topic. Those pairs were selected by cosine, so
-the precision among all pairs of a log is lower.
+2022. Those were selected by cosine: the precision among all pairs of a log is lower.
 """
 
 DETECTORS = tuple(CALIBRATED)
@@ -356,24 +355,20 @@ def _list_outputs(request: Request) -> list[pathlib.Path]:
   """Returns the paths of the files to write.
 
   Raises:
-    ValueError: if one of them is an input, or exists in a folder without `_MARK`.
-      The mark is written first, so that it is there after a kill, too.
+    ValueError: if one of them is an input, or exists in a folder without `_MARK`,
+      which is written first.
   """
   folder = pathlib.Path(request.output)
   outputs = [folder / name for name in (_RESULT, _PAGE, _PAIRS, _CLEAN)]
   inputs = (request.train, request.test, request.variants, request.known_pairs)
-  for location in filter(None, inputs):
-    # "beir:FOLDER", or a path, which may hold a colon itself.
-    sources = (str(location), str(location).partition(":")[2])
-    read_files = {
-      pathlib.Path(each).resolve() for each in filter(None, sources)
-    }
-    source_file = next((x for x in outputs if x.resolve() in read_files), None)
-    if source_file is not None:
-      raise ValueError(
-        f"{request.output}: expected a folder whose files are not read, got"
-        f" {source_file} among them: give --output another"
-      )
+  names = [str(location) for location in inputs if location]
+  names += [name.partition(":")[2] for name in names]  # of "beir:FOLDER"
+  read = {pathlib.Path(name).resolve() for name in names}
+  if source_files := [path for path in outputs if path.resolve() in read]:
+    raise ValueError(
+      f"{request.output}: expected a folder whose files are not read, got"
+      f" {source_files[0]} among them: give --output another"
+    )
   for path in outputs:
     if path.exists() and not (folder / _MARK).exists():
       raise ValueError(
