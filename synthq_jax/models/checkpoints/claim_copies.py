@@ -14,7 +14,8 @@ __all__ = ["download"]
 
 _STEP = re.compile(r"checkpoint_\d+")
 _LEVELS = 2
-"""Prefixes above a checkpoint: checkpoint_STEP, and T5X's MODEL_DIR."""
+"""Prefixes above a checkpoint that are read: of URL/state, checkpoint_STEP and
+T5X's MODEL_DIR."""
 
 
 @contextlib.contextmanager
@@ -28,8 +29,8 @@ def download(
     names: names of the statements' files in a folder.
 
   Yields:
-    A temporary folder for each prefix above the URL and for each other checkpoint
-    there that has a statement of its own.
+    A temporary folder for each prefix above the URL, and for each other checkpoint
+    of the same MODEL_DIR that has a statement of its own.
   """
   with tempfile.TemporaryDirectory() as scratch:
     yield _download(stores.get_url(checkpoint), pathlib.Path(scratch), names)
@@ -38,18 +39,15 @@ def download(
 def _download(
   url: str, target: pathlib.Path, names: Sequence[str]
 ) -> list[pathlib.Path]:
-  parents, prefix = [], url
+  parents, siblings, prefix = [], [], url
   for _ in range(_LEVELS):
-    prefix = prefix.rpartition("/")[0]
+    prefix, _, name = prefix.rpartition("/")
     if not prefix or prefix.endswith((":", "/")):  # nothing above the bucket
       break
     parents.append(prefix)
-  siblings = [
-    f"{parent}/{step}"
-    for parent in parents
-    for step in _list_steps(parent, tuple(names))
-    if not f"{url}/".startswith(f"{parent}/{step}/")
-  ]
+    if _STEP.fullmatch(name):  # this prefix is MODEL_DIR; others are not listed
+      steps = _list_steps(prefix, tuple(names))
+      siblings += [f"{prefix}/{step}" for step in steps if step != name]
   folders = []
   for number, folder_url in enumerate([*parents, *siblings]):
     folder = target / str(number)

@@ -14,6 +14,7 @@ from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.backends.t5x import settings
 from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints, token_ids
+from synthq_jax.models.checkpoints import claim_copies
 from synthq_jax.privacy import joint, ledger
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.privacy import unit as unit_lib
@@ -181,7 +182,9 @@ def test_a_start_from_a_checkpoint_without_noise_is_refused(tmp_path):
   assert not (tmp_path / "again/privacy/statement.txt").exists()
 
 
-def test_a_private_checkpoint_in_a_store_is_no_public_start(tmp_path):
+def test_a_private_checkpoint_in_a_store_is_no_public_start(
+  tmp_path, monkeypatch
+):
   opened(tmp_path).begin(1000, FACTS)
   params = random_t5.params(random_t5.config())
   made = t5_checkpoints.save_t5x(tmp_path / "model", params, 1005)
@@ -196,6 +199,12 @@ def test_a_private_checkpoint_in_a_store_is_no_public_start(tmp_path):
   exported = t5_checkpoints.save_t5x(tmp_path / "exported", params, 5)
   t5_checkpoints.save_claim(exported, statement_lib.non_private("by hand"))
   other = t5_checkpoints.save_t5x(tmp_path / "exported", params, 9)
+  listed, right = [], claim_copies._list_steps
+  monkeypatch.setattr(
+    claim_copies,
+    "_list_steps",
+    lambda url, names: listed.append(url) or right(url, names),
+  )
   for place in (inside.parent, other):
     local = t5_checkpoints.claim(place)
     assert not local.is_public
@@ -203,7 +212,10 @@ def test_a_private_checkpoint_in_a_store_is_no_public_start(tmp_path):
     assert t5_checkpoints.claim(found) == local
     stores.local.cache_clear()  # as a second process, which downloads again
     stores.local(f"file://{place}")
+    del listed[:]
     assert t5_checkpoints.claim(found) == local
+    model = tmp_path / ("exported" if place == other else "model")
+    assert listed == [f"file://{model}"], "a whole bucket may lie above it"
   told = export.run(
     export.local(f"file://{made}"), tmp_path / "to", format="huggingface"
   )
