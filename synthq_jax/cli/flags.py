@@ -35,6 +35,7 @@ __all__ = [
   "parser",
   "processes",
   "refuse_urls",
+  "walk_lines",
   "write_literal",
 ]
 
@@ -157,30 +158,46 @@ def locate(
     if flag.partition("=")[0] == name:
       return f"--gin.{flag}"
   pattern, source = re.compile(rf"{re.escape(name)}\s*="), name
-  for group in files:
-    for path, number, line in _walk_lines(group[:1], group):
+  for outer, *included in filter(None, files):
+
+    def find(text: str, included=included) -> pathlib.Path | None:
+      return next((path for path in included if path.match(text)), None)
+
+    for path, number, line in walk_lines(outer, find):
       if pattern.match(line):
         source = f"{path}:{number}"
   return source
 
 
-def _walk_lines(
-  paths: Sequence[pathlib.Path], group: Sequence[pathlib.Path]
+def walk_lines(
+  path: pathlib.Path,
+  find: Callable[[str], pathlib.Path | None],
+  within: tuple[pathlib.Path, ...] = (),
 ) -> Iterator[tuple[pathlib.Path, int, str]]:
-  """Yields lines in the order in which gin reads them: the last one wins.
+  """Yields the lines of a gin file in the order in which gin reads them.
+
+  A file stands where it is included. Of two lines that set a name, the last wins.
 
   Args:
-    paths: the file to read, or none.
-    group: the files that it may include.
+    path: the file.
+    find: function that returns the path of an included file from its name.
+    within: files that include this one.
+
+  Yields:
+    File, number and text of each line that includes no file.
+
+  Raises:
+    OSError: if a file cannot be read.
+    SyntaxError: if an include is no text.
+    ValueError: if a file includes itself.
   """
-  for path in paths:
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-      if line.startswith("include "):
-        target = line.removeprefix("include ").strip().strip("'\"")
-        inner = [x for x in group if x != path and x.match(target)]
-        yield from _walk_lines(inner[:1], group)
-      else:
-        yield path, number, line
+  if path in within:
+    raise ValueError(f"{path} includes itself")
+  for number, line in enumerate(path.read_text().splitlines(), 1):
+    if not line.startswith("include "):
+      yield path, number, line
+    elif included := find(ast.literal_eval(line.removeprefix("include "))):
+      yield from walk_lines(included, find, (*within, path))
 
 
 def refuse_urls(

@@ -84,19 +84,11 @@ def check_documents(
   values: dict[str, str] = {}
   checked = number = None
 
-  def read(name: str, within: tuple[pathlib.Path, ...] = ()) -> None:
-    path = find(name)
-    if path in within:
-      raise ValueError(f"{path} includes itself")  # gin reports it later
-    for line in path.read_text().splitlines() if path else ():
-      if line.startswith("include "):
-        read(ast.literal_eval(line.removeprefix("include ")), (*within, path))
-      elif match := _MACRO.match(line) or _MACRO_TARGET.match(line):
-        values[match[1]] = match[2]
-
-  with contextlib.suppress(OSError, ValueError, SyntaxError):
-    for name in names:
-      read(name)
+  with contextlib.suppress(OSError, ValueError, SyntaxError):  # gin says more
+    for path in filter(None, map(find, names)):
+      for *_, line in flags.walk_lines(path, find):
+        if match := _MACRO.match(line) or _MACRO_TARGET.match(line):
+          values[match[1]] = match[2]
     for binding in bindings:
       name, _, value = binding.partition("=")
       values[name] = flags.write_literal(value)
