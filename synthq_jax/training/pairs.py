@@ -18,7 +18,12 @@ from jaxtyping import Float, Int
 
 from synthq_jax import field_kinds
 from synthq_jax.losses import contrastive
-from synthq_jax.models import dual_encoder, encoders, t5_checkpoints
+from synthq_jax.models import (
+  dual_encoder,
+  encoders,
+  length_batches,
+  t5_checkpoints,
+)
 from synthq_jax.training import loop
 from synthq_jax.training import mesh as mesh_lib
 from synthq_jax.training import recipe as recipe_lib
@@ -105,7 +110,7 @@ def _trim(
   tokens: Int[np.ndarray, "text length"], rows: Int[np.ndarray, " batch"]
 ) -> Int[np.ndarray, "text shorter"]:
   """Cuts the padding that no text of a batch needs, by whole steps of a length."""
-  longest = int(np.any(tokens[rows], axis=0).nonzero()[0].max(initial=0)) + 1
+  longest = max(1, int(length_batches.lengths(tokens[rows]).max(initial=0)))
   return tokens[:, : -(-longest // _LENGTH_STEP) * _LENGTH_STEP]
 
 
