@@ -200,6 +200,16 @@ class Planned:
   is_counted: bool = True
   """Whether the data alone gives the number of records; canaries add to it."""
 
+  def draws_users(self, prepared: results.PreparedData) -> bool:
+    """Tests whether a record is a user in this data."""
+    return self.can_draw_users and prepared.queries_per_user > 0
+
+  def get_settings(self, prepared: results.PreparedData) -> Config:
+    """Returns the settings with the batch size as a number."""
+    return fill_batch_size(
+      self.config, prepared, draws_users=self.draws_users(prepared)
+    )
+
 
 def fill_batch_size(
   config: _Config, prepared: results.PreparedData, *, draws_users: bool = False

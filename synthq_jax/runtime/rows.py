@@ -98,7 +98,7 @@ PUBLIC_ONLY = Row(pairs="public_only")
 ORIGINAL = Row(pairs="original")
 
 
-def begins_with(row: Row, beginnings: Sequence[str]) -> bool:
+def begins_with(row: Row | str, beginnings: Sequence[str]) -> bool:
   """Checks whether the name of a row begins with one of these, word by word.
 
   >>> row = Row(pairs=SYNTHETIC, epsilon=8.0)
@@ -106,7 +106,7 @@ def begins_with(row: Row, beginnings: Sequence[str]) -> bool:
   (True, False)
 
   Args:
-    row: any row.
+    row: a row, or its name.
     beginnings: names or beginnings as a user writes them, such as "synthetic"
       or "direct_dp_eps8".
   """

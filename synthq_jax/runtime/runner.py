@@ -354,7 +354,7 @@ class Run:
       data=self._data,
       settings=job.settings,
       inputs=job.inputs,
-      is_private=job.is_private,
+      is_private=job.row is not None and self.plan.is_compared(job.row),
       folders=self._space if stage.needs_secret else self.folders,
       progress=self._progress,
     )

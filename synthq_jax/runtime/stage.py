@@ -53,9 +53,6 @@ class Job(Generic[_Inputs]):
   """Settings of the task."""
   inputs: _Inputs
   """Inputs of the task: the stage's Inputs; None for a stage without any."""
-  is_private: bool = False
-  """Whether the result lies under `private/` whatever it claims
-  (`plan.Rows.compared`)."""
   row: "rows.Row | None" = None
   """Row that the result belongs to."""
 

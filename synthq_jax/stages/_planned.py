@@ -108,13 +108,11 @@ def _sizes(
       "max_batch_size": None,
     }
   users = prepared.num_users.get("train")
-  draws_users = planned.can_draw_users and users is not None
+  draws_users = planned.draws_users(prepared)
   config.check(
     prepared, noise_bands=planned.noise_bands, draws_users=draws_users
   )
-  config = private_training.fill_batch_size(
-    config, prepared, draws_users=draws_users
-  )
+  config = planned.get_settings(prepared)
   number = users if draws_users else prepared.num_queries["train"]
   assert number is not None  # users are drawn only if their number is known
   sampler = private_training.sampler(

@@ -219,18 +219,19 @@ def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
 
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the training of one retriever."""
-  settings = private_training.fill_batch_size(
-    run.plan.direct[row], run.prepared
-  )
-  assert row.epsilon is not None
+  planned = plan_training(run.plan, row)
+  settings = planned.get_settings(run.prepared)
   return stage.Job(
     row=row,
-    depends=(settings, row.epsilon, *run.private_data(row, run.encoder_data)),
+    depends=(
+      settings,
+      planned.epsilon,
+      *run.private_data(row, run.encoder_data),
+    ),
     settings=settings,
     inputs=Inputs(
-      prepared=run.prepared, encoder=run.encoder, epsilon=row.epsilon
+      prepared=run.prepared, encoder=run.encoder, epsilon=planned.epsilon
     ),
-    is_private=run.plan.is_compared(row),
   )
 
 

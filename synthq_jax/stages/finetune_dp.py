@@ -131,24 +131,23 @@ def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
 
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the training of one generator."""
-  config = run.config
-  settings = private_training.fill_batch_size(
-    config.finetune_dp,
-    run.prepared,
-    draws_users=bool(run.prepared.queries_per_user),
-  )
-  assert row.epsilon is not None
+  planned = plan_training(run.plan, row)
+  settings = planned.get_settings(run.prepared)
   return stage.Job(
     row=row,
-    depends=(settings, row.epsilon, config.canaries, *run.private_data(row)),
+    depends=(
+      settings,
+      planned.epsilon,
+      run.config.canaries,
+      *run.private_data(row),
+    ),
     settings=settings,
     inputs=Inputs(
       prepared=run.prepared,
       start=run.start,
-      epsilon=row.epsilon,
+      epsilon=planned.epsilon,
       canaries=run.canaries,
     ),
-    is_private=run.plan.is_compared(row),
   )
 
 

@@ -96,18 +96,15 @@ def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
 
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the training of one adapter."""
-  config = run.config
-  settings = private_training.fill_batch_size(
-    config.learn_adapter, run.prepared
-  )
+  config, planned = run.config, plan_training(run.plan, row)
+  settings = planned.get_settings(run.prepared)
   base = config.rows.adapter_base
   retriever, vectors = run.retrievers[base], run.get_vectors(base)
-  assert row.epsilon is not None
   return stage.Job(
     row=row,
     depends=(
       settings,
-      row.epsilon,
+      planned.epsilon,
       config.evaluate.drop_identical,
       *run.private_data(row, run.encoder_data),
       vectors.digest,
@@ -118,9 +115,8 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
       retriever=retriever.value,
       vectors=vectors.value,
       drop_identical=config.evaluate.drop_identical,
-      epsilon=row.epsilon,
+      epsilon=planned.epsilon,
     ),
-    is_private=run.plan.is_compared(row),
   )
 
 

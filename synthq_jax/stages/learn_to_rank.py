@@ -128,7 +128,6 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
       left_out=left_out,
       drop_identical=config.evaluate.drop_identical,
     ),
-    is_private=run.plan.is_compared(row),
   )
 
 

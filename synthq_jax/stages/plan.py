@@ -102,7 +102,7 @@ class Rows:
   def __post_init__(self):
     for row in self.compared:
       kinds = ("synthetic", "direct_dp", "adapter", "ltr")
-      if not any(f"{row}_".startswith(f"{kind}_") for kind in kinds):
+      if not rows_lib.begins_with(row, kinds):
         raise ValueError(
           f"plan.Rows.compared must hold rows that begin with {', '.join(kinds)}, as"
           f" direct_dp or synthetic_eps16, got {row!r}"
@@ -381,18 +381,8 @@ def run(
       f"give all of them one --workdir, not a {workdir} of their own",
     )
     is_main = distributed.is_main()
-    test_sets = (
-      prepare_test_set.expand(config.test_sets)
-      if "prepare_test_set" in stage_names
-      else ()
-    )
-    planned = rows_lib.Plan(
-      config=config,
-      wanted=stage_names,
-      test_sets={item.name: item for item in test_sets},
-    )
     this = runner.Run(
-      planned,
+      _plan_rows(config, stage_names),
       space,
       [*map(stages_lib.get, stage_names)],
       say=functools.partial(print, flush=True) if is_main else _do_nothing,
@@ -407,6 +397,15 @@ def run(
     }
     on_finished(finished)
     return next(iter(finished.get("report", ())), None)
+
+
+def _plan_rows(
+  config: RunConfig, stage_names: tuple[str, ...]
+) -> rows_lib.Plan:
+  """Plans the rows of a run; opens the test sets if a stage reads them."""
+  names = config.test_sets if "prepare_test_set" in stage_names else ()
+  test_sets = {item.name: item for item in prepare_test_set.expand(names)}
+  return rows_lib.Plan(config=config, wanted=stage_names, test_sets=test_sets)
 
 
 def outlook(
@@ -444,10 +443,7 @@ def outlook(
       *((name, None) for name in later),
     ]
   else:
-    test_sets = prepare_test_set.expand(config.test_sets)
-    planned = dataclasses.replace(
-      planned, test_sets={item.name: item for item in test_sets}
-    )
+    planned = _plan_rows(config, stage_names)
     this = runner.Run(planned, space, stages, say=_do_nothing)
     stages_done = list(this.survey())
     prepared = this.prepared if this.get_results("prepare_data") else None
