@@ -468,7 +468,10 @@ def load(directory: str | os.PathLike, kind: type[_Result]) -> _Result:
     raise ValueError(
       f"{path}: expected a {kind.__name__}, got a {data.get('_type')}"
     )
-  return from_json(kind, data)
+  try:
+    return from_json(kind, data)
+  except ValueError as error:
+    raise ValueError(f"{path}: {error}") from error
 
 
 def load_kind(directory: str | os.PathLike) -> str:

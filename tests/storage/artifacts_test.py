@@ -447,3 +447,11 @@ def test_one_long_text_widens_no_other_in_a_file_of_arrays(tmp_path, long):
   assert read["ids"].nbytes < 400_000
   kept = read["ids"][np.array([1, len(names) - 1])]
   assert [str(name) for name in kept] == [names[1], names[-1]]
+
+
+def test_a_result_of_another_version_is_named(tmp_path):
+  old = dataclasses.make_dataclass("Changed", ["directory"], frozen=True)
+  new = dataclasses.make_dataclass("Changed", ["directory", "row"], frozen=True)
+  artifacts.save(tmp_path, old(directory="x"), "digest")
+  with pytest.raises(ValueError, match=r"result.json: .*use the version that"):
+    artifacts.load(tmp_path, new)
