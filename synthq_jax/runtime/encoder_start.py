@@ -126,9 +126,13 @@ def load(
     folders: the working directory.
     retriever: the retriever.
     role: `sentence_folders.QUERY` or DOCUMENT.
+
+  Raises:
+    ValueError: if an adapter's encoder was trained anew since.
   """
   folder = folders.root / retriever.directory
   if isinstance(retriever, system_results.Adapter):
+    retriever.find_base(folders.root)  # refuses one that was trained anew
     params, shape = load(folders, retriever.base, role)
     if role != sentence_folders.QUERY:
       return params, shape
@@ -150,9 +154,8 @@ def tokens_of(
     folders: the working directory.
     retriever: the retriever.
   """
-  if isinstance(retriever, system_results.Adapter):
-    return tokens_of(folders, retriever.base)
-  saved = folders.root / retriever.directory  # holds the settings of its start
+  # An adapter has no tokenizer of its own; a folder holds its start's settings.
+  saved = folders.root / retriever.document_encoder.directory
   has_tokenizer = sentence_encoder.is_folder(saved)
   return sentence_tokens.load(saved) if has_tokenizer else None
 

@@ -300,6 +300,11 @@ class Checkpoint(RowResult):
     """Name of the row; for a generator that of its queries, such as "eps8"."""
     return self.row.queries if self.kind == "generator" else str(self.row)
 
+  @property
+  def document_encoder(self) -> "Checkpoint":
+    """The retriever whose document vectors this one searches: itself."""
+    return self
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticQueries(RowResult):

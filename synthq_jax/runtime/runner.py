@@ -106,13 +106,8 @@ class Run:
   ) -> stage_lib.Made[system_results.Vectors]:
     """Returns the document vectors of a retriever; an adapter has its
     base's."""
-    retriever = self.retrievers[row].value
-    base = (
-      retriever.base.row
-      if isinstance(retriever, system_results.Adapter)
-      else row
-    )
-    return self.get_results("encode_documents")[base]
+    encoder = self.retrievers[row].value.document_encoder
+    return self.get_results("encode_documents")[encoder.row]
 
   @property
   def systems(self) -> Mapping[rows.Row, stage_lib.Made]:

@@ -1,18 +1,23 @@
 """Defines the results of fusion, learning to rank, adapters and encoding.
 
-A system uses one retriever, and has the statement of its row.
+A system uses one retriever, and has the statement of its row. A joint system
+combines the results of BM25 and of its retriever.
 """
 
+import abc
 import dataclasses
+import math
 import pathlib
+from collections.abc import Callable, Mapping
 
-from synthq_jax.retrieval import fusion
+from synthq_jax.retrieval import fusion, ranking, trec
 from synthq_jax.runtime import results, rows
 from synthq_jax.storage import artifacts
 
 __all__ = [
   "Adapter",
   "Fusion",
+  "JointSystem",
   "Ranking",
   "System",
   "Vectors",
@@ -48,6 +53,11 @@ class Adapter(results.Checkpoint):
   base_fingerprint: str
   """Fingerprint of `base`."""
 
+  @property
+  def document_encoder(self) -> results.Checkpoint:
+    """The retriever whose document vectors this one searches: `base`."""
+    return self.base
+
   def find_base(self, root: pathlib.Path) -> pathlib.Path:
     """Returns the folder of `base` in a working directory.
 
@@ -64,16 +74,49 @@ class Adapter(results.Checkpoint):
     return folder
 
 
+MakeCandidates = Callable[
+  [trec.Run, trec.Run], Mapping[str, ranking.Candidates]
+]
+"""(results of BM25, results of a retriever) -> candidates of each query."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _WithBm25(results.RowResult):
+class JointSystem(results.RowResult, abc.ABC):
+  """A system that combines the results of BM25 and of one retriever."""
+
+  depth: int
+  """Documents of BM25 and of the retriever, each, that are combined."""
+
   @property
   def retriever(self) -> rows.Row:
     """The row of the retriever."""
     return self.row.retriever
 
+  @abc.abstractmethod
+  def combine(
+    self,
+    lexical: trec.Run,
+    dense: trec.Run,
+    make_candidates: MakeCandidates,
+    depth: int,
+  ) -> trec.Run:
+    """Returns the best documents of each query.
+
+    Args:
+      lexical: results of BM25.
+      dense: results of the retriever.
+      make_candidates: computes the features of both runs' documents; called if
+        the system needs features.
+      depth: largest number of documents of a query.
+    """
+
+  @abc.abstractmethod
+  def describe(self) -> str:
+    """Describes the weights, in a few words for the report's label."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fusion(_WithBm25):
+class Fusion(JointSystem):
   """Fusion of BM25 and one retriever, and the choice of its weight.
 
   Private if the retriever is, or the queries that chose the weight are. The
@@ -94,9 +137,19 @@ class Fusion(_WithBm25):
   scores: tuple[tuple[float, float], ...]
   """Weights that were tried, each with its nDCG@10 on these queries."""
 
+  def combine(self, lexical, dense, make_candidates, depth) -> trec.Run:
+    """Fuses the first `self.depth` documents of both."""
+    del make_candidates
+    runs = (trec.first(run, self.depth) for run in (lexical, dense))
+    return fusion.fuse(self.method, *runs, weight=self.weight, depth=depth)
+
+  def describe(self) -> str:
+    """Describes the weight."""
+    return f"{self.weight:.0%} beside BM25"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ranking(_WithBm25):
+class Ranking(JointSystem):
   """Learned weights of BM25's scores and a retriever's, from private
   queries."""
 
@@ -104,11 +157,19 @@ class Ranking(_WithBm25):
   """Names of the weighted features: `retrieval.ranking.FEATURES`."""
   weights: tuple[float, ...]
   """Weight of each feature."""
-  depth: int
-  """Documents that BM25 and the retriever each give to the ranking."""
   num_queries: int
   """Private queries that the weights were learned on."""
   kind: str = "weights"
+
+  def combine(self, lexical, dense, make_candidates, depth) -> trec.Run:
+    """Ranks the first `self.depth` documents of both by their features."""
+    runs = (trec.first(run, self.depth) for run in (lexical, dense))
+    return ranking.rank(make_candidates(*runs), self.weights, depth)
+
+  def describe(self) -> str:
+    """Describes who chose the weights, and whether with privacy."""
+    with_dp = " with DP" if math.isfinite(self.statement.epsilon) else ""
+    return f"weights by real queries{with_dp}"
 
 
 def stands_on(result: results.Claimed, part: results.Claimed) -> bool:

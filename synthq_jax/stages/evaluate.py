@@ -9,7 +9,6 @@ may be.
 import dataclasses
 import functools
 import json
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -18,13 +17,7 @@ import numpy as np
 
 from synthq_jax import field_kinds
 from synthq_jax.data import beir, files, passages
-from synthq_jax.retrieval import (
-  fusion,
-  measures,
-  ranking,
-  significance,
-  trec,
-)
+from synthq_jax.retrieval import measures, significance, trec
 from synthq_jax.runtime import (
   config_types,
   inputs,
@@ -182,11 +175,8 @@ def _write_label(
     "adapter": "real queries with DP, a linear map of the public encoder",
     "direct_dp": "real queries, DP directly",
   }[row.pairs]
-  if isinstance(system, system_results.Fusion):
-    return f"{trained_on}; {system.weight:.0%} beside BM25"
-  if isinstance(system, system_results.Ranking):
-    with_dp = " with DP" if math.isfinite(system.statement.epsilon) else ""
-    return f"{trained_on}; weights by real queries{with_dp}"
+  if isinstance(system, system_results.JointSystem):
+    return f"{trained_on}; {system.describe()}"
   return trained_on
 
 
@@ -271,20 +261,14 @@ def _search_with(
     )
   if not distributed.is_main():
     return None
-  parts = {
-    name: _part(space.root / part.directory / _RUN)
-    for name, part in task.inputs.parts.items()
-  }
-  if isinstance(system, (system_results.Fusion, system_results.Ranking)):
-    kinds = (rows.LEXICAL, rows.DENSE)
-    runs = [trec.first(parts[kind], system.depth) for kind in kinds]
-    if isinstance(system, system_results.Ranking):
-      candidates = _search.make_candidates(test, *runs)
-      return ranking.rank(candidates, system.weights, config.depth)
-    return fusion.fuse(
-      system.method, *runs, weight=system.weight, depth=config.depth
-    )
-  return _search.search_lexical(test, config.depth)
+  if system is None:
+    return _search.search_lexical(test, config.depth)
+  lexical, dense = (
+    _part(space.root / task.inputs.parts[kind].directory / _RUN)
+    for kind in (rows.LEXICAL, rows.DENSE)
+  )
+  make_candidates = functools.partial(_search.make_candidates, test)
+  return system.combine(lexical, dense, make_candidates, config.depth)
 
 
 def _part(path: pathlib.Path) -> trec.Run:

@@ -19,7 +19,6 @@ from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.retrieval import (
   best_passages,
   encode,
-  fusion,
   index,
   ranking,
   trec,
@@ -60,10 +59,6 @@ class Hit:
 
 _Search = Callable[[str, int], dict[str, float]]
 """(query, k) -> scores of at most k documents by their positions, best first."""
-_Run = dict[str, float]
-"""Scores of one query's documents by their positions, best first."""
-_Combine = Callable[[str, Sequence[_Run], int], _Run]
-"""(query, runs of BM25 and of a retriever, k) -> one run of at most k documents."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,8 +226,8 @@ class _Opened:
   def system(self, row: rows_lib.Row) -> _Search:
     system = self._systems[row]
     if isinstance(system, results.Checkpoint):
-      return self._make_vector_search(row, self._read_index(row))
-    if isinstance(system, (system_results.Fusion, system_results.Ranking)):
+      return self._make_vector_search(row)
+    if isinstance(system, system_results.JointSystem):
       return self._make_joint_search(system)
     lexical = queries_lib.index_of(self._positions, self.corpus)
     return lambda query, k: lexical.search_run([""], [query], k)[""]
@@ -246,44 +241,26 @@ class _Opened:
     texts = inputs.document_texts(self.corpus)
     return ranking.Features.build(self._positions, texts)
 
-  def _make_joint_search(
-    self, system: system_results.Fusion | system_results.Ranking
-  ) -> _Search:
-    parts = (rows_lib.BM25, system.retriever)
-    lexical, dense = map(self.system, parts)
-    is_ranking = isinstance(system, system_results.Ranking)
-    combine = (
-      self._make_ranker(system) if is_ranking else self._make_fusion(system)
-    )
+  def _make_joint_search(self, system: system_results.JointSystem) -> _Search:
+    lexical, dense = map(self.system, (rows_lib.BM25, system.retriever))
 
     def find(query: str, k: int) -> dict[str, float]:
-      runs = [
-        search_part(query, system.depth) for search_part in (lexical, dense)
-      ]
-      return combine(query, runs, k)
+      def make_candidates(*runs: trec.Run) -> dict[str, ranking.Candidates]:
+        [candidates] = self._features.of([query], *([run[""]] for run in runs))
+        return {"": candidates}
+
+      first, second = (
+        {"": search_part(query, system.depth)}
+        for search_part in (lexical, dense)
+      )
+      return system.combine(first, second, make_candidates, k)[""]
 
     return find
 
-  def _make_fusion(self, fused: system_results.Fusion) -> _Combine:
-    def combine(query: str, runs: Sequence[_Run], k: int) -> _Run:
-      del query
-      each = ({"": run} for run in runs)
-      return fusion.fuse(fused.method, *each, weight=fused.weight, depth=k)[""]
-
-    return combine
-
-  def _make_ranker(self, learned: system_results.Ranking) -> _Combine:
-    def combine(query: str, runs: Sequence[_Run], k: int) -> _Run:
-      [candidates] = self._features.of([query], *([run] for run in runs))
-      return ranking.rank({"": candidates}, learned.weights, k)[""]
-
-    return combine
-
-  def _make_vector_search(
-    self, row: rows_lib.Row, vector_index: index.Index
-  ) -> _Search:
+  def _make_vector_search(self, row: rows_lib.Row) -> _Search:
     """Returns the search of a retriever by its vectors."""
     encode_query = self._load_encoder(row)
+    vector_index = self._read_index(row)
     owners = self._passages.owners
 
     def find(query: str, k: int) -> dict[str, float]:
@@ -313,11 +290,8 @@ class _Opened:
   @functools.cache  # noqa: B019  (lives as long as its search)
   def _read_index(self, row: rows_lib.Row) -> index.Index:
     """Returns an exact index of the document vectors of a retriever."""
-    retriever = self._systems[row]
-    if isinstance(retriever, system_results.Adapter):
-      retriever.find_base(self._folders.root)
-      retriever = retriever.base
-    path = self._read_vectors(retriever).vectors
+    encoder = self._systems[row].document_encoder
+    path = self._read_vectors(encoder).vectors
     total = len(self._passages.owners)
     vectors = vector_files.open_vectors(self._folders.root / path, total)
     return index.exact(np.asarray(vectors))
