@@ -38,7 +38,7 @@ def test_types_fit():
 
 
 def test_the_checked_packages_are_those_of_runs_and_promises():
-  packages = {"privacy", "optim", "runtime", "tools", "stages"}
+  packages = {"privacy", "optim", "runtime", "tools", "stages", "report"}
   assert {f"synthq_jax/{name}" for name in packages} <= {*INCLUDED}
   assert all((ROOT / name).is_dir() for name in INCLUDED)
 
@@ -56,6 +56,8 @@ def test_the_checked_packages_are_those_of_runs_and_promises():
     ("static_encoder.Inputs(documents=poisson)", "bad-argument-type"),
     ("stage.Stage(name='', result=int, needs=(), plan=fuse.plan_rows,"
      " job=fuse.make_job, run=static_encoder.run)", "bad-argument-type"),
+    ("def show(seen: values.Shareable): page.parts(report.PRIVATE, seen)",
+     "bad-argument-type"),
   ],
 )  # fmt: skip
 def test_a_call_that_does_not_fit_is_refused(tmp_path, line, rule):
@@ -64,8 +66,9 @@ def test_a_call_that_does_not_fit_is_refused(tmp_path, line, rule):
   path.write_text(
     "import jax.numpy as jnp\n"
     "from synthq_jax.privacy import claim, sampling\n"
+    "from synthq_jax.report import page, values\n"
     "from synthq_jax.runtime import stage\n"
-    "from synthq_jax.stages import fuse, static_encoder\n"
+    "from synthq_jax.stages import fuse, report, static_encoder\n"
     "Task = stage.Task[fuse.Config, fuse.Inputs]\n"
     "poisson = sampling.Poisson(\n"
     "  num_examples=10, expected_batch_size=2, max_batch_size=4)\n"
@@ -76,7 +79,7 @@ def test_a_call_that_does_not_fit_is_refused(tmp_path, line, rule):
   )
   errors = [one for one in output.splitlines() if one.startswith("ERROR")]
   assert code == 1 and errors, output
-  assert all(":8:" in one and one.endswith(f"[{rule}]") for one in errors)
+  assert all(":9:" in one and one.endswith(f"[{rule}]") for one in errors)
 
 
 def test_what_is_ignored_is_named():

@@ -47,7 +47,7 @@ COUNTS = {
   "models": {"openers": 0, "names": 2},
   "optim": {"openers": 0, "names": 2},
   "privacy": {"openers": 0, "names": 0},
-  "report": {"openers": 0, "names": 3},
+  "report": {"openers": 0, "names": 0},
   "retrieval": {"openers": 0, "names": 0},
   "runtime": {"openers": 0, "names": 2},
   "stages": {"openers": 0, "names": 2},

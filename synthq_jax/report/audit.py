@@ -6,10 +6,13 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from synthq_jax import intervals
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import exposure
 from synthq_jax.report import blocks, page, plots, tables, words
+from synthq_jax.report import values as values_lib
 from synthq_jax.runtime import results
 
 __all__ = ["PRIVATE", "text"]
@@ -37,7 +40,8 @@ _GROUPS = {
 Audits = Sequence[results.AuditReport]
 
 
-def _build(audits: Audits) -> tuple[blocks.Block, ...]:
+def _build(values: values_lib.Private) -> tuple[blocks.Block, ...]:
+  audits = values.audits
   if not audits:
     return (words.paragraph("audit.nothing"),)
   return (
@@ -144,7 +148,7 @@ class _CanaryRow(NamedTuple):
     """Returns the mean rank of inserted secrets, or None without secrets."""
     if not (ranks := self.gather("ranks")):
       return None
-    return exposure.mean_rank(ranks, self.audit.num_ranked)
+    return exposure.mean_rank(np.array(ranks), self.audit.num_ranked)
 
   def format_rank(self) -> str:
     return tables.interval(self.compute_mean_rank(), ".1f")
@@ -156,8 +160,10 @@ class _CanaryRow(NamedTuple):
     return f"{exposure.epsilon_of_mean_rank(mean, num, self.repetitions):.3f}"
 
   def get_papers(self) -> tuple[str, str]:
-    target = self.audit.row.epsilon
-    return _PAPERS.get((target, self.repetitions), ("-", "-"))
+    epsilon = self.audit.row.epsilon
+    if epsilon is None:
+      return "-", "-"
+    return _PAPERS.get((epsilon, self.repetitions), ("-", "-"))
 
   def format_leaked(self, leaks: str = "leaked", of: str = "ranks") -> str:
     """Formats the share of canaries whose secret stands in a written query."""

@@ -1,6 +1,7 @@
 """Builds the table of private queries reproduced among synthetic ones."""
 
 from synthq_jax.report import blocks, page, tables, words
+from synthq_jax.report import values as values_lib
 from synthq_jax.retrieval import significance
 from synthq_jax.runtime import comparison_results
 
@@ -10,9 +11,8 @@ _LEVEL = 0.05
 _Row = tuple[comparison_results.Membership, float | None]
 
 
-def _build(
-  leakage: comparison_results.QueryLeakage | None,
-) -> tuple[blocks.Block, ...]:
+def _build(values: values_lib.Private) -> tuple[blocks.Block, ...]:
+  leakage = values.leakage
   if leakage is None:
     return (words.paragraph("leakage.nothing"),)
   tests = sum(member.p_value is not None for member in leakage.memberships)
@@ -73,9 +73,10 @@ def _make_warnings(
   if leakage.only_for_train:
     paragraphs.append(words.paragraph("leakage.only_for_train"))
   for member, p_value in rows:
-    if p_value is None or p_value >= _LEVEL:
+    difference = member.difference
+    if difference is None or p_value is None or p_value >= _LEVEL:
       continue
-    key = "found" if member.difference.mean > 0 else "control_leaks"
+    key = "found" if difference.mean > 0 else "control_leaks"
     if member.name == "public_only":
       key = "public_differs"
     name = f"{tables.row_name(member.name)}, {member.detector}"

@@ -1,16 +1,14 @@
 """Builds pages from sections, and renders them as HTML, Markdown and text.
 
-The parameter names of a section's builder select the values that it gets. A section
-is private unless it is marked shareable. The shareable page is built from shareable
-sections, and from values that were selected for it, so no section can see more.
+A section's builder takes the values of its page. The shareable page has sections
+that take the values selected for it (`values.Shareable`), so none can see more.
 """
 
 import dataclasses
 import functools
-import inspect
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
 
 from synthq_jax import extras, text_tables
 from synthq_jax.report import blocks
@@ -22,61 +20,46 @@ with extras.required("run"):
 __all__ = ["Section", "html", "markdown", "parts", "text", "write"]
 
 
+_Values = TypeVar("_Values")
+_Seen = TypeVar("_Seen", contravariant=True)
+
+
 @dataclasses.dataclass(frozen=True)
-class Section:
+class Section(Generic[_Seen]):
   """A part of a page before it is built.
 
   Formal guarantee:
-    A section with `shareable` is a function of its values alone. The caller of
-    `parts` decides whether these may be shared.
+    A section is a function of its values alone. The caller of `parts` decides
+    whether these may be shared.
   """
 
   name: str
   """Title of the part."""
-  build: Callable[..., Sequence[blocks.Block]]
-  """Returns the blocks of the part from the values that its parameters name.
+  build: Callable[[_Seen], Sequence[blocks.Block]]
+  """Returns the blocks of the part from the values of its page.
 
   Without blocks the part is left out.
   """
-  shareable: bool = False
-  """True for a part of the shareable page, False for one of the private page."""
 
 
 def parts(
-  sections: Iterable[Section],
-  values: Mapping[str, Any],
-  *,
-  shareable: bool = False,
+  sections: Iterable[Section[_Values]], values: _Values
 ) -> tuple[blocks.Part, ...]:
   """Builds the sections of one page.
 
   Args:
-    sections: sections of both pages, in order.
-    values: values by parameter name. For the shareable page they must hold
-      nothing private, since sections filter nothing.
-    shareable: whether to build the shareable page, else the private one.
+    sections: sections of the page, in order.
+    values: values of the page. For the shareable page they must hold nothing
+      private, since sections filter nothing.
 
   Returns:
     The parts of the page in order; sections without blocks are left out.
-
-  Raises:
-    ValueError: if a section needs a value that is missing.
   """
-  built = []
-  for section in sections:
-    if section.shareable != shareable:
-      continue
-    needs = inspect.signature(section.build).parameters
-    missing = [name for name in needs if name not in values]
-    if missing:
-      raise ValueError(
-        f"section {section.name!r}: expected values of {sorted(values)}, got"
-        f" needs={missing}: hand them over, or mark the section private"
-      )
-    content = section.build(**{name: values[name] for name in needs})
-    if content:
-      built.append(blocks.Part(title=section.name, blocks=tuple(content)))
-  return tuple(built)
+  return tuple(
+    blocks.Part(title=section.name, blocks=tuple(content))
+    for section in sections
+    if (content := section.build(values))
+  )
 
 
 def html(page: blocks.Page) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from synthq_jax import extras, intervals, text_tables
@@ -286,7 +286,7 @@ def ranks(
 
 
 @contextlib.contextmanager
-def _apply_style(**more: Any) -> Iterator[None]:
+def _apply_style(**more: Any) -> Generator[None]:
   """Applies the settings of matplotlib for pages, and then those of `more`."""
   with extras.required("run"):
     import matplotlib

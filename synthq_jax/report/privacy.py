@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.privacy import wording
 from synthq_jax.report import blocks, claims, page, tables, words
-from synthq_jax.runtime import released_results, results, system_results
+from synthq_jax.report import values as values_lib
+from synthq_jax.runtime import results, system_results
 
 __all__ = ["ALL_CLAIMS", "CLAIMS", "DATA", "PUBLIC_DATA"]
 
@@ -23,15 +24,15 @@ Release = (
 )
 
 
-def _build_claims(
-  checkpoints: Sequence[results.Checkpoint],
-  synthetic: Sequence[results.SyntheticQueries],
-  released_scores: Sequence[results.ReleasedScores],
-  weights: Sequence[system_results.Ranking],
-  released: released_results.Released,
-) -> tuple[blocks.Block, ...]:
+def _build_claims(values: values_lib.Shareable) -> tuple[blocks.Block, ...]:
   """States the joint claim of all releases, then the claim of each result."""
-  releases = [*checkpoints, *synthetic, *released_scores, *weights]
+  released = values.released
+  releases = [
+    *values.checkpoints,
+    *values.synthetic,
+    *values.released_scores,
+    *values.weights,
+  ]
   if not released.shared:
     return (words.paragraph("privacy.nothing"),)
   together = released.together
@@ -43,18 +44,14 @@ def _build_claims(
   return (*content, *_state_each_claim(releases, together))
 
 
-def _build_all_claims(
-  checkpoints: Sequence[results.Checkpoint],
-  synthetic: Sequence[results.SyntheticQueries],
-  weights: Sequence[system_results.Ranking],
-  released: released_results.Released,
-) -> tuple[blocks.Block, ...]:
+def _build_all_claims(values: values_lib.Private) -> tuple[blocks.Block, ...]:
   """States the claim of all private trainings, then those of compared rows."""
+  released = values.released
   if not released.started:
     return ()
   compared = [
     result
-    for result in (*checkpoints, *synthetic, *weights)
+    for result in (*values.checkpoints, *values.synthetic, *values.weights)
     if not results.is_shareable(result) and result.statement.epsilon < math.inf
   ]
   content = _state_joint_claim(
@@ -129,22 +126,23 @@ def _state_each_claim(
 
 
 def _build_public_data(
-  documents: results.PublicDocuments, source: str, unit: str, versions: str
+  values: values_lib.Shareable,
 ) -> tuple[blocks.Block, ...]:
   """Lists public facts of the data; counts and digests of queries are not public."""
+  documents = values.documents
   facts = {
-    "Source": source,
-    "Unit of privacy": unit,
+    "Source": values.source,
+    "Unit of privacy": values.unit,
     "Documents": f"{documents.num_documents:,}",
     "Vocabulary": f"{documents.vocab_size:,} ids",
     "Tokens of a document": _format_lengths(documents),
     "Tokens of a query": f"at most {documents.query_length:,}",
   }
-  if not versions:
+  if not values.versions:
     return (_make_table(facts),)
   return (
     _make_table(facts),
-    words.paragraph("page.versions", versions=versions),
+    words.paragraph("page.versions", versions=values.versions),
   )
 
 
@@ -154,10 +152,9 @@ def _format_lengths(documents: results.PublicDocuments) -> str:
   return text if read == written else f"{text}, {read:,} for retrievers"
 
 
-def _build_private_data(
-  prepared: results.PreparedData,
-) -> tuple[blocks.Block, ...]:
+def _build_private_data(values: values_lib.Private) -> tuple[blocks.Block, ...]:
   """Lists the counts and settings of the prepared data, which are private."""
+  prepared = values.prepared
   facts = {
     field.name.replace("_", " "): _format_value(getattr(prepared, field.name))
     for field in dataclasses.fields(prepared)
@@ -180,9 +177,7 @@ def _format_value(value: object) -> str:
   return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-CLAIMS = page.Section("Privacy", _build_claims, shareable=True)
+CLAIMS = page.Section("Privacy", _build_claims)
 ALL_CLAIMS = page.Section("Privacy", _build_all_claims)
-PUBLIC_DATA = page.Section(
-  "Data and versions", _build_public_data, shareable=True
-)
+PUBLIC_DATA = page.Section("Data and versions", _build_public_data)
 DATA = page.Section("Data", _build_private_data)

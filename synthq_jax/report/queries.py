@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from synthq_jax.generation import mauve
 from synthq_jax.report import blocks, page, tables, words
+from synthq_jax.report import values as values_lib
 from synthq_jax.runtime import comparison_results, results
 
 __all__ = ["BESIDE_REAL", "FIRST", "SYNTHETIC", "similarity"]
@@ -12,41 +13,34 @@ _NAME = tables.row_name
 Content = tuple[blocks.Block, ...]
 
 
-def _build_first(
-  synthetic: Sequence[results.SyntheticQueries],
-  num_examples: int,
-  document_words: int,
-) -> Content:
+def _build_first(values: values_lib.Shareable) -> Content:
   """Returns random queries of the first generator that private queries trained."""
-  for row in synthetic:
+  for row in values.synthetic:
     if not row.statement.is_public and row.examples:
       return (
         blocks.Heading(
           text=f"Queries of {_NAME(row.name)}, drawn at random, and the"
           " beginnings of their documents"
         ),
-        _list_examples(row, num_examples, document_words),
+        _list_examples(row, values),
       )
   return ()
 
 
 def _list_examples(
-  row: results.SyntheticQueries, number: int, document_words: int
+  row: results.SyntheticQueries, values: values_lib.Values
 ) -> blocks.Items:
   return blocks.Items(
     texts=tuple(
-      f'"{query}" \u2013 {_cut_beginning(document, document_words)}'
-      for query, document in row.examples[:number]
+      f'"{query}" \u2013 {_cut_beginning(document, values.document_words)}'
+      for query, document in row.examples[: values.num_examples]
     )
   )
 
 
-def _build_synthetic(
-  synthetic: Sequence[results.SyntheticQueries],
-  num_examples: int,
-  document_words: int,
-) -> Content:
+def _build_synthetic(values: values_lib.Shareable) -> Content:
   """Returns measures, settings and examples of each generator."""
+  synthetic = values.synthetic
   if not synthetic:
     return (words.paragraph("queries.nothing"),)
   table = tables.of(
@@ -77,9 +71,9 @@ def _build_synthetic(
   ]
   text = " ".join(tables.noted(settings))
   content.append(words.paragraph("queries.settings", text=text))
-  shown = _build_first(synthetic, num_examples, document_words)
+  shown = _build_first(values)
   for row in synthetic:
-    examples = _list_examples(row, num_examples, document_words)
+    examples = _list_examples(row, values)
     if examples.texts and examples not in shown:
       content += [
         blocks.Heading(text=f"Written by {_NAME(row.name)}"),
@@ -106,18 +100,13 @@ def _cut_beginning(text: str, num_words: int) -> str:
   return " ".join(words[:num_words] + dots)
 
 
-def _build_comparison(
-  main: Sequence[results.Evaluation],
-  synthetic: Sequence[results.SyntheticQueries],
-  comparison: comparison_results.QueryComparison,
-  document_words: int,
-) -> Content:
+def _build_comparison(values: values_lib.Private) -> Content:
   """Compares real and synthetic queries: texts, BM25's nDCG, similarity, filters."""
   return (
-    _make_asked_table(comparison, document_words),
-    *_write_gauges(main, synthetic),
-    *similarity(comparison.similarity),
-    *_make_filter_table(synthetic),
+    _make_asked_table(values.comparison, values.document_words),
+    *_write_gauges(values.main, values.synthetic),
+    *similarity(values.comparison.similarity),
+    *_make_filter_table(values.synthetic),
   )
 
 
@@ -246,6 +235,6 @@ def _make_filter_table(
   )
 
 
-FIRST = page.Section("Queries", _build_first, shareable=True)
-SYNTHETIC = page.Section("Synthetic queries", _build_synthetic, shareable=True)
+FIRST = page.Section("Queries", _build_first)
+SYNTHETIC = page.Section("Synthetic queries", _build_synthetic)
 BESIDE_REAL = page.Section("Real beside synthetic queries", _build_comparison)

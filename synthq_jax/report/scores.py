@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from synthq_jax import intervals
 from synthq_jax.report import blocks, page, plots, tables, words
+from synthq_jax.report import values as values_lib
 from synthq_jax.retrieval import measures as measures_lib
 from synthq_jax.runtime import comparison_results, noisy_results, results
 from synthq_jax.runtime import rows as rows_lib
@@ -19,7 +20,6 @@ __all__ = [
   "PRIVATE_PICTURE",
   "PRIVATE_TRAINING",
   "PUBLIC",
-  "PUBLIC_FURTHER",
   "RELEASED",
   "TRAINING",
   "main_table",
@@ -32,12 +32,10 @@ _POINTS = 3
 Content = tuple[blocks.Block, ...]
 
 
-def _build_released(
-  released_scores: Sequence[results.ReleasedScores],
-) -> Content:
+def _build_released(values: values_lib.Shareable) -> Content:
   """Returns the noisy scores of private queries, with their intervals and order."""
   content: list[blocks.Block] = []
-  for release in released_scores:
+  for release in values.released_scores:
     for measure in release.rows[0].means:
       title = tables.measure_name(measure)
       columns = {
@@ -105,13 +103,9 @@ def _make_order(release: results.ReleasedScores, measure: str) -> Content:
   return explanation, tables.of(names, columns)
 
 
-def _build_picture(
-  evaluations: Sequence[results.Evaluation],
-  measures: Sequence[str],
-  released_scores: Sequence[results.ReleasedScores],
-) -> Content:
+def _build_picture(values: values_lib.Shareable) -> Content:
   """Draws the shareable rows by released scores, else by public queries."""
-  for release in released_scores:
+  for release in values.released_scores:
     measure = next(iter(release.rows[0].means))
     rows = {
       tables.call_row(item.row, item.epsilon): item.means[measure].here
@@ -119,7 +113,11 @@ def _build_picture(
     }
     caption = "scores.released_picture"
     return _draw_rows(rows, caption, measure=tables.measure_name(measure))
-  return _draw_systems(evaluations, measures[0], "public queries")
+  return _draw_systems(values.evaluations, values.measures[0], "public queries")
+
+
+def _build_private_picture(values: values_lib.Private) -> Content:
+  return _draw_systems(values.main, values.measures[0], "private test queries")
 
 
 def _draw_rows(
@@ -140,31 +138,31 @@ def _draw_rows(
   return (blocks.Figure(svg=svg, caption=text),)
 
 
-def _build_public(
-  evaluations: Sequence[results.Evaluation],
-  measures: Sequence[str],
-  released_scores: Sequence[results.ReleasedScores],
-) -> Content:
-  if released_scores:
+def _build_public(values: values_lib.Shareable) -> Content:
+  if values.released_scores:
     return ()
-  if not evaluations:
+  if not values.evaluations:
     return (words.paragraph("scores.nothing_public"),)
   return (
     words.paragraph("scores.public"),
-    *_make_score_tables(evaluations, measures),
+    *_make_score_tables(values.evaluations, values.measures),
   )
 
 
-def _build_private(
-  main: Sequence[results.Evaluation],
-  comparison: comparison_results.QueryComparison,
-) -> Content:
-  measure = comparison.measures[0]
+def _build_private(values: values_lib.Private) -> Content:
+  main, comparison = values.main, values.comparison
+  measure = values.measures[0]
   return (
-    *_make_score_tables(main, comparison.measures, comparison.rows),
+    *_make_score_tables(main, values.measures, comparison.rows),
     words.paragraph("scores.headline", measure=measure),
     *_write_shares(main, measure),
     *_make_differences(comparison.differences, measure),
+  )
+
+
+def _build_others(values: values_lib.Private) -> Content:
+  return _make_score_tables(
+    values.evaluations, values.measures[:1], main=values.main
   )
 
 
@@ -329,9 +327,9 @@ def _draw_systems(
   """
   scored = [item for item in main if measure in item.measures]
   values = {"measure": measure, "kind": kind}
-  epsilons = sorted({item.epsilon for item in scored if _is_noisy(item)})
+  noisy = {e for item in scored if (e := _get_noisy_epsilon(item)) is not None}
   labels = {
-    _compute_x(epsilon): tables.epsilon(epsilon) for epsilon in epsilons
+    _compute_x(epsilon): tables.epsilon(epsilon) for epsilon in sorted(noisy)
   }
   if len(labels) < _POINTS:
     rows = {
@@ -353,8 +351,9 @@ def _draw_systems(
   lines, series = {}, collections.defaultdict(list)
   for item in scored:
     name, mean = tables.call_row(item.row), item.measures[measure]
-    if _is_noisy(item):
-      x = _compute_x(item.epsilon)
+    epsilon = _get_noisy_epsilon(item)
+    if epsilon is not None:
+      x = _compute_x(epsilon)
     elif item.row != rows_lib.BM25 and (
       item.row.pairs in others or item.epsilon is not None
     ):
@@ -381,8 +380,11 @@ def _compute_x(epsilon: float) -> float:
   return math.log2(float(tables.epsilon(epsilon)))
 
 
-def _is_noisy(item: results.Evaluation) -> bool:
-  return item.epsilon is not None and 0 < item.epsilon < math.inf
+def _get_noisy_epsilon(item: results.Evaluation) -> float | None:
+  """Returns the epsilon of a row that learned with noise, else None."""
+  epsilon = item.epsilon
+  is_noisy = epsilon is not None and 0 < epsilon < math.inf
+  return epsilon if is_noisy else None
 
 
 def _make_differences(
@@ -409,19 +411,17 @@ def _make_differences(
   )
 
 
-def _build_further(
-  side_by_side: Sequence[comparison_results.SideBySide],
-  further: Sequence[results.Evaluation],
-) -> Content:
+def _build_further(values: values_lib.Values) -> Content:
   """Returns tables of all rows over the further test sets, and of the sets."""
   content: list[blocks.Block] = []
-  for table in side_by_side:
+  for table in values.side_by_side:
     content += [
       blocks.Heading(text=tables.measure_name(table.measure)),
       table.table,
       blocks.Paragraph(text=table.caption),
     ]
-  return (*content, *(_make_set_table(further) if further else ()))
+  evaluations = values.further_evaluations
+  return (*content, *(_make_set_table(evaluations) if evaluations else ()))
 
 
 def _make_set_table(evaluations: Sequence[results.Evaluation]) -> Content:
@@ -482,9 +482,7 @@ def _make_training(checkpoints: Sequence[results.Checkpoint]) -> Content:
   )
 
 
-def _draw_learning(
-  curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-) -> Content:
+def _draw_learning(curves: values_lib.Curves) -> Content:
   """Draws learning curves; returns nothing without curves."""
   if not curves:
     return ()
@@ -496,45 +494,29 @@ def _draw_learning(
   )
 
 
-def _build_training(
-  checkpoints: Sequence[results.Checkpoint],
-  curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-) -> Content:
-  return (*_make_training(checkpoints), *_draw_learning(curves))
+def _build_training(values: values_lib.Shareable) -> Content:
+  return (*_make_training(values.checkpoints), *_draw_learning(values.curves))
 
 
-def _build_private_curves(
-  curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-) -> Content:
-  return _draw_learning(curves) or (words.paragraph("scores.no_curves"),)
+def _build_private_training(values: values_lib.Private) -> Content:
+  return _make_training(
+    [item for item in values.checkpoints if not results.is_shareable(item)]
+  )
 
 
-_FURTHER = "Scores on further test sets"
+def _build_private_curves(values: values_lib.Private) -> Content:
+  return _draw_learning(values.curves) or (words.paragraph("scores.no_curves"),)
+
+
 RELEASED = page.Section(
-  "Scores on private queries, with noise", _build_released, shareable=True
+  "Scores on private queries, with noise", _build_released
 )
-PUBLIC = page.Section("Scores on public queries", _build_public, shareable=True)
-PUBLIC_FURTHER = page.Section(_FURTHER, _build_further, shareable=True)
-TRAINING = page.Section("Training", _build_training, shareable=True)
-PICTURE = page.Section("Picture", _build_picture, shareable=True)
-PRIVATE_PICTURE = page.Section(
-  "Picture",
-  lambda main, measures: _draw_systems(
-    main, measures[0], "private test queries"
-  ),
-)
+PUBLIC = page.Section("Scores on public queries", _build_public)
+FURTHER = page.Section("Scores on further test sets", _build_further)
+TRAINING = page.Section("Training", _build_training)
+PICTURE = page.Section("Picture", _build_picture)
+PRIVATE_PICTURE = page.Section("Picture", _build_private_picture)
 PRIVATE = page.Section("Scores on private queries", _build_private)
 LEARNING = page.Section("Learning curves", _build_private_curves)
-OTHERS = page.Section(
-  "Scores on other queries",
-  lambda evaluations, measures, main: _make_score_tables(
-    evaluations, measures[:1], main=main
-  ),
-)
-FURTHER = page.Section(_FURTHER, _build_further)
-PRIVATE_TRAINING = page.Section(
-  "Training",
-  lambda checkpoints: _make_training(
-    [item for item in checkpoints if not results.is_shareable(item)]
-  ),
-)
+OTHERS = page.Section("Scores on other queries", _build_others)
+PRIVATE_TRAINING = page.Section("Training", _build_private_training)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from synthq_jax.privacy import rounding, wording
 from synthq_jax.report import blocks, claims, page, tables, words
+from synthq_jax.report import values as values_lib
 from synthq_jax.runtime import (
   comparison_results,
   noisy_results,
@@ -29,57 +30,38 @@ def _write(name: str, /, **values: object) -> str:
   return words.paragraph.text(f"verdict.{name}", **values)
 
 
-def _build_shareable(
-  released: released_results.Released,
-  synthetic: Sequence[results.SyntheticQueries],
-  public_rows: _Rows,
-  shipped: Sequence[str],
-  measures: Sequence[str],
-  public_data: bool,
-  made: Sequence[str],
-  released_scores: Sequence[results.ReleasedScores],
-  audited: bool,
-) -> tuple[blocks.Block, ...]:
+def _build_shareable(values: values_lib.Shareable) -> tuple[blocks.Block, ...]:
   """Returns the verdict of the shareable page."""
-  if released_scores:
-    ship, _ = _ship_released(released_scores[0], shipped, measures[0])
+  shipped, measure = values.shipped, values.measures[0]
+  if values.released_scores:
+    ship, _ = _ship_released(values.released_scores[0], shipped, measure)
   else:
     kind = "public pseudo-queries"
-    ship = _ship_exact(public_rows, shipped, measures[0], kind, "pseudo")
-  content = _make_verdict(released, synthetic, (), ship, public_data, made)
+    ship = _ship_exact(values.public_rows, shipped, measure, kind, "pseudo")
   # The audit's result is private; that there was an audit is public.
-  return (
-    *content,
-    *([words.paragraph("verdict.audited")] if audited else ()),
-  )
+  audited = [words.paragraph("verdict.audited")] if values.audited else ()
+  return (*_make_verdict(values, (), ship), *audited)
 
 
-def _build_private(
-  released: released_results.Released,
-  synthetic: Sequence[results.SyntheticQueries],
-  comparison: comparison_results.QueryComparison,
-  shipped: Sequence[str],
-  audits: Sequence[results.AuditReport],
-  public_data: bool,
-  made: Sequence[str],
-  released_scores: Sequence[results.ReleasedScores],
-) -> tuple[blocks.Block, ...]:
+def _build_private(values: values_lib.Private) -> tuple[blocks.Block, ...]:
   """Returns the verdict of the private page, by exact scores and audits.
 
   Among rows within noise of the best, it prefers the row of the shareable page.
   """
+  comparison, shipped = values.comparison, values.shipped
   rows = [
     row
     for row in comparison.rows
     if row.evaluation.test_set == comparison.test_set
   ]
-  measure, preferred = comparison.measures[0], ""
-  if released_scores:
-    _, preferred = _ship_released(released_scores[0], shipped, measure)
+  measure, preferred = values.measures[0], ""
+  if values.released_scores:
+    release = values.released_scores[0]
+    _, preferred = _ship_released(release, shipped, measure)
   kind = f"queries of {comparison.test_set}"
-  caution = "" if public_data else "unreleased"
+  caution = "" if values.public_data else "unreleased"
   ship = _ship_exact(rows, shipped, measure, kind, caution, preferred)
-  return _make_verdict(released, synthetic, audits, ship, public_data, made)
+  return _make_verdict(values, values.audits, ship)
 
 
 def as_text(content: Sequence[blocks.Block]) -> str:
@@ -94,23 +76,21 @@ def as_text(content: Sequence[blocks.Block]) -> str:
       lines += [f"{x.title}: {x.head}. {x.text}" for x in entry.tiles]
     elif isinstance(entry, blocks.Alert):
       lines.append(f"WARNING: {entry.text}")
-    else:
+    elif isinstance(entry, blocks.Paragraph):
       lines.append(f"{entry.lead}: {entry.text}")
   return "\n".join(lines)
 
 
 def _make_verdict(
-  released: released_results.Released,
-  synthetic: Sequence[results.SyntheticQueries],
+  values: values_lib.Values,
   audits: Sequence[results.AuditReport],
   ship: blocks.Tile,
-  public_data: bool,
-  directories: Sequence[str],
 ) -> tuple[blocks.Block, ...]:
   """Returns the tiles, a note on the run's settings above, and warnings below."""
+  released, public_data = values.released, values.public_data
   tiles = (
     ship,
-    _make_release_tile(released, synthetic, audits, public_data),
+    _make_release_tile(released, values.synthetic, audits, public_data),
     _make_claim_tile(released),
   )
   is_fixed = _is_fixed(released)
@@ -125,7 +105,7 @@ def _make_verdict(
     blocks.Tiles(tiles=tiles),
     *(
       blocks.Alert(text=entry)
-      for entry in _list_warnings(released, directories)
+      for entry in _list_warnings(released, values.result_folders)
     ),
   )
 
@@ -238,14 +218,13 @@ def _ship_exact(
 
   Its intervals hold for all rows at once, since it is the best of several rows.
   """
-  scored = {
-    row.evaluation.name: row
-    for row in rows
-    if row.evaluation.name in shipped and row.over_bm25 is not None
-  }
+  scored, over = {}, {}
+  for row in rows:
+    name, interval = row.evaluation.name, row.over_bm25
+    if name in shipped and interval is not None:
+      scored[name], over[name] = row, row.over_bm25_at_once or interval
   if not scored:
     return _make_ship_tile("Not known", "ship_none")
-  over = {k: x.over_bm25_at_once or x.over_bm25 for k, x in scored.items()}
   candidates = {
     name: _Candidate(
       row.evaluation.row,
@@ -386,5 +365,5 @@ def _is_fixed(released: released_results.Released) -> bool:
   return any(claim.secret_is_fixed for claim in released.shared.values())
 
 
-SHAREABLE = page.Section(_TITLE, _build_shareable, shareable=True)
+SHAREABLE = page.Section(_TITLE, _build_shareable)
 PRIVATE = page.Section(_TITLE, _build_private)

@@ -1,17 +1,16 @@
 """Writes the shareable page, the private page, and the table on the screen.
 
-Each section of `SECTIONS` declares whether it may be shared; without a
-declaration it is private. `shareable_values` selects the values that shareable
-sections may see. All files that this stage writes outside `private/` come from
-those values alone. `Report.table` holds scores on private queries, so the
-result.json of this stage lies under `private/`, too.
+`select_shareable` selects the values that the sections of the shareable page may
+see. All files that this stage writes outside `private/` come from those values
+alone. `Report.table` holds scores on private queries, so the result.json of this
+stage lies under `private/`, too.
 """
 
 import dataclasses
 import datetime
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from synthq_jax.data import files
 from synthq_jax.report import (
@@ -26,6 +25,7 @@ from synthq_jax.report import (
   words,
 )
 from synthq_jax.report import leakage as leakage_lib
+from synthq_jax.report import values as values_lib
 from synthq_jax.runtime import (
   comparison_results,
   config_types,
@@ -38,9 +38,15 @@ from synthq_jax.runtime import (
 from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.storage import artifacts
 
-__all__ = ["SECTIONS", "STAGE", "Config", "Inputs", "run", "shareable_values"]
-
-_Curves = dict[str, tuple[list[float], list[float]]]
+__all__ = [
+  "PRIVATE",
+  "SHAREABLE",
+  "STAGE",
+  "Config",
+  "Inputs",
+  "run",
+  "select_shareable",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +146,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
   """Writes report/report.html, report/report.md and the private page.
 
   Formal guarantee: report/ is post-processing of results with finite epsilon
-  and of public data (see `shareable_values`). private/report/ has none.
+  and of public data (see `select_shareable`). private/report/ has none.
 
   Returns:
     Paths relative to the working directory, and the main table, which is private.
@@ -149,86 +155,39 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
     ValueError: if a file that a result names is missing or malformed.
   """
   config, root, task_inputs = task.settings, task.folders.root, task.inputs
-  prepared, comparison = task_inputs.prepared, task_inputs.comparison
-  synthetic, checkpoints = task_inputs.synthetic, task_inputs.checkpoints
-  decided = {
-    "released": task_inputs.released.including(
-      [
-        *synthetic,
-        *checkpoints,
-        *task_inputs.released_scores,
-        *task_inputs.weights,
-      ]
-    ),
-    "shipped": task_inputs.shipped,
-    "made": task_inputs.result_folders,
-    "public_data": task_inputs.public_data,
-    "audited": task_inputs.audited,
-  }
-  measures = comparison.measures
-  main, others, further_rows = _test_sets(comparison)
-  table = scores.screen_table(main, measures, comparison.rows)
-  public = shareable_values(
-    config,
-    prepared=prepared,
-    comparison=comparison,
-    synthetic=synthetic,
-    checkpoints=checkpoints,
-    curves=_curves(root, checkpoints, private=False),
-    released_scores=task_inputs.released_scores,
-    weights=task_inputs.weights,
-    decided=decided,
+  private = _read_private(task)
+  public = select_shareable(
+    private, _read_curves(root, private.checkpoints, private=False)
   )
-  private = {
-    **decided,
-    "released_scores": task_inputs.released_scores,
-    "main": main,
-    "evaluations": others,
-    "further": further_rows,
-    "side_by_side": comparison.side_by_side,
-    "measures": measures,
-    "comparison": comparison,
-    "synthetic": synthetic,
-    "checkpoints": checkpoints,
-    "weights": task_inputs.weights,
-    "curves": _curves(root, checkpoints, private=True),
-    "audits": task_inputs.audits,
-    "leakage": task_inputs.leakage,
-    "prepared": prepared,
-    "document_words": config.document_words,
-  }
-  firsts = {
-    shareable: [
-      block
-      for part in page.parts(_FIRST, values, shareable=shareable)
-      for block in part.blocks
-    ]
-    for shareable, values in ((True, public), (False, private))
-  }
-  title = f"{config.title}: {public['data']}"
+  title = f"{config.title}: {config.data or public.source.replace('_', ' ')}"
   shareable_page = blocks.Page(
     title=title,
     subtitle=words.paragraph.text(
       "page.shareable", date=task_inputs.date
     ).strip(),
-    introduction=(*firsts[True], words.paragraph("page.method")),
-    parts=page.parts(SECTIONS, public, shareable=True),
+    introduction=(
+      *_join_blocks(page.parts(_FIRST, public)),
+      words.paragraph("page.method"),
+    ),
+    parts=page.parts(SHAREABLE, public),
   )
   private_page = blocks.Page(
     title=f"{title} (private)",
     subtitle=words.paragraph.text(
-      "page.private", date=task_inputs.date, source=prepared.source
+      "page.private", date=task_inputs.date, source=private.prepared.source
     ).strip(),
     banner=words.paragraph.text("page.banner"),
-    introduction=tuple(firsts[False]),
-    parts=page.parts(SECTIONS, private),
+    introduction=_join_blocks(page.parts(_PRIVATE_FIRST, private)),
+    parts=page.parts(PRIVATE, private),
   )
   report = results.Report(
     html="report/report.html",
     markdown="report/report.md",
     private_html=f"{results.PRIVATE}/report/report.private.html",
-    table=table,
-    verdict=verdict.as_text(page.parts([verdict.PRIVATE], private)[0].blocks),
+    table=scores.screen_table(
+      private.main, private.measures, private.comparison.rows
+    ),
+    verdict=verdict.as_text(verdict.PRIVATE.build(private)),
   )
   write = artifacts.write_atomically
   write(root / report.html, page.html(shareable_page))
@@ -237,19 +196,48 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
   return report
 
 
-def shareable_values(
-  config: Config,
-  *,
-  prepared: results.PreparedData,
-  comparison: comparison_results.QueryComparison,
-  synthetic: Sequence[results.SyntheticQueries],
-  checkpoints: Sequence[results.Checkpoint],
-  curves: _Curves,
-  released_scores: Sequence[results.ReleasedScores] = (),
-  weights: Sequence[system_results.Ranking] = (),
-  decided: Mapping[str, Any],
-) -> dict[str, Any]:
-  """Returns the values for shareable sections: public or post-processed ones.
+def _read_private(task: stage.Task[Config, Inputs]) -> values_lib.Private:
+  """Reads the values of the private page."""
+  config, task_inputs = task.settings, task.inputs
+  comparison, checkpoints = task_inputs.comparison, task_inputs.checkpoints
+  main, own, others = _group_by_test_set(comparison)
+  released = task_inputs.released.including(
+    [
+      *task_inputs.synthetic,
+      *checkpoints,
+      *task_inputs.released_scores,
+      *task_inputs.weights,
+    ]
+  )
+  return values_lib.Private(
+    measures=comparison.measures,
+    main=main,
+    evaluations=own,
+    further_evaluations=others,
+    side_by_side=comparison.side_by_side,
+    comparison=comparison,
+    released_scores=task_inputs.released_scores,
+    synthetic=task_inputs.synthetic,
+    checkpoints=checkpoints,
+    weights=task_inputs.weights,
+    curves=_read_curves(task.folders.root, checkpoints, private=True),
+    released=released,
+    shipped=task_inputs.shipped,
+    result_folders=task_inputs.result_folders,
+    public_data=task_inputs.public_data,
+    audited=task_inputs.audited,
+    audits=task_inputs.audits,
+    leakage=task_inputs.leakage,
+    prepared=task_inputs.prepared,
+    num_examples=config.num_examples,
+    document_words=config.document_words,
+  )
+
+
+def select_shareable(
+  private: values_lib.Private, curves: values_lib.Curves
+) -> values_lib.Shareable:
+  """Selects the values of the shareable page: public or post-processed ones.
 
   Formal guarantee: the values are functions of public data and of results that
   each carry a finite epsilon for the private queries. So publishing a page of
@@ -261,51 +249,61 @@ def shareable_values(
   any of the three is left out.
 
   Args:
-    config: settings of the reports.
-    prepared: the data; only its documents, settings and versions pass.
-    comparison: the comparison; only scores of shareable rows pass.
-    synthetic: synthetic queries; those without privacy are left out.
-    checkpoints: models; those without privacy are left out.
+    private: all values. Scores, queries and models pass if they may be shared;
+      of the data, its documents, unit and versions.
     curves: learning curves of stages whose metrics are not private.
-    released_scores: scores with noise, which replace those of pseudo-queries.
-    weights: learned weights; those without noise are left out.
-    decided: inputs of the verdict: claims, folders and names of rows.
   """
-  scored = [row.evaluation for row in comparison.rows]
-  scored = [item for item in scored if results.is_shareable_score(item)]
+  comparison, prepared = private.comparison, private.prepared
+  rows = [
+    row for row in comparison.rows if results.is_shareable_score(row.evaluation)
+  ]
+  scored = [row.evaluation for row in rows]
   own = {*rows_lib.OWN_TEST_SETS, comparison.test_set}
-  kind = prepared.source.partition(":")[0]  # not its place
-  synthetic = [item for item in synthetic if results.is_shareable(item)]
-  return {
-    **decided,
-    "public_rows": [
+  return values_lib.Shareable(
+    measures=private.measures,
+    evaluations=[
+      item
+      for item in scored
+      if item.test_set in own and not private.released_scores
+    ],
+    further_evaluations=[item for item in scored if item.test_set not in own],
+    side_by_side=comparison.shareable_side_by_side,
+    released_scores=private.released_scores,
+    synthetic=_keep_shareable(private.synthetic),
+    checkpoints=_keep_shareable(private.checkpoints),
+    weights=_keep_shareable(private.weights),
+    curves=curves,
+    released=private.released,
+    shipped=private.shipped,
+    result_folders=private.result_folders,
+    public_data=private.public_data,
+    audited=private.audited,
+    public_rows=[
       row
-      for row in comparison.rows
+      for row in rows
       if row.evaluation.test_set == rows_lib.OWN_TEST_SETS[1]
-      and results.is_shareable_score(row.evaluation)
     ],
-    "evaluations": [
-      item for item in scored if item.test_set in own and not released_scores
-    ],
-    "released_scores": released_scores,
-    "weights": [item for item in weights if results.is_shareable(item)],
-    "further": [item for item in scored if item.test_set not in own],
-    "side_by_side": comparison.shareable_side_by_side,
-    "measures": comparison.measures,
-    "synthetic": synthetic,
-    "checkpoints": [item for item in checkpoints if results.is_shareable(item)],
-    "curves": curves,
-    "documents": results.public_documents(prepared),
-    "source": kind,
-    "data": config.data or kind.replace("_", " "),
-    "unit": str(prepared.unit),
-    "versions": prepared.versions,
-    "num_examples": config.num_examples,
-    "document_words": config.document_words,
-  }
+    documents=results.public_documents(prepared),
+    source=prepared.source.partition(":")[0],  # not its place
+    unit=str(prepared.unit),
+    versions=prepared.versions,
+    num_examples=private.num_examples,
+    document_words=private.document_words,
+  )
 
 
-def _test_sets(
+_Result = TypeVar("_Result", bound=results.Claimed)
+
+
+def _keep_shareable(items: Sequence[_Result]) -> list[_Result]:
+  return [item for item in items if results.is_shareable(item)]
+
+
+def _join_blocks(parts: Sequence[blocks.Part]) -> tuple[blocks.Block, ...]:
+  return tuple(block for part in parts for block in part.blocks)
+
+
+def _group_by_test_set(
   comparison: comparison_results.QueryComparison,
 ) -> tuple[list[results.Evaluation], ...]:
   """Returns the rows of the main table, of the run's other sets, and of further
@@ -318,9 +316,9 @@ def _test_sets(
   return groups
 
 
-def _curves(
+def _read_curves(
   root: pathlib.Path, checkpoints: Sequence[results.Checkpoint], private: bool
-) -> _Curves:
+) -> values_lib.Curves:
   curves = {}
   for checkpoint in checkpoints:
     is_private = not results.is_shareable(
@@ -339,23 +337,27 @@ def _curves(
   return curves
 
 
-_FIRST = (
+_FIRST: tuple[page.Section[values_lib.Shareable], ...] = (
   verdict.SHAREABLE,
   scores.PICTURE,
   queries.FIRST,
-  verdict.PRIVATE,
-  scores.PRIVATE_PICTURE,
 )
-"""Sections of the first screens, without titles."""
-
-SECTIONS = (
+"""Sections of the shareable page's first screen, without titles."""
+SHAREABLE: tuple[page.Section[values_lib.Shareable], ...] = (
   scores.RELEASED,
   scores.PUBLIC,
-  scores.PUBLIC_FURTHER,
+  scores.FURTHER,
   queries.SYNTHETIC,
   privacy.CLAIMS,
   scores.TRAINING,
   privacy.PUBLIC_DATA,
+)
+"""Sections of the shareable page, in order."""
+_PRIVATE_FIRST: tuple[page.Section[values_lib.Private], ...] = (
+  verdict.PRIVATE,
+  scores.PRIVATE_PICTURE,
+)
+PRIVATE: tuple[page.Section[values_lib.Private], ...] = (
   scores.PRIVATE,
   queries.BESIDE_REAL,
   scores.LEARNING,
@@ -367,7 +369,7 @@ SECTIONS = (
   scores.PRIVATE_TRAINING,
   privacy.DATA,
 )
-"""Sections of both pages, in order."""
+"""Sections of the private page, in order."""
 
 
 STAGE = stage.Stage(

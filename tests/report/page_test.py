@@ -1,12 +1,14 @@
 """Pages: HTML, Markdown and text of the same blocks; what may be shared."""
 
+import dataclasses
 import re
 import xml.etree.ElementTree
 
+import made_up
 import pages
 import pytest
 
-from synthq_jax.report import blocks, page, plots
+from synthq_jax.report import blocks, page, plots, values
 
 TABLE = blocks.Table(
   header=("a|b", "n"), rows=(("<i>x</i>", "1"), ("y & z", "12")), numeric=("n",)
@@ -90,30 +92,27 @@ def test_a_table_has_rows_as_long_as_its_header():
     blocks.Table(header=("a", "b"), rows=(("1",),))
 
 
-def _said(public):
-  return [blocks.Paragraph(text=f"public {public}")]
+def test_a_section_without_blocks_is_left_out():
+  sections = [
+    page.Section("Open", lambda x: [blocks.Paragraph(text=f"public {x}")]),
+    page.Section("Empty", lambda x: ()),
+  ]
+  [part] = page.parts(sections, 1)
+  assert part.title == "Open"
+  assert part.blocks == (blocks.Paragraph(text="public 1"),)
 
 
-SECTIONS = (
-  page.Section("Open", _said, shareable=True),
-  page.Section("Unmarked", lambda public, private: _said(public)),
-  page.Section("Empty", lambda: (), shareable=True),
-)
-
-
-def test_a_section_without_a_mark_is_private():
-  values = {"public": 1, "private": 2}
-  shared = page.parts(SECTIONS, values, shareable=True)
-  assert [part.title for part in shared] == ["Open"]
-  assert shared[0].blocks == (blocks.Paragraph(text="public 1"),)
-  private = page.parts(SECTIONS, values)
-  assert [part.title for part in private] == ["Unmarked"]
-
-
-def test_a_shareable_section_cannot_see_what_was_not_let_through():
-  greedy = page.Section("x", lambda private: [], shareable=True)
-  with pytest.raises(ValueError, match=r"'x': .*got needs=\['private'\]"):
-    page.parts([greedy], {"public": 1}, shareable=True)
+def test_a_shareable_section_cannot_see_what_is_private():
+  names = {
+    kind: {field.name for field in dataclasses.fields(kind)}
+    for kind in (values.Values, values.Shareable, values.Private)
+  }
+  own = names[values.Private] - names[values.Values]
+  assert {"main", "comparison", "audits", "leakage", "prepared"} <= own
+  assert not own & names[values.Shareable]
+  greedy = page.Section("x", lambda shown: shown.comparison)
+  with pytest.raises(AttributeError, match="no attribute 'comparison'"):
+    page.parts([greedy], made_up.shareable_values())
 
 
 def test_control_characters_stay_out_of_pages_and_drawings():

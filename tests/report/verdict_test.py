@@ -63,15 +63,16 @@ def said(
   """The lines of the shareable page."""
   return verdict.as_text(
     verdict.SHAREABLE.build(
-      released=claims or found(),
-      synthetic=[queries()] if synthetic is None else synthetic,
-      public_rows=rows,
-      shipped=shipped,
-      measures=("nDCG@10",),
-      public_data=public_data,
-      made=list(SHARED),
-      released_scores=scores,
-      audited=audited,
+      made_up.shareable_values(
+        released=claims or found(),
+        synthetic=[queries()] if synthetic is None else synthetic,
+        public_rows=rows,
+        shipped=shipped,
+        public_data=public_data,
+        result_folders=list(SHARED),
+        released_scores=scores,
+        audited=audited,
+      )
     )
   ).splitlines()
 
@@ -123,7 +124,12 @@ def test_what_voids_the_claims_is_red():
     started={"1": CLAIM, "2": made_up.claim("finetune_dp/tried")},
   )
   built = verdict.SHAREABLE.build(
-    claims, [queries()], (), (), ("nDCG@10",), True, list(SHARED), (), False
+    made_up.shareable_values(
+      released=claims,
+      synthetic=[queries()],
+      public_data=True,
+      result_folders=list(SHARED),
+    )
   )
   alerts = [one for one in built if isinstance(one, blocks.Alert)]
   # One grey box above the tiles has the conditions of the whole run.
@@ -322,7 +328,9 @@ def test_every_pair_of_released_rows_is_said_to_be_in_order_or_not():
   """By intervals that hold for all pairs at once."""
   over = {"good": (0.2, 8.0), "near": (0.199, None), "less": (-0.02, None)}
   scores = noisy(over, number=2000)
-  built = report_scores.RELEASED.build([scores])
+  built = report_scores.RELEASED.build(
+    made_up.shareable_values(released_scores=[scores])
+  )
   [order] = [
     x for x in built if getattr(x, "lead", "") == "Which rows are in order"
   ]
@@ -362,21 +370,17 @@ def test_no_row_is_shipped_that_is_not_clear_of_bm25():
 
 def private(audits=(), rows=ROWS, scores=()):
   """Returns the lines of the private page."""
-  compared = comparison_results.QueryComparison(
-    directory="", measures=("nDCG@10",), test_set="test", rows=tuple(rows),
-    differences=(), side_by_side=(), shareable_side_by_side=(), generators=(),
-    asked=(), similarity=(),
-  )  # fmt: skip
   return verdict.as_text(
     verdict.PRIVATE.build(
-      found(),
-      [queries()],
-      compared,
-      SHIPPED,
-      audits,
-      False,
-      list(SHARED),
-      scores,
+      made_up.private_values(
+        released=found(),
+        synthetic=[queries()],
+        comparison=made_up.comparison(rows=tuple(rows)),
+        shipped=SHIPPED,
+        audits=audits,
+        result_folders=list(SHARED),
+        released_scores=scores,
+      )
     )
   ).splitlines()
 

@@ -18,7 +18,7 @@ from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import ledger, sampling, statement, terms
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.report import blocks, page
-from synthq_jax.runtime import comparison_results, released_results
+from synthq_jax.runtime import released_results
 from synthq_jax.stages import report
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "synthq_jax"
@@ -169,35 +169,15 @@ _CLAIM = re.compile(
 
 def sections(checkpoints):
   """The headings of the shareable page with what stands below them."""
-  nothing = comparison_results.QueryComparison(
-    directory="",
-    measures=(),
-    test_set="test",
-    rows=(),
-    differences=(),
-    side_by_side=(),
-    shareable_side_by_side=(),
-    generators=(),
-    asked=(),
-    similarity=(),
-  )
-  values = report.shareable_values(
-    report.Config(),
+  private = made_up.private_values(
     prepared=made_up.prepared(num_queries={"train": NUM}),
-    comparison=nothing,
-    synthetic=(),
     checkpoints=checkpoints,
-    curves={},
-    decided={
-      "released": released_results.Released(
-        shared={}, compared={}, started={}, unclaimed=()
-      ).including(checkpoints),
-      "shipped": (),
-      "made": (),
-      "public_data": False,
-    },
+    released=released_results.Released(
+      shared={}, compared={}, started={}, unclaimed=()
+    ).including(checkpoints),
   )
-  parts = page.parts(report.SECTIONS, values, shareable=True)
+  values = report.select_shareable(private, curves={})
+  parts = page.parts(report.SHAREABLE, values)
   shown = page.markdown(blocks.Page(title="title", parts=parts))
   text = shown.replace("*", "").replace("\\", "")
   parts = text.partition("## Privacy")[2].partition("\n## ")[0].split("### ")

@@ -7,7 +7,15 @@ from typing import Any
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement, terms
 from synthq_jax.privacy import unit as unit_lib
-from synthq_jax.runtime import private_training, results, rows, stage
+from synthq_jax.report import values as report_values
+from synthq_jax.runtime import (
+  comparison_results,
+  private_training,
+  released_results,
+  results,
+  rows,
+  stage,
+)
 
 
 def claim(identifier: str = "finetune_dp/1a2b", **changes: Any):
@@ -88,6 +96,67 @@ def prepared(**changes: Any) -> results.PreparedData:
     "seconds": 1.0,
   }
   return results.PreparedData(**(settings | changes))
+
+
+def comparison(**changes: Any) -> comparison_results.QueryComparison:
+  """Returns a comparison without rows, but for changes."""
+  settings = {
+    "directory": "",
+    "measures": ("nDCG@10",),
+    "test_set": "test",
+    **dict.fromkeys(
+      ("rows", "differences", "side_by_side", "shareable_side_by_side"), ()
+    ),
+    **dict.fromkeys(("generators", "asked", "similarity"), ()),
+  }
+  return comparison_results.QueryComparison(**(settings | changes))
+
+
+def _page_values(changes: dict[str, Any]) -> dict[str, Any]:
+  names = (
+    "evaluations",
+    "further_evaluations",
+    "side_by_side",
+    "released_scores",
+  )
+  names += ("synthetic", "checkpoints", "weights", "shipped", "result_folders")
+  settings = {
+    "measures": ("nDCG@10",),
+    **dict.fromkeys(names, ()),
+    "curves": {},
+    "released": released_results.Released(
+      shared={}, compared={}, started={}, unclaimed=()
+    ),
+    "public_data": False,
+    "audited": False,
+    "num_examples": 5,
+    "document_words": 12,
+  }
+  return settings | changes
+
+
+def shareable_values(**changes: Any) -> report_values.Shareable:
+  """Returns the values of a shareable page without results, but for changes."""
+  settings = {
+    "public_rows": (),
+    "documents": results.public_documents(prepared()),
+    "source": "beir",
+    "unit": "query",
+    "versions": "",
+  }
+  return report_values.Shareable(**_page_values(settings | changes))
+
+
+def private_values(**changes: Any) -> report_values.Private:
+  """Returns the values of a private page without results, but for changes."""
+  settings = {
+    "main": (),
+    "comparison": comparison(),
+    "audits": (),
+    "leakage": None,
+    "prepared": prepared(),
+  }
+  return report_values.Private(**_page_values(settings | changes))
 
 
 def task(folders: Any, settings: Any, *, data: Any = None, **fields: Any):

@@ -213,13 +213,17 @@ def test_the_result_lies_in_the_private_folder(planted):
 
 def test_the_private_section_shows_one_table_and_no_query(planted):
   workdir, found = planted
-  words = _text(leakage.PRIVATE.build(found))
+  words = _text(_build_section(found))
   assert "60 of 340 (15.00%)" in words
   assert "train queries come out more often than by coincidence" in words
   assert "queries that were not trained on come out more often" in words
   assert "eps8, exact" not in words  # where nothing was found
   assert words.count("| Generator |") == 1
   assert not [text for text in workdir.texts.values() if text in words]
+
+
+def _build_section(found):
+  return leakage.PRIVATE.build(made_up.private_values(leakage=found))
 
 
 def _text(content) -> str:
@@ -240,7 +244,7 @@ def test_queries_for_the_documents_of_train_queries_are_not_tested(tmp_path):
   one = _one(found, "eps8")
   assert one.p_value is one.difference is None
   assert (one.train, one.control) == (accused.train, accused.control)
-  words = _text(leakage.PRIVATE.build(found))
+  words = _text(_build_section(found))
   assert "for the documents of train queries alone" in words
   assert "come out more often than by coincidence" not in words
   assert "for the documents of train queries alone" in leakage.text(found)
@@ -400,7 +404,7 @@ def test_a_log_of_doubles_leaves_nothing_to_compare(tmp_path):
   one = _one(found, "eps8")
   assert one.difference is None and one.p_value is None
   assert one.train_all.number == 3
-  assert "| - | -" in _text(leakage.PRIVATE.build(found))
+  assert "| - | -" in _text(_build_section(found))
 
 
 def test_equal_runs_find_the_same(tmp_path):

@@ -520,7 +520,8 @@ def test_epsilon_is_a_numeric_axis():
     evaluation(f"synthetic_eps{e:g}", 0.2, epsilon=e)
     for e in (1.0, 2.0, 8.0, 8.04)
   ]
-  (drawn,) = scores.PICTURE.build(rows, ("nDCG@10",), ())
+  values = made_up.shareable_values(evaluations=rows)
+  (drawn,) = scores.PICTURE.build(values)
   ticks = re.findall(r' x="([\d.]+)"[^>]*>([\d.]+)</text>', drawn.svg)
   ticks = {label: float(place) for place, label in ticks}
   assert ticks.keys() >= {"1", "2", "8"} and "8.04" not in ticks
