@@ -42,7 +42,7 @@ def grouped(
   _, first, counts = np.unique(
     np.sort(owners), return_index=True, return_counts=True
   )
-  if counts.max() > most:
+  if counts.max(initial=0) > most:
     raise ValueError(
       f"expected at most {most} records of a user, got more: select {most} by a"
       " rule that looks at one user alone"

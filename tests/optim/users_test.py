@@ -164,3 +164,11 @@ def test_more_records_than_are_declared_are_refused():
   records, owners = records_of([1, 5])
   with pytest.raises(ValueError, match="at most 4 records of a user, got more"):
     users.grouped(records, owners, MOST)
+
+
+def test_a_draw_of_no_user_is_an_empty_batch():
+  """Poisson sampling draws nobody once in a while."""
+  records = {"x": np.zeros((0, DIM), np.float32)}
+  batch = users.grouped(records, np.zeros(0, np.int64), MOST)
+  assert batch["x"].shape == (0, MOST, DIM)
+  assert batch[users.WEIGHTS].shape == (0, MOST)
