@@ -9,6 +9,9 @@ Noise follows the digest of all settings, so a setting that goes moves every row
 with DP. The tiny demo is therefore run with noise that follows the row's name
 alone; of the other run only rows without noise are compared.
 
+The file also holds a digest of demo.gin's settings for each stage. Finished private
+trainings follow these: when one changes, users train again and pay epsilon again.
+
   python tests/goldens_test.py    # writes the file again
 """
 
@@ -34,8 +37,9 @@ import small_data
 
 from synthq_jax.cli import main
 from synthq_jax.privacy import ledger
-from synthq_jax.runtime import release, released_results
+from synthq_jax.runtime import release, released_results, runner
 from synthq_jax.stages import plan
+from synthq_jax.storage import artifacts
 
 GOLDENS = pathlib.Path(__file__).with_name("goldens.json")
 MEASURES = ("nDCG@10", "R@10")
@@ -87,6 +91,16 @@ def read_goldens(root: pathlib.Path) -> dict[str, Any]:
       path.relative_to(root).as_posix(): _digest(path)
       for path in sorted(_list_exact_files(root))
     },
+  }
+
+
+def read_settings() -> dict[str, str]:
+  """Digests the settings of each stage of demo.gin, as results follow them."""
+  config, _ = main.configure(plan.RunConfig, ["recipes/demo.gin"], [])
+  return {
+    name: artifacts.fingerprint(runner._FORMAT, getattr(config, name))
+    for name in plan.STAGES
+    if hasattr(config, name)
   }
 
 
@@ -170,6 +184,10 @@ def test_the_tiny_demo_has_the_recorded_claims_and_scores(tmp_path):
   expect_equal(run, golden, with_noise=is_same_processor())
 
 
+def test_finished_trainings_of_the_demo_are_not_made_again():
+  assert read_settings() == json.loads(GOLDENS.read_text())["settings"]
+
+
 def test_a_score_that_moved_by_a_ten_thousandth_is_seen(finished_run):
   golden = json.loads(GOLDENS.read_text())["finished_run"]
   name = "test/bm25"
@@ -186,6 +204,7 @@ def write() -> None:
       "processor": describe_processor(),
       "finished_run": read_goldens(shared.root),
       "demo_tiny": read_goldens(run_demo_tiny(root / "demo")),
+      "settings": read_settings(),
     }
   text = json.dumps(goldens, indent=1, sort_keys=True)
   GOLDENS.write_text(f"{text}\n")
