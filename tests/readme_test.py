@@ -28,7 +28,7 @@ def test_the_block_trains_and_prints_its_guarantee(capsys):
   exec(compile(block, "README.md", "exec"), names)  # noqa: S102
   printed = capsys.readouterr().out
   promised = names["promise"].statement("my model")
-  shown = re.search(r"\((\d+), ([\d.]+)\) for one example", README)
+  shown = re.search(r"epsilon (\d+) and delta ([\d.]+) for one example", README)
   assert promised.epsilon == pytest.approx(float(shown[1]), abs=0.01)
   assert promised.delta == float(shown[2])
   assert f"({shown[1]}, {shown[2]})-differentially private" in printed
@@ -68,6 +68,6 @@ def test_the_five_queries_are_the_first_of_those_that_were_drawn():
     assert row[1].startswith(begins) or begins.startswith(row[1][:-4])
   counts = [verdicts.count(x) for x in ("yes", "partly", "no")]
   said = re.search(
-    r"found (\d+) of the fifty .*?, (\d+) .*?, and (\d+) ", README
+    r"judged the fifty: (\d+) yes, (\d+) partly .*?, (\d+) no", README, re.S
   )
   assert counts == [int(x) for x in said.groups()]
