@@ -38,8 +38,15 @@ def _run(name: str) -> dict:
   return names
 
 
-def test_the_tutorial_on_contrastive_losses_trains_with_noise():
+def test_the_tutorial_on_contrastive_losses_trains_with_noise(capsys):
   names = _run("contrastive_dp.md")
+  printed, promise = capsys.readouterr().out, names["promise"]
+  text = (TUTORIALS / "contrastive_dp.md").read_text()
+  shown = re.search(r"epsilon (\d+) and delta ([\d.]+) for one pair", text)
+  assert promise.epsilon == pytest.approx(float(shown[1]), abs=0.01)
+  assert promise.delta == float(shown[2])
+  assert f" {shown[2]})-differentially private: when one pair" in printed
+  assert (promise.steps, promise.l2_sensitivity) == (names["steps"], 0.1)
   kernel = names["params"]["kernel"]
   assert jnp.isfinite(kernel).all()
   assert jnp.abs(kernel - jnp.eye(names["dim"])).max() > 0.01
