@@ -1,7 +1,7 @@
-"""Gradient accumulation: the parts of ONE drawn batch, and one noise for all.
+"""Accumulates the gradients of ONE drawn batch in parts, with one noise for all.
 
-Where the examples fit on the device, and only what is computed from them does
-not, `clipped_grad(..., microbatch_size=64)` is all it takes.
+If only activations and gradients do not fit in memory, pass
+`microbatch_size=64` to `clipped_grad` instead.
 """
 
 import jax

@@ -1,9 +1,9 @@
-"""A contrastive loss of one's own: learnt temperature, dropout, hard negatives.
+"""Trains a contrastive loss with learned temperature, dropout and hard negatives.
 
-Its negatives are a record's own hard ones and public ones. So a row looks at no
-other record, the loss is one of single examples, and `clipped_grad` takes it: the
-sensitivity is the clip norm, whatever is learnt. In-batch negatives couple rows:
-for these see docs/tutorials/contrastive_dp.md.
+Negatives are a record's own hard ones and public ones, so no row depends on
+another record. The loss is per-example: use `clipped_grad`, whose sensitivity is
+the clip norm. In-batch negatives couple rows: see
+docs/tutorials/contrastive_dp.md.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""Equinox: partition the module, train its arrays, combine them in the loss."""
+"""Trains an Equinox module: partition it, and combine its arrays in the loss."""
 
 import equinox as eqx
 import jax

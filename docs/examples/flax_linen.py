@@ -1,4 +1,4 @@
-"""Flax Linen: parameters are a dict, and dropout gets a key for each example."""
+"""Trains a Flax Linen model; dropout gets a key for each example."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Flax NNX: split the model, train its parameters, merge them in the loss."""
+"""Trains a Flax NNX model: split it, and merge its parameters in the loss."""
 
 import jax
 import toy

@@ -1,8 +1,8 @@
-"""Frozen parameters, LoRA, and optimizers for groups of parameters.
+"""Trains LoRA and a head on frozen parameters, each with its own optimizer.
 
-What is not trained is another argument of the loss: it costs no clipping, takes
-no noise, and is no part of the clip norm. Groups that are trained differently are
-told apart behind the noise.
+Frozen parameters are another argument of the loss: they are neither clipped nor
+noised, and do not count in the gradient's norm. Separate the groups of trained
+parameters after the noise.
 """
 
 import jax

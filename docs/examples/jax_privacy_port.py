@@ -1,7 +1,7 @@
 """DP-SGD of a logistic regression, as in jax_privacy's execution plan example.
 
-The same data, epsilon, delta, batches, steps, clip norm and learning rate; here
-also a neighbour with one record more is covered, and what is promised is said.
+The same data, epsilon, delta, batches, steps, clip norm and learning rate. Here
+the claim also covers a data set with one record more, and the script prints it.
 """
 
 import jax

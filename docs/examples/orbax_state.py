@@ -1,8 +1,8 @@
-"""Saving with orbax, stopping, and going on to the same last bit.
+"""Saves a training with orbax, and resumes it to the same last bit.
 
-Batches and noise are functions of the secret and the number of the step. So the
-secret is kept with the state: another one would make another training, which
-costs again.
+The secret and the step number determine batches and noise. So keep the secret
+with the state: another secret makes another training, which costs its own
+epsilon.
 """
 
 import pathlib

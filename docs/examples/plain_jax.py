@@ -1,4 +1,4 @@
-"""Plain JAX, with any optax optimizer behind the noise, here Lion."""
+"""Trains in plain JAX with any optax optimizer after the noise, here Lion."""
 
 import jax
 import numpy as np

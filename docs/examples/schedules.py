@@ -1,7 +1,7 @@
-"""A clip norm and noise that follow public schedules.
+"""Trains with public schedules of the clip norm and the noise.
 
-Sums are divided by the clip norm, so that their sensitivity is 1 whatever it is.
-The schedule of the noise goes into the claim and the optimizer alike.
+Sums are divided by the clip norm, so that their sensitivity is always 1. Give the
+schedule of the noise to both the claim and the optimizer.
 """
 
 import jax

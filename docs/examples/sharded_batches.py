@@ -1,7 +1,7 @@
-"""Batches over the devices of a mesh: each clips its own rows, then one sum.
+"""Divides batches among the devices of a mesh: each clips its own rows.
 
 On a CPU, run it with XLA_FLAGS=--xla_force_host_platform_device_count=4.
-`training.sharded_grad.ShardedGrad` does this, and divides parameters, too.
+`training.sharded_grad.ShardedGrad` does this, and also divides parameters.
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""What the examples share: made-up data, batches, a promise and a loop.
+"""Defines the data, batches, claim and training loop that the examples share.
 
-plain_jax.py has all of it written out. Here the loop takes any clipped gradient
-and any private optimizer.
+The loop takes any clipped gradient and any private optimizer. plain_jax.py has
+the whole script without this module.
 """
 
 import jax
@@ -27,7 +27,7 @@ def cross_entropy(scores, batch):
 
 
 def promise(grad_fn):
-  """Epsilon 8 for 60 noisy sums."""
+  """Returns the claim of epsilon 8 for 60 noisy sums."""
   return claim.calibrated(
     epsilon=8.0,
     sampler=SAMPLER,
@@ -38,7 +38,7 @@ def promise(grad_fn):
 
 
 def numbers(grad_fn):
-  """What `privatize` and the DP optimizers need to keep the promise."""
+  """Returns the arguments of `privatize` and the DP optimizers for the claim."""
   promised = promise(grad_fn)
   return {
     "l2_sensitivity": promised.l2_sensitivity,
