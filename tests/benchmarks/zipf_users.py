@@ -7,7 +7,7 @@ over a public number of users: made up, and said so wherever a table of it stand
 Prints one JSON document.
 
   python tests/benchmarks/zipf_users.py environment_docs runs/people
-  synthq run ... --gin.SOURCE=beir:runs/people/log --gin.UNIT="'user'" \\
+  synthq run ... --gin.SOURCE=beir:runs/people/log --gin.UNIT=user \\
     --gin.QUERIES_PER_USER=4 --gin.TEST_SETS='("beir:runs/people/held_out",)'
 """
 
