@@ -332,6 +332,12 @@ def _edit(path, **fields):
       "similarity_fn_name='manhattan'",
     ),
     ("sentence_bert_config.json", {"query_expansion": {"a": 1}}, "expansion"),
+    ("sentence_bert_config.json", {"document_length": 9}, "document_length"),
+    (
+      "config_sentence_transformers.json",
+      {"truncate_dim": 8},
+      "got truncate_dim=8",
+    ),
     ("config.json", {"model_type": "deberta"}, "model_type='deberta'"),
     ("config.json", {"is_decoder": True}, "is_decoder"),
   ],
@@ -343,6 +349,18 @@ def test_what_is_not_computed_is_refused_by_name(
   _edit(place / file, **fields)
   with pytest.raises(ValueError, match=message):
     text_encoders.load(text_encoders.FolderEncoder(folder=place))
+
+
+def test_the_newer_field_of_a_pooling_counts(tmp_path):
+  """Flags of older versions may stand beside it."""
+  place, _ = _folder(tmp_path, "bert")
+  file = place / "1_Pooling" / "config.json"
+  _edit(file, pooling_mode="cls", pooling_mode_mean_tokens=True)
+  theirs = library.SentenceTransformer(str(place), device="cpu")
+  ours = text_encoders.FolderEncoder(folder=place, length=24)
+  np.testing.assert_allclose(
+    ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
+  )
 
 
 def test_a_module_that_nobody_reads_is_refused(tmp_path):
