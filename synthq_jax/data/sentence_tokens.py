@@ -126,9 +126,16 @@ def load(
   """
   root = pathlib.Path(folder)
   chosen = sentence_folders.modules(root)
+  for role in (sentence_folders.QUERY, sentence_folders.DOCUMENT):
+    if sentence_folders.modules(root, role).folder != chosen.folder:
+      raise ValueError(
+        f"{folder}: expected one model that reads all texts, got a Router with"
+        " another one for queries than for documents: give the folder of one"
+      )
   texts = sentence_folders.text_settings(root)
   tokenizer_folder = _find_tokenizer_folder(root, chosen.folder)
   tokenizer = _load_tokenizer(tokenizer_folder, texts)
+  tokenizer.no_padding()
   head, tail = ((), ()) if chosen.is_static else _get_special_tokens(tokenizer)
   most = _get_max_length(tokenizer_folder, chosen, texts, tokenizer)
   room = most if not length else min(length, most)
@@ -140,7 +147,6 @@ def load(
       f" ones, got length={least}: set a larger ENCODER_LENGTH"
     )
   tokenizer.no_truncation()
-  tokenizer.no_padding()
   prompts = {"query_prompt": query_prompt, "document_prompt": document_prompt}
   texts = dataclasses.replace(
     texts,
@@ -238,15 +244,24 @@ def _get_max_length(
   texts: sentence_folders.TextSettings,
   tokenizer: Any,
 ) -> int:
-  """Returns the largest number of tokens of a text by a folder's settings."""
+  """Returns the largest number of tokens of a text by a folder's settings.
+
+  As in sentence-transformers, max_seq_length replaces the tokenizer's own limit.
+
+  Raises:
+    ValueError: if the tokenizer keeps the end of a long text.
+  """
+  path, cut = folder / "tokenizer_config.json", tokenizer.truncation or {}
+  fields = {} if chosen.is_static else wordpiece.read_fields(path)
+  side = fields.get("truncation_side") or cut.get("direction", "right")
+  if side != "right":
+    raise ValueError(
+      f"{folder}: expected a tokenizer that keeps the beginning of a long text, got"
+      f" truncation_side={side}: save it with truncation_side='right'"
+    )
   if chosen.is_static:
-    cut = tokenizer.truncation
-    return cut["max_length"] if cut else _MOST
-  fields = wordpiece.read_fields(folder / "tokenizer_config.json")
-  limits = [
-    texts.max_length,
-    sentence_encoder.num_positions(chosen),
-    fields.get("model_max_length"),
-  ]
+    return cut.get("max_length", _MOST)
+  own = fields.get("model_max_length")
+  limits = [texts.max_length or own, sentence_encoder.num_positions(chosen)]
   finite = [n for n in limits if isinstance(n, int) and 0 < n < _ENDLESS]
   return min(finite, default=_MOST)

@@ -363,6 +363,64 @@ def test_the_newer_field_of_a_pooling_counts(tmp_path):
   )
 
 
+def test_a_length_of_the_folder_replaces_its_tokenizer_s(tmp_path):
+  """`model.max_seq_length = 20` leaves the tokenizer's own limit as it was."""
+  place, _ = _folder(tmp_path, "bert")
+  _edit(place / "sentence_bert_config.json", max_seq_length=20)
+  _edit(place / "tokenizer_config.json", model_max_length=9)
+  theirs = library.SentenceTransformer(str(place), device="cpu")
+  ours = text_encoders.FolderEncoder(folder=place)
+  np.testing.assert_allclose(
+    ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
+  )
+  assert sentence_tokens.load(place).length == 20
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_padding_of_a_tokenizer_changes_nothing(tmp_path, kind):
+  """tokenizer.json of all-MiniLM-L6-v2 pads each text to 128 tokens."""
+  place, theirs = _folder(tmp_path, kind)
+  path = str(place / "tokenizer.json")
+  inner = tokenizers.Tokenizer.from_file(path)
+  inner.enable_padding(length=24, pad_id=0 if kind == "bert" else 1)
+  inner.save(path)
+  ours = text_encoders.FolderEncoder(folder=place, length=24)
+  np.testing.assert_allclose(
+    ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
+  )
+
+
+def test_a_tokenizer_that_keeps_the_end_of_a_text_is_refused(tmp_path):
+  place, _ = _folder(tmp_path, "bert")
+  _edit(place / "tokenizer_config.json", truncation_side="left")
+  with pytest.raises(ValueError, match="got truncation_side=left: save it"):
+    sentence_tokens.load(place)
+
+
+def test_a_static_tokenizer_that_keeps_the_end_is_refused(tmp_path):
+  place, _ = _static(tmp_path)
+  path = str(next(place.rglob("tokenizer.json")))
+  inner = tokenizers.Tokenizer.from_file(path)
+  inner.enable_truncation(7, direction="left")
+  inner.save(path)
+  with pytest.raises(ValueError, match="got truncation_side=left: save it"):
+    sentence_tokens.load(place)
+
+
+def test_a_router_of_several_models_is_refused(tmp_path):
+  """Queries of one model would get the tokens of the other."""
+  place, _ = _folder(tmp_path, "bert")
+  static, _ = _static(tmp_path)
+  base = library.SentenceTransformer(str(place), device="cpu")
+  small = library.SentenceTransformer(str(static), device="cpu")
+  router = models.Router.for_query_document([small[0]], [base[0], base[1]])
+  library.SentenceTransformer(
+    modules=[router, models.Normalize()], device="cpu"
+  ).save(str(tmp_path / "routed"))
+  with pytest.raises(ValueError, match="one model that reads all texts, got a"):
+    sentence_tokens.load(tmp_path / "routed")
+
+
 def test_a_module_that_nobody_reads_is_refused(tmp_path):
   place, _ = _folder(tmp_path, "bert")
   listed = json.loads((place / "modules.json").read_text())
