@@ -421,6 +421,18 @@ def test_a_router_of_several_models_is_refused(tmp_path):
     sentence_tokens.load(tmp_path / "routed")
 
 
+def test_a_layer_without_safetensors_is_named(tmp_path):
+  """LaBSE and sentence-t5 had such layers for years."""
+  place, _ = _folder(tmp_path, "bert", dense=[(True, torch.nn.Tanh(), 12)])
+  path = place / "2_Dense" / "model.safetensors"
+  path.rename(path.with_name("pytorch_model.bin"))
+  with pytest.raises(ValueError, match="2_Dense/.*got pytorch_model.bin, which"):
+    sentence_encoder.load(place)
+  path.with_name("pytorch_model.bin").unlink()
+  with pytest.raises(ValueError, match="2_Dense/model.safetensors, got none"):
+    sentence_encoder.load(place)
+
+
 def test_a_module_that_nobody_reads_is_refused(tmp_path):
   place, _ = _folder(tmp_path, "bert")
   listed = json.loads((place / "modules.json").read_text())
