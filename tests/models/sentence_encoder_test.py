@@ -426,7 +426,9 @@ def test_a_layer_without_safetensors_is_named(tmp_path):
   place, _ = _folder(tmp_path, "bert", dense=[(True, torch.nn.Tanh(), 12)])
   path = place / "2_Dense" / "model.safetensors"
   path.rename(path.with_name("pytorch_model.bin"))
-  with pytest.raises(ValueError, match="2_Dense/.*got pytorch_model.bin, which"):
+  with pytest.raises(
+    ValueError, match="2_Dense/.*got pytorch_model.bin, which"
+  ):
     sentence_encoder.load(place)
   path.with_name("pytorch_model.bin").unlink()
   with pytest.raises(ValueError, match="2_Dense/model.safetensors, got none"):
