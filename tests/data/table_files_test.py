@@ -178,6 +178,27 @@ def test_partitions_of_a_split_name_it(tmp_path):
   assert {k: len(v) for k, v in read.qrels.items()} == {"train": 67, "test": 23}
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["log", "jsonl"])
+def test_missing_clicks_are_no_clicks(tmp_path, suffix, kind):
+  """A left join of impressions and clicks leaves them empty."""
+  corpus = write(tmp_path / "corpus.jsonl", CORPUS)
+  missing = {"csv": "", "parquet": None}.get(suffix)
+  joined = [
+    row | {"clicks": missing if row["clicks"] == "0" else row["clicks"]}
+    for row in CLICKS
+  ]
+  if suffix == "jsonl":  # BigQuery leaves out null
+    joined = [{k: v for k, v in row.items() if v is not None} for row in joined]
+  path = write(tmp_path / f"log.{suffix}", joined)
+  place = f"{path}@{corpus}" if kind == "log" else path
+  with pytest.raises(ValueError, match='"clicks" in all lines or in none'):
+    sources.open(f"{kind}:{place}").read()
+  path = write(path, [row | {"clicks": missing} for row in CLICKS])
+  read = sources.open(f"{kind}:{place}").read()  # a column without any value
+  assert len(read.queries) == len(CLICKS)
+
+
 def test_a_folder_of_two_kinds_of_tables_is_refused(tmp_path):
   write(tmp_path / "train-0.parquet", CLICKS[:5])
   write(tmp_path / "train-1.jsonl", CLICKS[5:])
