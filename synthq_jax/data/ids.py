@@ -5,7 +5,7 @@ The rule looks at one id alone, so that no record changes how another is read:
 - A number becomes its decimal digits. An integral float becomes the integer, also
   if a table spells it ("17.0"): pandas writes such ids once a value is missing.
 - A float of 2^53 or above, or a text such as "1.8e+18", has lost digits and is
-  refused; a float with a fraction is refused, too.
+  refused. So are a float with a fraction, and "17.000", which may be 17,000.
 - Space around an id is dropped, and so are invisible characters: format characters
   (category Cf), such as zero-width spaces, byte order marks and soft hyphens, and
   variation selectors. Letters are composed (NFC).
@@ -59,6 +59,8 @@ _EXACT = 2**53
 _PLAIN = re.compile(r"[!-*,\-/-~]+")
 """Visible ASCII without a dot or a plus sign, which the rule leaves as it is."""
 _DECIMAL = re.compile(r"([+-]?[0-9]+)\.0+")
+_THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{,2}\.000")
+"""A number that spreadsheets of many countries write for thousands."""
 _EXPONENT = re.compile(r"[+-]?[0-9](\.[0-9]+)?[eE]\+[0-9]+")
 _ZEROS = 12
 """Number of leading zeros that `has_other_form` tries before an unknown id."""
@@ -116,6 +118,12 @@ def _read_text(text: str, kind: str, where: str) -> str:
   name = unicodedata.normalize("NFC", visible).strip()
   if len(visible.strip()) < len(visible):
     add_count(kind, SPACES)
+  if _THOUSANDS.fullmatch(name):
+    raise ValueError(
+      f"{_format_position(where)}expected a {kind} id without separators, got one"
+      " that ends in .000, which may stand for thousands: export the column as"
+      " integers"
+    )
   if match := _DECIMAL.fullmatch(name):
     _check_exact(int(match[1]), kind, where)
     add_count(kind, DECIMALS)

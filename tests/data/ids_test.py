@@ -20,6 +20,7 @@ from synthq_jax.retrieval import trec
     (17.0, "17"),
     ("17.0", "17"),
     ("17.00", "17"),
+    ("17.0000", "17"),
     (np.int64(17), "17"),
     (np.float32(17), "17"),
     (decimal.Decimal("17.00"), "17"),
@@ -58,6 +59,7 @@ def test_an_id_is_read_by_the_rule(value, name):
     ("1.152921504606847e+18", "all its digits"),
     ("9007199254740993.0", "all its digits"),
     ("1e+18", "all its digits"),
+    ("17.000", "may stand for thousands"),  # of a German spreadsheet
   ],
 )
 def test_what_is_no_id_is_refused_in_one_line_without_it(value, message):
