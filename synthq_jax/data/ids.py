@@ -64,6 +64,13 @@ _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{,2}\.000")
 _EXPONENT = re.compile(r"[+-]?[0-9](\.[0-9]+)?[eE]\+[0-9]+")
 _ZEROS = 12
 """Number of leading zeros that `has_other_form` tries before an unknown id."""
+_MISSING = frozenset(
+  (
+    *("nan", "null", "none", "nil", "<na>", "n/a", "#n/a", "nat", "\\n"),
+    *("undefined", "unknown", "anonymous", "(not set)", "(none)", "-", "-1"),
+  )
+)
+"""Words that pandas, databases and web analytics write for a missing id."""
 _VISIBLY_EMPTY = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
 """Marks and letters without a glyph; a category identifies all other ones."""
 
@@ -234,15 +241,22 @@ def _fold(name: str) -> str:
 
 
 def check_whole(names: Iterable[str], setting: str) -> None:
-  """Refuses user ids if one person may have several of them.
+  """Refuses user ids unless each stands for one person, and one for each.
 
   Args:
     names: the ids of all users.
     setting: the setting that needs one id per person, for the message.
 
   Raises:
-    ValueError: if `count_torn` finds any.
+    ValueError: if `count_torn` finds any, or an id is a word for a missing one.
   """
+  names = set(names)
+  if any(name.casefold() in _MISSING for name in names):
+    raise ValueError(
+      f"expected the id of one person with each query for {setting}, got a word for"
+      " a missing id, such as NULL or nan, which many people share: leave these"
+      " rows out, or give each its own id"
+    )
   if count_torn(names):
     raise ValueError(
       f"expected each user under one id for {setting}, got ids that differ in leading"

@@ -146,6 +146,22 @@ def test_floats_of_other_tables_are_the_integers_too(tmp_path, kind):
   assert {query.client for query in data.queries} == set("123456789")
 
 
+@pytest.mark.parametrize("word", ["nan", "NULL", "None", "\\N", "<NA>"])
+def test_a_word_for_no_user_is_no_user(word):
+  """One person more among those who share it would move others' queries."""
+  queries = tuple(
+    collection.Query(f"q{i}", f"text {i}", f"u{i}" if i % 3 else word)
+    for i in range(30)
+  )
+  data = collection.Collection(
+    (collection.Document("d", "text"),),
+    queries,
+    {"train": {query.id: {"d": 1} for query in queries}},
+  )
+  with pytest.raises(ValueError, match="a word for a missing id, such as NULL"):
+    splits_lib.by_user(data, most=2, secret="0")
+
+
 @pytest.mark.parametrize(
   ("first", "second"), [("17", "017"), ("Ann", "ann"), ("x7", "X7")]
 )
