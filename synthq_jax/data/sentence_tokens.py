@@ -6,6 +6,7 @@ vocab.txt.
 """
 
 import dataclasses
+import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -22,6 +23,13 @@ from synthq_jax.models.checkpoints import sentence_folders
 __all__ = ["SentenceTokens", "TextRows", "check", "load"]
 
 _WHOLE = "tokenizer.json"
+_SETTINGS = {
+  "do_lower_case": "lowercase",
+  "strip_accents": "strip_accents",
+  "tokenize_chinese_chars": "handle_chinese_chars",
+  "add_prefix_space": "add_prefix_space",
+}
+"""Names of settings in tokenizer_config.json and in tokenizer.json."""
 _MOST = 512
 """Largest number of tokens of a text if no file sets one."""
 _ENDLESS = 10**6
@@ -218,9 +226,29 @@ def _load_tokenizer(
       f"{path}: expected a tokenizer, got a file that cannot be read ({error});"
       " copy it again"
     ) from error
+  _check_settings(folder, json.loads(tokenizer.to_str()))
   if texts.lower_case:
     wordpiece.lower_case(tokenizer)
   return tokenizer
+
+
+def _check_settings(folder: pathlib.Path, stored: dict[str, Any]) -> None:
+  """Refuses a tokenizer.json that tokenizer_config.json contradicts.
+
+  The latter decides in transformers, unless the tokenizer's class has no settings.
+  """
+  path = folder / "tokenizer_config.json"
+  fields = wordpiece.read_fields(path)
+  if fields.get("tokenizer_class") in wordpiece.WHOLE:
+    return
+  steps = (stored["normalizer"] or {}) | (stored["pre_tokenizer"] or {})
+  for name, own in _SETTINGS.items():
+    if name in fields and own in steps and fields[name] != steps[own]:
+      raise ValueError(
+        f"{path}: expected {name}={steps[own]}, as {_WHOLE} has, got"
+        f" {name}={fields[name]}: save both anew, with transformers'"
+        " AutoTokenizer.from_pretrained(A).save_pretrained(B)"
+      )
 
 
 def _get_special_tokens(

@@ -390,6 +390,30 @@ def test_padding_of_a_tokenizer_changes_nothing(tmp_path, kind):
   )
 
 
+@pytest.mark.parametrize(
+  "kind, name", [("MPNetTokenizer", "do_lower_case"),
+                 ("RobertaTokenizer", "add_prefix_space")],
+)  # fmt: skip
+def test_settings_that_contradict_tokenizer_json_are_refused(
+  tmp_path, kind, name
+):
+  """In transformers tokenizer_config.json decides: "Red" had other tokens."""
+  place, _ = _folder(tmp_path, "mpnet")
+  path = str(place / "tokenizer.json")
+  inner = tokenizers.Tokenizer.from_file(path)
+  if kind == "RobertaTokenizer":
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(True)
+  inner.save(path)
+  file = place / "tokenizer_config.json"
+  _edit(file, tokenizer_class=kind, **{name: True})
+  assert sentence_tokens.load(place).length == 24
+  _edit(file, **{name: False})
+  with pytest.raises(ValueError, match=f"expected {name}=True.*{name}=False"):
+    sentence_tokens.load(place)
+  _edit(file, tokenizer_class="PreTrainedTokenizerFast")
+  assert sentence_tokens.load(place).length == 24
+
+
 def test_a_tokenizer_that_keeps_the_end_of_a_text_is_refused(tmp_path):
   place, _ = _folder(tmp_path, "bert")
   _edit(place / "tokenizer_config.json", truncation_side="left")
