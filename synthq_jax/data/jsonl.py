@@ -341,6 +341,13 @@ def _read_documents(
   corpus: str | os.PathLike, quotes: str
 ) -> Iterator[tuple[str, collection_lib.Document]]:
   for where, line in table_files.rows(corpus, quotes):
+    part = line.get("split")
+    is_file = isinstance(part, table_files.FileSplit)
+    if is_file and part in ("queries", "qrels"):
+      raise ValueError(
+        f"{where}: expected a corpus of documents alone, which is public, got a"
+        f" table of {part} in its folder: give the corpus' own file"
+      )
     aliases = {"_id": line.get("id"), "text": line.get("contents")}
     yield where, beir.make_document(where, aliases | line)
 

@@ -199,6 +199,19 @@ def test_missing_clicks_are_no_clicks(tmp_path, suffix, kind):
   assert len(read.queries) == len(CLICKS)
 
 
+@pytest.mark.parametrize("name", ["queries.jsonl", "queries/train-0.jsonl"])
+def test_queries_beside_a_corpus_are_no_documents(tmp_path, name):
+  """They would have become public texts of the collection."""
+  folder = tmp_path / "beir"
+  write(folder / "corpus.jsonl", CORPUS)
+  write(folder / name, [{"_id": "q1", "text": "a private query"}])
+  log = write(tmp_path / "log.csv", CLICKS)
+  with pytest.raises(
+    ValueError, match="documents alone.* got a table of queries"
+  ):
+    jsonl.read_log(log, folder)
+
+
 def test_a_folder_of_two_kinds_of_tables_is_refused(tmp_path):
   write(tmp_path / "train-0.parquet", CLICKS[:5])
   write(tmp_path / "train-1.jsonl", CLICKS[5:])
