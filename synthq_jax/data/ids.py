@@ -5,7 +5,7 @@ The rule looks at one id alone, so that no record changes how another is read:
 - A number becomes its decimal digits. An integral float becomes the integer, also
   if a table spells it ("17.0"): pandas writes such ids once a value is missing.
 - A float of 2^53 or above, or a text such as "1.8e+18", has lost digits and is
-  refused; a float with a fraction is refused, too.
+  refused. So are a float with a fraction, and "17.000", which may be 17,000.
 - Space around an id is dropped, and so are invisible characters: format characters
   (category Cf), such as zero-width spaces, byte order marks and soft hyphens, and
   variation selectors. Letters are composed (NFC).
@@ -59,9 +59,18 @@ _EXACT = 2**53
 _PLAIN = re.compile(r"[!-*,\-/-~]+")
 """Visible ASCII without a dot or a plus sign, which the rule leaves as it is."""
 _DECIMAL = re.compile(r"([+-]?[0-9]+)\.0+")
+_THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{,2}\.000")
+"""A number that spreadsheets of many countries write for thousands."""
 _EXPONENT = re.compile(r"[+-]?[0-9](\.[0-9]+)?[eE]\+[0-9]+")
 _ZEROS = 12
 """Number of leading zeros that `has_other_form` tries before an unknown id."""
+_MISSING = frozenset(
+  (
+    *("nan", "null", "none", "nil", "<na>", "n/a", "#n/a", "nat", "\\n"),
+    *("undefined", "unknown", "anonymous", "(not set)", "(none)", "-", "-1"),
+  )
+)
+"""Words that pandas, databases and web analytics write for a missing id."""
 _VISIBLY_EMPTY = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
 """Marks and letters without a glyph; a category identifies all other ones."""
 
@@ -116,6 +125,12 @@ def _read_text(text: str, kind: str, where: str) -> str:
   name = unicodedata.normalize("NFC", visible).strip()
   if len(visible.strip()) < len(visible):
     add_count(kind, SPACES)
+  if _THOUSANDS.fullmatch(name):
+    raise ValueError(
+      f"{_format_position(where)}expected a {kind} id without separators, got one"
+      " that ends in .000, which may stand for thousands: export the column as"
+      " integers"
+    )
   if match := _DECIMAL.fullmatch(name):
     _check_exact(int(match[1]), kind, where)
     add_count(kind, DECIMALS)
@@ -226,15 +241,22 @@ def _fold(name: str) -> str:
 
 
 def check_whole(names: Iterable[str], setting: str) -> None:
-  """Refuses user ids if one person may have several of them.
+  """Refuses user ids unless each stands for one person, and one for each.
 
   Args:
     names: the ids of all users.
     setting: the setting that needs one id per person, for the message.
 
   Raises:
-    ValueError: if `count_torn` finds any.
+    ValueError: if `count_torn` finds any, or an id is a word for a missing one.
   """
+  names = set(names)
+  if any(name.casefold() in _MISSING for name in names):
+    raise ValueError(
+      f"expected the id of one person with each query for {setting}, got a word for"
+      " a missing id, such as NULL or nan, which many people share: leave these"
+      " rows out, or give each its own id"
+    )
   if count_torn(names):
     raise ValueError(
       f"expected each user under one id for {setting}, got ids that differ in leading"

@@ -39,8 +39,9 @@ class Fields:
   """The names of the keys of a line.
 
   Three optional keys have fixed names. "title" is the document's title. "clicks" is
-  the number of clicks on the document; a line with 0 is left out. "split" is the
-  line's split: all lines have it or none, and a log with it is never divided.
+  the number of clicks on the document: all lines have it or none, and a line with 0
+  is left out. "split" is the line's split: all lines have it or none, and a log
+  with it is never divided.
 
   Attributes:
     query: the key of the query's text.
@@ -287,6 +288,7 @@ class _SplitNames:
   def __init__(self, path: str | os.PathLike):
     self.path = path
     self.every: list[str | None] = []
+    self.have_clicks: set[bool] = set()
 
   def read_file_splits(self) -> list[str]:
     """Returns the splits that the files of a folder name."""
@@ -296,6 +298,7 @@ class _SplitNames:
     """Returns and collects the split of a line; "" if it names none."""
     name = files.field(where, line, "split", default="")
     self.every.append(name if "split" in line else None)
+    self.have_clicks.add(line.get("clicks") not in (None, ""))
     return name
 
 
@@ -338,6 +341,13 @@ def _read_documents(
   corpus: str | os.PathLike, quotes: str
 ) -> Iterator[tuple[str, collection_lib.Document]]:
   for where, line in table_files.rows(corpus, quotes):
+    part = line.get("split")
+    is_file = isinstance(part, table_files.FileSplit)
+    if is_file and part in ("queries", "qrels"):
+      raise ValueError(
+        f"{where}: expected a corpus of documents alone, which is public, got a"
+        f" table of {part} in its folder: give the corpus' own file"
+      )
     aliases = {"_id": line.get("id"), "text": line.get("contents")}
     yield where, beir.make_document(where, aliases | line)
 
@@ -428,6 +438,11 @@ def _check_asked(names: _SplitNames, asked: list[Any], words: str) -> None:
   """Refuses a log without any pair; the message names what its lines lack."""
   if not names.every:
     raise ValueError(f"{names.path}: expected lines, got none; fill it")
+  if len(names.have_clicks) > 1:
+    raise ValueError(
+      f'{names.path}: expected "clicks" in all lines or in none, got it in some:'
+      " write 0 where nobody clicked"
+    )
   if not asked:
     raise ValueError(
       f"{names.path}: expected {words}, got none in all its lines; give"

@@ -6,6 +6,7 @@ vocab.txt.
 """
 
 import dataclasses
+import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -22,6 +23,13 @@ from synthq_jax.models.checkpoints import sentence_folders
 __all__ = ["SentenceTokens", "TextRows", "check", "load"]
 
 _WHOLE = "tokenizer.json"
+_SETTINGS = {
+  "do_lower_case": "lowercase",
+  "strip_accents": "strip_accents",
+  "tokenize_chinese_chars": "handle_chinese_chars",
+  "add_prefix_space": "add_prefix_space",
+}
+"""Names of settings in tokenizer_config.json and in tokenizer.json."""
 _MOST = 512
 """Largest number of tokens of a text if no file sets one."""
 _ENDLESS = 10**6
@@ -126,9 +134,16 @@ def load(
   """
   root = pathlib.Path(folder)
   chosen = sentence_folders.modules(root)
+  for role in (sentence_folders.QUERY, sentence_folders.DOCUMENT):
+    if sentence_folders.modules(root, role).folder != chosen.folder:
+      raise ValueError(
+        f"{folder}: expected one model that reads all texts, got a Router with"
+        " another one for queries than for documents: give the folder of one"
+      )
   texts = sentence_folders.text_settings(root)
   tokenizer_folder = _find_tokenizer_folder(root, chosen.folder)
   tokenizer = _load_tokenizer(tokenizer_folder, texts)
+  tokenizer.no_padding()
   head, tail = ((), ()) if chosen.is_static else _get_special_tokens(tokenizer)
   most = _get_max_length(tokenizer_folder, chosen, texts, tokenizer)
   room = most if not length else min(length, most)
@@ -140,7 +155,6 @@ def load(
       f" ones, got length={least}: set a larger ENCODER_LENGTH"
     )
   tokenizer.no_truncation()
-  tokenizer.no_padding()
   prompts = {"query_prompt": query_prompt, "document_prompt": document_prompt}
   texts = dataclasses.replace(
     texts,
@@ -212,9 +226,29 @@ def _load_tokenizer(
       f"{path}: expected a tokenizer, got a file that cannot be read ({error});"
       " copy it again"
     ) from error
+  _check_settings(folder, json.loads(tokenizer.to_str()))
   if texts.lower_case:
     wordpiece.lower_case(tokenizer)
   return tokenizer
+
+
+def _check_settings(folder: pathlib.Path, stored: dict[str, Any]) -> None:
+  """Refuses a tokenizer.json that tokenizer_config.json contradicts.
+
+  The latter decides in transformers, unless the tokenizer's class has no settings.
+  """
+  path = folder / "tokenizer_config.json"
+  fields = wordpiece.read_fields(path)
+  if fields.get("tokenizer_class") in wordpiece.WHOLE:
+    return
+  steps = (stored["normalizer"] or {}) | (stored["pre_tokenizer"] or {})
+  for name, own in _SETTINGS.items():
+    if name in fields and own in steps and fields[name] != steps[own]:
+      raise ValueError(
+        f"{path}: expected {name}={steps[own]}, as {_WHOLE} has, got"
+        f" {name}={fields[name]}: save both anew, with transformers'"
+        " AutoTokenizer.from_pretrained(A).save_pretrained(B)"
+      )
 
 
 def _get_special_tokens(
@@ -238,15 +272,24 @@ def _get_max_length(
   texts: sentence_folders.TextSettings,
   tokenizer: Any,
 ) -> int:
-  """Returns the largest number of tokens of a text by a folder's settings."""
+  """Returns the largest number of tokens of a text by a folder's settings.
+
+  As in sentence-transformers, max_seq_length replaces the tokenizer's own limit.
+
+  Raises:
+    ValueError: if the tokenizer keeps the end of a long text.
+  """
+  path, cut = folder / "tokenizer_config.json", tokenizer.truncation or {}
+  fields = {} if chosen.is_static else wordpiece.read_fields(path)
+  side = fields.get("truncation_side") or cut.get("direction", "right")
+  if side != "right":
+    raise ValueError(
+      f"{folder}: expected a tokenizer that keeps the beginning of a long text, got"
+      f" truncation_side={side}: save it with truncation_side='right'"
+    )
   if chosen.is_static:
-    cut = tokenizer.truncation
-    return cut["max_length"] if cut else _MOST
-  fields = wordpiece.read_fields(folder / "tokenizer_config.json")
-  limits = [
-    texts.max_length,
-    sentence_encoder.num_positions(chosen),
-    fields.get("model_max_length"),
-  ]
+    return cut.get("max_length", _MOST)
+  own = fields.get("model_max_length")
+  limits = [texts.max_length or own, sentence_encoder.num_positions(chosen)]
   finite = [n for n in limits if isinstance(n, int) and 0 < n < _ENDLESS]
   return min(finite, default=_MOST)

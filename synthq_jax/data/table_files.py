@@ -16,6 +16,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from urllib import parse
 
 from synthq_jax import extras
 from synthq_jax.data import compression, files, quoting
@@ -51,7 +52,8 @@ def rows(path: str | os.PathLike, quotes: str = "auto") -> _Rows:
       folder of such files, except hidden ones. A row of a folder gets the key
       "split", if it has none, with a `FileSplit`: the name of the file's top
       folder below `path`, or else the part of the file's name before the first "-"
-      or ".". Folders named "data" do not count.
+      or ".". Folders named "data" do not count. A folder named "clicks=0", as Spark
+      writes partitions, is a column and its value.
     quotes: the meaning of quotation marks in a TSV file, see `quoting.is_quoted`.
 
   Raises:
@@ -63,8 +65,9 @@ def rows(path: str | os.PathLike, quotes: str = "auto") -> _Rows:
     yield from _read(path, quotes)
     return
   for split, file in _list_tables(path):
+    added = {"split": FileSplit(split)} | _read_partition(path, file)
     for where, row in _read(file, quotes):
-      yield where, {"split": FileSplit(split), **row}
+      yield where, {**added, **row}
 
 
 def check(path: str | os.PathLike) -> None:
@@ -91,16 +94,18 @@ def columns(path: str | os.PathLike) -> tuple[str, list[str]]:
   Raises:
     ValueError: as in `rows`.
   """
-  path = pathlib.Path(path)
+  path, added = pathlib.Path(path), []
   if path.is_dir():
-    path = next(_list_tables(path))[1]
+    folder, path = path, next(_list_tables(path))[1]
+    added = [*_read_partition(folder, path)]
   read = _get_reader(path)
   if _get_suffix(path) not in _USUAL:
-    return next(((where, list(row)) for where, row in read(path)), ("", []))
+    rows_ = ((where, [*row, *added]) for where, row in read(path))
+    return next(rows_, ("", []))
   with _open_text_table(
     path, _USUAL[_get_suffix(path)], csv.QUOTE_MINIMAL
   ) as reader:
-    return f"{path}:1", list(reader.fieldnames or ())
+    return f"{path}:1", [*(reader.fieldnames or ()), *added]
 
 
 def find_separator(header: str, usual: str) -> str:
@@ -205,9 +210,23 @@ def _list_tables(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
     )
   for file in paths:
     below = [
-      part for part in file.relative_to(path).parts[:-1] if part != "data"
+      part
+      for part in file.relative_to(path).parts[:-1]
+      if part != "data" and "=" not in part
     ]
     yield below[0] if below else re.split(r"[-.]", file.name)[0], file
+
+
+def _read_partition(
+  path: pathlib.Path, file: pathlib.Path
+) -> dict[str, str | None]:
+  """Returns the columns that a file's folders name, such as "clicks=0"."""
+  parts = [part.partition("=") for part in file.relative_to(path).parts[:-1]]
+  values = {key: parse.unquote(value) for key, sign, value in parts if sign}
+  return {
+    key: None if value == "__HIVE_DEFAULT_PARTITION__" else value
+    for key, value in values.items()
+  }
 
 
 def _is_hidden(below: pathlib.Path) -> bool:

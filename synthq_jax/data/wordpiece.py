@@ -20,7 +20,14 @@ from synthq_jax.data import vocabulary
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.storage import artifacts
 
-__all__ = ["WordPiece", "is_bert", "load", "lower_case", "read_fields"]
+__all__ = [
+  "WHOLE",
+  "WordPiece",
+  "is_bert",
+  "load",
+  "lower_case",
+  "read_fields",
+]
 
 _SETTINGS = "tokenizer_config.json"
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -30,10 +37,8 @@ _BERTS = (
   "DistilBertTokenizer",
   "DistilBertTokenizerFast",
 )
-_WHOLE = (
-  "PreTrainedTokenizerFast",
-  "TokenizersBackend",
-)  # their settings stand in tokenizer.json alone
+WHOLE = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes of tokenizers whose settings stand in tokenizer.json alone."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,7 +176,7 @@ def _read_settings(folder: pathlib.Path) -> _Settings:
   fields = read_fields(path)
   model = read_fields(folder / "config.json")
   kind = fields.get("tokenizer_class") or model.get("tokenizer_class")
-  if kind is not None and kind not in (*_BERTS, *_WHOLE):
+  if kind is not None and kind not in (*_BERTS, *WHOLE):
     raise ValueError(
       f"{path}: expected a tokenizer of BERT's kind, got tokenizer_class={kind}:"
       " it tokenizes texts in another way, give another model"
@@ -187,7 +192,7 @@ def _read_settings(folder: pathlib.Path) -> _Settings:
       raise ValueError(
         f"{path}: expected {names[name]} to be true or false, got {value!r}"
       )
-  return _Settings(is_whole=kind in _WHOLE, **values)
+  return _Settings(is_whole=kind in WHOLE, **values)
 
 
 def read_fields(path: pathlib.Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from synthq_jax.retrieval import trec
     (17.0, "17"),
     ("17.0", "17"),
     ("17.00", "17"),
+    ("17.0000", "17"),
     (np.int64(17), "17"),
     (np.float32(17), "17"),
     (decimal.Decimal("17.00"), "17"),
@@ -58,6 +59,7 @@ def test_an_id_is_read_by_the_rule(value, name):
     ("1.152921504606847e+18", "all its digits"),
     ("9007199254740993.0", "all its digits"),
     ("1e+18", "all its digits"),
+    ("17.000", "may stand for thousands"),  # of a German spreadsheet
   ],
 )
 def test_what_is_no_id_is_refused_in_one_line_without_it(value, message):
@@ -142,6 +144,22 @@ def test_floats_of_other_tables_are_the_integers_too(tmp_path, kind):
   data = source.read()
   assert len(data.queries) == 120 and source.left_out == {"document": 1}
   assert {query.client for query in data.queries} == set("123456789")
+
+
+@pytest.mark.parametrize("word", ["nan", "NULL", "None", "\\N", "<NA>"])
+def test_a_word_for_no_user_is_no_user(word):
+  """One person more among those who share it would move others' queries."""
+  queries = tuple(
+    collection.Query(f"q{i}", f"text {i}", f"u{i}" if i % 3 else word)
+    for i in range(30)
+  )
+  data = collection.Collection(
+    (collection.Document("d", "text"),),
+    queries,
+    {"train": {query.id: {"d": 1} for query in queries}},
+  )
+  with pytest.raises(ValueError, match="a word for a missing id, such as NULL"):
+    splits_lib.by_user(data, most=2, secret="0")
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,68 @@ def test_hidden_copies_of_tables_are_passed_over(tmp_path):
   assert table_files.get_max_rows(tmp_path) <= len(CLICKS) + 2
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_folders_of_partitions_are_columns(tmp_path, suffix):
+  """Spark and pyarrow leave these columns out of the files."""
+  for row in CLICKS:
+    row = dict(row)
+    names = [f"clicks={row.pop('clicks')}", f"user={row.pop('user')}%20x"]
+    path = tmp_path / "log" / names[0] / names[1] / f"part-0.{suffix}"
+    rows = [r for _, r in table_files.rows(path)] if path.is_file() else []
+    write(path, [*rows, row])
+  table_files.check(tmp_path / "log")
+  assert {"clicks", "user"} <= {*table_files.columns(tmp_path / "log")[1]}
+  assert table_files.splits(tmp_path / "log") == ["part"]
+  corpus = write(tmp_path / "corpus.jsonl", CORPUS)
+  read = jsonl.read_log(tmp_path / "log", corpus)
+  clicked = [row for row in CLICKS if row["clicks"] != "0"]
+  assert {(query.text, query.client) for query in read.queries} == {
+    (row["query"], f"{row['user']} x") for row in clicked
+  }
+
+
+def test_partitions_of_a_split_name_it(tmp_path):
+  for split, rows in (("train", CLICKS[:90]), ("test", CLICKS[90:])):
+    write(tmp_path / "log" / f"split={split}" / "part-0.parquet", rows)
+  corpus = write(tmp_path / "corpus.jsonl", CORPUS)
+  read = jsonl.read_log(tmp_path / "log", corpus)
+  assert {k: len(v) for k, v in read.qrels.items()} == {"train": 67, "test": 23}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["log", "jsonl"])
+def test_missing_clicks_are_no_clicks(tmp_path, suffix, kind):
+  """A left join of impressions and clicks leaves them empty."""
+  corpus = write(tmp_path / "corpus.jsonl", CORPUS)
+  missing = {"csv": "", "parquet": None}.get(suffix)
+  joined = [
+    row | {"clicks": missing if row["clicks"] == "0" else row["clicks"]}
+    for row in CLICKS
+  ]
+  if suffix == "jsonl":  # BigQuery leaves out null
+    joined = [{k: v for k, v in row.items() if v is not None} for row in joined]
+  path = write(tmp_path / f"log.{suffix}", joined)
+  place = f"{path}@{corpus}" if kind == "log" else path
+  with pytest.raises(ValueError, match='"clicks" in all lines or in none'):
+    sources.open(f"{kind}:{place}").read()
+  path = write(path, [row | {"clicks": missing} for row in CLICKS])
+  read = sources.open(f"{kind}:{place}").read()  # a column without any value
+  assert len(read.queries) == len(CLICKS)
+
+
+@pytest.mark.parametrize("name", ["queries.jsonl", "queries/train-0.jsonl"])
+def test_queries_beside_a_corpus_are_no_documents(tmp_path, name):
+  """They would have become public texts of the collection."""
+  folder = tmp_path / "beir"
+  write(folder / "corpus.jsonl", CORPUS)
+  write(folder / name, [{"_id": "q1", "text": "a private query"}])
+  log = write(tmp_path / "log.csv", CLICKS)
+  with pytest.raises(
+    ValueError, match="documents alone.* got a table of queries"
+  ):
+    jsonl.read_log(log, folder)
+
+
 def test_a_folder_of_two_kinds_of_tables_is_refused(tmp_path):
   write(tmp_path / "train-0.parquet", CLICKS[:5])
   write(tmp_path / "train-1.jsonl", CLICKS[5:])

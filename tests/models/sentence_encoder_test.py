@@ -332,6 +332,12 @@ def _edit(path, **fields):
       "similarity_fn_name='manhattan'",
     ),
     ("sentence_bert_config.json", {"query_expansion": {"a": 1}}, "expansion"),
+    ("sentence_bert_config.json", {"document_length": 9}, "document_length"),
+    (
+      "config_sentence_transformers.json",
+      {"truncate_dim": 8},
+      "got truncate_dim=8",
+    ),
     ("config.json", {"model_type": "deberta"}, "model_type='deberta'"),
     ("config.json", {"is_decoder": True}, "is_decoder"),
   ],
@@ -343,6 +349,114 @@ def test_what_is_not_computed_is_refused_by_name(
   _edit(place / file, **fields)
   with pytest.raises(ValueError, match=message):
     text_encoders.load(text_encoders.FolderEncoder(folder=place))
+
+
+def test_the_newer_field_of_a_pooling_counts(tmp_path):
+  """Flags of older versions may stand beside it."""
+  place, _ = _folder(tmp_path, "bert")
+  file = place / "1_Pooling" / "config.json"
+  _edit(file, pooling_mode="cls", pooling_mode_mean_tokens=True)
+  theirs = library.SentenceTransformer(str(place), device="cpu")
+  ours = text_encoders.FolderEncoder(folder=place, length=24)
+  np.testing.assert_allclose(
+    ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
+  )
+
+
+def test_a_length_of_the_folder_replaces_its_tokenizer_s(tmp_path):
+  """`model.max_seq_length = 20` leaves the tokenizer's own limit as it was."""
+  place, _ = _folder(tmp_path, "bert")
+  _edit(place / "sentence_bert_config.json", max_seq_length=20)
+  _edit(place / "tokenizer_config.json", model_max_length=9)
+  theirs = library.SentenceTransformer(str(place), device="cpu")
+  ours = text_encoders.FolderEncoder(folder=place)
+  np.testing.assert_allclose(
+    ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
+  )
+  assert sentence_tokens.load(place).length == 20
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_padding_of_a_tokenizer_changes_nothing(tmp_path, kind):
+  """tokenizer.json of all-MiniLM-L6-v2 pads each text to 128 tokens."""
+  place, theirs = _folder(tmp_path, kind)
+  path = str(place / "tokenizer.json")
+  inner = tokenizers.Tokenizer.from_file(path)
+  inner.enable_padding(length=24, pad_id=0 if kind == "bert" else 1)
+  inner.save(path)
+  ours = text_encoders.FolderEncoder(folder=place, length=24)
+  np.testing.assert_allclose(
+    ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
+  )
+
+
+@pytest.mark.parametrize(
+  "kind, name", [("MPNetTokenizer", "do_lower_case"),
+                 ("RobertaTokenizer", "add_prefix_space")],
+)  # fmt: skip
+def test_settings_that_contradict_tokenizer_json_are_refused(
+  tmp_path, kind, name
+):
+  """In transformers tokenizer_config.json decides: "Red" had other tokens."""
+  place, _ = _folder(tmp_path, "mpnet")
+  path = str(place / "tokenizer.json")
+  inner = tokenizers.Tokenizer.from_file(path)
+  if kind == "RobertaTokenizer":
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(True)
+  inner.save(path)
+  file = place / "tokenizer_config.json"
+  _edit(file, tokenizer_class=kind, **{name: True})
+  assert sentence_tokens.load(place).length == 24
+  _edit(file, **{name: False})
+  with pytest.raises(ValueError, match=f"expected {name}=True.*{name}=False"):
+    sentence_tokens.load(place)
+  _edit(file, tokenizer_class="PreTrainedTokenizerFast")
+  assert sentence_tokens.load(place).length == 24
+
+
+def test_a_tokenizer_that_keeps_the_end_of_a_text_is_refused(tmp_path):
+  place, _ = _folder(tmp_path, "bert")
+  _edit(place / "tokenizer_config.json", truncation_side="left")
+  with pytest.raises(ValueError, match="got truncation_side=left: save it"):
+    sentence_tokens.load(place)
+
+
+def test_a_static_tokenizer_that_keeps_the_end_is_refused(tmp_path):
+  place, _ = _static(tmp_path)
+  path = str(next(place.rglob("tokenizer.json")))
+  inner = tokenizers.Tokenizer.from_file(path)
+  inner.enable_truncation(7, direction="left")
+  inner.save(path)
+  with pytest.raises(ValueError, match="got truncation_side=left: save it"):
+    sentence_tokens.load(place)
+
+
+def test_a_router_of_several_models_is_refused(tmp_path):
+  """Queries of one model would get the tokens of the other."""
+  place, _ = _folder(tmp_path, "bert")
+  static, _ = _static(tmp_path)
+  base = library.SentenceTransformer(str(place), device="cpu")
+  small = library.SentenceTransformer(str(static), device="cpu")
+  router = models.Router.for_query_document([small[0]], [base[0], base[1]])
+  library.SentenceTransformer(
+    modules=[router, models.Normalize()], device="cpu"
+  ).save(str(tmp_path / "routed"))
+  with pytest.raises(ValueError, match="one model that reads all texts, got a"):
+    sentence_tokens.load(tmp_path / "routed")
+
+
+def test_a_layer_without_safetensors_is_named(tmp_path):
+  """LaBSE and sentence-t5 had such layers for years."""
+  place, _ = _folder(tmp_path, "bert", dense=[(True, torch.nn.Tanh(), 12)])
+  path = place / "2_Dense" / "model.safetensors"
+  path.rename(path.with_name("pytorch_model.bin"))
+  with pytest.raises(
+    ValueError, match="2_Dense/.*got pytorch_model.bin, which"
+  ):
+    sentence_encoder.load(place)
+  path.with_name("pytorch_model.bin").unlink()
+  with pytest.raises(ValueError, match="2_Dense/model.safetensors, got none"):
+    sentence_encoder.load(place)
 
 
 def test_a_module_that_nobody_reads_is_refused(tmp_path):

@@ -47,6 +47,7 @@ _UNREAD = (
   "processor_kwargs",
   "processing_kwargs",
   "query_expansion",
+  "document_length",
 )
 _POOLINGS = {"mean": "mean", "mean_tokens": "mean"} | {
   name: "first" for name in ("cls", "cls_token")
@@ -318,11 +319,15 @@ def _read_dense(folder: pathlib.Path) -> Dense:
 
 
 def _check_similarity(folder: pathlib.Path, layers: list[Any]) -> None:
-  """Refuses vectors that are not compared by their cosines."""
+  """Refuses vectors that are truncated, or not compared by their cosines."""
   path = folder / PROMPTS
-  named = (
-    read_fields(path).get("similarity_fn_name") if path.is_file() else None
-  )
+  fields = read_fields(path) if path.is_file() else {}
+  if (dim := fields.get("truncate_dim")) is not None:
+    raise ValueError(
+      f"{path}: expected vectors of all dimensions, got truncate_dim={dim}: delete"
+      f" the setting, or add a Dense layer that keeps the first {dim}"
+    )
+  named = fields.get("similarity_fn_name")
   is_normal = bool(layers) and layers[-1] is None
   if named in (None, "cosine") or (is_normal and named in ("dot", "euclidean")):
     return
@@ -371,13 +376,13 @@ def read_fields(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _read_pooling(path: pathlib.Path, has_prompt: bool) -> str:
-  """Reads the pooling of outputs, from one field (newer files) or several
+  """Reads the pooling of outputs, from one field (newer files) or else several
   flags."""
   fields = read_fields(path)
   begin = "pooling_mode_"
-  modes: Any = [k.removeprefix(begin) for k, v in fields.items() if v is True
-                and k.startswith(begin)]  # fmt: skip
-  modes = modes or fields.get("pooling_mode")
+  flags = [k.removeprefix(begin) for k, v in fields.items() if v is True
+           and k.startswith(begin)]  # fmt: skip
+  modes: Any = fields.get("pooling_mode") or flags
   modes = modes if isinstance(modes, list) else [modes]
   if len(modes) != 1 or modes[0] not in _POOLINGS:
     raise ValueError(

@@ -300,8 +300,18 @@ def read_safetensors(path: str | os.PathLike) -> dict[str, Tensor]:
   """Describes the tensors of a safetensors file by name.
 
   Raises:
-    ValueError: if the file is truncated, or its header is damaged.
+    ValueError: if the file is missing or truncated, or its header is damaged.
   """
+  if not os.path.isfile(path):
+    folder = os.path.dirname(path)
+    has_torch = os.path.exists(os.path.join(folder, "pytorch_model.bin"))
+    advice = (
+      "got pytorch_model.bin, which runs code when it is read: if you trust it,"
+      " save the model again with the library that wrote it"
+    )
+    raise ValueError(
+      f"expected a file {path}, {advice if has_torch else 'got none: copy it'}"
+    )
   try:
     with safetensors.safe_open(path, framework="numpy") as file:
       return {name: _make_tensor(path, file, name) for name in file.keys()}  # noqa: SIM118
