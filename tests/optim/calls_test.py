@@ -450,3 +450,22 @@ def test_a_loss_with_a_key_is_not_told_of_a_dict():
 
   with pytest.raises(ValueError, match="call it with key=step_key$"):
     optim.clipped_grad(loss, l2_clip_norm=1.0)(W, BATCH)
+
+
+def test_logit_takes_parameters_in_double_precision():
+  def encode(kernel, x):
+    x = x @ kernel
+    return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+  rng = np.random.default_rng(0)
+  kernel, queries, documents = rng.normal(size=(3, 3, 3))
+  batch = {"queries": queries, "documents": documents}
+  fn = optim.contrastive_clipped_grad(
+    encode, encode, loss=contrastive.Softmax(temperature=1.0),
+    l2_clip_norm=1.0, method=optim.Logit(), max_batch_size=3,
+  )  # fmt: skip
+  single, _ = fn(jnp.float32(kernel), jax.tree.map(jnp.float32, batch))
+  with jax.enable_x64(True):
+    double, _ = fn(kernel, batch)
+  assert double.dtype == jnp.float32
+  np.testing.assert_allclose(double, single, atol=1e-5)

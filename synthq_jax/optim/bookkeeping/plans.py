@@ -374,13 +374,18 @@ def collect_uses(
   by_leaf: dict[int, list[tuple[use_sites.Layout, Use]]] = {}
   for site, record, cotangent in zip(sites, records, cotangents, strict=True):
     others = [other for other in sites if other.leaf == site.leaf]
-    right = jax.vmap(site.columns)(cotangent)
+    right = _narrow(jax.vmap(site.columns)(cotangent))
     if site.is_lookup:
       use = rules.Rows(record, right)
     elif _get_alignment(site, others):
-      use = rules.Outer(right, record)
+      use = rules.Outer(right, _narrow(record))
     else:
-      use = rules.Outer(record, right)
+      use = rules.Outer(_narrow(record), right)
     layout = _get_reference_layout(others)
     by_leaf.setdefault(site.leaf, []).append((layout, use))
   return by_leaf
+
+
+def _narrow(factor: jax.Array) -> jax.Array:
+  """Rounds float64 to float32, in which norms and sums are computed."""
+  return factor.astype(jnp.float32) if factor.dtype == jnp.float64 else factor
