@@ -452,6 +452,16 @@ def test_a_loss_with_a_key_is_not_told_of_a_dict():
     optim.clipped_grad(loss, l2_clip_norm=1.0)(W, BATCH)
 
 
+def test_a_loss_that_reads_the_mask_is_told_that_it_is_taken_out():
+  def masked(w, batch):
+    return jnp.where(batch["is_padding_example"], 0.0, batch["x"] @ w)
+
+  batch = BATCH | {"is_padding_example": np.array([0, 0, 0, 1], bool)}
+  with pytest.raises(KeyError) as raised:
+    optim.clipped_grad(masked, l2_clip_norm=1.0)(W, batch)
+  assert "leave padding out themselves" in raised.value.__notes__[0]
+
+
 def test_logit_takes_parameters_in_double_precision():
   def encode(kernel, x):
     x = x @ kernel

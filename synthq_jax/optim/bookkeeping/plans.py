@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from synthq_jax import typing
 from synthq_jax.optim.bookkeeping import devices, rules, sums, trace, use_sites
+from synthq_jax.privacy import batches
 
 __all__ = [
   "FLOPS_PER_BYTE",
@@ -106,7 +107,15 @@ def make_example_loss(
 
   def loss(params: typing.Params, arguments: Any) -> jax.Array:
     batch = jax.tree.map(lambda x: x[None], arguments[0])
-    losses = loss_fn(params, batch, *arguments[1:])
+    try:
+      losses = loss_fn(params, batch, *arguments[1:])
+    except KeyError as error:
+      if error.args == (batches.IS_PADDING,):
+        error.add_note(
+          "expected a loss without the padding mask, got one that reads it: clipped"
+          " gradients leave padding out themselves; mask losses outside of loss_fn"
+        )
+      raise
     if jnp.shape(losses) != (1,):
       raise ValueError(
         "expected a loss_fn that returns losses [batch], got shape="
