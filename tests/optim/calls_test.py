@@ -341,19 +341,20 @@ def test_optimizers_that_read_the_records_again_are_refused():
 
 def test_an_injected_clip_norm_clips_and_is_covered_by_the_noise():
   rest = dict(noise_multiplier=0.5, denominator=4.0, key=KEY)
+  every = {"is_padding_example": None}
   gradients = 3 * jnp.eye(4)
   fixed = optim.dp_aggregate(l2_clip_norm=0.25, **rest)
   tx = optax.inject_hyperparams(optim.dp_aggregate, static_args=("key",))(
     l2_clip_norm=lambda step: 0.25 * (step + 1), **rest
   )
   state = tx.init(jnp.zeros(4))
-  found, state = jax.jit(tx.update)(gradients, state, jnp.zeros(4))
-  expected, _ = fixed.update(gradients, fixed.init(jnp.zeros(4)))
+  found, state = jax.jit(tx.update)(gradients, state, jnp.zeros(4), **every)
+  expected, _ = fixed.update(gradients, fixed.init(jnp.zeros(4)), **every)
   np.testing.assert_allclose(found, expected, rtol=1e-5)
   wide = jnp.zeros((2, 40_000))
   state = tx.init(wide[0])
-  _, state = tx.update(wide, state, wide[0])
-  second, _ = tx.update(wide, state, wide[0])
+  _, state = tx.update(wide, state, wide[0], **every)
+  second, _ = tx.update(wide, state, wide[0], **every)
   assert float(jnp.std(second)) == pytest.approx(0.5 * 0.5 / 4, rel=0.02)
   with pytest.raises(TypeError, match="inject_hyperparams"):
     optim.dp_aggregate(l2_clip_norm=lambda step: 1.0, **rest)
