@@ -36,6 +36,31 @@ def test_the_block_trains_and_prints_its_guarantee(capsys):
   assert (scores.argmax(axis=1) == names["records"]["y"]).mean() > 0.9
 
 
+@pytest.mark.parametrize(
+  "change", ["l2_clip_norm=10.0", "l2_clip_norm=0.1, rescale_to_unit_norm=True"]
+)
+@pytest.mark.parametrize(
+  "page",
+  [
+    "README.md",
+    "docs/examples/plain_jax.py",
+    "docs/examples/jax_privacy_port.py",
+  ],
+)
+def test_the_noise_follows_a_gradient_that_is_changed_alone(page, change):
+  """The clip norm is written once, so that nobody can change half of it."""
+  text = (ROOT / page).read_text("utf-8")
+  if page == "README.md":
+    (text,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+  assert text.count("l2_clip_norm=1.0") == 1
+  text = text.partition("@jax.jit")[0].replace("l2_clip_norm=1.0", change)
+  names: dict = {}
+  exec(compile(text, page, "exec"), names)  # noqa: S102
+  moved = names["grad_fn"].sensitivity("ADD_OR_REMOVE_ONE")
+  assert names["promise"].l2_sensitivity == moved
+  assert "l2_sensitivity=promise.l2_sensitivity" in text  # of its optimizer
+
+
 def test_the_commands_for_a_log_are_those_that_ship_it_runs():
   """tests/tutorials_test.py runs ship_it.md's from a log to exports."""
   page = (ROOT / "docs/tutorials/ship_it.md").read_text("utf-8")

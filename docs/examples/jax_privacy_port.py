@@ -26,11 +26,12 @@ def loss_fn(params, batch):
 sampler = sampling.Poisson.with_margin(
   num_examples=5000, expected_batch_size=250, multiple_of=32
 )
+grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0)
 promise = claim.calibrated(
   epsilon=2.0, delta=1e-5, sampler=sampler, steps=200,
-  l2_clip_norm=1.0, words=terms.EXAMPLES,
+  l2_clip_norm=grad_fn.l2_clip_norm, words=terms.EXAMPLES,
+  l2_sensitivity=grad_fn.sensitivity("ADD_OR_REMOVE_ONE"),
 )  # fmt: skip
-grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=promise.l2_clip_norm)
 secret = np.random.SeedSequence().entropy
 tx = optax.chain(
   optim.privatize(

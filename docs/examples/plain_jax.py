@@ -37,6 +37,7 @@ promise = claim.calibrated(
   sampler=sampler,
   steps=60,
   l2_clip_norm=grad_fn.l2_clip_norm,
+  l2_sensitivity=grad_fn.sensitivity("ADD_OR_REMOVE_ONE"),
   words=terms.EXAMPLES,
 )
 tx = optax.chain(

@@ -94,7 +94,7 @@ def accumulate(
     params: optax.Params | None = None,
     **extra: Any,
   ) -> tuple[optax.Updates, AccumulateState]:
-    check_whole(updates)
+    check_whole(updates, is_sum=True)
     total, lost = sums.add_exactly(state.total, state.lost, updates)
 
     def step() -> tuple[optax.Updates, AccumulateState]:

@@ -12,6 +12,7 @@ from synthq_jax.optim.bookkeeping import sums
 
 # By name: the package's attribute `privatize` is a function.
 from synthq_jax.optim.privatize import Number, check_shapes, privatize
+from synthq_jax.privacy import sampling
 
 __all__ = ["adafactor", "dp_adafactor", "dp_adam", "dp_aggregate"]
 
@@ -239,19 +240,22 @@ def dp_aggregate(
     to `l2_clip_norm` (zero if it is not finite), so their sum has that
     sensitivity under ADD_OR_REMOVE_ONE and REPLACE_SPECIAL. The rest of the
     guarantee is that of `privatize`. Assumed: each entry depends on its example
-    alone.
+    alone, and all padding is marked. An example takes the place of a row of
+    padding: if that row counted, the sum would move by twice the clip norm.
 
   Args:
     l2_clip_norm: the clip norm, finite and at least 1e-12, or a traced scalar.
     noise_multiplier, denominator, key: as in `privatize`.
 
   Returns:
-    An optax transform; `update` takes gradients [batch, ...] and optionally
-    `is_padding_example`, bool [batch], True for entries that do not count.
+    An optax transform; `update` takes gradients [batch, ...] and, by name,
+    `is_padding_example`, bool [batch], True for entries that do not count; None
+    if every row is a record.
 
   Raises:
     TypeError: if the clip norm is a schedule, or `key` is no random key.
-    ValueError: if a number is out of its range.
+    ValueError: if a number is out of its range; in a call, if nothing says which
+      rows are padding.
   """
   if callable(l2_clip_norm):
     raise TypeError(
@@ -265,11 +269,15 @@ def dp_aggregate(
     updates: optax.Updates,
     state: Any,  # EmptyState: optax's type takes any tree
     params: optax.Params | None = None,
-    *,
-    is_padding_example: jax.Array | None = None,
-    **extra: object,
+    **extra: Any,
   ) -> tuple[optax.Updates, optax.EmptyState]:
-    del extra
+    if sampling.IS_PADDING not in extra:
+      raise ValueError(
+        f"expected {sampling.IS_PADDING} beside stacked gradients, got none: pass"
+        f" update(..., {sampling.IS_PADDING}=batch['{sampling.IS_PADDING}']), or"
+        " None if every row is a record"
+      )
+    is_padding_example = extra[sampling.IS_PADDING]
     check_shapes(updates, params, is_stacked=True)
     norms = jax.vmap(optax.tree.norm)(  # [batch]
       jax.tree.map(lambda x: x.astype(jnp.float32), updates)

@@ -65,10 +65,12 @@ def privatize(
     for a schedule, about each step's own (`claim.Claim`). If multipliers follow
     from the data, the least one has to be declared beforehand.
 
-    A wrapper has to pass on every update. `optax.MultiSteps` with
-    `should_skip_update_fn` decides by the sum before noise, and
-    `optax.conditionally_transform` passes on that sum itself in the steps that
-    it skips; nothing is claimed of either. An optimizer after this transform
+    A wrapper has to pass on every update, and to read none of them itself.
+    `optax.MultiSteps` with `should_skip_update_fn` decides by the sum before
+    noise. `optax.conditionally_transform` passes on that sum itself in the
+    steps that it skips. `optax.contrib.mechanize` and `optax.contrib.sam`
+    compute with it. Nothing is claimed of these around this transform; chain
+    `mechanize` and `sam` behind it. An optimizer after this transform
     that gets the loss, or a function of it (line searches, Polyak's steps,
     Hessians), would read the records again, and is refused. The transform has
     to see the whole sum: sums from which `optax.masked` or
@@ -101,7 +103,7 @@ def privatize(
   Raises:
     TypeError: if `key` is no random key.
     ValueError: if a number is out of its range; in a call, if the update is not
-      the whole sum in floating-point numbers, and nothing else.
+      the whole sum in single precision at least, and nothing else.
 
   References:
     Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
@@ -130,7 +132,7 @@ def privatize(
     **extra: Any,
   ) -> tuple[optax.Updates, PrivatizeState]:
     _check_extra(extra)
-    check_whole(updates)
+    check_whole(updates, is_sum=True)
     check_shapes(updates, params)
     updates = _refuse_mapped(updates, key)
     step = jnp.asarray(optax.safe_increment(state.step))
@@ -215,11 +217,13 @@ def _refuse_mapped(tree: Any, key: jax.Array) -> Any:
   return same(tree, jax.random.key_data(key) if is_typed else key)
 
 
-def check_whole(tree: Any) -> None:
+def check_whole(tree: Any, *, is_sum: bool = False) -> None:
   """Refuses a tree with a missing part, or with leaves that are no gradients.
 
   Args:
     tree: a clipped sum, or parameters.
+    is_sum: whether to refuse half precision, too. Rounding of a sum of many
+      records moves it further than one record does.
 
   Raises:
     ValueError: if leaves are masked, are no floating-point arrays, differ
@@ -244,6 +248,12 @@ def check_whole(tree: Any) -> None:
       raise ValueError(
         f"expected floating-point parameters, got {name} of {dtype}, to which no"
         " noise can be added: keep it out of params"
+      )
+    if is_sum and jnp.finfo(dtype).bits < 32:
+      raise ValueError(
+        f"expected the clipped sum in float32, got {name} of {dtype}, whose"
+        " rounding may move it by many clip norms when one record comes or goes:"
+        " cast the updates after the noise, not the sum before it"
       )
   devices.refuse_parts(tree)
 

@@ -277,7 +277,19 @@ class Sampler(abc.ABC):
     """Returns the delta to add if `untruncated_event` is used."""
 
   def take(self, records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
-    """Reads the records of a batch and adds the mask, as the function `take`."""
+    """Reads the records of a batch and adds the mask, as the function `take`.
+
+    Raises:
+      TypeError: if a field is no array.
+      ValueError: if a field has not `num_examples` rows.
+    """
+    for path, values in _flatten(records):
+      if len(values) != self.num_examples:
+        raise ValueError(
+          f"expected num_examples={self.num_examples} rows in every field, got"
+          f" {len(values)} in records{path}: make the sampler for the records"
+          " that it draws"
+        )
     return take(records, drawn)
 
   def check_relation(self, relation: Any) -> None:
@@ -339,10 +351,20 @@ def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
   Returns:
     The same fields with rows [max_batch_size, ...], and "is_padding_example",
     bool [max_batch_size].
+
+  Raises:
+    TypeError: if a field is no array.
+    ValueError: if a field has too few rows for the records that were drawn.
   """
   import jax  # takes a while: only when needed
 
   rows, is_padding = drawn.to_arrays(padding_index=0)
+  for path, values in _flatten(records):
+    if len(values) <= rows.max(initial=0):  # JAX would read the last row
+      raise ValueError(
+        f"expected a row for every record, got {len(values)} in records{path},"
+        " fewer than were drawn from: make the sampler for these records"
+      )
 
   def read_rows(values: Any) -> Any:
     chosen = values[rows]  # a copy
@@ -356,6 +378,21 @@ def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
 
   fields = {name: jax.tree.map(read_rows, x) for name, x in records.items()}
   return {**fields, IS_PADDING: is_padding}
+
+
+def _flatten(records: Mapping[str, Any]) -> list[tuple[str, Any]]:
+  """Returns path and array of every field; refuses lists and scalars."""
+  import jax  # takes a while: only when needed
+
+  leaves, _ = jax.tree_util.tree_flatten_with_path(dict(records))
+  fields = [(jax.tree_util.keystr(path), values) for path, values in leaves]
+  for path, values in fields:
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+      raise TypeError(
+        f"expected arrays with a row for each record, got records{path} of"
+        f" {type(values).__name__}: make arrays of lists, and leave scalars out"
+      )
+  return fields
 
 
 _PADDED_FIELDS: dict[int, weakref.ref] = {}

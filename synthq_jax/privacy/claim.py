@@ -141,11 +141,12 @@ class Claim:
   @functools.cached_property
   def _runs(self) -> tuple[accounting.Run, ...]:
     """The steps grouped by noise level, which may be rounded down."""
+    # Epochs x records / batch size is no integer: rounded down, it claims less.
+    checks.count("steps", self.steps, 1)
     schedule = self.noise_multiplier
     if not callable(schedule):
       run = accounting.Run(self.sampler, float(schedule), int(self.steps))
       return (run,)
-    checks.at_least(1, steps=self.steps)
     values = np.array([float(schedule(i)) for i in range(self.steps)])
     if not isinstance(self.sampler, sampling.Poisson):
       values[:] = values.min()

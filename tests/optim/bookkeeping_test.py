@@ -105,6 +105,29 @@ def test_ghost_clipping_forms_no_gradient_of_a_single_example():
 
 
 @pytest.mark.parametrize("strategy", ["bookkeeping", "ghost"])
+def test_parameters_in_double_precision_are_clipped(strategy):
+  """A weight that is used twice keeps its factors, which are float64 then."""
+
+  def loss_fn(params, batch):
+    hidden = jnp.tanh(batch["x"] @ params["w"]) @ params["w"]
+    return jnp.sum(hidden**2, axis=(1, 2))
+
+  rng = np.random.default_rng(0)
+  params = {"w": rng.normal(size=(32, 32))}
+  batch = {"x": rng.normal(size=(3, 2, 32))}
+  with jax.enable_x64(True):
+    got, expected = (
+      jax.jit(clipping.clipped_grad(loss_fn, l2_clip_norm=1.0, strategy=name))(
+        params, batch
+      )
+      for name in (strategy, "vmap")
+    )
+  assert got[0]["w"].dtype == got[1].norms.dtype == jnp.float32
+  np.testing.assert_allclose(got[0]["w"], expected[0]["w"], atol=1e-5)
+  np.testing.assert_allclose(got[1].norms, expected[1].norms, rtol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["bookkeeping", "ghost"])
 def test_a_program_in_double_precision_clips_single_precision(strategy):
   params, batch = {"w": np.eye(32, dtype=np.float32)}, {"x": np.ones((3, 32))}
   with jax.enable_x64(True):

@@ -341,19 +341,20 @@ def test_optimizers_that_read_the_records_again_are_refused():
 
 def test_an_injected_clip_norm_clips_and_is_covered_by_the_noise():
   rest = dict(noise_multiplier=0.5, denominator=4.0, key=KEY)
+  every = {"is_padding_example": None}
   gradients = 3 * jnp.eye(4)
   fixed = optim.dp_aggregate(l2_clip_norm=0.25, **rest)
   tx = optax.inject_hyperparams(optim.dp_aggregate, static_args=("key",))(
     l2_clip_norm=lambda step: 0.25 * (step + 1), **rest
   )
   state = tx.init(jnp.zeros(4))
-  found, state = jax.jit(tx.update)(gradients, state, jnp.zeros(4))
-  expected, _ = fixed.update(gradients, fixed.init(jnp.zeros(4)))
+  found, state = jax.jit(tx.update)(gradients, state, jnp.zeros(4), **every)
+  expected, _ = fixed.update(gradients, fixed.init(jnp.zeros(4)), **every)
   np.testing.assert_allclose(found, expected, rtol=1e-5)
   wide = jnp.zeros((2, 40_000))
   state = tx.init(wide[0])
-  _, state = tx.update(wide, state, wide[0])
-  second, _ = tx.update(wide, state, wide[0])
+  _, state = tx.update(wide, state, wide[0], **every)
+  second, _ = tx.update(wide, state, wide[0], **every)
   assert float(jnp.std(second)) == pytest.approx(0.5 * 0.5 / 4, rel=0.02)
   with pytest.raises(TypeError, match="inject_hyperparams"):
     optim.dp_aggregate(l2_clip_norm=lambda step: 1.0, **rest)
@@ -450,3 +451,32 @@ def test_a_loss_with_a_key_is_not_told_of_a_dict():
 
   with pytest.raises(ValueError, match="call it with key=step_key$"):
     optim.clipped_grad(loss, l2_clip_norm=1.0)(W, BATCH)
+
+
+def test_a_loss_that_reads_the_mask_is_told_that_it_is_taken_out():
+  def masked(w, batch):
+    return jnp.where(batch["is_padding_example"], 0.0, batch["x"] @ w)
+
+  batch = BATCH | {"is_padding_example": np.array([0, 0, 0, 1], bool)}
+  with pytest.raises(KeyError) as raised:
+    optim.clipped_grad(masked, l2_clip_norm=1.0)(W, batch)
+  assert "leave padding out themselves" in raised.value.__notes__[0]
+
+
+def test_logit_takes_parameters_in_double_precision():
+  def encode(kernel, x):
+    x = x @ kernel
+    return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+  rng = np.random.default_rng(0)
+  kernel, queries, documents = rng.normal(size=(3, 3, 3))
+  batch = {"queries": queries, "documents": documents}
+  fn = optim.contrastive_clipped_grad(
+    encode, encode, loss=contrastive.Softmax(temperature=1.0),
+    l2_clip_norm=1.0, method=optim.Logit(), max_batch_size=3,
+  )  # fmt: skip
+  single, _ = fn(jnp.float32(kernel), jax.tree.map(jnp.float32, batch))
+  with jax.enable_x64(True):
+    double, _ = fn(kernel, batch)
+  assert double.dtype == jnp.float32
+  np.testing.assert_allclose(double, single, atol=1e-5)

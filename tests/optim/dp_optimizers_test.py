@@ -116,6 +116,25 @@ def test_stacked_gradients_are_clipped_over_all_leaves_and_summed():
   np.testing.assert_allclose(mean["b"], 0.4, rtol=1e-6)
 
 
+def test_stacked_gradients_that_do_not_say_what_is_padding_are_refused():
+  """A record that takes the place of padding moved the sum by two clip norms."""
+  transform = optim.dp_aggregate(
+    l2_clip_norm=1.0, noise_multiplier=0.0, denominator=1.0, key=KEY
+  )
+  state = transform.init(None)
+  padding, record = jnp.array([[9.0], [9.0]]), jnp.array([[-9.0], [9.0]])
+  for marked, moved in ((None, 2.0), ([True, True], 1.0)):
+    before, _ = transform.update(
+      padding, state, is_padding_example=marked and jnp.array(marked)
+    )
+    after, _ = transform.update(
+      record, state, is_padding_example=marked and jnp.array([False, True])
+    )
+    assert jnp.abs(after - before) == moved
+  with pytest.raises(ValueError, match="None if every row is a record"):
+    transform.update(padding, state)
+
+
 def test_no_gradient_in_half_precision_is_longer_than_the_clip_norm():
   """A norm that bfloat16 rounds down leaves up to .4 percent too much."""
   number = 16
@@ -128,7 +147,9 @@ def test_no_gradient_in_half_precision_is_longer_than_the_clip_norm():
   transform = optim.dp_aggregate(
     l2_clip_norm=1.0, noise_multiplier=0.0, denominator=1.0, key=KEY
   )
-  total, _ = transform.update({"w": stacked}, transform.init(None))
+  total, _ = transform.update(
+    {"w": stacked}, transform.init(None), is_padding_example=None
+  )
   norms = jnp.linalg.norm(total["w"].astype(jnp.float32), axis=1)
   np.testing.assert_allclose(norms, 1.0, rtol=1e-5)
 
@@ -137,7 +158,9 @@ def test_stacked_gradients_get_the_noise_of_privatize():
   arguments = dict(noise_multiplier=3.0, denominator=2.0, key=KEY)
   transform = optim.dp_aggregate(l2_clip_norm=0.5, **arguments)
   zeros = jax.tree.map(jnp.zeros_like, STACKED)
-  noise, _ = transform.update(zeros, transform.init(None))
+  noise, _ = transform.update(
+    zeros, transform.init(None), is_padding_example=None
+  )
   plain = optim.privatize(l2_sensitivity=0.5, **arguments)
   template = jax.tree.map(lambda x: x[0], zeros)
   expected, _ = plain.update(template, plain.init(None))

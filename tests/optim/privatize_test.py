@@ -1,5 +1,7 @@
 """Noise: its size, its independence, its repeatability."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -150,11 +152,20 @@ def test_the_sum_is_divided_by_the_public_denominator_only():
   np.testing.assert_array_equal(mean["a"], [2.0, -0.5])
 
 
-def test_a_half_precision_sum_gets_float32_noise():
-  tree = {"a": jnp.zeros((100, 200), jnp.bfloat16)}
-  (noise,) = draw(make(), tree=tree)
-  assert noise["a"].dtype == jnp.float32
-  assert len(np.unique(noise["a"])) > 19_000
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("wrap", [None, 2])
+def test_a_half_precision_sum_is_refused(dtype, wrap):
+  """One record moves a sum of 2,057 by 1, and by 16 once it is in bfloat16."""
+  record = jnp.full(1024, 1 / 32)
+  more, fewer = (count * record for count in (2057, 2056))
+  assert jnp.linalg.norm(more - fewer) == 1.0
+  moved = more.astype(jnp.bfloat16) - fewer.astype(jnp.bfloat16)
+  assert jnp.linalg.norm(moved.astype(jnp.float32)) == 16.0
+  transform = make() if wrap is None else optim.accumulate(make(), parts=wrap)
+  state = transform.init(record.astype(dtype))  # parameters may be
+  transform.update(more, state)
+  with pytest.raises(ValueError, match="clipped sum in float32, got the param"):
+    transform.update(more.astype(dtype), state)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +352,8 @@ def test_gradients_of_single_examples_are_no_sum(jit):
     (stacked, params, batch),
   ):
     state = transform.init(params)
-    update = jax.jit(transform.update) if jit else transform.update
+    update = functools.partial(transform.update, is_padding_example=None)
+    update = jax.jit(update) if jit else update
     with pytest.raises(ValueError, match="with the parameters' shapes, got"):
       update(wrong, state, params)
     updates, _ = update(right, state, params)

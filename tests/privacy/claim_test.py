@@ -199,12 +199,16 @@ def test_cyclic_batches_with_a_margin_hardly_overflow():
 
 
 @pytest.mark.parametrize("noise", [1.0, lambda step: 1.0])
-def test_a_claim_about_no_step_is_refused(noise):
+@pytest.mark.parametrize("steps", [0, 3 * 2000 / 64, 5.0])
+def test_a_claim_about_no_number_of_steps_is_refused(noise, steps):
+  """93.75 steps were claimed as 93; a loop takes 94."""
   sampler = sampling.Poisson.with_margin(
     num_examples=4000, expected_batch_size=64
   )
   made = claim.Claim(
-    sampler=sampler, steps=0, noise_multiplier=noise, l2_clip_norm=1.0
+    sampler=sampler, steps=steps, noise_multiplier=noise, l2_clip_norm=1.0
   )
-  with pytest.raises(ValueError, match="steps"):
+  with pytest.raises(ValueError, match="an integer steps"):
     made.epsilon  # noqa: B018
+  with pytest.raises(ValueError, match="an integer steps"):
+    made.statement("it")

@@ -332,6 +332,33 @@ def test_a_batch_carries_its_padding():
   np.testing.assert_array_equal(records["x"], np.arange(1.0, 11.0))
 
 
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("rows", [9, 11])
+def test_records_of_another_number_than_the_samplers_are_refused(array, rows):
+  # JAX reads an index that is too large as the last row: that record would be in
+  # a batch many times.
+  records = {"y": array(np.ones((10, 2))), "x": array(np.arange(rows))}
+  sampler = sampling.Poisson(
+    num_examples=10, expected_batch_size=10, max_batch_size=11
+  )
+  drawn = sampler.batch(0, 0)
+  message = rf"num_examples=10 rows .*, got {rows} in records\['x'\]"
+  with pytest.raises(ValueError, match=message):
+    sampler.take(records, drawn)
+  if rows < 10:
+    with pytest.raises(ValueError, match=r"every record, got 9 in records"):
+      sampling.take(records, drawn)
+
+
+@pytest.mark.parametrize("values", [[1, 2, 3], ["a", "b", "c"], 0.5])
+def test_records_that_are_no_arrays_are_refused(values):
+  sampler = sampling.Poisson(
+    num_examples=3, expected_batch_size=3, max_batch_size=4
+  )
+  with pytest.raises(TypeError, match=r"records\['y'\].*make arrays of lists"):
+    sampler.take({"y": values}, sampler.batch(0, 0))
+
+
 SIZES = dict(num_examples=1000, expected_batch_size=50, max_batch_size=60)
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from synthq_jax import typing
 from synthq_jax.optim.bookkeeping import devices, rules, sums, trace, use_sites
+from synthq_jax.privacy import batches
 
 __all__ = [
   "FLOPS_PER_BYTE",
@@ -106,7 +107,15 @@ def make_example_loss(
 
   def loss(params: typing.Params, arguments: Any) -> jax.Array:
     batch = jax.tree.map(lambda x: x[None], arguments[0])
-    losses = loss_fn(params, batch, *arguments[1:])
+    try:
+      losses = loss_fn(params, batch, *arguments[1:])
+    except KeyError as error:
+      if error.args == (batches.IS_PADDING,):
+        error.add_note(
+          "expected a loss without the padding mask, got one that reads it: clipped"
+          " gradients leave padding out themselves; mask losses outside of loss_fn"
+        )
+      raise
     if jnp.shape(losses) != (1,):
       raise ValueError(
         "expected a loss_fn that returns losses [batch], got shape="
@@ -374,13 +383,18 @@ def collect_uses(
   by_leaf: dict[int, list[tuple[use_sites.Layout, Use]]] = {}
   for site, record, cotangent in zip(sites, records, cotangents, strict=True):
     others = [other for other in sites if other.leaf == site.leaf]
-    right = jax.vmap(site.columns)(cotangent)
+    right = _narrow(jax.vmap(site.columns)(cotangent))
     if site.is_lookup:
       use = rules.Rows(record, right)
     elif _get_alignment(site, others):
-      use = rules.Outer(right, record)
+      use = rules.Outer(right, _narrow(record))
     else:
-      use = rules.Outer(record, right)
+      use = rules.Outer(_narrow(record), right)
     layout = _get_reference_layout(others)
     by_leaf.setdefault(site.leaf, []).append((layout, use))
   return by_leaf
+
+
+def _narrow(factor: jax.Array) -> jax.Array:
+  """Rounds float64 to float32, in which norms and sums are computed."""
+  return factor.astype(jnp.float32) if factor.dtype == jnp.float64 else factor

@@ -296,7 +296,8 @@ def linearize(
   )
 
   def pull_one(residuals: list[jax.Array], cotangent: jax.Array) -> Factors:
-    return Factors(*jax.tree.unflatten(structure, residuals)(cotangent))
+    pull = jax.tree.unflatten(structure, residuals)
+    return Factors(*pull(cotangent.astype(jnp.float32)))  # as the vectors are
 
   return (
     vectors,
