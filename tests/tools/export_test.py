@@ -158,6 +158,9 @@ def test_a_model_of_other_data_than_lie_there_is_not_exported(
   prepared = made_up.prepared()
   folders = [data, root / "prepare_data"]
   options = {"to": tmp_path / "to", "format": "huggingface"}
+  # A run is under way, and may have written its documents already.
+  with pytest.raises(ValueError, match="expected the data that it was made of"):
+    export.run(root / PUBLIC, **options)
   artifacts.save(data, prepared, "of 48 tokens", folders=folders)
   with pytest.raises(ValueError, match="prepared with other settings"):
     export.run(root / PUBLIC, **options)
