@@ -65,8 +65,8 @@ def test_no_page_of_earlier_results_outlives_a_run_that_is_interrupted(
   )
   monkeypatch.setattr(run, "_is_there", lambda *_: is_there)
   monkeypatch.setattr(run, "_load", lambda *_: 3)
-  with contextlib.nullcontext() if is_there else pytest.raises(
-    KeyboardInterrupt
+  with (
+    contextlib.nullcontext() if is_there else pytest.raises(KeyboardInterrupt)
   ):
     run.make(one, "eps3", job)
   assert all(folder.exists() == is_there for folder in pages)

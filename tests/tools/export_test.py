@@ -136,6 +136,12 @@ def test_what_was_exported_is_no_public_start_either(
     inputs.load_public(tmp_path / "again", None)
 
 
+def test_a_file_in_the_place_of_a_statement_is_refused(tmp_path):
+  (tmp_path / "privacy.json").write_text('{"policy": "of another program"}')
+  with pytest.raises(ValueError, match="privacy.json: expected the statement"):
+    t5_checkpoints.claim(tmp_path)
+
+
 def test_a_result_that_was_damaged_is_no_public_start(run_folder, tmp_path):
   shutil.copytree(run_folder / PUBLIC, tmp_path / "start")
   path = tmp_path / "start" / artifacts.RESULT_NAME
