@@ -384,13 +384,14 @@ def claim_in(
 
 def _read_promises(folder: pathlib.Path) -> list[statement.PrivacyStatement]:
   """Reads the privacy statements of the checkpoints in a folder."""
-  if (folder / _STATEMENT).is_file():
-    stored = artifacts.read_json(folder / _STATEMENT)["statement"]
+  path = folder / _STATEMENT
+  content = artifacts.read_json(path) if path.is_file() else {}
+  if stored := content.get("statement"):
     return [artifacts.from_json(statement.PrivacyStatement, stored)]
-  if (folder / CLAIM).is_file():
+  if content or (folder / CLAIM).is_file():
     raise ValueError(
-      f"{folder / CLAIM}: expected {_STATEMENT} in its folder, as exports have,"
-      " got none: export this checkpoint again"
+      f"{path}: expected the statement of an export, got none: export this"
+      " checkpoint again"
     )
   path = folder / _PRIVACY / ledger.NAME
   return list(ledger.read(path).values()) if path.is_file() else []

@@ -122,8 +122,11 @@ def _format_deviation(values: np.ndarray) -> str:
 
 def _read_comparison(root: pathlib.Path) -> comparison_results.QueryComparison:
   """Reads the scores of a run's latest report."""
-  folder = root / results.PRIVATE / "compare_queries"
-  if artifacts.read_fingerprint(folder) is None:
+  folder, report = (
+    root / results.PRIVATE / name for name in ("compare_queries", "report")
+  )
+  # A run that was interrupted has scores, but no report, of the settings before.
+  if None in map(artifacts.read_fingerprint, (folder, report)):
     raise ValueError(
       f"{root}: expected the working directory of a finished run, got none: run"
       " `synthq run` first"

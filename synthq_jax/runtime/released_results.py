@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from synthq_jax.models import t5_checkpoints
 from synthq_jax.privacy import joint, ledger
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import results
@@ -35,7 +36,7 @@ class Released:
 
   shared: _Statements
   """Claims that count as released, by folder or ledger entry: those of every
-  result outside `private/`; of every release of scores that was begun, since it
+  result outside `private/`, and of every export there; of every release of scores that was begun, since it
   may have been shown; and of every training behind scores. If the result of
   scores is missing, every training is behind them."""
   compared: _Statements
@@ -44,7 +45,8 @@ class Released:
   """Statements of the ledger, by identifier: of private trainings and of releases
   of scores."""
   unclaimed: tuple[str, ...]
-  """Folders outside `private/` that hold files and no finished result."""
+  """Folders outside `private/` that hold files, and neither a finished result
+  nor an export with its claim."""
 
   def including(self, models: Sequence[results.Claimed]) -> "Released":
     """Adds the results of a run, wherever their files are.
@@ -119,7 +121,11 @@ def read(root: pathlib.Path) -> Released:
     for folder, result in stored.items()
     if result.get("statement") is not None
   }
+  exported = {
+    name: _read_export(root / name) for name in _unclaimed(root, contents)
+  }
   shared = {k: v for k, v in claims.items() if not results.is_private_path(k)}
+  shared |= {name: claim for name, claim in exported.items() if claim}
   path = root / results.PRIVATE / ledger.NAME
   started = ledger.read(path) if ledger.begun(path) else {}
   shared_entries = {
@@ -128,7 +134,7 @@ def read(root: pathlib.Path) -> Released:
   # Scores reveal the systems that were scored, also those made again since.
   behind = {
     name
-    for folder in shared
+    for folder in shared.keys() & stored.keys()
     for name in stored[folder].get("systems", ())
     if name in started
   }
@@ -153,8 +159,16 @@ def read(root: pathlib.Path) -> Released:
       if results.is_private_path(folder) and claim.epsilon < math.inf
     },
     started=started,
-    unclaimed=tuple(_unclaimed(root, contents)),
+    unclaimed=tuple(name for name, claim in exported.items() if claim is None),
   )
+
+
+def _read_export(folder: pathlib.Path) -> statement_lib.PrivacyStatement | None:
+  """Returns the claim of an export; None: the folder has none that is whole."""
+  try:
+    return t5_checkpoints.claim_in(folder, [folder])
+  except ValueError:
+    return None
 
 
 def _unclaimed(

@@ -343,6 +343,7 @@ class Run:
       for folder in self._folders(result_path):
         for name in (artifacts.RESULT_NAME, artifacts.FILES_NAME):
           artifacts.remove(folder / name)
+      self._remove_report()
     self.say(f"[{result_path}] running")
     start = time.monotonic()
     task = stage_lib.Task(
@@ -365,6 +366,16 @@ class Run:
     self.say(f"[{result_path}] done in {progress_lib.format_duration(seconds)}")
     # The value on disk: a later run, which loads it, gets the same one.
     return _make_result(self._load(result_path, stage.result, digest), digest)
+
+  def _remove_report(self) -> None:
+    """Removes the pages of earlier results, before a result is made.
+
+    A run that is interrupted would leave a page whose joint claim and scores are
+    those of the results before. The report of any settings is written again
+    without a release.
+    """
+    for folder in self._folders("report"):
+      artifacts.remove(folder)
 
   def _folders(self, result_path: str) -> tuple[pathlib.Path, pathlib.Path]:
     return self._space.public(result_path), self._space.private(result_path)

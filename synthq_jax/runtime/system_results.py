@@ -21,6 +21,7 @@ __all__ = [
   "Ranking",
   "System",
   "Vectors",
+  "read_fingerprint",
   "stands_on",
 ]
 
@@ -86,6 +87,8 @@ class JointSystem(results.RowResult, abc.ABC):
 
   depth: int
   """Documents of BM25 and of the retriever, each, that are combined."""
+  retriever_fingerprint: str = ""
+  """Fingerprint of the retriever; empty: a version wrote this that kept none."""
 
   @property
   def retriever(self) -> rows.Row:
@@ -172,10 +175,36 @@ class Ranking(JointSystem):
     return f"weights by real queries{with_dp}"
 
 
-def stands_on(result: results.Claimed, part: results.Claimed) -> bool:
-  """Checks whether a result used this training of its part, not an earlier
-  one."""
-  return set(part.statement.ledger) <= set(result.statement.ledger)
+def stands_on(
+  system: JointSystem, retriever: results.Checkpoint, root: pathlib.Path
+) -> bool:
+  """Checks whether a system was made with a retriever as it is now.
+
+  A public retriever that is trained anew keeps its empty ledger, and one of
+  synthetic queries that of its generator: only the fingerprint tells them apart.
+
+  Args:
+    system: the system.
+    retriever: the record of the retriever.
+    root: the working directory.
+  """
+  trained = artifacts.read_fingerprint(root / retriever.directory)
+  is_same_release = set(retriever.statement.ledger) <= set(
+    system.statement.ledger
+  )
+  return is_same_release and system.retriever_fingerprint in ("", trained)
 
 
-System = results.Checkpoint | Fusion | Ranking
+def read_fingerprint(root: pathlib.Path, retriever: results.Checkpoint) -> str:
+  """Returns the fingerprint of a finished retriever.
+
+  Args:
+    root: the working directory.
+    retriever: the record of the retriever.
+  """
+  fingerprint = artifacts.read_fingerprint(root / retriever.directory)
+  assert fingerprint is not None  # its record was just read
+  return fingerprint
+
+
+System = results.Checkpoint | JointSystem

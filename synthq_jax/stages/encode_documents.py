@@ -19,7 +19,6 @@ from synthq_jax.runtime import (
   system_results,
 )
 from synthq_jax.stages import _search
-from synthq_jax.storage import artifacts
 from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "Inputs", "run"]
@@ -77,8 +76,6 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Vectors | None:
   _search.encode_with(task, retriever, texts)
   if not distributed.is_main():
     return None
-  fingerprint = artifacts.read_fingerprint(folders.root / retriever.directory)
-  assert fingerprint is not None  # it was just read
   return system_results.Vectors(
     directory=folders.relative(directory),
     vectors=folders.relative(vectors),
@@ -87,7 +84,7 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Vectors | None:
       retriever.statement, "Public documents were encoded: post-processing."
     ),
     num_bytes=sum(path.stat().st_size for path in vectors.glob("*.npy")),
-    retriever=fingerprint,
+    retriever=system_results.read_fingerprint(folders.root, retriever),
   )
 
 

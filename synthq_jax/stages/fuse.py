@@ -148,6 +148,9 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Fusion | None:
     statement=statement_lib.inherit(
       retriever.statement, f"The weight beside BM25 was chosen on: {words}."
     ),
+    retriever_fingerprint=system_results.read_fingerprint(
+      folders.root, retriever
+    ),
     method=config.method,
     depth=config.depth,
     chosen_on=words,

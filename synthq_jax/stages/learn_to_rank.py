@@ -169,6 +169,9 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
     directory=task.folders.relative(task.folder(private=private)),
     row=task.get_row(),
     statement=statement_lib.inherit(claim, note),
+    retriever_fingerprint=system_results.read_fingerprint(
+      task.folders.root, retriever
+    ),
     features=ranking.FEATURES,
     weights=tuple(np.asarray(weights).astype(float).tolist()),
     depth=config.depth,

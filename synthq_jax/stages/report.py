@@ -106,8 +106,19 @@ def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
   def values(group: Mapping[Any, stage.Made]) -> list[Any]:
     return [result.value for result in group.values()]
 
+  decided = {
+    "shipped": _shipped(run),
+    "result_folders": [
+      result.value.directory
+      for rows in run.made.values()
+      for result in rows.values()
+      if hasattr(result.value, "directory")
+    ],
+    "public_data": run.config.has_public_queries,
+    "audited": run.config.canaries.number > 0,
+  }
   return stage.Job(
-    depends=(run.config.report, *run.data, *digests, claims),
+    depends=(run.config.report, *run.data, *digests, claims, decided),
     settings=run.config.report,
     inputs=Inputs(
       prepared=run.prepared,
@@ -119,15 +130,7 @@ def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
       released_scores=values(run.get_results("release_scores")),
       weights=values(run.get_results("learn_to_rank")),
       released=claims,
-      shipped=_shipped(run),
-      result_folders=[
-        result.value.directory
-        for rows in run.made.values()
-        for result in rows.values()
-        if hasattr(result.value, "directory")
-      ],
-      public_data=run.config.has_public_queries,
-      audited=run.config.canaries.number > 0,
+      **decided,
       date=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.",
     ),
   )

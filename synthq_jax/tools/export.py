@@ -516,7 +516,7 @@ def _read_retriever(
       retriever = export_source.read(candidate)
       checkpoint = _get_checkpoint(retriever)
       if checkpoint is None or not system_results.stands_on(
-        weights, checkpoint
+        weights, checkpoint, source.root
       ):
         raise ValueError(
           f"{source.folder}: expected weights of the retriever in {candidate}, got"

@@ -126,9 +126,10 @@ def read(folder: pathlib.Path) -> Source:
         " copy elsewhere: export it from the run"
       )
     data = root and root / results.PRIVATE / "prepare_data"
-    if data and artifacts.read_fingerprint(data) is not None:
-      artifacts.check(data, here=False)  # the public part, which is exported
+    # A copy without private/ has no such folder; a run that is under way has one.
+    if data and data.is_dir():
       artifacts.check_data(folder, data)
+      artifacts.check(data, here=False)  # the public part, which is exported
       prepared = artifacts.load(data, results.PreparedData)
   stored_statement = t5_checkpoints.claim(folder) if result is None else None
   return Source(

@@ -200,7 +200,7 @@ def _check_row(
       artifacts.check_data(folder, folders.private("prepare_data"))
   is_whole = row in (retriever, rows_lib.BM25) or (
     retriever in systems
-    and system_results.stands_on(systems[row], systems[retriever])
+    and system_results.stands_on(systems[row], systems[retriever], folders.root)
   )
   if not is_whole:
     raise ValueError(

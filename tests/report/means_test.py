@@ -42,6 +42,9 @@ def write_run(root, *evaluations, settings=""):
     asked=(), similarity=(),
   )  # fmt: skip
   artifacts.save(folder, found, "digest", folders=[folder])
+  pages = results.Report(html="", markdown="", private_html="", table="")
+  (report := root / "private" / "report").mkdir()
+  artifacts.save(report, pages, "digest")
   (root / "config.gin").write_text(settings)
   return root
 
@@ -108,6 +111,12 @@ def test_what_is_no_repetition_is_refused(tmp_path):
     means.run([first, tmp_path / "b" / ".." / "a"], private=True)
   with pytest.raises(ValueError, match="two or more different runs"):
     means.run([first], private=True)
+  third = write_run(tmp_path / "c", row, settings="EPSILON = 8\nSEED = 2\n")
+  assert means.run([first, third], private=True)
+  # Its config.gin is of the settings that it was interrupted with.
+  (third / "private/report" / artifacts.RESULT_NAME).unlink()
+  with pytest.raises(ValueError, match="directory of a finished run"):
+    means.run([first, third], private=True)
   with pytest.raises(ValueError, match=r"c: expected .* finished run"):
     means.run([first, tmp_path / "c"], private=True)
   (other / "config.gin").write_text("EPSILON = 8\nSEED = 1\n")
@@ -118,8 +127,8 @@ def test_what_is_no_repetition_is_refused(tmp_path):
 def test_one_draw_of_noise_is_no_repetition(finished_run, tmp_path):
   """A fixed secret trains the same generator under every seed."""
   root = finished_run.root
-  place = "private/compare_queries"
-  shutil.copytree(root / place, tmp_path / place)
+  for place in ("private/compare_queries", "private/report"):
+    shutil.copytree(root / place, tmp_path / place)
   with pytest.raises(ValueError, match="leave SECRET_SEED out"):
     means.run([root, tmp_path], private=True)
 

@@ -32,6 +32,7 @@ from synthq_jax.stages import (
   train_retriever,
 )
 from synthq_jax.storage import artifacts
+from synthq_jax.tools import export
 
 COMPARED = "direct_dp_group_eps8"  # of the finished run
 
@@ -141,6 +142,29 @@ def test_files_without_a_result_take_the_claim_away(finished_run, tmp_path):
   assert place.relative_to(root).as_posix() in (
     released_results.read(root).unclaimed
   )
+
+
+def test_exports_in_the_working_directory_count_with_their_claims(
+  finished_run, tmp_path
+):
+  """They took every claim away: "files of no finished result"."""
+  root = finished_run.copy(tmp_path)
+  before = released_results.read(root)
+  queries = root / "generate/eps8"
+  export.run(queries, root / "exports/queries", format="hf")
+  after = released_results.read(root)
+  assert not after.unclaimed and after.together == before.together
+  stored = artifacts.load(queries, results.SyntheticQueries)
+  assert after.shared["exports/queries"] == stored.statement
+  export.run(
+    root / "private/train_retriever/original",
+    root / "exports/private",
+    format="safetensors",
+    allow_private=True,
+  )
+  assert released_results.read(root).together.epsilon == math.inf
+  (root / "exports/private/privacy.json").write_text("{}")  # damaged
+  assert released_results.read(root).unclaimed == ("exports/private",)
 
 
 def test_results_of_the_run_count_wherever_their_files_are(tmp_path):

@@ -26,7 +26,7 @@ from synthq_jax.runtime import (
   workspace,
 )
 from synthq_jax.runtime import comparison_results as leakage_lib
-from synthq_jax.stages import compare_queries, report
+from synthq_jax.stages import compare_queries, plan, report
 from synthq_jax.storage import artifacts
 
 SECRET = "zanzibar"  # stands in everything private below
@@ -745,6 +745,18 @@ def test_a_learning_curve_of_one_point_can_be_seen():
   for number in (1, 2):
     drawn = plots.curves({"a": (range(number), [1.0] * number)}, label="loss")
     assert bool(dot.search(drawn)) == (number == 1)
+
+
+def test_a_page_is_written_anew_once_its_queries_are_declared_otherwise(
+  finished_run, monkeypatch
+):
+  def find_report():
+    seen = plan.outlook(finished_run.config, finished_run.root, plan.STAGES)
+    return dict(seen.there)["report"]
+
+  assert find_report() == {"": True}
+  monkeypatch.setattr(plan.RunConfig, "has_public_queries", False)
+  assert find_report() == {"": False}
 
 
 def test_no_row_under_private_may_be_shipped():

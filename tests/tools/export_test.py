@@ -136,6 +136,12 @@ def test_what_was_exported_is_no_public_start_either(
     inputs.load_public(tmp_path / "again", None)
 
 
+def test_a_file_in_the_place_of_a_statement_is_refused(tmp_path):
+  (tmp_path / "privacy.json").write_text('{"policy": "of another program"}')
+  with pytest.raises(ValueError, match="privacy.json: expected the statement"):
+    t5_checkpoints.claim(tmp_path)
+
+
 def test_a_result_that_was_damaged_is_no_public_start(run_folder, tmp_path):
   shutil.copytree(run_folder / PUBLIC, tmp_path / "start")
   path = tmp_path / "start" / artifacts.RESULT_NAME
@@ -158,6 +164,9 @@ def test_a_model_of_other_data_than_lie_there_is_not_exported(
   prepared = made_up.prepared()
   folders = [data, root / "prepare_data"]
   options = {"to": tmp_path / "to", "format": "huggingface"}
+  # A run is under way, and may have written its documents already.
+  with pytest.raises(ValueError, match="expected the data that it was made of"):
+    export.run(root / PUBLIC, **options)
   artifacts.save(data, prepared, "of 48 tokens", folders=folders)
   with pytest.raises(ValueError, match="prepared with other settings"):
     export.run(root / PUBLIC, **options)

@@ -1,5 +1,6 @@
 """A finished run answers queries, on the screen and on a page."""
 
+import dataclasses
 import html
 import http.client
 import json
@@ -16,9 +17,9 @@ import pytest
 from synthq_jax.cli import main
 from synthq_jax.data import files
 from synthq_jax.retrieval import fusion, trec
-from synthq_jax.runtime import system_results
+from synthq_jax.runtime import results, system_results
 from synthq_jax.storage import artifacts
-from synthq_jax.tools import search, search_page
+from synthq_jax.tools import export, search, search_page
 
 FUSED = "fused_synthetic_eps8"
 
@@ -120,6 +121,30 @@ def test_weights_beside_an_earlier_training_are_not_applied(root, tmp_path):
       search.open_run(copy, row)
   with pytest.raises(ValueError, match="those of an earlier training of it"):
     search.open_run(copy, "synthetic_eps8")
+
+
+@pytest.mark.parametrize("name", ["public_only", "synthetic_eps8"])
+def test_weights_of_a_retriever_trained_with_other_settings_are_refused(
+  name, root, tmp_path
+):
+  """Its ledger stays as it was: nothing private entered this training."""
+  copy = tmp_path / "run"
+  shutil.copytree(root, copy)
+  trained, encoded = (
+    copy / stage / name for stage in ("train_retriever", "encode_documents")
+  )
+  artifacts.save(trained, artifacts.load(trained, results.Checkpoint), "other")
+  vectors = artifacts.load(encoded, system_results.Vectors)
+  vectors = dataclasses.replace(vectors, retriever="other")
+  artifacts.save(encoded, vectors, artifacts.read_fingerprint(encoded))
+  assert search.open_run(copy, name).search("row 3", 2)
+  for row in (f"fused_{name}", f"ltr_{name}"):
+    with pytest.raises(ValueError, match="another training of it"):
+      search.open_run(copy, row)
+  weights, to = copy / "learn_to_rank" / name, tmp_path / "never"
+  with pytest.raises(ValueError, match="an earlier training of it"):
+    export.run(weights, to, format="ranker")
+  assert not to.exists()
 
 
 def test_private_retrievers_need_a_flag(root, capsys):
