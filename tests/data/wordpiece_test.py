@@ -6,11 +6,9 @@ import re
 import sys
 
 import pytest
+from hugging_face import tokenizers, transformers
 
-tokenizers = pytest.importorskip("tokenizers")
-transformers = pytest.importorskip("transformers")
-
-from synthq_jax.data import wordpiece  # noqa: E402
+from synthq_jax.data import wordpiece
 
 PIECES = (
   "[PAD] [UNK] [CLS] [SEP] [MASK] the un ##affable ##able river run ##ning ! a"

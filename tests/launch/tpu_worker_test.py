@@ -5,6 +5,7 @@ import pathlib
 import threading
 
 import pytest
+import small_data
 
 import tpu_worker
 import xm
@@ -129,10 +130,13 @@ def test_units_of_a_sweep_share_prepared_data(monkeypatch, tmp_path):
 
 
 def test_synthq_understands_where_data_is_shared(monkeypatch, tmp_path):
-  """Two units of the demo, as xm.py would run them, prepare once."""
+  """Two units of a small log, as xm.py would run them, prepare once."""
   from synthq_jax.cli import main
 
   flags = ["--sweep=EPSILON=3,8", "--stage=prepare_data"]
+  source = small_data.write_pairs(tmp_path / "log.jsonl", 40)
+  flags += [f"--gin.SOURCE={source}", "--gin.NUM_DOCUMENTS=8"]
+  flags.append("--gin.prepare_data.Config.public_test_documents=20")
   both = units(monkeypatch, None, *flags, f"--workdir={tmp_path}")
   root = pathlib.Path(__file__).resolve().parents[2]
   monkeypatch.chdir(root)

@@ -1,40 +1,24 @@
 """Folders of each family against sentence-transformers itself, in and out."""
 
 import json
-import logging
 import string
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hugging_face import sentence_models as models
+from hugging_face import sentence_transformers as library
+from hugging_face import tokenizers, torch, transformers
 
-pytest.importorskip("tokenizers")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-library = pytest.importorskip("sentence_transformers")
-
-import tokenizers  # noqa: E402
-from sentence_transformers import models  # noqa: E402
-
-from synthq_jax.data import sentence_tokens  # noqa: E402
-from synthq_jax.models import (  # noqa: E402
-  dual_encoder,
-  encoders,
-  sentence_encoder,  # noqa: E402
-)
-from synthq_jax.models.checkpoints import sentence_folders  # noqa: E402
-from synthq_jax.retrieval import encode, text_encoders  # noqa: E402
-from synthq_jax.runtime import encoder_start  # noqa: E402
+from synthq_jax.data import sentence_tokens
+from synthq_jax.models import dual_encoder, encoders, sentence_encoder
+from synthq_jax.models.checkpoints import sentence_folders
+from synthq_jax.retrieval import encode, text_encoders
+from synthq_jax.runtime import encoder_start
 
 TEXTS = ("red fox", "The quick Red fox and a lazy dog " * 6, "é?", "fox")
 DIM = 16
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-  transformers.utils.logging.set_verbosity_error()
-  logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
 
 
 def _pieces(special):

@@ -34,11 +34,12 @@ BATCH = {"queries": ASKED, **CHOSEN._asdict()}
 POOL = np.array([0, 3, 5, 17, 30], np.int32)
 
 
-def grad_fn(clip, pool=POOL, **options):
-  loss = functools.partial(
-    vector_map.get_losses, vectors=VECTORS, pool=pool, **options
-  )
-  return optim.clipped_grad(loss, l2_clip_norm=clip)
+@functools.cache
+def grad_fn(clip):
+  """Returns the clipped sum, compiled, and its sensitivity."""
+  loss = functools.partial(vector_map.get_losses, vectors=VECTORS, pool=POOL)
+  made = optim.clipped_grad(loss, l2_clip_norm=clip)
+  return jax.jit(made), made.sensitivity("ADD_OR_REMOVE_ONE")
 
 
 def loss_by_hand(row, matrix, pool):
@@ -55,9 +56,14 @@ def loss_by_hand(row, matrix, pool):
   return np.mean([total - scores[x] for x in wanted]) if wanted else 0.0
 
 
+@jax.jit
+def losses_of(pool):
+  return vector_map.get_losses(MAP, BATCH, vectors=VECTORS, pool=pool)
+
+
 @pytest.mark.parametrize("pool", [POOL, None], ids=["pool", "candidates"])
 def test_the_loss_is_the_cross_entropy_over_candidates_and_pool(pool):
-  losses = vector_map.get_losses(MAP, BATCH, vectors=VECTORS, pool=pool)
+  losses = losses_of(pool)
   drawn = [] if pool is None else pool.tolist()
   expected = [loss_by_hand(row, MAP["map"], drawn) for row in range(QUERIES)]
   np.testing.assert_allclose(losses, expected, rtol=1e-4)
@@ -65,8 +71,7 @@ def test_the_loss_is_the_cross_entropy_over_candidates_and_pool(pool):
 
 
 def test_a_pool_of_all_documents_is_the_softmax_over_the_collection():
-  pool = np.arange(DOCUMENTS, dtype=np.int32)
-  losses = vector_map.get_losses(MAP, BATCH, vectors=VECTORS, pool=pool)
+  losses = losses_of(np.arange(DOCUMENTS, dtype=np.int32))
   scores = np.asarray(vector_map.map_queries(MAP, ASKED)) @ VECTORS.T / TAU
   logs = np.asarray(jax.nn.log_softmax(jnp.asarray(scores), axis=1))
   for row in (0, 1, 4):
@@ -74,16 +79,20 @@ def test_a_pool_of_all_documents_is_the_softmax_over_the_collection():
     assert losses[row] == pytest.approx(-logs[row, wanted].mean(), rel=1e-4)
 
 
-def gradient(row, params=MAP):
+@jax.jit
+@jax.grad
+def gradient_of_one(params, one):
+  return vector_map.get_losses(params, one, vectors=VECTORS, pool=POOL)[0]
+
+
+def gradient(row):
   one = {name: value[row : row + 1] for name, value in BATCH.items()}
-  loss = lambda p: vector_map.get_losses(  # noqa: E731
-    p, one, vectors=VECTORS, pool=POOL
-  )[0]
-  return np.asarray(jax.grad(loss)(params)["map"])
+  return np.asarray(gradient_of_one(MAP, one)["map"])
 
 
 def test_the_gradient_of_a_query_has_rank_one_and_its_norm_is_found():
-  _, aux = grad_fn(1e6)(MAP, BATCH)
+  clipped, _ = grad_fn(1e6)
+  _, aux = clipped(MAP, BATCH)
   for row in range(QUERIES):
     full = gradient(row)
     assert aux.norms[row] == pytest.approx(np.linalg.norm(full), rel=1e-4)
@@ -92,8 +101,7 @@ def test_the_gradient_of_a_query_has_rank_one_and_its_norm_is_found():
 
 def test_one_query_moves_the_sum_by_the_sensitivity_at_most_and_attains_it():
   clip = 0.5
-  clipped = grad_fn(clip)
-  bound = clipped.sensitivity("ADD_OR_REMOVE_ONE")
+  clipped, bound = grad_fn(clip)
   whole, aux = clipped(MAP, BATCH)
   moves = []
   for row in range(QUERIES):
@@ -115,17 +123,17 @@ def test_a_hostile_vector_moves_the_sum_by_no_more(hostile):
   asked = ASKED.copy()
   asked[2] = hostile * np.sign(VECTORS[1] + 1e-3)
   batch = {**BATCH, "queries": asked}
-  whole, _ = grad_fn(clip)(MAP, batch)
-  rest, _ = grad_fn(clip)(
-    MAP, batch, is_padding_example=np.arange(QUERIES) == 2
-  )
+  clipped, _ = grad_fn(clip)
+  whole, _ = clipped(MAP, batch)
+  rest, _ = clipped(MAP, batch, is_padding_example=np.arange(QUERIES) == 2)
   moved = np.linalg.norm(np.asarray(whole["map"]) - np.asarray(rest["map"]))
   assert moved <= clip * (1 + 1e-4)
 
 
 def test_equal_records_add_up_to_their_number_of_clip_norms():
   one = {name: np.repeat(value[:1], 50, 0) for name, value in BATCH.items()}
-  total, aux = grad_fn(0.5)(MAP, one)
+  clipped, _ = grad_fn(0.5)
+  total, aux = clipped(MAP, one)
   assert aux.norms.min() > 0.5
   assert np.linalg.norm(total["map"]) == pytest.approx(50 * 0.5, rel=1e-4)
 
@@ -140,9 +148,11 @@ def test_a_query_with_a_thousand_relevant_documents_is_one_record():
   negatives = chosen.rows[0][~chosen.relevant[0] & chosen.candidate[0]]
   assert not ({*negatives.tolist()} & {*range(100, 1100)})
   batch = {"queries": ASKED[:2], **chosen._asdict()}
-  clipped = optim.clipped_grad(
-    functools.partial(vector_map.get_losses, vectors=vectors, pool=POOL),
-    l2_clip_norm=0.5,
+  clipped = jax.jit(
+    optim.clipped_grad(
+      functools.partial(vector_map.get_losses, vectors=vectors, pool=POOL),
+      l2_clip_norm=0.5,
+    )
   )
   whole, _ = clipped(MAP, batch)
   rest, _ = clipped(MAP, batch, is_padding_example=np.array([True, False]))
@@ -205,12 +215,13 @@ def test_a_private_training_learns_what_the_queries_share():
     key=jax.random.key(3),
   )
   params = vector_map.init(dim)
-  state = transform.init(params)
+  state = jax.jit(transform.init)(params)
+  compiled, update = jax.jit(clipped), jax.jit(transform.update)
   losses = []
   for _ in range(steps):
-    total, aux = clipped(params, batch)
+    total, aux = compiled(params, batch)
     losses.append(float(aux.losses.mean()))
-    updates, state = transform.update(total, state, params)
+    updates, state = update(total, state, params)
     params = optax.apply_updates(params, updates)
   rank = lambda x: (np.asarray(x) @ documents.T).argmax(axis=1)  # noqa: E731
   before = np.mean(rank(asked) == wanted)

@@ -505,7 +505,7 @@ def test_padding_does_not_move_the_mean_of_a_batch_without_privacy():
     method=optim.Batch(),
     max_batch_size=10,
   )
-  gradient = image_pairs._make_unclipped(fn)
+  gradient = jax.jit(image_pairs._make_unclipped(fn))
   real = {k: v[:5] for k, v in pairs_of(blobs(0, 20)).items()}
   padded = {k: np.concatenate([v, v[[0] * 5]]) for k, v in real.items()}
   params = jax.random.normal(jax.random.key(0), (16, 4))
