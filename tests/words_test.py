@@ -74,6 +74,7 @@ SHORT_PAGES = (
   "docs/privacy.md",
   "docs/results.md",
   "docs/sensitivities.md",
+  "docs/t5x.md",
   "docs/tutorials/adapter.md",
   "docs/tutorials/auditing.md",
   "docs/tutorials/before_you_release.md",
