@@ -18,11 +18,26 @@ EXAMPLES = dict(
 )
 _BLOCK = re.compile(r"([^\n]*)\n\n```(python|bash|diff)\n(.*?)```", re.DOTALL)
 _FILE = re.compile(r"^`(synthq_jax/\S+)`:$")
-_PLACE = re.compile(r"^In `(synthq_jax/\S+)`, after `(.*)`:$")
 # What makes a whole run a small one, which the page need not say.
 _SMALL = [
   "--gin.plan.Rows.synthetic=()", "--gin.NUM_DOCUMENTS=8", "--quiet",
 ]  # fmt: skip
+
+
+def insert(diff: str, root: pathlib.Path) -> set[str]:
+  """Inserts the "+" lines of a diff, each behind the line above it."""
+  touched = set()
+  for file in re.split(r"(?m)^--- ", diff)[1:]:
+    name, *lines = file.splitlines()
+    old = (root / name).read_text()
+    for anchor, new in re.findall(r"(?m)^ (.*)\n((?:\+.*\n)+)", file):
+      assert old.count(f"\n{anchor}\n") == 1, anchor
+      text = re.sub(r"(?m)^\+", "", new)
+      old = old.replace(f"\n{anchor}\n", f"\n{anchor}\n{text}")
+    assert all(line[0] in " +" for line in lines), name
+    (root / name).write_text(old)
+    touched.add(name)
+  return touched
 
 
 def put_in(example: str, root: pathlib.Path) -> tuple[set[str], list, list]:
@@ -33,13 +48,8 @@ def put_in(example: str, root: pathlib.Path) -> tuple[set[str], list, list]:
       assert not (root / new[1]).exists()
       (root / new[1]).write_text(text)
       touched.add(new[1])
-    elif place := _PLACE.match(before):
-      text = re.sub(r"(?m)^\+", "", text)
-      path, anchor = root / place[1], place[2]
-      old = path.read_text()
-      assert old.count(f"\n{anchor}\n") == 1, anchor
-      path.write_text(old.replace(f"\n{anchor}\n", f"\n{anchor}\n{text}"))
-      touched.add(place[1])
+    elif kind == "diff":
+      touched |= insert(text, root)
     else:
       (code if kind == "python" else commands).append(text)
   return touched, code, commands

@@ -340,7 +340,7 @@ def dry_run(
 
   seen = plan.outlook(config, workdir, stage_names)
   lines, unknown = [], []
-  for name, rows in seen.there:
+  for name, rows in seen.progress:
     if rows is None:
       if seen.rows[name]:
         unknown.append(f"{name}: {_format_rows(name, seen.rows[name])}")
@@ -433,7 +433,8 @@ def _format_training(training: Any) -> str:
   if training.num_users not in (None, training.num_records):
     number = f"{number} of {training.num_users:,} users"
   return (
-    f"{training.place}: epsilon {rounding.epsilon(training.epsilon)}, delta {delta}, n"
+    f"{training.result_path}: epsilon {rounding.epsilon(training.epsilon)},"
+    f" delta {delta}, n"
     f" {number}, batch {size} expected, at most {most}, {training.steps:,} steps"
   )
 

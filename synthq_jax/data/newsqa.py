@@ -47,9 +47,9 @@ __all__ = [
   "Question",
   "Story",
   "as_collection",
-  "from_place",
   "genre",
   "read",
+  "read_location",
   "read_splits",
   "read_urls",
 ]
@@ -135,7 +135,7 @@ def read(
   return tuple(_read_csv_stories(path, splits))
 
 
-def from_place(location: str) -> tuple[Story, ...]:
+def read_location(location: str) -> tuple[Story, ...]:
   """Reads the stories of a source's location.
 
   Args:

@@ -49,7 +49,7 @@ class Kind:
 
   Attributes:
     form: the pattern of a source's name, e.g. "beir:DIR". "@" separates two parts
-      of the place; "[@PART]" is optional.
+      of the location; "[@PART]" is optional.
     read: reads a source; documents in files stay on disk.
     digest: returns a text that changes with the content of a source.
     check: refuses a source with missing files, as reading would; reads no
@@ -86,8 +86,8 @@ class Source:
 
   Attributes:
     kind: a key of `KINDS`.
-    place: the text behind the kind: a folder, a file or a name; "" for the demo
-      set.
+    location: the text behind the kind: a folder, a file or a name; "" for the
+      demo set.
     seed: seed of the splits, if the source has none of its own.
     fields: names of the keys of a line, for logs and pairs.
     strict: whether to refuse judgements of unknown documents or queries. If not,
@@ -99,7 +99,7 @@ class Source:
   """
 
   kind: str
-  place: str
+  location: str
   seed: int = 0
   fields: jsonl.Fields = jsonl.Fields()  # noqa: RUF009  (frozen)
   strict: bool = False
@@ -116,8 +116,8 @@ class Source:
     ['boolq', 'fiqa']
     """
     if self.kind == "ir_datasets":
-      return self.place
-    path = self.place
+      return self.location
+    path = self.location
     if self.kind in ("log", "newsqa", "tfds", "seqio"):
       path = path.partition("@")[0]
     return pathlib.Path(path or self.kind).name
@@ -139,7 +139,7 @@ class Source:
       users = {query.client for query in data.queries}
       ids.add_count("user", ids.TORN, ids.count_torn(users))
     for note in (*self._describe_losses(data), *ids.describe(tally)):
-      print(f"synthq: note: {self.place}: {note}", file=sys.stderr)
+      print(f"synthq: note: {self.location}: {note}", file=sys.stderr)
     return data
 
   def _describe_losses(self, data: collection.Collection) -> Iterator[str]:
@@ -217,7 +217,7 @@ class Source:
     """
     most = self.most_documents()
     if most is not None and number > most:
-      name = ":".join(filter(None, (self.kind, self.place)))
+      name = ":".join(filter(None, (self.kind, self.location)))
       raise ValueError(
         "generate.Config.num_documents must be at most the size of the collection,"
         f" got {number:,}, which is more than {name} can have: set a smaller"
@@ -319,7 +319,7 @@ def is_remote(text: str) -> bool:
 def _parse(
   text: str, setting: str, kinds: Iterable[str] | None
 ) -> tuple[str, str]:
-  """Splits a source's name into kind and place; an error lists the forms."""
+  """Splits a source's name into kind and location; an error lists the forms."""
   kind, _, location = text.partition(":")
   admitted = {name: KINDS[name] for name in kinds or KINDS}
   if kind not in admitted or not admitted[kind].fits(location):
@@ -332,7 +332,7 @@ def _parse(
 
 def _digest_files(source: Source, path: str | None = None) -> str:
   """Returns a digest of a file, or of a folder's files and their names."""
-  root = pathlib.Path(source.place if path is None else path)
+  root = pathlib.Path(source.location if path is None else path)
   files_ = [root] if root.is_file() else file_lists.below(root)
   state = hashlib.sha256()
   for file in files_:
@@ -342,43 +342,45 @@ def _digest_files(source: Source, path: str | None = None) -> str:
   return state.hexdigest()
 
 
-def _split_place(source: Source) -> tuple[str, str]:
-  """Splits a place at "@" if its kind has two parts, such as a log and its corpus.
+def _split_location(source: Source) -> tuple[str, str]:
+  """Splits a location at "@" if its kind has two parts, such as log and corpus.
 
   If the form of the kind has no "@", it is part of a name, and the second part is
   "".
   """
   if "@" not in KINDS[source.kind].form:
-    return source.place, ""
-  first, _, second = source.place.partition("@")
+    return source.location, ""
+  first, _, second = source.location.partition("@")
   return first, second
 
 
 def _make_reader(
   read: Callable[..., collection.Collection], **options: Any
 ) -> Callable[[Source], collection.Collection]:
-  """Makes a function that reads a source by its place and counts unknown
+  """Makes a function that reads a source by its location and counts unknown
   ids."""
-  return lambda source: read(source.place, dangling=source.dangling, **options)
+  return lambda source: read(
+    source.location, dangling=source.dangling, **options
+  )
 
 
 def _read_beir_queries(source: Source) -> Iterator[tuple[str, str]]:
-  return query_pairs.query_log(files.find(source.place, "queries.jsonl"))
+  return query_pairs.query_log(files.find(source.location, "queries.jsonl"))
 
 
 def _read_msmarco_queries(source: Source) -> Iterator[tuple[str, str]]:
-  for split in files.splits(source.place, "queries."):
-    path = files.find(source.place, f"queries.{split}.tsv")
+  for split in files.splits(source.location, "queries."):
+    path = files.find(source.location, f"queries.{split}.tsv")
     yield from query_pairs.query_log(path, "text")
 
 
 def _read_log_queries(source: Source) -> Iterator[tuple[str, str]]:
-  return jsonl.queries(_split_place(source)[0], source.fields)
+  return jsonl.queries(_split_location(source)[0], source.fields)
 
 
 def _make_line_counter(name: str) -> Callable[[Source], int]:
   """Makes a function that counts the lines of a file in a source's folder."""
-  return lambda source: files.get_max_lines(files.find(source.place, name))
+  return lambda source: files.get_max_lines(files.find(source.location, name))
 
 
 def _make_folder_check(
@@ -389,21 +391,21 @@ def _make_folder_check(
 
   def check_folder(source: Source) -> None:
     for name in names:
-      files.find(source.place, name)
-    files.splits(pathlib.Path(source.place, under), judged)
+      files.find(source.location, name)
+    files.splits(pathlib.Path(source.location, under), judged)
 
   return check_folder
 
 
 def _check_tables(source: Source) -> None:
-  log, corpus = _split_place(source)
+  log, corpus = _split_location(source)
   for path in filter(None, (log, corpus)):
     table_files.check(path)
   jsonl.check_columns(log, source.fields, has_corpus=bool(corpus))
 
 
 def _check_stories(source: Source) -> None:
-  path, lists = map(pathlib.Path, _split_place(source))
+  path, lists = map(pathlib.Path, _split_location(source))
   if not path.is_file():
     raise ValueError(
       f"expected a file, got {path}: no such file; check the path"
@@ -418,7 +420,7 @@ def _make_table_kind(form: str, read: Callable[..., Any]) -> Kind:
   """Makes a kind of folder that holds its documents as one table, `corpus`."""
 
   def get_corpus(source: Source) -> pathlib.Path:
-    return pathlib.Path(source.place, "corpus")
+    return pathlib.Path(source.location, "corpus")
 
   return Kind(
     form=form,
@@ -431,19 +433,19 @@ def _make_table_kind(form: str, read: Callable[..., Any]) -> Kind:
 
 
 def _check_tasks(source: Source) -> None:
-  for task in filter(None, _split_place(source)):
+  for task in filter(None, _split_location(source)):
     task_records.check(task)
 
 
 def _digest_tasks(source: Source) -> str:
   return " ".join(
     task_records.digest(task) or _digest_files(source, task)
-    for task in filter(None, _split_place(source))
+    for task in filter(None, _split_location(source))
   )
 
 
 def _digest_prepared(source: Source) -> str:
-  name, qrels = _split_place(source)
+  name, qrels = _split_location(source)
   return f"{name} {_digest_files(source, qrels)}"
 
 
@@ -480,16 +482,16 @@ KINDS: dict[str, Kind] = {
   "log": Kind(
     form="log:FILE@CORPUS",
     read=lambda source: jsonl.read_log(
-      *_split_place(source),
+      *_split_location(source),
       source.fields,
       fractions=source.fractions,
       seed=source.seed,
       dangling=source.dangling,
     ),
     digest=lambda source: " ".join(
-      _digest_files(source, part) for part in _split_place(source)
+      _digest_files(source, part) for part in _split_location(source)
     ),
-    most=lambda source: table_files.get_max_rows(_split_place(source)[1]),
+    most=lambda source: table_files.get_max_rows(_split_location(source)[1]),
     check=_check_tables,
     from_pairs=False,
     named_by_text=True,
@@ -498,13 +500,13 @@ KINDS: dict[str, Kind] = {
   "jsonl": Kind(
     form="jsonl:FILE",
     read=lambda source: jsonl.read_jsonl(
-      source.place,
+      source.location,
       source.fields,
       fractions=source.fractions,
       seed=source.seed,
     ),
     digest=_digest_files,
-    most=lambda source: table_files.get_max_rows(source.place),
+    most=lambda source: table_files.get_max_rows(source.location),
     check=_check_tables,
     from_pairs=True,
     named_by_text=True,
@@ -512,9 +514,11 @@ KINDS: dict[str, Kind] = {
   ),
   "newsqa": Kind(
     form="newsqa:FILE[@LISTS]",
-    read=lambda source: newsqa.as_collection(newsqa.from_place(source.place)),
+    read=lambda source: newsqa.as_collection(
+      newsqa.read_location(source.location)
+    ),
     digest=lambda source: " ".join(
-      _digest_files(source, part) for part in source.place.split("@")
+      _digest_files(source, part) for part in source.location.split("@")
     ),
     check=_check_stories,
     from_pairs=True,
@@ -522,25 +526,25 @@ KINDS: dict[str, Kind] = {
   "ir_datasets": Kind(
     form="ir_datasets:ID",
     read=_make_reader(ir_datasets_sets.read),
-    digest=lambda source: source.place,  # the package checks its downloads
-    most=lambda source: ir_datasets_sets.num_documents(source.place),
-    check=lambda source: ir_datasets_sets.num_documents(source.place),
+    digest=lambda source: source.location,  # the package checks its downloads
+    most=lambda source: ir_datasets_sets.num_documents(source.location),
+    check=lambda source: ir_datasets_sets.num_documents(source.location),
     from_pairs=False,
-    queries=lambda source: ir_datasets_sets.queries(source.place),
+    queries=lambda source: ir_datasets_sets.queries(source.location),
   ),
   "tfds": Kind(
     form="tfds:NAME@QRELS",
     read=lambda source: beir_sets.read(
-      *_split_place(source), dangling=source.dangling
+      *_split_location(source), dangling=source.dangling
     ),
     digest=_digest_prepared,
-    check=lambda source: files.splits(_split_place(source)[1]),
+    check=lambda source: files.splits(_split_location(source)[1]),
     from_pairs=False,
   ),
   "seqio": Kind(
     form="seqio:TASK[@CORPUS]",
     read=lambda source: task_records.read(
-      *_split_place(source), source.fields, dangling=source.dangling
+      *_split_location(source), source.fields, dangling=source.dangling
     ),
     digest=_digest_tasks,
     check=_check_tasks,
@@ -549,7 +553,7 @@ KINDS: dict[str, Kind] = {
   "seqio_pairs": Kind(
     form="seqio_pairs:TASK",
     read=lambda source: task_records.read_pairs(
-      source.place,
+      source.location,
       source.fields,
       fractions=source.fractions,
       seed=source.seed,

@@ -285,7 +285,7 @@ def _write(
 ) -> Int[Array, "document num_samples max_length"]:
   """Runs `decode` on many documents, each device on its own documents."""
   write = functools.partial(decode, **settings)
-  return device_rows.split(write, mesh, whole=2)(*arrays)
+  return device_rows.split(write, mesh, num_replicated=2)(*arrays)
 
 
 class _Slots(NamedTuple):

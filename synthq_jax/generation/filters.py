@@ -72,7 +72,7 @@ def keep(
   *,
   ended: Sequence[bool] | np.ndarray | None = None,
   copied: Sequence[bool] | np.ndarray | None = None,
-  found: Sequence[bool] | np.ndarray | None = None,
+  answerable: Sequence[bool] | np.ndarray | None = None,
   retrieved: Sequence[bool] | np.ndarray | None = None,
 ) -> Kept:
   """Drops empty, truncated, repeated, copied and unanswerable queries.
@@ -87,7 +87,7 @@ def keep(
       queries.
     copied: whether each query was copied from its document
       (`are_copies`); None keeps the copies.
-    found: whether a public search engine finds each query's document, for
+    answerable: whether a public search engine finds each query's document, for
       example `text_measures.own_document_gauge(...) > 0`; None keeps all. It
       drops meaningless queries, and queries that BM25 cannot answer.
     retrieved: whether a retriever that was trained on the synthetic queries
@@ -99,7 +99,7 @@ def keep(
     "empty", "truncated", "duplicate", "copied", "not found", "round trip".
 
   References:
-    Dai et al. 2022, Promptagator, section 3.2, for `found` and `retrieved`.
+    Dai et al. 2022, Promptagator, section 3.2, for `answerable` and `retrieved`.
 
   Raises:
     ValueError: if the arguments differ in length.
@@ -108,7 +108,9 @@ def keep(
   [0]
   """
   count = len(queries)
-  passes = _make_columns(count, document_ids, ended, copied, found, retrieved)
+  passes = _make_columns(
+    count, document_ids, ended, copied, answerable, retrieved
+  )
   counts = dict.fromkeys(_OUTCOMES, 0)
   seen = set()
   indices = []
@@ -180,9 +182,8 @@ def longest_run(query: Sequence[str], document: Sequence[str]) -> int:
 def removed(*stages: Kept) -> dict[str, int]:
   """Adds up the number of dropped queries by reason, over stages.
 
-  >>> removed(keep(["a", ""], ["d", "d"]), keep(["a"], ["d"], found=[False]))[
-  ...   "not found"
-  ... ]
+  >>> first = keep(["a", ""], ["d", "d"])
+  >>> removed(first, keep(["a"], ["d"], answerable=[False]))["not found"]
   1
   """
   return {
@@ -199,7 +200,7 @@ def _make_columns(
     "document_ids": document_ids,
     "ended": ended,
     "copied": copied,
-    "found": has_document,
+    "answerable": has_document,
     "retrieved": retrieved,
   }
   for name, values in columns.items():

@@ -37,14 +37,14 @@ def replicate(arrays: _Tree, mesh: jax.sharding.Mesh) -> _Tree:
 
 
 def split(
-  apply: Callable[..., Any], mesh: jax.sharding.Mesh, *, whole: int
+  apply: Callable[..., Any], mesh: jax.sharding.Mesh, *, num_replicated: int
 ) -> Callable[..., Any]:
   """Makes every device apply a function to its own rows, as if it were alone.
 
   Args:
     apply: returns arrays with a row for each row of its last arguments.
     mesh: a mesh from `mesh`; with a single device, `apply` itself is returned.
-    whole: number of first arguments that every device gets as a whole.
+    num_replicated: number of first arguments that every device gets as a whole.
 
   Returns:
     A function with the arguments of `apply`, for `jax.jit`.
@@ -58,7 +58,10 @@ def split(
     return jax.shard_map(
       apply,
       mesh=mesh,
-      in_specs=(part(),) * whole + (rows,) * (len(arguments) - whole),
+      in_specs=(
+        *[part()] * num_replicated,
+        *[rows] * (len(arguments) - num_replicated),
+      ),
       out_specs=rows,
       check_vma=False,  # devices do not communicate
     )(*arguments)

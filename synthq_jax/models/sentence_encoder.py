@@ -119,11 +119,11 @@ def load(
       continue
     if layer.in_dim != width:
       raise ValueError(
-        f"{layer.place}: expected in_features={width}, the width of the layer"
+        f"{layer.folder}: expected in_features={width}, the width of the layer"
         f" before, got {layer.in_dim}"
       )
-    assert layer.place is not None  # set by `modules`
-    params[f"layer_{number}"] = _load_dense(layer.place / _MODEL, layer)
+    assert layer.folder is not None  # set by `modules`
+    params[f"layer_{number}"] = _load_dense(layer.folder / _MODEL, layer)
     width = layer.out_dim
   config = SentenceConfig(
     model=shape, pooling=chosen.pooling, layers=chosen.layers
@@ -246,8 +246,8 @@ def save(
   listed = _list_modules(source)
   for number, layer in enumerate(config.layers):
     if layer is not None:
-      assert layer.place is not None
-      path = target / layer.place.relative_to(source) / _MODEL
+      assert layer.folder is not None
+      path = target / layer.folder.relative_to(source) / _MODEL
       _save_dense(path, params[f"layer_{number}"])
   if dual_encoder.PROJECTION in params:
     listed += _add_projection(target, len(listed), params)

@@ -22,23 +22,23 @@ class ByLength:
   """Sums clipped gradients of sequences, each cut to the length of its bucket.
 
   Formal guarantee:
-    Unit, relations and sensitivity are those of `whole`. An example's length
+    Unit, relations and sensitivity are those of `gradient`. An example's length
     follows from that example alone. The example counts in the sum of its length
     and is padding, which contributes zero, in all other sums. So it contributes
     once, at most a clip norm. Public: the lengths. The sum equals that of
-    `whole` if the loss ignores zeros at the end of a sequence; the guarantee
+    `gradient` if the loss ignores zeros at the end of a sequence; the guarantee
     does not need this.
 
   >>> from synthq_jax import optim
   >>> loss = lambda w, batch: w * batch["x"].sum(axis=1)
-  >>> whole = optim.clipped_grad(loss, l2_clip_norm=20.0, microbatch_size=1)
-  >>> grad_fn = ByLength(whole=whole, field="x", lengths=(2, 4))
+  >>> gradient = optim.clipped_grad(loss, l2_clip_norm=20.0, microbatch_size=1)
+  >>> grad_fn = ByLength(gradient=gradient, field="x", lengths=(2, 4))
   >>> total, aux = grad_fn(1.0, {"x": jnp.array([[9, 9, 9, 0], [5, 0, 0, 0]])})
   >>> print(total, aux.norms)
   25.0 [27.  5.]
   """
 
-  whole: Any
+  gradient: Any
   """An `optim.ClippedGrad`, or another gradient that clips examples one by one.
   Buckets save time only with microbatches: for each length, those without a
   sequence of that length are skipped."""
@@ -46,20 +46,20 @@ class ByLength:
   """Name of the batch's integers [batch, length] that are cut; 0 is padding."""
   lengths: tuple[int, ...]
   """Public lengths in tokens, rising; the last is that of the batch's arrays."""
-  beside: tuple[str, ...] = ()
+  aligned_fields: tuple[str, ...] = ()
   """Names of fields [batch, length, ...] that are cut alike, if the batch has
   them."""
   is_per_example = True
 
   def __post_init__(self):
     """Refuses lengths that do not rise, and gradients of batches or with aux."""
-    if not getattr(self.whole, "is_per_example", False):
+    if not getattr(self.gradient, "is_per_example", False):
       raise ValueError(
         "expected a gradient that clips examples one by one, got"
-        f" {type(self.whole).__name__}: which examples it sees together must not"
-        " depend on their lengths"
+        f" {type(self.gradient).__name__}: which examples it sees together must"
+        " not depend on their lengths"
       )
-    if getattr(self.whole, "has_aux", False):
+    if getattr(self.gradient, "has_aux", False):
       raise ValueError(
         "expected a loss without aux, got has_aux=True: the aux values would have"
         " several lengths"
@@ -72,12 +72,12 @@ class ByLength:
 
   @property
   def l2_clip_norm(self) -> float:
-    """Clip norm of `whole`."""
-    return self.whole.l2_clip_norm
+    """Clip norm of `gradient`."""
+    return self.gradient.l2_clip_norm
 
   def loss_fn(self, params: typing.Params, *args: Any) -> jax.Array:
     """Returns the losses [batch] of the uncut sequences."""
-    return self.whole.loss_fn(params, *args)
+    return self.gradient.loss_fn(params, *args)
 
   def __call__(
     self,
@@ -89,13 +89,13 @@ class ByLength:
     """Returns the clipped sum, and an `Aux` in the order of the batch.
 
     Args:
-      params: as for `whole`.
+      params: as for `gradient`.
       batch: arrays [batch, ...], among them `field`.
       is_padding_example: bool [batch]; True makes an example contribute zero.
 
     Raises:
-      ValueError: if the sequences or the fields of `beside` are not as long as
-        the last length, or fields and flags differ in their number of rows.
+      ValueError: if the sequences or the `aligned_fields` are not as long as the
+        last length, or fields and flags differ in their number of rows.
     """
     # Rows are taken by index below, and JAX clamps an index beyond the end.
     batch, is_padding, _ = clipping.split_rows(batch, is_padding_example)
@@ -105,7 +105,7 @@ class ByLength:
         f"expected {self.field} of shape [batch, {self.lengths[-1]}], the last of"
         f" lengths={self.lengths}, got {sequences.shape}"
       )
-    names = [name for name in self.beside if name in batch]
+    names = [name for name in self.aligned_fields if name in batch]
     for name in names:
       if batch[name].shape[1:2] != self.lengths[-1:]:
         raise ValueError(
@@ -121,7 +121,7 @@ class ByLength:
     order = jnp.argsort(kind)
     batch, kind = jax.tree.map(lambda x: jnp.asarray(x)[order], (batch, kind))
     sums = [
-      self.whole(
+      self.gradient(
         params,
         {**batch, **{name: batch[name][:, :length] for name in cut}},
         is_padding_example=kind != number,
@@ -133,5 +133,5 @@ class ByLength:
     return total, jax.tree.map(lambda x: x[back], aux)
 
   def sensitivity(self, relation: Any) -> float:
-    """Returns the L2 sensitivity of `whole`, which is that of the sum."""
-    return self.whole.sensitivity(relation)
+    """Returns the L2 sensitivity of `gradient`, which is that of the sum."""
+    return self.gradient.sensitivity(relation)

@@ -90,7 +90,9 @@ def _encode(
   mesh: jax.sharding.Mesh,
 ) -> Float[Array, "batch dim"]:
   """Encodes a batch, each device its own rows."""
-  return device_rows.split(encoder.encode, mesh, whole=1)(params, tokens)
+  return device_rows.split(encoder.encode, mesh, num_replicated=1)(
+    params, tokens
+  )
 
 
 def to_files(

@@ -158,10 +158,12 @@ def draw(
     The statement, and the sum with noise.
   """
   space = task.space
-  directory = private_training.state_directory(space, task.place, task.digest)
+  directory = private_training.state_directory(
+    space, task.result_path, task.digest
+  )
   release = release_lib.start(
     space,
-    task.place,
+    task.result_path,
     task.digest,
     directory=directory,
     # The same noise at two scales would reveal the sum.

@@ -260,7 +260,7 @@ def train(
   Raises:
     ValueError: if the target cannot be met with these settings.
   """
-  space, config, stage = task.space, task.settings, task.place
+  space, config, stage = task.space, task.settings, task.result_path
   clipped = training.clipped
   relation = dp_accounting.NeighboringRelation[settings.relation]
   claim = make_claim(

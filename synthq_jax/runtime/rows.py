@@ -123,7 +123,7 @@ class Plan:
 
   config: Any
   """A `plan.RunConfig`."""
-  wanted: tuple[str, ...]
+  stages: tuple[str, ...]
   """Names of the stages to run, with all stages that they need."""
   test_sets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   """Further test sets by name, see `stages.prepare_test_set`."""
@@ -131,7 +131,7 @@ class Plan:
   @property
   def for_audit(self) -> bool:
     """Whether retrievers are trained for an audit alone."""
-    return "audit" in self.wanted and "evaluate" not in self.wanted
+    return "audit" in self.stages and "evaluate" not in self.stages
 
   @functools.cached_property
   def generators(self) -> tuple[Row, ...]:

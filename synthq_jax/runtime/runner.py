@@ -253,7 +253,7 @@ class Run:
 
   def _say_others(self) -> None:
     """Reports finished results that these settings do not ask for."""
-    if "report" not in self.plan.wanted:
+    if "report" not in self.plan.stages:
       return
     folders = {_get_result_path(stage) for stage in self.stages}
     current = {
@@ -347,7 +347,7 @@ class Run:
     self.say(f"[{result_path}] running")
     start = time.monotonic()
     task = stage_lib.Task(
-      place=result_path,
+      result_path=result_path,
       row=job.row,
       digest=digest,
       data=self._data,

@@ -61,7 +61,7 @@ class Job(Generic[_Inputs]):
 class Task(Generic[_Settings, _Inputs]):
   """Input of a stage for one result."""
 
-  place: str
+  result_path: str
   """Folder of the result, e.g. "finetune_dp/eps8", below the working directory
   or its `private/`."""
   row: "rows.Row | None" = None
@@ -84,7 +84,7 @@ class Task(Generic[_Settings, _Inputs]):
 
   def get_row(self) -> "rows.Row":
     """Returns the row of a result that has one."""
-    assert self.row is not None, self.place
+    assert self.row is not None, self.result_path
     return self.row
 
   @property
@@ -98,7 +98,7 @@ class Task(Generic[_Settings, _Inputs]):
 
     if not isinstance(self.folders, workspace.Workspace):
       raise TypeError(
-        f"{self.place}: expected a stage with needs_secret=True, got one whose"
+        f"{self.result_path}: expected a stage with needs_secret=True, got one whose"
         " task holds no secret"
       )
     return self.folders
@@ -114,9 +114,9 @@ class Task(Generic[_Settings, _Inputs]):
     """
     private = private or self.is_private
     if private:
-      artifacts.remove(self.folders.public(self.place))
+      artifacts.remove(self.folders.public(self.result_path))
     get_path = self.folders.private if private else self.folders.public
-    directory = get_path(self.place)
+    directory = get_path(self.result_path)
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
@@ -165,7 +165,7 @@ class Stage(Generic[_Inputs]):
   """Whether all processes of a run work on a result; else process 0 does."""
   screen: Callable[[Sequence[Any]], str] = lambda results: ""
   """Returns the text that its command prints at the end, from its results."""
-  place_of: Callable[[Any], str] = operator.attrgetter("directory")
+  get_directory: Callable[[Any], str] = operator.attrgetter("directory")
   """Returns the folder of a result's result.json."""
 
   def make(self, task: Task[Any, Any], *, saves: bool = True) -> Any:
@@ -185,10 +185,10 @@ class Stage(Generic[_Inputs]):
     if hasattr(result, "seconds"):
       seconds = result.seconds + time.monotonic() - start
       result = dataclasses.replace(result, seconds=seconds)
-    folder = task.folders.root / self.place_of(result)
+    folder = task.folders.root / self.get_directory(result)
     folders = [
-      task.folders.public(task.place),
-      task.folders.private(task.place),
+      task.folders.public(task.result_path),
+      task.folders.private(task.result_path),
     ]
     artifacts.save(folder, result, task.digest, folders=folders, data=task.data)
     tidy(folders, task.digest)

@@ -22,7 +22,7 @@ class Training:
 
   stage: str
   """Name of the stage."""
-  place: str
+  result_path: str
   """Folder of the result, e.g. "finetune_dp/eps8"."""
   row: rows_lib.Row
   """Row of the table."""
@@ -49,7 +49,7 @@ class Training:
 class Outlook:
   """The plan of a run, and its finished part."""
 
-  there: Sequence[tuple[str, Mapping[str, bool] | None]]
+  progress: Sequence[tuple[str, Mapping[str, bool] | None]]
   """Stages, each with its rows and whether they are finished; None: an earlier
   stage is not finished (`runner.Run.survey`)."""
   rows: Mapping[str, tuple[str, ...]]
@@ -75,14 +75,14 @@ def plan_trainings(
     ValueError: if a training would be refused, such as one whose batch is larger
       than the data.
   """
-  for stage in map(stages.get, plan.wanted):
+  for stage in map(stages.get, plan.stages):
     for name, row in stage.plan(plan).items():
       planned = stage.training(plan, row)
       if planned is None or math.isinf(planned.epsilon):
         continue
       yield Training(
         stage=stage.name,
-        place=f"{stage.folder or stage.name}/{name}",
+        result_path=f"{stage.folder or stage.name}/{name}",
         row=row,
         is_released=not plan.is_compared(row),
         epsilon=planned.epsilon,

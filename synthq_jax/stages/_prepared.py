@@ -72,4 +72,5 @@ def publish(
 
 
 def _folders(task: stage.Task) -> tuple[pathlib.Path, pathlib.Path]:
-  return task.space.public(task.place), task.space.private(task.place)
+  space, path = task.space, task.result_path
+  return space.public(path), space.private(path)

@@ -178,11 +178,11 @@ def encode_with(
       shape,
       tokens,
       folder,
-      title=f"{task.place}: {role}",
+      title=f"{task.result_path}: {role}",
       batch_size=task.settings.batch_size,
       progress=task.progress,
     )
-  distributed.barrier(task.place)
+  distributed.barrier(task.result_path)
 
 
 def get_query_tokens(

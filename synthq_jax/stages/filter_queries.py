@@ -189,7 +189,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
   second = filters.keep(
     candidates.texts,
     candidates.documents,
-    found=is_found,
+    answerable=is_found,
     retrieved=None if ranked is None else ranked < config.top_k,
   )
   counts = filters.removed(first, second)

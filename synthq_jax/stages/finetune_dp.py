@@ -187,7 +187,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   params, shape = inputs.load_public(folder, prepared)
   model_config = t5_config.require(shape, folder)
   params = t5_checkpoints.flatten(params)
-  key = space.key(f"{task.place} start {digest}")
+  key = space.key(f"{task.result_path} start {digest}")
   start, public = _split(config, params, key)
   if isinstance(config.adapter, prompt.Prompt):
     inputs.check_prompt(config.adapter, model_config.vocab_size, prepared)
@@ -293,7 +293,10 @@ def _cut(clipped, config: Config, targets: np.ndarray, mesh) -> Any:
   length = targets.shape[1]
   lengths = tuple(sorted({max(1, length // 2), length}))
   return by_length.ByLength(
-    whole=clipped, field="targets", beside=("begun",), lengths=lengths
+    gradient=clipped,
+    field="targets",
+    aligned_fields=("begun",),
+    lengths=lengths,
   )
 
 

@@ -405,7 +405,7 @@ def _plan_rows(
   """Plans the rows of a run; opens the test sets if a stage reads them."""
   names = config.test_sets if "prepare_test_set" in stage_names else ()
   test_sets = {item.name: item for item in prepare_test_set.expand(names)}
-  return rows_lib.Plan(config=config, wanted=stage_names, test_sets=test_sets)
+  return rows_lib.Plan(config=config, stages=stage_names, test_sets=test_sets)
 
 
 def outlook(
@@ -431,7 +431,7 @@ def outlook(
   _checks.check_size(config, stage_names)
   names = prepare_test_set.list_names(config.test_sets)
   planned = rows_lib.Plan(
-    config=config, wanted=stage_names, test_sets=dict.fromkeys(names)
+    config=config, stages=stage_names, test_sets=dict.fromkeys(names)
   )
   prepared = None
   try:
@@ -448,7 +448,7 @@ def outlook(
     stages_done = list(this.survey())
     prepared = this.prepared if this.get_results("prepare_data") else None
   return _planned.Outlook(
-    there=stages_done,
+    progress=stages_done,
     rows={item.name: tuple(item.plan(planned)) for item in stages},
     trainings=tuple(_planned.plan_trainings(planned, prepared)),
   )

@@ -589,5 +589,5 @@ STAGE = stage.Stage(
   run=run,
   needs=(),
   needs_secret=True,
-  place_of=lambda result: result.private_directory,
+  get_directory=lambda result: result.private_directory,
 )

@@ -117,12 +117,12 @@ def refuse_private(test_sets: Sequence[TestSet], source: str) -> None:
     test_set for test_set in test_sets if test_set.source.kind == private.kind
   ]
   private = _without_corpus(private)
-  private_path = os.path.realpath(private.place)
+  private_path = os.path.realpath(private.location)
   is_there = os.path.exists(private_path) or private.kind == "seqio"
   digest = private.digest() if alike and is_there else None
   for test_set in alike:
     other = _without_corpus(test_set.source)
-    if os.path.realpath(other.place) == private_path or (
+    if os.path.realpath(other.location) == private_path or (
       digest is not None and other.digest() == digest
     ):
       raise _make_error(test_set.name)
@@ -132,7 +132,7 @@ def _without_corpus(source: sources.Source) -> sources.Source:
   """Returns a task of queries without the task of its documents."""
   if source.kind != "seqio":
     return source
-  return dataclasses.replace(source, place=source.place.partition("@")[0])
+  return dataclasses.replace(source, location=source.location.partition("@")[0])
 
 
 def _make_error(name: str) -> ValueError:
@@ -167,7 +167,9 @@ def check_named(texts: Sequence[str], private: str | None = None) -> None:
       here.append(text)
   test_sets = expand(here)
   for test_set in test_sets:
-    sources.check(f"{test_set.source.kind}:{test_set.source.place}", _SETTING)
+    sources.check(
+      f"{test_set.source.kind}:{test_set.source.location}", _SETTING
+    )
   if private and not sources.is_remote(private):
     refuse_private(test_sets, private)
 
@@ -175,11 +177,11 @@ def check_named(texts: Sequence[str], private: str | None = None) -> None:
 def _name_sets(source: sources.Source) -> list[TestSet]:
   """Lists one set, or all sets below a folder."""
   if source.kind in _BY_NAME:
-    name = source.place.partition("@")[0]
+    name = source.location.partition("@")[0]
     if source.kind == "seqio":  # a task, or the folder of its cache
       name = pathlib.Path(name).name
     return [_make_test_set(name.replace("/", "."), source)]
-  root = pathlib.Path(source.place)
+  root = pathlib.Path(source.location)
   if not root.is_dir():
     raise ValueError(
       f"RunConfig.test_sets: expected a folder, got none: {root}"
@@ -198,7 +200,7 @@ def _name_sets(source: sources.Source) -> list[TestSet]:
     )
   return [
     _make_test_set(
-      _get_name(path), dataclasses.replace(source, place=str(path))
+      _get_name(path), dataclasses.replace(source, location=str(path))
     )
     for path in below
   ]
@@ -299,7 +301,7 @@ def run(task: stage.Task[TestSet, Inputs]) -> results.TestSet:
   except ValueError as error:
     reason = str(error).partition(";")[0]
     raise ValueError(
-      f"{test_set.source.place}: {reason}, on which {test_set.name} is scored: add"
+      f"{test_set.source.location}: {reason}, on which {test_set.name} is scored: add"
       " its judgements, or leave the set out of TEST_SETS"
     ) from error
   judged = {
@@ -309,10 +311,10 @@ def run(task: stage.Task[TestSet, Inputs]) -> results.TestSet:
   }
   if not judged:
     raise ValueError(
-      f"{test_set.source.place}: expected judged queries in split"
+      f"{test_set.source.location}: expected judged queries in split"
       f" {test_set.split!r}, got none with a grade above 0"
     )
-  folder = workspace.make_empty(task.folders.public(task.place))
+  folder = workspace.make_empty(task.folders.public(task.result_path))
   vocabulary = inputs.vocabulary(task.folders, documents)
   written = inputs.write_documents(
     data.documents,

@@ -392,5 +392,5 @@ STAGE = stage.Stage(
     "compare_queries",
     "release_scores",
   ),
-  place_of=lambda result: f"{results.PRIVATE}/report",
+  get_directory=lambda result: f"{results.PRIVATE}/report",
 )

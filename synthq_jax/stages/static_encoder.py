@@ -141,9 +141,11 @@ def _train(task: stage.Task[Config, Inputs], params, shape, metrics_path):
       f" {2 * _SHORTEST} tokens or more, got {len(records['rows'])} spans for"
       f" batches of {config.batch_size}: set it to 0"
     )
-  state = private_training.state_directory(folders, task.place, task.digest)
+  state = private_training.state_directory(
+    folders, task.result_path, task.digest
+  )
   files = loop.Files(
-    directory=state, metrics_path=metrics_path, description=task.place
+    directory=state, metrics_path=metrics_path, description=task.result_path
   )
   return pairs.train(config, params, shape, records, files)
 

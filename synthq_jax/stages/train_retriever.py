@@ -166,7 +166,7 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
     records,
     loop.Files(
       directory=private_training.state_directory(
-        space, task.place, task.digest
+        space, task.result_path, task.digest
       ),
       metrics_path=metrics_path,
       description=f"train_retriever {task.get_row()}",

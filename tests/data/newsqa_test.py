@@ -118,7 +118,7 @@ def test_splits_are_read_from_the_lists_of_stories(tmp_path):
   }
   path = packed_csv(tmp_path / "n.csv", [row("most", "17:23")])
   with pytest.raises(ValueError, match="newsqa:FILE.csv@LISTS"):
-    newsqa.from_place(str(path))
+    newsqa.read_location(str(path))
   with (tmp_path / "dev_story_ids.csv").open("a") as stream:
     stream.write(f"{story_id(SHIP)}\n")
   source = sources.open(f"newsqa:{path}@{tmp_path}")

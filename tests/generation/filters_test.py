@@ -57,7 +57,7 @@ def test_arguments_of_different_lengths_are_refused():
 
 def test_what_a_search_engine_does_not_find_goes_last_of_all_reasons():
   kept = filters.keep(
-    ["a", "b", "a", ""], ["d"] * 4, found=[True, False, False, False]
+    ["a", "b", "a", ""], ["d"] * 4, answerable=[True, False, False, False]
   )
   assert kept.indices.tolist() == [0]
   assert kept.counts == {
@@ -72,7 +72,7 @@ def test_reasons_are_tried_in_their_order():
     ["d"] * 6,
     ended=[True, True, False, True, True, True],
     copied=[False, True, True, True, False, False],
-    found=[True, True, True, False, False, True],
+    answerable=[True, True, True, False, False, True],
     retrieved=[True, False, False, False, False, False],
   )
   assert kept.indices.tolist() == [0]
@@ -91,7 +91,7 @@ def test_what_stages_took_out_adds_up():
   }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["ended", "copied", "found", "retrieved"])
+@pytest.mark.parametrize("name", ["ended", "copied", "answerable", "retrieved"])
 def test_a_test_result_for_each_query_is_needed(name):
   with pytest.raises(ValueError, match=f"{name} of one length"):
     filters.keep(["a", "b"], ["d", "d"], **{name: [True]})

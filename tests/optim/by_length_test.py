@@ -29,7 +29,7 @@ def grads():
     strategy="bookkeeping",
     microbatch_size=4,
   )
-  cut = by_length.ByLength(whole=whole, field="targets", lengths=LENGTHS)
+  cut = by_length.ByLength(gradient=whole, field="targets", lengths=LENGTHS)
   return jax.jit(whole), jax.jit(cut)
 
 
@@ -87,7 +87,7 @@ def test_an_example_that_is_no_number_contributes_zero(batch):
   """Of any length, and so that the others stay what they are."""
   loss = lambda w, b: w * b["factor"] * b["targets"].sum(axis=1)  # noqa: E731
   cut = by_length.ByLength(
-    whole=optim.clipped_grad(loss, l2_clip_norm=1.0, microbatch_size=3),
+    gradient=optim.clipped_grad(loss, l2_clip_norm=1.0, microbatch_size=3),
     field="targets",
     lengths=LENGTHS,
   )
@@ -103,20 +103,20 @@ def test_what_does_not_fit_is_refused(params, batch):
   whole = optim.clipped_grad(lambda w, b: w * b["x"], l2_clip_norm=1.0)
   for lengths in ((), (6, 3), (0, 6), (3, 3)):
     with pytest.raises(ValueError, match="rising lengths"):
-      by_length.ByLength(whole=whole, field="x", lengths=lengths)
+      by_length.ByLength(gradient=whole, field="x", lengths=lengths)
   beside = optim.clipped_grad(
     lambda w, b: (w * b["x"], b["x"]), l2_clip_norm=1.0, has_aux=True
   )
   with pytest.raises(ValueError, match="has_aux"):
-    by_length.ByLength(whole=beside, field="x", lengths=LENGTHS)
+    by_length.ByLength(gradient=beside, field="x", lengths=LENGTHS)
   pairs = optim.batch_clipped_grad(lambda w, b: w, l2_clip_norm=1.0)
   with pytest.raises(ValueError, match="Batch"):
-    by_length.ByLength(whole=pairs, field="x", lengths=LENGTHS)
+    by_length.ByLength(gradient=pairs, field="x", lengths=LENGTHS)
   _, cut = grads()
   with pytest.raises(ValueError, match=r"targets of shape \[batch, 6\]"):
     cut(params, batch | {"targets": batch["targets"][:, :5]})
   beside = by_length.ByLength(
-    whole=whole, field="t", beside=("x",), lengths=LENGTHS
+    gradient=whole, field="t", aligned_fields=("x",), lengths=LENGTHS
   )
   for shape in ((12,), (12, 5), (12, 7, 2)):
     with pytest.raises(ValueError, match="x as long as t, 6"):
@@ -130,7 +130,7 @@ def test_rows_that_are_missing_are_refused_and_not_read_again():
     l2_clip_norm=1.0,
     microbatch_size=2,
   )
-  cut = by_length.ByLength(whole=whole, field="t", lengths=(2, 4))
+  cut = by_length.ByLength(gradient=whole, field="t", lengths=(2, 4))
   tokens = np.ones((4, 4), np.int32)
   for rows in (1, 2, 8):
     with pytest.raises(ValueError, match="one common leading axis"):

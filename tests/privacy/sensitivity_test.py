@@ -160,7 +160,7 @@ def test_an_adversary_attains_the_bound_exactly(name, relation, unit):
 def test_an_adversary_exceeds_the_published_lemma(
   n, attained, replaced, lemma, code
 ):
-  """The numbers of docs/sensitivities.md, in clip norms at temperature 1."""
+  """The numbers of docs/lab/reproduction.md, in clip norms at temperature 1."""
   loss = LOSSES["softmax"]
   assert loss.temperature == 1.0
   s = worst_similarities(loss, n)

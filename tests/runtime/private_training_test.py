@@ -116,7 +116,7 @@ def trained(
     made_up.task(
       workspace.Workspace(root, secret_seed=secret),
       settings.config,
-      place=stage,
+      result_path=stage,
       digest=digest,
     ),
     settings,

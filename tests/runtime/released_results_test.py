@@ -193,7 +193,7 @@ def test_trainings_without_a_result_are_trials(tmp_path):
 
 def test_what_is_made_private_leaves_nothing_in_its_public_folder(tmp_path):
   task = stage.Task(
-    place="train_retriever/x",
+    result_path="train_retriever/x",
     digest="d",
     settings=None,
     inputs=None,
@@ -206,7 +206,7 @@ def test_what_is_made_private_leaves_nothing_in_its_public_folder(tmp_path):
 
 def test_a_task_without_the_secret_says_so(tmp_path):
   task = stage.Task(
-    place="generate/eps8",
+    result_path="generate/eps8",
     digest="d",
     settings=None,
     inputs=None,
@@ -221,7 +221,7 @@ def test_a_task_without_the_secret_says_so(tmp_path):
 def test_a_result_takes_away_what_an_earlier_one_left(tmp_path):
   digest, old = "0123456789abcdef", "fedcba9876543210"
   task = stage.Task(
-    place="finetune_dp/eps8",
+    result_path="finetune_dp/eps8",
     digest=digest,
     settings=None,
     inputs=None,
@@ -265,7 +265,7 @@ def test_rows_are_compared_by_whole_words_of_their_names(
 ):
   assert (
     rows_lib.Plan(
-      config=plan.RunConfig(rows=plan.Rows(compared=names)), wanted=()
+      config=plan.RunConfig(rows=plan.Rows(compared=names)), stages=()
     ).is_compared(made_up.row(row))
     == is_compared
   )

@@ -17,12 +17,12 @@ def test_each_result_has_a_line_when_it_begins_and_one_with_its_time(
   space = workspace.Workspace(tmp_path, 7)
   one = types.SimpleNamespace(
     name="generate", folder="", result=int, needs_secret=False, together=False,
-    make=lambda task, saves: made.append((task.place, saves)),
+    make=lambda task, saves: made.append((task.result_path, saves)),
   )  # fmt: skip
   job = types.SimpleNamespace(
     row=None, depends=(), settings=None, inputs={}, is_private=False
   )
-  plan = rows.Plan(config=None, wanted=())
+  plan = rows.Plan(config=None, stages=())
   run = runner.Run(plan, space, [one], say=lines.append, progress=False)
   monkeypatch.setattr(run, "_is_there", lambda *_: is_there)
   monkeypatch.setattr(run, "_load", lambda *_: 3)

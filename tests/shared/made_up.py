@@ -161,7 +161,7 @@ def private_values(**changes: Any) -> report_values.Private:
 
 def task(folders: Any, settings: Any, *, data: Any = None, **fields: Any):
   """Returns the task of a private training."""
-  named = {"place": "stage/name", "digest": "digest", **fields}
+  named = {"result_path": "stage/name", "digest": "digest", **fields}
   return stage.Task(
     folders=folders,
     settings=settings,

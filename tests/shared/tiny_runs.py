@@ -52,7 +52,7 @@ def make(
   """Makes one result of a stage, and saves it; its folder is called as its row."""
   name = name or str(row or "")
   task = stage.Task(
-    place="/".join(filter(None, (one.folder or one.name, name))),
+    result_path="/".join(filter(None, (one.folder or one.name, name))),
     row=row,
     digest=digest,
     settings=settings,

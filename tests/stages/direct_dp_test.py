@@ -268,7 +268,7 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
   if most:
     fields |= {"unit": unit_lib.user(most), "num_users": {"train": 30}}
   task = stage.Task(
-    place="direct_dp/direct_dp_eps8",
+    result_path="direct_dp/direct_dp_eps8",
     digest="digest",
     settings=direct_dp.Config(batch_size=8, steps=3),
     folders=workspace.Workspace(tmp_path, secret_seed=1),

@@ -47,7 +47,7 @@ def task_of(root, config):
   folder = root / "train_retriever" / BASE
   vectors = root / "encode_documents" / BASE
   return stage.Task(
-    place=f"learn_adapter/{ROW}",
+    result_path=f"learn_adapter/{ROW}",
     row=made_up.row(ROW),
     digest="digest",
     settings=config.learn_adapter,

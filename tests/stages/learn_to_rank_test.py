@@ -100,7 +100,7 @@ def load(root, place, kind=system_results.Ranking):
 def task_of(root, row="public_only"):
   """What the stage is given for a row of a finished run."""
   return stage_lib.Task(
-    place=f"learn_to_rank/{row}",
+    result_path=f"learn_to_rank/{row}",
     row=made_up.row(f"ltr_{row}"),
     digest="digest",
     settings=learn_to_rank.Config(batch_size=16, steps=2),
@@ -333,7 +333,7 @@ def test_documents_of_a_run_may_not_be_fewer_than_are_ranked():
 def trained(config, wanted):
   """The private trainings of stages, with what they need."""
   needed = stages.with_needs(wanted, config)
-  return [*_planned.plan_trainings(rows_lib.Plan(config=config, wanted=needed))]
+  return [*_planned.plan_trainings(rows_lib.Plan(config=config, stages=needed))]
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def task_without_records(root, monkeypatch, settings, compared, **given):
   }  # fmt: skip
   kind = learn_to_rank.Inputs
   return stage_lib.Task(
-    place="stage/row", row=RANKED, digest="digest", settings=settings,
+    result_path="stage/row", row=RANKED, digest="digest", settings=settings,
     folders=workspace.Workspace(root, secret_seed=7), inputs=kind(**given),
     is_private=compared,
   )  # fmt: skip
@@ -474,7 +474,7 @@ def test_a_ranked_row_is_compared_by_its_name_or_its_retrievers(
 ):
   assert (
     rows_lib.Plan(
-      config=plan.RunConfig(rows=plan.Rows(compared=(compared,))), wanted=()
+      config=plan.RunConfig(rows=plan.Rows(compared=(compared,))), stages=()
     ).is_compared(made_up.row(row))
     is expected
   )

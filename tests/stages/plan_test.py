@@ -51,7 +51,7 @@ def made(monkeypatch):
   make = stage.Stage.make
 
   def noted(self, task, **named):
-    names.append(task.place)
+    names.append(task.result_path)
     return make(self, task, **named)
 
   monkeypatch.setattr(stage.Stage, "make", noted)
@@ -192,14 +192,14 @@ def test_a_training_that_was_made_again_is_read_again(
 ):
   root, config = finished_run.copy(tmp_path), finished_run.config
   wanted = stages.with_needs((reader,), config)
-  before = dict(plan.outlook(config, str(root), wanted).there)
+  before = dict(plan.outlook(config, str(root), wanted).progress)
   assert all(before[reader].values())
   path = next(root.rglob(f"{place}/{artifacts.RESULT_NAME}"))
   content = artifacts.read_json(path)
   for entry in content["result"]["statement"]["ledger"]:
     entry["identifier"] = "drawn once more"
   path.write_text(json.dumps(artifacts.sealed(content)))
-  after = dict(plan.outlook(config, str(root), wanted).there)
+  after = dict(plan.outlook(config, str(root), wanted).progress)
   row = place.rpartition("/")[2]
   changed = {k: v for k, v in before[reader].items() if after[reader][k] != v}
   assert list(changed) == [row]
@@ -219,7 +219,7 @@ def test_a_late_setting_reruns_only_what_depends_on_it(
   before_it = [name for name in plan.STAGES if name != "report"]  # takes long
   plan.run(late, copied, stages=before_it, progress=False)
   assert {x.split("/")[0] for x in made} == {"evaluate", "compare_queries"}
-  assert dict(plan.outlook(late, copied, ["report"]).there)["report"] == {
+  assert dict(plan.outlook(late, copied, ["report"]).progress)["report"] == {
     "": False
   }
   scores = artifacts.load(copied / "evaluate/public/bm25", results.Evaluation)
@@ -592,7 +592,7 @@ def test_retrievers_may_be_static_vectors(finished_run, made, tmp_path):
   space = workspace.Workspace(root, own.secret_seed, may_draw=False)
   wanted = stages.with_needs(["evaluate"], own)
   run = runner.Run(
-    rows.Plan(config=own, wanted=wanted),
+    rows.Plan(config=own, stages=wanted),
     space,
     [*map(stages.get, wanted)],
     say=lambda line: None,
@@ -607,7 +607,7 @@ def test_retrievers_may_be_static_vectors(finished_run, made, tmp_path):
   shutil.copytree(own.checkpoint, tmp_path / "other")
   t5_checkpoints.save(tmp_path / "other", params, t5)
   other = dataclasses.replace(own, checkpoint=str(tmp_path / "other"))
-  there = dict(plan.outlook(other, root, ["direct_dp"]).there)
+  there = dict(plan.outlook(other, root, ["direct_dp"]).progress)
   assert there["static_encoder"] == {"": True}
   assert there["direct_dp"] and all(there["direct_dp"].values())
   start, shape = t5_checkpoints.load(root / "static_encoder")
@@ -666,7 +666,10 @@ def test_static_vectors_write_no_queries(finished_run, tmp_path):
   own = dataclasses.replace(
     finished_run.config, checkpoint=str(tmp_path / "own")
   )
-  for refused in (plan.run, lambda *of: plan.outlook(*of, ["generate"]).there):
+  for refused in (
+    plan.run,
+    lambda *of: plan.outlook(*of, ["generate"]).progress,
+  ):
     with pytest.raises(ValueError, match="for queries or monoT5, got static"):
       refused(own, tmp_path / "run")
   assert not (tmp_path / "run").exists()

@@ -39,7 +39,7 @@ def test_the_plan_names_the_stages_and_rows_that_then_ran(
 ):
   seen = plan.outlook(finished_run.config, tmp_path / "new", plan.STAGES)
   assert not (tmp_path / "new").exists()
-  assert [rows for _, rows in seen.there[1:]] == [None] * len(seen.there[1:])
+  assert {rows for _, rows in seen.progress[1:]} == {None}
   ran, planned = _made(finished_run.root), _planned_folders(seen.rows)
   assert len(ran) > 150
   # 20 test queries are too few for scores with noise.
@@ -56,7 +56,7 @@ def test_the_plan_of_a_stage_has_the_rows_of_its_jobs(finished_run, name):
   config = finished_run.config
   wanted = stages.with_needs([name], config)
   seen = plan.outlook(config, finished_run.root, wanted)
-  for each, there in seen.there:
+  for each, there in seen.progress:
     if there is not None and each not in _planned.IF_ALLOWED:
       assert {*there} == {*seen.rows[each]}, each
 
@@ -68,7 +68,7 @@ def test_a_run_that_was_stopped_while_it_scored_has_a_plan(
   for name in ("bm25", "fused_untrained"):
     shutil.rmtree(root / "private/evaluate/test" / name)
   seen = plan.outlook(finished_run.config, root, ["evaluate"])
-  there = dict(seen.there)["evaluate"]
+  there = dict(seen.progress)["evaluate"]
   missing = {name for name, is_there in there.items() if not is_there}
   assert {"test/bm25", "test/fused_untrained"} <= missing
   assert all(
@@ -85,7 +85,7 @@ def test_the_plan_of_trainings_for_users_counts_users(finished_run):
   data = made_up.prepared(
     unit=unit_lib.user(2), num_queries={"train": 600}, num_users={"train": 400}
   )
-  planned = rows.Plan(config=config, wanted=("finetune_dp", "direct_dp"))
+  planned = rows.Plan(config=config, stages=("finetune_dp", "direct_dp"))
   trainings = _planned.plan_trainings(planned, data)
   assert [(t.num_records, t.num_users, t.delta) for t in trainings] == [
     (400, 400, 1 / 800),
@@ -102,10 +102,10 @@ def test_the_plan_of_the_trainings_is_what_their_claims_say(
   for entry in ledger.read(root / results.PRIVATE / ledger.NAME).values():
     for one in entry.ledger:
       claims[one.identifier.rpartition("/")[0]] = (entry, one)
-  assert {one.place for one in known} == {*claims}
+  assert {one.result_path for one in known} == {*claims}
   assert len(claims) > 10
   for training in known:
-    claim, released = claims[training.place]
+    claim, released = claims[training.result_path]
     assert claim.delta == training.delta
     assert claim.epsilon <= training.epsilon < 1.05 * claim.epsilon
     assert released.num_examples == training.num_records

@@ -301,7 +301,7 @@ def test_one_sum_at_two_scales_has_two_noises(tmp_path, monkeypatch, change):
 
   monkeypatch.setattr(gaussian, "normal_numbers", noted)
   task = stage.Task(
-    place="stage/name",
+    result_path="stage/name",
     digest="digest",
     settings=None,
     inputs=None,

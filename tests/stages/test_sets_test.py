@@ -236,7 +236,7 @@ def test_a_changed_set_is_searched_and_scored_again_and_nothing_else_is(
   root = finished_run.copy(tmp_path)
   before_it = [name for name in plan.STAGES if name != "report"]  # takes long
   plan.run(config, root, stages=before_it, progress=False)
-  assert dict(plan.outlook(config, root, ["report"]).there)["report"] == {
+  assert dict(plan.outlook(config, root, ["report"]).progress)["report"] == {
     "": False
   }
   lines = capsys.readouterr().out.splitlines()

@@ -465,7 +465,7 @@ def run_of(data, **changes):
   config = plan.RunConfig(**changes)
   return types.SimpleNamespace(
     prepared=data,
-    plan=rows.Plan(config=config, wanted=plan.STAGES),
+    plan=rows.Plan(config=config, stages=plan.STAGES),
     config=config,
     check_vocabulary=lambda start: None,
     start=None,

@@ -92,7 +92,7 @@ class TextSettings:
 class Dense:
   """A linear layer after the pooling."""
 
-  place: pathlib.Path | None = dataclasses.field(default=None, compare=False)
+  folder: pathlib.Path | None = dataclasses.field(default=None, compare=False)
   """The folder with its weights."""
   in_dim: int
   out_dim: int
@@ -306,7 +306,7 @@ def _read_dense(folder: pathlib.Path) -> Dense:
     )
   try:
     return Dense(
-      place=folder,
+      folder=folder,
       in_dim=int(fields["in_features"]),
       out_dim=int(fields["out_features"]),
       has_bias=bool(fields.get("bias", True)),

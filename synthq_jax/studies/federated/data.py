@@ -158,7 +158,7 @@ def _read_source(config: Any) -> tuple[passages.JudgedPassages, str]:
   """Returns the judged passages and a digest of their source."""
   source = sources.open(config.source, "federated.Config.source")
   if source.kind == "newsqa":  # its answers are spans of the text
-    stories = newsqa.from_place(source.place)
+    stories = newsqa.read_location(source.location)
     return passages.from_stories(stories), source.digest()
   setting = "federated.Config.sentences_of"
   if config.sentences_of is not None and source.kind != "beir":
@@ -172,7 +172,7 @@ def _read_source(config: Any) -> tuple[passages.JudgedPassages, str]:
       passages.from_documents(collection, max_sentences=config.max_sentences),
       digest,
     )
-  owner = beir.read_key(source.place, config.sentences_of)
+  owner = beir.read_key(source.location, config.sentences_of)
   if not owner:
     raise ValueError(
       f"{setting} must be a key of corpus.jsonl's lines, got"
