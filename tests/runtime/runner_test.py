@@ -57,7 +57,7 @@ def test_no_page_of_earlier_results_outlives_a_run_that_is_interrupted(
   )  # fmt: skip
   job = types.SimpleNamespace(row=None, depends=(), settings=None, inputs={})
   run = runner.Run(
-    rows.Plan(config=None, wanted=()),
+    rows.Plan(config=None, stages=()),
     workspace.Workspace(tmp_path, 7),
     [one],
     say=lambda _: None,

@@ -361,6 +361,7 @@ def task_without_records(root, monkeypatch, settings, compared, **given):
   """A task of a stage that finds no train query, and so trains nothing."""
   nobody = types.SimpleNamespace(qrels={})
   monkeypatch.setattr(_ranking, "read_train", lambda *_: nobody)
+  monkeypatch.setattr(system_results, "read_fingerprint", lambda *_: "trained")
   vectors = types.SimpleNamespace(vectors="vectors")
   given = {
     "prepared": made_up.prepared(), "vectors": vectors, "drop_identical": True,

@@ -752,7 +752,7 @@ def test_a_page_is_written_anew_once_its_queries_are_declared_otherwise(
 ):
   def find_report():
     seen = plan.outlook(finished_run.config, finished_run.root, plan.STAGES)
-    return dict(seen.there)["report"]
+    return dict(seen.progress)["report"]
 
   assert find_report() == {"": True}
   monkeypatch.setattr(plan.RunConfig, "has_public_queries", False)
