@@ -435,13 +435,13 @@ def _merge_documents(
 
 
 def _check_asked(names: _SplitNames, asked: list[Any], words: str) -> None:
-  """Refuses a log without any pair; the message names what its lines lack."""
+  """Refuses a log without any pair, or with clicks in some lines alone."""
   if not names.every:
     raise ValueError(f"{names.path}: expected lines, got none; fill it")
   if len(names.have_clicks) > 1:
     raise ValueError(
       f'{names.path}: expected "clicks" in all lines or in none, got it in some:'
-      " write 0 where nobody clicked"
+      " write 0 where nobody clicked, and 1 for a click or a judgement"
     )
   if not asked:
     raise ValueError(

@@ -138,11 +138,12 @@ def load(
     if sentence_folders.modules(root, role).folder != chosen.folder:
       raise ValueError(
         f"{folder}: expected one model that reads all texts, got a Router with"
-        " another one for queries than for documents: give the folder of one"
+        " another one for queries than for documents: save one route as a"
+        " SentenceTransformer of its own, and give that"
       )
   texts = sentence_folders.text_settings(root)
   tokenizer_folder = _find_tokenizer_folder(root, chosen.folder)
-  tokenizer = _load_tokenizer(tokenizer_folder, texts)
+  tokenizer = _load_tokenizer(tokenizer_folder, texts, chosen.is_static)
   tokenizer.no_padding()
   head, tail = ((), ()) if chosen.is_static else _get_special_tokens(tokenizer)
   most = _get_max_length(tokenizer_folder, chosen, texts, tokenizer)
@@ -210,7 +211,7 @@ def _find_tokenizer_folder(
 
 
 def _load_tokenizer(
-  folder: pathlib.Path, texts: sentence_folders.TextSettings
+  folder: pathlib.Path, texts: sentence_folders.TextSettings, is_static: bool
 ) -> Any:
   """Loads a tokenizer; a BERT's with the settings in its folder."""
   with extras.required("bert"):
@@ -226,7 +227,8 @@ def _load_tokenizer(
       f"{path}: expected a tokenizer, got a file that cannot be read ({error});"
       " copy it again"
     ) from error
-  _check_settings(folder, json.loads(tokenizer.to_str()))
+  if not is_static:  # of static vectors tokenizer.json alone is read
+    _check_settings(folder, json.loads(tokenizer.to_str()))
   if texts.lower_case:
     wordpiece.lower_case(tokenizer)
   return tokenizer

@@ -241,8 +241,8 @@ def by_user(
     names the rule and, by a digest, the secret.
 
   Raises:
-    ValueError: if a query names no user, or two user ids differ only in leading
-      zeros or letter case.
+    ValueError: if a query names no user or a word for none ("nan"), or two user
+      ids differ only in leading zeros or letter case.
   """
   side_of = _make_side_of(FRACTIONS, f"{secret} user")
   judged: collection.Qrels = {}

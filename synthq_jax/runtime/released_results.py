@@ -1,8 +1,8 @@
 """Reads the released results and the private trainings of a working directory.
 
-The folder alone decides whether a result counts as released: every result
-outside `private/` does, whatever its settings. So no list of rows can leave a
-result out.
+The folder alone decides whether a result or an export counts as released: all
+outside `private/` do, whatever their settings. So no list of rows can leave one
+out.
 """
 
 import dataclasses
@@ -36,9 +36,10 @@ class Released:
 
   shared: _Statements
   """Claims that count as released, by folder or ledger entry: those of every
-  result outside `private/`, and of every export there; of every release of scores that was begun, since it
-  may have been shown; and of every training behind scores. If the result of
-  scores is missing, every training is behind them."""
+  result outside `private/`, and of every export there; of every release of
+  scores that was begun, since it may have been shown; and of every training
+  behind scores. If the result of scores is missing, every training is behind
+  them."""
   compared: _Statements
   """Claims of results under `private/` with a finite epsilon, by folder."""
   started: _Statements
@@ -62,8 +63,9 @@ class Released:
     """The joint claim of all that is released; None: there is none.
 
     Formal guarantee:
-      That of `joint.claim` for all results outside `private/`. Nothing is
-      claimed if a folder there holds files that no result accounts for.
+      That of `joint.claim` for all results and exports outside `private/`.
+      Nothing is claimed if a folder there holds files that neither a result nor
+      an export accounts for.
     """
     if self.unclaimed or not self.shared:
       return None
@@ -164,9 +166,17 @@ def read(root: pathlib.Path) -> Released:
 
 
 def _read_export(folder: pathlib.Path) -> statement_lib.PrivacyStatement | None:
-  """Returns the claim of an export; None: the folder has none that is whole."""
+  """Returns the joint claim of an export and of exports below it.
+
+  None: there is no claim that is whole.
+  """
+  nested = {
+    path.parent
+    for name in t5_checkpoints.CLAIM_FILES
+    for path in folder.rglob(pathlib.PurePath(name).name)
+  }
   try:
-    return t5_checkpoints.claim_in(folder, [folder])
+    return t5_checkpoints.claim_in(folder, sorted({folder, *nested}))
   except ValueError:
     return None
 

@@ -340,10 +340,10 @@ class Run:
       self.say(f"[{result_path}] finished earlier, skipped")
       return _make_result(value, digest)
     if distributed.is_main():
+      self._remove_report()
       for folder in self._folders(result_path):
         for name in (artifacts.RESULT_NAME, artifacts.FILES_NAME):
           artifacts.remove(folder / name)
-      self._remove_report()
     self.say(f"[{result_path}] running")
     start = time.monotonic()
     task = stage_lib.Task(
@@ -374,8 +374,13 @@ class Run:
     those of the results before. The report of any settings is written again
     without a release.
     """
-    for folder in self._folders("report"):
+    folders = [each for each in self._folders("report") if each.exists()]
+    for folder in folders:
       artifacts.remove(folder)
+    if folders:
+      self.say(
+        "[report] of earlier results removed; `synthq run` writes it anew"
+      )
 
   def _folders(self, result_path: str) -> tuple[pathlib.Path, pathlib.Path]:
     return self._space.public(result_path), self._space.private(result_path)

@@ -287,7 +287,7 @@ def select_shareable(
       if row.evaluation.test_set == rows_lib.OWN_TEST_SETS[1]
     ],
     documents=results.public_documents(prepared),
-    source=prepared.source.partition(":")[0],  # not its place
+    source=prepared.source.partition(":")[0],  # not its location
     unit=str(prepared.unit),
     versions=prepared.versions,
     num_examples=private.num_examples,

@@ -140,7 +140,7 @@ def test_what_voids_the_claims_is_red():
   red = [one.text for one in alerts if not one.is_calm]
   for words in (
     "1 private trainings were started here of which no result is left",
-    "these settings do not make: a/b, generate/eps3",
+    "these settings do not write: a/b, generate/eps3",
   ):
     assert sum(words in one for one in red) == 1, words
   assert len(red) == 2

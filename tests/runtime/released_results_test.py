@@ -154,6 +154,15 @@ def test_exports_in_the_working_directory_count_with_their_claims(
   export.run(queries, root / "exports/queries", format="hf")
   after = released_results.read(root)
   assert not after.unclaimed and after.together == before.together
+  nested = root / "exports/queries/private"  # below another export
+  export.run(
+    root / "private/train_retriever/original",
+    nested,
+    format="safetensors",
+    allow_private=True,
+  )
+  assert released_results.read(root).together.epsilon == math.inf
+  shutil.rmtree(nested)
   stored = artifacts.load(queries, results.SyntheticQueries)
   assert after.shared["exports/queries"] == stored.statement
   export.run(
