@@ -351,9 +351,11 @@ def _num_users(config: Config, data: collection.Collection) -> dict[str, int]:
 def _check_names(data: collection.Collection, config: Config) -> None:
   """Refuses splits that do not exist, and names the setting."""
   if TRAIN not in data.qrels:
+    names = ", ".join(sorted(data.qrels)[:5]) or "no split"
     raise ValueError(
       f"{config.source}: expected relevant pairs in split {TRAIN!r}, which"
-      " everything is trained on, got no such split: add its judgements"
+      f" everything is trained on, got {names}: add its judgements (in a folder of"
+      " tables a file's name is its split, and files below train/ are one)"
     )
   for split in config.test_split.split("+"):
     try:

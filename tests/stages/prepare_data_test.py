@@ -260,3 +260,24 @@ def test_no_query_is_written_for_an_empty_document(tmp_path):
     kept = generate._drop_empty(passages, rows)
     assert set(passages.owners[kept]) == set(range(COUNT))
     assert set(passages.owners) == set(range(COUNT + 2))
+
+
+def test_files_of_months_are_told_what_names_a_split(tmp_path):
+  corpus = tmp_path / "corpus.jsonl"
+  documents = [
+    {"_id": f"d{i}", "title": "", "text": small_data.document(i)}
+    for i in range(COUNT)
+  ]
+  corpus.write_text("".join(f"{json.dumps(x)}\n" for x in documents))
+  rows = [f"query {i},d{i % COUNT}\n" for i in range(200)]
+  for folder in (tmp_path / "logs", tmp_path / "below" / "train"):
+    folder.mkdir(parents=True)
+    for month, part in (("2024_01", rows[:90]), ("2024_02", rows[90:])):
+      text = "".join(["query,document\n", *part])
+      (folder / f"{month}.csv").write_text(text)
+  with pytest.raises(
+    ValueError, match=r"got 2024_01, 2024_02: .* below train/"
+  ):
+    prepare_source(tmp_path, f"log:{tmp_path / 'logs'}@{corpus}")
+  made = prepare_source(tmp_path, f"log:{tmp_path / 'below'}@{corpus}")
+  assert made.num_queries["train"] > 100
