@@ -170,13 +170,9 @@ def _read_export(folder: pathlib.Path) -> statement_lib.PrivacyStatement | None:
 
   None: there is no claim that is whole.
   """
-  nested = {
-    path.parent
-    for name in t5_checkpoints.CLAIM_FILES
-    for path in folder.rglob(pathlib.PurePath(name).name)
-  }
+  nested = (path for path in sorted(folder.rglob("*")) if path.is_dir())
   try:
-    return t5_checkpoints.claim_in(folder, sorted({folder, *nested}))
+    return t5_checkpoints.claim_in(folder, (folder, *nested))
   except ValueError:
     return None
 

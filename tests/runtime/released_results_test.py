@@ -11,7 +11,7 @@ import made_up
 import numpy as np
 import pytest
 
-from synthq_jax.models import encoders
+from synthq_jax.models import encoders, t5_checkpoints
 from synthq_jax.privacy import joint, ledger, rounding, sampling
 from synthq_jax.runtime import (
   encoder_start,
@@ -163,6 +163,12 @@ def test_exports_in_the_working_directory_count_with_their_claims(
   )
   assert released_results.read(root).together.epsilon == math.inf
   shutil.rmtree(nested)
+  path = root / "exports/queries/t5x" / t5_checkpoints.CLAIM_FILES[-1]
+  path.parent.mkdir(parents=True)  # a MODEL_DIR of T5X, with its ledger
+  path.write_text(ledger.line("other/1", made_up.claim("other/1")))
+  together = released_results.read(root).together
+  assert {x.identifier for x in together.ledger} >= {"other/1"}
+  shutil.rmtree(root / "exports/queries/t5x")
   stored = artifacts.load(queries, results.SyntheticQueries)
   assert after.shared["exports/queries"] == stored.statement
   export.run(
