@@ -131,20 +131,6 @@ def _finished_run():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _known_numbers(request):
-  """Reads the accountant's numbers that another process has computed."""
-  import known_numbers
-
-  if (
-    "privacy"
-    not in request.path.relative_to(pathlib.Path(__file__).parent).parts
-  ):
-    known_numbers.install(f"{os.environ[_FOLDER]}/known")
-  yield
-  known_numbers.remove()
-
-
-@pytest.fixture(autouse=True, scope="module")
 def _forget():
   """Drops compiled programs with their module: a worker would keep 6 GiB."""
   yield

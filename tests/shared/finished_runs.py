@@ -15,7 +15,6 @@ import shutil
 import sys
 from typing import NamedTuple
 
-import known_numbers
 import missing
 import numpy as np
 import random_t5
@@ -132,7 +131,6 @@ def configure(folder: pathlib.Path) -> plan.RunConfig:
 
 def make(folder: pathlib.Path) -> None:
   """Makes the run in a folder, and notes which packages that took."""
-  known_numbers.install(folder.parent / "known")
   small_data.write_lines(folder / "log.jsonl", map(json.dumps, log()))
   write_test_sets(folder / "sets")
   random_t5.save(folder / "t5")
