@@ -55,7 +55,7 @@ _STAGES = (
   "run", "prepare_data", "prepare_test_set", "finetune_dp",
   "static_encoder", "generate", "filter_queries",
   "query_leakage", "direct_dp", "train_retriever",
-  "encode_documents", "learn_adapter", "fuse", "learn_to_rank",
+  "encode_documents", "learn_map", "learn_adapter", "fuse", "learn_to_rank",
   "evaluate", "audit", "compare_queries", "release_scores", "report",
   "study",
 )  # fmt: skip

@@ -28,6 +28,7 @@ PAPER_NEEDS = ("SOURCE=msmarco:m", "CHECKPOINT=c", "VOCABULARY=v.model")
 NEEDS = {
   "beir": ("SOURCE=beir:b",),
   "encoder": ("SOURCE=beir:b", "ENCODER=e"),
+  "encoder_queries": ("SOURCE=beir:b", "ENCODER=e"),
   "msmarco": ("SOURCE=msmarco:m",),
   "jsonl": ("SOURCE=jsonl:j",),
   "seqio": ("MIXTURE_OR_TASK_NAME=t",),
@@ -244,7 +245,7 @@ def test_one_seed_is_that_of_everything_public():
   config, _ = main.configure(plan.RunConfig, [DEMO], ["SEED=3"])
   stages = [getattr(config, field.name) for field in dataclasses.fields(config)]
   seeds = [stage.seed for stage in stages if hasattr(stage, "seed")]
-  assert len(seeds) == 11
+  assert len(seeds) == 12
   assert seeds == [3] * len(seeds)
 
 

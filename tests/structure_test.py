@@ -210,8 +210,9 @@ def test_few_stages_hold_the_secret_or_read_private_queries():
         *("release_scores", "report"),
       )
     },
-    # For the row `original` alone, as the test of its jobs holds.
+    # For the row `original` alone, as the test of their jobs holds.
     "train_retriever": {"documents"},
+    "learn_map": {"documents"},
   }
 
 

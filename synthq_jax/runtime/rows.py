@@ -152,7 +152,20 @@ class Plan:
     rows = [UNTRAINED] if chosen.untrained else []
     if self.for_audit:  # an audit reads those of private generators alone
       return (*rows, *self.generators)
-    return (*rows, *self.written, *([ORIGINAL] if chosen.original else ()))
+    is_trained = chosen.trained_part == "encoder"
+    return (*rows, *self._learned) if is_trained else tuple(rows)
+
+  @functools.cached_property
+  def mapped(self) -> tuple[Row, ...]:
+    """The public encoders with a map that is learned without noise."""
+    is_mapped = self.config.rows.trained_part == "query_map"
+    return self._learned if is_mapped and not self.for_audit else ()
+
+  @property
+  def _learned(self) -> tuple[Row, ...]:
+    """The retrievers that learn from pairs without noise."""
+    original = (ORIGINAL,) if self.config.rows.original else ()
+    return (*self.written, *original)
 
   @functools.cached_property
   def direct(self) -> Mapping[Row, Any]:
@@ -181,7 +194,7 @@ class Plan:
   @property
   def retrievers(self) -> tuple[Row, ...]:
     """Every dense retriever."""
-    return (*self.encoded, *self.adapters)
+    return (*self.encoded, *self.mapped, *self.adapters)
 
   @functools.cached_property
   def fused(self) -> tuple[Row, ...]:

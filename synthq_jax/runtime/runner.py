@@ -98,7 +98,7 @@ class Run:
   @property
   def retrievers(self) -> Mapping[rows.Row, stage_lib.Made[results.Checkpoint]]:
     """Every dense retriever."""
-    names = ("train_retriever", "direct_dp", "learn_adapter")
+    names = ("train_retriever", "direct_dp", "learn_map", "learn_adapter")
     return _merge(map(self.get_results, names))
 
   def get_vectors(

@@ -37,6 +37,9 @@ SUMMARIES = types.MappingProxyType(
     "encode_documents": (
       "encodes the collection with every retriever, once for all that search it"
     ),
+    "learn_map": (
+      "learns a map of a public encoder's query vectors from pairs, without noise"
+    ),
     "learn_adapter": (
       "learns with DP a linear map of a public encoder's vectors: an adapter"
     ),

@@ -160,10 +160,9 @@ def make_job(run: runner.Run, target: Target) -> stage.Job[Inputs] | None:
   )
 
 
-def _write_label(
-  row: rows.Row, system: system_results.System | None, left_out: float
-) -> str:
+def _write_label(row: rows.Row, task_inputs: Inputs) -> str:
   """Returns the report label of a row: its training data and its system."""
+  system, left_out = task_inputs.system, task_inputs.left_out
   if system is None:
     return "nothing"
   share = f"{1 - left_out:.0%} of the " if left_out else ""
@@ -172,9 +171,11 @@ def _write_label(
     "public_only": "queries of the public model",
     "original": f"{share}real queries, no privacy",
     "synthetic": "synthetic queries",
-    "adapter": "real queries with DP, a linear map of the public encoder",
+    "adapter": "real queries with DP",
     "direct_dp": "real queries, DP directly",
   }[row.pairs]
+  if isinstance(task_inputs.retriever, system_results.Adapter):
+    trained_on += ", a linear map of the public encoder"
   if isinstance(system, system_results.JointSystem):
     return f"{trained_on}; {system.describe()}"
   return trained_on
@@ -229,7 +230,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Evaluation | None:
   return results.Evaluation(
     directory=space.relative(directory),
     row=row,
-    label=_write_label(row, system, task_inputs.left_out),
+    label=_write_label(row, task_inputs),
     test_set=set_name,
     private=private,
     statement=statement,

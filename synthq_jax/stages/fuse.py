@@ -249,6 +249,6 @@ STAGE = stage.Stage(
   plan=plan_rows,
   job=make_job,
   run=run,
-  needs=("generate", "learn_adapter"),
+  needs=("generate", "learn_map", "learn_adapter"),
   together=True,
 )

@@ -233,6 +233,6 @@ STAGE = stage.Stage(
   job=make_job,
   training=plan_training,
   run=run,
-  needs=("learn_adapter",),
+  needs=("learn_map", "learn_adapter"),
   needs_secret=True,
 )

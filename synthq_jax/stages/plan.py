@@ -35,6 +35,7 @@ from synthq_jax.stages import finetune_dp as finetune_dp_lib
 from synthq_jax.stages import fuse as fuse_lib
 from synthq_jax.stages import generate as generate_lib
 from synthq_jax.stages import learn_adapter as learn_adapter_lib
+from synthq_jax.stages import learn_map as learn_map_lib
 from synthq_jax.stages import learn_to_rank as learn_to_rank_lib
 from synthq_jax.stages import prepare_data as prepare_data_lib
 from synthq_jax.stages import query_leakage as query_leakage_lib
@@ -87,6 +88,9 @@ class Rows:
   """Names of dense retrievers' rows, or their beginnings, that get another row:
   their scores and BM25's with weights that private queries teach with DP
   (learning to rank)."""
+  trained_part: str = field_kinds.later("encoder")
+  """Part of a retriever that learns from queries without noise: the "encoder",
+  or a "query_map" behind the public encoder (`learn_map`)."""
   adapted: tuple[float, ...] = field_kinds.later(())
   """Epsilons of the rows of a public encoder with a linear map of its query
   vectors that private queries teach."""
@@ -113,6 +117,12 @@ class Rows:
           f"Rows.{field} needs the row that it is made of, got bm25=False: set"
           f" it, or leave {field} out"
         )
+    config_types.one_of(self, "trained_part", ("encoder", "query_map"))
+    if self.trained_part == "query_map" and not self.untrained:
+      raise ValueError(
+        "Rows.trained_part='query_map' needs the encoder whose vectors are mapped,"
+        " got untrained=False: set it"
+      )
     if self.adapted_row not in ("", *map(str, _PUBLIC)):
       raise ValueError(
         "Rows.adapted_row must be a row of a public encoder, one of"
@@ -145,7 +155,7 @@ class Rows:
   def adapter_base(self) -> rows_lib.Row | None:
     """Retriever whose query vectors adapters map; None: it is not made."""
     is_made = {
-      rows_lib.PUBLIC_ONLY: self.public_only,
+      rows_lib.PUBLIC_ONLY: self.public_only and self.trained_part == "encoder",
       rows_lib.UNTRAINED: self.untrained,
     }
     allowed = [x for x in _PUBLIC if self.adapted_row in ("", str(x))]
@@ -244,6 +254,9 @@ class RunConfig:
   fuse: fuse_lib.Config = dataclasses.field(default_factory=fuse_lib.Config)
   learn_to_rank: learn_to_rank_lib.Config = dataclasses.field(
     default_factory=learn_to_rank_lib.Config
+  )
+  learn_map: learn_map_lib.Config = dataclasses.field(
+    default_factory=learn_map_lib.Config
   )
   learn_adapter: learn_adapter_lib.Config = dataclasses.field(
     default_factory=learn_adapter_lib.Config

@@ -24,7 +24,7 @@ from synthq_jax.runtime import (
   system_results,
   workspace,
 )
-from synthq_jax.stages import _search, evaluate, fuse, plan
+from synthq_jax.stages import _search, evaluate, fuse, learn_map, plan
 from synthq_jax.storage import artifacts
 
 PRIVATE_GENERATOR = made_up.claim()
@@ -302,7 +302,15 @@ def test_a_chooser_that_looks_at_real_queries_is_caught(
   assert opened_in_private(root)
 
 
-@pytest.mark.parametrize("name", ["train_retriever", "fuse"])
+def with_maps(config):
+  """Settings with which queries teach maps in place of encoders."""
+  chosen = dataclasses.replace(
+    config.rows, trained_part="query_map", adapted=(), ltr=()
+  )
+  return dataclasses.replace(config, rows=chosen)
+
+
+@pytest.mark.parametrize("name", ["train_retriever", "fuse", "learn_map"])
 def test_tasks_of_shareable_rows_hold_public_documents_alone(
   finished_run, tmp_path, monkeypatch, name
 ):
@@ -326,8 +334,10 @@ def test_tasks_of_shareable_rows_hold_public_documents_alone(
   )
   for folder in (root / name, root / "private" / name):
     shutil.rmtree(folder, ignore_errors=True)
+  config = finished_run.config
+  config = with_maps(config) if name == "learn_map" else config
   with pytest.raises(RuntimeError, match="did not save"):
-    plan.run(finished_run.config, root, stages=[name], progress=False)
+    plan.run(config, root, stages=[name], progress=False)
   for row, task in tasks.items():
     assert row != "original"
     assert type(task.folders) is workspace.Folders  # without the secret
@@ -357,6 +367,13 @@ def test_one_row_is_handed_private_queries_where_documents_would_do(
     if isinstance(value, results.PreparedData) and field != "prepared"
   }
   assert held == {("train_retriever", "original", "documents")}
+  run.plan = dataclasses.replace(run.plan, config=with_maps(run.config))
+  given = {
+    str(row): type(learn_map.make_job(run, row).inputs.documents)
+    for row in run.plan.mapped
+  }
+  assert given.pop("original") is results.PreparedData
+  assert set(given.values()) == {results.PublicDocuments}
 
 
 class _Stopped:

@@ -1,0 +1,257 @@
+"""The stage of maps that learn without noise: claims, negatives and shares."""
+
+import dataclasses
+import math
+import shutil
+
+import made_up
+import numpy as np
+import pytest
+
+from synthq_jax.models.checkpoints import sentence_folders
+from synthq_jax.retrieval import encode
+from synthq_jax.runtime import (
+  encoder_start,
+  results,
+  rows,
+  stage,
+  system_results,
+  training_pairs,
+  workspace,
+)
+from synthq_jax.stages import learn_map, plan
+from synthq_jax.storage import artifacts
+from synthq_jax.tools import search
+from synthq_jax.training import loop
+
+QUIET = loop.Settings(progress=False)
+SMALL = learn_map.Config(
+  steps=3, warmup_steps=1, batch_size=8, candidates=6, pool=8, settings=QUIET
+)
+
+
+def task_of(root, name, config=SMALL):
+  """A task of the row `name`, with the untrained encoder as its base."""
+  row = made_up.row(name)
+  data = artifacts.load(root / "private/prepare_data", results.PreparedData)
+  queries = None
+  if row != rows.ORIGINAL:
+    folder = root / "filter_queries" / row.queries
+    queries = artifacts.load(folder, results.SyntheticQueries)
+  return stage.Task(
+    result_path=f"learn_adapter/{name}",
+    row=row,
+    digest="digest",
+    settings=config,
+    folders=workspace.Folders(root),
+    inputs=learn_map.Inputs(
+      documents=data if queries is None else results.public_documents(data),
+      retriever=artifacts.load(
+        root / "train_retriever/untrained", results.Checkpoint
+      ),
+      vectors=artifacts.load(
+        root / "encode_documents/untrained", system_results.Vectors
+      ),
+      synthetic=queries,
+      held_out=0.0,
+    ),
+  )
+
+
+def read_matrix(root, made):
+  return np.load(root / made.directory / made.FILE)
+
+
+def test_a_map_of_synthetic_queries_has_their_claim(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  made = learn_map.run(task_of(root, "synthetic_eps8"))
+  queries = artifacts.load(
+    root / "filter_queries/eps8", results.SyntheticQueries
+  )
+  assert made.statement.ledger == queries.statement.ledger
+  assert made.statement.epsilon == queries.statement.epsilon
+  assert not results.is_private_path(made.directory)
+  assert made.base == made.document_encoder
+  public = learn_map.run(task_of(root, "public_only"))
+  assert public.statement.is_public
+
+
+def test_a_map_of_real_queries_stays_private(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  made = learn_map.run(task_of(root, "original"))
+  assert results.is_private_path(made.directory)
+  assert math.isinf(made.statement.epsilon)
+  assert not (root / "learn_adapter/original").exists()
+
+
+def test_a_search_applies_the_map_to_queries_alone(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  made = learn_map.run(task_of(root, "synthetic_eps8"))
+  folders = workspace.Folders(root)
+  tokens = np.array([[5, 6, 1, 0], [9, 1, 0, 0]], np.int32)
+
+  def encode_with(retriever, role):
+    params, shape = encoder_start.load(folders, retriever, role)
+    return encode.encode(params, shape, tokens, batch_size=2)
+
+  role = sentence_folders.QUERY
+  mapped = encode_with(made.base, role) @ read_matrix(root, made)
+  mapped /= np.linalg.norm(mapped, axis=1, keepdims=True)
+  np.testing.assert_allclose(encode_with(made, role), mapped, atol=1e-6)
+  role = sentence_folders.DOCUMENT
+  np.testing.assert_array_equal(
+    encode_with(made, role), encode_with(made.base, role)
+  )
+
+
+def test_half_of_a_map_is_half_of_its_way(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  changes = []
+  for share in (1.0, 0.5):
+    config = dataclasses.replace(SMALL, share=share)
+    made = learn_map.run(task_of(root, "synthetic_eps8", config))
+    matrix = read_matrix(root, made)
+    changes.append(matrix - np.eye(len(matrix), dtype=np.float32))
+  assert np.abs(changes[0]).max() > 1e-4
+  np.testing.assert_allclose(changes[1], changes[0] / 2, atol=1e-7)
+
+
+def test_no_document_that_shares_a_querys_text_is_a_negative():
+  stored = training_pairs.Stored(
+    queries=["what is it", "who", "what is it"],
+    tokens=np.zeros((3, 2), np.int32),
+    documents=np.array([2, 0, 1]),
+    passages=np.array([3, 0, 2]),
+  )
+  owners = np.array([0, 0, 1, 2, 2])  # two documents have two passages
+  relevant = learn_map._list_relevant(stored, owners)
+  assert [set(own) for own in relevant] == [{2, 3, 4}, {0, 1}, {2, 3, 4}]
+
+
+def make_problem(dim=6, number=40):
+  """Queries of one rotation of their documents: a map that exists."""
+  generator = np.random.default_rng(0)
+  vectors = generator.normal(size=(number, dim)).astype(np.float32)
+  vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+  rotation, _ = np.linalg.qr(generator.normal(size=(dim, dim)))
+  queries = vectors @ rotation.astype(np.float32)
+  all_rows = np.tile(np.arange(number, dtype=np.int32), (number, 1))
+  records = {
+    "queries": queries,
+    "rows": all_rows,
+    "relevant": np.eye(number, dtype=bool),
+    "candidate": np.ones((number, number), bool),
+  }
+  return records, vectors
+
+
+@pytest.mark.parametrize("pool", [0, 10])
+def test_a_map_that_exists_is_learned(tmp_path, pool):
+  records, vectors = make_problem()
+  config = dataclasses.replace(
+    SMALL, steps=150, batch_size=40, learning_rate=0.05, pool=pool
+  )
+  params = learn_map._learn(
+    config, records, vectors, loop.Files.below(tmp_path, "test")
+  )
+  moved = records["queries"] @ (np.eye(6) + np.asarray(params["map"]))
+  best = np.argmax(moved @ vectors.T, axis=1)
+  before = np.argmax(records["queries"] @ vectors.T, axis=1)
+  assert np.mean(before == np.arange(40)) < 0.3
+  assert np.mean(best == np.arange(40)) > 0.9
+
+
+def test_a_training_that_stopped_goes_on_to_the_same_map(tmp_path):
+  records, vectors = make_problem()
+  config = dataclasses.replace(SMALL, steps=6)
+
+  def learn(folder):
+    files = loop.Files.below(folder, "test")
+    return np.asarray(learn_map._learn(config, records, vectors, files)["map"])
+
+  whole = learn(tmp_path / "whole")
+  seen = []
+
+  def stop(self, step, total):
+    if step == 4 and not seen:
+      seen.append(step)
+      raise KeyboardInterrupt
+    return rows_of(self, step, total)
+
+  rows_of = learn_map.Config.rows
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(learn_map.Config, "rows", stop)
+    saving = dataclasses.replace(
+      config, settings=dataclasses.replace(QUIET, save_seconds=0.0)
+    )
+    files = loop.Files.below(tmp_path / "stopped", "test")
+    with pytest.raises(KeyboardInterrupt):
+      learn_map._learn(saving, records, vectors, files)
+  assert seen
+  np.testing.assert_array_equal(learn(tmp_path / "stopped"), whole)
+
+
+def plan_of(**fields):
+  config = plan.RunConfig(rows=plan.Rows(**fields))
+  return rows.Plan(config=config, stages=("evaluate", "report"))
+
+
+def test_the_plan_trains_encoders_or_maps_but_never_both():
+  planned = plan_of(
+    trained_part="query_map", direct_dp=(), synthetic=(3.0, 8.0)
+  )
+  names = [str(row) for row in planned.mapped]
+  assert names == [
+    "public_only",
+    "synthetic_eps3",
+    "synthetic_eps8",
+    "original",
+  ]
+  assert planned.trained == planned.encoded == (rows.UNTRAINED,)
+  assert planned.retrievers == (rows.UNTRAINED, *planned.mapped)
+  usual = plan_of(direct_dp=(), synthetic=(3.0, 8.0))
+  assert usual.mapped == () and usual.trained == planned.retrievers
+
+
+def test_private_adapters_beside_maps_stand_on_the_public_encoder():
+  chosen = plan.Rows(trained_part="query_map", adapted=(1.0,))
+  assert chosen.adapter_base == rows.UNTRAINED
+  assert plan.Rows(adapted=(1.0,)).adapter_base == rows.PUBLIC_ONLY
+
+
+@pytest.mark.parametrize(
+  ("fields", "text"),
+  [
+    ({"trained_part": "map"}, "trained_part must be one of encoder, query_map"),
+    ({"trained_part": "query_map", "untrained": False}, "set it"),
+  ],
+)
+def test_rows_without_a_base_are_refused(fields, text):
+  with pytest.raises(ValueError, match=text):
+    plan.Rows(**fields)
+
+
+@pytest.mark.parametrize(
+  ("fields", "text"),
+  [
+    ({"share": 0.0}, "share"),
+    ({"share": 1.5}, "at most 1"),
+    ({"candidates": 4}, "above most_relevant=4"),
+    ({"steps": 4}, "more than warmup_steps=4"),
+    ({"temperature": 0.0}, "temperature"),
+    ({"pool": -1}, "pool"),
+  ],
+)
+def test_settings_without_a_meaning_are_refused(fields, text):
+  with pytest.raises(ValueError, match=text):
+    learn_map.Config(**fields)
+
+
+def test_a_search_reads_maps_where_adapters_lie(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  shutil.rmtree(root / "train_retriever/synthetic_eps8")
+  made = learn_map.run(task_of(root, "synthetic_eps8"))
+  folder = root / made.directory
+  artifacts.save(folder, made, "digest", folders=[folder])
+  known = search.read_systems(workspace.Folders(root), private=False)
+  assert known[made.row] == made
