@@ -154,9 +154,9 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
       description=f"learn_map {task.get_row()}",
     ),
   )
-  kept = jax.tree.map(lambda leaf: config.share * leaf, params)
+  scaled = jax.tree.map(lambda leaf: config.share * leaf, params)
   array_files.save(
-    directory / system_results.Adapter.FILE, vector_map.get_matrix(kept)
+    directory / system_results.Adapter.FILE, vector_map.get_matrix(scaled)
   )
   return system_results.Adapter(
     directory=space.relative(directory),

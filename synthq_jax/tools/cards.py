@@ -15,7 +15,7 @@ from synthq_jax import text_tables
 from synthq_jax.data import collection, query_sets
 from synthq_jax.privacy import rounding, wording
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.runtime import results, system_results
+from synthq_jax.runtime import results, rows, system_results
 
 __all__ = [
   "make_hub_name",
@@ -124,7 +124,7 @@ def render_adapter(adapter: system_results.Adapter) -> str:
     adapter.statement,
     f"Adapter {adapter.name}",
     "An unchanged public encoder and a linear map of its query vectors, learned"
-    " from private queries with differential privacy. Document vectors are those of"
+    f" from {_describe_queries(adapter.row)}. Document vectors are those of"
     " the encoder, so an index of them stays valid. Vectors have length 1, so that"
     " dot products are cosines. Call `encode_query` and `encode_document`: `encode`"
     " encodes every text as a document, whatever prompt you name. It was written by"
@@ -139,9 +139,9 @@ def render_map(adapter: system_results.Adapter) -> str:
     {"library_name": "safetensors", "tags": ["dense-retrieval", "adapter"]},
     adapter.statement,
     f"Map {adapter.name}",
-    "A matrix for query vectors, learned from private queries with differential"
-    f" privacy. It fits the vectors of its run's encoder {adapter.base.name},"
-    " whichever program computes them; document vectors stay as they are.",
+    f"A matrix for query vectors, learned from {_describe_queries(adapter.row)}. It"
+    f" fits the vectors of its run's encoder {adapter.base.name}, whichever program"
+    " computes them; document vectors stay as they are.",
     """```python
 import numpy as np
 from safetensors.numpy import load_file
@@ -153,6 +153,18 @@ def apply(vectors):  # [query, dim] of the encoder
   return moved / np.linalg.norm(moved, axis=1, keepdims=True)
 ```""",
   )
+
+
+def _describe_queries(row: rows.Row) -> str:
+  """Describes the queries that a map was learned from."""
+  return {
+    rows.ADAPTER: "private queries with differential privacy",
+    rows.SYNTHETIC: (
+      "synthetic queries, written by a T5 that was fine-tuned on private ones with"
+      " differential privacy"
+    ),
+    rows.PUBLIC_ONLY.pairs: "queries of a public T5, none of them private",
+  }.get(row.pairs, "private queries without privacy")
 
 
 def render_transformers(checkpoint: results.Checkpoint, prefix: str) -> str:

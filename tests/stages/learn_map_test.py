@@ -21,7 +21,7 @@ from synthq_jax.runtime import (
 )
 from synthq_jax.stages import learn_map, plan
 from synthq_jax.storage import artifacts
-from synthq_jax.tools import search
+from synthq_jax.tools import cards, search
 from synthq_jax.training import loop
 
 QUIET = loop.Settings(progress=False)
@@ -255,3 +255,27 @@ def test_a_search_reads_maps_where_adapters_lie(finished_run, tmp_path):
   artifacts.save(folder, made, "digest", folders=[folder])
   known = search.read_systems(workspace.Folders(root), private=False)
   assert known[made.row] == made
+
+
+@pytest.mark.parametrize(
+  ("name", "origin"),
+  [
+    (
+      "synthetic_eps8",
+      "synthetic queries, written by a T5 that was fine-tuned",
+    ),
+    ("public_only", "queries of a public T5, none of them private"),
+  ],
+)
+def test_a_card_says_which_queries_a_map_learned_from(
+  finished_run, tmp_path, name, origin
+):
+  """It said "private queries with differential privacy" of each."""
+  root = finished_run.copy(tmp_path)
+  made = learn_map.run(task_of(root, name))
+  for render in (cards.render_map, cards.render_adapter):
+    card = render(made)
+    assert f"learned from {origin}" in card
+    assert "learned from private queries" not in card
+  adapter = dataclasses.replace(made, row=made_up.row("adapter_eps8"))
+  assert "learned from private queries with diff" in cards.render_map(adapter)
