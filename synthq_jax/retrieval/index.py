@@ -13,7 +13,6 @@ with extras.required("run"):
 
 __all__ = [
   "Index",
-  "blocks",
   "exact",
   "search_documents",
 ]
@@ -38,39 +37,11 @@ def _check_finite(
   return array
 
 
-def _check_documents(
-  vectors: Float[np.ndarray, "document dim"],
-) -> Float[np.ndarray, "document dim"]:
-  """Converts document vectors to float32; raises ValueError without any."""
-  vectors = _check_finite("vectors", vectors)
-  if not vectors.size:
-    raise ValueError(
-      f"expected document vectors, got shape {vectors.shape}; encode some"
-    )
-  return vectors
-
-
-def _check_search(queries: np.ndarray, k: int, dim: int) -> None:
-  """Refuses k below 1, and query vectors of another dimension."""
-  if k < 1 or queries.shape[1] != dim:
-    raise ValueError(
-      f"expected k >= 1 and queries of dim={dim}, got "
-      f"k={k} and dim={queries.shape[1]}; use the encoder of the index"
-    )
-
-
-def blocks(
+def _blocks(
   rows: Int[np.ndarray, " query"], width: int
 ) -> Iterator[Int[np.ndarray, " part"]]:
-  """Yields positions of queries in parts whose candidates fit into memory.
-
-  >>> [len(part) for part in blocks(np.arange(5), 1 << 19)]
-  [2, 2, 1]
-
-  Args:
-    rows: the positions of the queries.
-    width: the number of candidates for each query.
-  """
+  """Yields positions of queries in parts whose `width` candidates each fit into
+  memory."""
   size = max(1, _FOUND // width)
   for start in range(0, len(rows), size):
     yield rows[start : start + size]
@@ -131,7 +102,12 @@ class Index:
       ValueError: if k < 1, or the queries have another dim or are not finite.
     """
     queries = _check_finite("queries", queries)
-    _check_search(queries, k, self.vectors.shape[1])
+    dim = self.vectors.shape[1]
+    if k < 1 or queries.shape[1] != dim:
+      raise ValueError(
+        f"expected k >= 1 and queries of dim={dim}, got "
+        f"k={k} and dim={queries.shape[1]}; use the encoder of the index"
+      )
     k = min(k, len(self.vectors))
     scores = np.zeros((len(queries), k))
     positions = np.zeros((len(queries), k), np.int64)
@@ -139,7 +115,7 @@ class Index:
     while len(open_):
       width = min(width + max(width, _MARGIN), len(self.vectors))
       unsure = []
-      for part in blocks(open_, width):
+      for part in _blocks(open_, width):
         values, at, sure = self._search_candidates(queries[part], k, width)
         scores[part], positions[part] = values, at
         unsure.append(part[~sure])
@@ -178,7 +154,11 @@ def exact(vectors: Float[np.ndarray, "document dim"]) -> Index:
   Raises:
     ValueError: if there are no vectors, or one is not finite.
   """
-  vectors = _check_documents(vectors)
+  vectors = _check_finite("vectors", vectors)
+  if not vectors.size:
+    raise ValueError(
+      f"expected document vectors, got shape {vectors.shape}; encode some"
+    )
   flat = faiss.IndexFlatIP(vectors.shape[1])
   flat.add(vectors)
   longest = float(np.linalg.norm(vectors, axis=1).max())
@@ -212,7 +192,7 @@ def search_documents(
   while len(open_):
     width = min(max(2 * width, depth), len(owners))
     unmet = []
-    for part in blocks(open_, width):
+    for part in _blocks(open_, width):
       values, at = built.search(queries[part], width)
       ranked = owners[at]
       is_best = _is_first(ranked)
