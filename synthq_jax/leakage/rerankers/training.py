@@ -219,9 +219,8 @@ def rerank(
   documents: Mapping[str, str],
   *,
   batch_size: int = 16,
-  depth: int = 100,
 ) -> trec.Run:
-  """Scores the best candidates of each query.
+  """Scores the candidates of each query.
 
   Rows are batched by their own length, in batches of one size. So the score of a
   document depends only on its query and its text.
@@ -229,13 +228,11 @@ def rerank(
   Args:
     reranker: reranker with these parameters.
     params: parameters from `train`, or from the reranker's `init`.
-    candidates: query id -> document id -> score. Only the order of `trec.ranking`
-      counts.
+    candidates: query id -> document id -> score, which only has to be
+      finite.
     queries: query id -> text.
     documents: document id -> text, for all candidates.
     batch_size: rows scored at a time.
-    depth: number of candidates of a query that are scored; the others are left
-      out.
 
   Returns:
     The run: each query's documents by descending score, equal scores by
@@ -243,11 +240,11 @@ def rerank(
 
   Raises:
     ValueError: if a query or a candidate has no text, a score is not finite, or
-      `batch_size` or `depth` is below 1.
+      `batch_size` is below 1.
   """
-  checks.at_least(1, batch_size=batch_size, depth=depth)
-  best = {id_: trec.ranking(run)[:depth] for id_, run in candidates.items()}
-  pairs = [(query, document) for query in best for document in best[query]]
+  checks.at_least(1, batch_size=batch_size)
+  ranked = {query: trec.ranking(run) for query, run in candidates.items()}
+  pairs = [(query, document) for query in ranked for document in ranked[query]]
   for query, document in pairs:
     if query not in queries or document not in documents:
       missing = document if query in queries else query
@@ -274,8 +271,8 @@ def rerank(
     )
   scored = dict(zip(pairs, scores.tolist(), strict=True))
   result = {}
-  for query, ranked in best.items():
-    run = {each: scored[query, each] for each in sorted(ranked)}
+  for query, ids in ranked.items():
+    run = {each: scored[query, each] for each in sorted(ids)}
     result[query] = {each: run[each] for each in trec.ranking(run)}
   return result
 
@@ -320,10 +317,8 @@ def _compute_widths(
   """
   needed = np.zeros(len(next(iter(features.values()))), int)
   for name in padded:
-    is_token = features[name] != 0
-    columns = is_token.shape[1]
-    last = columns - np.argmax(is_token[:, ::-1], axis=1)
-    lengths = np.where(is_token.any(axis=1), last, 0)
+    columns = features[name].shape[1]
+    lengths = length_batches.lengths(features[name])
     rounded = [length_batches.bucket(n) for n in range(columns + 1)]
     needed = np.maximum(needed, np.minimum(rounded, columns)[lengths])
   return needed
