@@ -34,6 +34,7 @@ __all__ = [
   "describe",
   "get_field",
   "has_other_form",
+  "is_invisible",
   "noting",
   "read",
   "strip_invisible",
@@ -180,10 +181,11 @@ def strip_invisible(text: str) -> str:
   """
   if text.isascii():
     return text
-  return "".join(char for char in text if not _is_invisible(char))
+  return "".join(char for char in text if not is_invisible(char))
 
 
-def _is_invisible(character: str) -> bool:
+def is_invisible(character: str) -> bool:
+  """Returns True for a format character, or a mark or letter without a glyph."""
   return (
     unicodedata.category(character) == "Cf"
     or character in _VISIBLY_EMPTY

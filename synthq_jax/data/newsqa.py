@@ -29,10 +29,8 @@ References:
 """
 
 import collections
-import csv
 import dataclasses
 import hashlib
-import io
 import json
 import os
 import pathlib
@@ -41,7 +39,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from synthq_jax.data import collection, compression, files
+from synthq_jax.data import collection, compression, files, table_files
 
 __all__ = [
   "Question",
@@ -58,7 +56,7 @@ Path = str | os.PathLike
 Span = tuple[int, int]
 
 _SPLITS = ("train", "dev", "test")
-_OTHER = (LookupError, TypeError, AttributeError, RecursionError, csv.Error)
+_OTHER = (LookupError, TypeError, AttributeError, RecursionError)
 """Errors that reading a file of another layout raises."""
 _COLUMNS = {
   "story_id",
@@ -68,7 +66,6 @@ _COLUMNS = {
   "validated_answers",
 }
 _RANGE = re.compile(r"(\d+):(\d+)")
-_LARGEST_CELL = 1 << 24
 _HOST = re.compile(r".*https?://[^/]+")
 
 
@@ -270,15 +267,13 @@ def _get_json_span(consensus: Mapping[str, Any]) -> Span | None:
 def _read_csv_stories(path: Path, splits: Mapping[str, str]) -> Iterator[Story]:
   asked: dict[str, list[tuple[str, Span | None]]] = {}
   texts: dict[str, str] = {}
-  csv.field_size_limit(_LARGEST_CELL)
-  rows = csv.DictReader(io.StringIO(_read_text(path), newline=""))
-  if missing := _COLUMNS - set(rows.fieldnames or ()):
+  if missing := _COLUMNS - set(table_files.columns(path)[1]):
     raise ValueError(
       f"{path}: expected the columns of combined-newsqa-data-v1.csv, got none "
       f"named {sorted(missing)}; pack it again"
     )
   try:
-    for row in rows:
+    for _, row in table_files.rows(path):
       story = row["story_id"]
       texts.setdefault(story, row["story_text"].replace("\r\n", "\n"))
       pair = (row["question"], _get_csv_span(row))

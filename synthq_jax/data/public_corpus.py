@@ -17,8 +17,7 @@ from synthq_jax.data import beir_sets, compression, files, table_files
 __all__ = ["Part", "parts"]
 
 _TFDS = "tfds:"
-_JSON = (".jsonl", ".json")
-_BINARY = (".parquet", ".arrow")
+_TABLES = (".jsonl", ".json", ".parquet", ".arrow")
 
 
 class Part(Protocol):
@@ -79,10 +78,8 @@ class _File:
       ValueError: naming the malformed line.
     """
     name = compression.remove_suffix(self.path.name)
-    if name.endswith((*_JSON, *_BINARY)):
-      is_json = name.endswith(_JSON)
-      read = files.json_lines if is_json else table_files.rows
-      for where, entry in read(self.path):
+    if name.endswith(_TABLES):
+      for where, entry in table_files.rows(self.path):
         yield files.field(where, entry, "text")
       return
     for _, line in files.lines(self.path):

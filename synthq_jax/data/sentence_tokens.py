@@ -240,7 +240,7 @@ def _check_settings(folder: pathlib.Path, stored: dict[str, Any]) -> None:
   The latter decides in transformers, unless the tokenizer's class has no settings.
   """
   path = folder / "tokenizer_config.json"
-  fields = wordpiece.read_fields(path)
+  fields = sentence_folders.read_fields(path, missing_ok=True)
   if fields.get("tokenizer_class") in wordpiece.WHOLE:
     return
   steps = (stored["normalizer"] or {}) | (stored["pre_tokenizer"] or {})
@@ -282,7 +282,9 @@ def _get_max_length(
     ValueError: if the tokenizer keeps the end of a long text.
   """
   path, cut = folder / "tokenizer_config.json", tokenizer.truncation or {}
-  fields = {} if chosen.is_static else wordpiece.read_fields(path)
+  fields = {}
+  if not chosen.is_static:
+    fields = sentence_folders.read_fields(path, missing_ok=True)
   side = fields.get("truncation_side") or cut.get("direction", "right")
   if side != "right":
     raise ValueError(

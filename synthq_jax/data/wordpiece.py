@@ -7,6 +7,7 @@ users with their own BERT need it.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Sequence
@@ -18,7 +19,6 @@ from jaxtyping import Int
 from synthq_jax import extras
 from synthq_jax.data import vocabulary
 from synthq_jax.models.checkpoints import sentence_folders
-from synthq_jax.storage import artifacts
 
 __all__ = [
   "WHOLE",
@@ -26,7 +26,6 @@ __all__ = [
   "is_bert",
   "load",
   "lower_case",
-  "read_fields",
 ]
 
 _SETTINGS = "tokenizer_config.json"
@@ -37,6 +36,7 @@ _BERTS = (
   "DistilBertTokenizer",
   "DistilBertTokenizerFast",
 )
+_read = functools.partial(sentence_folders.read_fields, missing_ok=True)
 WHOLE = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of tokenizers whose settings stand in tokenizer.json alone."""
 
@@ -151,9 +151,9 @@ def is_bert(folder: pathlib.Path) -> bool:
   """
   if not (folder / "tokenizer.json").is_file():
     return True
-  kind = read_fields(folder / _SETTINGS).get("tokenizer_class")
+  kind = _read(folder / _SETTINGS).get("tokenizer_class")
   if kind is None:
-    return read_fields(folder / "config.json").get("model_type") in (
+    return _read(folder / "config.json").get("model_type") in (
       "bert",
       "distilbert",
     )
@@ -173,8 +173,8 @@ class _Settings:
 def _read_settings(folder: pathlib.Path) -> _Settings:
   """Reads the settings of a tokenizer and refuses one that is not BERT's."""
   path = folder / _SETTINGS
-  fields = read_fields(path)
-  model = read_fields(folder / "config.json")
+  fields = _read(path)
+  model = _read(folder / "config.json")
   kind = fields.get("tokenizer_class") or model.get("tokenizer_class")
   if kind is not None and kind not in (*_BERTS, *WHOLE):
     raise ValueError(
@@ -193,22 +193,6 @@ def _read_settings(folder: pathlib.Path) -> _Settings:
         f"{path}: expected {names[name]} to be true or false, got {value!r}"
       )
   return _Settings(is_whole=kind in WHOLE, **values)
-
-
-def read_fields(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object from a file; {} if the file is missing.
-
-  Raises:
-    ValueError: if the file holds something else.
-  """
-  if not path.is_file():
-    return {}
-  try:
-    return artifacts.unsealed(path.read_bytes())
-  except ValueError as error:
-    raise ValueError(
-      f"{path}: expected a JSON object, got something else ({error})"
-    ) from error
 
 
 def _build_tokenizer(tokenizers: Any, path: pathlib.Path) -> Any:
@@ -233,7 +217,7 @@ def _build_tokenizer(tokenizers: Any, path: pathlib.Path) -> Any:
 
 def _get_added_tokens(folder: pathlib.Path) -> set[str]:
   """Returns the tokens that other files of the folder add to vocab.txt."""
-  listed = read_fields(folder / _SETTINGS).get("added_tokens_decoder") or {}
+  listed = _read(folder / _SETTINGS).get("added_tokens_decoder") or {}
   return {token["content"] for token in listed.values()} | set(
-    read_fields(folder / "added_tokens.json")
+    _read(folder / "added_tokens.json")
   )

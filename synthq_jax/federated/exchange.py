@@ -28,10 +28,10 @@ from synthq_jax.retrieval import index
 __all__ = [
   "SAME_AS",
   "Exchanged",
-  "FedNegative",
   "Negatives",
   "Party",
   "Traffic",
+  "fed_negative",
 ]
 
 SAME_AS = 0.95
@@ -87,71 +87,62 @@ class Exchanged(NamedTuple):
   traffic: Mapping[str, Traffic]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FedNegative:
-  """Asks partners for their sentences nearest to a client's questions.
+def fed_negative(parties: Sequence[Party], *, top: int) -> Exchanged:
+  """Asks partners for their sentences nearest to a client's questions, once.
 
   Formal guarantee: NONE, neither for the client that asks nor for its partners.
+
+  Args:
+    parties: all clients, with different names.
+    top: sentences that a question gets from all partners together. Each partner
+      returns as many, since the best may all come from one partner.
+
+  Returns:
+    For each client the vectors that it received and the best of them for each
+    question, in order; and the bytes that it sent and received. A reply holds
+    float32 vectors, each sentence once, and int32 positions for each question.
+
+  Raises:
+    ValueError: if two clients have one name, or `top` is below 1.
   """
-
-  top: int = 10
-  """Sentences that a question gets from all partners together. Each partner
-  returns as many, since the best may all come from one partner."""
-
-  def __post_init__(self):
-    """Refuses numbers that are out of range."""
-    checks.at_least(1, top=self.top)
-
-  def negatives(self, parties: Sequence[Party]) -> Exchanged:
-    """Runs one round.
-
-    Args:
-      parties: all clients, with different names.
-
-    Returns:
-      For each client the vectors that it received and the best of them for each
-      question, in order; and the bytes that it sent and received. A reply holds
-      float32 vectors, each sentence once, and int32 positions for each question.
-
-    Raises:
-      ValueError: if two clients have one name.
-    """
-    by_name = {party.name: party for party in parties}
-    if len(by_name) < len(parties):
-      raise ValueError(
-        f"expected clients with different names, got {len(parties)} with"
-        f" {len(by_name)} names: rename some"
-      )
-    searched = {
-      name: index.exact(party.sentences) for name, party in by_name.items()
-    }
-    replies: dict[str, list[Negatives]] = {name: [] for name in by_name}
-    sent, received = dict.fromkeys(by_name, 0), dict.fromkeys(by_name, 0)
-    for name, party in by_name.items():
-      for other in filter(name.__ne__, by_name):
-        reply = self._reply(searched[other], party.queries)
-        replies[name].append(reply)
-        answer = reply.vectors.nbytes + reply.rows.nbytes
-        sent[name] += party.queries.nbytes
-        received[other] += party.queries.nbytes
-        sent[other] += answer
-        received[name] += answer
-    return Exchanged(
-      negatives={
-        name: _join_replies(party, replies[name], self.top)
-        for name, party in by_name.items()
-      },
-      traffic={name: Traffic(sent[name], received[name]) for name in by_name},
+  checks.at_least(1, top=top)
+  by_name = {party.name: party for party in parties}
+  if len(by_name) < len(parties):
+    raise ValueError(
+      f"expected clients with different names, got {len(parties)} with"
+      f" {len(by_name)} names: rename some"
     )
+  searched = {
+    name: index.exact(party.sentences) for name, party in by_name.items()
+  }
+  replies: dict[str, list[Negatives]] = {name: [] for name in by_name}
+  sent, received = dict.fromkeys(by_name, 0), dict.fromkeys(by_name, 0)
+  for name, party in by_name.items():
+    for other in filter(name.__ne__, by_name):
+      reply = _reply(searched[other], party.queries, top)
+      replies[name].append(reply)
+      answer = reply.vectors.nbytes + reply.rows.nbytes
+      sent[name] += party.queries.nbytes
+      received[other] += party.queries.nbytes
+      sent[other] += answer
+      received[name] += answer
+  return Exchanged(
+    negatives={
+      name: _join_replies(party, replies[name], top)
+      for name, party in by_name.items()
+    },
+    traffic={name: Traffic(sent[name], received[name]) for name in by_name},
+  )
 
-  def _reply(self, searched: index.Index, queries: np.ndarray) -> Negatives:
-    """Returns the best sentences for a partner's questions, each once."""
-    _, positions = searched.search(queries, self.top)
-    used, rows = np.unique(positions, return_inverse=True)
-    return Negatives(
-      vectors=np.asarray(searched.vectors[used], np.float32),
-      rows=rows.reshape(positions.shape).astype(np.int32),
-    )
+
+def _reply(searched: index.Index, queries: np.ndarray, top: int) -> Negatives:
+  """Returns the best sentences for a partner's questions, each once."""
+  _, positions = searched.search(queries, top)
+  used, rows = np.unique(positions, return_inverse=True)
+  return Negatives(
+    vectors=np.asarray(searched.vectors[used], np.float32),
+    rows=rows.reshape(positions.shape).astype(np.int32),
+  )
 
 
 def _join_replies(

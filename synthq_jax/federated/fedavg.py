@@ -11,7 +11,6 @@ References:
   McMahan et al. (2017), arXiv:1602.05629, algorithm 1.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -155,8 +154,8 @@ def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
   """Averages clients' parameters, one client after the other.
 
   The running mean m + (w / W) (x - m) of one client, or of clients with equal
-  parameters, equals these parameters to the bit. Parameters in half precision
-  are averaged in float32, integers and NumPy's float64 in float64.
+  parameters, equals these parameters to the bit. It is in float32, whatever the
+  precision of the parameters.
 
   >>> models = [({"w": jnp.array([1.0])}, 3), ({"w": jnp.array([5.0])}, 1)]
   >>> print(mean(models)["w"])
@@ -167,66 +166,41 @@ def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
       numbers of examples, are above 0.
 
   Returns:
-    The mean, in the types of the first client's parameters. Integers are rounded
-    to the nearest one.
+    The mean, in the types of the first client's parameters.
 
   Raises:
     ValueError: if there is no client, a weight is not above 0, or a parameter
-      is not numeric.
+      is no floating-point number.
   """
-  mean, like, total = None, None, 0.0
+  mean, dtypes, total = None, None, 0.0
   for model, weight in models:
     checks.within("(0, inf)", weight=weight)
     total += weight
     if mean is None:
-      like = jax.tree.map(_make_empty, model)
-      mean = jax.tree.map(_widen, model)
+      dtypes = jax.tree.map(_check_type, model)
+      mean = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), model)
     else:
-      move = functools.partial(_move, share=weight / total)
-      mean = jax.tree.map(move, mean, model)
+      mean = _move(mean, model, weight / total)
     del model  # frees memory while the next client is trained
   if mean is None:
     raise ValueError("expected clients, got none: pass one or more")
-  return jax.tree.map(_narrow, mean, like)
+  return jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), mean, dtypes)
 
 
-def _make_empty(leaf: Any) -> Any:
-  """Returns an empty array of a parameter's array type and dtype."""
-  leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-  if not jnp.issubdtype(leaf.dtype, jnp.number):
+def _check_type(leaf: Any) -> np.dtype:
+  """Returns a parameter's type; refuses one that a mean would truncate."""
+  dtype = jnp.result_type(leaf)
+  if not jnp.issubdtype(dtype, jnp.floating):
     raise ValueError(
-      f"expected parameters that are numbers, got an array of {leaf.dtype}:"
+      f"expected parameters that are real numbers, got an array of {dtype}:"
       " leave it out of what clients average"
     )
-  array = jnp if isinstance(leaf, jax.Array) else np
-  return array.zeros(0, leaf.dtype)
-
-
-def _widen(leaf: Any) -> Any:
-  """Converts a parameter to a type that is precise enough for running sums."""
-  dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
-  if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 32:
-    return jnp.asarray(leaf).astype(jnp.float32)
-  return np.asarray(leaf, np.promote_types(dtype, np.float64))  # on the host
-
-
-def _move(mean: Any, leaf: Any, share: float) -> Any:
-  """Moves a running mean towards the next client's parameter."""
-  if isinstance(mean, np.ndarray):
-    return mean + share * (np.asarray(leaf, mean.dtype) - mean)
-  return _move_on_device(mean, leaf, share)
+  return dtype
 
 
 @jax.jit
-def _move_on_device(
-  mean: jax.Array, leaf: jax.Array, share: float
-) -> jax.Array:
-  return mean + share * (leaf.astype(mean.dtype) - mean)
-
-
-def _narrow(mean: Any, like: Any) -> Any:
-  """Converts a mean back to the parameter's type."""
-  if jnp.issubdtype(like.dtype, jnp.integer):
-    mean = np.rint(mean)
-  array = jnp if isinstance(like, jax.Array) else np
-  return array.asarray(mean).astype(like.dtype)
+def _move(mean: Any, model: Any, share: float) -> Any:
+  """Moves a running mean towards the next client's parameters."""
+  return jax.tree.map(
+    lambda own, leaf: own + share * (leaf.astype(own.dtype) - own), mean, model
+  )

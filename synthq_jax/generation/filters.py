@@ -107,18 +107,35 @@ def keep(
   >>> keep(["a b", "", "A  b"], ["d1", "d1", "d1"]).indices.tolist()
   [0]
   """
-  count = len(queries)
-  passes = _make_columns(
-    count, document_ids, ended, copied, answerable, retrieved
-  )
+  columns = {
+    "document_ids": document_ids,
+    "ended": ended,
+    "copied": copied,
+    "answerable": answerable,
+    "retrieved": retrieved,
+  }
+  for name, values in columns.items():
+    if values is not None and len(values) != len(queries):
+      raise ValueError(
+        f"expected {name} of one length with the queries, {len(queries)}, got"
+        f" {len(values)}"
+      )
   counts = dict.fromkeys(_OUTCOMES, 0)
   seen = set()
   indices = []
-  for index, (query, document_id, *passed) in enumerate(
-    zip(queries, document_ids, *passes, strict=True)
+  for index, (query, document_id) in enumerate(
+    zip(queries, document_ids, strict=True)
   ):
     text = normalize(query)
-    outcome = _get_outcome(text, (document_id, text) in seen, *passed)
+    reasons = {
+      "empty": not text,
+      "truncated": ended is not None and not ended[index],
+      "duplicate": (document_id, text) in seen,
+      "copied": copied is not None and copied[index],
+      "not found": answerable is not None and not answerable[index],
+      "round trip": retrieved is not None and not retrieved[index],
+    }
+    outcome = next((name for name, holds in reasons.items() if holds), "kept")
     counts[outcome] += 1
     if outcome == "kept":
       indices.append(index)
@@ -190,44 +207,3 @@ def removed(*stages: Kept) -> dict[str, int]:
     reason: sum(stage.counts[reason] for stage in stages)
     for reason in _OUTCOMES[1:]
   }
-
-
-def _make_columns(
-  count: int, document_ids, ended, copied, has_document, retrieved
-):
-  """Returns a column of flags per test; True lets a query pass."""
-  columns = {
-    "document_ids": document_ids,
-    "ended": ended,
-    "copied": copied,
-    "answerable": has_document,
-    "retrieved": retrieved,
-  }
-  for name, values in columns.items():
-    if values is not None and len(values) != count:
-      raise ValueError(
-        f"expected {name} of one length with the queries, {count}, got"
-        f" {len(values)}"
-      )
-  original = [not flag for flag in copied] if copied is not None else None
-  return [
-    column if column is not None else [True] * count
-    for column in (ended, original, has_document, retrieved)
-  ]
-
-
-def _get_outcome(
-  text: str,
-  is_repeated: bool,
-  has_ended: bool,
-  is_original: bool,
-  has_document: bool,
-  is_retrieved: bool,
-) -> str:
-  """Returns the first reason to drop a query, or "kept"."""
-  reasons = (
-    *(not text, not has_ended, is_repeated),
-    *(not is_original, not has_document, not is_retrieved),
-  )
-  named = zip(_OUTCOMES[1:], reasons, strict=True)
-  return next((name for name, holds in named if holds), "kept")

@@ -23,7 +23,6 @@ __all__ = [
   "distinct_n",
   "mean_length",
   "own_document_gauge",
-  "signed_bleu",
   "words",
 ]
 
@@ -99,18 +98,7 @@ class Bleu(NamedTuple):
   signature: str  # sacrebleu's, e.g. "nrefs:1|case:lc|...|version:2.6.0"
 
 
-def bleu(queries: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-  """Computes the score of `signed_bleu` alone, 0 to 100.
-
-  >>> round(bleu(["return the sum of a and b"], [["Return the sum of a and b"]]))
-  100
-  """
-  return signed_bleu(queries, references).score
-
-
-def signed_bleu(
-  queries: Sequence[str], references: Sequence[Sequence[str]]
-) -> Bleu:
+def bleu(queries: Sequence[str], references: Sequence[Sequence[str]]) -> Bleu:
   """Computes the corpus BLEU of queries against real queries, with its signature.
 
   Case does not count, since the shipped vocabulary folds it.
@@ -131,7 +119,7 @@ def signed_bleu(
   References:
     Post 2018, A Call for Clarity in Reporting BLEU Scores.
 
-  >>> signed_bleu(["a b c d"], [["a b c d"]]).signature.split("|")[:4]
+  >>> bleu(["a b c d"], [["a b c d"]]).signature.split("|")[:4]
   ['nrefs:1', 'case:lc', 'eff:no', 'tok:13a']
   """
   with extras.required("run"):

@@ -25,13 +25,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax import checks, extras
+from synthq_jax import checks
 from synthq_jax.leakage import set_search, words
 from synthq_jax.retrieval import index as index_lib
 from synthq_jax.training import progress as progress_lib
-
-with extras.required("run"):
-  import Stemmer
 
 __all__ = [
   "Containment",
@@ -99,20 +96,18 @@ class Match:
   relation: str
 
 
-class Index(Protocol):
-  """Targets that a detector indexed."""
+@dataclasses.dataclass(frozen=True)
+class Index:
+  """Targets that a detector indexed.
 
-  def match(self, queries: Sequence[str]) -> Matches:
-    """Returns the pairs that score at least the detector's threshold.
+  Attributes:
+    match: returns the pairs that score at least the detector's threshold:
+      positions of queries and of targets, and scores, in the order of the
+      queries and then the targets. The matches of a query do not depend on the
+      other queries of the chunk.
+  """
 
-    Args:
-      queries: texts of queries, for example a chunk. The matches of a query do
-        not depend on the other queries.
-
-    Returns:
-      Positions of queries and of targets, and scores, one per pair, in the
-      order of the queries and then the targets.
-    """
+  match: Callable[[Sequence[str]], Matches]
 
 
 class Detector(Protocol):
@@ -151,13 +146,6 @@ class Detector(Protocol):
     """
 
 
-@dataclasses.dataclass(frozen=True)
-class _Index:
-  """Indexed targets: a function that matches queries against them."""
-
-  match: Callable[[Sequence[str]], Matches]
-
-
 class _SetDetector:
   """Base of the detectors that compare sets of features.
 
@@ -168,13 +156,12 @@ class _SetDetector:
 
   def __post_init__(self):
     checks.within("(0, 1]", threshold=self.threshold)
-    checks.at_least(1, n=getattr(self, "n", 1))
 
   def index(self, targets: Sequence[str]) -> Index:
     sets = set_search.build(
       self._features(targets), self._measure, self.threshold
     )
-    return _Index(lambda queries: sets.match(self._features(queries)))
+    return Index(lambda queries: sets.match(self._features(queries)))
 
   def scores(self, left, right):
     return set_search.pairwise(
@@ -201,7 +188,7 @@ class Exact(_SetDetector):
 class TokenSet(_SetDetector):
   """Compares sets of stemmed words by Jaccard's coefficient.
 
-  Neither order nor inflection of words counts.
+  Neither order nor inflection of English words counts.
 
   >>> TokenSet().scores(["measles outbreaks"], ["an outbreak of measles"]).tolist()
   [0.5]
@@ -209,60 +196,45 @@ class TokenSet(_SetDetector):
   Attributes:
     threshold: least share of common words among all words, in (0, 1]; 1 means
       the same words.
-    stemmer: a Snowball algorithm such as "english", or "" for none.
     ignored: words that do not count, unless a text has no others, for example
       `FUNCTION_WORDS`. Without it and with a threshold below 1, questions match
       that share only "what is the meaning of".
   """
 
   threshold: float = 1.0
-  stemmer: str = "english"
   ignored: tuple[str, ...] = ()
   name = "token set"
 
-  def __post_init__(self):
-    """Checks the fields."""
-    super().__post_init__()
-    if self.stemmer and self.stemmer not in Stemmer.algorithms():
-      raise ValueError(
-        f"expected a stemmer of {Stemmer.algorithms()}, got"
-        f" stemmer={self.stemmer!r}; choose one, or '' for none"
-      )
-
   def _features(self, texts: Sequence[str]) -> set_search.Bags:
-    return words.extract_stems(
-      texts, stemmer=self.stemmer, ignored=self.ignored
-    )
+    return words.extract_stems(texts, ignored=self.ignored)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Containment(_SetDetector):
-  """Measures containment: common n-grams over n-grams of the smaller text.
+  """Measures containment: common 4-grams over 4-grams of the smaller text.
 
-  The n-grams of characters span words. They detect a query in a longer topic,
+  The 4-grams of characters span words. They detect a query in a longer topic,
   also with other inflections or small misspellings. A text of one word, with at
-  least n - 2 characters, is contained in every text with that word.
+  least 2 characters, is contained in every text with that word.
 
   >>> Containment().scores(["measles"], ["recent measles outbreaks"]).tolist()
   [1.0]
 
   Attributes:
-    threshold: least share of n-grams of a match, in (0, 1].
-    n: characters of an n-gram.
+    threshold: least share of 4-grams of a match, in (0, 1].
   """
 
   threshold: float = 0.9
-  n: int = 4
   name = "containment"
   _measure = staticmethod(set_search.containment)
-
-  def _features(self, texts: Sequence[str]) -> set_search.Bags:
-    return words.extract_character_ngrams(texts, n=self.n)
+  _features = staticmethod(
+    functools.partial(words.extract_character_ngrams, n=4)
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trigrams(_SetDetector):
-  """Compares sets of character n-grams, which span words, by Jaccard.
+  """Compares sets of three characters, which span words, by Jaccard.
 
   >>> detector = Trigrams(threshold=0.6)
   >>> detector.scores(["measles outbreak"], ["measles outbreaks"]).round(2).tolist()
@@ -270,15 +242,13 @@ class Trigrams(_SetDetector):
 
   Attributes:
     threshold: least coefficient of a match, in (0, 1].
-    n: characters of an n-gram.
   """
 
   threshold: float = 0.6
-  n: int = 3
   name = "trigrams"
-
-  def _features(self, texts: Sequence[str]) -> set_search.Bags:
-    return words.extract_character_ngrams(texts, n=self.n)
+  _features = staticmethod(
+    functools.partial(words.extract_character_ngrams, n=3)
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -307,7 +277,7 @@ class Embedding:
 
   def index(self, targets: Sequence[str]) -> Index:
     exact = index_lib.exact(self.unit(targets)) if len(targets) else None
-    return _Index(functools.partial(self._match, exact))
+    return Index(functools.partial(self._match, exact))
 
   def scores(self, left, right):
     if not len(left):

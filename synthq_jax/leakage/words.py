@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Int
 
 from synthq_jax import extras
+from synthq_jax.data import ids as ids_lib
 from synthq_jax.leakage import set_search
 
 with extras.required("run"):
@@ -42,8 +43,6 @@ _APOSTROPHES = (
   "'`\u00b4\u02b9\u02bb\u02bc\u0384\u05f3\u1fbd\u1fbf\u1ffd\u2018\u2019\u201b"
   "\u2032\ua78c\uff07"
 )
-# Invisible, although Unicode's categories call them letters and marks.
-_UNSEEN = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
 _CACHED = 1 << 18  # words in the cache of stems: some 50 MiB
 _TABLE = (
   16  # table entries for each code: a longer table is slower than sorting
@@ -80,9 +79,7 @@ class _Vanishing(dict):
 
   def __missing__(self, code: int) -> str:
     char = chr(code)
-    is_unseen = unicodedata.category(char) == "Cf" or "VARIATION SELECTOR" in (
-      unicodedata.name(char, "")
-    )
+    is_unseen = ids_lib.is_invisible(char)
     self[code] = entry = "" if is_unseen else self._replace_visible(char)
     return entry
 
@@ -98,7 +95,7 @@ class _Separators(_Vanishing):
     return char if unicodedata.category(char)[0] in "LMN" else " "
 
 
-_NOTHING = {ord(each): "" for each in _APOSTROPHES + _UNSEEN}
+_NOTHING = {ord(each): "" for each in _APOSTROPHES}
 _VANISHING, _SEPARATORS = _Vanishing(_NOTHING), _Separators(_NOTHING)
 
 
@@ -153,22 +150,21 @@ def _get_signs(text: str) -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def _make_stemmer(stemmer: str) -> Callable[[str], str]:
-  """Returns a function that stems a word, with an LRU cache."""
-  return functools.lru_cache(_CACHED)(Stemmer.Stemmer(stemmer, 0).stemWord)
+def _make_stemmer() -> Callable[[str], str]:
+  """Returns a function that stems an English word, with an LRU cache."""
+  return functools.lru_cache(_CACHED)(Stemmer.Stemmer("english", 0).stemWord)
 
 
 def extract_stems(
-  texts: Sequence[str], *, stemmer: str, ignored: Collection[str] = ()
+  texts: Sequence[str], *, ignored: Collection[str] = ()
 ) -> set_search.Bags:
   """Returns the stemmed words of each text.
 
-  >>> sorted(extract_stems(["Measles outbreaks"], stemmer="english").sets()[0])
+  >>> sorted(extract_stems(["Measles outbreaks"]).sets()[0])
   ['measl', 'outbreak']
 
   Args:
     texts: texts, normalised or not.
-    stemmer: a Snowball algorithm, or "" for none.
     ignored: normalised words that do not count, unless a text has no others.
 
   Returns:
@@ -179,10 +175,8 @@ def extract_stems(
     ignored = frozenset(ignored)
     rows = [[w for w in row if w not in ignored] or row for row in rows]
   bags = set_search.Bags.of(rows)
-  if not stemmer:
-    return bags
   numbers = set_search.Numbers()
-  ids = numbers.of(map(_make_stemmer(stemmer), bags.values))[bags.ids]
+  ids = numbers.of(map(_make_stemmer(), bags.values))[bags.ids]
   return set_search.Bags([*numbers], ids, bags.sizes)
 
 
@@ -263,9 +257,7 @@ def relation(query: str, target: str) -> str:
   Returns:
     One of `RELATIONS`.
   """
-  bags = extract_stems(
-    [query, target], stemmer="english", ignored=FUNCTION_WORDS
-  )
+  bags = extract_stems([query, target], ignored=FUNCTION_WORDS)
   own, other = bags.sets()
   if own == other and own:
     return "identical"

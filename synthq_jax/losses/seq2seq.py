@@ -16,7 +16,6 @@ _ROWS = 4096
 def cross_entropy(
   logits: jax.Array,  # [batch, length, vocab]
   targets: jax.Array,  # [batch, length]
-  weights: jax.Array | None = None,  # [batch, length]
   *,
   normalization: Literal["mean", "sum"] = "mean",
 ) -> jax.Array:  # [batch]
@@ -34,10 +33,8 @@ def cross_entropy(
   Args:
     logits: [batch, length, vocab], any floating dtype; computed in float32.
     targets: ids [batch, length]; 0 is padding and does not count.
-    weights: factor for each target token [batch, length], or None for ones.
-    normalization: "mean" divides by the sum of the example's own weights over
-      its target tokens (its number of target tokens by default), at least 1;
-      "sum" does not divide.
+    normalization: "mean" divides by the example's own number of target tokens,
+      at least 1; "sum" does not divide.
 
   Returns:
     float32 [batch]; 0 for an example without target tokens.
@@ -60,18 +57,15 @@ def cross_entropy(
   chosen = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
   chosen = jnp.where(_is_known(targets, logits.shape[-1]), chosen, jnp.nan)
   nll = jax.nn.logsumexp(logits, axis=-1) - chosen  # [batch, length]
-  return _normalize(nll, targets, weights, normalization)
+  return _normalize(nll, targets, normalization)
 
 
 def cross_entropy_of_states(
   states: jax.Array,  # [batch, length, dim]
   table: jax.Array,  # [vocab, dim]
   targets: jax.Array,  # [batch, length]
-  weights: jax.Array | None = None,  # [batch, length]
-  *,
-  normalization: Literal["mean", "sum"] = "mean",
 ) -> jax.Array:  # [batch]
-  """Returns `cross_entropy` of the logits states @ table.T, without writing them.
+  """Returns the mean `cross_entropy` of the logits states @ table.T, without writing them.
 
   The table is not trained. A few thousand of its rows are multiplied at a time,
   with a running maximum and sum, and the same loop computes the gradient of the
@@ -87,8 +81,6 @@ def cross_entropy_of_states(
     states: [batch, length, dim], any floating dtype; computed in float32.
     table: [vocab, dim], a constant.
     targets: as in `cross_entropy`.
-    weights: as in `cross_entropy`.
-    normalization: as in `cross_entropy`.
 
   Returns:
     As `cross_entropy`, up to rounding.
@@ -109,7 +101,7 @@ def cross_entropy_of_states(
     )
   targets = targets.astype(jnp.int32)
   nll = _compute_nll(states.astype(jnp.float32), table, targets)
-  return _normalize(nll, targets, weights, normalization)
+  return _normalize(nll, targets, "mean")
 
 
 def _is_known(targets: jax.Array, vocab_size: int) -> jax.Array:
@@ -117,29 +109,19 @@ def _is_known(targets: jax.Array, vocab_size: int) -> jax.Array:
 
 
 def _normalize(
-  nll: jax.Array,
-  targets: jax.Array,
-  weights: jax.Array | None,
-  normalization: str,
+  nll: jax.Array, targets: jax.Array, normalization: str
 ) -> jax.Array:
   """Returns the sum or mean of each example's token losses, [batch]."""
   if normalization not in ("mean", "sum"):
     raise ValueError(
       f"expected normalization 'mean' or 'sum', got {normalization=}"
     )
-  counted = (targets != PADDING_ID).astype(jnp.float32)  # [batch, length]
-  if weights is not None:
-    if weights.shape != targets.shape:
-      raise ValueError(
-        f"expected weights of shape {targets.shape}, got shape="
-        f"{weights.shape}: give one weight for each target token"
-      )
-    counted *= weights.astype(jnp.float32)
-  # An infinite loss times a weight of 0 would be NaN.
-  losses = jnp.sum(jnp.where(counted != 0, nll, 0.0) * counted, axis=1)
+  is_token = targets != PADDING_ID  # [batch, length]
+  # An infinite loss of padding, times 0, would be NaN.
+  losses = jnp.sum(jnp.where(is_token, nll, 0.0), axis=1)
   if normalization == "sum":
     return losses
-  return losses / jnp.maximum(jnp.sum(counted, axis=1), 1.0)
+  return losses / jnp.maximum(jnp.sum(is_token, axis=1), 1)
 
 
 @jax.custom_vjp

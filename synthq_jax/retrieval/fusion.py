@@ -6,9 +6,7 @@ chosen on released synthetic queries is as private as they are.
 
 References:
   Bruch, Gai and Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval",
-  TOIS 2023, equations 3 and 5 (convex) and 6 (reciprocal ranks).
-  Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion outperforms Condorcet and
-  individual Rank Learning Methods", SIGIR 2009.
+  TOIS 2023, equations 3 and 5.
 """
 
 import dataclasses
@@ -24,7 +22,6 @@ __all__ = [
   "WEIGHTS",
   "Choice",
   "Convex",
-  "ReciprocalRanks",
   "choose",
   "fuse",
   "scores",
@@ -87,34 +84,8 @@ class Convex:
     return {id_: max(score - low, 0.0) / width for id_, score in scores.items()}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReciprocalRanks:
-  """Reciprocal rank fusion, which needs no common scale of scores.
-
-  Attributes:
-    k: the constant added to every rank, >= 0; the larger, the flatter.
-  """
-
-  k: float = 60.0
-
-  def __post_init__(self):
-    if not 0 <= self.k < math.inf:
-      raise ValueError(f"ReciprocalRanks.k must be in [0, inf), got k={self.k}")
-
-  def values(
-    self, scores: Mapping[str, float], *, dense: bool
-  ) -> dict[str, float]:
-    """Returns document id -> 1 / (k + rank), best first."""
-    del dense
-    ranked = trec.ranking(scores)
-    return {id_: 1 / (self.k + rank) for rank, id_ in enumerate(ranked, 1)}
-
-
-Method = Convex | ReciprocalRanks
-
-
 def fuse(
-  method: Method,
+  method: Convex,
   lexical: trec.Run,
   dense: trec.Run,
   *,
@@ -164,7 +135,7 @@ def fuse(
 
 
 def scores(
-  method: Method,
+  method: Convex,
   lexical: trec.Run,
   dense: trec.Run,
   qrels: trec.Qrels,
@@ -212,7 +183,7 @@ class Choice:
 
 
 def choose(
-  method: Method,
+  method: Convex,
   lexical: trec.Run,
   dense: trec.Run,
   qrels: trec.Qrels,

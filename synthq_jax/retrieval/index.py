@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from synthq_jax import extras
 
@@ -13,8 +13,8 @@ with extras.required("run"):
 
 __all__ = [
   "Index",
-  "blocks",
   "exact",
+  "search_documents",
 ]
 
 _MARGIN = (
@@ -37,39 +37,11 @@ def _check_finite(
   return array
 
 
-def _check_documents(
-  vectors: Float[np.ndarray, "document dim"],
-) -> Float[np.ndarray, "document dim"]:
-  """Converts document vectors to float32; raises ValueError without any."""
-  vectors = _check_finite("vectors", vectors)
-  if not vectors.size:
-    raise ValueError(
-      f"expected document vectors, got shape {vectors.shape}; encode some"
-    )
-  return vectors
-
-
-def _check_search(queries: np.ndarray, k: int, dim: int) -> None:
-  """Refuses k below 1, and query vectors of another dimension."""
-  if k < 1 or queries.shape[1] != dim:
-    raise ValueError(
-      f"expected k >= 1 and queries of dim={dim}, got "
-      f"k={k} and dim={queries.shape[1]}; use the encoder of the index"
-    )
-
-
-def blocks(
+def _blocks(
   rows: Int[np.ndarray, " query"], width: int
 ) -> Iterator[Int[np.ndarray, " part"]]:
-  """Yields positions of queries in parts whose candidates fit into memory.
-
-  >>> [len(part) for part in blocks(np.arange(5), 1 << 19)]
-  [2, 2, 1]
-
-  Args:
-    rows: the positions of the queries.
-    width: the number of candidates for each query.
-  """
+  """Yields positions of queries in parts whose `width` candidates each fit into
+  memory."""
   size = max(1, _FOUND // width)
   for start in range(0, len(rows), size):
     yield rows[start : start + size]
@@ -130,7 +102,12 @@ class Index:
       ValueError: if k < 1, or the queries have another dim or are not finite.
     """
     queries = _check_finite("queries", queries)
-    _check_search(queries, k, self.vectors.shape[1])
+    dim = self.vectors.shape[1]
+    if k < 1 or queries.shape[1] != dim:
+      raise ValueError(
+        f"expected k >= 1 and queries of dim={dim}, got "
+        f"k={k} and dim={queries.shape[1]}; use the encoder of the index"
+      )
     k = min(k, len(self.vectors))
     scores = np.zeros((len(queries), k))
     positions = np.zeros((len(queries), k), np.int64)
@@ -138,7 +115,7 @@ class Index:
     while len(open_):
       width = min(width + max(width, _MARGIN), len(self.vectors))
       unsure = []
-      for part in blocks(open_, width):
+      for part in _blocks(open_, width):
         values, at, sure = self._search_candidates(queries[part], k, width)
         scores[part], positions[part] = values, at
         unsure.append(part[~sure])
@@ -177,8 +154,67 @@ def exact(vectors: Float[np.ndarray, "document dim"]) -> Index:
   Raises:
     ValueError: if there are no vectors, or one is not finite.
   """
-  vectors = _check_documents(vectors)
+  vectors = _check_finite("vectors", vectors)
+  if not vectors.size:
+    raise ValueError(
+      f"expected document vectors, got shape {vectors.shape}; encode some"
+    )
   flat = faiss.IndexFlatIP(vectors.shape[1])
   flat.add(vectors)
   longest = float(np.linalg.norm(vectors, axis=1).max())
   return Index(vectors, flat, longest)
+
+
+def search_documents(
+  built: Index,
+  queries: Float[np.ndarray, "query dim"],
+  owners: Int[np.ndarray, " passage"],
+  depth: int,
+) -> tuple[Float[np.ndarray, "query k"], Int[np.ndarray, "query k"]]:
+  """Finds the documents whose best passages score highest.
+
+  The search of a query is widened until it has enough documents. So a document
+  with many good passages does not crowd out other documents.
+
+  Args:
+    built: an index of the passages.
+    queries: the query vectors.
+    owners: the position of each passage's document, ascending.
+    depth: the number of documents for each query, or all if there are fewer.
+
+  Returns:
+    Scores, descending, and positions of the documents.
+  """
+  depth = min(depth, 1 + int(np.count_nonzero(np.diff(owners))))
+  scores = np.zeros((len(queries), depth))
+  documents = np.zeros((len(queries), depth), owners.dtype)
+  open_, width = np.arange(len(queries)), 0
+  while len(open_):
+    width = min(max(2 * width, depth), len(owners))
+    unmet = []
+    for part in _blocks(open_, width):
+      values, at = built.search(queries[part], width)
+      ranked = owners[at]
+      is_best = _is_first(ranked)
+      is_met = is_best.sum(axis=1) >= depth
+      columns = [np.flatnonzero(row)[:depth] for row in is_best[is_met]]
+      picked = np.reshape(columns, (-1, depth)).astype(np.int64)
+      done = part[is_met]
+      scores[done] = np.take_along_axis(values[is_met], picked, axis=1)
+      documents[done] = np.take_along_axis(ranked[is_met], picked, axis=1)
+      unmet.append(part[~is_met])
+    open_ = np.concatenate(unmet)
+  return scores, documents
+
+
+def _is_first(
+  ranked: Int[np.ndarray, "query k"],
+) -> Bool[np.ndarray, "query k"]:
+  """Returns the mask of the first occurrence of each document in its row."""
+  order = np.argsort(ranked, axis=1, kind="stable")
+  ordered = np.take_along_axis(ranked, order, axis=1)
+  first = np.ones_like(ordered, bool)
+  first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+  is_first = np.zeros_like(first)
+  np.put_along_axis(is_first, order, first, axis=1)
+  return is_first

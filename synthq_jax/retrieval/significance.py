@@ -120,11 +120,10 @@ def stratified_interval(
   strata: Sequence[Values],
   weights: Sequence[float] | None = None,
   *,
-  level: float = 0.95,
   samples: int = 2000,
   seed: int,
 ) -> intervals.Interval:
-  """Computes the bootstrap interval of a mean over several sets of queries.
+  """Computes the 95% bootstrap interval of a mean over several sets of queries.
 
   The n queries of each set are resampled within the set, and deviations of its mean
   are widened by sqrt(n / (n - 1)).
@@ -137,7 +136,6 @@ def stratified_interval(
       id -> value.
     weights: the weights of the sets' means, above 0, which are divided by their
       sum; None: equal.
-    level: the level of the interval, in (0, 1).
     samples: the number of resampled means.
     seed: the seed of NumPy's generator.
 
@@ -151,7 +149,7 @@ def stratified_interval(
   arrays = [_check_array("values", values) for values in strata]
   no_owners = [None] * len(arrays)
   factors = [math.sqrt(len(x) / max(len(x) - 1, 1)) for x in arrays]
-  return _bootstrap(arrays, no_owners, weights, level, samples, seed, factors)
+  return _bootstrap(arrays, no_owners, weights, _LEVEL, samples, seed, factors)
 
 
 def _bootstrap(

@@ -127,7 +127,7 @@ class Fusion(JointSystem):
   post-processing.
   """
 
-  method: fusion.Convex | fusion.ReciprocalRanks
+  method: fusion.Convex
   """Method that makes scores of both runs comparable."""
   depth: int = 100
   """Documents of each run that are fused; their scores set the scale."""

@@ -16,7 +16,6 @@ from jaxtyping import Float
 from synthq_jax.data import files, passages
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.retrieval import (
-  best_passages,
   encode,
   index,
   ranking,
@@ -261,7 +260,7 @@ def search_nearest(
 
   A query whose vector is not finite is searched with the zero vector.
   """
-  best = best_passages.documents(
+  best = index.search_documents(
     index.exact(open_vectors(judged, documents)),
     zero_broken(query_vectors),
     judged.passages.owners,

@@ -504,7 +504,7 @@ def compute_similarity(
   for name, (own, references), (real, ours), score in zip(
     texts.written, pairs, drawn, scores, strict=True
   ):
-    bleu = text_measures.signed_bleu([query for query, _ in own], references)
+    bleu = text_measures.bleu([query for query, _ in own], references)
     similarities.append(
       comparison_results.Similarity(
         name=name,

@@ -42,7 +42,7 @@ __all__ = ["STAGE", "Config", "Inputs", "run"]
 class Config:
   """Settings of the fusion and of the choice of its weight."""
 
-  method: fusion.Convex | fusion.ReciprocalRanks = fusion.Convex()
+  method: fusion.Convex = fusion.Convex()
   """Method that makes the scores of both runs comparable."""
   weight: float | None = None
   """Fusion weight of the retriever, in [0, 1]; None: public queries choose

@@ -174,26 +174,24 @@ def _index(
   if name == "token_set":
     return near_duplicates.TokenSet(threshold=config.token_set).index(targets)
   contained = near_duplicates.Containment(threshold=config.containment)
-  return _HoldingIndex(
-    index=contained.index(targets), lengths=_lengths(targets)
-  )
+  return _match_only_as_long(contained.index(targets), _lengths(targets))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _HoldingIndex:
-  """An index whose targets match only queries that are at least as long.
+def _match_only_as_long(
+  index: near_duplicates.Index, lengths: np.ndarray
+) -> near_duplicates.Index:
+  """Returns an index whose targets match only queries that are at least as long.
 
   Without this rule containment takes a written query of two words for a
   near-duplicate of every private query with these words, which reveals nothing.
   """
 
-  index: near_duplicates.Index
-  lengths: np.ndarray
-
-  def match(self, queries: Sequence[str]) -> near_duplicates.Matches:
-    rows, targets, scores = self.index.match(queries)
-    is_long_enough = _lengths(queries)[rows] >= self.lengths[targets]
+  def match(queries: Sequence[str]) -> near_duplicates.Matches:
+    rows, targets, scores = index.match(queries)
+    is_long_enough = _lengths(queries)[rows] >= lengths[targets]
     return rows[is_long_enough], targets[is_long_enough], scores[is_long_enough]
+
+  return near_duplicates.Index(match)
 
 
 def _lengths(texts: Sequence[str]) -> np.ndarray:

@@ -17,7 +17,6 @@ from synthq_jax.data import files, passages
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.retrieval import (
-  best_passages,
   encode,
   index,
   ranking,
@@ -264,7 +263,7 @@ class _Opened:
     owners = self._passages.owners
 
     def find(query: str, k: int) -> dict[str, float]:
-      best = best_passages.documents(
+      best = index.search_documents(
         vector_index, encode_query(query), owners, k
       )
       return trec.to_run([""], self._positions, *best)[""]

@@ -14,6 +14,9 @@ from jaxtyping import Float, Int
 
 __all__ = ["Head", "fit", "fit_layers", "predict"]
 
+_BATCH_SIZE = 100
+_LEARNING_RATE = 1e-3
+
 Head = tuple[Float[np.ndarray, "inputs_and_bias outputs"], ...]
 """The weights of each layer, with the biases in the last row; ReLU in between."""
 
@@ -64,14 +67,11 @@ def fit_layers(
   *,
   num_classes: int,
   hidden: Sequence[int],
-  epochs: int = 10,
-  batch_size: int = 100,
-  learning_rate: float = 1e-3,
-  seed: int = 0,
+  epochs: int,
 ) -> Head:
-  """Trains a classifier with hidden layers by Adam.
+  """Trains a classifier with hidden layers by Adam, from a fixed seed.
 
-  >>> head = fit_layers(np.eye(2), np.array([0, 1]), num_classes=2, hidden=(4,))
+  >>> head = fit_layers(np.eye(2), np.array([0, 1]), num_classes=2, hidden=(4,), epochs=1)
   >>> [layer.shape for layer in head]
   [(3, 4), (5, 2)]
 
@@ -80,16 +80,14 @@ def fit_layers(
     labels: classes, in [0, num_classes).
     num_classes: the number of classes, at least 2.
     hidden: sizes of the hidden layers, the first one first.
-    epochs: passes over the vectors, at least 1.
-    batch_size: vectors of a step; an epoch leaves out an incomplete last batch.
-    learning_rate: the constant learning rate of Adam.
-    seed: seed of the initial weights and of the order.
+    epochs: passes over the vectors, at least 1; each leaves out an incomplete
+      last batch.
 
   References:
     Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, section 5: layers of
     64, 32 and 20 outputs on CIFAR-100, ten epochs.
   """
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   sizes = [np.shape(vectors)[1], *hidden, num_classes]
   params = [
     jnp.asarray(rng.normal(0, np.sqrt(2 / n), (n + 1, m)), jnp.float32)
@@ -97,10 +95,10 @@ def fit_layers(
     .set(0.0)
     for n, m in itertools.pairwise(sizes)
   ]
-  size = min(batch_size, len(labels))
+  size = min(_BATCH_SIZE, len(labels))
   count = len(labels) // size * size
   rows = [rng.permutation(len(labels))[:count] for _ in range(epochs)]
-  tx = optax.adam(learning_rate)
+  tx = optax.adam(_LEARNING_RATE)
 
   def loss(params, inputs, labels):
     logits = _compute_logits(params, inputs, jnp)

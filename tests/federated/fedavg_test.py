@@ -114,43 +114,19 @@ def test_the_mean_is_weighted_as_numpy_weighs():
   np.testing.assert_allclose(found["w"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
-def test_a_mean_of_many_does_not_stand_still_in_half_precision(kind, array):
+def test_a_mean_of_many_does_not_stand_still_in_half_precision(kind):
   """500 ones and 500 threes had the mean 1.03 in bfloat16, 1.975 in float16."""
   values = [1.0] * 500 + [3.0] * 500
-  found = fedavg.mean(
-    ({"w": array(np.full(2, v, jnp.dtype(kind)))}, 1) for v in values
-  )["w"]
-  assert found.dtype == kind and type(found) is type(array(np.zeros(1)))
+  found = fedavg.mean(({"w": jnp.full(2, v, kind)}, 1) for v in values)["w"]
+  assert found.dtype == kind
   np.testing.assert_allclose(np.asarray(found, float), 2.0, rtol=1e-6)
 
 
-def test_a_mean_has_the_types_of_the_parameters():
-  def model(n):
-    return {
-      "count": jnp.array([n, -n]),
-      "large": np.int64([2**40 + n]),
-      "wide": np.float64([1 / 3 + n]),
-      "half": jnp.bfloat16([n]),
-    }
-
-  found = fedavg.mean([(model(3), 1.0), (model(4), 3.0)])
-  like = model(0)
-  assert {k: (type(v), v.dtype) for k, v in found.items()} == {
-    k: (type(v), v.dtype) for k, v in like.items()
-  }
-  assert found["count"].tolist() == [4, -4]  # 3.75
-  assert found["large"].tolist() == [2**40 + 4]
-  np.testing.assert_allclose(found["wide"], 1 / 3 + 3.75, rtol=1e-15)
-  assert found["half"].tolist() == [3.75]
-  for weights in ([2.0], [2.0, 0.3, 5.0]):
-    same = fedavg.mean((model(3), weight) for weight in weights)
-    jax.tree.map(np.testing.assert_array_equal, same, model(3))
-  with pytest.raises(
-    ValueError, match="that are numbers, got an array of bool"
-  ):
-    fedavg.mean([({"mask": jnp.array([True])}, 1.0)])
+@pytest.mark.parametrize("kind", ["bool", "int32"])
+def test_parameters_that_a_mean_would_truncate_are_refused(kind):
+  with pytest.raises(ValueError, match=f"real numbers, got an array of {kind}"):
+    fedavg.mean([({"count": jnp.array([1], kind)}, 1.0)])
 
 
 def test_losses_in_half_precision_are_added_up_in_float32():

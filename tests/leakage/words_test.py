@@ -83,14 +83,14 @@ def test_none_is_the_query_and_none_comes_twice(query):
 
 def test_forgotten_stems_are_worked_out_again(monkeypatch):
   queries = [f"running {number} outbreaks" for number in range(20)]
-  detector = near_duplicates.TokenSet(stemmer="porter", threshold=0.5)
+  detector = near_duplicates.TokenSet(threshold=0.5)
   whole = detector.index(queries).match(queries)
   monkeypatch.setattr(words, "_CACHED", 3)
   words._make_stemmer.cache_clear()
   again = detector.index(queries).match(queries)
   for one, other in zip(whole, again, strict=True):
     np.testing.assert_array_equal(one, other)
-  assert words._make_stemmer("porter").cache_info().currsize <= 3
+  assert words._make_stemmer().cache_info().currsize <= 3
 
 
 UNSEEN = (

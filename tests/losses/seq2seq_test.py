@@ -12,33 +12,26 @@ LOGITS = RANDOM.normal(size=(3, 4, 6)).astype(np.float32)
 TARGETS = np.array([[5, 1, 2, 3], [4, 0, 0, 0], [0, 0, 0, 0]])
 
 
-def oracle(logits, targets, weights):
+def oracle(logits, targets):
   sums, counts = np.zeros(3), np.zeros(3)
   for i in range(3):
     for t in range(4):
       if targets[i, t] != 0:
         probabilities = np.exp(logits[i, t]) / np.sum(np.exp(logits[i, t]))
-        sums[i] -= weights[i, t] * np.log(probabilities[targets[i, t]])
-        counts[i] += weights[i, t]
+        sums[i] -= np.log(probabilities[targets[i, t]])
+        counts[i] += 1
   return sums, counts
 
 
 def test_a_loss_is_the_mean_over_the_examples_own_target_tokens():
-  sums, counts = oracle(LOGITS, TARGETS, np.ones((3, 4)))
+  sums, counts = oracle(LOGITS, TARGETS)
   assert counts.tolist() == [4, 1, 0]
   losses = seq2seq.cross_entropy(jnp.asarray(LOGITS), jnp.asarray(TARGETS))
   np.testing.assert_allclose(losses, sums / np.maximum(counts, 1), rtol=1e-5)
   assert losses[2] == 0.0
-
-
-def test_weights_count_as_parts_of_tokens():
-  weights = RANDOM.uniform(size=(3, 4)).astype(np.float32)
-  sums, counts = oracle(LOGITS, TARGETS, weights)
-  arguments = map(jnp.asarray, (LOGITS, TARGETS, weights))
-  losses = seq2seq.cross_entropy(*arguments)
-  np.testing.assert_allclose(losses, sums / np.maximum(counts, 1), rtol=1e-5)
-  arguments = map(jnp.asarray, (LOGITS, TARGETS, weights))
-  losses = seq2seq.cross_entropy(*arguments, normalization="sum")
+  losses = seq2seq.cross_entropy(
+    jnp.asarray(LOGITS), jnp.asarray(TARGETS), normalization="sum"
+  )
   np.testing.assert_allclose(losses, sums, rtol=1e-5)
 
 
@@ -61,9 +54,7 @@ def test_half_precision_logits_give_float32_losses():
   logits = jnp.asarray(LOGITS, jnp.bfloat16)
   losses = seq2seq.cross_entropy(logits, jnp.asarray(TARGETS))
   assert losses.dtype == jnp.float32
-  sums, counts = oracle(
-    np.asarray(logits, np.float64), TARGETS, np.ones((3, 4))
-  )
+  sums, counts = oracle(np.asarray(logits, np.float64), TARGETS)
   np.testing.assert_allclose(losses, sums / np.maximum(counts, 1), rtol=1e-5)
 
 
@@ -76,16 +67,13 @@ def test_padding_has_no_gradient():
   assert (gradient[TARGETS != 0] != 0).all()
 
 
-@pytest.mark.parametrize("weights", [None, np.where(TARGETS == 5, 0.0, 1.0)])
-def test_what_does_not_count_may_be_infinite(weights):
+def test_what_does_not_count_may_be_infinite():
   """Padding whose logit is masked was no number, and its example was lost."""
 
   def losses(logits):
-    return seq2seq.cross_entropy(logits, jnp.asarray(TARGETS), weights)
+    return seq2seq.cross_entropy(logits, jnp.asarray(TARGETS))
 
   masked = jnp.asarray(LOGITS).at[..., 0].set(-jnp.inf)
-  if weights is not None:
-    masked = masked.at[0, 0, 5].set(-jnp.inf)
   low = jnp.where(jnp.isinf(masked), -100.0, masked)
   np.testing.assert_allclose(losses(masked), losses(low), rtol=1e-6)
   found, expected = (jax.jacrev(losses)(logits) for logits in (masked, low))
@@ -113,8 +101,6 @@ def test_shapes_that_disagree_and_unknown_normalizations_are_refused():
   logits, targets = jnp.asarray(LOGITS), jnp.asarray(TARGETS)
   with pytest.raises(ValueError, match=r"\(3, 4, 6\) and \(3, 3\)"):
     seq2seq.cross_entropy(logits, targets[:, :3])
-  with pytest.raises(ValueError, match="weights of shape"):
-    seq2seq.cross_entropy(logits, targets, jnp.ones(3))
   with pytest.raises(ValueError, match="normalization='batch'"):
     seq2seq.cross_entropy(logits, targets, normalization="batch")
 
@@ -129,29 +115,25 @@ def states_and_table(vocab_size, length=3, dim=7, dtype=jnp.float32):
 
 
 @pytest.mark.parametrize(
-  ("vocab_size", "dtype", "normalization"),
+  ("vocab_size", "dtype"),
   [
-    (8, jnp.float32, "mean"),
-    (4096, jnp.float32, "sum"),
-    (8192, jnp.float32, "mean"),
-    (9001, jnp.float32, "sum"),
-    (9001, jnp.bfloat16, "mean"),
+    (8, jnp.float32),
+    (4096, jnp.float32),
+    (8192, jnp.float32),
+    (9001, jnp.float32),
+    (9001, jnp.bfloat16),
   ],
 )
-def test_losses_of_states_are_those_of_their_logits(
-  vocab_size, dtype, normalization
-):
+def test_losses_of_states_are_those_of_their_logits(vocab_size, dtype):
   """Values and gradients, whatever the table's rows are cut into."""
   states, table, targets = states_and_table(vocab_size, dtype=dtype)
 
   def written(states):
     logits = states.astype(jnp.float32) @ table.T
-    return seq2seq.cross_entropy(logits, targets, normalization=normalization)
+    return seq2seq.cross_entropy(logits, targets)
 
   def unwritten(states):
-    return seq2seq.cross_entropy_of_states(
-      states, table, targets, normalization=normalization
-    )
+    return seq2seq.cross_entropy_of_states(states, table, targets)
 
   np.testing.assert_allclose(unwritten(states), written(states), rtol=2e-6)
   got, expected = (jax.jacrev(f)(states) for f in (unwritten, written))

@@ -7,7 +7,7 @@ import pytest
 
 from synthq_jax.retrieval import fusion, trec
 
-CONVEX, RANKS = fusion.Convex(), fusion.ReciprocalRanks()
+CONVEX = fusion.Convex()
 LEXICAL = {"q": {"a": 9.0, "b": 6.0, "c": 3.0}}
 DENSE = {"q": {"c": 0.8, "d": 0.6, "b": 0.4}}
 
@@ -31,38 +31,24 @@ def test_a_floor_takes_the_place_of_the_least_score():
   assert found["d"] == pytest.approx(0.5 * 1.6 / 1.8)
 
 
-def test_reciprocal_ranks_are_those_of_the_paper():
-  found = fusion.fuse(RANKS, LEXICAL, DENSE, weight=0.5)["q"]
-  by_hand = {
-    "a": 1 / 61,
-    "b": 1 / 62 + 1 / 63,
-    "c": 1 / 63 + 1 / 61,
-    "d": 1 / 62,
-  }
-  assert found == pytest.approx({k: v / 2 for k, v in by_hand.items()})
-  assert list(found) == ["c", "b", "a", "d"]
-
-
-@pytest.mark.parametrize("method", [CONVEX, RANKS])
-def test_at_both_ends_one_system_stands_alone(method):
-  only = fusion.fuse(method, LEXICAL, DENSE, weight=0.0)["q"]
+def test_at_both_ends_one_system_stands_alone():
+  only = fusion.fuse(CONVEX, LEXICAL, DENSE, weight=0.0)["q"]
   assert list(only)[:3] == ["a", "b", "c"]
-  only = fusion.fuse(method, LEXICAL, DENSE, weight=1.0)["q"]
+  only = fusion.fuse(CONVEX, LEXICAL, DENSE, weight=1.0)["q"]
   assert list(only)[:2] == ["c", "d"]
 
 
-@pytest.mark.parametrize("method", [CONVEX, RANKS])
-def test_queries_without_results_have_a_defined_answer(method):
+def test_queries_without_results_have_a_defined_answer():
   lexical = {"none": {}, "dense": {}, "lexical": {"a b": 2.0, "c": 1.0}}
   dense = {"none": {}, "dense": {"x": 0.1}, "alone": {"y": -0.2, "z": -0.3}}
-  found = fusion.fuse(method, lexical, dense, weight=0.3)
+  found = fusion.fuse(CONVEX, lexical, dense, weight=0.3)
   assert {query: list(ids) for query, ids in found.items()} == {
     "none": [],
     "dense": ["x"],
     "lexical": ["a b", "c"],
     "alone": ["y", "z"],
   }
-  assert fusion.fuse(method, {}, {}, weight=0.3) == {}
+  assert fusion.fuse(CONVEX, {}, {}, weight=0.3) == {}
 
 
 def test_equal_scores_keep_the_order_of_the_lexical_run():
@@ -91,13 +77,10 @@ def test_results_are_cut_at_the_depth():
   assert list(found["q"]) == ["a", "b"]
 
 
-@pytest.mark.parametrize("method", [CONVEX, RANKS])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_scores_that_are_no_numbers_are_refused_with_their_document(
-  method, value
-):
+def test_scores_that_are_no_numbers_are_refused_with_their_document(value):
   with pytest.raises(ValueError, match=r"finite scores, got .* document 'd'"):
-    fusion.fuse(method, LEXICAL, {"q": {"c": 1.0, "d": value}}, weight=0.5)
+    fusion.fuse(CONVEX, LEXICAL, {"q": {"c": 1.0, "d": value}}, weight=0.5)
 
 
 def test_what_lies_below_a_floor_gets_nothing_and_loses_nothing():
@@ -115,11 +98,6 @@ def test_a_floor_above_all_scores_is_refused():
 def test_a_weight_is_a_share(weight):
   with pytest.raises(ValueError, match=r"a weight in \[0, 1\]"):
     fusion.fuse(CONVEX, LEXICAL, DENSE, weight=weight)
-  for k in (-1, math.inf):
-    with pytest.raises(
-      ValueError, match=rf"k must be in \[0, inf\), got k={k}"
-    ):
-      fusion.ReciprocalRanks(k=k)
   with pytest.raises(
     ValueError, match="floor of Convex must be finite or None"
   ):

@@ -15,7 +15,6 @@ import tiny_runs
 from synthq_jax.data import collection, passages, shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.retrieval import (
-  best_passages,
   fusion,
   index,
   trec,
@@ -146,7 +145,7 @@ def test_a_document_is_found_by_its_best_passage(depth):
   documents = rng.normal(size=(len(owners), 4)).astype(np.float32)
   documents[owners == 1] *= 5  # one document has all of the best passages
   queries = rng.normal(size=(6, 4)).astype(np.float32)
-  scores, found = best_passages.documents(
+  scores, found = index.search_documents(
     index.exact(documents), queries, owners, depth
   )
   products = queries.astype(np.float64) @ documents.T.astype(np.float64)
@@ -161,7 +160,7 @@ def test_a_document_is_found_by_its_best_passage(depth):
 def test_passages_that_score_the_same_are_one_document():
   owners = np.array([0, 0, 1])
   documents = np.ones((3, 2), np.float32)
-  scores, found = best_passages.documents(
+  scores, found = index.search_documents(
     index.exact(documents), documents[:1], owners, 10
   )
   assert found.tolist() == [[0, 1]] and scores.tolist() == [[2.0, 2.0]]

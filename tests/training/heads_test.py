@@ -38,19 +38,12 @@ def test_layers_tell_apart_what_no_line_does():
   labels = (vectors[:, 0] * vectors[:, 1] > 0).astype(int)
   line = heads.fit(vectors, labels, num_classes=2)
   assert np.mean(heads.predict(line, vectors) == labels) < 0.7
-  made = [
+  first, again = (
     heads.fit_layers(
-      vectors,
-      labels,
-      num_classes=2,
-      hidden=(64, 32),
-      epochs=20,
-      learning_rate=0.01,
-      seed=seed,
+      vectors, labels, num_classes=2, hidden=(64, 32), epochs=100
     )
-    for seed in (0, 0, 1)
-  ]
-  assert [layer.shape for layer in made[0]] == [(3, 64), (65, 32), (33, 2)]
-  assert np.mean(heads.predict(made[0], vectors) == labels) > 0.95
-  np.testing.assert_array_equal(made[0][0], made[1][0])
-  assert (made[0][0] != made[2][0]).any()
+    for _ in range(2)
+  )
+  assert [layer.shape for layer in first] == [(3, 64), (65, 32), (33, 2)]
+  assert np.mean(heads.predict(first, vectors) == labels) > 0.95
+  np.testing.assert_array_equal(first[0], again[0])

@@ -23,6 +23,10 @@ with extras.required("run"):
 __all__ = ["Duet", "matches", "windows", "window_max"]
 
 _BY_INPUTS = nn.initializers.lecun_normal()
+_FILTERS = 10  # of both parts
+_HIDDEN = 30  # width of the layers that combine the filters
+_WIDTH = 3  # terms under a filter of the distributed part
+_WINDOW = 100  # positions of the document under each maximum
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,9 +34,9 @@ class Duet(terms_lib.TermReranker):
   """Scores a document by the sum f_l + f_d of a local and a distributed part.
 
   The local part reads the matrix of exact matches; every position of the
-  document has its own weights. The distributed part runs filters of `width`
+  document has its own weights. The distributed part runs filters of 3
   terms over the vectors of both texts. It takes the maximum over the query and
-  over each `window` of the document, and multiplies the two elementwise.
+  over each window of the document, and multiplies the two elementwise.
   Training maximises the softmax of the relevant document over two documents;
   the paper has five.
 
@@ -42,27 +46,12 @@ class Duet(terms_lib.TermReranker):
   the window and dropout; its layers are 300 wide.
   """
 
-  filters: int = 10
-  """Filters of both parts."""
-  hidden: int = 30
-  """Width of the layers that combine the filters."""
-  width: int = 3
-  """Terms under a filter of the distributed part."""
-  window: int = 100
-  """Positions of the document under each maximum."""
   dropout_rate: float = 0.2
   """Dropout before the last layer of each part."""
   name: ClassVar[str] = "Duet"
   objective = staticmethod(reranker.softmax)
 
   def __post_init__(self):
-    checks.at_least(
-      1,
-      filters=self.filters,
-      hidden=self.hidden,
-      width=self.width,
-      window=self.window,
-    )
     checks.within("[0, 1)", dropout_rate=self.dropout_rate)
 
   def init(self, key: jax.Array) -> typing.Params:
@@ -94,27 +83,16 @@ class Duet(terms_lib.TermReranker):
     return local + distributed
 
   def _local(self) -> "_Local":
-    return _Local(
-      self.terms.document_length, self.filters, self.hidden, self.dropout_rate
-    )
+    return _Local(self.terms.document_length, self.dropout_rate)
 
   def _distributed(self) -> "_Distributed":
-    return _Distributed(
-      self.terms.document_length,
-      self.filters,
-      self.hidden,
-      self.width,
-      self.window,
-      self.dropout_rate,
-    )
+    return _Distributed(self.terms.document_length, self.dropout_rate)
 
 
 class _Local(nn.Module):
   """The local part: scores the positions of exact matches."""
 
   length: int
-  filters: int
-  hidden: int
   dropout_rate: float
 
   @nn.compact
@@ -122,12 +100,12 @@ class _Local(nn.Module):
     self, batch: typing.Batch, drop: bool = False
   ) -> Float[Array, "batch 1"]:
     matched = matches(batch)
-    kernel = self.param("kernel", _BY_INPUTS, (self.length, self.filters))
+    kernel = self.param("kernel", _BY_INPUTS, (self.length, _FILTERS))
     # [batch, query, filters]; 0 at padding: it matches nothing, without bias.
     x = jnp.tanh(matched @ kernel[: matched.shape[2]])
     x = x.reshape(x.shape[0], -1)
     for _ in range(2):
-      x = jnp.tanh(nn.Dense(self.hidden)(x))
+      x = jnp.tanh(nn.Dense(_HIDDEN)(x))
     x = nn.Dropout(self.dropout_rate, deterministic=not drop)(x)
     return nn.Dense(1)(x)
 
@@ -136,10 +114,6 @@ class _Distributed(nn.Module):
   """The distributed part: compares the texts' vectors by learned filters."""
 
   length: int
-  filters: int
-  hidden: int
-  width: int
-  window: int
   dropout_rate: float
 
   @nn.compact
@@ -152,17 +126,17 @@ class _Distributed(nn.Module):
     query, document = batch["query"], batch["document"]
     # [batch, filters]
     q = self._maxima(embedding, query, query.shape[1], name="query_filters")
-    q = jnp.tanh(nn.Dense(self.filters, name="query")(q[:, 0]))
+    q = jnp.tanh(nn.Dense(_FILTERS, name="query")(q[:, 0]))
     # [batch, document, filters]
-    d = self._maxima(embedding, document, self.window, name="document_filters")
-    d = jnp.tanh(nn.Dense(self.filters, name="document")(d))
+    d = self._maxima(embedding, document, _WINDOW, name="document_filters")
+    d = jnp.tanh(nn.Dense(_FILTERS, name="document")(d))
     product = jnp.where((document != 0)[..., None], q[:, None] * d, 0.0)
-    shape = (self.length * self.filters, self.hidden)
+    shape = (self.length * _FILTERS, _HIDDEN)
     kernel = self.param("kernel", _BY_INPUTS, shape)
-    kernel = kernel[: d.shape[1] * self.filters]
-    bias = self.param("bias", nn.initializers.zeros, (self.hidden,))
+    kernel = kernel[: d.shape[1] * _FILTERS]
+    bias = self.param("bias", nn.initializers.zeros, (_HIDDEN,))
     x = jnp.tanh(product.reshape(len(product), -1) @ kernel + bias[None])
-    x = jnp.tanh(nn.Dense(self.hidden, name="hidden")(x))
+    x = jnp.tanh(nn.Dense(_HIDDEN, name="hidden")(x))
     x = nn.Dropout(self.dropout_rate, deterministic=not drop)(x)
     return nn.Dense(1, name="score")(x)
 
@@ -170,7 +144,7 @@ class _Distributed(nn.Module):
     """Runs filters over the vectors of terms and takes their windows' maxima."""
     mask = terms != 0
     vectors = jnp.where(mask[..., None], embedding[terms], 0.0)
-    x = nn.Dense(self.filters, name=name)(windows(vectors, self.width))
+    x = nn.Dense(_FILTERS, name=name)(windows(vectors, _WIDTH))
     return window_max(jnp.tanh(x), mask, window)
 
 

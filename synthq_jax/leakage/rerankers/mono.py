@@ -26,6 +26,7 @@ from synthq_jax.models import bert, t5, t5_config
 __all__ = ["MonoBERT", "MonoT5", "bert_from_folder", "bert_from_sentencepiece"]
 
 _LABELS = 2
+_WORDS = ("false", "true")  # of monoT5: not relevant, relevant
 _init_t5 = jax.jit(t5.init_params, static_argnames="config")
 _SMALL = {"emb_dim": 128, "num_heads": 4, "mlp_dim": 512, "num_layers": 2}
 
@@ -93,8 +94,6 @@ class MonoT5(_Mono):
 
   config: t5_config.T5Config
   """Configuration of the T5; training uses its dropout."""
-  words: tuple[str, str] = ("false", "true")
-  """The T5's output words for non-relevant and relevant documents."""
   name: ClassVar[str] = "monoT5"
   padded: ClassVar[tuple[str, ...]] = ("tokens",)
 
@@ -114,13 +113,13 @@ class MonoT5(_Mono):
     Raises:
       ValueError: if the vocabulary encodes both words alike.
     """
-    pieces = (self.vocabulary.encode(word) for word in self.words)
+    pieces = (self.vocabulary.encode(word) for word in _WORDS)
     for false, true in zip(*pieces, strict=False):
       if false != true:
         return false, true
     raise ValueError(
-      f"expected a vocabulary that tells the words={self.words} apart, got the"
-      " same pieces for both: give other words"
+      f"expected a vocabulary that tells the words={_WORDS} apart, got the same"
+      " pieces for both: give the vocabulary of a public T5"
     )
 
   def init(self, key: jax.Array) -> typing.Params:

@@ -28,7 +28,9 @@ with extras.required("run"):
   from flax import linen as nn
 
 __all__ = [
+  "DEVIATIONS",
   "KNRM",
+  "MEANS",
   "PACRR",
   "TermReranker",
   "Terms",
@@ -46,6 +48,14 @@ _SMALLEST_COUNT = 1e-10
 # starting where its gradient is 0.
 _SCALE = 0.01
 _MASKED = -1e10
+MEANS = (*(-0.9, -0.7, -0.5, -0.3, -0.1), *(0.1, 0.3, 0.5, 0.7, 0.9, 1.0))
+"""Centre of each kernel of KNRM; the paper's 11 kernels."""
+DEVIATIONS = (*(0.1,) * 10, 0.001)
+"""Width of each kernel of KNRM; the last kernel counts exact matches."""
+_LONGEST = 3  # terms of PACRR's longest n-gram
+_FILTERS = 32  # of each n from 2 on
+_K = 2  # positions that count for each term and n
+_HIDDEN = 32  # width of PACRR's hidden layers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,7 +123,7 @@ class TermReranker(reranker.Reranker):
 
   terms: Terms
   """Vocabulary, initial vectors and weights of terms."""
-  train_embeddings: bool = True
+  train_embeddings: ClassVar[bool] = True
   """Whether training changes the vectors of terms, as in the papers of KNRM and
   Duet; PACRR's paper keeps them fixed."""
   padded: ClassVar[tuple[str, ...]] = ("document",)
@@ -190,30 +200,15 @@ class KNRM(TermReranker):
   ranking but would make large scores equal.
   """
 
-  means: tuple[float, ...] = (
-    *(-0.9, -0.7, -0.5, -0.3, -0.1),
-    *(0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
-  )
-  """Centre of each kernel; the paper's 11 kernels."""
-  deviations: tuple[float, ...] = (*(0.1,) * 10, 0.001)
-  """Width of each kernel; the last kernel counts exact matches."""
   name: ClassVar[str] = "KNRM"
   objective = staticmethod(reranker.hinge)
-
-  def __post_init__(self):
-    if len(self.means) != len(self.deviations) or not self.means:
-      raise ValueError(
-        "expected a deviation for each mean, got"
-        f" {len(self.means)} means and {len(self.deviations)} deviations"
-      )
-    checks.within("(0, inf]", deviations=min(self.deviations))
 
   def init(self, key: jax.Array) -> typing.Params:
     """Makes the vectors of terms and the layer that combines the kernels."""
     terms_key, weights_key = jax.random.split(key)
     return {
       "embedding": self.terms.init(terms_key),
-      "weights": 0.01 * jax.random.normal(weights_key, (len(self.means),)),
+      "weights": 0.01 * jax.random.normal(weights_key, (len(MEANS),)),
       "bias": jnp.zeros(()),
     }
 
@@ -224,7 +219,7 @@ class KNRM(TermReranker):
     del rngs
     similarity, mask = cosines(self.vectors(params), batch)
     is_term = batch["query"] != 0
-    pooled = pool(similarity, mask, is_term, self.means, self.deviations)
+    pooled = pool(similarity, mask, is_term)
     return (_SCALE * pooled @ params["weights"] + params["bias"])[:, None]
 
 
@@ -232,8 +227,6 @@ def pool(
   similarity: Float[Array, "batch query document"],
   mask: Bool[Array, "batch query document"],
   is_term: Bool[Array, "batch query"],
-  means: Sequence[float],
-  deviations: Sequence[float],
 ) -> Float[Array, "batch kernel"]:
   """Computes phi(M), the kernels' soft counts.
 
@@ -245,12 +238,10 @@ def pool(
     similarity: M, the cosines.
     mask: False at padding of either side.
     is_term: False at padding of the query.
-    means: mu, the kernels' centres.
-    deviations: sigma, the kernels' widths.
   """
   # [batch, query, document, kernel]
-  centre = jnp.asarray(np.asarray(means, np.float32))[None, None, None]
-  width = jnp.asarray(np.asarray(deviations, np.float32))[None, None, None]
+  centre = jnp.asarray(np.asarray(MEANS, np.float32))[None, None, None]
+  width = jnp.asarray(np.asarray(DEVIATIONS, np.float32))[None, None, None]
   distance = (similarity[..., None] - centre) / width
   near = jnp.where(mask[..., None], jnp.exp(-0.5 * distance * distance), 0.0)
   counts = jnp.log(jnp.maximum(jnp.sum(near, axis=2), _SMALLEST_COUNT))
@@ -261,9 +252,9 @@ def pool(
 class PACRR(TermReranker):
   """Scores a document by its best matches of each term of the query.
 
-  For every n up to `longest`, filters of n x n terms run over the matrix of
+  For every n up to 3, filters of n x n terms run over the matrix of
   cosines. The strongest filter counts at each position, and for each query term
-  the k strongest positions of the document. (This is the "firstk" variant:
+  the two strongest positions of the document. (This is the "firstk" variant:
   documents are cut.) Two hidden layers combine these values and the softmax,
   over the query, of the terms' inverse document frequencies. Training minimises
   the cross-entropy of the softmax over the relevant and the other document.
@@ -273,27 +264,9 @@ class PACRR(TermReranker):
   n-grams to 3, 32 filters, k = 2, layers of 32.
   """
 
-  longest: int = 3
-  """Terms of the longest n-gram, at least 1."""
-  filters: int = 32
-  """Filters of each n from 2 on."""
-  k: int = 2
-  """Positions that count for each term and n."""
-  hidden: int = 32
-  """Width of the hidden layers."""
-  train_embeddings: bool = False
-  """Whether training changes the vectors of terms."""
+  train_embeddings: ClassVar[bool] = False
   name: ClassVar[str] = "PACRR"
   objective = staticmethod(reranker.softmax)
-
-  def __post_init__(self):
-    checks.at_least(
-      1,
-      longest=self.longest,
-      filters=self.filters,
-      k=self.k,
-      hidden=self.hidden,
-    )
 
   def init(self, key: jax.Array) -> typing.Params:
     """Makes the vectors of terms and the network's parameters."""
@@ -301,9 +274,7 @@ class PACRR(TermReranker):
     embedding, batch = self.terms.init(terms_key), self.featurize([""], [""])
     return {
       "embedding": embedding,
-      "network": initial(
-        network_key, embedding, batch, network=self._network()
-      ),
+      "network": initial(network_key, embedding, batch, network=_Network()),
     }
 
   def logits(
@@ -311,21 +282,13 @@ class PACRR(TermReranker):
   ) -> Float[Array, "batch 1"]:
     """Returns the network's output for each row; there is no dropout."""
     del rngs
-    return self._network().apply(
+    return _Network().apply(
       {"params": params["network"]}, self.vectors(params), batch
     )
-
-  def _network(self) -> "_Network":
-    return _Network(self.longest, self.filters, self.k, self.hidden)
 
 
 class _Network(nn.Module):
   """PACRR's network: the matrix of cosines, filters and hidden layers."""
-
-  longest: int
-  filters: int
-  k: int
-  hidden: int
 
   @nn.compact
   def __call__(
@@ -336,16 +299,16 @@ class _Network(nn.Module):
     # Finite, because rows that fill up a batch hold no term at all.
     weights = jax.nn.softmax(jnp.where(is_term, batch["idf"], _MASKED))
     weights = jnp.where(is_term, weights, 0.0)
-    signals = [best(similarity, mask, self.k), weights[..., None]]
-    for n in range(2, self.longest + 1):
+    signals = [best(similarity, mask, _K), weights[..., None]]
+    for n in range(2, _LONGEST + 1):
       # [batch, query, document, filters]
-      matched = nn.relu(nn.Dense(self.filters)(ngrams(similarity, n)))
-      signals.append(best(jnp.max(matched, axis=-1), mask, self.k))
+      matched = nn.relu(nn.Dense(_FILTERS)(ngrams(similarity, n)))
+      signals.append(best(jnp.max(matched, axis=-1), mask, _K))
     # [batch, query, signal]
     x = jnp.concatenate(signals, axis=-1)
     x = x.reshape(x.shape[0], -1)
     for _ in range(2):
-      x = nn.relu(nn.Dense(self.hidden)(x))
+      x = nn.relu(nn.Dense(_HIDDEN)(x))
     return nn.Dense(1)(x)
 
 

@@ -26,17 +26,21 @@ from synthq_jax.models import length_batches
 from synthq_jax.optim import schedules
 from synthq_jax.retrieval import trec
 from synthq_jax.training import loop
-from synthq_jax.training import mesh as mesh_lib
 
 __all__ = ["Recipe", "rerank", "train"]
 
 _BLOCK = 16
 """Batches of a block, within which triples are sorted by length."""
+_ADAM = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
+"""Adam without a learning rate, which `_step` multiplies."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-  """Training settings: Adam, with a warmup and a linear decay to 0."""
+  """Training settings: Adam, with a warmup and a linear decay to 0.
+
+  A gradient longer than 1 is scaled down to it.
+  """
 
   epochs: int = 1
   """Passes over the triples, unless `steps` is given."""
@@ -48,10 +52,6 @@ class Recipe:
   """Learning rate at the end of the warmup."""
   warmup: float = 0.1
   """Share of the steps in the warmup, in [0, 1)."""
-  weight_decay: float = 0.0
-  """Decoupled decay of matrices; biases, norms and embeddings have none."""
-  max_gradient_norm: float = 1.0
-  """Largest norm of a gradient; a longer gradient is scaled down to it."""
 
   def __post_init__(self):
     if self.batch_size < 2 or self.batch_size % 2:
@@ -63,11 +63,7 @@ class Recipe:
       1, epochs=self.epochs, steps=1 if self.steps is None else self.steps
     )
     checks.within("[0, 1)", warmup=self.warmup)
-    checks.within(
-      "(0, inf)",
-      learning_rate=self.learning_rate,
-      max_gradient_norm=self.max_gradient_norm,
-    )
+    checks.within("(0, inf)", learning_rate=self.learning_rate)
 
   def num_steps(self, num_triples: int) -> int:
     """Returns the number of optimizer steps of a training.
@@ -88,7 +84,6 @@ def train(
   seed: int,
   directory: str | os.PathLike | None = None,
   progress: bool = False,
-  mesh: jax.sharding.Mesh | None = None,
 ) -> typing.Params:
   """Trains a reranker; each seed gives another repetition.
 
@@ -106,13 +101,9 @@ def train(
       finds a checkpoint there resumes, with the same result to the bit. None
       saves nothing.
     progress: whether to show a progress bar.
-    mesh: mesh from `mesh.make`, or None for one device. The devices share the
-      rows of a batch if `mesh.batch_ways` divides their number. They split
-      parameters with names of T5's. Every process of the mesh must call this
-      function with the same arguments.
 
   Returns:
-    The parameters after the last step; with a mesh, on the host of every process.
+    The parameters after the last step.
 
   Raises:
     ValueError: if there are no triples.
@@ -141,11 +132,8 @@ def train(
       learning_rate(step),
       jax.random.fold_in(jax.random.fold_in(key, 1), step),
       reranker=reranker,
-      weight_decay=recipe.weight_decay,
-      max_norm=recipe.max_gradient_norm,
     )
 
-  transform = _make_transform(recipe.weight_decay, recipe.max_gradient_norm)
   batch_fn = _make_batch_fn(
     reranker, features, recipe.batch_size // 2, steps, seed
   )
@@ -153,38 +141,16 @@ def train(
   if directory is None:
     folder = tempfile.TemporaryDirectory()
   with folder as root:
-    if mesh is None:
-      state, get_batch = (params, transform.init(params)), batch_fn
-    else:
-      state, sharding = mesh_lib.place_state(params, transform.init, mesh)
-      shardings = (sharding, mesh_lib.whole(mesh))
-      step_fn = jax.jit(step_fn, out_shardings=shardings)
-      get_batch = functools.partial(
-        _place_batch, batch_fn, recipe.batch_size, mesh
-      )
     params, _ = loop.train(
       step_fn,
-      state,
-      get_batch,
+      (params, _ADAM.init(params)),
+      batch_fn,
       loop.Files.below(pathlib.Path(root), reranker.name),
       steps=steps,
       examples_per_step=recipe.batch_size,
       settings=loop.Settings(progress=progress),
     )
-  return params if mesh is None else mesh_lib.gather(params)
-
-
-def _place_batch(
-  batch_fn: Callable[[int], reranker_lib.Features],
-  batch_size: int,
-  mesh: jax.sharding.Mesh,
-  step: int,
-) -> dict[str, Array]:
-  """Places the batch of a step on a mesh, with its rows divided among devices."""
-  batch, sharding = dict(batch_fn(step)), mesh_lib.batch_sharding(mesh)
-  if batch_size % mesh_lib.batch_ways(mesh):
-    sharding = mesh_lib.whole(mesh)
-  return mesh_lib.place(batch, dict.fromkeys(batch, sharding))
+  return params
 
 
 def _make_batch_fn(
@@ -226,27 +192,7 @@ def _make_batch_fn(
   return batch
 
 
-def _make_transform(
-  weight_decay: float, max_norm: float
-) -> optax.GradientTransformation:
-  """Returns Adam without a learning rate, which `_step` multiplies."""
-
-  def is_decayed(path: Any, leaf: Array) -> bool:
-    return leaf.ndim > 1 and "embedding" not in jax.tree_util.keystr(path)
-
-  return optax.chain(
-    optax.clip_by_global_norm(max_norm),
-    optax.scale_by_adam(),
-    optax.add_decayed_weights(
-      weight_decay,
-      mask=lambda params: jax.tree_util.tree_map_with_path(is_decayed, params),
-    ),
-  )
-
-
-@functools.partial(
-  jax.jit, static_argnames=("reranker", "weight_decay", "max_norm")
-)
+@functools.partial(jax.jit, static_argnames="reranker")
 def _step(
   state: tuple[typing.Params, optax.OptState],
   batch: Mapping[str, Array],
@@ -254,16 +200,13 @@ def _step(
   key: jax.Array,
   *,
   reranker: reranker_lib.Reranker,
-  weight_decay: float,
-  max_norm: float,
 ) -> tuple[tuple[typing.Params, optax.OptState], dict[str, Array]]:
   """Takes one step; compiles once for a reranker and a shape of batch."""
   params, moments = state
   loss, gradient = jax.value_and_grad(reranker.loss)(
     params, batch, {"dropout": key}
   )
-  transform = _make_transform(weight_decay, max_norm)
-  updates, moments = transform.update(gradient, moments, params)
+  updates, moments = _ADAM.update(gradient, moments, params)
   updates = jax.tree.map(lambda x: -learning_rate * x, updates)
   return (optax.apply_updates(params, updates), moments), {"loss": loss}
 
@@ -276,9 +219,8 @@ def rerank(
   documents: Mapping[str, str],
   *,
   batch_size: int = 16,
-  depth: int = 100,
 ) -> trec.Run:
-  """Scores the best candidates of each query.
+  """Scores the candidates of each query.
 
   Rows are batched by their own length, in batches of one size. So the score of a
   document depends only on its query and its text.
@@ -286,13 +228,11 @@ def rerank(
   Args:
     reranker: reranker with these parameters.
     params: parameters from `train`, or from the reranker's `init`.
-    candidates: query id -> document id -> score. Only the order of `trec.ranking`
-      counts.
+    candidates: query id -> document id -> score, which only has to be
+      finite.
     queries: query id -> text.
     documents: document id -> text, for all candidates.
     batch_size: rows scored at a time.
-    depth: number of candidates of a query that are scored; the others are left
-      out.
 
   Returns:
     The run: each query's documents by descending score, equal scores by
@@ -300,11 +240,11 @@ def rerank(
 
   Raises:
     ValueError: if a query or a candidate has no text, a score is not finite, or
-      `batch_size` or `depth` is below 1.
+      `batch_size` is below 1.
   """
-  checks.at_least(1, batch_size=batch_size, depth=depth)
-  best = {id_: trec.ranking(run)[:depth] for id_, run in candidates.items()}
-  pairs = [(query, document) for query in best for document in best[query]]
+  checks.at_least(1, batch_size=batch_size)
+  ranked = {query: trec.ranking(run) for query, run in candidates.items()}
+  pairs = [(query, document) for query in ranked for document in ranked[query]]
   for query, document in pairs:
     if query not in queries or document not in documents:
       missing = document if query in queries else query
@@ -331,8 +271,8 @@ def rerank(
     )
   scored = dict(zip(pairs, scores.tolist(), strict=True))
   result = {}
-  for query, ranked in best.items():
-    run = {each: scored[query, each] for each in sorted(ranked)}
+  for query, ids in ranked.items():
+    run = {each: scored[query, each] for each in sorted(ids)}
     result[query] = {each: run[each] for each in trec.ranking(run)}
   return result
 
@@ -377,10 +317,8 @@ def _compute_widths(
   """
   needed = np.zeros(len(next(iter(features.values()))), int)
   for name in padded:
-    is_token = features[name] != 0
-    columns = is_token.shape[1]
-    last = columns - np.argmax(is_token[:, ::-1], axis=1)
-    lengths = np.where(is_token.any(axis=1), last, 0)
+    columns = features[name].shape[1]
+    lengths = length_batches.lengths(features[name])
     rounded = [length_batches.bucket(n) for n in range(columns + 1)]
     needed = np.maximum(needed, np.minimum(rounded, columns)[lengths])
   return needed

@@ -321,7 +321,7 @@ def _read_dense(folder: pathlib.Path) -> Dense:
 def _check_similarity(folder: pathlib.Path, layers: list[Any]) -> None:
   """Refuses vectors that are truncated, or not compared by their cosines."""
   path = folder / PROMPTS
-  fields = read_fields(path) if path.is_file() else {}
+  fields = read_fields(path, missing_ok=True)
   if (dim := fields.get("truncate_dim")) is not None:
     raise ValueError(
       f"{path}: expected vectors of all dimensions, got truncate_dim={dim}: delete"
@@ -345,7 +345,7 @@ def _has_prompt(folder: pathlib.Path) -> bool:
 def _read_prompts(folder: pathlib.Path) -> tuple[Mapping[str, str], str]:
   """Reads a folder's prompts by name, and the name of its default prompt."""
   path = folder / PROMPTS
-  fields = read_fields(path) if path.is_file() else {}
+  fields = read_fields(path, missing_ok=True)
   prompts, name = fields.get("prompts") or {}, fields.get("default_prompt_name")
   if not isinstance(prompts, dict) or not all(
     isinstance(prompt, (str, type(None))) for prompt in prompts.values()
@@ -361,12 +361,20 @@ def _read_prompts(folder: pathlib.Path) -> tuple[Mapping[str, str], str]:
   return {key: text or "" for key, text in prompts.items()}, name or ""
 
 
-def read_fields(path: pathlib.Path) -> dict[str, Any]:
+def read_fields(
+  path: pathlib.Path, *, missing_ok: bool = False
+) -> dict[str, Any]:
   """Reads a file that must hold a JSON object.
+
+  Args:
+    path: the file.
+    missing_ok: whether a missing file counts as one without fields.
 
   Raises:
     ValueError: if the file is missing or holds something else.
   """
+  if missing_ok and not path.is_file():
+    return {}
   try:
     return artifacts.unsealed(path.read_bytes())
   except (OSError, ValueError) as error:

@@ -279,12 +279,10 @@ class _Maker:
         config.personal.settings, learning_rate=rate
       )
       personal = dataclasses.replace(config.personal, settings=settings)
-      exchange = None
-      if method == "+ Fed-Negative":
-        exchange = exchange_lib.FedNegative(top=config.exchange_top)
+      exchanged = config.exchange_top if method == "+ Fed-Negative" else None
       context = self.contexts(recipe)
       return personalise(
-        context, shared, seed, personal, exchange, self.config.dev_split
+        context, shared, seed, personal, exchanged, self.config.dev_split
       )
     recipe = dataclasses.replace(recipe, learning_rate=rate)
     context = self.contexts(recipe)
@@ -374,7 +372,7 @@ def personalise(
   shared: typing.Params,
   seed: int,
   personal: Any,
-  exchange: exchange_lib.FedNegative | None,
+  exchanged: int | None,
   dev_split: str = "dev",
 ) -> Towers:
   """Trains a query tower of its own for every client.
@@ -384,8 +382,8 @@ def personalise(
     shared: the shared towers, whose sentence tower does not change.
     seed: seed of the order of the questions.
     personal: a `federated.Personal`.
-    exchange: exchange of negatives before each round; None for only a client's
-      own negatives.
+    exchanged: number of negatives that a question gets from the other clients
+      before each round; None for only a client's own negatives.
     dev_split: split of the questions that may stop a client's training.
   """
   members = context.data.tokens
@@ -394,12 +392,12 @@ def personalise(
   traffic = []
   for number in range(personal.rounds):
     extra: Mapping[str, exchange_lib.Negatives] = {}
-    if exchange is not None:
+    if exchanged is not None:
       parties = [
         context.make_party(at, own[at], vectors[at])
         for at in range(len(members))
       ]
-      traffic.append(exchange.negatives(parties))
+      traffic.append(exchange_lib.fed_negative(parties, top=exchanged))
       extra = traffic[-1].negatives
     for at, tokens in enumerate(members):
       trained = personalisation.customise(

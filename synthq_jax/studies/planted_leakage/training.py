@@ -148,12 +148,7 @@ class _Trainer:
     trained = time.monotonic()
     ranked = data.ranked(self.seed)
     run = rerankers.rerank(
-      reranker,
-      params,
-      ranked,
-      data.queries,
-      data.documents,
-      depth=max(map(len, ranked.values())),
+      reranker, params, ranked, data.queries, data.documents
     )
     trec.write_run(state.parent / RUN, run)
     # Score the file, not the run: its scores are strictly descending.

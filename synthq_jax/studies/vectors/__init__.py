@@ -330,7 +330,8 @@ class _Attack:
       for rows in (written, self.text[1])
     )
     repeated = texts * (len(truth) // len(texts))
-    return text_measures.bleu(repeated, [[sentence] for sentence in truth])
+    references = [[sentence] for sentence in truth]
+    return text_measures.bleu(repeated, references).score
 
 
 def _compute_digest(
