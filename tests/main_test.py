@@ -742,22 +742,6 @@ def test_a_place_that_is_no_folder_is_said_without_a_flag_of_others(
   assert "--workdir" not in line
 
 
-def test_macros_that_a_binding_passes_over_are_not_checked(tmp_path):
-  find = main._make_finder(())
-  many = ["NUM_DOCUMENTS=99999999"]
-  with pytest.raises(ValueError, match="at most the size"):
-    guide.check_documents(("demo.gin",), many, find)
-  own = tmp_path / "own.gin"
-  for line in (
-    "prepare_data.Config.source = 'beir:elsewhere'",
-    "synthetic/generate.Config.num_documents = 9",
-  ):
-    name, _, value = line.partition(" = ")
-    guide.check_documents(("demo.gin",), [*many, f"{name}={value}"], find)
-    own.write_text(f"include 'demo.gin'\n{line}\n")
-    guide.check_documents((str(own),), many, find)
-
-
 def test_settings_say_value_place_and_meaning(capsys):
   lines = output(capsys, "settings", "demo_tiny.gin").splitlines()
   rows = [re.split(r"  +", line, maxsplit=3) for line in lines[2:]]

@@ -263,9 +263,6 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
 def _run_pipeline(
   options, bindings: Sequence[str], workdir: pathlib.Path
 ) -> Any:
-  if options.stage == "run":
-    find = _make_finder(options.gin_search_paths.split(","))
-    guide.check_documents(options.gin_file or (), bindings, find)
   from synthq_jax.stages import plan
 
   if options.strict:
