@@ -538,9 +538,7 @@ def study(by_method):
       for name in "ab"
     ),
   )  # fmt: skip
-  return methods.Study(
-    facts=facts, notes=(), outcomes=tuple(outcomes), seconds=1.0
-  )
+  return methods.Study(facts=facts, notes=(), outcomes=tuple(outcomes))
 
 
 def table_of(found, number):

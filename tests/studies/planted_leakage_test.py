@@ -159,7 +159,6 @@ def without_times(path) -> dict:
   for each in trainings:
     for name in ("train_seconds", "rerank_seconds"):
       each.pop(name)
-  found.pop("seconds", None)
   return found
 
 
@@ -343,9 +342,21 @@ def test_near_duplicates_can_be_made_by_rule(folder):
 
 
 def trained_elsewhere(folder, train):
-  """Settings that train on, and find near-duplicates in, another collection."""
+  """Settings that train on another collection, with its leaks of each query."""
+  pairs = train.with_name("pairs.tsv")
+  leaks = [
+    f"q{i}.{j}\t{near}"
+    for i in range(40, 50)
+    for j in range(3)
+    for near in (f"q{i}.0", f"y{i}")
+  ]
+  pairs.write_text("\n".join(leaks))
   return config(
-    folder, near="train_source", train_source=f"beir:{train}", sizes=(80,)
+    folder,
+    near="verified",
+    verified=str(pairs),
+    train_source=f"beir:{train}",
+    sizes=(80,),
   )
 
 
@@ -521,16 +532,13 @@ def test_what_cannot_be_built_is_one_line(folder, tmp_path, changes, words):
   "change, words",
   [
     ({"near": "guesses"}, "near='guesses'"),
-    ({"near": "train_source"}, "train_source=None"),
+    ({"near": "verified", "verified": "x"}, "train_source=None"),
     ({"near": "verified", "train_source": "beir:x"}, "must be a file of pairs"),
     ({"more_queries": "beir:x"}, "must go with a train_source"),
-    ({"verified": "x"}, "verified goes with near='verified' alone"),
-    ({"variants": "x"}, "variants goes with near='train_source' alone"),
+    ({"verified": "x"}, "near='siblings' and verified='x'"),
     ({"num_leaked": 63}, "must be even"),
-    ({"filler_threshold": 0.9}, "filler would hold near-duplicates"),
     ({"sizes": (8,)}, r"at least num_leaked, got sizes=\(8,\)"),
     ({"alpha": 0.0}, "alpha in .0, 1., got"),
-    ({"near_threshold": 1.5}, "near_threshold in .0, 1., got"),
     ({"models": ()}, "models must be some"),
     ({"folds": 1}, "folds must be at least 2"),
   ],
