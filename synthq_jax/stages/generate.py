@@ -90,11 +90,6 @@ class Inputs:
   private step."""
 
 
-def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans the queries of the public checkpoint and of each generator."""
-  return {row.queries: row for row in plan.written}
-
-
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the writing of one set of queries."""
   settings, generator = run.config.generate, run.generators.get(row)
@@ -337,7 +332,7 @@ STAGE = stage.Stage(
   result=results.SyntheticQueries,
   config=Config,
   check=check,
-  plan=plan_rows,
+  plan=lambda plan: {row.queries: row for row in plan.written},
   job=make_job,
   run=run,
   needs=("finetune_dp",),

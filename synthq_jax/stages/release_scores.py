@@ -76,12 +76,6 @@ class Inputs:
   """Identifiers in the ledger of the releases behind these rows."""
 
 
-def plan_rows(plan: rows_lib.Plan) -> dict[str, None]:
-  """Plans one release, if it is enabled; with few queries it may be left
-  out."""
-  return {"": None} if plan.config.release_scores.enabled else {}
-
-
 def make_job(run: runner.Run, _: None) -> stage.Job[Inputs] | None:
   """Returns the release of all rows that may be shared."""
   config = run.config.release_scores
@@ -320,7 +314,7 @@ STAGE = stage.Stage(
   result=results.ReleasedScores,
   config=Config,
   check=check,
-  plan=plan_rows,
+  plan=lambda plan: {"": None} if plan.config.release_scores.enabled else {},
   job=make_job,
   run=run,
   needs=("evaluate",),

@@ -69,11 +69,6 @@ class Inputs:
   held_out: float = 0.0  # share of documents whose queries are left out
 
 
-def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans a retriever for each set of queries, and the untrained one."""
-  return {str(row): row for row in plan.trained}
-
-
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the training of one retriever."""
   if row == rows.UNTRAINED:
@@ -198,7 +193,7 @@ STAGE = stage.Stage(
   result=results.Checkpoint,
   config=Config,
   check=check,
-  plan=plan_rows,
+  plan=lambda plan: {str(row): row for row in plan.trained},
   job=make_job,
   run=run,
   needs=("filter_queries", "static_encoder"),
