@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from synthq_jax import field_kinds
 from synthq_jax import stages as stages_lib
@@ -56,6 +56,7 @@ __all__ = [
 
 STAGES = tuple(stages_lib.SUMMARIES)
 """Names of the stages, in the order in which they run."""
+_Settings = TypeVar("_Settings")
 _PUBLIC = (rows_lib.PUBLIC_ONLY, rows_lib.UNTRAINED)
 _TRAININGS = {"finetune_dp", "direct_dp", "train_retriever"}
 _TRANSFORMERS = "--format=huggingface and sentence-transformers"
@@ -183,6 +184,11 @@ class Canaries:
       )
 
 
+def _default(kind: type[_Settings]) -> _Settings:
+  """Makes a field whose default is a `kind` with its own defaults."""
+  return dataclasses.field(default_factory=kind)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
   """Settings of `synthq run`: a field for each stage's Config, and more."""
@@ -194,18 +200,16 @@ class RunConfig:
   model: str | t5_config.T5Config | None = None
   """Shape that the checkpoint must have, or its name, such as "t5_1_1_base";
   None: any shape."""
-  encoder: encoder_start.EncoderStart = dataclasses.field(
-    default_factory=encoder_start.EncoderStart
-  )
+  encoder: encoder_start.EncoderStart = _default(encoder_start.EncoderStart)
   """Public encoder that retrievers start from."""
   direct_dp_methods: tuple[direct_dp_lib.Config, ...] = ()
   """Several methods instead of `direct_dp`, each with a label of its own."""
   test_sets: tuple[str, ...] = ()
   """Public collections on which every row is scored as well, e.g. "beir:DIR"; a
   folder of such folders stands for all of them (`prepare_test_set.expand`)."""
-  canaries: Canaries = dataclasses.field(default_factory=Canaries)
+  canaries: Canaries = _default(Canaries)
   """Canaries that the audit plants."""
-  rows: Rows = dataclasses.field(default_factory=Rows)
+  rows: Rows = _default(Rows)
   """Rows of the table."""
   secret_seed: int | None = None
   """Seed that fixes batches and noise, for demonstrations on public data only;
@@ -214,53 +218,35 @@ class RunConfig:
   """Whether the "private" queries are public, so that the secret may be fixed;
   the demo set's are."""
 
-  prepare_data: prepare_data_lib.Config = dataclasses.field(
-    default_factory=prepare_data_lib.Config
+  prepare_data: prepare_data_lib.Config = _default(prepare_data_lib.Config)
+  finetune_dp: finetune_dp_lib.Config = _default(finetune_dp_lib.Config)
+  generate: generate_lib.Config = _default(generate_lib.Config)
+  static_encoder: static_encoder_lib.Config = _default(
+    static_encoder_lib.Config
   )
-  finetune_dp: finetune_dp_lib.Config = dataclasses.field(
-    default_factory=finetune_dp_lib.Config
+  filter_queries: filter_queries_lib.Config = _default(
+    filter_queries_lib.Config
   )
-  generate: generate_lib.Config = dataclasses.field(
-    default_factory=generate_lib.Config
+  query_leakage: query_leakage_lib.Config = _default(query_leakage_lib.Config)
+  train_retriever: train_retriever_lib.Config = _default(
+    train_retriever_lib.Config
   )
-  static_encoder: static_encoder_lib.Config = dataclasses.field(
-    default_factory=static_encoder_lib.Config
+  direct_dp: direct_dp_lib.Config = _default(direct_dp_lib.Config)
+  encode_documents: encode_documents_lib.Config = _default(
+    encode_documents_lib.Config
   )
-  filter_queries: filter_queries_lib.Config = dataclasses.field(
-    default_factory=filter_queries_lib.Config
+  fuse: fuse_lib.Config = _default(fuse_lib.Config)
+  learn_to_rank: learn_to_rank_lib.Config = _default(learn_to_rank_lib.Config)
+  learn_adapter: learn_adapter_lib.Config = _default(learn_adapter_lib.Config)
+  evaluate: evaluate_lib.Config = _default(evaluate_lib.Config)
+  audit: audit_lib.Config = _default(audit_lib.Config)
+  compare_queries: compare_queries_lib.Config = _default(
+    compare_queries_lib.Config
   )
-  query_leakage: query_leakage_lib.Config = dataclasses.field(
-    default_factory=query_leakage_lib.Config
+  release_scores: release_scores_lib.Config = _default(
+    release_scores_lib.Config
   )
-  train_retriever: train_retriever_lib.Config = dataclasses.field(
-    default_factory=train_retriever_lib.Config
-  )
-  direct_dp: direct_dp_lib.Config = dataclasses.field(
-    default_factory=direct_dp_lib.Config
-  )
-  encode_documents: encode_documents_lib.Config = dataclasses.field(
-    default_factory=encode_documents_lib.Config
-  )
-  fuse: fuse_lib.Config = dataclasses.field(default_factory=fuse_lib.Config)
-  learn_to_rank: learn_to_rank_lib.Config = dataclasses.field(
-    default_factory=learn_to_rank_lib.Config
-  )
-  learn_adapter: learn_adapter_lib.Config = dataclasses.field(
-    default_factory=learn_adapter_lib.Config
-  )
-  evaluate: evaluate_lib.Config = dataclasses.field(
-    default_factory=evaluate_lib.Config
-  )
-  audit: audit_lib.Config = dataclasses.field(default_factory=audit_lib.Config)
-  compare_queries: compare_queries_lib.Config = dataclasses.field(
-    default_factory=compare_queries_lib.Config
-  )
-  release_scores: release_scores_lib.Config = dataclasses.field(
-    default_factory=release_scores_lib.Config
-  )
-  report: report_lib.Config = dataclasses.field(
-    default_factory=report_lib.Config
-  )
+  report: report_lib.Config = _default(report_lib.Config)
 
   def __post_init__(self):
     if isinstance(self.model, str):
