@@ -57,7 +57,6 @@ __all__ = [
 STAGES = tuple(stages_lib.SUMMARIES)
 """Names of the stages, in the order in which they run."""
 _Settings = TypeVar("_Settings")
-_PUBLIC = (rows_lib.PUBLIC_ONLY, rows_lib.UNTRAINED)
 _TRAININGS = {"finetune_dp", "direct_dp", "train_retriever"}
 _TRANSFORMERS = "--format=huggingface and sentence-transformers"
 
@@ -90,10 +89,8 @@ class Rows:
   (learning to rank)."""
   adapted: tuple[float, ...] = field_kinds.later(())
   """Epsilons of the rows of a public encoder with a linear map of its query
-  vectors that private queries teach."""
-  adapted_row: str = field_kinds.later("")
-  """Row of that encoder, "public_only" or "untrained"; empty: the first of
-  these that is made."""
+  vectors that private queries teach. The encoder is that of the first row that is
+  made, of "public_only" and "untrained"."""
   compared: tuple[str, ...] = ()
   """Names of rows with a finite epsilon that nobody will release, or their
   beginnings: "direct_dp", "synthetic_eps16", "adapter", "ltr_untrained". They
@@ -114,16 +111,11 @@ class Rows:
           f"Rows.{field} needs the row that it is made of, got bm25=False: set"
           f" it, or leave {field} out"
         )
-    if self.adapted_row not in ("", *map(str, _PUBLIC)):
-      raise ValueError(
-        "Rows.adapted_row must be a row of a public encoder, one of"
-        f" {', '.join(map(str, _PUBLIC))}, got {self.adapted_row!r}"
-      )
     if self.adapted and self.adapter_base is None:
       raise ValueError(
         "Rows.adapted needs the encoder whose vectors are mapped, got"
-        f" {self.adapted_row or ' and '.join(map(str, _PUBLIC))}=False: set it, or"
-        " leave adapted out (ADAPTED=())"
+        " public_only and untrained=False: set one, or leave adapted out"
+        " (ADAPTED=())"
       )
     for field in ("synthetic", "direct_dp", "adapted"):
       names: dict[str, float] = {}
@@ -145,12 +137,9 @@ class Rows:
   @property
   def adapter_base(self) -> rows_lib.Row | None:
     """Retriever whose query vectors adapters map; None: it is not made."""
-    is_made = {
-      rows_lib.PUBLIC_ONLY: self.public_only,
-      rows_lib.UNTRAINED: self.untrained,
-    }
-    allowed = [x for x in _PUBLIC if self.adapted_row in ("", str(x))]
-    return next((row for row in allowed if is_made[row]), None)
+    if self.public_only:
+      return rows_lib.PUBLIC_ONLY
+    return rows_lib.UNTRAINED if self.untrained else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
