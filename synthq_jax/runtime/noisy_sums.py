@@ -2,7 +2,6 @@
 noise."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from synthq_jax.privacy import (
   terms,
 )
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.runtime import private_training, results, stage, workspace
+from synthq_jax.runtime import private_training, results, stage
 from synthq_jax.runtime import release as release_lib
 from synthq_jax.storage import artifacts
 
@@ -24,11 +23,9 @@ __all__ = [
   "MIDDLE",
   "compute_centred_sum",
   "draw",
-  "find_enough",
   "full_batch",
   "get_smallest_delta",
   "make_claim",
-  "make_terms",
 ]
 
 MIDDLE = 0.5
@@ -70,26 +67,22 @@ def full_batch(units: int) -> sampling.Poisson:
 def make_claim(
   config: Any,
   prepared: results.PreparedData,
-  split: str,
-  base: terms.Terms,
   *,
   size: int,
-  space: workspace.Workspace | None = None,
+  secret_is_fixed: bool = False,
 ) -> claim_lib.Claim:
-  """Returns the claim of one noisy sum over the queries of a split.
+  """Returns the claim of one noisy sum over the test queries.
 
   Args:
     config: settings with `epsilon` and `delta`; delta None: `get_smallest_delta`.
     prepared: the data, with its numbers of queries and users.
-    split: name of the split.
-    base: terms of the claim for single queries.
     size: number of entries of the released sum.
-    space: the working directory; None: the caller needs only the noise.
+    secret_is_fixed: whether settings fix the secret of the working directory.
 
   Raises:
-    ValueError: if the split has no query.
+    ValueError: if there is no test query.
   """
-  units = prepared.units(split)
+  units = prepared.units(prepared.test_split)
   most = prepared.queries_per_user or 1
   return claim_lib.calibrated(
     epsilon=config.epsilon,
@@ -97,31 +90,16 @@ def make_claim(
     sampler=full_batch(units),
     steps=1,
     l2_clip_norm=most * math.sqrt(size) * MIDDLE,
-    words=base if space is None else make_terms(base, space, prepared),
-    part=prepared.part(split),
-  )
-
-
-def make_terms(
-  base: terms.Terms,
-  space: workspace.Workspace,
-  prepared: results.PreparedData,
-) -> terms.Terms:
-  """Returns the terms of a claim for this run and this data.
-
-  Args:
-    base: terms for single queries.
-    space: the working directory.
-    prepared: the data.
-  """
-  assumed = () if prepared.division else ("split",)
-  if prepared.queries_per_user:
-    assumed += ("summed",)
-  return base.but(
-    unit=prepared.unit,
-    assumptions=assumed,
-    not_protected=prepared.not_protected,
-    secret_is_fixed=space.is_fixed,
+    words=terms.SCORES.but(
+      unit=prepared.unit,
+      assumptions=(
+        *(() if prepared.division else ("split",)),
+        *(("summed",) if prepared.queries_per_user else ()),
+      ),
+      not_protected=prepared.not_protected,
+      secret_is_fixed=secret_is_fixed,
+    ),
+    part=prepared.part(prepared.test_split),
   )
 
 
@@ -176,15 +154,3 @@ def draw(
   statement = promise.enter(space.private(ledger.NAME), release.identifier)
   noisy = gaussian.noisy(total, promise.noise_std, release.noise_key)
   return statement, noisy
-
-
-def find_enough(excess: Callable[[int], float], number: int) -> int:
-  """Returns a number of queries for which the noise is small enough.
-
-  Args:
-    excess: maps a number of queries to noise divided by allowed noise.
-    number: the present number of queries, which is too small.
-  """
-  while (now := excess(number)) > 1:  # noise grows with log n
-    number = math.ceil(number * now)
-  return number

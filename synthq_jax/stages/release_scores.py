@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax.privacy import accounting, rounding, terms
+from synthq_jax.privacy import accounting, rounding
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import measures
 from synthq_jax.runtime import (
@@ -181,9 +181,8 @@ def run(task: stage.Task[Config, Inputs]) -> results.ReleasedScores:
   number, size = table.shape
   _check_noise(config, number, size, prepared)
   promise = noisy_sums.make_claim(
-    config, prepared, prepared.test_split, terms.SCORES,
-    size=size, space=space,
-  )  # fmt: skip
+    config, prepared, size=size, secret_is_fixed=space.is_fixed
+  )
   statement, noisy = noisy_sums.draw(
     task, promise, noisy_sums.compute_centred_sum(table)
   )
@@ -240,9 +239,9 @@ def _describe_refusal(
   noise_width = width(num_queries)
   if noise_width <= config.widest:
     return ""
-  enough = noisy_sums.find_enough(
-    lambda n: width(n) / config.widest, num_queries
-  )
+  enough = num_queries
+  while (excess := width(enough) / config.widest) > 1:  # noise grows with log n
+    enough = math.ceil(enough * excess)
   return (
     f"expected noise of at most {config.widest:g} on a mean, got"
     f" {noise_width:.2g}: {size} scores of {num_queries:,} test queries at epsilon"

@@ -21,7 +21,6 @@ from synthq_jax.privacy import (
   joint,
   ledger,
   statement,
-  terms,
 )
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import (
@@ -287,7 +286,7 @@ def test_an_interrupted_release_of_other_values_has_other_noise(
 
 def promised(config, number, size):
   data = made_up.prepared(num_queries={"train": number, "test": number})
-  return noisy_sums.make_claim(config, data, "test", terms.SCORES, size=size)
+  return noisy_sums.make_claim(config, data, size=size)
 
 
 @pytest.mark.parametrize("change", ["noise_multiplier", "l2_sensitivity"])
@@ -325,9 +324,12 @@ def test_a_user_moves_released_scores_by_as_many_queries_as_are_read(most):
     num_users={"train": 500, "test": 500},
     num_queries={"train": 900, "test": 900},
   )
-  promise = noisy_sums.make_claim(
-    settings(), data, "test", terms.SCORES, size=6
-  )
+  promise = noisy_sums.make_claim(settings(), data, size=6)
+  alone = promised(settings(), 500, 6)
+  assert promise.noise_multiplier == alone.noise_multiplier
+  assert promise.sampler.num_examples == 500
+  assert promise.words.unit == unit_lib.user(most)
+  assert "summed" in promise.words.assumptions
   others = np.random.default_rng(0).uniform(0, 1, (30, 6))
   for corner in (np.zeros(6), np.ones(6), np.arange(6) % 2):
     table = np.vstack([others, *[corner] * most])
@@ -341,9 +343,9 @@ def test_a_user_moves_released_scores_by_as_many_queries_as_are_read(most):
 def test_sums_under_a_fixed_secret_say_that_they_protect_nobody(
   secret, tmp_path
 ):
-  space = workspace.Workspace(tmp_path, secret_seed=secret)
-  found = noisy_sums.make_terms(terms.SCORES, space, made_up.prepared())
-  assert found.secret_is_fixed == (secret is not None)
+  table = named(np.full((99, 2), 0.5))
+  made = released(tmp_path, table, settings(), secret=secret)
+  assert made.statement.secret_is_fixed == (secret is not None)
 
 
 def of_part(division, **changes):
