@@ -11,6 +11,7 @@ import jax
 
 from synthq_jax import field_kinds
 from synthq_jax.models import encoders
+from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import (
   config_types,
   encoder_start,
@@ -176,10 +177,13 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
     model_config,
     save=encoder.save,
     kind="retriever",
-    statement=results.inherit(
-      synthetic,
-      real="Trained on the private queries without privacy.",
-      synthetic="A retriever was trained on the synthetic queries: post-processing.",
+    statement=statement_lib.non_private(
+      "Trained on the private queries without privacy."
+    )
+    if synthetic is None
+    else statement_lib.inherit(
+      synthetic.statement,
+      "A retriever was trained on the synthetic queries: post-processing.",
     ),
     steps=config.steps,
     batch_size=config.batch_size,
