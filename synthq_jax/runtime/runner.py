@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 import synthq_jax
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped
@@ -23,7 +25,6 @@ from synthq_jax.runtime import (
   encoder_start,
   fingerprints,
   inputs,
-  planted,
   results,
   rows,
   system_results,
@@ -40,6 +41,8 @@ _FORMAT = 7
 """Version of the stages' files. A raise makes every result anew, private trainings
 among them, with other noise: each is one more release. Results that only lack a new
 field are refused by `artifacts.load` instead, which costs no release."""
+
+_TEXTS_PER_CANARY = 2
 
 
 class Run:
@@ -210,8 +213,31 @@ class Run:
 
   @functools.cached_property
   def canaries(self) -> tuple[canaries_lib.Canary, ...]:
-    """The canaries of a run, inserted and held out; empty if none are set."""
-    return planted.make(self.config.canaries, self._space, self.prepared)
+    """The canaries of a run, inserted and held out; empty if none are set.
+
+    The secret of the working directory draws texts, secrets and coins. No private
+    query is read.
+    """
+    settings, space, prepared = self.config.canaries, self._space, self.prepared
+    if not settings.number:
+      return ()
+    cells = len(settings.kinds) * len(settings.repetitions)
+    rng = np.random.default_rng(space.seed("canary texts"))
+    num_texts = _TEXTS_PER_CANARY * cells * settings.number
+    chosen = set(rng.permutation(prepared.num_documents)[:num_texts].tolist())
+    # Lines are read one by one: the collection may not fit into memory.
+    with open(inputs.corpus(space, prepared), encoding="utf-8") as stream:
+      lines = [line for i, line in enumerate(stream) if i in chosen]
+    texts = [inputs.parse_document_text(line) for line in lines]
+    return canaries_lib.make(
+      [text for text in texts if text.split()],
+      inputs.vocabulary(space, prepared),
+      number=settings.number,
+      kinds=settings.kinds,
+      repetitions=settings.repetitions,
+      digits=settings.digits,
+      seed=space.seed("canaries"),
+    )
 
   def check_vocabulary(self, checkpoint: pathlib.Path) -> None:
     """Refuses a checkpoint that was trained with another vocabulary."""
