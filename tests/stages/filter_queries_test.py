@@ -14,7 +14,7 @@ from finished_runs import NUM_PAIRS
 from synthq_jax.privacy import statement
 from synthq_jax.retrieval import encode
 from synthq_jax.runtime import encoder_start, inputs, results, workspace
-from synthq_jax.stages import _written, filter_queries, plan, train_retriever
+from synthq_jax.stages import filter_queries, plan, train_retriever
 from synthq_jax.storage import artifacts
 from synthq_jax.training import pairs as contrastive_pairs
 
@@ -398,7 +398,7 @@ def test_a_filter_that_looks_at_real_queries_is_caught(
   poisoned, by_first_token, monkeypatch, name
 ):
   root, documents, made = poisoned
-  right = _written.read
+  right = filter_queries._read_written
 
   def wrong(folders, ids, synthetic):
     written = right(folders, ids, synthetic)
@@ -411,7 +411,7 @@ def test_a_filter_that_looks_at_real_queries_is_caught(
       found = [text in real for text in written.texts]
     return written.take(np.flatnonzero(~np.array(found)))
 
-  monkeypatch.setattr(_written, "read", wrong)
+  monkeypatch.setattr(filter_queries, "_read_written", wrong)
   with pytest.raises(AssertionError):
     check_real_queries_are_not_read(root, documents, made)
   assert not {f"s{i}" for i in range(20, 30)} & set(kept_names(root))
