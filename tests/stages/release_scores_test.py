@@ -25,7 +25,6 @@ from synthq_jax.privacy import (
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import (
   noisy_results,
-  noisy_sums,
   results,
   stage,
   workspace,
@@ -133,7 +132,7 @@ def test_differences_of_means_carry_less_noise_than_released_differences():
       [corners[:, :1] - 0.5, corners[:, 1:] - corners[:, :1]], axis=1
     )
     assert np.linalg.norm(direct) == pytest.approx(math.sqrt(size - 0.75))
-    one = noisy_sums.compute_centred_sum(corners)
+    one = release_scores.compute_centred_sum(corners)
     assert math.sqrt(2) * np.linalg.norm(one) <= np.linalg.norm(direct)
 
 
@@ -199,9 +198,11 @@ def test_values_outside_of_the_cube_move_the_sum_no_further_and_stop_nothing(
 ):
   """A release that stops for one query tells of it without noise."""
   column = np.full((100, 1), 0.25)
-  quiet = noisy_sums.compute_centred_sum(column)
+  quiet = release_scores.compute_centred_sum(column)
   column[7] = bad
-  assert np.abs(noisy_sums.compute_centred_sum(column) - quiet - 0.25) <= 0.5
+  assert (
+    np.abs(release_scores.compute_centred_sum(column) - quiet - 0.25) <= 0.5
+  )
   released(tmp_path, {"a": {NDCG: column[:, 0]}}, settings())
 
 
@@ -286,7 +287,7 @@ def test_an_interrupted_release_of_other_values_has_other_noise(
 
 def promised(config, number, size):
   data = made_up.prepared(num_queries={"train": number, "test": number})
-  return noisy_sums.make_claim(config, data, size=size)
+  return release_scores.make_claim(config, data, size=size)
 
 
 @pytest.mark.parametrize("change", ["noise_multiplier", "l2_sensitivity"])
@@ -311,7 +312,7 @@ def test_one_sum_at_two_scales_has_two_noises(tmp_path, monkeypatch, change):
   louder = {change: 1.0005 * getattr(promise, change)}
   for one in (promise, promise, dataclasses.replace(promise, **louder)):
     with contextlib.suppress(RuntimeError, ValueError):
-      noisy_sums.draw(task, one, np.array([3.0, 4.0]))
+      release_scores.draw(task, one, np.array([3.0, 4.0]))
   assert len(drawn) == 3, "the ledger had to refuse it"
   assert (drawn[0] == drawn[1]).all() and (drawn[0] != drawn[2]).all()
 
@@ -324,7 +325,7 @@ def test_a_user_moves_released_scores_by_as_many_queries_as_are_read(most):
     num_users={"train": 500, "test": 500},
     num_queries={"train": 900, "test": 900},
   )
-  promise = noisy_sums.make_claim(settings(), data, size=6)
+  promise = release_scores.make_claim(settings(), data, size=6)
   alone = promised(settings(), 500, 6)
   assert promise.noise_multiplier == alone.noise_multiplier
   assert promise.sampler.num_examples == 500
@@ -333,9 +334,9 @@ def test_a_user_moves_released_scores_by_as_many_queries_as_are_read(most):
   others = np.random.default_rng(0).uniform(0, 1, (30, 6))
   for corner in (np.zeros(6), np.ones(6), np.arange(6) % 2):
     table = np.vstack([others, *[corner] * most])
-    moved = noisy_sums.compute_centred_sum(
+    moved = release_scores.compute_centred_sum(
       table
-    ) - noisy_sums.compute_centred_sum(others)
+    ) - release_scores.compute_centred_sum(others)
     assert np.linalg.norm(moved) == pytest.approx(promise.l2_sensitivity)
 
 
@@ -479,7 +480,7 @@ def test_a_release_has_the_delta_of_the_training(tmp_path):
   )
   assert made.statement.delta == 1 / 8000
   assert promised(settings(delta=0.001), 99, 2).delta == 0.001
-  assert noisy_sums.get_smallest_delta(data, 9000) == 1 / 18000
+  assert release_scores.get_smallest_delta(data, 9000) == 1 / 18000
 
 
 def test_sampling_intervals_cover_where_users_ask_alike():
