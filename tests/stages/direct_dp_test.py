@@ -162,11 +162,6 @@ def test_a_group_is_no_larger_than_a_batch():
   assert np.isfinite(total).all()
 
 
-def test_a_text_without_others_is_refused():
-  with pytest.raises(ValueError, match="batch_size must be at least 2"):
-    direct_dp.Config(method="logit", unit="query", batch_size=1)
-
-
 def a_run(folder, **changes):
   """Settings of a small run with static vectors."""
   return tiny_runs.config(
@@ -289,11 +284,6 @@ def test_direct_training_needs_no_queries():
   config = plan.RunConfig()
   assert "generate" not in stages.with_needs(["direct_dp"], config)
   assert "direct_dp" not in stages.with_needs(["train_retriever"], config)
-
-
-def test_two_methods_need_two_names():
-  with pytest.raises(ValueError, match="must have different labels"):
-    plan.RunConfig(direct_dp_methods=(_BASE, _BASE))
 
 
 def test_a_pattern_that_matches_nothing_is_refused(finished_run):

@@ -298,29 +298,6 @@ def _all_made(training, mechanism):
   return dataclasses.replace(training, records=records), None
 
 
-@pytest.mark.parametrize(
-  ("rows", "message"),
-  [
-    ({"ltr": ("original",), "bm25": False}, "Rows.ltr needs the row"),
-    (
-      {"adapted": (8.0,), "untrained": False, "public_only": False},
-      "public_only and untrained=False: set one, or leave",
-    ),
-  ],
-)
-def test_rows_that_do_not_go_together_are_refused(rows, message):
-  with pytest.raises(ValueError, match=message):
-    plan.Rows(**rows)
-
-
-def test_documents_of_a_run_may_not_be_fewer_than_are_ranked():
-  with pytest.raises(ValueError, match="at least learn_to_rank.Config.depth"):
-    plan.RunConfig(
-      rows=plan.Rows(ltr=("original",)),
-      learn_to_rank=learn_to_rank.Config(depth=1000),
-    )
-
-
 def trained(config, wanted):
   """The private trainings of stages, with what they need."""
   needed = stages.with_needs(wanted, config)
@@ -333,15 +310,20 @@ def trained(config, wanted):
     ({"ltr": ("adapter",), "compared": ("adapter",)}, "8"),
     ({"ltr": ("synthetic_eps8",), "adapted": ()}, "8.5"),
     ({"ltr": ("untrained", "adapter")}, "13"),  # 8 + 4 + 2 x 0.5
+    ({"ltr": ("untrained", "public_only", "synthetic")}, "13.5"),
   ],
 )
 def test_a_dry_run_counts_the_weights_that_are_released(tmp_path, rows, total):
+  number = len(rows["ltr"]) if rows.get("compared") is None else 0
   rows = plan.Rows(direct_dp=(), **{"adapted": (4.0,), **rows})
   config = plan.RunConfig(rows=rows)
   wanted = ("finetune_dp", "learn_to_rank", "learn_adapter")
   planned = trained(config, wanted)
   said = "\n".join(guide._price(config, tmp_path, wanted, planned))
   assert f"together: at most {total}, " in said
+  assert f"weights of BM25's scores: 0.5 for each of {number} rows" in said
+  if number and rows.adapted:
+    assert "epsilon of adapter_eps4: 4, released" in said
 
 
 PLACES = [(False, "{}", False), (True, "{}", True), (False, "private/{}", True)]
@@ -431,22 +413,6 @@ def test_a_query_vector_that_is_no_number_ends_no_search(tmp_path, monkeypatch):
     assert found is not None, "one query stops all"
     assert (found["q0"], found["q2"]) == (whole["q0"], whole["q2"])
     assert set(found["q1"].values()) == {0.0}
-
-
-def test_a_dry_run_says_what_weights_and_adapters_cost(tmp_path):
-  config = plan.RunConfig(
-    rows=plan.Rows(
-      ltr=("untrained", "public_only", "synthetic"),
-      adapted=(4.0,),
-      compared=("direct_dp",),
-    )
-  )
-  wanted = ("finetune_dp", "direct_dp", "learn_adapter", "learn_to_rank")
-  planned = trained(config, wanted)
-  said = "\n".join(guide._price(config, tmp_path, wanted, planned))
-  assert "epsilon of adapter_eps4: 4, released" in said
-  assert "weights of BM25's scores: 0.5 for each of 3 rows" in said
-  assert "together: at most 13.5" in said  # 8 + 4 + 3 x 0.5
 
 
 @pytest.mark.parametrize(

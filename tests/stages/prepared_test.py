@@ -111,8 +111,3 @@ def test_a_copy_that_was_not_finished_is_not_taken(
       run(tmp_path, "one")
   run(tmp_path, "two")
   assert prepared == ["one", "two"]
-
-
-def test_a_bucket_is_no_folder_to_share():
-  with pytest.raises(ValueError, match="shared_in must be a folder, got gs://"):
-    prepare_data.Config(shared_in="gs://bucket/prepared")

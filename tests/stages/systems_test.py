@@ -193,33 +193,6 @@ def test_a_weight_that_is_set_asks_nobody(finished_run, tmp_path):
   made = make_fusion(root, documents, chooser=fuse.Config(weight=0.3))
   assert (made.weight, made.num_queries, made.scores) == (0.3, 0, ())
   assert made.chosen_on == "nothing, it was set"
-  with pytest.raises(ValueError, match=r"fuse\.Config\.weight"):
-    fuse.Config(weight=1.5)
-
-
-@pytest.mark.parametrize(
-  ("row", "stage"),
-  [
-    ({"fused": True}, "fuse"),
-    ({"ltr": ("original",)}, "learn_to_rank"),
-  ],
-)
-def test_an_order_of_more_than_is_found_is_refused(finished_run, row, stage):
-  config = finished_run.config
-  rows = {"fused": False, "ltr": (), "adapted": ()}
-  with pytest.raises(
-    ValueError, match=rf"at least {stage}\.Config\.depth, .* 9 and \d+"
-  ):
-    dataclasses.replace(
-      config,
-      rows=dataclasses.replace(config.rows, **rows | row),
-      evaluate=dataclasses.replace(config.evaluate, depth=9),
-    )
-
-
-def test_a_fusion_without_bm25_is_refused():
-  with pytest.raises(ValueError, match=r"Rows\.fused needs the row"):
-    plan.Rows(bm25=False, fused=True)
 
 
 # Post-processing: what chooses is given no private file.

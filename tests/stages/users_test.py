@@ -185,20 +185,6 @@ def test_words_of_another_user_take_no_query_out(tmp_path):
   assert sum(name.startswith("twin") for name in owners(space)) == 30
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"unit": "user", "queries_per_user": 0}, "queries_per_user must be at"),
-    ({"unit": "person"}, "unit must be"),
-    ({"queries_per_user": 4}, "set UNIT='user'"),
-  ],
-)
-def test_settings_of_no_user_are_refused(changes, message):
-  with pytest.raises(ValueError, match=message) as error:
-    prepare_data.Config(**changes)
-  assert "\n" not in str(error.value)
-
-
 def test_missing_user_ids_are_refused_in_a_line(tmp_path):
   nobody = [("", "ask what nobody asked", 1)]
   with pytest.raises(ValueError, match="user id with every query") as error:
