@@ -330,39 +330,28 @@ PLACES = [(False, "{}", False), (True, "{}", True), (False, "private/{}", True)]
 """Whether a row is only compared, where its parts lie, and whether it is private."""
 
 
-def task_without_records(root, monkeypatch, settings, compared, **given):
-  """A task of a stage that finds no train query, and so trains nothing."""
-  nobody = types.SimpleNamespace(qrels={})
-  monkeypatch.setattr(_ranking, "read_train", lambda *_: nobody)
-  monkeypatch.setattr(system_results, "read_fingerprint", lambda *_: "trained")
-  vectors = types.SimpleNamespace(vectors="vectors")
-  given = {
-    "prepared": made_up.prepared(), "vectors": vectors, "drop_identical": True,
-    **given,
-  }  # fmt: skip
-  kind = learn_to_rank.Inputs
-  return stage_lib.Task(
-    result_path="stage/row", row=RANKED, digest="digest", settings=settings,
-    folders=workspace.Workspace(root, secret_seed=7), inputs=kind(**given),
-    is_private=compared,
-  )  # fmt: skip
-
-
 @pytest.mark.parametrize(("compared", "place", "is_private"), PLACES)
 def test_weights_lie_where_their_retriever_and_their_row_may(
   compared, place, is_private, tmp_path, monkeypatch
 ):
-  task = task_without_records(
-    tmp_path,
-    monkeypatch,
-    learn_to_rank.Config(),
-    compared,
+  nobody = types.SimpleNamespace(qrels={})  # so nothing is trained
+  monkeypatch.setattr(_ranking, "read_train", lambda *_: nobody)
+  monkeypatch.setattr(system_results, "read_fingerprint", lambda *_: "trained")
+  inputs = learn_to_rank.Inputs(
+    prepared=made_up.prepared(),
+    vectors=types.SimpleNamespace(vectors="vectors"),
+    drop_identical=True,
     retriever=made_up.checkpoint(
       directory=place.format("train_retriever/untrained"),
       statement=made_up.claim(),
     ),
     left_out=0.0,
   )
+  task = stage_lib.Task(
+    result_path="stage/row", row=RANKED, digest="digest",
+    settings=learn_to_rank.Config(), inputs=inputs, is_private=compared,
+    folders=workspace.Workspace(tmp_path, secret_seed=7),
+  )  # fmt: skip
   made = learn_to_rank.run(task)
   assert results.is_private_path(made.directory) is is_private
 
