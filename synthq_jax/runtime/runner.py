@@ -56,7 +56,6 @@ class Run:
     stages: Sequence[stage_lib.Stage],
     *,
     say: Callable[[str], None] = print,
-    progress: bool = True,
   ):
     """Creates a run without any result.
 
@@ -65,7 +64,6 @@ class Run:
       space: the working directory.
       stages: the stages to run, in their order.
       say: prints a line.
-      progress: whether bars are shown.
     """
     self.plan = plan
     self.config = plan.config
@@ -74,7 +72,6 @@ class Run:
     self.folders = workspace.Folders(space.root)
     self.say = say
     self._space = space
-    self._progress = progress
     self._of_checkpoint = functools.cache(fingerprints.of_checkpoint)
 
   # Inputs of jobs.
@@ -381,7 +378,6 @@ class Run:
       inputs=job.inputs,
       is_private=job.row is not None and self.plan.is_compared(job.row),
       folders=self._space if stage.needs_secret else self.folders,
-      progress=self._progress,
     )
     if stage.together or distributed.is_main():
       context = contextlib.nullcontext if stage.together else distributed.alone

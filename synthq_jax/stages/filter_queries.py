@@ -331,7 +331,6 @@ def _compute_ranks(
     directory=state,
     description=description,
     batch_size=config.batch_size,
-    progress=task.progress,
   )
 
 
@@ -398,7 +397,6 @@ def own_ranks(
   directory: pathlib.Path,
   description: str,
   batch_size: int,
-  progress: bool,
 ) -> Int[np.ndarray, " query"]:
   """Counts the documents that the encoder scores above each query's own.
 
@@ -413,7 +411,6 @@ def own_ranks(
     directory: folder of the parts, for this encoder and these queries.
     description: text before the progress bars.
     batch_size: rows encoded at once.
-    progress: whether bars are shown.
 
   Returns:
     Ranks, 0 for the best; equal scores share the best rank among them.
@@ -421,7 +418,7 @@ def own_ranks(
   opened = []
   for kind, tokens in (("documents", documents), ("queries", queries)):
     title, folder = f"{description}: {kind}", directory / kind
-    with progress_lib.bar(title, len(tokens), progress) as bar:
+    with progress_lib.bar(title, len(tokens)) as bar:
       encode.to_files(
         params,
         model_config,
@@ -434,7 +431,7 @@ def own_ranks(
     opened.append(vector_files.open_vectors(folder, len(tokens)))
   collection, query_vectors = opened
   stored, all_ranks = blocks.Blocks(directory / "ranks"), []
-  with progress_lib.bar(f"{description}: ranks", len(queries), progress) as bar:
+  with progress_lib.bar(f"{description}: ranks", len(queries)) as bar:
     for first in range(0, len(queries), _PART):
       part = slice(first, first + _PART)
       better = stored.read(first)

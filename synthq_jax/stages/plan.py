@@ -42,7 +42,7 @@ from synthq_jax.stages import release_scores as release_scores_lib
 from synthq_jax.stages import report as report_lib
 from synthq_jax.stages import static_encoder as static_encoder_lib
 from synthq_jax.stages import train_retriever as train_retriever_lib
-from synthq_jax.training import distributed, loop
+from synthq_jax.training import distributed, progress
 
 __all__ = [
   "STAGES",
@@ -310,7 +310,6 @@ def run(
   workdir: str | os.PathLike,
   *,
   stages: Sequence[str] | None = None,
-  progress: bool = True,
   on_accepted: Callable[[], None] = lambda: None,
   on_finished: Callable[[Mapping[str, Sequence[Any]]], None] = lambda _: None,
 ) -> results.Report | None:
@@ -321,7 +320,6 @@ def run(
     workdir: the working directory; its finished results are used.
     stages: names of stages, of `STAGES`; the stages that they need run too.
       None: all.
-    progress: whether bars are shown.
     on_accepted: called once the working directory is locked and holds no
       results of other data, before anything else is written to it.
     on_finished: called with the results of each stage after the last one.
@@ -339,9 +337,8 @@ def run(
   _checks.check_checkpoints(config, stage_names)
   _checks.check_test_sets(config)
   notes = export_notes(config, stage_names)
-  progress = progress and distributed.is_main()
-  config = _with_progress(config, progress)
   with contextlib.ExitStack() as stack:
+    stack.enter_context(progress.shown(distributed.is_main()))
     if distributed.is_main():
       stack.enter_context(workspace.locked(workdir))
     space = distributed.main_first(
@@ -361,7 +358,6 @@ def run(
       space,
       [*map(stages_lib.get, stage_names)],
       say=functools.partial(print, flush=True) if is_main else _do_nothing,
-      progress=progress,
     )
     for note in notes:
       this.say(note)
@@ -456,17 +452,3 @@ def export_notes(
 
 def _do_nothing(*messages: str) -> None:
   del messages
-
-
-def _with_progress(value: Any, progress: bool) -> Any:
-  """Sets the choice of progress bars in every loop below some settings."""
-  if isinstance(value, loop.Settings):
-    return dataclasses.replace(value, progress=progress)
-  if isinstance(value, tuple):
-    return tuple(_with_progress(item, progress) for item in value)
-  if not dataclasses.is_dataclass(value):
-    return value
-  named = [field.name for field in dataclasses.fields(value) if field.init]
-  fields = {name: getattr(value, name) for name in named}
-  changed = {k: _with_progress(v, progress) for k, v in fields.items()}
-  return dataclasses.replace(value, **changed) if changed != fields else value

@@ -150,9 +150,7 @@ def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryLeakage:
   ]
   memberships = []
   total = len(config.detectors)
-  with progress.bar(
-    "query_leakage", total, task.progress, unit="search"
-  ) as bar:
+  with progress.bar("query_leakage", total, unit="search") as bar:
     for name in config.detectors:
       memberships += _compare(
         functools.partial(_index, name, config),

@@ -456,7 +456,7 @@ def test_results_of_other_settings_are_named(finished_run, tmp_path, capsys):
   made = root / "generate/eps8"
   unfinished = made / f"parts_{artifacts.read_fingerprint(made)}"
   unfinished.mkdir()  # of a kill between the result and the end
-  plan.run(finished_run.config, root, progress=False)
+  plan.run(finished_run.config, root)
   assert not unfinished.exists()
   said = capsys.readouterr().out.splitlines()[-1]
   assert said.startswith(
@@ -472,7 +472,7 @@ def test_a_result_whose_training_the_ledger_has_lost_is_refused(
   path.unlink()
   ledger.copy_of(path).unlink()
   with pytest.raises(ValueError, match="expected the training .*eps8.*restore"):
-    plan.run(finished_run.config, root, progress=False)
+    plan.run(finished_run.config, root)
   assert not path.exists()
 
 

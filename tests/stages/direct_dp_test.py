@@ -179,7 +179,7 @@ def a_run(folder, **changes):
 
 def test_all_records_may_be_drawn(tmp_path):
   config = a_run(tmp_path, batch_size=0)
-  plan.run(config, tmp_path / "run", stages=["direct_dp"], progress=False)
+  plan.run(config, tmp_path / "run", stages=["direct_dp"])
   place = tmp_path / "run/train_retriever/direct_dp_eps8"
   [drawn] = artifacts.load(place, results.Checkpoint).statement.ledger
   assert drawn.expected_batch_size == drawn.num_examples > 8
@@ -202,7 +202,7 @@ def test_all_devices_train_the_checkpoint_that_one_does(part, tmp_path):
       tmp_path, **{"batch_size": 10, "mesh": shape, "clip_norm": 1.0, **changes}
     )
     root = tmp_path / f"run_{shape.fsdp}"
-    plan.run(config, root, stages=["direct_dp"], progress=False)
+    plan.run(config, root, stages=["direct_dp"])
     place = root / "train_retriever/direct_dp_eps8"
     params, _ = t5_checkpoints.load(place)
     found.append(t5_checkpoints.flatten(params))
@@ -225,7 +225,7 @@ def test_public_queries_are_written_by_a_public_checkpoint_alone(
   config = a_run(tmp_path, batch_size=8)
   t5_checkpoints.save_claim(tmp_path / "t5", claim)
   with pytest.raises(ValueError, match="expected a public checkpoint"):
-    plan.run(config, tmp_path / "run", stages=["generate"], progress=False)
+    plan.run(config, tmp_path / "run", stages=["generate"])
   assert not (tmp_path / "run/generate/public_only/result.json").exists()
 
 

@@ -76,7 +76,6 @@ def _hand_made(finished_run, tmp_path):
 
 
 def run(root, documents, made, config=TOP, digest="digest", **changes):
-  settings = dataclasses.replace(RECIPE.settings, progress=False)
   return tiny_runs.make(
     filter_queries.STAGE,
     config,
@@ -90,7 +89,7 @@ def run(root, documents, made, config=TOP, digest="digest", **changes):
         folder=str(changes.pop("encoder", root / "t5"))
       ),
       synthetic=made,
-      recipe=dataclasses.replace(RECIPE, settings=settings, **changes),
+      recipe=dataclasses.replace(RECIPE, **changes),
     ),
   )
 
@@ -171,8 +170,8 @@ def test_without_a_filter_the_stage_and_its_traces_are_not_there(
   place = root / "generate/public_only"
   before = artifacts.read_fingerprint(place)
   for setting in (off, dataclasses.replace(off, filter_queries=ZERO)):
-    plan.run(setting, root, stages=["generate"], progress=False)
-  plan.run(off, root, stages=["filter_queries"], progress=False)
+    plan.run(setting, root, stages=["generate"])
+  plan.run(off, root, stages=["filter_queries"])
   assert not (root / "filter_queries").exists()
   assert artifacts.read_fingerprint(place) == before
 
@@ -201,7 +200,7 @@ def test_the_retriever_is_trained_again_when_the_filter_changes(
     filter_queries.Config(),
   ):
     changed = dataclasses.replace(alone, filter_queries=filters)
-    plan.run(changed, root, stages=["train_retriever"], progress=False)
+    plan.run(changed, root, stages=["train_retriever"])
   assert given == ["filter_queries/public_only", "generate/public_only"]
 
 
@@ -305,7 +304,7 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
   monkeypatch.setattr(filter_queries, "STAGE", changed)
   config = dataclasses.replace(config, filter_queries=DROP_TRUNCATED)
   stages = ["filter_queries"]
-  plan.run(config, root, stages=stages, progress=False)
+  plan.run(config, root, stages=stages)
   (task,) = tasks
   assert type(task.folders) is workspace.Folders  # without the secret
   given = {

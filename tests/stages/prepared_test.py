@@ -39,7 +39,7 @@ def run(folder, name, **changes):
   config = dataclasses.replace(
     config, prepare_data=settings, public_data=False, secret_seed=None
   )
-  plan.run(config, folder / name, stages=["prepare_data"], progress=False)
+  plan.run(config, folder / name, stages=["prepare_data"])
   place = folder / name / results.PRIVATE / "prepare_data"
   artifacts.check(place)
   return artifacts.load(place, results.PreparedData)

@@ -376,7 +376,7 @@ def test_a_run_shows_released_scores_in_place_of_pseudo_queries(
   config = dataclasses.replace(
     finished_run.config, release_scores=settings(epsilon=50.0, widest=1.0)
   )
-  plan.run(config, root, progress=False)
+  plan.run(config, root)
   made = artifacts.load(root / "release_scores", results.ReleasedScores)
   names = {one.name for one in made.rows}
   assert {"bm25", "untrained", "synthetic_eps8", "direct_dp_eps8"} <= names
@@ -433,7 +433,7 @@ def test_a_run_refuses_before_training_what_cannot_be_released(
       config = dataclasses.replace(config, evaluate=scored)
     assert "P@1" not in evaluate.Config().measures
     with pytest.raises(ValueError, match=said):
-      plan.run(config, tmp_path / said, progress=False)
+      plan.run(config, tmp_path / said)
     assert not (tmp_path / said / "finetune_dp").exists()
 
 
@@ -445,7 +445,7 @@ def test_scores_that_are_not_required_are_left_out_with_a_line(
     finished_run.config,
     release_scores=release_scores.Config(enabled=True, required=False),
   )
-  plan.run(config, root, stages=["release_scores"], progress=False)
+  plan.run(config, root, stages=["release_scores"])
   said = "".join(capsys.readouterr())
   assert "[release_scores] left out: expected noise of" in said
   assert "queries would do" in said

@@ -164,7 +164,7 @@ def test_the_weight_of_all_rows_is_searched_for_once(
   monkeypatch.setattr(fuse, "_read_queries", noted)
   chooser = fuse.Config(min_queries=5, standard_errors=0.4)
   config = dataclasses.replace(finished_run.config, fuse=chooser)
-  plan.run(config, root, stages=["fuse"], progress=False)
+  plan.run(config, root, stages=["fuse"])
   assert len(searched) == 1
   judged, _ = read(searched[0])
   assert judged is not None
@@ -179,7 +179,7 @@ def test_without_enough_queries_the_weight_is_the_set_one(
     finished_run.config,
     fuse=fuse.Config(min_queries=10_000, default_weight=0.35),
   )
-  plan.run(config, root, stages=["fuse"], progress=False)
+  plan.run(config, root, stages=["fuse"])
   made = load(root, "fuse/synthetic_eps8", system_results.Fusion)
   assert (made.weight, made.num_queries, made.scores) == (0.35, 0, ())
   assert "for want of queries" in made.chosen_on
@@ -300,7 +300,7 @@ def test_tasks_of_shareable_rows_hold_public_documents_alone(
   for folder in (root / name, root / "private" / name):
     shutil.rmtree(folder, ignore_errors=True)
   with pytest.raises(RuntimeError, match="did not save"):
-    plan.run(finished_run.config, root, stages=[name], progress=False)
+    plan.run(finished_run.config, root, stages=[name])
   for row, task in tasks.items():
     assert row != "original"
     assert type(task.folders) is workspace.Folders  # without the secret

@@ -240,7 +240,7 @@ def _run(tmp_path_factory):
       ltr=("untrained",), adapted=(8.0,), original=False, public_only=False
     ),
   )
-  plan.run(config, place / "run", progress=False)
+  plan.run(config, place / "run")
   return config, place / "run"
 
 

@@ -122,12 +122,12 @@ def studied(folder, tmp_path_factory):
   root = tmp_path_factory.mktemp("study")
   with pytest.MonkeyPatch.context() as patch:
     stand_in(patch)
-    text = run(config(folder), root, progress=False)
+    text = run(config(folder), root)
   return root, text
 
 
-def run(config, root, *, progress):
-  return frame.run(planted_leakage.STUDY, config, root, progress=progress)
+def run(config, root):
+  return frame.run(planted_leakage.STUDY, config, root)
 
 
 def config(folder, **changes) -> planted_leakage.Config:
@@ -214,7 +214,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
   folder, tmp_path, monkeypatch
 ):
   settings = config(folder, sizes=(80,))
-  whole = run(settings, tmp_path / "whole", progress=False)
+  whole = run(settings, tmp_path / "whole")
   trained = []
   train, rerank = rerankers.train, rerankers.rerank
 
@@ -230,7 +230,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
   monkeypatch.setattr(rerankers, "train", counted)
   monkeypatch.setattr(rerankers, "rerank", killed)
   with pytest.raises(KeyboardInterrupt):
-    run(settings, tmp_path / "cut", progress=False)
+    run(settings, tmp_path / "cut")
   assert not (tmp_path / "cut/result.json").exists()
   monkeypatch.setattr(rerankers, "rerank", rerank)
   steps = []
@@ -244,7 +244,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
     return of_step(step, *arguments, **options)
 
   monkeypatch.setattr(training_lib.loop, "train", watched)
-  again = run(settings, tmp_path / "cut", progress=False)
+  again = run(settings, tmp_path / "cut")
   assert len(trained) == 4 + 6  # nine trainings; the fourth was not scored
   assert len(steps) == 5 * 40  # and its last state was found
   assert (
@@ -256,7 +256,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
   for path in (tmp_path / "whole").rglob(study_training.RUN):
     other = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
     assert other.read_bytes() == path.read_bytes()
-  run(settings, tmp_path / "cut", progress=False)
+  run(settings, tmp_path / "cut")
   assert len(trained) == 10
 
 
@@ -264,7 +264,7 @@ def test_another_model_or_size_keeps_what_is_finished(
   folder, tmp_path, monkeypatch
 ):
   settings = config(folder, public_data=False, sizes=(80,))
-  text = run(settings, tmp_path, progress=False)
+  text = run(settings, tmp_path)
   # Queries may be private: nothing lies outside.
   assert {p.name for p in tmp_path.iterdir()} == {".lock", "private"}
   assert "private/study.md" in text
@@ -277,13 +277,13 @@ def test_another_model_or_size_keeps_what_is_finished(
 
   monkeypatch.setattr(rerankers, "train", counted)
   fewer = dataclasses.replace(settings, models=settings.models[:1], folds=3)
-  run(fewer, tmp_path, progress=False)
+  run(fewer, tmp_path)
   assert not trained
   changed = dataclasses.replace(
     settings.models[1], recipe=rerankers.Recipe(steps=2)
   )
   other = dataclasses.replace(settings, models=(settings.models[0], changed))
-  run(other, tmp_path, progress=False)
+  run(other, tmp_path)
   assert trained == [
     f"{kind}_leakage_80_seed0" for kind in ("no", "near", "test")
   ]
@@ -372,7 +372,7 @@ def test_another_collection_can_be_trained_on(folder, tmp_path):
     assert each.relevant_id in data.qrels[each.target]
   leaked = {e.query for e in data.leaked["near leakage"][0]}
   assert leaked.isdisjoint(e.query for e in data.fillers[0])
-  text = run(settings, tmp_path / "run", progress=False)
+  text = run(settings, tmp_path / "run")
   study = artifacts.load(tmp_path / "run", tables.Study)
   # Documents of the other collection are no candidates, and are inserted.
   near = [one for one in study.memory if one.leakage == "near leakage"]
@@ -523,7 +523,7 @@ def test_runs_are_the_candidates_in_a_new_order(studied, folder):
 )
 def test_what_cannot_be_built_is_one_line(folder, tmp_path, changes, words):
   with pytest.raises((ValueError, ImportError), match=words) as caught:
-    run(config(folder, **changes), tmp_path, progress=False)
+    run(config(folder, **changes), tmp_path)
   assert "\n" not in str(caught.value)
   assert "common" not in str(caught.value)
 
