@@ -68,7 +68,7 @@ def run_demo_tiny(folder: pathlib.Path) -> pathlib.Path:
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(release, "start", start_by_name)
-    plan.run(config, folder / "run", progress=False)
+    plan.run(config, folder / "run")
   return folder / "run"
 
 

@@ -24,7 +24,7 @@ from synthq_jax.data import environment_docs, shipped
 from synthq_jax.runtime import results
 from synthq_jax.stages import plan
 from synthq_jax.studies import frame, images
-from synthq_jax.training import distributed
+from synthq_jax.training import distributed, progress
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEMO = "--gin_file=gin_configs/recipes/demo.gin"
@@ -64,13 +64,12 @@ def ran(monkeypatch):
     workdir,
     *,
     stages=None,
-    progress=True,
     on_accepted,
     on_finished,
   ):
     on_accepted()
     on_finished({"audit": AUDITS})
-    calls.append((config, workdir, stages, progress))
+    calls.append((config, workdir, stages, progress._IS_SHOWN.get()))
     return REPORT if stages in (None, ("report",)) else None
 
   monkeypatch.setattr(plan, "run", run)
@@ -90,9 +89,9 @@ def fails(capsys, *argv: str) -> str:
 def test_run_hands_the_configuration_to_the_pipeline(ran, tmp_path, capsys):
   argv = ["run", DEMO, f"--workdir={tmp_path}", "--quiet"]
   assert main.main(argv) == 0
-  [(config, workdir, stages, progress)] = ran
+  [(config, workdir, stages, is_shown)] = ran
   assert isinstance(config, plan.RunConfig)
-  assert (workdir, stages, progress) == (tmp_path, None, False)
+  assert (workdir, stages, is_shown) == (tmp_path, None, False)
   printed = capsys.readouterr().out
   before, table, _ = printed.partition(REPORT.table)
   assert table and "PRIVATE: scores on private queries" in before
@@ -175,18 +174,18 @@ def test_study_runs_the_study_that_the_files_configure(
 ):
   calls = []
 
-  def recorded(study, config, where, *, progress, on_accepted):
+  def recorded(study, config, where, *, on_accepted):
     on_accepted()
-    calls.append((config, where, progress))
+    calls.append((config, where, progress._IS_SHOWN.get()))
     return "row  accuracy"
 
   monkeypatch.setattr(frame, "run", recorded)
   file = "--gin_file=gin_configs/studies/logit_dp_images.gin"
   argv = ["study", file, f"--workdir={tmp_path}", "--gin.EPSILON=3", "--quiet"]
   assert main.main(argv) == 0
-  [(config, where, progress)] = calls
+  [(config, where, is_shown)] = calls
   assert isinstance(config, images.Config)
-  assert (where, config.epsilon, progress) == (tmp_path, 3.0, False)
+  assert (where, config.epsilon, is_shown) == (tmp_path, 3.0, False)
   assert "row  accuracy\nstudy finished: " in capsys.readouterr().out
   assert "EPSILON = 3" in (tmp_path / "config.gin").read_text()
   line = fails(capsys, "study", DEMO, f"--workdir={tmp_path}")
@@ -740,22 +739,6 @@ def test_a_place_that_is_no_folder_is_said_without_a_flag_of_others(
   )
   assert "choose a folder that you may write to" in line
   assert "--workdir" not in line
-
-
-def test_macros_that_a_binding_passes_over_are_not_checked(tmp_path):
-  find = main._make_finder(())
-  many = ["NUM_DOCUMENTS=99999999"]
-  with pytest.raises(ValueError, match="at most the size"):
-    guide.check_documents(("demo.gin",), many, find)
-  own = tmp_path / "own.gin"
-  for line in (
-    "prepare_data.Config.source = 'beir:elsewhere'",
-    "synthetic/generate.Config.num_documents = 9",
-  ):
-    name, _, value = line.partition(" = ")
-    guide.check_documents(("demo.gin",), [*many, f"{name}={value}"], find)
-    own.write_text(f"include 'demo.gin'\n{line}\n")
-    guide.check_documents((str(own),), many, find)
 
 
 def test_settings_say_value_place_and_meaning(capsys):

@@ -54,7 +54,7 @@ def test_the_checked_packages_are_those_of_runs_and_promises():
     ("def run(task: Task): return task.settings.dept", "missing-attribute"),
     ("def run(task: Task): return task.inputs.prepared", "missing-attribute"),
     ("static_encoder.Inputs(documents=poisson)", "bad-argument-type"),
-    ("stage.Stage(name='', result=int, needs=(), plan=fuse.plan_rows,"
+    ("stage.Stage(name='', result=int, needs=(), plan=stage.plan_one_result,"
      " job=fuse.make_job, run=static_encoder.run)", "bad-argument-type"),
     ("def show(seen: values.Shareable): page.parts(report.PRIVATE, seen)",
      "bad-argument-type"),

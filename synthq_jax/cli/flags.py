@@ -35,7 +35,6 @@ __all__ = [
   "parser",
   "processes",
   "refuse_urls",
-  "walk_lines",
   "write_literal",
 ]
 
@@ -159,45 +158,26 @@ def locate(
       return f"--gin.{flag}"
   pattern, source = re.compile(rf"{re.escape(name)}\s*="), name
   for outer, *included in filter(None, files):
-
-    def find(text: str, included=included) -> pathlib.Path | None:
-      return next((path for path in included if path.match(text)), None)
-
-    for path, number, line in walk_lines(outer, find):
+    for path, number, line in _walk_lines(outer, included):
       if pattern.match(line):
         source = f"{path}:{number}"
   return source
 
 
-def walk_lines(
-  path: pathlib.Path,
-  find: Callable[[str], pathlib.Path | None],
-  within: tuple[pathlib.Path, ...] = (),
+def _walk_lines(
+  path: pathlib.Path, included: Sequence[pathlib.Path]
 ) -> Iterator[tuple[pathlib.Path, int, str]]:
-  """Yields the lines of a gin file in the order in which gin reads them.
+  """Yields file, number and text of the lines of a gin file, as gin reads them.
 
   A file stands where it is included. Of two lines that set a name, the last wins.
-
-  Args:
-    path: the file.
-    find: function that returns the path of an included file from its name.
-    within: files that include this one.
-
-  Yields:
-    File, number and text of each line that includes no file.
-
-  Raises:
-    OSError: if a file cannot be read.
-    SyntaxError: if an include is no text.
-    ValueError: if a file includes itself.
   """
-  if path in within:
-    raise ValueError(f"{path} includes itself")
   for number, line in enumerate(path.read_text().splitlines(), 1):
     if not line.startswith("include "):
       yield path, number, line
-    elif included := find(ast.literal_eval(line.removeprefix("include "))):
-      yield from walk_lines(included, find, (*within, path))
+      continue
+    name = ast.literal_eval(line.removeprefix("include "))
+    for inner in [each for each in included if each.match(name)][:1]:
+      yield from _walk_lines(inner, included)
 
 
 def refuse_urls(

@@ -1,14 +1,13 @@
 """Lists recipes, their settings, and the plan of a run."""
 
 import ast
-import contextlib
 import dataclasses
 import inspect
 import itertools
 import pathlib
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from synthq_jax import stages, text_tables
@@ -17,7 +16,6 @@ from synthq_jax.runtime import config_types
 
 __all__ = [
   "CONFIG",
-  "check_documents",
   "dry_run",
   "gin_configs",
   "header",
@@ -33,11 +31,6 @@ _HIDDEN = re.compile(r"(?m)^# (\S+) is not written here")
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  +# (.*))?$")
 _TRAILING = re.compile(r"[^#\s].*  +# ")
 """A line of code with a trailing comment, which the next lines may continue."""
-_MACRO_TARGET = re.compile(
-  r"^(\S*(?:prepare_data\.Config\.source|generate\.Config\.num_documents))"
-  r" *= *(\S+)"
-)
-"""A line that binds the parameter that SOURCE or NUM_DOCUMENTS is to set."""
 _FOLDERS = ("recipes", "studies")
 """Folders of gin_configs with files that a command can run."""
 _LINE_WIDTH = 100
@@ -61,48 +54,6 @@ def list_macros() -> list[str]:
     for line in path.read_text(encoding="utf-8").splitlines()
   )
   return sorted({match[1] for match in map(_MACRO.match, lines) if match})
-
-
-def check_documents(
-  names: Sequence[str],
-  bindings: Sequence[str],
-  find: Callable[[str], pathlib.Path | None],
-) -> None:
-  """Refuses more documents than a source can have, before JAX is loaded.
-
-  It reads the gin files as text, without gin. `plan.run` refuses the other cases
-  some seconds later.
-
-  Args:
-    names: names of the gin files.
-    bindings: NAME=value of each flag; flags win over files.
-    find: function that returns the path of a gin file from its name.
-
-  Raises:
-    ValueError: if NUM_DOCUMENTS is too large for SOURCE.
-  """
-  values: dict[str, str] = {}
-  checked = number = None
-
-  with contextlib.suppress(OSError, ValueError, SyntaxError):  # gin says more
-    for path in filter(None, map(find, names)):
-      for *_, line in flags.walk_lines(path, find):
-        if match := _MACRO.match(line) or _MACRO_TARGET.match(line):
-          values[match[1]] = match[2]
-    for binding in bindings:
-      name, _, value = binding.partition("=")
-      values[name] = flags.write_literal(value)
-    macros = ("NUM_DOCUMENTS", "SOURCE")
-    for name, value in values.items():
-      if _MACRO_TARGET.match(f"{name}={value}") and value[1:] not in macros:
-        return  # the parameter does not get the macro's value
-    number, source = (ast.literal_eval(values.get(m, "None")) for m in macros)
-    if isinstance(number, int) and isinstance(source, str):
-      from synthq_jax.data import sources
-
-      checked = sources.open(source)
-  if checked:
-    checked.check_size(number)
 
 
 def header(path: pathlib.Path) -> dict[str, str]:

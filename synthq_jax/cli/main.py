@@ -29,7 +29,7 @@ from synthq_jax import extras, stages, studies
 from synthq_jax.cli import flags, folders, guide, parameters, screen, tools
 from synthq_jax.runtime import config_types
 from synthq_jax.storage import artifacts, stores
-from synthq_jax.training import distributed, stopping
+from synthq_jax.training import distributed, progress, stopping
 
 with extras.required("run"):
   import gin
@@ -142,16 +142,17 @@ def _dispatch(argv: Sequence[str]) -> None:
     {f"--{name}": value for name, value in texts.items()},
     [f"--{name}" for name in downloads],
   )
-  if tool is None:
-    _run_stage(options, bindings)
-  elif bindings:
-    raise UsageError(f"synthq {options.stage} takes no {_FLAG}{bindings[0]}")
-  else:
-    folders.check_flags(options)
-    for name in downloads:
-      if location := getattr(options, name):
-        setattr(options, name, tool.local(location))
-    screen.show(tool.run(options))
+  with progress.shown(not getattr(options, "quiet", False)):
+    if tool is None:
+      _run_stage(options, bindings)
+    elif bindings:
+      raise UsageError(f"synthq {options.stage} takes no {_FLAG}{bindings[0]}")
+    else:
+      folders.check_flags(options)
+      for name in downloads:
+        if location := getattr(options, name):
+          setattr(options, name, tool.local(location))
+      screen.show(tool.run(options))
 
 
 # Lists of recipes and settings.
@@ -263,9 +264,6 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
 def _run_pipeline(
   options, bindings: Sequence[str], workdir: pathlib.Path
 ) -> Any:
-  if options.stage == "run":
-    find = _make_finder(options.gin_search_paths.split(","))
-    guide.check_documents(options.gin_file or (), bindings, find)
   from synthq_jax.stages import plan
 
   if options.strict:
@@ -282,7 +280,6 @@ def _run_pipeline(
     config,
     workdir,
     stages=None if options.stage == "run" else stage_names,
-    progress=not options.quiet,
     on_accepted=_make_config_writer(workdir, text),
     on_finished=results.update,
   )
@@ -304,8 +301,7 @@ def _run_study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
     except _NotConfiguredError:
       continue
     writer = _make_config_writer(workdir, text)
-    kwargs = dict(progress=not options.quiet, on_accepted=writer)
-    print(frame.run(study, config, workdir, **kwargs))
+    print(frame.run(study, config, workdir, on_accepted=writer))
     return
   raise UsageError(
     "the gin files configure no study: give one of gin_configs/studies"

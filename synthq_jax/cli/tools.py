@@ -143,7 +143,6 @@ def _run_corpus_overlap(options: argparse.Namespace) -> str:
       ngram=options.ngram,
       seed=options.seed,
     ),
-    progress=not options.quiet,
   )
 
 
@@ -184,9 +183,7 @@ def _run_leakage_check(options: argparse.Namespace) -> str:
       )
     detectors.append(detector)
   with ids.noting() as tally:
-    check, summary = leakage_check.run(
-      request, detectors, progress=not options.quiet
-    )
+    check, summary = leakage_check.run(request, detectors)
   for note in ids.describe(tally):
     print(
       f"synthq: note: {options.train}, {options.test}: {note}", file=sys.stderr

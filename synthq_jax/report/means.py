@@ -94,30 +94,21 @@ def _make_table(
   }
   for name in measures:
     title = tables.measure_name(name)
-    columns[title] = lambda group, name=name: _format_mean(
-      _list_means(group, name)
-    )
-    columns[f"sd of {title}"] = lambda group, name=name: _format_deviation(
-      _list_means(group, name)
-    )
+    for index, column in enumerate((title, f"sd of {title}")):
+      columns[column] = lambda group, name=name, index=index: _format_scores(
+        group, name
+      )[index]
   return tables.of(rows.values(), columns)
 
 
-def _list_means(group: _Evaluations, measure: str) -> np.ndarray:
-  means = [
-    score.measures[measure].mean for score in group if measure in score.measures
-  ]
-  return np.array(means)
-
-
-def _format_mean(values: np.ndarray) -> str:
-  if len(values) > 1:
-    return tables.interval(intervals.student(values))
-  return f"{values[0]:.3f}" if len(values) else "-"
-
-
-def _format_deviation(values: np.ndarray) -> str:
-  return f"{np.std(values, ddof=1):.4f}" if len(values) > 1 else "-"
+def _format_scores(group: _Evaluations, measure: str) -> tuple[str, str]:
+  """Formats the mean of a measure over runs, and its standard deviation."""
+  means = [x.measures[measure].mean for x in group if measure in x.measures]
+  if len(means) > 1:
+    values = np.array(means)
+    mean = tables.interval(intervals.student(values))
+    return mean, f"{np.std(values, ddof=1):.4f}"
+  return (f"{means[0]:.3f}" if means else "-"), "-"
 
 
 def _read_comparison(root: pathlib.Path) -> comparison_results.QueryComparison:

@@ -155,7 +155,6 @@ def _build_private(values: values_lib.Private) -> Content:
   return (
     *_make_score_tables(main, values.measures, comparison.rows),
     words.paragraph("scores.headline", measure=measure),
-    *_write_shares(main, measure),
     *_make_differences(comparison.differences, measure),
   )
 
@@ -297,24 +296,6 @@ def _narrow_table(table: blocks.Table, titles: Sequence[str]) -> blocks.Table:
       for row in table.rows
     ),
     numeric=table.numeric,
-  )
-
-
-def _write_shares(main: Sequence[results.Evaluation], measure: str) -> Content:
-  """Returns each retriever's score over that of the row "original"."""
-  means = {
-    item.row: item.measures[measure].mean
-    for item in main
-    if measure in item.measures and item.row.system == rows_lib.DENSE
-  }
-  real_mean = means.pop(rows_lib.ORIGINAL, 0.0)
-  if not real_mean:
-    return ()
-  shares = (
-    f"{_NAME(str(row))} {mean / real_mean:.3f}" for row, mean in means.items()
-  )
-  return (
-    words.paragraph("scores.kept", measure=measure, shares=", ".join(shares)),
   )
 
 

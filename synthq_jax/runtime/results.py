@@ -35,7 +35,6 @@ __all__ = [
   "Saved",
   "SyntheticQueries",
   "TestSet",
-  "inherit",
   "is_private_path",
   "is_shareable",
   "is_shareable_score",
@@ -343,25 +342,6 @@ class SyntheticQueries(RowResult):
   def name(self) -> str:
     """Name of the queries: "public_only", or such as "eps8"."""
     return self.row.queries
-
-
-def inherit(
-  queries: SyntheticQueries | None, *, real: str, synthetic: str
-) -> statement_lib.PrivacyStatement:
-  """Returns the statement of a result made of queries and public documents.
-
-  Formal guarantee: for synthetic queries their own statement, by
-  post-processing, PROVIDED no private record is read besides them; for real
-  queries none (epsilon inf).
-
-  Args:
-    queries: the synthetic queries; None: the private ones.
-    real: use of the private queries, one sentence.
-    synthetic: use of the synthetic queries, one sentence.
-  """
-  if queries is None:
-    return statement_lib.non_private(real)
-  return statement_lib.inherit(queries.statement, synthetic)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

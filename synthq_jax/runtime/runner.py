@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 import synthq_jax
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped
@@ -23,7 +25,6 @@ from synthq_jax.runtime import (
   encoder_start,
   fingerprints,
   inputs,
-  planted,
   results,
   rows,
   system_results,
@@ -41,6 +42,8 @@ _FORMAT = 7
 among them, with other noise: each is one more release. Results that only lack a new
 field are refused by `artifacts.load` instead, which costs no release."""
 
+_TEXTS_PER_CANARY = 2
+
 
 class Run:
   """One run: its stages, its finished results, and the inputs of its next
@@ -53,7 +56,6 @@ class Run:
     stages: Sequence[stage_lib.Stage],
     *,
     say: Callable[[str], None] = print,
-    progress: bool = True,
   ):
     """Creates a run without any result.
 
@@ -62,7 +64,6 @@ class Run:
       space: the working directory.
       stages: the stages to run, in their order.
       say: prints a line.
-      progress: whether bars are shown.
     """
     self.plan = plan
     self.config = plan.config
@@ -71,7 +72,6 @@ class Run:
     self.folders = workspace.Folders(space.root)
     self.say = say
     self._space = space
-    self._progress = progress
     self._of_checkpoint = functools.cache(fingerprints.of_checkpoint)
 
   # Inputs of jobs.
@@ -210,8 +210,31 @@ class Run:
 
   @functools.cached_property
   def canaries(self) -> tuple[canaries_lib.Canary, ...]:
-    """The canaries of a run, inserted and held out; empty if none are set."""
-    return planted.make(self.config.canaries, self._space, self.prepared)
+    """The canaries of a run, inserted and held out; empty if none are set.
+
+    The secret of the working directory draws texts, secrets and coins. No private
+    query is read.
+    """
+    settings, space, prepared = self.config.canaries, self._space, self.prepared
+    if not settings.number:
+      return ()
+    cells = len(settings.kinds) * len(settings.repetitions)
+    rng = np.random.default_rng(space.seed("canary texts"))
+    num_texts = _TEXTS_PER_CANARY * cells * settings.number
+    chosen = set(rng.permutation(prepared.num_documents)[:num_texts].tolist())
+    # Lines are read one by one: the collection may not fit into memory.
+    with open(inputs.corpus(space, prepared), encoding="utf-8") as stream:
+      lines = [line for i, line in enumerate(stream) if i in chosen]
+    texts = [inputs.parse_document_text(line) for line in lines]
+    return canaries_lib.make(
+      [text for text in texts if text.split()],
+      inputs.vocabulary(space, prepared),
+      number=settings.number,
+      kinds=settings.kinds,
+      repetitions=settings.repetitions,
+      digits=settings.digits,
+      seed=space.seed("canaries"),
+    )
 
   def check_vocabulary(self, checkpoint: pathlib.Path) -> None:
     """Refuses a checkpoint that was trained with another vocabulary."""
@@ -355,7 +378,6 @@ class Run:
       inputs=job.inputs,
       is_private=job.row is not None and self.plan.is_compared(job.row),
       folders=self._space if stage.needs_secret else self.folders,
-      progress=self._progress,
     )
     if stage.together or distributed.is_main():
       context = contextlib.nullcontext if stage.together else distributed.alone

@@ -79,8 +79,6 @@ class Task(Generic[_Settings, _Inputs]):
   folders: "workspace.Folders"
   """The working directory; a `workspace.Workspace`, which has the secret, if
   the stage declares that it needs it."""
-  progress: bool = True
-  """Whether progress bars are shown."""
 
   def get_row(self) -> "rows.Row":
     """Returns the row of a result that has one."""

@@ -136,14 +136,13 @@ def encode_rows(
   *,
   title: str,
   batch_size: int,
-  progress: bool,
 ) -> None:
   """Encodes this process's share of texts into files; resumes after a kill."""
   shard, num_shards = distributed.index(), distributed.count()
   own = vector_files.rows_of_shard(
     len(tokens), block_rows=_BLOCK, shard=shard, num_shards=num_shards
   )
-  with progress_lib.bar(title, own, progress) as bar:
+  with progress_lib.bar(title, own) as bar:
     encode.to_files(
       params,
       model_config,
@@ -179,7 +178,6 @@ def encode_with(
       folder,
       title=f"{task.result_path}: {role}",
       batch_size=task.settings.batch_size,
-      progress=task.progress,
     )
   distributed.barrier(task.result_path)
 

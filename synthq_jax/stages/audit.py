@@ -287,9 +287,7 @@ def _find(task: stage.Task[Config, Inputs]) -> _Findings:
   )
   bits = np.full(len(canaries), math.nan)
   total = 2 * len(every) + len(in_query) + len(in_query_inserted)
-  with progress.bar(
-    f"audit {generator.name}", total, task.progress, unit="question"
-  ) as bar:
+  with progress.bar(f"audit {generator.name}", total, unit="question") as bar:
     ask = functools.partial(
       _compute_ranks, config, canaries, records, bar.update
     )

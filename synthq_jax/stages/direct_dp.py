@@ -203,11 +203,6 @@ class Inputs(private_training.Inputs):
   epsilon: float  # the target, finite
 
 
-def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans a retriever for each method and epsilon."""
-  return {str(row): row for row in plan.direct}
-
-
 def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
   """Plans the training of one retriever."""
   method = plan.direct[row]
@@ -484,7 +479,7 @@ STAGE = stage.Stage(
   result=results.Checkpoint,
   config=Config,
   check=check,
-  plan=plan_rows,
+  plan=lambda plan: {str(row): row for row in plan.direct},
   job=make_job,
   training=plan_training,
   run=run,

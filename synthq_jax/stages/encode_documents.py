@@ -43,11 +43,6 @@ class Inputs:
   retriever: results.Checkpoint
 
 
-def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans the document vectors of each retriever that has its own."""
-  return {str(row): row for row in plan.encoded}
-
-
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the encoding of the collection by one retriever."""
   retriever = run.retrievers[row]
@@ -92,7 +87,7 @@ STAGE = stage.Stage(
   name="encode_documents",
   result=system_results.Vectors,
   config=Config,
-  plan=plan_rows,
+  plan=lambda plan: {str(row): row for row in plan.encoded},
   job=make_job,
   run=run,
   needs=("train_retriever", "direct_dp"),

@@ -26,12 +26,12 @@ import dataclasses
 import functools
 import json
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax.data import blocks, passages
+from synthq_jax.data import blocks, files, passages
 from synthq_jax.generation import filters, text_measures
 from synthq_jax.models import encoders, t5_checkpoints
 from synthq_jax.privacy import statement as statement_lib
@@ -45,9 +45,9 @@ from synthq_jax.runtime import (
   runner,
   stage,
   training_pairs,
+  workspace,
 )
 from synthq_jax.runtime import queries as queries_lib
-from synthq_jax.stages import _written
 from synthq_jax.storage import artifacts
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import progress as progress_lib
@@ -148,6 +148,53 @@ def check(run: runner.Run) -> None:
     run.check_vocabulary(pathlib.Path(encoder.folder))
 
 
+class _Written(NamedTuple):
+  """Synthetic queries in the order of their documents."""
+
+  names: list[str]
+  texts: list[str]
+  documents: list[str]  # ids
+  tokens: np.ndarray  # [query, length]
+  owners: np.ndarray  # [query], positions of the documents, ascending
+  passages: np.ndarray  # [query], positions of their passages
+
+  def take(self, indices: np.ndarray) -> "_Written":
+    """Returns the queries at these positions."""
+    return _Written(
+      names=[self.names[i] for i in indices],
+      texts=[self.texts[i] for i in indices],
+      documents=[self.documents[i] for i in indices],
+      tokens=self.tokens[indices],
+      owners=self.owners[indices],
+      passages=self.passages[indices],
+    )
+
+
+def _read_written(
+  folders: workspace.Folders, ids: Any, synthetic: results.SyntheticQueries
+) -> _Written:
+  """Reads one set of queries; refuses two files of different queries."""
+  folder = folders.root / synthetic.directory
+  lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
+  stored = inputs.arrays(folders, synthetic, folder / "tokens.npz")
+  owners = stored["documents"]
+  named = [line["document"] for line in lines]
+  if named != [str(i) for i in ids[owners]] or np.any(np.diff(owners) < 0):
+    raise ValueError(
+      f"{folder}: expected queries.jsonl and tokens.npz of the same queries, in"
+      " the order of their documents, got others: delete this folder, and the"
+      " queries are written again"
+    )
+  return _Written(
+    names=[line["_id"] for line in lines],
+    texts=[line["text"] for line in lines],
+    documents=named,
+    tokens=stored["tokens"],
+    owners=owners,
+    passages=stored["passages"],
+  )
+
+
 def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
   """Filters the queries of one generator, and measures the rest.
 
@@ -175,7 +222,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
   index = functools.cache(  # built late: not in memory while a retriever trains
     lambda: queries_lib.index_of(ids, corpus)
   )
-  written = _written.read(folders, ids, synthetic)
+  written = _read_written(folders, ids, synthetic)
   first = _filter_by_text(config, written, corpus, documents.token_ids.eos)
   candidates = written.take(first.indices)
   is_found, ranked = None, None
@@ -202,22 +249,34 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
     )
   remaining = written.take(indices)
   _save_removed(directory, written, first, indices, ranked)
-  return _written.save(
-    folders,
-    config,
-    synthetic,
-    remaining,
+  queries_lib.save(
     directory,
-    index=index(),
-    corpus=corpus,
+    remaining.names,
+    remaining.texts,
+    remaining.owners,
+    ids,
+    remaining.tokens,
+    remaining.passages,
+  )
+  return dataclasses.replace(
+    synthetic,
+    directory=folders.relative(directory),
     statement=statement_lib.inherit(synthetic.statement, _write_note(config)),
     removed={k: synthetic.removed.get(k, 0) + n for k, n in counts.items()},
     filters=_describe(config),
+    **queries_lib.measure(
+      remaining.texts,
+      remaining.owners,
+      index=index(),
+      corpus=corpus,
+      config=config,
+      num_examples=len(synthetic.examples),
+    ),
   )
 
 
 def _filter_by_text(
-  config: Config, written: _written.Written, corpus: pathlib.Path, eos: int
+  config: Config, written: _Written, corpus: pathlib.Path, eos: int
 ) -> filters.Kept:
   """Drops queries by the text of query and document alone."""
   copied = None
@@ -237,7 +296,7 @@ def _filter_by_text(
 
 
 def _compute_ranks(
-  task: stage.Task[Config, Inputs], left: _written.Written, directory, state
+  task: stage.Task[Config, Inputs], left: _Written, directory, state
 ) -> np.ndarray:
   """Trains a retriever on the queries and ranks their own documents with it."""
   config, folders, recipe = task.settings, task.folders, task.inputs.recipe
@@ -272,7 +331,6 @@ def _compute_ranks(
     directory=state,
     description=description,
     batch_size=config.batch_size,
-    progress=task.progress,
   )
 
 
@@ -339,7 +397,6 @@ def own_ranks(
   directory: pathlib.Path,
   description: str,
   batch_size: int,
-  progress: bool,
 ) -> Int[np.ndarray, " query"]:
   """Counts the documents that the encoder scores above each query's own.
 
@@ -354,7 +411,6 @@ def own_ranks(
     directory: folder of the parts, for this encoder and these queries.
     description: text before the progress bars.
     batch_size: rows encoded at once.
-    progress: whether bars are shown.
 
   Returns:
     Ranks, 0 for the best; equal scores share the best rank among them.
@@ -362,7 +418,7 @@ def own_ranks(
   opened = []
   for kind, tokens in (("documents", documents), ("queries", queries)):
     title, folder = f"{description}: {kind}", directory / kind
-    with progress_lib.bar(title, len(tokens), progress) as bar:
+    with progress_lib.bar(title, len(tokens)) as bar:
       encode.to_files(
         params,
         model_config,
@@ -375,7 +431,7 @@ def own_ranks(
     opened.append(vector_files.open_vectors(folder, len(tokens)))
   collection, query_vectors = opened
   stored, all_ranks = blocks.Blocks(directory / "ranks"), []
-  with progress_lib.bar(f"{description}: ranks", len(queries), progress) as bar:
+  with progress_lib.bar(f"{description}: ranks", len(queries)) as bar:
     for first in range(0, len(queries), _PART):
       part = slice(first, first + _PART)
       better = stored.read(first)

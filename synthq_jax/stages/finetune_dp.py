@@ -112,11 +112,6 @@ class Inputs(private_training.Inputs):
   """Canaries; the inserted ones are records, too."""
 
 
-def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans a generator for each epsilon."""
-  return {row.queries: row for row in plan.generators}
-
-
 def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
   """Plans the training of one generator."""
   assert row.epsilon is not None
@@ -493,7 +488,7 @@ STAGE = stage.Stage(
   result=results.Checkpoint,
   config=Config,
   check=check,
-  plan=plan_rows,
+  plan=lambda plan: {row.queries: row for row in plan.generators},
   job=make_job,
   training=plan_training,
   run=run,

@@ -87,11 +87,6 @@ class Inputs:
   synthetic: results.SyntheticQueries | None  # queries of the public checkpoint
 
 
-def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans the weight of every retriever, if fused rows are wanted."""
-  return {str(row.retriever): row for row in plan.fused}
-
-
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the choice of one weight.
 
@@ -246,7 +241,7 @@ STAGE = stage.Stage(
   name="fuse",
   result=system_results.Fusion,
   config=Config,
-  plan=plan_rows,
+  plan=lambda plan: {str(row.retriever): row for row in plan.fused},
   job=make_job,
   run=run,
   needs=("generate", "learn_map", "learn_adapter"),

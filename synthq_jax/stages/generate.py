@@ -90,11 +90,6 @@ class Inputs:
   private step."""
 
 
-def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans the queries of the public checkpoint and of each generator."""
-  return {row.queries: row for row in plan.written}
-
-
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the writing of one set of queries."""
   settings, generator = run.config.generate, run.generators.get(row)
@@ -165,7 +160,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
     prompt_tokens,
   )  # fmt: skip
   firsts = range(0, len(read), _PART)
-  write(firsts[distributed.index() :: distributed.count()], task.progress)
+  write(firsts[distributed.index() :: distributed.count()])
   distributed.barrier(f"generate {name}")
   if not distributed.is_main():
     return None
@@ -242,7 +237,7 @@ def _choose(
 
 def _write(
   config, source, passages, chosen, samples, vocabulary, name, parts, prompt_tokens,
-  firsts, progress,
+  firsts,
 ) -> None:  # fmt: skip
   params, shape = t5_checkpoints.load(source, token_ids=vocabulary.token_ids)
   model_config = t5_config.require(shape, source)
@@ -258,7 +253,7 @@ def _write(
       number=len(chosen),
     )
   total = sum(len(chosen[first : first + _PART]) for first in firsts)
-  with progress_lib.bar(f"generate {name}", total, progress, unit="doc") as bar:
+  with progress_lib.bar(f"generate {name}", total, unit="doc") as bar:
     for first in firsts:
       part = chosen[first : first + _PART]
       if parts.read(first) is not None:
@@ -307,7 +302,7 @@ def _read(config: Config, parts, firsts, write) -> np.ndarray:
   """Returns all token rows, [passage * queries_per_document, max_length]."""
   missing = [first for first in firsts if parts.read(first) is None]
   if missing:  # parts damaged after another process wrote them
-    write(missing, False)
+    write(missing)
   rows = [parts.read(first) for first in firsts]
   return np.concatenate(
     [part_rows.reshape(-1, config.max_length) for part_rows in rows]
@@ -337,7 +332,7 @@ STAGE = stage.Stage(
   result=results.SyntheticQueries,
   config=Config,
   check=check,
-  plan=plan_rows,
+  plan=lambda plan: {row.queries: row for row in plan.written},
   job=make_job,
   run=run,
   needs=("finetune_dp",),

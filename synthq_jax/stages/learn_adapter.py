@@ -81,11 +81,6 @@ class Inputs(_ranking.Inputs):
   epsilon: float  # the map's own; inf: without noise
 
 
-def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans an adapter for each epsilon."""
-  return {str(row): row for row in plan.adapters}
-
-
 def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
   """Plans the training of one adapter."""
   assert row.epsilon is not None
@@ -286,7 +281,7 @@ STAGE = stage.Stage(
   result=system_results.Adapter,
   config=Config,
   check=check,
-  plan=plan_rows,
+  plan=lambda plan: {str(row): row for row in plan.adapters},
   job=make_job,
   training=plan_training,
   run=run,

@@ -17,6 +17,7 @@ from jaxtyping import Int
 from synthq_jax import field_kinds, typing
 from synthq_jax.models import vector_map
 from synthq_jax.models.checkpoints import sentence_folders
+from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import encode, index, vector_files
 from synthq_jax.runtime import (
   config_types,
@@ -98,11 +99,6 @@ class Inputs:
   held_out: float  # share of documents whose queries are left out
 
 
-def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans a map for each set of queries."""
-  return {str(row): row for row in plan.mapped}
-
-
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the learning of one map."""
   settings, held_out = run.config.learn_map, run.plan.left_out(row)
@@ -164,10 +160,13 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
     kind="retriever",
     base=task_inputs.retriever,
     base_fingerprint=task_inputs.vectors.retriever,
-    statement=results.inherit(
-      synthetic,
-      real="A map was learned on the private queries without privacy.",
-      synthetic="A map was learned on the synthetic queries: post-processing.",
+    statement=statement_lib.non_private(
+      "A map was learned on the private queries without privacy."
+    )
+    if synthetic is None
+    else statement_lib.inherit(
+      synthetic.statement,
+      "A map was learned on the synthetic queries: post-processing.",
     ),
     steps=config.steps,
     batch_size=config.batch_size,
@@ -282,7 +281,7 @@ STAGE = stage.Stage(
   name="learn_map",
   result=system_results.Adapter,
   config=Config,
-  plan=plan_rows,
+  plan=lambda plan: {str(row): row for row in plan.mapped},
   job=make_job,
   run=run,
   needs=("filter_queries", "encode_documents"),

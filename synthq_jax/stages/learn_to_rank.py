@@ -86,11 +86,6 @@ class Inputs(_ranking.Inputs):
   teach the weights; 0: all queries do."""
 
 
-def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans the weights of each retriever, if they are wanted."""
-  return {str(row.retriever): row for row in plan.ranked}
-
-
 def plan_training(
   plan: rows.Plan, row: rows.Row
 ) -> private_training.Planned | None:
@@ -229,7 +224,7 @@ STAGE = stage.Stage(
   result=system_results.Ranking,
   config=Config,
   check=check,
-  plan=plan_rows,
+  plan=lambda plan: {str(row.retriever): row for row in plan.ranked},
   job=make_job,
   training=plan_training,
   run=run,

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from synthq_jax import field_kinds
 from synthq_jax import stages as stages_lib
@@ -43,7 +43,7 @@ from synthq_jax.stages import release_scores as release_scores_lib
 from synthq_jax.stages import report as report_lib
 from synthq_jax.stages import static_encoder as static_encoder_lib
 from synthq_jax.stages import train_retriever as train_retriever_lib
-from synthq_jax.training import distributed, loop
+from synthq_jax.training import distributed, progress
 
 __all__ = [
   "STAGES",
@@ -57,7 +57,7 @@ __all__ = [
 
 STAGES = tuple(stages_lib.SUMMARIES)
 """Names of the stages, in the order in which they run."""
-_PUBLIC = (rows_lib.PUBLIC_ONLY, rows_lib.UNTRAINED)
+_Settings = TypeVar("_Settings")
 _TRAININGS = {"finetune_dp", "direct_dp", "train_retriever"}
 _TRANSFORMERS = "--format=huggingface and sentence-transformers"
 
@@ -93,10 +93,8 @@ class Rows:
   or a "query_map" behind the public encoder (`learn_map`)."""
   adapted: tuple[float, ...] = field_kinds.later(())
   """Epsilons of the rows of a public encoder with a linear map of its query
-  vectors that private queries teach."""
-  adapted_row: str = field_kinds.later("")
-  """Row of that encoder, "public_only" or "untrained"; empty: the first of
-  these that is made."""
+  vectors that private queries teach. The encoder is that of the first row that is
+  made, of "public_only" and "untrained"."""
   compared: tuple[str, ...] = ()
   """Names of rows with a finite epsilon that nobody will release, or their
   beginnings: "direct_dp", "synthetic_eps16", "adapter", "ltr_untrained". They
@@ -123,16 +121,11 @@ class Rows:
         "Rows.trained_part='query_map' needs the encoder whose vectors are mapped,"
         " got untrained=False: set it"
       )
-    if self.adapted_row not in ("", *map(str, _PUBLIC)):
-      raise ValueError(
-        "Rows.adapted_row must be a row of a public encoder, one of"
-        f" {', '.join(map(str, _PUBLIC))}, got {self.adapted_row!r}"
-      )
     if self.adapted and self.adapter_base is None:
       raise ValueError(
         "Rows.adapted needs the encoder whose vectors are mapped, got"
-        f" {self.adapted_row or ' and '.join(map(str, _PUBLIC))}=False: set it, or"
-        " leave adapted out (ADAPTED=())"
+        " public_only and untrained=False: set one, or leave adapted out"
+        " (ADAPTED=())"
       )
     for field in ("synthetic", "direct_dp", "adapted"):
       names: dict[str, float] = {}
@@ -154,12 +147,9 @@ class Rows:
   @property
   def adapter_base(self) -> rows_lib.Row | None:
     """Retriever whose query vectors adapters map; None: it is not made."""
-    is_made = {
-      rows_lib.PUBLIC_ONLY: self.public_only and self.trained_part == "encoder",
-      rows_lib.UNTRAINED: self.untrained,
-    }
-    allowed = [x for x in _PUBLIC if self.adapted_row in ("", str(x))]
-    return next((row for row in allowed if is_made[row]), None)
+    if self.public_only and self.trained_part == "encoder":
+      return rows_lib.PUBLIC_ONLY
+    return rows_lib.UNTRAINED if self.untrained else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,6 +183,11 @@ class Canaries:
       )
 
 
+def _default(kind: type[_Settings]) -> _Settings:
+  """Makes a field whose default is a `kind` with its own defaults."""
+  return dataclasses.field(default_factory=kind)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
   """Settings of `synthq run`: a field for each stage's Config, and more."""
@@ -204,18 +199,16 @@ class RunConfig:
   model: str | t5_config.T5Config | None = None
   """Shape that the checkpoint must have, or its name, such as "t5_1_1_base";
   None: any shape."""
-  encoder: encoder_start.EncoderStart = dataclasses.field(
-    default_factory=encoder_start.EncoderStart
-  )
+  encoder: encoder_start.EncoderStart = _default(encoder_start.EncoderStart)
   """Public encoder that retrievers start from."""
   direct_dp_methods: tuple[direct_dp_lib.Config, ...] = ()
   """Several methods instead of `direct_dp`, each with a label of its own."""
   test_sets: tuple[str, ...] = ()
   """Public collections on which every row is scored as well, e.g. "beir:DIR"; a
   folder of such folders stands for all of them (`prepare_test_set.expand`)."""
-  canaries: Canaries = dataclasses.field(default_factory=Canaries)
+  canaries: Canaries = _default(Canaries)
   """Canaries that the audit plants."""
-  rows: Rows = dataclasses.field(default_factory=Rows)
+  rows: Rows = _default(Rows)
   """Rows of the table."""
   secret_seed: int | None = None
   """Seed that fixes batches and noise, for demonstrations on public data only;
@@ -224,56 +217,36 @@ class RunConfig:
   """Whether the "private" queries are public, so that the secret may be fixed;
   the demo set's are."""
 
-  prepare_data: prepare_data_lib.Config = dataclasses.field(
-    default_factory=prepare_data_lib.Config
+  prepare_data: prepare_data_lib.Config = _default(prepare_data_lib.Config)
+  finetune_dp: finetune_dp_lib.Config = _default(finetune_dp_lib.Config)
+  generate: generate_lib.Config = _default(generate_lib.Config)
+  static_encoder: static_encoder_lib.Config = _default(
+    static_encoder_lib.Config
   )
-  finetune_dp: finetune_dp_lib.Config = dataclasses.field(
-    default_factory=finetune_dp_lib.Config
+  filter_queries: filter_queries_lib.Config = _default(
+    filter_queries_lib.Config
   )
-  generate: generate_lib.Config = dataclasses.field(
-    default_factory=generate_lib.Config
+  query_leakage: query_leakage_lib.Config = _default(query_leakage_lib.Config)
+  train_retriever: train_retriever_lib.Config = _default(
+    train_retriever_lib.Config
   )
-  static_encoder: static_encoder_lib.Config = dataclasses.field(
-    default_factory=static_encoder_lib.Config
+  direct_dp: direct_dp_lib.Config = _default(direct_dp_lib.Config)
+  encode_documents: encode_documents_lib.Config = _default(
+    encode_documents_lib.Config
   )
-  filter_queries: filter_queries_lib.Config = dataclasses.field(
-    default_factory=filter_queries_lib.Config
+  fuse: fuse_lib.Config = _default(fuse_lib.Config)
+  learn_to_rank: learn_to_rank_lib.Config = _default(learn_to_rank_lib.Config)
+  learn_map: learn_map_lib.Config = _default(learn_map_lib.Config)
+  learn_adapter: learn_adapter_lib.Config = _default(learn_adapter_lib.Config)
+  evaluate: evaluate_lib.Config = _default(evaluate_lib.Config)
+  audit: audit_lib.Config = _default(audit_lib.Config)
+  compare_queries: compare_queries_lib.Config = _default(
+    compare_queries_lib.Config
   )
-  query_leakage: query_leakage_lib.Config = dataclasses.field(
-    default_factory=query_leakage_lib.Config
+  release_scores: release_scores_lib.Config = _default(
+    release_scores_lib.Config
   )
-  train_retriever: train_retriever_lib.Config = dataclasses.field(
-    default_factory=train_retriever_lib.Config
-  )
-  direct_dp: direct_dp_lib.Config = dataclasses.field(
-    default_factory=direct_dp_lib.Config
-  )
-  encode_documents: encode_documents_lib.Config = dataclasses.field(
-    default_factory=encode_documents_lib.Config
-  )
-  fuse: fuse_lib.Config = dataclasses.field(default_factory=fuse_lib.Config)
-  learn_to_rank: learn_to_rank_lib.Config = dataclasses.field(
-    default_factory=learn_to_rank_lib.Config
-  )
-  learn_map: learn_map_lib.Config = dataclasses.field(
-    default_factory=learn_map_lib.Config
-  )
-  learn_adapter: learn_adapter_lib.Config = dataclasses.field(
-    default_factory=learn_adapter_lib.Config
-  )
-  evaluate: evaluate_lib.Config = dataclasses.field(
-    default_factory=evaluate_lib.Config
-  )
-  audit: audit_lib.Config = dataclasses.field(default_factory=audit_lib.Config)
-  compare_queries: compare_queries_lib.Config = dataclasses.field(
-    default_factory=compare_queries_lib.Config
-  )
-  release_scores: release_scores_lib.Config = dataclasses.field(
-    default_factory=release_scores_lib.Config
-  )
-  report: report_lib.Config = dataclasses.field(
-    default_factory=report_lib.Config
-  )
+  report: report_lib.Config = _default(report_lib.Config)
 
   def __post_init__(self):
     if isinstance(self.model, str):
@@ -348,7 +321,6 @@ def run(
   workdir: str | os.PathLike,
   *,
   stages: Sequence[str] | None = None,
-  progress: bool = True,
   on_accepted: Callable[[], None] = lambda: None,
   on_finished: Callable[[Mapping[str, Sequence[Any]]], None] = lambda _: None,
 ) -> results.Report | None:
@@ -359,7 +331,6 @@ def run(
     workdir: the working directory; its finished results are used.
     stages: names of stages, of `STAGES`; the stages that they need run too.
       None: all.
-    progress: whether bars are shown.
     on_accepted: called once the working directory is locked and holds no
       results of other data, before anything else is written to it.
     on_finished: called with the results of each stage after the last one.
@@ -377,9 +348,8 @@ def run(
   _checks.check_checkpoints(config, stage_names)
   _checks.check_test_sets(config)
   notes = export_notes(config, stage_names)
-  progress = progress and distributed.is_main()
-  config = _with_progress(config, progress)
   with contextlib.ExitStack() as stack:
+    stack.enter_context(progress.shown(distributed.is_main()))
     if distributed.is_main():
       stack.enter_context(workspace.locked(workdir))
     space = distributed.main_first(
@@ -399,7 +369,6 @@ def run(
       space,
       [*map(stages_lib.get, stage_names)],
       say=functools.partial(print, flush=True) if is_main else _do_nothing,
-      progress=progress,
     )
     for note in notes:
       this.say(note)
@@ -494,17 +463,3 @@ def export_notes(
 
 def _do_nothing(*messages: str) -> None:
   del messages
-
-
-def _with_progress(value: Any, progress: bool) -> Any:
-  """Sets the choice of progress bars in every loop below some settings."""
-  if isinstance(value, loop.Settings):
-    return dataclasses.replace(value, progress=progress)
-  if isinstance(value, tuple):
-    return tuple(_with_progress(item, progress) for item in value)
-  if not dataclasses.is_dataclass(value):
-    return value
-  named = [field.name for field in dataclasses.fields(value) if field.init]
-  fields = {name: getattr(value, name) for name in named}
-  changed = {k: _with_progress(v, progress) for k, v in fields.items()}
-  return dataclasses.replace(value, **changed) if changed != fields else value

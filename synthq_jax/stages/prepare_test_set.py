@@ -247,11 +247,6 @@ class Inputs:
   documents: results.PublicDocuments  # the run's own
 
 
-def plan_rows(plan: rows.Plan) -> dict[str, TestSet | None]:
-  """Plans the further test sets."""
-  return {**plan.test_sets}
-
-
 def make_job(
   run: runner.Run, test_set: TestSet | None
 ) -> stage.Job[Inputs] | None:
@@ -358,7 +353,7 @@ def run(task: stage.Task[TestSet, Inputs]) -> results.TestSet:
 STAGE = stage.Stage(
   name="prepare_test_set",
   result=results.TestSet,
-  plan=plan_rows,
+  plan=lambda plan: {**plan.test_sets},
   job=make_job,
   run=run,
   needs=("prepare_data",),

@@ -13,21 +13,42 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax.privacy import accounting, rounding, terms
+from synthq_jax.privacy import (
+  accounting,
+  gaussian,
+  ledger,
+  rounding,
+  sampling,
+  terms,
+)
+from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import measures
 from synthq_jax.runtime import (
   config_types,
   noisy_results,
-  noisy_sums,
+  private_training,
   results,
   runner,
   stage,
 )
+from synthq_jax.runtime import release as release_lib
 from synthq_jax.runtime import rows as rows_lib
+from synthq_jax.storage import artifacts
 
-__all__ = ["STAGE", "Config", "Inputs", "run"]
+__all__ = [
+  "STAGE",
+  "Config",
+  "Inputs",
+  "compute_centred_sum",
+  "draw",
+  "get_smallest_delta",
+  "make_claim",
+  "run",
+]
 
+_MIDDLE = 0.5
+"""Middle of the range [0, 1] of values."""
 _MARGIN = 1.0005  # of a closed form over the accountant's value
 
 
@@ -74,12 +95,6 @@ class Inputs:
   """Evaluations of rows that may be shared, on the test split."""
   systems: tuple[str, ...]
   """Identifiers in the ledger of the releases behind these rows."""
-
-
-def plan_rows(plan: rows_lib.Plan) -> dict[str, None]:
-  """Plans one release, if it is enabled; with few queries it may be left
-  out."""
-  return {"": None} if plan.config.release_scores.enabled else {}
 
 
 def make_job(run: runner.Run, _: None) -> stage.Job[Inputs] | None:
@@ -146,7 +161,7 @@ def check(run: runner.Run) -> None:
   number = run.prepared.num_queries[split]
   if config.delta is not None:
     units = run.prepared.units(split)
-    accounting.check_delta(config.delta, noisy_sums.full_batch(units))
+    accounting.check_delta(config.delta, _full_batch(units))
   if config.required:
     _check_noise(config, number, size, run.prepared)
 
@@ -159,7 +174,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.ReleasedScores:
     the sum by K times as much. Relation: ADD_OR_REMOVE_ONE, where n, the number
     of test queries, is a public constant as that of train queries is. The
     released numbers are a function of one Gaussian mechanism with the sum that
-    `noisy_sums.compute_centred_sum` bounds. They satisfy the statement of the result,
+    `compute_centred_sum` bounds. They satisfy the statement of the result,
     which the ledger holds before noise is drawn. The claims of the systems come
     on top: `joint.claim` of both. The noise comes from the secret and from
     numbers that are drawn for this release and these values alone. A sum is
@@ -186,15 +201,12 @@ def run(task: stage.Task[Config, Inputs]) -> results.ReleasedScores:
   )  # [query, row x measure]
   number, size = table.shape
   _check_noise(config, number, size, prepared)
-  promise = noisy_sums.make_claim(
-    config, prepared, prepared.test_split, terms.SCORES,
-    size=size, space=space,
-  )  # fmt: skip
-  statement, noisy = noisy_sums.draw(
-    task, promise, noisy_sums.compute_centred_sum(table)
+  promise = make_claim(
+    config, prepared, size=size, secret_is_fixed=space.is_fixed
   )
+  statement, noisy = draw(task, promise, compute_centred_sum(table))
   std = promise.noise_std
-  means = (noisy_sums.MIDDLE + noisy / number).reshape(len(evaluations), -1)
+  means = (_MIDDLE + noisy / number).reshape(len(evaluations), -1)
   folder = task.folder(private=False)
   return results.ReleasedScores(
     directory=space.relative(folder),
@@ -234,21 +246,19 @@ def _describe_refusal(
 
   def width(number: int) -> float:
     units = math.ceil(users / num_queries * number)
-    delta = config.delta or noisy_sums.get_smallest_delta(prepared, units)
+    delta = config.delta or get_smallest_delta(prepared, units)
     if number > num_queries:  # a set delta may be too large for so many
       delta = min(delta, 1 / (2 * units))
     # In closed form: the accountant takes seconds for each.
     noise = _MARGIN * dp_accounting.get_sigma_gaussian(config.epsilon, delta)
-    return (
-      quantile * noise * most * math.sqrt(size) * noisy_sums.MIDDLE / number
-    )
+    return quantile * noise * most * math.sqrt(size) * _MIDDLE / number
 
   noise_width = width(num_queries)
   if noise_width <= config.widest:
     return ""
-  enough = noisy_sums.find_enough(
-    lambda n: width(n) / config.widest, num_queries
-  )
+  enough = num_queries
+  while (excess := width(enough) / config.widest) > 1:  # noise grows with log n
+    enough = math.ceil(enough * excess)
   return (
     f"expected noise of at most {config.widest:g} on a mean, got"
     f" {noise_width:.2g}: {size} scores of {num_queries:,} test queries at epsilon"
@@ -315,12 +325,136 @@ def _screen(releases: Sequence[results.ReleasedScores]) -> str:
   )
 
 
+def compute_centred_sum(
+  table: Float[np.ndarray, "query score"],
+) -> Float[np.ndarray, " score"]:
+  """Sums the scores of all queries, each less a half.
+
+  Formal guarantee:
+    One query more or less moves the sum by at most sqrt(scores) / 2 in L2, and
+    some values attain this bound: a query's row lies in a cube of side 1 around
+    0. Without the half the bound would be sqrt(scores), since a sum of plain
+    scores also tells the number of queries.
+
+  >>> compute_centred_sum(np.array([[1.0, 0.5], [0.75, 0.0]]))
+  array([ 0.75, -0.5 ])
+
+  Args:
+    table: values in [0, 1]. Others are clipped to this range and nan becomes 0:
+      an error about one query's value would reveal it without noise.
+  """
+  return (np.nan_to_num(table).clip(0, 1) - _MIDDLE).sum(axis=0)
+
+
+def _full_batch(units: int) -> sampling.Poisson:
+  """Returns a sampler that draws every unit, with room for two more.
+
+  Args:
+    units: number of queries or users, which is public.
+  """
+  return sampling.Poisson(
+    num_examples=units, expected_batch_size=units, max_batch_size=units + 2
+  )
+
+
+def make_claim(
+  config: Any,
+  prepared: results.PreparedData,
+  *,
+  size: int,
+  secret_is_fixed: bool = False,
+) -> claim_lib.Claim:
+  """Returns the claim of one noisy sum over the test queries.
+
+  Args:
+    config: settings with `epsilon` and `delta`; delta None: `get_smallest_delta`.
+    prepared: the data, with its numbers of queries and users.
+    size: number of entries of the released sum.
+    secret_is_fixed: whether settings fix the secret of the working directory.
+
+  Raises:
+    ValueError: if there is no test query.
+  """
+  units = prepared.units(prepared.test_split)
+  most = prepared.queries_per_user or 1
+  return claim_lib.calibrated(
+    epsilon=config.epsilon,
+    delta=config.delta or get_smallest_delta(prepared, units),
+    sampler=_full_batch(units),
+    steps=1,
+    l2_clip_norm=most * math.sqrt(size) * _MIDDLE,
+    words=terms.SCORES.but(
+      unit=prepared.unit,
+      assumptions=(
+        *(() if prepared.division else ("split",)),
+        *(("summed",) if prepared.queries_per_user else ()),
+      ),
+      not_protected=prepared.not_protected,
+      secret_is_fixed=secret_is_fixed,
+    ),
+    part=prepared.part(prepared.test_split),
+  )
+
+
+def get_smallest_delta(prepared: results.PreparedData, units: int) -> float:
+  """Returns the delta of a release: at most that of a training.
+
+  Args:
+    prepared: the data, with its numbers of train queries and users.
+    units: number of units in the released sum.
+  """
+  trained = (prepared.num_users or prepared.num_queries)["train"]
+  return 1 / (2 * max(units, trained))
+
+
+def draw(
+  task: stage.Task,
+  promise: claim_lib.Claim,
+  total: Float[np.ndarray, " number"],
+) -> tuple[statement_lib.PrivacyStatement, Float[np.ndarray, " number"]]:
+  """Enters a claim into the ledger, then draws the noise and adds it.
+
+  Formal guarantee:
+    The noise has the scale of the claim. It comes from the secret and from
+    numbers that are drawn for this release and these values alone
+    (`release.start`). It is drawn only after the ledger holds the claim.
+    Assumed: one unit moves `total` by at most `promise.l2_sensitivity`.
+
+  Args:
+    task: task with the working directory's secret.
+    promise: the claim, from `make_claim`.
+    total: the exact sum.
+
+  Returns:
+    The statement, and the sum with noise.
+  """
+  space = task.space
+  directory = private_training.state_directory(
+    space, task.result_path, task.digest
+  )
+  release = release_lib.start(
+    space,
+    task.result_path,
+    task.digest,
+    directory=directory,
+    # The same noise at two scales would reveal the sum.
+    program=artifacts.fingerprint(
+      space.seed(f"sum {total.tolist()}"),
+      promise.noise_multiplier,
+      promise.l2_sensitivity,
+    ),
+  )
+  statement = promise.enter(space.private(ledger.NAME), release.identifier)
+  noisy = gaussian.noisy(total, promise.noise_std, release.noise_key)
+  return statement, noisy
+
+
 STAGE = stage.Stage(
   name="release_scores",
   result=results.ReleasedScores,
   config=Config,
   check=check,
-  plan=plan_rows,
+  plan=lambda plan: {"": None} if plan.config.release_scores.enabled else {},
   job=make_job,
   run=run,
   needs=("evaluate",),

@@ -68,11 +68,6 @@ class Inputs:
   documents: results.PublicDocuments
 
 
-def plan_rows(plan: rows.Plan) -> dict[str, None]:
-  """Plans one encoder, if its size is set."""
-  return {"": None} if plan.config.static_encoder.dim else {}
-
-
 def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
   """Returns the making of the encoder."""
   config = run.config.static_encoder
@@ -209,7 +204,7 @@ STAGE = stage.Stage(
   name="static_encoder",
   result=results.Checkpoint,
   config=Config,
-  plan=plan_rows,
+  plan=lambda plan: {"": None} if plan.config.static_encoder.dim else {},
   job=make_job,
   run=run,
   needs=("prepare_data",),

@@ -11,6 +11,7 @@ import jax
 
 from synthq_jax import field_kinds
 from synthq_jax.models import encoders
+from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import (
   config_types,
   encoder_start,
@@ -67,11 +68,6 @@ class Inputs:
   synthetic: results.SyntheticQueries | None = None
   """Queries to train on; None: the real ones."""
   held_out: float = 0.0  # share of documents whose queries are left out
-
-
-def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans a retriever for each set of queries, and the untrained one."""
-  return {str(row): row for row in plan.trained}
 
 
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
@@ -181,10 +177,13 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
     model_config,
     save=encoder.save,
     kind="retriever",
-    statement=results.inherit(
-      synthetic,
-      real="Trained on the private queries without privacy.",
-      synthetic="A retriever was trained on the synthetic queries: post-processing.",
+    statement=statement_lib.non_private(
+      "Trained on the private queries without privacy."
+    )
+    if synthetic is None
+    else statement_lib.inherit(
+      synthetic.statement,
+      "A retriever was trained on the synthetic queries: post-processing.",
     ),
     steps=config.steps,
     batch_size=config.batch_size,
@@ -198,7 +197,7 @@ STAGE = stage.Stage(
   result=results.Checkpoint,
   config=Config,
   check=check,
-  plan=plan_rows,
+  plan=lambda plan: {str(row): row for row in plan.trained},
   job=make_job,
   run=run,
   needs=("filter_queries", "static_encoder"),

@@ -55,8 +55,6 @@ class Task:
   """Folders of the working directory; a `Workspace` if `needs_secret`."""
   root: pathlib.Path
   """Folder of results, below private/ unless the data is public."""
-  progress: bool
-  """Whether to show progress bars."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +111,6 @@ def run(
   config: Any,
   workdir: str | os.PathLike,
   *,
-  progress: bool = True,
   on_accepted: Callable[[], None] = lambda: None,
 ) -> str:
   """Makes the unfinished results of a study, then writes its page.
@@ -124,7 +121,6 @@ def run(
     workdir: folder of the results of all jobs, study.md, study.svg and
       result.json, below private/ unless the data is public. Only one run may use
       it at a time.
-    progress: whether to show progress bars.
     on_accepted: function called once this run has locked the working directory.
 
   Returns:
@@ -148,11 +144,11 @@ def run(
     root.mkdir(parents=True, exist_ok=True)
     if not config.public_data:
       checks.hide(root)
-    task = Task(config=config, folders=folders, root=root, progress=progress)
+    task = Task(config=config, folders=folders, root=root)
     data = study.prepare(task)
     jobs = study.jobs(task, data)
     results = []
-    with progress_lib.bar("", None, progress, unit=" results") as bar:
+    with progress_lib.bar("", None, unit=" results") as bar:
       for job in jobs:
         results.append(job.load_or_make())
         bar.update()

@@ -26,7 +26,6 @@ def run(
   corpus: str,
   *,
   config: overlap_lib.Config,
-  progress: bool = True,
 ) -> str:
   """Searches a corpus for the queries and documents of a run, and saves the shares.
 
@@ -34,7 +33,6 @@ def run(
     workdir: working directory of a run whose data is prepared.
     corpus: a glob of files or a TFDS name, see `public_corpus.parts`.
     config: the samples, the length of an n-gram and the seed.
-    progress: whether to show a progress bar.
 
   Returns:
     A table for the screen.
@@ -50,7 +48,7 @@ def run(
     "queries": queries_lib.texts(folders.root / prepared.private_directory),
     "documents": inputs.texts(inputs.corpus(folders, prepared)),
   }
-  with progress_lib.bar("", None, progress, unit=" texts") as bar:
+  with progress_lib.bar("", None, unit=" texts") as bar:
     texts = itertools.chain.from_iterable(part.texts() for part in parts)
     overlap = overlap_lib.measure(config, items, texts, progress=bar.update)
   if not overlap.num_texts:

@@ -253,8 +253,6 @@ def calibrate(
 def run(
   request: Request,
   detectors: Sequence[near_duplicates.Detector],
-  *,
-  progress: bool = True,
 ) -> tuple[Check, str]:
   """Compares a log with test queries, and writes the leaks to a folder.
 
@@ -266,7 +264,6 @@ def run(
   Args:
     request: the log, the test queries and the settings.
     detectors: detectors of near-duplicates; the log is read once for all.
-    progress: whether to show a progress bar.
 
   Returns:
     The result, and a summary for the screen without query texts.
@@ -307,7 +304,7 @@ def run(
       _number_targets(targets),
       detectors,
       processes=_count_processes(request, detectors),
-      progress=progress,
+      progress=True,
     ):
       collector.add(texts, matches)
     collector.finish(clean)

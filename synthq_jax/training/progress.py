@@ -1,12 +1,27 @@
 """Shows the progress of long computations, and their peak memory."""
 
+import contextlib
+import contextvars
 import resource
 import sys
+from collections.abc import Generator
 from typing import Any
 
 from synthq_jax import extras
 
-__all__ = ["bar", "format_duration", "peak_bytes"]
+__all__ = ["bar", "format_duration", "peak_bytes", "shown"]
+
+_IS_SHOWN = contextvars.ContextVar("_IS_SHOWN", default=True)
+
+
+@contextlib.contextmanager
+def shown(is_shown: bool) -> Generator[None]:
+  """Decides whether bars made inside are shown; a caller that hides them wins."""
+  token = _IS_SHOWN.set(_IS_SHOWN.get() and is_shown)
+  try:
+    yield
+  finally:
+    _IS_SHOWN.reset(token)
 
 
 def peak_bytes() -> tuple[int, int]:
@@ -22,7 +37,7 @@ def peak_bytes() -> tuple[int, int]:
 def bar(
   description: str,
   total: int | None,
-  progress: bool,
+  progress: bool = True,
   *,
   unit: str = "row",
   initial: int = 0,
@@ -34,7 +49,7 @@ def bar(
   Args:
     description: the label in front of the bar.
     total: the number of units; None: unknown.
-    progress: False shows no bar.
+    progress: False shows no bar; see also `shown`.
     unit: the name of a unit.
     initial: the number of units done before.
   """
@@ -46,7 +61,9 @@ def bar(
     initial=initial,
     desc=description or None,
     unit=unit,
-    disable=None if progress else True,  # None disables it without a terminal
+    disable=None
+    if progress and _IS_SHOWN.get()
+    else True,  # None disables it without a terminal
     mininterval=1.0,
     dynamic_ncols=True,
   )

@@ -69,7 +69,7 @@ def checked(rows: Rows, topics: pathlib.Path, used, processes=None) -> dict:
       train=str(log), test=str(topics), output=folder, processes=processes
     )
     start = [_processor_s(one) for one in _WHO]
-    check, _ = leakage_check.run(request, used, progress=False)
+    check, _ = leakage_check.run(request, used)
   spent = [_processor_s(one) - s for one, s in zip(_WHO, start, strict=True)]
   return {
     "queries": check.num_queries,

@@ -62,7 +62,7 @@ def _hostile(tmp_path_factory):
     rows=dataclasses.replace(config.rows, public_only=False, direct_dp=()),
   )
   before = {path for path in folder.parent.iterdir()}
-  report = plan.run(config, folder / "run", progress=False)
+  report = plan.run(config, folder / "run")
   assert {path for path in folder.parent.iterdir()} == before
   return folder, report, documents
 
@@ -108,7 +108,7 @@ def test_special_tokens_in_a_text_are_text(hostile):
 
 def prepare(source: str, root: pathlib.Path, checkpoint: str):
   config = tiny_runs.config(source, checkpoint=checkpoint)
-  plan.run(config, root, stages=["prepare_data"], progress=False)
+  plan.run(config, root, stages=["prepare_data"])
   return artifacts.read_json(root / "private/prepare_data/result.json")[
     "result"
   ]

@@ -211,7 +211,7 @@ def _ran(
     public_data=True,
   )
   config = dataclasses.replace(config, **changes)
-  plan.run(config, root / "run", stages=stages, progress=False)
+  plan.run(config, root / "run", stages=stages)
   return root / "run"
 
 
@@ -328,7 +328,7 @@ def test_fingerprints_are_keyed_with_the_secret(tmp_path, sides):
   for secret in (7, 7, 8):
     root = tmp_path / f"run{len(found)}"
     own = dataclasses.replace(config, secret_seed=secret)
-    plan.run(own, root, stages=["static_encoder"], progress=False)
+    plan.run(own, root, stages=["static_encoder"])
     found.append(artifacts.read_fingerprint(root / "static_encoder"))
   assert found[0] == found[1] != found[2]
 

@@ -821,12 +821,7 @@ def test_no_two_releases_of_a_run_share_batches_dropout_or_noise(
       ("finetune_dp", config.rows),
       ("direct_dp", direct),
     ):
-      plan.run(
-        dataclasses.replace(config, rows=rows),
-        tmp_path,
-        stages=[stage],
-        progress=False,
-      )
+      plan.run(dataclasses.replace(config, rows=rows), tmp_path, stages=[stage])
   releases = 2 * (3 + 2 * 2)
   batches, dropout, noise = zip(*given, strict=True)
   assert len(set(batches)) == len(batches) == releases
@@ -856,7 +851,6 @@ def test_what_was_trained_without_privacy_lies_below_private(
       ),
       tmp_path,
       stages=[stage],
-      progress=False,
     )
   found = {
     path.parent.relative_to(tmp_path).as_posix()

@@ -23,7 +23,7 @@ def test_each_result_has_a_line_when_it_begins_and_one_with_its_time(
     row=None, depends=(), settings=None, inputs={}, is_private=False
   )
   plan = rows.Plan(config=None, stages=())
-  run = runner.Run(plan, space, [one], say=lines.append, progress=False)
+  run = runner.Run(plan, space, [one], say=lines.append)
   monkeypatch.setattr(run, "_is_there", lambda *_: is_there)
   monkeypatch.setattr(run, "_load", lambda *_: 3)
   monkeypatch.setattr(fingerprints, "of_result", lambda digest, value: digest)
@@ -61,7 +61,6 @@ def test_no_page_of_earlier_results_outlives_a_run_that_is_interrupted(
     workspace.Workspace(tmp_path, 7),
     [one],
     say=lambda _: None,
-    progress=False,
   )
   monkeypatch.setattr(run, "_is_there", lambda *_: is_there)
   monkeypatch.setattr(run, "_load", lambda *_: 3)

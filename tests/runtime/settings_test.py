@@ -1,16 +1,28 @@
 """Settings of stages that make no sense: refused in one line that names them."""
 
+import math
+
 import pytest
 
+from synthq_jax.models import lora
 from synthq_jax.runtime import config_types
 from synthq_jax.stages import (
   audit,
+  compare_queries,
   direct_dp,
+  evaluate,
   filter_queries,
   finetune_dp,
+  fuse,
   generate,
+  learn_adapter,
+  learn_to_rank,
   plan,
+  prepare_data,
   query_leakage,
+  release_scores,
+  report,
+  static_encoder,
   train_retriever,
 )
 
@@ -20,11 +32,69 @@ REFUSED = {
     ({"synthetic": (-1.0,)}, "epsilons above 0"),
     ({"direct_dp": (float("nan"),)}, "epsilons above 0"),
     ({"direct_dp": (2.0, 2.0)}, "direct_dp must hold epsilons whose"),
+    ({"adapted": (0.0,)}, "adapted must hold epsilons above 0"),
+    ({"adapted": (8.0, 8)}, "different names"),
+    (
+      {"adapted": (8.0,), "untrained": False, "public_only": False},
+      "public_only and untrained=False: set one, or leave",
+    ),
+    ({"ltr": ("original",), "bm25": False}, "Rows.ltr needs the row"),
+    ({"fused": True, "bm25": False}, "Rows.fused needs the row"),
+  ],
+  plan.RunConfig: [
+    ({"direct_dp_methods": (direct_dp.Config(),) * 2}, "different labels"),
+    (
+      {"rows": plan.Rows(fused=True), "evaluate": evaluate.Config(depth=9)},
+      r"at least fuse\.Config\.depth, .* 9 and 100",
+    ),
+    (
+      {
+        "rows": plan.Rows(ltr=("original",)),
+        "learn_to_rank": learn_to_rank.Config(depth=1000),
+      },
+      r"at least learn_to_rank\.Config\.depth, .* 100 and 1000",
+    ),
+  ],
+  prepare_data.Config: [
+    (
+      {"unit": "user", "queries_per_user": 0},
+      "queries_per_user must be at",
+    ),
+    ({"unit": "person"}, "unit must be"),
+    ({"queries_per_user": 4}, "set UNIT='user'"),
+    ({"written_for": "train"}, "must be 'all' for the demo set"),
+    ({"shared_in": "gs://b/prepared"}, "shared_in must be a folder, got gs://"),
   ],
   finetune_dp.Config: [
     ({"clip_norm": 0.0}, "clip_norm must be above 0, got 0"),
     ({"learning_rate": -1.0}, "learning_rate must be above 0"),
     ({"optimizer": "sgd"}, "one of dp_adam, dp_adafactor"),
+    ({"adapter": lora.LoRA(rank=2), "trained": "x"}, r"TRAINED='\.\*'"),
+  ],
+  report.Config: [
+    ({"num_examples": 0}, "report.Config"),
+    ({"document_words": 0}, "report.Config"),
+  ],
+  compare_queries.Config: [
+    ({"measures": ()}, "compare_queries.Config"),
+    ({"num_similar": 0}, "compare_queries.Config"),
+  ],
+  fuse.Config: [({"weight": 1.5}, r"fuse\.Config\.weight")],
+  static_encoder.Config: [
+    ({"steps": 20}, "more than warmup_steps=30, got 20"),
+    ({"dim": -1}, r"static_encoder.Config.dim must"),
+  ],
+  learn_adapter.Config: [
+    ({"candidates": 4, "most_relevant": 4}, "candidates must be above"),
+    ({"temperature": 0.0}, "temperature"),
+    ({"pool": -1}, "pool"),
+    ({"optimizer": "sgd"}, "optimizer"),
+  ],
+  release_scores.Config: [
+    ({"epsilon": math.inf}, "release_scores"),
+    ({"epsilon": 0.0}, "release_scores"),
+    ({"measures": ()}, "release_scores"),
+    ({"delta": 0.0}, "release_scores"),
   ],
   generate.Config: [
     ({"temperature": 0.0}, "generate.Config.temperature must be above 0"),
@@ -58,6 +128,10 @@ REFUSED = {
     ({"method": "example", "gradients": "none"}, "expected gradients among"),
     ({"label": "a/b"}, "direct_dp.Config.label must be letters"),
     ({"group_size": 1}, "direct_dp.Config.group_size must be at least 2"),
+    (
+      {"method": "logit", "unit": "query", "batch_size": 1},
+      "batch_size must be at least 2",
+    ),
     ({"clip_norm": 0.0}, "direct_dp.Config.clip_norm must be above 0"),
     (
       {"method": "batch", "unit": "query", "microbatch_size": 3},

@@ -134,7 +134,7 @@ def make(folder: pathlib.Path) -> None:
   small_data.write_lines(folder / "log.jsonl", map(json.dumps, log()))
   write_test_sets(folder / "sets")
   random_t5.save(folder / "t5")
-  report = plan.run(configure(folder), folder / "run", progress=False)
+  report = plan.run(configure(folder), folder / "run")
   packages = sorted({name.split(".")[0] for name in sys.modules})
   (folder / "packages.json").write_text(json.dumps(packages))
   (folder / "report.pickle").write_bytes(pickle.dumps(report))

@@ -58,6 +58,5 @@ def make(
     settings=settings,
     folders=folders,
     inputs=inputs,
-    progress=False,
   )
   return one.make(task)

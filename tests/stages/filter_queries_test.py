@@ -14,7 +14,7 @@ from finished_runs import NUM_PAIRS
 from synthq_jax.privacy import statement
 from synthq_jax.retrieval import encode
 from synthq_jax.runtime import encoder_start, inputs, results, workspace
-from synthq_jax.stages import _written, filter_queries, plan, train_retriever
+from synthq_jax.stages import filter_queries, plan, train_retriever
 from synthq_jax.storage import artifacts
 from synthq_jax.training import pairs as contrastive_pairs
 
@@ -76,7 +76,6 @@ def _hand_made(finished_run, tmp_path):
 
 
 def run(root, documents, made, config=TOP, digest="digest", **changes):
-  settings = dataclasses.replace(RECIPE.settings, progress=False)
   return tiny_runs.make(
     filter_queries.STAGE,
     config,
@@ -90,7 +89,7 @@ def run(root, documents, made, config=TOP, digest="digest", **changes):
         folder=str(changes.pop("encoder", root / "t5"))
       ),
       synthetic=made,
-      recipe=dataclasses.replace(RECIPE, settings=settings, **changes),
+      recipe=dataclasses.replace(RECIPE, **changes),
     ),
   )
 
@@ -171,8 +170,8 @@ def test_without_a_filter_the_stage_and_its_traces_are_not_there(
   place = root / "generate/public_only"
   before = artifacts.read_fingerprint(place)
   for setting in (off, dataclasses.replace(off, filter_queries=ZERO)):
-    plan.run(setting, root, stages=["generate"], progress=False)
-  plan.run(off, root, stages=["filter_queries"], progress=False)
+    plan.run(setting, root, stages=["generate"])
+  plan.run(off, root, stages=["filter_queries"])
   assert not (root / "filter_queries").exists()
   assert artifacts.read_fingerprint(place) == before
 
@@ -201,7 +200,7 @@ def test_the_retriever_is_trained_again_when_the_filter_changes(
     filter_queries.Config(),
   ):
     changed = dataclasses.replace(alone, filter_queries=filters)
-    plan.run(changed, root, stages=["train_retriever"], progress=False)
+    plan.run(changed, root, stages=["train_retriever"])
   assert given == ["filter_queries/public_only", "generate/public_only"]
 
 
@@ -305,7 +304,7 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
   monkeypatch.setattr(filter_queries, "STAGE", changed)
   config = dataclasses.replace(config, filter_queries=DROP_TRUNCATED)
   stages = ["filter_queries"]
-  plan.run(config, root, stages=stages, progress=False)
+  plan.run(config, root, stages=stages)
   (task,) = tasks
   assert type(task.folders) is workspace.Folders  # without the secret
   given = {
@@ -398,7 +397,7 @@ def test_a_filter_that_looks_at_real_queries_is_caught(
   poisoned, by_first_token, monkeypatch, name
 ):
   root, documents, made = poisoned
-  right = _written.read
+  right = filter_queries._read_written
 
   def wrong(folders, ids, synthetic):
     written = right(folders, ids, synthetic)
@@ -411,7 +410,7 @@ def test_a_filter_that_looks_at_real_queries_is_caught(
       found = [text in real for text in written.texts]
     return written.take(np.flatnonzero(~np.array(found)))
 
-  monkeypatch.setattr(_written, "read", wrong)
+  monkeypatch.setattr(filter_queries, "_read_written", wrong)
   with pytest.raises(AssertionError):
     check_real_queries_are_not_read(root, documents, made)
   assert not {f"s{i}" for i in range(20, 30)} & set(kept_names(root))

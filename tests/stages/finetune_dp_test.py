@@ -368,11 +368,6 @@ def test_training_starts_from_the_public_model_with_lora(params):
   )
 
 
-def test_an_adapter_beside_a_trained_part_is_refused():
-  with pytest.raises(ValueError, match=r"TRAINED='\.\*'"):
-    finetune_dp.Config(adapter=ADAPTERS["lora"], trained=LAST_LAYER)
-
-
 def test_half_precision_and_dropout_reach_the_model(params):
   config = finetune_dp.Config(dtype="bfloat16", dropout_rate=0.2)
   start, public = finetune_dp._split(config, params, jax.random.key(0))

@@ -30,7 +30,6 @@ from synthq_jax.stages import (
   finetune_dp,
   learn_adapter,
   learn_to_rank,
-  plan,
 )
 from synthq_jax.storage import array_files, artifacts
 from synthq_jax.tools import export, search
@@ -268,32 +267,6 @@ def test_a_pool_is_public():
     other["rows"][place] = [29, 28, 27]
     there, _ = grad_fn(params, other, is_padding_example=is_padding)
     np.testing.assert_array_equal(there["map"], less["map"])
-
-
-@pytest.mark.parametrize(
-  "fields, message",
-  [
-    ({"adapted": (0.0,)}, "adapted must hold epsilons above 0"),
-    ({"adapted": (8.0, 8)}, "different names"),
-  ],
-)
-def test_rows_that_cannot_be_are_refused(fields, message):
-  with pytest.raises(ValueError, match=message):
-    plan.Rows(**fields)
-
-
-@pytest.mark.parametrize(
-  "fields, message",
-  [
-    ({"candidates": 4, "most_relevant": 4}, "candidates must be above"),
-    ({"temperature": 0.0}, "temperature"),
-    ({"pool": -1}, "pool"),
-    ({"optimizer": "sgd"}, "optimizer"),
-  ],
-)
-def test_settings_out_of_range_are_refused(fields, message):
-  with pytest.raises(ValueError, match=message):
-    learn_adapter.Config(**fields)
 
 
 @pytest.mark.parametrize("stage", [finetune_dp, direct_dp, learn_to_rank])

@@ -298,38 +298,6 @@ def _all_made(training, mechanism):
   return dataclasses.replace(training, records=records), None
 
 
-@pytest.mark.parametrize(
-  ("rows", "message"),
-  [
-    ({"ltr": ("original",), "bm25": False}, "Rows.ltr needs the row"),
-    (
-      {"adapted": (8.0,), "untrained": False, "public_only": False},
-      "public_only and untrained=False: set it, or leave",
-    ),
-    (
-      {
-        "adapted": (8.0,),
-        "adapted_row": "public_only",
-        "public_only": False,
-      },
-      "got public_only=False",
-    ),
-    ({"adapted_row": "original"}, "must be a row of a public encoder"),
-  ],
-)
-def test_rows_that_do_not_go_together_are_refused(rows, message):
-  with pytest.raises(ValueError, match=message):
-    plan.Rows(**rows)
-
-
-def test_documents_of_a_run_may_not_be_fewer_than_are_ranked():
-  with pytest.raises(ValueError, match="at least learn_to_rank.Config.depth"):
-    plan.RunConfig(
-      rows=plan.Rows(ltr=("original",)),
-      learn_to_rank=learn_to_rank.Config(depth=1000),
-    )
-
-
 def trained(config, wanted):
   """The private trainings of stages, with what they need."""
   needed = stages.with_needs(wanted, config)
@@ -342,54 +310,48 @@ def trained(config, wanted):
     ({"ltr": ("adapter",), "compared": ("adapter",)}, "8"),
     ({"ltr": ("synthetic_eps8",), "adapted": ()}, "8.5"),
     ({"ltr": ("untrained", "adapter")}, "13"),  # 8 + 4 + 2 x 0.5
+    ({"ltr": ("untrained", "public_only", "synthetic")}, "13.5"),
   ],
 )
 def test_a_dry_run_counts_the_weights_that_are_released(tmp_path, rows, total):
+  number = len(rows["ltr"]) if rows.get("compared") is None else 0
   rows = plan.Rows(direct_dp=(), **{"adapted": (4.0,), **rows})
   config = plan.RunConfig(rows=rows)
   wanted = ("finetune_dp", "learn_to_rank", "learn_adapter")
   planned = trained(config, wanted)
   said = "\n".join(guide._price(config, tmp_path, wanted, planned))
   assert f"together: at most {total}, " in said
+  assert f"weights of BM25's scores: 0.5 for each of {number} rows" in said
+  if number and rows.adapted:
+    assert "epsilon of adapter_eps4: 4, released" in said
 
 
 PLACES = [(False, "{}", False), (True, "{}", True), (False, "private/{}", True)]
 """Whether a row is only compared, where its parts lie, and whether it is private."""
 
 
-def task_without_records(root, monkeypatch, settings, compared, **given):
-  """A task of a stage that finds no train query, and so trains nothing."""
-  nobody = types.SimpleNamespace(qrels={})
-  monkeypatch.setattr(_ranking, "read_train", lambda *_: nobody)
-  monkeypatch.setattr(system_results, "read_fingerprint", lambda *_: "trained")
-  vectors = types.SimpleNamespace(vectors="vectors")
-  given = {
-    "prepared": made_up.prepared(), "vectors": vectors, "drop_identical": True,
-    **given,
-  }  # fmt: skip
-  kind = learn_to_rank.Inputs
-  return stage_lib.Task(
-    result_path="stage/row", row=RANKED, digest="digest", settings=settings,
-    folders=workspace.Workspace(root, secret_seed=7), inputs=kind(**given),
-    is_private=compared,
-  )  # fmt: skip
-
-
 @pytest.mark.parametrize(("compared", "place", "is_private"), PLACES)
 def test_weights_lie_where_their_retriever_and_their_row_may(
   compared, place, is_private, tmp_path, monkeypatch
 ):
-  task = task_without_records(
-    tmp_path,
-    monkeypatch,
-    learn_to_rank.Config(),
-    compared,
+  nobody = types.SimpleNamespace(qrels={})  # so nothing is trained
+  monkeypatch.setattr(_ranking, "read_train", lambda *_: nobody)
+  monkeypatch.setattr(system_results, "read_fingerprint", lambda *_: "trained")
+  inputs = learn_to_rank.Inputs(
+    prepared=made_up.prepared(),
+    vectors=types.SimpleNamespace(vectors="vectors"),
+    drop_identical=True,
     retriever=made_up.checkpoint(
       directory=place.format("train_retriever/untrained"),
       statement=made_up.claim(),
     ),
     left_out=0.0,
   )
+  task = stage_lib.Task(
+    result_path="stage/row", row=RANKED, digest="digest",
+    settings=learn_to_rank.Config(), inputs=inputs, is_private=compared,
+    folders=workspace.Workspace(tmp_path, secret_seed=7),
+  )  # fmt: skip
   made = learn_to_rank.run(task)
   assert results.is_private_path(made.directory) is is_private
 
@@ -440,22 +402,6 @@ def test_a_query_vector_that_is_no_number_ends_no_search(tmp_path, monkeypatch):
     assert found is not None, "one query stops all"
     assert (found["q0"], found["q2"]) == (whole["q0"], whole["q2"])
     assert set(found["q1"].values()) == {0.0}
-
-
-def test_a_dry_run_says_what_weights_and_adapters_cost(tmp_path):
-  config = plan.RunConfig(
-    rows=plan.Rows(
-      ltr=("untrained", "public_only", "synthetic"),
-      adapted=(4.0,),
-      compared=("direct_dp",),
-    )
-  )
-  wanted = ("finetune_dp", "direct_dp", "learn_adapter", "learn_to_rank")
-  planned = trained(config, wanted)
-  said = "\n".join(guide._price(config, tmp_path, wanted, planned))
-  assert "epsilon of adapter_eps4: 4, released" in said
-  assert "weights of BM25's scores: 0.5 for each of 3 rows" in said
-  assert "together: at most 13.5" in said  # 8 + 4 + 3 x 0.5
 
 
 @pytest.mark.parametrize(

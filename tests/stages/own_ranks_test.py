@@ -46,8 +46,7 @@ def _encoded(monkeypatch):
 def ranks(directory, owners=OWNERS):
   return filter_queries.own_ranks(
     PARAMS, CONFIG, QUERIES, DOCUMENTS, owners,
-    directory=directory, description="x", batch_size=4, progress=False,
-  )  # fmt: skip
+    directory=directory, description="x", batch_size=4)  # fmt: skip
 
 
 def oracle():

@@ -213,7 +213,7 @@ def _run(tmp_path_factory):
       config.generate, queries_per_document=2, num_documents=30
     ),
   )
-  plan.run(config, folder / "run", stages=["evaluate"], progress=False)
+  plan.run(config, folder / "run", stages=["evaluate"])
   return folder / "run"
 
 
@@ -257,7 +257,6 @@ def test_retrievers_may_read_more_than_generators(tmp_path):
       ),
       runs[length],
       stages=["train_retriever"],
-      progress=False,
     )
 
   def written(name):

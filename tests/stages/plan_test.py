@@ -174,7 +174,7 @@ def test_one_delta_stands_everywhere(finished_run, tmp_path, capsys):
 
 def test_a_second_run_makes_nothing(finished_run, made, tmp_path, capsys):
   copied = finished_run.copy(tmp_path)
-  again = plan.run(finished_run.config, copied, progress=False)
+  again = plan.run(finished_run.config, copied)
   assert made == []
   assert "of other settings" not in capsys.readouterr().out
   assert again == finished_run.report
@@ -217,7 +217,7 @@ def test_a_late_setting_reruns_only_what_depends_on_it(
     test_sets=(),
   )
   before_it = [name for name in plan.STAGES if name != "report"]  # takes long
-  plan.run(late, copied, stages=before_it, progress=False)
+  plan.run(late, copied, stages=before_it)
   assert {x.split("/")[0] for x in made} == {"evaluate", "compare_queries"}
   assert dict(plan.outlook(late, copied, ["report"]).progress)["report"] == {
     "": False
@@ -241,7 +241,6 @@ def test_the_search_for_real_queries_needs_no_retriever(
     other,
     copied,
     stages=["query_leakage"],
-    progress=False,
     on_finished=made_by.update,
   )
   found = made_by["query_leakage"]
@@ -364,7 +363,7 @@ def test_another_secret_gives_another_model_and_the_same_one_the_same(
   for secret in (7, 8):
     other = dataclasses.replace(finished_run.config, secret_seed=secret)
     root = tmp_path / str(secret)
-    plan.run(other, root, stages=["finetune_dp"], progress=False)
+    plan.run(other, root, stages=["finetune_dp"])
     models.append((root / name).read_bytes())
   assert models[0] == (finished_run.root / name).read_bytes()
   assert models[0] != models[1]
@@ -393,9 +392,7 @@ def _planted(finished_run, tmp_path_factory):
 
 def audited(config, root):
   made = {}
-  plan.run(
-    config, root, stages=["audit"], progress=False, on_finished=made.update
-  )
+  plan.run(config, root, stages=["audit"], on_finished=made.update)
   (report,) = made["audit"]
   return report
 
@@ -490,7 +487,7 @@ def test_canaries_that_no_audit_can_ask_for_are_refused_before_training(
       audit=dataclasses.replace(config.audit, num_candidates=1000),
     )
     with pytest.raises(ValueError, match=message):
-      plan.run(wrong, tmp_path, stages=["audit"], progress=False)
+      plan.run(wrong, tmp_path, stages=["audit"])
   assert not (tmp_path / "finetune_dp").exists()
 
 
@@ -508,9 +505,7 @@ def test_another_version_of_numpy_is_another_release(
   _copy_data(finished_run, tmp_path)
   for version in (np.__version__, "1.99"):
     monkeypatch.setattr(fingerprints.np, "__version__", version)
-    plan.run(
-      finished_run.config, tmp_path, stages=["finetune_dp"], progress=False
-    )
+    plan.run(finished_run.config, tmp_path, stages=["finetune_dp"])
   assert len(set(keys)) == 2 and len({batch for _, batch in keys}) == 2
   ledger = tmp_path / results.PRIVATE / "ledger.jsonl"
   assert len(ledger.read_text().splitlines()) == 2
@@ -564,7 +559,7 @@ def test_retrievers_may_start_from_a_checkpoint_of_their_own(
     rows=plan.Rows(public_only=False, original=False),
   )
   root = finished_run.copy(tmp_path)
-  plan.run(own, root, stages=["train_retriever", "direct_dp"], progress=False)
+  plan.run(own, root, stages=["train_retriever", "direct_dp"])
   assert made and {name.split("/")[0] for name in made} == {"train_retriever"}
   scale = "encoder/encoder_norm/scale"
   for name in made:
@@ -585,7 +580,7 @@ def test_retrievers_may_be_static_vectors(finished_run, made, tmp_path):
     test_sets=(),
   )
   root = finished_run.copy(tmp_path)
-  plan.run(own, root, stages=["evaluate"], progress=False)
+  plan.run(own, root, stages=["evaluate"])
   remade = {name.split("/")[0] for name in made}
   assert {"static_encoder", "train_retriever", "evaluate"} <= remade
   assert not remade & {"finetune_dp", "generate"}
@@ -685,7 +680,7 @@ def test_retrievers_of_another_vocabulary_are_refused(finished_run, tmp_path):
   )
   root = finished_run.copy(tmp_path)
   with pytest.raises(ValueError, match="belongs to vocabulary.model beside it"):
-    plan.run(own, root, progress=False)
+    plan.run(own, root)
 
 
 def test_a_generator_that_writes_nothing_is_refused(
@@ -700,5 +695,5 @@ def test_a_generator_that_writes_nothing_is_refused(
 
   monkeypatch.setattr(generate.decoding, "generate", nothing)
   with pytest.raises(ValueError, match="got none of .* texts, .*: train the"):
-    plan.run(finished_run.config, root, stages=["generate"], progress=False)
+    plan.run(finished_run.config, root, stages=["generate"])
   assert not list(root.glob("generate/*/result.json"))

@@ -162,11 +162,6 @@ def test_the_list_of_documents_asked_about_does_not_move_with_a_text(
     assert len(kept) == 1
 
 
-def test_the_demo_has_no_list_of_documents_asked_about():
-  with pytest.raises(ValueError, match="must be 'all' for the demo set"):
-    prepare_data.Config(written_for="train")
-
-
 def test_other_private_queries_change_no_bit_of_what_is_shared(tmp_path):
   prepare(tmp_path / "plain", small_data.query)
   prepare(tmp_path / "rare", rare_query)

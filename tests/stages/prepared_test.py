@@ -39,7 +39,7 @@ def run(folder, name, **changes):
   config = dataclasses.replace(
     config, prepare_data=settings, public_data=False, secret_seed=None
   )
-  plan.run(config, folder / name, stages=["prepare_data"], progress=False)
+  plan.run(config, folder / name, stages=["prepare_data"])
   place = folder / name / results.PRIVATE / "prepare_data"
   artifacts.check(place)
   return artifacts.load(place, results.PreparedData)
@@ -111,8 +111,3 @@ def test_a_copy_that_was_not_finished_is_not_taken(
       run(tmp_path, "one")
   run(tmp_path, "two")
   assert prepared == ["one", "two"]
-
-
-def test_a_bucket_is_no_folder_to_share():
-  with pytest.raises(ValueError, match="shared_in must be a folder, got gs://"):
-    prepare_data.Config(shared_in="gs://bucket/prepared")

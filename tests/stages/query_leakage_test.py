@@ -16,7 +16,6 @@ from synthq_jax.privacy import statement
 from synthq_jax.report import blocks, leakage, page
 from synthq_jax.runtime import (
   comparison_results,
-  query_comparisons,
   results,
   workspace,
 )
@@ -293,7 +292,7 @@ def test_a_generator_that_learned_the_common_queries_is_rarely_accused(
 def test_more_queries_than_wanted_are_drawn_alike(tmp_path):
   rng = np.random.default_rng(6)
   workdir = _Workdir(tmp_path, _log(rng))
-  every = query_comparisons.read_real(workdir.space, workdir.prepared)
+  every = query_leakage.read_real(workdir.space, workdir.prepared)
   assert every.sample(550, seed=0) is every
   names = {text: name for name, text in workdir.texts.items()}
   shares = []
@@ -378,11 +377,11 @@ def test_written_queries_of_a_document_are_taken_together(tmp_path):
   workdir = _Workdir(tmp_path, _log(np.random.default_rng(6), 5, 2, 3))
   texts = [f"query {i} of {i // 5}" for i in range(50)]
   made = workdir.synthetic("eps8", texts, per_document=5)
-  some = query_comparisons.read_written(workdir.space, made, limit=12, seed=0)
+  some = query_leakage.read_written(workdir.space, made, limit=12, seed=0)
   assert len(some.texts) == 15
   documents = [text.rpartition(" ")[2] for text in some.texts]
   assert len(set(documents)) == 3
-  every = query_comparisons.read_written(workdir.space, made, limit=50, seed=0)
+  every = query_leakage.read_written(workdir.space, made, limit=50, seed=0)
   assert every.texts == texts
 
 
@@ -393,7 +392,7 @@ def test_a_query_of_train_and_dev_was_trained_on(tmp_path):
     workdir.space.private("prepare_data") / "dev.npz",
     ids=np.array(["train1", "dev0"]),
   )
-  real = query_comparisons.read_real(workdir.space, workdir.prepared)
+  real = query_leakage.read_real(workdir.space, workdir.prepared)
   assert len(real.texts) == 5 + 1 + 3
   assert real.trained.sum() == 5
 

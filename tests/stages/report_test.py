@@ -668,20 +668,6 @@ def test_names_are_no_formulas_in_drawings():
   assert "metadata" not in svg
 
 
-@pytest.mark.parametrize(
-  ("stage", "changes"),
-  [
-    (report, {"num_examples": 0}),
-    (report, {"document_words": 0}),
-    (compare_queries, {"measures": ()}),
-    (compare_queries, {"num_similar": 0}),
-  ],
-)
-def test_settings_that_show_nothing_are_refused(stage, changes):
-  with pytest.raises(ValueError, match="(report|compare_queries).Config"):
-    stage.Config(**changes)
-
-
 def test_rows_stand_side_by_side_with_their_differences(tmp_path):
   evaluations = [
     evaluation("public_only", 0.21),

@@ -66,10 +66,3 @@ def test_every_token_has_a_direction():
   idf = np.log((9 + 1) / (np.array([9, 8, 1, 0]) + 1))
   weights = static_encoder._weights(idf, 9)
   np.testing.assert_allclose(weights, [0.1, np.log(10 / 9), np.log(5), 0.1])
-
-
-def test_settings_that_cannot_train_are_refused():
-  with pytest.raises(ValueError, match="more than warmup_steps=30, got 20"):
-    static_encoder.Config(steps=20)
-  with pytest.raises(ValueError, match=r"static_encoder.Config.dim must"):
-    static_encoder.Config(dim=-1)

@@ -164,7 +164,7 @@ def test_the_weight_of_all_rows_is_searched_for_once(
   monkeypatch.setattr(fuse, "_read_queries", noted)
   chooser = fuse.Config(min_queries=5, standard_errors=0.4)
   config = dataclasses.replace(finished_run.config, fuse=chooser)
-  plan.run(config, root, stages=["fuse"], progress=False)
+  plan.run(config, root, stages=["fuse"])
   assert len(searched) == 1
   judged, _ = read(searched[0])
   assert judged is not None
@@ -179,7 +179,7 @@ def test_without_enough_queries_the_weight_is_the_set_one(
     finished_run.config,
     fuse=fuse.Config(min_queries=10_000, default_weight=0.35),
   )
-  plan.run(config, root, stages=["fuse"], progress=False)
+  plan.run(config, root, stages=["fuse"])
   made = load(root, "fuse/synthetic_eps8", system_results.Fusion)
   assert (made.weight, made.num_queries, made.scores) == (0.35, 0, ())
   assert "for want of queries" in made.chosen_on
@@ -193,33 +193,6 @@ def test_a_weight_that_is_set_asks_nobody(finished_run, tmp_path):
   made = make_fusion(root, documents, chooser=fuse.Config(weight=0.3))
   assert (made.weight, made.num_queries, made.scores) == (0.3, 0, ())
   assert made.chosen_on == "nothing, it was set"
-  with pytest.raises(ValueError, match=r"fuse\.Config\.weight"):
-    fuse.Config(weight=1.5)
-
-
-@pytest.mark.parametrize(
-  ("row", "stage"),
-  [
-    ({"fused": True}, "fuse"),
-    ({"ltr": ("original",)}, "learn_to_rank"),
-  ],
-)
-def test_an_order_of_more_than_is_found_is_refused(finished_run, row, stage):
-  config = finished_run.config
-  rows = {"fused": False, "ltr": (), "adapted": ()}
-  with pytest.raises(
-    ValueError, match=rf"at least {stage}\.Config\.depth, .* 9 and \d+"
-  ):
-    dataclasses.replace(
-      config,
-      rows=dataclasses.replace(config.rows, **rows | row),
-      evaluate=dataclasses.replace(config.evaluate, depth=9),
-    )
-
-
-def test_a_fusion_without_bm25_is_refused():
-  with pytest.raises(ValueError, match=r"Rows\.fused needs the row"):
-    plan.Rows(bm25=False, fused=True)
 
 
 # Post-processing: what chooses is given no private file.
@@ -337,7 +310,7 @@ def test_tasks_of_shareable_rows_hold_public_documents_alone(
   config = finished_run.config
   config = with_maps(config) if name == "learn_map" else config
   with pytest.raises(RuntimeError, match="did not save"):
-    plan.run(config, root, stages=[name], progress=False)
+    plan.run(config, root, stages=[name])
   for row, task in tasks.items():
     assert row != "original"
     assert type(task.folders) is workspace.Folders  # without the secret

@@ -126,7 +126,7 @@ def test_a_main_table_of_no_set_is_refused_before_any_work(
   with pytest.raises(
     ValueError, match=r"test, public, cqadupstack\.gis.* 'dev'"
   ):
-    plan.run(config, tmp_path / "run", progress=False)
+    plan.run(config, tmp_path / "run")
   assert not (tmp_path / "run").exists()
 
 
@@ -235,7 +235,7 @@ def test_a_changed_set_is_searched_and_scored_again_and_nothing_else_is(
   config = dataclasses.replace(finished_run.config, test_sets=(f"beir:{sets}",))
   root = finished_run.copy(tmp_path)
   before_it = [name for name in plan.STAGES if name != "report"]  # takes long
-  plan.run(config, root, stages=before_it, progress=False)
+  plan.run(config, root, stages=before_it)
   assert dict(plan.outlook(config, root, ["report"]).progress)["report"] == {
     "": False
   }

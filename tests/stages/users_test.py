@@ -17,11 +17,10 @@ import tiny_runs
 from synthq_jax import optim
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.optim import users
-from synthq_jax.privacy import joint, ledger, terms, wording
+from synthq_jax.privacy import joint, ledger, wording
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import (
   noisy_results,
-  noisy_sums,
   private_training,
   results,
   rows,
@@ -186,20 +185,6 @@ def test_words_of_another_user_take_no_query_out(tmp_path):
   assert sum(name.startswith("twin") for name in owners(space)) == 30
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"unit": "user", "queries_per_user": 0}, "queries_per_user must be at"),
-    ({"unit": "person"}, "unit must be"),
-    ({"queries_per_user": 4}, "set UNIT='user'"),
-  ],
-)
-def test_settings_of_no_user_are_refused(changes, message):
-  with pytest.raises(ValueError, match=message) as error:
-    prepare_data.Config(**changes)
-  assert "\n" not in str(error.value)
-
-
 def test_missing_user_ids_are_refused_in_a_line(tmp_path):
   nobody = [("", "ask what nobody asked", 1)]
   with pytest.raises(ValueError, match="user id with every query") as error:
@@ -255,7 +240,7 @@ def _run(tmp_path_factory):
       ltr=("untrained",), adapted=(8.0,), original=False, public_only=False
     ),
   )
-  plan.run(config, place / "run", progress=False)
+  plan.run(config, place / "run")
   return config, place / "run"
 
 
@@ -501,37 +486,6 @@ def test_the_text_alone_is_no_unit_beside_users():
 
 
 # Released scores.
-
-
-def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
-  """Of every user with K queries, attained at a corner of the cube."""
-  table = np.concatenate([np.full((7, 6), 0.3), np.ones((MOST, 6))])
-  moved = noisy_sums.compute_centred_sum(
-    table
-  ) - noisy_sums.compute_centred_sum(table[:7])
-  config = release_scores.Config(enabled=True)
-  data = made_up.prepared(
-    num_users={"train": 500, "test": 500},
-    num_queries={"train": 900, "test": 900},
-    unit=unit_lib.user(MOST),
-  )
-  promise, alone = (
-    noisy_sums.make_claim(config, prepared, "test", terms.SCORES, size=6)
-    for prepared in (
-      data,
-      made_up.prepared(num_queries={"train": 500, "test": 500}),
-    )
-  )
-  assert np.linalg.norm(moved) == pytest.approx(promise.l2_sensitivity)
-  assert promise.noise_multiplier == alone.noise_multiplier
-  assert promise.sampler.num_examples == 500
-
-
-def test_scores_are_claimed_for_users(tmp_path):
-  space = workspace.Workspace(tmp_path, secret_seed=1)
-  words = noisy_sums.make_terms(terms.SCORES, space, of_users())
-  assert words.unit == unit_lib.user(MOST)
-  assert "summed" in words.assumptions
 
 
 def test_intervals_of_released_scores_know_how_many_queries_a_user_has():

@@ -51,7 +51,7 @@ def made(tmp_path_factory):
   folder = tmp_path_factory.mktemp("rut5")
   config = settings(folder, write_start(folder / "start"))
   config = dataclasses.replace(config, rows=plan.Rows(synthetic=(8.0,)))
-  plan.run(config, folder / "run", stages=["generate"], progress=False)
+  plan.run(config, folder / "run", stages=["generate"])
   return folder / "run"
 
 
@@ -134,7 +134,7 @@ def test_what_no_export_will_take_is_said_before_training(tmp_path, capsys):
   [note] = plan.export_notes(config, ["finetune_dp"])
   assert note.endswith(words)
   assert not plan.export_notes(config, ["prepare_data"])
-  plan.run(config, tmp_path / "run", stages=["finetune_dp"], progress=False)
+  plan.run(config, tmp_path / "run", stages=["finetune_dp"])
   said = capsys.readouterr().out
   assert said.index(words) < said.index("[prepare_data] running")
   with pytest.raises(ValueError, match="no user-defined pieces"):

@@ -83,11 +83,11 @@ def finished(config, tmp_path_factory):
     rates_tried=(1e-3,),
     shares_tried=(0.5,),
   )
-  return varied, workdir, run(varied, workdir, progress=False)
+  return varied, workdir, run(varied, workdir)
 
 
-def run(config, workdir, *, progress):
-  return frame.run(federated.STUDY, config, workdir, progress=progress)
+def run(config, workdir):
+  return frame.run(federated.STUDY, config, workdir)
 
 
 def load(workdir):
@@ -133,7 +133,7 @@ def test_what_is_finished_is_read_again(finished, monkeypatch):
     raise AssertionError("trained again")
 
   monkeypatch.setattr(methods._Maker, "__call__", fail)
-  assert run(config, workdir, progress=False) == said
+  assert run(config, workdir) == said
 
 
 def test_only_fed_negative_moves_bytes_and_promises_nothing(finished):
@@ -193,7 +193,7 @@ def test_dev_questions_choose_the_rate_and_the_round(
     return score
 
   monkeypatch.setattr(methods._Maker, "_make_score", score_of)
-  run(tuned, tmp_path / "run", progress=False)
+  run(tuned, tmp_path / "run")
   # Towers that other dev questions chose are not those of these.
   other = dataclasses.replace(tuned, dev_split="other")
   states = {
@@ -283,7 +283,7 @@ def test_a_training_that_was_killed_ends_the_same_to_the_bit(
 def test_a_split_that_is_not_there_is_named(config, tmp_path):
   wrong = dataclasses.replace(config, test_split="validation")
   with pytest.raises(ValueError, match="'validation' in .*got test, train"):
-    run(wrong, tmp_path, progress=False)
+    run(wrong, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_a_learning_rate_of_its_own_is_that_of_central_alone(config, tmp_path):
     config, methods=("STAR, each client alone", methods.BASE, methods.CENTRAL)
   )
   other = dataclasses.replace(few, central_learning_rate=1e-2)
-  said = [run(one, tmp_path, progress=False) for one in (few, other)]
+  said = [run(one, tmp_path) for one in (few, other)]
   assert [f"({methods.CENTRAL} at 0.01)" in page for page in said] == [
     False,
     True,
@@ -406,7 +406,7 @@ def test_private_texts_leave_nothing_outside_of_private(config, tmp_path):
   secret = dataclasses.replace(
     config, public_data=False, methods=("BM25",), seeds=1
   )
-  said = run(secret, tmp_path, progress=False)
+  said = run(secret, tmp_path)
   outside = [
     path
     for path in tmp_path.rglob("*")
@@ -538,9 +538,7 @@ def study(by_method):
       for name in "ab"
     ),
   )  # fmt: skip
-  return methods.Study(
-    facts=facts, notes=(), outcomes=tuple(outcomes), seconds=1.0
-  )
+  return methods.Study(facts=facts, notes=(), outcomes=tuple(outcomes))
 
 
 def table_of(found, number):

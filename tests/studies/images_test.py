@@ -366,15 +366,10 @@ def test_batches_and_noise_depend_on_the_secret(tmp_path, secrets):
     data = types.SimpleNamespace(digest="d", pairs=np.zeros((30, 2), np.int32))
     space = workspace.Workspace(tmp_path / folder, secret_seed=secret)
     job = training.Trainer(CONFIG, NET, ROWS[1], 0, space, data)
-    promise = training.claim(
-      None,
-      sampler=job.sampler,
-      epsilon=8.0,
-      delta=1e-3,
-      steps=2,
-      is_fixed=True,
+    grad_fn = training._make_clipped(
+      NET.build(), ROWS[1], job.sampler.max_batch_size
     )
-    draws.append(job.release(promise))
+    draws.append(job.release(job.claim(grad_fn)))
   one, other = draws
   assert not set(one.batch_seed) & set(other.batch_seed)
   assert not jnp.any(

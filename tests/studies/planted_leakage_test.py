@@ -122,12 +122,12 @@ def studied(folder, tmp_path_factory):
   root = tmp_path_factory.mktemp("study")
   with pytest.MonkeyPatch.context() as patch:
     stand_in(patch)
-    text = run(config(folder), root, progress=False)
+    text = run(config(folder), root)
   return root, text
 
 
-def run(config, root, *, progress):
-  return frame.run(planted_leakage.STUDY, config, root, progress=progress)
+def run(config, root):
+  return frame.run(planted_leakage.STUDY, config, root)
 
 
 def config(folder, **changes) -> planted_leakage.Config:
@@ -159,7 +159,6 @@ def without_times(path) -> dict:
   for each in trainings:
     for name in ("train_seconds", "rerank_seconds"):
       each.pop(name)
-  found.pop("seconds", None)
   return found
 
 
@@ -215,7 +214,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
   folder, tmp_path, monkeypatch
 ):
   settings = config(folder, sizes=(80,))
-  whole = run(settings, tmp_path / "whole", progress=False)
+  whole = run(settings, tmp_path / "whole")
   trained = []
   train, rerank = rerankers.train, rerankers.rerank
 
@@ -231,7 +230,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
   monkeypatch.setattr(rerankers, "train", counted)
   monkeypatch.setattr(rerankers, "rerank", killed)
   with pytest.raises(KeyboardInterrupt):
-    run(settings, tmp_path / "cut", progress=False)
+    run(settings, tmp_path / "cut")
   assert not (tmp_path / "cut/result.json").exists()
   monkeypatch.setattr(rerankers, "rerank", rerank)
   steps = []
@@ -245,7 +244,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
     return of_step(step, *arguments, **options)
 
   monkeypatch.setattr(training_lib.loop, "train", watched)
-  again = run(settings, tmp_path / "cut", progress=False)
+  again = run(settings, tmp_path / "cut")
   assert len(trained) == 4 + 6  # nine trainings; the fourth was not scored
   assert len(steps) == 5 * 40  # and its last state was found
   assert (
@@ -257,7 +256,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
   for path in (tmp_path / "whole").rglob(study_training.RUN):
     other = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
     assert other.read_bytes() == path.read_bytes()
-  run(settings, tmp_path / "cut", progress=False)
+  run(settings, tmp_path / "cut")
   assert len(trained) == 10
 
 
@@ -265,7 +264,7 @@ def test_another_model_or_size_keeps_what_is_finished(
   folder, tmp_path, monkeypatch
 ):
   settings = config(folder, public_data=False, sizes=(80,))
-  text = run(settings, tmp_path, progress=False)
+  text = run(settings, tmp_path)
   # Queries may be private: nothing lies outside.
   assert {p.name for p in tmp_path.iterdir()} == {".lock", "private"}
   assert "private/study.md" in text
@@ -278,13 +277,13 @@ def test_another_model_or_size_keeps_what_is_finished(
 
   monkeypatch.setattr(rerankers, "train", counted)
   fewer = dataclasses.replace(settings, models=settings.models[:1], folds=3)
-  run(fewer, tmp_path, progress=False)
+  run(fewer, tmp_path)
   assert not trained
   changed = dataclasses.replace(
     settings.models[1], recipe=rerankers.Recipe(steps=2)
   )
   other = dataclasses.replace(settings, models=(settings.models[0], changed))
-  run(other, tmp_path, progress=False)
+  run(other, tmp_path)
   assert trained == [
     f"{kind}_leakage_80_seed0" for kind in ("no", "near", "test")
   ]
@@ -343,9 +342,21 @@ def test_near_duplicates_can_be_made_by_rule(folder):
 
 
 def trained_elsewhere(folder, train):
-  """Settings that train on, and find near-duplicates in, another collection."""
+  """Settings that train on another collection, with its leaks of each query."""
+  pairs = train.with_name("pairs.tsv")
+  leaks = [
+    f"q{i}.{j}\t{near}"
+    for i in range(40, 50)
+    for j in range(3)
+    for near in (f"q{i}.0", f"y{i}")
+  ]
+  pairs.write_text("\n".join(leaks))
   return config(
-    folder, near="train_source", train_source=f"beir:{train}", sizes=(80,)
+    folder,
+    near="verified",
+    verified=str(pairs),
+    train_source=f"beir:{train}",
+    sizes=(80,),
   )
 
 
@@ -361,7 +372,7 @@ def test_another_collection_can_be_trained_on(folder, tmp_path):
     assert each.relevant_id in data.qrels[each.target]
   leaked = {e.query for e in data.leaked["near leakage"][0]}
   assert leaked.isdisjoint(e.query for e in data.fillers[0])
-  text = run(settings, tmp_path / "run", progress=False)
+  text = run(settings, tmp_path / "run")
   study = artifacts.load(tmp_path / "run", tables.Study)
   # Documents of the other collection are no candidates, and are inserted.
   near = [one for one in study.memory if one.leakage == "near leakage"]
@@ -512,7 +523,7 @@ def test_runs_are_the_candidates_in_a_new_order(studied, folder):
 )
 def test_what_cannot_be_built_is_one_line(folder, tmp_path, changes, words):
   with pytest.raises((ValueError, ImportError), match=words) as caught:
-    run(config(folder, **changes), tmp_path, progress=False)
+    run(config(folder, **changes), tmp_path)
   assert "\n" not in str(caught.value)
   assert "common" not in str(caught.value)
 
@@ -521,16 +532,13 @@ def test_what_cannot_be_built_is_one_line(folder, tmp_path, changes, words):
   "change, words",
   [
     ({"near": "guesses"}, "near='guesses'"),
-    ({"near": "train_source"}, "train_source=None"),
+    ({"near": "verified", "verified": "x"}, "train_source=None"),
     ({"near": "verified", "train_source": "beir:x"}, "must be a file of pairs"),
     ({"more_queries": "beir:x"}, "must go with a train_source"),
-    ({"verified": "x"}, "verified goes with near='verified' alone"),
-    ({"variants": "x"}, "variants goes with near='train_source' alone"),
+    ({"verified": "x"}, "near='siblings' and verified='x'"),
     ({"num_leaked": 63}, "must be even"),
-    ({"filler_threshold": 0.9}, "filler would hold near-duplicates"),
     ({"sizes": (8,)}, r"at least num_leaked, got sizes=\(8,\)"),
     ({"alpha": 0.0}, "alpha in .0, 1., got"),
-    ({"near_threshold": 1.5}, "near_threshold in .0, 1., got"),
     ({"models": ()}, "models must be some"),
     ({"folds": 1}, "folds must be at least 2"),
   ],

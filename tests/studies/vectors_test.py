@@ -53,7 +53,7 @@ def config(tmp_path_factory):
 def test_a_raw_vector_gives_secrets_away_and_nothing_is_made_twice(
   config, tmp_path, monkeypatch
 ):
-  said = frame.run(vectors.STUDY, config, tmp_path, progress=False)
+  said = frame.run(vectors.STUDY, config, tmp_path)
   study = artifacts.load(tmp_path / "private", vectors.Study)
   assert study.victim == "victim" and study.num_read == 10
   raw = {one.kind: one for one in study.secrets if not one.noise}
@@ -72,22 +72,17 @@ def test_a_raw_vector_gives_secrets_away_and_nothing_is_made_twice(
     raise AssertionError("trained again")
 
   monkeypatch.setattr(inversion, "train", fail)
-  assert frame.run(vectors.STUDY, config, tmp_path, progress=False) == said
+  assert frame.run(vectors.STUDY, config, tmp_path) == said
   fewer = dataclasses.replace(config, noise=(1.0,), decoders=False)
-  frame.run(vectors.STUDY, fewer, tmp_path, progress=False)
+  frame.run(vectors.STUDY, fewer, tmp_path)
   with pytest.raises(AssertionError, match="trained again"):
-    frame.run(
-      vectors.STUDY,
-      dataclasses.replace(config, steps=3),
-      tmp_path,
-      progress=False,
-    )
+    frame.run(vectors.STUDY, dataclasses.replace(config, steps=3), tmp_path)
 
 
 def test_a_victim_that_is_not_there_is_named(config, tmp_path):
   wrong = dataclasses.replace(config, victim="nobody")
   with pytest.raises(ValueError, match="got 'nobody' of 2 in"):
-    frame.run(vectors.STUDY, wrong, tmp_path, progress=False)
+    frame.run(vectors.STUDY, wrong, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +107,7 @@ def test_settings_that_measure_nothing_are_refused(config, fields, words):
 def test_a_study_of_nothing_is_refused(config, tmp_path, fields, words):
   empty = dataclasses.replace(config, **fields)
   with pytest.raises(ValueError, match=words):
-    frame.run(vectors.STUDY, empty, tmp_path, progress=False)
+    frame.run(vectors.STUDY, empty, tmp_path)
 
 
 def test_any_encoder_can_be_attacked(config, tmp_path):
@@ -125,7 +120,7 @@ def test_any_encoder_can_be_attacked(config, tmp_path):
   )
   found = []
   for number, one in enumerate((small, named)):
-    frame.run(vectors.STUDY, one, tmp_path / str(number), progress=False)
+    frame.run(vectors.STUDY, one, tmp_path / str(number))
     place = tmp_path / str(number) / "private"
     found.append(artifacts.load(place, vectors.Study).secrets)
   assert found[0] == found[1]

@@ -439,7 +439,7 @@ def test_a_run_prepares_data_with_the_vocabulary_of_a_hugging_face_folder(
   source = tmp_path / "pairs.jsonl"
   source.write_text("".join(lines % (i, i) for i in range(40)))
   config = tiny_runs.config(f"jsonl:{source}", checkpoint=str(folder))
-  plan.run(config, tmp_path / "run", stages=("prepare_data",), progress=False)
+  plan.run(config, tmp_path / "run", stages=("prepare_data",))
   used = tmp_path / "run" / "prepare_data" / "vocabulary.model"
   assert used.read_bytes() == shipped.VOCABULARY.read_bytes()
 
@@ -489,7 +489,7 @@ def test_one_record_more_shows_in_the_collection_of_its_own_documents(tmp_path):
     source = small_data.write_pairs(tmp_path / f"{count}.jsonl", count)
     config = tiny_runs.config(source, checkpoint=str(shipped.DIRECTORY))
     root = tmp_path / f"run{count}"
-    plan.run(config, root, stages=("prepare_data",), progress=False)
+    plan.run(config, root, stages=("prepare_data",))
     data = artifacts.load(root / "private/prepare_data", results.PreparedData)
     collections[count] = (root / "prepare_data/corpus.jsonl").read_bytes()
     claim = results.public_documents(data).statement()

@@ -29,3 +29,8 @@ def test_a_bar_is_drawn_on_terminals_alone(
     for _ in range(3):
       bar.update()
   assert ("reading" in sys.stderr.getvalue()) == is_drawn
+  hidden, inside = progress.shown(wanted), progress.shown(True)
+  with hidden, inside, progress.bar("writing", 3) as bar:
+    bar.update()
+  assert ("writing" in sys.stderr.getvalue()) == is_drawn
+  assert progress._IS_SHOWN.get()

@@ -208,7 +208,6 @@ STUDY = frame.Study(
     facts=data.facts,
     notes=page.make_notes(task.config),
     outcomes=tuple(outcomes),
-    seconds=sum(outcome.seconds for outcome in outcomes),
   ),
   page=page.make_page,
   num_shown=6,

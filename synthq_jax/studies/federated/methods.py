@@ -104,8 +104,6 @@ class Study:
   """Descriptions of the settings for readers."""
   outcomes: tuple[Outcome, ...]
   """Outcomes of all rows."""
-  seconds: float
-  """Sum of the rows' `seconds`, those of earlier runs included."""
 
 
 class Towers(NamedTuple):

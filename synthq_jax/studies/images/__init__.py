@@ -165,11 +165,7 @@ class Config(frame.Config):
 def _list_jobs(
   task: frame.Task, data: dict[int | None, training.Data]
 ) -> list[frame.Job]:
-  settings = task.config.settings
-  quiet = dataclasses.replace(
-    settings, progress=settings.progress and task.progress
-  )
-  config = dataclasses.replace(task.config, settings=quiet)
+  config = task.config
   return [
     training.Trainer(
       config, encoder, row, seed, task.folders, data[encoder.image_size]

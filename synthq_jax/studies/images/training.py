@@ -26,7 +26,7 @@ from synthq_jax.storage import artifacts
 from synthq_jax.studies import frame
 from synthq_jax.training import heads, image_pairs, loop
 
-__all__ = ["UNTRAINED", "Data", "Study", "Trainer", "Training", "claim", "read"]
+__all__ = ["UNTRAINED", "Data", "Study", "Trainer", "Training", "read"]
 
 UNTRAINED = "untrained"
 """Name of the row of the initial weights."""
@@ -201,54 +201,6 @@ def _compute_digest(*parts: Any) -> str:
   return state.hexdigest()[:16]
 
 
-def claim(
-  grad_fn: optim.ContrastiveGrad | None,
-  *,
-  sampler: sampling.Poisson,
-  epsilon: float,
-  delta: float | None,
-  steps: int,
-  is_fixed: bool,
-) -> claim_lib.Claim:
-  """Returns the claim of a training, with the least noise for its target.
-
-  Formal guarantee: `claim.Claim`'s, for one pair of images that is added or
-  removed. The noise is on each of `steps` sums of `grad_fn` over batches of
-  `sampler`.
-
-  Args:
-    grad_fn: clipped gradient; None for a training without clipping or claim.
-    sampler: sampler of the batches.
-    epsilon: target epsilon, finite.
-    delta: target delta; None for 1 / (2n).
-    steps: number of noisy sums.
-    is_fixed: whether the secret comes from a public seed.
-
-  Raises:
-    ValueError: if accounting refuses the arguments.
-  """
-  if grad_fn is None:
-    return claim_lib.Claim(
-      sampler=sampler,
-      steps=steps,
-      noise_multiplier=0.0,
-      l2_clip_norm=0.0,
-      words=terms.IMAGE_PAIRS,
-    )
-  is_whole = isinstance(grad_fn.method, optim.Batch)
-  return claim_lib.calibrated(
-    epsilon=epsilon,
-    sampler=sampler,
-    steps=steps,
-    l2_clip_norm=grad_fn.l2_clip_norm,
-    l2_sensitivity=grad_fn.sensitivity("ADD_OR_REMOVE_ONE", "pair"),
-    delta=delta,
-    words=terms.IMAGE_PAIRS.but(
-      mechanism="batch" if is_whole else "logit", secret_is_fixed=is_fixed
-    ),
-  )
-
-
 @dataclasses.dataclass(frozen=True)
 class Trainer:
   """Trains one row with one seed, and scores it.
@@ -346,14 +298,7 @@ class Trainer:
     """Trains the parameters; returns them and facts about their training."""
     config, encoder, row = self.config, self.encoder, self.row
     grad_fn = _make_clipped(net, row, self.sampler.max_batch_size)
-    promise = claim(
-      grad_fn if self.is_private else None,
-      sampler=self.sampler,
-      epsilon=config.epsilon,
-      delta=config.delta,
-      steps=encoder.steps,
-      is_fixed=self.space.is_fixed,
-    )
+    promise = self.claim(grad_fn)
     release = self.release(promise)
     statement = promise.enter(
       self.space.private(ledger.NAME), release.identifier
@@ -394,6 +339,38 @@ class Trainer:
       "curve_losses": tuple(line["loss"] for line in lines),
       "examples_per_second": trained.examples_per_second,
     }
+
+  def claim(self, grad_fn: optim.ContrastiveGrad) -> claim_lib.Claim:
+    """Returns the claim of the training, with the least noise for its target.
+
+    Formal guarantee: `claim.Claim`'s, for one pair of images that is added or
+    removed. The noise is on each of the encoder's `steps` sums of `grad_fn` over
+    batches of `sampler`. Without privacy there is neither noise nor a claim.
+
+    Raises:
+      ValueError: if accounting refuses the settings.
+    """
+    if not self.is_private:
+      return claim_lib.Claim(
+        sampler=self.sampler,
+        steps=self.encoder.steps,
+        noise_multiplier=0.0,
+        l2_clip_norm=0.0,
+        words=terms.IMAGE_PAIRS,
+      )
+    is_whole = isinstance(grad_fn.method, optim.Batch)
+    return claim_lib.calibrated(
+      epsilon=self.config.epsilon,
+      sampler=self.sampler,
+      steps=self.encoder.steps,
+      l2_clip_norm=grad_fn.l2_clip_norm,
+      l2_sensitivity=grad_fn.sensitivity("ADD_OR_REMOVE_ONE", "pair"),
+      delta=self.config.delta,
+      words=terms.IMAGE_PAIRS.but(
+        mechanism="batch" if is_whole else "logit",
+        secret_is_fixed=self.space.is_fixed,
+      ),
+    )
 
   def release(self, promise: claim_lib.Claim) -> release_lib.Release:
     """Starts the private training, or resumes it, with the same secret seeds."""

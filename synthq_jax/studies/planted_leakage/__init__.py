@@ -11,7 +11,6 @@ References:
 
 import dataclasses
 
-from synthq_jax.leakage import near_duplicates
 from synthq_jax.leakage.rerankers import building
 from synthq_jax.runtime import config_types
 from synthq_jax.studies import frame
@@ -80,9 +79,6 @@ class Config(frame.Config):
   verified: str | None = None
   """For near="verified", a file of pairs that people judged near-duplicates, as
   `query_pairs.verified` reads it."""
-  variants: str | None = None
-  """For near="train_source", a file of further texts of test queries to compare
-  with, as `query_pairs.variants` reads it."""
   negatives: str = "bm25"
   """Non-relevant documents of leaked instances: "bm25" for BM25's best documents
   that nobody judged relevant, "judged" for documents judged not relevant, if
@@ -90,14 +86,6 @@ class Config(frame.Config):
   leaked_only: bool = False
   """Whether to score only test queries with a near-duplicate, as in the paper's
   figure 2. All are leaked either way, and no training is repeated."""
-  near_threshold: float = 0.6
-  """Least share of common stemmed words of near-duplicates, without function
-  words."""
-  filler_threshold: float = 0.5
-  """The same share at which a query is no filler."""
-  filler_containment: float = 0.8
-  """Share of common character 4-grams with a leaked query, in the smaller text, at
-  which a query is no filler."""
   depth: int = 100
   """Number of BM25's candidates of a query."""
   measures: tuple[str, ...] = ("nDCG@10", "MFR", "P@1")
@@ -114,20 +102,11 @@ class Config(frame.Config):
     config_types.at_least(self, 2, "num_test_queries", "folds")
     config_types.one_of(self, "near", data.NEAR)
     config_types.one_of(self, "negatives", data.NEGATIVES)
-    config_types.within(
-      self, "(0, 1]", "near_threshold", "filler_threshold", "filler_containment"
-    )
-    if self.filler_threshold > self.near_threshold:
-      raise ValueError(
-        "planted_leakage.Config.filler_threshold must be at most near_threshold,"
-        f" got {self.filler_threshold} and {self.near_threshold}: filler would"
-        " hold near-duplicates"
-      )
     config_types.within(self, "(0, 1)", "alpha")
-    if (self.near in data.ELSEWHERE) != (self.train_source is not None):
+    if (self.near == "verified") != (self.train_source is not None):
       raise ValueError(
-        f"planted_leakage.Config.near must be one of {data.ELSEWHERE} where"
-        f" there is a train_source, and only there, got near={self.near!r} and"
+        "planted_leakage.Config.near must be 'verified' where there is a"
+        f" train_source, and only there, got near={self.near!r} and"
         f" train_source={self.train_source!r}"
       )
     if self.more_queries is not None and self.train_source is None:
@@ -135,16 +114,11 @@ class Config(frame.Config):
         "planted_leakage.Config.more_queries must go with a train_source, got"
         f" {self.more_queries!r} alone"
       )
-    for name, near in (("verified", "verified"), ("variants", "train_source")):
-      if getattr(self, name) is not None and self.near != near:
-        raise ValueError(
-          f"planted_leakage.Config.{name} goes with near={near!r} alone, got"
-          f" near={self.near!r}"
-        )
-    if self.near == "verified" and self.verified is None:
+    if (self.near == "verified") != (self.verified is not None):
       raise ValueError(
         "planted_leakage.Config.verified must be a file of pairs with"
-        " near='verified', got none: name the file"
+        f" near='verified', and only there, got near={self.near!r} and"
+        f" verified={self.verified!r}"
       )
     if any(number % 2 for number in (*self.sizes, self.num_leaked)):
       raise ValueError(
@@ -163,12 +137,6 @@ class Config(frame.Config):
         " planted_leakage.Model"
       )
     config_types.different_names(self, "models")
-
-  def words(self, threshold: float) -> near_duplicates.TokenSet:
-    """Returns the detector of near-duplicates at a threshold."""
-    return near_duplicates.TokenSet(
-      threshold=threshold, ignored=near_duplicates.FUNCTION_WORDS
-    )
 
 
 STUDY = frame.Study(

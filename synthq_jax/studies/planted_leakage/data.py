@@ -14,26 +14,30 @@ from synthq_jax.leakage import near_duplicates, splits, words
 from synthq_jax.retrieval import bm25, text_encoders, trec
 from synthq_jax.storage import artifacts
 
-__all__ = ["ELSEWHERE", "NEAR", "NEGATIVES", "Data", "Facts", "build"]
+__all__ = ["NEAR", "NEGATIVES", "Data", "Facts", "build"]
 
-ELSEWHERE = ("train_source", "verified")
-"""Origins of near-duplicates in the collection to train on."""
-
-NEAR = ("siblings", "reformulations", *ELSEWHERE)
+NEAR = ("siblings", "reformulations", "verified")
 """Origins of near-duplicates of test queries.
 
 - "siblings": other judged queries, in other people's words, that share a relevant
   document and that the detector reports as near-duplicates.
 - "reformulations": near-duplicates by rule (`words.make_reformulations`), for
   collections with too few siblings.
-- "train_source": near-duplicates in the collection to train on, with that
-  collection's documents, as in Fröbe et al.
-- "verified": the same, but from a list of pairs that people judged.
+- "verified": near-duplicates in the collection to train on, with that collection's
+  documents, as in Fröbe et al.: a list of pairs that people judged.
 """
 
 NEGATIVES = ("bm25", "judged")
 """Kinds of non-relevant documents of leaked instances."""
 
+_WORDS, _FILLER_WORDS = (
+  near_duplicates.TokenSet(
+    threshold=threshold, ignored=near_duplicates.FUNCTION_WORDS
+  )
+  for threshold in (0.6, 0.5)
+)
+"""Detectors of near-duplicates, and of queries that are no filler: the latter finds
+more, so that no filler is a near-duplicate."""
 _TRAIN = "train:"  # prefix of document ids of another collection to train on
 _REFORMULATIONS = 4  # maximum number for a test query
 _, _NEAR, _TEST = splits.NAMES
@@ -277,7 +281,7 @@ class _Sampler:
           leaks_of_kind,
           config.num_leaked // 2,
           seed=seed,
-          different=name == _NEAR and config.near in ELSEWHERE,
+          different=name == _NEAR and config.near == "verified",
         )
         for seed in seeds
       )
@@ -324,7 +328,7 @@ class _Sampler:
       if len(chosen) == config.num_test_queries:
         break
       others = near(query)
-      if not others and config.near not in ELSEWHERE:
+      if not others and config.near != "verified":
         continue
       if config.near == "siblings":
         documents = _get_relevant(self.everything, [query])
@@ -337,8 +341,7 @@ class _Sampler:
         f"expected {config.num_test_queries or 2} test queries with"
         f" near-duplicates ({config.near}), got"
         f" {len(chosen)} of {len(answerable)}: ask for fewer"
-        " (planted_leakage.Config.num_test_queries), lower near_threshold, or"
-        " set near to another way"
+        " (planted_leakage.Config.num_test_queries), or set near to another way"
       )
     return chosen
 
@@ -362,7 +365,6 @@ class _Sampler:
     for query in everything:
       for document in _get_relevant(everything, [query]):
         asking.setdefault(document, []).append(query)
-    threshold = self.config.near_threshold
 
     def near(query: str) -> list[tuple[str, str]]:
       own = _get_relevant(everything, [query])
@@ -372,33 +374,13 @@ class _Sampler:
         for other in sorted(sharing, key=positions.__getitem__)
         if texts[other] != texts[query]
       ]
-      scores = self.config.words(threshold).scores(
+      scores = _WORDS.scores(
         [text for _, text in others], [texts[query]] * len(others)
       )
       scored = zip(others, scores, strict=True)
-      return [other for other, score in scored if score >= threshold]
+      return [other for other, score in scored if score >= _WORDS.threshold]
 
     return near
-
-  def from_train_source(self, drawn: Sequence[str]) -> Near:
-    """Finds near-duplicates among the queries to train on."""
-    matches: Found = {query: [] for query in drawn}
-    text_of, variants = near_duplicates.Text, self.config.variants
-    more = () if variants is None else query_pairs.variants(variants)
-    texts = [(query, self.test.texts[query]) for query in drawn]
-    for match in near_duplicates.find(
-      (text_of(id=id_, text=text) for id_, text in self.pool.items()),
-      [
-        text_of(id=query, text=text)
-        for query, text in dict.fromkeys([*texts, *more])
-        if query in matches
-      ],
-      self.config.words(self.config.near_threshold),
-    ):
-      pair = match.query_id, match.query
-      if pair not in matches[match.target_id]:
-        matches[match.target_id].append(pair)
-    return matches.__getitem__
 
   def from_verified(self, drawn: Sequence[str]) -> Near:
     """Reads the verified pairs whose test query and other query exist."""
@@ -462,8 +444,8 @@ class _Sampler:
     marked = np.zeros(len(texts), bool)
     for detector in (
       near_duplicates.Exact(),
-      self.config.words(self.config.filler_threshold),
-      near_duplicates.Containment(threshold=self.config.filler_containment),
+      _FILLER_WORDS,
+      near_duplicates.Containment(threshold=0.8),
     ):
       marked |= near_duplicates.share_with_match(texts, leaked, detector)
     items = zip(self.pool.items(), marked, strict=True)
@@ -487,7 +469,7 @@ class _Sampler:
     similarities = {}
     for detector in (
       near_duplicates.Exact(),
-      config.words(config.near_threshold),
+      _WORDS,
       near_duplicates.Containment(),
       near_duplicates.Embedding(encode=text_encoders.load().encode),
     ):

@@ -110,8 +110,6 @@ class Study:
 
   facts: data_lib.Facts
   """Counts of the data."""
-  sizes: tuple[int, ...]
-  """Instances of training sets."""
   folds: int
   """Number of folds for the choice of sizes."""
   alpha: float
@@ -127,8 +125,6 @@ class Study:
   offsets another."""
   trainings: tuple[training.Training, ...]
   """All trainings."""
-  seconds: float
-  """Sum of the trainings' seconds, those of earlier runs included."""
 
 
 def make_result(
@@ -138,7 +134,6 @@ def make_result(
   config = task.config
   return Study(
     facts=data.facts,
-    sizes=config.sizes,
     folds=config.folds,
     alpha=config.alpha,
     depth=config.depth,
@@ -146,7 +141,6 @@ def make_result(
     measures=_make_measure_tables(config, data, trainings),
     memory=_make_memory_tables(task, data),
     trainings=tuple(trainings),
-    seconds=sum(e.train_seconds + e.rerank_seconds for e in trainings),
   )
 
 

@@ -143,7 +143,7 @@ class _Trainer:
       recipe=self.model.recipe,
       seed=self.seed,
       directory=state,
-      progress=self.task.progress,
+      progress=True,
     )
     trained = time.monotonic()
     ranked = data.ranked(self.seed)

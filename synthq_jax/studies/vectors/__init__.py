@@ -139,7 +139,7 @@ class _Attack:
   def __init__(self, task: frame.Task):
     config: Config = task.config
     self.config, self._states = config, task.root / "states"
-    self._settings = loop.Settings(log_every=50, progress=task.progress)
+    self._settings = loop.Settings(log_every=50)
     if not config.noise:
       raise ValueError(
         "vectors.Config.noise must have an entry, got none: give (0.0,) for"
