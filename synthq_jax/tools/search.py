@@ -106,9 +106,9 @@ def open_run(
 
   Args:
     workdir: working directory of the run.
-    name: "bm25" or another row. None: the first retriever trained on synthetic
-      queries, in its learning-to-rank system, else in its fusion, else alone;
-      BM25 if there is no such retriever.
+    name: "bm25" or another row. None: the retriever of the synthetic queries with
+      the most epsilon, in its learning-to-rank system, else in its fusion, else
+      alone; BM25 if there is no such retriever.
     private: whether systems under `private/` can be opened, too.
 
   Raises:
@@ -133,11 +133,16 @@ def open_run(
 
 
 def _choose_row(finished: Collection[rows_lib.Row]) -> rows_lib.Row:
-  """Chooses the best-equipped system of the first retriever on synthetic queries."""
-  pairs = (row.retriever for row in finished if row.pairs == rows_lib.SYNTHETIC)
-  first = next(pairs, rows_lib.BM25)
+  """Chooses the best-equipped system of the synthetic queries with the most
+  epsilon."""
+  pairs = [
+    row.retriever
+    for row in finished
+    if row.pairs == rows_lib.SYNTHETIC and not row.is_without_privacy
+  ]
+  best = max(pairs, key=lambda row: row.epsilon or 0.0, default=rows_lib.BM25)
   systems = (rows_lib.RANKED, rows_lib.FUSED, rows_lib.DENSE)
-  usual = (*map(first.of_system, systems), rows_lib.BM25)
+  usual = (*map(best.of_system, systems), rows_lib.BM25)
   return next(row for row in usual if row in finished)
 
 

@@ -105,6 +105,16 @@ def test_what_is_made_of_synthetic_queries_is_searched_unless_told(
   assert search.open_run(copy).row == made_up.row("bm25")
 
 
+def test_the_synthetic_queries_with_the_most_epsilon_are_searched():
+  """The first by its name was: eps3 won against eps8."""
+  named = ("bm25", "synthetic_eps3", "synthetic_eps8", "fused_synthetic_eps8")
+  finished = [*map(made_up.row, named), made_up.row("synthetic_inf")]
+  assert str(search._choose_row(finished)) == "fused_synthetic_eps8"
+  finished.append(made_up.row("synthetic_eps16"))
+  assert str(search._choose_row(finished)) == "synthetic_eps16"
+  assert str(search._choose_row([made_up.row("bm25")])) == "bm25"
+
+
 def test_weights_beside_an_earlier_training_are_not_applied(root, tmp_path):
   """It found, with old weights, what new vectors find; nor are old vectors."""
   copy = tmp_path / "run"
