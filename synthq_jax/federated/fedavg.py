@@ -171,13 +171,20 @@ def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
     to the nearest one.
 
   Raises:
-    ValueError: if there is no client, a weight is not above 0, or a parameter
-      is not numeric.
+    ValueError: if there is no client, a weight is not above 0, a parameter is
+      not numeric, or clients' parameters differ in names or shapes.
   """
-  mean, like, total = None, None, 0.0
+  mean, like, shapes, total = None, None, None, 0.0
   for model, weight in models:
     checks.within("(0, inf)", weight=weight)
     total += weight
+    own_shapes = jax.tree.map(np.shape, model)
+    if shapes is not None and own_shapes != shapes:  # JAX would broadcast
+      raise ValueError(
+        "expected parameters of one shape from all clients, got others from a"
+        " later client than from the first: average equal models"
+      )
+    shapes = own_shapes
     if mean is None:
       like = jax.tree.map(_make_empty, model)
       mean = jax.tree.map(_widen, model)

@@ -200,3 +200,17 @@ def test_weights_that_are_none_are_refused(weight):
     fedavg.mean([(START, 1.0), (START, weight)])
   with pytest.raises(ValueError, match="expected clients, got none"):
     fedavg.mean([])
+
+
+@pytest.mark.parametrize(
+  "other", [{"w": np.ones(3)}, {"w": np.ones(())}, {"v": np.ones((3, 1))}]
+)
+def test_models_of_other_shapes_are_not_broadcast(other):
+  """A client with one class gave [3, 1], and the mean with [3] was [3, 3]."""
+  for array in (np.asarray, jnp.asarray):
+    models = [
+      ({"w": array(np.ones((3, 1)))}, 1),
+      (jax.tree.map(array, other), 1),
+    ]
+    with pytest.raises(ValueError, match="expected parameters of one shape"):
+      fedavg.mean(models)
