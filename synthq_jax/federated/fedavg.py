@@ -103,6 +103,7 @@ def local_training(
   train = step(loss_fn, optimizer)
 
   def update(params: typing.Params, batches: Batches) -> typing.Params:
+    _check_padding(batches)
     batches = jax.tree.map(jnp.asarray, dict(batches))
     is_empty = jnp.all(batches["is_padding"], axis=1)  # [step]
     number = jnp.arange(1, len(is_empty) + 1)
@@ -139,8 +140,17 @@ def padded(
 
   Returns:
     The arrays with zeros appended; "is_padding" is True there.
+
+  Raises:
+    ValueError: if the batches have more steps, or no "is_padding".
   """
+  _check_padding(batches)
   more = steps - len(batches["is_padding"])
+  if more < 0:
+    raise ValueError(
+      f"expected at most steps={steps} batches of a client, got"
+      f" {steps - more}: give the number of the largest client"
+    )
   return {
     name: np.pad(
       rows,
@@ -149,6 +159,14 @@ def padded(
     )
     for name, rows in batches.items()
   }
+
+
+def _check_padding(batches: Mapping[str, Any]) -> None:
+  if "is_padding" not in batches:
+    raise ValueError(
+      'expected an array "is_padding" [step, batch] among the batches, got'
+      f" {', '.join(batches) or 'none'}: add one, False for real rows"
+    )
 
 
 def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
