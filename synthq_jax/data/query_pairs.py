@@ -374,8 +374,8 @@ def _find_columns(cells: tuple[str, ...]) -> tuple[int | None, int | None]:
   """Returns the positions of ids and of queries that names of columns tell."""
   names = [*map(_simplify, cells)]
   id_, query = (
-    next((names.index(each) for each in known if each in names), None)
-    for known in ((*_HEADERS, *_USERS), _QUERIES)
+    next((names.index(each) for each in accepted if each in names), None)
+    for accepted in ((*_HEADERS, *_USERS), _QUERIES)
   )
   return (cells.index("_id") if "_id" in cells else id_), query
 

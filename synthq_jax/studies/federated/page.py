@@ -132,10 +132,10 @@ def _describe_setting(facts: data.Facts) -> str:
     train=sum(client.num_train for client in facts.clients),
     test=sum(client.num_test for client in facts.clients),
   )
-  said = [
+  sentences = [
     _WORDS.text(key, facts=facts) for key, count in notes.items() if count
   ]
-  return " ".join([setting, *said])
+  return " ".join([setting, *sentences])
 
 
 def average_values(
