@@ -158,8 +158,9 @@ def audit(
     ValueError: if a side has no score, a score is no number, or an argument is
       out of range.
   """
-  scores = _get_ranks(inserted, held_out)
-  num_inserted, num_held_out = len(inserted), len(held_out)
+  sides = _get_ranks(inserted, held_out)
+  num_inserted, num_held_out = map(len, sides)
+  scores = np.concatenate(sides)
   _check_arguments(delta, confidence)
   guesses = default_num_guesses(len(scores))
   if num_guesses is not None:
@@ -174,7 +175,6 @@ def audit(
   one_run, one_run_fdp = _compute_one_run(
     len(scores), guesses, correct, significance, float(delta)
   )
-  sides = scores[:num_inserted], scores[num_inserted:]
   area = auroc(*sides, confidence=confidence)
   return Audited(
     num_inserted=num_inserted,
@@ -278,6 +278,7 @@ def ceiling(
     delta: delta of the claim, in (0, 1).
     confidence: confidence of the bound, in (0.5, 1).
   """
+  checks.at_least(2, num_canaries=num_canaries)
   _check_arguments(delta, confidence)
   guesses = default_num_guesses(num_canaries)
   significance = 1 - confidence
@@ -300,19 +301,23 @@ def auroc(
   bootstrap interval does.
 
   Args:
-    inserted: finite scores of inserted canaries.
-    held_out: finite scores of held-out canaries.
+    inserted: scores of inserted canaries.
+    held_out: scores of held-out canaries.
     confidence: confidence of the interval, in (0, 1).
 
   Returns:
     Values in [0, 1]; .5 is chance.
 
+  Raises:
+    ValueError: if a side has no score, or a score is no number.
+
   References:
     Newcombe, "Confidence intervals for an effect size measure based on the
     Mann-Whitney statistic, part 2", Statistics in Medicine 2006, method 5.
   """
-  num_inserted, num_held_out = len(inserted), len(held_out)
-  ranks = scipy.stats.rankdata(np.concatenate([inserted, held_out]))
+  sides = _get_ranks(inserted, held_out)
+  num_inserted, num_held_out = map(len, sides)
+  ranks = scipy.stats.rankdata(np.concatenate(sides))
   wins = ranks[:num_inserted].sum() - num_inserted * (num_inserted + 1) / 2
   value = float(wins / (num_inserted * num_held_out))
   z = scipy.stats.norm.isf((1 - confidence) / 2)
@@ -349,14 +354,19 @@ def tpr_at_fpr(
   the low end at 1% and 95% confidence is 0.
 
   Args:
-    inserted: finite scores of inserted canaries.
-    held_out: finite scores of held-out canaries.
+    inserted: scores of inserted canaries.
+    held_out: scores of held-out canaries.
     fpr: the false positive rate, in (0, 1).
     confidence: confidence of the interval, in (0, 1).
 
   Returns:
     Values in [0, 1]; `fpr` is chance.
+
+  Raises:
+    ValueError: as `auroc`, or if `fpr` is out of range.
   """
+  checks.within("(0, 1)", fpr=fpr)
+  inserted, held_out = _get_ranks(inserted, held_out)
   num_inserted, num_held_out = len(inserted), len(held_out)
   each = (1 - confidence) / 4  # two ends, and a rank and a share for each
   # P[rate at rank j <= fpr] = P[Binomial(others, fpr) >= j].
@@ -391,8 +401,8 @@ def _check_arguments(delta: float, confidence: float) -> None:
 
 def _get_ranks(
   inserted: np.ndarray, held_out: np.ndarray
-) -> Float[np.ndarray, " canary"]:
-  """Replaces scores by their ranks, inserted canaries first.
+) -> tuple[Float[np.ndarray, " inserted"], Float[np.ndarray, " held_out"]]:
+  """Replaces the scores of both sides by their common ranks.
 
   Every bound depends on the order alone. Ranks are finite; jax_privacy does not
   count infinite scores.
@@ -415,7 +425,8 @@ def _get_ranks(
       f"expected numbers as scores, got nan for {np.isnan(scores).sum()} of "
       f"{len(scores)} canaries: look for a model that diverged"
     )
-  return scipy.stats.rankdata(scores, method="dense").astype(np.float64)
+  ranks = scipy.stats.rankdata(scores, method="dense").astype(np.float64)
+  return ranks[: len(sides[0])], ranks[len(sides[0]) :]
 
 
 def _count_correct(

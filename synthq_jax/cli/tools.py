@@ -321,7 +321,8 @@ TOOLS = {
     flags={
       "--train": _make_required(
         "the log, streamed: a source such as beir:DIR, msmarco:DIR or"
-        " ir_datasets:ID; or a file: id, tab, query, or JSONL with _id and text"
+        " ir_datasets:ID; or a file: id, tab, query; or a TSV with a header, CSV,"
+        " JSONL or parquet with columns id and query"
       ),
       "--test": _make_required(
         "test queries: the same, or TREC topics as JSONL"

@@ -2,6 +2,8 @@
 files."""
 
 import dataclasses
+import functools
+import itertools
 import math
 import os
 import pathlib
@@ -9,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from synthq_jax.data import files, ids, quoting, table_files
+from synthq_jax.data import compression, files, ids, quoting, table_files
 
 __all__ = [
   "LabelledPair",
@@ -176,13 +178,13 @@ def topics(path: Path) -> tuple[Topic, ...]:
 def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:
   """Yields the queries of a log, which may be larger than memory.
 
-  Tab-separated files have the columns of MS MARCO (id, query) or ORCAS (id, query,
-  document, address). ORCAS has a line for each click: a line that repeats id and
-  text of the line before is skipped. A first line is a header if it begins with
-  "query-id", "AnonID" or the like, or has names such as "user" and "query".
-  `quoting.is_quoted` decides whether cells are quoted. A file with ".jsonl" in its
-  name holds objects with "_id" or "id", and "text" or "query"; a .parquet or
-  .arrow table has such columns.
+  Tab-separated files without a header have the columns of MS MARCO (id, query) or
+  ORCAS (id, query, document, address). ORCAS has a line for each click: a line that
+  repeats id and text of the line before is skipped. `is_header` recognises a
+  header, and the columns that it names "query" or "text" and "id", "query_id" or
+  "user" are read, wherever they stand. `quoting.is_quoted` decides whether cells
+  are quoted. A file with ".jsonl" in its name holds objects with such keys; .csv,
+  .parquet and .arrow tables have such columns.
 
   Args:
     path: the file, plain or compressed.
@@ -192,12 +194,18 @@ def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:
     The id and text of each query.
 
   Raises:
-    ValueError: if a line has no id or no text (the message says file:line), or
-      the first lines look like a run, judgements or triples.
+    ValueError: if a line has no id or no text (the message says file:line), the
+      columns of ids and queries are unclear, or the first lines look like a run,
+      judgements or triples.
   """
+  if os.path.isdir(path):
+    raise ValueError(
+      f"{path}: expected a file, got a folder: name a file in it, or its kind, as"
+      f" in beir:{path}"
+    )
   if _is_json(path):
     rows = _read_objects(files.json_lines(path))
-  elif pathlib.PurePath(path).suffix.lower() in (".parquet", ".arrow"):
+  elif _is_named(path):
     rows = _read_objects(table_files.rows(path))
   else:
     rows = _refuse_runs(path, _read_table(path, quotes))
@@ -218,13 +226,13 @@ def _refuse_runs(
   """Refuses runs, judgements and triples, whose second column is no query.
 
   A leakage check of ids would report "clean". A line is doubtful if its id has
-  several words or its query is a number. A file is refused if its first eight
-  lines are doubtful, or all lines of a file of three to seven.
+  several words or its query is a number or a time. A file is refused if its first
+  eight lines are doubtful, or all lines of a file of three to seven.
   """
   doubtful = number = 0
   for number, (where, name, text) in enumerate(rows, 1):
     if doubtful == number - 1:
-      is_number = re.fullmatch(r"Q0|-?\d[\d.-]*", text.strip())
+      is_number = re.fullmatch(r"Q0|-?\d[\d.:/TZ -]*", text.strip())
       words = re.findall(r"[^\W\d_]+", name) if " " in name else []
       doubtful += bool(is_number) or len(words) > 1
       if doubtful == _STREAK:
@@ -232,8 +240,8 @@ def _refuse_runs(
     yield where, name, text
   if doubtful == number >= 3 or doubtful == _STREAK:
     raise ValueError(
-      f"{path}: expected an id and a query a line, got numbers as all queries, or"
-      " several words as all ids; give the columns in this order"
+      f"{path}: expected an id and a query a line, got numbers or times as all"
+      " queries, or several words as all ids; give the columns in this order"
     )
 
 
@@ -308,26 +316,35 @@ def _is_json(path: Path) -> bool:
   return ".jsonl" in pathlib.PurePath(path).name
 
 
-_HEADERS = ("queryid", "qid", "id", "anonid")
-"""Names of a first column that no id has."""
-_IDS = (
-  *("userid", "user", "sessionid", "session", "clientid", "client", "searchid"),
-  *(
-    "topicid",
-    "topic",
-    "number",
-    "num",
-    "docid",
-    "pid",
-    "passageid",
-    "documentid",
-  ),
+def _is_named(path: Path) -> bool:
+  """Returns True if a table's columns are found by their names alone."""
+  name = pathlib.PurePath(compression.remove_suffix(pathlib.Path(path).name))
+  if name.suffix.lower() != ".csv":
+    return name.suffix.lower() in (".parquet", ".arrow")
+  return not any(
+    "\t" in line for _, line in itertools.islice(files.lines(path), 1)
+  )
+
+
+_HEADERS = ("id", "queryid", "qid", "anonid")
+"""Names of a column of ids that no id has."""
+_USERS = tuple("userid user sessionid session clientid client searchid".split())
+"""Names of a column that serves as the ids of queries."""
+_IDS = tuple(
+  "topicid topic number num docid pid passageid documentid corpusid".split()
 )
+"""Names of columns of other ids."""
+_QUERIES = tuple("query querytext text question searchterm keywords".split())
+"""Names of a column of queries, the surest first."""
 _TEXTS = (
-  *("query", "queryid", "querytext", "text", "question", "title", "keywords"),
-  *("searchterm", "variant", "passage", "contents", "document", "body"),
+  *_QUERIES,
+  *"queryid title variant passage contents document body".split(),
 )
-"""Names of a second column; with a first one of `_IDS`, a line is a header."""
+"""Names of columns of texts; with a name of an id, a line is a header."""
+
+
+def _simplify(name: str) -> str:
+  return re.sub(r"[\W_]", "", name.lower())
 
 
 def is_header(cells: Sequence[str]) -> bool:
@@ -337,28 +354,67 @@ def is_header(cells: Sequence[str]) -> bool:
 
   >>> is_header(["AnonID", "Query"]), is_header(["user", "boat"])
   (True, False)
+  >>> is_header(["time", "user", "query"]), is_header(["query", "document"])
+  (True, True)
 
   Args:
     cells: the cells of the first line.
   """
-  names = [re.sub(r"[\W_]", "", cell.lower()) for cell in cells[:2]]
+  names = [*map(_simplify, cells)]
   if names[0] in _HEADERS:
     return True
-  return len(names) == 2 and names[0] in _IDS and names[1] in _TEXTS
+  if names[0] in _QUERIES and len({*names}) > 1:
+    return True
+  has_id = not {*names}.isdisjoint((*_HEADERS, *_USERS, *_IDS))
+  return has_id and not {*names}.isdisjoint(_TEXTS)
+
+
+@functools.lru_cache(64)
+def _find_columns(cells: tuple[str, ...]) -> tuple[int | None, int | None]:
+  """Returns the positions of ids and of queries that names of columns tell."""
+  names = [*map(_simplify, cells)]
+  id_, query = (
+    next((names.index(each) for each in accepted if each in names), None)
+    for accepted in ((*_HEADERS, *_USERS), _QUERIES)
+  )
+  return (cells.index("_id") if "_id" in cells else id_), query
+
+
+def _read_header(where: str, cells: Sequence[str]) -> tuple[int, int]:
+  """Returns the columns of ids and of queries; by default the first and second."""
+  id_, query = _find_columns(tuple(cells))
+  if query is None and (len(cells) == 2 or _simplify(cells[1]) in _TEXTS):
+    query = 1
+  if id_ is None and query:
+    id_ = 0
+  if id_ is None or query is None:
+    raise _explain_lack(where, id_, query)
+  return id_, query
+
+
+def _explain_lack(where: str, id_: Any, query: Any) -> ValueError:
+  lacking = "query" if query is None else "id"
+  return ValueError(
+    f'{where}: expected columns "id" and "query", or the like, got none for the'
+    f" {lacking}: rename or add it; a log of queries and documents without ids is"
+    " read as log:FILE@CORPUS"
+  )
 
 
 def _read_table(
   path: Path, quotes: str = "auto"
 ) -> Iterator[tuple[str, str, str]]:
-  for number, (where, (name, *rest)) in enumerate(quoting.rows(path, quotes)):
-    if not rest:
+  columns = 0, 1
+  for number, (where, row) in enumerate(quoting.rows(path, quotes)):
+    if len(row) <= max(columns):
+      lacking = "a line without a tab" if len(row) == 1 else "too few cells"
       raise ValueError(
-        f"{where}: expected an id, a tab and a query, got a line without a tab;"
-        " separate them"
+        f"{where}: expected an id, a tab and a query, got {lacking}; separate them"
       )
-    text = rest[0]
-    if number == 0 and is_header((name, text)):
+    if number == 0 and is_header(row):
+      columns = _read_header(where, row)
       continue
+    name, text = (row[column] for column in columns)
     yield where, ids.read(name, "query", where), text
 
 
@@ -366,7 +422,14 @@ def _read_objects(
   rows: Iterator[tuple[str, dict[str, Any]]],
 ) -> Iterator[tuple[str, str, str]]:
   for where, line in rows:
-    id_key = "_id" if "_id" in line else "id"
-    text_key = "text" if "text" in line else "query"
-    name = ids.get_field(where, line, id_key, "query")
-    yield where, name, files.field(where, line, text_key)
+    id_, query = _find_columns(tuple(line))
+    keys = [*line]
+    if id_ is None or query is None:
+      raise _explain_lack(where, id_, query)
+    if line.get("text") is not None and line.get("query") is not None:
+      raise ValueError(
+        f'{where}: expected the query under "text" or "query", got both: leave one'
+        " out, or rename it"
+      )
+    name = ids.get_field(where, line, keys[id_], "query")
+    yield where, name, files.field(where, line, keys[query])

@@ -9,6 +9,9 @@
 - A judgement of another client's passage is left out: clients share no text. A
   question without any remaining answer is dropped. `Federation` counts both.
 
+A client searches only those shared passages that answer one of its questions,
+test questions included. So values are higher than if it searched all of them.
+
 So every judged answer of a question is among its client's sentences. Clients may
 lack train questions, or all questions; a client without a passage does not
 exist. Equal sentences of different passages, and equal questions, all stay:
@@ -154,11 +157,16 @@ class Federation:
     num_foreign_judgements: judgements of passages that another client holds;
       left out.
     num_lost_questions: questions without any remaining answer; left out.
+    num_shared_passages: passages that name no client and that some client holds.
+    num_unheld_passages: passages that name no client and that none holds; left
+      out.
   """
 
   clients: tuple[Client, ...] = dataclasses.field(repr=False)
   num_foreign_judgements: int
   num_lost_questions: int
+  num_shared_passages: int
+  num_unheld_passages: int
 
 
 def build(judged: passages_lib.JudgedPassages) -> Federation:
@@ -215,6 +223,8 @@ def build(judged: passages_lib.JudgedPassages) -> Federation:
       "expected passages with clients, got none; set them, or use a function "
       "of federated.partitions"
     )
+  shared = {name for name, client in owner.items() if not client}
+  in_use = set[str]().union(*held.values())
   splits = judged.splits()
   positions = {passage.id: i for i, passage in enumerate(judged.passages)}
   return Federation(
@@ -233,6 +243,8 @@ def build(judged: passages_lib.JudgedPassages) -> Federation:
     num_foreign_judgements=foreign,
     num_lost_questions=len(judged.questions)
     - sum(map(len, questions_by_client.values())),
+    num_shared_passages=len(shared & in_use),
+    num_unheld_passages=len(shared - in_use),
   )
 
 

@@ -41,6 +41,9 @@ With the public T5 and two sites of MedQuAD without a common sentence, the ten
 nearest sentences of the other site reach cosines of 0.84 to an answer."""
 
 
+_LENGTH_ERROR = 1e-2  # vectors may come in half precision
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Party:
   """One client's vectors and answers in a round."""
@@ -55,7 +58,18 @@ class Party:
   """Positions of the sentences that answer each question; never sent."""
 
   def __post_init__(self):
-    """Refuses parts of different sizes."""
+    """Refuses parts of different sizes, and vectors of another length than 1.
+
+    `SAME_AS` is a cosine: of longer vectors, hardly any would be a negative, of
+    shorter ones the answers would.
+    """
+    for vectors in (self.queries, self.sentences):
+      lengths = np.linalg.norm(vectors, axis=-1)
+      if not np.all((abs(lengths - 1) < _LENGTH_ERROR) | (lengths == 0)):
+        raise ValueError(
+          f"client {self.name!r}: expected vectors of length 1, got others:"
+          " divide them by their lengths"
+        )
     if len(self.queries) != len(self.answers):
       raise ValueError(
         f"client {self.name!r}: expected answers for every question, got"

@@ -102,6 +102,7 @@ def local_training(
   train = step(loss_fn, optimizer)
 
   def update(params: typing.Params, batches: Batches) -> typing.Params:
+    _check_padding(batches)
     batches = jax.tree.map(jnp.asarray, dict(batches))
     is_empty = jnp.all(batches["is_padding"], axis=1)  # [step]
     number = jnp.arange(1, len(is_empty) + 1)
@@ -138,8 +139,17 @@ def padded(
 
   Returns:
     The arrays with zeros appended; "is_padding" is True there.
+
+  Raises:
+    ValueError: if the batches have more steps, or no "is_padding".
   """
+  _check_padding(batches)
   more = steps - len(batches["is_padding"])
+  if more < 0:
+    raise ValueError(
+      f"expected at most steps={steps} batches of a client, got"
+      f" {steps - more}: give the number of the largest client"
+    )
   return {
     name: np.pad(
       rows,
@@ -148,6 +158,14 @@ def padded(
     )
     for name, rows in batches.items()
   }
+
+
+def _check_padding(batches: Mapping[str, Any]) -> None:
+  if "is_padding" not in batches:
+    raise ValueError(
+      'expected an array "is_padding" [step, batch] among the batches, got'
+      f" {', '.join(batches) or 'none'}: add one, False for real rows"
+    )
 
 
 def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
@@ -169,13 +187,20 @@ def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
     The mean, in the types of the first client's parameters.
 
   Raises:
-    ValueError: if there is no client, a weight is not above 0, or a parameter
-      is no floating-point number.
+    ValueError: if there is no client, a weight is not above 0, a parameter is no
+      floating-point number, or clients' parameters differ in names or shapes.
   """
-  mean, dtypes, total = None, None, 0.0
+  mean, dtypes, shapes, total = None, None, None, 0.0
   for model, weight in models:
     checks.within("(0, inf)", weight=weight)
     total += weight
+    own_shapes = jax.tree.map(np.shape, model)
+    if shapes is not None and own_shapes != shapes:  # JAX would broadcast
+      raise ValueError(
+        "expected parameters of one shape from all clients, got others from a"
+        " later client than from the first: average equal models"
+      )
+    shapes = own_shapes
     if mean is None:
       dtypes = jax.tree.map(_check_type, model)
       mean = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), model)

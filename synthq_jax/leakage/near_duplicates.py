@@ -226,9 +226,11 @@ class Containment(_SetDetector):
 
   threshold: float = 0.9
   name = "containment"
+  n = 4
+  """Characters of a feature."""
   _measure = staticmethod(set_search.containment)
   _features = staticmethod(
-    functools.partial(words.extract_character_ngrams, n=4)
+    functools.partial(words.extract_character_ngrams, n=n)
   )
 
 

@@ -73,7 +73,7 @@ def permutation_p_value(
     The two-sided p value.
 
   Raises:
-    ValueError: if a group is empty.
+    ValueError: if a group is empty, or a unit has texts in both groups.
   """
   if first.all() or not first.any():
     raise ValueError(
@@ -83,6 +83,11 @@ def permutation_p_value(
   _, starts, unit_ids = np.unique(units, return_index=True, return_inverse=True)
   totals, hits = np.bincount(unit_ids), np.bincount(unit_ids, marked)
   sides = first[starts]
+  if (first != sides[unit_ids]).any():
+    raise ValueError(
+      "expected all texts of a unit in one group, got a unit with texts in both:"
+      " take smaller units, or leave such units out"
+    )
 
   def measure_gap(sides: Bool[np.ndarray, " unit"]) -> float:
     means = (hits @ side / (totals @ side) for side in (sides, ~sides))

@@ -6,8 +6,8 @@ instance, so a triple is two instances: their 1,000 leaked instances are 500
 triples. Three kinds of sets have the same number of triples:
 
 - "no leakage": only filler. Filler triples are random; their queries are no
-  near-duplicates of a test query and their documents not relevant to one. In
-  another collection, no document has the text of one relevant to a test query.
+  near-duplicates of a test query, and their documents neither are relevant to one
+  nor have the text of such a document.
 - "near leakage": a fixed number of triples (Fröbe et al.: 1,000 for Robust04
   and 200 for Common Core) whose queries are near-duplicates of test queries;
   the rest is filler.
@@ -78,7 +78,8 @@ class Pool:
     queries: query id -> text, without queries that leak.
     qrels: query id -> document id -> grade; above 0 is relevant.
     search: function from query ids to BM25's best documents for each.
-    forbidden: ids of documents relevant to a test query; no triple holds them.
+    forbidden: ids of documents relevant to a test query, or with the text of one;
+      no triple holds them.
     second: ids of queries of a second source, which supplies half of the filler.
   """
 

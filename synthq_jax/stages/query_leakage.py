@@ -35,7 +35,7 @@ from scipy import stats
 
 from synthq_jax import intervals
 from synthq_jax.data import files
-from synthq_jax.leakage import calibration, near_duplicates, shares
+from synthq_jax.leakage import calibration, near_duplicates, shares, words
 from synthq_jax.report import leakage as leakage_report
 from synthq_jax.runtime import (
   comparison_results,
@@ -64,7 +64,7 @@ DETECTORS = {
   "exact": "the same words in the same order, without case and punctuation",
   "token_set": "at least {:g} of all words of both are in both, stemmed",
   "containment": "at least {:g} of the real query's character 4-grams stand in a"
-  " query that is no shorter",
+  " query that has no fewer of them",
 }
 """Definition of a near-duplicate for each detector."""
 _TRAIN = "train"
@@ -185,28 +185,31 @@ def _index(
   if name == "token_set":
     return near_duplicates.TokenSet(threshold=config.token_set).index(targets)
   contained = near_duplicates.Containment(threshold=config.containment)
-  return _match_only_as_long(contained.index(targets), _lengths(targets))
+  return _match_only_holding(contained.index(targets), _count(targets))
 
 
-def _match_only_as_long(
-  index: near_duplicates.Index, lengths: np.ndarray
+def _match_only_holding(
+  index: near_duplicates.Index, sizes: np.ndarray
 ) -> near_duplicates.Index:
-  """Returns an index whose targets match only queries that are at least as long.
+  """Returns an index whose targets match only queries with at least as many n-grams.
 
   Without this rule containment takes a written query of two words for a
   near-duplicate of every private query with these words, which reveals nothing.
+  Distinct n-grams count: a long query may repeat two words.
   """
 
   def match(queries: Sequence[str]) -> near_duplicates.Matches:
     rows, targets, scores = index.match(queries)
-    is_long_enough = _lengths(queries)[rows] >= lengths[targets]
-    return rows[is_long_enough], targets[is_long_enough], scores[is_long_enough]
+    holds = _count(queries)[rows] >= sizes[targets]
+    return rows[holds], targets[holds], scores[holds]
 
   return near_duplicates.Index(match)
 
 
-def _lengths(texts: Sequence[str]) -> np.ndarray:
-  return np.array([len(" ".join(text.split())) for text in texts], np.int64)
+def _count(texts: Sequence[str]) -> np.ndarray:
+  """Counts the distinct n-grams of each text."""
+  bags = words.extract_character_ngrams(texts, n=near_duplicates.Containment.n)
+  return np.array([len(each) for each in bags.sets()], np.int64)
 
 
 def _screen(searches: Sequence[comparison_results.QueryLeakage]) -> str:

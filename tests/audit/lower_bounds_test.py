@@ -372,6 +372,21 @@ def test_what_cannot_be_audited_is_refused_in_one_line(sides, changes, message):
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("sides", [([1.0, math.nan], [0.0]), ([], [0.0])])
+def test_areas_and_rates_refuse_what_an_audit_refuses(sides):
+  """A held-out nan gave a rate of 0 with the interval [0, 1]."""
+  for inserted, held_out in (sides, sides[::-1]):
+    with pytest.raises(ValueError, match="got (nan for 1 of 3|[01] and [01])"):
+      lower_bounds.auroc(np.array(inserted), np.array(held_out))
+    with pytest.raises(ValueError, match="got (nan for 1 of 3|[01] and [01])"):
+      lower_bounds.tpr_at_fpr(np.array(inserted), np.array(held_out), fpr=0.1)
+  for fpr in (0.0, 1.0):
+    with pytest.raises(ValueError, match="expected fpr in"):
+      lower_bounds.tpr_at_fpr(np.ones(2), np.zeros(2), fpr=fpr)
+  with pytest.raises(ValueError, match="num_canaries"):
+    lower_bounds.ceiling(1, delta=1e-5)
+
+
 def test_several_attacks_share_the_significance():
   rng = np.random.default_rng(0)
   scores = {str(mu): gaussian_scores(rng, 600, mu) for mu in (0.0, 1.0, 2.0)}

@@ -169,6 +169,7 @@ NO_LOGS = {
   "a run": "q{i}\tQ0\td1\t1\t2.5\ttag\n",
   "judgements": "q{i}\t0\td1\t1\n",
   "query and count": "measles outbreaks\t1{i}\n",
+  "user, time and query": "u{i}\t2026-03-01 07:17:1{i}\tmeasles\n",
 }
 
 
@@ -201,6 +202,50 @@ def test_a_log_may_be_a_parquet_table(tmp_path):
   rows = [{"id": 1, "query": "red apples"}, {"id": 2, "query": "boat"}]
   parquet.write_table(pa.Table.from_pylist(rows), path)
   assert [*query_pairs.query_log(path)] == [("1", "red apples"), ("2", "boat")]
+
+
+NAMED = {
+  "time.tsv": "id\ttimestamp\tquery\nq1\t2026-01-02 10:00:00\tboat\n",
+  "language.tsv": "qid\tlang\tquery\nq1\ten\tboat\n",
+  "user.tsv": "query_id\tuser_id\tquery\nq1\tu1\tboat\n",
+  "first.tsv": "query\tid\nboat\tq1\n",
+  "session.tsv": "time\tsession\tquery\n10:00\tq1\tboat\n",
+  "comma.csv": 'id,query\nq1,"boat"\n',
+  "semicolon.csv": "id;query\nq1;boat\n",
+  "tab.csv": "q1\tboat\n",
+  "other.jsonl": '{"lang": "en", "query_id": "q1", "query": "boat"}\n',
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named_columns_are_read_wherever_they_stand(name, tmp_path):
+  """The leak check compared times and languages, and said "clean"."""
+  (tmp_path / name).write_text(NAMED[name])
+  assert [*query_pairs.query_log(tmp_path / name)] == [("q1", "boat")]
+
+
+UNCLEAR = {
+  "log.tsv": "query\tdocument\nboat\td1\nrope\td2\n",
+  "counts.tsv": "query\tclicks\nboat\t1\nrope\t2\n",
+  "log.csv": "query,document\nboat,d1\n",
+  "tongue.tsv": "qid\tlang\tutterance\nq1\ten\tboat\n",
+  "pairs.jsonl": '{"_id": "1", "query": "boat", "text": "A passage"}\n',
+  "log.jsonl": '{"query": "boat", "document": "d1"}\n',
+}
+
+
+@pytest.mark.parametrize("name", UNCLEAR)
+def test_columns_that_are_unclear_are_refused(name, tmp_path):
+  """Documents' ids were compared in place of queries."""
+  (tmp_path / name).write_text(UNCLEAR[name])
+  with pytest.raises(ValueError, match=f"{name}:.*expected .*quer") as error:
+    list(query_pairs.query_log(tmp_path / name))
+  assert "boat" not in str(error.value)
+
+
+def test_a_folder_in_place_of_a_log_is_refused_in_one_line(tmp_path):
+  with pytest.raises(ValueError, match="expected a file, got a folder"):
+    list(query_pairs.query_log(tmp_path))
 
 
 def test_a_variant_without_text_is_refused_in_both_forms(tmp_path):

@@ -130,11 +130,13 @@ def test_a_passage_of_nobody_goes_to_all_who_ask_what_it_answers():
   assert named["b"].passage_ids == ("r", "shared")
   assert named["b"].splits["train"].answers == ((3,),)
   assert built.num_foreign_judgements == 0
+  assert (built.num_shared_passages, built.num_unheld_passages) == (1, 1)
 
 
 def test_a_question_that_nobody_asks_about_nobodys_passage_is_lost():
   built, named = by_name(judged(HOLDERS, [("q", "", "test", {"shared": (0,)})]))
   assert built.num_lost_questions == 1
+  assert (built.num_shared_passages, built.num_unheld_passages) == (0, 2)
   assert all(not len(client.splits["test"]) for client in named.values())
 
 

@@ -89,6 +89,16 @@ def test_clients_of_one_name_are_refused():
     run([A, A])
 
 
+@pytest.mark.parametrize("part", ["queries", "sentences"])
+@pytest.mark.parametrize("factor", [10.0, 0.5, np.nan])
+def test_vectors_of_another_length_are_refused(part, factor):
+  """With sentences ten times as long, every negative counted as an answer."""
+  vectors = getattr(PARTIES[0], part)
+  with pytest.raises(ValueError, match="expected vectors of length 1"):
+    make_party("a", **{part: factor * vectors})
+  make_party("a", **{part: vectors.astype(np.float16)})
+
+
 def test_a_client_without_questions_takes_part():
   silent = make_party("b", queries=np.zeros((0, DIM), np.float32), answers=[])
   result = run([A, silent])

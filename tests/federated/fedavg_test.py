@@ -176,3 +176,28 @@ def test_weights_that_are_none_are_refused(weight):
     fedavg.mean([(START, 1.0), (START, weight)])
   with pytest.raises(ValueError, match="expected clients, got none"):
     fedavg.mean([])
+
+
+@pytest.mark.parametrize(
+  "other", [{"w": np.ones(3)}, {"w": np.ones(())}, {"v": np.ones((3, 1))}]
+)
+def test_models_of_other_shapes_are_not_broadcast(other):
+  """A client with one class gave [3, 1], and the mean with [3] was [3, 3]."""
+  for array in (np.asarray, jnp.asarray):
+    models = [
+      ({"w": array(np.ones((3, 1)))}, 1),
+      (jax.tree.map(array, other), 1),
+    ]
+    with pytest.raises(ValueError, match="expected parameters of one shape"):
+      fedavg.mean(models)
+
+
+def test_batches_that_cannot_be_padded_are_refused_in_one_line():
+  """These were KeyError and NumPy's "index can't contain negative values"."""
+  rows = {"x": np.ones((3, 2, 3)), "y": np.ones((3, 2))}
+  update = fedavg.local_training(loss_fn, optax.sgd(0.1))
+  for call in (lambda: fedavg.padded(rows, 4), lambda: update(START, rows)):
+    with pytest.raises(ValueError, match='expected an array "is_padding"'):
+      call()
+  with pytest.raises(ValueError, match="at most steps=2 batches .* got 3"):
+    fedavg.padded(rows | {"is_padding": np.zeros((3, 2), bool)}, 2)

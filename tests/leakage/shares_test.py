@@ -127,3 +127,11 @@ def test_a_test_of_one_group_is_refused(side):
   marked, units = np.array([True, False, True, False]), np.arange(4)
   with pytest.raises(ValueError, match="in both groups, got . of 4"):
     shares.permutation_p_value(marked, np.full(4, side), units)
+
+
+def test_a_unit_of_both_groups_is_refused():
+  """Its texts counted where the first of them stood."""
+  marked, first = np.array([1, 0, 1, 0], bool), np.array([1, 1, 0, 0], bool)
+  assert 0 < shares.permutation_p_value(marked, first, np.array([0, 0, 1, 2]))
+  with pytest.raises(ValueError, match="a unit with texts in both"):
+    shares.permutation_p_value(marked, first, np.array([0, 1, 1, 2]))

@@ -187,6 +187,19 @@ def test_a_written_query_that_holds_a_real_one_reproduces_it(tmp_path):
   assert _one(found, "eps3", "containment").train.number == 0
 
 
+def test_distinct_ngrams_say_which_query_holds_the_other(tmp_path):
+  """Repeated words "held" the first query; marks kept the second one out."""
+  real = ["computes the sine of the angle in degrees", "measles outbreaks???"]
+  workdir = _Workdir(tmp_path, {"train": real, "test": ["a wooden bridge"]})
+  repeats = ["of the sine of the sine of the sine of the sine of"]
+  found = workdir.run(
+    workdir.synthetic("eps8", repeats),
+    workdir.synthetic("eps3", ["measles outbreaks"]),
+  )
+  assert _one(found, "eps8", "containment").train.number == 0
+  assert _one(found, "eps3", "containment").train.number == 1
+
+
 def test_repeated_queries_are_not_counted_but_told(planted):
   _, found = planted
   one = _one(found, "inf")

@@ -545,6 +545,32 @@ def table_of(found, number):
   return page.make_page(found).parts[number].blocks[1]
 
 
+def test_what_no_client_scores_stands_on_the_page():
+  """Lost questions and shared passages stood in no text for readers."""
+  found = study({methods.BASE: [[[1, 1], [2, 0]]]})
+  counts = {
+    "num_foreign_judgements": 12,
+    "num_lost_questions": 7,
+    "num_shared_passages": 31,
+    "num_unheld_passages": 45,
+  }
+
+  def introduce(**changes):
+    facts = dataclasses.replace(found.facts, **changes)
+    built = page.make_page(dataclasses.replace(found, facts=facts))
+    return built.introduction[0].text
+
+  told = introduce(**counts)
+  for words in (
+    "12 judgements",
+    "7 questions",
+    "31 passages",
+    "45 that answer",
+  ):
+    assert words in told
+  assert "Left out" not in introduce() and "no client" not in introduce()
+
+
 def test_tables_show_the_mean_over_clients_and_that_over_questions():
   found = study(
     {

@@ -406,6 +406,38 @@ def test_filler_of_another_collection_has_no_text_of_a_relevant_document(
   assert drawn and drawn.isdisjoint(relevant)
 
 
+def test_a_copy_of_a_relevant_document_is_neither_filler_nor_a_negative(
+  tmp_path,
+):
+  """Collections hold a text under several ids; the copies were filler."""
+  data, size = tiny(), 10
+  copies = [
+    collection.Document(f"copy{i}", data.documents[40 + i].text)
+    for i in range(size)
+  ]
+  asked = [collection.Query(f"x{i}", f"common zebra{i}") for i in range(size)]
+  grades = {query.id: {f"copy{query.id[1:]}": 1} for query in asked}
+  beir.write_beir(
+    tmp_path / "data",
+    dataclasses.replace(
+      data,
+      documents=(*data.documents, *copies),
+      queries=(*data.queries, *asked),
+      qrels=data.qrels | {"train": data.qrels["train"] | grades},
+    ),
+  )
+  built = study_data.build(config(tmp_path / "data", num_test_queries=size))
+  relevant = {
+    built.documents[e.relevant_id] for e in built.leaked["test leakage"][0]
+  }
+  assert len(relevant) == size
+  for triples in (built.fillers[0], *(x[0] for x in built.leaked.values())):
+    assert not {built.documents[e.non_relevant_id] for e in triples} & relevant
+  assert (
+    not {built.documents[e.relevant_id] for e in built.fillers[0]} & relevant
+  )
+
+
 def test_leaks_that_people_verified_are_taken_by_their_ids(folder, tmp_path):
   beir.write_beir(tmp_path / "train", tiny(num_test=0, num_train=50))
   pairs = [f"q{i}.0\tq{i}.0" for i in range(40, 46)] + ["q40.0\tq46.0"]

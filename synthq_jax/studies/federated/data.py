@@ -68,6 +68,10 @@ class Facts:
   """Questions without any answer among their client's passages; left out."""
   clients: tuple[ClientFacts, ...]
   """Counts of each client."""
+  num_shared_passages: int = 0
+  """Passages that name no client; held by clients whose questions they answer."""
+  num_unheld_passages: int = 0
+  """Passages that name no client and that none holds; left out."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -296,6 +300,8 @@ def _make_facts(
     num_left_out=len(federation.clients) - len(selected),
     num_foreign_judgements=federation.num_foreign_judgements,
     num_lost_questions=federation.num_lost_questions,
+    num_shared_passages=federation.num_shared_passages,
+    num_unheld_passages=federation.num_unheld_passages,
     clients=tuple(
       ClientFacts(
         name=client.name,

@@ -119,20 +119,23 @@ def _make_table(
 
 
 def _describe_setting(facts: data.Facts) -> str:
-  left_out = facts.num_left_out
-  return _WORDS.text(
+  notes = {
+    "left_out": facts.num_left_out,
+    "foreign": facts.num_foreign_judgements or facts.num_lost_questions,
+    "shared": facts.num_shared_passages or facts.num_unheld_passages,
+  }
+  setting = _WORDS.text(
     "setting",
     facts=facts,
     clients=len(facts.clients),
     sentences=sum(client.num_sentences for client in facts.clients),
     train=sum(client.num_train for client in facts.clients),
     test=sum(client.num_test for client in facts.clients),
-    left_out=(
-      f" {left_out} clients left out: too few questions, or above max_clients."
-      if left_out
-      else ""
-    ),
   )
+  sentences = [
+    _WORDS.text(key, facts=facts) for key, count in notes.items() if count
+  ]
+  return " ".join([setting, *sentences])
 
 
 def average_values(

@@ -258,16 +258,11 @@ class _Sampler:
       clean = {
         query: text for query, text in clean.items() if query not in near
       }
-    # Documents relevant to a test query, or with the text of such a document.
-    forbidden = _get_relevant(self.everything, near)
-    if self.train is not None:
-      relevant = set(self.test.contents(forbidden).values())
-      forbidden = self.train.with_contents(relevant)
     drawn_from = splits.Pool(
       queries=clean,
       qrels=self.trained,
       search=lambda ids: self.searched.search(ids, config.depth),
-      forbidden=frozenset(forbidden),
+      forbidden=self.find_forbidden(near, self.searched),
       second=self.more,
     )
     seeds = range(max(model.seeds for model in config.models))
@@ -398,8 +393,9 @@ class _Sampler:
     Near-duplicates of the test collection are leaked with the documents of the
     test query, so both kinds of leakage differ only in the query's words.
     """
-    forbidden = frozenset(_get_relevant(self.everything, near))
-    others = self.negatives(candidates, judged, forbidden)
+    others = self.negatives(
+      candidates, judged, self.find_forbidden(near, self.test)
+    )
     own = [
       _make_leak(query, query, self.test.texts[query], judged, others, query)
       for query in near
@@ -422,6 +418,14 @@ class _Sampler:
         _make_leak(*copy, judged, negatives, copy[1]) for copy in copies
       ]
     return {_NEAR: near_leaks, _TEST: own}
+
+  def find_forbidden(self, near: Found, among: _Searchable) -> frozenset[str]:
+    """Finds the documents with the text of one relevant to a test query.
+
+    A collection may hold a text under several ids, of which one is judged.
+    """
+    relevant = self.test.contents(_get_relevant(self.everything, near))
+    return frozenset(among.with_contents(set(relevant.values())))
 
   def negatives(
     self,
