@@ -48,26 +48,22 @@ def save(path: str | os.PathLike, rows: Any) -> None:
     np.save(types.SimpleNamespace(write=stream.write), rows)
 
 
-def save_npz(
-  path: str | os.PathLike, arrays: Mapping[str, Any], *, compressed=False
-) -> None:
+def save_npz(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
   """Writes arrays to an .npz file, atomically.
 
   Args:
     path: the file; a missing folder is created.
     arrays: NumPy arrays by name. Arrays of `as_texts` are stored end to end if
       one text is much longer than the others, else in rows of one width.
-    compressed: whether to compress; the file is smaller and slower to write.
 
   Raises:
     OSError: naming the file, if a part of it could not be written.
   """
-  write = np.savez_compressed if compressed else np.savez
   stored: dict[str, Any] = {}
   for name, rows in arrays.items():
     stored |= _list_stored_arrays(name, rows)
   with artifacts.replacing(path) as stream:
-    write(stream, **stored)
+    np.savez(stream, **stored)
 
 
 def _list_stored_arrays(name: str, rows: Any) -> dict[str, Any]:
