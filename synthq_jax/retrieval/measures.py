@@ -6,8 +6,10 @@ ranking of each query.
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import SupportsIndex
 
 from synthq_jax import extras
 from synthq_jax.data import collection
@@ -175,8 +177,8 @@ def evaluate(
     Means and values per query, under the given names.
 
   Raises:
-    ValueError: if no query is judged, a name is unknown, `level` is below 1, or
-      a score is not finite.
+    ValueError: if no query is judged, a name is unknown, `level` is below 1, a
+      score is not finite, an id is no text, or a grade is no whole number.
 
   References:
     Fröbe et al., "How Train-Test Leakage Affects Zero-shot Retrieval", SPIRE
@@ -190,6 +192,8 @@ def evaluate(
       "grade 0; raise it"
     )
   measures = {name: _parse_measure(name, level) for name in names}
+  qrels = _check_qrels(qrels)
+  trec.check_ids("query", run)
   rankings, dropped = _make_rankings(qrels, run, drop_identical)
   values = _compute_values(set(measures.values()), qrels, rankings)
   per_query = {name: values[measure] for name, measure in measures.items()}
@@ -287,6 +291,31 @@ def _group_calls(
   plain = [each for each in measures if each.params.keys() <= _PLAIN]
   others = [[each] for each in measures if not each.params.keys() <= _PLAIN]
   return [plain, *others] if plain else others
+
+
+def _check_qrels(qrels: trec.Qrels) -> trec.Qrels:
+  """Returns judgements whose grades are Python's integers; refuses others."""
+  trec.check_ids("query", qrels)
+  trec.check_ids("document", {id_ for ids in qrels.values() for id_ in ids})
+  return {
+    query: {id_: _check_grade(grade) for id_, grade in grades.items()}
+    for query, grades in qrels.items()
+  }
+
+
+def _check_grade(grade: SupportsIndex) -> int:
+  """Returns a grade, which may be NumPy's, as an integer."""
+  try:
+    value = operator.index(grade)
+  except TypeError:
+    value = None
+  if value is None or abs(value) > collection.MOST_GRADE:
+    raise ValueError(
+      "expected a whole number of at most"
+      f" {collection.MOST_GRADE:,} as the grade of each document, got another"
+      f" {type(grade).__name__}: write int(grade)"
+    )
+  return value
 
 
 def _make_rankings(
