@@ -105,23 +105,32 @@ class Evaluation:
     )
 
 
-def check(names: Sequence[str], level: int = 1) -> None:
-  """Refuses measure names that `evaluate` would refuse.
+def check(
+  names: Sequence[str], level: int = 1, depth: int | None = None
+) -> None:
+  """Refuses measure names that `evaluate` would refuse, or would cut short.
 
-  >>> check(("nDCG@10", "MFR"))
+  >>> check(("nDCG@10", "MFR"), depth=100)
 
   Args:
     names: as in `evaluate`.
     level: as in `evaluate`.
+    depth: results of a run for each query; None: any number.
 
   Raises:
-    ValueError: if there are no names, or one is unknown or cannot be computed
-      here.
+    ValueError: if there are no names, or one is unknown, cannot be computed
+      here, or looks at more results than a run has.
   """
   if not names:
     raise ValueError("expected a measure such as nDCG@10, got none")
   for name in names:
-    _parse_measure(name, level)
+    measure = _parse_measure(name, level)
+    cutoff = _get_cutoff(measure)
+    if depth is not None and cutoff > depth:
+      raise ValueError(
+        f"expected measures of at most depth={depth} results, got {name}, which"
+        f" looks at {cutoff}: raise depth"
+      )
 
 
 def is_share(name: str) -> bool:
@@ -330,6 +339,13 @@ def _make_rankings(
     dropped += len(ids) - len(ranking)
     rankings[query] = ranking
   return rankings, dropped
+
+
+def _get_cutoff(measure: ir_measures.Measure | _FirstRank) -> int:
+  """Returns the number of results that a measure looks at; 0: all."""
+  if isinstance(measure, _FirstRank):
+    return measure.cutoff
+  return measure.params.get("cutoff", 0)
 
 
 def _check_cutoff(cutoff: float) -> None:

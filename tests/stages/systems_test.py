@@ -208,12 +208,12 @@ def test_an_order_of_more_than_is_found_is_refused(finished_run, row, stage):
   config = finished_run.config
   rows = {"fused": False, "ltr": (), "adapted": ()}
   with pytest.raises(
-    ValueError, match=rf"at least {stage}\.Config\.depth, .* 9 and \d+"
+    ValueError, match=rf"at least {stage}\.Config\.depth, .* 10 and \d+"
   ):
     dataclasses.replace(
       config,
       rows=dataclasses.replace(config.rows, **rows | row),
-      evaluate=dataclasses.replace(config.evaluate, depth=9),
+      evaluate=dataclasses.replace(config.evaluate, depth=10),
     )
 
 
