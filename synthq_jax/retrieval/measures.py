@@ -56,7 +56,8 @@ class Evaluation:
     mean: measure name -> mean over all judged queries.
     per_query: measure name -> query id -> value, for all judged queries.
     drop_identical: whether results with the query's own id were left out.
-    num_dropped: the number of results left out for their query's own id.
+    num_dropped: the number of results of the run that were left out for their
+      query's own id; a search may have left out others.
     level: the lowest grade that counts as relevant in binary measures.
     num_queries: the number of judged queries, which all count.
     num_without_results: the number of judged queries without a result, apart from
@@ -97,11 +98,16 @@ class Evaluation:
   def met(self) -> str:
     """A sentence on the number of queries and results that they affected."""
     split = f" of split {self.split!r}" if self.split else ""
+    # A search may have dropped them before: 0 here does not mean that none was.
+    dropped = (
+      f"results dropped for their query's own id: {self.num_dropped}; "
+      * (self.num_dropped > 0)
+    )
     return (
       f"{self.num_queries} judged queries{split}, {self.num_without_results} of"
       f" them without results and {self.num_without_relevant} without a relevant"
-      f" document; results dropped for their query's own id: {self.num_dropped};"
-      f" results of a query: {self.depth} at most, and a deeper cut sees no more."
+      f" document; {dropped}results of a query: {self.depth} at most, and a deeper"
+      " cut sees no more."
     )
 
 

@@ -273,6 +273,8 @@ def test_what_was_met_is_counted_and_said():
   )
   assert "strictly ordered" in ties
   assert "own id: 1;" in met and "3 at most" in met
+  searched = trec.without_own(run, 9, qrels)  # as the stages search
+  assert "own id" not in measures.evaluate(qrels, searched).met
   other = measures.evaluate(qrels, run, drop_identical=False, level=2)
   assert (other.num_without_results, other.num_without_relevant) == (1, 3)
   assert other.met.startswith("4 judged queries, 1 of them without results")
