@@ -255,7 +255,9 @@ def test_the_tutorial_on_adapters_goes_from_a_log_to_a_query(
   small.append("prepare_data.Config.public_test_documents=20")
   small = [f"--gin.{one}" for one in small]
   assert main.main([*dry, *small]) == 0
-  assert "learn_adapter/adapter_eps1" in capsys.readouterr().out
+  planned = capsys.readouterr().out
+  assert "learn_adapter/adapter_eps1" in planned
+  assert "reads nothing before queries and nothing before documents" in planned
   wet = [one for one in dry if one != "--dry_run"]
   assert main.main([*wet, *small]) == 0
   assert "adapter eps1" in capsys.readouterr().out
