@@ -386,6 +386,12 @@ WRONG_USES = {
   f"{RUN} --gin.Batch_Size=3": "did you mean --gin.BATCH_SIZE=3?",
   f"{RUN} --gin.evaluate.Config.measures=\"('foo',)\"": "got 'foo'",
   f"{RUN} --gin.evaluate.Config.measures=\"('ERR@10',)\"": "no installed provider computes",
+  f"{RUN} --gin.evaluate.Config.measures=\"('nDCG@10','R@1000')\"": (
+    "at most depth=100 results, got R@1000"
+  ),
+  f"{RUN} --gin.evaluate.Config.depth=50 --gin.evaluate.Config.measures=\"('MFR',)\"": (
+    "got MFR, which looks at 100: raise depth"
+  ),
   f"{RUN} --gin.evaluate.Config.measures=()": "evaluate.Config.measures: expec",
   f"{RUN} --gin.EPSILON=three": "plan.Rows.synthetic[0]: expected float",
   f"{RUN} --gin.EPSILON=-1": "above 0, got epsilon=-1",

@@ -134,6 +134,28 @@ def test_the_tutorial_on_gin_runs_its_experiment(tmp_path, monkeypatch, capsys):
   assert '"l2_clip_norm": 0.1' in json.dumps(result)
 
 
+def test_the_tutorial_on_evaluation_compares_runs_of_ones_own(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  judged = pathlib.Path("my_beir_folder/qrels/test.tsv")
+  judged.parent.mkdir(parents=True)
+  lines = ["query-id\tcorpus-id\tscore", "q1\td1\t1", "q2\td2\t2"]
+  judged.write_text("\n".join(lines) + "\n")
+  for row, first in (("bm25", "d1"), ("mine", "d2")):
+    ranked = [
+      f"{q} Q0 {first} 1 2.0 x\n{q} Q0 d3 2 1.0 x" for q in ("q1", "q2")
+    ]
+    pathlib.Path(f"{row}.trec").write_text("\n".join(ranked) + "\n")
+  text = (TUTORIALS / "data_and_evaluation.md").read_text()
+  (block,) = (x for x in _BLOCK.findall(text) if "tables.compare" in x)
+  exec(compile(block, "data_and_evaluation.md", "exec"), {})  # noqa: S102
+  printed = capsys.readouterr().out
+  rows = [line.split() for line in printed.splitlines()]
+  assert ["bm25", "0.500"] in rows and ["mine", "0.500"] in rows
+  assert "nDCG@10, means over queries." in printed
+
+
 def test_the_tutorial_on_leaks_finds_those_it_planted(
   tmp_path, monkeypatch, capsys
 ):
@@ -233,7 +255,9 @@ def test_the_tutorial_on_adapters_goes_from_a_log_to_a_query(
   small.append("prepare_data.Config.public_test_documents=20")
   small = [f"--gin.{one}" for one in small]
   assert main.main([*dry, *small]) == 0
-  assert "learn_adapter/adapter_eps1" in capsys.readouterr().out
+  planned = capsys.readouterr().out
+  assert "learn_adapter/adapter_eps1" in planned
+  assert "reads nothing before queries and nothing before documents" in planned
   wet = [one for one in dry if one != "--dry_run"]
   assert main.main([*wet, *small]) == 0
   assert "adapter eps1" in capsys.readouterr().out

@@ -312,7 +312,7 @@ def dry_run(
     *map(_format_training, seen.trainings),
   ]
   run_stages = stages.with_needs(stage_names, config)
-  lines += plan.export_notes(config, run_stages)
+  lines += plan.list_notes(config, run_stages)
   lines += ["", *_price(config, workdir, run_stages, seen.trainings)]
   times = [
     f"{key}: {text}"

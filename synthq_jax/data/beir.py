@@ -86,9 +86,10 @@ def read_hub(
 
   It has three folders of tables (`table_files.rows`), as the hub or
   `save_to_disk` writes them: "corpus" (_id, text and possibly title), "queries"
-  (_id, text), and "qrels" or "default" (query-id, corpus-id, score). Grades are
-  whole numbers, possibly stored as floats. Judgements without a score, as in
-  NanoBEIR, all have grade 1.
+  (_id, text), and "qrels", "default" or "data" (query-id, corpus-id, score). The
+  first two may be single files, such as mteb's corpus.jsonl. Grades are whole
+  numbers, possibly stored as floats. Judgements without a score, as in NanoBEIR,
+  all have grade 1.
 
   Args:
     directory: the folder.
@@ -102,15 +103,16 @@ def read_hub(
     ValueError: as `read_beir`.
   """
   root = pathlib.Path(directory)
-  judged = next(
-    (root / n for n in ("qrels", "default") if (root / n).is_dir()), None
-  )
+  names = ("qrels", "default", "data")  # push_to_hub calls "default" "data"
+  judged = next((root / n for n in names if (root / n).is_dir()), None)
   if judged is None:
     raise ValueError(
       f"{root}: expected folders corpus, queries and qrels with tables, got no"
       " qrels; for a log in one table, name it log:FILE@CORPUS"
     )
-  corpus, query_folder = root / "corpus", root / "queries"
+  corpus, query_folder = (
+    table_files.find(root, name) for name in ("corpus", "queries")
+  )
   documents, ids = collection_lib.read_documents(
     corpus, lambda: _make_items(table_files.rows(corpus), make_document)
   )

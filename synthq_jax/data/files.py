@@ -123,9 +123,12 @@ def splits(directory: Path, prefix: str = "") -> list[str]:
   }
   splits_ = sorted(split for split in candidates if split is not None)
   if not splits_:
+    is_hub = any(".jsonl" in name or ".parquet" in name for name in names)
     raise ValueError(
       f"{directory}: expected {prefix}SPLIT.tsv files, got"
       f" {names[:8] or 'none'}; add judgements"
+      + ", or name the set hf:DIR, as mteb's sets are"
+      * is_hub
     )
   return splits_
 

@@ -420,7 +420,7 @@ def _make_table_kind(form: str, read: Callable[..., Any]) -> Kind:
   """Makes a kind of folder that holds its documents as one table, `corpus`."""
 
   def get_corpus(source: Source) -> pathlib.Path:
-    return pathlib.Path(source.location, "corpus")
+    return table_files.find(source.location, "corpus")
 
   return Kind(
     form=form,

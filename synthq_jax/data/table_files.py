@@ -28,6 +28,7 @@ __all__ = [
   "check",
   "columns",
   "find_separator",
+  "find",
   "get_max_rows",
   "rows",
   "splits",
@@ -77,6 +78,23 @@ def check(path: str | os.PathLike) -> None:
     next(_list_tables(path))
   else:
     _get_reader(path)
+
+
+def find(directory: str | os.PathLike, name: str) -> pathlib.Path:
+  """Finds a folder of tables, or else a single table such as NAME.jsonl.
+
+  Args:
+    directory: the folder that holds them.
+    name: the name of the folder, and of the table without its suffix.
+
+  Returns:
+    The path; that of the folder if there is neither.
+  """
+  folder = pathlib.Path(directory, name)
+  tables = [
+    p for p in sorted(folder.parent.glob(f"{name}.*")) if _get_suffix(p)
+  ]
+  return tables[0] if tables and not folder.is_dir() else folder
 
 
 def columns(path: str | os.PathLike) -> tuple[str, list[str]]:

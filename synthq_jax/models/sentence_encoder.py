@@ -511,7 +511,11 @@ def _write_texts(
   _write_json(path, fields | {"do_lower_case": texts.lower_case})
   path = target / sentence_folders.PROMPTS
   fields = json.loads(path.read_text()) if path.is_file() else {}
-  prompts = dict(fields.get("prompts") or {})
+  names = sentence_folders.DOCUMENT_PROMPTS  # only the first is written
+  prompts = {k: v for k, v in (fields.get("prompts") or {}).items()
+             if k not in names}  # fmt: skip
+  if fields.get("default_prompt_name") in names:
+    fields["default_prompt_name"] = sentence_folders.DOCUMENT
   prompts |= {
     sentence_folders.QUERY: texts.query_prompt,
     sentence_folders.DOCUMENT: texts.document_prompt,

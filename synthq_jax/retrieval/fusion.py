@@ -115,13 +115,16 @@ def fuse(
     Query id -> document id -> value, best first, for the queries of either.
 
   Raises:
-    ValueError: if the weight is outside [0, 1], or a score is not finite.
+    ValueError: if the weight is outside [0, 1], a score is not finite, or an id
+      is no text.
   """
   if not 0 <= weight <= 1:
     raise ValueError(f"expected a weight in [0, 1], got weight={weight}")
   checks.at_least(1, depth=depth)
   fused: trec.Run = {}
-  for query in {**lexical, **dense}:
+  queries = {**lexical, **dense}
+  trec.check_ids("query", queries)
+  for query in queries:
     values: dict[str, float] = {}
     for is_dense, run in enumerate((lexical, dense)):
       share = weight if is_dense else 1 - weight

@@ -6,8 +6,10 @@ ranking of each query.
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import SupportsIndex
 
 from synthq_jax import extras
 from synthq_jax.data import collection
@@ -54,7 +56,8 @@ class Evaluation:
     mean: measure name -> mean over all judged queries.
     per_query: measure name -> query id -> value, for all judged queries.
     drop_identical: whether results with the query's own id were left out.
-    num_dropped: the number of results left out for their query's own id.
+    num_dropped: the number of results of the run that were left out for their
+      query's own id; a search may have left out others.
     level: the lowest grade that counts as relevant in binary measures.
     num_queries: the number of judged queries, which all count.
     num_without_results: the number of judged queries without a result, apart from
@@ -95,31 +98,45 @@ class Evaluation:
   def met(self) -> str:
     """A sentence on the number of queries and results that they affected."""
     split = f" of split {self.split!r}" if self.split else ""
+    # A search may have dropped them before: 0 here does not mean that none was.
+    dropped = (
+      f"results dropped for their query's own id: {self.num_dropped}; "
+      * (self.num_dropped > 0)
+    )
     return (
       f"{self.num_queries} judged queries{split}, {self.num_without_results} of"
       f" them without results and {self.num_without_relevant} without a relevant"
-      f" document; results dropped for their query's own id: {self.num_dropped};"
-      f" results of a query: {self.depth} at most, and a deeper cut sees no more."
+      f" document; {dropped}results of a query: {self.depth} at most, and a deeper"
+      " cut sees no more."
     )
 
 
-def check(names: Sequence[str], level: int = 1) -> None:
-  """Refuses measure names that `evaluate` would refuse.
+def check(
+  names: Sequence[str], level: int = 1, depth: int | None = None
+) -> None:
+  """Refuses measure names that `evaluate` would refuse, or would cut short.
 
-  >>> check(("nDCG@10", "MFR"))
+  >>> check(("nDCG@10", "MFR"), depth=100)
 
   Args:
     names: as in `evaluate`.
     level: as in `evaluate`.
+    depth: results of a run for each query; None: any number.
 
   Raises:
-    ValueError: if there are no names, or one is unknown or cannot be computed
-      here.
+    ValueError: if there are no names, or one is unknown, cannot be computed
+      here, or looks at more results than a run has.
   """
   if not names:
     raise ValueError("expected a measure such as nDCG@10, got none")
   for name in names:
-    _parse_measure(name, level)
+    measure = _parse_measure(name, level)
+    cutoff = _get_cutoff(measure)
+    if depth is not None and cutoff > depth:
+      raise ValueError(
+        f"expected measures of at most depth={depth} results, got {name}, which"
+        f" looks at {cutoff}: raise depth"
+      )
 
 
 def is_share(name: str) -> bool:
@@ -175,8 +192,8 @@ def evaluate(
     Means and values per query, under the given names.
 
   Raises:
-    ValueError: if no query is judged, a name is unknown, `level` is below 1, or
-      a score is not finite.
+    ValueError: if no query is judged, a name is unknown, `level` is below 1, a
+      score is not finite, an id is no text, or a grade is no whole number.
 
   References:
     Fröbe et al., "How Train-Test Leakage Affects Zero-shot Retrieval", SPIRE
@@ -190,6 +207,8 @@ def evaluate(
       "grade 0; raise it"
     )
   measures = {name: _parse_measure(name, level) for name in names}
+  qrels = _check_qrels(qrels)
+  trec.check_ids("query", run)
   rankings, dropped = _make_rankings(qrels, run, drop_identical)
   values = _compute_values(set(measures.values()), qrels, rankings)
   per_query = {name: values[measure] for name, measure in measures.items()}
@@ -289,6 +308,31 @@ def _group_calls(
   return [plain, *others] if plain else others
 
 
+def _check_qrels(qrels: trec.Qrels) -> trec.Qrels:
+  """Returns judgements whose grades are Python's integers; refuses others."""
+  trec.check_ids("query", qrels)
+  trec.check_ids("document", {id_ for ids in qrels.values() for id_ in ids})
+  return {
+    query: {id_: _check_grade(grade) for id_, grade in grades.items()}
+    for query, grades in qrels.items()
+  }
+
+
+def _check_grade(grade: SupportsIndex) -> int:
+  """Returns a grade, which may be NumPy's, as an integer."""
+  try:
+    value = operator.index(grade)
+  except TypeError:
+    value = None
+  if value is None or abs(value) > collection.MOST_GRADE:
+    raise ValueError(
+      "expected a whole number of at most"
+      f" {collection.MOST_GRADE:,} as the grade of each document, got another"
+      f" {type(grade).__name__}: write int(grade)"
+    )
+  return value
+
+
 def _make_rankings(
   qrels: trec.Qrels, run: trec.Run, drop_identical: bool
 ) -> tuple[Rankings, int]:
@@ -301,6 +345,13 @@ def _make_rankings(
     dropped += len(ids) - len(ranking)
     rankings[query] = ranking
   return rankings, dropped
+
+
+def _get_cutoff(measure: ir_measures.Measure | _FirstRank) -> int:
+  """Returns the number of results that a measure looks at; 0: all."""
+  if isinstance(measure, _FirstRank):
+    return measure.cutoff
+  return measure.params.get("cutoff", 0)
 
 
 def _check_cutoff(cutoff: float) -> None:

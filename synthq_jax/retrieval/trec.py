@@ -7,7 +7,7 @@ every reader sees the same ranking.
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from synthq_jax.data import collection, files, ids
 __all__ = [
   "Qrels",
   "Run",
+  "check_ids",
   "first",
   "ranking",
   "read_run",
@@ -31,6 +32,24 @@ Qrels = collection.Qrels
 """Relevance judgements: query id -> document id -> grade."""
 
 _FORM = "query Q0 document rank score tag"
+
+
+def check_ids(kind: str, ids: Iterable[str]) -> None:
+  """Refuses ids that are numbers: 17 equals no "17" of another file.
+
+  Args:
+    kind: "query" or "document", for the message.
+    ids: the ids.
+
+  Raises:
+    ValueError: if an id is no text.
+  """
+  odd = [each for each in set(map(type, ids)) if not issubclass(each, str)]
+  if odd:
+    raise ValueError(
+      f"expected {kind} ids that are texts, got an {odd[0].__name__}: write"
+      " str(id) in runs and judgements alike"
+    )
 
 
 def without_own(run: Run, depth: int, qrels: Qrels) -> Run:
@@ -80,8 +99,9 @@ def ranking(scores: Mapping[str, float]) -> list[str]:
     scores: document id -> finite score.
 
   Raises:
-    ValueError: if a score is not finite.
+    ValueError: if a score is not finite, or an id is no text.
   """
+  check_ids("document", scores)
   values = np.fromiter(scores.values(), np.float64, len(scores))
   if not np.isfinite(values).all():
     bad = next(id_ for id_, x in scores.items() if not np.isfinite(x))

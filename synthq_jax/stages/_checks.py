@@ -20,6 +20,7 @@ __all__ = [
   "check_size",
   "check_t5",
   "check_test_sets",
+  "describe_prompts",
   "load_vocabulary",
 ]
 
@@ -92,9 +93,38 @@ def check_t5(config: Any) -> None:
   inputs.check_t5(shipped.checkpoint(config.checkpoint), config.model)
 
 
+def _list_starts(stage_names: Sequence[str]) -> set[str]:
+  return {stages.get(name).starts_from for name in stage_names} - {""}
+
+
+def describe_prompts(config: Any, stage_names: Sequence[str]) -> list[str]:
+  """Returns a note on an encoder's prompts before queries and documents.
+
+  Folders of E5 and BGE lack the prompts that their cards ask for.
+  """
+  encoder = config.encoder
+  if "encoder" not in _list_starts(stage_names) or object_store.is_url(
+    encoder.folder
+  ):
+    return []
+  tokens = encoder.tokens()
+  if tokens is None:
+    return []
+  texts = tokens.texts
+  query, document = (
+    repr(prompt) if prompt else "nothing"
+    for prompt in (texts.query_prompt, texts.document_prompt)
+  )
+  return [
+    f"note: the encoder reads {query} before queries and {document} before"
+    " documents. If your index has others (as the cards of E5 and BGE ask for):"
+    " --gin.QUERY_PROMPT='...' --gin.DOCUMENT_PROMPT='...'"
+  ]
+
+
 def check_checkpoints(config: Any, stage_names: Sequence[str]) -> None:
   """Refuses checkpoints that a stage reads and cannot load."""
-  starts = {stages.get(name).starts_from for name in stage_names} - {""}
+  starts = _list_starts(stage_names)
   if config.encoder.folder and "encoder" in starts:
     _check_encoder(config)
   if starts:  # without an encoder, the checkpoint is the start

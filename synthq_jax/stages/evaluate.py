@@ -59,7 +59,7 @@ class Config:
   """Whether a result whose id equals the query's is dropped (ArguAna, Quora).
   Use False for MS MARCO's numeric ids, which are equal by chance."""
   depth: int = 100
-  """Results of a run for each query."""
+  """Results of a run for each query; no measure may look at more."""
   bootstrap_samples: int = 2000
   """Resamples of the queries behind the 95% intervals."""
   seed: int = 0
@@ -72,7 +72,7 @@ class Config:
     config_types.at_least(self, 1, "bootstrap_samples", "batch_size")
     config_types.at_least(self, 0, "seed")
     try:
-      measures.check(self.measures, self.relevance_level)
+      measures.check(self.measures, self.relevance_level, self.depth)
     except ValueError as error:
       raise ValueError(f"evaluate.Config.measures: {error}") from error
 

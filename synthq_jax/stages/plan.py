@@ -51,6 +51,7 @@ __all__ = [
   "Rows",
   "RunConfig",
   "export_notes",
+  "list_notes",
   "outlook",
   "run",
 ]
@@ -347,7 +348,7 @@ def run(
   _checks.check_t5(config)
   _checks.check_checkpoints(config, stage_names)
   _checks.check_test_sets(config)
-  notes = export_notes(config, stage_names)
+  notes = list_notes(config, stage_names)
   with contextlib.ExitStack() as stack:
     stack.enter_context(progress.shown(distributed.is_main()))
     if distributed.is_main():
@@ -433,6 +434,22 @@ def outlook(
     progress=stages_done,
     rows={item.name: tuple(item.plan(planned)) for item in stages},
     trainings=tuple(_planned.plan_trainings(planned, prepared)),
+  )
+
+
+def list_notes(config: RunConfig, stage_names: Sequence[str]) -> Sequence[str]:
+  """Returns notes on exports and prompts, which a dry run prints, too.
+
+  Args:
+    config: as in `export_notes`.
+    stage_names: as in `export_notes`.
+
+  Raises:
+    ValueError: as `export_notes`.
+  """
+  return (
+    *export_notes(config, stage_names),
+    *_checks.describe_prompts(config, stage_names),
   )
 
 

@@ -7,6 +7,7 @@ chooses on them.
 import dataclasses
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 
 from synthq_jax.data import beir, beir_sets, collection, compression, sources
@@ -32,6 +33,8 @@ _KINDS = (*_FOLDERS, *_BY_NAME)
 _SETTING = "RunConfig.test_sets"
 _FOLDER_SPLITS = {"validation": "dev"}
 """Names of TFDS splits -> names in a BEIR folder."""
+_IR_SPLIT = re.compile(r"\.(train|dev|test|v[0-9])$")
+"""The end of an id of ir_datasets that is no part of a BEIR set's name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,13 +222,16 @@ def _get_name(path: pathlib.Path) -> str:
 def _make_test_set(name: str, source: sources.Source) -> TestSet:
   """Applies BEIR's conventions; its folders have - where TFDS has _."""
   key = name.replace("-", "_").removeprefix("beir_" * (source.kind == "seqio"))
+  has_one_split = source.kind == "ir_datasets"  # its ids name set and split
+  if has_one_split and key.startswith("beir."):
+    key = _IR_SPLIT.sub("", key.removeprefix("beir."))
   beir_set = {
     each.task.removeprefix("beir_")
     if source.kind == "seqio"
     else each.name: each
     for each in beir_sets.SETS
   }.get(key)
-  split = beir_set.scored if beir_set else "test"
+  split = beir_set.scored if beir_set and not has_one_split else "test"
   return TestSet(
     name=name,
     source=source,

@@ -482,6 +482,36 @@ def test_ids_may_stand_under_id_as_mteb_2_writes_them(tmp_path):
   assert read.pairs("test") == [("q0", "d0")]
 
 
+@pytest.mark.parametrize("folder", ["default", "data"])
+def test_judgements_may_be_the_default_table_of_a_set(tmp_path, folder):
+  """`push_to_hub` of `datasets`, and mteb's sets with it, calls it "data"."""
+  judged = [{"query-id": "q0", "corpus-id": "d0", "score": 1}]
+  expected = hub(tmp_path, judged).qrels
+  (tmp_path / "qrels").rename(tmp_path / folder)
+  assert sources.open(f"hf:{tmp_path}").read().qrels == expected
+  assert expected == {"test": {"q0": {"d0": 1}}}
+
+
+def test_a_set_may_be_the_files_that_mteb_keeps_on_the_hub(tmp_path):
+  """corpus.jsonl and queries.jsonl beside qrels/test.jsonl: no kind read it."""
+  judged = [{"query-id": "q0", "corpus-id": "d0", "score": 1.0}]
+  expected = hub(tmp_path, judged, "jsonl")
+  documents = [*expected.documents]
+  for name in ("corpus", "queries"):
+    (tmp_path / name / "test-00000-of-00001.jsonl").rename(
+      tmp_path / f"{name}.jsonl"
+    )
+    (tmp_path / name).rmdir()
+  parts = tmp_path / "qrels" / "test-00000-of-00001.jsonl"
+  parts.rename(parts.with_name("test.jsonl"))
+  (tmp_path / "README.md").write_text("a card")
+  read = sources.open(f"hf:{tmp_path}").read()
+  assert [*read.documents] == documents
+  assert (read.queries, read.qrels) == (expected.queries, expected.qrels)
+  with pytest.raises(ValueError, match=r"got \['test.jsonl'\].*name.* hf:DIR"):
+    sources.open(f"beir:{tmp_path}").read()
+
+
 def test_one_split_for_all_is_divided_by_words_and_said(capsys):
   judged = {f"q{i}": {f"d{i % 9}": 1} for i in range(300)}
   data = collection.Collection(

@@ -178,6 +178,28 @@ def test_a_passage_prompt_stands_before_documents(tmp_path):
   assert own.texts.document_prompt == "dog " and own.texts.query_prompt == "a"
 
 
+@pytest.mark.parametrize("prompt", ["", "dog "])
+def test_a_document_prompt_of_the_settings_replaces_one_of_passages(
+  tmp_path, prompt
+):
+  """With "" the saved encoder read "the " before documents again."""
+  prompts = {"query": "query: ", "passage": "the "}
+  place, _ = _folder(tmp_path, "bert", prompts=prompts)
+  params, config = sentence_encoder.load(place)
+  tokens = sentence_tokens.load(place, document_prompt=prompt)
+  out = tmp_path / "out"
+  sentence_encoder.save(out, params, config, start=place, texts=tokens.texts)
+  read = sentence_tokens.load(out)
+  assert read.texts.document_prompt == prompt
+  assert read.texts.query_prompt == "query: "
+  theirs = library.SentenceTransformer(str(out), device="cpu")
+  found = encode.encode(
+    params, config, read.rows(TEXTS, sentence_folders.DOCUMENT)
+  )
+  oracle = theirs.encode_document(list(TEXTS))
+  np.testing.assert_allclose(found, oracle, atol=1e-5)
+
+
 @pytest.mark.parametrize("with_projection", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_trained_is_a_folder_of_the_library(

@@ -142,3 +142,10 @@ def test_what_the_queries_cannot_tell_apart_is_decided_for_bm25():
 def test_a_choice_without_judgements_is_refused():
   with pytest.raises(ValueError, match="expected judged queries"):
     fusion.choose(CONVEX, LEXICAL, DENSE, {})
+
+
+@pytest.mark.parametrize("dense", [{"q": {1: 0.5}}, {1: {"1": 0.5}}])
+def test_ids_that_are_numbers_in_one_run_are_refused(dense):
+  """Document 1 of a vector index was another one than BM25's "1"."""
+  with pytest.raises(ValueError, match="ids that are texts"):
+    fusion.fuse(fusion.Convex(), {"q": {"1": 2.0}}, dense, weight=0.5)

@@ -273,11 +273,41 @@ def test_what_was_met_is_counted_and_said():
   )
   assert "strictly ordered" in ties
   assert "own id: 1;" in met and "3 at most" in met
+  searched = trec.without_own(run, 9, qrels)  # as the stages search
+  assert "own id" not in measures.evaluate(qrels, searched).met
   other = measures.evaluate(qrels, run, drop_identical=False, level=2)
   assert (other.num_without_results, other.num_without_relevant) == (1, 3)
   assert other.met.startswith("4 judged queries, 1 of them without results")
   assert "a grade of 2 or more" in other.traps[1]
   assert other.traps[2] == "A result with its query's own id is kept."
+
+
+@pytest.mark.parametrize("name", ["nDCG@10", "MFR"])
+@pytest.mark.parametrize(
+  ("qrels", "run"),
+  [
+    ({"1": {"10": 1}}, {1: {"10": 0.5}}),
+    ({"1": {"10": 1}}, {"1": {10: 0.5}}),
+    ({1: {"10": 1}}, {"1": {"10": 0.5}}),
+    ({"1": {10: 1}}, {"1": {"10": 0.5}}),
+    ({"1": {"10": 1}}, {"1": {np.int64(10): 0.5}}),
+  ],
+)
+def test_ids_that_are_numbers_on_one_side_are_refused(qrels, run, name):
+  """A run of positions scored 0, or raised pytrec_eval's TypeError."""
+  with pytest.raises(
+    ValueError, match=r"ids that are texts, got an? int.*str\("
+  ):
+    measures.evaluate(qrels, run, (name,))
+
+
+def test_grades_of_numpy_are_read_and_others_are_refused():
+  run = {"q": {"a": 0.5, "b": 0.4}}
+  read = measures.evaluate({"q": {"a": np.int64(1), "b": np.int8(2)}}, run)
+  assert read.mean == measures.evaluate({"q": {"a": 1, "b": 2}}, run).mean
+  for grade in (1.0, "1", None, 2_000_000):
+    with pytest.raises(ValueError, match="whole number.* as the grade"):
+      measures.evaluate({"q": {"a": grade}}, run)
 
 
 def oracle(qrels, run, *, drop_identical, level):

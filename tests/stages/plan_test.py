@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pages
 import pytest
+import sentence_folder
 import tiny_runs
 
 from synthq_jax import stages
@@ -30,6 +31,7 @@ from synthq_jax.runtime import (
   workspace,
 )
 from synthq_jax.stages import (
+  _checks,
   audit,
   filter_queries,
   finetune_dp,
@@ -681,6 +683,24 @@ def test_retrievers_of_another_vocabulary_are_refused(finished_run, tmp_path):
   root = finished_run.copy(tmp_path)
   with pytest.raises(ValueError, match="belongs to vocabulary.model beside it"):
     plan.run(own, root)
+
+
+def test_the_prompts_of_an_encoder_are_said_before_any_work(tmp_path):
+  """E5's folder has none: it was trained and searched without, in silence."""
+  folder = sentence_folder.save(tmp_path / "e5", "query passage otter")
+
+  def said(**settings) -> list[str]:
+    own = encoder_start.EncoderStart(folder=folder, **settings)
+    config = plan.RunConfig(
+      encoder=own, static_encoder=static_encoder.Config(dim=0)
+    )
+    assert not _checks.describe_prompts(config, ["prepare_data"])
+    return _checks.describe_prompts(config, ["train_retriever"])
+
+  [note] = said()
+  assert "reads nothing before queries and nothing before documents" in note
+  [note] = said(query_prompt="query: ", document_prompt="passage: ")
+  assert "reads 'query: ' before queries and 'passage: ' before" in note
 
 
 def test_a_generator_that_writes_nothing_is_refused(

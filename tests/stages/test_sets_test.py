@@ -61,6 +61,26 @@ def test_sets_of_other_kinds_are_called_as_their_folder_or_id(tmp_path):
     assert (one.name, one.source.kind) == (name, text.partition(":")[0])
 
 
+@pytest.mark.parametrize(
+  ("name", "drops"),
+  [
+    ("beir/fiqa/test", False),
+    ("beir/msmarco/dev", False),
+    ("beir/webis-touche2020/v2", False),
+    ("beir/cqadupstack/gis", False),
+    ("beir/arguana", True),
+    ("beir/quora/test", True),
+    ("nyt/trec-core-2017", True),
+    ("beir/unknown", True),
+  ],
+)
+def test_sets_of_beir_keep_their_conventions_in_ir_datasets(name, drops):
+  """FiQA's numeric ids, equal by chance, were dropped there alone."""
+  (one,) = prepare_test_set.expand([f"ir_datasets:{name}"])
+  assert (one.name, one.split) == (name.replace("/", "."), "test")
+  assert one.drop_identical is drops
+
+
 def test_the_place_above_or_below_changes_no_convention(tmp_path):
   root = tmp_path / "all"
   for name in ("msmarco", "quora", "cqadupstack/gis", "scifact.v2"):

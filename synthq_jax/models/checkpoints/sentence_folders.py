@@ -14,6 +14,7 @@ from synthq_jax.storage import artifacts
 
 __all__ = [
   "DOCUMENT",
+  "DOCUMENT_PROMPTS",
   "MODULES",
   "QUERY",
   "Dense",
@@ -57,8 +58,8 @@ _ACTIVATIONS = {
   "torch.nn.modules.activation.Tanh": "tanh",
   "torch.nn.modules.activation.ReLU": "relu",
 }
-_DOCUMENT_PROMPTS = (DOCUMENT, "passage", "corpus")
-"""Names of a document's prompt; the first that exists is used."""
+DOCUMENT_PROMPTS = (DOCUMENT, "passage", "corpus")
+"""Names of a document's prompt; the first that is not empty is used."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,7 @@ def text_settings(folder: pathlib.Path) -> TextSettings:
   """
   settings = model_settings(modules(folder).folder)
   prompts, default = _read_prompts(folder)
-  named = (prompts[name] for name in _DOCUMENT_PROMPTS if prompts.get(name))
+  named = (prompts[name] for name in DOCUMENT_PROMPTS if prompts.get(name))
   return dataclasses.replace(
     settings,
     prompt=prompts.get(default, ""),
