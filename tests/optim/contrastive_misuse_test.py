@@ -122,6 +122,36 @@ def test_a_field_that_is_missing_or_too_much_is_named(
   refuses(lambda: fn(PARAMS, make_batch(5) | options), match)
 
 
+@pytest.mark.parametrize(
+  ("method", "name"),
+  [
+    (optim.Logit(), "weights"),
+    (optim.Batch(), "document_id"),
+    (optim.Group(size=4), "hard_negatives"),
+    (optim.Row(negatives="public"), "labels"),
+    (optim.Row(), "public_negatives"),
+    (optim.Logit(), "public_negatives"),
+  ],
+)
+def test_a_field_that_nothing_would_read_is_refused(method, name):
+  """Weights, masks or negatives would be ignored in silence."""
+  batch = make_batch(5) | {"example_id": np.arange(5)}
+  if method == optim.Row(negatives="public"):
+    batch["public_negatives"] = np.ones((3, 3), np.float32)
+  make(method)(PARAMS, batch)
+  refuses(
+    lambda: make(method)(PARAMS, batch | {name: np.ones((5, 3))}),
+    f"got {name}, which nothing would read",
+  )
+
+
+def test_a_batch_that_is_no_mapping_is_refused():
+  refuses(
+    lambda: make(optim.Logit())(PARAMS, tuple(make_batch(5).values())),
+    "got tuple: pass a dict",
+  )
+
+
 class OwnLoss:
   """The softmax by another name, which the package does not know."""
 

@@ -1,5 +1,6 @@
 """Checks a batch of pairs and puts it into columns."""
 
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import jax
@@ -8,6 +9,12 @@ import jax.numpy as jnp
 from synthq_jax import typing
 
 __all__ = ["Pairs", "mask_finite_rows", "read", "replace_uncounted"]
+
+_FIELDS = (
+  "queries", "documents", "negatives", "has_query", "document_ids",
+  "negative_ids", "example_id",
+)  # fmt: skip
+"""Fields that every method takes."""
 
 
 class Pairs(NamedTuple):
@@ -26,6 +33,7 @@ def read(
   *,
   max_batch_size: int,
   hard_negatives: int = 0,
+  more_fields: Collection[str] = (),
 ) -> Pairs:
   """Checks a batch against its declaration and puts it into columns.
 
@@ -34,6 +42,7 @@ def read(
     is_padding_example: bool [batch], or None.
     max_batch_size: declared largest number of pairs.
     hard_negatives: declared number for each pair.
+    more_fields: names of fields that the method reads itself.
 
   Returns:
     The pairs; a missing hard negative is a duplicate in every row.
@@ -41,12 +50,7 @@ def read(
   Raises:
     ValueError: if the batch does not match its declaration.
   """
-  missing = [name for name in ("queries", "documents") if name not in batch]
-  if missing:
-    raise ValueError(
-      f"expected a batch with queries and documents, got {sorted(batch)}: add "
-      f"{missing[0]}"
-    )
+  _check_fields(batch, (*_FIELDS, *more_fields))
   queries, documents = (jnp.asarray(batch[n]) for n in ("queries", "documents"))
   size = len(queries)
   if len(documents) != size:
@@ -66,6 +70,27 @@ def read(
     _read_flags(batch.get("has_query"), size, "has_query", True),
     _find_duplicates(batch, size, hard_negatives),
   )
+
+
+def _check_fields(batch: typing.Batch, known: Collection[str]) -> None:
+  """Refuses a batch that lacks a field, or has one that nothing would read."""
+  if not isinstance(batch, Mapping):
+    raise ValueError(
+      "expected a batch as a mapping of queries, documents and other fields, got"
+      f" {type(batch).__name__}: pass a dict"
+    )
+  missing = [name for name in ("queries", "documents") if name not in batch]
+  if missing:
+    raise ValueError(
+      f"expected a batch with queries and documents, got {sorted(batch)}: add "
+      f"{missing[0]}"
+    )
+  unread = sorted(set(batch) - set(known))
+  if unread:
+    raise ValueError(
+      f"expected fields among {sorted(known)} with this method, got {unread[0]},"
+      " which nothing would read: leave it out, or correct its name"
+    )
 
 
 def _join_columns(

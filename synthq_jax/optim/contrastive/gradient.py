@@ -133,7 +133,8 @@ class ContrastiveGrad:
         "has_query", bool [batch], False leaves a row out and keeps its
         document; "document_ids" [batch] (and "negative_ids" [batch, hard], -1
         if missing), which identify duplicates; "public_negatives" [negative,
-        ...] for `Row` (and "public_negative_ids"); "example_id" [batch] for `Group`.
+        ...] for `Row` (and "public_negative_ids"); "example_id" [batch] for
+        `Group`. Other fields are refused: nothing would read them.
       key: must be None: encoders have no randomness.
       is_padding_example: bool [batch]; a pair with True counts neither as a row
         nor as a column.
@@ -211,6 +212,7 @@ class ContrastiveGrad:
       is_padding_example,
       max_batch_size=self.max_batch_size,
       hard_negatives=getattr(self.loss, "hard_negatives", 0),
+      more_fields=getattr(self.method, "fields", ()),
     )
 
   def encode(

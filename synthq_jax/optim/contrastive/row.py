@@ -70,6 +70,13 @@ class Row:
           f"expected {name} among {names}, got {getattr(self, name)!r}"
         )
 
+  @property
+  def fields(self) -> tuple[str, ...]:
+    """Fields of a batch that only this method reads."""
+    if self.negatives == "batch":
+      return ()
+    return ("public_negatives", "public_negative_ids")
+
   def check(self, fn: Any) -> None:
     """Refuses losses in which a row depends on other queries."""
     if getattr(fn.loss, "directions", 1) != 1:
