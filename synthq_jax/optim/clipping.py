@@ -19,6 +19,7 @@ __all__ = [
   "Aux",
   "ClippedGrad",
   "clipped_grad",
+  "count_rows",
   "split_padding",
   "split_rows",
 ]
@@ -532,7 +533,7 @@ def split_rows(
       `split_padding`.
   """
   batch, is_padding_example = split_padding(batch, is_padding_example)
-  size = _count_rows(batch)
+  size = count_rows(batch)
   if is_padding_example is not None and is_padding_example.shape != (size,):
     raise ValueError(
       f"expected is_padding_example of shape ({size},), got shape="
@@ -541,8 +542,13 @@ def split_rows(
   return batch, is_padding_example, size
 
 
-def _count_rows(batch: typing.Batch) -> int:
-  """Returns the length of the common leading axis."""
+def count_rows(batch: typing.Params) -> int:
+  """Returns the length of the common leading axis of a tree of arrays.
+
+  Raises:
+    TypeError: if a leaf is no array.
+    ValueError: if the leaves have no common leading axis.
+  """
   for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
     if isinstance(leaf, (batches.Batch, batches.Indices)):
       raise TypeError(

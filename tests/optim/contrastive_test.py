@@ -421,3 +421,43 @@ def test_longer_ones_are_shortened():
   found, _ = call(make(optim.Logit(), encoders=(encode, double)), batch)
   expected, _ = call(make(optim.Logit()), batch)
   assert_close(found, expected)
+
+
+def encode_tree(params, x):
+  """Encodes {"ids", "mask"} as `encode` does an array of both."""
+  return encode(params, jnp.concatenate([x["ids"], x["mask"]], axis=1))
+
+
+@pytest.mark.parametrize(
+  ("method", "hard", "microbatch"),
+  [
+    (optim.Logit(), 1, None),
+    (optim.Row(gradients="all"), 1, None),
+    (optim.Row(gradients="pair"), 1, 3),
+    (optim.Row(negatives="public", gradients="pair"), 0, None),
+    (optim.Group(size=3), 1, None),
+    (optim.Batch(), 1, 3),
+  ],
+)
+def test_queries_and_documents_may_be_trees_of_arrays(method, hard, microbatch):
+  """Tokens and their mask, as most tokenizers return them."""
+  loss = losses.Softmax(temperature=0.5, hard_negatives=hard)
+  batch = make_batch(6, hard=hard) | {"example_id": np.arange(6)}
+  if getattr(method, "negatives", "batch") == "public":
+    batch["public_negatives"] = make_batch(5, seed=3)["documents"]
+  trees = batch | {
+    name: {"ids": x[..., :4], "mask": x[..., 4:]}
+    for name, x in batch.items()
+    if name != "example_id"
+  }
+  padding = np.arange(6) == 4
+  options = {"clip": 0.5, "microbatch_size": microbatch}
+  expected, aux = make(method, loss, **options)(
+    PARAMS, batch, is_padding_example=padding
+  )
+  total, tree_aux = make(
+    method, loss, encoders=(encode_tree, encode_tree), **options
+  )(PARAMS, trees, is_padding_example=padding)
+  assert_close(total, expected, 1e-5)
+  assert np.linalg.norm(flat(expected)) > 0.1
+  np.testing.assert_allclose(tree_aux.norms, aux.norms, rtol=1e-4, atol=1e-6)

@@ -1,12 +1,13 @@
 """Checks a batch of pairs and puts it into columns."""
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
+from synthq_jax.optim import clipping
 
 __all__ = ["Pairs", "mask_finite_rows", "read", "replace_uncounted"]
 
@@ -20,11 +21,31 @@ _FIELDS = (
 class Pairs(NamedTuple):
   """A batch of pairs; columns are the documents, then all hard negatives."""
 
-  queries: jax.Array  # [batch, ...]
-  columns: jax.Array  # [batch * (1 + hard), ...]
+  queries: Any  # [batch, ...], an array or a tree of arrays
+  columns: Any  # [batch * (1 + hard), ...], likewise
   is_padding: jax.Array  # bool [batch]
   has_query: jax.Array  # bool [batch]
   is_duplicate: jax.Array  # bool [batch, batch * (1 + hard)]
+
+  @property
+  def size(self) -> int:
+    """Number of rows of the batch."""
+    return len(self.is_padding)
+
+  @property
+  def hard(self) -> int:
+    """Number of hard negatives of each row."""
+    return self.is_duplicate.shape[1] // self.size - 1
+
+  @property
+  def documents(self) -> Any:
+    """The rows' own documents [batch, ...]."""
+    return jax.tree.map(lambda x: x[: self.size], self.columns)
+
+  @property
+  def negatives(self) -> Any:
+    """All hard negatives [batch * hard, ...]."""
+    return jax.tree.map(lambda x: x[self.size :], self.columns)
 
 
 def read(
@@ -51,12 +72,16 @@ def read(
     ValueError: if the batch does not match its declaration.
   """
   _check_fields(batch, (*_FIELDS, *more_fields))
-  queries, documents = (jnp.asarray(batch[n]) for n in ("queries", "documents"))
-  size = len(queries)
-  if len(documents) != size:
+  size, count = (
+    clipping.count_rows(batch[name]) for name in ("queries", "documents")
+  )
+  queries, documents = (
+    jax.tree.map(jnp.asarray, batch[name]) for name in ("queries", "documents")
+  )
+  if count != size:
     raise ValueError(
       f"expected a document for each query, got {size} queries and "
-      f"{len(documents)} documents: give them one leading axis [batch]"
+      f"{count} documents: give them one leading axis [batch]"
     )
   if size > max_batch_size:
     raise ValueError(
@@ -94,20 +119,25 @@ def _check_fields(batch: typing.Batch, known: Collection[str]) -> None:
 
 
 def _join_columns(
-  documents: jax.Array, negatives: jax.Array | None, hard: int
-) -> jax.Array:
+  documents: typing.Params, negatives: typing.Params | None, hard: int
+) -> typing.Params:
   """Returns the documents, then the hard negatives of one row after the other."""
   if negatives is None and hard == 0:
     return documents
-  shape = (len(documents), hard, *documents.shape[1:])
-  got = None if negatives is None else jnp.shape(negatives)
+  shape = jax.tree.map(lambda x: (len(x), hard, *x.shape[1:]), documents)
+  got = None if negatives is None else jax.tree.map(jnp.shape, negatives)
   if got != shape:
     raise ValueError(
       f"expected negatives of shape {shape} for a loss with hard_negatives="
       f"{hard}, got shape={got}: declare them, and pad them like documents"
     )
-  flat = jnp.asarray(negatives).reshape(-1, *documents.shape[1:])
-  return jnp.concatenate([documents, flat])
+  return jax.tree.map(
+    lambda x, more: jnp.concatenate(
+      [x, jnp.asarray(more).reshape(-1, *x.shape[1:])]
+    ),
+    documents,
+    negatives,
+  )
 
 
 def _read_flags(
@@ -147,7 +177,7 @@ def mask_finite_rows(vectors: jax.Array) -> jax.Array:
   return jnp.isfinite(vectors).all(axis=1)
 
 
-def replace_uncounted(examples: jax.Array, counted: jax.Array) -> jax.Array:
+def replace_uncounted(examples: Any, counted: jax.Array) -> Any:
   """Replaces examples that do not count by those that do, in turn.
 
   Examples that do not count may hold anything, and zero times that may be nan.

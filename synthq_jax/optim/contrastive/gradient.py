@@ -128,7 +128,8 @@ class ContrastiveGrad:
 
     Args:
       params: pytree of floating-point arrays.
-      batch: "queries" and "documents" [batch, ...]. Optional fields:
+      batch: "queries" and "documents" [batch, ...], as an encoder takes them:
+        arrays, or trees such as {"ids", "mask"}. Optional fields:
         "negatives" [batch, hard, ...], as many as the loss declares;
         "has_query", bool [batch], False leaves a row out and keeps its
         document; "document_ids" [batch] (and "negative_ids" [batch, hard], -1
@@ -254,8 +255,7 @@ class ContrastiveGrad:
     """
     pairs = self.read(batch, ~is_real)
     # Padding may hold anything, so real pairs' examples replace it.
-    hard = len(pairs.columns) // len(is_real) - 1
-    has_column = jnp.concatenate([is_real, jnp.repeat(is_real, hard)])
+    has_column = jnp.concatenate([is_real, jnp.repeat(is_real, pairs.hard)])
     queries = batches.replace_uncounted(pairs.queries, is_real)
     columns = batches.replace_uncounted(pairs.columns, has_column)
     q = self.encode_all("query", params, queries, together=True)
