@@ -18,6 +18,8 @@ from synthq_jax.privacy import batches, sampling
 __all__ = [
   "Aux",
   "ClippedGrad",
+  "check_arrays",
+  "check_params",
   "clipped_grad",
   "count_rows",
   "split_padding",
@@ -102,7 +104,7 @@ class ClippedGrad:
     """
     loss_calls.check_arguments(self.loss_fn, len(arguments), key is not None)
     params, batch, loss_fn = self._split_arguments(arguments)
-    _check_params(params)
+    check_params(params)
     batch, is_padding_example, size = split_rows(batch, is_padding_example)
     _refuse_no_rows(size)
     keys = (
@@ -418,8 +420,12 @@ def clipped_grad(
   )
 
 
-def _check_params(params: typing.Params) -> None:
-  """Refuses parameters with leaves that are no floating-point arrays."""
+def check_params(params: typing.Params) -> None:
+  """Refuses parameters with leaves that are no floating-point arrays.
+
+  Raises:
+    TypeError: naming the first such leaf.
+  """
   for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None and isinstance(leaf, (bool, int, float, complex)):
@@ -546,21 +552,10 @@ def count_rows(batch: typing.Params) -> int:
   """Returns the length of the common leading axis of a tree of arrays.
 
   Raises:
-    TypeError: if a leaf is no array.
+    TypeError: if a leaf is no array of numbers.
     ValueError: if the leaves have no common leading axis.
   """
-  for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
-    if isinstance(leaf, (batches.Batch, batches.Indices)):
-      raise TypeError(
-        f"expected records in batch{jax.tree_util.keystr(path)}, got a drawn"
-        f" {type(leaf).__name__}: pass sampler.take(records, drawn)"
-      )
-    if not isinstance(leaf, (int, float)) and not hasattr(leaf, "dtype"):
-      raise TypeError(
-        "expected a batch of arrays, got batch"
-        f"{jax.tree_util.keystr(path)} of {type(leaf).__name__}: leave it out,"
-        " or make it an array with a row for each example"
-      )
+  check_arrays(batch)
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
   if len(sizes) != 1 or () in sizes:
     raise ValueError(
@@ -568,3 +563,21 @@ def count_rows(batch: typing.Params) -> int:
       f"{sorted(sizes)}: give every field one row for each example"
     )
   return sizes.pop()[0]
+
+
+def check_arrays(batch: typing.Params) -> None:
+  """Refuses leaves that are no arrays of numbers, by a TypeError that names one."""
+  for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
+    if isinstance(leaf, (batches.Batch, batches.Indices)):
+      raise TypeError(
+        f"expected records in batch{jax.tree_util.keystr(path)}, got a drawn"
+        f" {type(leaf).__name__}: pass sampler.take(records, drawn)"
+      )
+    dtype = getattr(leaf, "dtype", None)
+    is_text = getattr(dtype, "kind", "?") in "MOSUm"
+    if is_text or (dtype is None and not isinstance(leaf, (int, float))):
+      raise TypeError(
+        "expected a batch of arrays, got batch"
+        f"{jax.tree_util.keystr(path)} of {dtype or type(leaf).__name__}: leave"
+        " it out, or make numbers of it, with a row for each example"
+      )

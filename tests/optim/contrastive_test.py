@@ -461,3 +461,15 @@ def test_queries_and_documents_may_be_trees_of_arrays(method, hard, microbatch):
   assert_close(total, expected, 1e-5)
   assert np.linalg.norm(flat(expected)) > 0.1
   np.testing.assert_allclose(tree_aux.norms, aux.norms, rtol=1e-4, atol=1e-6)
+
+
+def test_hard_negatives_with_hashed_ids_all_count():
+  """Half of all 64-bit hashes are negative once JAX has cut them to 32 bits."""
+  hashes = np.array([[2**31 + 5], [2**63 - 7], [-3], [9]])
+  batch = make_batch(4, hard=1) | {"document_ids": np.arange(4)}
+  fn = make(optim.Batch(), losses.Softmax(temperature=0.5, hard_negatives=1))
+  all_count, _ = fn(PARAMS, batch | {"negative_ids": 100 + hashes * 0})
+  hashed, _ = fn(PARAMS, batch | {"negative_ids": hashes})
+  np.testing.assert_array_equal(flat(hashed), flat(all_count))
+  missing, _ = fn(PARAMS, batch | {"negative_ids": np.full((4, 1), -1)})
+  assert not np.allclose(flat(missing), flat(all_count))

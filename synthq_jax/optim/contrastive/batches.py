@@ -5,11 +5,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from synthq_jax import typing
 from synthq_jax.optim import clipping
 
-__all__ = ["Pairs", "mask_finite_rows", "read", "replace_uncounted"]
+__all__ = [
+  "Pairs",
+  "mask_finite_rows",
+  "read",
+  "read_ids",
+  "replace_uncounted",
+]
 
 _FIELDS = (
   "queries", "documents", "negatives", "has_query", "document_ids",
@@ -158,7 +165,7 @@ def _find_duplicates(batch: typing.Batch, size: int, hard: int) -> jax.Array:
   columns = size * (1 + hard)
   if "document_ids" not in batch:
     return jnp.zeros((size, columns), bool)
-  own = jnp.asarray(batch["document_ids"])
+  own = read_ids(batch, "document_ids")
   ids = own
   if hard:
     if "negative_ids" not in batch:
@@ -166,10 +173,24 @@ def _find_duplicates(batch: typing.Batch, size: int, hard: int) -> jax.Array:
         "expected negative_ids [batch, hard] beside document_ids, got "
         f"{sorted(batch)}: give -1 to a negative that is missing"
       )
-    ids = jnp.concatenate([own, jnp.asarray(batch["negative_ids"]).reshape(-1)])
+    negatives = read_ids(batch, "negative_ids").reshape(-1)
+    ids = jnp.concatenate([own, negatives.astype(own.dtype)])
   same = (own[:, None] == ids[None, :]) & ~jnp.eye(size, columns, dtype=bool)
-  is_missing = (ids < 0) & (jnp.arange(columns) >= size)  # a negative
+  # Not "< 0": hashes of 64 bits lose their upper half, and half are negative.
+  is_missing = (ids == -1) & (jnp.arange(columns) >= size)  # a negative
   return same | is_missing[None, :]
+
+
+def read_ids(batch: typing.Batch, name: str) -> jax.Array:
+  """Returns a field of ids; refuses ids that are no integers."""
+  ids = batch[name]
+  dtype = getattr(ids, "dtype", None) or np.asarray(ids).dtype
+  if not jnp.issubdtype(dtype, np.integer):
+    raise ValueError(
+      f"expected integers in {name}, got {dtype}: give a hash of each id, such"
+      " as zlib.crc32"
+    )
+  return jnp.asarray(ids)
 
 
 def mask_finite_rows(vectors: jax.Array) -> jax.Array:

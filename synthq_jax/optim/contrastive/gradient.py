@@ -146,11 +146,13 @@ class ContrastiveGrad:
       the largest of the row's similarities.
 
     Raises:
+      TypeError: if a parameter is no floating-point array.
       ValueError: if the batch does not match its declaration, or the first
         example's vector is longer than 1 (under `jax.jit` it is shortened
         instead); or inside of `jax.shard_map`, if devices see rows of their
         own.
     """
+    clipping.check_arrays(batch)
     devices.refuse_batches(type(self).__name__, among=self.axes)
     if devices.get_axes(batch, is_padding_example):
       raise ValueError(
@@ -167,6 +169,7 @@ class ContrastiveGrad:
     batch, is_padding_example = clipping.split_padding(
       batch, is_padding_example
     )
+    clipping.check_params(params)
     pairs = self.read(batch, is_padding_example)
     for name, examples in (
       ("query", pairs.queries),

@@ -87,7 +87,7 @@ class Group:
       )
     count = self.groups or fn.max_batch_size // self.size
     positions, is_filled = assign(
-      jnp.asarray(batch["example_id"]), pairs.is_padding, count, self.size
+      batches.read_ids(batch, "example_id"), pairs.is_padding, count, self.size
     )
     names = ("queries", "documents", "negatives", "document_ids",
              "negative_ids", "has_query")  # fmt: skip

@@ -230,8 +230,11 @@ def _weigh_public_rows(
   )
   masked = jnp.broadcast_to(~has_column[None, :], (len(q), len(s)))
   if "document_ids" in batch and "public_negative_ids" in batch:
-    own, others = batch["document_ids"], batch["public_negative_ids"]
-    masked |= jnp.asarray(own)[:, None] == jnp.asarray(others)[None, :]
+    own, others = (
+      batches.read_ids(batch, name)
+      for name in ("document_ids", "public_negative_ids")
+    )
+    masked |= own[:, None] == others[None, :]
   masked = jnp.pad(masked, ((0, 0), (1, 0)))
   # Each row is a batch of one pair whose hard negatives are the public ones.
   loss = dataclasses.replace(fn.loss, hard_negatives=len(s))
