@@ -104,7 +104,7 @@ def read(
   )
 
 
-def _check_fields(batch: typing.Batch, known: Collection[str]) -> None:
+def _check_fields(batch: typing.Batch, fields: Collection[str]) -> None:
   """Refuses a batch that lacks a field, or has one that nothing would read."""
   if not isinstance(batch, Mapping):
     raise ValueError(
@@ -117,10 +117,10 @@ def _check_fields(batch: typing.Batch, known: Collection[str]) -> None:
       f"expected a batch with queries and documents, got {sorted(batch)}: add "
       f"{missing[0]}"
     )
-  unread = sorted(set(batch) - set(known))
+  unread = sorted(set(batch) - set(fields))
   if unread:
     raise ValueError(
-      f"expected fields among {sorted(known)} with this method, got {unread[0]},"
+      f"expected fields among {sorted(fields)} with this method, got {unread[0]},"
       " which nothing would read: leave it out, or correct its name"
     )
 
