@@ -18,7 +18,10 @@ from synthq_jax.privacy import batches, sampling
 __all__ = [
   "Aux",
   "ClippedGrad",
+  "check_arrays",
+  "check_params",
   "clipped_grad",
+  "count_rows",
   "split_padding",
   "split_rows",
 ]
@@ -101,7 +104,7 @@ class ClippedGrad:
     """
     loss_calls.check_arguments(self.loss_fn, len(arguments), key is not None)
     params, batch, loss_fn = self._split_arguments(arguments)
-    _check_params(params)
+    check_params(params)
     batch, is_padding_example, size = split_rows(batch, is_padding_example)
     _refuse_no_rows(size)
     keys = (
@@ -417,8 +420,12 @@ def clipped_grad(
   )
 
 
-def _check_params(params: typing.Params) -> None:
-  """Refuses parameters with leaves that are no floating-point arrays."""
+def check_params(params: typing.Params) -> None:
+  """Refuses parameters with leaves that are no floating-point arrays.
+
+  Raises:
+    TypeError: naming the first such leaf.
+  """
   for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None and isinstance(leaf, (bool, int, float, complex)):
@@ -532,7 +539,7 @@ def split_rows(
       `split_padding`.
   """
   batch, is_padding_example = split_padding(batch, is_padding_example)
-  size = _count_rows(batch)
+  size = count_rows(batch)
   if is_padding_example is not None and is_padding_example.shape != (size,):
     raise ValueError(
       f"expected is_padding_example of shape ({size},), got shape="
@@ -541,20 +548,14 @@ def split_rows(
   return batch, is_padding_example, size
 
 
-def _count_rows(batch: typing.Batch) -> int:
-  """Returns the length of the common leading axis."""
-  for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
-    if isinstance(leaf, (batches.Batch, batches.Indices)):
-      raise TypeError(
-        f"expected records in batch{jax.tree_util.keystr(path)}, got a drawn"
-        f" {type(leaf).__name__}: pass sampler.take(records, drawn)"
-      )
-    if not isinstance(leaf, (int, float)) and not hasattr(leaf, "dtype"):
-      raise TypeError(
-        "expected a batch of arrays, got batch"
-        f"{jax.tree_util.keystr(path)} of {type(leaf).__name__}: leave it out,"
-        " or make it an array with a row for each example"
-      )
+def count_rows(batch: typing.Params) -> int:
+  """Returns the length of the common leading axis of a tree of arrays.
+
+  Raises:
+    TypeError: if a leaf is no array of numbers.
+    ValueError: if the leaves have no common leading axis.
+  """
+  check_arrays(batch)
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
   if len(sizes) != 1 or () in sizes:
     raise ValueError(
@@ -562,3 +563,21 @@ def _count_rows(batch: typing.Batch) -> int:
       f"{sorted(sizes)}: give every field one row for each example"
     )
   return sizes.pop()[0]
+
+
+def check_arrays(batch: typing.Params) -> None:
+  """Refuses leaves that are no arrays of numbers, by a TypeError that names one."""
+  for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
+    if isinstance(leaf, (batches.Batch, batches.Indices)):
+      raise TypeError(
+        f"expected records in batch{jax.tree_util.keystr(path)}, got a drawn"
+        f" {type(leaf).__name__}: pass sampler.take(records, drawn)"
+      )
+    dtype = getattr(leaf, "dtype", None)
+    is_text = getattr(dtype, "kind", "?") in "MOSUm"
+    if is_text or (dtype is None and not isinstance(leaf, (int, float))):
+      raise TypeError(
+        "expected a batch of arrays, got batch"
+        f"{jax.tree_util.keystr(path)} of {dtype or type(leaf).__name__}: leave"
+        " it out, or make numbers of it, with a row for each example"
+      )

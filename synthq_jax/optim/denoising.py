@@ -14,7 +14,7 @@ References:
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,17 @@ def denoise(
   return jnp.where(noise_std > 0, (left * shrunk[None]) @ right, matrix)
 
 
+def _check_constants(**values: Any) -> None:
+  """Refuses schedules and traced values: the sum so far has one noise and rate."""
+  for name, value in values.items():
+    if callable(value) or isinstance(value, jax.core.Tracer):
+      kind = "a schedule" if callable(value) else "a traced value"
+      raise TypeError(
+        f"expected a number for {name}, got {kind}: dual averaging denoises and"
+        " scales the sum of all steps at once"
+      )
+
+
 class DualAveragingState(NamedTuple):
   """State of `dual_averaging`."""
 
@@ -104,7 +115,12 @@ def dual_averaging(
 
   Returns:
     An optax transform whose `update` needs the parameters.
+
+  Raises:
+    TypeError: if an argument is a schedule or traced.
+    ValueError: if a number is out of range.
   """
+  _check_constants(learning_rate=learning_rate, noise_std=noise_std)
   checks.within("(0, inf)", learning_rate=learning_rate)
   checks.within("[0, inf)", noise_std=noise_std)
 
@@ -156,6 +172,7 @@ def dp_dual_averaging(
     An optax transform whose `update` takes the clipped sum and parameters.
 
   Raises:
+    TypeError: if a number is a schedule or traced.
     ValueError: if a number is out of its range, or noise is correlated: its sum
       has another standard deviation than `dual_averaging` removes.
   """
@@ -164,6 +181,11 @@ def dp_dual_averaging(
       f"expected independent noise, optim.iid(), got {noise}: a sum of correlated"
       " noise has another standard deviation; set noise_bands=1"
     )
+  _check_constants(
+    l2_sensitivity=l2_sensitivity,
+    noise_multiplier=noise_multiplier,
+    denominator=denominator,
+  )
   return optax.chain(
     privatize(
       l2_sensitivity=l2_sensitivity,

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -132,6 +132,13 @@ def _derive_leaf_keys(key: jax.Array, paths: list[Any]) -> jax.Array:
   return jax.lax.map(fold, words)
 
 
+class BandedState(NamedTuple):
+  """State of `Banded`."""
+
+  steps: jax.Array  # [] int32, of the training whose noise the buffers hold
+  buffers: Any  # of the last bands - 1 steps
+
+
 @dataclasses.dataclass(frozen=True)
 class Banded:
   """Noise C^-1 z, for a lower-triangular C with few bands and columns of norm 1.
@@ -140,7 +147,9 @@ class Banded:
   steps has less noise than with independent noise.
 
   Attributes:
-    steps: number of steps of the whole training; noise beyond them is nan.
+    steps: number of steps of the whole training. Noise beyond them is nan, and
+      so is noise that continues the state of a training of other steps: columns
+      of the joint C may be longer than 1.
     coefficients: coefficients of the bands, main diagonal first.
   """
 
@@ -152,21 +161,27 @@ class Banded:
     """Number of bands: columns of C this far apart have no row in common."""
     return len(self.coefficients)
 
-  def init(self, tree: optax.Updates) -> Any:
+  def init(self, tree: optax.Updates) -> BandedState:
     """Returns buffers of bands - 1 times the size of `tree`, float32."""
     shapes = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), tree
     )
-    return self._make_inverse().init_multiply(shapes)
+    buffers = self._make_inverse().init_multiply(shapes)
+    return BandedState(jnp.asarray(self.steps, jnp.int32), buffers)
 
   def draw(
-    self, key: jax.Array, step: jax.Array, tree: optax.Updates, state: Any
-  ) -> tuple[optax.Updates, Any]:
+    self,
+    key: jax.Array,
+    step: jax.Array,
+    tree: optax.Updates,
+    state: BandedState,
+  ) -> tuple[optax.Updates, BandedState]:
     """Returns the noise of one step, which depends on all steps before."""
     fresh, _ = Iid().draw(key, step, tree)
-    noise, state = self._make_inverse().multiply_next(fresh, state)
-    is_step = jnp.asarray(step) < self.steps
-    return jax.tree.map(lambda x: jnp.where(is_step, x, jnp.nan), noise), state
+    noise, buffers = self._make_inverse().multiply_next(fresh, state.buffers)
+    is_step = (jnp.asarray(step) < self.steps) & (state.steps == self.steps)
+    noise = jax.tree.map(lambda x: jnp.where(is_step, x, jnp.nan), noise)
+    return noise, BandedState(state.steps, buffers)
 
   def _make_inverse(self) -> Any:
     from jax_privacy.matrix_factorization import toeplitz
@@ -201,7 +216,8 @@ def banded(*, steps: int, bands: int) -> Banded:
   4
 
   Args:
-    steps: steps of the whole training, at least 1.
+    steps: steps of the whole training, at least 1. A training cannot be made
+      longer: a restored state of other steps gives nan.
     bands: number of bands, from 1 (independent noise) to `steps`. More bands
       correlate noise over more steps and need longer cycles, which amplify
       less.

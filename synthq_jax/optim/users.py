@@ -1,6 +1,7 @@
 """Groups the records of a user into one example, whose gradient is clipped once."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,8 @@ WEIGHTS = "record_weights"
 
 
 def grouped(
-  records: Mapping[str, np.ndarray], owners: np.ndarray, most: int
-) -> dict[str, np.ndarray]:
+  records: Mapping[str, Any], owners: np.ndarray, most: int
+) -> dict[str, Any]:
   """Puts the records of each user into one row.
 
   For a user with fewer than `most` records the last one is repeated, with
@@ -27,8 +28,8 @@ def grouped(
   [[6, 6], [5, 7]] [[1.0, 0.0], [0.5, 0.5]]
 
   Args:
-    records: arrays [record, ...].
-    owners: the number of each record's user, [record].
+    records: arrays, or trees of arrays, [record, ...].
+    owners: the number or the id of each record's user, [record].
     most: K, the largest number of records of a user; public.
 
   Returns:
@@ -37,8 +38,21 @@ def grouped(
     for repeated records.
 
   Raises:
-    ValueError: if a user has more than `most` records.
+    ValueError: if a user has more than `most` records, a record has no owner,
+      or owners and fields differ in their number of records.
   """
+  owners = np.asarray(owners)
+  _check_owners(owners)
+  records = jax.tree.map(
+    np.asarray, dict(records), is_leaf=lambda x: not isinstance(x, Mapping)
+  )
+  for path, values in jax.tree_util.tree_flatten_with_path(records)[0]:
+    if values.shape[:1] != owners.shape:
+      raise ValueError(
+        "expected an owner for each record, got owners of shape"
+        f" {owners.shape} and records{jax.tree_util.keystr(path)} of shape"
+        f" {values.shape}: filter both alike"
+      )
   _, first, counts = np.unique(
     np.sort(owners), return_index=True, return_counts=True
   )
@@ -51,8 +65,26 @@ def grouped(
   slots = np.arange(most)
   rows = order[first[:, None] + np.minimum(slots, counts[:, None] - 1)]
   weights = (slots < counts[:, None]) / counts[:, None].astype(np.float32)
-  fields = {name: values[rows] for name, values in records.items()}
+  fields = jax.tree.map(lambda values: values[rows], records)
   return {**fields, WEIGHTS: weights.astype(np.float32)}
+
+
+def _check_owners(owners: np.ndarray) -> None:
+  """Refuses missing owners, who would count as one user, and mixed ids."""
+  is_missing, kinds = owners != owners, set()  # nan
+  if owners.dtype == object:
+    is_missing = np.array([x is None or x != x for x in owners], bool)
+    kinds = {type(x).__name__ for x in owners}
+  if is_missing.any():
+    raise ValueError(
+      "expected an owner for each record, got records without one, who would be"
+      " one user together: leave them out"
+    )
+  if len(kinds) > 1:
+    raise ValueError(
+      f"expected owners of one type, got {', '.join(sorted(kinds))}: 7 and '7'"
+      " may be one person, so convert all of them alike"
+    )
 
 
 def mean_loss(loss_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -85,6 +117,11 @@ def mean_loss(loss_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
   def loss_of_users(
     params: typing.Params, batch: typing.Batch, *key: jax.Array
   ) -> jax.Array:
+    if WEIGHTS not in batch:
+      raise ValueError(
+        f"expected a batch of users.grouped, with {WEIGHTS}, got"
+        f" {sorted(batch)}: group the records by their owners first"
+      )
     weights = batch[WEIGHTS]  # [user, most]
     records = {
       name: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), values)
@@ -92,6 +129,12 @@ def mean_loss(loss_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
       if name not in (WEIGHTS, "example_id")
     }
     losses = loss_fn(params, records, *key)
+    if getattr(losses, "shape", None) != (weights.size,):
+      raise ValueError(
+        "expected a loss_fn that returns losses [record], got"
+        f" {getattr(losses, 'shape', type(losses).__name__)} for {weights.size}"
+        " records: no mean over the batch, and no second value"
+      )
     return jnp.sum(weights * losses.reshape(weights.shape), axis=1)
 
   return loss_of_users

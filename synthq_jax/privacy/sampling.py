@@ -262,8 +262,8 @@ class CyclicPoisson(_Truncated):
   each of its records independently, with cycle_length times the probability of
   plain Poisson sampling, so that the expected batch is the same.
 
-  Formal guarantee: two batches with the same record are at least cycle_length
-  steps apart. At most ceil(steps / cycle_length) steps can draw a given record,
+  Formal guarantee: with one seed for all steps, two batches with the same record
+  are at least cycle_length steps apart. At most ceil(steps / cycle_length) steps can draw a given record,
   each independently with `probability`, apart from truncation, whose cost
   `overflow_delta` bounds. Groups and draws of a record do not depend on other
   records, so adding or removing one leaves the others unchanged. The numbers are
@@ -339,8 +339,8 @@ class FixedOrder(Sampler):
   Each epoch has a fresh order and leaves out the last num_examples % batch_size
   records of that order.
 
-  Formal guarantee: a record is in at most one batch per epoch, so in at most
-  ceil(steps / steps_per_epoch) batches. Nothing is claimed from the secrecy of
+  Formal guarantee: with one seed for all steps, a record is in at most one batch
+  per epoch, so in at most ceil(steps / steps_per_epoch) batches. Nothing is claimed from the secrecy of
   the order (no amplification). Claims hold only for REPLACE_SPECIAL, where an
   empty record replaces a record and every other record keeps its position. Adding
   a record would shift the batches.

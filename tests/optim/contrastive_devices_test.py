@@ -59,10 +59,11 @@ def make(name, **more):
   )
 
 
-def make_batch(loss=SOFTMAX, size=SIZE):
+def make_batch(loss=SOFTMAX, size=SIZE, method=None):
   hard = getattr(loss, "hard_negatives", 0)
   batch = plain.make_batch(size, hard=hard)
-  batch["public_negatives"] = plain.make_batch(5, seed=3)["documents"]
+  if getattr(method, "negatives", "batch") == "public":
+    batch["public_negatives"] = plain.make_batch(5, seed=3)["documents"]
   batch["document_ids"] = np.arange(size) // 2  # pairs of duplicates
   if hard:
     batch["negative_ids"] = 1000 + np.arange(size)[:, None]
@@ -71,7 +72,8 @@ def make_batch(loss=SOFTMAX, size=SIZE):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_all_devices_together_make_the_sum_of_one(name):
-  fn, batch = make(name), make_batch(METHODS[name][1])
+  method, loss, _ = METHODS[name]
+  fn, batch = make(name), make_batch(loss, method=method)
   one, one_aux = jax.jit(
     lambda p, b, m: fn(p, b, is_padding_example=m)
   )(plain.PARAMS, batch, PADDING)  # fmt: skip
@@ -89,7 +91,6 @@ def test_rows_that_fill_all_devices_meet_in_the_loss(name):
   one, _ = jax.jit(lambda p, b, m: fn(p, b, is_padding_example=m))(
     plain.PARAMS, batch, mask
   )
-  batch = {k: v for k, v in batch.items() if k != "public_negatives"}
   many, _ = on_mesh(fn)(plain.PARAMS, batch, mask)
   plain.assert_close(many, one, 1e-6)
 
@@ -99,7 +100,7 @@ def test_microbatches_that_do_not_divide_a_devices_rows_change_nothing(name):
   """Seven rows of a device, in threes."""
   method, loss, _ = METHODS[name]
   fn = plain.make(method, loss, size=SIZE, clip=0.5, microbatch_size=3)
-  batch = make_batch(loss)
+  batch = make_batch(loss, method=method)
   one, _ = jax.jit(lambda p, b, m: make(name)(p, b, is_padding_example=m))(
     plain.PARAMS, batch, PADDING
   )
@@ -122,9 +123,9 @@ def test_separate_towers_and_layers_in_parts_make_the_sum_of_one():
 @pytest.mark.parametrize("name", ["example", "row", "logit", "batch"])
 def test_padding_that_fills_up_devices_moves_nothing(name):
   """Sixteen rows give each device two, eleven leave some with one or padding."""
-  loss = METHODS[name][1]
+  method, loss, _ = METHODS[name]
   fn = dataclasses.replace(make(name), max_batch_size=16)
-  whole = make_batch(loss, 16)
+  whole = make_batch(loss, 16, method)
   real, rows = np.arange(16) < 5, ("queries", "documents", "negatives")
   for key in rows:
     if key in whole:

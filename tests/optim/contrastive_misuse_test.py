@@ -122,6 +122,67 @@ def test_a_field_that_is_missing_or_too_much_is_named(
   refuses(lambda: fn(PARAMS, make_batch(5) | options), match)
 
 
+@pytest.mark.parametrize(
+  ("method", "name"),
+  [
+    (optim.Logit(), "weights"),
+    (optim.Batch(), "document_id"),
+    (optim.Group(size=4), "hard_negatives"),
+    (optim.Row(negatives="public"), "labels"),
+    (optim.Row(), "public_negatives"),
+    (optim.Logit(), "public_negatives"),
+  ],
+)
+def test_a_field_that_nothing_would_read_is_refused(method, name):
+  """Weights, masks or negatives would be ignored in silence."""
+  batch = make_batch(5) | {"example_id": np.arange(5)}
+  if method == optim.Row(negatives="public"):
+    batch["public_negatives"] = np.ones((3, 3), np.float32)
+  make(method)(PARAMS, batch)
+  refuses(
+    lambda: make(method)(PARAMS, batch | {name: np.ones((5, 3))}),
+    f"got {name}, which nothing would read",
+  )
+
+
+@pytest.mark.parametrize(
+  ("method", "change", "match"),
+  [
+    (optim.Logit(), {"document_ids": np.array(list("abcde"))}, "document_ids"),
+    (optim.Row(), {"document_ids": np.arange(5) / 2}, "got float64: give a h"),
+    (optim.Group(size=4), {"example_id": np.array(list("abcde"))}, "example_"),
+    (optim.Batch(), {"queries": ["a", "b"]}, "batch.'queries'..0. of str"),
+  ],
+)
+def test_ids_and_texts_that_are_no_numbers_are_named(method, change, match):
+  with pytest.raises((TypeError, ValueError), match=match) as error:
+    make(method)(PARAMS, make_batch(5) | change)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("leaf", "match"),
+  [(np.int32(3), "'more'. of int32"), (jax.nn.relu, "'more'. of custom_jvp")],
+)
+def test_parameters_that_are_not_trained_are_named(leaf, match):
+  """A counter or an activation function among the leaves of a model."""
+  with pytest.raises(TypeError, match=match) as error:
+    make(optim.Logit())({**PARAMS, "more": leaf}, make_batch(5))
+  assert "\n" not in str(error.value)
+
+
+def test_an_encoder_that_returns_more_than_vectors_is_refused():
+  fn = make(optim.Row(), document=lambda params, x: (encode(params, x), x))
+  refuses(lambda: fn(PARAMS, make_batch(5)), "got tuple: return the pooled")
+
+
+def test_a_batch_that_is_no_mapping_is_refused():
+  refuses(
+    lambda: make(optim.Logit())(PARAMS, tuple(make_batch(5).values())),
+    "got tuple: pass a dict",
+  )
+
+
 class OwnLoss:
   """The softmax by another name, which the package does not know."""
 

@@ -421,3 +421,55 @@ def test_longer_ones_are_shortened():
   found, _ = call(make(optim.Logit(), encoders=(encode, double)), batch)
   expected, _ = call(make(optim.Logit()), batch)
   assert_close(found, expected)
+
+
+def encode_tree(params, x):
+  """Encodes {"ids", "mask"} as `encode` does an array of both."""
+  return encode(params, jnp.concatenate([x["ids"], x["mask"]], axis=1))
+
+
+@pytest.mark.parametrize(
+  ("method", "hard", "microbatch"),
+  [
+    (optim.Logit(), 1, None),
+    (optim.Row(gradients="all"), 1, None),
+    (optim.Row(gradients="pair"), 1, 3),
+    (optim.Row(negatives="public", gradients="pair"), 0, None),
+    (optim.Group(size=3), 1, None),
+    (optim.Batch(), 1, 3),
+  ],
+)
+def test_queries_and_documents_may_be_trees_of_arrays(method, hard, microbatch):
+  """Tokens and their mask, as most tokenizers return them."""
+  loss = losses.Softmax(temperature=0.5, hard_negatives=hard)
+  batch = make_batch(6, hard=hard) | {"example_id": np.arange(6)}
+  if getattr(method, "negatives", "batch") == "public":
+    batch["public_negatives"] = make_batch(5, seed=3)["documents"]
+  trees = batch | {
+    name: {"ids": x[..., :4], "mask": x[..., 4:]}
+    for name, x in batch.items()
+    if name != "example_id"
+  }
+  padding = np.arange(6) == 4
+  options = {"clip": 0.5, "microbatch_size": microbatch}
+  expected, aux = make(method, loss, **options)(
+    PARAMS, batch, is_padding_example=padding
+  )
+  total, tree_aux = make(
+    method, loss, encoders=(encode_tree, encode_tree), **options
+  )(PARAMS, trees, is_padding_example=padding)
+  assert_close(total, expected, 1e-5)
+  assert np.linalg.norm(flat(expected)) > 0.1
+  np.testing.assert_allclose(tree_aux.norms, aux.norms, rtol=1e-4, atol=1e-6)
+
+
+def test_hard_negatives_with_hashed_ids_all_count():
+  """Half of all 64-bit hashes are negative once JAX has cut them to 32 bits."""
+  hashes = np.array([[2**31 + 5], [2**63 - 7], [-3], [9]])
+  batch = make_batch(4, hard=1) | {"document_ids": np.arange(4)}
+  fn = make(optim.Batch(), losses.Softmax(temperature=0.5, hard_negatives=1))
+  all_count, _ = fn(PARAMS, batch | {"negative_ids": 100 + hashes * 0})
+  hashed, _ = fn(PARAMS, batch | {"negative_ids": hashes})
+  np.testing.assert_array_equal(flat(hashed), flat(all_count))
+  missing, _ = fn(PARAMS, batch | {"negative_ids": np.full((4, 1), -1)})
+  assert not np.allclose(flat(missing), flat(all_count))

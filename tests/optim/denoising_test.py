@@ -67,3 +67,24 @@ def test_correlated_noise_is_refused():
       key=jax.random.key(0),
       noise=optim.banded(steps=8, bands=2),
     )
+
+
+@pytest.mark.parametrize(
+  "name", ["learning_rate", "l2_sensitivity", "noise_multiplier", "denominator"]
+)
+def test_a_schedule_is_refused_by_name(name):
+  numbers = dict(l2_sensitivity=1.0, noise_multiplier=1.0, denominator=4.0)
+  numbers |= {"learning_rate": 1.0, name: lambda step: 1.0}
+  with pytest.raises(TypeError, match=f"number for {name}, got a schedule"):
+    optim.dp_dual_averaging(key=jax.random.key(0), **numbers)
+
+
+def test_a_traced_number_is_refused_by_name():
+  def build(rate):
+    return optim.dp_dual_averaging(
+      rate, l2_sensitivity=1.0, noise_multiplier=1.0, denominator=4.0,
+      key=jax.random.key(0),
+    ).init(jnp.zeros(2))  # fmt: skip
+
+  with pytest.raises(TypeError, match="learning_rate, got a traced value"):
+    jax.jit(build)(0.5)

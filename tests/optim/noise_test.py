@@ -99,6 +99,23 @@ def test_noise_beyond_the_last_step_is_refused_with_nan():
   assert np.isfinite(drawn[:STEPS]).all() and np.isnan(drawn[STEPS]).all()
 
 
+@pytest.mark.parametrize("longer", [2 * STEPS, STEPS + 1])
+def test_a_training_that_is_made_longer_has_no_noise_to_go_on_with(longer):
+  """Columns of the strategy that both trainings share would be too long."""
+  first, second = (
+    optim.banded(steps=steps, bands=BANDS) for steps in (STEPS, longer)
+  )
+  rows = np.vstack(
+    [strategy(first) @ np.eye(STEPS, longer), strategy(second)[STEPS:]]
+  )
+  assert np.linalg.norm(rows, axis=0).max() > 1.05
+  key, state = jax.random.key(0), first.init(PARAMS)
+  for step in range(STEPS):
+    _, state = first.draw(key, step, PARAMS, state)
+  drawn, _ = jax.jit(second.draw)(key, STEPS, PARAMS, state)
+  assert all(np.isnan(x).all() for x in jax.tree.leaves(drawn))
+
+
 def test_privatize_resumes_correlated_noise_bit_for_bit():
   transform = optim.privatize(
     l2_sensitivity=0.5,

@@ -166,6 +166,51 @@ def test_more_records_than_are_declared_are_refused():
     users.grouped(records, owners, MOST)
 
 
+@pytest.mark.parametrize(
+  ("records", "owners", "match"),
+  [
+    ({"x": np.ones(4)}, [0, 1, 2], r"shape \(3,\) and records\['x'\] of shape"),
+    ({"x": np.ones(2), "y": np.ones(3)}, [0, 1], r"records\['y'\]"),
+    ({"x": np.ones(3)}, [0.0, np.nan, np.nan], "got records without one"),
+    ({"x": np.ones(2)}, np.array(["a", None], object), "records without one"),
+    ({"x": np.ones(2)}, np.array(["7", 7], object), "one type, got int, str"),
+  ],
+)
+def test_records_and_owners_that_do_not_fit_are_refused(records, owners, match):
+  """Records beyond the owners were lost; people without an id were one user."""
+  with pytest.raises(ValueError, match=match) as error:
+    users.grouped(records, owners, MOST)
+  assert "\n" not in str(error.value)
+
+
+def test_records_may_be_lists_and_trees():
+  batch = users.grouped(
+    {"x": [5, 6, 7], "tokens": {"ids": np.arange(6).reshape(3, 2)}},
+    ["b", "a", "b"],
+    most=2,
+  )
+  assert batch["x"].tolist() == [[6, 6], [5, 7]]
+  assert batch["tokens"]["ids"][1].tolist() == [[0, 1], [4, 5]]
+
+
+@pytest.mark.parametrize(
+  ("loss", "fields", "match"),
+  [
+    (lambda p, b: (p * b["x"], b["x"]), {}, "no second value"),
+    (lambda p, b: jnp.mean(p * b["x"]), {}, "no mean over the batch"),
+    (lambda p, b: p * b["x"], {users.WEIGHTS}, "group the records"),
+  ],
+)
+def test_losses_and_batches_that_are_not_of_users_are_refused(
+  loss, fields, match
+):
+  batch = users.grouped({"x": np.arange(4.0)}, [0, 0, 1, 1], most=2)
+  batch = {name: x for name, x in batch.items() if name not in fields}
+  fn = optim.clipped_grad(users.mean_loss(loss), l2_clip_norm=1.0)
+  with pytest.raises(ValueError, match=match):
+    fn(1.0, batch)
+
+
 def test_a_draw_of_no_user_is_an_empty_batch():
   """Poisson sampling draws nobody once in a while."""
   records = {"x": np.zeros((0, DIM), np.float32)}

@@ -478,3 +478,26 @@ def test_a_negative_step_is_refused():
   )
   with pytest.raises(ValueError, match="step"):
     sampler.batch(0, -1)
+
+
+@pytest.mark.parametrize(
+  "sampler",
+  [
+    sampling.FixedOrder(num_examples=400, batch_size=40),
+    sampling.CyclicPoisson.with_margin(
+      num_examples=400, expected_batch_size=40, cycle_length=10
+    ),
+  ],
+)
+def test_another_seed_in_the_middle_of_an_epoch_draws_records_twice(sampler):
+  """The claim counts one draw, so a resumed training needs the seed it had."""
+
+  def count_draws(seeds):
+    counts = np.zeros(400)
+    for step, seed in enumerate(seeds):
+      drawn = sampler.batch(seed, step)
+      counts[drawn.indices[~drawn.is_padding]] += 1
+    return counts
+
+  assert count_draws([7] * 10).max() == 1 == sampler.uses(10)[1]
+  assert np.mean(count_draws([7] * 5 + [8] * 5) == 2) > 0.2

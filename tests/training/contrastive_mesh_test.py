@@ -67,7 +67,8 @@ def train(folder, method, shape, *, encode=encode, optimizer="dp_adafactor"):
   def negatives(step):
     drawn.append(step)
     rows = np.random.default_rng(step).choice(30, 5, replace=False)
-    return {"public_negatives": public[rows]}
+    is_read = getattr(method, "negatives", "batch") == "public"
+    return {"public_negatives": public[rows]} if is_read else {}
 
   grad_fn = optim.contrastive_clipped_grad(
     encode,

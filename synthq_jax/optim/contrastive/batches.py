@@ -1,23 +1,58 @@
 """Checks a batch of pairs and puts it into columns."""
 
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from synthq_jax import typing
+from synthq_jax.optim import clipping
 
-__all__ = ["Pairs", "mask_finite_rows", "read", "replace_uncounted"]
+__all__ = [
+  "Pairs",
+  "mask_finite_rows",
+  "read",
+  "read_ids",
+  "replace_uncounted",
+]
+
+_FIELDS = (
+  "queries", "documents", "negatives", "has_query", "document_ids",
+  "negative_ids", "example_id",
+)  # fmt: skip
+"""Fields that every method takes."""
 
 
 class Pairs(NamedTuple):
   """A batch of pairs; columns are the documents, then all hard negatives."""
 
-  queries: jax.Array  # [batch, ...]
-  columns: jax.Array  # [batch * (1 + hard), ...]
+  queries: Any  # [batch, ...], an array or a tree of arrays
+  columns: Any  # [batch * (1 + hard), ...], likewise
   is_padding: jax.Array  # bool [batch]
   has_query: jax.Array  # bool [batch]
   is_duplicate: jax.Array  # bool [batch, batch * (1 + hard)]
+
+  @property
+  def size(self) -> int:
+    """Number of rows of the batch."""
+    return len(self.is_padding)
+
+  @property
+  def hard(self) -> int:
+    """Number of hard negatives of each row."""
+    return self.is_duplicate.shape[1] // self.size - 1
+
+  @property
+  def documents(self) -> Any:
+    """The rows' own documents [batch, ...]."""
+    return jax.tree.map(lambda x: x[: self.size], self.columns)
+
+  @property
+  def negatives(self) -> Any:
+    """All hard negatives [batch * hard, ...]."""
+    return jax.tree.map(lambda x: x[self.size :], self.columns)
 
 
 def read(
@@ -26,6 +61,7 @@ def read(
   *,
   max_batch_size: int,
   hard_negatives: int = 0,
+  more_fields: Collection[str] = (),
 ) -> Pairs:
   """Checks a batch against its declaration and puts it into columns.
 
@@ -34,6 +70,7 @@ def read(
     is_padding_example: bool [batch], or None.
     max_batch_size: declared largest number of pairs.
     hard_negatives: declared number for each pair.
+    more_fields: names of fields that the method reads itself.
 
   Returns:
     The pairs; a missing hard negative is a duplicate in every row.
@@ -41,18 +78,17 @@ def read(
   Raises:
     ValueError: if the batch does not match its declaration.
   """
-  missing = [name for name in ("queries", "documents") if name not in batch]
-  if missing:
-    raise ValueError(
-      f"expected a batch with queries and documents, got {sorted(batch)}: add "
-      f"{missing[0]}"
-    )
-  queries, documents = (jnp.asarray(batch[n]) for n in ("queries", "documents"))
-  size = len(queries)
-  if len(documents) != size:
+  _check_fields(batch, (*_FIELDS, *more_fields))
+  size, count = (
+    clipping.count_rows(batch[name]) for name in ("queries", "documents")
+  )
+  queries, documents = (
+    jax.tree.map(jnp.asarray, batch[name]) for name in ("queries", "documents")
+  )
+  if count != size:
     raise ValueError(
       f"expected a document for each query, got {size} queries and "
-      f"{len(documents)} documents: give them one leading axis [batch]"
+      f"{count} documents: give them one leading axis [batch]"
     )
   if size > max_batch_size:
     raise ValueError(
@@ -68,21 +104,47 @@ def read(
   )
 
 
+def _check_fields(batch: typing.Batch, fields: Collection[str]) -> None:
+  """Refuses a batch that lacks a field, or has one that nothing would read."""
+  if not isinstance(batch, Mapping):
+    raise ValueError(
+      "expected a batch as a mapping of queries, documents and other fields, got"
+      f" {type(batch).__name__}: pass a dict"
+    )
+  missing = [name for name in ("queries", "documents") if name not in batch]
+  if missing:
+    raise ValueError(
+      f"expected a batch with queries and documents, got {sorted(batch)}: add "
+      f"{missing[0]}"
+    )
+  unread = sorted(set(batch) - set(fields))
+  if unread:
+    raise ValueError(
+      f"expected fields among {sorted(fields)} with this method, got {unread[0]},"
+      " which nothing would read: leave it out, or correct its name"
+    )
+
+
 def _join_columns(
-  documents: jax.Array, negatives: jax.Array | None, hard: int
-) -> jax.Array:
+  documents: typing.Params, negatives: typing.Params | None, hard: int
+) -> typing.Params:
   """Returns the documents, then the hard negatives of one row after the other."""
   if negatives is None and hard == 0:
     return documents
-  shape = (len(documents), hard, *documents.shape[1:])
-  got = None if negatives is None else jnp.shape(negatives)
+  shape = jax.tree.map(lambda x: (len(x), hard, *x.shape[1:]), documents)
+  got = None if negatives is None else jax.tree.map(jnp.shape, negatives)
   if got != shape:
     raise ValueError(
       f"expected negatives of shape {shape} for a loss with hard_negatives="
       f"{hard}, got shape={got}: declare them, and pad them like documents"
     )
-  flat = jnp.asarray(negatives).reshape(-1, *documents.shape[1:])
-  return jnp.concatenate([documents, flat])
+  return jax.tree.map(
+    lambda x, more: jnp.concatenate(
+      [x, jnp.asarray(more).reshape(-1, *x.shape[1:])]
+    ),
+    documents,
+    negatives,
+  )
 
 
 def _read_flags(
@@ -103,7 +165,7 @@ def _find_duplicates(batch: typing.Batch, size: int, hard: int) -> jax.Array:
   columns = size * (1 + hard)
   if "document_ids" not in batch:
     return jnp.zeros((size, columns), bool)
-  own = jnp.asarray(batch["document_ids"])
+  own = read_ids(batch, "document_ids")
   ids = own
   if hard:
     if "negative_ids" not in batch:
@@ -111,10 +173,24 @@ def _find_duplicates(batch: typing.Batch, size: int, hard: int) -> jax.Array:
         "expected negative_ids [batch, hard] beside document_ids, got "
         f"{sorted(batch)}: give -1 to a negative that is missing"
       )
-    ids = jnp.concatenate([own, jnp.asarray(batch["negative_ids"]).reshape(-1)])
+    negatives = read_ids(batch, "negative_ids").reshape(-1)
+    ids = jnp.concatenate([own, negatives.astype(own.dtype)])
   same = (own[:, None] == ids[None, :]) & ~jnp.eye(size, columns, dtype=bool)
-  is_missing = (ids < 0) & (jnp.arange(columns) >= size)  # a negative
+  # Not "< 0": hashes of 64 bits lose their upper half, and half are negative.
+  is_missing = (ids == -1) & (jnp.arange(columns) >= size)  # a negative
   return same | is_missing[None, :]
+
+
+def read_ids(batch: typing.Batch, name: str) -> jax.Array:
+  """Returns a field of ids; refuses ids that are no integers."""
+  ids = batch[name]
+  dtype = getattr(ids, "dtype", None) or np.asarray(ids).dtype
+  if not jnp.issubdtype(dtype, np.integer):
+    raise ValueError(
+      f"expected integers in {name}, got {dtype}: give a hash of each id, such"
+      " as zlib.crc32"
+    )
+  return jnp.asarray(ids)
 
 
 def mask_finite_rows(vectors: jax.Array) -> jax.Array:
@@ -122,7 +198,7 @@ def mask_finite_rows(vectors: jax.Array) -> jax.Array:
   return jnp.isfinite(vectors).all(axis=1)
 
 
-def replace_uncounted(examples: jax.Array, counted: jax.Array) -> jax.Array:
+def replace_uncounted(examples: Any, counted: jax.Array) -> Any:
   """Replaces examples that do not count by those that do, in turn.
 
   Examples that do not count may hold anything, and zero times that may be nan.

@@ -91,18 +91,30 @@ def _make_example_encoder(encoder: typing.EncodeFn) -> Callable[..., jax.Array]:
   )[0]
 
 
+def _call(
+  encoder: typing.EncodeFn, params: typing.Params, examples: Any
+) -> jax.Array:
+  """Returns an encoder's vectors, float32; refuses anything else."""
+  size = jax.tree.leaves(examples)[0].shape[0]
+  vectors = encoder(params, examples)
+  if not hasattr(vectors, "astype"):
+    raise ValueError(
+      "expected an encoder to vectors [batch, dim], got"
+      f" {type(vectors).__name__}: return the pooled vectors alone"
+    )
+  if vectors.ndim != 2 or len(vectors) != size:
+    raise ValueError(
+      "expected an encoder to vectors [batch, dim], got shape="
+      f"{vectors.shape} for a batch of {size}: pool over the tokens"
+    )
+  return vectors.astype(jnp.float32)
+
+
 def _shorten_vectors(encoder: typing.EncodeFn) -> Callable[..., jax.Array]:
   """Wraps an encoder: its vectors are float32 and shortened to length 1."""
 
   def encode_all(params: typing.Params, examples: Any) -> jax.Array:
-    size = jax.tree.leaves(examples)[0].shape[0]
-    vectors = encoder(params, examples)
-    if vectors.ndim != 2 or len(vectors) != size:
-      raise ValueError(
-        "expected an encoder to vectors [batch, dim], got shape="
-        f"{vectors.shape} for a batch of {size}: pool over the tokens"
-      )
-    vectors = vectors.astype(jnp.float32)
+    vectors = _call(encoder, params, examples)
     squared = jnp.sum(vectors * vectors, axis=1, keepdims=True)
     # The maximum, not a branch: nan stays nan, and the gradient is finite.
     return vectors * jax.lax.rsqrt(jnp.maximum(squared, 1.0))
@@ -128,7 +140,7 @@ def check_cosines(
   if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
     return
   first = jax.tree.map(lambda x: x[:1], examples)
-  length = float(jnp.linalg.norm(encoder(params, first).astype(jnp.float32)))
+  length = float(jnp.linalg.norm(_call(encoder, params, first)))
   if length > _LONGEST:
     raise ValueError(
       "expected vectors of length 1, whose inner products are similarities in "

@@ -128,12 +128,14 @@ class ContrastiveGrad:
 
     Args:
       params: pytree of floating-point arrays.
-      batch: "queries" and "documents" [batch, ...]. Optional fields:
+      batch: "queries" and "documents" [batch, ...], as an encoder takes them:
+        arrays, or trees such as {"ids", "mask"}. Optional fields:
         "negatives" [batch, hard, ...], as many as the loss declares;
         "has_query", bool [batch], False leaves a row out and keeps its
         document; "document_ids" [batch] (and "negative_ids" [batch, hard], -1
         if missing), which identify duplicates; "public_negatives" [negative,
-        ...] for `Row` (and "public_negative_ids"); "example_id" [batch] for `Group`.
+        ...] for `Row` (and "public_negative_ids"); "example_id" [batch] for
+        `Group`. Other fields are refused: nothing would read them.
       key: must be None: encoders have no randomness.
       is_padding_example: bool [batch]; a pair with True counts neither as a row
         nor as a column.
@@ -144,11 +146,13 @@ class ContrastiveGrad:
       the largest of the row's similarities.
 
     Raises:
+      TypeError: if a parameter is no floating-point array.
       ValueError: if the batch does not match its declaration, or the first
         example's vector is longer than 1 (under `jax.jit` it is shortened
         instead); or inside of `jax.shard_map`, if devices see rows of their
         own.
     """
+    clipping.check_arrays(batch)
     devices.refuse_batches(type(self).__name__, among=self.axes)
     if devices.get_axes(batch, is_padding_example):
       raise ValueError(
@@ -165,6 +169,7 @@ class ContrastiveGrad:
     batch, is_padding_example = clipping.split_padding(
       batch, is_padding_example
     )
+    clipping.check_params(params)
     pairs = self.read(batch, is_padding_example)
     for name, examples in (
       ("query", pairs.queries),
@@ -211,6 +216,7 @@ class ContrastiveGrad:
       is_padding_example,
       max_batch_size=self.max_batch_size,
       hard_negatives=getattr(self.loss, "hard_negatives", 0),
+      more_fields=getattr(self.method, "fields", ()),
     )
 
   def encode(
@@ -252,8 +258,7 @@ class ContrastiveGrad:
     """
     pairs = self.read(batch, ~is_real)
     # Padding may hold anything, so real pairs' examples replace it.
-    hard = len(pairs.columns) // len(is_real) - 1
-    has_column = jnp.concatenate([is_real, jnp.repeat(is_real, hard)])
+    has_column = jnp.concatenate([is_real, jnp.repeat(is_real, pairs.hard)])
     queries = batches.replace_uncounted(pairs.queries, is_real)
     columns = batches.replace_uncounted(pairs.columns, has_column)
     q = self.encode_all("query", params, queries, together=True)

@@ -87,12 +87,12 @@ class Group:
       )
     count = self.groups or fn.max_batch_size // self.size
     positions, is_filled = assign(
-      jnp.asarray(batch["example_id"]), pairs.is_padding, count, self.size
+      batches.read_ids(batch, "example_id"), pairs.is_padding, count, self.size
     )
     names = ("queries", "documents", "negatives", "document_ids",
              "negative_ids", "has_query")  # fmt: skip
     grouped = {
-      name: jnp.asarray(batch[name])[positions]
+      name: jax.tree.map(lambda x: jnp.asarray(x)[positions], batch[name])
       for name in names
       if name in batch
     }
@@ -100,7 +100,7 @@ class Group:
     undivided = dataclasses.replace(fn, axes=())  # a group is on one device
 
     def loss(params: typing.Params, group: typing.Batch) -> jax.Array:
-      fields = {name: values[0] for name, values in group.items()}
+      fields = jax.tree.map(lambda x: x[0], dict(group))
       return undivided.total_loss(params, fields, fields.pop("is_real"))[None]
 
     grouped, own = fn.share.take(grouped), fn.share.is_own(count)

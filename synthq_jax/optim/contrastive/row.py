@@ -70,6 +70,13 @@ class Row:
           f"expected {name} among {names}, got {getattr(self, name)!r}"
         )
 
+  @property
+  def fields(self) -> tuple[str, ...]:
+    """Fields of a batch that only this method reads."""
+    if self.negatives == "batch":
+      return ()
+    return ("public_negatives", "public_negative_ids")
+
   def check(self, fn: Any) -> None:
     """Refuses losses in which a row depends on other queries."""
     if getattr(fn.loss, "directions", 1) != 1:
@@ -109,7 +116,7 @@ class Row:
   ) -> typing.Clipped:
     """Returns the sum, losses [batch] and the rows' norms [batch]."""
     block = fn.microbatch_size
-    size = fn.share.count(len(pairs.queries))
+    size = fn.share.count(pairs.size)
     through_document = self.gradients == "pair"
     if self.gradients != "all" and (block is None or block >= size):
       return _clip_at_once(self, fn, params, batch, pairs, through_document)
@@ -121,7 +128,7 @@ class Row:
       total, norms = _clip_one_by_one(fn, params, rows)
     else:
       total, norms = _clip_pairs(fn, params, rows, through_document)
-    return total, losses, fn.share.gather(norms, len(pairs.queries))
+    return total, losses, fn.share.gather(norms, pairs.size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +139,9 @@ class _Rows:
   `own[i]`, and through <q_i, s_j> of the shared columns with `shared[i, j]`.
   """
 
-  queries: (
-    jax.Array
-  )  # [batch, ...], of rows that count (`batches.replace_uncounted`)
-  documents: jax.Array  # [batch, ...], of rows that count
-  columns: jax.Array  # [column, ...]
+  queries: Any  # [batch, ...], of rows that count (`batches.replace_uncounted`)
+  documents: Any  # [batch, ...], of rows that count
+  columns: Any  # [column, ...]
   vectors: jax.Array  # of the columns, [column, dim]
   own_vectors: jax.Array  # of the documents, [batch, dim]
   own: jax.Array  # [batch]
@@ -185,11 +190,10 @@ def _weigh_rows(
   weights = jnp.where(counts[:, None], weights, 0.0)
   diagonal = jnp.eye(*weights.shape, dtype=bool)
   losses = fn.loss.losses(similarity, **masks)
-  hard = len(pairs.columns) // size - 1
-  padding = padding_lib.repeat_padding(pairs.is_padding, hard)
+  padding = padding_lib.repeat_padding(pairs.is_padding, pairs.hard)
   return _Rows(
     queries=batches.replace_uncounted(pairs.queries, counts),
-    documents=batches.replace_uncounted(pairs.columns[:size], counts),
+    documents=batches.replace_uncounted(pairs.documents, counts),
     columns=batches.replace_uncounted(pairs.columns, has_column & ~padding),
     vectors=d,
     own_vectors=d[:size],
@@ -214,7 +218,7 @@ def _weigh_public_rows(
       f"expected a batch with public_negatives, got {sorted(batch)}: draw them "
       "from public documents, independently of the pairs"
     )
-  negatives = jnp.asarray(batch["public_negatives"])
+  negatives = jax.tree.map(jnp.asarray, batch["public_negatives"])
   s = fn.encode_all("document", params, negatives)
   has_column = batches.mask_finite_rows(s)
   s = jnp.where(has_column[:, None], s, 0.0)
@@ -226,8 +230,11 @@ def _weigh_public_rows(
   )
   masked = jnp.broadcast_to(~has_column[None, :], (len(q), len(s)))
   if "document_ids" in batch and "public_negative_ids" in batch:
-    own, others = batch["document_ids"], batch["public_negative_ids"]
-    masked |= jnp.asarray(own)[:, None] == jnp.asarray(others)[None, :]
+    own, others = (
+      batches.read_ids(batch, name)
+      for name in ("document_ids", "public_negative_ids")
+    )
+    masked |= own[:, None] == others[None, :]
   masked = jnp.pad(masked, ((0, 0), (1, 0)))
   # Each row is a batch of one pair whose hard negatives are the public ones.
   loss = dataclasses.replace(fn.loss, hard_negatives=len(s))
@@ -281,17 +288,17 @@ def _clip_at_once(
   towers = encoders.trace_towers(
     fn.encode_query, encode_document, params, pairs.queries, pairs.columns
   )
-  size, share = len(pairs.queries), fn.share
+  size, share = pairs.size, fn.share
   q, q_records, pull_q = encoders.linearize(
     towers.query, share.take(pairs.queries)
   )
   own = None
   if through_document:
-    documents = share.take(pairs.columns[:size])
+    documents = share.take(pairs.documents)
     own = encoders.linearize(towers.document, documents)
     d = share.gather(own[0], size)
-    if len(pairs.columns) > size:
-      hard = fn.encode_all("document", params, pairs.columns[size:])
+    if pairs.hard:
+      hard = fn.encode_all("document", params, pairs.negatives)
       d = jnp.concatenate([d, hard])
   else:
     d = fn.encode_all("document", params, pairs.columns)
@@ -361,8 +368,9 @@ def _clip_one_by_one(
     wide: typing.Params, query: Any, document: Any
   ) -> tuple[jax.Array, jax.Array]:
     params = narrow(wide)
-    q = fn.encode("query", params, query[None])[0]
-    return q, fn.encode("document", params, document[None])[0]
+    query, document = jax.tree.map(lambda x: x[None], (query, document))
+    q = fn.encode("query", params, query)[0]
+    return q, fn.encode("document", params, document)[0]
 
   # The shared columns are encoded once, and every row takes a backward pass.
   _, pull_columns = jax.vjp(
@@ -370,7 +378,7 @@ def _clip_one_by_one(
   )
 
   def clip_row(row: Any) -> tuple[typing.Params, jax.Array]:
-    query, document, own, shared, counts = (x[0] for x in row)
+    query, document, own, shared, counts = jax.tree.map(lambda x: x[0], row)
     (q, d), pull_pair = jax.vjp(
       lambda wide: encode_pair(wide, query, document), wide
     )
