@@ -14,7 +14,7 @@ from typing import Any
 from synthq_jax import field_kinds
 from synthq_jax import stages as stages_lib
 from synthq_jax.audit import canaries as canaries_lib
-from synthq_jax.data import tokenizer_json
+from synthq_jax.data import shipped, tokenizer_json
 from synthq_jax.models import prompt, t5_config
 from synthq_jax.runtime import (
   config_types,
@@ -457,7 +457,7 @@ def outlook(
 def export_notes(
   config: RunConfig, stage_names: Sequence[str]
 ) -> Sequence[str]:
-  """Returns notes on formats in which no model of a run could be exported.
+  """Returns notes on added tokens, and on formats that are not exported.
 
   Args:
     config: all settings.
@@ -470,13 +470,20 @@ def export_notes(
   vocabulary = _checks.load_vocabulary(config)
   if vocabulary is None or not _TRAININGS & set(stage_names):
     return ()
+  notes = []
+  folder = shipped.checkpoint(config.checkpoint)
+  if added := tokenizer_json.find_added(folder, vocabulary):
+    notes.append(
+      f"note: {folder}: tokens that were added to its tokenizer are read as text:"
+      f" {' '.join(added[:5])}; use none of them in a prefix"
+    )
   try:
     tokenizer_json.check(vocabulary.path)
   except ValueError as error:
-    return (
-      f"note: `synthq export` to {_TRANSFORMERS} would be refused: {error}",
+    notes.append(
+      f"note: `synthq export` to {_TRANSFORMERS} would be refused: {error}"
     )
-  return ()
+  return notes
 
 
 def _do_nothing(*messages: str) -> None:

@@ -180,3 +180,71 @@ def test_a_vocabulary_of_more_pieces_than_rows_is_not_exported(tmp_path):
   path = small_vocabularies.write(tmp_path / "v.model", small_vocabularies.T5)
   with pytest.raises(ValueError, match="at most 10 pieces, .* got "):
     tokenizer_json.write(tmp_path, path, rows=10, max_length=64)
+
+
+def write_tokenizer(start, change):
+  """Writes a tokenizer.json of the start's pieces, as transformers does."""
+  pieces = vocabulary.load(f"{start}/spiece.model").tokenizer
+  names = [pieces.id_to_piece(i) for i in range(pieces.get_piece_size())]
+  names += [f"<extra_id_{i}>" for i in reversed(range(4))]
+  added = [{"id": i, "content": names[i]} for i in (0, 1, 2)]
+  change(names, added)
+  model = {"type": "Unigram", "vocab": [[name, 0.0] for name in names]}
+  content = json.dumps({"model": model, "added_tokens": added})
+  with open(f"{start}/tokenizer.json", "w") as file:
+    file.write(content)
+
+
+def test_a_tokenizer_that_was_trained_anew_is_not_read_by_the_old_model(
+  tmp_path,
+):
+  """transformers copies the old spiece.model beside the new tokenizer.json."""
+
+  def swap(names, added):
+    del added
+    names[10], names[11] = names[11], names[10]
+
+  start = write_start(tmp_path / "start")
+  write_tokenizer(start, lambda names, added: None)
+  config = settings(tmp_path, start)
+  assert not plan.export_notes(config, ["finetune_dp"])
+  write_tokenizer(start, swap)
+  with pytest.raises(
+    ValueError, match="tokenizer.json: expected the pieces of"
+  ):
+    plan.export_notes(config, ["finetune_dp"])
+
+
+def test_no_t5_is_trained_with_a_vocabulary_that_its_tokenizer_contradicts(
+  tmp_path,
+):
+  """A folder of transformers 5 has no spiece.model, and VOCABULARY='train'
+  would give it other pieces."""
+  start = write_start(tmp_path / "start")
+  write_tokenizer(start, lambda names, added: None)
+  (tmp_path / "start/spiece.model").unlink()
+  config = settings(tmp_path, start)
+  with pytest.raises(ValueError, match="copy spiece.model from the model"):
+    plan.export_notes(config, ["finetune_dp"])
+  prepare = dataclasses.replace(
+    config.prepare_data, vocabulary="train", vocab_size=60
+  )
+  config = dataclasses.replace(config, prepare_data=prepare)
+  with pytest.raises(
+    ValueError, match="tokenizer.json: expected the pieces of"
+  ):
+    plan.run(config, tmp_path / "run", stages=["finetune_dp"], progress=False)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "added_tokens.json"])
+def test_tokens_that_were_added_to_a_tokenizer_are_told(tmp_path, file):
+  """As highlights of question generators are: the vocabulary has no such piece."""
+  start = write_start(tmp_path / "start")
+  if file == "tokenizer.json":
+    token = {"id": 150, "content": "<hl>"}
+    write_tokenizer(start, lambda names, added: added.append(token))
+  else:
+    with open(f"{start}/{file}", "w") as stream:
+      json.dump({"<hl>": 150, "<extra_id_0>": 149}, stream)
+  [note] = plan.export_notes(settings(tmp_path, start), ["finetune_dp"])
+  assert "read as text: <hl>; use none of them in a prefix" in note
