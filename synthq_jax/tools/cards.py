@@ -175,16 +175,26 @@ def render_transformers(checkpoint: results.Checkpoint, prefix: str) -> str:
       "text2text-generation",
       "AutoModelForSeq2SeqLM",
     )
-    description = f"A T5 that writes a query for {prefix!r} and a document."
+    description = (
+      f"A T5 that writes a query for {prefix!r} and a document. Longer documents"
+      " are cut. generation_config.json has the settings of decoding."
+    )
+    read = ""
     if checkpoint.prompt_tokens:
       description += (
-        f" It has a trained prompt: put the last {checkpoint.prompt_tokens} ids of"
-        " the embedding, in order, before the ids of each input."
+        f" It has a trained prompt, the last {checkpoint.prompt_tokens} ids of the"
+        " embedding: each input begins with these."
       )
-    usage = f"""model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-inputs = tokenizer({prefix!r} + "a document", return_tensors="pt")
-written = model.generate(**inputs, do_sample=True, top_p=0.8, top_k=0)
-print(tokenizer.batch_decode(written, skip_special_tokens=True))"""
+      read = f"""
+last = model.config.vocab_size
+prompt = torch.arange(last - {checkpoint.prompt_tokens}, last)[None]
+inputs = {{"input_ids": torch.cat([prompt, inputs["input_ids"]], dim=1)}}"""
+    usage = f"""{"import torch" if read else ""}
+model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+text = {prefix!r} + "a document"
+inputs = tokenizer(text, truncation=True, return_tensors="pt"){read}
+written = model.generate(**inputs)
+print(tokenizer.batch_decode(written, skip_special_tokens=True))""".lstrip()
   return _render_card(
     {"library_name": "transformers", "pipeline_tag": task, "tags": ["t5"]},
     checkpoint.statement,
