@@ -271,6 +271,12 @@ class RunConfig:
         "static_encoder.Config.dim must be 0 for retrievers that start from"
         f" ENCODER, got {self.static_encoder.dim} and {folder}: set STATIC_DIM=0"
       )
+    read, written = self.finetune_dp.prefix, self.generate.prefix
+    if self.rows.synthetic and read != written:
+      raise ValueError(
+        "generate.Config.prefix must be finetune_dp.Config.prefix, which the"
+        f" generator is trained to read, got {written!r} and {read!r}: set PREFIX"
+      )
     self._check_audit()
     self._check_depth(self.rows.fused, "fuse")
     self._check_depth(bool(self.rows.ltr), "learn_to_rank")
