@@ -205,6 +205,8 @@ def check_file(path: pathlib.Path) -> None:
         "transformers 5 saves tokenizer.json alone, which does not replace it;"
         " copy spiece.model from the model that this one was trained from"
       )
+    if path.with_name("adapter_config.json").is_file():
+      advice = "merge this adapter of PEFT into its model (merge_and_unload)"
     raise ValueError(
       f"expected a file of a checkpoint, got no file {path}: {advice}"
     )
