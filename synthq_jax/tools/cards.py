@@ -162,6 +162,7 @@ def render_transformers(checkpoint: results.Checkpoint, prefix: str) -> str:
     checkpoint: the exported checkpoint.
     prefix: text before each document in a generator's input; "" if unknown.
   """
+  imports = "import torch\n" if checkpoint.prompt_tokens else ""
   if checkpoint.kind == "retriever":
     name, task = "Encoder", "feature-extraction"
     description = (
@@ -189,19 +190,18 @@ def render_transformers(checkpoint: results.Checkpoint, prefix: str) -> str:
 last = model.config.vocab_size
 prompt = torch.arange(last - {checkpoint.prompt_tokens}, last)[None]
 inputs = {{"input_ids": torch.cat([prompt, inputs["input_ids"]], dim=1)}}"""
-    usage = f"""{"import torch" if read else ""}
-model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    usage = f"""model = AutoModelForSeq2SeqLM.from_pretrained(folder)
 text = {prefix!r} + "a document"
 inputs = tokenizer(text, truncation=True, return_tensors="pt"){read}
 written = model.generate(**inputs)
-print(tokenizer.batch_decode(written, skip_special_tokens=True))""".lstrip()
+print(tokenizer.batch_decode(written, skip_special_tokens=True))"""
   return _render_card(
     {"library_name": "transformers", "pipeline_tag": task, "tags": ["t5"]},
     checkpoint.statement,
     f"{name} {checkpoint.name}",
     description,
     f"""```python
-from transformers import {loader}, AutoTokenizer
+{imports}from transformers import {loader}, AutoTokenizer
 
 folder = "FOLDER"  # where this file is
 tokenizer = AutoTokenizer.from_pretrained(folder)
