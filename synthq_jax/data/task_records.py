@@ -9,7 +9,8 @@ X_pretokenized, or X if that is a string.
 Beam shuffles records, tasks shuffle by a seed, and mixtures repeat. None of that
 reaches the collection: records are ordered by "number", if they have it (tasks of
 `tasks` do), then by their ids; equal records count once; the rates of a mixture are
-ignored. So a query is one record, however often a task yields it.
+ignored, but for a rate of 0, which leaves a task out. So a query is one record,
+however often a task yields it.
 
 Records of queries do not hold the documents without a query. These are read from
 the split "passage", of the task itself or of CORPUS; from a CORPUS without that
@@ -232,6 +233,11 @@ def read_pairs(
   rows, parts = [], [*_iterate_splits(name)]
   for part, split in parts:
     for _, row in part.rows(split):
+      if not any(isinstance(value, str) for value in row.values()):
+        raise ValueError(
+          f"{part.name}/{split}: expected features of text, got tokens alone: let"
+          " seqio.preprocessors.tokenize keep the texts (copy_pretokenized=True)"
+        )
       texts = tuple(str(row.get(x)) for x in (fields.query, fields.document))
       of_task = {"split": table_files.FileSplit(split)}
       rows.append((split, _get_number(row), texts, {**row, **of_task}))
@@ -298,13 +304,23 @@ def _find_tasks(name: str) -> list[_Cached | _Registered]:
       " it (import my_tasks in a gin file, or --gin.MIXTURE_OR_TASK_MODULE with"
       " data/seqio.gin)"
     ) from None
-  is_mixture = isinstance(provider, seqio.Mixture)
+  chosen = [provider]
+  if isinstance(provider, seqio.Mixture):
+    chosen = [task for task in provider.tasks if _is_drawn(provider, task)]
   return [
     _Cached(task.cache_dir)
     if task.supports_caching and task.cache_dir
     else _Registered(task)
-    for task in (provider.tasks if is_mixture else [provider])
+    for task in chosen
   ]
+
+
+def _is_drawn(mixture: Any, task: Any) -> bool:
+  """Returns True if a mixture draws records of a task."""
+  try:
+    return mixture.get_rate(task) > 0
+  except Exception:  # a rate that counts the records of a cache, and has none
+    return True
 
 
 def _read_documents(name: str, fields: jsonl.Fields, is_corpus: bool):

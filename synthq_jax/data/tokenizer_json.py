@@ -12,16 +12,18 @@ import base64
 import json
 import os
 import pathlib
+import re
 from typing import Any
 
 from synthq_jax import extras
 from synthq_jax.data import vocabulary
 from synthq_jax.models import token_ids as token_ids_lib
 
-__all__ = ["check", "not_text", "write"]
+__all__ = ["check", "find_added", "not_text", "write"]
 
 _UNKNOWN, _CONTROL, _BYTE, _NORMAL = 2, 3, 6, 1  # types of pieces in the model
 _UNIGRAM = 1
+_SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
 def write(
@@ -88,6 +90,67 @@ def check(path: str | os.PathLike) -> None:
     ValueError: if the model is of another kind.
   """
   _read(path)
+
+
+def find_added(
+  folder: str | os.PathLike, pieces: vocabulary.SentencePiece
+) -> list[str]:
+  """Finds the tokens that a Hugging Face folder adds to its SentencePiece model.
+
+  `vocabulary.SentencePiece` reads these tokens as text. Sentinels do not count.
+
+  Args:
+    folder: the folder of a checkpoint, with or without files of a tokenizer.
+    pieces: the vocabulary to be used with the checkpoint.
+
+  Returns:
+    The added tokens, in the order of their ids.
+
+  Raises:
+    ValueError: if a file is damaged, or gives an id of the vocabulary to another
+      piece.
+  """
+  folder, added = pathlib.Path(folder), {}
+  for path in (folder / "tokenizer.json", folder / "added_tokens.json"):
+    if not path.is_file():
+      continue
+    try:
+      names = _read_names(json.loads(path.read_bytes()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise ValueError(
+        f"{path}: expected a tokenizer of Hugging Face, got something else"
+        f" ({type(error).__name__}): copy it again, or delete it"
+      ) from error
+    size = pieces.tokenizer.get_piece_size()
+    for number, name in sorted(names.items()):
+      own = number < size and pieces.tokenizer.id_to_piece(number)
+      if own and _strip(own) != _strip(name):
+        raise ValueError(
+          f"{path}: expected the pieces of {pieces.path}, got {name!r} for {own!r}"
+          f" at id {number}: give the SentencePiece model of this checkpoint"
+        )
+      if not own and not _SENTINEL.fullmatch(_strip(name)):
+        added[number] = name
+  return [added[number] for number in sorted(added)]
+
+
+def _read_names(content: dict[str, Any]) -> dict[int, str]:
+  """Returns the pieces by id, of tokenizer.json or of added_tokens.json."""
+  if "model" not in content:
+    return {number: name for name, number in content.items()}
+  pieces = content["model"]["vocab"]
+  if isinstance(pieces, dict):
+    names = {number: name for name, number in pieces.items()}
+  else:
+    names = {number: name for number, (name, *_) in enumerate(pieces)}
+  added = content.get("added_tokens") or ()
+  return names | {token["id"]: token["content"] for token in added}
+
+
+def _strip(name: str) -> str:
+  """Strips a special piece of the space that some files write before it."""
+  bare = name.lstrip(" \u2581")
+  return bare if re.fullmatch(r"<.+>", bare) else name
 
 
 def not_text(path: str | os.PathLike, rows: int) -> list[int]:

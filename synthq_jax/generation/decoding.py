@@ -174,7 +174,7 @@ def generate(
     training does not use `key`.
   """
   tokens = np.asarray(tokens)
-  _check_ids(tokens, ids)
+  _check_ids(tokens, ids, config.vocab_size)
   checks.at_least(
     1, max_length=max_length, num_samples=num_samples, batch_size=batch_size
   )
@@ -219,12 +219,20 @@ def _count_rounds(documents: int, slots: int) -> int:
   return min(_MOST_ROUNDS, 1 << (-(-documents // slots) - 1).bit_length())
 
 
-def _check_ids(tokens: np.ndarray, ids: Sequence[str]) -> None:
+def _check_ids(tokens: np.ndarray, ids: Sequence[str], vocab_size: int) -> None:
   if tokens.ndim != 2 or len(tokens) != len(ids):
     raise ValueError(
       "tokens must have shape [document, length], one row per id, got shape"
       f" {tokens.shape} and {len(ids)} ids"
     )
+  first, last = tokens.min(initial=0), tokens.max(initial=0)
+  if first < 0 or last >= vocab_size:  # embeddings of others are NaN
+    raise ValueError(
+      f"tokens must lie in [0, {vocab_size}), the rows of the model's embedding,"
+      f" got {first} to {last}: tokenize with the vocabulary of the model"
+    )
+  if not all(isinstance(name, str) for name in ids):
+    raise ValueError("ids must be texts, got others: pass [*map(str, ids)]")
   if len(set(ids)) != len(ids):
     raise ValueError(
       f"ids must all be different, got {len(ids) - len(set(ids))} repeated:"
@@ -246,6 +254,8 @@ def _make_document_keys(
 
 def _to_threefry(key: Key[Array, ""]) -> Key[Array, ""]:
   """Returns a threefry key; draws of other kinds (rbg) depend on the batch."""
+  if not hasattr(key, "dtype"):
+    raise ValueError(f"key must be jax.random.key(SEED), got {key!r:.20}")
   if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
     key = jax.random.wrap_key_data(key)  # an old-style key
   if str(jax.random.key_impl(key)) == _THREEFRY:

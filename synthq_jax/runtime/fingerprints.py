@@ -199,7 +199,14 @@ def check_checkpoint(directory: pathlib.Path) -> None:
 def check_file(path: pathlib.Path) -> None:
   """Refuses a file of a checkpoint, or a vocabulary, that is missing."""
   if not path.is_file():
+    advice = "check CHECKPOINT and VOCABULARY"
+    if path.suffix == ".model" and path.with_name("tokenizer.json").is_file():
+      advice = (
+        "transformers 5 saves tokenizer.json alone, which does not replace it;"
+        " copy spiece.model from the model that this one was trained from"
+      )
+    if path.with_name("adapter_config.json").is_file():
+      advice = "merge this adapter of PEFT into its model (merge_and_unload)"
     raise ValueError(
-      f"expected a file of a checkpoint, got no file {path}: check CHECKPOINT"
-      " and VOCABULARY"
+      f"expected a file of a checkpoint, got no file {path}: {advice}"
     )

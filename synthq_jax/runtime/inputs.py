@@ -18,7 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax.data import beir, collection, files, passages, token_cache
+from synthq_jax.data import (
+  beir,
+  collection,
+  files,
+  passages,
+  token_cache,
+  tokenizer_json,
+)
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import prompt as prompt_lib
 from synthq_jax.models import t5_checkpoints, t5_config
@@ -357,8 +364,8 @@ def check_vocabulary(
   """Refuses a checkpoint that was trained with another vocabulary.
 
   Raises:
-    ValueError: if the vocabulary next to the checkpoint is not the one that the
-      data was tokenized with.
+    ValueError: if the vocabulary or the tokenizer next to the checkpoint is not
+      the one that the data was tokenized with.
   """
   stored = vocabulary_beside(directory)
   used = space.root / prepared.vocabulary
@@ -367,6 +374,8 @@ def check_vocabulary(
       f"{directory}: this checkpoint belongs to {stored.name} beside it, got"
       f" data tokenized with {used}: leave prepare_data.vocabulary empty"
     )
+  pieces = vocabulary_lib.SentencePiece(str(used))
+  tokenizer_json.find_added(directory, pieces)
 
 
 class WrittenDocuments(NamedTuple):

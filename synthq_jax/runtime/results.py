@@ -91,8 +91,7 @@ class RowResult(Claimed):
   """A model, queries or vectors that belong to one row."""
 
   row: rows_lib.Row
-  """Row of the result. A generator and its queries have the row of the
-  retriever that learns from them."""
+  """Row of the result; of a generator and its queries, that of their retriever."""
 
   @property
   def name(self) -> str:
@@ -128,8 +127,7 @@ class PublicDocuments:
   passage_stride: int = 0
   """Tokens from one passage's beginning to the next's; 0: documents are cut."""
   num_passages: int = 0
-  """Passages of the collection that encoders and generators read; 0: not
-  counted."""
+  """Passages that encoders and generators read; 0: not counted."""
   from_pairs: bool = False
   """Whether private queries chose the documents (`sources.Kind`)."""
   num_asked: int = 0
@@ -291,8 +289,9 @@ class Checkpoint(RowResult):
   """File of JSON lines of step, loss, ...; under `private/` if the data is
   private; empty if nothing was trained."""
   prompt_tokens: int = 0
-  """Ids at the end of the vocabulary that precede each input: a trained
-  prompt."""
+  """Length of a trained prompt: last ids of the vocabulary before each input."""
+  prefix: str = field_kinds.later("")
+  """Text before each document that a generator was trained to read."""
 
   @property
   def name(self) -> str:
@@ -317,7 +316,7 @@ class SyntheticQueries(RowResult):
   prefix: str
   """Text before each document."""
   sampler: str
-  """Settings of decoding, in words."""
+  """Settings of decoding, in words; `decoding` holds them as numbers."""
   num_documents: int
   """Documents that queries are written for."""
   queries_per_document: int
@@ -335,8 +334,9 @@ class SyntheticQueries(RowResult):
   examples: tuple[tuple[str, str], ...]
   """A few (query, document) pairs, drawn at random."""
   filters: str = ""
-  """Description of the filters of filter_queries, in one sentence; empty: it
-  did not run."""
+  """The filters of filter_queries, in one sentence; empty: it did not run."""
+  decoding: dict[str, float] | None = field_kinds.later(None)
+  """`generate.Config`'s p, temperature and max_length; None: not recorded."""
 
   @property
   def name(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synthq_jax import stages
-from synthq_jax.data import shipped, sources
+from synthq_jax.data import shipped, sources, tokenizer_json
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.runtime import fingerprints, inputs
@@ -45,10 +45,11 @@ def load_vocabulary(config: Any) -> vocabulary_lib.SentencePiece | None:
 
 
 def _check_ids(checkpoint: str, pieces: vocabulary_lib.SentencePiece) -> None:
-  """Refuses a checkpoint whose end-of-text id differs from its vocabulary's."""
+  """Refuses a checkpoint whose ids differ from its vocabulary's."""
   if object_store.is_url(checkpoint):
     return
   folder = shipped.checkpoint(checkpoint)
+  tokenizer_json.find_added(folder, pieces)
   try:
     shape = t5_checkpoints.load_config(folder)
   except ValueError:  # the reader's message says more

@@ -14,6 +14,7 @@ Formal guarantee:
 
 import dataclasses
 import functools
+import itertools
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -151,6 +152,16 @@ def check(run: runner.Run) -> None:
   later."""
   run.check_vocabulary(run.start)
   config = run.config.finetune_dp
+  prefix = config.prefix.strip()
+  texts = inputs.document_texts(inputs.corpus(run.folders, run.documents))
+  if prefix and all(
+    text.startswith(prefix) for text in itertools.islice(texts, 100)
+  ):
+    raise ValueError(
+      f"expected documents without finetune_dp.Config.prefix={config.prefix!r},"
+      " which is put before each, got documents that begin with it: take it out of"
+      " the source, or set PREFIX='' if everybody reads it there"
+    )
   if run.config.rows.synthetic:
     config.check(
       run.prepared,
@@ -231,6 +242,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
     model_config,
     kind="generator",
     prompt_tokens=getattr(config.adapter, "length", 0),
+    prefix=config.prefix,
     **fields,
   )
 

@@ -194,6 +194,11 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
     prefix=config.prefix,
     sampler=f"nucleus p={config.p}, temperature {config.temperature},"
     f" at most {config.max_length} tokens, seed {config.seed}",
+    decoding={
+      "p": config.p,
+      "temperature": config.temperature,
+      "max_length": config.max_length,
+    },
     num_documents=len(np.unique(passages.owners[read])),
     queries_per_document=config.queries_per_document,
     removed=filters.removed(filtered),

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from synthq_jax import field_kinds
 from synthq_jax import stages as stages_lib
 from synthq_jax.audit import canaries as canaries_lib
-from synthq_jax.data import tokenizer_json
+from synthq_jax.data import shipped, tokenizer_json
 from synthq_jax.models import prompt, t5_config
 from synthq_jax.runtime import (
   config_types,
@@ -258,6 +258,12 @@ class RunConfig:
         "static_encoder.Config.dim must be 0 for retrievers that start from"
         f" ENCODER, got {self.static_encoder.dim} and {folder}: set STATIC_DIM=0"
       )
+    read, written = self.finetune_dp.prefix, self.generate.prefix
+    if self.rows.synthetic and read != written:
+      raise ValueError(
+        "generate.Config.prefix must be finetune_dp.Config.prefix, which the"
+        f" generator is trained to read, got {written!r} and {read!r}: set PREFIX"
+      )
     self._check_audit()
     self._check_depth(self.rows.fused, "fuse")
     self._check_depth(bool(self.rows.ltr), "learn_to_rank")
@@ -456,7 +462,7 @@ def list_notes(config: RunConfig, stage_names: Sequence[str]) -> Sequence[str]:
 def export_notes(
   config: RunConfig, stage_names: Sequence[str]
 ) -> Sequence[str]:
-  """Returns notes on formats in which no model of a run could be exported.
+  """Returns notes on added tokens, and on formats that are not exported.
 
   Args:
     config: all settings.
@@ -469,13 +475,20 @@ def export_notes(
   vocabulary = _checks.load_vocabulary(config)
   if vocabulary is None or not _TRAININGS & set(stage_names):
     return ()
+  notes = []
+  folder = shipped.checkpoint(config.checkpoint)
+  if added := tokenizer_json.find_added(folder, vocabulary):
+    notes.append(
+      f"note: {folder}: tokens that were added to its tokenizer are read as text:"
+      f" {' '.join(added[:5])}; use none of them in a prefix"
+    )
   try:
     tokenizer_json.check(vocabulary.path)
   except ValueError as error:
-    return (
-      f"note: `synthq export` to {_TRANSFORMERS} would be refused: {error}",
+    notes.append(
+      f"note: `synthq export` to {_TRANSFORMERS} would be refused: {error}"
     )
-  return ()
+  return notes
 
 
 def _do_nothing(*messages: str) -> None:

@@ -26,6 +26,8 @@ from synthq_jax.data import (
   tokenizer_json,
   word_patterns,
 )
+from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.generation import decoding
 from synthq_jax.models import (
   dual_encoder,
   sentence_encoder,
@@ -237,12 +239,32 @@ def _write_huggingface(
   if source.vocabulary is not None and generation.is_file():
     fields = json.loads(generation.read_text())
     rows = t5_checkpoints.load_config(folder).vocab_size
-    fields["suppress_tokens"] = tokenizer_json.not_text(source.vocabulary, rows)
-    _write_json(generation, fields)
+    unwritten = tokenizer_json.not_text(source.vocabulary, rows)
+    fields["suppress_tokens"] = [*unwritten, decoding.PAD]
+    _write_json(generation, fields | _describe_decoding(source))
   checkpoint = _get_checkpoint(source)
   if checkpoint is not None:
     text = cards.render_transformers(checkpoint, _find_prefix(source))
     (folder / _README).write_text(text, encoding="utf-8")
+
+
+def _describe_decoding(source: export_source.Source) -> dict[str, Any]:
+  """Returns the fields with which transformers samples as the run does."""
+  checkpoint, written = _get_checkpoint(source), _find_written(source)
+  if checkpoint is None:
+    return {}
+  settings = dict(written and written.decoding or {})
+  if source.prepared is not None:
+    settings.setdefault("max_length", source.prepared.query_length)
+  fields = {
+    "do_sample": True,
+    "top_k": 0,
+    "top_p": settings.get("p", 0.8),
+    "temperature": settings.get("temperature", 1.0),
+  }
+  if "max_length" in settings:  # transformers' own is 20
+    fields["max_new_tokens"] = int(settings["max_length"])
+  return fields
 
 
 def _get_checkpoint(source: export_source.Source) -> results.Checkpoint | None:
@@ -253,14 +275,25 @@ def _get_checkpoint(source: export_source.Source) -> results.Checkpoint | None:
 
 def _find_prefix(source: export_source.Source) -> str:
   """Finds the text before each document in a generator's input, or ""."""
+  checkpoint, written = _get_checkpoint(source), _find_written(source)
+  if checkpoint is not None and checkpoint.prefix:
+    return checkpoint.prefix
+  return "" if written is None else written.prefix
+
+
+def _find_written(
+  source: export_source.Source,
+) -> results.SyntheticQueries | None:
+  """Finds the queries that a generator wrote in its run."""
   checkpoint = _get_checkpoint(source)
-  assert checkpoint is not None  # only results have cards
+  if checkpoint is None or checkpoint.kind != "generator":
+    return None
   roots = [source.root, source.root / results.PRIVATE] if source.root else []
   for root in roots:
-    written = root / "generate" / checkpoint.name
-    if artifacts.read_fingerprint(written) is not None:
-      return artifacts.load(written, results.SyntheticQueries).prefix
-  return ""
+    folder = root / "generate" / checkpoint.name
+    if artifacts.read_fingerprint(folder) is not None:
+      return artifacts.load(folder, results.SyntheticQueries)
+  return None
 
 
 def _write_sentence_transformers(
@@ -411,8 +444,16 @@ def _get_length(source: export_source.Source) -> int:
   if source.prepared is None:
     return _LENGTH
   if getattr(source.result, "kind", "") == "generator":
-    return source.prepared.document_length
+    head = _read_head(source)  # stands before the tokens of a document
+    return source.prepared.document_length + len(head)
   return source.prepared.read_length
+
+
+def _read_head(source: export_source.Source) -> list[int]:
+  """Returns the ids of the text before each document."""
+  assert source.vocabulary is not None  # prepared data has one
+  pieces = vocabulary_lib.load(source.vocabulary)
+  return pieces.encode(_find_prefix(source))
 
 
 def _write_tokenizer(

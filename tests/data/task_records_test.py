@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from synthq_jax.data import beir, collection, shipped, sources, tasks
+from synthq_jax.data import (
+  beir,
+  collection,
+  shipped,
+  sources,
+  task_records,
+  tasks,
+)
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.runtime import workspace
 from synthq_jax.stages import prepare_data, prepare_test_set
@@ -199,6 +206,34 @@ def test_a_mixture_is_the_records_of_its_tasks(places):
   seqio.MixtureRegistry.add("records_mixture", [("records_task", 0.3)])
   read = sources.open("seqio:records_mixture").read()
   assert read.qrels == sources.open(places["beir"]).read().qrels
+
+
+def test_a_task_of_rate_0_is_no_part_of_a_mixture(places):
+  import seqio
+
+  def count(task):
+    raise ValueError(f"{task.name} is not cached")
+
+  register_copy("off_task", lambda rows: rows.take(1))
+  register_copy("counted_task", lambda rows: rows.take(3))
+  rates = [("counted_task", count), ("off_task", 0.0), ("records_task", 0.3)]
+  if "rates_mixture" in seqio.MixtureRegistry.names():
+    seqio.MixtureRegistry.remove("rates_mixture")
+  seqio.MixtureRegistry.add("rates_mixture", rates)
+  parts = [part.name for part in task_records._find_tasks("rates_mixture")]
+  assert sorted(parts) == ["counted_task", "records_task"]
+
+
+def test_a_task_that_keeps_no_texts_says_how_to(places):
+  """Before, "split" was advised, the one text that every record has."""
+  names = ("inputs", "targets")
+
+  def drop_texts(rows):
+    return rows.map(lambda row: {name: row[name] for name in names})
+
+  register_copy("tokens_task", lambda rows: rows, drop_texts)
+  with pytest.raises(ValueError, match="keep the texts .copy_pretokenized"):
+    sources.open("seqio_pairs:tokens_task").read()
 
 
 @pytest.mark.parametrize(

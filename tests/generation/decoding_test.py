@@ -326,6 +326,8 @@ def test_no_documents_and_empty_documents_are_fine():
   [
     ({"ids": ["a"]}, "2, 16"),
     ({"ids": ["a", "a"]}, "1 repeated"),
+    ({"ids": [1, 2]}, "ids must be texts"),
+    ({"key": 0}, r"key must be jax.random.key\(SEED\), got 0"),
     ({"max_length": 0}, "max_length=0"),
     ({"num_samples": 0}, "num_samples=0"),
     ({"batch_size": 0}, "batch_size"),
@@ -338,6 +340,15 @@ def test_arguments_that_do_not_fit_are_refused(change, message):
   options = {"ids": ids} | change
   with pytest.raises(ValueError, match=message):
     _generate(tokens, options.pop("ids"), **options)
+
+
+@pytest.mark.parametrize("wrong", [128, -1])
+def test_tokens_that_the_model_has_no_row_for_are_refused(wrong):
+  """Their embeddings are NaN, and such a document's query was empty."""
+  tokens, ids = _documents(2)
+  tokens[1, 0] = wrong
+  with pytest.raises(ValueError, match=r"tokens must lie in \[0, 128\)"):
+    _generate(tokens, ids)
 
 
 def test_eight_devices_write_what_one_writes():

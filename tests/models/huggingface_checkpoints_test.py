@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 
 from synthq_jax.models import t5_checkpoints, t5_config, token_ids
+from synthq_jax.runtime import fingerprints
 
 T5_1_1 = t5_config.get("tiny")
 T5_1_0 = dataclasses.replace(
@@ -426,6 +427,19 @@ def test_a_part_with_a_tensor_that_the_index_lacks_is_named(sharded):
 def test_an_index_that_leads_nowhere_is_refused(sharded, text):
   (sharded / "model.safetensors.index.json").write_text(text)
   refuse(sharded, "index.json|got no file")
+
+
+def test_an_adapter_beside_a_model_is_not_passed_over(folder):
+  """transformers adds it to the model; alone, it is no model."""
+  (folder / "adapter_config.json").write_text("{}")
+  with pytest.raises(ValueError, match="adapter_config.json beside it.*merge"):
+    t5_checkpoints.load(folder)
+  (folder / "config.json").unlink()
+  (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+  with pytest.raises(
+    ValueError, match="got no file.*merge this adapter of PEFT"
+  ):
+    fingerprints.check_checkpoint(folder)
 
 
 def test_a_layer_behind_the_model_is_not_passed_over(folder):

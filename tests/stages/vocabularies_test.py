@@ -1,8 +1,11 @@
 """Starts whose special ids are not T5's, from the first file to the export."""
 
 import dataclasses
+import functools
 import json
 
+import jax
+import made_up
 import numpy as np
 import pytest
 import random_t5
@@ -12,11 +15,12 @@ import tiny_runs
 
 from synthq_jax.cli import main
 from synthq_jax.data import tokenizer_json, vocabulary
+from synthq_jax.generation import decoding
 from synthq_jax.models import t5_checkpoints, token_ids
-from synthq_jax.runtime import results
-from synthq_jax.stages import plan
+from synthq_jax.runtime import inputs, queries, results
+from synthq_jax.stages import finetune_dp, plan
 from synthq_jax.storage import artifacts
-from synthq_jax.tools import export
+from synthq_jax.tools import cards, export
 
 RUT5 = token_ids.TokenIds(eos=2, unk=3)
 TEXTS = [
@@ -90,6 +94,95 @@ def test_transformers_reads_the_ids_of_an_export(made, tmp_path):
   assert (reader.pad_token_id, reader.eos_token_id, reader.unk_token_id) == (
     0, 2, 3,
   )  # fmt: skip
+
+
+def test_transformers_writes_from_an_export_as_the_run_does(made, tmp_path):
+  """With its settings and lengths, and never padding within a query."""
+  torch = pytest.importorskip("torch")
+  transformers = pytest.importorskip("transformers")
+  to = tmp_path / "to"
+  export.run(made / "finetune_dp/eps8", to, format="huggingface")
+  model = transformers.AutoModelForSeq2SeqLM.from_pretrained(to).eval()
+  settings = model.generation_config
+  run = artifacts.load(made / "generate/eps8", results.SyntheticQueries)
+  assert settings.do_sample and settings.top_k == 0
+  assert settings.top_p == run.decoding["p"]
+  assert settings.temperature == run.decoding["temperature"]
+  assert settings.max_new_tokens == run.decoding["max_length"]
+  prepared = artifacts.load(made / "private/prepare_data", results.PreparedData)
+  words = vocabulary.load(made / "prepare_data/vocabulary.model", extra_ids=4)
+  documents = [
+    f"the array of {i} numbers returned, {'x' * i}" for i in range(9)
+  ]
+  reader = transformers.AutoTokenizer.from_pretrained(to)
+  texts = [run.prefix + text for text in documents]
+  read = reader(texts, truncation=True, padding=True, return_tensors="pt")
+  rows = vocabulary.tokenize(words, documents, length=prepared.document_length)
+  rows = inputs.add_prefix(rows, words, run.prefix)
+  width = read.input_ids.shape[1]
+  np.testing.assert_array_equal(rows[:, :width], read.input_ids.numpy())
+  assert not rows[:, width:].any()
+  params, config = t5_checkpoints.load(to)
+  params["token_embedder"]["embedding"][decoding.PAD] *= 50  # logits are tied
+  model.shared.weight.data[decoding.PAD] *= 50
+  with torch.no_grad():
+    greedy = functools.partial(model.generate, **read, do_sample=False)
+    theirs, padded = (
+      greedy(),
+      greedy(suppress_tokens=settings.suppress_tokens[:-1]),
+    )
+    theirs, padded = theirs.numpy()[:, 1:], padded.numpy()[:, 1:]
+  assert not padded.all() and theirs.any(axis=1).all()
+  ours = decoding.generate(
+    params,
+    config,
+    rows,
+    ids=documents,
+    key=jax.random.key(0),
+    sampler=decoding.Greedy(),
+    max_length=settings.max_new_tokens,
+    forbidden=queries.get_forbidden_ids(words, config.vocab_size),
+  )[:, 0]
+  np.testing.assert_array_equal(ours[:, : theirs.shape[1]], theirs)
+  assert not np.array_equal(padded, theirs)
+
+
+def test_the_card_of_a_generator_begins_inputs_with_its_prompt():
+  """Its code is what people copy."""
+  checkpoint = made_up.checkpoint(prompt_tokens=3)
+  card = cards.render_transformers(checkpoint, "ask: ")
+  code = card.partition("```python\n")[2].partition("```")[0]
+  assert "torch.arange(last - 3, last)" in code
+  compile(code, "card", "exec")
+  plain = cards.render_transformers(made_up.checkpoint(), "ask: ")
+  assert "torch" not in plain and "'ask: ' + " in plain
+
+
+def test_a_generator_keeps_the_prefix_that_it_was_trained_with(made):
+  """Also where it has written nothing yet."""
+  own = artifacts.load(made / "finetune_dp/eps8", results.Checkpoint)
+  assert own.prefix == "generate_query: "
+  with pytest.raises(ValueError, match="is trained to read.*: set PREFIX"):
+    plan.RunConfig(finetune_dp=finetune_dp.Config(prefix="ask: "))
+
+
+def test_a_prefix_is_not_put_before_documents_that_have_it(tmp_path):
+  """The inputs of T5X's tasks begin with it, and retrievers would read it."""
+  lines = [
+    {
+      "query": f"number {i}",
+      "document": f"generate_query: a list of {i} and {i}",
+    }
+    for i in range(64)
+  ]
+  (tmp_path / "prefixed.jsonl").write_text("\n".join(map(json.dumps, lines)))
+  config = settings(tmp_path, write_start(tmp_path / "start"))
+  prepare = dataclasses.replace(
+    config.prepare_data, source=f"jsonl:{tmp_path / 'prefixed.jsonl'}"
+  )
+  config = dataclasses.replace(config, prepare_data=prepare)
+  with pytest.raises(ValueError, match="got documents that begin with it"):
+    plan.run(config, tmp_path / "run", stages=["finetune_dp"], progress=False)
 
 
 def refuse(tmp_path, start, flags, capsys):
@@ -180,3 +273,71 @@ def test_a_vocabulary_of_more_pieces_than_rows_is_not_exported(tmp_path):
   path = small_vocabularies.write(tmp_path / "v.model", small_vocabularies.T5)
   with pytest.raises(ValueError, match="at most 10 pieces, .* got "):
     tokenizer_json.write(tmp_path, path, rows=10, max_length=64)
+
+
+def write_tokenizer(start, change):
+  """Writes a tokenizer.json of the start's pieces, as transformers does."""
+  pieces = vocabulary.load(f"{start}/spiece.model").tokenizer
+  names = [pieces.id_to_piece(i) for i in range(pieces.get_piece_size())]
+  names += [f"<extra_id_{i}>" for i in reversed(range(4))]
+  added = [{"id": i, "content": names[i]} for i in (0, 1, 2)]
+  change(names, added)
+  model = {"type": "Unigram", "vocab": [[name, 0.0] for name in names]}
+  content = json.dumps({"model": model, "added_tokens": added})
+  with open(f"{start}/tokenizer.json", "w") as file:
+    file.write(content)
+
+
+def test_a_tokenizer_that_was_trained_anew_is_not_read_by_the_old_model(
+  tmp_path,
+):
+  """transformers copies the old spiece.model beside the new tokenizer.json."""
+
+  def swap(names, added):
+    del added
+    names[10], names[11] = names[11], names[10]
+
+  start = write_start(tmp_path / "start")
+  write_tokenizer(start, lambda names, added: None)
+  config = settings(tmp_path, start)
+  assert not plan.export_notes(config, ["finetune_dp"])
+  write_tokenizer(start, swap)
+  with pytest.raises(
+    ValueError, match="tokenizer.json: expected the pieces of"
+  ):
+    plan.export_notes(config, ["finetune_dp"])
+
+
+def test_no_t5_is_trained_with_a_vocabulary_that_its_tokenizer_contradicts(
+  tmp_path,
+):
+  """A folder of transformers 5 has no spiece.model, and VOCABULARY='train'
+  would give it other pieces."""
+  start = write_start(tmp_path / "start")
+  write_tokenizer(start, lambda names, added: None)
+  (tmp_path / "start/spiece.model").unlink()
+  config = settings(tmp_path, start)
+  with pytest.raises(ValueError, match="copy spiece.model from the model"):
+    plan.export_notes(config, ["finetune_dp"])
+  prepare = dataclasses.replace(
+    config.prepare_data, vocabulary="train", vocab_size=60
+  )
+  config = dataclasses.replace(config, prepare_data=prepare)
+  with pytest.raises(
+    ValueError, match="tokenizer.json: expected the pieces of"
+  ):
+    plan.run(config, tmp_path / "run", stages=["finetune_dp"], progress=False)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "added_tokens.json"])
+def test_tokens_that_were_added_to_a_tokenizer_are_told(tmp_path, file):
+  """As highlights of question generators are: the vocabulary has no such piece."""
+  start = write_start(tmp_path / "start")
+  if file == "tokenizer.json":
+    token = {"id": 150, "content": "<hl>"}
+    write_tokenizer(start, lambda names, added: added.append(token))
+  else:
+    with open(f"{start}/{file}", "w") as stream:
+      json.dump({"<hl>": 150, "<extra_id_0>": 149}, stream)
+  [note] = plan.export_notes(settings(tmp_path, start), ["finetune_dp"])
+  assert "read as text: <hl>; use none of them in a prefix" in note
