@@ -190,7 +190,9 @@ def test_a_copy_without_private_begins_no_second_training(tmp_path):
     lambda: workspace.Workspace(tmp_path),
     lambda: plan.outlook(config, tmp_path, ["generate"]),
   ):
-    with pytest.raises(ValueError, match="finetune_dp/eps8, .*restore private/"):
+    with pytest.raises(
+      ValueError, match="finetune_dp/eps8, .*restore private/"
+    ):
       start()
   assert not (tmp_path / "private").exists()
   workspace.Workspace(tmp_path, secret_seed=0)  # of public data
