@@ -34,7 +34,7 @@ def find_imports(text: str, read: _Read) -> list[str]:
   """
   import_lines = dict(_list_modules())
   for path in itertools.chain(*read):
-    import_lines |= flags.parse_imports(path.read_text())
+    import_lines |= flags.parse_imports(flags.read_gin(path))
   names = sorted(set(re.findall(r"(\w+)\.", text)) & set(import_lines))
   return [import_lines[name] for name in names]
 
