@@ -22,7 +22,7 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from synthq_jax import extras, stages, studies
@@ -390,7 +390,11 @@ def _load(
       config = gin.get_configurable(kind)()
       config = config_types.conform(config, kind, config_types.label(kind))
     operative = gin.operative_config_str()
-    _check_used(macros_in_files, operative, read)
+    unused = parameters.find_unused(
+      gin.config_str(), operative, macros_in_files, read
+    )
+    for words in unused if distributed.is_main() else ():
+      print(f"synthq: note: {words}", file=sys.stderr)
     label = config_types.label(kind)
     may_be = [f"plan.RunConfig.{name}" for name in _MAY_BE_URLS]
     flags.refuse_urls({label: artifacts.to_json(config)}, may_be)
@@ -513,30 +517,6 @@ def _bind_parts(kind: type) -> None:
         f"{config_types.label(outer)}.{name} = @{config_types.label(inner)}()"
       )
       gin.parse_config([_DYNAMIC, *dict.fromkeys(ends), text])
-
-
-def _check_used(
-  macros_in_files: Collection[str], operative: str, read: _Read
-) -> None:
-  """Refuses settings without effect that look like slips; prints a note for others.
-
-  A macro that a file refers to passes, even if a flag binds the parameter.
-
-  Raises:
-    UsageError: if nothing uses a macro, and a similar name is used.
-  """
-  used = {name.rpartition("/")[2] for name in flags.names(operative)}
-  for name in flags.names(gin.config_str()):
-    if name.rpartition("/")[2] in used or name in macros_in_files:
-      continue
-    words = f"{name} is set, but nothing uses it"
-    near = difflib.get_close_matches(name.upper(), macros_in_files, 1, 0.85)
-    if near and "." not in name:
-      raise UsageError(
-        f"{flags.locate(name, read, ())}: {words}; did you mean {near[0]}?"
-      )
-    if distributed.is_main():
-      print(f"synthq: note: {words}", file=sys.stderr)
 
 
 def _check_required(read: _Read) -> None:
