@@ -6,6 +6,7 @@ and deletes it; here nothing is called.
 """
 
 import json
+import shlex
 from typing import Any
 
 import tpu_steps
@@ -84,7 +85,7 @@ def _pod(job: tpu_steps.Job) -> dict[str, Any]:
       {
         "name": "synthq",
         "image": job.gke_image,
-        "command": ["synthq", job.stage, *tpu_steps.synthq_flags(job)],
+        "command": ["sh", "-c", _command(job)],
         "ports": [{"containerPort": port} for port in _PORTS],
         "resources": {"requests": chips, "limits": chips},
         "volumeMounts": [{"name": _VOLUME, "mountPath": tpu_steps.MOUNT}],
@@ -96,6 +97,26 @@ def _pod(job: tpu_steps.Job) -> dict[str, Any]:
     spec["serviceAccountName"] = job.service_account
   metadata = {"annotations": {"gke-gcsfuse/volumes": "true"}}
   return {"metadata": metadata if job.bucket else {}, "spec": spec}
+
+
+def _command(job: tpu_steps.Job) -> str:
+  """Runs synthq with its output below private/.
+
+  A pod's own output goes to Cloud Logging, and synthq prints scores and counts of
+  private queries.
+  """
+  private = f"{job.workdir}/private"
+  run = shlex.join(["synthq", job.stage, *tpu_steps.synthq_flags(job)])
+  return "\n".join(
+    [
+      "set -e",
+      "umask 077",
+      f"mkdir -p {private}",
+      f"echo the output is private: {private}/output_$JOB_COMPLETION_INDEX.txt",
+      f"exec >>{private}/output_$JOB_COMPLETION_INDEX.txt 2>&1",
+      f"exec {run}",
+    ]
+  )
 
 
 def _storage(job: tpu_steps.Job) -> dict[str, Any]:

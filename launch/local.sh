@@ -40,10 +40,11 @@ make_venv() {
   "$python" -m venv "$VENV" || fail "$python could not make $VENV; its message stands above"
 }
 
-# Whether this kind of install was done, and nothing has changed since.
+# Whether this kind of install was done, and nothing has changed since: by the time
+# of the change here, since rsync and tar keep the time of an edit elsewhere.
 is_installed() {
   [[ -f "$1" ]] && [[ -z "$(find "$ROOT/pyproject.toml" "$ROOT/synthq_jax" \
-    "$ROOT/gin_configs" -type f -newer "$1" -not -name '*.pyc' -not -name __pycache__ -print -quit)" ]]
+    "$ROOT/gin_configs" -type f -cnewer "$1" -not -name '*.pyc' -not -name __pycache__ -print -quit)" ]]
 }
 
 # install EXTRA SIZE: "[run]" or "[test]".
@@ -84,5 +85,7 @@ install "[run]"
 # maps). With a SOURCE of one's own it is drawn.
 secret=(--gin.SECRET_SEED=0 "--gin.TEST_SPLIT='dev+test'")  # nothing is chosen on dev
 [[ "$*" == *SOURCE=* || "$*" == *source=* ]] && secret=()
-exec "$VENV/bin/synthq" run --gin_file="$ROOT/gin_configs/recipes/demo.gin" \
+# Not bin/synthq, whose first line names the folder in which it was installed: in a
+# copy of that folder it would run the original's code.
+exec "$VENV/bin/python" -P -m synthq_jax run --gin_file="$ROOT/gin_configs/recipes/demo.gin" \
   ${secret[@]+"${secret[@]}"} --workdir="${WORKDIR:-$ROOT/runs/demo}" "$@"

@@ -326,12 +326,77 @@ def test_the_written_configuration_keeps_the_secret(ran, tmp_path):
   assert "secret_seed is not written here" in written
 
 
+def own_recipe(tmp_path, *lines, encoding="utf-8") -> str:
+  """Returns the flag of a gin file with these lines."""
+  path = tmp_path / "own recipe.gin"
+  path.write_text("\n".join(lines) + "\n", encoding=encoding)
+  return f"--gin_file={path}"
+
+
+INCLUDE = "include 'gin_configs/recipes/demo.gin'"
+
+
 def test_a_macro_that_nothing_uses_is_noted(ran, tmp_path, capsys):
-  slip = tmp_path / "slip.gin"
-  slip.write_text("include 'gin_configs/recipes/demo.gin'\nEPSILN = 3\n")
-  assert main.main(["run", f"--gin_file={slip}", f"--workdir={tmp_path}"]) == 0
+  file = own_recipe(tmp_path, INCLUDE, "MY_NOTE = 3")
+  assert main.main(["run", file, f"--workdir={tmp_path}"]) == 0
   noted = capsys.readouterr().err
-  assert noted == "synthq: note: EPSILN is set, but nothing uses it\n"
+  assert noted == "synthq: note: MY_NOTE is set, but nothing uses it\n"
+
+
+@pytest.mark.parametrize("name", ["EPSILN", "Epsilon", "epsilon", "EPSILONS"])
+def test_a_macro_that_nothing_uses_and_looks_like_one_is_refused(
+  ran, tmp_path, capsys, name
+):
+  """It was a note, and the training took the recipe's epsilon, 8 for 3."""
+  file = own_recipe(tmp_path, INCLUDE, f"{name} = 3.0")
+  line = fails(capsys, "run", file, f"--workdir={tmp_path}")
+  assert line.endswith(
+    f"own recipe.gin:2: {name} is set, but nothing uses it; did you mean EPSILON?"
+  )
+  assert not ran
+
+
+@pytest.mark.parametrize(
+  "setting", ["EPSILON = 3.0", "plan.Rows.synthetic = (3.0,)"]
+)
+def test_a_setting_above_the_file_that_sets_it_again_is_refused(
+  ran, tmp_path, capsys, setting
+):
+  """The recipe's epsilon won without a word, as gin has it."""
+  name = setting.partition(" ")[0]
+  imports = (
+    "from __gin__ import dynamic_registration",
+    "from synthq_jax.stages import plan",
+  )
+  file = own_recipe(tmp_path, *imports, setting, INCLUDE)
+  line = fails(capsys, "run", file, f"--workdir={tmp_path}")
+  assert f"own recipe.gin:3: {name} is set again by " in line
+  assert line.endswith(", which line 4 includes: move it below that line")
+  assert "recipes/demo.gin:" in line and not ran
+  file = own_recipe(tmp_path, *imports, INCLUDE, setting)
+  assert main.main(["run", file, f"--workdir={tmp_path}"]) == 0
+  assert ran[0][0].rows.synthetic == (3.0,)
+
+
+def test_a_gin_file_of_windows_is_read(ran, tmp_path, capsys):
+  """With a byte order mark: "Unexpected token"."""
+  text = (INCLUDE + "\r", "EPSILON = 3.0\r")
+  file = own_recipe(tmp_path, *text, encoding="utf-8-sig")
+  assert main.main(["run", file, f"--workdir={tmp_path}"]) == 0
+  assert ran[0][0].rows.synthetic == (3.0,)
+  listed = output(capsys, "settings", file.partition("=")[2])
+  assert re.search(r"--gin.EPSILON +3\.0 ", listed)
+
+
+def test_a_tilde_behind_a_flag_is_the_home(ran, tmp_path, monkeypatch):
+  """Shells leave it: a folder named ~ was made, which `rm -r ~` does not mean."""
+  monkeypatch.setenv("HOME", str(tmp_path))
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "own.gin").write_text(f"{INCLUDE}\n")
+  argv = ["run", "--gin_file=~/own.gin", "--workdir=~/runs"]
+  assert main.main(argv) == 0
+  assert (tmp_path / "runs/config.gin").is_file()
+  assert not (tmp_path / "~").exists()
 
 
 def test_a_parameter_given_by_its_name_leaves_no_note(ran, tmp_path, capsys):

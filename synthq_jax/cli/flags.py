@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import dis
 import errno
+import functools
 import os
 import pathlib
 import re
@@ -20,8 +21,10 @@ from synthq_jax.training import cluster, distributed
 
 __all__ = [
   "AGAIN",
+  "GIN_ENCODING",
   "STAGES",
   "UsageError",
+  "check_order",
   "exit_code",
   "explain_os_error",
   "find_macro",
@@ -34,6 +37,7 @@ __all__ = [
   "parse_imports",
   "parser",
   "processes",
+  "read_gin",
   "refuse_urls",
   "write_literal",
 ]
@@ -62,8 +66,11 @@ _HELP = (
 
 _REFERENCE = re.compile(r"%[\w./]+|@[\w./]+(\(\))?")
 _MACRO = re.compile(r"%(\w+)(?![\w./])")
+_BINDING = re.compile(r"([\w./]+)\s*=")
 _QUOTED = re.compile(r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\"")
 _CONSTANTS = ("INF", "REQUIRED")
+GIN_ENCODING = "utf-8-sig"
+"""Encoding of gin files: Windows puts a byte order mark first."""
 _URL = re.compile(r"(^|[:@,])[A-Za-z][A-Za-z0-9+.-]*://")
 _DEBUG = "show tracebacks"
 AGAIN = "the same command goes on with what is finished"
@@ -158,26 +165,70 @@ def locate(
       return f"--gin.{flag}"
   pattern, source = re.compile(rf"{re.escape(name)}\s*="), name
   for outer, *included in filter(None, files):
-    for path, number, line in _walk_lines(outer, included):
+    find = functools.partial(_find_included, included)
+    for path, number, line in _walk_lines(outer, find):
       if pattern.match(line):
         source = f"{path}:{number}"
   return source
 
 
+def _find_included(
+  included: Sequence[pathlib.Path], name: str
+) -> pathlib.Path | None:
+  """Returns the first of some files that an `include` of this name means."""
+  return next((path for path in included if path.match(name)), None)
+
+
+def read_gin(path: pathlib.Path) -> str:
+  """Reads a gin file without its byte order mark."""
+  return path.read_text(encoding=GIN_ENCODING)
+
+
+def check_order(
+  path: pathlib.Path, find: Callable[[str], pathlib.Path | None]
+) -> None:
+  """Refuses a setting that a file included below it sets again, and so undoes.
+
+  Args:
+    path: a gin file.
+    find: function that returns the path of an included file from its name.
+
+  Raises:
+    UsageError: naming both lines.
+  """
+  own: dict[str, int] = {}
+  for number, line in enumerate(read_gin(path).splitlines(), 1):
+    if match := _BINDING.match(line):
+      own[match[1]] = number
+    if not line.startswith("include "):
+      continue
+    included = find(ast.literal_eval(line.removeprefix("include ")))
+    for other, at, text in _walk_lines(included, find) if included else ():
+      match = _BINDING.match(text)
+      if match and match[1] in own:
+        raise UsageError(
+          f"{path}:{own[match[1]]}: {match[1]} is set again by {other}:{at}, which"
+          f" line {number} includes: move it below that line"
+        )
+
+
 def _walk_lines(
-  path: pathlib.Path, included: Sequence[pathlib.Path]
+  path: pathlib.Path,
+  find: Callable[[str], pathlib.Path | None],
+  within: tuple[pathlib.Path, ...] = (),
 ) -> Iterator[tuple[pathlib.Path, int, str]]:
   """Yields file, number and text of the lines of a gin file, as gin reads them.
 
   A file stands where it is included. Of two lines that set a name, the last wins.
   """
-  for number, line in enumerate(path.read_text().splitlines(), 1):
+  if path in within:
+    raise ValueError(f"{path} includes itself")
+  for number, line in enumerate(read_gin(path).splitlines(), 1):
     if not line.startswith("include "):
       yield path, number, line
       continue
-    name = ast.literal_eval(line.removeprefix("include "))
-    for inner in [each for each in included if each.match(name)][:1]:
-      yield from _walk_lines(inner, included)
+    if inner := find(ast.literal_eval(line.removeprefix("include "))):
+      yield from _walk_lines(inner, find, (*within, path))
 
 
 def refuse_urls(
@@ -216,7 +267,10 @@ class _Parser(argparse.ArgumentParser):
   """Parses one command; its errors are `UsageError`s of one line."""
 
   def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
-    """Refuses empty values: as a folder, "" would be the current one."""
+    """Refuses empty values, and expands "~", which shells leave behind "=".
+
+    As a folder, "" would be the current one, and "~" one of this name.
+    """
     options, rest = super().parse_known_args(args, namespace)
     for action in self._actions:
       value = getattr(options, action.dest, None)
@@ -225,6 +279,10 @@ class _Parser(argparse.ArgumentParser):
           f"{action.option_strings[0]}: expected a value, got none: is a variable"
           " of the shell empty?"
         )
+      if action.option_strings and isinstance(value, str):
+        setattr(options, action.dest, os.path.expanduser(value))
+      elif action.option_strings and isinstance(value, list):
+        value[:] = map(os.path.expanduser, value)
     return options, rest
 
   def error(self, message: str) -> NoReturn:

@@ -65,7 +65,7 @@ def header(path: pathlib.Path) -> dict[str, str]:
   Returns:
     Paragraphs by title, e.g. "Required"; the first paragraph has the title "".
   """
-  lines = _take_comment(path.read_text().splitlines())
+  lines = _take_comment(flags.read_gin(path).splitlines())
   paragraphs, name, is_first = {"": ""}, "", True
   for line in lines:
     is_first = is_first and line != "#"
@@ -181,7 +181,7 @@ def _list_macros(
   the meaning of the parameter that the macro sets, else the comment above the macro.
   """
   paths = list(dict.fromkeys(path for group in read for path in group))
-  lines = {path: path.read_text().splitlines() for path in paths}
+  lines = {path: flags.read_gin(path).splitlines() for path in paths}
   macro_names = {
     match[1]: None
     for path in paths

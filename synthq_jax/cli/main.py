@@ -22,7 +22,7 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from synthq_jax import extras, stages, studies
@@ -195,7 +195,7 @@ def _show_settings(options: argparse.Namespace) -> str:
   )
   path = _find_recipe(options.recipe)
   with _explain_errors(options.recipe):
-    text = path.read_text(encoding="utf-8")
+    text = flags.read_gin(path)
   if "synthq_jax.studies import" in text:
     kinds = kinds[::-1]  # a study may configure the pipeline, too
   for kind in kinds:
@@ -372,6 +372,8 @@ def _load(
       read.append([])
       with _explain_errors(f"--gin_file={name}"):
         gin.parse_config_file(name)
+      for path in read[-1]:
+        flags.check_order(path, _make_finder(search_paths))
     macros_in_files = set(re.findall(r"%(\w+)", gin.config_str()))
     for binding in bindings:
       _bind(binding, read)
@@ -384,7 +386,11 @@ def _load(
       config = gin.get_configurable(kind)()
       config = config_types.conform(config, kind, config_types.label(kind))
     operative = gin.operative_config_str()
-    _note_unused(macros_in_files, operative)
+    unused = parameters.find_unused(
+      gin.config_str(), operative, macros_in_files, read
+    )
+    for words in unused if distributed.is_main() else ():
+      print(f"synthq: note: {words}", file=sys.stderr)
     label = config_types.label(kind)
     may_be = [f"plan.RunConfig.{name}" for name in _MAY_BE_URLS]
     flags.refuse_urls({label: artifacts.to_json(config)}, may_be)
@@ -416,7 +422,7 @@ def _open_gin(search_paths: Sequence[str]) -> Iterator[_Read]:
 
   def opened(name: str) -> TextIO:
     read[-1].append(find(name))
-    return open(read[-1][-1], encoding="utf-8")
+    return open(read[-1][-1], encoding=flags.GIN_ENCODING)
 
   # gin's second reader looks for files in Python packages and stumbles over a
   # folder without __init__.py; there is no public way to leave it out.
@@ -507,20 +513,6 @@ def _bind_parts(kind: type) -> None:
         f"{config_types.label(outer)}.{name} = @{config_types.label(inner)}()"
       )
       gin.parse_config([_DYNAMIC, *dict.fromkeys(ends), text])
-
-
-def _note_unused(macros_in_files: Collection[str], operative: str) -> None:
-  """Prints a note for each setting without effect, likely a slip.
-
-  A macro that a file refers to has no note, even if a flag binds the parameter.
-  """
-  if not distributed.is_main():
-    return
-  used = {name.rpartition("/")[2] for name in flags.names(operative)}
-  for name in flags.names(gin.config_str()):
-    if name.rpartition("/")[2] in used or name in macros_in_files:
-      continue
-    print(f"synthq: note: {name} is set, but nothing uses it", file=sys.stderr)
 
 
 def _check_required(read: _Read) -> None:

@@ -11,12 +11,12 @@ import importlib
 import itertools
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from synthq_jax.cli import flags
 
-__all__ = ["find_imports", "is_class", "suggest"]
+__all__ = ["find_imports", "find_unused", "is_class", "suggest"]
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _FIRST = ("studies", "runtime", "stages", "models", "training", "data")
@@ -34,9 +34,39 @@ def find_imports(text: str, read: _Read) -> list[str]:
   """
   import_lines = dict(_list_modules())
   for path in itertools.chain(*read):
-    import_lines |= flags.parse_imports(path.read_text())
+    import_lines |= flags.parse_imports(flags.read_gin(path))
   names = sorted(set(re.findall(r"(\w+)\.", text)) & set(import_lines))
   return [import_lines[name] for name in names]
+
+
+def find_unused(
+  config: str, operative: str, macros_in_files: Collection[str], read: _Read
+) -> list[str]:
+  """Lists settings without effect in words; refuses those that look like slips.
+
+  A macro that a file refers to passes, even if a flag binds the parameter.
+
+  Args:
+    config: all bindings, as gin writes them.
+    operative: the bindings that had an effect.
+    macros_in_files: macros that the files refer to.
+    read: the gin files.
+
+  Raises:
+    UsageError: if nothing uses a macro, and a similar name is used.
+  """
+  used = {name.rpartition("/")[2] for name in flags.names(operative)}
+  unused = []
+  for name in flags.names(config):
+    if name.rpartition("/")[2] in used or name in macros_in_files:
+      continue
+    words = f"{name} is set, but nothing uses it"
+    near = difflib.get_close_matches(name.upper(), macros_in_files, 1, 0.85)
+    if near and "." not in name:
+      where = flags.locate(name, read, ())
+      raise flags.UsageError(f"{where}: {words}; did you mean {near[0]}?")
+    unused.append(words)
+  return unused
 
 
 def is_class(name: str, read: _Read) -> bool:

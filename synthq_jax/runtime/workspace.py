@@ -25,7 +25,14 @@ from synthq_jax.privacy import ledger
 from synthq_jax.runtime import results
 from synthq_jax.storage import artifacts, file_lists, stores
 
-__all__ = ["Folders", "Workspace", "locked", "make_empty", "prepared"]
+__all__ = [
+  "Folders",
+  "Workspace",
+  "check_lost",
+  "locked",
+  "make_empty",
+  "prepared",
+]
 
 
 @contextlib.contextmanager
@@ -82,6 +89,34 @@ def make_empty(folder: pathlib.Path) -> pathlib.Path:
   artifacts.remove(folder)
   folder.mkdir(parents=True)
   return folder
+
+
+def check_lost(folders: Folders) -> None:
+  """Refuses a working directory that lost the secret of its private trainings.
+
+  Another secret would repeat them, and the new ledger would not know the first
+  ones. A copy without `private/` is such a directory.
+
+  Args:
+    folders: the working directory.
+
+  Raises:
+    ValueError: naming the ledger or a result of a training without its secret.
+  """
+  path = folders.private("secret_seed")
+  if path.exists():
+    return
+  trained = [ledger.NAME] * ledger.begun(folders.private(ledger.NAME))
+  for record in sorted(folders.root.glob(f"*/*/{artifacts.RESULT_NAME}")):
+    result = artifacts.read_json(record).get("result")
+    claim = result.get("statement") if isinstance(result, dict) else None
+    if claim and claim.get("ledger"):
+      trained.append(folders.relative(record.parent))
+  if trained:
+    raise ValueError(
+      f"{path}: expected the secret of the trainings in {trained[0]}, got no file:"
+      f" restore {results.PRIVATE}/, or give another --workdir"
+    )
 
 
 def prepared(folders: Folders, *, first: str) -> results.PreparedData:
@@ -147,15 +182,11 @@ class Workspace(Folders):
       return fixed
     stores.check_secret(path)
     if not path.exists():
+      check_lost(self)
       if not may_draw:
         raise ValueError(
           f"{path}: expected the secret that process 0 has drawn, got no file:"
           " give all processes one --workdir on a file system that they share"
-        )
-      if ledger.begun(self.private(ledger.NAME)):
-        raise ValueError(
-          f"{path}: expected the secret of the trainings in {ledger.NAME}, got"
-          " no file: restore it, or give another --workdir"
         )
       path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
       with artifacts.replacing(path, mode=0o600, is_new=True) as stream:

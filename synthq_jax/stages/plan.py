@@ -423,6 +423,8 @@ def outlook(
     config=config, stages=stage_names, test_sets=dict.fromkeys(names)
   )
   prepared = None
+  if config.secret_seed is None:
+    workspace.check_lost(workspace.Folders(workdir))
   try:
     space = workspace.Workspace(workdir, config.secret_seed, may_draw=False)
   except ValueError:  # without a secret there is no result

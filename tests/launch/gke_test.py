@@ -1,6 +1,9 @@
 """The Job for Kubernetes that a dry run prints."""
 
 import json
+import os
+import shlex
+import subprocess
 
 import pytest
 
@@ -48,13 +51,47 @@ def test_a_pod_for_each_host_gets_all_of_its_chips(
 def test_synthq_understands_what_a_pod_runs(cloud):
   _, job = _printed(cloud)
   (container,) = job["spec"]["template"]["spec"]["containers"]
-  command, *flags = container["command"]
-  assert command == "synthq"
+  assert container["command"][:2] == ["sh", "-c"]
+  command, name, *flags = shlex.split(container["command"][2].splitlines()[-1])
+  assert (command, name) == ("exec", "synthq")
   flags = [flag for flag in flags if not flag.startswith("--gin.")]
   options = flags_lib.parser().parse_args(flags)
   assert options.distributed == "tpu"
   mounted = container["volumeMounts"][0]["mountPath"]
   assert options.workdir.startswith(f"{mounted}/")
+
+
+def test_what_synthq_prints_is_in_no_log_of_the_cluster(cloud, tmp_path):
+  """Scores and exact counts of private queries stood in Cloud Logging."""
+  _, job = _printed(cloud, "--gin.SOURCE=beir:/mnt/synthq/it's mine")
+  (container,) = job["spec"]["template"]["spec"]["containers"]
+  mount = container["volumeMounts"][0]["mountPath"]
+  shell, flag, script = container["command"]
+  program = tmp_path / "synthq"
+  program.write_text(
+    '#!/bin/sh\necho "score .7 of $*"\necho 3 users >&2\nexit 2\n'
+  )
+  program.chmod(0o755)
+  done = subprocess.run(
+    [shell, flag, script.replace(mount, str(tmp_path / "mnt"))],
+    env={
+      "PATH": f"{tmp_path}:{os.environ['PATH']}",
+      "JOB_COMPLETION_INDEX": "1",
+    },
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 2 and not done.stderr
+  assert "score" not in done.stdout and "users" not in done.stdout
+  (output,) = (tmp_path / "mnt").glob("*/private/output_1.txt")
+  assert str(output) in done.stdout
+  assert (
+    output.stat().st_mode & 0o077 == output.parent.stat().st_mode & 0o077 == 0
+  )
+  text = output.read_text()
+  assert text.startswith("score .7 of run ") and "it's mine" in text
+  assert text.endswith("3 users\n")
 
 
 def test_the_shared_file_system_is_mounted(cloud):

@@ -9,6 +9,8 @@ import pytest
 
 from synthq_jax.privacy import ledger
 from synthq_jax.runtime import workspace
+from synthq_jax.stages import plan
+from synthq_jax.storage import artifacts
 
 PURPOSES = ("batches", "noise", "noise 1", "generate", "")
 
@@ -171,7 +173,26 @@ def test_a_lost_secret_is_not_drawn_again_where_trainings_were_begun(tmp_path):
   made = made_up.claim("finetune_dp/eps8")
   ledger.enter(tmp_path / "private" / ledger.NAME, "finetune_dp/eps8", made)
   path.unlink()
-  with pytest.raises(ValueError, match="secret_seed: .*restore it"):
+  with pytest.raises(ValueError, match="secret_seed: .*restore private/"):
     workspace.Workspace(tmp_path)
   assert not path.exists()
   path.write_bytes(secret)
+
+
+def test_a_copy_without_private_begins_no_second_training(tmp_path):
+  """A run there drew a secret, trained again, and its page knew one of both."""
+  folder = tmp_path / "finetune_dp/eps8"
+  claim = made_up.claim("finetune_dp/eps8")
+  folder.mkdir(parents=True)
+  artifacts.save(folder, made_up.checkpoint(statement=claim), "0" * 16)
+  config = plan.RunConfig()
+  for start in (
+    lambda: workspace.Workspace(tmp_path),
+    lambda: plan.outlook(config, tmp_path, ["generate"]),
+  ):
+    with pytest.raises(
+      ValueError, match="finetune_dp/eps8, .*restore private/"
+    ):
+      start()
+  assert not (tmp_path / "private").exists()
+  workspace.Workspace(tmp_path, secret_seed=0)  # of public data
