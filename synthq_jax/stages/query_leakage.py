@@ -185,7 +185,7 @@ def _index(
   if name == "token_set":
     return near_duplicates.TokenSet(threshold=config.token_set).index(targets)
   contained = near_duplicates.Containment(threshold=config.containment)
-  return _match_only_holding(contained.index(targets), _count(targets))
+  return _match_only_holding(contained.index(targets), _count_ngrams(targets))
 
 
 def _match_only_holding(
@@ -200,13 +200,13 @@ def _match_only_holding(
 
   def match(queries: Sequence[str]) -> near_duplicates.Matches:
     rows, targets, scores = index.match(queries)
-    holds = _count(queries)[rows] >= sizes[targets]
+    holds = _count_ngrams(queries)[rows] >= sizes[targets]
     return rows[holds], targets[holds], scores[holds]
 
   return near_duplicates.Index(match)
 
 
-def _count(texts: Sequence[str]) -> np.ndarray:
+def _count_ngrams(texts: Sequence[str]) -> np.ndarray:
   """Counts the distinct n-grams of each text."""
   bags = words.extract_character_ngrams(texts, n=near_duplicates.Containment.n)
   return np.array([len(each) for each in bags.sets()], np.int64)

@@ -45,7 +45,7 @@ REFUSED = {
     ({"direct_dp_methods": (direct_dp.Config(),) * 2}, "different labels"),
     (
       {"rows": plan.Rows(fused=True), "evaluate": evaluate.Config(depth=10)},
-      r"at least fuse\.Config\.depth, .* 9 and 100",
+      r"at least fuse\.Config\.depth, .* 10 and 100",
     ),
     (
       {
