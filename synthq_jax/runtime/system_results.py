@@ -21,6 +21,7 @@ __all__ = [
   "Ranking",
   "System",
   "Vectors",
+  "find_retriever",
   "read_fingerprint",
   "stands_on",
 ]
@@ -193,6 +194,30 @@ def stands_on(
     system.statement.ledger
   )
   return is_same_release and system.retriever_fingerprint in ("", trained)
+
+
+def find_retriever(root: pathlib.Path, row: rows.Row) -> pathlib.Path | None:
+  """Returns the folder of a finished retriever; None: there is none.
+
+  Args:
+    root: the working directory.
+    row: the row of the retriever.
+
+  Raises:
+    ValueError: if settings that were changed in between left two of this row.
+  """
+  finished = [
+    folder
+    for part in (root, root / results.PRIVATE)
+    for stage in ("train_retriever", "learn_adapter")
+    if artifacts.read_fingerprint(folder := part / stage / str(row)) is not None
+  ]
+  if len(finished) > 1:
+    raise ValueError(
+      f"{finished[0]} and {finished[1]}: expected one retriever of the row {row}, got"
+      " two, of different settings: delete the one that you do not want"
+    )
+  return finished[0] if finished else None
 
 
 def read_fingerprint(root: pathlib.Path, retriever: results.Checkpoint) -> str:

@@ -1,7 +1,7 @@
 """Reads (query, document) pairs with the tokens of the encoder that trains."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool
@@ -16,7 +16,6 @@ __all__ = [
   "pair_with_documents",
   "read",
   "read_real",
-  "read_stored",
 ]
 
 
@@ -41,44 +40,17 @@ def read_real(
 ) -> dict[str, np.ndarray]:
   """Reads the private train queries as pairs, in the form of
   `pair_with_documents`."""
-  stored = read_stored(space, prepared, None, texts=tokens is not None)
+  folder = space.root / prepared.private_directory
+  arrays = inputs.arrays(space, prepared, folder / "train.npz")
+  ids = arrays["ids"].tolist()
+  stored = _stored(arrays, queries_lib.texts(folder, ids) if tokens else ())
   return pair_with_documents(space, prepared, stored, tokens)
 
 
-def read_stored(
-  folders: workspace.Folders,
-  prepared: inputs.Documents,
-  synthetic: results.SyntheticQueries | None,
-  held_out_share: float = 0.0,
-  *,
-  texts: bool,
-) -> Stored:
-  """Reads the queries to train on, each with its document.
-
-  Args:
-    folders: the working directory.
-    prepared: the documents, with the private queries if `synthetic` is None.
-    synthetic: the synthetic queries; None: the real train queries.
-    held_out_share: share of the documents whose queries are left out.
-    texts: whether to read the texts of the queries, too; else they are empty.
-  """
-  if synthetic is None:
-    assert isinstance(prepared, results.PreparedData)
-    folder = folders.root / prepared.private_directory
-    arrays = inputs.arrays(folders, prepared, folder / "train.npz")
-    ids = arrays["ids"].tolist() if texts else None
-  else:
-    folder, ids = folders.root / synthetic.directory, None
-    arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
-  queries = queries_lib.texts(folder, ids) if texts else ()
+def _stored(arrays: Mapping[str, np.ndarray], queries: Sequence[str]) -> Stored:
+  """Returns the arrays of a stage, with texts if these are read."""
   names = ("tokens", "documents", "passages")
-  fields = {name: arrays[name] for name in names}
-  if held_out_share:
-    left_out = draw_held_out(prepared.num_documents, held_out_share)
-    rows = np.flatnonzero(~left_out[fields["documents"]])
-    fields = {name: values[rows] for name, values in fields.items()}
-    queries = [queries[row] for row in rows] if texts else ()
-  return Stored(queries=queries, **fields)
+  return Stored(queries=queries, **{name: arrays[name] for name in names})
 
 
 def pair_with_documents(
@@ -146,7 +118,16 @@ def read(
     held_out_share: share of the documents whose queries are left out.
     tokens: the encoder's tokenizer, see `pair_with_documents`.
   """
-  stored = read_stored(
-    folders, prepared, synthetic, held_out_share, texts=tokens is not None
-  )
-  return pair_with_documents(folders, prepared, stored, tokens)
+  if synthetic is None:
+    assert isinstance(prepared, results.PreparedData)
+    records = read_real(folders, prepared, tokens)
+  else:
+    folder = folders.root / synthetic.directory
+    arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
+    stored = _stored(arrays, queries_lib.texts(folder) if tokens else ())
+    records = pair_with_documents(folders, prepared, stored, tokens)
+  if not held_out_share:
+    return records
+  left_out = draw_held_out(prepared.num_documents, held_out_share)
+  rows = np.flatnonzero(~left_out[records["rows"]])
+  return {name: values[rows] for name, values in records.items()}

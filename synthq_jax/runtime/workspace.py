@@ -115,7 +115,8 @@ def check_lost(folders: Folders) -> None:
   if trained:
     raise ValueError(
       f"{path}: expected the secret of the trainings in {trained[0]}, got no file:"
-      f" restore {results.PRIVATE}/, or give another --workdir"
+      f" restore {results.PRIVATE}/, give another --workdir, or the SECRET_SEED that"
+      " it was made with"
     )
 
 

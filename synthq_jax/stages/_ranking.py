@@ -11,9 +11,10 @@ import numpy as np
 from jaxtyping import Float
 
 from synthq_jax import field_kinds
+from synthq_jax.models import vector_map
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.privacy import terms
-from synthq_jax.retrieval import encode, ranking
+from synthq_jax.retrieval import encode, index, ranking
 from synthq_jax.runtime import (
   config_types,
   encoder_start,
@@ -31,11 +32,16 @@ __all__ = [
   "Config",
   "Inputs",
   "encode_queries",
+  "make_map_records",
   "make_records",
   "make_settings",
   "read_train",
   "select",
 ]
+
+
+_SPARE = 64
+"""Passages that are searched beyond the candidates, since some are relevant."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,6 +161,53 @@ def make_records(
     arrays["candidate"][row, : len(ids)] = True
     arrays["relevant"][row, : len(ids)] = [grades.get(x, 0) > 0 for x in ids]
   return arrays
+
+
+def make_map_records(
+  judged: _search.Judged,
+  query_vectors: Float[np.ndarray, "query dim"],
+  built: index.Index,
+  *,
+  candidates: int,
+  most_relevant: int,
+) -> dict[str, np.ndarray]:
+  """Makes the records that a map of query vectors learns from.
+
+  Args:
+    judged: the queries.
+    query_vectors: their vectors.
+    built: index of the vectors of all passages.
+    candidates: passages that a query is compared with, its relevant ones among
+      them.
+    most_relevant: largest number of relevant passages of a query.
+
+  Returns:
+    "queries", and the fields of `vector_map.Candidates`.
+  """
+  positions = {
+    str(document): i for i, document in enumerate(judged.passages.ids)
+  }
+  depth = min(candidates + _SPARE, len(judged.passages.owners))
+  _, nearest = built.search(query_vectors, depth)
+  relevant = []
+  for (query, grades), near in zip(judged.qrels.items(), nearest, strict=True):
+    relevant_names = [name for name, grade in grades.items() if grade > 0]
+    own = [positions[name] for name in relevant_names if name in positions]
+    first, stop = judged.passages.of(np.array(own, np.int64))
+    relevant.append(
+      [row for a, b in zip(first, stop, strict=True) for row in range(a, b)]
+    )
+    if (
+      judged.drop_identical
+      and query in positions
+      and query not in relevant_names
+    ):
+      first, stop = judged.passages.of(np.array([positions[query]]))
+      near[(near >= first) & (near < stop)] = -1  # as evaluate drops it
+  chosen = vector_map.choose_candidates(
+    nearest, relevant, size=candidates, most_relevant=most_relevant
+  )
+  return {"queries": query_vectors, **chosen._asdict()}
 
 
 def select(judged: _search.Judged, positions: np.ndarray) -> _search.Judged:

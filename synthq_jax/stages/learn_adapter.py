@@ -220,7 +220,13 @@ def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
       task.folders, task_inputs.retriever, chosen, config.encode_batch_size
     )
     query_vectors = _search.zero_broken(query_vectors)
-    return _records(config, chosen, query_vectors, built)
+    return _ranking.make_map_records(
+      chosen,
+      query_vectors,
+      built,
+      candidates=config.candidates,
+      most_relevant=config.most_relevant,
+    )
 
   return private_training.train(
     task,
@@ -238,42 +244,6 @@ def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
       extra_fn=draw if size else None,
     ),
   )
-
-
-def _records(
-  config: Config,
-  judged: _search.Judged,
-  query_vectors: np.ndarray,
-  built: index.Index,
-) -> dict[str, np.ndarray]:
-  """Returns the fields of queries that the loss reads."""
-  positions = {
-    str(document): i for i, document in enumerate(judged.passages.ids)
-  }
-  depth = min(config.candidates + 64, len(judged.passages.owners))
-  _, nearest = built.search(query_vectors, depth)
-  relevant = []
-  for (query, grades), near in zip(judged.qrels.items(), nearest, strict=True):
-    relevant_names = [name for name, grade in grades.items() if grade > 0]
-    own = [positions[name] for name in relevant_names if name in positions]
-    first, stop = judged.passages.of(np.array(own, np.int64))
-    relevant.append(
-      [row for a, b in zip(first, stop, strict=True) for row in range(a, b)]
-    )
-    if (
-      judged.drop_identical
-      and query in positions
-      and query not in relevant_names
-    ):
-      first, stop = judged.passages.of(np.array([positions[query]]))
-      near[(near >= first) & (near < stop)] = -1  # as evaluate drops it
-  chosen = vector_map.choose_candidates(
-    nearest,
-    relevant,
-    size=config.candidates,
-    most_relevant=config.most_relevant,
-  )
-  return {"queries": query_vectors, **chosen._asdict()}
 
 
 STAGE = stage.Stage(

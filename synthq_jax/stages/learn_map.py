@@ -12,16 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Int
 
 from synthq_jax import field_kinds, typing
 from synthq_jax.models import vector_map
-from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.retrieval import encode, index, vector_files
+from synthq_jax.retrieval import index
 from synthq_jax.runtime import (
   config_types,
-  encoder_start,
   inputs,
   private_training,
   results,
@@ -31,13 +28,12 @@ from synthq_jax.runtime import (
   system_results,
   training_pairs,
 )
+from synthq_jax.runtime import queries as queries_lib
+from synthq_jax.stages import _ranking, _search
 from synthq_jax.storage import array_files
 from synthq_jax.training import loop, recipe
 
 __all__ = ["STAGE", "Config", "Inputs", "run"]
-
-_NEAR = 64
-"""Documents that are searched beyond the candidates, since some are relevant."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +42,7 @@ class Config(recipe.Recipe):
 
   steps: int = 40
   batch_size: int = 1024
+  """Queries of a step; all, where there are fewer."""
   learning_rate: float = 2e-3
   warmup_steps: int = 4
   share: float = 0.5
@@ -97,6 +94,7 @@ class Inputs:
   synthetic: results.SyntheticQueries | None
   """Queries to learn from; None: the real ones."""
   held_out: float  # share of documents whose queries are left out
+  drop_identical: bool  # as `evaluate.Config` has it
 
 
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
@@ -107,7 +105,14 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   source = synthetic.digest if synthetic else "original"
   return stage.Job(
     row=row,
-    depends=(settings, held_out, *run.encoder_data, vectors.digest, source),
+    depends=(
+      settings,
+      held_out,
+      run.config.evaluate.drop_identical,
+      *run.encoder_data,
+      vectors.digest,
+      source,
+    ),
     settings=settings,
     inputs=Inputs(
       documents=run.documents if synthetic else run.prepared,
@@ -115,6 +120,7 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
       vectors=vectors.value,
       synthetic=synthetic.value if synthetic else None,
       held_out=held_out,
+      drop_identical=run.config.evaluate.drop_identical,
     ),
   )
 
@@ -128,9 +134,6 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
 
   Returns:
     The map as an adapter; under `private/` if its queries are.
-
-  Raises:
-    ValueError: if there are fewer queries than a batch has.
   """
   config, space, task_inputs = task.settings, task.folders, task.inputs
   synthetic = task_inputs.synthetic
@@ -180,52 +183,66 @@ def _read_records(
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
   """Reads the fields of queries that the loss reads, and all document vectors."""
   config, folders, task_inputs = task.settings, task.folders, task.inputs
-  retriever, documents = task_inputs.retriever, task_inputs.documents
-  stored = training_pairs.read_stored(
-    folders, documents, task_inputs.synthetic, task_inputs.held_out, texts=True
+  judged = _read_judged(task)
+  vectors = _search.open_vectors(
+    judged, folders.root / task_inputs.vectors.vectors
   )
-  tokens = encoder_start.query_tokens(
-    encoder_start.tokens_of(folders, retriever), stored.queries, stored.tokens
+  query_vectors = _ranking.encode_queries(
+    folders, task_inputs.retriever, judged, config.encode_batch_size
   )
-  params, shape = encoder_start.load(folders, retriever, sentence_folders.QUERY)
-  queries = encode.encode(
-    params, shape, tokens, batch_size=config.encode_batch_size
-  )
-  owners = inputs.document_tokens(folders, documents).owners
-  vectors = np.asarray(
-    vector_files.open_vectors(
-      folders.root / task_inputs.vectors.vectors, len(owners)
-    )
-  )
-  depth = min(config.candidates + _NEAR, len(owners))
-  chosen = vector_map.choose_candidates(
-    index.exact(vectors).search(queries, depth)[1],
-    _list_relevant(stored, owners),
-    size=config.candidates,
+  records = _ranking.make_map_records(
+    judged,
+    _search.zero_broken(query_vectors),
+    index.exact(vectors),
+    candidates=config.candidates,
     most_relevant=config.most_relevant,
   )
-  return {"queries": queries, **chosen._asdict()}, vectors
+  return records, vectors
 
 
-def _list_relevant(
-  stored: training_pairs.Stored, owners: Int[np.ndarray, " passage"]
-) -> list[list[int]]:
-  """Lists the passages of every document that a query's text stands for.
+def _read_judged(task: stage.Task[Config, Inputs]) -> _search.Judged:
+  """Reads the queries, each with all documents that are relevant to it.
 
-  The T5 writes some texts for several documents: none of these is a negative.
+  The T5 writes some texts for several documents: all of these are relevant.
   """
-  documents: dict[str, dict[int, None]] = {}
-  for text, document in zip(
-    stored.queries, stored.documents.tolist(), strict=True
-  ):
-    documents.setdefault(text, {})[document] = None
-  passages = {}
-  for text, own in documents.items():
-    first = np.searchsorted(owners, [*own], side="left")
-    stop = np.searchsorted(owners, [*own], side="right")
-    bounds = zip(first.tolist(), stop.tolist(), strict=True)
-    passages[text] = [row for a, b in bounds for row in range(a, b)]
-  return [passages[text] for text in stored.queries]
+  folders, task_inputs = task.folders, task.inputs
+  documents, synthetic = task_inputs.documents, task_inputs.synthetic
+  if synthetic is None:
+    return _read_real(task)
+  folder = folders.root / synthetic.directory
+  arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
+  texts = queries_lib.texts(folder)
+  passages = inputs.document_tokens(folders, documents)
+  names = [str(passages.ids[row]) for row in arrays["documents"]]
+  relevant: dict[str, dict[str, int]] = {}
+  for text, name in zip(texts, names, strict=True):
+    relevant.setdefault(text, {})[name] = 1
+  return _search.Judged(
+    split="synthetic",
+    qrels={f"s{row}": relevant[text] for row, text in enumerate(texts)},
+    queries=texts,
+    query_tokens=arrays["tokens"],
+    passages=passages,
+    corpus=inputs.corpus(folders, documents),
+  )
+
+
+def _read_real(task: stage.Task[Config, Inputs]) -> _search.Judged:
+  """Reads the private train queries, without those that are held out."""
+  folders, task_inputs = task.folders, task.inputs
+  prepared = task_inputs.documents
+  assert isinstance(prepared, results.PreparedData)
+  folder = folders.root / prepared.private_directory
+  path = folder / "train.npz"
+  judged = _search.read_judged(folders, prepared, folder, "train", path)
+  judged = judged._replace(drop_identical=task_inputs.drop_identical)
+  if not task_inputs.held_out:
+    return judged
+  documents = inputs.arrays(folders, prepared, path)["documents"]
+  is_left_out = training_pairs.draw_held_out(
+    prepared.num_documents, task_inputs.held_out
+  )
+  return _ranking.select(judged, np.flatnonzero(~is_left_out[documents]))
 
 
 def _learn(
@@ -235,6 +252,10 @@ def _learn(
   files: loop.Files,
 ) -> typing.Params:
   """Learns the whole map with Adam; resumes from the newest saved state."""
+  number = len(records["queries"])
+  config = dataclasses.replace(
+    config, batch_size=min(config.batch_size, number)
+  )
   tx = config.optimizer()
   pool_size = min(config.pool, len(vectors))
   key = jax.random.key(config.seed)
@@ -271,7 +292,7 @@ def _learn(
     lambda state, batch, step: step_fn(state, batch, public, step),
     (params, tx.init(params)),
     lambda rows: {name: values[rows] for name, values in records.items()},
-    len(records["queries"]),
+    number,
     files,
   )
   return params

@@ -314,6 +314,12 @@ class RunConfig:
           f" row {row}, got plan.Rows.{row}=False: set it, or leave the attack"
           " out"
         )
+    is_mapped = self.rows.trained_part == "query_map"
+    if is_mapped and "retriever" in self.audit.attacks:
+      raise ValueError(
+        "audit.Config.attacks has 'retriever', which asks encoders, got"
+        " plan.Rows.trained_part='query_map': leave the attack out"
+      )
     has_prompt = isinstance(self.finetune_dp.adapter, prompt.Prompt)
     if has_prompt and "new_tokens" in self.canaries.kinds:
       raise ValueError(

@@ -123,6 +123,7 @@ def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
   return stage.Job(
     depends=(
       config,
+      tuple(DETECTORS.values()),
       *run.data,
       {row.queries: result.digest for row, result in written.items()},
     ),

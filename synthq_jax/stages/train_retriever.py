@@ -102,7 +102,8 @@ def check(run: runner.Run) -> None:
     share = 1 - plan.left_out(rows.ORIGINAL)
     most["real queries"] = round(share * prepared.num_queries["train"])
   if (
-    plan.written and prepared.num_passages <= prepared.num_documents
+    set(plan.written) & set(plan.trained)
+    and prepared.num_passages <= prepared.num_documents
   ):  # else more
     available = prepared.num_asked or prepared.num_documents
     written = config.generate.num_documents or available

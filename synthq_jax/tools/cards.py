@@ -157,6 +157,8 @@ def apply(vectors):  # [query, dim] of the encoder
 
 def _describe_queries(row: rows.Row) -> str:
   """Describes the queries that a map was learned from."""
+  if row.is_without_privacy:
+    return "queries that carry no guarantee of privacy"
   return {
     rows.ADAPTER: "private queries with differential privacy",
     rows.SYNTHETIC: (
@@ -164,7 +166,7 @@ def _describe_queries(row: rows.Row) -> str:
       " differential privacy"
     ),
     rows.PUBLIC_ONLY.pairs: "queries of a public T5, none of them private",
-  }.get(row.pairs, "private queries without privacy")
+  }[row.pairs]
 
 
 def render_transformers(checkpoint: results.Checkpoint, prefix: str) -> str:

@@ -548,26 +548,23 @@ def _read_retriever(
 ) -> export_source.Source:
   """Reads the retriever whose scores the weights combine with BM25's."""
   assert source.root is not None  # `read` refuses weights outside their run
-  name = str(weights.retriever)
   advice = "run `synthq run` again, which makes "
-  stages = ("train_retriever", "learn_adapter")
-  roots = (source.root, source.root / results.PRIVATE)
-  for candidate in (root / stage / name for root in roots for stage in stages):
-    if artifacts.read_fingerprint(candidate) is not None:
-      retriever = export_source.read(candidate)
-      checkpoint = _get_checkpoint(retriever)
-      if checkpoint is None or not system_results.stands_on(
-        weights, checkpoint, source.root
-      ):
-        raise ValueError(
-          f"{source.folder}: expected weights of the retriever in {candidate}, got"
-          f" those of an earlier training of it: {advice}them anew"
-        )
-      return retriever
-  raise ValueError(
-    f"{source.folder}: expected its retriever, train_retriever/{name}, in its run,"
-    f" got none: {advice}what is missing"
-  )
+  folder = system_results.find_retriever(source.root, weights.retriever)
+  if folder is None:
+    raise ValueError(
+      f"{source.folder}: expected its retriever, {weights.retriever}, in its run,"
+      f" got none: {advice}what is missing"
+    )
+  retriever = export_source.read(folder)
+  checkpoint = _get_checkpoint(retriever)
+  if checkpoint is None or not system_results.stands_on(
+    weights, checkpoint, source.root
+  ):
+    raise ValueError(
+      f"{source.folder}: expected weights of the retriever in {folder}, got those of"
+      f" an earlier training of it: {advice}them anew"
+    )
+  return retriever
 
 
 def _make_model_format(write: Callable, **fields) -> Format:

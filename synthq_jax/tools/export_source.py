@@ -105,7 +105,7 @@ def read(folder: pathlib.Path) -> Source:
       raise ValueError(
         f"{folder}: expected a model or queries, got the weight"
         f" {fusion.weight:g} of {fusion.retriever} beside BM25: export the"
-        f" checkpoint train_retriever/{fusion.retriever} and apply the weight"
+        f" checkpoint of the row {fusion.retriever} and apply the weight"
         f" to scores of your search that {type(fusion.method).__name__} scales among"
         f" the first {fusion.depth} of each system; the statement in"
         f" {artifacts.RESULT_NAME} here covers both together"

@@ -197,6 +197,7 @@ def _check_row(
       another training of the retriever.
   """
   retriever = row.retriever
+  system_results.find_retriever(folders.root, retriever)  # refuses two of a row
   for row_to_check in dict.fromkeys((row, retriever)):
     if system := systems.get(row_to_check):
       folder = folders.root / system.directory
@@ -208,8 +209,8 @@ def _check_row(
   )
   if not is_whole:
     raise ValueError(
-      f"{folders.root / systems[row].directory}: expected weights of"
-      f" train_retriever/{retriever} as it is, got those of another training of it:"
+      f"{folders.root / systems[row].directory}: expected weights of the"
+      f" retriever {retriever} as it is, got those of another training of it:"
       " run `synthq run` again, which makes them anew"
     )
 

@@ -143,7 +143,13 @@ def test_what_a_query_learns_of_depends_on_it_alone(finished_run):
     asked = _ranking.encode_queries(
       task.folders, task.inputs.retriever, chosen, 16
     )
-    return learn_adapter._records(config.learn_adapter, chosen, asked, built)
+    return _ranking.make_map_records(
+      chosen,
+      asked,
+      built,
+      candidates=config.learn_adapter.candidates,
+      most_relevant=config.learn_adapter.most_relevant,
+    )
 
   whole, fewer = records([0, 1, 2, 3, 4]), records([1, 3])
   for name, values in fewer.items():
@@ -293,7 +299,8 @@ def test_a_querys_own_document_is_no_candidate(order):
   found = types.SimpleNamespace(
     search=lambda vectors, depth: (None, np.array([order]))
   )
-  config = learn_adapter.Config(candidates=4, most_relevant=1)
-  made = learn_adapter._records(config, judged, np.zeros((1, 2)), found)
+  made = _ranking.make_map_records(
+    judged, np.zeros((1, 2)), found, candidates=4, most_relevant=1
+  )
   chosen = made["rows"][0][made["candidate"][0]].tolist()
   assert chosen == [0, 1, 2]

@@ -12,11 +12,11 @@ from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.retrieval import encode
 from synthq_jax.runtime import (
   encoder_start,
+  inputs,
   results,
   rows,
   stage,
   system_results,
-  training_pairs,
   workspace,
 )
 from synthq_jax.stages import learn_map, plan
@@ -54,6 +54,7 @@ def task_of(root, name, config=SMALL):
       ),
       synthetic=queries,
       held_out=0.0,
+      drop_identical=True,
     ),
   )
 
@@ -116,16 +117,52 @@ def test_half_of_a_map_is_half_of_its_way(finished_run, tmp_path):
   np.testing.assert_allclose(changes[1], changes[0] / 2, atol=1e-7)
 
 
-def test_no_document_that_shares_a_querys_text_is_a_negative():
-  stored = training_pairs.Stored(
-    queries=["what is it", "who", "what is it"],
-    tokens=np.zeros((3, 2), np.int32),
-    documents=np.array([2, 0, 1]),
-    passages=np.array([3, 0, 2]),
+def test_no_document_that_shares_a_querys_text_is_a_negative(
+  finished_run, monkeypatch
+):
+  task = task_of(finished_run.root, "synthetic_eps8")
+  folder = finished_run.root / task.inputs.synthetic.directory
+  own = np.load(folder / "tokens.npz")["documents"]
+  second = int(np.flatnonzero(own != own[0])[0])
+  texts = [f"text {row}" for row in range(len(own))]
+  texts[second] = texts[0]
+  monkeypatch.setattr(learn_map.queries_lib, "texts", lambda folder: texts)
+  judged = learn_map._read_judged(task)
+  both = {str(judged.passages.ids[own[row]]) for row in (0, second)}
+  assert set(judged.qrels["s0"]) == set(judged.qrels[f"s{second}"]) == both
+  records, vectors = learn_map._read_records(task)
+  names = judged.passages.ids[judged.passages.owners]
+  is_negative = records["candidate"][0] & ~records["relevant"][0]
+  assert not both & set(names[records["rows"][0][is_negative]])
+  assert len(vectors) == len(judged.passages.owners)
+
+
+def test_all_judged_documents_of_a_real_query_are_relevant(finished_run):
+  """The arrays keep one document of each; the others were hard negatives."""
+  task = task_of(finished_run.root, "original")
+  folder = finished_run.root / "private/prepare_data"
+  written = inputs.read_qrels(folder, "train")
+  judged = learn_map._read_judged(task)
+  assert judged.qrels == {query: written[query] for query in judged.qrels}
+  assert judged.drop_identical
+  half = dataclasses.replace(task.inputs, held_out=0.5)
+  fewer = learn_map._read_judged(dataclasses.replace(task, inputs=half))
+  assert 0 < len(fewer.qrels) < len(judged.qrels)
+  assert set(fewer.qrels) < set(judged.qrels)
+
+
+def test_fewer_queries_than_a_batch_are_one_batch(tmp_path):
+  records, vectors = make_problem()
+  large, whole = (
+    learn_map._learn(
+      dataclasses.replace(SMALL, batch_size=size),
+      records,
+      vectors,
+      loop.Files.below(tmp_path / str(size), "test"),
+    )
+    for size in (1024, len(records["queries"]))
   )
-  owners = np.array([0, 0, 1, 2, 2])  # two documents have two passages
-  relevant = learn_map._list_relevant(stored, owners)
-  assert [set(own) for own in relevant] == [{2, 3, 4}, {0, 1}, {2, 3, 4}]
+  np.testing.assert_array_equal(large["map"], whole["map"])
 
 
 def make_problem(dim=6, number=40):
@@ -257,6 +294,24 @@ def test_a_search_reads_maps_where_adapters_lie(finished_run, tmp_path):
   assert known[made.row] == made
 
 
+def test_two_retrievers_of_one_row_are_refused(finished_run, tmp_path):
+  """Settings changed in between leave both; the encoder of old was searched."""
+  root = finished_run.copy(tmp_path)
+  made = learn_map.run(task_of(root, "synthetic_eps8"))
+  folder = root / made.directory
+  artifacts.save(folder, made, "digest", folders=[folder])
+  with pytest.raises(
+    ValueError, match="got two, of different settings: delete"
+  ):
+    search.open_run(str(root), "synthetic_eps8")
+
+
+def test_an_audit_asks_no_retriever_that_is_a_map():
+  chosen = plan.Rows(trained_part="query_map")
+  with pytest.raises(ValueError, match="'retriever', which asks encoders"):
+    plan.RunConfig(rows=chosen, canaries=plan.Canaries(number=4))
+
+
 @pytest.mark.parametrize(
   ("name", "origin"),
   [
@@ -279,3 +334,5 @@ def test_a_card_says_which_queries_a_map_learned_from(
     assert "learned from private queries" not in card
   adapter = dataclasses.replace(made, row=made_up.row("adapter_eps8"))
   assert "learned from private queries with diff" in cards.render_map(adapter)
+  without = dataclasses.replace(made, row=made_up.row("synthetic_inf"))
+  assert "queries that carry no guarantee" in cards.render_map(without)

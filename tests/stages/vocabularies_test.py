@@ -182,7 +182,7 @@ def test_a_prefix_is_not_put_before_documents_that_have_it(tmp_path):
   )
   config = dataclasses.replace(config, prepare_data=prepare)
   with pytest.raises(ValueError, match="got documents that begin with it"):
-    plan.run(config, tmp_path / "run", stages=["finetune_dp"], progress=False)
+    plan.run(config, tmp_path / "run", stages=["finetune_dp"])
 
 
 def refuse(tmp_path, start, flags, capsys):
@@ -326,7 +326,7 @@ def test_no_t5_is_trained_with_a_vocabulary_that_its_tokenizer_contradicts(
   with pytest.raises(
     ValueError, match="tokenizer.json: expected the pieces of"
   ):
-    plan.run(config, tmp_path / "run", stages=["finetune_dp"], progress=False)
+    plan.run(config, tmp_path / "run", stages=["finetune_dp"])
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "added_tokens.json"])
