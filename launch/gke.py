@@ -110,10 +110,11 @@ def _command(job: tpu_steps.Job) -> str:
   return "\n".join(
     [
       "set -e",
-      "umask 077",
-      f"mkdir -p {private}",
-      f"echo the output is private: {private}/output_$JOB_COMPLETION_INDEX.txt",
-      f"exec >>{private}/output_$JOB_COMPLETION_INDEX.txt 2>&1",
+      f"mkdir -p {job.workdir}",
+      f"output={private}/output_$JOB_COMPLETION_INDEX.txt",
+      f'(umask 077; mkdir -p {private}; : >>"$output")',
+      'echo "the output is private: $output"',
+      'exec >>"$output" 2>&1',
       f"exec {run}",
     ]
   )

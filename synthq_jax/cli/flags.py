@@ -196,16 +196,19 @@ def check_order(
   Raises:
     UsageError: naming both lines.
   """
-  own: dict[str, int] = {}
-  for number, line in enumerate(read_gin(path).splitlines(), 1):
-    if match := _BINDING.match(line):
-      own[match[1]] = number
+  lines = read_gin(path).splitlines()
+  own = {  # the last line of each name
+    match[1]: number
+    for number, line in enumerate(lines, 1)
+    if (match := _BINDING.match(line))
+  }
+  for number, line in enumerate(lines, 1):
     if not line.startswith("include "):
       continue
     included = find(ast.literal_eval(line.removeprefix("include ")))
     for other, at, text in _walk_lines(included, find) if included else ():
       match = _BINDING.match(text)
-      if match and match[1] in own:
+      if match and own.get(match[1], number) < number:
         raise UsageError(
           f"{path}:{own[match[1]]}: {match[1]} is set again by {other}:{at}, which"
           f" line {number} includes: move it below that line"

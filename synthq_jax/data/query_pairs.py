@@ -422,8 +422,8 @@ def _read_objects(
   rows: Iterator[tuple[str, dict[str, Any]]],
 ) -> Iterator[tuple[str, str, str]]:
   for where, line in rows:
-    id_, query = _find_columns(tuple(line))
-    keys = [*line]
+    keys = [key for key, value in line.items() if value is not None]
+    id_, query = _find_columns(tuple(keys))
     if id_ is None or query is None:
       raise _explain_lack(where, id_, query)
     if line.get("text") is not None and line.get("query") is not None:

@@ -184,7 +184,8 @@ def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
       numbers of examples, are above 0.
 
   Returns:
-    The mean, in the types of the first client's parameters.
+    The mean as JAX arrays, in the types of the first client's parameters (float64
+    only under `jax_enable_x64`).
 
   Raises:
     ValueError: if there is no client, a weight is not above 0, a parameter is no

@@ -72,9 +72,10 @@ def grouped(
 def _check_owners(owners: np.ndarray) -> None:
   """Refuses missing owners, who would count as one user, and mixed ids."""
   is_missing, kinds = owners != owners, set()  # nan
-  if owners.dtype == object:
-    is_missing = np.array([x is None or x != x for x in owners], bool)
-    kinds = {type(x).__name__ for x in owners}
+  if owners.dtype.kind in "OUT":
+    listed = owners.tolist()
+    is_missing = np.array([_is_no_owner(owner) for owner in listed], bool)
+    kinds = {"text" if isinstance(x, str) else "numbers" for x in listed}
   if is_missing.any():
     raise ValueError(
       "expected an owner for each record, got records without one, who would be"
@@ -85,6 +86,16 @@ def _check_owners(owners: np.ndarray) -> None:
       f"expected owners of one type, got {', '.join(sorted(kinds))}: 7 and '7'"
       " may be one person, so convert all of them alike"
     )
+
+
+def _is_no_owner(owner: Any) -> bool:
+  """Tests for what tables hold where there is no owner: None, nan, NA, ""."""
+  if owner is None or owner == "":
+    return True
+  try:
+    return bool(owner != owner)
+  except TypeError:  # pandas.NA is neither equal nor unequal
+    return True
 
 
 def mean_loss(loss_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -147,21 +147,26 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   )
 
 
+def _check_prefix(run: runner.Run) -> None:
+  """Refuses documents that begin with the prefix, which would be read twice."""
+  prefix = run.config.finetune_dp.prefix
+  texts = inputs.document_texts(inputs.corpus(run.folders, run.documents))
+  if prefix.strip() and all(
+    text.startswith(prefix.strip()) for text in itertools.islice(texts, 100)
+  ):
+    raise ValueError(
+      f"expected documents without finetune_dp.Config.prefix={prefix!r},"
+      " which is put before each, got documents that begin with it: take it out of"
+      " the source, or set PREFIX='' if everybody reads it there"
+    )
+
+
 def check(run: runner.Run) -> None:
   """Refuses settings that the accountant and the checkpoint would refuse
   later."""
   run.check_vocabulary(run.start)
   config = run.config.finetune_dp
-  prefix = config.prefix.strip()
-  texts = inputs.document_texts(inputs.corpus(run.folders, run.documents))
-  if prefix and all(
-    text.startswith(prefix) for text in itertools.islice(texts, 100)
-  ):
-    raise ValueError(
-      f"expected documents without finetune_dp.Config.prefix={config.prefix!r},"
-      " which is put before each, got documents that begin with it: take it out of"
-      " the source, or set PREFIX='' if everybody reads it there"
-    )
+  _check_prefix(run)
   if run.config.rows.synthetic:
     config.check(
       run.prepared,

@@ -192,7 +192,7 @@ def render_transformers(checkpoint: results.Checkpoint, prefix: str) -> str:
     )
     description = (
       f"A T5 that writes a query for {prefix!r} and a document. Longer documents"
-      " are cut. generation_config.json has the settings of decoding."
+      " are cut. generation_config.json has what is known of decoding."
     )
     read = ""
     if checkpoint.prompt_tokens:

@@ -250,21 +250,18 @@ def _write_huggingface(
 
 def _describe_decoding(source: export_source.Source) -> dict[str, Any]:
   """Returns the fields with which transformers samples as the run does."""
-  checkpoint, written = _get_checkpoint(source), _find_written(source)
-  if checkpoint is None:
-    return {}
-  settings = dict(written and written.decoding or {})
-  if source.prepared is not None:
-    settings.setdefault("max_length", source.prepared.query_length)
-  fields = {
+  written = _find_written(source)
+  if written is None or not written.decoding:  # of a version that kept none
+    length = source.prepared and source.prepared.query_length
+    return {"max_new_tokens": length} if length else {}
+  settings = written.decoding
+  return {
     "do_sample": True,
     "top_k": 0,
-    "top_p": settings.get("p", 0.8),
-    "temperature": settings.get("temperature", 1.0),
+    "top_p": settings["p"],
+    "temperature": settings["temperature"],
+    "max_new_tokens": int(settings["max_length"]),  # transformers' own is 20
   }
-  if "max_length" in settings:  # transformers' own is 20
-    fields["max_new_tokens"] = int(settings["max_length"])
-  return fields
 
 
 def _get_checkpoint(source: export_source.Source) -> results.Checkpoint | None:

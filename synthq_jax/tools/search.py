@@ -140,10 +140,16 @@ def _choose_row(finished: Collection[rows_lib.Row]) -> rows_lib.Row:
     for row in finished
     if row.pairs == rows_lib.SYNTHETIC and not row.is_without_privacy
   ]
-  best = max(pairs, key=lambda row: row.epsilon or 0.0, default=rows_lib.BM25)
+  best = max(pairs, key=_get_epsilon, default=rows_lib.BM25)
   systems = (rows_lib.RANKED, rows_lib.FUSED, rows_lib.DENSE)
   usual = (*map(best.of_system, systems), rows_lib.BM25)
   return next(row for row in usual if row in finished)
+
+
+def _get_epsilon(row: rows_lib.Row) -> float:
+  """Returns the target epsilon of a row that has one."""
+  assert row.epsilon is not None, row
+  return row.epsilon
 
 
 def describe(row: rows_lib.Row, hits: Sequence[Hit]) -> str:

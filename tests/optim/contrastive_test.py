@@ -280,7 +280,8 @@ def row_gradients(batch, gradients="all", public=False):
 @pytest.mark.parametrize("negatives", ["batch", "public"])
 def test_rows_are_clipped_whole(gradients, negatives):
   batch = make_batch(6)
-  batch["public_negatives"] = make_batch(5, seed=3)["documents"]
+  if negatives == "public":
+    batch["public_negatives"] = make_batch(5, seed=3)["documents"]
   each = row_gradients(batch, gradients, negatives == "public")
   norms = np.linalg.norm(each, axis=1)
   clip = float(np.median(norms))
@@ -473,3 +474,8 @@ def test_hard_negatives_with_hashed_ids_all_count():
   np.testing.assert_array_equal(flat(hashed), flat(all_count))
   missing, _ = fn(PARAMS, batch | {"negative_ids": np.full((4, 1), -1)})
   assert not np.allclose(flat(missing), flat(all_count))
+  # In the type of these ids 65,535 would be -1, and 65,537 the id of row 1.
+  small = batch | {"document_ids": np.arange(4, dtype=np.uint16)}
+  large = np.array([[65537], [300], [65535], [255]], np.int32)
+  mixed, _ = fn(PARAMS, small | {"negative_ids": large})
+  np.testing.assert_array_equal(flat(mixed), flat(all_count))

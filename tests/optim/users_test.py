@@ -173,7 +173,12 @@ def test_more_records_than_are_declared_are_refused():
     ({"x": np.ones(2), "y": np.ones(3)}, [0, 1], r"records\['y'\]"),
     ({"x": np.ones(3)}, [0.0, np.nan, np.nan], "got records without one"),
     ({"x": np.ones(2)}, np.array(["a", None], object), "records without one"),
-    ({"x": np.ones(2)}, np.array(["7", 7], object), "one type, got int, str"),
+    ({"x": np.ones(2)}, np.array(["a", ""]), "records without one"),
+    (
+      {"x": np.ones(2)},
+      np.array(["7", 7], object),
+      "one type, got numbers, text",
+    ),
   ],
 )
 def test_records_and_owners_that_do_not_fit_are_refused(records, owners, match):

@@ -457,6 +457,12 @@ def run_of(data, **changes):
   )
 
 
+@pytest.fixture(autouse=True)
+def _documents_are_not_read(monkeypatch):
+  """Runs of `run_of` have no folder."""
+  monkeypatch.setattr(finetune_dp, "_check_prefix", lambda run: None)
+
+
 def test_a_batch_of_more_users_than_there_are_is_refused():
   config = finetune_dp.Config(batch_size=USERS + 1)
   message = "30, the number of private train users, got 31"

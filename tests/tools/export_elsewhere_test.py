@@ -279,7 +279,8 @@ def test_transformers_alone_loads_model_and_tokenizer(
   model = getattr(transformers, kind).from_pretrained(folder).eval()
   model_file = finished_run.root / "prepare_data" / "vocabulary.model"
   pieces = vocabulary.load(model_file, extra_ids=32)
-  rows = vocabulary.tokenize(pieces, HARD, length=24)
+  length = tokenizer.model_max_length
+  rows = vocabulary.tokenize(pieces, HARD, length=length)
   batch = tokenizer(
     list(HARD), padding="max_length", truncation=True, return_tensors="pt"
   )

@@ -174,7 +174,7 @@ def _find_duplicates(batch: typing.Batch, size: int, hard: int) -> jax.Array:
         f"{sorted(batch)}: give -1 to a negative that is missing"
       )
     negatives = read_ids(batch, "negative_ids").reshape(-1)
-    ids = jnp.concatenate([own, negatives.astype(own.dtype)])
+    ids = jnp.concatenate([own, negatives])
   same = (own[:, None] == ids[None, :]) & ~jnp.eye(size, columns, dtype=bool)
   # Not "< 0": hashes of 64 bits lose their upper half, and half are negative.
   is_missing = (ids == -1) & (jnp.arange(columns) >= size)  # a negative
@@ -182,15 +182,17 @@ def _find_duplicates(batch: typing.Batch, size: int, hard: int) -> jax.Array:
 
 
 def read_ids(batch: typing.Batch, name: str) -> jax.Array:
-  """Returns a field of ids; refuses ids that are no integers."""
-  ids = batch[name]
-  dtype = getattr(ids, "dtype", None) or np.asarray(ids).dtype
-  if not jnp.issubdtype(dtype, np.integer):
+  """Returns a field of ids as int32; refuses ids that are no integers.
+
+  Of larger ids the lower 32 bits stay, which keeps -1.
+  """
+  ids = batch[name] if hasattr(batch[name], "dtype") else np.array(batch[name])
+  if not jnp.issubdtype(ids.dtype, np.integer):
     raise ValueError(
-      f"expected integers in {name}, got {dtype}: give a hash of each id, such"
-      " as zlib.crc32"
+      f"expected integers in {name}, got {ids.dtype}: give an array of a hash of"
+      " each id, such as zlib.crc32"
     )
-  return jnp.asarray(ids)
+  return jnp.asarray(ids.astype(np.int32))
 
 
 def mask_finite_rows(vectors: jax.Array) -> jax.Array:
