@@ -111,14 +111,15 @@ def image(grad_fn, *, is_fixed=True, epsilon=2.0):
   sampler = sampling.Poisson.with_margin(
     num_examples=N, expected_batch_size=100
   )
-  made = image_training.claim(
-    grad_fn and grad_fn(sampler.max_batch_size),
+  training = types.SimpleNamespace(
+    is_private=grad_fn is not None,
     sampler=sampler,
-    epsilon=epsilon,
-    delta=None,
-    steps=30,
-    is_fixed=is_fixed,
+    encoder=types.SimpleNamespace(steps=30),
+    config=types.SimpleNamespace(epsilon=epsilon, delta=None),
+    space=types.SimpleNamespace(is_fixed=is_fixed),
   )
+  built = grad_fn and grad_fn(sampler.max_batch_size)
+  made = image_training.Trainer.claim(training, built)
   return made.noise_multiplier, ledger.line(
     "images/row/0", made.statement("images/row/0")
   )

@@ -848,7 +848,8 @@ class Cache:
   def save(self, path: str | os.PathLike) -> None:
     """Writes the cache as a compressed .npz file."""
     arrays = dataclasses.asdict(self)
-    array_files.save_npz(path, arrays, compressed=True)
+    with artifacts.replacing(path) as stream:
+      np.savez_compressed(stream, **arrays)
 
   @classmethod
   def load(cls, path: str | os.PathLike) -> "Cache":
