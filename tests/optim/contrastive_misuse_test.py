@@ -149,7 +149,11 @@ def test_a_field_that_nothing_would_read_is_refused(method, name):
   ("method", "change", "match"),
   [
     (optim.Logit(), {"document_ids": np.array(list("abcde"))}, "document_ids"),
-    (optim.Row(), {"document_ids": np.arange(5) / 2}, "got float64: give a h"),
+    (
+      optim.Row(),
+      {"document_ids": np.arange(5) / 2},
+      "got float64: give an array of a h",
+    ),
     (optim.Group(size=4), {"example_id": np.array(list("abcde"))}, "example_"),
     (optim.Batch(), {"queries": ["a", "b"]}, "batch.'queries'..0. of str"),
   ],

@@ -366,7 +366,7 @@ def test_a_fused_row_says_what_to_export_in_its_place(finished_run):
   with pytest.raises(ValueError) as refused:
     export.run(fused, finished_run.root / "never", format="huggingface")
   [line] = str(refused.value).splitlines()
-  assert "export the checkpoint train_retriever/synthetic_eps8" in line
+  assert "export the checkpoint of the row synthetic_eps8" in line
   assert "beside BM25" in line
   assert not (finished_run.root / "never").exists()
 
