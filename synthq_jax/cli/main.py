@@ -367,13 +367,14 @@ def _load(
       "expected --gin_file=FILE, got none; try"
       " --gin_file=gin_configs/recipes/demo.gin"
     )
+  find = _make_finder(search_paths)
   with _open_gin(search_paths) as read:
     for name in gin_files:
       read.append([])
       with _explain_errors(f"--gin_file={name}"):
         gin.parse_config_file(name)
       for path in read[-1]:
-        flags.check_order(path, _make_finder(search_paths))
+        flags.check_order(path, find)
     macros_in_files = set(re.findall(r"%(\w+)", gin.config_str()))
     for binding in bindings:
       _bind(binding, read)

@@ -7,12 +7,15 @@ import numpy as np
 from jaxtyping import Bool
 
 from synthq_jax.data import sentence_tokens
+from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import encoder_start, inputs, results, workspace
 from synthq_jax.runtime import queries as queries_lib
 
 __all__ = [
   "Stored",
+  "are_private",
   "draw_held_out",
+  "inherit",
   "pair_with_documents",
   "read",
   "read_real",
@@ -131,3 +134,31 @@ def read(
   left_out = draw_held_out(prepared.num_documents, held_out_share)
   rows = np.flatnonzero(~left_out[records["rows"]])
   return {name: values[rows] for name, values in records.items()}
+
+
+def inherit(
+  queries: results.SyntheticQueries | None, *, real: str, synthetic: str
+) -> statement_lib.PrivacyStatement:
+  """Returns the statement of a result made of queries and public documents.
+
+  Formal guarantee: for synthetic queries their own statement, by
+  post-processing, PROVIDED no private record is read besides them; for real
+  queries none (epsilon inf).
+
+  Args:
+    queries: the synthetic queries; None: the private ones.
+    real: use of the private queries, one sentence.
+    synthetic: use of the synthetic queries, one sentence.
+  """
+  if queries is None:
+    return statement_lib.non_private(real)
+  return statement_lib.inherit(queries.statement, synthetic)
+
+
+def are_private(queries: results.SyntheticQueries | None) -> bool:
+  """Tests whether queries must not be shared, nor what is learned from them.
+
+  Args:
+    queries: synthetic queries; None: the private ones.
+  """
+  return queries is None or results.is_private_path(queries.directory)

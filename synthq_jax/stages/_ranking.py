@@ -6,6 +6,7 @@ on the documents and on the retriever alone.
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -31,6 +32,7 @@ from synthq_jax.stages import _search
 __all__ = [
   "Config",
   "Inputs",
+  "check_candidates",
   "encode_queries",
   "make_map_records",
   "make_records",
@@ -95,25 +97,50 @@ def make_settings(
   )
 
 
-def read_train(
-  task: stage.Task[Config, Inputs], left_out: float = 0.0
-) -> _search.Judged:
-  """Reads the train queries.
+def check_candidates(config: Any) -> None:
+  """Refuses a map's settings that leave no room for other documents.
 
   Args:
-    task: task of the training.
-    left_out: share of the documents, `training_pairs.draw_held_out`, whose
-      queries alone are returned; 0: all queries.
+    config: the settings, with `candidates` and `most_relevant`.
+
+  Raises:
+    ValueError: naming the setting.
   """
-  space, prepared = task.folders, task.inputs.prepared
-  folder = space.root / prepared.private_directory
+  if config.candidates <= config.most_relevant:
+    raise ValueError(
+      f"{config_types.label(type(config))}.candidates must be above most_relevant="
+      f"{config.most_relevant}, got {config.candidates}"
+    )
+
+
+def read_train(
+  folders: workspace.Folders,
+  prepared: results.PreparedData,
+  *,
+  drop_identical: bool,
+  held_out: float = 0.0,
+  reads_held_out: bool = False,
+) -> _search.Judged:
+  """Reads the private train queries.
+
+  Args:
+    folders: the working directory.
+    prepared: the data.
+    drop_identical: as `evaluate.Config` has it.
+    held_out: share of the documents, `training_pairs.draw_held_out`, whose
+      queries are held out; 0: none, and all queries are returned.
+    reads_held_out: whether the queries that are held out are returned alone; else
+      the others are.
+  """
+  folder = folders.root / prepared.private_directory
   path = folder / "train.npz"
-  judged = _search.read_judged(space, prepared, folder, "train", path)
-  if left_out:
-    documents = inputs.arrays(space, prepared, path)["documents"]
-    is_read = training_pairs.draw_held_out(prepared.num_documents, left_out)
-    judged = select(judged, np.flatnonzero(is_read[documents]))
-  return judged._replace(drop_identical=task.inputs.drop_identical)
+  judged = _search.read_judged(folders, prepared, folder, "train", path)
+  if held_out:
+    documents = inputs.arrays(folders, prepared, path)["documents"]
+    is_held_out = training_pairs.draw_held_out(prepared.num_documents, held_out)
+    is_read = is_held_out[documents] == reads_held_out
+    judged = select(judged, np.flatnonzero(is_read))
+  return judged._replace(drop_identical=drop_identical)
 
 
 def make_records(

@@ -67,11 +67,7 @@ class Config(_ranking.Config):
     config_types.positive(self, "temperature")
     config_types.at_least(self, 1, "most_relevant")
     config_types.at_least(self, 0, "pool", "seed")
-    if self.candidates <= self.most_relevant:
-      raise ValueError(
-        "learn_adapter.Config.candidates must be above most_relevant="
-        f"{self.most_relevant}, got {self.candidates}"
-      )
+    _ranking.check_candidates(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,7 +199,11 @@ class PooledGrad:
 def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
   """Trains the map; returns it, and fields of the result."""
   config, task_inputs = task.settings, task.inputs
-  judged = _ranking.read_train(task)
+  judged = _ranking.read_train(
+    task.folders,
+    task_inputs.prepared,
+    drop_identical=task_inputs.drop_identical,
+  )
   folder = task.folders.root / task_inputs.vectors.vectors
   vectors = _search.open_vectors(judged, folder)
   built = index.exact(vectors)

@@ -15,7 +15,6 @@ import optax
 
 from synthq_jax import field_kinds, typing
 from synthq_jax.models import vector_map
-from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import index
 from synthq_jax.runtime import (
   config_types,
@@ -69,11 +68,7 @@ class Config(recipe.Recipe):
       raise ValueError(
         f"learn_map.Config.share must be at most 1, got {self.share}"
       )
-    if self.candidates <= self.most_relevant:
-      raise ValueError(
-        "learn_map.Config.candidates must be above most_relevant="
-        f"{self.most_relevant}, got {self.candidates}"
-      )
+    _ranking.check_candidates(self)
     if self.steps <= self.warmup_steps:
       raise ValueError(
         "learn_map.Config.steps must be more than warmup_steps="
@@ -137,8 +132,7 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
   """
   config, space, task_inputs = task.settings, task.folders, task.inputs
   synthetic = task_inputs.synthetic
-  private = synthetic is None or results.is_private_path(synthetic.directory)
-  directory = task.folder(private=private)
+  directory = task.folder(private=training_pairs.are_private(synthetic))
   metrics_path = directory / f"metrics_{task.digest}.jsonl"
   records, vectors = _read_records(task)
   params = _learn(
@@ -163,16 +157,13 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
     kind="retriever",
     base=task_inputs.retriever,
     base_fingerprint=task_inputs.vectors.retriever,
-    statement=statement_lib.non_private(
-      "A map was learned on the private queries without privacy."
-    )
-    if synthetic is None
-    else statement_lib.inherit(
-      synthetic.statement,
-      "A map was learned on the synthetic queries: post-processing.",
+    statement=training_pairs.inherit(
+      synthetic,
+      real="A map was learned on the private queries without privacy.",
+      synthetic="A map was learned on the synthetic queries: post-processing.",
     ),
     steps=config.steps,
-    batch_size=config.batch_size,
+    batch_size=min(config.batch_size, len(records["queries"])),
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
     metrics=space.relative(metrics_path),
   )
@@ -208,7 +199,13 @@ def _read_judged(task: stage.Task[Config, Inputs]) -> _search.Judged:
   folders, task_inputs = task.folders, task.inputs
   documents, synthetic = task_inputs.documents, task_inputs.synthetic
   if synthetic is None:
-    return _read_real(task)
+    assert isinstance(documents, results.PreparedData)
+    return _ranking.read_train(
+      folders,
+      documents,
+      drop_identical=task_inputs.drop_identical,
+      held_out=task_inputs.held_out,
+    )
   folder = folders.root / synthetic.directory
   arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
   texts = queries_lib.texts(folder)
@@ -225,24 +222,6 @@ def _read_judged(task: stage.Task[Config, Inputs]) -> _search.Judged:
     passages=passages,
     corpus=inputs.corpus(folders, documents),
   )
-
-
-def _read_real(task: stage.Task[Config, Inputs]) -> _search.Judged:
-  """Reads the private train queries, without those that are held out."""
-  folders, task_inputs = task.folders, task.inputs
-  prepared = task_inputs.documents
-  assert isinstance(prepared, results.PreparedData)
-  folder = folders.root / prepared.private_directory
-  path = folder / "train.npz"
-  judged = _search.read_judged(folders, prepared, folder, "train", path)
-  judged = judged._replace(drop_identical=task_inputs.drop_identical)
-  if not task_inputs.held_out:
-    return judged
-  documents = inputs.arrays(folders, prepared, path)["documents"]
-  is_left_out = training_pairs.draw_held_out(
-    prepared.num_documents, task_inputs.held_out
-  )
-  return _ranking.select(judged, np.flatnonzero(~is_left_out[documents]))
 
 
 def _learn(

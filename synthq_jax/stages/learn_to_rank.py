@@ -150,7 +150,13 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Ranking:
   """
   config, retriever = task.settings, task.inputs.retriever
   has_claim = math.isfinite(retriever.statement.epsilon)
-  judged = _ranking.read_train(task, task.inputs.left_out)
+  judged = _ranking.read_train(
+    task.folders,
+    task.inputs.prepared,
+    drop_identical=task.inputs.drop_identical,
+    held_out=task.inputs.left_out,
+    reads_held_out=True,
+  )
   number = len(judged.qrels)
   weights, claim = ranking.start(config.start), retriever.statement
   if number:  # there may be no left-out query

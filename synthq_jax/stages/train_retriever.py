@@ -11,7 +11,6 @@ import jax
 
 from synthq_jax import field_kinds
 from synthq_jax.models import encoders
-from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import (
   config_types,
   encoder_start,
@@ -150,8 +149,7 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
       metrics="",
     )
   synthetic = task.inputs.synthetic
-  private = synthetic is None or results.is_private_path(synthetic.directory)
-  directory = task.folder(private=private)
+  directory = task.folder(private=training_pairs.are_private(synthetic))
   records = training_pairs.read(
     space, documents, synthetic, task.inputs.held_out, encoder.tokens()
   )
@@ -178,13 +176,10 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
     model_config,
     save=encoder.save,
     kind="retriever",
-    statement=statement_lib.non_private(
-      "Trained on the private queries without privacy."
-    )
-    if synthetic is None
-    else statement_lib.inherit(
-      synthetic.statement,
-      "A retriever was trained on the synthetic queries: post-processing.",
+    statement=training_pairs.inherit(
+      synthetic,
+      real="Trained on the private queries without privacy.",
+      synthetic="A retriever was trained on the synthetic queries: post-processing.",
     ),
     steps=config.steps,
     batch_size=config.batch_size,

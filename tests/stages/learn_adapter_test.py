@@ -130,7 +130,9 @@ def test_an_adapter_lies_where_its_noise_and_its_row_let_it(
 def test_what_a_query_learns_of_depends_on_it_alone(finished_run):
   root, config = finished_run.root, finished_run.config
   task = task_of(root, config)
-  judged = _ranking.read_train(task)
+  judged = _ranking.read_train(
+    task.folders, task.inputs.prepared, drop_identical=True
+  )
   vectors = np.asarray(
     vector_files.open_vectors(
       root / task.inputs.vectors.vectors, len(judged.passages.owners)

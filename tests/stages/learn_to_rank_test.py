@@ -119,9 +119,19 @@ def inputs_of(root, row="public_only"):
   )
 
 
+def read_train(task, **options):
+  inputs = task.inputs
+  return _ranking.read_train(
+    task.folders,
+    inputs.prepared,
+    drop_identical=inputs.drop_identical,
+    **options,
+  )
+
+
 def records_of(task):
   """The records of all train queries."""
-  judged = _ranking.read_train(task)
+  judged = read_train(task)
   return _ranking.make_records(task, judged, 100, np.arange(len(judged.qrels)))
 
 
@@ -163,7 +173,7 @@ def test_records_say_what_is_relevant_of_what_was_found(
     return found
 
   monkeypatch.setattr(_search, "make_candidates", candidates)
-  records, qrels = records_of(task), _ranking.read_train(task).qrels
+  records, qrels = records_of(task), read_train(task).qrels
   assert records["values"].shape[1:] == (200, NUM_FEATURES)
   assert records["relevant"].any()
   assert not (records["relevant"] & ~records["candidate"]).any()
@@ -210,7 +220,8 @@ def test_what_was_trained_without_privacy_learns_on_what_it_left_out(
   assert not (root / "learn_to_rank/original").exists()
   prepared = load(root, "private/prepare_data", results.PreparedData)
   task = task_of(root)
-  fewer = _ranking.read_train(task, config.learn_to_rank.held_out)
+  held_out = config.learn_to_rank.held_out
+  fewer = read_train(task, held_out=held_out, reads_held_out=True)
   assert 0 < made.num_queries == len(fewer.qrels)
   assert made.num_queries < prepared.num_queries["train"] / 4
   # Nobody else leaves queries out for it.
@@ -335,7 +346,7 @@ def test_weights_lie_where_their_retriever_and_their_row_may(
   compared, place, is_private, tmp_path, monkeypatch
 ):
   nobody = types.SimpleNamespace(qrels={})  # so nothing is trained
-  monkeypatch.setattr(_ranking, "read_train", lambda *_: nobody)
+  monkeypatch.setattr(_ranking, "read_train", lambda *_, **__: nobody)
   monkeypatch.setattr(system_results, "read_fingerprint", lambda *_: "trained")
   inputs = learn_to_rank.Inputs(
     prepared=made_up.prepared(),
