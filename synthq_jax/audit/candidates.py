@@ -127,8 +127,7 @@ def likelihoods(
     params: parameters of the generator; copied to the device if needed.
     config: configuration of the generator.
     canaries: all canaries of `records`.
-    records: records from `canaries.tokenize`; a merged prompt, if there is one,
-      precedes the inputs.
+    records: records from `canaries.tokenize`.
     candidates: candidates of each canary, the same number for all.
     batch_size: queries scored at once for secrets in documents.
     progress: function called with 1 after each canary.

@@ -4,8 +4,7 @@ One module serves training (`__call__`), the dual encoder (`encode`) and
 generation (`read`, `empty_cache`, `decode_step`), whose cache is an explicit
 value.
 
-Two optional collections add to "params": "lora" (`models/lora.py`) and "prompt"
-(`models/prompt.py`).
+An optional collection, "lora" (`models/lora.py`), adds to "params".
 """
 
 import dataclasses
@@ -444,28 +443,16 @@ class Transformer(nn.Module):
     *,
     enable_dropout: bool = False,
   ) -> Float[Array, "batch input dim"]:
-    """Returns the encoder's output for each token of the input.
-
-    A soft prompt is put before the input and encoded with it.
-    """
-    x = self.token_embedder(encoder_input_tokens)
-    if self.has_variable("prompt", "embedding"):
-      prompt = self.get_variable("prompt", "embedding").astype(x.dtype)
-      prompt = jnp.broadcast_to(prompt, (len(x), *prompt.shape))
-      x = jnp.concatenate([prompt, x], axis=1)
+    """Returns the encoder's output for each token of the input."""
     return self.encoder(
-      x,
+      self.token_embedder(encoder_input_tokens),
       self._input_mask(encoder_input_tokens),
       deterministic=not enable_dropout,
     )
 
   def _input_mask(self, tokens: Int[Array, "batch input"]) -> Array:
     """Returns the mask of the encoder's input: False for padding."""
-    is_token = tokens > 0
-    if self.has_variable("prompt", "embedding"):
-      length = self.get_variable("prompt", "embedding").shape[0]
-      is_token = jnp.pad(is_token, ((0, 0), (length, 0)), constant_values=True)
-    return is_token[:, None, None, :]
+    return (tokens > 0)[:, None, None, :]
 
   def read(
     self,

@@ -27,7 +27,6 @@ from synthq_jax.data import (
   tokenizer_json,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.models import prompt as prompt_lib
 from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.privacy import rounding
 from synthq_jax.runtime import results, workspace
@@ -38,9 +37,7 @@ __all__ = [
   "VOCABULARY_NAME",
   "WrittenDocuments",
   "add_prefix",
-  "add_prompt",
   "arrays",
-  "check_prompt",
   "check_t5",
   "check_vocabulary",
   "corpus",
@@ -203,47 +200,7 @@ def add_prefix(
   tokens: Int[np.ndarray, "row length"], vocabulary, prefix: str
 ) -> Int[np.ndarray, "row longer"]:
   """Prepends the ids of the prefix to every row; rows grow by their number."""
-  return _with_head(tokens, np.array(vocabulary.encode(prefix), np.int32))
-
-
-def add_prompt(
-  tokens: Int[np.ndarray, "row length"], prompt_tokens: int, vocab_size: int
-) -> Int[np.ndarray, "row longer"]:
-  """Prepends the ids of a merged prompt to every row, prefix included.
-
-  Args:
-    tokens: inputs as the generator reads them.
-    prompt_tokens: `results.Checkpoint.prompt_tokens`; 0 changes nothing.
-    vocab_size: rows of the checkpoint's embedding table.
-
-  Returns:
-    The longer rows; unchanged without a prompt.
-  """
-  if not prompt_tokens:
-    return tokens
-  head = prompt_lib.Prompt(length=prompt_tokens).tokens(vocab_size)
-  return _with_head(tokens, head)
-
-
-def check_prompt(
-  prompt: prompt_lib.Prompt, vocab_size: int, prepared: results.PreparedData
-) -> None:
-  """Refuses a prompt that would overwrite pieces of the vocabulary.
-
-  Raises:
-    ValueError: if it is longer than the number of ids that have no piece.
-  """
-  free = vocab_size - (prepared.vocab_size - prepared.extra_ids)
-  if prompt.length > free:
-    raise ValueError(
-      f"prompt.Prompt.length must be at most {free}, the ids of the checkpoint"
-      f" that no piece of the vocabulary uses, got length={prompt.length}"
-    )
-
-
-def _with_head(
-  tokens: Int[np.ndarray, "row length"], head: Int[np.ndarray, " head"]
-) -> Int[np.ndarray, "row longer"]:
+  head = np.array(vocabulary.encode(prefix), np.int32)
   head = np.broadcast_to(head, (len(tokens), len(head)))
   return np.concatenate([head, tokens], axis=1)
 

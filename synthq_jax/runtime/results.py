@@ -288,8 +288,6 @@ class Checkpoint(RowResult):
   metrics: str
   """File of JSON lines of step, loss, ...; under `private/` if the data is
   private; empty if nothing was trained."""
-  prompt_tokens: int = 0
-  """Length of a trained prompt: last ids of the vocabulary before each input."""
   prefix: str = field_kinds.later("")
   """Text before each document that a generator was trained to read."""
 

@@ -26,38 +26,23 @@ or a retriever trained on them."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-  """A T5, and the number of prompt tokens before its inputs."""
+  """A T5 and its configuration."""
 
   params: typing.Params
   config: t5_config.T5Config
-  prompt_tokens: int = 0
-
-  def read(
-    self, tokens: Int[np.ndarray, "canary length"]
-  ) -> Int[np.ndarray, "canary longer"]:
-    """Prepends the prompt to inputs."""
-    return inputs.add_prompt(tokens, self.prompt_tokens, self.config.vocab_size)
 
 
 def load(
-  directory: Any,
-  *,
-  prompt_tokens: int = 0,
-  token_ids: token_ids_lib.TokenIds | None = None,
+  directory: Any, *, token_ids: token_ids_lib.TokenIds | None = None
 ) -> Model:
   """Reads a checkpoint of any known format.
 
   Args:
     directory: folder of the checkpoint.
-    prompt_tokens: number of prompt tokens before its inputs.
     token_ids: special ids of the vocabulary, if the checkpoint may lack them.
   """
   params, config = t5_checkpoints.load(directory, token_ids=token_ids)
-  return Model(
-    params=params,
-    config=t5_config.require(config, directory),
-    prompt_tokens=prompt_tokens,
-  )
+  return Model(params=params, config=t5_config.require(config, directory))
 
 
 def compute_scores(
@@ -83,7 +68,7 @@ def compute_scores(
         membership.log_likelihoods(
           source.params,
           source.config,
-          source.read(records["inputs"]),
+          records["inputs"],
           records["targets"],
           batch_size=batch_size,
         )

@@ -262,9 +262,7 @@ def _find(task: stage.Task[Config, Inputs]) -> _Findings:
     task_inputs.canaries,
     task_inputs.generator,
   )
-  model = _audit_scores.load(
-    space.root / generator.directory, prompt_tokens=generator.prompt_tokens
-  )
+  model = _audit_scores.load(space.root / generator.directory)
   public = _audit_scores.load(task_inputs.start, token_ids=prepared.token_ids)
   vocabulary = inputs.vocabulary(space, prepared)
   records = _tokenize(canaries, vocabulary, task_inputs.prefix, prepared)
@@ -332,7 +330,7 @@ def _compute_ranks(
     model.config,
     [canaries[i] for i in rows],
     {
-      "inputs": model.read(records["inputs"][rows]),
+      "inputs": records["inputs"][rows],
       "targets": records["targets"][rows],
     },
     [candidates[i] for i in rows],
@@ -356,7 +354,7 @@ def _write(
   tokens = decoding.generate(
     model.params,
     model.config,
-    model.read(records["inputs"]),
+    records["inputs"],
     ids=[f"canary {index}" for index in range(len(records["inputs"]))],
     key=space.key("audit queries"),
     sampler=decoding.Nucleus(p=config.p),

@@ -30,7 +30,6 @@ from synthq_jax.losses import seq2seq
 from synthq_jax.models import (
   encodings,
   lora,
-  prompt,
   scanned,
   t5,
   t5_checkpoints,
@@ -68,7 +67,7 @@ class Config(private_training.Config):
 
   prefix: str = "generate_query: "
   """Text before each document."""
-  adapter: lora.LoRA | prompt.Prompt | None = None
+  adapter: lora.LoRA | None = None
   """Adapter that is trained instead of parameters of the model. It is merged
   into them afterwards, so that the checkpoint is a plain one. None: `trained`
   parameters train."""
@@ -200,8 +199,6 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   params = t5_checkpoints.flatten(params)
   key = space.key(f"{task.result_path} start {digest}")
   start, public = _split(config, params, key)
-  if isinstance(config.adapter, prompt.Prompt):
-    inputs.check_prompt(config.adapter, model_config.vocab_size, prepared)
   on_device, mesh, rows_multiple = _spread(config)
   if mesh is None:
     collection = functools.partial(_encode_collection, config, space, prepared)
@@ -246,7 +243,6 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
     t5_checkpoints.unflatten(params),
     model_config,
     kind="generator",
-    prompt_tokens=getattr(config.adapter, "length", 0),
     prefix=config.prefix,
     **fields,
   )

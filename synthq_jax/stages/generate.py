@@ -154,11 +154,9 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
   else:
     source = space.root / generator.directory
   parts = blocks.Blocks(directory / f"parts_{task.digest}")
-  prompt_tokens = generator.prompt_tokens if generator else 0
   write = functools.partial(
-    _write, config, source, passages, read, samples, vocabulary, name, parts,
-    prompt_tokens,
-  )  # fmt: skip
+    _write, config, source, passages, read, samples, vocabulary, name, parts
+  )
   firsts = range(0, len(read), _PART)
   write(firsts[distributed.index() :: distributed.count()])
   distributed.barrier(f"generate {name}")
@@ -241,22 +239,19 @@ def _choose(
 
 
 def _write(
-  config, source, passages, chosen, samples, vocabulary, name, parts, prompt_tokens,
-  firsts,
-) -> None:  # fmt: skip
+  config, source, passages, chosen, samples, vocabulary, name, parts, firsts
+) -> None:
   params, shape = t5_checkpoints.load(source, token_ids=vocabulary.token_ids)
   model_config = t5_config.require(shape, source)
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
-  encoded_documents = None
-  if not prompt_tokens:
-    encoded_documents = _encoded.encode_collection(
-      t5_checkpoints.flatten(params),
-      model_config,
-      passages,
-      vocabulary,
-      prefix=config.prefix,
-      number=len(chosen),
-    )
+  encoded_documents = _encoded.encode_collection(
+    t5_checkpoints.flatten(params),
+    model_config,
+    passages,
+    vocabulary,
+    prefix=config.prefix,
+    number=len(chosen),
+  )
   total = sum(len(chosen[first : first + _PART]) for first in firsts)
   with progress_lib.bar(f"generate {name}", total, unit="doc") as bar:
     for first in firsts:
@@ -264,10 +259,8 @@ def _write(
       if parts.read(first) is not None:
         bar.update(len(part))
       else:
-        read = inputs.add_prompt(
-          inputs.add_prefix(passages.tokens[part], vocabulary, config.prefix),
-          prompt_tokens,
-          model_config.vocab_size,
+        read = inputs.add_prefix(
+          passages.tokens[part], vocabulary, config.prefix
         )
         rows = decoding.generate(
           params,

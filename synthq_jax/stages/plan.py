@@ -15,7 +15,7 @@ from synthq_jax import field_kinds
 from synthq_jax import stages as stages_lib
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped, tokenizer_json
-from synthq_jax.models import prompt, t5_config
+from synthq_jax.models import t5_config
 from synthq_jax.runtime import (
   config_types,
   encoder_start,
@@ -319,13 +319,6 @@ class RunConfig:
       raise ValueError(
         "audit.Config.attacks has 'retriever', which asks encoders, got"
         " plan.Rows.trained_part='query_map': leave the attack out"
-      )
-    has_prompt = isinstance(self.finetune_dp.adapter, prompt.Prompt)
-    if has_prompt and "new_tokens" in self.canaries.kinds:
-      raise ValueError(
-        "plan.Canaries.kinds has 'new_tokens', whose embeddings a trained prompt"
-        " may overwrite, got finetune_dp.Config.adapter=prompt.Prompt: leave"
-        " that kind out"
       )
 
 

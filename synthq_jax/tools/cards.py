@@ -176,7 +176,6 @@ def render_transformers(checkpoint: results.Checkpoint, prefix: str) -> str:
     checkpoint: the exported checkpoint.
     prefix: text before each document in a generator's input; "" if unknown.
   """
-  imports = "import torch\n" if checkpoint.prompt_tokens else ""
   if checkpoint.kind == "retriever":
     name, task = "Encoder", "feature-extraction"
     description = (
@@ -194,19 +193,9 @@ def render_transformers(checkpoint: results.Checkpoint, prefix: str) -> str:
       f"A T5 that writes a query for {prefix!r} and a document. Longer documents"
       " are cut. generation_config.json has what is known of decoding."
     )
-    read = ""
-    if checkpoint.prompt_tokens:
-      description += (
-        f" It has a trained prompt, the last {checkpoint.prompt_tokens} ids of the"
-        " embedding: each input begins with these."
-      )
-      read = f"""
-last = model.config.vocab_size
-prompt = torch.arange(last - {checkpoint.prompt_tokens}, last)[None]
-inputs = {{"input_ids": torch.cat([prompt, inputs["input_ids"]], dim=1)}}"""
     usage = f"""model = AutoModelForSeq2SeqLM.from_pretrained(folder)
 text = {prefix!r} + "a document"
-inputs = tokenizer(text, truncation=True, return_tensors="pt"){read}
+inputs = tokenizer(text, truncation=True, return_tensors="pt")
 written = model.generate(**inputs)
 print(tokenizer.batch_decode(written, skip_special_tokens=True))"""
   return _render_card(
@@ -215,7 +204,7 @@ print(tokenizer.batch_decode(written, skip_special_tokens=True))"""
     f"{name} {checkpoint.name}",
     description,
     f"""```python
-{imports}from transformers import {loader}, AutoTokenizer
+from transformers import {loader}, AutoTokenizer
 
 folder = "FOLDER"  # where this file is
 tokenizer = AutoTokenizer.from_pretrained(folder)

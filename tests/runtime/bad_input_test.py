@@ -406,15 +406,6 @@ def test_a_checkpoint_of_another_size_than_was_said_is_refused(
   assert finished(tmp_path / "run") == []
 
 
-def test_a_prompt_longer_than_the_unused_ids_is_refused(folder, run, capsys):
-  flags = ("--gin_file=gin_configs/optim/prompt.gin", "--gin.PROMPT_LENGTH=33")
-  argv = command(folder, run, *flags, stage="finetune_dp")
-  message = refused(capsys, argv)
-  assert "prompt.Prompt.length must be at most 32" in message
-  assert "length=33" in message
-  assert finished(run) == ["private/prepare_data"]
-
-
 def test_a_working_directory_of_other_data_is_refused(
   sound, folder, run, capsys
 ):

@@ -17,7 +17,7 @@ import tiny_runs
 from synthq_jax import stages
 from synthq_jax.cli import main
 from synthq_jax.data import shipped, splits
-from synthq_jax.models import prompt, static_vectors, t5_checkpoints
+from synthq_jax.models import static_vectors, t5_checkpoints
 from synthq_jax.privacy import rounding
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import (
@@ -34,7 +34,6 @@ from synthq_jax.stages import (
   _checks,
   audit,
   filter_queries,
-  finetune_dp,
   generate,
   plan,
   prepare_data,
@@ -467,9 +466,6 @@ def test_an_attack_without_its_reference_is_refused():
   with pytest.raises(ValueError, match="row untrained"):
     plan.RunConfig(canaries=few, rows=plan.Rows(untrained=False))
   plan.RunConfig(rows=plan.Rows(untrained=False))  # no audit
-  tuned = finetune_dp.Config(adapter=prompt.Prompt(length=4))
-  with pytest.raises(ValueError, match="new_tokens"):
-    plan.RunConfig(canaries=few, finetune_dp=tuned)
 
 
 @pytest.mark.slow
