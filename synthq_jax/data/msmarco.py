@@ -1,4 +1,4 @@
-"""Reads the layouts of MS MARCO and of Anserini.
+"""Reads the layout of MS MARCO.
 
 References:
   Bajaj et al., "MS MARCO: A Human Generated MAchine Reading COmprehension
@@ -7,21 +7,13 @@ References:
 
 import os
 import pathlib
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import (
-  compression,
-  files,
-  ids,
-  query_pairs,
-  table_files,
-  trec_topics,
-)
+from synthq_jax.data import files, ids, query_pairs
 
-__all__ = ["read_anserini", "read_msmarco"]
+__all__ = ["read_msmarco"]
 
 
 def read_msmarco(
@@ -79,65 +71,6 @@ def read_msmarco(
   )
 
 
-def read_anserini(
-  directory: str | os.PathLike,
-  *,
-  dangling: collection_lib.Dangling | None = None,
-) -> collection_lib.Collection:
-  """Reads a folder in the layout of Anserini and Pyserini.
-
-  corpus/ holds JSON lines with "id" and "contents". topics.SPLIT.tsv holds "qid TAB
-  text"; topics.SPLIT.txt or .xml holds the same or TREC topics (`trec_topics`).
-  qrels.SPLIT.txt holds "qid 0 docid grade". Each file may be compressed.
-
-  Args:
-    directory: the folder.
-    dangling: as in `read_msmarco`.
-
-  Returns:
-    The collection; documents stay on disk.
-
-  Raises:
-    ValueError: as `read_msmarco`.
-  """
-  directory = pathlib.Path(directory)
-  corpus = directory / "corpus"
-  documents, ids = collection_lib.read_documents(
-    corpus, lambda: _read_contents(corpus)
-  )
-  queries, qrels = {}, {}
-  for path in sorted(directory.glob("topics.*")):
-    split = files.remove_suffix(
-      path.name.removeprefix("topics."),
-      *compression.variants(".tsv"),
-      *compression.variants(".txt"),
-      *compression.variants(".xml"),
-    )
-    if split is None:  # another file, such as an editor's copy
-      continue
-    judged = files.find(directory, f"qrels.{split}.txt")
-    split_queries, rows = _read_topics(path, [*_read_rows(judged)])
-    qrels[split] = collection_lib.judge(
-      rows, split_queries, ids, dangling=dangling
-    )
-    if rows and not any(query in split_queries for _, query, *_ in rows):
-      raise ValueError(
-        f"{path}: expected topics that are judged, got none of the judgements'"
-        " numbers; give the topics of the judgements"
-      )
-    _add_queries(queries, split_queries.values(), path)
-  if not queries:
-    raise ValueError(
-      f"{directory}: expected topics.SPLIT.tsv or topics.SPLIT.txt, got none"
-    )
-  return collection_lib.Collection(
-    documents,
-    tuple(queries.values()),
-    qrels,
-    lacking=collection_lib.find_lacking(qrels, ids),
-  )
-
-
 def _add_queries(
   queries: dict[str, collection_lib.Query],
   added: Iterable[collection_lib.Query],
@@ -151,35 +84,6 @@ def _add_queries(
         f"{path}: expected one text for each query, got another than in an"
         " earlier split; correct one"
       )
-
-
-def _read_contents(corpus: pathlib.Path) -> Iterator[tuple[str, Any]]:
-  for where, line in table_files.rows(corpus):
-    id_ = ids.get_field(where, line, "id", "document")
-    text = files.field(where, line, "contents")
-    yield where, collection_lib.Document(id_, text)
-
-
-def _read_topics(
-  path: pathlib.Path, rows: list[tuple[str, str, str, str]]
-) -> tuple[dict[str, collection_lib.Query], list[tuple[str, str, str, str]]]:
-  """Reads topics and gives them the same ids as their judgements."""
-  if ".tsv" in path.name or not trec_topics.is_topics(path):
-    topics = _read_items(path, "query")
-  else:
-    rows = [
-      (where, trec_topics.remove_zeros(query), *rest)
-      for where, query, *rest in rows
-    ]
-    judged = {query for _, query, *_ in rows}
-    topics = trec_topics.match_judged_ids(trec_topics.read(path), judged)
-    if not topics.have_titles:
-      print(
-        f"synthq: note: {path}: a topic without a title has its description as"
-        " the query",
-        file=sys.stderr,
-      )
-  return collection_lib.by_id(path, "query", topics), rows
 
 
 def _read_items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:

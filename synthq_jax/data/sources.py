@@ -477,7 +477,6 @@ KINDS: dict[str, Kind] = {
     from_pairs=False,
     queries=_read_msmarco_queries,
   ),
-  "anserini": _make_table_kind("anserini:DIR", msmarco.read_anserini),
   "hf": _make_table_kind("hf:DIR", beir.read_hub),
   "log": Kind(
     form="log:FILE@CORPUS",

@@ -27,7 +27,7 @@ from synthq_jax.storage import array_files
 
 __all__ = ["STAGE", "Inputs", "TestSet", "check_named", "expand", "run"]
 
-_FOLDERS = ("beir", "msmarco", "hf", "anserini")
+_FOLDERS = ("beir", "msmarco", "hf")
 _BY_NAME = ("tfds", "seqio", "ir_datasets")
 _KINDS = (*_FOLDERS, *_BY_NAME)
 _SETTING = "RunConfig.test_sets"

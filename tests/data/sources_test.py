@@ -117,20 +117,8 @@ def write_wild(kind, place):
   if kind == "beir":
     beir.write_beir(place, data)
   elif kind == "msmarco":
-    place.mkdir()
-    tables = {
-      "collection": [(d.id, d.text) for d in data.documents],
-      "queries.test": [(q.id, q.text) for q in data.queries],
-      "qrels.test": [
-        (query, 0, *pair)
-        for query, grades in data.qrels["test"].items()
-        for pair in grades.items()
-      ],
-    }
-    for name, rows in tables.items():
-      lines = ("\t".join(map(str, row)) + "\n" for row in rows)
-      (place / f"{name}.tsv").write_text("".join(lines))
-  elif kind == "hf":
+    small_data.write_msmarco(place, data)
+  else:
     tables = {
       "corpus/corpus": [{"_id": d.id, "text": d.text} for d in data.documents],
       "queries/queries": [{"_id": q.id, "text": q.text} for q in data.queries],
@@ -144,12 +132,10 @@ def write_wild(kind, place):
       path = place / f"{name}.jsonl"
       path.parent.mkdir(parents=True)
       path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  else:
-    small_data.write_anserini(place, data)
   return data
 
 
-KINDS_OF_SETS = ("beir", "hf", "anserini", "msmarco")
+KINDS_OF_SETS = ("beir", "hf", "msmarco")
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_SETS)

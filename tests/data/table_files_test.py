@@ -14,7 +14,6 @@ from pyarrow import parquet
 from synthq_jax.data import (
   beir,
   collection,
-  files,
   jsonl,
   msmarco,
   query_sets,
@@ -333,23 +332,15 @@ def test_a_written_set_comes_back(layout, read, tmp_path):
       read(tmp_path)
 
 
-@pytest.mark.parametrize(
-  "kind", ["beir", "hf", "anserini", "msmarco", "log", "jsonl"]
-)
+@pytest.mark.parametrize("kind", ["beir", "hf", "msmarco", "log", "jsonl"])
 def test_a_set_says_before_it_is_read_how_many_documents_it_may_have(
   kind, tmp_path
 ):
   place = str(tmp_path)
   if kind in query_sets.LAYOUTS:
     query_sets.LAYOUTS[kind].write(tmp_path, small_set(), ORIGIN)
-  elif kind == "anserini":
-    small_data.write_anserini(tmp_path, small_set())
   elif kind == "msmarco":
-    files.write_lines(
-      tmp_path / "collection.tsv", (f"{i}\tx" for i in range(9))
-    )
-    files.write_lines(tmp_path / "queries.train.tsv", ["1\ty"])
-    files.write_lines(tmp_path / "qrels.train.tsv", ["1\t0\t2\t1"])
+    small_data.write_msmarco(tmp_path, small_set())
   else:
     place = str(write(tmp_path / "log.csv", CLICKS))
     corpus = write(tmp_path / "corpus.parquet", CORPUS)
@@ -378,35 +369,17 @@ def test_a_set_for_beir_is_read_once_to_be_written(tmp_path):
   assert len(begun) == 1
 
 
-def test_a_folder_of_anserini_is_read(tmp_path):
-  data = small_set()
-  small_data.write_anserini(tmp_path, data)
-  found = sources.open(f"anserini:{tmp_path}").read()
-  assert [(d.id, d.text) for d in found.documents] == [
-    (d.id, d.contents) for d in data.documents
-  ]
-  assert found.qrels == data.qrels
-  (tmp_path / "topics.test.tsv").unlink()
-  (tmp_path / "topics.test.txt").write_text(
-    "<top>\n<num> Number: q6\n<title> Topic: what\n about 6\n<desc> Long.\n"
-    "</top>\n<top>\n<num>q7</num>\n<title>seven</title></top>\n"
-  )
-  (tmp_path / "topics.test.txt~").write_text("an editor's copy")
-  lost = collection.Dangling()
-  found = msmarco.read_anserini(tmp_path, dangling=lost)
-  texts = {query.id: query.text for query in found.queries}
-  assert (texts["q6"], texts["q7"]) == ("what about 6", "seven")
-  assert lost == {"query": 1}  # q8 is no topic any more
-
-
-def test_a_topic_of_two_splits_has_one_text(tmp_path):
-  small_data.write_anserini(tmp_path, small_set())
-  topics = tmp_path / "topics.test.tsv"
-  topics.write_text(topics.read_text() + "q1\twhat about 1\n")
-  assert len(msmarco.read_anserini(tmp_path).queries) == 8
-  topics.write_text(topics.read_text() + "q2\tanother\n")
-  with pytest.raises(ValueError, match="topics.train.tsv: expected one text"):
-    msmarco.read_anserini(tmp_path)
+def test_a_query_of_two_splits_has_one_text(tmp_path):
+  small_data.write_msmarco(tmp_path, small_set())
+  queries = tmp_path / "queries.test.tsv"
+  judged = tmp_path / "qrels.test.tsv"
+  judged.write_text(judged.read_text() + "q1\t0\td1\t1\nq2\t0\td2\t1\n")
+  whole = queries.read_text()
+  queries.write_text(whole + "q1\twhat about 1\nq2\twhat about 2\n")
+  assert len(msmarco.read_msmarco(tmp_path).queries) == 8
+  queries.write_text(whole + "q1\twhat about 1\nq2\tanother\n")
+  with pytest.raises(ValueError, match="queries.train.tsv: expected one text"):
+    msmarco.read_msmarco(tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
@@ -638,12 +611,11 @@ PRIVATE = "is my rash from hiv"
     ("hf", "qrels/test.csv", "query-id,corpus-id,score\nq1,d1,{p}\n"),
     ("hf", "qrels/test.csv", "query-id,corpus-id,score\n{p},d1,1\n"),
     ("hf", "qrels/test.csv", "{p},d1,1\nq2,d1,1\n"),
-    ("anserini", "topics.test.tsv", "{p}\n"),
-    ("anserini", "topics.test.tsv", "q1\t{p}\tx\n"),
-    ("anserini", "topics.test.tsv", "{p}\tx\n"),
-    ("anserini", "topics.test.txt", "<num> {u}\n<title> x\n" * 2),
-    ("anserini", "qrels.test.txt", "{p}\n"),
-    ("anserini", "qrels.test.txt", "{u} 0 d1 1\n"),
+    ("msmarco", "queries.test.tsv", "{p}\n"),
+    ("msmarco", "queries.test.tsv", "q1\t{p}\tx\n"),
+    ("msmarco", "queries.test.tsv", "{p}\tx\n"),
+    ("msmarco", "qrels.test.tsv", "{p}\n"),
+    ("msmarco", "qrels.test.tsv", "{u}\t0\td1\t1\n"),
   ],
 )
 def test_no_error_of_a_private_file_holds_what_stands_in_it(
@@ -654,10 +626,8 @@ def test_no_error_of_a_private_file_holds_what_stands_in_it(
   place.mkdir()
   if kind in query_sets.LAYOUTS:
     query_sets.LAYOUTS[kind].write(place, small_set(), ORIGIN)
-  elif kind == "anserini":
-    small_data.write_anserini(place, small_set())
-  if name.endswith(".txt") and name.startswith("topics"):
-    (place / "topics.test.tsv").unlink()
+  elif kind == "msmarco":
+    small_data.write_msmarco(place, small_set())
   path = place / name
   for older in path.parent.glob("*.parquet"):
     older.unlink()

@@ -92,22 +92,24 @@ def write_split_beir(folder: pathlib.Path, *, train: int, test: int) -> str:
   )
 
 
-def write_anserini(folder: pathlib.Path, data: Any) -> None:
-  """Writes a folder to index, topics and judgements, as Pyserini reads them.
+def write_msmarco(folder: pathlib.Path, data: Any) -> None:
+  """Writes the three kinds of tables of MS MARCO.
 
   Args:
     folder: to write to.
     data: a `collection.Collection`.
   """
-  corpus = ({"id": d.id, "contents": d.contents} for d in data.documents)
-  write_lines(folder / "corpus" / "documents.jsonl", map(json.dumps, corpus))
   texts = data.query_by_id()
+  tables = {"collection": [(d.id, d.contents) for d in data.documents]}
   for split, judged in data.qrels.items():
-    topics = (f"{query}\t{texts[query].text}" for query in judged)
-    write_lines(folder / f"topics.{split}.tsv", topics)
-    rows = (
-      f"{query} 0 {document} {grade}"
+    tables[f"queries.{split}"] = [
+      (query, texts[query].text) for query in judged
+    ]
+    tables[f"qrels.{split}"] = [
+      (query, 0, document, grade)
       for query, grades in judged.items()
       for document, grade in grades.items()
-    )
-    write_lines(folder / f"qrels.{split}.txt", rows)
+    ]
+  for name, rows in tables.items():
+    lines = ("\t".join(map(str, row)) for row in rows)
+    write_lines(folder / f"{name}.tsv", lines)

@@ -53,7 +53,7 @@ def test_sets_that_hold_their_queries_drop_them(tmp_path):
 def test_sets_of_other_kinds_are_called_as_their_folder_or_id(tmp_path):
   (tmp_path / "mine").mkdir()
   texts = ["ir_datasets:nyt/trec-core-2017"]
-  texts += [f"{kind}:{tmp_path / 'mine'}" for kind in ("hf", "anserini")]
+  texts += [f"{kind}:{tmp_path / 'mine'}" for kind in ("hf", "msmarco")]
   for text, name in zip(
     texts, ["nyt.trec-core-2017", "mine", "mine"], strict=True
   ):
