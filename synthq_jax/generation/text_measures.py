@@ -5,6 +5,7 @@ real queries their results are private.
 """
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -94,7 +95,7 @@ def _compute_gain(results: Sequence[str], own: str) -> float:
 class Bleu(NamedTuple):
   """A BLEU score with the signature of sacrebleu."""
 
-  score: float  # 0 to 100
+  score: float  # 0 to 100; nan if no query has four words
   signature: str  # sacrebleu's, e.g. "nrefs:1|case:lc|...|version:2.6.0"
 
 
@@ -111,7 +112,8 @@ def bleu(queries: Sequence[str], references: Sequence[Sequence[str]]) -> Bleu:
   Returns:
     BLEU-4 with sacrebleu's tokenizer ("13a") and exponential smoothing, 0 to
     100, with sacrebleu's signature. Without queries, 0 and an empty signature.
-    A score computed from real queries is private.
+    If no query has the four words of a 4-gram, nan: sacrebleu says 0, even if
+    each equals its reference. A score computed from real queries is private.
 
   Raises:
     ValueError: if lengths differ or a query has no reference.
@@ -135,7 +137,8 @@ def bleu(queries: Sequence[str], references: Sequence[Sequence[str]]) -> Bleu:
   result = metric.corpus_score(
     list(queries), [list(column) for column in columns]
   )
-  return Bleu(float(result.score), str(metric.get_signature()))
+  score = float(result.score) if result.totals[-1] else math.nan
+  return Bleu(score, str(metric.get_signature()))
 
 
 def copy_rate(

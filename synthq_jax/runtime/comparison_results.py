@@ -104,7 +104,7 @@ class Similarity:
   """Synthetic queries for documents of the pairs."""
   bleu: float
   """Corpus BLEU of all these queries against the real queries of the same
-  documents; 0 to 100."""
+  documents; 0 to 100; nan if no query has four words."""
   bleu_signature: str
   """Signature of sacrebleu: the settings of the score."""
   num_compared: int

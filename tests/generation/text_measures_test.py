@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,17 @@ def test_bleu_takes_the_best_of_several_references():
   queries = ["the sum of a list", "a b c d"]
   assert text_measures.bleu(queries, references).score == pytest.approx(100)
   assert text_measures.bleu(queries, [r[:1] for r in references]).score < 70
+
+
+def test_bleu_of_queries_below_four_words_is_unknown():
+  """Log queries are short, and sacrebleu gives the same ones 0."""
+  short = ["boat to island", "red shoes"]
+  assert math.isnan(
+    text_measures.bleu(short, [[query] for query in short]).score
+  )
+  longer = [*short, "how to tie a tie"]
+  same = [[query] for query in longer]
+  assert text_measures.bleu(longer, same).score == pytest.approx(100)
 
 
 def test_bleu_refuses_queries_without_a_reference():
