@@ -157,6 +157,15 @@ def encode_rows(
     )
 
 
+def link_earlier(folder: pathlib.Path, rows: int) -> None:
+  """Links the newest vectors beside a folder into it, if it does not exist."""
+  others = folder.parent.glob(f"{folder.name.partition('_')[0]}_*")
+  earlier = sorted((path.stat().st_mtime_ns, path) for path in others)
+  if earlier and distributed.is_main() and not folder.exists():
+    vector_files.link_blocks(earlier[-1][1], folder, rows, block_rows=_BLOCK)
+  distributed.barrier(f"link {folder.name}")
+
+
 def encode_with(
   task: stage.Task[Any, Any],
   retriever: results.Checkpoint,

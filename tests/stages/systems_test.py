@@ -10,11 +10,12 @@ import types
 import made_up
 import numpy as np
 import pytest
+import safetensors.numpy
 import tiny_runs
 
 from synthq_jax import stages
 from synthq_jax.data import passages
-from synthq_jax.retrieval import fusion, trec
+from synthq_jax.retrieval import encode, fusion, trec, vector_files
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.runtime import (
   results,
@@ -24,7 +25,14 @@ from synthq_jax.runtime import (
   system_results,
   workspace,
 )
-from synthq_jax.stages import _search, evaluate, fuse, learn_map, plan
+from synthq_jax.stages import (
+  _search,
+  encode_documents,
+  evaluate,
+  fuse,
+  learn_map,
+  plan,
+)
 from synthq_jax.storage import artifacts
 
 PRIVATE_GENERATOR = made_up.claim()
@@ -234,6 +242,49 @@ def make_fusion(
     name=row,
     inputs=fuse.Inputs(**(given | changes)),
   )
+
+
+def test_a_longer_log_encodes_no_document_again(shared, monkeypatch):
+  """Of millions of documents this takes hours, and none has changed."""
+  root, documents = shared
+  name, encoded = "train_retriever/untrained", []
+  given = load(root, name, results.Checkpoint)
+  encode_rows = encode.encode
+
+  def count(params, config, rows, **options):
+    encoded.append(len(rows))
+    return encode_rows(params, config, rows, **options)
+
+  monkeypatch.setattr(encode, "encode", count)
+
+  def make(digest):
+    made = tiny_runs.make(
+      encode_documents.STAGE,
+      encode_documents.Config(),
+      workspace.Folders(root),
+      row=made_up.row("untrained"),
+      digest=digest,
+      inputs=encode_documents.Inputs(documents=documents, retriever=given),
+    )
+    folder = root / made.vectors
+    assert [path.name for path in folder.parent.glob("vectors_*")] == [
+      folder.name
+    ]
+    return np.asarray(
+      vector_files.open_vectors(folder, documents.num_documents)
+    )
+
+  before = make("a" * 16)
+  assert not encoded  # the run of the fixture had encoded them
+  np.testing.assert_array_equal(make("b" * 16), before)
+  assert not encoded
+  # Other weights: all blocks are made anew, whatever was linked.
+  path = root / given.directory / "params.safetensors"
+  params = safetensors.numpy.load_file(path)
+  safetensors.numpy.save_file({k: -v for k, v in params.items()}, path)
+  after = make("c" * 16)
+  assert sum(encoded) == documents.num_documents
+  assert np.abs(after - before).max(axis=1).min() > 0.01
 
 
 def opened_in_private(root):
