@@ -20,6 +20,7 @@ __all__ = [
   "of_shard",
   "open_vectors",
   "rows_of_shard",
+  "shorten",
 ]
 
 
@@ -102,6 +103,17 @@ def link_blocks(
           os.link(source, target)
         except OSError:  # another file system, or one without links
           shutil.copy(source, target)
+
+
+def shorten(
+  directory: str | os.PathLike, rows: int, *, block_rows: int
+) -> None:
+  """Removes blocks beyond those of a collection of so many rows."""
+  folder, number = files(directory), -(-rows // block_rows)
+  while folder.path(number).exists():
+    for path in reversed(folder.paths(number)):  # the mark first
+      path.unlink(missing_ok=True)
+    number += 1
 
 
 def open_vectors(directory: str | os.PathLike, rows: int) -> blocks.Rows:

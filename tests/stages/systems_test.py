@@ -287,6 +287,48 @@ def test_a_longer_log_encodes_no_document_again(shared, monkeypatch):
   assert np.abs(after - before).max(axis=1).min() > 0.01
 
 
+def test_a_set_is_encoded_once_for_an_encoder_and_its_adapters(
+  finished_run, tmp_path, monkeypatch
+):
+  """Of BEIR's sets, each adapter encoded millions of documents again."""
+  root, encoded = finished_run.copy(tmp_path), []
+  shutil.rmtree(root / "private/evaluate/public/documents")
+  encode_rows = encode.encode
+
+  def count(params, config, rows, **options):
+    encoded.append(len(rows))
+    return encode_rows(params, config, rows, **options)
+
+  monkeypatch.setattr(encode, "encode", count)
+  adapter = load(root, "learn_adapter/adapter_eps8", system_results.Adapter)
+  base = root / adapter.base.directory
+  kept = {}
+  for given in (artifacts.load(base, results.Checkpoint), adapter):
+    made = tiny_runs.make(
+      evaluate.STAGE,
+      finished_run.config.evaluate,
+      workspace.Folders(root),
+      row=given.row,
+      name=f"public/{given.row}",
+      inputs=evaluate.Inputs(
+        prepared=prepared(root),
+        system=given,
+        test_set="public",
+        parts={},
+        retriever=given,
+        vectors=None,
+        left_out=0.0,
+      ),
+    )
+    kept[str(given.row)] = sum(encoded), made.measures
+    del encoded[:]
+  (first, _), (second, scores) = kept.values()
+  assert first == 2 * second == 2 * made.num_queries  # as many documents
+  name = f"evaluate/public/{adapter.row}"
+  before = load(finished_run.root, name, results.Evaluation)
+  assert scores == before.measures
+
+
 def opened_in_private(root):
   mine = [name for name in OPENED if name.startswith(str(root))]
   assert len(mine) > 3
