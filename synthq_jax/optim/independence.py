@@ -104,7 +104,7 @@ def check_independence(
 
 
 class Findings(NamedTuple):
-  """What the traces of a loss and its gradient show.
+  """Findings in the traces of a loss and its gradient.
 
   Attributes:
     convolves: whether there is a convolution. Then no array with rows may be
