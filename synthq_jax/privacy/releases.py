@@ -73,7 +73,9 @@ class Release:
       )
     if not self.identifier:
       raise ValueError("expected an identifier of the run, got an empty one")
-    if not all(0 < x < math.inf for x in (self.l2_clip_norm, self.l2_sensitivity)):
+    if not all(
+      0 < x < math.inf for x in (self.l2_clip_norm, self.l2_sensitivity)
+    ):
       raise ValueError(
         "expected a positive, finite clip norm and sensitivity, got l2_clip_norm="
         f"{self.l2_clip_norm}, l2_sensitivity={self.l2_sensitivity}"
