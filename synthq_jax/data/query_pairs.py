@@ -290,7 +290,7 @@ def variants(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def verified(path: Path) -> Iterator[tuple[str, str]]:
-  """Yields the ids of pairs that people judged near-duplicates.
+  """Yields the ids of pairs that people judged near-duplicates, each pair once.
 
   Args:
     path: labelled pairs (JSONL, see `labelled_pairs`), without those on another
@@ -302,6 +302,10 @@ def verified(path: Path) -> Iterator[tuple[str, str]]:
   Raises:
     ValueError: if a line is malformed (the message says file:line).
   """
+  yield from dict.fromkeys(_read_verified(path))
+
+
+def _read_verified(path: Path) -> Iterator[tuple[str, str]]:
   if not _is_json(path):
     for number, (where, row) in enumerate(files.table(path, columns=2)):
       if number or not is_header(row):

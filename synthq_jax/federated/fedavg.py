@@ -176,11 +176,12 @@ def _check_padding(batches: Mapping[str, Any]) -> None:
     )
   is_padding = batches["is_padding"]
   # Of integers, ~ makes -1 and -2: every row would count.
-  if np.ndim(is_padding) != 2 or jnp.result_type(is_padding) != bool:
+  dtype = jnp.result_type(is_padding)
+  if np.ndim(is_padding) != 2 or dtype != jnp.bool_:
     raise ValueError(
       'expected "is_padding" as bool [step, batch], got'
-      f" {jnp.result_type(is_padding)} {list(np.shape(is_padding))}: add the"
-      " lacking axis, or use astype(bool)"
+      f" {dtype} {list(np.shape(is_padding))}: add the lacking axis, or use"
+      " astype(bool)"
     )
   for name, rows in batches.items():
     for leaf in jax.tree.leaves(rows):  # JAX would repeat the last step

@@ -248,7 +248,9 @@ def test_a_query_with_a_tab_is_refused_not_cut(first, places, tmp_path):
   path = tmp_path / "log.tsv"
   lines = ["1\tmeasles outbreaks\n", "2\torganized\tcrime\n"]
   path.write_text(first + "".join(lines[place] for place in places))
-  with pytest.raises(ValueError, match="log.tsv:.*a tab inside a query") as error:
+  with pytest.raises(
+    ValueError, match="log.tsv:.*a tab inside a query"
+  ) as error:
     list(query_pairs.query_log(path))
   assert "crime" not in str(error.value)
   path.write_text("".join(lines[place] for place in places))
@@ -364,3 +366,10 @@ def test_a_variant_without_text_is_refused_in_both_forms(tmp_path):
       ValueError, match=f"{name}:1: expected an id and a query"
     ):
       list(query_pairs.variants(tmp_path / name))
+
+
+def test_a_verified_pair_that_stands_twice_is_one(tmp_path):
+  """Two people judged it: the study counted two near-duplicates."""
+  path = tmp_path / "pairs.tsv"
+  path.write_text("302\tq1\n302\tq2\n302\tq1\n")
+  assert [*query_pairs.verified(path)] == [("302", "q1"), ("302", "q2")]
