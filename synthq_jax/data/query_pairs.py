@@ -453,7 +453,8 @@ def _check_cells(
     raise ValueError(
       f"{where}: expected an id, a tab and a query, got {lacking}; {remedy}"
     )
-  if any("\r" in cell.replace("\r\n", "") for cell in row):
+  text = "".join(row)
+  if "\r" in text and "\r" in text.replace("\r\n", ""):
     raise ValueError(
       f"{where}: expected lines that end with a line feed, got carriage returns"
       " alone; convert the file (tr '\\r' '\\n')"

@@ -278,8 +278,9 @@ def build(judged: passages_lib.JudgedPassages) -> Federation:
       )
   if not held:
     raise ValueError(
-      "expected passages with clients, got none; set them, or use a function "
-      "of federated.partitions"
+      'expected passages with clients, got none: name them ("client" in the lines'
+      " of corpus.jsonl), or divide the passages (partition='dirichlet', or a"
+      " function of federated.partitions)"
     )
   shared = {name for name, client in owner.items() if not client}
   in_use = set[str]().union(*held.values())
