@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import pathlib
+import re
 
 import dp_accounting
 import numpy as np
@@ -407,6 +409,30 @@ def test_a_group_of_one_is_a_record_and_a_group_has_less_than_a_chain():
   )
   assert of_group(roomy(10), 1.0, 5, 1) == pytest.approx(one, rel=0.02)
   assert one < of_group(roomy(10), 1.0, 5, 2) < 3.5 * one
+
+
+def test_two_records_of_the_demo_cost_what_the_pages_say():
+  num, steps = 7378, 60
+  sampler = sampling.Poisson.with_margin(
+    num_examples=num, expected_batch_size=1024, multiple_of=8
+  )
+  delta = 1 / (2 * num)
+  noise = accounting.noise_multiplier(
+    epsilon=8.0, delta=delta, sampler=sampler, steps=steps
+  )
+  two = accounting.group_epsilon(
+    [accounting.Run(sampler, noise, steps)],
+    delta=delta,
+    relation="ADD_OR_REMOVE_ONE",
+    size=2,
+  )
+  docs = pathlib.Path(__file__).parents[2] / "docs"
+  for name in ("privacy.md", "claims.md"):
+    [said] = re.findall(
+      r"has (?:epsilon )?8 for one \w+,? and (\d+) for two",
+      (docs / name).read_text(),
+    )
+    assert two <= float(said) < two + 0.1, name
 
 
 def test_truncation_is_paid_for_by_a_group_or_nothing_is_claimed():
