@@ -492,6 +492,21 @@ def test_noise_that_ends_pays_for_what_moves_past_its_end(
   assert ended_delta(8.0, unpaid, end) > 1.1e-3
 
 
+def test_a_record_that_pushes_another_out_pays_for_twice_the_way_past_the_end():
+  """All others move the sum against it; drawn noise reaches 9.35 deviations."""
+  num, rows, noise, delta = 200, 100, 0.25, 1 / 400
+  sampler = sampling.Poisson(
+    num_examples=num, expected_batch_size=rows, max_batch_size=rows
+  )
+  others = np.arange(rows, num + 1)
+  stays = stats.binom.pmf(others, num, 0.5) * 0.5 * rows / (others + 1)
+  past_end = stats.norm.sf(9.35 - 2 / noise) - stats.norm.sf(9.35)
+  assert stays.sum() * past_end > 4 * delta  # outcomes that show the record
+  asked = {"delta": delta, "sampler": sampler, "steps": 1}
+  assert accounting.epsilon(noise_multiplier=noise, **asked) == math.inf
+  assert accounting.epsilon(noise_multiplier=1.0, **asked) < 6
+
+
 def test_no_noise_is_enough_where_records_move_sums_past_its_end():
   found = accounting.epsilon(
     noise_multiplier=0.1, delta=1e-3, sampler=whole(), steps=1
