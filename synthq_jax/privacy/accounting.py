@@ -381,6 +381,8 @@ def _compute_pld_epsilon(
   is_rare = left >= (1 - _NEGLIGIBLE) * delta
   if not all(run.sampler.knows_truncation for run in runs):
     is_rare = True
+  if not is_rare:
+    delta -= _bound_pushed_past_end(runs)
   if (left if is_rare else delta) <= 0:
     return math.inf
   events = []
@@ -490,6 +492,18 @@ def _bound_past_end(moved: float) -> float:
   chance = stats.norm.sf(_END - moved)
   chance += 1.73 * stats.norm.pdf(_END) * math.sqrt(_COORDINATES) * moved
   return float(chance)
+
+
+def _bound_pushed_past_end(runs: tuple[Run, ...]) -> float:
+  """Bounds the probability that truncation moves a sum past the end of the noise.
+
+  A record that takes another one's place moves the sum twice as far.
+  """
+  return sum(
+    run.sampler.overflow_delta(run.steps)
+    * _bound_past_end(2 / run.noise_multiplier)
+    for run in runs
+  )
 
 
 def extra_delta(run: Run, relation: Any) -> float:

@@ -68,9 +68,8 @@ def claim(
   part = _find_common_part({unit for unit, _ in pairs})
   if part is None:
     return None
-  private = [each for each in statements if not each.is_public]
   joint = statement_lib.compose(
-    [_restate(each, part) for each in private], delta=delta
+    [x if x.is_public else _restate(x, part) for x in statements], delta=delta
   )
   replaces = tuple(dict.fromkeys((*joint.replaces, *pairs)))
   return dataclasses.replace(joint, replaces=replaces)

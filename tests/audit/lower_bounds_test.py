@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import pathlib
 
 import dp_accounting
 import jax
@@ -385,6 +386,18 @@ def test_areas_and_rates_refuse_what_an_audit_refuses(sides):
       lower_bounds.tpr_at_fpr(np.ones(2), np.zeros(2), fpr=fpr)
   with pytest.raises(ValueError, match="num_canaries"):
     lower_bounds.ceiling(1, delta=1e-5)
+
+
+def test_the_ceilings_are_those_that_audits_md_says():
+  page = pathlib.Path(__file__).parents[2] / "docs" / "audits.md"
+  text = " ".join(page.read_text().split())
+  one = [
+    f"{lower_bounds.ceiling(number, delta=1e-7):.1f}"
+    for number in (512, 1_000, 10_000)
+  ]
+  three = lower_bounds.ceiling(512, delta=1e-7, confidence=1 - 0.05 / 3)
+  said = "{} with 512 canaries, {} with 1,000, {} with 10,000".format(*one)
+  assert f"{said} (one attack, small delta; {three:.1f} with 512 and" in text
 
 
 def test_several_attacks_share_the_significance():

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import pathlib
+import re
 
 import dp_accounting
 import numpy as np
@@ -409,6 +411,30 @@ def test_a_group_of_one_is_a_record_and_a_group_has_less_than_a_chain():
   assert one < of_group(roomy(10), 1.0, 5, 2) < 3.5 * one
 
 
+def test_two_records_of_the_demo_cost_what_the_pages_say():
+  num, steps = 7378, 60
+  sampler = sampling.Poisson.with_margin(
+    num_examples=num, expected_batch_size=1024, multiple_of=8
+  )
+  delta = 1 / (2 * num)
+  noise = accounting.noise_multiplier(
+    epsilon=8.0, delta=delta, sampler=sampler, steps=steps
+  )
+  two = accounting.group_epsilon(
+    [accounting.Run(sampler, noise, steps)],
+    delta=delta,
+    relation="ADD_OR_REMOVE_ONE",
+    size=2,
+  )
+  docs = pathlib.Path(__file__).parents[2] / "docs"
+  for name in ("privacy.md", "claims.md"):
+    [said] = re.findall(
+      r"has (?:epsilon )?8 for one \w+,? and (\d+) for two",
+      (docs / name).read_text(),
+    )
+    assert two <= float(said) < two + 0.1, name
+
+
 def test_truncation_is_paid_for_by_a_group_or_nothing_is_claimed():
   tight = sampling.Poisson(
     num_examples=50, expected_batch_size=10, max_batch_size=12
@@ -464,6 +490,21 @@ def test_noise_that_ends_pays_for_what_moves_past_its_end(
   assert 1e-4 < ended_delta(8.0, noise, end) <= 1e-3
   unpaid = optimize.brentq(lambda x: gaussian_delta(8.0, x) - 1e-3, 0.1, 10)
   assert ended_delta(8.0, unpaid, end) > 1.1e-3
+
+
+def test_a_record_that_pushes_another_out_pays_for_twice_the_way_past_the_end():
+  """All others move the sum against it; drawn noise reaches 9.35 deviations."""
+  num, rows, noise, delta = 200, 100, 0.25, 1 / 400
+  sampler = sampling.Poisson(
+    num_examples=num, expected_batch_size=rows, max_batch_size=rows
+  )
+  others = np.arange(rows, num + 1)
+  stays = stats.binom.pmf(others, num, 0.5) * 0.5 * rows / (others + 1)
+  past_end = stats.norm.sf(9.35 - 2 / noise) - stats.norm.sf(9.35)
+  assert stays.sum() * past_end > 4 * delta  # outcomes that show the record
+  asked = {"delta": delta, "sampler": sampler, "steps": 1}
+  assert accounting.epsilon(noise_multiplier=noise, **asked) == math.inf
+  assert accounting.epsilon(noise_multiplier=1.0, **asked) < 6
 
 
 def test_no_noise_is_enough_where_records_move_sums_past_its_end():

@@ -137,6 +137,14 @@ def test_equal_units_and_relations_compose_as_ever():
   assert joint.claim([statement.none(unit=unit_lib.CLIENT), text()]) == text()
 
 
+def test_what_a_public_result_tells_stays_told_beside_other_units():
+  told = statement.none(not_protected=("asked",))
+  whole = joint.claim([told, query(), text()])
+  assert "asked" in whole.not_protected
+  alone = joint.claim([query(), text()])
+  assert dataclasses.replace(whole, not_protected=alone.not_protected) == alone
+
+
 def of_user(identifier, unit, **changes):
   """A Gaussian over all users; how many queries are read says the unit."""
   settings = {"sampler": EVERYTHING, "steps": 1, "unit": unit}
