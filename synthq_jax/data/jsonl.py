@@ -227,7 +227,7 @@ def queries(
 def check_columns(
   path: str | os.PathLike, fields: Fields, *, has_corpus: bool
 ) -> None:
-  """Refuses a log whose header lacks a column that `fields` names.
+  """Refuses a log whose header lacks a column that `fields` names or needs.
 
   Only the header is read, or the first line of JSONL.
 
@@ -247,7 +247,7 @@ def check_columns(
     keys = " or ".join(f'"{key}"' for key in fields.users)
     raise ValueError(
       f"{where}: expected the user of each query under {keys} for UNIT='user', got"
-      f" no such column: add one, or give --gin.prepare_data.Config.user_field=NAME"
+      " no such column: add one, or give --gin.prepare_data.Config.user_field=NAME"
     )
 
 
