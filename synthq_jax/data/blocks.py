@@ -48,6 +48,10 @@ class Blocks:
     """Returns the file of a block."""
     return self.directory / self._pattern.format(number)
 
+  def paths(self, number: int) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns the files of a block: its rows, and their digest and origin."""
+    return self.path(number), self._mark(number)
+
   def read(
     self, number: int, *, mapped: bool = False, made_of: str = ""
   ) -> np.ndarray | None:

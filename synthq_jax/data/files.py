@@ -20,6 +20,7 @@ from synthq_jax.storage import artifacts
 __all__ = [
   "BROKEN_GZIP",
   "LONGEST",
+  "WIDE",
   "Lines",
   "limit_lines",
   "columns",
@@ -44,6 +45,11 @@ open_file = compression.open_file
 LONGEST = 1 << 26
 """Longest line that is read, in bytes or characters."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+WIDE = (
+  "expected UTF-8, got zero bytes, as UTF-16 has; convert the file (iconv -f"
+  " utf-16 -t utf-8)"
+)
+"""Message about a text file whose first line holds a zero byte."""
 Path = str | os.PathLike
 
 
@@ -254,6 +260,8 @@ def _decode(raw: bytes, where: str, first: bool) -> str:
   """Decodes one line without its line end and the file's byte order mark."""
   if first:
     raw = raw.removeprefix(_BYTE_ORDER_MARK)
+  if first and b"\0" in raw:  # would decode as UTF-8, in queries of nothing
+    raise ValueError(f"{where}: {WIDE}")
   if raw.startswith(_BYTE_ORDER_MARK):  # else it would become part of an id
     raise ValueError(
       f"{where}: expected a byte order mark at the start of the file only, got"

@@ -1,6 +1,7 @@
 """Reads queries, topics and pairs of queries that people labelled from
 files."""
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -289,7 +290,7 @@ def variants(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def verified(path: Path) -> Iterator[tuple[str, str]]:
-  """Yields the ids of pairs that people judged near-duplicates.
+  """Yields the ids of pairs that people judged near-duplicates, each pair once.
 
   Args:
     path: labelled pairs (JSONL, see `labelled_pairs`), without those on another
@@ -301,6 +302,10 @@ def verified(path: Path) -> Iterator[tuple[str, str]]:
   Raises:
     ValueError: if a line is malformed (the message says file:line).
   """
+  yield from dict.fromkeys(_read_verified(path))
+
+
+def _read_verified(path: Path) -> Iterator[tuple[str, str]]:
   if not _is_json(path):
     for number, (where, row) in enumerate(files.table(path, columns=2)):
       if number or not is_header(row):
@@ -334,7 +339,11 @@ _IDS = tuple(
   "topicid topic number num docid pid passageid documentid corpusid".split()
 )
 """Names of columns of other ids."""
-_QUERIES = tuple("query querytext text question searchterm keywords".split())
+_INDICES = ("", "index", "unnamed0")
+"""Names of the first column if pandas wrote the index of its table."""
+_QUERIES = tuple(
+  "query querytext searchquery text question searchterm keywords".split()
+)
 """Names of a column of queries, the surest first."""
 _TEXTS = (
   *_QUERIES,
@@ -366,6 +375,7 @@ def is_header(cells: Sequence[str]) -> bool:
   if names[0] in _QUERIES and len({*names}) > 1:
     return True
   has_id = not {*names}.isdisjoint((*_HEADERS, *_USERS, *_IDS))
+  has_id |= names[0] in _INDICES
   return has_id and not {*names}.isdisjoint(_TEXTS)
 
 
@@ -404,18 +414,104 @@ def _explain_lack(where: str, id_: Any, query: Any) -> ValueError:
 def _read_table(
   path: Path, quotes: str = "auto"
 ) -> Iterator[tuple[str, str, str]]:
-  columns = 0, 1
-  for number, (where, row) in enumerate(quoting.rows(path, quotes)):
-    if len(row) <= max(columns):
-      lacking = "a line without a tab" if len(row) == 1 else "too few cells"
+  rows = quoting.rows(path, quotes)
+  first = next(rows, None)
+  if first is None:
+    return
+  columns, is_named = (0, 1), len(first[1]) > 1 and is_header(first[1])
+  _check_cells(*first, columns)
+  if is_named:
+    columns = _read_header(*first)
+  else:
+    rows = _refuse_misplaced(path, itertools.chain([first], rows))
+  # Where a line has two cells, one of more may be a query with a tab.
+  width, widths = len(first[1]) if is_named else 2, set[bool]()
+  for where, row in rows:
+    _check_cells(where, row, columns)
+    is_wide = any(map(str.strip, row[width:]))
+    if len(row) == width or is_wide:
+      widths.add(is_wide)
+    if is_wide if is_named else len(widths) > 1:
       raise ValueError(
-        f"{where}: expected an id, a tab and a query, got {lacking}; separate them"
+        f"{where}: expected as many cells as above, got {len(row)}: write a tab"
+        " inside a query as a space, or name all columns in a header"
       )
-    if number == 0 and is_header(row):
-      columns = _read_header(where, row)
-      continue
     name, text = (row[column] for column in columns)
     yield where, ids.read(name, "query", where), text
+
+
+def _check_cells(
+  where: str, row: Sequence[str], columns: tuple[int, int]
+) -> None:
+  """Refuses lines with too few cells, and files whose lines end otherwise."""
+  if len(row) <= max(columns):
+    lacking = "a line without a tab" if len(row) == 1 else "too few cells"
+    remedy = "separate them"
+    if row[0].lstrip()[:1] in ("<", "{", "["):
+      lacking = "markup or JSON"
+      remedy = "name JSON lines .jsonl, and write topics of TREC as JSON lines"
+    raise ValueError(
+      f"{where}: expected an id, a tab and a query, got {lacking}; {remedy}"
+    )
+  text = "".join(row)
+  if "\r" in text and "\r" in text.replace("\r\n", ""):
+    raise ValueError(
+      f"{where}: expected lines that end with a line feed, got carriage returns"
+      " alone; convert the file (tr '\\r' '\\n')"
+    )
+
+
+_LOOKED_AT = 64
+"""Number of first lines that `_refuse_misplaced` reads."""
+
+
+def _refuse_misplaced(
+  path: Path, rows: Iterator[tuple[str, list[str]]]
+) -> Iterator[tuple[str, list[str]]]:
+  """Refuses a table without a header whose second column is no query.
+
+  Users, languages and ids are read as queries else, and a leakage check reports
+  "clean". The first 64 lines decide, or all of a shorter file of three lines and
+  more. Their second cells are suspicious if each is one word of ASCII, and either
+  half of the cells of a later column have several words, or all are addresses or
+  numbers behind the same letters.
+  """
+  number, words, kinds = 0, collections.Counter[int](), set[str]()
+  for number, (where, row) in enumerate(rows, 1):
+    if number <= _LOOKED_AT and len(row) > 1 and kinds != {""}:
+      text = row[1].strip()
+      is_word = re.fullmatch(r"[!-~]+", text)
+      numbered = re.fullmatch(r"([A-Za-z]+[-_:]?)\d+|(https?://)\S+", text)
+      kind = (numbered[1] or numbered[2]) if numbered else "other"
+      # One query of several words shows that the column holds queries.
+      kinds = {*kinds, kind} if is_word else {""}
+      words.update(i for i, cell in enumerate(row) if i > 1 and _is_text(cell))
+      if number == _LOOKED_AT:
+        _refuse_suspicious(path, number, words, kinds)
+    yield where, row
+  if number < _LOOKED_AT:
+    _refuse_suspicious(path, number, words, kinds)
+
+
+def _is_text(cell: str) -> bool:
+  """Returns True for a cell of several words, or of letters beyond ASCII."""
+  several = " " in cell and len(re.findall(r"[^\W\d_]+", cell)) > 1
+  return several or not cell.isascii()
+
+
+def _refuse_suspicious(
+  path: Path, number: int, words: collections.Counter[int], kinds: set[str]
+) -> None:
+  if number < 3 or kinds == {""}:
+    return
+  if 2 * max(words.values(), default=0) >= number or (
+    len(kinds) == 1 and kinds != {"other"}
+  ):
+    raise ValueError(
+      f"{path}: expected an id and a query a line, got single words, ids or"
+      ' addresses as all queries; add a header that names the columns "id" and'
+      ' "query"'
+    )
 
 
 def _read_objects(

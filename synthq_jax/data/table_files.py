@@ -338,6 +338,8 @@ def _open_text_table(
     try:
       lines = files.limit_lines(text, path)
       header = next(lines, "")
+      if "\0" in header:
+        raise ValueError(f"{path}:1: {files.WIDE}")
       sign = find_separator(header, usual)
       reader = csv.DictReader(
         itertools.chain([header] if header else [], lines),

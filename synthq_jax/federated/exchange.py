@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from synthq_jax import checks
+from synthq_jax.federated import clients
 from synthq_jax.retrieval import index
 
 __all__ = [
@@ -75,6 +76,7 @@ class Party:
         f"client {self.name!r}: expected answers for every question, got"
         f" {len(self.answers)} for {len(self.queries)}: give one list each"
       )
+    clients.check_positions(self.name, len(self.sentences), [self.answers])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

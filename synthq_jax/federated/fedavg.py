@@ -52,12 +52,17 @@ def step(
 
   Returns:
     A function from (params, optimizer state, batch) to (params, state, mean
-    loss).
+    loss). It raises ValueError if losses have another shape than [batch].
   """
 
   def mean_loss(params: typing.Params, batch: Any) -> jax.Array:
     is_real = ~batch["is_padding"]
     losses = loss_fn(params, batch)
+    if np.shape(losses) != is_real.shape:  # JAX would broadcast
+      raise ValueError(
+        f"expected a loss of each row, {is_real.shape}, got losses"
+        f" {np.shape(losses)}: return one number a row"
+      )
     losses = losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
     total = jnp.sum(jnp.where(is_real, losses, 0.0))
     return total / jnp.maximum(jnp.sum(is_real), 1)
@@ -96,7 +101,9 @@ def local_training(
     A function from (params, batches) to parameters.
 
   Raises:
-    ValueError: if `epochs` is below 1.
+    ValueError: if `epochs` is below 1; in a call, if losses have another shape
+      than [batch], "is_padding" is no bool [step, batch], or an array has other
+      steps.
   """
   checks.at_least(1, epochs=epochs)
   train = step(loss_fn, optimizer)
@@ -141,7 +148,8 @@ def padded(
     The arrays with zeros appended; "is_padding" is True there.
 
   Raises:
-    ValueError: if the batches have more steps, or no "is_padding".
+    ValueError: if the batches have more steps, "is_padding" is no bool
+      [step, batch], or an array has other steps.
   """
   _check_padding(batches)
   more = steps - len(batches["is_padding"])
@@ -166,6 +174,22 @@ def _check_padding(batches: Mapping[str, Any]) -> None:
       'expected an array "is_padding" [step, batch] among the batches, got'
       f" {', '.join(batches) or 'none'}: add one, False for real rows"
     )
+  is_padding = batches["is_padding"]
+  # Of integers, ~ makes -1 and -2: every row would count.
+  dtype = jnp.result_type(is_padding)
+  if np.ndim(is_padding) != 2 or dtype != jnp.bool_:
+    raise ValueError(
+      'expected "is_padding" as bool [step, batch], got'
+      f" {dtype} {list(np.shape(is_padding))}: add the lacking axis, or use"
+      " astype(bool)"
+    )
+  for name, rows in batches.items():
+    for leaf in jax.tree.leaves(rows):  # JAX would repeat the last step
+      if np.shape(leaf)[:1] != (len(is_padding),):
+        raise ValueError(
+          f"expected {len(is_padding)} steps in {name!r}, as in is_padding, got"
+          f" shape {list(np.shape(leaf))}: give all arrays a first axis of steps"
+        )
 
 
 def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:

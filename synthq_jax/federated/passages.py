@@ -135,7 +135,8 @@ class JudgedPassages:
     questions: questions with distinct (split, id).
 
   Raises:
-    ValueError: if an id occurs twice, or a question has no answer.
+    ValueError: if an id occurs twice, or a question has no answer, or one that is
+      no sentence of a passage.
   """
 
   passages: tuple[Passage, ...] = dataclasses.field(repr=False)
@@ -151,12 +152,20 @@ class JudgedPassages:
         f"{len(self.passages)} passages and {len(self.questions)} questions; "
         "rename or remove those"
       )
+    sizes = {passage.id: len(passage.sentences) for passage in self.passages}
     for question in self.questions:
-      if not question.answers:
+      if not question.answers or not all(question.answers.values()):
         raise ValueError(
           f"expected an answer to each question, got none to {question.id!r};"
           " leave it out"
         )
+      for passage, positions in question.answers.items():
+        # A position behind a passage's end is a sentence of the next passage.
+        if not all(0 <= at < sizes.get(passage, 0) for at in positions):
+          raise ValueError(
+            "expected answers as positions in the sentences of a passage, from 0,"
+            f" got others in an answer to {question.id!r}; correct them"
+          )
 
   def splits(self) -> tuple[str, ...]:
     """Returns the names of the splits, sorted."""

@@ -12,6 +12,8 @@ References:
 """
 
 import functools
+import html
+import re
 import unicodedata
 from collections.abc import Callable, Collection, Sequence
 
@@ -43,6 +45,7 @@ _APOSTROPHES = (
   "'`\u00b4\u02b9\u02bb\u02bc\u0384\u05f3\u1fbd\u1fbf\u1ffd\u2018\u2019\u201b"
   "\u2032\ua78c\uff07"
 )
+_ENTITY = re.compile(r"&(?:#\d+|#[xX][\da-fA-F]+|[A-Za-z][A-Za-z\d]*);")
 _CACHED = 1 << 18  # words in the cache of stems: some 50 MiB
 _TABLE = (
   16  # table entries for each code: a longer table is slower than sorting
@@ -105,15 +108,21 @@ def normalize(text: str) -> str:
   Unicode's compatibility forms become equal (NFKC), also after case folding. A
   character that is no letter, number or mark becomes a space, so "C++" and "C#"
   become equal. Apostrophes vanish, because logs spell "what's" without it.
-  Invisible characters, such as soft hyphens, vanish as well.
+  Invisible characters, such as soft hyphens, vanish as well. HTML's entities are
+  read as their characters, because forms escape what people type. A capital I with
+  a dot equals "i".
 
   >>> normalize("What\u2019s  a Stra\xdfe, ex-GDR\uff1f")
   'whats a strasse ex gdr'
   """
+  if "&" in text:
+    text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
   if not text.isascii():
     # Before NFKC, which turns one apostrophe into a space and a mark.
     text = unicodedata.normalize("NFKC", text.translate(_VANISHING))
-    text = unicodedata.normalize("NFKC", text.casefold())
+    # Python folds Turkish capital I with a dot to "i" and a mark.
+    folded = text.casefold().replace("i\u0307", "i")
+    text = unicodedata.normalize("NFKC", folded)
     return " ".join(text.translate(_SEPARATORS).split())
   return " ".join(text.lower().translate(_SEPARATORS).split())
 

@@ -32,6 +32,7 @@ from synthq_jax.storage import artifacts
 
 __all__ = [
   "SentenceConfig",
+  "add_normalize",
   "add_query_map",
   "copy_files",
   "encode",
@@ -294,6 +295,25 @@ def add_query_map(
     _make_module(number + 1, "Normalize", f"{number + 1}_Normalize"),
   ]
   (root / f"{number + 1}_Normalize").mkdir()
+  _write_json(root / sentence_folders.MODULES, listed)
+
+
+def add_normalize(folder: str | os.PathLike) -> None:
+  """Adds a Normalize module to a folder whose vectors may have other lengths.
+
+  `encode` normalizes vectors in any case; sentence-transformers does not.
+
+  Args:
+    folder: a folder of sentence-transformers.
+  """
+  root = pathlib.Path(folder)
+  listed = json.loads((root / sentence_folders.MODULES).read_text())
+  layers = sentence_folders.modules(root).layers
+  if layers and layers[-1] is None:
+    return
+  path = f"{len(listed)}_Normalize"
+  (root / path).mkdir()
+  listed.append(_make_module(len(listed), "Normalize", path))
   _write_json(root / sentence_folders.MODULES, listed)
 
 

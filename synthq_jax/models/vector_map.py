@@ -40,6 +40,9 @@ class Candidates(NamedTuple):
   """True for a relevant document."""
   candidate: Bool[np.ndarray, "query candidate"]
   """False for padding."""
+  left_out: Int[np.ndarray, "query candidate"]
+  """Rows of relevant documents that are no candidates, nearest first; -1 for
+  padding. They are no negatives in a pool either."""
 
 
 def init(dim: int) -> dict[str, Float[Array, "dim dim"]]:
@@ -97,7 +100,7 @@ def choose_candidates(
 
   The choice for a query depends only on that query, its judgements and public
   documents. Relevant documents beyond `most_relevant` are left out: they are neither
-  relevant nor negative.
+  relevant nor negative. Up to `size` of them are named, for the pool.
 
   >>> near = np.array([[5, 6, 7]])
   >>> chosen = choose_candidates(near, [[7, 9]], size=3, most_relevant=2)
@@ -126,11 +129,14 @@ def choose_candidates(
     )
   shape = (len(nearest), size)
   rows = np.zeros(shape, np.int32)
+  left_out = np.full(shape, -1, np.int32)
   flags = np.zeros((2, *shape), bool)
   for query, (near, judged) in enumerate(zip(nearest, relevant, strict=True)):
     relevant_rows = dict.fromkeys(int(row) for row in judged)
     own = [row for row in near.tolist() if row in relevant_rows]
-    own = [*dict.fromkeys([*own, *relevant_rows])][:most_relevant]
+    own = [*dict.fromkeys([*own, *relevant_rows])]
+    own, others = own[:most_relevant], own[most_relevant:][:size]
+    left_out[query, : len(others)] = others
     others = [
       row for row in near.tolist() if row >= 0 and row not in relevant_rows
     ]
@@ -138,7 +144,7 @@ def choose_candidates(
     rows[query, : len(chosen)] = chosen
     flags[0, query, : len(own)] = True
     flags[1, query, : len(chosen)] = True
-  return Candidates(rows, flags[0], flags[1])
+  return Candidates(rows, flags[0], flags[1], left_out)
 
 
 def get_losses(
@@ -181,9 +187,9 @@ def get_losses(
     return listwise.cross_entropy(scores, relevant, is_candidate)
   more = math.log(len(vectors) / len(pool))
   shared = moved @ vectors[pool].T / temperature + more  # [batch, pool]
-  same = (jnp.asarray(pool)[None, None] == rows[:, :, None]) & is_candidate[
-    :, :, None
-  ]
+  compared = jnp.where(is_candidate, rows, -1)  # no pool holds -1
+  compared = jnp.concatenate([compared, batch["left_out"]], axis=1)
+  same = jnp.asarray(pool)[None, None] == compared[:, :, None]
   return listwise.cross_entropy(
     jnp.concatenate([scores, shared], axis=1),
     jnp.concatenate([relevant, jnp.zeros_like(shared, bool)], axis=1),

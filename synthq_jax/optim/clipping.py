@@ -121,9 +121,10 @@ class ClippedGrad:
       jax.tree.map(jnp.asarray, params), devices.get_axes(batch, keys)
     )
     examples = (batch,) if keys is None else (batch, keys)
-    convolves = independence.refuse_batch_rules(
+    convolves, unmoved = independence.refuse_batch_rules(
       plans.make_example_loss(losses_fn), params, examples
     )
+    independence.log_unmoved(params, unmoved)
     clip = self._get_clip_norm(l2_clip_norm)
     strategy, num_at_once = self._choose_strategy(
       losses_fn, params, examples, size

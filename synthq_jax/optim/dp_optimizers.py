@@ -284,7 +284,13 @@ def dp_aggregate(
     )
     counted = jnp.isfinite(norms)
     if is_padding_example is not None:
-      counted &= ~is_padding_example.astype(bool)
+      is_padding = jnp.asarray(is_padding_example, bool)
+      if is_padding.shape != norms.shape:
+        raise ValueError(
+          f"expected {sampling.IS_PADDING} of shape {norms.shape}, got shape="
+          f"{is_padding.shape}: one flag for each example"
+        )
+      counted &= ~is_padding
     weights = jnp.where(counted, jnp.minimum(1.0, l2_clip_norm / norms), 0.0)
     total = jax.tree.map(lambda x: sums.weigh(x, weights), updates)
     return total, state

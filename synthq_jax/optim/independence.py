@@ -10,9 +10,10 @@ example's value to values of all.
 
 import functools
 import itertools
+import logging
 import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,15 @@ from jax.interpreters import batching
 from synthq_jax import typing
 from synthq_jax.optim.bookkeeping import devices, jaxprs
 
-__all__ = ["check_independence", "refuse_batch_rules", "refuse_contrastive"]
+__all__ = [
+  "Findings",
+  "check_independence",
+  "log_unmoved",
+  "refuse_batch_rules",
+  "refuse_contrastive",
+]
+
+_log = logging.getLogger(__name__)
 
 _TOLERANCE = 1e-4
 _HALF_TOLERANCE = 2e-2
@@ -94,9 +103,23 @@ def check_independence(
     _compare(losses[index : index + 1], single, "removed", tolerance)
 
 
+class Findings(NamedTuple):
+  """Findings in the traces of a loss and its gradient.
+
+  Attributes:
+    convolves: whether there is a convolution. Then no array with rows may be
+      divided among devices.
+    unmoved: positions of the parameters, flat, that get no gradient from any
+      example.
+  """
+
+  convolves: bool
+  unmoved: frozenset[int]
+
+
 def refuse_batch_rules(
   example_loss: Callable[..., jax.Array], params: typing.Params, arguments: Any
-) -> bool:
+) -> Findings:
   """Refuses a loss with primitives that may couple examples under `jax.vmap`.
 
   Every strategy maps the loss of one example over the batch, which keeps
@@ -111,8 +134,7 @@ def refuse_batch_rules(
     arguments: arrays or shapes with a leading axis [batch].
 
   Returns:
-    Whether the loss convolves: then no array with rows may be divided among
-      devices.
+    The findings.
 
   Raises:
     TypeError: if a parameter is no floating-point array.
@@ -134,7 +156,36 @@ def refuse_batch_rules(
   convolves = "conv_general_dilated" in jaxprs.get_primitives(jaxpr)
   if convolves:
     devices.refuse_divided(arguments)
-  return convolves
+  return Findings(convolves, jaxprs.find_zero_outputs(jaxpr))
+
+
+def log_unmoved(params: typing.Params, unmoved: Iterable[int]) -> None:
+  """Logs parameters without a gradient, once: an optimizer moves them by noise.
+
+  Args:
+    params: the parameters.
+    unmoved: positions of flat parameters, as in `Findings`.
+  """
+  leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+  names = [
+    jax.tree_util.keystr(leaves[i][0])
+    for i in sorted(unmoved)
+    if jnp.size(leaves[i][1])
+  ]
+  if names:
+    _log_names(tuple(names), len(leaves))
+
+
+@functools.cache
+def _log_names(names: tuple[str, ...], count: int) -> None:
+  _log.warning(
+    "%d of %d parameters get no gradient from the loss, among them %s, and a"
+    " private optimizer moves them by noise alone: if they are frozen, close over"
+    " them or give them as another argument",
+    len(names),
+    count,
+    names[0] or "the only one",
+  )
 
 
 def _refuse_primitives(jaxpr: Any) -> None:

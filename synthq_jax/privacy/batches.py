@@ -384,9 +384,24 @@ def _flatten(records: Mapping[str, Any]) -> list[tuple[str, Any]]:
   """Returns path and array of every field; refuses lists and scalars."""
   import jax  # takes a while: only when needed
 
+  if not isinstance(records, Mapping):
+    raise TypeError(
+      "expected records as a mapping from names to arrays, such as"
+      ' {"x": x, "y": y}, got ' + type(records).__name__
+    )
+  if IS_PADDING in records:
+    raise ValueError(
+      f"expected records without a field {IS_PADDING}, which take writes, got one:"
+      " leave out the records that it marks, and the field"
+    )
   leaves, _ = jax.tree_util.tree_flatten_with_path(dict(records))
   fields = [(jax.tree_util.keystr(path), values) for path, values in leaves]
   for path, values in fields:
+    if hasattr(values, "iloc"):  # pandas reads values[rows] by label
+      raise TypeError(
+        f"expected arrays, got records{path} of {type(values).__name__}, whose"
+        " rows have labels of their own: pass its to_numpy()"
+      )
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
       raise TypeError(
         f"expected arrays with a row for each record, got records{path} of"
@@ -458,6 +473,11 @@ def make_generator(
 ) -> np.random.Generator:
   """Makes the random generator of one step or epoch."""
   checks.count("step", number, 0)
+  if seed is None or not np.size(seed):  # NumPy takes both
+    raise ValueError(
+      f"expected a secret integer, or several, as seed, got {seed!r}: with None"
+      " a resumed run would draw other batches"
+    )
   # A spawn key, because SeedSequence([s]) equals SeedSequence([s, 0]).
   sequence = np.random.SeedSequence(seed, spawn_key=(tag, number))
   return np.random.Generator(np.random.PCG64(sequence))

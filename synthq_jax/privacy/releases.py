@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import ClassVar, TypedDict
 
@@ -72,9 +73,11 @@ class Release:
       )
     if not self.identifier:
       raise ValueError("expected an identifier of the run, got an empty one")
-    if not self.l2_clip_norm > 0 or not self.l2_sensitivity > 0:
+    if not all(
+      0 < x < math.inf for x in (self.l2_clip_norm, self.l2_sensitivity)
+    ):
       raise ValueError(
-        "expected a positive clip norm and sensitivity, got l2_clip_norm="
+        "expected a positive, finite clip norm and sensitivity, got l2_clip_norm="
         f"{self.l2_clip_norm}, l2_sensitivity={self.l2_sensitivity}"
       )
     self.sampler().check_noise(self.noise_bands)

@@ -315,7 +315,7 @@ def _make_claim_tile(released: released_results.Released) -> blocks.Tile:
     "epsilon",
     all="none" if everything is None else rounding.epsilon(everything.epsilon),
     delta="-" if everything is None else rounding.delta(everything.delta),
-    number=tables.count(len(released.started)),
+    number=tables.count(released.num_private),
   )
   if claim is None or math.isinf(claim.epsilon) or claim.is_public:
     return blocks.Tile(title="Privacy", head="Nothing is claimed", text=text)

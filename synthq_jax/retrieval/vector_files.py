@@ -9,11 +9,19 @@ block.
 
 import os
 import pathlib
+import shutil
 
 from synthq_jax import checks
 from synthq_jax.data import blocks
 
-__all__ = ["files", "of_shard", "open_vectors", "rows_of_shard"]
+__all__ = [
+  "files",
+  "link_blocks",
+  "of_shard",
+  "open_vectors",
+  "rows_of_shard",
+  "shorten",
+]
 
 
 def files(directory: str | os.PathLike) -> blocks.Blocks:
@@ -64,6 +72,48 @@ def rows_of_shard(rows: int, **shares: int) -> int:
     **shares: the other arguments of `of_shard`.
   """
   return sum(s.stop - s.start for s in of_shard(rows, **shares).values())
+
+
+def link_blocks(
+  earlier: str | os.PathLike,
+  directory: str | os.PathLike,
+  rows: int,
+  *,
+  block_rows: int,
+) -> None:
+  """Links the blocks of an earlier collection into a folder that may lack them.
+
+  `encode.to_files` keeps those of the same encoder and tokens, and replaces the
+  others; the earlier folder never changes. Nothing is copied where the file
+  system has hard links.
+
+  Args:
+    earlier: folder of the earlier collection.
+    directory: folder of this one.
+    rows: number of rows of this collection.
+    block_rows: number of rows of every block but the last, in both.
+  """
+  old, new = files(earlier), files(directory)
+  new.directory.mkdir(parents=True, exist_ok=True)
+  for number in range(-(-rows // block_rows)):
+    pairs = zip(old.paths(number), new.paths(number), strict=True)
+    for source, target in pairs:
+      if source.exists() and not target.exists():
+        try:
+          os.link(source, target)
+        except OSError:  # another file system, or one without links
+          shutil.copy(source, target)
+
+
+def shorten(
+  directory: str | os.PathLike, rows: int, *, block_rows: int
+) -> None:
+  """Removes blocks beyond those of a collection of so many rows."""
+  folder, number = files(directory), -(-rows // block_rows)
+  while folder.path(number).exists():
+    for path in reversed(folder.paths(number)):  # the mark first
+      path.unlink(missing_ok=True)
+    number += 1
 
 
 def open_vectors(directory: str | os.PathLike, rows: int) -> blocks.Rows:

@@ -91,6 +91,12 @@ class Released:
     return joint.claim(claimed, delta=delta) if claimed else None
 
   @property
+  def num_private(self) -> int:
+    """Number of trainings and releases of scores that `everything` counts: those
+    with noise."""
+    return sum(each.epsilon < math.inf for each in self.started.values())
+
+  @property
   def trials(self) -> int:
     """Number of private trainings without a result here: made again, or given
     up."""

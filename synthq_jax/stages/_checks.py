@@ -99,9 +99,10 @@ def _list_starts(stage_names: Sequence[str]) -> set[str]:
 
 
 def describe_prompts(config: Any, stage_names: Sequence[str]) -> list[str]:
-  """Returns a note on an encoder's prompts before queries and documents.
+  """Returns notes on an encoder's prompts and on the length of its texts.
 
-  Folders of E5 and BGE lack the prompts that their cards ask for.
+  Folders of E5 and BGE lack the prompts that their cards ask for. An index whose
+  vectors are of longer texts is another one than the run's.
   """
   encoder = config.encoder
   if "encoder" not in _list_starts(stage_names) or object_store.is_url(
@@ -116,11 +117,20 @@ def describe_prompts(config: Any, stage_names: Sequence[str]) -> list[str]:
     repr(prompt) if prompt else "nothing"
     for prompt in (texts.query_prompt, texts.document_prompt)
   )
-  return [
+  notes = [
     f"note: the encoder reads {query} before queries and {document} before"
     " documents. If your index has others (as the cards of E5 and BGE ask for):"
     " --gin.QUERY_PROMPT='...' --gin.DOCUMENT_PROMPT='...'"
   ]
+  uncut = dataclasses.replace(encoder, length=0).tokens()
+  assert uncut is not None
+  if tokens.length < uncut.length:
+    notes.append(
+      f"note: the encoder reads the first {tokens.length} tokens of a document, its"
+      f" folder {uncut.length}. If your index has vectors of {uncut.length}:"
+      " --gin.ENCODER_LENGTH=0"
+    )
+  return notes
 
 
 def check_checkpoints(config: Any, stage_names: Sequence[str]) -> None:
@@ -139,6 +149,11 @@ def _check_encoder(config: Any) -> None:
     return
   path = os.fspath(shipped.checkpoint(folder))
   encoder = dataclasses.replace(config.encoder, folder=path)
+  if not os.path.exists(path):
+    raise ValueError(
+      f"ENCODER must be the folder of a model, got {folder!r}, which is none:"
+      " download it with `hf download MODEL --local-dir=FOLDER`"
+    )
   if not encoder.has_tokenizer:
     _check_checkpoint(folder)
     return

@@ -157,6 +157,15 @@ def encode_rows(
     )
 
 
+def link_earlier(folder: pathlib.Path, rows: int) -> None:
+  """Links the newest vectors beside a folder into it, if it does not exist."""
+  others = folder.parent.glob(f"{folder.name.partition('_')[0]}_*")
+  earlier = sorted((path.stat().st_mtime_ns, path) for path in others)
+  if earlier and distributed.is_main() and not folder.exists():
+    vector_files.link_blocks(earlier[-1][1], folder, rows, block_rows=_BLOCK)
+  distributed.barrier(f"link {folder.name}")
+
+
 def encode_with(
   task: stage.Task[Any, Any],
   retriever: results.Checkpoint,
@@ -208,10 +217,22 @@ def search_dense(
   documents: system_results.Vectors | None,
   depth: int,
 ) -> trec.Run | None:
-  """Encodes queries and finds their nearest documents by exact inner
-  product."""
-  state = directory / f"parts_{task.digest}"
-  queries, own = state / "queries", state / "documents"
+  """Encodes queries and finds their nearest documents by exact inner product.
+
+  Documents without vectors of their own are encoded into a folder of their set,
+  where the next system of the same encoder, such as an adapter, finds them. It
+  lies under `private/`, since no statement stands beside them.
+
+  Args:
+    task: task of the stage.
+    retriever: the encoder.
+    judged: the queries and documents.
+    directory: the result's folder.
+    documents: vectors of the documents; None: they are encoded, too.
+    depth: number of results for each query.
+  """
+  queries = directory / f"parts_{task.digest}" / "queries"
+  own = task.folders.private(task.result_path).parent / "documents"
   texts: dict[str, tuple[passages.Tokens, pathlib.Path]] = {
     sentence_folders.QUERY: (
       get_query_tokens(task.folders, retriever, judged),
@@ -223,6 +244,9 @@ def search_dense(
       get_document_tokens(task.folders, retriever, judged),
       own,
     )
+    if distributed.is_main():  # of a set that had more documents
+      total = len(judged.passages.owners)
+      vector_files.shorten(own, total, block_rows=_BLOCK)
   else:
     own = task.folders.root / documents.vectors
   encode_with(task, retriever, texts)

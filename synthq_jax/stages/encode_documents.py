@@ -57,7 +57,9 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 def run(task: stage.Task[Config, Inputs]) -> system_results.Vectors | None:
   """Encodes every document, each process its share.
 
-  Finished blocks stay: after a kill, a run resumes after the last block.
+  Finished blocks stay: after a kill, a run resumes after the last block. So do
+  those of an earlier result, such as one of a shorter log: documents that the
+  same encoder reads alike are not encoded again.
 
   Returns:
     The folder of the vectors; None in processes other than 0.
@@ -67,6 +69,7 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Vectors | None:
   tokens = encoder_start.tokens_of(folders, retriever)
   passages = encoder_start.open_passages(folders, task.inputs.documents, tokens)
   vectors = directory / f"vectors_{task.digest}"
+  _search.link_earlier(vectors, len(passages.tokens))
   texts = {sentence_folders.DOCUMENT: (passages.tokens, vectors)}
   _search.encode_with(task, retriever, texts)
   if not distributed.is_main():

@@ -13,6 +13,7 @@ from typing import Any
 import synthq_jax
 from synthq_jax import text_tables
 from synthq_jax.data import collection, query_sets
+from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.privacy import rounding, wording
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import results, rows, system_results
@@ -113,8 +114,15 @@ def render_retriever(
   )
 
 
-def render_adapter(adapter: system_results.Adapter) -> str:
-  """Returns the card of an encoder with the linear map of its query vectors."""
+def render_adapter(
+  adapter: system_results.Adapter, texts: sentence_folders.TextSettings
+) -> str:
+  """Returns the card of an encoder with the linear map of its query vectors.
+
+  Args:
+    adapter: the exported adapter.
+    texts: the lengths and prompts of the texts that its encoder reads.
+  """
   return _render_card(
     {
       "library_name": "sentence-transformers",
@@ -125,7 +133,8 @@ def render_adapter(adapter: system_results.Adapter) -> str:
     f"Adapter {adapter.name}",
     "An unchanged public encoder and a linear map of its query vectors, learned"
     f" from {_describe_queries(adapter.row)}. Document vectors are those of"
-    " the encoder, so an index of them stays valid. Vectors have length 1, so that"
+    " the encoder, so an index of them stays valid if it was made of the same"
+    f" input. {_describe_texts(texts)}Vectors have length 1, so that"
     " dot products are cosines. Call `encode_query` and `encode_document`: `encode`"
     " encodes every text as a document, whatever prompt you name. It was written by"
     f" synthq_jax {synthq_jax.__version__} and tried with sentence-transformers 6.2.",
@@ -133,15 +142,23 @@ def render_adapter(adapter: system_results.Adapter) -> str:
   )
 
 
-def render_map(adapter: system_results.Adapter) -> str:
-  """Returns the card of a map without its encoder, with code that applies it."""
+def render_map(
+  adapter: system_results.Adapter, texts: sentence_folders.TextSettings
+) -> str:
+  """Returns the card of a map without its encoder, with code that applies it.
+
+  Args:
+    adapter: the exported adapter.
+    texts: the lengths and prompts of the texts that its encoder reads.
+  """
   return _render_card(
     {"library_name": "safetensors", "tags": ["dense-retrieval", "adapter"]},
     adapter.statement,
     f"Map {adapter.name}",
     f"A matrix for query vectors, learned from {_describe_queries(adapter.row)}. It"
     f" fits the vectors of its run's encoder {adapter.base.name}, whichever program"
-    " computes them; document vectors stay as they are.",
+    f" computes them. {_describe_texts(texts)}Document vectors stay as they are. Scores"
+    " are cosines: for dot products, document vectors need length 1.",
     """```python
 import numpy as np
 from safetensors.numpy import load_file
@@ -150,9 +167,25 @@ matrix = load_file("FOLDER/map.safetensors")["query"]
 
 def apply(vectors):  # [query, dim] of the encoder
   moved = vectors @ matrix
-  return moved / np.linalg.norm(moved, axis=1, keepdims=True)
+  return moved / np.linalg.norm(moved, axis=-1, keepdims=True)
 ```""",
   )
+
+
+def _describe_texts(texts: sentence_folders.TextSettings) -> str:
+  """Describes the input of an encoder: other input gives other vectors."""
+  parts = []
+  if length := texts.max_length:
+    query_length = min(texts.query_length or length, length)
+    parts.append(
+      f"at most {length} tokens of a document and {query_length} of a query"
+    )
+  if texts.query_prompt or texts.document_prompt:
+    parts.append(
+      f"{texts.query_prompt!r} before queries and {texts.document_prompt!r} before"
+      " documents"
+    )
+  return f"In training the encoder read {', '.join(parts)}. " if parts else ""
 
 
 def _describe_queries(row: rows.Row) -> str:

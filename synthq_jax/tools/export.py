@@ -351,13 +351,15 @@ def _copy_sentence_folder(
 ) -> None:
   """Copies a retriever that sentence-transformers can load as it is."""
   sentence_encoder.copy_files(source.folder, folder)
+  sentence_encoder.add_normalize(folder)
   for module in json.loads((folder / sentence_folders.MODULES).read_text()):
     (folder / module["path"]).mkdir(exist_ok=True)
-  texts = sentence_folders.text_settings(folder)
-  lengths = {"max_seq_length": texts.max_length or _LENGTH}
-  if texts.query_length is not None:
-    lengths["query_length"] = texts.query_length
-  text = cards.render_retriever(_get_checkpoint(source), lengths, kind="folder")
+  kind = "folder"
+  if sentence_folders.modules(folder).is_static:
+    kind = "static"
+  lengths = sentence_folders.text_settings(folder).lengths
+  lengths = {"max_seq_length": _LENGTH, **lengths}
+  text = cards.render_retriever(_get_checkpoint(source), lengths, kind=kind)
   (folder / _README).write_text(text, encoding="utf-8")
 
 
@@ -371,7 +373,7 @@ def _write_adapted(
   base = adapter.find_base(source.root)
   _write_sentence_transformers(export_source.read(base), folder)
   sentence_encoder.add_query_map(folder, _read_matrix(source))
-  text = cards.render_adapter(adapter)
+  text = cards.render_adapter(adapter, sentence_folders.text_settings(folder))
   (folder / _README).write_text(text, encoding="utf-8")
 
 
@@ -387,7 +389,10 @@ def _write_map(source: export_source.Source, folder: pathlib.Path) -> None:
   tensors.write_safetensors(
     folder / "map.safetensors", tensors.of_tree({"query": _read_matrix(source)})
   )
-  (folder / _README).write_text(cards.render_map(adapter), encoding="utf-8")
+  assert source.root is not None  # the base encoder lies in the same run
+  texts = sentence_folders.text_settings(adapter.find_base(source.root))
+  text = cards.render_map(adapter, texts)
+  (folder / _README).write_text(text, encoding="utf-8")
 
 
 def _write_encoder(source, folder, params, shape, lengths) -> dict[str, Any]:
@@ -534,7 +539,8 @@ def _write_ranker(source: export_source.Source, folder: pathlib.Path) -> None:
     "word": word_patterns.WORD,
     "joiners": word_patterns.JOINERS,
     "depth": weights.depth,
-    "query_length": prepared.query_length - 1,  # without EOS
+    "query_length": sentence_folders.text_settings(retriever).query_length
+    or prepared.query_length - 1,  # without EOS
   }
   _write_json(folder / "ranking.json", settings)
   (folder / _README).write_text(cards.render_ranking(weights), encoding="utf-8")

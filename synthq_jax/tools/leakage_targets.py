@@ -186,7 +186,7 @@ def read_known_pairs(path: str, targets: Sequence[Target]) -> KnownPairs:
       target.collection, number
     )
   target_numbers = collections.defaultdict(list)
-  for topic, query in dict.fromkeys(query_pairs.verified(path)):
+  for topic, query in query_pairs.verified(path):
     target_numbers[query] += first_numbers.get(topic, {}).values()
   if not any(target_numbers.values()):
     raise ValueError(

@@ -39,7 +39,9 @@ def test_a_byte_order_mark_further_down_is_named(tmp_path):
 
 def test_a_file_in_utf16_is_told_to_be_converted(tmp_path):
   path = write(tmp_path / "a", "one\n".encode("utf-16"))
-  with pytest.raises(ValueError, match=r"a:1: .* position 0; .*iconv"):
+  with pytest.raises(
+    ValueError, match=r"a:1: .* UTF-16 has; .*iconv -f utf-16"
+  ):
     list(files.lines(path))
 
 

@@ -153,13 +153,27 @@ AOL = "AnonID\tQuery\tQueryTime\tItemRank\tClickURL\n"
 def test_names_of_columns_are_no_query(tmp_path, header, count):
   """AOL's logs begin with AnonID: 3 of 3 queries leaked for 2 of 2."""
   path = tmp_path / "log.txt"
-  path.write_text(f"{header}142\tmeasles\t2006-03-01\t\t\n217\tquery\t\t\t\n")
+  rows = ["142\tmeasles\t2006-03-01\t\t", "217\tquery\t\t\t"]
+  width = len(header.split("\t")) if header else 5
+  rows = ["\t".join(row.split("\t")[:width]) for row in rows]
+  path.write_text(header + "\n".join(rows))
   assert len([*query_pairs.query_log(path)]) == count
   pairs = tmp_path / "pairs.tsv"
   lines = path.read_text().splitlines()
   cells = ("\t".join(line.split("\t")[:2]) for line in lines)
   pairs.write_text("\n".join(cells))
   assert len([*query_pairs.verified(pairs)]) == count
+
+
+@pytest.mark.parametrize("first", ["", "index", "Unnamed: 0"])
+@pytest.mark.parametrize("second", ["query", "search_query"])
+def test_an_index_that_pandas_wrote_is_a_column_of_ids(first, second, tmp_path):
+  """The names of the columns were a query of the log: 13 for 12."""
+  path = tmp_path / "log.tsv"
+  path.write_text(f"{first}\t{second}\n0\tboat\n1\trope\n")
+  assert [*query_pairs.query_log(path)] == [("0", "boat"), ("1", "rope")]
+  path.write_text("0\tquery\t\n1\trope\t\n")  # no header: ends in tabs
+  assert len([*query_pairs.query_log(path)]) == 2
 
 
 NO_LOGS = {
@@ -182,6 +196,100 @@ def test_a_file_whose_second_column_is_no_query_is_refused(
   path = tmp_path / "log.tsv"
   path.write_text("".join(NO_LOGS[kind].format(i=i) for i in range(lines)))
   with pytest.raises(ValueError, match="log.tsv: expected an id and a query"):
+    list(query_pairs.query_log(path))
+
+
+UNNAMED = {
+  "pandas' index": "{i}\tq{i}\tmeasles outbreaks\n",
+  "time, user and query": "2026-03-0{i}\tuser{i}\tmeasles outbreaks\n",
+  "language and query": "{i}\ten\tmeasles outbreaks\n",
+  "language and query of another": "{i}\tde\t\u00e4pfel\n",
+  "session, query and time": "{i}\ts-{i}a\tmeasles outbreaks\t2026\n",
+  "judgements of texts": "{i}\tD15{i}\t1\n",
+  "query and address": "measles\thttp://example.org/{i}\n",
+}
+
+
+@pytest.mark.parametrize("lines", [3, 9, 70])
+@pytest.mark.parametrize("kind", UNNAMED)
+def test_columns_without_names_that_are_no_queries_are_refused(
+  kind, lines, tmp_path
+):
+  """The check for leaks compared users and ids, and said "0 of 12"."""
+  path = tmp_path / "log.tsv"
+  path.write_text("".join(UNNAMED[kind].format(i=i) for i in range(lines)))
+  with pytest.raises(ValueError, match="log.tsv: expected an id and a query"):
+    list(query_pairs.query_log(path))
+
+
+WORDS = {
+  "sorted": "{i}\tboat{i}\n{i}\trope{i}\n",
+  "clicks": "{i}\tboat\tD1{i}\thttps://example.org/{i}\n",
+  "titles of half": "{i}\tboat\tA boat\n{i}\trope boat\tA rope\n",
+  "another language": "{i}\t\u8239\u8236\tred boat\n",
+  "named": "id\tquery\ttitle\n",
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_single_words_are_queries(kind, tmp_path):
+  path = tmp_path / "log.tsv"
+  rows = "{i}\tboat\tA red boat\n" if kind == "named" else WORDS[kind]
+  text = "".join(rows.format(i=i) for i in range(70))
+  path.write_text((WORDS[kind] if kind == "named" else "") + text)
+  number = len(text.splitlines())
+  assert len([*query_pairs.query_log(path)]) == number
+
+
+@pytest.mark.parametrize("first", ["id\tquery\n", "0\trope\n"])
+@pytest.mark.parametrize("places", [(0, 1), (1, 0)])
+def test_a_query_with_a_tab_is_refused_not_cut(first, places, tmp_path):
+  """Of 4 leaked queries with a tab in 3, the check found 1."""
+  path = tmp_path / "log.tsv"
+  lines = ["1\tmeasles outbreaks\n", "2\torganized\tcrime\n"]
+  path.write_text(first + "".join(lines[place] for place in places))
+  with pytest.raises(
+    ValueError, match="log.tsv:.*a tab inside a query"
+  ) as error:
+    list(query_pairs.query_log(path))
+  assert "crime" not in str(error.value)
+  path.write_text("".join(lines[place] for place in places))
+  with pytest.raises(ValueError, match="log.tsv:2: .*a tab inside a query"):
+    list(query_pairs.query_log(path))
+
+
+def test_lines_that_end_with_carriage_returns_are_refused(tmp_path):
+  """Excel for Mac writes them: all queries were one."""
+  path = tmp_path / "log.tsv"
+  for header in ("", "id\tquery\r"):
+    path.write_bytes(f"{header}1\tboat\r2\tmeasles\r".encode())
+    with pytest.raises(ValueError, match="log.tsv:1: .*carriage returns alone"):
+      list(query_pairs.query_log(path))
+  path.write_bytes(b"1\tboat\r\n2\tmeasles\r\n")
+  assert [*query_pairs.query_log(path)] == [("1", "boat"), ("2", "measles")]
+
+
+@pytest.mark.parametrize("form", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["log.tsv", "log.csv", "log.jsonl"])
+def test_a_log_in_utf_16_is_refused_with_and_without_its_mark(
+  form, name, tmp_path
+):
+  """Its zero bytes are sound UTF-8: 0 of 12 queries leaked, without a word."""
+  texts = {
+    "log.tsv": "1\tmeasles",
+    "log.csv": "id,query\n1,measles",
+    "log.jsonl": '{"id": "1", "query": "measles"}',
+  }
+  (tmp_path / name).write_bytes(texts[name].encode(form))
+  with pytest.raises(ValueError, match=f"{name}:1: expected UTF-8, got"):
+    list(query_pairs.query_log(tmp_path / name))
+
+
+@pytest.mark.parametrize("text", ["<top>\n", '{"id": 1}\n', '[{"id": 1}]'])
+def test_markup_and_json_under_another_name_say_what_to_do(text, tmp_path):
+  path = tmp_path / "topics.txt"
+  path.write_text(text)
+  with pytest.raises(ValueError, match="got markup or JSON; name JSON lines"):
     list(query_pairs.query_log(path))
 
 
@@ -258,3 +366,10 @@ def test_a_variant_without_text_is_refused_in_both_forms(tmp_path):
       ValueError, match=f"{name}:1: expected an id and a query"
     ):
       list(query_pairs.variants(tmp_path / name))
+
+
+def test_a_verified_pair_that_stands_twice_is_one(tmp_path):
+  """Two people judged it: the study counted two near-duplicates."""
+  path = tmp_path / "pairs.tsv"
+  path.write_text("302\tq1\n302\tq2\n302\tq1\n")
+  assert [*query_pairs.verified(path)] == [("302", "q1"), ("302", "q2")]

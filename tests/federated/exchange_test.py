@@ -110,3 +110,11 @@ def test_a_client_without_questions_takes_part():
 def test_numbers_out_of_range_are_refused(top):
   with pytest.raises(ValueError, match=f"top={top}"):
     run(top=top)
+
+
+@pytest.mark.parametrize("position", [-1, SIZES["a"]])
+def test_answers_outside_of_the_sentences_are_refused(position):
+  """At -1, the last sentence was taken for the answer and sent no negatives."""
+  answers = [(position,)] * QUESTIONS
+  with pytest.raises(ValueError, match="client 'a': .* from 0 to 29"):
+    make_party("a", answers=answers)

@@ -201,3 +201,44 @@ def test_batches_that_cannot_be_padded_are_refused_in_one_line():
       call()
   with pytest.raises(ValueError, match="at most steps=2 batches .* got 3"):
     fedavg.padded(rows | {"is_padding": np.zeros((3, 2), bool)}, 2)
+
+
+@pytest.mark.parametrize("kind", [int, np.uint8, np.float32])
+def test_padding_that_is_no_bool_is_refused(kind):
+  """Of integers, ~ is never 0: rows of padding counted like real ones."""
+  made = batches()
+  made["is_padding"] = made["is_padding"].astype(kind)
+  with pytest.raises(ValueError, match=r"bool \[step, batch\], got .*\[4, 3\]"):
+    update()(START, made)
+  with pytest.raises(ValueError, match=r"bool \[step, batch\]"):
+    fedavg.padded(made, 5)
+
+
+def test_a_client_without_an_axis_of_steps_is_refused():
+  made = {name: rows[0] for name, rows in batches().items()}
+  with pytest.raises(ValueError, match=r"got bool \[3\]: add"):
+    update()(START, made)
+
+
+@pytest.mark.parametrize(
+  "shaped",
+  [lambda losses: losses[:, None], lambda losses: losses.mean()],
+  ids=["column", "mean"],
+)
+def test_losses_of_another_shape_are_not_broadcast(shaped):
+  """A column of losses was added up as often as there are rows."""
+  train = fedavg.local_training(
+    lambda params, batch: shaped(loss_fn(params, batch)), optax.sgd(0.1)
+  )
+  with pytest.raises(ValueError, match=r"loss of each row, \(3,\), got"):
+    train(START, batches())
+
+
+def test_arrays_with_other_steps_than_padding_are_refused():
+  """JAX reads the last step again for one that is not there."""
+  made = batches()
+  made["y"] = made["y"][:2]
+  with pytest.raises(ValueError, match="expected 4 steps in 'y'"):
+    update()(START, made)
+  with pytest.raises(ValueError, match="expected 4 steps in 'y'"):
+    fedavg.padded(made, 5)

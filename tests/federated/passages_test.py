@@ -157,6 +157,10 @@ def test_a_span_in_a_repeated_sentence_is_its_first_place():
   [
     (("p", "p"), {"p": (0,)}, "some twice among 2 passages"),
     (("p",), {}, "an answer to each question, got none to 'q'"),
+    (("p",), {"p": ()}, "an answer to each question, got none to 'q'"),
+    (("p", "r"), {"p": (1,)}, "positions .* got others in an answer to 'q'"),
+    (("p", "r"), {"r": (-1,)}, "positions .* got others in an answer to 'q'"),
+    (("p",), {"x": (0,)}, "positions .* got others in an answer to 'q'"),
   ],
 )
 def test_ids_twice_and_questions_without_an_answer_are_refused(

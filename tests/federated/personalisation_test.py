@@ -213,12 +213,11 @@ def test_dev_questions_are_those_of_the_split_that_is_named(params):
     questions={"train": asked, "validation": asked[:3]},
     answers={"train": known, "validation": known[:3]},
   )
-  named, other = (
-    customise(params, tokens, dev_split=split, epochs=4, patience=4)
-    for split in ("validation", "dev")
+  named = customise(
+    params, tokens, dev_split="validation", epochs=4, patience=4
   )
   assert named.dev_scores == customise(params, epochs=4, patience=4).dev_scores
-  assert len(named.dev_scores) == 5 and other.dev_scores == ()
+  assert len(named.dev_scores) == 5
 
 
 def test_without_patience_nobody_looks_at_dev_questions(params):
@@ -252,3 +251,23 @@ def test_clients_of_similar_size_share_one_compiled_step(params):
 def test_settings_out_of_range_are_refused(name, value):
   with pytest.raises(ValueError, match=f"expected {name} "):
     dataclasses.replace(SETTINGS, **{name: value})
+
+
+def test_a_dev_split_that_nobody_has_is_refused(params):
+  """Training went on to its end, as if there were no patience."""
+  with pytest.raises(ValueError, match="dev_split='valid' beside train, dev"):
+    customise(params, patience=1, dev_split="valid")
+
+
+@pytest.mark.parametrize("part", ["sentences", "extra"])
+def test_vectors_of_another_client_are_refused(part, params):
+  """More vectors than sentences were read in silence, by wrong positions."""
+  more = np.ones((SENTENCES + 1, 8), np.float32)
+  rows = np.zeros((QUESTIONS + 1, 1), np.int32)
+  given = {"sentences": more}
+  if part == "extra":
+    given = {"extra": exchange.Negatives(vectors=more, rows=rows)}
+  with pytest.raises(
+    ValueError, match="client 'client': .* give this client's"
+  ):
+    customise(params, **given)

@@ -191,3 +191,34 @@ def test_vectors_that_do_not_fit_are_refused(queries, vectors, found):
   case = tokens([(0,), (1,)], [0, 0, 1])
   with pytest.raises(ValueError, match=found):
     ranking.evaluate(queries, vectors, case, "test")
+
+
+@pytest.mark.parametrize(
+  ("answers", "passages", "said"),
+  [
+    ([(0,), ()], [0, 0, 1], "one answer or more"),
+    ([(3,)], [0, 0, 1], "positions from 0 to 2"),
+    ([(-1,)], [0, 0, 1], "positions from 0 to 2"),
+    ([(0,)], [0, 1, 0], "ascending without gaps"),
+    ([(0,)], [1, 0, 0], "ascending without gaps"),
+    ([(0,)], [0, 0, 2], "ascending without gaps"),
+    ([(0,)], [1, 1, 2], "ascending without gaps"),
+  ],
+)
+def test_clients_that_would_rank_other_sentences_are_refused(
+  answers, passages, said
+):
+  """NumPy counts -1 from the end; [0, 1, 0] ranked passage 0 as passage 1."""
+  with pytest.raises(ValueError, match=f"client 'site': .*{said}"):
+    tokens(answers, passages)
+
+
+def test_a_client_of_texts_is_refused_like_its_tokens():
+  with pytest.raises(ValueError, match="client 'site': .* without gaps"):
+    clients.Client(
+      name="site",
+      sentences=("A.", "B."),
+      passages=np.array([0, 2]),
+      passage_ids=("p", "r"),
+      splits={},
+    )

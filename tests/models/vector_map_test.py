@@ -48,8 +48,9 @@ def loss_by_hand(row, matrix, pool):
   there = CHOSEN.rows[row][CHOSEN.candidate[row]].tolist()
   scores = {x: VECTORS[x] @ moved / TAU for x in there}
   weights = {x: np.exp(score) for x, score in scores.items()}
+  left_out = CHOSEN.left_out[row].tolist()
   for x in pool:
-    if x not in weights:
+    if x not in weights and x not in left_out:
       weights[x] = np.exp(VECTORS[x] @ moved / TAU) * DOCUMENTS / len(pool)
   total = np.log(sum(weights.values()))
   wanted = CHOSEN.rows[row][CHOSEN.relevant[row]].tolist()
@@ -74,9 +75,23 @@ def test_a_pool_of_all_documents_is_the_softmax_over_the_collection():
   losses = losses_of(np.arange(DOCUMENTS, dtype=np.int32))
   scores = np.asarray(vector_map.map_queries(MAP, ASKED)) @ VECTORS.T / TAU
   logs = np.asarray(jax.nn.log_softmax(jnp.asarray(scores), axis=1))
-  for row in (0, 1, 4):
+  for row in (0, 1, 2):
     wanted = CHOSEN.rows[row][CHOSEN.relevant[row]]
     assert losses[row] == pytest.approx(-logs[row, wanted].mean(), rel=1e-4)
+
+
+def test_no_relevant_document_is_a_negative_of_the_pool():
+  """Those beyond `most_relevant` were: the map moved queries away from them."""
+  left_out = CHOSEN.left_out[4]
+  left_out = left_out[left_out >= 0]
+  assert len(left_out) == 2
+  assert {*left_out, *CHOSEN.rows[4][:3]} == {5, 6, 7, 8, 9}
+  without = np.setdiff1d(np.arange(DOCUMENTS), left_out)
+  scores = np.asarray(vector_map.map_queries(MAP, ASKED)) @ VECTORS.T / TAU
+  wanted = scores[4, CHOSEN.rows[4][:3]]
+  expected = np.log(np.exp(scores[4, without]).sum()) - wanted.mean()
+  losses = losses_of(np.arange(DOCUMENTS, dtype=np.int32))
+  assert losses[4] == pytest.approx(expected, rel=1e-4)
 
 
 @jax.jit

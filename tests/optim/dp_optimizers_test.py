@@ -135,6 +135,18 @@ def test_stacked_gradients_that_do_not_say_what_is_padding_are_refused():
     transform.update(padding, state)
 
 
+def test_a_mask_of_stacked_gradients_has_a_flag_for_each():
+  transform = optim.dp_aggregate(
+    l2_clip_norm=1.0, noise_multiplier=0.0, denominator=1.0, key=KEY
+  )
+  state, stacked = transform.init(None), jnp.array([[0.5], [0.25]])
+  total, _ = transform.update(stacked, state, is_padding_example=[True, False])
+  assert total == 0.25  # a list, too
+  for mask in (False, [False], [[True], [False]], [True] * 3):
+    with pytest.raises(ValueError, match="one flag for each example"):
+      transform.update(stacked, state, is_padding_example=mask)
+
+
 def test_no_gradient_in_half_precision_is_longer_than_the_clip_norm():
   """A norm that bfloat16 rounds down leaves up to .4 percent too much."""
   number = 16

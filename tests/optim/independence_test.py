@@ -1,5 +1,7 @@
 """Losses that couple examples are refused, others pass."""
 
+import logging
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -512,3 +514,62 @@ def test_words_counted_in_each_example_alone_are_taken(is_jitted):
   grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=100.0)
   _, aux = (jax.jit(grad_fn) if is_jitted else grad_fn)(params, batch)
   np.testing.assert_allclose(aux.losses, loss_fn(params, batch))
+
+
+def frozen_in_a_scan(params, batch):
+  def layer(x, kernel):
+    return jnp.tanh(x @ jax.lax.stop_gradient(kernel)), None
+
+  x, _ = jax.lax.scan(layer, batch["x"], params["frozen"])
+  return jnp.sum(x @ params["w"], axis=1)
+
+
+def messages(caplog):
+  return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("strategy", ["bookkeeping", "ghost", "vmap"])
+def test_parameters_that_noise_alone_moves_are_logged_once(caplog, strategy):
+  """stop_gradient freezes a kernel for Adam, and Adam with noise moves it."""
+  frozen = f"frozen_{strategy}"  # logged once for a name
+  params = {**PARAMS, frozen: jnp.ones((2, 2, 2)), "empty": jnp.ones((0, 2))}
+  grad_fn = optim.clipped_grad(
+    lambda p, b: frozen_in_a_scan({**p, "frozen": p[frozen]}, b),
+    l2_clip_norm=1.0,
+    strategy=strategy,
+  )
+  with caplog.at_level(logging.WARNING):
+    for _ in range(2):
+      jax.eval_shape(grad_fn, params, BATCH)
+  (message,) = messages(caplog)
+  assert f"1 of 3 parameters get no gradient from the loss, among them ['{frozen}']" in message  # fmt: skip
+
+
+def test_parameters_that_some_example_or_tower_moves_are_not_logged(caplog):
+  def gated(params, batch):  # no gradient for negative inputs
+    return jnp.sum(jax.nn.relu(batch["x"] @ params["w"]), axis=1)
+
+  def encode(name):
+    def encoder(params, x):
+      x = x @ params[name]
+      return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+    return encoder
+
+  fn = optim.contrastive_clipped_grad(
+    encode("query"),
+    encode("document"),
+    loss=contrastive.Softmax(temperature=1.0),
+    l2_clip_norm=1.0,
+    method=optim.Row(),
+    max_batch_size=3,
+  )
+  params = {"query": PARAMS["w"], "document": PARAMS["w"]}
+  pairs = {"queries": BATCH["x"], "documents": BATCH["x"]}
+  with caplog.at_level(logging.WARNING):
+    jax.eval_shape(optim.clipped_grad(gated, l2_clip_norm=1.0), PARAMS, BATCH)
+    jax.eval_shape(fn, params, pairs)
+    assert not caplog.records
+    jax.eval_shape(fn, {**params, "unused_by_both": jnp.ones(2)}, pairs)
+  (message,) = messages(caplog)
+  assert "1 of 3 parameters" in message and "['unused_by_both']" in message

@@ -359,6 +359,59 @@ def test_records_that_are_no_arrays_are_refused(values):
     sampler.take({"y": values}, sampler.batch(0, 0))
 
 
+class Labelled:
+  """A column of pandas: `[rows]` reads by label, `iloc` by position."""
+
+  def __init__(self, values, labels):
+    self.iloc, self.labels = values, labels
+
+  def __len__(self):
+    return len(self.iloc)
+
+  def __getitem__(self, rows):
+    places = [self.labels.index(row) for row in rows]
+    return self.iloc[places]
+
+
+def test_columns_that_are_read_by_label_are_refused():
+  """Of a shuffled table, person 0's text got person 2's label."""
+  records = {
+    "x": np.array([10, 11, 12]),
+    "y": Labelled(np.array([0, 1, 2]), labels=[2, 0, 1]),
+  }
+  drawn = sampling.Batch(np.array([0, 1, 2]), np.zeros(3, bool))
+  with pytest.raises(TypeError, match=r"records\['y'\] of Labelled.*to_numpy"):
+    sampling.take(records, drawn)
+
+
+@pytest.mark.parametrize(
+  ("records", "error", "message"),
+  [
+    ((np.ones(3), np.ones(3)), TypeError, "mapping .*, got tuple"),
+    (np.ones((3, 2)), TypeError, "mapping .*, got ndarray"),
+    (
+      {"x": np.ones(3), "is_padding_example": np.array([0, 0, 1], bool)},
+      ValueError,
+      "leave out the records that it marks",
+    ),
+  ],
+)
+def test_records_of_other_forms_are_one_line(records, error, message):
+  """The mask of the records was replaced by that of the batch in silence."""
+  sampler = sampling.Poisson(
+    num_examples=3, expected_batch_size=3, max_batch_size=4
+  )
+  with pytest.raises(error, match=message):
+    sampler.take(records, sampler.batch(0, 0))
+
+
+@pytest.mark.parametrize("seed", [None, [], ()])
+def test_a_seed_without_a_number_is_refused(seed):
+  """None draws another batch in every call, [] the same one for everybody."""
+  with pytest.raises(ValueError, match="secret integer"):
+    sampling.Poisson(**SIZES).batch(seed, 0)
+
+
 SIZES = dict(num_examples=1000, expected_batch_size=50, max_batch_size=60)
 
 

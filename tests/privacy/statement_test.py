@@ -226,6 +226,7 @@ def test_a_claim_needs_a_ledger():
   ("change", "message"),
   [
     ({"l2_clip_norm": 0.0}, "clip norm"),
+    ({"l2_clip_norm": math.inf}, "finite clip norm"),
     ({"l2_sensitivity": 0.0}, "sensitivity"),
     ({"delta": 0.5}, "delta"),
   ],

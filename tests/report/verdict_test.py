@@ -158,6 +158,13 @@ def test_the_epsilon_of_everything_stands_beside_that_of_what_is_released():
   assert float(lines[2].partition("them: epsilon ")[2].split()[0]) >= both
 
 
+def test_a_training_without_privacy_is_not_among_those_of_the_epsilon():
+  """It was counted, beside an epsilon that does not cover it."""
+  without = dataclasses.replace(CLAIM, epsilon=float("inf"))
+  lines = said(found(started={"1": CLAIM, "learn_to_rank/original": without}))
+  assert "All trainings with noise ever started here (1)," in lines[2]
+
+
 ROWS = (
   row("bm25", None),
   row("synthetic_eps8", -0.2, 8.0),

@@ -9,7 +9,7 @@ import numpy as np
 DIM = 12
 
 
-def save(folder: pathlib.Path, words: str) -> str:
+def save(folder: pathlib.Path, words: str, *, is_normal: bool = True) -> str:
   """Writes it; returns its path. Needs `tokenizers` alone."""
   import tokenizers
   from safetensors import numpy as safetensors
@@ -32,7 +32,7 @@ def save(folder: pathlib.Path, words: str) -> str:
   ]
   folder.mkdir(parents=True)
   (folder / "1_Normalize").mkdir()
-  (folder / "modules.json").write_text(json.dumps(modules))
+  (folder / "modules.json").write_text(json.dumps(modules[: 1 + is_normal]))
   inner.save(str(folder / "tokenizer.json"))
   table = np.random.default_rng(0).normal(size=(len(names), DIM))
   safetensors.save_file(

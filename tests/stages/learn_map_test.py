@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import shutil
 
 import made_up
@@ -21,7 +22,7 @@ from synthq_jax.runtime import (
 )
 from synthq_jax.stages import learn_map, plan
 from synthq_jax.storage import artifacts
-from synthq_jax.tools import cards, search
+from synthq_jax.tools import cards, export, search
 from synthq_jax.training import loop
 
 QUIET = loop.Settings(progress=False)
@@ -178,6 +179,7 @@ def make_problem(dim=6, number=40):
     "rows": all_rows,
     "relevant": np.eye(number, dtype=bool),
     "candidate": np.ones((number, number), bool),
+    "left_out": np.full((number, 1), -1, np.int32),
   }
   return records, vectors
 
@@ -329,10 +331,47 @@ def test_a_card_says_which_queries_a_map_learned_from(
   root = finished_run.copy(tmp_path)
   made = learn_map.run(task_of(root, name))
   for render in (cards.render_map, cards.render_adapter):
-    card = render(made)
+    card = render(made, sentence_folders.TextSettings())
     assert f"learned from {origin}" in card
     assert "learned from private queries" not in card
   adapter = dataclasses.replace(made, row=made_up.row("adapter_eps8"))
-  assert "learned from private queries with diff" in cards.render_map(adapter)
+  texts = sentence_folders.TextSettings()
+  card = cards.render_map(adapter, texts)
+  assert "learned from private queries with diff" in card
   without = dataclasses.replace(made, row=made_up.row("synthetic_inf"))
-  assert "queries that carry no guarantee" in cards.render_map(without)
+  assert "queries that carry no guarantee" in cards.render_map(without, texts)
+
+
+def test_a_card_of_a_map_names_the_texts_whose_vectors_it_fits(finished_run):
+  """E5's prompts and a shorter length were in the run alone."""
+  made = artifacts.load(
+    finished_run.root / "learn_adapter/adapter_eps8", system_results.Adapter
+  )
+  texts = sentence_folders.TextSettings(
+    query_prompt="query: ",
+    document_prompt="passage: ",
+    max_length=128,
+    query_length=64,
+  )
+  for render in (cards.render_map, cards.render_adapter):
+    card = render(made, texts)
+    assert "at most 128 tokens of a document and 64 of a query" in card
+    assert "'query: ' before queries and 'passage: ' before documents" in card
+
+
+def test_the_code_of_a_maps_card_takes_one_vector_and_many(
+  finished_run, tmp_path
+):
+  to = tmp_path / "map"
+  export.run(finished_run.root / "learn_adapter/adapter_eps8", to, format="map")
+  [code] = re.findall(
+    "```python\n(.*?)```", (to / "README.md").read_text(), re.S
+  )
+  names: dict = {}
+  exec(code.replace("FOLDER", str(to)), names)  # noqa: S102
+  matrix = names["matrix"]
+  vectors = np.random.default_rng(0).normal(size=(3, len(matrix)))
+  moved = names["apply"](vectors.astype(np.float16))
+  np.testing.assert_allclose(np.linalg.norm(moved, axis=1), 1.0, rtol=1e-5)
+  one = names["apply"](vectors[1].astype(np.float16))
+  np.testing.assert_allclose(one, moved[1], rtol=1e-5)

@@ -697,6 +697,20 @@ def test_the_prompts_of_an_encoder_are_said_before_any_work(tmp_path):
   assert "reads nothing before queries and nothing before documents" in note
   [note] = said(query_prompt="query: ", document_prompt="passage: ")
   assert "reads 'query: ' before queries and 'passage: ' before" in note
+  _, note = said(length=128)
+  assert "first 128 tokens of a document, its folder 512" in note
+  assert "--gin.ENCODER_LENGTH=0" in note
+
+
+def test_an_encoder_that_is_no_folder_is_named(tmp_path):
+  """The line asked to check CHECKPOINT and VOCABULARY, which nobody gave."""
+  named = "sentence-transformers/all-MiniLM-L6-v2"
+  config = plan.RunConfig(
+    encoder=encoder_start.EncoderStart(folder=named),
+    static_encoder=static_encoder.Config(dim=0),
+  )
+  with pytest.raises(ValueError, match=f"ENCODER must be .* got '{named}'"):
+    _checks.check_checkpoints(config, ["train_retriever"])
 
 
 def test_a_generator_that_writes_nothing_is_refused(

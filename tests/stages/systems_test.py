@@ -10,11 +10,12 @@ import types
 import made_up
 import numpy as np
 import pytest
+import safetensors.numpy
 import tiny_runs
 
 from synthq_jax import stages
 from synthq_jax.data import passages
-from synthq_jax.retrieval import fusion, trec
+from synthq_jax.retrieval import encode, fusion, trec, vector_files
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.runtime import (
   results,
@@ -24,7 +25,14 @@ from synthq_jax.runtime import (
   system_results,
   workspace,
 )
-from synthq_jax.stages import _search, evaluate, fuse, learn_map, plan
+from synthq_jax.stages import (
+  _search,
+  encode_documents,
+  evaluate,
+  fuse,
+  learn_map,
+  plan,
+)
 from synthq_jax.storage import artifacts
 
 PRIVATE_GENERATOR = made_up.claim()
@@ -234,6 +242,91 @@ def make_fusion(
     name=row,
     inputs=fuse.Inputs(**(given | changes)),
   )
+
+
+def test_a_longer_log_encodes_no_document_again(shared, monkeypatch):
+  """Of millions of documents this takes hours, and none has changed."""
+  root, documents = shared
+  name, encoded = "train_retriever/untrained", []
+  given = load(root, name, results.Checkpoint)
+  encode_rows = encode.encode
+
+  def count(params, config, rows, **options):
+    encoded.append(len(rows))
+    return encode_rows(params, config, rows, **options)
+
+  monkeypatch.setattr(encode, "encode", count)
+
+  def make(digest):
+    made = tiny_runs.make(
+      encode_documents.STAGE,
+      encode_documents.Config(),
+      workspace.Folders(root),
+      row=made_up.row("untrained"),
+      digest=digest,
+      inputs=encode_documents.Inputs(documents=documents, retriever=given),
+    )
+    folder = root / made.vectors
+    assert [path.name for path in folder.parent.glob("vectors_*")] == [
+      folder.name
+    ]
+    return np.asarray(
+      vector_files.open_vectors(folder, documents.num_documents)
+    )
+
+  before = make("a" * 16)
+  assert not encoded  # the run of the fixture had encoded them
+  np.testing.assert_array_equal(make("b" * 16), before)
+  assert not encoded
+  # Other weights: all blocks are made anew, whatever was linked.
+  path = root / given.directory / "params.safetensors"
+  params = safetensors.numpy.load_file(path)
+  safetensors.numpy.save_file({k: -v for k, v in params.items()}, path)
+  after = make("c" * 16)
+  assert sum(encoded) == documents.num_documents
+  assert np.abs(after - before).max(axis=1).min() > 0.01
+
+
+def test_a_set_is_encoded_once_for_an_encoder_and_its_adapters(
+  finished_run, tmp_path, monkeypatch
+):
+  """Of BEIR's sets, each adapter encoded millions of documents again."""
+  root, encoded = finished_run.copy(tmp_path), []
+  shutil.rmtree(root / "private/evaluate/public/documents")
+  encode_rows = encode.encode
+
+  def count(params, config, rows, **options):
+    encoded.append(len(rows))
+    return encode_rows(params, config, rows, **options)
+
+  monkeypatch.setattr(encode, "encode", count)
+  adapter = load(root, "learn_adapter/adapter_eps8", system_results.Adapter)
+  base = root / adapter.base.directory
+  kept = {}
+  for given in (artifacts.load(base, results.Checkpoint), adapter):
+    made = tiny_runs.make(
+      evaluate.STAGE,
+      finished_run.config.evaluate,
+      workspace.Folders(root),
+      row=given.row,
+      name=f"public/{given.row}",
+      inputs=evaluate.Inputs(
+        prepared=prepared(root),
+        system=given,
+        test_set="public",
+        parts={},
+        retriever=given,
+        vectors=None,
+        left_out=0.0,
+      ),
+    )
+    kept[str(given.row)] = sum(encoded), made.measures
+    del encoded[:]
+  (first, _), (second, scores) = kept.values()
+  assert first == 2 * second == 2 * made.num_queries  # as many documents
+  name = f"evaluate/public/{adapter.row}"
+  before = load(finished_run.root, name, results.Evaluation)
+  assert scores == before.measures
 
 
 def opened_in_private(root):

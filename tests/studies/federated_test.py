@@ -513,6 +513,20 @@ def test_one_client_is_no_federation(config, tmp_path):
     study_data.build(alone)
 
 
+def test_clients_named_otherwise_by_their_questions_are_told(config, tmp_path):
+  """The line said "change the partition"; 27 questions had been left out."""
+  made = tiny()
+  queries = [
+    dataclasses.replace(query, client=query.client.title())
+    for query in made.queries
+  ]
+  made = dataclasses.replace(made, queries=tuple(queries))
+  beir.write_beir(tmp_path / "torn", made)
+  torn = dataclasses.replace(config, source=f"beir:{tmp_path / 'torn'}")
+  with pytest.raises(ValueError, match="0 of 3: .*; 27 questions .* names"):
+    study_data.build(torn)
+
+
 def study(by_method):
   """A study of two clients: ranks by method, one list for each seed."""
   outcomes = [

@@ -8,6 +8,8 @@ import types
 
 import numpy as np
 import pytest
+import sentence_folder
+import small_data
 
 from synthq_jax.cli import main
 from synthq_jax.data import vocabulary
@@ -71,9 +73,9 @@ def documents(root: pathlib.Path):
   return ids, list(inputs.document_texts(corpus))
 
 
-def assert_ranks_as_the_run(root, row, ranker, k=15):
+def assert_ranks_as_the_run(root, row, ranker, k=15, queries=QUERIES):
   searcher = search.open_run(str(root), row)
-  for query in QUERIES:
+  for query in queries:
     hits = searcher.search(query, k)
     found = ranker.search(query, k)
     assert [one.id for one in hits] == [id_ for id_, _ in found], query
@@ -195,3 +197,42 @@ def test_sentence_transformers_encodes_for_an_exported_ranker(
   row = "ltr_adapter_eps8"
   export.run(root / ROWS[row], to, format="ranker")
   assert_ranks_as_the_run(root, row, load(to).Ranker(*documents(root)))
+
+
+def test_a_ranker_of_a_folder_of_static_vectors_ranks_as_its_run(tmp_path):
+  """Its queries were cut at the T5's length, and its vectors not normalized."""
+  pytest.importorskip("sentence_transformers")
+  numbers = range(60)
+  texts = {f"d{i}": small_data.document(i) for i in numbers}
+  queries = {f"q{i}": small_data.query(i) for i in numbers}
+  judged = {
+    split: [(f"q{i}", f"d{i}", 1) for i in numbers if i % 3 == at]
+    for at, split in enumerate(("train", "dev", "test"))
+  }
+  source = small_data.write_beir(tmp_path / "beir", texts, queries, judged)
+  words = " ".join(texts.values())
+  model = sentence_folder.save(tmp_path / "model", words, is_normal=False)
+  root, to = tmp_path / "run", tmp_path / "ranker"
+  settings = {
+    "SOURCE": source,
+    "ENCODER": model,
+    "EPSILONS": "(8.0,)",
+    "LTR": "('untrained',)",
+    "learn_to_rank.Config.steps": 2,
+    "learn_adapter.Config.steps": 2,
+    "learn_adapter.Config.pool": 8,
+    "prepare_data.Config.query_length": 8,
+    "prepare_data.Config.public_test_documents": 20,
+  }
+  flags = [f"--gin.{name}={value}" for name, value in settings.items()]
+  recipe = "--gin_file=gin_configs/recipes/encoder.gin"
+  argv = ["learn_to_rank", recipe, *flags, f"--workdir={root}", "--quiet"]
+  assert main.main(argv) == 0
+  export.run(root / "learn_to_rank/untrained", to, format="ranker")
+  asked = [f"{text} {texts['d7']}" for text in queries.values()]
+  ranker = load(to).Ranker(*documents(root))
+  assert_ranks_as_the_run(root, "ltr_untrained", ranker, queries=asked[:20])
+  vectors = ranker.model.encode_document([*texts.values()])
+  np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
+  card = (to / "retriever/README.md").read_text()
+  assert "queries were cut at 64" in card

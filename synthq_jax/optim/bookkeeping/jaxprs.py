@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
   "Products",
   "convolves_in_loops",
   "count_products",
+  "find_zero_outputs",
   "get_equations",
   "get_half_precision",
   "get_inner",
@@ -44,6 +46,28 @@ def get_equations(jaxpr: Any) -> Iterator[Any]:
 def get_primitives(jaxpr: Any) -> set[str]:
   """Returns the names of the primitives of a jaxpr and of those inside of it."""
   return {equation.primitive.name for equation in get_equations(jaxpr)}
+
+
+def find_zero_outputs(jaxpr: Any) -> frozenset[int]:
+  """Returns the positions of outputs that are zero whatever the inputs are.
+
+  The gradient of a function with respect to what it does not use, or uses in
+  `jax.lax.stop_gradient` alone, is such an output.
+  """
+  filled = {
+    equation.outvars[0]: equation.invars[0]
+    for equation in jaxpr.eqns
+    if equation.primitive.name == "broadcast_in_dim"
+  }
+  values = [
+    atom if isinstance(atom, core.Literal) else filled.get(atom)
+    for atom in jaxpr.outvars
+  ]
+  return frozenset(
+    position
+    for position, value in enumerate(values)
+    if isinstance(value, core.Literal) and not np.any(value.val)
+  )
 
 
 def get_half_precision(jaxpr: Any) -> str | None:

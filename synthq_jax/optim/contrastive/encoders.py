@@ -150,14 +150,19 @@ def check_cosines(
 
 def refuse_batch_rules(
   encoder: typing.EncodeFn, params: typing.Params, examples: Any
-) -> None:
-  """Refuses an encoder that may couple examples; see `independence`."""
+) -> frozenset[int]:
+  """Refuses an encoder that may couple examples; see `independence`.
+
+  Returns:
+    Positions of the parameters that get no gradient from the encoder.
+  """
   encode_one = _make_example_encoder(encoder)
-  independence.refuse_batch_rules(
+  findings = independence.refuse_batch_rules(
     lambda params, example: jnp.sum(encode_one(params, example)),
     params,
     examples,
   )
+  return findings.unmoved
 
 
 class Factors(NamedTuple):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from synthq_jax import checks, typing
-from synthq_jax.optim import clipping
+from synthq_jax.optim import clipping, independence
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.optim.bookkeeping import devices
 from synthq_jax.optim.contrastive import batches, encoders, shares
@@ -171,13 +171,15 @@ class ContrastiveGrad:
     )
     clipping.check_params(params)
     pairs = self.read(batch, is_padding_example)
+    unmoved = []
     for name, examples in (
       ("query", pairs.queries),
       ("document", pairs.columns),
     ):
       encoder = self._encoder(name)
       encoders.check_cosines(encoder, params, examples, f"encode_{name}")
-      encoders.refuse_batch_rules(encoder, params, examples)
+      unmoved += [encoders.refuse_batch_rules(encoder, params, examples)]
+    independence.log_unmoved(params, frozenset.intersection(*unmoved))
     params = jax.tree.map(jnp.asarray, params)
     total, losses, norms = self.method.clipped_sum(self, params, batch, pairs)
     return total, clipping.Aux(losses, norms)

@@ -124,6 +124,7 @@ def build(config: Any) -> Data:
       f" {config.min_test_questions} {config.test_split} questions, got"
       f" {len(selected)} of {len(federation.clients)}: change the partition, the"
       " splits, min_test_questions or max_clients"
+      + _explain_lost(federation.num_lost_questions)
     )
   selected = tuple(_draw_questions(client, config) for client in selected)
   words = config.vocabulary or shipped.VOCABULARY
@@ -155,6 +156,16 @@ def build(config: Any) -> Data:
       *map(fingerprints.of_file, config.urls),
       fingerprints.versions(),
     ),
+  )
+
+
+def _explain_lost(number: int) -> str:
+  """Returns a remedy for questions that name a client without their passages."""
+  if not number:
+    return ""
+  return (
+    f"; {number:,} questions have no answer among their client's passages: write"
+    " the names of clients alike in queries and passages"
   )
 
 
