@@ -9,7 +9,7 @@ share the data that the first of them prepares. `tpu_vm` runs launch/tpu_vm.py
 here, once for each point of the sweep, and that drives gcloud. XManager's own ways
 to Google Cloud are not taken: its Vertex AI knows TPU v2 and v3 alone, and takes
 neither a project nor a zone. `--dry_run` prints every command and needs no
-XManager; else: pip install 'synthq_jax[launch]'.
+XManager; else, in the checkout: pip install '.[launch]'.
 """
 
 import argparse
@@ -288,8 +288,8 @@ def _launch(
     from xmanager import xm, xm_local
   except ImportError as error:
     raise ValueError(
-      f"XManager cannot be imported ({error}): pip install"
-      " 'synthq_jax[launch]', or --dry_run, or launch/tpu_vm.py"
+      f"XManager cannot be imported ({error}): pip install '.[launch]' in the"
+      " checkout, or --dry_run, or launch/tpu_vm.py"
     ) from error
   if not flags.FLAGS.is_parsed():
     flags.FLAGS(["xm.py", *xm_flags])

@@ -189,7 +189,9 @@ def test_study_runs_the_study_that_the_files_configure(
   assert "row  accuracy\nstudy finished: " in capsys.readouterr().out
   assert "EPSILON = 3" in (tmp_path / "config.gin").read_text()
   line = fails(capsys, "study", DEMO, f"--workdir={tmp_path}")
-  assert "configure no study: give one of gin_configs/studies" in line
+  assert (
+    "no study: type the command of their header, such as `synthq run`" in line
+  )
   assert len(calls) == 1
 
 
@@ -851,6 +853,23 @@ def test_a_comment_behind_a_macro_says_nothing_of_the_next(tmp_path):
   }
 
 
+def test_a_macro_has_the_meaning_of_the_line_that_counts(tmp_path, capsys):
+  above, below = tmp_path / "above.gin", tmp_path / "below.gin"
+  above.write_text("PART = 'all'  # all of it\n")
+  below.write_text("PART = 'some'  # some of it\n")
+  [line] = guide.settings(None, [[above], [below]]).splitlines()[2:]
+  assert "below.gin:1" in line and line.endswith("some of it")
+  text = output(capsys, "settings", "encoder_queries.gin", "--name=TRAINED")
+  assert "lora.gin" in text and "the whole model" not in text
+
+
+def test_no_setting_s_meaning_is_half_a_sentence(capsys):
+  """A comment behind a macro describes that macro alone."""
+  text = output(capsys, "settings", "demo.gin")
+  [unit] = [x for x in text.splitlines() if x.startswith("--gin.UNIT ")]
+  assert unit.endswith("or 'user': all queries of one user together")
+
+
 @pytest.mark.parametrize("stage", ["study", "run"])
 def test_help_offers_a_dry_run_where_there_is_one(capsys, stage):
   with pytest.raises(SystemExit):
@@ -907,6 +926,49 @@ def test_a_dry_run_of_a_stage_prices_what_it_needs(tmp_path, capsys, stage):
   # The weights of two rows; then scores.
   total = {"evaluate": "9", "report": "9.5"}.get(stage, "8")
   assert f"releases, together: at most {total}, " in text
+
+
+@pytest.mark.parametrize(
+  ("rows", "words"),
+  [
+    ("('public_only', 'synthetic')", "0.5 for each of 2 rows, released"),
+    ("('public_only',)", "0.5 for one row, released"),
+    ("('adapter',)", None),  # only compared
+  ],
+)
+def test_a_dry_run_prices_released_weights_alone(tmp_path, capsys, rows, words):
+  place = f"--workdir={tmp_path / 'run'}"
+  text = output(capsys, "run", DEMO, place, "--dry_run", f"--gin.LTR={rows}")
+  lines = [x for x in text.splitlines() if "weights of BM25's scores" in x]
+  assert [x.partition("scores: ")[2] for x in lines] == (
+    [words] if words else []
+  )
+
+
+def test_a_dry_run_for_users_wants_their_column(tmp_path, capsys):
+  log, corpus = tmp_path / "log.csv", tmp_path / "corpus.jsonl"
+  corpus.write_text('{"_id": "d1", "text": "boats"}\n')
+  place = f"--workdir={tmp_path / 'run'}"
+  argv = ["run", DEMO, place, "--dry_run", f"--gin.SOURCE=log:{log}@{corpus}"]
+  log.write_text("query,document\nboats,d1\n")
+  assert "one query" in output(capsys, *argv)
+  line = fails(capsys, *argv, "--gin.UNIT=user")
+  assert "expected the user of each query" in line and "boats" not in line
+  log.write_text("query,document,user\nboats,d1,u1\n")
+  assert "finetune_dp" in output(capsys, *argv, "--gin.UNIT=user")
+
+
+def test_help_says_what_search_opens_and_what_an_adapter_becomes(
+  capsys, monkeypatch
+):
+  monkeypatch.setenv("COLUMNS", "300")
+  for command, words in (
+    ("search", "the retriever of the synthetic queries with the most epsilon"),
+    ("export", "of an adapter: map or sentence-transformers"),
+  ):
+    with pytest.raises(SystemExit):
+      main.main([command, "--help"])
+    assert words in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_dry_run_finds_what_is_there(finished_run):

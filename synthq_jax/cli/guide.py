@@ -177,8 +177,10 @@ def _list_macros(
 ) -> Iterator[tuple[str, str, str, str]]:
   """Yields (flag, value, origin, meaning) of each macro.
 
-  Value and origin are those that gin takes: the last line that it reads. The meaning is the first trailing comment in any file. Without one, it is
-  the meaning of the parameter that the macro sets, else the comment above the macro.
+  Value and origin are those that gin takes: the last line that it reads. The
+  meaning is the trailing comment of that line, else the first one in any file.
+  Without one, it is the meaning of the parameter that the macro sets, else the
+  comment above the macro.
   """
   paths = list(dict.fromkeys(path for group in read for path in group))
   lines = {path: flags.read_gin(path).splitlines() for path in paths}
@@ -191,8 +193,9 @@ def _list_macros(
   for name in macro_names:
     file, _, number = flags.locate(name, read, ()).rpartition(":")
     index = int(number) - 1
+    taken_first = sorted(paths, key=lambda path: path != pathlib.Path(file))
     trailing, preceding = zip(
-      *(_find_comments(lines[p], name) for p in paths), strict=True
+      *(_find_comments(lines[p], name) for p in taken_first), strict=True
     )
     sets = re.compile(rf"([\w.]+) = %{name}$")
     matches = (m for path in paths for m in map(sets.match, lines[path]) if m)
@@ -410,12 +413,11 @@ def _price(
     if training not in weights:
       use = "released" if training.is_released else "only compared"
       yield f"epsilon of {training.row}: {rounding.epsilon(training.epsilon)}, {use}"
-  if weights:
+  if number := sum(training.is_released for training in weights):
     epsilon = config.learn_to_rank.epsilon
-    number = sum(training.is_released for training in weights)
     yield (
       f"epsilon of the weights of BM25's scores: {rounding.epsilon(epsilon)} for"
-      f" each of {number} rows, released"
+      f" {'one row' if number == 1 else f'each of {number} rows'}, released"
     )
   scores = config.release_scores
   if scores.enabled and "release_scores" in stage_names:

@@ -304,7 +304,8 @@ def _run_study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
     print(frame.run(study, config, workdir, on_accepted=writer))
     return
   raise UsageError(
-    "the gin files configure no study: give one of gin_configs/studies"
+    "the gin files configure no study: type the command of their header, such as"
+    " `synthq run` (`synthq recipes NAME` prints it)"
   )
 
 
@@ -554,7 +555,7 @@ def _check_values(kind: type, bindings: Sequence[str], read: _Read) -> None:
   if not _get_bindings(kind):
     raise _NotConfiguredError(
       f"the gin files do not configure {config_types.label(kind)}: give a recipe for"
-      " this stage with --gin_file"
+      " this stage with --gin_file, or type `synthq study` if they are a study's"
     )
   for part in config_types.nested(kind):
     label, hints, raw = (

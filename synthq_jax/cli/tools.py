@@ -248,7 +248,8 @@ TOOLS = {
       "--to": _make_required("the new folder"),
       "--format": _make_required(
         "of a model: t5x, huggingface, safetensors or sentence-transformers;"
-        " of an adapter: map; of queries: beir or hf (parquet); of weights: ranker"
+        " of an adapter: map or sentence-transformers; of queries: beir or hf"
+        " (parquet); of weights: ranker"
       ),
       "--step": _make_number(
         "step of a T5X checkpoint; default: the source's own, or 0"
@@ -267,7 +268,7 @@ TOOLS = {
       "query": {"nargs": "?", "help": "the query, in quotes"},
       "--workdir": _make_required("working directory of the run"),
       "--system": "bm25 or another row of the run; default: the last system with the"
-      " first synthetic retriever, else bm25",
+      " retriever of the synthetic queries with the most epsilon, else bm25",
       "--k": _make_number("largest number of documents", default=10),
       "--private": {
         "action": "store_true",

@@ -50,15 +50,23 @@ class Fields:
       line may have none of them, and must not have two that differ.
     quotes: the meaning of quotation marks in tab-separated tables: "csv" (they
       quote cells, as in csv.writer), "text", or "auto" (`quoting.is_quoted`).
+    needs_user: whether each line must name its user, as UNIT='user' wants.
   """
 
   query: str = "query"
   document: str = "document"
   client: str = "client"
   quotes: str = "auto"
+  needs_user: bool = False
 
   def __post_init__(self):
     quoting.check(self.quotes)
+
+  @property
+  def users(self) -> tuple[str, ...]:
+    """Keys that may name the user: one that is chosen, else the usual ones."""
+    chosen = self.client != "client"
+    return (self.client,) if chosen else ("client", "user", "user_id")
 
 
 def read_jsonl(
@@ -219,7 +227,7 @@ def queries(
 def check_columns(
   path: str | os.PathLike, fields: Fields, *, has_corpus: bool
 ) -> None:
-  """Refuses a log whose header lacks a column that `fields` names.
+  """Refuses a log whose header lacks a column that `fields` names or needs.
 
   Only the header is read, or the first line of JSONL.
 
@@ -232,8 +240,15 @@ def check_columns(
     ValueError: naming the log's columns and the flags to give.
   """
   where, names = table_files.columns(path)
-  if names:
-    _check_keys(where, names, fields, has_corpus)
+  if not names:
+    return
+  _check_keys(where, names, fields, has_corpus)
+  if fields.needs_user and not set(fields.users) & set(names):
+    keys = " or ".join(f'"{key}"' for key in fields.users)
+    raise ValueError(
+      f"{where}: expected the user of each query under {keys} for UNIT='user', got"
+      " no such column: add one, or give --gin.prepare_data.Config.user_field=NAME"
+    )
 
 
 def _check_keys(
@@ -375,12 +390,12 @@ def _parse_query(
   where: str, line: Mapping[str, Any], fields: Fields
 ) -> collection_lib.Query:
   text = _get_text(where, line, fields.query)
-  keys = ("client", "user", "user_id")
-  if fields.client != "client":  # the user chose one: no other key counts
-    keys = (fields.client,)
   client = collection_lib.get_owner(
     where,
-    (ids.get_field(where, line, key, "user", default="") for key in keys),
+    (
+      ids.get_field(where, line, key, "user", default="")
+      for key in fields.users
+    ),
   )
   return collection_lib.Query(_make_id("q", client, text), text, client)
 

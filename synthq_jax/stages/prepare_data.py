@@ -312,6 +312,7 @@ def _fields(config: Config) -> jsonl.Fields:
     document=config.document_field,
     client=config.user_field,
     quotes=config.quotes,
+    needs_user=config.unit == "user",
   )
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -184,6 +185,32 @@ def test_other_columns_are_told_with_the_flags_to_give(tmp_path, header):
       read(path)
     assert COLUMNS[header] in str(error.value)
     assert "boats" not in str(error.value)  # may be a query
+
+
+@pytest.mark.parametrize(
+  ("header", "chosen", "words"),
+  [
+    ("query,document", "client", '"client" or "user" or "user_id"'),
+    ("query,document,user", "account", 'under "account"'),
+    ("query,document,user_id", "client", None),
+    ("query,document,account", "account", None),
+  ],
+)
+def test_a_log_without_users_is_refused_by_its_header(
+  tmp_path, header, chosen, words
+):
+  """So that a dry run with UNIT='user' says it, before any line is read."""
+  path = tmp_path / "log.csv"
+  path.write_text(f"{header}\n")
+  fields = jsonl.Fields(client=chosen)
+  jsonl.check_columns(path, fields, has_corpus=True)  # no one asks for users
+  fields = dataclasses.replace(fields, needs_user=True)
+  if words is None:
+    jsonl.check_columns(path, fields, has_corpus=True)
+    return
+  with pytest.raises(ValueError, match=words) as error:
+    jsonl.check_columns(path, fields, has_corpus=True)
+  assert "user_field=NAME" in str(error.value)
 
 
 def test_a_log_beside_a_corpus_names_the_flag_of_its_ids(tmp_path):

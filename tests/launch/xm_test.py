@@ -225,7 +225,7 @@ def test_without_xmanager_the_extra_is_named(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, name, None)
   assert xm.main([TINY, f"--workdir={tmp_path}"]) == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert "pip install 'synthq_jax[launch]'" in line
+  assert "pip install '.[launch]' in the checkout" in line
 
 
 def test_a_dry_run_here_prints_commands_that_a_shell_understands(tmp_path):
