@@ -75,25 +75,23 @@ class Step:
 
 
 def known() -> Iterator[tuple[Step, dict[str, Any]]]:
-  """Yields what was compiled for TPU v4, newest table alone."""
-  tables = sorted(DATA.glob("*_tpu_v4.json"))
-  if not tables:
-    return
-  table = json.loads(tables[-1].read_text(encoding="utf-8"))
-  for name, ways in table["cases"].items():
-    case = table["settings"][name]
-    for way, row in ways.items():
-      yield (
-        Step(
+  """Yields what was compiled for TPU v4; of a step in several tables, the newest."""
+  steps = {}
+  for path in sorted(DATA.glob("*_tpu_v4*.json")):
+    table = json.loads(path.read_text(encoding="utf-8"))
+    for name, ways in table["cases"].items():
+      case = table["settings"][name]
+      for way, row in ways.items():
+        step = Step(
           model=case["model"],
           way=way,
           remat=case["remat"],
           mesh=tuple(case["mesh"]),
           microbatch=case["microbatch"],
           rows=table["rows"],
-        ),
-        row | {"limit_gib": table["limits"]["peak_gib"]},
-      )
+        )
+        steps[step] = row | {"limit_gib": table["limits"]["peak_gib"]}
+  yield from steps.items()
 
 
 def refusal(step: Step) -> str:

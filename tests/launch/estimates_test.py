@@ -55,6 +55,20 @@ def test_what_needs_at_least_as_much_does_not_fit_either(table, row):
     assert not estimates.refusal(_step(**other)), other
 
 
+def test_steps_of_all_tables_are_known(table, tmp_path):
+  """Those of T5 1.0 Small and Base were counted after the others."""
+  table({})
+  base = {**CASE, "model": "t5_1_0_base"}
+  old = json.loads((tmp_path / "2026-01-01_tpu_v4.json").read_text())
+  old["cases"]["one"]["bookkeeping"]["tflop_passes"] = (
+    22.0  # until counted anew
+  )
+  old["settings"]["two"], old["cases"]["two"] = base, old["cases"]["one"]
+  (tmp_path / "2025-01-01_tpu_v4_more.json").write_text(json.dumps(old))
+  known = {step.model: row["tflop_passes"] for step, row in estimates.known()}
+  assert known == {"t5_1_0_3B": 11.0, "t5_1_0_base": 22.0}
+
+
 def test_what_fitted_is_not_refused(table):
   table({"fits": True, "peak_gib": 24.5})
   assert not estimates.refusal(_step())
