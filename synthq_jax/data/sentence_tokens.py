@@ -147,7 +147,7 @@ def load(
   tokenizer.no_padding()
   head, tail = ((), ()) if chosen.is_static else _get_special_tokens(tokenizer)
   most = _get_max_length(tokenizer_folder, chosen, texts, tokenizer)
-  room = most if not length else min(length, most)
+  room = min([n for n in (length, most) if n], default=_MOST)
   shorter = [n for n in (query_length, texts.query_length) if n is not None]
   least = min([room, *shorter])
   if least <= len(head) + len(tail):
@@ -273,8 +273,10 @@ def _get_max_length(
   chosen: sentence_folders.Modules,
   texts: sentence_folders.TextSettings,
   tokenizer: Any,
-) -> int:
+) -> int | None:
   """Returns the largest number of tokens of a text by a folder's settings.
+
+  None: the folder sets no limit.
 
   As in sentence-transformers, max_seq_length replaces the tokenizer's own limit.
 
@@ -292,8 +294,8 @@ def _get_max_length(
       f" truncation_side={side}: save it with truncation_side='right'"
     )
   if chosen.is_static:
-    return cut.get("max_length", _MOST)
+    return cut.get("max_length")
   own = fields.get("model_max_length")
   limits = [texts.max_length or own, sentence_encoder.num_positions(chosen)]
   finite = [n for n in limits if isinstance(n, int) and 0 < n < _ENDLESS]
-  return min(finite, default=_MOST)
+  return min(finite, default=None)

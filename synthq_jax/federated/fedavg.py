@@ -52,11 +52,12 @@ def step(
 
   Returns:
     A function from (params, optimizer state, batch) to (params, state, mean
-    loss). It raises ValueError if losses have another shape than [batch].
+    loss). It raises ValueError if "is_padding" is no bool [batch] or losses have
+    another shape.
   """
 
   def mean_loss(params: typing.Params, batch: Any) -> jax.Array:
-    is_real = ~batch["is_padding"]
+    is_real = ~_check_bool(batch["is_padding"], ("batch",))
     losses = loss_fn(params, batch)
     if np.shape(losses) != is_real.shape:  # JAX would broadcast
       raise ValueError(
@@ -174,15 +175,7 @@ def _check_padding(batches: Mapping[str, Any]) -> None:
       'expected an array "is_padding" [step, batch] among the batches, got'
       f" {', '.join(batches) or 'none'}: add one, False for real rows"
     )
-  is_padding = batches["is_padding"]
-  # Of integers, ~ makes -1 and -2: every row would count.
-  dtype = jnp.result_type(is_padding)
-  if np.ndim(is_padding) != 2 or dtype != jnp.bool_:
-    raise ValueError(
-      'expected "is_padding" as bool [step, batch], got'
-      f" {dtype} {list(np.shape(is_padding))}: add the lacking axis, or use"
-      " astype(bool)"
-    )
+  is_padding = _check_bool(batches["is_padding"], ("step", "batch"))
   for name, rows in batches.items():
     for leaf in jax.tree.leaves(rows):  # JAX would repeat the last step
       if np.shape(leaf)[:1] != (len(is_padding),):
@@ -190,6 +183,19 @@ def _check_padding(batches: Mapping[str, Any]) -> None:
           f"expected {len(is_padding)} steps in {name!r}, as in is_padding, got"
           f" shape {list(np.shape(leaf))}: give all arrays a first axis of steps"
         )
+
+
+def _check_bool(is_padding: Any, axes: tuple[str, ...]) -> Any:
+  """Refuses padding of another type or number of axes; returns it."""
+  # Of integers, ~ makes -1 and -2: every row would count.
+  dtype = jnp.result_type(is_padding)
+  if np.ndim(is_padding) != len(axes) or dtype != jnp.bool_:
+    raise ValueError(
+      f'expected "is_padding" as bool [{", ".join(axes)}], got'
+      f" {dtype} {list(np.shape(is_padding))}: add the lacking axis, or use"
+      " astype(bool)"
+    )
+  return is_padding
 
 
 def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:

@@ -13,6 +13,7 @@ import shutil
 
 from synthq_jax import checks
 from synthq_jax.data import blocks
+from synthq_jax.storage import artifacts, stores
 
 __all__ = [
   "files",
@@ -85,7 +86,7 @@ def link_blocks(
 
   `encode.to_files` keeps those of the same encoder and tokens, and replaces the
   others; the earlier folder never changes. Nothing is copied where the file
-  system has hard links.
+  system has hard links. In the mirror of a store, the blocks are uploaded.
 
   Args:
     earlier: folder of the earlier collection.
@@ -103,17 +104,20 @@ def link_blocks(
           os.link(source, target)
         except OSError:  # another file system, or one without links
           shutil.copy(source, target)
+        stores.push(target)
 
 
 def shorten(
   directory: str | os.PathLike, rows: int, *, block_rows: int
 ) -> None:
-  """Removes blocks beyond those of a collection of so many rows."""
-  folder, number = files(directory), -(-rows // block_rows)
-  while folder.path(number).exists():
-    for path in reversed(folder.paths(number)):  # the mark first
-      path.unlink(missing_ok=True)
-    number += 1
+  """Removes blocks beyond those of a collection of so many rows, from the store
+  that mirrors the folder, too."""
+  folder = files(directory)
+  needed = {folder.path(number) for number in range(-(-rows // block_rows))}
+  # A kill may have left a gap before the last of them.
+  for path in {*folder.directory.glob("block_*.npy")} - needed:
+    artifacts.remove(path.with_suffix(".sha256"))
+    artifacts.remove(path)
 
 
 def open_vectors(directory: str | os.PathLike, rows: int) -> blocks.Rows:

@@ -24,6 +24,9 @@ __all__ = [
   "load_vocabulary",
 ]
 
+_ENDLESS = 1 << 30
+"""Length by which no document is cut."""
+
 
 def load_vocabulary(config: Any) -> vocabulary_lib.SentencePiece | None:
   """Loads the vocabulary of a run, checked against its checkpoints.
@@ -122,13 +125,16 @@ def describe_prompts(config: Any, stage_names: Sequence[str]) -> list[str]:
     " documents. If your index has others (as the cards of E5 and BGE ask for):"
     " --gin.QUERY_PROMPT='...' --gin.DOCUMENT_PROMPT='...'"
   ]
-  uncut = dataclasses.replace(encoder, length=0).tokens()
+  uncut = dataclasses.replace(encoder, length=_ENDLESS).tokens()
   assert uncut is not None
   if tokens.length < uncut.length:
+    most, length = str(uncut.length), "0"
+    if uncut.length == _ENDLESS:  # static vectors: nothing is cut
+      most, length = "all of them", str(4 * tokens.length)
     notes.append(
       f"note: the encoder reads the first {tokens.length} tokens of a document, its"
-      f" folder {uncut.length}. If your index has vectors of {uncut.length}:"
-      " --gin.ENCODER_LENGTH=0"
+      f" folder {most}. If your index has vectors of {most}:"
+      f" --gin.ENCODER_LENGTH={length}"
     )
   return notes
 

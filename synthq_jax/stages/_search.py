@@ -158,10 +158,10 @@ def encode_rows(
 
 
 def link_earlier(folder: pathlib.Path, rows: int) -> None:
-  """Links the newest vectors beside a folder into it, if it does not exist."""
-  others = folder.parent.glob(f"{folder.name.partition('_')[0]}_*")
-  earlier = sorted((path.stat().st_mtime_ns, path) for path in others)
-  if earlier and distributed.is_main() and not folder.exists():
+  """Links the newest vectors beside a folder into it, where it has none."""
+  others = {*folder.parent.glob(f"{folder.name.partition('_')[0]}_*")}
+  earlier = sorted((x.stat().st_mtime_ns, x) for x in others - {folder})
+  if earlier and distributed.is_main():
     vector_files.link_blocks(earlier[-1][1], folder, rows, block_rows=_BLOCK)
   distributed.barrier(f"link {folder.name}")
 

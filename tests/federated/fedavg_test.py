@@ -212,6 +212,13 @@ def test_padding_that_is_no_bool_is_refused(kind):
     update()(START, made)
   with pytest.raises(ValueError, match=r"bool \[step, batch\]"):
     fedavg.padded(made, 5)
+  optimizer = optax.sgd(0.1)
+  with pytest.raises(ValueError, match=r"bool \[batch\], got .*\[3\]"):
+    fedavg.step(loss_fn, optimizer)(
+      START,
+      optimizer.init(START),
+      {name: rows[0] for name, rows in made.items()},
+    )
 
 
 def test_a_client_without_an_axis_of_steps_is_refused():

@@ -5,6 +5,7 @@ import pytest
 
 from synthq_jax.data import blocks
 from synthq_jax.retrieval import index, vector_files
+from synthq_jax.stages import _search
 
 
 def _vectors(rows=23):
@@ -144,3 +145,35 @@ def test_a_kill_between_the_two_files_leaves_no_block(tmp_path, monkeypatch):
     assert files.read(1, made_of=made_of) is None
   with pytest.raises(ValueError, match="of one encoder, got several"):
     vector_files.open_vectors(tmp_path, 23)
+
+
+def test_links_that_a_kill_has_cut_short_are_completed(tmp_path, monkeypatch):
+  """Blocks that were not linked were encoded again: hours, of millions."""
+  old, new = tmp_path / "vectors_a", tmp_path / "vectors_b"
+  _write(old)
+  _write(new, [0], made_of="other encoder")  # the kill came after one block
+  own = vector_files.files(new).path(0).read_bytes()
+  monkeypatch.setattr(_search, "_BLOCK", 5)
+  _search.link_earlier(new, 13)
+  assert sorted(path.name for path in new.glob("*.npy")) == [
+    f"block_{number:05}.npy" for number in range(3)
+  ]
+  assert vector_files.files(new).path(0).read_bytes() == own
+  for number in (1, 2):
+    made = vector_files.files(new).read(number, made_of="encoder tokens")
+    np.testing.assert_array_equal(made, _vectors()[number * 5 :][:5])
+
+
+@pytest.mark.parametrize("lost", [None, 2, 3])
+def test_a_collection_that_became_shorter_has_no_blocks_too_many(
+  tmp_path, lost
+):
+  """After a kill, a block behind a gap stayed, and no search opened them."""
+  folder = _write(tmp_path)
+  if lost is not None:
+    for path in folder.paths(lost):
+      path.unlink()
+  vector_files.shorten(tmp_path, 10, block_rows=5)
+  found = vector_files.open_vectors(tmp_path, 10)
+  np.testing.assert_array_equal(found, _vectors()[:10])
+  assert len([*tmp_path.iterdir()]) == 4  # two blocks and their marks

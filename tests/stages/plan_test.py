@@ -693,13 +693,25 @@ def test_the_prompts_of_an_encoder_are_said_before_any_work(tmp_path):
     assert not _checks.describe_prompts(config, ["prepare_data"])
     return _checks.describe_prompts(config, ["train_retriever"])
 
-  [note] = said()
+  note, _ = said()
   assert "reads nothing before queries and nothing before documents" in note
-  [note] = said(query_prompt="query: ", document_prompt="passage: ")
+  note, _ = said(query_prompt="query: ", document_prompt="passage: ")
   assert "reads 'query: ' before queries and 'passage: ' before" in note
   _, note = said(length=128)
-  assert "first 128 tokens of a document, its folder 512" in note
-  assert "--gin.ENCODER_LENGTH=0" in note
+  # Static vectors have no limit: 512 tokens of 900 gave another vector.
+  assert "first 128 tokens of a document, its folder all of them" in note
+  assert "--gin.ENCODER_LENGTH=512" in note
+  _, note = said()
+  assert "first 512 tokens of a document, its folder all of them" in note
+  longer = encoder_start.EncoderStart(folder=folder, length=2048).tokens()
+  assert longer.length == 2048
+  path = pathlib.Path(folder, "tokenizer.json")
+  fields = json.loads(path.read_text())
+  cut = {"direction": "Right", "max_length": 256, "strategy": "LongestFirst"}
+  path.write_text(json.dumps(fields | {"truncation": cut | {"stride": 0}}))
+  _, note = said(length=128)
+  assert "its folder 256" in note and "--gin.ENCODER_LENGTH=0" in note
+  assert len(said()) == 1
 
 
 def test_an_encoder_that_is_no_folder_is_named(tmp_path):

@@ -18,6 +18,7 @@ import pytest
 
 from synthq_jax.cli import main
 from synthq_jax.privacy import ledger
+from synthq_jax.retrieval import vector_files
 from synthq_jax.runtime import workspace
 from synthq_jax.storage import artifacts, object_store, stores
 from synthq_jax.training import checkpoints, loop
@@ -403,6 +404,22 @@ def test_a_training_that_the_store_lost_is_missed(server, url):
   with pytest.raises(ValueError, match="lines/000001: expected the addition"):
     with stores.mirrored(url):
       pass
+
+
+def test_blocks_that_are_linked_or_no_longer_needed_are_so_in_the_store(
+  server, url
+):
+  """A kill lost the linked ones, and another machine got the others again."""
+  with stores.mirrored(url) as root:
+    old = vector_files.files(root / "vectors_a")
+    for number in range(3):
+      old.write(number, np.ones((2, 2)), made_of="encoder tokens")
+    vector_files.link_blocks(old.directory, root / "vectors_b", 4, block_rows=2)
+    linked = ["block_00000.npy", "block_00000.sha256", "block_00001.npy",
+              "block_00001.sha256"]  # fmt: skip
+    assert sorted(server.names("/b/run/vectors_b/")) == linked
+    vector_files.shorten(old.directory, 2, block_rows=2)
+    assert sorted(server.names("/b/run/vectors_a/")) == linked[:2]
 
 
 # States of trainings.

@@ -1,6 +1,7 @@
 """The study of what is read out of vectors: on a tiny collection."""
 
 import dataclasses
+import math
 import pathlib
 
 import numpy as np
@@ -64,6 +65,9 @@ def test_a_raw_vector_gives_secrets_away_and_nothing_is_made_twice(
   assert all(one.first.mean < 1.0 for one in study.secrets if one.noise)
   assert len(study.reading.perplexity) == len(study.reading.bleu) == 3
   assert "Secrets" in said and "A decoder's reading" in said
+  short = dataclasses.replace(study.reading, bleu=(math.nan, 0.0, 0.0))
+  page = repr(vectors._make_page(dataclasses.replace(study, reading=short)))
+  assert "nan" not in page and "A dash: no sentence written" in page
   # The victim's text lies below private/ alone.
   outside = {path.name for path in tmp_path.iterdir()}
   assert outside == {".lock", "private"}

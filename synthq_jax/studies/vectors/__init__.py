@@ -110,7 +110,7 @@ class Reading:
   perplexity: tuple[float, ...]
   """Perplexity of the victim's sentences per token."""
   bleu: tuple[float, ...]
-  """BLEU of the written sentences, 0 to 100."""
+  """BLEU of the written sentences, 0 to 100; nan if none has four words."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -421,7 +421,7 @@ def _make_page(study: Study) -> blocks.Page:
     columns = {
       "Vector": lambda row: row[0],
       "Perplexity": lambda row: f"{row[1]:.1f}",
-      "BLEU": lambda row: f"{row[2]:.1f}",
+      "BLEU": lambda row: "-" if math.isnan(row[2]) else f"{row[2]:.1f}",
     }
     parts.append(
       frame.make_part(
