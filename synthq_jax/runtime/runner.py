@@ -269,6 +269,8 @@ class Run:
           self._accept(stage, name, job)
           on_accepted()
         finished[target] = self.make(stage, name, job)
+      if distributed.is_main():
+        stage.finish(self)
       if not position:
         for other in self.stages:
           other.check(self)

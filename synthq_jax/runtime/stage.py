@@ -161,6 +161,8 @@ class Stage(Generic[_Inputs]):
   """Whether tasks hold the secret, from which batches and noise are drawn."""
   together: bool = False
   """Whether all processes of a run work on a result; else process 0 does."""
+  finish: Callable[[Any], None] = lambda run: None
+  """Removes what its results shared, when all of them are made."""
   screen: Callable[[Sequence[Any]], str] = lambda results: ""
   """Returns the text that its command prints at the end, from its results."""
   get_directory: Callable[[Any], str] = operator.attrgetter("directory")

@@ -35,6 +35,7 @@ from synthq_jax.training import distributed
 from synthq_jax.training import progress as progress_lib
 
 __all__ = [
+  "SHARED",
   "Judged",
   "encode_rows",
   "encode_with",
@@ -49,6 +50,8 @@ __all__ = [
   "zero_broken",
 ]
 
+SHARED = "documents"
+"""Folder of a test set's document vectors while its systems are scored."""
 _BLOCK = 8192
 """Rows between two saves of vectors, and rows that one process takes at a
 time."""
@@ -232,7 +235,7 @@ def search_dense(
     depth: number of results for each query.
   """
   queries = directory / f"parts_{task.digest}" / "queries"
-  own = task.folders.private(task.result_path).parent / "documents"
+  own = task.folders.private(task.result_path).parent / SHARED
   texts: dict[str, tuple[passages.Tokens, pathlib.Path]] = {
     sentence_folders.QUERY: (
       get_query_tokens(task.folders, retriever, judged),

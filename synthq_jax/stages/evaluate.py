@@ -314,6 +314,13 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
   )
 
 
+def _remove_vectors(run: runner.Run) -> None:
+  """Removes the document vectors that the systems of a set shared."""
+  shared = f"*/{_search.SHARED}"
+  for folder in run.folders.private("evaluate").glob(shared):
+    artifacts.remove(folder)
+
+
 STAGE = stage.Stage(
   name="evaluate",
   result=results.Evaluation,
@@ -328,4 +335,5 @@ STAGE = stage.Stage(
     "learn_to_rank",
   ),
   together=True,
+  finish=_remove_vectors,
 )
