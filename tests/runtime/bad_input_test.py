@@ -266,7 +266,7 @@ def test_more_documents_than_a_source_can_have_are_refused_before_it_is_read(
     ("CHECKPOINT=no", "got no file no/params.safetensors: check CHECKPOINT"),
     (
       "ENCODER=no STATIC_DIM=0",
-      "got no file no/params.safetensors",
+      "ENCODER must be the folder of a model, got 'no'",
     ),
     ("ENCODER=no", "got 16 and no: set STATIC_DIM=0"),
     ("VOCABULARY=no", "got no file no: check CHECKPOINT and VOCABULARY"),

@@ -257,6 +257,7 @@ def test_a_pool_is_public():
     "rows": np.arange(24, dtype=np.int32).reshape(8, 3) % 30,
     "relevant": np.tile([True, False, False], (8, 1)),
     "candidate": np.ones((8, 3), bool),
+    "left_out": np.array([[1, 16], *[[-1, -1]] * 7], np.int32),
     "pool": np.array([1, 4, 9, 16, 25], np.int32),
   }
   params = {"map": 0.1 * np.ones((6, 6), np.float32)}
