@@ -1,6 +1,5 @@
 """Builds the parts on synthetic queries: examples, filters, real queries."""
 
-import math
 from collections.abc import Sequence
 
 from synthq_jax.generation import mauve
@@ -174,7 +173,7 @@ def similarity(
     {
       "Generator": lambda row: _NAME(row.name),
       "Queries": lambda row: f"{row.num_queries:,}",
-      "BLEU": lambda row: "-" if math.isnan(row.bleu) else f"{row.bleu:.2f}",
+      "BLEU": lambda row: tables.number(row.bleu, ".2f"),
       "MAUVE": lambda row: (
         tables.spread([each.score for each in row.mauve], "±")
         if row.mauve

@@ -20,6 +20,7 @@ __all__ = [
   "interval",
   "measure_name",
   "noted",
+  "number",
   "of",
   "p_value",
   "percent",
@@ -117,6 +118,15 @@ def percent(value: intervals.Interval | float | None, sign: str = "") -> str:
 def count(number: int) -> str:
   """Formats a whole number with commas: 1,234."""
   return f"{number:,}"
+
+
+def number(value: float, form: str) -> str:
+  """Formats a number; "-" if it is nan.
+
+  >>> number(0.5, ".2f"), number(math.nan, ".2f")
+  ('0.50', '-')
+  """
+  return "-" if math.isnan(value) else f"{value:{form}}"
 
 
 def spread(values: Sequence[float], sign: str = "+-") -> str:

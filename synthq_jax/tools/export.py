@@ -354,11 +354,12 @@ def _copy_sentence_folder(
   sentence_encoder.add_normalize(folder)
   for module in json.loads((folder / sentence_folders.MODULES).read_text()):
     (folder / module["path"]).mkdir(exist_ok=True)
-  kind = "folder"
-  if sentence_folders.modules(folder).is_static:
-    kind = "static"
-  lengths = sentence_folders.text_settings(folder).lengths
-  lengths = {"max_seq_length": _LENGTH, **lengths}
+  is_static = sentence_folders.modules(folder).is_static
+  kind = "static" if is_static else "folder"
+  texts = sentence_folders.text_settings(folder)
+  lengths = {"max_seq_length": texts.max_length or _LENGTH}
+  if texts.query_length:
+    lengths["query_length"] = texts.query_length
   text = cards.render_retriever(_get_checkpoint(source), lengths, kind=kind)
   (folder / _README).write_text(text, encoding="utf-8")
 

@@ -244,18 +244,23 @@ def make_fusion(
   )
 
 
-def test_a_longer_log_encodes_no_document_again(shared, monkeypatch):
-  """Of millions of documents this takes hours, and none has changed."""
-  root, documents = shared
-  name, encoded = "train_retriever/untrained", []
-  given = load(root, name, results.Checkpoint)
-  encode_rows = encode.encode
+@pytest.fixture(name="encoded")
+def _encoded(monkeypatch):
+  """Numbers of rows that are encoded from here on."""
+  encoded, encode_rows = [], encode.encode
 
   def count(params, config, rows, **options):
     encoded.append(len(rows))
     return encode_rows(params, config, rows, **options)
 
   monkeypatch.setattr(encode, "encode", count)
+  return encoded
+
+
+def test_a_longer_log_encodes_no_document_again(shared, encoded):
+  """Of millions of documents this takes hours, and none has changed."""
+  root, documents = shared
+  given = load(root, "train_retriever/untrained", results.Checkpoint)
 
   def make(digest):
     made = tiny_runs.make(
@@ -288,18 +293,11 @@ def test_a_longer_log_encodes_no_document_again(shared, monkeypatch):
 
 
 def test_a_set_is_encoded_once_for_an_encoder_and_its_adapters(
-  finished_run, tmp_path, monkeypatch
+  finished_run, tmp_path, encoded
 ):
   """Of BEIR's sets, each adapter encoded millions of documents again."""
-  root, encoded = finished_run.copy(tmp_path), []
+  root = finished_run.copy(tmp_path)
   assert not (root / "private/evaluate/public/documents").exists()
-  encode_rows = encode.encode
-
-  def count(params, config, rows, **options):
-    encoded.append(len(rows))
-    return encode_rows(params, config, rows, **options)
-
-  monkeypatch.setattr(encode, "encode", count)
   adapter = load(root, "learn_adapter/adapter_eps8", system_results.Adapter)
   base = root / adapter.base.directory
   kept = {}

@@ -79,16 +79,6 @@ class TextSettings:
   query_length: int | None = None
   """Largest number of tokens of a query, if it is smaller; None: `max_length`."""
 
-  @property
-  def lengths(self) -> dict[str, int]:
-    """The largest numbers of tokens that are known: "max_seq_length" and
-    "query_length"."""
-    named = {
-      "max_seq_length": self.max_length,
-      "query_length": self.query_length,
-    }
-    return {name: number for name, number in named.items() if number}
-
   def prompt_of(self, role: str | None) -> str:
     """Returns the prompt before a text.
 

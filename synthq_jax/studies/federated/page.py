@@ -1,6 +1,5 @@
 """Makes the page of a federated study: tables of methods, and a drawing."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -224,9 +223,7 @@ def _compare(
 def _write_rates(group: Group) -> str:
   """Writes the learning rate of each repetition, equal ones once."""
   rates = [outcome.learning_rate for outcome in group]
-  return ", ".join(
-    dict.fromkeys("-" if math.isnan(x) else f"{x:g}" for x in rates)
-  )
+  return ", ".join(dict.fromkeys(tables.number(x, "g") for x in rates))
 
 
 def _make_effectiveness(main: Group) -> blocks.Part:

@@ -421,7 +421,7 @@ def _make_page(study: Study) -> blocks.Page:
     columns = {
       "Vector": lambda row: row[0],
       "Perplexity": lambda row: f"{row[1]:.1f}",
-      "BLEU": lambda row: "-" if math.isnan(row[2]) else f"{row[2]:.1f}",
+      "BLEU": lambda row: tables.number(row[2], ".1f"),
     }
     parts.append(
       frame.make_part(
