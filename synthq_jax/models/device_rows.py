@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["CPU_ROWS", "mesh", "replicate", "split"]
+__all__ = ["CPU_ROWS", "CPU_TOKENS", "mesh", "replicate", "split"]
 
 CPU_ROWS = 16
 """Rows of a batch that fits a CPU's caches; with 256, a BERT takes twice as
 long."""
+CPU_TOKENS = 512
+"""Rows times width of a batch that fits the cache of one core."""
 
 _Tree = TypeVar("_Tree")
 

@@ -4,7 +4,7 @@ A row's width depends on its own length alone, never on its neighbours, so that
 a model's output for it does not depend on the rest of the collection.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +34,8 @@ def bucket(length: int) -> int:
 
 
 def split(
-  tokens: Int[np.ndarray, "row length"], batch_size: int
+  tokens: Int[np.ndarray, "row length"],
+  batch_size: int | Callable[[int], int],
 ) -> Iterator[LengthBatch]:
   """Splits rows of tokens into batches, the longest rows first.
 
@@ -42,8 +43,8 @@ def split(
 
   Args:
     tokens: rows of tokens, 0 = padding at the end of a row.
-    batch_size: number of rows of every batch; the last batch of each width is
-      padded with rows of zeros.
+    batch_size: number of rows of every batch, or a function from a width to it;
+      the last batch of each width is padded with rows of zeros.
 
   Yields:
     Batches that together hold each row once.
@@ -56,15 +57,17 @@ def split(
     raise ValueError(
       f"tokens must have shape [row, length], got shape {tokens.shape}"
     )
-  checks.at_least(1, batch_size=batch_size)
+  if not callable(batch_size):
+    checks.at_least(1, batch_size=batch_size)
   full = tokens.shape[1]
   widths = np.array([bucket(length) for length in range(full + 1)])
   widths = np.minimum(widths, max(full, 1))[lengths(tokens)]  # [row]
   for width in sorted(set(widths.tolist()), reverse=True):
     members = np.flatnonzero(widths == width)
-    for start in range(0, len(members), batch_size):
-      rows = members[start : start + batch_size]
-      batch = np.zeros((batch_size, width), np.int32)
+    size = batch_size(width) if callable(batch_size) else batch_size
+    for start in range(0, len(members), size):
+      rows = members[start : start + size]
+      batch = np.zeros((size, width), np.int32)
       batch[: len(rows), :full] = tokens[rows, :width]
       yield LengthBatch(rows, batch)
 

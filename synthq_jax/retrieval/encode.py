@@ -1,16 +1,18 @@
 """Encodes whole collections, in batches of few fixed shapes."""
 
+import collections
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.data import blocks
 from synthq_jax.models import (
   device_rows,
@@ -47,7 +49,8 @@ def encode(
     tokens: tokens, 0 = padding at the end of a row.
     batch_size: rows at a time on all devices together, rounded up to a multiple
       of their number; changes vectors by rounding alone. On CPUs, encoders with
-      layers take at most `device_rows.CPU_ROWS` for each device.
+      layers take at most `device_rows.CPU_TOKENS` tokens for each device, and as
+      many batches at once as there are cores for a device.
     devices: the devices of this process to use; None: JAX's default device.
     progress: called with the number of rows after each batch, for example
       `tqdm.tqdm(...).update`.
@@ -60,19 +63,58 @@ def encode(
     ValueError: if `tokens` is not a matrix, `batch_size` is below 1 or there
       are no devices.
   """
+  checks.at_least(1, batch_size=batch_size)
   encoder = encoders.of(config)
   mesh = device_rows.mesh(devices)
   params = device_rows.replicate(encoder.select(params), mesh)
   vectors = np.zeros((len(tokens), encoder.dim), np.float32)
+  limit, workers = None, 1
   if mesh.devices.flat[0].platform == "cpu" and not _is_table(config):
-    batch_size = min(batch_size, device_rows.CPU_ROWS * mesh.size)
-  batch_size = -(-batch_size // mesh.size) * mesh.size
-  for batch in length_batches.split(tokens, batch_size):
-    encoded = _encode(params, batch.tokens, encoder=encoder, mesh=mesh)
-    vectors[batch.rows] = np.asarray(encoded)[: len(batch.rows)]
+    limit = device_rows.CPU_TOKENS
+    workers = (os.cpu_count() or 1) if mesh.size == 1 else 1
+
+  def get_size(width: int) -> int:
+    """Returns the rows of a batch of a width, the same for each device."""
+    size = batch_size
+    if limit is not None:
+      size = min(size, max(limit // width, 1) * mesh.size)
+    return -(-size // mesh.size) * mesh.size
+
+  def run(batch: length_batches.LengthBatch) -> np.ndarray:
+    return np.asarray(_encode(params, batch.tokens, encoder=encoder, mesh=mesh))
+
+  batches = length_batches.split(tokens, get_size)
+  for batch, encoded in _map_ahead(run, batches, workers):
+    vectors[batch.rows] = encoded[: len(batch.rows)]
     if progress is not None:
       progress(len(batch.rows))
   return vectors
+
+
+def _map_ahead(
+  run: Callable[[length_batches.LengthBatch], np.ndarray],
+  batches: Iterable[length_batches.LengthBatch],
+  workers: int,
+) -> Iterator[tuple[length_batches.LengthBatch, np.ndarray]]:
+  """Yields each batch and what `run` makes of it, several of them at once.
+
+  XLA leaves cores of a CPU idle between the products of a single batch. The first
+  batch of a shape runs alone, so that its program is compiled once.
+  """
+  waiting: collections.deque = collections.deque()
+  shape = None
+  with futures.ThreadPoolExecutor(workers) as pool:
+    for batch in batches:
+      if workers == 1 or batch.tokens.shape != shape:
+        shape = batch.tokens.shape
+        yield batch, run(batch)
+        continue
+      waiting.append((batch, pool.submit(run, batch)))
+      if len(waiting) > workers:
+        earlier, future = waiting.popleft()
+        yield earlier, future.result()
+    for earlier, future in waiting:
+      yield earlier, future.result()
 
 
 def _is_table(config: Any) -> bool:

@@ -38,6 +38,12 @@ def test_every_row_appears_once_with_all_its_tokens():
   assert sorted(seen) == list(range(50))
 
 
+def test_a_function_says_how_many_rows_a_width_has():
+  tokens = _rows([100, 100, 100, 20, 20, 20], 100)
+  batches = list(length_batches.split(tokens, lambda width: 200 // width))
+  assert [b.tokens.shape for b in batches] == [(2, 100), (2, 100), (6, 32)]
+
+
 def test_the_longest_rows_come_first():
   tokens = _rows([3, 100, 20, 40], 100)
   widths = [batch.tokens.shape[1] for batch in length_batches.split(tokens, 2)]

@@ -1,12 +1,19 @@
 import dataclasses
+import os
 import pathlib
+import threading
 
 import jax
 import numpy as np
 import pytest
 import random_t5
 
-from synthq_jax.models import dual_encoder, static_vectors, t5_config
+from synthq_jax.models import (
+  device_rows,
+  dual_encoder,
+  static_vectors,
+  t5_config,
+)
 from synthq_jax.retrieval import encode, vector_files
 
 _CONFIG = t5_config.get("tiny")
@@ -65,6 +72,45 @@ def test_a_row_keeps_its_exact_vector_whatever_stands_around_it(
   for count in (1, 2, 3, 7, 8, 9, 31, 256, 257):
     rows = generator.permutation(257)[:count]
     np.testing.assert_array_equal(vectors(rows), whole[rows])
+
+
+def test_batches_of_a_shape_run_at_once_on_the_cores_of_a_cpu(monkeypatch):
+  """All but the first of a shape, whose program is compiled once."""
+  tokens = _tokens(count=90)
+  monkeypatch.setattr(device_rows, "CPU_TOKENS", 128)
+  monkeypatch.setattr(os, "cpu_count", lambda: 1)
+  expected = encode.encode(_params(), _CONFIG, tokens)
+  original, meeting, alone, met = encode._encode, threading.Barrier(2), [], []
+
+  def meet(params, rows, **options):
+    if threading.current_thread() is threading.main_thread():
+      alone.append(rows.shape)
+    elif len(met) < 2:  # waits for another batch
+      met.append(meeting.wait(timeout=60))
+    return original(params, rows, **options)
+
+  monkeypatch.setattr(os, "cpu_count", lambda: 3)
+  monkeypatch.setattr(encode, "_encode", meet)
+  done = []
+  vectors = encode.encode(_params(), _CONFIG, tokens, progress=done.append)
+  np.testing.assert_array_equal(vectors, expected)
+  assert alone == [(4, 32), (8, 16)]
+  assert sorted(met) == [0, 1]
+  assert sum(done) == 90
+
+
+def test_a_batch_that_fails_in_a_thread_ends_the_encoding(monkeypatch):
+  def fail(params, rows, **options):
+    if threading.current_thread() is not threading.main_thread():
+      raise MemoryError("no room")
+    return original(params, rows, **options)
+
+  original = encode._encode
+  monkeypatch.setattr(device_rows, "CPU_TOKENS", 128)
+  monkeypatch.setattr(os, "cpu_count", lambda: 2)
+  monkeypatch.setattr(encode, "_encode", fail)
+  with pytest.raises(MemoryError, match="no room"):
+    encode.encode(_params(), _CONFIG, _tokens(count=90))
 
 
 def test_progress_adds_up_and_no_rows_give_no_vectors():
