@@ -34,6 +34,7 @@ __all__ = [
   "SentenceConfig",
   "add_normalize",
   "add_query_map",
+  "check_start",
   "copy_files",
   "encode",
   "files",
@@ -189,6 +190,18 @@ def num_positions(chosen: sentence_folders.Modules) -> int | None:
   if chosen.is_static or _get_model_type(chosen.folder) in _T5S:
     return None
   return bert.read_config(chosen.folder).max_length
+
+
+def check_start(folder: str | os.PathLike) -> None:
+  """Refuses a folder from which `save` can write no encoder.
+
+  Args:
+    folder: as in `load`.
+
+  Raises:
+    ValueError: if the folder has a Router.
+  """
+  _list_modules(pathlib.Path(folder))
 
 
 def files(folder: str | os.PathLike) -> tuple[pathlib.Path, ...]:
@@ -466,7 +479,7 @@ def _list_modules(source: pathlib.Path) -> list[dict[str, Any]]:
   if any(module["type"].endswith(".Router") for module in listed):
     raise ValueError(
       f"{source}: expected one model for queries and documents, got a Router:"
-      " train another start, or search with it as it is"
+      " train another start (of an exported adapter, the encoder that it maps)"
     )
   return listed
 

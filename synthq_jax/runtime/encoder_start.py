@@ -85,6 +85,7 @@ class EncoderStart:
     """
     tokens = self.tokens()
     if tokens is not None:
+      sentence_encoder.check_start(self.folder)  # every retriever is saved
       _, shape = sentence_encoder.load(self.folder)
       sentence_tokens.check(self.folder, tokens, shape)
 

@@ -167,7 +167,8 @@ matrix = load_file("FOLDER/map.safetensors")["query"]
 
 def apply(vectors):  # [query, dim] of the encoder
   moved = vectors @ matrix
-  return moved / np.linalg.norm(moved, axis=-1, keepdims=True)
+  lengths = np.linalg.norm(moved, axis=-1, keepdims=True)
+  return moved / np.maximum(lengths, 1e-12)  # a zero vector stays zero
 ```""",
   )
 

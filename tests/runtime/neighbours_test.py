@@ -34,6 +34,7 @@ from synthq_jax.stages import (
   finetune_dp,
   generate,
   learn_adapter,
+  learn_map,
   learn_to_rank,
   plan,
   prepare_data,
@@ -507,6 +508,58 @@ def test_of_a_whole_run_a_query_less_changes_what_follows_from_n_too(runs):
   public = [n for n in changed if not any(word in n for word in ranked)]
   assert not [n for n in public if "public_only" in n or "untrained" in n]
   assert not _differing(_without_n(log.files), _without_n(less.files))
+
+
+# Maps of a public encoder's query vectors.
+
+_MAPPED = {
+  "learn_map": learn_map.Config(steps=2, warmup_steps=1, candidates=6, pool=8),
+  "rows": plan.Rows(
+    trained_part="query_map",
+    direct_dp=(),
+    fused=True,
+    ltr=("synthetic",),
+    adapted=(8.0,),
+  ),
+  "stages": [
+    name
+    for name in plan.STAGES
+    if name not in ("audit", "compare_queries", "query_leakage", "report")
+  ],
+  # What no private query goes into is compared above.
+  "test_sets": (),
+}
+"""Changes of a run in which maps learn from queries of every kind."""
+
+
+@pytest.mark.slow
+def test_of_a_run_of_maps_another_query_changes_what_is_released_alone(
+  tmp_path, sides
+):
+  logs = _logs(sides)
+  runs = []
+  for name, log in (
+    ("log", logs.log),
+    ("other", logs.another["in the words of a test query"]),
+  ):
+    source = _jsonl(tmp_path / name / "data", log, sides)
+    runs.append(_standing_still(tmp_path / name, source, **_MAPPED))
+  ours, theirs = runs
+  maps = {name for name in ours.files if name.endswith("/map.npy")}
+  assert {pathlib.PurePath(name).parent.name for name in maps} == {
+    "public_only", "synthetic_eps8", "adapter_eps8",
+  }  # fmt: skip
+  assert not _differing(ours.files, theirs.files)
+  changed = _differing(ours.private, theirs.private)
+  assert "private/learn_adapter/original/map.npy" in changed
+  changed = [re.sub("<.*?>", "name", path) for path in changed]
+  assert not _unlisted(changed, _patterns())
+  # The generator, the adapter and the weights learn of the query by its record.
+  assert len(ours.given) == 3
+  for (one, how), (other, same) in zip(ours.given, theirs.given, strict=True):
+    assert how == same
+    gone, new = _rows(one) - _rows(other), _rows(other) - _rows(one)
+    assert (len(gone), len(new)) == (1, 1)
 
 
 # A user less.

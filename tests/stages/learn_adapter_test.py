@@ -1,6 +1,7 @@
 """The stage of adapters: its rows, its claim, its search and its export."""
 
 import dataclasses
+import functools
 import importlib.util
 import math
 import shutil
@@ -14,6 +15,7 @@ import pytest
 
 from synthq_jax.data import passages
 from synthq_jax.models.checkpoints import sentence_folders
+from synthq_jax.optim import denoising
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.retrieval import encode, index, trec, vector_files
 from synthq_jax.runtime import (
@@ -307,3 +309,62 @@ def test_a_querys_own_document_is_no_candidate(order):
   )
   chosen = made["rows"][0][made["candidate"][0]].tolist()
   assert chosen == [0, 1, 2]
+
+
+def _get(value, *args, **named):
+  """Stands for a function that reads `value`."""
+  del args, named
+  return value
+
+
+@pytest.mark.parametrize("said", [1.0, 0.9], ids=["claimed", "a tenth less"])
+def test_the_noise_of_a_map_is_what_its_claim_says(tmp_path, monkeypatch, said):
+  """Queries of length 0 teach nothing: the map is noise, if nothing denoises it."""
+  dim, count = 160, 30
+  documents = np.eye(count, dim, dtype=np.float32)
+  ids = [f"d{number}" for number in range(count)]
+  judged = _search.Judged(
+    split="train",
+    qrels={f"q{number}": {f"d{number}": 1} for number in range(count)},
+    queries=ids,
+    query_tokens=np.ones((count, 2), np.int32),
+    passages=passages.Passages(
+      array_files.as_texts(ids), np.ones((count, 2), np.int32), np.arange(count)
+    ),
+    corpus=tmp_path,
+  )
+  for module, name, value in (
+    (_ranking, "read_train", judged),
+    (_ranking, "encode_queries", np.zeros((count, dim), np.float32)),
+    (_search, "open_vectors", documents),
+  ):
+    monkeypatch.setattr(module, name, functools.partial(_get, value))
+  monkeypatch.setattr(denoising, "denoise", lambda matrix, noise_std: matrix)
+  config = learn_adapter.Config(
+    steps=3, batch_size=count, pool=8, microbatch_size=8
+  )
+  monkeypatch.setattr(
+    learn_adapter.PooledGrad,
+    "sensitivity",
+    lambda *_: said * config.clip_norm,
+  )
+  task = stage.Task(
+    result_path=f"learn_adapter/{ROW}",
+    row=made_up.row(ROW),
+    digest="digest",
+    settings=config,
+    folders=workspace.Workspace(tmp_path, secret_seed=7),
+    inputs=learn_adapter.Inputs(
+      prepared=made_up.prepared(num_queries={"train": count}),
+      retriever=made_up.checkpoint(),
+      vectors=types.SimpleNamespace(vectors="vectors"),
+      drop_identical=True,
+      epsilon=8.0,
+    ),
+  )
+  params, fields = learn_adapter._learn(task)
+  [release] = fields["statement"].ledger
+  expected = release.noise_multiplier * config.clip_norm / count
+  expected *= config.learning_rate * math.sqrt(config.steps)
+  ratio = np.std(np.asarray(params["map"])) / expected
+  assert ratio == pytest.approx(said, rel=0.02)

@@ -8,7 +8,9 @@ import shutil
 import made_up
 import numpy as np
 import pytest
+import sentence_folder
 
+from synthq_jax.models import sentence_encoder
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.retrieval import encode
 from synthq_jax.runtime import (
@@ -20,7 +22,7 @@ from synthq_jax.runtime import (
   system_results,
   workspace,
 )
-from synthq_jax.stages import learn_map, plan
+from synthq_jax.stages import _checks, learn_map, plan
 from synthq_jax.storage import artifacts
 from synthq_jax.tools import cards, export, search
 from synthq_jax.training import loop
@@ -308,6 +310,17 @@ def test_two_retrievers_of_one_row_are_refused(finished_run, tmp_path):
     search.open_run(str(root), "synthetic_eps8")
 
 
+def test_an_encoder_with_routes_is_refused_before_any_training(tmp_path):
+  """A run failed after fine-tuning: no retriever can be saved with a Router."""
+  folder = sentence_folder.save(tmp_path / "model", "some words")
+  config = plan.RunConfig(encoder=encoder_start.EncoderStart(folder=folder))
+  _checks.check_checkpoints(config, ["train_retriever"])
+  matrix = np.eye(sentence_folder.DIM, dtype=np.float32)
+  sentence_encoder.add_query_map(folder, matrix)  # as in an exported adapter
+  with pytest.raises(ValueError, match="got a Router: train another start"):
+    _checks.check_checkpoints(config, ["train_retriever"])
+
+
 def test_an_audit_asks_no_retriever_that_is_a_map():
   chosen = plan.Rows(trained_part="query_map")
   with pytest.raises(ValueError, match="'retriever', which asks encoders"):
@@ -375,3 +388,5 @@ def test_the_code_of_a_maps_card_takes_one_vector_and_many(
   np.testing.assert_allclose(np.linalg.norm(moved, axis=1), 1.0, rtol=1e-5)
   one = names["apply"](vectors[1].astype(np.float16))
   np.testing.assert_allclose(one, moved[1], rtol=1e-5)
+  # Of a query without a known word, among static vectors; it was nan.
+  assert not names["apply"](np.zeros((1, len(matrix)), np.float32)).any()
