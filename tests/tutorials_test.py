@@ -64,9 +64,9 @@ def test_the_tutorial_on_contrastive_losses_trains_with_noise(capsys):
   assert moved == pytest.approx(1.5)
 
 
-def test_the_tutorial_on_auditing_finds_what_it_says():
+def test_the_page_on_audits_finds_what_it_says():
   """Its script on the private step: tests/audit/private_step_test.py."""
-  names = _run("auditing.md")
+  names = _run("../audits.md")
   found = names["found"]
   assert 0 < found.epsilon_one_run < found.epsilon_one_run_fdp < 7.1
 
