@@ -27,6 +27,7 @@ def read_task(
   converter: "seqio.FeatureConverter",
   *,
   use_cached: bool = False,
+  seed: int = 0,
 ) -> dict[str, np.ndarray]:
   """Reads each record of a task's split once, as features of a model.
 
@@ -40,6 +41,8 @@ def read_task(
     lengths: TASK_FEATURE_LENGTHS.
     converter: makes the model's features; it must not pack.
     use_cached: whether to read the cache of seqio's cache_tasks_main.
+    seed: seed of preprocessors that draw at random. SeqIO seeds them by a record's
+      place, so a record more or less changes those behind it.
 
   Returns:
     One array for each of the model's features, one row for each record.
@@ -70,7 +73,7 @@ def read_task(
     num_epochs=1,
     feature_converter=converter,
     use_cached=use_cached,
-    seed=0,
+    seed=seed,
   )
   blocks = list(rows.batch(_CHUNK).as_numpy_iterator())
   if not blocks:

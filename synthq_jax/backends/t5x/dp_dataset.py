@@ -75,22 +75,49 @@ def get_dataset(
     )
   if cfg.module:
     importlib.import_module(cfg.module)
+  if not cfg.task_feature_lengths:
+    raise ValueError(
+      "expected DatasetConfig.task_feature_lengths, got"
+      f" {cfg.task_feature_lengths}: lengths that follow from the longest text"
+      " would tell about it; set TASK_FEATURE_LENGTHS"
+    )
+  # Hashed first, so that one copy at a time is in memory.
+  _, again = _read_in_order(cfg, feature_converter_cls, seed=1)
+  records, digest = _read_in_order(cfg, feature_converter_cls, seed=0)
+  count = len(records[batches.EXAMPLE_ID])
+  if count != settings.num_examples:
+    raise ValueError(
+      f"expected NUM_EXAMPLES={settings.num_examples} examples in split"
+      f" {cfg.split!r}, got {count}: the noise was computed for the former"
+    )
+  if again != digest:
+    raise ValueError(
+      f"expected the same records of split {cfg.split!r} from every reading, got"
+      f" others with another seed: a preprocessor of {cfg.mixture_or_task_name}"
+      " draws at random, by a record's place among the others, so that one record"
+      " less would change those behind it; draw by the record's own content (a"
+      " hash as the seed), or leave the preprocessor out"
+    )
+  release.check_records(digest)
+  return PoissonBatches(records, release, shard_id, num_shards)
+
+
+def _read_in_order(
+  cfg: utils.DatasetConfig,
+  feature_converter_cls: Callable[..., Any],
+  *,
+  seed: int,
+) -> tuple[dict[str, np.ndarray], str]:
+  """Reads the records of a split, sorted by their content, and their digest."""
   records = feature_converters.read_task(
     cfg.mixture_or_task_name,
     cfg.split,
     cfg.task_feature_lengths,
     feature_converter_cls(pack=False),
     use_cached=cfg.use_cached,
+    seed=seed,
   )
-  count = len(next(iter(records.values())))
-  if count != settings.num_examples:
-    raise ValueError(
-      f"expected NUM_EXAMPLES={settings.num_examples} examples in split"
-      f" {cfg.split!r}, got {count}: the noise was computed for the former"
-    )
-  records, digest = batches.in_order(records)
-  release.check_records(digest)
-  return PoissonBatches(records, release, shard_id, num_shards)
+  return batches.in_order(records)
 
 
 class PoissonBatches(dataset_iterator.DatasetIterator):

@@ -43,9 +43,9 @@ class DPTrainer(trainer_lib.Trainer):
 
   Formal guarantee: the release's statement holds for all checkpoints, if
   batches come from `dp_dataset.get_dataset`. T5X's summaries hold learning
-  rates, times and, on request, norms of parameters and private means. With
-  `writes_private_metrics` they also hold values that the statement does NOT
-  cover.
+  rates and, on request, norms of parameters and private means. The statement
+  does NOT cover the times that they hold: on one device, microbatches of padding
+  are left out. Nor does it cover what `writes_private_metrics` writes.
   """
 
   def __init__(
@@ -91,6 +91,18 @@ class DPTrainer(trainer_lib.Trainer):
     """
     optimizer = model.optimizer_def
     self._takes_sum = isinstance(optimizer, dp_optimizers.PrivateOptimizer)
+    rows = release.settings.max_batch_size
+    if rows % (num_microbatches or 1):
+      raise ValueError(
+        "expected DPTrainer.num_microbatches to divide BATCH_SIZE ="
+        f" {rows}, got {num_microbatches}"
+      )
+    self._grad_fn = gradients.clipped_grad(
+      model,
+      l2_clip_norm=release.settings.l2_clip_norm,
+      strategy=strategy,
+      microbatch_size=rows // (num_microbatches or 1),
+    )
     _check_state(train_state, rng)
     _check_optimizer(optimizer, learning_rate_fn, release)
     if self._takes_sum and weight_metrics_computer is not None:
@@ -99,7 +111,6 @@ class DPTrainer(trainer_lib.Trainer):
         " gradients that it would write have no noise yet"
       )
     self._release = release
-    self._strategy = strategy
     self._writes_private_metrics = writes_private_metrics
     self._passed_warm_up = False
     step = release_lib.read_step(utils.get_local_data(train_state.step))
@@ -160,19 +171,7 @@ class DPTrainer(trainer_lib.Trainer):
     """Returns the next state and metrics."""
     settings = self._release.settings
     features, is_padding = gradients.split(batch)
-    parts = self._num_microbatches or 1
-    if len(is_padding) % parts:
-      raise ValueError(
-        f"expected DPTrainer.num_microbatches to divide BATCH_SIZE ="
-        f" {len(is_padding)}, got {parts}"
-      )
-    grad_fn = gradients.clipped_grad(
-      self._model,
-      l2_clip_norm=settings.l2_clip_norm,
-      strategy=self._strategy,
-      microbatch_size=len(is_padding) // parts,
-    )
-    gradient, aux = grad_fn(
+    gradient, aux = self._grad_fn(
       state.params,
       features,
       key=jax.random.fold_in(self._release.dropout_key(), state.step),
@@ -182,7 +181,7 @@ class DPTrainer(trainer_lib.Trainer):
       gradient = gradients.private_mean(
         gradient,
         state.step,
-        l2_sensitivity=grad_fn.sensitivity(_RELATION),
+        l2_sensitivity=self._grad_fn.sensitivity(_RELATION),
         noise_multiplier=self._release.noise_multiplier,
         denominator=settings.expected_batch_size,
         key=self._release.noise_key(),
@@ -222,7 +221,9 @@ def _check_optimizer(
   release: release_lib.Release,
 ) -> None:
   """Refuses optimizers and learning rates that do not fit the release."""
-  is_optax = isinstance(optimizer, optimizers.OptaxWrapper)
+  # optimizers.MultiOptimizer has several, and would give them one gradient.
+  all_of_them = (optimizer, *getattr(optimizer, "sub_optimizers", ()))
+  is_optax = any(isinstance(o, optimizers.OptaxWrapper) for o in all_of_them)
   is_private = isinstance(optimizer, dp_optimizers.PrivateOptimizer)
   if is_optax and not is_private:
     raise ValueError(

@@ -255,6 +255,7 @@ class Release:
       if step == first:
         _refuse_changes(where, {"start": record["start"]}, {"start": start})
       return {"first_step": first}
+    _refuse_unknown_start(self._folder.parent, self._initial, step)
     statement = self.statement()
     entries = ledger.line(f"t5x/{self.identifier}", statement)
     if (before := _read_promise(self._initial)) is not None:
@@ -275,6 +276,12 @@ class Release:
     return {"first_step": step}
 
 
+def _list_saved(folder: epath.Path) -> list[int]:
+  """Lists the steps of T5X's checkpoints in a folder."""
+  names = [child.name for child in folder.iterdir()]
+  return sorted(int(m[1]) for name in names if (m := _SAVED.fullmatch(name)))
+
+
 def read_step(step: Any) -> int:
   """Reads the step of a state and refuses one that a cast may have rounded.
 
@@ -290,20 +297,47 @@ def read_step(step: Any) -> int:
   if not np.issubdtype(value.dtype, np.integer):
     raise ValueError(
       f"expected a step of an integer type, got {value.dtype}: the whole state was"
-      " cast, which rounds steps; restore it as it was saved"
+      " cast, which rounds steps; set utils.SaveCheckpointConfig.dtype and"
+      " utils.RestoreCheckpointConfig.dtype to None"
     )
   return int(value)
 
 
 def _refuse_unsaved(folder: epath.Path, step: int) -> None:
   """Refuses a step without a checkpoint in a folder with checkpoints."""
-  names = [child.name for child in folder.iterdir()]
-  saved = {match[1] for name in names if (match := _SAVED.fullmatch(name))}
-  if saved and str(step) not in saved:
+  saved = _list_saved(folder)
+  if saved and step not in saved:
     raise ValueError(
       f"{folder}: expected a state of one of the checkpoints there, of steps"
-      f" {', '.join(sorted(saved, key=int))}, got step {step}: restore one of them"
-      " as it was saved, in its own types"
+      f" {', '.join(map(str, saved))}, got step {step}: restore one of them as it"
+      " was saved, in its own types"
+    )
+
+
+def _refuse_unknown_start(
+  folder: epath.Path, initial: str | os.PathLike | None, step: int
+) -> None:
+  """Refuses to begin with a state of which nobody says how it was trained.
+
+  T5X prefers a checkpoint in MODEL_DIR to the initial one, and takes the latter from
+  utils.RestoreCheckpointConfig.path, which gin may bind to another folder.
+  """
+  if saved := _list_saved(folder):
+    raise ValueError(
+      f"{folder}: expected a MODEL_DIR without checkpoints, got that of step"
+      f" {saved[-1]}, whose training {FOLDER}/ here does not know: restore its"
+      f" {FOLDER}/, or take another MODEL_DIR and name the checkpoint by"
+      " INITIAL_CHECKPOINT_PATH"
+    )
+  name = "" if initial is None else os.fspath(initial).rstrip("/")
+  named = _SAVED.fullmatch(name.rpartition("/")[2])
+  expected = int(named[1]) if named else 0
+  if step != expected and (named or initial is None):
+    raise ValueError(
+      f"expected a state of step {expected}, as INITIAL_CHECKPOINT_PATH ="
+      f" {initial} says, got step {step}: name the checkpoint that is restored by"
+      " INITIAL_CHECKPOINT_PATH, not by utils.RestoreCheckpointConfig.path, so"
+      " that its own claim counts"
     )
 
 

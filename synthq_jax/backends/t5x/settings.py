@@ -33,7 +33,7 @@ class Settings:
   max_batch_size: int
   """Number of rows of a batch, padding included: T5X's BATCH_SIZE."""
   steps: int
-  """Number of private steps: TRAIN_STEPS minus the initial checkpoint's
+  """Number of private steps: T5X's TRAIN_STEPS minus the initial checkpoint's
   step."""
   epsilon: float
   """Target epsilon; inf trains without noise and claims nothing."""

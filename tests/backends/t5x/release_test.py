@@ -31,10 +31,11 @@ SETTINGS = settings.Settings(
   l2_clip_norm=0.1,
 )
 FACTS = {"learning_rates": ["0.001"], "parameters": "shapes"}
+PUBLIC = "public/checkpoint_1000"
 
 
 def opened(
-  folder, name="model", secret="secret", initial_checkpoint=None, **changes
+  folder, name="model", secret="secret", initial_checkpoint=PUBLIC, **changes
 ):
   return release_lib.Release(
     dataclasses.replace(SETTINGS, **changes),
@@ -96,7 +97,8 @@ def test_a_private_checkpoint_of_t5x_is_no_public_start(
     vocab_size=40, token_ids=token_ids.TokenIds()
   )
   inputs.load_public(start, documents)
-  opened(tmp_path).begin(1000, FACTS)
+  opened(tmp_path, "begun").begin(1000, FACTS)
+  (tmp_path / "begun/privacy").rename(tmp_path / "model/privacy")
   with pytest.raises(ValueError, match="trained on private queries"):
     inputs.load_public(start, documents)
 
@@ -173,7 +175,8 @@ def test_an_export_in_a_bucket_counts_with_all_that_lies_there(
 
 
 def test_a_start_from_a_checkpoint_without_noise_is_refused(tmp_path):
-  opened(tmp_path, epsilon=float("inf")).begin(0, FACTS)
+  quiet = {"epsilon": float("inf"), "initial_checkpoint": None}
+  opened(tmp_path, **quiet).begin(0, FACTS)
   params = random_t5.params(random_t5.config())
   start = t5_checkpoints.save_t5x(tmp_path / "model", params, 5)
   release = opened(tmp_path, "again", initial_checkpoint=start)
@@ -223,7 +226,8 @@ def test_a_private_checkpoint_in_a_store_is_no_public_start(
 
 
 def test_an_export_without_noise_is_refused(tmp_path):
-  opened(tmp_path, epsilon=float("inf")).begin(0, FACTS)
+  quiet = {"epsilon": float("inf"), "initial_checkpoint": None}
+  opened(tmp_path, **quiet).begin(0, FACTS)
   params = random_t5.params(random_t5.config())
   made = t5_checkpoints.save_t5x(tmp_path / "model", params, 5)
   with pytest.raises(ValueError, match="may be shared"):
@@ -283,7 +287,7 @@ def test_a_step_of_no_checkpoint_is_refused(tmp_path):
 
 
 def test_the_secret_is_in_a_file_of_its_own_that_only_its_owner_reads(tmp_path):
-  opened(tmp_path).begin(0, FACTS)
+  opened(tmp_path).begin(1000, FACTS)
   secret = (tmp_path / "secret").read_text().strip()
   assert len(secret) > 20
   assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
@@ -401,6 +405,39 @@ def test_a_training_that_another_one_replaced_does_not_begin(tmp_path):
   record.unlink()
   with pytest.raises(ValueError, match="one job for each MODEL_DIR"):
     one.begin(1000, FACTS)
+
+
+def test_checkpoints_of_an_unknown_training_are_no_start(tmp_path):
+  """T5X prefers them to INITIAL_CHECKPOINT_PATH; the claim left their steps out."""
+  one = opened(tmp_path)
+  saved = tmp_path / "model" / "checkpoint_1003"
+  saved.mkdir()
+  for step in (1000, 1003):
+    with pytest.raises(
+      ValueError, match="got that of step 1003, .* restore its"
+    ):
+      one.begin(step, FACTS)
+  assert not (tmp_path / "model/privacy/ledger.jsonl").exists()
+  saved.rmdir()
+  assert one.begin(1000, FACTS) == 1000
+  saved.mkdir()
+  assert opened(tmp_path).begin(1003, FACTS) == 1000
+
+
+@pytest.mark.parametrize(
+  ("initial", "step"),
+  [(None, 1005), (PUBLIC, 1005), (f"{PUBLIC}/", 0), ("gs://b/checkpoint_7", 8)],
+)
+def test_a_start_that_gin_does_not_name_is_refused(tmp_path, initial, step):
+  """RestoreCheckpointConfig.path by hand: its private training was not counted."""
+  one = opened(tmp_path, initial_checkpoint=initial)
+  with pytest.raises(
+    ValueError, match=f"got step {step}: .* that its own claim"
+  ):
+    one.begin(step, FACTS)
+  assert not (tmp_path / "model/privacy/ledger.jsonl").exists()
+  other = opened(tmp_path, initial_checkpoint=tmp_path / "t5/model.ckpt-1000")
+  assert other.begin(1000, FACTS) == 1000
 
 
 def test_a_training_killed_while_it_began_begins_again(tmp_path):

@@ -13,7 +13,7 @@ pytest.importorskip("t5x", reason="T5X is not installed: docs/t5x.md")
 import runs  # noqa: E402
 
 from synthq_jax.models import t5, t5_checkpoints  # noqa: E402
-from synthq_jax.privacy import ledger  # noqa: E402
+from synthq_jax.privacy import ledger, statement  # noqa: E402
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -96,6 +96,14 @@ def tuned(folder):
     runs.training(place, "moved", **begin, DROPOUT_RATE=0.5),
     runs.training(place, "other", **begin),
     runs.inference(place, "answers", place / "seed0" / "checkpoint_1005"),
+  ]
+  begin |= {
+    "INITIAL_CHECKPOINT_PATH": str(place / "seed0" / "checkpoint_1005"),
+    "TRAIN_STEPS": START + 10,
+  }
+  plan += [
+    runs.training(place, "again", **begin),
+    runs.training(place, "again_optax", files=runs.OPTAX, **begin),
   ]
   runs.run(place, "tuned", plan)
   return place, t5_checkpoints.flatten(ours)
@@ -191,6 +199,22 @@ def test_a_statement_counts_the_steps_from_the_initial_checkpoint(tuned):
   assert "5 steps" in (place / "seed0" / "privacy/statement.txt").read_text()
 
 
+@pytest.mark.parametrize("name", ["again", "again_optax"])
+def test_a_second_training_from_the_last_checkpoint_counts_both(tuned, name):
+  """T5X cast the step of its own checkpoints, and nothing could go on from one."""
+  place, _ = tuned
+  first, then = (runs.parameters(place, n) for n in ("seed0", name))
+  assert 1e-4 < runs.difference(then, first) < 1
+  folder = place / name / "privacy"
+  record = json.loads((folder / "release.json").read_text())
+  assert record["first_step"] == START + 5
+  made = t5_checkpoints.claim(place / name)
+  assert [release.steps for release in made.ledger] == [5, 5]
+  assert made.epsilon > 9
+  words = (folder / "statement.txt").read_text()
+  assert words.strip() == statement.in_words(made)
+
+
 def test_infer_writes_an_answer_for_every_input(tuned):
   place, _ = tuned
   [path] = (place / "answers").glob("*predict.jsonl*[0-9]")
@@ -199,6 +223,18 @@ def test_infer_writes_an_answer_for_every_input(tuned):
   assert all("prediction" in line for line in lines)
 
 
+BATCHES = """
+from __gin__ import dynamic_registration
+import __main__ as train_script
+from t5x import utils
+train_script.train.get_dataset_fn = @utils.get_dataset
+"""
+"""T5X's own batches."""
+OWN = f"""{BATCHES}
+from t5x import trainer
+train_script.train.trainer_cls = @trainer.Trainer
+"""
+"""T5X's own batches and steps."""
 TRAPS = {
   "packed": ({"train/utils__DatasetConfig__pack": True}, "pack = False"),
   "public_trainer": (
@@ -206,9 +242,10 @@ TRAPS = {
     "DPTrainer",
   ),
   "public_batches": (
-    {"train__get_dataset_fn": "@utils.get_dataset"},
-    "get_dataset_fn",
+    {"file": BATCHES},
+    "expected Poisson batches",
   ),
+  "used_before": ({"TRAIN_STEPS": 10}, "MODEL_DIR without checkpoints"),
   "longer": ({"TRAIN_STEPS": 6}, "PRIVATE_STEPS=5"),
   # Last: T5X changes the generator of the whole process for them.
   "clock": ({"RANDOM_SEED": None}, "RANDOM_SEED"),
@@ -220,11 +257,19 @@ TRAPS = {
 def traps(folder):
   place = folder / "traps"
   place.mkdir()
-  plan = [
-    runs.training(place, name, **{"EPSILON": math.inf, **change})
-    for name, (change, _) in TRAPS.items()
-  ]
+
+  def plan_trap(name, file="", **change):
+    path = place / f"{name}.gin"
+    path.write_text(file)
+    files = (*runs.FILES, str(path)) if file else runs.FILES
+    change = {"EPSILON": math.inf, "files": files, **change}
+    return runs.training(place, name, **change)
+
+  before = plan_trap("used_before", OWN, TRAIN_STEPS=1)
+  plan = [{**before, "save": str(place / "before")}]
+  plan += [plan_trap(name, **change) for name, (change, _) in TRAPS.items()]
   runs.run(place, "traps", plan)
+  assert (place / "before.npz").exists()
   return place
 
 

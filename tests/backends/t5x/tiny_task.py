@@ -30,4 +30,26 @@ seqio.TaskRegistry.add(
   preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
   output_features=FEATURES,
 )
+
+
+@seqio.map_over_dataset(num_seeds=1)
+def drop_at_random(example, seed):
+  """SeqIO draws the seed by the example's place among the others."""
+  tokens = example["inputs"]
+  kept = tf.random.stateless_uniform(tf.shape(tokens), seed) < 0.7
+  return {**example, "inputs": tf.boolean_mask(tokens, kept)}
+
+
+RANDOM = "synthq_tiny_random"
+"""The same texts; letters are left out at random."""
+seqio.TaskRegistry.add(
+  RANDOM,
+  source=seqio.FunctionDataSource(texts, splits=("train", "test")),
+  preprocessors=[
+    seqio.preprocessors.tokenize,
+    drop_at_random,
+    seqio.preprocessors.append_eos,
+  ],
+  output_features=FEATURES,
+)
 seqio.MixtureRegistry.add("synthq_tiny_mixture", [("synthq_tiny", 1.0)])

@@ -13,6 +13,8 @@ import pytest
 pytest.importorskip("t5x", reason="T5X is not installed: docs/t5x.md")
 
 import tiny_model  # noqa: E402
+import tiny_task  # noqa: E402
+from flax import traverse_util  # noqa: E402
 from t5x import optimizers, utils  # noqa: E402
 from t5x import trainer as trainer_lib  # noqa: E402
 
@@ -167,21 +169,36 @@ def test_the_optimizer_gets_the_clipped_sum_over_the_public_divisor(
 
 
 def test_parts_of_a_batch_change_nothing_but_rounding(monkeypatch, tmp_path):
-  release = tiny_model.make_release(tmp_path, NO_NOISE)
   batch, means = tiny_model.make_batch(11), []
   for parts in (None, 4):
-    trainer = tiny_model.make_trainer(tiny_model.make_model(), release)
-    trainer._num_microbatches = parts
+    release = tiny_model.make_release(tmp_path, NO_NOISE, name=f"of_{parts}")
+    trainer = tiny_model.make_trainer(
+      tiny_model.make_model(), release, num_microbatches=parts
+    )
     means.append(capture_gradient(monkeypatch, trainer, batch)[0])
   assert relative(*means) <= 1e-5
-  trainer._num_microbatches = 3
-  with pytest.raises(ValueError, match="divide BATCH_SIZE"):
-    capture_gradient(monkeypatch, trainer, batch)
   # The noise of a step on two roundings of its gradient would give both away.
-  with pytest.raises(ValueError, match="microbatches 1, now 4"):
+  with pytest.raises(ValueError, match="microbatches 4, now 2"):
     tiny_model.make_trainer(
-      tiny_model.make_model(), release, num_microbatches=4
+      tiny_model.make_model(), release, num_microbatches=2
     )
+
+
+@pytest.mark.parametrize(
+  ("wrong", "reason"),
+  [
+    ({"num_microbatches": 3}, "divide BATCH_SIZE = 16, got 3"),
+    ({"strategy": "book-keeping"}, "strategy"),
+  ],
+  ids=str,
+)
+def test_a_typing_error_uses_up_no_model_dir(tmp_path, wrong, reason):
+  """It was found when the step was compiled, after it had become a fact."""
+  release, model = tiny_model.make_release(tmp_path), tiny_model.make_model()
+  with pytest.raises(ValueError, match=reason):
+    tiny_model.make_trainer(model, release, **wrong)
+  assert not (tmp_path / "model/privacy/ledger.jsonl").exists()
+  tiny_model.make_trainer(model, release)
 
 
 def test_summaries_hold_private_values_only_when_asked_for(
@@ -241,6 +258,24 @@ def with_noise_twice(folder):
   tiny_model.make_trainer(model, release, learning_rate_fn=None)
 
 
+def with_noise_twice_for_some(folder):
+  release = tiny_model.make_release(folder)
+  private = dp_optimizers.dp_adam(release=release, learning_rate=0.01)
+  several = optimizers.MultiOptimizer(
+    [
+      (_paths("encoder"), private),
+      (_paths("decoder", "token"), tiny_model.t5x_adafactor()),
+    ]
+  )
+  dp_trainer._check_optimizer(several, lambda step: 0.01, release)
+
+
+def _paths(*names):
+  return traverse_util.ModelParamTraversal(
+    lambda path, _: any(name in path for name in names)
+  )
+
+
 def with_two_releases(folder):
   release = tiny_model.make_release(folder)
   other = tiny_model.make_release(folder, name="other")
@@ -296,6 +331,7 @@ def with_another_strategy(folder):
     (with_an_ignored_rate, "T5X would ignore"),
     (without_a_rate, "learning_rate_fn for T5X's own"),
     (with_noise_twice, "a second one"),
+    (with_noise_twice_for_some, "a second one"),
     (with_two_releases, "one release"),
     (with_weights_before_noise, "no noise yet"),
     (with_a_count_that_began_anew, "counted 3 steps"),
@@ -346,6 +382,8 @@ def dataset(folder, **changes):
     ({"num_epochs": 1}, "num_epochs"),
     ({"mixture_or_task_name": "synthq_tiny_mixture"}, "expected a task"),
     ({"split": "test"}, "NUM_EXAMPLES=40"),
+    ({"task_feature_lengths": None}, "set TASK_FEATURE_LENGTHS"),
+    ({"mixture_or_task_name": tiny_task.RANDOM}, "one record less"),
   ],
   ids=str,
 )
@@ -362,12 +400,12 @@ def test_batches_follow_from_the_step_and_begin_with_padding(tmp_path):
   with pytest.raises(ValueError, match="DPTrainer"):
     next(iterator)
   spec = iterator.element_spec
-  iterator._release.begin(10, {})
+  iterator._release.begin(0, {})
   drawn = [next(iterator) for _ in range(5)]
   with pytest.raises(ValueError, match="PRIVATE_STEPS=5"):
     next(iterator)
   resumed = dataset(tmp_path)
-  resumed._release.begin(13, {})
+  resumed._release.begin(3, {})
   next(resumed)
   for name, values in next(resumed).items():
     np.testing.assert_array_equal(values, drawn[3][name])
