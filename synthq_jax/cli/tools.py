@@ -302,9 +302,7 @@ TOOLS = {
     words="measures how many queries and documents a public corpus holds: private",
     run=_run_corpus_overlap,
     flags={
-      "--corpus": _make_required(
-        "a glob of text or JSONL files, in quotes, or tfds:NAME[@SPLIT]"
-      ),
+      "--corpus": _make_required("a glob of text or JSONL files, in quotes"),
       "--workdir": _make_required(
         "working directory of a run with prepared data"
       ),
