@@ -108,9 +108,7 @@ def trained(
   **changes,
 ):
   """Returns parameters and statement."""
-  reporting = loop.Settings(
-    log_every=steps, save_seconds=save_seconds, progress=False
-  )
+  reporting = loop.Settings(log_every=steps, save_seconds=save_seconds)
   settings = settings_of(steps, computed, settings=reporting, **changes)
   params, fields = private_training.train(
     made_up.task(
@@ -590,7 +588,7 @@ def test_whatever_changes_the_speed_is_another_program():
     for field in dataclasses.fields(config)
     if field.metadata.get("speed_only")
   }
-  saving = dataclasses.replace(config, settings=loop.Settings(progress=False))
+  saving = dataclasses.replace(config, settings=loop.Settings(log_every=7))
   assert fingerprints.program(saving, None) == programs[0]
 
 

@@ -58,7 +58,7 @@ def make_records():
 
 
 RECORDS = make_records()
-SETTINGS = loop.Settings(log_every=1, progress=False)
+SETTINGS = loop.Settings(log_every=1)
 START = {"w": np.array([0.5, -1.0, 2.0], np.float32)}
 
 
