@@ -152,17 +152,6 @@ def test_a_promise_under_a_fixed_secret_says_that_it_protects_nobody(
     assert found.secret_is_fixed == (secret is not None)
 
 
-def test_correlated_noise_is_refused_where_users_queries_are_drawn_one_by_one():
-  """Its batches keep a query's steps apart, and not a user's."""
-  settings = dataclasses.replace(settings_of(8), noise_bands=2, num_users=30)
-  with pytest.raises(ValueError, match="expected noise_bands=1 where single"):
-    private_training.sampler(settings, 90, 4)
-  one = private_training.sampler(settings, 90, 1)
-  drawn = dataclasses.replace(settings, num_users=None)
-  assert private_training.sampler(drawn, 90, 4) == one
-  assert one.cycle_length == 2
-
-
 def train(root, *, steps, size=1):
   """Returns the trained parameters, the one release, and who was drawn."""
   seen = Seen()

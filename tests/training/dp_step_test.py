@@ -303,24 +303,6 @@ def test_the_rate_warms_up_in_a_tenth_of_the_steps_and_falls_to_zero(
   np.testing.assert_allclose(rates, [0.2, 0.4, 0.4, *falling], atol=1e-7)
 
 
-def test_correlated_noise_needs_a_sampler_that_keeps_records_apart(tmp_path):
-  with pytest.raises(ValueError, match="CyclicPoisson"):
-    run(tmp_path / "a", sampler=SAMPLER, noise_bands=2)
-  cyclic = sampling.CyclicPoisson(
-    num_examples=SAMPLER.num_examples,
-    expected_batch_size=SAMPLER.expected_batch_size,
-    max_batch_size=SAMPLER.max_batch_size,
-    cycle_length=2,
-  )
-  options = {"sampler": cyclic, "noise_multiplier": 1.0}
-  found = run(tmp_path / "b", noise_bands=2, **options)
-  independent = run(tmp_path / "c", **options)
-  leaves = zip(
-    jax.tree.leaves(found), jax.tree.leaves(independent), strict=True
-  )
-  assert any(np.any(np.asarray(a) != np.asarray(b)) for a, b in leaves)
-
-
 def test_a_loss_that_couples_records_is_refused_before_the_first_step(tmp_path):
   def coupled(params, batch):
     losses = loss_fn(params, batch)
