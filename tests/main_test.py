@@ -483,7 +483,6 @@ WRONG_USES = {
   "privacy --gin.X=1 --examples=9 --batch_size=3": "takes no",
   "export --to=x --format=hf": "expected one of --checkpoint=FOLDER",
   "export --checkpoint=no --to=x --format=huggingface --step=3": "--step goes with --format=t5x, got",
-  "leakage check --train=a --test=b --output=o --precision=2": "--precision goes with --labels",
   "export --queries=no --to=x --format=pdf": "--format must be one of",
   "search --workdir=w": "expected a query in quotes",
   "privacy --ledger=bytes": "bytes:1: expected an entry of a privacy ledger",
