@@ -72,7 +72,7 @@ def make_config(script, root):
     extra_ids=8,
     manifest=str(root / "sources.json"),
     held_out=(str(root / "set.txt"),),
-    settings=loop.Settings(progress=False, log_every=1),
+    settings=loop.Settings(log_every=1),
   )
 
 

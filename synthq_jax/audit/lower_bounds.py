@@ -2,29 +2,19 @@
 
 An attack gives each canary a score; the higher the score, the surer it is that
 the canary was trained on. The information of the scores about the coins bounds
-epsilon from below, at a confidence. jax_privacy computes all bounds, from
-guesses that are fixed before any coin is read:
-
-* One run: 2 m^(2/3) of m coins are guessed, half of the guesses (the highest
-  scores) as inserted and half (the lowest) as held out. The scores select the
-  guesses, the coins never do, so no threshold is selected and no correction is
-  due. jax_privacy's default divides the significance by the number of corners
-  of the measured ROC curve, which depends on the coins. With 1,000 canaries and
-  no leak it claims an epsilon above 0 in 7% of runs at 95% confidence.
-* Clopper and Pearson: two thresholds, the held-out scores of rank n^(1/3) and
-  n^(2/3), at half the significance each. Given a threshold from the held-out
-  scores, the number of inserted scores above it is binomial. The false positive
-  rate at a rank is within Clopper and Pearson's limit, as at a fixed threshold.
-  Otherwise the number of held-out scores at or above the largest threshold with
-  too high a rate would have to be unlikely low.
+epsilon from below, at a confidence. jax_privacy computes the bounds, from guesses
+that are fixed before any coin is read: 2 m^(2/3) of m coins are guessed, half of
+the guesses (the highest scores) as inserted and half (the lowest) as held out. The
+scores select the guesses, the coins never do, so no threshold is selected and no
+correction is due. jax_privacy's default divides the significance by the number of
+corners of the measured ROC curve, which depends on the coins. With 1,000 canaries
+and no leak it claims an epsilon above 0 in 7% of runs at 95% confidence.
 
 References:
   Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run",
   NeurIPS 2023, arXiv:2305.08846, theorem 5.2.
   Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One
   Run", 2024, arXiv:2410.22235, algorithm 3.
-  Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine
-  Learning", NeurIPS 2020, for Clopper and Pearson's intervals.
 """
 
 import dataclasses
@@ -32,7 +22,6 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
-import dp_accounting
 import numpy as np
 import scipy.optimize
 import scipy.stats
@@ -75,10 +64,6 @@ class Audited:
   """Lower bound for any mechanism whose canaries had independent coins."""
   epsilon_one_run_fdp: float
   """Lower bound if the mechanism has a Gaussian trade-off curve."""
-  epsilon_clopper_pearson: float
-  """Lower bound if the canaries' scores are also independent of each other."""
-  epsilon_gdp_estimate: float
-  """Epsilon of the Gaussian mechanism with this AUROC; an estimate, NO bound."""
   auroc: intervals.Interval
   """Chance that an inserted canary scores higher than a held-out one; .5 is no
   leak."""
@@ -124,10 +109,6 @@ def audit(
   refutes this curve, not (epsilon, delta) alone. One Gaussian step has such a
   curve, and a long run with small batches has nearly such a curve.
 
-  `epsilon_clopper_pearson` holds if the inserted scores are independent draws
-  and the held-out ones are, too. Scores are independent with one canary a run,
-  or with noise added to each canary separately. Scores of canaries that share a
-  training run are not. `epsilon_gdp_estimate` exceeds epsilon half of the time.
   No bound says that a claim is right.
 
   A canary with several copies in the data audits the claim for groups.
@@ -152,7 +133,7 @@ def audit(
       it before you see the scores.
 
   Returns:
-    Bounds, estimate and intervals.
+    Both bounds, and intervals.
 
   Raises:
     ValueError: if a side has no score, a score is no number, or an argument is
@@ -175,7 +156,6 @@ def audit(
   one_run, one_run_fdp = _compute_one_run(
     len(scores), guesses, correct, significance, float(delta)
   )
-  area = auroc(*sides, confidence=confidence)
   return Audited(
     num_inserted=num_inserted,
     num_held_out=num_held_out,
@@ -185,13 +165,7 @@ def audit(
     confidence=float(confidence),
     epsilon_one_run=one_run,
     epsilon_one_run_fdp=one_run_fdp,
-    epsilon_clopper_pearson=_compute_clopper_pearson(
-      *sides, significance, delta
-    ),
-    epsilon_gdp_estimate=_estimate_gdp(
-      area.mean, num_inserted, num_held_out, delta
-    ),
-    auroc=area,
+    auroc=auroc(*sides, confidence=confidence),
     tpr_at_1_fpr=tpr_at_fpr(*sides, fpr=_FPR, confidence=confidence),
   )
 
@@ -467,45 +441,3 @@ def _compute_one_run(
       )
     ),
   )
-
-
-def _compute_clopper_pearson(
-  inserted: np.ndarray,
-  held_out: np.ndarray,
-  significance: float,
-  delta: float,
-) -> float:
-  """Returns the greater of the bounds at two ranks of held-out scores."""
-  num = len(held_out)
-  ranks = sorted({math.ceil(num ** (1 / 3)), math.ceil(num ** (2 / 3))})
-  thresholds = np.sort(held_out)[::-1][np.array(ranks) - 1]
-  auditor = auditing.CanaryScoreAuditor(inserted, held_out)
-  return max(
-    float(
-      auditor.epsilon_clopper_pearson(
-        significance / len(ranks),
-        delta,
-        threshold_strategy=auditing.Explicit(threshold),
-      )
-    )
-    for threshold in thresholds
-  )
-
-
-def _estimate_gdp(
-  auroc: float, num_inserted: int, num_held_out: int, delta: float
-) -> float:
-  """Returns epsilon of the Gaussian mechanism whose scores have this AUROC.
-
-  jax_privacy's epsilon_from_gdp misleads for few canaries: it takes the absolute
-  value of a negative lower bound. For 100 canaries that are not even in the
-  data, it estimates a median epsilon of 8.
-  """
-  least = 0.5 / (
-    num_inserted * num_held_out
-  )  # perfect scores do not prove infinite epsilon
-  mu = math.sqrt(2) * scipy.stats.norm.ppf(min(max(auroc, least), 1 - least))
-  if mu <= 0:
-    return 0.0
-  with np.errstate(divide="ignore"):  # log(0) in dp_accounting for a tiny mu
-    return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta))

@@ -148,7 +148,10 @@ def _dispatch(argv: Sequence[str]) -> None:
     elif bindings:
       raise UsageError(f"synthq {options.stage} takes no {_FLAG}{bindings[0]}")
     else:
-      folders.check_flags(options)
+      models = {
+        name: getattr(options, name, "") for name in ("checkpoint", "bert")
+      }
+      folders.check({f"--{name}": value for name, value in models.items()})
       for name in downloads:
         if location := getattr(options, name):
           setattr(options, name, tool.local(location))
@@ -269,7 +272,8 @@ def _run_pipeline(
   if options.strict:
     bindings = [*bindings, "prepare_data.Config.strict=True"]
   config, text, read = _read_configuration(plan.RunConfig, options, bindings)
-  folders.check_run(config)
+  models = {"CHECKPOINT": config.checkpoint, "ENCODER": config.encoder.folder}
+  folders.check({f"{_FLAG}{name}": value for name, value in models.items()})
   screen.check_audit(options.stage, config, options.fail_above_claim)
   stage_names = plan.STAGES if options.stage == "run" else (options.stage,)
   if options.dry_run:

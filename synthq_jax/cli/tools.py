@@ -137,12 +137,7 @@ def _run_corpus_overlap(options: argparse.Namespace) -> str:
   return corpus_overlap.run(
     options.workdir,
     options.corpus,
-    config=overlap_lib.Config(
-      sample_size=options.sample_size,
-      runs=options.runs,
-      ngram=options.ngram,
-      seed=options.seed,
-    ),
+    config=overlap_lib.Config(ngram=options.ngram),
   )
 
 
@@ -154,11 +149,6 @@ def _run_leakage_check(options: argparse.Namespace) -> str:
   request = leakage_check.Request(**{n: getattr(options, n) for n in names})
   if options.labels and options.threshold is not None:
     raise flags.UsageError("expected --labels or --threshold, got both")
-  if options.precision is not None and not options.labels:
-    raise flags.UsageError(
-      "--precision goes with --labels, on which thresholds are calibrated, got"
-      " it alone: leave it out"
-    )
   detector_names = dict.fromkeys(options.detector or _DETECTORS)
   encoder = {
     n: getattr(options, n) for n in ("checkpoint", "vocabulary", "bert")
@@ -175,11 +165,7 @@ def _run_leakage_check(options: argparse.Namespace) -> str:
     )
     if options.labels:
       detector = leakage_check.calibrate(
-        detector,
-        options.labels,
-        precision=_PRECISION
-        if options.precision is None
-        else options.precision,
+        detector, options.labels, precision=_PRECISION
       )
     detectors.append(detector)
   with ids.noting() as tally:
@@ -302,16 +288,11 @@ TOOLS = {
     words="measures how many queries and documents a public corpus holds: private",
     run=_run_corpus_overlap,
     flags={
-      "--corpus": _make_required(
-        "a glob of text or JSONL files, in quotes, or tfds:NAME[@SPLIT]"
-      ),
+      "--corpus": _make_required("a glob of text or JSONL files, in quotes"),
       "--workdir": _make_required(
         "working directory of a run with prepared data"
       ),
-      "--sample_size": _make_number("items of each sample", default=10_000),
-      "--runs": _make_number("random samples", default=5),
       "--ngram": _make_number("words of an n-gram", default=8),
-      "--seed": _make_number("seed of the samples", default=0),
       "--quiet": _QUIET,
     },
   ),
@@ -348,10 +329,8 @@ TOOLS = {
         " detector's own, calibrated on labelled pairs for precision .9",
         float,
       ),
-      "--labels": "in place of --threshold: labelled pairs (JSONL) for calibration",
-      "--precision": _make_number(
-        f"precision to reach on --labels; default: {_PRECISION}", float
-      ),
+      "--labels": "in place of --threshold: labelled pairs (JSONL), on which each"
+      f" detector gets the lowest threshold with precision {_PRECISION}",
       "--fail_above": _make_number(
         "exit with 3 if more queries of the log leak"
       ),

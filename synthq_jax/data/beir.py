@@ -16,7 +16,6 @@ from synthq_jax.data import files, table_files
 from synthq_jax.data import ids as ids_lib
 
 __all__ = [
-  "NEGATIVES_HEADER",
   "make_document",
   "make_query",
   "read_beir",
@@ -31,8 +30,6 @@ __all__ = [
 
 _HEADER = ("query-id", "corpus-id", "score")
 _UNGRADED = {*_HEADER[:2], "split"}
-NEGATIVES_HEADER = _HEADER[:2]
-"""Header of a table of hard negatives."""
 
 
 def read_beir(

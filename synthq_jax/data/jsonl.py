@@ -243,11 +243,15 @@ def check_columns(
   if not names:
     return
   _check_keys(where, names, fields, has_corpus)
-  if fields.needs_user and not set(fields.users) & set(names):
+  # A line of JSON may lack its user where users are not the unit.
+  is_chosen = len(fields.users) == 1 and ".jsonl" not in where
+  if fields.needs_user or is_chosen:
+    if set(fields.users) & set(names):
+      return
     keys = " or ".join(f'"{key}"' for key in fields.users)
     raise ValueError(
-      f"{where}: expected the user of each query under {keys} for UNIT='user', got"
-      " no such column: add one, or give --gin.prepare_data.Config.user_field=NAME"
+      f"{where}: expected the user of each query under {keys}, got no such column:"
+      " add one, or give --gin.prepare_data.Config.user_field=NAME"
     )
 
 

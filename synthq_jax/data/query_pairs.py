@@ -209,41 +209,12 @@ def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:
   elif _is_named(path):
     rows = _read_objects(table_files.rows(path))
   else:
-    rows = _refuse_runs(path, _read_table(path, quotes))
+    rows = _read_table(path, quotes)
   before = None
   for query in _refuse_empty(rows):
     if query != before:
       yield query
     before = query
-
-
-_STREAK = 8
-"""Number of doubtful first lines after which a file is refused."""
-
-
-def _refuse_runs(
-  path: Path, rows: Iterator[tuple[str, str, str]]
-) -> Iterator[tuple[str, str, str]]:
-  """Refuses runs, judgements and triples, whose second column is no query.
-
-  A leakage check of ids would report "clean". A line is doubtful if its id has
-  several words or its query is a number or a time. A file is refused if its first
-  eight lines are doubtful, or all lines of a file of three to seven.
-  """
-  doubtful = number = 0
-  for number, (where, name, text) in enumerate(rows, 1):
-    if doubtful == number - 1:
-      is_number = re.fullmatch(r"Q0|-?\d[\d.:/TZ -]*", text.strip())
-      words = re.findall(r"[^\W\d_]+", name) if " " in name else []
-      doubtful += bool(is_number) or len(words) > 1
-      if doubtful == _STREAK:
-        break
-    yield where, name, text
-  if doubtful == number >= 3 or doubtful == _STREAK:
-    raise ValueError(
-      f"{path}: expected an id and a query a line, got numbers or times as all"
-      " queries, or several words as all ids; give the columns in this order"
-    )
 
 
 def _refuse_empty(
@@ -423,7 +394,8 @@ def _read_table(
   if is_named:
     columns = _read_header(*first)
   else:
-    rows = _refuse_misplaced(path, itertools.chain([first], rows))
+    rows = itertools.chain([first], rows)
+  rows = _refuse_misplaced(path, rows, columns, is_named)
   # Where a line has two cells, one of more may be a query with a tab.
   width, widths = len(first[1]) if is_named else 2, set[bool]()
   for where, row in rows:
@@ -466,52 +438,59 @@ _LOOKED_AT = 64
 
 
 def _refuse_misplaced(
-  path: Path, rows: Iterator[tuple[str, list[str]]]
+  path: Path,
+  rows: Iterator[tuple[str, list[str]]],
+  columns: tuple[int, int],
+  is_named: bool,
 ) -> Iterator[tuple[str, list[str]]]:
-  """Refuses a table without a header whose second column is no query.
+  """Refuses a table whose column of queries holds none, by its first 64 lines.
 
-  Users, languages and ids are read as queries else, and a leakage check reports
-  "clean". The first 64 lines decide, or all of a shorter file of three lines and
-  more. Their second cells are suspicious if each is one word of ASCII, and either
-  half of the cells of a later column have several words, or all are addresses or
-  numbers behind the same letters.
+  Of users, ids or a run a leakage check would report "clean". A table of three
+  lines and more is refused if its first eight ids have several words or their
+  queries are numbers or times. Without a header it is also refused if all queries
+  are one word of ASCII, and either half of the cells of a later column have several
+  words, or all are addresses or numbers behind the same letters.
   """
-  number, words, kinds = 0, collections.Counter[int](), set[str]()
-  for number, (where, row) in enumerate(rows, 1):
-    if number <= _LOOKED_AT and len(row) > 1 and kinds != {""}:
-      text = row[1].strip()
-      is_word = re.fullmatch(r"[!-~]+", text)
-      numbered = re.fullmatch(r"([A-Za-z]+[-_:]?)\d+|(https?://)\S+", text)
-      kind = (numbered[1] or numbered[2]) if numbered else "other"
-      # One query of several words shows that the column holds queries.
-      kinds = {*kinds, kind} if is_word else {""}
-      words.update(i for i, cell in enumerate(row) if i > 1 and _is_text(cell))
-      if number == _LOOKED_AT:
-        _refuse_suspicious(path, number, words, kinds)
-    yield where, row
-  if number < _LOOKED_AT:
-    _refuse_suspicious(path, number, words, kinds)
+  first = [*itertools.islice(rows, _LOOKED_AT)]
+  cells = [row for _, row in first if len(row) > max(columns)]
+  pairs = [[row[column].strip() for column in columns] for row in cells]
+  if len(cells) >= 3 and (
+    all(_is_doubtful(*pair) for pair in pairs[:8])
+    or (not is_named and _are_labels(cells))
+  ):
+    raise ValueError(
+      f"{path}: expected an id and a query a line, got numbers, times, single words"
+      " or addresses as all queries, or several words as all ids; give the columns"
+      ' in this order, or a header that names them "id" and "query"'
+    )
+  return itertools.chain(first, rows)
+
+
+def _is_doubtful(id_: str, query: str) -> bool:
+  """Returns True for a query that is a number or a time, or an id of words."""
+  words = re.findall(r"[^\W\d_]+", id_) if " " in id_ else []
+  return len(words) > 1 or bool(re.fullmatch(r"Q0|-?\d[\d.:/TZ -]*", query))
+
+
+def _are_labels(rows: Sequence[Sequence[str]]) -> bool:
+  """Returns True if the second cells are single words that describe others."""
+  kinds = set()
+  for text in (row[1].strip() for row in rows):
+    if not re.fullmatch(r"[!-~]+", text):
+      return False
+    numbered = re.fullmatch(r"([A-Za-z]+[-_:]?)\d+|(https?://)\S+", text)
+    kinds.add(numbered[1] or numbered[2] if numbered else "other")
+  columns = collections.Counter(
+    i for row in rows for i, cell in enumerate(row) if i > 1 and _is_text(cell)
+  )
+  is_beside_texts = 2 * max(columns.values(), default=0) >= len(rows)
+  return is_beside_texts or (len(kinds) == 1 and kinds != {"other"})
 
 
 def _is_text(cell: str) -> bool:
   """Returns True for a cell of several words, or of letters beyond ASCII."""
   several = " " in cell and len(re.findall(r"[^\W\d_]+", cell)) > 1
   return several or not cell.isascii()
-
-
-def _refuse_suspicious(
-  path: Path, number: int, words: collections.Counter[int], kinds: set[str]
-) -> None:
-  if number < 3 or kinds == {""}:
-    return
-  if 2 * max(words.values(), default=0) >= number or (
-    len(kinds) == 1 and kinds != {"other"}
-  ):
-    raise ValueError(
-      f"{path}: expected an id and a query a line, got single words, ids or"
-      ' addresses as all queries; add a header that names the columns "id" and'
-      ' "query"'
-    )
 
 
 def _read_objects(

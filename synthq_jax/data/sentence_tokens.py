@@ -20,7 +20,7 @@ from synthq_jax.data import files, vocabulary, wordpiece
 from synthq_jax.models import sentence_encoder
 from synthq_jax.models.checkpoints import sentence_folders
 
-__all__ = ["SentenceTokens", "TextRows", "check", "load"]
+__all__ = ["ENDLESS", "SentenceTokens", "TextRows", "check", "load"]
 
 _WHOLE = "tokenizer.json"
 _SETTINGS = {
@@ -32,7 +32,7 @@ _SETTINGS = {
 """Names of settings in tokenizer_config.json and in tokenizer.json."""
 _MOST = 512
 """Largest number of tokens of a text if no file sets one."""
-_ENDLESS = 10**6
+ENDLESS = 10**6
 """Limits from this number on mean no limit; `transformers` writes 10**30."""
 
 
@@ -297,5 +297,5 @@ def _get_max_length(
     return cut.get("max_length")
   own = fields.get("model_max_length")
   limits = [texts.max_length or own, sentence_encoder.num_positions(chosen)]
-  finite = [n for n in limits if isinstance(n, int) and 0 < n < _ENDLESS]
+  finite = [n for n in limits if isinstance(n, int) and 0 < n < ENDLESS]
   return min(finite, default=None)

@@ -18,13 +18,13 @@ import importlib
 import itertools
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from synthq_jax import extras
-from synthq_jax.data import beir, beir_sets, files, ids, sources, splits
+from synthq_jax.data import beir_sets, sources, splits
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.data.task_records import PASSAGE, QUERY
@@ -47,7 +47,7 @@ PREFIX = "generate_query: "
 GENERATION_LENGTHS = {"inputs": 384, "targets": 128}
 """The papers' TASK_FEATURE_LENGTHS: tokens of a document and of a query."""
 RETRIEVAL_LENGTHS = {"inputs": 128, "targets": 384}
-"""Tokens of a query and of a document; "negative_targets" are as "targets"."""
+"""Tokens of a query and of a document."""
 
 COLUMNS = ("query_id", "query", "client", "passage_id", "title", "passage")
 """Columns of texts of a row.
@@ -67,7 +67,6 @@ def register(
   *,
   form: str = "query_generation",
   one_per_query: bool = True,
-  negatives: str = "",
   prefix: str = PREFIX,
 ) -> str:
   """Registers a task over a collection and returns its name.
@@ -96,9 +95,6 @@ def register(
     one_per_query: whether a query is one example, with the document that
       `prepare_data` chooses. If not, each pair is one example, and a query with
       several documents is protected less (`privacy.sampling`).
-    negatives: path of a table of hard negatives, "query-id TAB corpus-id" with that
-      header, for dual encoders. An example is repeated for each negative of its
-      query, and left out if there is none.
     prefix: text before each document that is an input.
 
   Raises:
@@ -118,14 +114,13 @@ def register(
   _check_vocabulary(vocabulary)
   vocabulary = vocabulary_lib.as_seqio(vocabulary)
   is_generation = form == "query_generation"
-  names = ["inputs", "targets", *["negative_targets"][: bool(negatives)]]
   if name in seqio.TaskRegistry.names():
     seqio.TaskRegistry.remove(name)
   sources.check(source)
   seqio.TaskRegistry.add(
     name,
     source=_make_data_source(
-      sources.open(source), is_generation, one_per_query, negatives
+      sources.open(source), is_generation, one_per_query
     ),
     preprocessors=[
       seqio.preprocessors.tokenize,
@@ -135,7 +130,8 @@ def register(
       seqio.preprocessors.append_eos_after_trim,
     ],
     output_features=dict.fromkeys(
-      names, seqio.Feature(vocabulary, add_eos=True, dtype=np.int32)
+      ("inputs", "targets"),
+      seqio.Feature(vocabulary, add_eos=True, dtype=np.int32),
     ),
     metric_fns=[],
   )
@@ -200,10 +196,7 @@ def get_source(
 
 
 def _make_data_source(
-  source: sources.Source,
-  is_generation: bool,
-  one_per_query: bool,
-  negatives: str,
+  source: sources.Source, is_generation: bool, one_per_query: bool
 ) -> "seqio.DataSource":
   """Makes a source of rows; the collection is read at the first use."""
   with extras.required("seqio"):
@@ -211,9 +204,7 @@ def _make_data_source(
     import tensorflow as tf
 
   @functools.cache
-  def read() -> tuple[
-    collection_lib.Collection, Mapping[str, list[str]] | None
-  ]:
+  def read() -> collection_lib.Collection:
     data = source.read()
     if {QUERY, PASSAGE} & data.qrels.keys():
       raise ValueError(
@@ -221,10 +212,9 @@ def _make_data_source(
         f" name all queries and all documents, got {sorted(data.qrels)};"
         " rename a file"
       )
-    return data, _read_negatives(negatives, data) if negatives else None
+    return data
 
   texts = [*COLUMNS, "inputs", "targets"]
-  texts += ["negative_targets"] if negatives else []
   spec = {name: tf.TensorSpec((), tf.string) for name in texts}
   spec["score"] = tf.TensorSpec((), tf.float32)
   spec["number"] = tf.TensorSpec((), tf.int64)
@@ -241,7 +231,7 @@ def _make_data_source(
 
     @property
     def splits(self) -> Sequence[str]:
-      return (QUERY, PASSAGE, *read()[0].qrels)
+      return (QUERY, PASSAGE, *read().qrels)
 
     def list_shards(self, split: str) -> Sequence[str]:
       return [f"{split}-{part}" for part in range(_SHARDS)]
@@ -253,16 +243,14 @@ def _make_data_source(
       part, parts = 0, 1
       if shard_info is not None:
         part, parts = shard_info.index, shard_info.num_shards
-      data, hard = (
-        read()
-      )  # not in `rows`: TensorFlow hides a generator's errors
+      data = read()  # not in `rows`: TensorFlow hides a generator's errors
       by_text = sources.KINDS[source.kind].named_by_text
 
       def rows() -> Iterator[dict[str, Any]]:
         # Each reading has the same order, since it starts from the same seed.
         order = np.random.default_rng(seed) if shuffle else None
         all_rows = _make_rows(
-          data, hard, split, order, is_generation, one_per_query, by_text
+          data, split, order, is_generation, one_per_query, by_text
         )
         return itertools.islice(all_rows, part, None, parts)
 
@@ -273,7 +261,6 @@ def _make_data_source(
 
 def _make_rows(
   data: collection_lib.Collection,
-  hard: Mapping[str, list[str]] | None,
   split: str,
   order: np.random.Generator | None,
   is_generation: bool,
@@ -282,12 +269,10 @@ def _make_rows(
 ) -> Iterator[dict[str, Any]]:
   """Yields the rows of a split; `order` shuffles the pairs, if it is given."""
 
-  def make_row(
-    number, query=None, document=None, grade=-1.0, negative=None, is_=1
-  ):
+  def make_row(number, query=None, document=None, grade=-1.0, is_=1):
     question = query.text if query else ""
     text = document.contents if document else ""
-    fields = {
+    return {
       "query_id": query.id if query else "",
       "query": question,
       "client": query.client if query else "",
@@ -300,19 +285,14 @@ def _make_rows(
       "number": number,
       "is_example": int(is_),
     }
-    return fields if negative is None else {
-      **fields, "negative_targets": negative
-    }  # fmt: skip
 
-  no_negative = None if hard is None else ""
-  hard = hard or {}
   if split == QUERY:
     for number, query in enumerate(data.queries):
-      yield make_row(number, query, negative=no_negative)
+      yield make_row(number, query)
     return
   if split == PASSAGE:
     for number, document in enumerate(data.documents):
-      yield make_row(number, document=document, negative=no_negative)
+      yield make_row(number, document=document)
     return
   judged = data.judgements(split)
   examples = set(data.pairs(split))
@@ -326,7 +306,6 @@ def _make_rows(
     }
   queries = data.query_by_id()
   needed = {document for grades in judged.values() for document in grades}
-  needed |= {x for query in judged for x in hard.get(query, ())}
   documents = {d.id: d for d in data.documents if d.id in needed}
   graded = [
     (query, document, grade)
@@ -338,11 +317,7 @@ def _make_rows(
     query, document, grade = graded[number]
     is_example = (query, document) in examples
     text = documents.get(document) or collection_lib.Document(document, "")
-    common = (number, queries[query], text, grade)
-    for negative in hard.get(query, ()) if is_example else ():
-      yield make_row(*common, documents[negative].contents)
-    if not (is_example and query in hard):
-      yield make_row(*common, no_negative, is_example and no_negative is None)
+    yield make_row(number, queries[query], text, grade, is_example)
 
 
 def _keep_examples(dataset):
@@ -368,31 +343,6 @@ def _make_prefixer(head: Sequence[int]):
     return dataset.map(add, tf.data.AUTOTUNE) if head else dataset
 
   return add_tokens
-
-
-def _read_negatives(
-  path: str | os.PathLike, data: collection_lib.Collection
-) -> dict[str, list[str]]:
-  """Reads hard negatives; refuses documents that are judged relevant."""
-  queries = data.query_by_id().keys()
-  documents = set(data.document_ids())
-  relevant = {pair for split in data.qrels for pair in data.pairs(split)}
-  negatives: dict[str, list[str]] = {}
-  for where, cells in files.headed_table(path, beir.NEGATIVES_HEADER):
-    query, document = map(
-      ids.read, cells, ("query", "document"), (where, where)
-    )
-    if query not in queries or document not in documents:
-      raise ValueError(
-        f"{where}: expected ids of the collection, got others; remove the line"
-      )
-    if (query, document) in relevant:
-      raise ValueError(
-        f"{where}: expected a negative, got a document that is judged relevant"
-        " to the query; remove the line"
-      )
-    negatives.setdefault(query, []).append(document)
-  return negatives
 
 
 def _check_vocabulary(vocabulary: Any) -> None:

@@ -7,35 +7,14 @@ Formal guarantee:
   the same unit and relation, as long as no private data is passed in.
 """
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
 
-from synthq_jax import checks
-from synthq_jax.generation import text_measures
+__all__ = ["Kept", "keep", "normalize", "removed"]
 
-__all__ = [
-  "Kept",
-  "are_copies",
-  "has_ended",
-  "keep",
-  "longest_run",
-  "normalize",
-  "removed",
-]
-
-_OUTCOMES = (
-  "kept",
-  "empty",
-  "truncated",
-  "duplicate",
-  "copied",
-  "not found",
-  "round trip",
-)
+_OUTCOMES = ("kept", "empty", "duplicate", "not found", "round trip")
 """Outcomes of a query: "kept", or the reason to drop it in the order of tests."""
 
 
@@ -55,27 +34,14 @@ def normalize(query: str) -> str:
   return " ".join(query.casefold().split())
 
 
-def has_ended(
-  tokens: Int[np.ndarray, "*query length"], eos: int
-) -> Bool[np.ndarray, "*query"]:
-  """Returns the mask of queries that end with an EOS; the others were cut.
-
-  >>> has_ended(np.array([[5, 1, 0], [5, 6, 7]]), eos=1).tolist()
-  [True, False]
-  """
-  return np.any(np.asarray(tokens) == eos, axis=-1)
-
-
 def keep(
   queries: Sequence[str],
   document_ids: Sequence[str],
   *,
-  ended: Sequence[bool] | np.ndarray | None = None,
-  copied: Sequence[bool] | np.ndarray | None = None,
   answerable: Sequence[bool] | np.ndarray | None = None,
   retrieved: Sequence[bool] | np.ndarray | None = None,
 ) -> Kept:
-  """Drops empty, truncated, repeated, copied and unanswerable queries.
+  """Drops empty, repeated and unanswerable queries.
 
   Each dropped query counts once, under the first reason that applies. Of equal
   queries for a document the first that passes all tests is kept.
@@ -83,10 +49,6 @@ def keep(
   Args:
     queries: the generated queries.
     document_ids: the document of each query.
-    ended: whether each query ended by itself (`has_ended`); None keeps truncated
-      queries.
-    copied: whether each query was copied from its document
-      (`are_copies`); None keeps the copies.
     answerable: whether a public search engine finds each query's document, for
       example `text_measures.own_document_gauge(...) > 0`; None keeps all. It
       drops meaningless queries, and queries that BM25 cannot answer.
@@ -96,7 +58,7 @@ def keep(
 
   Returns:
     The indices of the kept queries and the count of each outcome: "kept",
-    "empty", "truncated", "duplicate", "copied", "not found", "round trip".
+    "empty", "duplicate", "not found", "round trip".
 
   References:
     Dai et al. 2022, Promptagator, section 3.2, for `answerable` and `retrieved`.
@@ -109,8 +71,6 @@ def keep(
   """
   columns = {
     "document_ids": document_ids,
-    "ended": ended,
-    "copied": copied,
     "answerable": answerable,
     "retrieved": retrieved,
   }
@@ -129,9 +89,7 @@ def keep(
     text = normalize(query)
     reasons = {
       "empty": not text,
-      "truncated": ended is not None and not ended[index],
       "duplicate": (document_id, text) in seen,
-      "copied": copied is not None and copied[index],
       "not found": answerable is not None and not answerable[index],
       "round trip": retrieved is not None and not retrieved[index],
     }
@@ -143,67 +101,10 @@ def keep(
   return Kept(np.array(indices, np.int64), counts)
 
 
-def are_copies(
-  queries: Sequence[str],
-  documents: Iterable[str],
-  *,
-  share: float,
-  min_words: int,
-) -> Bool[np.ndarray, " query"]:
-  """Detects queries that are mostly one run of words of their document.
+def removed(queries: Kept) -> dict[str, int]:
+  """Returns the number of dropped queries by reason.
 
-  Take the longest run of consecutive words that query and document share. The
-  query is a copy if the run has at least `min_words` words and makes up at least
-  `share` of the query. Words are those of `text_measures.words`: case and
-  punctuation do not count. A copy teaches a retriever to look for equal words. A
-  query of fewer words than `min_words`, such as a name or a title, is no copy.
-
-  Args:
-    queries: the queries.
-    documents: the document text of each query; read once.
-    share: the least share of the query, in (0, 1]; 1: the query as a whole.
-    min_words: the least number of words of the run, >= 1.
-
-  Returns:
-    A mask of the queries; False for a query without words.
-
-  Raises:
-    ValueError: if lengths differ, or a setting is out of range.
-
-  >>> are_copies(
-  ...   ["all red apples rot", "why do apples rot"],
-  ...   ["All red apples rot."] * 2, share=0.75, min_words=3,
-  ... ).tolist()
-  [True, False]
-  """
-  checks.within("(0, 1]", share=share)
-  checks.at_least(1, min_words=min_words)
-  are_copied = []
-  for query, document in zip(queries, documents, strict=True):
-    words = text_measures.words(query)
-    run = longest_run(words, text_measures.words(document))
-    are_copied.append(run >= min_words and run >= share * len(words))
-  return np.array(are_copied, bool)
-
-
-def longest_run(query: Sequence[str], document: Sequence[str]) -> int:
-  """Returns the length of the longest run of consecutive words in both.
-
-  >>> longest_run("the red apples".split(), "all the red pears".split())
-  2
-  """
-  matcher = difflib.SequenceMatcher(None, document, query, autojunk=False)
-  return matcher.find_longest_match().size
-
-
-def removed(*stages: Kept) -> dict[str, int]:
-  """Adds up the number of dropped queries by reason, over stages.
-
-  >>> first = keep(["a", ""], ["d", "d"])
-  >>> removed(first, keep(["a"], ["d"], answerable=[False]))["not found"]
+  >>> removed(keep(["a", ""], ["d", "d"], answerable=[False, True]))["not found"]
   1
   """
-  return {
-    reason: sum(stage.counts[reason] for stage in stages)
-    for reason in _OUTCOMES[1:]
-  }
+  return {reason: queries.counts[reason] for reason in _OUTCOMES[1:]}

@@ -389,7 +389,10 @@ def search(
   match_chunks = (
     _match_in_turn if processes == 1 else _make_parallel_matcher(processes)
   )
-  with progress_lib.bar("", None, progress, unit=" queries") as bar:
+  with (
+    progress_lib.shown(progress),
+    progress_lib.bar("", None, unit=" queries") as bar,
+  ):
     for texts, all_matches in match_chunks(chunks, arguments):
       yield (
         texts,

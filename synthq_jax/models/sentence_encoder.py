@@ -387,19 +387,17 @@ def _load_table(path: pathlib.Path) -> np.ndarray:
   """Loads static vectors; model2vec's with its mapping and weights."""
   stored = tensors.read_safetensors(path)
   if "embedding.weight" in stored:
-    return np.asarray(stored["embedding.weight"].read_all(), np.float32)
+    return np.asarray(stored["embedding.weight"].read(), np.float32)
   if "embeddings" not in stored:
     raise ValueError(
       f"{path}: expected a tensor embedding.weight or embeddings, got"
       f" {', '.join(sorted(stored)) or 'none'}"
     )
-  table = np.asarray(stored["embeddings"].read_all(), np.float32)
+  table = np.asarray(stored["embeddings"].read(), np.float32)
   if "mapping" in stored:
-    table = table[np.asarray(stored["mapping"].read_all(), np.int64)]
+    table = table[np.asarray(stored["mapping"].read(), np.int64)]
   if "weights" in stored:
-    table = (
-      table * np.asarray(stored["weights"].read_all(), np.float32)[:, None]
-    )
+    table = table * np.asarray(stored["weights"].read(), np.float32)[:, None]
   return table
 
 
@@ -416,7 +414,7 @@ def _load_dense(
   tensors.check(path, stored, expected)
   names = {"linear.weight": "kernel", "linear.bias": "bias"}
   return {
-    names[name]: np.asarray(tensor.read_all(), np.float32).T
+    names[name]: np.asarray(tensor.read(), np.float32).T
     for name, tensor in stored.items()
   }
 

@@ -10,9 +10,8 @@
   | Hugging Face | model*.safetensors, config.json | `load_huggingface` | `save_huggingface` |
 
 `load` recognises all of them, and `convert` converts any of them. Tensors are
-read one at a time, so that loading takes the memory of the model plus one tensor;
-with a `sharding` each tensor goes straight to its devices. Neither t5x nor
-transformers is needed. In our own files, the name of a tensor is its path in
+read one at a time, so that loading takes the memory of the model plus one tensor.
+Neither t5x nor transformers is needed. In our own files, the name of a tensor is its path in
 T5X's parameter tree, joined by "/".
 """
 
@@ -180,7 +179,6 @@ def load(
   *,
   config: t5_config.T5Config | None = None,
   token_ids: token_ids_lib.TokenIds | None = None,
-  sharding: Any = None,
   dtype: Any = "float32",
 ) -> _Loaded:
   """Reads the parameters and the shape of a checkpoint in any format.
@@ -190,10 +188,6 @@ def load(
     config: the shape; None: it is read from the checkpoint.
     token_ids: special ids of the vocabulary (`vocabulary.SentencePiece.token_ids`);
       None: the checkpoint's, or else T5's.
-    sharding: None for NumPy arrays; else a function from a tensor's path
-      ("encoder/layers_0/mlp/wo/kernel") and shape to its jax.sharding.Sharding,
-      or nested dicts of shardings with the structure of the parameters. Each process
-      then reads the slices of its own devices, and the leaves are jax.Arrays.
     dtype: type of the parameters; None keeps the stored types.
 
   Returns:
@@ -207,14 +201,14 @@ def load(
   """
   tensors, shape = _describe(pathlib.Path(directory), config)
   shape = with_token_ids(directory, shape, token_ids)
-  return _tensors.fetch(tensors, sharding, dtype), shape
+  return _tensors.fetch(tensors, dtype), shape
 
 
 def load_t5x(
   path: str | os.PathLike,
   *,
   config: t5_config.T5Config | None = None,
-  **options: Any,
+  dtype: Any = "float32",
 ) -> _Loaded:
   """Reads a T5X checkpoint, native or Orbax, without the optimizer's state.
 
@@ -223,7 +217,7 @@ def load_t5x(
     config: the shape; None infers it from the tensors. Tensors do not reveal some
       fields, for which defaults are taken: a gated layer is T5 1.1's gelu, relative
       positions end at 128, no dropout, T5's special ids.
-    **options: `sharding` and `dtype` of `load`.
+    dtype: type of the parameters; None keeps the stored types.
 
   Returns:
     Nested dicts of arrays, and the shape.
@@ -232,16 +226,18 @@ def load_t5x(
     ValueError: as `load` does.
   """
   tensors, shape = _describe_t5x(pathlib.Path(path), config)
-  return _tensors.fetch(tensors, **options), shape
+  return _tensors.fetch(tensors, dtype), shape
 
 
-def load_huggingface(path: str | os.PathLike, **options: Any) -> _Loaded:
+def load_huggingface(
+  path: str | os.PathLike, *, dtype: Any = "float32"
+) -> _Loaded:
   """Reads a Hugging Face folder of T5, T5 1.1 or T5EncoderModel.
 
   Args:
     path: a folder with config.json, and model.safetensors or its parts with their
       index.
-    **options: `sharding` and `dtype` of `load`.
+    dtype: type of the parameters; None keeps the stored types.
 
   Returns:
     Nested dicts of arrays, and the shape.
@@ -251,7 +247,7 @@ def load_huggingface(path: str | os.PathLike, **options: Any) -> _Loaded:
   """
   sentence_folders.check_texts(pathlib.Path(path))
   tensors, shape = huggingface.read(pathlib.Path(path))
-  return _tensors.fetch(tensors, **options), shape
+  return _tensors.fetch(tensors, dtype), shape
 
 
 def with_token_ids(

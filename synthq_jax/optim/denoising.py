@@ -22,7 +22,6 @@ import optax
 from jaxtyping import Array, Float
 
 from synthq_jax import checks, typing
-from synthq_jax.optim import noise as noise_lib
 
 # By name: the package's attribute `privatize` is a function.
 from synthq_jax.optim.privatize import privatize
@@ -156,7 +155,6 @@ def dp_dual_averaging(
   noise_multiplier: float,
   denominator: float,
   key: jax.Array,
-  noise: noise_lib.Noise | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds dual averaging on the private mean of a clipped sum.
 
@@ -166,21 +164,14 @@ def dp_dual_averaging(
   Args:
     learning_rate: a number above 0.
     l2_sensitivity, noise_multiplier, denominator, key: as in `privatize`.
-    noise: `iid()` or None, which means the same.
 
   Returns:
     An optax transform whose `update` takes the clipped sum and parameters.
 
   Raises:
     TypeError: if a number is a schedule or traced.
-    ValueError: if a number is out of its range, or noise is correlated: its sum
-      has another standard deviation than `dual_averaging` removes.
+    ValueError: if a number is out of its range.
   """
-  if noise is not None and noise != noise_lib.iid():
-    raise ValueError(
-      f"expected independent noise, optim.iid(), got {noise}: a sum of correlated"
-      " noise has another standard deviation; set noise_bands=1"
-    )
   _check_constants(
     l2_sensitivity=l2_sensitivity,
     noise_multiplier=noise_multiplier,

@@ -330,7 +330,7 @@ def row(
   return own + 2 * norm * (max_batch_size - 1)
 
 
-def group(*, l2_clip_norm: float, relation: Any, keeps_group: bool) -> float:
+def group(*, l2_clip_norm: float, relation: Any) -> float:
   """Returns the sensitivity of a sum of groups' gradients, each clipped.
 
   The batch is cut into disjoint groups, and the loss of a group sees that group
@@ -343,24 +343,21 @@ def group(*, l2_clip_norm: float, relation: Any, keeps_group: bool) -> float:
     group depends on its own key alone, never on its position in the batch. If
     groups were filled by position, one record would move all of them.
 
-  >>> group(l2_clip_norm=0.1, relation="REPLACE_ONE", keeps_group=False)
+  >>> group(l2_clip_norm=0.1, relation="REPLACE_ONE")
   0.4
 
   Args:
     l2_clip_norm: C, the largest norm of a group's gradient, positive.
     relation: a `dp_accounting.NeighboringRelation` or its name.
-    keeps_group: whether a replaced record stays in its group, because the
-      replacement leaves the key (an index, or the document of a query).
 
   Returns:
-    2C, or 4C under REPLACE_ONE where a replaced record may change its group.
+    2C, or 4C under REPLACE_ONE, where a record may change its group.
 
   Raises:
     ValueError: if the norm is out of range or the relation is unknown.
   """
   norm = _check_positive("l2_clip_norm", l2_clip_norm)
-  moves = _replaces(relation) and not keeps_group
-  return 4 * norm if moves else 2 * norm
+  return 4 * norm if _replaces(relation) else 2 * norm
 
 
 def batch(*, l2_clip_norm: float, relation: Any = "ADD_OR_REMOVE_ONE") -> float:

@@ -10,7 +10,6 @@ References:
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -21,9 +20,9 @@ from synthq_jax.retrieval import measures, trec
 __all__ = [
   "WEIGHTS",
   "Choice",
-  "Convex",
   "choose",
   "fuse",
+  "scale",
   "scores",
 ]
 
@@ -32,67 +31,35 @@ WEIGHTS = tuple(round(0.05 * i, 2) for i in range(21))
 """Fusion weights that `choose` tries: 0, 0.05, ..., 1, shares of the dense run."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Convex:
-  """Convex combination of scores that are scaled to [0, 1] for each query.
+def scale(scores: Mapping[str, float]) -> dict[str, float]:
+  """Scales the scores of one query to [0, 1]: the best gets 1, the worst 0.
 
-  A query's best result in a run gets 1. The floor gets 0, and so do scores below
-  it; without a floor, the worst result gets 0. A document that a run lacks gets 0
-  there. If the ends of the scale are within one float32 step per result, all
-  results of the query get 1.
+  If they are within one float32 step per result, all results get 1.
 
-  Attributes:
-    lexical_floor: the least score that BM25 could give, 0; None: the least score
-      of the query's results.
-    dense_floor: the least score that the dense system could give; None: the least
-      score of the query's results.
+  Returns:
+    Document id -> value, in the order of `scores`.
   """
-
-  lexical_floor: float | None = None
-  dense_floor: float | None = None
-
-  def __post_init__(self):
-    for floor in (self.lexical_floor, self.dense_floor):
-      if floor is not None and not math.isfinite(floor):
-        raise ValueError(
-          f"a floor of Convex must be finite or None, got {floor}"
-        )
-
-  def values(
-    self, scores: Mapping[str, float], *, dense: bool
-  ) -> dict[str, float]:
-    """Returns document id -> value in [0, 1], in the order of `scores`.
-
-    Raises:
-      ValueError: if all scores lie below the floor.
-    """
-    if not scores:
-      return {}
-    floor = self.dense_floor if dense else self.lexical_floor
-    high = max(scores.values())
-    low = min(scores.values()) if floor is None else floor
-    if high < low:
-      kind = "dense" if dense else "lexical"
-      raise ValueError(
-        f"expected {kind} scores of at least {low:g}, as {kind}_floor says, got"
-        f" {high:g} at most; lower {kind}_floor, or set None"
-      )
-    width = high - low
-    # Run files store equal scores as scores that fall by single float32 steps.
-    if not width > len(scores) * np.spacing(np.float32(abs(high))):
-      return dict.fromkeys(scores, 1.0)
-    return {id_: max(score - low, 0.0) / width for id_, score in scores.items()}
+  if not scores:
+    return {}
+  low, high = min(scores.values()), max(scores.values())
+  width = high - low
+  # Run files store equal scores as scores that fall by single float32 steps.
+  if not width > len(scores) * np.spacing(np.float32(abs(high))):
+    return dict.fromkeys(scores, 1.0)
+  return {id_: (score - low) / width for id_, score in scores.items()}
 
 
 def fuse(
-  method: Convex,
   lexical: trec.Run,
   dense: trec.Run,
   *,
   weight: float,
   depth: int = 100,
 ) -> trec.Run:
-  """Ranks documents by the weighted mean of both systems' values.
+  """Ranks documents by the weighted mean of both systems' scaled scores.
+
+  `scale` makes the scores of a query comparable. A document that a run lacks gets 0
+  there.
 
   Equal values keep the order of the lexical run, then of the dense run. If one run
   has no results for a query, the order of the other run is kept. If neither has
@@ -100,11 +67,10 @@ def fuse(
 
   >>> lexical = {"q": {"a": 9.0, "b": 3.0}}
   >>> dense = {"q": {"b": 0.9, "c": 0.1}}
-  >>> fuse(Convex(), lexical, dense, weight=0.5)
+  >>> fuse(lexical, dense, weight=0.5)
   {'q': {'a': 0.5, 'b': 0.5, 'c': 0.0}}
 
   Args:
-    method: the scaling that makes scores comparable.
     lexical: query id -> document id -> finite score.
     dense: the same for the dense system.
     weight: the share of the dense system, in [0, 1]; at 0 its documents follow
@@ -130,7 +96,7 @@ def fuse(
       share = weight if is_dense else 1 - weight
       scores = run.get(query, {})
       ranked = {id_: scores[id_] for id_ in trec.ranking(scores)}  # all finite
-      for id_, value in method.values(ranked, dense=bool(is_dense)).items():
+      for id_, value in scale(ranked).items():
         values[id_] = values.get(id_, 0.0) + share * value
     best = trec.ranking(values)[:depth]
     fused[query] = {id_: values[id_] for id_ in best}
@@ -138,7 +104,6 @@ def fuse(
 
 
 def scores(
-  method: Convex,
   lexical: trec.Run,
   dense: trec.Run,
   qrels: trec.Qrels,
@@ -149,7 +114,6 @@ def scores(
   """Computes nDCG@10 of each query at each fusion weight.
 
   Args:
-    method: the scaling that makes scores comparable.
     lexical: the lexical run of the queries.
     dense: the dense run of the queries.
     qrels: the judgements of the queries; at least one query.
@@ -164,7 +128,7 @@ def scores(
   """
   values = {}
   for weight in weights:
-    run = fuse(method, lexical, dense, weight=weight, depth=depth)
+    run = fuse(lexical, dense, weight=weight, depth=depth)
     per_query = measures.evaluate(
       qrels, run, (_MEASURE,), drop_identical=False
     ).per_query[_MEASURE]
@@ -186,7 +150,6 @@ class Choice:
 
 
 def choose(
-  method: Convex,
   lexical: trec.Run,
   dense: trec.Run,
   qrels: trec.Qrels,
@@ -202,7 +165,6 @@ def choose(
   favour of BM25.
 
   Args:
-    method: the scaling that makes scores comparable.
     lexical: the lexical run of the queries.
     dense: the dense run of the queries.
     qrels: the judgements of the queries; at least one query.
@@ -217,7 +179,7 @@ def choose(
     Breiman, Friedman, Olshen and Stone, "Classification and Regression Trees",
     1984, section 3.4.3 (the rule of one standard error).
   """
-  values = scores(method, lexical, dense, qrels, WEIGHTS, depth=depth)
+  values = scores(lexical, dense, qrels, WEIGHTS, depth=depth)
   best = max(values, key=lambda weight: values[weight].mean())
   chosen = next(
     weight

@@ -188,7 +188,7 @@ class Features:
         scores = index.scores_at(words, positions)
         values[:, column] = scores / max(scores.max(), 1e-9)
     values[:, _DENSE - 1] = self.lengths[positions]
-    scaled = fusion.Convex().values(dense, dense=True)
+    scaled = fusion.scale(dense)
     values[:, _DENSE] = [scaled.get(id_, 0.0) for id_ in ids]
     return Candidates(ids, positions, values)
 

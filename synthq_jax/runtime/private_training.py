@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import dp_accounting
 import jax
 
-from synthq_jax import checks, field_kinds, optim
+from synthq_jax import checks, field_kinds
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import ledger, sampling, terms
 from synthq_jax.privacy import unit as unit_lib
@@ -85,18 +85,12 @@ class Config:
     config_types.one_of(self, "optimizer", self.OPTIMIZERS)
 
   def check(
-    self,
-    prepared: results.PreparedData,
-    *,
-    noise_bands: int = 1,
-    draws_users: bool = False,
+    self, prepared: results.PreparedData, *, draws_users: bool = False
   ) -> None:
     """Refuses settings that the accountant will refuse, before any training.
 
     Args:
       prepared: the data, with its numbers of train queries and users.
-      noise_bands: bands of correlated noise; batches come from n / noise_bands
-        records.
       draws_users: whether a record is a user.
 
     Raises:
@@ -110,12 +104,6 @@ class Config:
     users = prepared.num_users.get("train", queries)
     number = users if draws_users else queries
     units = "private train users" if draws_users else "private train queries"
-    if noise_bands > 1 and batch_size * noise_bands > number:
-      raise ValueError(
-        f"{name}.batch_size x noise_bands must be at most {number:,}, the"
-        f" number of {units}, got {batch_size} x {noise_bands}: take smaller"
-        " ones"
-      )
     if batch_size > number:
       raise ValueError(
         f"{name}.batch_size must be at most {number:,}, the number of {units}, got"
@@ -154,9 +142,6 @@ class Settings:
   """Name in sentences.toml of what is clipped and noised."""
   denominator: float | None = None
   """Public divisor of the sum; None: the expected batch size."""
-  noise_bands: int = 1
-  """Bands of correlated noise, which needs cyclic batches; 1: independent
-  noise."""
   has_dropout: bool = False
   """Whether the loss takes a key for each record."""
   unit: unit_lib.Unit = unit_lib.QUERY
@@ -191,8 +176,6 @@ class Planned:
   """Settings of the stage."""
   epsilon: float
   """Target epsilon; inf trains without noise."""
-  noise_bands: int = 1
-  """Steps that share correlated noise; 1: independent noise."""
   fixed_order: bool = False
   """Whether batches are read in a fixed order instead of drawn."""
   can_draw_users: bool = False
@@ -291,7 +274,6 @@ def train(
       learning_rate=config.learning_rate,
       steps=config.steps,
       denominator=settings.denominator,
-      noise_bands=settings.noise_bands,
     ),
     batch_seed=release.batch_seed,
     noise_key=release.noise_key,
@@ -326,11 +308,7 @@ def _read(task: stage_lib.Task[Any, Inputs]) -> list[pathlib.Path]:
 def promised(claim: claim_lib.Claim) -> str:
   """Digests sampling, noise and sensitivity; all steps of one claim share
   it."""
-  coefficients = ()
-  if claim.noise_bands > 1:
-    noise = optim.banded(steps=claim.steps, bands=claim.noise_bands)
-    coefficients = noise.coefficients
-  return artifacts.fingerprint(claim.statement("any").ledger, coefficients)
+  return artifacts.fingerprint(claim.statement("any").ledger, ())
 
 
 def make_claim(
@@ -356,7 +334,6 @@ def make_claim(
     steps=settings.config.steps,
     delta=settings.config.delta,
     relation=settings.relation,
-    noise_bands=settings.noise_bands,
     part=prepared.part("train"),
     words=_terms(settings, space, prepared),
     **fields,
@@ -366,16 +343,12 @@ def make_claim(
 def sampler(
   settings: Settings, num_examples: int, most_queries: int = 0
 ) -> sampling.Sampler:
-  """Returns the sampler of batches: Poisson, cyclic, or in a fixed order.
+  """Returns the sampler of batches: Poisson, or in a fixed order.
 
   Args:
     settings: settings of the training.
     num_examples: number of records.
     most_queries: most queries of one user, `PreparedData.queries_per_user`.
-
-  Raises:
-    ValueError: if correlated noise meets users whose queries are drawn one by
-      one: a cycle keeps the steps of a query apart, but not those of a user.
   """
   if settings.fixed_order:
     return sampling.FixedOrder(
@@ -384,11 +357,6 @@ def sampler(
   grouped = {}
   if settings.num_users and most_queries > 1:
     grouped = {"group_size": most_queries, "num_units": settings.num_users}
-    if settings.noise_bands > 1:
-      raise ValueError(
-        "expected noise_bands=1 where single queries of users are drawn, got"
-        f" noise_bands={settings.noise_bands}: let each record be a user"
-      )
   poisson = sampling.Poisson.with_margin(
     num_examples=num_examples,
     expected_batch_size=settings.config.batch_size,
@@ -400,14 +368,7 @@ def sampler(
     rows, size = 2 * poisson.group_size, settings.config.microbatch_size or 8
     room = poisson.max_batch_size + size * math.ceil(rows / size)
     poisson = dataclasses.replace(poisson, max_batch_size=room)
-  if settings.noise_bands == 1:
-    return poisson
-  return sampling.CyclicPoisson(
-    num_examples=num_examples,
-    expected_batch_size=settings.config.batch_size,
-    max_batch_size=poisson.max_batch_size,  # one distribution of sizes
-    cycle_length=settings.noise_bands,
-  )
+  return poisson
 
 
 def _terms(

@@ -128,8 +128,6 @@ class Fusion(JointSystem):
   post-processing.
   """
 
-  method: fusion.Convex
-  """Method that makes scores of both runs comparable."""
   depth: int = 100
   """Documents of each run that are fused; their scores set the scale."""
   weight: float
@@ -145,7 +143,7 @@ class Fusion(JointSystem):
     """Fuses the first `self.depth` documents of both."""
     del make_candidates
     runs = (trec.first(run, self.depth) for run in (lexical, dense))
-    return fusion.fuse(self.method, *runs, weight=self.weight, depth=depth)
+    return fusion.fuse(*runs, weight=self.weight, depth=depth)
 
   def describe(self) -> str:
     """Describes the weight."""

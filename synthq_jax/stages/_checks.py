@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synthq_jax import stages
-from synthq_jax.data import shipped, sources, tokenizer_json
+from synthq_jax.data import sentence_tokens, shipped, sources, tokenizer_json
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.runtime import fingerprints, inputs
@@ -24,40 +24,45 @@ __all__ = [
   "load_vocabulary",
 ]
 
-_ENDLESS = 1 << 30
-"""Length by which no document is cut."""
 
-
-def load_vocabulary(config: Any) -> vocabulary_lib.SentencePiece | None:
+def load_vocabulary(
+  config: Any,
+) -> tuple[vocabulary_lib.SentencePiece | None, list[str]]:
   """Loads the vocabulary of a run, checked against its checkpoints.
 
-  Returns None if it is trained, or lies under a URL: a look would download it.
+  Returns:
+    The vocabulary, None if it is trained or lies under a URL: a look would download
+    it; and the tokens that the checkpoint's tokenizer adds to it.
   """
   data, start = config.prepare_data, config.checkpoint
   if object_store.is_url(start) or object_store.is_url(data.vocabulary):
-    return None
+    return None, []
   folder = shipped.checkpoint(start)
   pieces = prepare_data.check_vocabulary(
     data.vocabulary or inputs.vocabulary_beside(folder), data.extra_ids
   )
-  if pieces is not None:
-    _check_ids(start, pieces)
-    if config.encoder.folder and not config.encoder.has_tokenizer:
-      _check_ids(config.encoder.folder, pieces)
-  return pieces
+  if pieces is None:
+    return None, []
+  added = _find_added(start, pieces)
+  if config.encoder.folder and not config.encoder.has_tokenizer:
+    _find_added(config.encoder.folder, pieces)
+  return pieces, added
 
 
-def _check_ids(checkpoint: str, pieces: vocabulary_lib.SentencePiece) -> None:
-  """Refuses a checkpoint whose ids differ from its vocabulary's."""
+def _find_added(
+  checkpoint: str, pieces: vocabulary_lib.SentencePiece
+) -> list[str]:
+  """Finds added tokens; refuses a checkpoint with ids of another vocabulary."""
   if object_store.is_url(checkpoint):
-    return
+    return []
   folder = shipped.checkpoint(checkpoint)
-  tokenizer_json.find_added(folder, pieces)
+  added = tokenizer_json.find_added(folder, pieces)
   try:
     shape = t5_checkpoints.load_config(folder)
   except ValueError:  # the reader's message says more
-    return
+    return added
   t5_checkpoints.with_token_ids(folder, shape, pieces.token_ids)
+  return added
 
 
 def check_test_sets(config: Any) -> None:
@@ -125,11 +130,13 @@ def describe_prompts(config: Any, stage_names: Sequence[str]) -> list[str]:
     " documents. If your index has others (as the cards of E5 and BGE ask for):"
     " --gin.QUERY_PROMPT='...' --gin.DOCUMENT_PROMPT='...'"
   ]
-  uncut = dataclasses.replace(encoder, length=_ENDLESS).tokens()
+  uncut = dataclasses.replace(encoder, length=sentence_tokens.ENDLESS).tokens()
   assert uncut is not None
   if tokens.length < uncut.length:
     most, length = str(uncut.length), "0"
-    if uncut.length == _ENDLESS:  # static vectors: nothing is cut
+    if (
+      uncut.length == sentence_tokens.ENDLESS
+    ):  # static vectors: nothing is cut
       most, length = "all of them", str(4 * tokens.length)
     notes.append(
       f"note: the encoder reads the first {tokens.length} tokens of a document, its"

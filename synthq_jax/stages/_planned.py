@@ -109,9 +109,7 @@ def _sizes(
     }
   users = prepared.num_users.get("train")
   draws_users = planned.draws_users(prepared)
-  config.check(
-    prepared, noise_bands=planned.noise_bands, draws_users=draws_users
-  )
+  config.check(prepared, draws_users=draws_users)
   config = planned.get_settings(prepared)
   number = users if draws_users else prepared.num_queries["train"]
   assert number is not None  # users are drawn only if their number is known
@@ -121,7 +119,6 @@ def _sizes(
       epsilon=planned.epsilon,
       mechanism="",
       num_users=None if draws_users else users,
-      noise_bands=planned.noise_bands,
       fixed_order=planned.fixed_order,
     ),
     number,

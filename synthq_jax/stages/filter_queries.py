@@ -1,10 +1,8 @@
-"""Drops synthetic queries that teach a retriever little, if filters are set.
+"""Drops synthetic queries that teach a retriever little, if `top_k` is set.
 
-There are three filters, each off by itself: queries that were cut at full
-length; queries that are copied from their document; and round-trip consistency.
-The last one keeps a query if its document is found among the first of the whole
-collection. BM25 searches, or a retriever that was trained on the synthetic
-queries themselves.
+The filter is round-trip consistency: a query is kept if its document is found
+among the first of the whole collection. BM25 searches, or a retriever that was
+trained on the synthetic queries themselves.
 
 Formal guarantee:
   Post-processing. The stage receives synthetic queries, public documents, a
@@ -26,7 +24,8 @@ import dataclasses
 import functools
 import json
 import pathlib
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -62,7 +61,11 @@ a time whatever the size of the collection."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(queries_lib.Config):
-  """Settings of the filters; without any filter, the stage is left out."""
+  """Settings of the filter; without it, the stage is left out."""
+
+  GONE: ClassVar[Mapping[str, Any]] = {
+    "copied_share": None, "copied_words": 6, "drop_truncated": False,
+  }  # fmt: skip
 
   top_k: int | None = None
   """Rank within which the own document must be: keep queries whose document is
@@ -74,26 +77,17 @@ class Config(queries_lib.Config):
   steps: int | None = None
   """Optimizer steps of the retriever; None: those of train_retriever.Config,
   whose recipe it follows."""
-  copied_share: float | None = None
-  """Least share of a copied query, in (0, 1]: drop queries of which one run of
-  words makes up at least this share and occurs in their document. None: keep
-  them."""
-  copied_words: int = 6
-  """Minimum words of such a run."""
-  drop_truncated: bool = False
-  """Whether queries that were cut at full length are dropped."""
 
   def __post_init__(self):
     super().__post_init__()
     config_types.at_least(self, 0, "top_k")
-    config_types.at_least(self, 1, "steps", "copied_words")
-    config_types.within(self, "(0, 1]", "copied_share")
+    config_types.at_least(self, 1, "steps")
     config_types.one_of(self, "ranker", _RANKERS)
 
   @property
   def is_wanted(self) -> bool:
-    """Whether any filter runs."""
-    return bool(self.top_k or self.copied_share or self.drop_truncated)
+    """Whether the filter runs."""
+    return bool(self.top_k)
 
   @property
   def trains(self) -> bool:
@@ -118,7 +112,7 @@ class Inputs:
 
 
 def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
-  """Plans the filtering of each set of queries, if a filter is set."""
+  """Plans the filtering of each set of queries, if the filter is set."""
   written = plan.written if plan.config.filter_queries.is_wanted else ()
   return {row.queries: row for row in written}
 
@@ -198,9 +192,6 @@ def _read_written(
 def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
   """Filters the queries of one generator, and measures the rest.
 
-  Cheap filters come first: the retriever is trained on the queries that they
-  keep.
-
   Returns:
     The kept queries, with all counts; under `private/` if the queries are.
 
@@ -210,7 +201,8 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
   """
   config, folders = task.settings, task.folders
   documents, synthetic = task.inputs.documents, task.inputs.synthetic
-  if config.top_k and config.top_k >= documents.num_documents:
+  assert config.top_k  # as planned
+  if config.top_k >= documents.num_documents:
     raise ValueError(
       f"filter_queries.Config.top_k must be below {documents.num_documents},"
       f" the size of the collection, got {config.top_k}: it would keep all"
@@ -223,32 +215,28 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
     lambda: queries_lib.index_of(ids, corpus)
   )
   written = _read_written(folders, ids, synthetic)
-  first = _filter_by_text(config, written, corpus, documents.token_ids.eos)
-  candidates = written.take(first.indices)
   is_found, ranked = None, None
-  if config.top_k and candidates.texts:
-    if config.ranker == "bm25":
-      is_found = text_measures.own_document_gauge(
-        candidates.texts, candidates.documents, index(), k=config.top_k
-      )
-    else:
-      ranked = _compute_ranks(task, candidates, directory, state)
-  second = filters.keep(
-    candidates.texts,
-    candidates.documents,
+  if config.ranker == "bm25":
+    is_found = text_measures.own_document_gauge(
+      written.texts, written.documents, index(), k=config.top_k
+    )
+  else:
+    ranked = _compute_ranks(task, written, directory, state)
+  passed = filters.keep(
+    written.texts,
+    written.documents,
     answerable=is_found,
     retrieved=None if ranked is None else ranked < config.top_k,
   )
-  counts = filters.removed(first, second)
-  indices = first.indices[second.indices]
-  if not len(indices):
+  counts = filters.removed(passed)
+  if not len(passed.indices):
     raise ValueError(
       f"filter_queries.Config left none of the {len(written.texts)} queries of"
-      f" {synthetic.name}, got {counts}: take a larger top_k or copied_share, or"
-      " train the retriever for longer"
+      f" {synthetic.name}, got {counts}: take a larger top_k, or train the"
+      " retriever for longer"
     )
-  remaining = written.take(indices)
-  _save_removed(directory, written, first, indices, ranked)
+  remaining = written.take(passed.indices)
+  _save_removed(directory, written, passed.indices, ranked)
   queries_lib.save(
     directory,
     remaining.names,
@@ -272,26 +260,6 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
       config=config,
       num_examples=len(synthetic.examples),
     ),
-  )
-
-
-def _filter_by_text(
-  config: Config, written: _Written, corpus: pathlib.Path, eos: int
-) -> filters.Kept:
-  """Drops queries by the text of query and document alone."""
-  copied = None
-  if config.copied_share:
-    copied = filters.are_copies(
-      written.texts,
-      queries_lib.read_document_texts(corpus, written.owners),
-      share=config.copied_share,
-      min_words=config.copied_words,
-    )
-  ended = None
-  if config.drop_truncated:
-    ended = filters.has_ended(written.tokens, eos)
-  return filters.keep(
-    written.texts, written.documents, ended=ended, copied=copied
   )
 
 
@@ -334,17 +302,16 @@ def _compute_ranks(
   )
 
 
-def _save_removed(directory, written, first, remaining, ranks) -> None:
+def _save_removed(directory, written, remaining, ranks) -> None:
   """Writes the removed queries for people to read; as private as the kept
   ones."""
-  judged = {} if ranks is None else dict(zip(first.indices, ranks, strict=True))
   remaining = set(remaining.tolist())
   lines = [
     {
       "_id": name,
       "text": written.texts[i],
       "document": written.documents[i],
-      "rank": int(judged[i]) if i in judged else None,
+      "rank": None if ranks is None else int(ranks[i]),
     }
     for i, name in enumerate(written.names)
     if i not in remaining
@@ -365,26 +332,12 @@ def _write_note(config: Config) -> str:
 
 
 def _describe(config: Config) -> str:
-  """Returns a sentence on the filters for the reports."""
-  done = []
-  if config.drop_truncated:
-    done.append("queries cut at full length")
-  if config.copied_share:
-    done.append(
-      f"queries of which a run of {config.copied_words} words or more, and at"
-      f" least the share {config.copied_share:g} of the query, stands in their"
-      " document"
-    )
-  if config.top_k:
-    who = {
-      "bm25": "BM25",
-      "retriever": "a retriever trained on all the others",
-    }
-    done.append(
-      f"queries whose document {who[config.ranker]} does not rank among the"
-      f" first {config.top_k} of the collection"
-    )
-  return f"Dropped were {'; '.join(done)}."
+  """Returns a sentence on the filter for the reports."""
+  who = {"bm25": "BM25", "retriever": "a retriever trained on all the others"}
+  return (
+    f"Dropped were queries whose document {who[config.ranker]} does not rank among"
+    f" the first {config.top_k} of the collection."
+  )
 
 
 def own_ranks(

@@ -18,7 +18,7 @@ import itertools
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,6 @@ from synthq_jax.models import (
 )
 from synthq_jax.optim import by_length, users
 from synthq_jax.runtime import (
-  config_types,
   inputs,
   private_training,
   results,
@@ -65,6 +64,8 @@ __all__ = [
 class Config(private_training.Config):
   """Settings of private fine-tuning; every value here is public."""
 
+  GONE: ClassVar[Mapping[str, Any]] = {"noise_bands": 1}
+
   prefix: str = "generate_query: "
   """Text before each document."""
   adapter: lora.LoRA | None = None
@@ -75,9 +76,6 @@ class Config(private_training.Config):
   """Dropout rate in [0, 1), with a mask of its own for each record and step."""
   dtype: str | None = None
   """Data type of the computation, e.g. "bfloat16"; None: the checkpoint's."""
-  noise_bands: int = 1
-  """Bands of correlated noise (BandMF), with batches in cycles of that many
-  groups; 1: independent noise and plain Poisson batches. At most `steps`."""
   strategy: str = field_kinds.speed_only("bookkeeping")
   """Strategy of gradient clipping, which changes only speed and memory."""
   remat: bool = field_kinds.speed_only(False)
@@ -89,16 +87,10 @@ class Config(private_training.Config):
 
   def __post_init__(self):
     super().__post_init__()
-    config_types.at_least(self, 1, "noise_bands")
     if self.adapter is not None and self.trained != ".*":
       raise ValueError(
         "finetune_dp.Config.trained must be '.*' with an adapter, which"
         f" trains alone, got trained={self.trained!r}: set TRAINED='.*'"
-      )
-    if self.noise_bands > self.steps:
-      raise ValueError(
-        "finetune_dp.Config.noise_bands must be at most steps, got"
-        f" {self.noise_bands} for steps={self.steps}"
       )
 
 
@@ -118,7 +110,6 @@ def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
   return private_training.Planned(
     config=plan.config.finetune_dp,
     epsilon=row.epsilon,
-    noise_bands=plan.config.finetune_dp.noise_bands,
     can_draw_users=True,
     is_counted=not plan.config.canaries.number,
   )
@@ -167,11 +158,7 @@ def check(run: runner.Run) -> None:
   config = run.config.finetune_dp
   _check_prefix(run)
   if run.config.rows.synthetic:
-    config.check(
-      run.prepared,
-      noise_bands=config.noise_bands,
-      draws_users=bool(run.prepared.queries_per_user),
-    )
+    config.check(run.prepared, draws_users=bool(run.prepared.queries_per_user))
 
 
 def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
@@ -216,7 +203,6 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
       config=config,
       epsilon=epsilon,
       mechanism="generator",
-      noise_bands=config.noise_bands,
       has_dropout=config.dropout_rate > 0,
     ),
     dp_step.Training(

@@ -15,7 +15,8 @@ Formal guarantee:
 
 import dataclasses
 import pathlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,8 +43,10 @@ __all__ = ["STAGE", "Config", "Inputs", "run"]
 class Config:
   """Settings of the fusion and of the choice of its weight."""
 
-  method: fusion.Convex = fusion.Convex()
-  """Method that makes the scores of both runs comparable."""
+  GONE: ClassVar[Mapping[str, Any]] = {
+    "method": {"_type": "Convex", "lexical_floor": None, "dense_floor": None}
+  }
+
   weight: float | None = None
   """Fusion weight of the retriever, in [0, 1]; None: public queries choose
   it."""
@@ -146,7 +149,6 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Fusion | None:
     retriever_fingerprint=system_results.read_fingerprint(
       folders.root, retriever
     ),
-    method=config.method,
     depth=config.depth,
     chosen_on=words,
     **chosen,
@@ -171,7 +173,6 @@ def _choose_weight(
   if judged is not None:
     assert runs is not None  # process 0 has searched
     choice = fusion.choose(
-      config.method,
       *runs,
       judged.qrels,
       standard_errors=config.standard_errors,

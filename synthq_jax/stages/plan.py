@@ -473,14 +473,13 @@ def export_notes(
     ValueError: if the vocabulary cannot be used, or its end-of-text id differs
       from a checkpoint's.
   """
-  vocabulary = _checks.load_vocabulary(config)
+  vocabulary, added = _checks.load_vocabulary(config)
   if vocabulary is None or not _TRAININGS & set(stage_names):
     return ()
   notes = []
-  folder = shipped.checkpoint(config.checkpoint)
-  if added := tokenizer_json.find_added(folder, vocabulary):
+  if added:
     notes.append(
-      f"note: {folder}: tokens that were added to its tokenizer are read as text:"
+      f"note: {shipped.checkpoint(config.checkpoint)}: tokens that were added to its tokenizer are read as text:"
       f" {' '.join(added[:5])}; use none of them in a prefix"
     )
   try:

@@ -136,7 +136,8 @@ def fingerprint(*parts: Any) -> str:
   """Returns a short digest of configurations and of earlier fingerprints.
 
   Fields marked `speed_only` do not count: they may change how fast a result is
-  computed, never the result.
+  computed, never the result. Settings that a class no longer has count with the one
+  value that was ever used, which its `GONE` holds: results stay finished.
 
   >>> fingerprint({"a": 1}, "b") == fingerprint({"a": 1}, "b")
   True
@@ -165,7 +166,8 @@ def _convert_without_speed(value: Any) -> Any:
       for field in _list_written_fields(value)
       if not field.metadata.get("speed_only")
     }
-    return {"_type": type(value).__name__, **fields}
+    gone = getattr(value, "GONE", {})
+    return {"_type": type(value).__name__, **fields, **gone}
   if isinstance(value, (list, tuple)):
     return [_convert_without_speed(item) for item in value]
   return to_json(value)

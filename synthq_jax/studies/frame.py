@@ -121,7 +121,8 @@ def run(
     workdir: folder of the results of all jobs, study.md, study.svg and
       result.json, below private/ unless the data is public. Only one run may use
       it at a time.
-    on_accepted: function called once this run has locked the working directory.
+    on_accepted: function called once the settings fit the data and the working
+      directory, before any result is made.
 
   Returns:
     The tables, and the path of the page.
@@ -137,7 +138,6 @@ def run(
         f"{workdir}: expected a working directory of studies, got that of a run:"
         " give another --workdir"
       )
-    on_accepted()
     if study.needs_secret:
       folders = workspace.Workspace(workdir, config.secret_seed)
     root = folders.public() if config.public_data else folders.private()
@@ -147,6 +147,7 @@ def run(
     task = Task(config=config, folders=folders, root=root)
     data = study.prepare(task)
     jobs = study.jobs(task, data)
+    on_accepted()
     results = []
     with progress_lib.bar("", None, unit=" results") as bar:
       for job in jobs:

@@ -31,7 +31,7 @@ def run(
 
   Args:
     workdir: working directory of a run whose data is prepared.
-    corpus: a glob of files or a TFDS name, see `public_corpus.parts`.
+    corpus: a glob of files, see `public_corpus.parts`.
     config: the samples, the length of an n-gram and the seed.
 
   Returns:

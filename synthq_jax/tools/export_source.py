@@ -106,8 +106,8 @@ def read(folder: pathlib.Path) -> Source:
         f"{folder}: expected a model or queries, got the weight"
         f" {fusion.weight:g} of {fusion.retriever} beside BM25: export the"
         f" checkpoint of the row {fusion.retriever} and apply the weight"
-        f" to scores of your search that {type(fusion.method).__name__} scales among"
-        f" the first {fusion.depth} of each system; the statement in"
+        " to scores of your search, scaled to [0, 1] among the first"
+        f" {fusion.depth} of each system; the statement in"
         f" {artifacts.RESULT_NAME} here covers both together"
       )
     kind = kinds.get(record.get("_type"))

@@ -13,9 +13,8 @@ import optax
 
 from synthq_jax import optim
 from synthq_jax.optim import keys
-from synthq_jax.optim import noise as noise_lib
 from synthq_jax.privacy import sampling
-from synthq_jax.training import distributed, loop, sharded_grad
+from synthq_jax.training import loop, sharded_grad
 from synthq_jax.training import mesh as mesh_lib
 
 __all__ = [
@@ -53,14 +52,12 @@ class Optimizer:
     steps: the total number of optimizer steps.
     denominator: public constant that the noisy sum is divided by; None: `train`
       takes the sampler's expected batch size, and `build` fails.
-    noise_bands: bands of correlated noise; 1: independent in every step.
   """
 
   name: str
   learning_rate: float
   steps: int
   denominator: float | None = None
-  noise_bands: int = 1
 
   def build(
     self, *, l2_sensitivity: float, noise_multiplier: float
@@ -86,27 +83,13 @@ class Optimizer:
       "dp_adafactor": (optim.dp_adafactor, schedule),
       "dp_dual_averaging": (optim.dp_dual_averaging, self.learning_rate),
     }[self.name]
-    noise = self._make_noise()
     return lambda key: make(
       rate,
       l2_sensitivity=l2_sensitivity,
       noise_multiplier=noise_multiplier,
       denominator=self.denominator,
       key=key,
-      noise=noise,
     )
-
-  def _make_noise(self) -> noise_lib.Noise:
-    """Makes the noise; correlated noise has the coefficients of process 0."""
-    if self.noise_bands <= 1:
-      return optim.iid()
-    banded = functools.partial(
-      optim.banded, steps=self.steps, bands=self.noise_bands
-    )
-    coefficients = distributed.decided(  # processors may differ in the last bit
-      "bands", lambda: list(banded().coefficients)
-    )
-    return noise_lib.Banded(self.steps, tuple(coefficients))
 
 
 class Drawn(NamedTuple):
@@ -256,12 +239,10 @@ def train(
     The trained parameters, on the host of every process.
 
   Raises:
-    ValueError: if a record can come back sooner than the noise bands allow. Also
-      if each record is clipped by itself, but its loss depends on other records.
+    ValueError: if each record is clipped by itself, but its loss depends on other
+      records.
   """
   sampler, optimizer = mechanism.sampler, mechanism.optimizer
-  if optimizer.noise_bands > 1:
-    sampler.check_noise(optimizer.noise_bands)
   training, numbers = _compute_records(training, mechanism)
   _check_extra(training)
   params = jax.tree.map(jnp.asarray, training.params)

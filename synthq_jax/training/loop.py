@@ -40,8 +40,6 @@ class Settings:
   """Seconds between two saved states."""
   log_every: int = 20
   """Steps between two lines of metrics."""
-  progress: bool = True
-  """Whether a progress bar is shown."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,13 +198,8 @@ def train(
   saved_at = time.monotonic()
   vote, stop = Votes(), None
   with (
-    progress.bar(
-      files.description,
-      steps,
-      settings.progress and distributed.is_main(),
-      unit="step",
-      initial=first,
-    ) as bar,
+    progress.shown(distributed.is_main()),
+    progress.bar(files.description, steps, unit="step", initial=first) as bar,
     stopping.deferred() as get_request,
     checkpoints.Writer(directory) as writer,
   ):

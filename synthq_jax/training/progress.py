@@ -37,19 +37,18 @@ def peak_bytes() -> tuple[int, int]:
 def bar(
   description: str,
   total: int | None,
-  progress: bool = True,
   *,
   unit: str = "row",
   initial: int = 0,
 ) -> Any:
   """Makes a progress bar for `with`; its `update(number)` advances it.
 
-  If standard error is not a terminal, as in a log, no bar is drawn.
+  No bar is drawn inside of `shown(False)`, or if standard error is not a terminal,
+  as in a log.
 
   Args:
     description: the label in front of the bar.
     total: the number of units; None: unknown.
-    progress: False shows no bar; see also `shown`.
     unit: the name of a unit.
     initial: the number of units done before.
   """
@@ -61,9 +60,7 @@ def bar(
     initial=initial,
     desc=description or None,
     unit=unit,
-    disable=None
-    if progress and _IS_SHOWN.get()
-    else True,  # None disables it without a terminal
+    disable=None if _IS_SHOWN.get() else True,  # None: without a terminal
     mininterval=1.0,
     dynamic_ncols=True,
   )

@@ -25,7 +25,7 @@ MODEL = dataclasses.replace(
 )
 INVERTER = inversion.Inverter(model=MODEL, vector_dim=32)
 WORDS, SYMBOLS = range(5, 15), range(20, 30)
-QUIET = loop.Settings(progress=False, log_every=50)
+QUIET = loop.Settings(log_every=50)
 
 
 def sentences(rng, number):

@@ -123,7 +123,7 @@ def test_a_whole_training_is_audited_as_its_pieces_are(
       noise_key=jax.random.key(3),
     ),
     loop.Files.below(tmp_path, "audit"),
-    loop.Settings(progress=False),
+    loop.Settings(),
   )
   scores = params["first"].astype(float)
   bound = lower_bounds.audit(

@@ -19,7 +19,7 @@ from jax_privacy import auditing
 
 from synthq_jax.audit import lower_bounds
 
-BOUNDS = ("epsilon_one_run", "epsilon_one_run_fdp", "epsilon_clopper_pearson")
+BOUNDS = ("epsilon_one_run", "epsilon_one_run_fdp")
 
 
 def scores(
@@ -51,9 +51,6 @@ def power(
     "above": {
       n: round(float(np.mean(v > epsilon)), 3) for n, v in found.items()
     },
-    "estimate": round(
-      float(np.median([x.epsilon_gdp_estimate for x in audits])), 2
-    ),
   }
 
 

@@ -199,18 +199,18 @@ def test_other_columns_are_told_with_the_flags_to_give(tmp_path, header):
 def test_a_log_without_users_is_refused_by_its_header(
   tmp_path, header, chosen, words
 ):
-  """So that a dry run with UNIT='user' says it, before any line is read."""
+  """So that a dry run says it, before any line is read."""
   path = tmp_path / "log.csv"
   path.write_text(f"{header}\n")
   fields = jsonl.Fields(client=chosen)
-  jsonl.check_columns(path, fields, has_corpus=True)  # no one asks for users
-  fields = dataclasses.replace(fields, needs_user=True)
-  if words is None:
-    jsonl.check_columns(path, fields, has_corpus=True)
-    return
-  with pytest.raises(ValueError, match=words) as error:
-    jsonl.check_columns(path, fields, has_corpus=True)
-  assert "user_field=NAME" in str(error.value)
+  for needs_user in (False, True):
+    fields = dataclasses.replace(fields, needs_user=needs_user)
+    if words is None or not needs_user and chosen == "client":
+      jsonl.check_columns(path, fields, has_corpus=True)
+      continue
+    with pytest.raises(ValueError, match=words) as error:
+      jsonl.check_columns(path, fields, has_corpus=True)
+    assert "user_field=NAME" in str(error.value)
 
 
 def test_a_log_beside_a_corpus_names_the_flag_of_its_ids(tmp_path):

@@ -1,4 +1,4 @@
-"""Parts of a corpus: files of lines, of JSON, and shards of TFDS."""
+"""Parts of a corpus: files of lines and of JSON."""
 
 import bz2
 import gzip
@@ -79,61 +79,3 @@ def test_a_line_without_a_text_is_named(tmp_path):
 def test_a_glob_without_files_is_refused(tmp_path):
   with pytest.raises(ValueError, match="got none for .*in quotes"):
     public_corpus.parts(f"{tmp_path}/*.json.gz")
-
-
-@pytest.fixture(name="tfds_home")
-def _tfds_home(tmp_path, monkeypatch):
-  """Returns TFDS's data folder with two shards as C4's builder writes them."""
-  import tensorflow as tf
-  import tensorflow_datasets as tfds
-
-  monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
-  features = tfds.builder("c4/en", data_dir=tmp_path).info.features
-  place = tmp_path / "c4" / "en" / "3.1.0"
-  place.mkdir(parents=True)
-  for shard in range(2):
-    path = place / f"c4-train.tfrecord-{shard:05d}-of-00002"
-    with tf.io.TFRecordWriter(str(path)) as writer:
-      for number in range(3):
-        example = dict.fromkeys(features, "")
-        example["text"] = f"caf\u00e9 {shard} {number}"
-        writer.write(features.serialize_example(example))
-  name = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-  template = tfds.core.ShardedFileTemplate(
-    dataset_name="c4", data_dir=place, filetype_suffix="tfrecord", template=name
-  )
-  split = tfds.core.SplitInfo(
-    name="train",
-    shard_lengths=[3, 3],
-    num_bytes=0,
-    filename_template=template.replace(split="train"),
-  )
-  tfds.folder_dataset.write_metadata(
-    data_dir=place, features=features, split_infos=[split],
-    filename_template=name,
-  )  # fmt: skip
-  return tmp_path
-
-
-def test_c4_of_tfds_is_read_shard_by_shard(tfds_home):
-  del tfds_home
-  parts = public_corpus.parts("tfds:c4/en")
-  assert [list(part.texts()) for part in parts] == [
-    [f"café {shard} {number}" for number in range(3)] for shard in range(2)
-  ]
-  assert [part.identity for part in parts] == [
-    f"tfds:c4/en/3.1.0@train {shard}" for shard in range(2)
-  ]
-
-
-def test_what_tfds_has_not_prepared_is_named_with_its_command(tfds_home):
-  command = rf"tfds.builder\('c4/realnewslike', data_dir='{tfds_home}'\)"
-  with pytest.raises(ValueError, match=command):
-    public_corpus.parts("tfds:c4/realnewslike")
-  with pytest.raises(
-    ValueError,
-    match=r"only \['train'\]: run pip install .* tfds.builder\('c4/en',",
-  ):
-    public_corpus.parts("tfds:c4/en@validation")
-  with pytest.raises(ValueError, match="nosuch not found.; check the name"):
-    public_corpus.parts("tfds:nosuch")

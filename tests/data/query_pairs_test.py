@@ -184,22 +184,6 @@ NO_LOGS = {
   "judgements": "q{i}\t0\td1\t1\n",
   "query and count": "measles outbreaks\t1{i}\n",
   "user, time and query": "u{i}\t2026-03-01 07:17:1{i}\tmeasles\n",
-}
-
-
-@pytest.mark.parametrize("lines", [3, 8, 9])
-@pytest.mark.parametrize("kind", NO_LOGS)
-def test_a_file_whose_second_column_is_no_query_is_refused(
-  kind, lines, tmp_path
-):
-  """The check for leaks compared the numbers, and said "clean"."""
-  path = tmp_path / "log.tsv"
-  path.write_text("".join(NO_LOGS[kind].format(i=i) for i in range(lines)))
-  with pytest.raises(ValueError, match="log.tsv: expected an id and a query"):
-    list(query_pairs.query_log(path))
-
-
-UNNAMED = {
   "pandas' index": "{i}\tq{i}\tmeasles outbreaks\n",
   "time, user and query": "2026-03-0{i}\tuser{i}\tmeasles outbreaks\n",
   "language and query": "{i}\ten\tmeasles outbreaks\n",
@@ -210,14 +194,14 @@ UNNAMED = {
 }
 
 
-@pytest.mark.parametrize("lines", [3, 9, 70])
-@pytest.mark.parametrize("kind", UNNAMED)
-def test_columns_without_names_that_are_no_queries_are_refused(
+@pytest.mark.parametrize("lines", [3, 70])
+@pytest.mark.parametrize("kind", NO_LOGS)
+def test_a_file_whose_second_column_is_no_query_is_refused(
   kind, lines, tmp_path
 ):
   """The check for leaks compared users and ids, and said "0 of 12"."""
   path = tmp_path / "log.tsv"
-  path.write_text("".join(UNNAMED[kind].format(i=i) for i in range(lines)))
+  path.write_text("".join(NO_LOGS[kind].format(i=i) for i in range(lines)))
   with pytest.raises(ValueError, match="log.tsv: expected an id and a query"):
     list(query_pairs.query_log(path))
 

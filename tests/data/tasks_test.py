@@ -62,9 +62,6 @@ def folder(tmp_path_factory):
     (root / f"queries.{split}.tsv").write_text(lines)
   lines = "".join(f"{i}\t{contents(i).strip()}\n" for i in DOCUMENTS)
   (root / "collection.tsv").write_text(lines)
-  (root / "negatives.tsv").write_text(
-    "query-id\tcorpus-id\nq1\td2\nq1\td3\nq2\td4\n"
-  )
   return root
 
 
@@ -207,25 +204,6 @@ def test_the_call_that_t5x_makes_gives_batches(folder, vocabulary, monkeypatch):
   assert len(seen[0] | seen[1]) == 3  # relevant pairs, epoch after epoch
 
 
-def test_each_hard_negative_makes_an_example(folder, vocabulary):
-  register_encoder(
-    "hard",
-    f"beir:{folder}",
-    vocabulary,
-    negatives=str(folder / "negatives.tsv"),
-  )
-  lengths = {**PAIR_LENGTHS, "negative_targets": 24}
-  rows = rows_of("hard", lengths)
-  found = [
-    (r["query_id"].decode(), r["passage_id"].decode(), r["negative_targets"])
-    for r in rows
-  ]
-  wanted = [("q1", "d1", "d2"), ("q1", "d1", "d3"), ("q2", "d2", "d4")]
-  assert [names for *names, _ in found] == [[q, d] for q, d, _ in wanted]
-  for (*_, tokens), (*_, negative) in zip(found, wanted, strict=True):
-    assert tokens.tolist() == expected(vocabulary, contents(negative), 24)
-
-
 def test_a_dataset_read_twice_has_one_order(folder, vocabulary):
   register_both(vocabulary, f"beir:{folder}")
   import seqio
@@ -248,25 +226,6 @@ def test_a_split_that_would_hide_queries_or_documents_is_refused(
   register_encoder("bad_split", f"beir:{tmp_path / 'copy'}", vocabulary)
   with pytest.raises(ValueError, match="other splits than query and passage"):
     rows_of("bad_split", PAIR_LENGTHS)
-
-
-@pytest.mark.parametrize(
-  ("lines", "message"),
-  [
-    ("q1\td2\n", "expected the header query-id corpus-id"),
-    ("query-id\tcorpus-id\nq1\td9\n", ":2: expected ids of the collection"),
-    ("query-id\tcorpus-id\nq1\td1\n", "judged relevant to the query"),
-    ("query-id\tcorpus-id\nq1 d2\n", "expected 2 columns separated by tabs"),
-  ],
-)
-def test_bad_hard_negatives_are_named(
-  folder, vocabulary, tmp_path, lines, message
-):
-  path = tmp_path / "negatives.tsv"
-  path.write_text(lines)
-  register_encoder("bad", f"beir:{folder}", vocabulary, negatives=str(path))
-  with pytest.raises(ValueError, match=message):
-    rows_of("bad", {**PAIR_LENGTHS, "negative_targets": 24})
 
 
 def test_all_sets_are_registered_by_a_call_and_none_before(

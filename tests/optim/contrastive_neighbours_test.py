@@ -253,16 +253,15 @@ def test_a_batch_turns_around_whatever_changes():
   check(fn)
 
 
-@pytest.mark.parametrize("keeps_group", [False, True])
-def test_a_record_turns_around_the_groups_it_leaves_and_enters(keeps_group):
-  fn = make(optim.Group(size=4, groups=2, keeps_group=keeps_group), SHARP)
-  replaced = fn.sensitivity("REPLACE_ONE", "pair")
-  assert replaced == (2 if keeps_group else 4) * CLIP
+def test_a_record_turns_around_the_groups_it_leaves_and_enters():
+  fn = make(optim.Group(size=4, groups=2), SHARP)
+  assert fn.sensitivity("REPLACE_ONE", "pair") == 4 * CLIP
   ids = np.arange(100, dtype=np.int32)
   (first, second), _ = group.assign(ids, np.zeros(100, bool), 2, 8)
-  extra = {"example_id": np.concatenate([second[:3], first[:3]])}
-  if not keeps_group:
-    extra["other_id"] = second[3:4]
+  extra = {
+    "example_id": np.concatenate([second[:3], first[:3]]),
+    "other_id": second[3:4],
+  }
   check(fn, units=["pair"], extra=extra)
 
 

@@ -57,18 +57,6 @@ def test_dual_averaging_denoises_the_sum_and_not_a_step():
   assert np.linalg.norm(first) < 0.1 * np.linalg.norm(goal)
 
 
-def test_correlated_noise_is_refused():
-  with pytest.raises(ValueError, match="expected independent noise"):
-    optim.dp_dual_averaging(
-      1.0,
-      l2_sensitivity=1.0,
-      noise_multiplier=1.0,
-      denominator=4,
-      key=jax.random.key(0),
-      noise=optim.banded(steps=8, bands=2),
-    )
-
-
 @pytest.mark.parametrize(
   "name", ["learning_rate", "l2_sensitivity", "noise_multiplier", "denominator"]
 )

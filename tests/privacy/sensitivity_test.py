@@ -534,15 +534,12 @@ def test_rows_with_public_negatives_protect_pairs(unit):
 
 def test_a_record_turns_its_groups_gradient_around():
   turned = np.array([CLIP, 0.0]) - np.array([-CLIP, 0.0])
-  for relation, keeps_group, groups in [
-    ("ADD_OR_REMOVE_ONE", False, 1),
-    ("REPLACE_SPECIAL", False, 1),
-    ("REPLACE_ONE", True, 1),
-    ("REPLACE_ONE", False, 2),  # The one it leaves, the one it enters.
+  for relation, groups in [
+    ("ADD_OR_REMOVE_ONE", 1),
+    ("REPLACE_SPECIAL", 1),
+    ("REPLACE_ONE", 2),  # The one it leaves, the one it enters.
   ]:
-    bound = sensitivity.group(
-      l2_clip_norm=CLIP, relation=relation, keeps_group=keeps_group
-    )
+    bound = sensitivity.group(l2_clip_norm=CLIP, relation=relation)
     np.testing.assert_allclose(bound, np.linalg.norm(groups * turned))
 
 

@@ -7,13 +7,12 @@ import pytest
 
 from synthq_jax.retrieval import fusion, trec
 
-CONVEX = fusion.Convex()
 LEXICAL = {"q": {"a": 9.0, "b": 6.0, "c": 3.0}}
 DENSE = {"q": {"c": 0.8, "d": 0.6, "b": 0.4}}
 
 
 def test_convex_is_the_weighted_mean_of_scores_moved_to_0_and_1():
-  found = fusion.fuse(CONVEX, LEXICAL, DENSE, weight=0.25)["q"]
+  found = fusion.fuse(LEXICAL, DENSE, weight=0.25)["q"]
   by_hand = {
     "a": 0.75 * 1.0,
     "b": 0.75 * 0.5 + 0.25 * 0.0,
@@ -24,37 +23,30 @@ def test_convex_is_the_weighted_mean_of_scores_moved_to_0_and_1():
   assert list(found) == ["a", "b", "c", "d"]
 
 
-def test_a_floor_takes_the_place_of_the_least_score():
-  method = fusion.Convex(lexical_floor=0.0, dense_floor=-1.0)
-  found = fusion.fuse(method, LEXICAL, DENSE, weight=0.5)["q"]
-  assert found["c"] == pytest.approx(0.5 * 3 / 9 + 0.5)
-  assert found["d"] == pytest.approx(0.5 * 1.6 / 1.8)
-
-
 def test_at_both_ends_one_system_stands_alone():
-  only = fusion.fuse(CONVEX, LEXICAL, DENSE, weight=0.0)["q"]
+  only = fusion.fuse(LEXICAL, DENSE, weight=0.0)["q"]
   assert list(only)[:3] == ["a", "b", "c"]
-  only = fusion.fuse(CONVEX, LEXICAL, DENSE, weight=1.0)["q"]
+  only = fusion.fuse(LEXICAL, DENSE, weight=1.0)["q"]
   assert list(only)[:2] == ["c", "d"]
 
 
 def test_queries_without_results_have_a_defined_answer():
   lexical = {"none": {}, "dense": {}, "lexical": {"a b": 2.0, "c": 1.0}}
   dense = {"none": {}, "dense": {"x": 0.1}, "alone": {"y": -0.2, "z": -0.3}}
-  found = fusion.fuse(CONVEX, lexical, dense, weight=0.3)
+  found = fusion.fuse(lexical, dense, weight=0.3)
   assert {query: list(ids) for query, ids in found.items()} == {
     "none": [],
     "dense": ["x"],
     "lexical": ["a b", "c"],
     "alone": ["y", "z"],
   }
-  assert fusion.fuse(CONVEX, {}, {}, weight=0.3) == {}
+  assert fusion.fuse({}, {}, weight=0.3) == {}
 
 
 def test_equal_scores_keep_the_order_of_the_lexical_run():
   same = {"q": dict.fromkeys("abc", 4.0)}
   other = {"q": dict.fromkeys("cd", 0.5)}
-  found = fusion.fuse(CONVEX, same, other, weight=0.5)["q"]
+  found = fusion.fuse(same, other, weight=0.5)["q"]
   assert found == {"c": 1.0, "a": 0.5, "b": 0.5, "d": 0.5}
   assert list(found) == ["c", "a", "b", "d"]
 
@@ -64,46 +56,31 @@ def test_equal_scores_are_equal_after_a_file_too(tmp_path):
   trec.write_run(tmp_path / "run.trec", same)
   again = trec.read_run(tmp_path / "run.trec")
   assert len(set(again["q"].values())) == 3  # what the file is for
-  assert CONVEX.values(again["q"], dense=False) == dict.fromkeys("abc", 1.0)
+  assert fusion.scale(again["q"]) == dict.fromkeys("abc", 1.0)
 
 
 def test_one_run_may_be_both():
-  found = fusion.fuse(CONVEX, LEXICAL, LEXICAL, weight=0.5)["q"]
+  found = fusion.fuse(LEXICAL, LEXICAL, weight=0.5)["q"]
   assert found == {"a": 1.0, "b": 0.5, "c": 0.0}
 
 
 def test_results_are_cut_at_the_depth():
-  found = fusion.fuse(CONVEX, LEXICAL, DENSE, weight=0.25, depth=2)
+  found = fusion.fuse(LEXICAL, DENSE, weight=0.25, depth=2)
   assert list(found["q"]) == ["a", "b"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_scores_that_are_no_numbers_are_refused_with_their_document(value):
   with pytest.raises(ValueError, match=r"finite scores, got .* document 'd'"):
-    fusion.fuse(CONVEX, LEXICAL, {"q": {"c": 1.0, "d": value}}, weight=0.5)
-
-
-def test_what_lies_below_a_floor_gets_nothing_and_loses_nothing():
-  values = fusion.Convex(dense_floor=0.0).values
-  assert values({"a": 0.5, "b": -0.25}, dense=True) == {"a": 1.0, "b": 0.0}
-
-
-def test_a_floor_above_all_scores_is_refused():
-  method = fusion.Convex(dense_floor=0.0)
-  with pytest.raises(ValueError, match="as dense_floor says, got -0.1 at most"):
-    method.values({"a": -0.1, "b": -0.3}, dense=True)
+    fusion.fuse(LEXICAL, {"q": {"c": 1.0, "d": value}}, weight=0.5)
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.1, math.nan])
 def test_a_weight_is_a_share(weight):
   with pytest.raises(ValueError, match=r"a weight in \[0, 1\]"):
-    fusion.fuse(CONVEX, LEXICAL, DENSE, weight=weight)
-  with pytest.raises(
-    ValueError, match="floor of Convex must be finite or None"
-  ):
-    fusion.Convex(lexical_floor=math.nan)
+    fusion.fuse(LEXICAL, DENSE, weight=weight)
   with pytest.raises(ValueError, match="expected depth >= 1|depth"):
-    fusion.fuse(CONVEX, LEXICAL, DENSE, weight=0.5, depth=0)
+    fusion.fuse(LEXICAL, DENSE, weight=0.5, depth=0)
 
 
 def _planted(best, number=200):
@@ -113,11 +90,14 @@ def _planted(best, number=200):
   for i in range(number):
     query = f"q{i}"
     edge = np.clip(rng.normal(best, 0.05), 0.01, 0.99)  # it wins from there
-    lexical[query] = {"wrong": 1.0, "right": 1 - edge / (1 - edge), "z": -99.0}
+    lexical[query] = {
+      "wrong": 1.0,
+      "right": max(0.0, 1 - edge / (1 - edge)),
+      "z": 0.0,
+    }
     dense[query] = {"right": 1.0, "wrong": 0.0}
     qrels[query] = {"right": 1}
-  method = fusion.Convex(lexical_floor=0.0, dense_floor=0.0)
-  return method, lexical, dense, qrels
+  return lexical, dense, qrels
 
 
 def test_the_weight_that_finds_the_planted_documents_is_chosen():
@@ -129,23 +109,23 @@ def test_the_weight_that_finds_the_planted_documents_is_chosen():
 
 
 def test_what_the_queries_cannot_tell_apart_is_decided_for_bm25():
-  method, lexical, dense, qrels = _planted(0.3)
+  lexical, dense, qrels = _planted(0.3)
   equal = {query: {"right": 1.0, "wrong": 0.5} for query in qrels}
-  assert fusion.choose(method, equal, dense, qrels).weight == 0
+  assert fusion.choose(equal, dense, qrels).weight == 0
   few = {query: qrels[query] for query in list(qrels)[:3]}
-  exact = fusion.choose(method, lexical, dense, qrels, standard_errors=0.0)
-  near = fusion.choose(method, lexical, dense, qrels, standard_errors=2.0)
+  exact = fusion.choose(lexical, dense, qrels, standard_errors=0.0)
+  near = fusion.choose(lexical, dense, qrels, standard_errors=2.0)
   assert near.weight < exact.weight
-  assert fusion.choose(method, lexical, dense, few).weight <= exact.weight
+  assert fusion.choose(lexical, dense, few).weight <= exact.weight
 
 
 def test_a_choice_without_judgements_is_refused():
   with pytest.raises(ValueError, match="expected judged queries"):
-    fusion.choose(CONVEX, LEXICAL, DENSE, {})
+    fusion.choose(LEXICAL, DENSE, {})
 
 
 @pytest.mark.parametrize("dense", [{"q": {1: 0.5}}, {1: {"1": 0.5}}])
 def test_ids_that_are_numbers_in_one_run_are_refused(dense):
   """Document 1 of a vector index was another one than BM25's "1"."""
   with pytest.raises(ValueError, match="ids that are texts"):
-    fusion.fuse(fusion.Convex(), {"q": {"1": 2.0}}, dense, weight=0.5)
+    fusion.fuse({"q": {"1": 2.0}}, dense, weight=0.5)

@@ -194,7 +194,7 @@ def _ran(
     prepare_data=_config(source),
     finetune_dp=finetune_dp.Config(steps=2, batch_size=16),
     generate=generate.Config(num_documents=24, max_length=8, batch_size=24),
-    filter_queries=filter_queries.Config(top_k=60, copied_share=1.0, steps=1),
+    filter_queries=filter_queries.Config(top_k=60, steps=1),
     static_encoder=static_encoder.Config(
       dim=4, steps=2, warmup_steps=1, batch_size=16
     ),

@@ -108,9 +108,7 @@ def trained(
   **changes,
 ):
   """Returns parameters and statement."""
-  reporting = loop.Settings(
-    log_every=steps, save_seconds=save_seconds, progress=False
-  )
+  reporting = loop.Settings(log_every=steps, save_seconds=save_seconds)
   settings = settings_of(steps, computed, settings=reporting, **changes)
   params, fields = private_training.train(
     made_up.task(
@@ -152,17 +150,6 @@ def test_a_promise_under_a_fixed_secret_says_that_it_protects_nobody(
   )
   for found in (of_query, of_user):
     assert found.secret_is_fixed == (secret is not None)
-
-
-def test_correlated_noise_is_refused_where_users_queries_are_drawn_one_by_one():
-  """Its batches keep a query's steps apart, and not a user's."""
-  settings = dataclasses.replace(settings_of(8), noise_bands=2, num_users=30)
-  with pytest.raises(ValueError, match="expected noise_bands=1 where single"):
-    private_training.sampler(settings, 90, 4)
-  one = private_training.sampler(settings, 90, 1)
-  drawn = dataclasses.replace(settings, num_users=None)
-  assert private_training.sampler(drawn, 90, 4) == one
-  assert one.cycle_length == 2
 
 
 def train(root, *, steps, size=1):
@@ -590,7 +577,7 @@ def test_whatever_changes_the_speed_is_another_program():
     for field in dataclasses.fields(config)
     if field.metadata.get("speed_only")
   }
-  saving = dataclasses.replace(config, settings=loop.Settings(progress=False))
+  saving = dataclasses.replace(config, settings=loop.Settings(log_every=7))
   assert fingerprints.program(saving, None) == programs[0]
 
 

@@ -145,8 +145,7 @@ REFUSED = {
   filter_queries.Config: [
     ({name: value}, f"filter_queries.Config.{name}")
     for name, value in (
-      ("top_k", -1), ("copied_share", 1.5), ("copied_share", 0.0),
-      ("steps", 0), ("copied_words", 0),
+      ("top_k", -1), ("steps", 0), ("ranker", "bm26"),
     )
   ],
   query_leakage.Config: [

@@ -27,7 +27,7 @@ from synthq_jax.storage import artifacts
 from synthq_jax.tools import cards, export, search
 from synthq_jax.training import loop
 
-QUIET = loop.Settings(progress=False)
+QUIET = loop.Settings()
 SMALL = learn_map.Config(
   steps=3, warmup_steps=1, batch_size=8, candidates=6, pool=8, settings=QUIET
 )

@@ -319,7 +319,7 @@ def test_as_many_are_fused_where_it_is_scored_as_where_the_weight_was_chosen(
   )
   assert max(map(len, dense.values())) > 2 * DEPTH
   parts = (trec.first(found, DEPTH) for found in (lexical, dense))
-  expected = fusion.fuse(made.method, *parts, weight=made.weight)
+  expected = fusion.fuse(*parts, weight=made.weight)
   assert {q: [*found] for q, found in fused.items()} == {
     q: [*found] for q, found in expected.items()
   }

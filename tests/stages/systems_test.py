@@ -133,7 +133,7 @@ def test_a_fused_row_is_bm25_and_its_retriever_at_the_chosen_weight(
     trec.read_run(root / evaluation(root, name).directory / "run.trec")
     for name in ("bm25", row, f"fused_{row}")
   )
-  expected = fusion.fuse(made.method, lexical, dense, weight=made.weight)
+  expected = fusion.fuse(lexical, dense, weight=made.weight)
   assert {query: list(ids) for query, ids in fused.items()} == {
     query: list(ids) for query, ids in expected.items()
   }
@@ -474,5 +474,5 @@ def test_a_querys_own_document_is_no_result_and_sets_no_scale(tmp_path):
     "d0"
   ]
   assert [*other] == ["d1", "d2"]  # as many as were asked for
-  values = fusion.Convex(lexical_floor=0.0).values(other, dense=False)
+  values = fusion.scale(other)
   assert values["d1"] == 1

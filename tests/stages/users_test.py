@@ -472,11 +472,6 @@ def test_a_batch_of_more_users_than_there_are_is_refused():
   finetune_dp.check(run_of(of_users(), finetune_dp=fewer))
 
 
-def test_correlated_noise_is_for_users_that_are_drawn():
-  config = finetune_dp.Config(noise_bands=2, batch_size=9)
-  finetune_dp.check(run_of(of_users(), finetune_dp=config))
-
-
 def test_delta_must_be_below_one_over_the_users():
   config = finetune_dp.Config(batch_size=9, delta=1 / USERS)
   with pytest.raises(ValueError, match=r"n private train users\).*a user to"):

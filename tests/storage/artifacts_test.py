@@ -159,6 +159,19 @@ def test_what_changes_speed_only_does_not_count():
   )
 
 
+def test_results_stay_finished_when_a_setting_goes():
+  before, after, other = (
+    dataclasses.make_dataclass("Recipe", fields, namespace=namespace)()
+    for fields, namespace in (
+      ([("steps", int, 3), ("old", int, 1)], {}),
+      ([("steps", int, 3)], {"GONE": {"old": 1}}),
+      ([("steps", int, 3)], {"GONE": {"old": 2}}),
+    )
+  )
+  assert artifacts.fingerprint(after) == artifacts.fingerprint(before)
+  assert artifacts.fingerprint(other) != artifacts.fingerprint(before)
+
+
 def test_a_directory_without_result_is_unfinished(tmp_path):
   (tmp_path / "metrics.jsonl").write_text("{}\n")
   assert artifacts.read_fingerprint(tmp_path) is None

@@ -74,7 +74,7 @@ CONFIG = study_lib.Config(
   encoders=(NET,),
   held_out_pairs=9,
   public_data=True,
-  settings=loop.Settings(log_every=3, progress=False),
+  settings=loop.Settings(log_every=3),
 )
 
 
@@ -470,7 +470,7 @@ def test_without_privacy_the_loss_of_unseen_pairs_falls(tmp_path):
     sampler=sampler,
     steps=60,
     batch_seed=[1],
-    settings=loop.Settings(log_every=20, progress=False),
+    settings=loop.Settings(log_every=20),
   )
   losses = [json.loads(line)["loss"] for line in path.read_text().splitlines()]
   assert len(losses) == 3 and losses[0] > losses[1] > losses[2]

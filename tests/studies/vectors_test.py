@@ -109,9 +109,13 @@ def test_settings_that_measure_nothing_are_refused(config, fields, words):
   ],
 )
 def test_a_study_of_nothing_is_refused(config, tmp_path, fields, words):
-  empty = dataclasses.replace(config, **fields)
+  """And not written to config.gin, which may be that of finished results."""
+  empty, accepted = dataclasses.replace(config, **fields), []
   with pytest.raises(ValueError, match=words):
-    frame.run(vectors.STUDY, empty, tmp_path)
+    frame.run(
+      vectors.STUDY, empty, tmp_path, on_accepted=lambda: accepted.append(1)
+    )
+  assert not accepted
 
 
 def test_any_encoder_can_be_attacked(config, tmp_path):

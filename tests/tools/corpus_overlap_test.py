@@ -58,7 +58,6 @@ def _argv(place, *flags):
     f"--corpus={place}/corpus/*.txt",
     f"--workdir={place}/run",
     "--ngram=4",
-    "--runs=2",
     "--quiet",
     *flags,
   ]
@@ -74,7 +73,7 @@ def test_queries_and_documents_are_looked_for(place, capsys):
   printed = capsys.readouterr().out
   assert printed.startswith("PRIVATE: ")
   assert (
-    "4 texts, 17 words; mean and standard deviation of 2 samples" in printed
+    "4 texts, 17 words; mean and standard deviation of 5 samples" in printed
   )
   table = [line.split("  ") for line in printed.splitlines() if "+-" in line]
   cells = [[cell.strip() for cell in row if cell.strip()] for row in table]
@@ -85,7 +84,7 @@ def test_queries_and_documents_are_looked_for(place, capsys):
   ]
   found = _result(place)
   assert found.kinds["queries"].exact.mean == pytest.approx(1 / 3)
-  assert found.config == overlap_lib.Config(ngram=4, runs=2)
+  assert found.config == overlap_lib.Config(ngram=4)
 
 
 def test_everything_lies_in_the_private_folder(place, capsys):

@@ -72,7 +72,7 @@ def test_a_fused_search_weighs_what_both_systems_find(root):
     runs = (
       {"q": {h.id: h.score for h in part.search(text, 100)}} for part in parts
     )
-    expected = fusion.fuse(made.method, *runs, weight=made.weight)["q"]
+    expected = fusion.fuse(*runs, weight=made.weight)["q"]
     hits = fused.search(text, 100)
     assert {h.id: h.score for h in hits} == pytest.approx(expected)
     assert [h.id for h in fused.search(text, 3)] == [*expected][:3]

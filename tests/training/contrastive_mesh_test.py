@@ -95,7 +95,7 @@ def train(folder, method, shape, *, encode=encode, optimizer="dp_adafactor"):
     batch_seed=(5, 6),
     noise_key=jax.random.key(3),
   )
-  settings = loop.Settings(progress=False)
+  settings = loop.Settings()
   trained = dp_step.train(
     training, mechanism, loop.Files.below(folder, "test"), settings
   )

@@ -58,7 +58,7 @@ def make_records():
 
 
 RECORDS = make_records()
-SETTINGS = loop.Settings(log_every=1, progress=False)
+SETTINGS = loop.Settings(log_every=1)
 START = {"w": np.array([0.5, -1.0, 2.0], np.float32)}
 
 
@@ -301,24 +301,6 @@ def test_the_rate_warms_up_in_a_tenth_of_the_steps_and_falls_to_zero(
   ).build(l2_sensitivity=1.0, noise_multiplier=0.0)(jax.random.key(0))
   falling = [0.4 * (18 - k) / 18 for k in range(1, 19)]
   np.testing.assert_allclose(rates, [0.2, 0.4, 0.4, *falling], atol=1e-7)
-
-
-def test_correlated_noise_needs_a_sampler_that_keeps_records_apart(tmp_path):
-  with pytest.raises(ValueError, match="CyclicPoisson"):
-    run(tmp_path / "a", sampler=SAMPLER, noise_bands=2)
-  cyclic = sampling.CyclicPoisson(
-    num_examples=SAMPLER.num_examples,
-    expected_batch_size=SAMPLER.expected_batch_size,
-    max_batch_size=SAMPLER.max_batch_size,
-    cycle_length=2,
-  )
-  options = {"sampler": cyclic, "noise_multiplier": 1.0}
-  found = run(tmp_path / "b", noise_bands=2, **options)
-  independent = run(tmp_path / "c", **options)
-  leaves = zip(
-    jax.tree.leaves(found), jax.tree.leaves(independent), strict=True
-  )
-  assert any(np.any(np.asarray(a) != np.asarray(b)) for a, b in leaves)
 
 
 def test_a_loss_that_couples_records_is_refused_before_the_first_step(tmp_path):

@@ -114,9 +114,7 @@ def train(options):
     loop.Files.below(folder, "test"),
     steps=options.steps,
     examples_per_step=WIDTH,
-    settings=loop.Settings(
-      save_seconds=options.save_seconds, log_every=3, progress=options.progress
-    ),
+    settings=loop.Settings(save_seconds=options.save_seconds, log_every=3),
   )
   whole = jax.jit(
     lambda x: x, out_shardings=jax.sharding.NamedSharding(mesh, jax.P())

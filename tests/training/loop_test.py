@@ -53,7 +53,7 @@ def run(root, clock, *, stop_at=None, told=None, steps=STEPS, **settings):
     clock.now += 1.0
     return np.array([step, 0.5], np.float32)
 
-  settings = {"save_seconds": 2.5, "log_every": 1, "progress": False} | settings
+  settings = {"save_seconds": 2.5, "log_every": 1} | settings
   return loop.train(
     step_fn,
     {"w": jnp.ones(5), "count": jnp.int32(0)},
@@ -152,18 +152,14 @@ def test_an_old_log_of_another_training_is_started_over(tmp_path, clock):
   assert 9.0 not in [line["loss"] for line in lines(tmp_path)]
 
 
-def test_the_bar_shows_the_loss_and_can_be_turned_off(
-  tmp_path, capsys, monkeypatch
-):
-  run(tmp_path / "log", Clock(), progress=True, steps=2)
+def test_the_bar_shows_the_loss(tmp_path, capsys, monkeypatch):
+  run(tmp_path / "log", Clock(), steps=2)
   assert capsys.readouterr().err == ""  # which is no terminal
   monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True)
-  run(tmp_path / "a", Clock(), progress=True, steps=2, log_every=2)
+  run(tmp_path / "a", Clock(), steps=2, log_every=2)
   shown = capsys.readouterr().err
   loss = lines(tmp_path / "a")[-1]["loss"]
   assert "test: 100%" in shown and f"loss={loss:.3f}" in shown
-  run(tmp_path / "b", Clock(), steps=2)
-  assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

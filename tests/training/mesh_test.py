@@ -113,7 +113,7 @@ def train(root, shape, *, sampler=SAMPLER):
     dropout_key=jax.random.key(9),  # masks belong to rows, wherever they lie
   )
   files = loop.Files.below(root, "test")
-  settings = loop.Settings(log_every=1, progress=False, save_seconds=0.0)
+  settings = loop.Settings(log_every=1, save_seconds=0.0)
   params = dp_step.train(training, mechanism, files, settings)
   return params, read_metrics(root)
 

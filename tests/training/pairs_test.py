@@ -22,7 +22,7 @@ class Recipe(pairs.Recipe):
   warmup_steps: int = 2
   temperature: float = 0.1
   seed: int = 0
-  settings: loop.Settings = loop.Settings(progress=False, log_every=30)
+  settings: loop.Settings = loop.Settings(log_every=30)
 
 
 def start():

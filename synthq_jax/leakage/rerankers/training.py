@@ -83,7 +83,6 @@ def train(
   recipe: Recipe,
   seed: int,
   directory: str | os.PathLike | None = None,
-  progress: bool = False,
 ) -> typing.Params:
   """Trains a reranker; each seed gives another repetition.
 
@@ -100,7 +99,6 @@ def train(
       it, for example, by a fingerprint of all these arguments. A training that
       finds a checkpoint there resumes, with the same result to the bit. None
       saves nothing.
-    progress: whether to show a progress bar.
 
   Returns:
     The parameters after the last step.
@@ -148,7 +146,7 @@ def train(
       loop.Files.below(pathlib.Path(root), reranker.name),
       steps=steps,
       examples_per_step=recipe.batch_size,
-      settings=loop.Settings(progress=progress),
+      settings=loop.Settings(),
     )
   return params
 

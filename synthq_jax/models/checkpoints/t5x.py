@@ -205,13 +205,12 @@ def _make_tensor(folder: pathlib.Path, name: str, node: Any) -> _tensors.Tensor:
     name=name,
     shape=tuple(array.shape),
     dtype=np.dtype(getattr(array.dtype, "numpy_dtype", array.dtype)),
-    read=lambda index: _read_values(array, index),
+    read=lambda: _read_values(array),
   )
 
 
-def _read_values(array: Any, index: _tensors.Index) -> np.ndarray:
-  part = array[index]
-  return part.read().result() if hasattr(part, "read") else np.asarray(part)
+def _read_values(array: Any) -> np.ndarray:
+  return array.read().result() if hasattr(array, "read") else np.asarray(array)
 
 
 def _decode_extension(data: bytes) -> np.ndarray:
@@ -298,9 +297,9 @@ def _make_orbax_tensor(checkpointer, folder, keys: tuple[str, ...], leaf):
   with extras.required("run"):
     import orbax.checkpoint as ocp
 
-  def restore(arguments) -> Any:
+  def read() -> np.ndarray:
     """Restores only this leaf."""
-    item, restore_args = leaf, arguments
+    item, restore_args = leaf, ocp.RestoreArgs(restore_type=np.ndarray)
     for key in reversed((_TARGET, *keys)):
       item, restore_args = {key: item}, {key: restore_args}
     request = ocp.args.PyTreeRestore(
@@ -311,21 +310,12 @@ def _make_orbax_tensor(checkpointer, folder, keys: tuple[str, ...], leaf):
       restored = restored[key]
     return restored
 
-  def read_part(index: _tensors.Index) -> np.ndarray:
-    return restore(ocp.RestoreArgs(restore_type=np.ndarray))[index]
-
-  def load_sharded(
-    sharding: jax.sharding.Sharding, dtype: np.dtype
-  ) -> jax.Array:
-    return restore(ocp.ArrayRestoreArgs(sharding=sharding, dtype=dtype))
-
   return _tensors.Tensor(
     where=str(folder),
     name=name,
     shape=tuple(leaf.shape),
     dtype=np.dtype(leaf.dtype),
-    read=read_part,
-    load_sharded=load_sharded,
+    read=read,
   )
 
 
@@ -346,7 +336,7 @@ def write(
   states: dict[str, Any] = {}
   for path, tensor in tensors.items():
     with _tensors.explain_errors(tensor.where, tensor.name):
-      values = np.ascontiguousarray(tensor.read_all()).reshape(tensor.shape)
+      values = np.ascontiguousarray(tensor.read()).reshape(tensor.shape)
     if values.nbytes <= _INLINE_BYTES:
       target[path] = _encode_extension(values, _ARRAY)
     else:

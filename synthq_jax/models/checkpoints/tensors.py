@@ -55,8 +55,6 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
-Index = tuple[slice, ...]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tensor:
@@ -70,26 +68,15 @@ class Tensor:
   """Shape of the tensor."""
   dtype: np.dtype
   """Type of the stored values."""
-  read: Callable[[Index], np.ndarray]
-  """Reads the part that one slice for each axis selects; may return a view."""
-  load_sharded: (
-    Callable[[jax.sharding.Sharding, np.dtype], jax.Array] | None
-  ) = None
-  """Loads the tensor straight onto devices, if the format supports it."""
+  read: Callable[[], np.ndarray]
+  """Reads the values; may return a view."""
 
   def transpose(self) -> "Tensor":
     """Returns the same tensor with its axes in the opposite order."""
     read = self.read
     return dataclasses.replace(
-      self,
-      shape=self.shape[::-1],
-      read=lambda index: read(index[::-1]).T,
-      load_sharded=None,
+      self, shape=self.shape[::-1], read=lambda: read().T
     )
-
-  def read_all(self) -> np.ndarray:
-    """Reads the whole tensor."""
-    return self.read((slice(None),) * len(self.shape))
 
 
 @contextlib.contextmanager
@@ -112,11 +99,11 @@ def of_tree(params: Any) -> dict[str, Tensor]:
   that are a `Tensor` stay as they are.
   """
 
-  def read(leaf, index: Index) -> np.ndarray:
+  def read(leaf) -> np.ndarray:
     # A jax.Array caches its copy on the host. The copy of the array, and so the
     # cache, does not outlive this line.
     values = leaf.copy() if isinstance(leaf, jax.Array) else leaf
-    return np.asarray(values)[index]
+    return np.asarray(values)
 
   return {
     path: leaf
@@ -142,9 +129,9 @@ def get_shapes(init: Callable[[jax.Array], Any]) -> dict[str, tuple[int, ...]]:
   return {path: leaf.shape for path, leaf in leaves(params).items()}
 
 
-def leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
+def leaves(tree: Any) -> dict[str, Any]:
   """Returns the leaves of nested dicts by their joined path."""
-  leaves_with_path = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+  leaves_with_path = jax.tree_util.tree_leaves_with_path(tree)
   joined = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
   return {joined(keys): leaf for keys, leaf in leaves_with_path}
 
@@ -154,72 +141,27 @@ unflatten = functools.partial(traverse_util.unflatten_dict, sep="/")
 
 
 def fetch(
-  tensors: Mapping[str, Tensor], sharding: Any = None, dtype: Any = "float32"
+  tensors: Mapping[str, Tensor], dtype: Any = "float32"
 ) -> dict[str, Any]:
   """Reads tensors one after the other.
 
   Args:
     tensors: checked tensors by path.
-    sharding: None for NumPy arrays; else a function from path and shape to a
-      jax.sharding.Sharding, or nested dicts of shardings.
     dtype: type of the values; None keeps the stored types.
 
   Returns:
     Nested dicts of arrays.
 
   Raises:
-    ValueError: if a tensor cannot be read, or has no sharding.
+    ValueError: if a tensor cannot be read.
   """
-  if sharding is not None and not callable(sharding):
-    sharding = _make_lookup(sharding)
   flat = {}
   for path, tensor in tensors.items():
     target_dtype = np.dtype(tensor.dtype if dtype is None else dtype)
-    if sharding is not None:
-      flat[path] = _load_sharded(
-        tensor, sharding(path, tensor.shape), target_dtype
-      )
-      continue
     with explain_errors(tensor.where, tensor.name):
-      values = np.asarray(tensor.read_all(), target_dtype)
+      values = np.asarray(tensor.read(), target_dtype)
       flat[path] = np.require(values, requirements=("C", "W"))
   return unflatten(flat)
-
-
-def _make_lookup(tree: Any) -> Callable[[str, tuple[int, ...]], Any]:
-  flat = leaves(tree, lambda x: isinstance(x, jax.sharding.Sharding))
-
-  def find(path: str, shape: tuple[int, ...]):
-    del shape
-    if path not in flat:
-      raise ValueError(f"sharding must hold one for {path}, got none")
-    return flat[path]
-
-  return find
-
-
-def _load_sharded(
-  tensor: Tensor, sharding: jax.sharding.Sharding, dtype: np.dtype
-) -> jax.Array:
-  """Loads a tensor onto its devices and reads each needed slice once."""
-  if not isinstance(sharding, jax.sharding.Sharding):
-    raise ValueError(
-      f"sharding must give a jax.sharding.Sharding for {tensor.name}, got"
-      f" {type(sharding).__name__}"
-    )
-  if tensor.load_sharded is not None:
-    with explain_errors(tensor.where, tensor.name):
-      return tensor.load_sharded(sharding, dtype)
-  seen: dict[tuple, np.ndarray] = {}  # several devices may hold the same slice
-
-  def read(index: Index) -> np.ndarray:
-    bounds = tuple((part.start, part.stop) for part in index)
-    if bounds not in seen:
-      with explain_errors(tensor.where, tensor.name):
-        seen[bounds] = np.array(tensor.read(index), dtype=dtype, order="C")
-    return seen[bounds]
-
-  return jax.make_array_from_callback(tensor.shape, sharding, read)
 
 
 def are_equal(left: Tensor, right: Tensor) -> bool:
@@ -230,7 +172,7 @@ def are_equal(left: Tensor, right: Tensor) -> bool:
     explain_errors(left.where, left.name),
     explain_errors(right.where, right.name),
   ):
-    return np.array_equal(left.read_all(), right.read_all())
+    return np.array_equal(left.read(), right.read())
 
 
 def check(
@@ -331,12 +273,10 @@ def _make_tensor(path: str | os.PathLike, file: Any, name: str) -> Tensor:
     )
   shape, dtype = tuple(part.get_shape()), _DTYPES[part.get_dtype()]
 
-  def read(index: Index) -> np.ndarray:
+  def read() -> np.ndarray:
     # Each read opens the file anew, so that only one tensor's pages are held.
     with safetensors.safe_open(path, framework="numpy") as file:
-      if shape and math.prod(shape):
-        return file.get_slice(name)[index]
-      return file.get_tensor(name)[index]
+      return file.get_tensor(name)
 
   return Tensor(where=str(path), name=name, shape=shape, dtype=dtype, read=read)
 
@@ -380,5 +320,5 @@ def write_safetensors(
     stream.write(len(text).to_bytes(8, "little") + text)
     for _, tensor in sorted(tensors.items()):
       with explain_errors(tensor.where, tensor.name):
-        values = np.ascontiguousarray(tensor.read_all())
+        values = np.ascontiguousarray(tensor.read())
       stream.write(values.reshape(-1).view(np.uint8))

@@ -29,17 +29,13 @@ class Group:
     record keeps its key when others come and go, as a hash of its content does.
     Positions in the data do not: all records behind a removed one would change
     their groups. Adding or removing a record changes one group, and so the sum
-    by at most 2C. Replacing a record changes a second group if its key changes:
-    4C, or 2C with `keeps_group`. These values hold at any temperature, up to
-    float32 rounding. A group whose gradient is not finite counts as zero. The
-    number of groups is public.
+    by at most 2C. Replacing a record may change a second group: 4C. These values
+    hold at any temperature, up to float32 rounding. A group whose gradient is not
+    finite counts as zero. The number of groups is public.
 
   Attributes:
     size: largest number of records in a group, at least 2.
     groups: number of groups; None: max_batch_size // size.
-    keeps_group: whether a record that is replaced keeps its "example_id", for
-      example that of its document. A position in the data is kept, too. It
-      serves as a key if records are replaced and never added or removed.
 
   References:
     DP-GCL's idea of groups, with groups that depend on keys instead of
@@ -48,7 +44,6 @@ class Group:
 
   size: int
   groups: int | None = None
-  keeps_group: bool = False
 
   def __post_init__(self):
     if self.size < 2:
@@ -70,11 +65,7 @@ class Group:
   def sensitivity(self, fn: Any, relation: Any, unit: str) -> float:
     """Returns 2C or 4C."""
     del unit
-    return sensitivity.group(
-      l2_clip_norm=fn.l2_clip_norm,
-      relation=relation,
-      keeps_group=self.keeps_group,
-    )
+    return sensitivity.group(l2_clip_norm=fn.l2_clip_norm, relation=relation)
 
   def clipped_sum(
     self, fn: Any, params: typing.Params, batch: Any, pairs: batches.Pairs

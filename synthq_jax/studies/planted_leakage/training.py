@@ -143,7 +143,6 @@ class _Trainer:
       recipe=self.model.recipe,
       seed=self.seed,
       directory=state,
-      progress=True,
     )
     trained = time.monotonic()
     ranked = data.ranked(self.seed)
