@@ -259,9 +259,11 @@ def traps(folder):
   place.mkdir()
 
   def plan_trap(name, file="", **change):
-    path = place / f"{name}.gin"
-    path.write_text(file)
-    files = (*runs.FILES, str(path)) if file else runs.FILES
+    files = runs.FILES
+    if file:
+      path = place / f"{name}.gin"
+      path.write_text(file)
+      files = (*files, str(path))
     change = {"EPSILON": math.inf, "files": files, **change}
     return runs.training(place, name, **change)
 
