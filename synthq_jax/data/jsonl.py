@@ -244,7 +244,7 @@ def check_columns(
     return
   _check_keys(where, names, fields, has_corpus)
   # A line of JSON may lack its user where users are not the unit.
-  is_chosen = len(fields.users) == 1 and ".jsonl" not in where
+  is_chosen = len(fields.users) == 1 and ".jsonl" not in os.path.basename(where)
   if fields.needs_user or is_chosen:
     if set(fields.users) & set(names):
       return

@@ -11,8 +11,8 @@
 
 `load` recognises all of them, and `convert` converts any of them. Tensors are
 read one at a time, so that loading takes the memory of the model plus one tensor.
-Neither t5x nor transformers is needed. In our own files, the name of a tensor is its path in
-T5X's parameter tree, joined by "/".
+Neither t5x nor transformers is needed. In our own files, the name of a tensor is
+its path in T5X's parameter tree, joined by "/".
 """
 
 import dataclasses

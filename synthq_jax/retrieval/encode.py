@@ -41,7 +41,8 @@ def encode(
   so few programs are compiled. A batch is split over the devices, and each device
   works on its own. A row's vector does not depend on the other rows or on its
   position in a batch, to the last bit. This is tested on CPUs; no compiler
-  guarantees it.
+  guarantees it. On CPUs, batches run in threads, which see settings of
+  `jax.config.update` and not those of a `with` block.
 
   Args:
     params: the encoder's parameters, e.g. those of a T5.
@@ -71,7 +72,8 @@ def encode(
   limit, workers = None, 1
   if mesh.devices.flat[0].platform == "cpu" and not _is_table(config):
     limit = device_rows.CPU_TOKENS
-    workers = (os.cpu_count() or 1) if mesh.size == 1 else 1
+    cores = device_rows.count_cores() if mesh.size == 1 else 1
+    workers = min(cores, device_rows.CPU_ROWS)  # long rows take much memory
 
   def get_size(width: int) -> int:
     """Returns the rows of a batch of a width, the same for each device."""

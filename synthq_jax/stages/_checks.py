@@ -134,9 +134,8 @@ def describe_prompts(config: Any, stage_names: Sequence[str]) -> list[str]:
   assert uncut is not None
   if tokens.length < uncut.length:
     most, length = str(uncut.length), "0"
-    if (
-      uncut.length == sentence_tokens.ENDLESS
-    ):  # static vectors: nothing is cut
+    # Static vectors: nothing is cut.
+    if uncut.length == sentence_tokens.ENDLESS:
       most, length = "all of them", str(4 * tokens.length)
     notes.append(
       f"note: the encoder reads the first {tokens.length} tokens of a document, its"

@@ -479,8 +479,9 @@ def export_notes(
   notes = []
   if added:
     notes.append(
-      f"note: {shipped.checkpoint(config.checkpoint)}: tokens that were added to its tokenizer are read as text:"
-      f" {' '.join(added[:5])}; use none of them in a prefix"
+      f"note: {shipped.checkpoint(config.checkpoint)}: tokens that were added to its"
+      f" tokenizer are read as text: {' '.join(added[:5])}; use none of them in a"
+      " prefix"
     )
   try:
     tokenizer_json.check(vocabulary.path)

@@ -26,6 +26,7 @@ import numpy as np
 from synthq_jax import checks
 from synthq_jax.data import query_pairs, sources
 from synthq_jax.leakage import calibration, near_duplicates
+from synthq_jax.models import device_rows
 from synthq_jax.report import blocks, page, tables
 from synthq_jax.retrieval import text_encoders
 from synthq_jax.storage import artifacts
@@ -343,9 +344,7 @@ def _count_processes(request: Request, detectors: Sequence[Any]) -> int:
     return 1
   if request.processes is not None:
     return request.processes
-  if hasattr(os, "sched_getaffinity"):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
+  return device_rows.count_cores()
 
 
 def _list_outputs(request: Request) -> list[pathlib.Path]:

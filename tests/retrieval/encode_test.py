@@ -1,5 +1,4 @@
 import dataclasses
-import os
 import pathlib
 import threading
 
@@ -78,7 +77,7 @@ def test_batches_of_a_shape_run_at_once_on_the_cores_of_a_cpu(monkeypatch):
   """All but the first of a shape, whose program is compiled once."""
   tokens = _tokens(count=90)
   monkeypatch.setattr(device_rows, "CPU_TOKENS", 128)
-  monkeypatch.setattr(os, "cpu_count", lambda: 1)
+  monkeypatch.setattr(device_rows, "count_cores", lambda: 1)
   expected = encode.encode(_params(), _CONFIG, tokens)
   original, meeting, alone, met = encode._encode, threading.Barrier(2), [], []
 
@@ -89,7 +88,7 @@ def test_batches_of_a_shape_run_at_once_on_the_cores_of_a_cpu(monkeypatch):
       met.append(meeting.wait(timeout=60))
     return original(params, rows, **options)
 
-  monkeypatch.setattr(os, "cpu_count", lambda: 3)
+  monkeypatch.setattr(device_rows, "count_cores", lambda: 3)
   monkeypatch.setattr(encode, "_encode", meet)
   done = []
   vectors = encode.encode(_params(), _CONFIG, tokens, progress=done.append)
@@ -107,7 +106,7 @@ def test_a_batch_that_fails_in_a_thread_ends_the_encoding(monkeypatch):
 
   original = encode._encode
   monkeypatch.setattr(device_rows, "CPU_TOKENS", 128)
-  monkeypatch.setattr(os, "cpu_count", lambda: 2)
+  monkeypatch.setattr(device_rows, "count_cores", lambda: 2)
   monkeypatch.setattr(encode, "_encode", fail)
   with pytest.raises(MemoryError, match="no room"):
     encode.encode(_params(), _CONFIG, _tokens(count=90))

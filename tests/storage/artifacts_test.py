@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from synthq_jax.stages import filter_queries, finetune_dp, fuse
 from synthq_jax.storage import array_files, artifacts
 
 
@@ -170,6 +171,20 @@ def test_results_stay_finished_when_a_setting_goes():
   )
   assert artifacts.fingerprint(after) == artifacts.fingerprint(before)
   assert artifacts.fingerprint(other) != artifacts.fingerprint(before)
+
+
+@pytest.mark.parametrize(
+  ("config", "digest"),
+  [
+    (finetune_dp.Config(), "268974f0b9f27307"),
+    (fuse.Config(), "b49cc43e52d1b7f3"),
+    (filter_queries.Config(), "60638ffb42c71184"),
+    (filter_queries.Config(top_k=3, ranker="bm25"), "ddfb385f518aa5c2"),
+  ],
+)
+def test_settings_that_lost_a_field_keep_their_digest(config, digest):
+  """As commit b02ffe1b made them: private trainings stay finished."""
+  assert artifacts.fingerprint(config) == digest
 
 
 def test_a_directory_without_result_is_unfinished(tmp_path):

@@ -206,6 +206,13 @@ def _check_state(state: train_state_lib.TrainState, rng: jax.Array) -> None:
       f" {', '.join(sorted(state.flax_mutables))}: statistics of a batch reach"
       " from one example into another, and are saved without noise"
     )
+  kinds = {str(leaf.dtype) for leaf in jax.tree.leaves(state.params)}
+  if kinds != {"float32"}:
+    raise ValueError(
+      "expected parameters in float32, which a sum of small noisy steps needs, got"
+      f" {', '.join(sorted(kinds))}: cast them once, between `load_t5x` and"
+      " `save_t5x` of synthq_jax.models.t5_checkpoints"
+    )
   is_threefry = jax.config.jax_default_prng_impl == "threefry2x32"
   if not is_threefry or jnp.shape(rng) not in ((2,), ()):  # raw, or typed
     raise ValueError(

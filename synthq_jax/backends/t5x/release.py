@@ -143,8 +143,8 @@ class Release:
     if (hashes != hashes[0]).any():
       raise ValueError(
         "expected the same records in the training split on every machine, got"
-        " others on some: a preprocessor of the task draws at random, or the"
-        " machines' files differ; cache the task, and set USE_CACHED_TASKS = True"
+        " others on some: the machines' files differ, or a preprocessor of the task"
+        " draws at random; give all the same files, and leave the preprocessor out"
       )
     self._records = {"records": hashed.hex()}
 

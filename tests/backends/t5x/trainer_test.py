@@ -240,6 +240,15 @@ def with_statistics(folder):
   tiny_model.make_trainer(model, release, train_state=state)
 
 
+def with_half_precision(folder):
+  release, model = tiny_model.make_release(folder), tiny_model.make_model()
+  _, state, _ = tiny_model.make_state(model)
+  half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state.params)
+  tiny_model.make_trainer(
+    model, release, train_state=state.replace_params(half)
+  )
+
+
 def with_an_ignored_rate(folder):
   release = tiny_model.make_release(folder)
   tiny_model.make_trainer(optax_model(release), release)
@@ -328,6 +337,7 @@ def with_another_strategy(folder):
   [
     (with_hardware_generator, "RANDOM_SEED"),
     (with_statistics, "mutable"),
+    (with_half_precision, "float32, .*got bfloat16"),
     (with_an_ignored_rate, "T5X would ignore"),
     (without_a_rate, "learning_rate_fn for T5X's own"),
     (with_noise_twice, "a second one"),
