@@ -197,7 +197,7 @@ def _everything(tensors: dict[str, Any]) -> None:
   }
   from synthq_jax.models.checkpoints import tensors as lib
 
-  lib.fetch(small, None, None)
+  lib.fetch(small)
 
 
 def parsers() -> dict[str, Parser]:

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import pathlib
 import threading
 
@@ -80,11 +81,12 @@ def test_batches_of_a_shape_run_at_once_on_the_cores_of_a_cpu(monkeypatch):
   monkeypatch.setattr(device_rows, "count_cores", lambda: 1)
   expected = encode.encode(_params(), _CONFIG, tokens)
   original, meeting, alone, met = encode._encode, threading.Barrier(2), [], []
+  numbers = itertools.count()
 
   def meet(params, rows, **options):
     if threading.current_thread() is threading.main_thread():
       alone.append(rows.shape)
-    elif len(met) < 2:  # waits for another batch
+    elif next(numbers) < 2:  # waits for another batch
       met.append(meeting.wait(timeout=60))
     return original(params, rows, **options)
 

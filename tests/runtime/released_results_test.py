@@ -436,8 +436,11 @@ def fixture_placed(monkeypatch):
     fields = [field.name for field in dataclasses.fields(module.Inputs)]
     known = {"documents": made_up.prepared(), "test_set": "public", what: part}
     known["encoder"] = start(folder="nowhere")
+    settings = module.Config() if hasattr(module, "Config") else None
+    if name == "filter_queries":
+      settings = module.Config(top_k=1)
     task = types.SimpleNamespace(
-      settings=module.Config() if hasattr(module, "Config") else None,
+      settings=settings,
       folders=workspace.Folders("nowhere"),
       folder=folder,
       inputs=module.Inputs(**{key: known.get(key) for key in fields}),

@@ -153,7 +153,9 @@ def written(paths) -> list[str]:
 def test_a_check_that_fails_leaves_no_earlier_one(paths, capsys):
   assert main.main(command(paths, "--detector=exact")) == 0
   assert len(written(paths)) == 4
-  (paths / "log.tsv").write_bytes(b"q0\tjax\nq1\tjax \xff\n")
+  # Behind the lines that are looked at before anything is written.
+  lines = [b"q%d\tjax arrays\n" % number for number in range(64)]
+  (paths / "log.tsv").write_bytes(b"".join(lines) + b"q64\tjax \xff\n")
   assert main.main(command(paths, "--detector=exact")) == 2
   assert not written(paths)
 
