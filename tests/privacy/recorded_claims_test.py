@@ -173,7 +173,6 @@ def cases():
     "generator, epsilon 1": {"epsilon": 1.0},
     "generator, delta 1e-5, dropout": {"delta": 1e-5, "has_dropout": True},
     "generator, no noise": {"epsilon": math.inf},
-    "generator, 4 bands": {"noise_bands": 4, "optimizer": "dp_adam"},
   }
   for name, changes in generator.items():
     yield name, *training(generator_settings(**changes))
