@@ -148,10 +148,9 @@ def _dispatch(argv: Sequence[str]) -> None:
     elif bindings:
       raise UsageError(f"synthq {options.stage} takes no {_FLAG}{bindings[0]}")
     else:
-      models = {
-        name: getattr(options, name, "") for name in ("checkpoint", "bert")
-      }
-      folders.check({f"--{name}": value for name, value in models.items()})
+      folders.check(
+        {f"--{x}": getattr(options, x, "") for x in ("checkpoint", "bert")}
+      )
       for name in downloads:
         if location := getattr(options, name):
           setattr(options, name, tool.local(location))
@@ -272,8 +271,12 @@ def _run_pipeline(
   if options.strict:
     bindings = [*bindings, "prepare_data.Config.strict=True"]
   config, text, read = _read_configuration(plan.RunConfig, options, bindings)
-  models = {"CHECKPOINT": config.checkpoint, "ENCODER": config.encoder.folder}
-  folders.check({f"{_FLAG}{name}": value for name, value in models.items()})
+  folders.check(
+    {
+      f"{_FLAG}CHECKPOINT": config.checkpoint,
+      f"{_FLAG}ENCODER": config.encoder.folder,
+    }
+  )
   screen.check_audit(options.stage, config, options.fail_above_claim)
   stage_names = plan.STAGES if options.stage == "run" else (options.stage,)
   if options.dry_run:

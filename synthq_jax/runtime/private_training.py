@@ -308,6 +308,7 @@ def _read(task: stage_lib.Task[Any, Inputs]) -> list[pathlib.Path]:
 def promised(claim: claim_lib.Claim) -> str:
   """Digests sampling, noise and sensitivity; all steps of one claim share
   it."""
+  # (): coefficients of correlated noise, in digests of before.
   return artifacts.fingerprint(claim.statement("any").ledger, ())
 
 

@@ -136,8 +136,8 @@ def fingerprint(*parts: Any) -> str:
   """Returns a short digest of configurations and of earlier fingerprints.
 
   Fields marked `speed_only` do not count: they may change how fast a result is
-  computed, never the result. Settings that a class no longer has count with the one
-  value that was ever used, which its `GONE` holds: results stay finished.
+  computed, never the result. Settings that a class no longer has count with their
+  old default, which its `GONE` holds: results made with it stay finished.
 
   >>> fingerprint({"a": 1}, "b") == fingerprint({"a": 1}, "b")
   True
