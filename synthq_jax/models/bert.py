@@ -321,7 +321,11 @@ class Layer(nn.Module):
     heads = (config.num_heads, config.emb_dim // config.num_heads)
 
     def dense(features: int, name: str, inputs: Array) -> Array:
-      return nn.Dense(features, kernel_init=_INITIAL, name=name)(inputs)
+      # One batch axis: XLA on CPUs copies both factors of a kernel's gradient that
+      # sums over two.
+      layer = nn.Dense(features, kernel_init=_INITIAL, name=name)
+      y = layer(inputs.reshape(-1, inputs.shape[-1]))
+      return y.reshape(*inputs.shape[:-1], features)
 
     # [batch, heads, length, head_dim]; with heads before lengths, and the sum of
     # the weights divided out of the small product, XLA takes .91 of the time on CPUs.
