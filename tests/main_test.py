@@ -676,7 +676,7 @@ def test_the_calculator_agrees_with_the_recorded_noise(capsys):
   assert plain == pytest.approx(3.58, abs=0.006)
   assert "15600 steps, delta 9.39e-07" in printed
   printed, _, meaning = printed.partition("\n\n")
-  assert "odds of any guess" in meaning.replace("\n", " ")
+  assert "odds that it is in the log change" in meaning.replace("\n", " ")
   assert "about 2,981 for epsilon 8" in meaning.replace("\n", " ")
   table = [line.split() for line in printed.splitlines()[-5:]]
   sizes, steps, noises, signals = zip(*(row[:4] for row in table), strict=True)

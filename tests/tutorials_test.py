@@ -249,11 +249,15 @@ def test_the_tutorial_on_adapters_goes_from_a_log_to_a_query(
   words = " ".join(one["text"] for one in documents)
   sentence_folder.save(pathlib.Path("model"), words)
   commands = [arguments for arguments, _ in _commands("adapter.md")]
-  dry, *others = commands
-  assert len(commands) + 1 <= 5  # the run is printed once, as a dry one
-  small = ["learn_adapter.Config.steps=3", "learn_adapter.Config.pool=8"]
-  small.append("prepare_data.Config.public_test_documents=20")
+  dry, *others, write, share = commands
+  assert len(others) + 2 <= 5  # the run is printed once, as a dry one
+  small = ["prepare_data.Config.public_test_documents=20"]
   small = [f"--gin.{one}" for one in small]
+  of_map = ["learn_adapter.Config.steps=3", "learn_adapter.Config.pool=8"]
+  of_queries = [f"CHECKPOINT={random_t5.save(tmp_path / 't5')!r}"]
+  of_queries += ["BATCH_SIZE=8", "TRAIN_STEPS=2", "FILTER_TOP_K=60"]
+  write += [*small, *(f"--gin.{one}" for one in of_queries)]
+  small += [f"--gin.{one}" for one in of_map]
   assert main.main([*dry, *small]) == 0
   planned = capsys.readouterr().out
   assert "learn_adapter/adapter_eps1" in planned
@@ -261,8 +265,9 @@ def test_the_tutorial_on_adapters_goes_from_a_log_to_a_query(
   wet = [one for one in dry if one != "--dry_run"]
   assert main.main([*wet, *small]) == 0
   assert "adapter eps1" in capsys.readouterr().out
-  for arguments in others:
+  for arguments in (*others, write, share):
     assert main.main(arguments) == 0, capsys.readouterr().err
+  assert pathlib.Path("runs/queries/learn_adapter/synthetic_eps3").exists()
   text = (TUTORIALS / "adapter.md").read_text()
   *model, alone = re.findall("```py\n(.*?)```", text, re.DOTALL)
   vectors = np.random.default_rng(1).normal(size=(3, sentence_folder.DIM))

@@ -53,9 +53,10 @@ def explain_epsilon(
   """Explains the guarantee of an epsilon in words.
 
   >>> print(explain_epsilon(3.0))
-  Epsilon bounds what a release tells about one query. It changes the odds of any
-  guess about it by a factor of at most e^epsilon: about 20.1 for epsilon 3 (2.72
-  for 1, 20.1 for 3, 2,981 for 8). Probabilities may exceed that bound by delta.
+  Epsilon bounds what a release tells about one query. The odds that it is in the
+  log change by a factor of at most e^epsilon: about 20.1 for epsilon 3 (2.72 for
+  1, 20.1 for 3, 2,981 for 8). The odds between two contents that it may have change
+  by at most the square. Probabilities may exceed the first bound by delta.
 
   Args:
     epsilon: the epsilon to explain; None for examples alone.
@@ -69,9 +70,11 @@ def explain_epsilon(
     f"{rounding.factor(value)} for {value}" for value in (1, 3, 8)
   )
   return textwrap.fill(
-    f"Epsilon bounds what a release tells about {subject}. It changes the odds of any"
-    f" guess about {'them' if unit == 'user' else 'it'} by a factor of at most"
-    f" e^epsilon{factor_text} ({examples}). Probabilities may exceed that bound by delta.",
+    f"Epsilon bounds what a release tells about {subject}. The odds that"
+    f" {'they are' if unit == 'user' else 'it is'} in the log change by a factor of at"
+    f" most e^epsilon{factor_text} ({examples}). The odds between two contents that"
+    f" {'they' if unit == 'user' else 'it'} may have change by at most the square."
+    " Probabilities may exceed the first bound by delta.",
     80,
   )
 

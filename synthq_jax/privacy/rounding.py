@@ -20,7 +20,7 @@ def epsilon(value: float) -> str:
 
 
 def factor(epsilon: float) -> str:
-  """Writes e^epsilon, the factor by which the odds of a guess may grow.
+  """Writes e^epsilon, the factor by which odds may grow.
 
   It is rounded up to three digits; from 1,000 to 1e9, to an integer.
 
