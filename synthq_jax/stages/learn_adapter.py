@@ -2,14 +2,15 @@
 
 The encoder stays as it is. Each private query is compared with its documents, the
 nearest others and a pool of public documents. The map moves queries alone, so that
-documents keep their vectors.
+documents keep their vectors. It starts as the map that queries of the public T5
+taught, if the run has one (`learn_map`), else as the identity.
 
 Formal guarantee:
   That of `private_training.train`, for the map. Unit: one train query with its
   judgements, or the queries of one user, at most K. Relation: add or remove
   one. Each query's gradient is clipped. Assumed: its candidates and vectors are
-  a function of that query, of public documents and of the public encoder alone,
-  to the last bit; the pool is drawn by public randomness.
+  a function of that query, of public documents, of the public encoder and of the
+  public map alone, to the last bit; the pool is drawn by public randomness.
 """
 
 import dataclasses
@@ -75,6 +76,9 @@ class Inputs(_ranking.Inputs):
   """Data that the map is learned on."""
 
   epsilon: float  # the map's own; inf: without noise
+  start: system_results.Adapter | None = None
+  """Public map of the same encoder that training starts from; None: the
+  identity."""
 
 
 def plan_training(plan: rows.Plan, row: rows.Row) -> private_training.Planned:
@@ -91,6 +95,7 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   settings = planned.get_settings(run.prepared)
   base = config.rows.adapter_base
   retriever, vectors = run.retrievers[base], run.get_vectors(base)
+  start = run.get_results("learn_map").get(rows.PUBLIC_ONLY)
   return stage.Job(
     row=row,
     depends=(
@@ -99,6 +104,7 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
       config.evaluate.drop_identical,
       *run.private_data(row, run.encoder_data),
       vectors.digest,
+      *([start.digest] if start else []),
     ),
     settings=settings,
     inputs=Inputs(
@@ -107,6 +113,7 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
       vectors=vectors.value,
       drop_identical=config.evaluate.drop_identical,
       epsilon=planned.epsilon,
+      start=start.value if start else None,
     ),
   )
 
@@ -129,10 +136,11 @@ def run(task: stage.Task[Config, Inputs]) -> system_results.Adapter:
   task_inputs = task.inputs
   params, fields = _learn(task)
   directory = task.folder(private=math.isinf(task_inputs.epsilon))
-  array_files.save(
-    directory / system_results.Adapter.FILE,
-    vector_map.get_matrix(params),
-  )
+  matrix, start = vector_map.get_matrix(params), task_inputs.start
+  if start is not None:
+    folder = task.folders.root / start.directory
+    matrix = array_files.read(folder / start.FILE) @ matrix
+  array_files.save(directory / system_results.Adapter.FILE, matrix)
   return system_results.Adapter(
     directory=task.folders.relative(directory),
     row=task.get_row(),
@@ -217,7 +225,10 @@ def _learn(task: stage.Task[Config, Inputs]) -> tuple[Any, dict[str, Any]]:
   def make(rows: np.ndarray) -> dict[str, np.ndarray]:
     chosen = _ranking.select(judged, rows)
     query_vectors = _ranking.encode_queries(
-      task.folders, task_inputs.retriever, chosen, config.encode_batch_size
+      task.folders,
+      task_inputs.start or task_inputs.retriever,
+      chosen,
+      config.encode_batch_size,
     )
     query_vectors = _search.zero_broken(query_vectors)
     return _ranking.make_map_records(
@@ -255,6 +266,6 @@ STAGE = stage.Stage(
   job=make_job,
   training=plan_training,
   run=run,
-  needs=("encode_documents",),
+  needs=("encode_documents", "learn_map"),
   needs_secret=True,
 )

@@ -22,7 +22,7 @@ from synthq_jax.runtime import (
   system_results,
   workspace,
 )
-from synthq_jax.stages import _checks, learn_map, plan
+from synthq_jax.stages import _checks, _ranking, learn_adapter, learn_map, plan
 from synthq_jax.storage import artifacts
 from synthq_jax.tools import cards, export, search
 from synthq_jax.training import loop
@@ -106,6 +106,60 @@ def test_a_search_applies_the_map_to_queries_alone(finished_run, tmp_path):
   np.testing.assert_array_equal(
     encode_with(made, role), encode_with(made.base, role)
   )
+
+
+def test_an_adapter_starts_from_the_map_of_public_queries(
+  finished_run, tmp_path, monkeypatch
+):
+  root = finished_run.copy(tmp_path)
+  config = dataclasses.replace(SMALL, learning_rate=0.1)
+  start = learn_map.run(task_of(root, "public_only", config))
+  task = task_of(root, "public_only")
+  adapter = dataclasses.replace(
+    task,
+    row=made_up.row("adapter_eps8"),
+    result_path="learn_adapter/adapter_eps8",
+    settings=finished_run.config.learn_adapter,
+    inputs=learn_adapter.Inputs(
+      prepared=artifacts.load(
+        root / "private/prepare_data", results.PreparedData
+      ),
+      retriever=task.inputs.retriever,
+      vectors=task.inputs.vectors,
+      drop_identical=True,
+      epsilon=8.0,
+      start=start,
+    ),
+  )
+  seen = {}
+
+  def train(task, settings, training):
+    seen.update(training.records.make(np.array([1, 3])))
+    moved = np.zeros_like(training.params["map"])
+    moved[0, 1] = 0.5
+    fields = dict.fromkeys(("steps", "batch_size", "num_parameters"), 1)
+    return {"map": moved}, {
+      **fields, "statement": made_up.claim(), "metrics": ""
+    }  # fmt: skip
+
+  monkeypatch.setattr(learn_adapter.private_training, "train", train)
+  made = learn_adapter.run(adapter)
+  assert made.base == start.base
+  learned = np.eye(len(read_matrix(root, made)), dtype=np.float32)
+  learned[0, 1] = 0.5
+  np.testing.assert_allclose(
+    read_matrix(root, made), read_matrix(root, start) @ learned, rtol=1e-6
+  )
+  judged = _ranking.read_train(
+    task.folders, adapter.inputs.prepared, drop_identical=True
+  )
+  chosen = _ranking.select(judged, np.array([1, 3]))
+  asked, other = (
+    _ranking.encode_queries(task.folders, retriever, chosen, 16)
+    for retriever in (start, start.base)
+  )
+  np.testing.assert_allclose(seen["queries"], asked, atol=1e-6)
+  assert np.abs(asked - other).max() > 1e-3
 
 
 def test_half_of_a_map_is_half_of_its_way(finished_run, tmp_path):
