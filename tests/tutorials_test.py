@@ -190,7 +190,7 @@ def test_the_tutorial_on_shipping_goes_from_a_log_to_exports_and_a_search(
     one.replace("recipes/demo.gin", "recipes/demo_tiny.gin") for one in run
   ]
   small = ["BATCH_SIZE=8", "RETRIEVER_BATCH_SIZE=8", "plan.Rows.direct_dp=()"]
-  small += ["FILTER_TOP_K=60", "filter_queries.Config.ranker='retriever'"]
+  small += ["FILTER_TOP_K=60"]
   small.append("plan.Rows.original=False")
   small.append(f"CHECKPOINT={random_t5.save(tmp_path / 't5')!r}")
   run += [f"--gin.{one}" for one in small]

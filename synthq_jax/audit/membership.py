@@ -4,7 +4,7 @@ Three attackers have access to different things:
 
 * the fine-tuned generator: `log_likelihoods` of a query given its document;
 * only the synthetic queries: `NgramModel`, an auxiliary model trained on them;
-* a retriever trained on them: `retrieval.ranks.own_scores`, the similarity of a
+* a retriever trained on them: `similarities`, the similarity of a
   query and its document. Training on the pair or its echo raises it.
 
 Each attacker knows the canaries' texts, which the auditor wrote, and guesses
@@ -41,6 +41,7 @@ __all__ = [
   "apply_in_batches",
   "log_likelihoods",
   "score_in_batches",
+  "similarities",
 ]
 
 _CHUNK = 65_536
@@ -420,3 +421,25 @@ def _find_positions(
   """Returns the position of each value among ascending keys, or -1."""
   positions = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
   return np.where(keys[positions] == values, positions, -1)
+
+
+def similarities(
+  queries: Float[np.ndarray, "record dim"],
+  documents: Float[np.ndarray, "record dim"],
+) -> Float[np.ndarray, " record"]:
+  """Computes the inner product of each record's query and document, in float64.
+
+  Args:
+    queries: vectors.
+    documents: one vector for each query.
+
+  Raises:
+    ValueError: if shapes differ or a vector is not finite.
+  """
+  sides = [np.asarray(side, np.float64) for side in (queries, documents)]
+  if sides[0].shape != sides[1].shape or not np.isfinite(sides).all():
+    raise ValueError(
+      "expected one finite vector for each query and document, got shapes"
+      f" {sides[0].shape} and {sides[1].shape}: look at the encoder's training"
+    )
+  return np.einsum("rd,rd->r", *sides)

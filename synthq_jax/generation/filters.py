@@ -14,7 +14,7 @@ import numpy as np
 
 __all__ = ["Kept", "keep", "normalize", "removed"]
 
-_OUTCOMES = ("kept", "empty", "duplicate", "not found", "round trip")
+_OUTCOMES = ("kept", "empty", "duplicate", "not found")
 """Outcomes of a query: "kept", or the reason to drop it in the order of tests."""
 
 
@@ -39,7 +39,6 @@ def keep(
   document_ids: Sequence[str],
   *,
   answerable: Sequence[bool] | np.ndarray | None = None,
-  retrieved: Sequence[bool] | np.ndarray | None = None,
 ) -> Kept:
   """Drops empty, repeated and unanswerable queries.
 
@@ -52,16 +51,13 @@ def keep(
     answerable: whether a public search engine finds each query's document, for
       example `text_measures.own_document_gauge(...) > 0`; None keeps all. It
       drops meaningless queries, and queries that BM25 cannot answer.
-    retrieved: whether a retriever that was trained on the synthetic queries
-      themselves finds each query's document (`stages.filter_queries`); None
-      keeps all.
 
   Returns:
     The indices of the kept queries and the count of each outcome: "kept",
-    "empty", "duplicate", "not found", "round trip".
+    "empty", "duplicate", "not found".
 
   References:
-    Dai et al. 2022, Promptagator, section 3.2, for `answerable` and `retrieved`.
+    Dai et al. 2022, Promptagator, section 3.2, for `answerable`.
 
   Raises:
     ValueError: if the arguments differ in length.
@@ -69,11 +65,7 @@ def keep(
   >>> keep(["a b", "", "A  b"], ["d1", "d1", "d1"]).indices.tolist()
   [0]
   """
-  columns = {
-    "document_ids": document_ids,
-    "answerable": answerable,
-    "retrieved": retrieved,
-  }
+  columns = {"document_ids": document_ids, "answerable": answerable}
   for name, values in columns.items():
     if values is not None and len(values) != len(queries):
       raise ValueError(
@@ -91,7 +83,6 @@ def keep(
       "empty": not text,
       "duplicate": (document_id, text) in seen,
       "not found": answerable is not None and not answerable[index],
-      "round trip": retrieved is not None and not retrieved[index],
     }
     outcome = next((name for name, holds in reasons.items() if holds), "kept")
     counts[outcome] += 1

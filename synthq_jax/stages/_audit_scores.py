@@ -14,7 +14,7 @@ from synthq_jax import typing
 from synthq_jax.audit import membership
 from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.models import token_ids as token_ids_lib
-from synthq_jax.retrieval import encode, ranks
+from synthq_jax.retrieval import encode
 from synthq_jax.runtime import inputs, results, workspace
 
 __all__ = ["ATTACKS", "Model", "compute_scores", "load"]
@@ -106,4 +106,4 @@ def _compute_similarities(space, retriever, sides):
   vectors = [
     encode.encode(model.params, model.config, tokens) for tokens in sides
   ]
-  return ranks.own_scores(*vectors)
+  return membership.similarities(*vectors)

@@ -1,18 +1,15 @@
 """Drops synthetic queries that teach a retriever little, if `top_k` is set.
 
-The filter is round-trip consistency: a query is kept if its document is found
-among the first of the whole collection. BM25 searches, or a retriever that was
-trained on the synthetic queries themselves.
+The filter is round-trip consistency: a query is kept if BM25 finds its document
+among the first of the whole collection.
 
 Formal guarantee:
-  Post-processing. The stage receives synthetic queries, public documents, a
-  public checkpoint and settings. From the checkpoint it may train a retriever
-  of its own, on the very queries that it filters. It takes neither
-  PreparedData, nor another retriever, nor the secret of the working directory,
-  and opens no file under `private/`, unless the queries are there. So the kept
-  queries have the statement of the input queries. A retriever that was trained
-  on real queries, or on another release, would break this: its choice would
-  tell about them.
+  Post-processing. The stage receives synthetic queries, public documents and
+  settings. It takes neither PreparedData, nor a retriever, nor the secret of
+  the working directory, and opens no file under `private/`, unless the queries
+  are there. So the kept queries have the statement of the input queries. A
+  retriever that was trained on real queries, or on another release, would break
+  this: its choice would tell about them.
 
 References:
   Dai et al. 2022, Promptagator, section 3.2 (round trip).
@@ -21,42 +18,30 @@ References:
 """
 
 import dataclasses
-import functools
 import json
-import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
 
-from synthq_jax.data import blocks, files, passages
+from synthq_jax.data import files
 from synthq_jax.generation import filters, text_measures
-from synthq_jax.models import encoders, t5_checkpoints
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.retrieval import encode, ranks, vector_files
 from synthq_jax.runtime import (
   config_types,
-  encoder_start,
   inputs,
   results,
   rows,
   runner,
   stage,
-  training_pairs,
   workspace,
 )
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.storage import artifacts
-from synthq_jax.training import loop, pairs
-from synthq_jax.training import progress as progress_lib
 
-__all__ = ["STAGE", "Config", "Inputs", "own_ranks", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "run"]
 
-_RANKERS = ("retriever", "bm25")
-_PART = 8192
-"""Rows between two saves: a kill costs one part, and memory holds two parts at
-a time whatever the size of the collection."""
+_NOTE = "They were filtered by public rules: post-processing."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,51 +49,31 @@ class Config(queries_lib.Config):
   """Settings of the filter; without it, the stage is left out."""
 
   GONE: ClassVar[Mapping[str, Any]] = {
+    "ranker": "bm25", "steps": None,
     "copied_share": None, "copied_words": 6, "drop_truncated": False,
   }  # fmt: skip
 
   top_k: int | None = None
-  """Rank within which the own document must be: keep queries whose document is
-  ranked among the first this many of the whole collection. None or 0: keep
+  """Rank within which the own document must be: keep queries whose document
+  BM25 ranks among the first this many of the whole collection. None or 0: keep
   all."""
-  ranker: str = "retriever"
-  """Ranker of documents: "bm25", or a "retriever" that is trained on the
-  queries."""
-  steps: int | None = None
-  """Optimizer steps of the retriever; None: those of train_retriever.Config,
-  whose recipe it follows."""
 
   def __post_init__(self):
     super().__post_init__()
     config_types.at_least(self, 0, "top_k")
-    config_types.at_least(self, 1, "steps")
-    config_types.one_of(self, "ranker", _RANKERS)
 
   @property
   def is_wanted(self) -> bool:
     """Whether the filter runs."""
     return bool(self.top_k)
 
-  @property
-  def trains(self) -> bool:
-    """Whether a retriever is trained to rank."""
-    return bool(self.top_k) and self.ranker != "bm25"
-
-
-def get_needs(config) -> tuple[str, ...]:
-  """Returns the stages that it reads; no encoder if BM25 ranks."""
-  others = tuple(name for name in STAGE.needs if name != "static_encoder")
-  return STAGE.needs if config.filter_queries.trains else others
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """Queries to filter, and the start of a retriever that ranks."""
+  """Queries to filter, and their collection."""
 
   documents: results.PublicDocuments
-  encoder: encoder_start.EncoderStart
   synthetic: results.SyntheticQueries  # all queries of the generator
-  recipe: pairs.Recipe  # of the retriever
 
 
 def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
@@ -119,27 +84,16 @@ def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
 
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the filtering of one set of queries."""
-  settings, recipe = run.config.filter_queries, run.config.train_retriever
-  data = run.encoder_data if settings.trains else run.data
-  written = run.get_results("generate")[row]
+  settings, written = run.config.filter_queries, run.get_results("generate")[row]
+  # The recipe changes nothing here. Without it, the private trainings behind the
+  # filter would have other fingerprints, and be made again.
+  recipe = run.config.train_retriever
   return stage.Job(
     row=row,
-    depends=(settings, recipe, *data, written.digest),
+    depends=(settings, recipe, *run.data, written.digest),
     settings=settings,
-    inputs=Inputs(
-      documents=run.documents,
-      encoder=run.encoder,
-      synthetic=written.value,
-      recipe=recipe,
-    ),
+    inputs=Inputs(documents=run.documents, synthetic=written.value),
   )
-
-
-def check(run: runner.Run) -> None:
-  """Refuses a retriever's checkpoint with another vocabulary."""
-  encoder = run.encoder
-  if run.config.encoder.folder and not encoder.has_tokenizer:
-    run.check_vocabulary(pathlib.Path(encoder.folder))
 
 
 class _Written(NamedTuple):
@@ -208,35 +162,23 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
       f" the size of the collection, got {config.top_k}: it would keep all"
     )
   directory = task.folder(private=results.is_private_path(synthetic.directory))
-  state = directory / f"state_{task.digest}"  # not below `private/`
   corpus = inputs.corpus(folders, documents)
   ids = inputs.document_tokens(folders, documents).ids
-  index = functools.cache(  # built late: not in memory while a retriever trains
-    lambda: queries_lib.index_of(ids, corpus)
-  )
+  index = queries_lib.index_of(ids, corpus)
   written = _read_written(folders, ids, synthetic)
-  is_found, ranked = None, None
-  if config.ranker == "bm25":
-    is_found = text_measures.own_document_gauge(
-      written.texts, written.documents, index(), k=config.top_k
-    )
-  else:
-    ranked = _compute_ranks(task, written, directory, state)
-  passed = filters.keep(
-    written.texts,
-    written.documents,
-    answerable=is_found,
-    retrieved=None if ranked is None else ranked < config.top_k,
+  is_found = text_measures.own_document_gauge(
+    written.texts, written.documents, index, k=config.top_k
   )
+  passed = filters.keep(written.texts, written.documents, answerable=is_found)
   counts = filters.removed(passed)
   if not len(passed.indices):
     raise ValueError(
       f"filter_queries.Config left none of the {len(written.texts)} queries of"
-      f" {synthetic.name}, got {counts}: take a larger top_k, or train the"
-      " retriever for longer"
+      f" {synthetic.name}, got {counts}: take a larger top_k (0 keeps"
+      " all)"
     )
   remaining = written.take(passed.indices)
-  _save_removed(directory, written, passed.indices, ranked)
+  _save_removed(directory, written, passed.indices)
   queries_lib.save(
     directory,
     remaining.names,
@@ -249,13 +191,16 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
   return dataclasses.replace(
     synthetic,
     directory=folders.relative(directory),
-    statement=statement_lib.inherit(synthetic.statement, _write_note(config)),
+    statement=statement_lib.inherit(synthetic.statement, _NOTE),
     removed={k: synthetic.removed.get(k, 0) + n for k, n in counts.items()},
-    filters=_describe(config),
+    filters=(
+      "Dropped were queries whose document BM25 does not rank among the first"
+      f" {config.top_k} of the collection."
+    ),
     **queries_lib.measure(
       remaining.texts,
       remaining.owners,
-      index=index(),
+      index=index,
       corpus=corpus,
       config=config,
       num_examples=len(synthetic.examples),
@@ -263,46 +208,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
   )
 
 
-def _compute_ranks(
-  task: stage.Task[Config, Inputs], left: _Written, directory, state
-) -> np.ndarray:
-  """Trains a retriever on the queries and ranks their own documents with it."""
-  config, folders, recipe = task.settings, task.folders, task.inputs.recipe
-  documents = task.inputs.documents
-  description = f"filter_queries {directory.name}"
-  stored = training_pairs.Stored(
-    queries=left.texts,
-    tokens=left.tokens,
-    documents=left.owners,
-    passages=left.passages,
-  )
-  encoder = task.inputs.encoder
-  tokens = encoder.tokens()
-  params, model_config = encoder.load_public(documents)
-  params = pairs.train(
-    dataclasses.replace(recipe, steps=config.steps or recipe.steps),
-    encoders.of(model_config).select(params),
-    model_config,
-    training_pairs.pair_with_documents(folders, documents, stored, tokens),
-    loop.Files(
-      directory=state / "training",
-      metrics_path=directory / f"metrics_{task.digest}.jsonl",
-      description=description,
-    ),
-  )
-  return own_ranks(
-    params,
-    model_config,
-    encoder_start.query_tokens(tokens, left.texts, left.tokens),
-    encoder_start.open_passages(folders, documents, tokens).tokens,
-    left.passages,
-    directory=state,
-    description=description,
-    batch_size=config.batch_size,
-  )
-
-
-def _save_removed(directory, written, remaining, ranks) -> None:
+def _save_removed(directory, written, remaining) -> None:
   """Writes the removed queries for people to read; as private as the kept
   ones."""
   remaining = set(remaining.tolist())
@@ -311,7 +217,6 @@ def _save_removed(directory, written, remaining, ranks) -> None:
       "_id": name,
       "text": written.texts[i],
       "document": written.documents[i],
-      "rank": None if ranks is None else int(ranks[i]),
     }
     for i, name in enumerate(written.names)
     if i not in remaining
@@ -320,96 +225,12 @@ def _save_removed(directory, written, remaining, ranks) -> None:
   artifacts.write_atomically(directory / "removed.jsonl", text)
 
 
-def _write_note(config: Config) -> str:
-  """Returns a sentence on the filters for the statement of the queries."""
-  means = "public rules"
-  if config.trains:
-    means += (
-      " and by a retriever that was trained, from a public encoder, on these"
-      " synthetic queries alone"
-    )
-  return f"They were filtered by {means}: post-processing."
-
-
-def _describe(config: Config) -> str:
-  """Returns a sentence on the filter for the reports."""
-  who = {"bm25": "BM25", "retriever": "a retriever trained on all the others"}
-  return (
-    f"Dropped were queries whose document {who[config.ranker]} does not rank among"
-    f" the first {config.top_k} of the collection."
-  )
-
-
-def own_ranks(
-  params: Any,
-  model_config: t5_checkpoints.Shape,
-  queries: Int[np.ndarray, "query length"],
-  documents: passages.Tokens,
-  owners: Int[np.ndarray, " query"],
-  *,
-  directory: pathlib.Path,
-  description: str,
-  batch_size: int,
-) -> Int[np.ndarray, " query"]:
-  """Counts the documents that the encoder scores above each query's own.
-
-  Vectors and ranks are written to disk part by part, and read from there again.
-
-  Args:
-    params: parameters of the encoder.
-    model_config: its shape.
-    queries: tokens of the queries.
-    documents: tokens of the whole collection.
-    owners: the position of each query's own document.
-    directory: folder of the parts, for this encoder and these queries.
-    description: text before the progress bars.
-    batch_size: rows encoded at once.
-
-  Returns:
-    Ranks, 0 for the best; equal scores share the best rank among them.
-  """
-  opened = []
-  for kind, tokens in (("documents", documents), ("queries", queries)):
-    title, folder = f"{description}: {kind}", directory / kind
-    with progress_lib.bar(title, len(tokens)) as bar:
-      encode.to_files(
-        params,
-        model_config,
-        tokens,
-        folder,
-        block_rows=_PART,
-        batch_size=batch_size,
-        progress=bar.update,
-      )
-    opened.append(vector_files.open_vectors(folder, len(tokens)))
-  collection, query_vectors = opened
-  stored, all_ranks = blocks.Blocks(directory / "ranks"), []
-  with progress_lib.bar(f"{description}: ranks", len(queries)) as bar:
-    for first in range(0, len(queries), _PART):
-      part = slice(first, first + _PART)
-      better = stored.read(first)
-      if better is None:
-        scores = ranks.own_scores(query_vectors[part], collection[owners[part]])
-        counts = [
-          ranks.count_better(query_vectors[part], scores, block)
-          for block in collection.blocks
-        ]
-        better = np.sum(counts, axis=0)
-        stored.write(first, better)
-      all_ranks.append(better)
-      bar.update(len(owners[part]))
-  return np.concatenate(all_ranks)
-
-
 STAGE = stage.Stage(
   name="filter_queries",
   result=results.SyntheticQueries,
   config=Config,
-  check=check,
   plan=plan_rows,
   job=make_job,
   run=run,
-  needs=("generate", "static_encoder"),
-  starts_from="encoder",
-  narrowed=get_needs,
+  needs=("generate",),
 )

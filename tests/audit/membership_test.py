@@ -14,7 +14,6 @@ import scipy.stats
 from synthq_jax.audit import membership
 from synthq_jax.losses import contrastive, seq2seq
 from synthq_jax.models import dual_encoder, t5, t5_config
-from synthq_jax.retrieval import ranks
 
 MODEL = dataclasses.replace(
   t5_config.get("tiny"), num_encoder_layers=1, num_decoder_layers=1
@@ -356,7 +355,7 @@ def test_a_retriever_tells_its_pairs_from_others():
   encode = jax.jit(dual_encoder.encode, static_argnums=1)
 
   def score(params):
-    return ranks.own_scores(
+    return membership.similarities(
       encode(params, MODEL, records["targets"]),
       encode(params, MODEL, records["inputs"]),
     )
@@ -369,3 +368,12 @@ def test_a_retriever_tells_its_pairs_from_others():
   assert auroc(calibrated, HALF) > 0.95
   assert is_chance(auroc(before, HALF), HALF)
   assert not is_chance(auroc(calibrated, HALF), HALF)
+
+
+@pytest.mark.parametrize(
+  ("queries", "documents"),
+  [(np.ones((2, 3)), np.ones((3, 3))), (np.ones((2, 3)), np.full((2, 3), np.nan))],
+)
+def test_a_retriever_that_diverged_is_refused(queries, documents):
+  with pytest.raises(ValueError, match="one finite vector for each"):
+    membership.similarities(queries, documents)

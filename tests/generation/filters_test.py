@@ -4,21 +4,20 @@ from synthq_jax.generation import filters
 
 
 def test_each_dropped_query_counts_once_under_its_first_reason():
-  queries = ["what is jax", "", "what  is JAX", "lost", "what is jax", "far"]
+  queries = ["what is jax", "", "what  is JAX", "lost", "what is jax"]
   kept = filters.keep(
     queries,
-    ["d1", "d1", "d1", "d1", "d2", "d1"],
-    answerable=[True, False, False, False, True, True],
-    retrieved=[True, False, False, False, True, False],
+    ["d1", "d1", "d1", "d1", "d2"],
+    answerable=[True, False, False, False, True],
   )
   assert kept.indices.tolist() == [0, 4]
-  dropped = {"empty": 1, "duplicate": 1, "not found": 1, "round trip": 1}
+  dropped = {"empty": 1, "duplicate": 1, "not found": 1}
   assert kept.counts == {"kept": 2, **dropped}
   assert filters.removed(kept) == dropped
 
 
 def test_a_dropped_query_does_not_make_another_one_a_duplicate():
-  kept = filters.keep(["a b", "a b"], ["d", "d"], retrieved=[False, True])
+  kept = filters.keep(["a b", "a b"], ["d", "d"], answerable=[False, True])
   assert kept.indices.tolist() == [1]
 
 
@@ -34,7 +33,6 @@ def test_arguments_of_different_lengths_are_refused():
     filters.keep(["a", "b"], ["d"])
 
 
-@pytest.mark.parametrize("name", ["answerable", "retrieved"])
-def test_a_test_result_for_each_query_is_needed(name):
-  with pytest.raises(ValueError, match=f"{name} of one length"):
-    filters.keep(["a", "b"], ["d", "d"], **{name: [True]})
+def test_a_test_result_for_each_query_is_needed():
+  with pytest.raises(ValueError, match="answerable of one length"):
+    filters.keep(["a", "b"], ["d", "d"], answerable=[True])

@@ -193,8 +193,10 @@ def _ran(
     checkpoint=random_t5.save(root / "t5"),
     prepare_data=_config(source),
     finetune_dp=finetune_dp.Config(steps=2, batch_size=16),
-    generate=generate.Config(num_documents=24, max_length=8, batch_size=24),
-    filter_queries=filter_queries.Config(top_k=60, steps=1),
+    generate=generate.Config(  # BM25 finds one of fifty queries of chance
+      num_documents=24, queries_per_document=16, max_length=12, batch_size=384
+    ),
+    filter_queries=filter_queries.Config(top_k=_COUNT - 1),
     static_encoder=static_encoder.Config(
       dim=4, steps=2, warmup_steps=1, batch_size=16
     ),

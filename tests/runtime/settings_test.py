@@ -144,9 +144,7 @@ REFUSED = {
   ],
   filter_queries.Config: [
     ({name: value}, f"filter_queries.Config.{name}")
-    for name, value in (
-      ("top_k", -1), ("steps", 0), ("ranker", "bm26"),
-    )
+    for name, value in (("top_k", -1),)
   ],
   query_leakage.Config: [
     ({name: value}, rf"query_leakage\.Config\.{name}")

@@ -105,7 +105,7 @@ def synthetic(root, name, claim, *, private=False, mark="made"):
     num_documents=4,
     queries_per_document=1,
     num_queries=4,
-    removed={"empty": 0, "duplicate": 3, "not found": 5, "round trip": 1234},
+    removed={"empty": 0, "duplicate": 3, "not found": 1234},
     filters="Dropped were pointless queries.",
     gauge=0.25,
     copy_rate=0.5,
@@ -413,8 +413,8 @@ def test_the_shareable_page_has_its_sections(written):
   assert "PRIVATE" not in text
   assert "0.310 [0.300, 0.330]" in text and "0.420 [0.410, 0.440]" in text
   assert (
-    "Dropped were pointless queries. Filters removed 3 (duplicate), 5 (not found),"
-    " 1,234 (round trip)."
+    "Dropped were pointless queries. Filters removed 3 (duplicate), 1,234"
+    " (not found)."
   ) in text
 
 
@@ -425,11 +425,11 @@ def test_the_private_page_counts_what_filters_took_from_every_generator(
   table = page.partition("<h3>What the filters took out</h3>")[2]
   table = table.partition("</table>")[0]
   rows = re.findall("<t[hd][^>]*>(.*?)</t[hd]>", table)
-  counts = ["4", "0", "3", "5", "1,234"]
-  assert rows[:6] == [
-    "Generator", "Kept", "Empty", "Duplicate", "Not found", "Round trip",
+  counts = ["4", "0", "3", "1,234"]
+  assert rows[:5] == [
+    "Generator", "Kept", "Empty", "Duplicate", "Not found",
   ]  # fmt: skip
-  assert rows[6:] == [
+  assert rows[5:] == [
     "public only", *counts, "eps8", *counts, "epsinf", *counts,
   ]  # fmt: skip
 
