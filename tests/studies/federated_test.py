@@ -76,14 +76,7 @@ def config(source, checkpoint):
 @pytest.fixture(scope="module")
 def finished(config, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("study")
-  varied = dataclasses.replace(
-    config,
-    methods_tried=(methods.BASE, "Random negatives"),
-    tops_tried=(2,),
-    rates_tried=(1e-3,),
-    shares_tried=(0.5,),
-  )
-  return varied, workdir, run(varied, workdir)
+  return config, workdir, run(config, workdir)
 
 
 def run(config, workdir):
@@ -97,7 +90,7 @@ def load(workdir):
 def test_every_method_scores_every_test_question_of_every_client(finished):
   _, workdir, _ = finished
   study = load(workdir)
-  main = [one for one in study.outcomes if not one.variant]
+  main = study.outcomes
   assert tuple(one.method for one in main) == methods.METHODS
   for one in study.outcomes:
     assert [r.client for r in one.ranks] == ["north", "south", "west"]
@@ -106,17 +99,10 @@ def test_every_method_scores_every_test_question_of_every_client(finished):
   assert page.average_values([main[0]])[0].mean() > 0.5
 
 
-def test_the_report_has_a_row_for_each_method_and_setting(finished):
+def test_the_report_has_a_row_for_each_method(finished):
   _, workdir, said = finished
   written = (workdir / "study.md").read_text().replace("\\_", "_")
-  for name in (
-    *methods.METHODS,
-    "top=2",
-    "learning_rate=0.001",
-    "share=0.5",
-    ".309",
-    ".338",
-  ):
+  for name in (*methods.METHODS, ".309", ".338"):
     assert name in said and name in written, name
   drawing = (workdir / "study.svg").read_text()
   assert drawing.startswith("<svg")
@@ -238,7 +224,7 @@ def test_central_takes_no_more_steps_than_the_largest_client(
 def context(config, tmp_path, **recipe):
   data = study_data.build(config)
   made = training.make_contexts(config, data, tmp_path / "states")
-  return made(dataclasses.replace(config.recipe, **recipe), 1.0)
+  return made(dataclasses.replace(config.recipe, **recipe))
 
 
 def equal(one, other):
@@ -359,25 +345,6 @@ def test_a_learning_rate_of_its_own_is_that_of_central_alone(config, tmp_path):
   assert not training._restore_newest(fast, "federated", 0, history)[0]
 
 
-def test_central_with_another_setting_keeps_its_learning_rate(config):
-  """It was trained at the rate of the others, and differed in two settings."""
-  tried = dataclasses.replace(
-    config,
-    methods=(methods.CENTRAL,),
-    methods_tried=(methods.CENTRAL,),
-    central_learning_rate=1e-2,
-    tops_tried=(3,),
-    rates_tried=(1e-4,),
-    shares_tried=(0.5,),
-  )
-  rates = {
-    row.variant: row.recipe.learning_rate for row in methods._list_rows(tried)
-  }
-  assert rates == {
-    "": 1e-2, "top=3": 1e-2, "learning_rate=0.0001": 1e-4, "share=0.5": 1e-2,
-  }  # fmt: skip
-
-
 def test_a_personal_tower_leaves_the_sentences_where_they_are(config, tmp_path):
   made = context(config, tmp_path)
   towers = methods.personalise(made, made.start, 0, config.personal, None)
@@ -385,21 +352,6 @@ def test_a_personal_tower_leaves_the_sentences_where_they_are(config, tmp_path):
     assert equal(own["sentence"], made.start["sentence"])
     assert not equal(own["query"], made.start["query"])
   assert towers.traffic == ()
-
-
-def test_a_smaller_share_is_part_of_a_larger_one(config):
-  data = study_data.build(config)
-  half, third = (study_data.thin(data, share) for share in (0.5, 0.34))
-  for small, large, full in zip(
-    third.clients, half.clients, data.clients, strict=True
-  ):
-    ids = [set(one.splits["train"].ids) for one in (small, large, full)]
-    assert [len(one) for one in ids] == [2, 3, 6]
-    assert ids[0] < ids[1] < ids[2]
-    assert small.splits["test"] == full.splits["test"]
-  assert half.digest != data.digest != third.digest
-  for client, tokens in zip(half.clients, half.tokens, strict=True):
-    assert tokens.answers["train"] == client.splits["train"].answers
 
 
 def test_private_texts_leave_nothing_outside_of_private(config, tmp_path):
@@ -425,7 +377,6 @@ def test_private_texts_leave_nothing_outside_of_private(config, tmp_path):
     ({"partition": "site"}, "partition"),
     ({"partition": "genre"}, "urls must be given"),
     ({"methods": ("BM25", "magic")}, "methods"),
-    ({"shares_tried": (0.0,)}, "shares_tried must be in (0, 1]"),
     ({"checkpoint": "folder"}, "vocabulary must be given"),
     ({"central_learning_rate": 0.0}, "central_learning_rate must be above 0"),
     ({"test_split": "dev", "rates": (1e-3,)}, "dev_split must be another"),
@@ -531,7 +482,7 @@ def study(by_method):
   """A study of two clients: ranks by method, one list for each seed."""
   outcomes = [
     methods.Outcome(
-      method=name, seed=seed, variant="",
+      method=name, seed=seed,
       ranks=tuple(
         ranking.Scores(client=client, sentence=ranks, passage=ranks)
         for client, ranks in zip("ab", found, strict=True)
@@ -599,6 +550,7 @@ def test_tables_show_the_mean_over_clients_and_that_over_questions():
   assert base["MRR@10 over questions [95%]"].startswith("0.479 ")
   assert base["Seeds"] == "0.562 to 0.656"
   assert base["Worst client"] == "0.219"
+  assert base["Hubness"] == "0.00, 0.00"
   assert base["R@1"] == "0.562, 0.417"
   assert base["Thesis, Fed-NewsQA"] == "0.261"
   assert base["p over clients"] == base["p over questions"] == "-"
@@ -627,20 +579,7 @@ def test_a_drawing_shows_the_largest_of_many_clients():
   assert shown == [f"c{size}" for size in range(11, 51)]
 
 
-def test_settings_are_tested_against_those_of_the_main_table():
-  ranks = [[1, 2, 0, 3] * 5, [4, 1, 0, 2] * 5]
-  worse = [[one and one + 3 for one in client] for client in ranks]
-  found = study({methods.BASE: [ranks, worse]})
-  base = found.outcomes[0]
-  tried = [
-    dataclasses.replace(base, variant="top=10"),
-    dataclasses.replace(base, variant="top=50", ranks=found.outcomes[1].ranks),
-  ]
-  with_settings = dataclasses.replace(found, outcomes=(base, *tried))
-  table = table_of(with_settings, 2)
-  for over in ("clients", "questions"):
-    at = table.header.index(f"p over {over}")
-    assert [row[at] for row in table.rows] == ["-", "1.000", "< 0.001"]
-  other = dataclasses.replace(base, method="BM25")
-  without_base = dataclasses.replace(found, outcomes=(other, *tried))
-  assert [row[at] for row in table_of(without_base, 2).rows] == ["-", "-"]
+def test_rows_keep_the_digest_of_a_table_with_other_settings(config):
+  """As commit 7f7874b4 made it: finished rows stay finished."""
+  row = methods._Job(method="BM25", seed=1, recipe=federated.Recipe())
+  assert artifacts.fingerprint(row) == "a5c9d05b7d3acb83"

@@ -141,23 +141,11 @@ class Config(frame.Config, config_types.Encoder):
   """Training settings of clients' own query towers."""
   exchange_top: int = 10
   """Sentences that Fed-Negative gets from all partners together for a question."""
-  methods_tried: tuple[str, ...] = (methods_lib.BASE,)
-  """Rows of the main table that are also trained with other settings, with the
-  first seed only."""
-  negatives_tried: tuple[int, ...] = ()
-  """Values of `recipe.num_negatives` to try for these rows."""
-  tops_tried: tuple[int, ...] = ()
-  """Values of `recipe.top` to try."""
-  rates_tried: tuple[float, ...] = ()
-  """Values of `recipe.learning_rate` to try."""
-  shares_tried: tuple[float, ...] = ()
-  """Shares of every client's train questions to try."""
 
   def __post_init__(self):
     super().__post_init__()
     config_types.one_of(self, "partition", data_lib.PARTITIONS)
     config_types.some_of(self, "methods", methods_lib.METHODS)
-    config_types.some_of(self, "methods_tried", methods_lib.METHODS)
     config_types.positive(self, "alpha", "central_learning_rate")
     config_types.at_least(
       self, 1, "seeds", "exchange_top", "query_length",
@@ -187,11 +175,6 @@ class Config(frame.Config, config_types.Encoder):
     if not all(rate > 0 for rate in self.rates):
       raise ValueError(
         f"federated.Config.rates must be above 0, got {self.rates}"
-      )
-    if not all(0 < share <= 1 for share in self.shares_tried):
-      raise ValueError(
-        f"federated.Config.shares_tried must be in (0, 1], got"
-        f" {self.shares_tried}"
       )
 
   @property

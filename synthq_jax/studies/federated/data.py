@@ -21,7 +21,6 @@ __all__ = [
   "Data",
   "Facts",
   "build",
-  "thin",
 ]
 
 PARTITIONS = ("client", "genre", "dirichlet", "iid")
@@ -217,42 +216,6 @@ def _assign(
 
 def _get_first_word(question: passages.Question) -> str:
   return next(iter(question.text.lower().split()), "")
-
-
-def thin(data: Data, share: float) -> Data:
-  """Draws a share of every client's train questions.
-
-  Args:
-    data: data with all questions.
-    share: share of the questions, in (0, 1]. A client keeps at least one
-      question, and a larger share includes the questions of a smaller one.
-
-  Returns:
-    The data with these train questions.
-  """
-  rows = [
-    _draw_positions(total, max(1, round(share * total)), 0)
-    for total in (len(client.splits[TRAIN]) for client in data.clients)
-  ]
-  return dataclasses.replace(
-    data,
-    clients=tuple(map(_select_rows, data.clients, rows)),
-    tokens=tuple(
-      dataclasses.replace(
-        client,
-        questions={
-          **client.questions,
-          TRAIN: client.questions[TRAIN][positions],
-        },
-        answers={
-          **client.answers,
-          TRAIN: tuple(client.answers[TRAIN][i] for i in positions),
-        },
-      )
-      for client, positions in zip(data.tokens, rows, strict=True)
-    ),
-    digest=artifacts.fingerprint(data.digest, share),
-  )
 
 
 def _select_largest(

@@ -2,11 +2,10 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -66,8 +65,6 @@ class _Row:
   """Name of the method in tables."""
   seed: int
   """Seed of the repetition."""
-  variant: str = ""
-  """The one setting that differs, such as "top=300", or ""."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,17 +125,17 @@ class Towers(NamedTuple):
 class _Job(_Row):
   """Everything a row depends on; fingerprints contain the class's name."""
 
+  GONE: ClassVar[Mapping[str, Any]] = {"variant": "", "share": 1.0}
+
   recipe: Any
-  share: float = 1.0
 
 
 def list_jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
-  """Lists the rows of the main table, then the rows with other settings."""
+  """Lists the rows of the table."""
   config = task.config
-  contexts = training.make_contexts(config, data, task.root / "states")
+  context = training.make_contexts(config, data, task.root / "states")
   listed = []
   for row in _list_rows(config):
-    context = functools.partial(contexts, share=row.share)
     digest = artifacts.fingerprint(
       "federated_study 3",
       context(row.recipe).digest,
@@ -164,26 +161,6 @@ def _list_rows(config: Any) -> Iterator[_Job]:
     for method in config.methods:
       if method not in _UNTRAINED or not seed:
         yield _Job(method=method, seed=seed, recipe=_get_recipe(config, method))
-  for name, values in (
-    ("num_negatives", config.negatives_tried),
-    ("top", config.tops_tried),
-    ("learning_rate", config.rates_tried),
-  ):
-    for method, value in itertools.product(config.methods_tried, values):
-      recipe = dataclasses.replace(_get_recipe(config, method), **{name: value})
-      yield _Job(
-        method=method, seed=0, recipe=recipe, variant=f"{name}={value:g}"
-      )
-  for method, share in itertools.product(
-    config.methods_tried, config.shares_tried
-  ):
-    yield _Job(
-      method=method,
-      seed=0,
-      recipe=_get_recipe(config, method),
-      share=share,
-      variant=f"share={share:g}",
-    )
 
 
 def _get_recipe(config: Any, method: str) -> Any:
@@ -230,7 +207,6 @@ class _Maker:
     return Outcome(
       method=row.method,
       seed=row.seed,
-      variant=row.variant,
       ranks=tuple(tested),
       sent=sent,
       received=received,
@@ -252,8 +228,7 @@ class _Maker:
       first = dataclasses.replace(row, method=_PERSONAL[row.method])
       towers, _ = dataclasses.replace(self, row=first)._choose_towers()
       own, shared = config.personal.settings.learning_rate, towers.sentence[0]
-    is_chosen = config.rates and not row.variant.startswith("learning_rate")
-    rates = config.rates if is_chosen else (own,)
+    rates = config.rates or (own,)
     best, chosen, value = None, math.nan, -math.inf
     for rate in rates:
       towers = self._train_towers(rate, shared)

@@ -73,12 +73,8 @@ def _describe_rates(config: Any) -> str:
 
 def make_page(study: methods.Study) -> blocks.Page:
   """Makes the page: tables first, the drawing last."""
-  main = [row for row in study.outcomes if not row.variant]
-  others = [row for row in study.outcomes if row.variant]
+  main = study.outcomes
   parts = [_make_effectiveness(main), _make_client_table(study.facts, main)]
-  for method, group in _group_by_method(others).items():
-    base = [row for row in main if (row.method, row.seed) == (method, 0)]
-    parts.append(_make_variants([*base, *group]))
   moved = [row for row in main if row.exchanges]
   if moved:
     columns: Columns = {
@@ -91,7 +87,7 @@ def make_page(study: methods.Study) -> blocks.Page:
     "Trainings": lambda group: str(len(group)),
     "Together": lambda group: tables.duration(sum(x.seconds for x in group)),
   }
-  groups = _group_by_method(study.outcomes).values()
+  groups = _group_by_method(main).values()
   parts.append(_make_table("Times", _WORDS.text("times"), groups, together))
   drawing = blocks.Figure(
     svg=_draw(study.facts, main),
@@ -247,6 +243,9 @@ def _make_effectiveness(main: Group) -> blocks.Part:
       f"Passage {measure}": _write_both_means(measure, "passage")
       for measure in ranking.MEASURES
     },
+    "Hubness": lambda group: ", ".join(
+      tables.number(outcome.hubness, ".2f") for outcome in group
+    ),
     "Worst client": lambda group: (
       f"{min(client.mean() for client in average_values(group)):.3f}"
     ),
@@ -302,19 +301,6 @@ def _make_client_table(facts: data.Facts, main: Group) -> blocks.Part:
     for at, name in enumerate(("Client", *counts, *by_method))
   }
   return _make_table("Clients", words, rows, columns)
-
-
-def _make_variants(group: Group) -> blocks.Part:
-  base = [outcome for outcome in group if not outcome.variant]
-  columns: Columns = {
-    "Setting": lambda group: group[0].variant or "as in the main table",
-    **_compare(base, len(group) - len(base)),
-    "R@20": _write_both_means("R@20"),
-    "Hubness": lambda group: f"{group[0].hubness:.2f}",
-  }
-  title = f"{group[0].method} with other settings"
-  rows = [[outcome] for outcome in group]
-  return _make_table(title, _WORDS.text("variants"), rows, columns)
 
 
 def _write_mebibytes(

@@ -151,8 +151,8 @@ class Context:
 
 def make_contexts(
   config: Any, data: data_lib.Data, states: pathlib.Path
-) -> Callable[[Any, float], Context]:
-  """Returns a cached function from a recipe and a share of the data to a context.
+) -> Callable[[Any], Context]:
+  """Returns a cached function from a recipe to a context.
 
   Args:
     config: a `federated.Config`.
@@ -182,14 +182,13 @@ def make_contexts(
   )
 
   @functools.cache
-  def context(recipe: Any, share: float) -> Context:
-    part = data_lib.thin(data, share) if share < 1 else data
+  def context(recipe: Any) -> Context:
     return Context(
-      data=part,
+      data=data,
       encoders=encoders,
       start=start,
       digest=artifacts.fingerprint(
-        part.digest, digest, encoders.query_pooling, encoders.sentence_pooling
+        data.digest, digest, encoders.query_pooling, encoders.sentence_pooling
       ),
       states=states,
       recipe=recipe,
