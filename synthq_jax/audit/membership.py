@@ -1,29 +1,19 @@
 """Membership scores of canaries: a high score suggests an inserted canary.
 
-Three attackers have access to different things:
-
-* the fine-tuned generator: `log_likelihoods` of a query given its document;
-* only the synthetic queries: `NgramModel`, an auxiliary model trained on them;
-* a retriever trained on them: `similarities`, the similarity of a
-  query and its document. Training on the pair or its echo raises it.
-
-Each attacker knows the canaries' texts, which the auditor wrote, and guesses
-which canaries were inserted. Each has a reference that never saw a canary, such
-as the public checkpoint that the training started from. `calibrated` subtracts
-the reference's scores.
+The attacker has the fine-tuned generator and knows the canaries' texts, which
+the auditor wrote, and guesses which canaries were inserted: `log_likelihoods` of
+a query given its document. The public checkpoint that the training started from
+never saw a canary; `calibrated` subtracts its scores.
 
 Formal guarantee: none. A score is computed from canaries that belong to the
 private records, so it is as private as they are. Higher scores of inserted
 canaries show a leak; equal scores show that this attacker found none.
 
 References:
-  Meeus et al., "The Canary's Echo: Auditing Privacy Risks of LLM-Generated
-  Synthetic Text", ICML 2025 (the model of the synthetic text as a score).
   Carlini et al., "Extracting Training Data from Large Language Models", USENIX
   Security 2021, section 5.2 (another model's likelihood as a reference).
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -36,16 +26,11 @@ from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
 
 __all__ = [
-  "NgramModel",
   "calibrated",
   "apply_in_batches",
   "log_likelihoods",
   "score_in_batches",
-  "similarities",
 ]
-
-_CHUNK = 65_536
-"""Sequences that the n-gram model scores at a time."""
 
 
 def log_likelihoods(
@@ -144,12 +129,11 @@ def calibrated(
   Short queries, common words and easy documents score high under every model.
   Such differences are far larger than the effect of one record. The reference
   estimates the score of each record without training on it, so the difference
-  is the effect of training. The same difference serves all three attackers; for
-  log-likelihoods it is a log-likelihood ratio.
+  is the effect of training: a log-likelihood ratio.
 
-  The attacker needs a public model of the same kind, for example the public
-  checkpoint, the queries that it wrote, or its encoder. Without one, the mean
-  score of a canary's other candidates serves as well.
+  The attacker needs a public model of the same kind, such as the public
+  checkpoint. Without one, the mean score of a canary's other candidates serves
+  as well.
 
   Formal guarantee: none; private, as the scores are.
 
@@ -226,220 +210,3 @@ def _score(
   model = t5.Transformer(model_config)
   logits = model.apply({"params": params}, inputs, t5.shift_right(targets))
   return -seq2seq.cross_entropy(logits, targets, normalization="sum")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Level:
-  """Counts of the tokens that follow the contexts of one length."""
-
-  # Keys ascend. A context's key joins its earliest token and the position of the
-  # shorter context; an n-gram's key joins its context's position and last token.
-  contexts: Int[np.ndarray, " context"]
-  totals: Int[np.ndarray, " context"]  # tokens that follow
-  types: Int[np.ndarray, " context"]  # different tokens that follow
-  ngrams: Int[np.ndarray, " ngram"]
-  counts: Int[np.ndarray, " ngram"]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class NgramModel:
-  """An n-gram language model, fitted on a set of token sequences alone.
-
-  The model interpolates the probability of an n-gram with the probabilities of
-  ever shorter n-grams (Witten-Bell smoothing). The shortest is the uniform
-  distribution over all tokens except padding. Every context, seen or not, has a
-  distribution, so log-likelihoods are finite and comparable.
-
-  Its log-likelihood is the score of an attacker who has only the synthetic
-  queries and knows a canary's query. This attacker knows neither the document,
-  nor the generator, nor the number of queries for each document. Calibrate the
-  score with a model fitted on a public generator's queries for the same
-  documents.
-
-  Formal guarantee: none of its own. The model is post-processing of the
-  sequences it is fitted on; its scores of private queries are private.
-
-  >>> model = NgramModel.fit(np.array([[5, 6, 1], [5, 7, 1]]), vocab_size=9)
-  >>> known, unknown = model.log_likelihoods(np.array([[5, 6, 1], [6, 5, 1]]))
-  >>> bool(known > unknown)
-  True
-
-  References:
-    Witten and Bell, "The Zero-Frequency Problem", IEEE Transactions on
-    Information Theory 1991, method C.
-    Chen and Goodman, "An Empirical Study of Smoothing Techniques for Language
-    Modeling", 1998, section 2.5 (the interpolated form).
-  """
-
-  vocab_size: int
-  """Ids are below this; 0 is padding."""
-  levels: tuple[_Level, ...]
-  """Counts for each length of contexts, from 0 to order - 1."""
-
-  @classmethod
-  def fit(
-    cls,
-    tokens: Int[np.ndarray, "query length"],
-    *,
-    vocab_size: int,
-    order: int = 5,
-  ) -> "NgramModel":
-    """Counts the n-grams of sequences.
-
-    Args:
-      tokens: ids, 0 = padding behind the last one. EOS counts as a token; the
-        start of a sequence is a context.
-      vocab_size: ids are below this.
-      order: tokens of the longest n-grams, at least 1. Longer ones remember
-        longer secrets word for word.
-
-    Returns:
-      The model. Fitting 20,000 queries of 20 tokens takes about a second.
-
-    Raises:
-      ValueError: if there is no token, or a value is no id.
-    """
-    checks.at_least(1, order=order)
-    tokens = _check_sequences(tokens, vocab_size)
-    targets = _get_previous(tokens, 0)
-    if not len(targets):
-      raise ValueError(
-        f"expected sequences with tokens, got none in shape {tokens.shape}:"
-        " look for queries that are all empty"
-      )
-    levels = []
-    rows = np.zeros(len(targets), np.int64)
-    for length in range(order):
-      contexts = np.zeros(1, np.int64)
-      if length:
-        keys = _encode_pairs(
-          _get_previous(tokens, length), rows, len(levels[-1].contexts)
-        )
-        contexts, rows = np.unique(keys, return_inverse=True)
-      ngrams, counts = np.unique(
-        _encode_pairs(rows, targets, vocab_size), return_counts=True
-      )
-      owners = ngrams // vocab_size
-      levels.append(
-        _Level(
-          contexts=contexts,
-          totals=np.bincount(owners, counts, len(contexts)).astype(np.int64),
-          types=np.bincount(owners, minlength=len(contexts)),
-          ngrams=ngrams,
-          counts=counts,
-        )
-      )
-    return cls(vocab_size, tuple(levels))
-
-  def log_likelihoods(
-    self, tokens: Int[np.ndarray, "record length"]
-  ) -> Float[np.ndarray, " record"]:
-    """Returns the log-probability of each sequence, its EOS included, in nats.
-
-    Args:
-      tokens: ids, 0 = padding behind the last one.
-
-    Returns:
-      Log-probabilities in float64, at most 0; 0 for a row of padding.
-
-    Raises:
-      ValueError: if a value is no id.
-    """
-    tokens = np.asarray(tokens)
-    parts = [np.zeros(0)]
-    for start in range(0, len(tokens), _CHUNK):  # memory is bounded
-      parts.append(self._score_chunk(tokens[start : start + _CHUNK]))
-    return np.concatenate(parts)
-
-  def _score_chunk(self, tokens: np.ndarray) -> Float[np.ndarray, " record"]:
-    tokens = _check_sequences(tokens, self.vocab_size)
-    targets = _get_previous(tokens, 0)
-    probability = np.full(len(targets), 1 / (self.vocab_size - 1))
-    rows = np.zeros(len(targets), np.int64)
-    for length, level in enumerate(self.levels):
-      if length:
-        previous = len(self.levels[length - 1].contexts)
-        keys = _encode_pairs(_get_previous(tokens, length), rows, previous)
-        # A token whose context is unknown has no known longer context either.
-        rows = np.where(rows < 0, -1, _find_positions(level.contexts, keys))
-      probability = _interpolate(
-        level, rows, targets, probability, self.vocab_size
-      )
-    records = np.nonzero(tokens)[0]
-    return np.bincount(records, np.log(probability), len(tokens))
-
-
-def _get_previous(
-  tokens: np.ndarray, distance: int
-) -> Int[np.ndarray, " token"]:
-  """Returns the id `distance` tokens before each token; 0 before the first."""
-  width = tokens.shape[1]
-  padded = np.pad(tokens, ((0, 0), (distance, 0)))[:, :width]
-  return padded[tokens != seq2seq.PADDING_ID].astype(np.int64)
-
-
-def _interpolate(
-  level: _Level,
-  rows: Int[np.ndarray, " token"],
-  targets: Int[np.ndarray, " token"],
-  shorter: Float[np.ndarray, " token"],
-  vocab_size: int,
-) -> Float[np.ndarray, " token"]:
-  """Returns (count + types x shorter) / (total + types), or `shorter`."""
-  positions = _find_positions(
-    level.ngrams, _encode_pairs(rows, targets, vocab_size)
-  )
-  count = np.where((rows >= 0) & (positions >= 0), level.counts[positions], 0)
-  total, types = level.totals[rows], level.types[rows]
-  return np.where(
-    rows < 0, shorter, (count + types * shorter) / (total + types)
-  )
-
-
-def _check_sequences(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-  tokens = np.asarray(tokens)
-  _check_tokens("tokens", tokens, vocab_size)
-  is_token = tokens != seq2seq.PADDING_ID
-  if np.any(is_token[:, 1:] & ~is_token[:, :-1]):
-    raise ValueError(
-      "expected padding (0) behind the last token alone, got tokens behind it:"
-      " shift them to the left"
-    )
-  return tokens
-
-
-def _encode_pairs(
-  first: np.ndarray, second: np.ndarray, size: int
-) -> Int[np.ndarray, " token"]:
-  """Encodes pairs of numbers as one number each; the second is below `size`."""
-  return first * np.int64(size) + second
-
-
-def _find_positions(
-  keys: Int[np.ndarray, " key"], values: Int[np.ndarray, " token"]
-) -> Int[np.ndarray, " token"]:
-  """Returns the position of each value among ascending keys, or -1."""
-  positions = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
-  return np.where(keys[positions] == values, positions, -1)
-
-
-def similarities(
-  queries: Float[np.ndarray, "record dim"],
-  documents: Float[np.ndarray, "record dim"],
-) -> Float[np.ndarray, " record"]:
-  """Computes the inner product of each record's query and document, in float64.
-
-  Args:
-    queries: vectors.
-    documents: one vector for each query.
-
-  Raises:
-    ValueError: if shapes differ or a vector is not finite.
-  """
-  sides = [np.asarray(side, np.float64) for side in (queries, documents)]
-  if sides[0].shape != sides[1].shape or not np.isfinite(sides).all():
-    raise ValueError(
-      "expected one finite vector for each query and document, got shapes"
-      f" {sides[0].shape} and {sides[1].shape}: look at the encoder's training"
-    )
-  return np.einsum("rd,rd->r", *sides)

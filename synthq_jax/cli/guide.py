@@ -314,7 +314,7 @@ def dry_run(
     f"unit of privacy: one {unit}",
     *map(_format_training, seen.trainings),
   ]
-  run_stages = stages.with_needs(stage_names, config)
+  run_stages = stages.with_needs(stage_names)
   lines += plan.list_notes(config, run_stages)
   lines += ["", *_price(config, workdir, run_stages, seen.trainings)]
   times = [

@@ -152,9 +152,6 @@ class Stage(Generic[_Inputs]):
   check: Callable[[Any], None] = lambda run: None
   """Refuses settings that the prepared data rules out, before any other
   work."""
-  narrowed: Callable[[Any], tuple[str, ...]] | None = None
-  """Returns the part of `needs` that it reads under these settings; None:
-  all."""
   folder: str = ""
   """Folder of its results, if it is not named after the stage."""
   needs_secret: bool = False

@@ -3,7 +3,6 @@
 import importlib
 import types
 from collections.abc import Iterable
-from typing import Any
 
 from synthq_jax.runtime import stage
 
@@ -72,13 +71,12 @@ def get(name: str) -> stage.Stage:
   return importlib.import_module(f"{__name__}.{name}").STAGE
 
 
-def with_needs(names: Iterable[str], config: Any) -> tuple[str, ...]:
+def with_needs(names: Iterable[str]) -> tuple[str, ...]:
   """Returns stages with all stages that they need, in the order in which they
   run.
 
   Args:
     names: names of the stages.
-    config: a `plan.RunConfig`.
 
   Raises:
     ValueError: if there is no such stage.
@@ -91,11 +89,8 @@ def with_needs(names: Iterable[str], config: Any) -> tuple[str, ...]:
     )
 
   def add(name: str) -> None:
-    current = get(name)
     selected.add(name)
-    for required in (
-      current.narrowed(config) if current.narrowed else current.needs
-    ):
+    for required in get(name).needs:
       add(required)
 
   for name in names:

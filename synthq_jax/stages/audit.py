@@ -1,7 +1,8 @@
 """Audits a fine-tuned generator with the secrets of its canaries.
 
 The audit computes ranks and exposure of the secrets, leaks in written queries,
-and lower bounds on epsilon from the guesses of three attackers about the coins.
+and lower bounds on epsilon from the guesses of an attacker about the coins, who
+has the generator.
 
 Formal guarantee: none; everything here is private. An audit reads the canaries'
 secrets and coins, so its numbers are no post-processing of the generator alone.
@@ -15,16 +16,18 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax import field_kinds
+from synthq_jax import field_kinds, typing
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import candidates as candidates_lib
-from synthq_jax.audit import exposure, lower_bounds
+from synthq_jax.audit import exposure, lower_bounds, membership
 from synthq_jax.generation import decoding
+from synthq_jax.models import t5_checkpoints, t5_config
+from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import (
   config_types,
@@ -35,18 +38,11 @@ from synthq_jax.runtime import (
   stage,
 )
 from synthq_jax.runtime import queries as queries_lib
-from synthq_jax.stages import _audit_scores
 from synthq_jax.storage import artifacts
 from synthq_jax.training import progress
 
 __all__ = ["STAGE", "Config", "Inputs", "run"]
 
-_MATERIAL = {
-  "likelihood": (),
-  "synthetic": ("generate", "filter_queries"),
-  "retriever": ("generate", "filter_queries", "train_retriever"),
-}
-"""Stages whose results each attack reads, besides finetune_dp."""
 _MIN_CANARIES = 2
 """Canaries of each side that a bound needs."""
 
@@ -55,18 +51,18 @@ _MIN_CANARIES = 2
 class Config:
   """Settings of scoring canaries; `plan.Canaries` sets their number."""
 
+  GONE: ClassVar[Mapping[str, Any]] = {
+    "attacks": ("likelihood", "synthetic", "retriever")
+  }
+
   num_candidates: int = 10_000
   """Secrets among which exposure is measured, the true one included."""
   num_ranked: int = 100
   """Secrets among which ranks are measured, as in the papers."""
   queries_per_canary: int = 10
   """Queries written for each canary's document, to find leaks."""
-  attacks: tuple[str, ...] = _audit_scores.ATTACKS
-  """Attacks by what the attacker has: the generator ("likelihood"), its
-  synthetic queries alone ("synthetic"), or a retriever trained on them
-  ("retriever")."""
   confidence: float = 0.95
-  """Confidence of the lower bounds, all attacks together."""
+  """Confidence of the lower bounds."""
   p: float = 0.8
   """Nucleus mass of the queries that are written for canaries; their
   temperature is 1, whatever the generate stage uses."""
@@ -76,7 +72,6 @@ class Config:
   def __post_init__(self):
     config_types.at_least(self, 2, "num_candidates", "num_ranked")
     config_types.at_least(self, 1, "queries_per_canary", "batch_size")
-    config_types.some_of(self, "attacks", _audit_scores.ATTACKS)
     config_types.within(self, "(0.5, 1)", "confidence")
     config_types.within(self, "(0, 1]", "p")
 
@@ -95,16 +90,17 @@ class _Findings:
   scores: dict[str, Float[np.ndarray, " canary"]]
 
 
-def get_needs(config) -> tuple[str, ...]:
-  """Returns the stages that the attacks of a run's audit read."""
-  read = [name for attack in config.audit.attacks for name in _MATERIAL[attack]]
-  return ("finetune_dp", *dict.fromkeys(read))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Model:
+  """A T5 and its configuration."""
+
+  params: typing.Params
+  config: t5_config.T5Config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-  """Canaries, the generator and what it made; None: the result does not
-  exist."""
+  """Canaries, the generator and its queries."""
 
   prepared: results.PreparedData
   start: pathlib.Path
@@ -115,12 +111,7 @@ class Inputs:
   """Generator that was fine-tuned with the inserted canaries among its
   records."""
   written: results.SyntheticQueries | None = None
-  """All queries of the generator."""
-  synthetic: results.SyntheticQueries | None = None  # those that filters kept
-  public_synthetic: results.SyntheticQueries | None = None
-  """Queries of the public checkpoint after filters."""
-  retriever: results.Checkpoint | None = None  # trained on `synthetic`
-  public_retriever: results.Checkpoint | None = None  # the untrained one
+  """All queries of the generator, if the run wrote some."""
 
 
 def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
@@ -131,26 +122,15 @@ def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
 
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the audit of one generator."""
-  config, attacks = run.config, {*run.config.audit.attacks}
-  written, queries = run.get_results("generate"), run.queries
-  generator = run.generators[row]
-  materials: dict[str, stage.Made | None]
-  materials = {"written": written.get(row)}  # searched for secrets
-  if "synthetic" in attacks:
-    materials["public_synthetic"] = queries.get(rows.PUBLIC_ONLY)
-  if {"synthetic", "retriever"} & attacks:
-    materials["synthetic"] = queries.get(row)
-  if "retriever" in attacks:
-    materials["retriever"] = run.retrievers.get(row)
-    materials["public_retriever"] = run.retrievers.get(rows.UNTRAINED)
-  available = {key: result for key, result in materials.items() if result}
+  config, generator = run.config, run.generators[row]
+  written = run.get_results("generate").get(row)  # searched for secrets
   return stage.Job(
     row=row,
     depends=(
       config.audit,
       config.canaries,
       generator.digest,
-      {key: result.digest for key, result in available.items()},
+      {"written": written.digest} if written else {},
     ),
     settings=config.audit,
     inputs=Inputs(
@@ -159,7 +139,7 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
       prefix=config.finetune_dp.prefix,
       canaries=run.canaries,
       generator=generator.value,
-      **{key: result.value for key, result in available.items()},
+      written=written.value if written else None,
     ),
   )
 
@@ -262,8 +242,8 @@ def _find(task: stage.Task[Config, Inputs]) -> _Findings:
     task_inputs.canaries,
     task_inputs.generator,
   )
-  model = _audit_scores.load(space.root / generator.directory)
-  public = _audit_scores.load(task_inputs.start, token_ids=prepared.token_ids)
+  model = _load(space.root / generator.directory)
+  public = _load(task_inputs.start, token_ids=prepared.token_ids)
   vocabulary = inputs.vocabulary(space, prepared)
   records = _tokenize(canaries, vocabulary, task_inputs.prefix, prepared)
   rng = np.random.default_rng(space.seed("audit candidates"))
@@ -306,17 +286,29 @@ def _find(task: stage.Task[Config, Inputs]) -> _Findings:
     leaked=_leaked(canaries, written, texts),
     num_searched=len(texts),
     public_ranks=public_ranks,
-    scores=_audit_scores.compute_scores(
-      space,
-      prepared,
-      config.attacks,
-      config.batch_size,
-      models=(model, public),
-      records=records,
-      written=(task_inputs.synthetic, task_inputs.public_synthetic),
-      retrievers=(task_inputs.retriever, task_inputs.public_retriever),
-    ),
+    scores={
+      "likelihood": membership.calibrated(
+        *(
+          membership.log_likelihoods(
+            source.params,
+            source.config,
+            records["inputs"],
+            records["targets"],
+            batch_size=config.batch_size,
+          )
+          for source in (model, public)
+        )
+      )
+    },
   )
+
+
+def _load(
+  directory: Any, *, token_ids: token_ids_lib.TokenIds | None = None
+) -> _Model:
+  """Reads a checkpoint; `token_ids` are the vocabulary's, if it may lack them."""
+  params, config = t5_checkpoints.load(directory, token_ids=token_ids)
+  return _Model(params=params, config=t5_config.require(config, directory))
 
 
 def _compute_ranks(
@@ -373,12 +365,9 @@ def _write(
 
 def _synthetic_texts(task: stage.Task[Config, Inputs]) -> list[str]:
   """Returns all queries of the generator, also those that filters dropped."""
-  sets = filter(None, (task.inputs.written, task.inputs.synthetic))
-  return [
-    text
-    for directory in dict.fromkeys(queries.directory for queries in sets)
-    for text in queries_lib.texts(task.folders.root / directory)
-  ]
+  written = task.inputs.written
+  folder = task.folders.root
+  return list(queries_lib.texts(folder / written.directory)) if written else []
 
 
 def _leaked(canaries, written, synthetic) -> Bool[np.ndarray, " canary"]:
@@ -560,9 +549,8 @@ STAGE = stage.Stage(
   plan=plan_rows,
   job=make_job,
   run=run,
-  needs=("finetune_dp", "generate", "filter_queries", "train_retriever"),
+  needs=("finetune_dp",),
   starts_from="checkpoint",
-  narrowed=get_needs,
   needs_secret=True,
   screen=_screen,
 )

@@ -264,7 +264,6 @@ class RunConfig:
         "generate.Config.prefix must be finetune_dp.Config.prefix, which the"
         f" generator is trained to read, got {written!r} and {read!r}: set PREFIX"
       )
-    self._check_audit()
     self._check_depth(self.rows.fused, "fuse")
     self._check_depth(bool(self.rows.ltr), "learn_to_rank")
     labels = [method.label for method in self.direct_dp_methods]
@@ -297,30 +296,6 @@ class RunConfig:
         f" {self.evaluate.depth} and {taken}"
       )
 
-  def _check_audit(self):
-    """Refuses an audit without the rows that its attacks are measured
-    against."""
-    if not self.canaries.number:
-      return
-    lacking = {
-      "synthetic": ("public_only", self.rows.public_only),
-      "retriever": ("untrained", self.rows.untrained),
-    }
-    for attack in self.audit.attacks:
-      row, is_there = lacking.get(attack, ("", True))
-      if not is_there:
-        raise ValueError(
-          f"audit.Config.attacks has {attack!r}, which is measured against the"
-          f" row {row}, got plan.Rows.{row}=False: set it, or leave the attack"
-          " out"
-        )
-    is_mapped = self.rows.trained_part == "query_map"
-    if is_mapped and "retriever" in self.audit.attacks:
-      raise ValueError(
-        "audit.Config.attacks has 'retriever', which asks encoders, got"
-        " plan.Rows.trained_part='query_map': leave the attack out"
-      )
-
 
 def run(
   config: RunConfig,
@@ -348,7 +323,7 @@ def run(
     ValueError: if a setting or the data cannot be used, or another run is in
       the working directory.
   """
-  stage_names = stages_lib.with_needs(stages or STAGES, config)
+  stage_names = stages_lib.with_needs(stages or STAGES)
   _checks.check_size(config, stage_names)
   _checks.check_t5(config)
   _checks.check_checkpoints(config, stage_names)
@@ -413,7 +388,7 @@ def outlook(
   Raises:
     ValueError: if a setting names missing files, as `run` would find.
   """
-  stage_names = stages_lib.with_needs(stage_names, config)
+  stage_names = stages_lib.with_needs(stage_names)
   stages = [*map(stages_lib.get, stage_names)]
   _checks.check_named(config, stage_names)
   _checks.check_size(config, stage_names)

@@ -113,8 +113,6 @@ REFUSED = {
     ({"num_ranked": 1}, "num_ranked"),
     ({"queries_per_canary": 0}, "queries_per_canary"),
     ({"batch_size": 0}, "batch_size"),
-    ({"attacks": ("guess",)}, "attacks=.'guess'"),
-    ({"attacks": ()}, "attacks=."),
     ({"confidence": 0.4}, "confidence=0.4"),
   ],
   direct_dp.Config: [

@@ -311,7 +311,7 @@ def _all_made(training, mechanism):
 
 def trained(config, wanted):
   """The private trainings of stages, with what they need."""
-  needed = stages.with_needs(wanted, config)
+  needed = stages.with_needs(wanted)
   return [*_planned.plan_trainings(rows_lib.Plan(config=config, stages=needed))]
 
 

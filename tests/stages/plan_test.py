@@ -192,7 +192,7 @@ def test_a_training_that_was_made_again_is_read_again(
   finished_run, tmp_path, place, reader
 ):
   root, config = finished_run.copy(tmp_path), finished_run.config
-  wanted = stages.with_needs((reader,), config)
+  wanted = stages.with_needs((reader,))
   before = dict(plan.outlook(config, str(root), wanted).progress)
   assert all(before[reader].values())
   path = next(root.rglob(f"{place}/{artifacts.RESULT_NAME}"))
@@ -379,9 +379,7 @@ def _planted(finished_run, tmp_path_factory):
     canaries=plan.Canaries(
       number=8, kinds=("own_query", "digits_document"), repetitions=(1, 2)
     ),
-    audit=audit.Config(
-      num_candidates=100, queries_per_canary=2, attacks=("likelihood",)
-    ),
+    audit=audit.Config(num_candidates=100, queries_per_canary=2),
     rows=plan.Rows(bm25=False, original=False, direct_dp=()),
     filter_queries=filter_queries.Config(),
     test_sets=(),
@@ -438,34 +436,11 @@ def test_no_canary_is_evaluated_or_shared(planted):
     assert not any(secret in text for secret in secrets), path
 
 
-@pytest.mark.slow
-def test_attackers_get_what_they_ask_for_and_no_more_is_made(planted):
-  config, root, report = planted
+def test_an_audit_asks_the_generator_and_makes_nothing_else(planted):
+  _, root, report = planted
   assert {one.attack for one in report.bounds} == {"likelihood"}
-  assert not (root / "generate").exists()
-  settings = dataclasses.replace(
-    config.audit, attacks=("synthetic", "retriever")
-  )
-  report = audited(dataclasses.replace(config, audit=settings), root)
-  attacks = {one.attack for one in report.bounds}
-  assert attacks == {"synthetic", "retriever"}
-  scores = [one["scores"] for one in canary_lines(root, report)]
-  for attack in attacks:
-    # Canaries of which nothing was written tie.
-    assert len({one[attack] for one in scores}) > len(scores) // 4
-  assert (root / "generate/public_only").exists()  # the reference
-  assert not (root / "evaluate").exists()
-  made = {path.name for path in (root / "train_retriever").iterdir()}
-  assert made == {"untrained", "synthetic_eps8"}
-
-
-def test_an_attack_without_its_reference_is_refused():
-  few = plan.Canaries(number=2)
-  with pytest.raises(ValueError, match="row public_only"):
-    plan.RunConfig(canaries=few, rows=plan.Rows(public_only=False))
-  with pytest.raises(ValueError, match="row untrained"):
-    plan.RunConfig(canaries=few, rows=plan.Rows(untrained=False))
-  plan.RunConfig(rows=plan.Rows(untrained=False))  # no audit
+  made = {path.name for path in root.iterdir() if path.is_dir()}
+  assert made == {"prepare_data", "finetune_dp", "private"}
 
 
 @pytest.mark.slow
@@ -583,7 +558,7 @@ def test_retrievers_may_be_static_vectors(finished_run, made, tmp_path):
   assert {"static_encoder", "train_retriever", "evaluate"} <= remade
   assert not remade & {"finetune_dp", "generate"}
   space = workspace.Workspace(root, own.secret_seed, may_draw=False)
-  wanted = stages.with_needs(["evaluate"], own)
+  wanted = stages.with_needs(["evaluate"])
   run = runner.Run(
     rows.Plan(config=own, stages=wanted),
     space,

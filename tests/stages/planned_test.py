@@ -54,7 +54,7 @@ def test_the_plan_names_the_stages_and_rows_that_then_ran(
 @pytest.mark.parametrize("name", plan.STAGES)
 def test_the_plan_of_a_stage_has_the_rows_of_its_jobs(finished_run, name):
   config = finished_run.config
-  wanted = stages.with_needs([name], config)
+  wanted = stages.with_needs([name])
   seen = plan.outlook(config, finished_run.root, wanted)
   for each, there in seen.progress:
     if there is not None and each not in _planned.IF_ALLOWED:
