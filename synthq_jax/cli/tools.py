@@ -150,18 +150,12 @@ def _run_leakage_check(options: argparse.Namespace) -> str:
   if options.labels and options.threshold is not None:
     raise flags.UsageError("expected --labels or --threshold, got both")
   detector_names = dict.fromkeys(options.detector or _DETECTORS)
-  encoder = {
-    n: getattr(options, n) for n in ("checkpoint", "vocabulary", "bert")
-  }
   detectors = []
   for name in detector_names:
-    # Pass a flag only to detectors that take it; if none does, one refuses it.
+    # "exact" takes no threshold: alone, it refuses one.
     is_meant = name != "exact" or len(detector_names) == 1
-    has_encoder = name == "embedding" or "embedding" not in detector_names
     detector = leakage_check.detector(
-      name,
-      threshold=options.threshold if is_meant else None,
-      **(encoder if has_encoder else {}),
+      name, threshold=options.threshold if is_meant else None
     )
     if options.labels:
       detector = leakage_check.calibrate(
@@ -321,7 +315,7 @@ TOOLS = {
       },
       "--detector": {
         "action": "append",
-        "help": "exact, token_set, containment, trigrams or embedding; may be given"
+        "help": "exact, token_set, containment or trigrams; may be given"
         f" several times; default: {', '.join(_DETECTORS)}",
       },
       "--threshold": _make_number(
@@ -341,13 +335,6 @@ TOOLS = {
       "--processes": _make_number(
         "number of processes; default: one for each core"
       ),
-      "--checkpoint": "encoder of embedding: a folder of any known format",
-      "--vocabulary": "the SentencePiece model of --checkpoint",
-      "--bert": {
-        "metavar": "FOLDER",
-        "help": "in place of --checkpoint: a BERT of Hugging Face or"
-        " sentence-transformers",
-      },
       "--quiet": _QUIET,
     },
   ),

@@ -27,14 +27,11 @@ from jaxtyping import Bool, Float, Int
 
 from synthq_jax import checks
 from synthq_jax.leakage import set_search, words
-from synthq_jax.retrieval import index as index_lib
 from synthq_jax.training import progress as progress_lib
 
 __all__ = [
   "Containment",
   "Detector",
-  "Embedding",
-  "Encode",
   "Exact",
   "FUNCTION_WORDS",
   "Index",
@@ -50,14 +47,8 @@ __all__ = [
 
 FUNCTION_WORDS = words.FUNCTION_WORDS
 Matches = set_search.Matches
-Encode = Callable[[Sequence[str]], Float[np.ndarray, "text dim"]]
-"""Encodes each text as a float32 vector of length 1; 0 for an empty text."""
 
 _CHUNK = 1 << 14
-_BLOCK = 1024  # queries whose cosines are searched at a time
-_LENGTH_ERROR = 1e-3
-_DIGITS = 6
-"""Decimals of a cosine, so that equal texts have exactly 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -253,76 +244,6 @@ class Trigrams(_SetDetector):
   )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Embedding:
-  """Compares texts by the cosine of their vectors.
-
-  Attributes:
-    encode: function from texts to vectors of length 1, see
-      `retrieval.text_encoders`.
-    threshold: least cosine of a match, in (-1, 1]. Calibrate it for each
-      encoder.
-    top_k: number of nearest targets that are compared with a query, >= 1. A
-      query has no more matches.
-    name: name in tables and files.
-  """
-
-  encode: Encode
-  threshold: float = 0.9
-  top_k: int = 100
-  name: str = "embedding"
-
-  def __post_init__(self):
-    """Checks the fields."""
-    checks.within("(-1, 1]", threshold=self.threshold)
-    checks.at_least(1, top_k=self.top_k)
-
-  def index(self, targets: Sequence[str]) -> Index:
-    exact = index_lib.exact(self.unit(targets)) if len(targets) else None
-    return Index(functools.partial(self._match, exact))
-
-  def scores(self, left, right):
-    if not len(left):
-      return np.zeros(0)
-    sides = [self.unit(texts).astype(np.float64) for texts in (left, right)]
-    return np.round(np.einsum("pd,pd->p", *sides), _DIGITS)
-
-  def unit(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-    """Encodes texts and checks the vectors.
-
-    Args:
-      texts: at least one text.
-
-    Raises:
-      ValueError: if a vector has a length other than 1 or 0, or is missing.
-    """
-    vectors = np.asarray(self.encode(texts), np.float32)
-    lengths = np.linalg.norm(vectors, axis=-1)
-    sound = (abs(lengths - 1) < _LENGTH_ERROR) | (lengths == 0)
-    if (
-      vectors.shape[:1] != (len(texts),) or vectors.ndim != 2 or not sound.all()
-    ):
-      raise ValueError(
-        f"expected {len(texts)} vectors of length 1 from encode, got shape"
-        f" {vectors.shape} and lengths up to {lengths.max(initial=0):.3g};"
-        " normalise them"
-      )
-    return vectors
-
-  def _match(self, exact, queries: Sequence[str]) -> Matches:
-    """Finds matches among the `top_k` nearest targets, block by block."""
-    parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
-    vectors = self.unit(queries) if exact is not None and len(queries) else ()
-    for start in range(0, len(vectors), _BLOCK):
-      scores, places = exact.search(vectors[start : start + _BLOCK], self.top_k)
-      scores = np.round(scores, _DIGITS)
-      rows, columns = np.nonzero(scores >= self.threshold)
-      right, scores = places[rows, columns], scores[rows, columns]
-      order = np.lexsort((right, rows))
-      parts.append((rows[order] + start, right[order], scores[order]))
-    return tuple(map(np.concatenate, zip(*parts, strict=True)))
-
-
 def find(
   queries: Iterable[Text],
   targets: Sequence[Text],
@@ -361,7 +282,7 @@ def search(
   Args:
     queries: queries, read once, a few chunks ahead.
     targets: the smaller side; each process indexes it.
-    detectors: detectors of near-duplicates. An `Embedding` needs processes=1.
+    detectors: detectors of near-duplicates.
     chunk: queries matched together, >= 1.
     processes: number of processes that match chunks in parallel, >= 1. Like
       `chunk`, it changes speed and memory only.
@@ -372,17 +293,9 @@ def search(
     of the queries, then of the targets.
 
   Raises:
-    ValueError: if a number is below 1, an `Embedding` is given with several
-      processes, or a process is killed.
+    ValueError: if a number is below 1, or a process is killed.
   """
   checks.at_least(1, chunk=chunk, processes=processes)
-  if processes > 1 and any(
-    isinstance(detector, Embedding) for detector in detectors
-  ):
-    raise ValueError(
-      "expected processes=1 with an embedding, whose encoder uses all cores"
-      f" itself, got processes={processes}; set 1"
-    )
   targets, queries = list(targets), iter(queries)
   chunks = iter(lambda: list(itertools.islice(queries, chunk)), [])
   arguments = [target.text for target in targets], tuple(detectors)

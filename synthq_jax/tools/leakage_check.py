@@ -14,7 +14,6 @@ import collections
 import dataclasses
 import itertools
 import json
-import os
 import pathlib
 import tempfile
 import time
@@ -28,7 +27,6 @@ from synthq_jax.data import query_pairs, sources
 from synthq_jax.leakage import calibration, near_duplicates
 from synthq_jax.models import device_rows
 from synthq_jax.report import blocks, page, tables
-from synthq_jax.retrieval import text_encoders
 from synthq_jax.storage import artifacts
 from synthq_jax.tools import leakage_targets
 from synthq_jax.training import progress as progress_lib
@@ -52,7 +50,6 @@ CALIBRATED = {
   "token_set": 0.714,
   "containment": 0.843,
   "trigrams": 0.477,
-  "embedding": 0.749,
 }
 """Default threshold of each detector: the least similarity of a leak.
 
@@ -96,8 +93,7 @@ class Request:
     output: the folder of the written files.
     fail_above: the check fails if more queries of the log leak; None: it never
       fails.
-    processes: number of processes that search the log; None: one per core. With an
-      encoder among the detectors it is one, whatever is set.
+    processes: number of processes that search the log; None: one per core.
   """
 
   train: str
@@ -164,19 +160,12 @@ def detector(
   name: str,
   *,
   threshold: float | None = None,
-  checkpoint: str | os.PathLike | None = None,
-  vocabulary: str | os.PathLike | None = None,
-  bert: str | os.PathLike | None = None,
 ) -> near_duplicates.Detector:
   """Makes a detector of near-duplicates by its name.
 
   Args:
     name: one of `DETECTORS`.
     threshold: least similarity of a match; None for that of `CALIBRATED`.
-    checkpoint: encoder of "embedding"; None for the shipped one.
-    vocabulary: vocabulary of the checkpoint.
-    bert: a folder that `text_encoders.FolderEncoder` reads, in place of
-      `checkpoint`.
 
   Raises:
     ValueError: if the name is unknown, or an argument does not go with it.
@@ -190,29 +179,8 @@ def detector(
     raise ValueError(
       f"--detector=exact takes no threshold, got --threshold={threshold}"
     )
-  if name != "embedding" and (checkpoint or vocabulary or bert):
-    raise ValueError(
-      "--checkpoint, --vocabulary and --bert go with --detector=embedding, got"
-      f" {name}"
-    )
   threshold = CALIBRATED[name] if threshold is None else threshold
-  if name == "embedding":
-    encode = _load_encoder(checkpoint, vocabulary, bert)
-    return near_duplicates.Embedding(encode=encode, threshold=threshold)
   return _MAKERS[name](threshold)
-
-
-def _load_encoder(checkpoint, vocabulary, bert):
-  """Loads the encoder that the user names, or else the shipped one."""
-  if (checkpoint is None) != (vocabulary is None):
-    raise ValueError(
-      "expected --checkpoint and --vocabulary together, got one: the token"
-      " ids of a checkpoint are those of its own vocabulary"
-    )
-  if bert and checkpoint:
-    raise ValueError("expected --bert or --checkpoint, got both: leave one out")
-  named = text_encoders.given(bert, checkpoint, vocabulary)
-  return text_encoders.load(named).encode
 
 
 def calibrate(
@@ -240,9 +208,8 @@ def calibrate(
   scores = detector.scores(queries, [pair.variant for pair in pairs])
   is_duplicate = np.array([not pair.different_topic for pair in pairs])
   try:
-    least = -1.0 if isinstance(detector, near_duplicates.Embedding) else 0.0
     threshold = calibration.threshold(
-      scores, is_duplicate, precision=precision, above=least
+      scores, is_duplicate, precision=precision, above=0.0
     )
     return dataclasses.replace(detector, threshold=threshold)
   except ValueError as error:
@@ -288,6 +255,9 @@ def run(
     raise ValueError(
       f"{request.train}: expected queries in the log, got none; check its export"
     )
+  processes = request.processes
+  if processes is None:
+    processes = device_rows.count_cores()
   folder = pathlib.Path(request.output)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / _MARK).touch(mode=0o600)
@@ -304,7 +274,7 @@ def run(
       (_Text(id=name, text=text) for name, text in itertools.chain(first, log)),
       _number_targets(targets),
       detectors,
-      processes=_count_processes(request, detectors),
+      processes=processes,
       progress=True,
     ):
       collector.add(texts, matches)
@@ -335,16 +305,6 @@ def run(
       stream.write(content.encode())
   note = f"note: {unmet} ids of --known are not in the log\n" if unmet else ""
   return check, note + _render_screen(check, folder)
-
-
-def _count_processes(request: Request, detectors: Sequence[Any]) -> int:
-  if any(
-    isinstance(detector, near_duplicates.Embedding) for detector in detectors
-  ):
-    return 1
-  if request.processes is not None:
-    return request.processes
-  return device_rows.count_cores()
 
 
 def _list_outputs(request: Request) -> list[pathlib.Path]:
@@ -574,8 +534,8 @@ def _render_page(
         title="What this does not say",
         blocks=(
           blocks.Paragraph(
-            text=f"A match is a candidate. {_write_precision(check)}Only an"
-            " encoder finds synonyms, and paraphrases without common words."
+            text=f"A match is a candidate. {_write_precision(check)}Nothing"
+            " here finds synonyms, or paraphrases without common words."
           ),
         ),
       ),

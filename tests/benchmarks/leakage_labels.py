@@ -17,7 +17,6 @@ import numpy as np
 
 from synthq_jax.data import files, query_pairs
 from synthq_jax.leakage import calibration, near_duplicates, words
-from synthq_jax.retrieval import text_encoders
 
 SIDES = ("variant", "title")
 DETECTORS = {
@@ -147,8 +146,6 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("folder", type=pathlib.Path)
   parser.add_argument("--precision", type=float, default=0.9)
-  parser.add_argument("--encoder", action="store_true",
-                      help="the shipped one, as one more detector")  # fmt: skip
   options = parser.parse_args()
   pairs = query_pairs.labelled_pairs(
     options.folder / "spire22_annotations.jsonl"
@@ -174,15 +171,9 @@ def main() -> int:
   print(f"\nDetectors: own threshold, and the lowest with {options.precision}")
   cosines = np.array([pair.cosine for pair in pairs])
   scores = {"cosine of the paper, variant": (None, cosines)}
-  detectors = dict(DETECTORS)
-  if options.encoder:
-    detectors["embedding"] = near_duplicates.Embedding(
-      encode=text_encoders.load().encode
-    )
-  for name, one in detectors.items():
+  for name, one in DETECTORS.items():
     for side in SIDES:
-      own = None if name == "embedding" else one.threshold
-      scores[f"{name}, {side}"] = own, score(pairs, one, side)
+      scores[f"{name}, {side}"] = one.threshold, score(pairs, one, side)
   for name, (own, values) in scores.items():
     if own is not None:
       print(_describe(name, own, values, pairs))

@@ -84,7 +84,6 @@ def checked(rows: Rows, topics: pathlib.Path, used, processes=None) -> dict:
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("folder", type=pathlib.Path)
-  parser.add_argument("--encoder", action="store_true")
   parser.add_argument("--made", type=int, default=0)
   parser.add_argument("--processes", type=int)
   parser.add_argument("--detectors", nargs="+", default=list(SETTINGS))
@@ -98,9 +97,6 @@ def main() -> int:
     result["made"] = checked(rows, topics, used, options.processes)
   else:
     settings = {name: SETTINGS[name] for name in options.detectors}
-    if options.encoder:
-      least = leakage_check.CALIBRATED["embedding"]
-      settings[f"embedding, {least}"] = leakage_check.detector("embedding")
     pairs = query_pairs.labelled_pairs(
       options.folder / "spire22_annotations.jsonl"
     )

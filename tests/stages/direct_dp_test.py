@@ -281,7 +281,6 @@ def test_noise_is_for_all_pairs_of_a_user_where_users_are_the_unit(
 
 
 def test_direct_training_needs_no_queries():
-  config = plan.RunConfig()
   assert "generate" not in stages.with_needs(["direct_dp"])
   assert "direct_dp" not in stages.with_needs(["train_retriever"])
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from synthq_jax.data import beir, collection, shipped
 from synthq_jax.leakage import rerankers, splits
 from synthq_jax.leakage.rerankers import building
 from synthq_jax.leakage.rerankers import training as training_lib
-from synthq_jax.retrieval import text_encoders, trec
+from synthq_jax.retrieval import trec
 from synthq_jax.storage import artifacts
 from synthq_jax.studies import frame, planted_leakage
 from synthq_jax.studies.planted_leakage import data as study_data
@@ -92,22 +91,13 @@ BUILD, DIGEST = study_training.build, study_training.compute_digest
 
 
 def stand_in(patch) -> None:
-  """No checkpoint is read: the encoder and the rerankers are stand-ins."""
-
-  def encode(texts):
-    rows = [np.bincount([bucket(w) % 8 for w in t.split()], minlength=8)
-            for t in texts]  # fmt: skip
-    vectors = np.array(rows, np.float32)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
+  """No checkpoint is read: the rerankers are stand-ins."""
   made: dict[str, Memorizer] = {}
 
   def build(model, documents):
     del documents
     return made.setdefault(model.name, Memorizer())
 
-  loaded = types.SimpleNamespace(encode=encode)
-  patch.setattr(text_encoders, "load", lambda: loaded)
   patch.setattr(study_training, "build", build)
   patch.setattr(study_training, "compute_digest", lambda model: "")
 

@@ -329,9 +329,6 @@ def test_processes_change_nothing():
     for number in (1, 2)
   )
   assert one == two and sum(len(found) for _, found in one) > 6
-  embedding = detectors.Embedding(encode=lambda texts: None)
-  with pytest.raises(ValueError, match="processes=1"):
-    next(detectors.search(texts, topics, [embedding], processes=2))
 
 
 def test_a_worker_that_is_killed_is_one_line():
@@ -407,13 +404,13 @@ def test_the_known_leaks_of_spire_2022_are_found(paths):
 
 
 def test_several_detectors_write_one_file(paths, capsys):
-  names = ("exact", "containment", "trigrams", "embedding")
+  names = ("exact", "containment", "trigrams")
   flags = [f"--detector={name}" for name in names]
   assert main.main(command(paths, *flags)) == 0
   text = (paths / "out" / "pairs.jsonl").read_text()
   found = {json.loads(line)["detector"] for line in text.splitlines()}
   assert found == set(names)
-  assert "embedding" in capsys.readouterr().out
+  assert "trigrams" in capsys.readouterr().out
 
 
 def test_two_logs_can_be_compared(paths, capsys):
@@ -431,14 +428,6 @@ def test_two_logs_can_be_compared(paths, capsys):
     (["--detector=simhash"], "got --detector=simhash"),
     (["--detector=exact", "--threshold=.5"], "takes no threshold"),
     (["--detector=token_set", "--threshold=2"], "threshold=2.0"),
-    (["--detector=trigrams", "--checkpoint=x"], "go with --detector=embedding"),
-    (["--detector=embedding", "--checkpoint=x"], "together, got one"),
-    (["--detector=exact", "--bert=x"], "go with --detector=embedding"),
-    (["--detector=embedding", "--bert=no_such_folder"], "no_such_folder"),
-    (
-      ["--detector=embedding", "--bert=x", "--checkpoint=x", "--vocabulary=x"],
-      "got both",
-    ),
     (["--train_split=train"], "leave the split out"),
     (["--labels=x", "--threshold=.5"], "got both"),
     (["--fail_above=-1"], "fail_above=-1"),

@@ -11,7 +11,7 @@ import numpy as np
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import query_pairs, sources
 from synthq_jax.leakage import near_duplicates, splits, words
-from synthq_jax.retrieval import bm25, text_encoders, trec
+from synthq_jax.retrieval import bm25, trec
 from synthq_jax.storage import artifacts
 
 __all__ = ["NEAR", "NEGATIVES", "Data", "Facts", "build"]
@@ -475,7 +475,7 @@ class _Sampler:
       near_duplicates.Exact(),
       _WORDS,
       near_duplicates.Containment(),
-      near_duplicates.Embedding(encode=text_encoders.load().encode),
+      near_duplicates.Trigrams(),
     ):
       scores = detector.scores(near_texts, own)
       ends = scores.min(), scores.mean(), scores.max()
