@@ -3,7 +3,7 @@
 A model that was pre-trained on a query needs no private data to repeat it, and
 a test query that the pre-training saw is no fair test. So the papers search the
 pre-training corpus for random samples of both. Words are compared in lower
-case and without punctuation (`text_measures.words`), and no n-gram spans two
+case and without punctuation (`text_measures.words`), and no item spans two
 texts. Memory does not grow with the corpus.
 
 Formal guarantee:
@@ -25,6 +25,9 @@ from synthq_jax.generation import text_measures
 
 __all__ = ["Config", "KindOverlap", "Overlap", "Spread", "measure"]
 
+_FEW = 8
+"""Words at the beginning of an item that are looked up first."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
@@ -34,15 +37,11 @@ class Config:
   """Items of each kind in one run, or all items if there are fewer."""
   runs: int = 5
   """Number of independent samples."""
-  ngram: int = 8
-  """Words of an n-gram."""
   seed: int = 0
   """Seed of the samples."""
 
   def __post_init__(self):
-    checks.at_least(
-      1, sample_size=self.sample_size, runs=self.runs, ngram=self.ngram
-    )
+    checks.at_least(1, sample_size=self.sample_size, runs=self.runs)
     checks.at_least(0, seed=self.seed)
 
 
@@ -66,18 +65,9 @@ class KindOverlap:
   """Items of one run; if it is all of them, runs do not differ."""
   exact: Spread
   """Share of items whose words stand one after another in a text of the corpus."""
-  contained: Spread
-  """Mean over items of the share of their n-grams that the corpus holds."""
-  half: Spread
-  """Share of items with at least half of their n-grams in the corpus."""
-  full: Spread
-  """Share of items with all n-grams in the corpus, perhaps in several texts."""
   short: Spread
-  """Share of items shorter than an n-gram; each counts as one n-gram of its own
-  length. Every corpus holds a common word, so a large value here explains large
-  values of the other shares."""
-  empty: Spread
-  """Share of items without any word; the corpus counts as not holding them."""
+  """Share of items of fewer than eight words, or none. Every corpus holds a
+  common word, so a large value here explains a large one of `exact`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,9 +107,9 @@ def measure(
   Raises:
     ValueError: if there is no kind, or a kind without items.
 
-  >>> items = {"queries": ["Red apples!", "red apples rot", "blue"]}
-  >>> overlap = measure(Config(ngram=2), items, ["All red apples.", "Rot."])
-  >>> overlap.kinds["queries"].contained.mean  # all, half, nothing
+  >>> items = {"queries": ["Red apples!", "red apples rot"]}
+  >>> overlap = measure(Config(), items, ["All red apples.", "Rot."])
+  >>> overlap.kinds["queries"].exact.mean
   0.5
   """
   if not items or not all(map(len, items.values())):
@@ -136,21 +126,14 @@ def measure(
     for kind, sample in samples.items()
   }
   rows = [words for kind in drawn.values() for words in kind]
-  search = _Search(rows, config.ngram)
+  search = _Search(rows)
   num_texts = num_words = 0
   for text in corpus:
     num_words += search.read(text_measures.words(text))
     num_texts += 1
     progress()
-  lengths, shares = np.array([len(words) for words in rows]), search.shares()
-  values = {
-    "exact": search.is_whole,
-    "contained": shares,
-    "half": shares >= 0.5,
-    "full": shares == 1,
-    "short": (lengths > 0) & (lengths < config.ngram),
-    "empty": lengths == 0,
-  }
+  lengths = np.array([len(words) for words in rows])
+  values = {"exact": search.is_whole, "short": lengths < _FEW}
   kinds, start = {}, 0
   for kind, sample in samples.items():
     positions = start + np.searchsorted(np.unique(sample), sample)
@@ -169,56 +152,34 @@ def measure(
 
 
 class _Search:
-  """The n-grams of items, and the n-grams found in the texts so far."""
+  """Items, and whether a text so far holds them."""
 
-  def __init__(self, rows: Sequence[Sequence[str]], ngram: int):
+  def __init__(self, rows: Sequence[Sequence[str]]):
     self.is_whole = np.zeros(len(rows), bool)
-    self._rows, self._seen = rows, set()
-    self._ngrams = [_cut_ngrams(row, ngram) for row in rows]
-    self._searched = {sequence for row in self._ngrams for sequence in row}
-    # Most words of a corpus begin no n-gram of an item.
+    self._rows = rows
+    # Most words of a corpus begin no item.
     self._sizes = collections.defaultdict(set)
     self._begins = collections.defaultdict(list)
-    for item, (row, ngrams) in enumerate(zip(rows, self._ngrams, strict=True)):
-      for word in row[: len(ngrams)]:
-        self._sizes[word].add(min(ngram, len(row)))
-      if ngrams:
-        self._begins[ngrams[0]].append(item)
+    for item, row in enumerate(rows):
+      if row:
+        self._sizes[row[0]].add(min(_FEW, len(row)))
+        self._begins[" ".join(row[:_FEW])].append(item)
 
   def read(self, words: Sequence[str]) -> int:
-    """Searches one text for the n-grams; returns its number of words."""
+    """Searches one text for the items; returns its number of words."""
     for position, word in enumerate(words):
       for size in self._sizes.get(word, ()):
-        ngram = " ".join(words[position : position + size])
-        if ngram not in self._searched:
-          continue
-        self._seen.add(ngram)
+        beginning = " ".join(words[position : position + size])
         missing = []
-        for item in self._begins.get(ngram, ()):
+        for item in self._begins.get(beginning, ()):
           own = self._rows[item]
           if words[position : position + len(own)] == own:
             self.is_whole[item] = True
           else:
             missing.append(item)
-        if ngram in self._begins:
-          self._begins[ngram] = missing
+        if beginning in self._begins:
+          self._begins[beginning] = missing
     return len(words)
-
-  def shares(self) -> np.ndarray:
-    """Returns the share of each item's n-grams found so far."""
-    return np.array(
-      [
-        sum(ngram in self._seen for ngram in row) / max(1, len(row))
-        for row in self._ngrams
-      ]
-    )
-
-
-def _cut_ngrams(row: Sequence[str], ngram: int) -> list[str]:
-  """Returns the n-grams of an item: itself if it is shorter, none if empty."""
-  size = min(ngram, len(row))
-  number = len(row) - size + 1 if size else 0
-  return [" ".join(row[i : i + size]) for i in range(number)]
 
 
 def _draw_positions(

@@ -131,14 +131,9 @@ def _run_means(options: argparse.Namespace) -> str:
 
 
 def _run_corpus_overlap(options: argparse.Namespace) -> str:
-  from synthq_jax.audit import corpus_overlap as overlap_lib
   from synthq_jax.tools import corpus_overlap
 
-  return corpus_overlap.run(
-    options.workdir,
-    options.corpus,
-    config=overlap_lib.Config(ngram=options.ngram),
-  )
+  return corpus_overlap.run(options.workdir, options.corpus)
 
 
 def _run_leakage_check(options: argparse.Namespace) -> str:
@@ -286,7 +281,6 @@ TOOLS = {
       "--workdir": _make_required(
         "working directory of a run with prepared data"
       ),
-      "--ngram": _make_number("words of an n-gram", default=8),
       "--quiet": _QUIET,
     },
   ),

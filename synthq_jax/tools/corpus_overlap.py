@@ -21,18 +21,12 @@ from synthq_jax.training import progress as progress_lib
 __all__ = ["run"]
 
 
-def run(
-  workdir: str | os.PathLike,
-  corpus: str,
-  *,
-  config: overlap_lib.Config,
-) -> str:
+def run(workdir: str | os.PathLike, corpus: str) -> str:
   """Searches a corpus for the queries and documents of a run, and saves the shares.
 
   Args:
     workdir: working directory of a run whose data is prepared.
     corpus: a glob of files, see `public_corpus.parts`.
-    config: the samples, the length of an n-gram and the seed.
 
   Returns:
     A table for the screen.
@@ -41,7 +35,7 @@ def run(
     ValueError: if the run has no prepared data, or the corpus is missing or holds
       no text.
   """
-  folders = workspace.Folders(workdir)
+  config, folders = overlap_lib.Config(), workspace.Folders(workdir)
   prepared = workspace.prepared(folders, first="prepare_data")
   parts = public_corpus.parts(corpus)
   items = {
@@ -63,14 +57,7 @@ def run(
 
 def _render_table(corpus: str, overlap: overlap_lib.Overlap) -> str:
   config = overlap.config
-  size = f"{config.ngram}-grams"
-  shares = {
-    "Exact": "exact",
-    size: "contained",
-    "Half of them": "half",
-    "All of them": "full",
-    f"Under {config.ngram} words": "short",
-  }
+  shares = {"Exact": "exact", "Under 8 words": "short"}
   table = tables.of(
     overlap.kinds.items(),
     {

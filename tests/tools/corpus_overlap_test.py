@@ -57,7 +57,6 @@ def _argv(place, *flags):
     "corpus_overlap",
     f"--corpus={place}/corpus/*.txt",
     f"--workdir={place}/run",
-    "--ngram=4",
     "--quiet",
     *flags,
   ]
@@ -79,12 +78,12 @@ def test_queries_and_documents_are_looked_for(place, capsys):
   cells = [[cell.strip() for cell in row if cell.strip()] for row in table]
   third, half = "33.333 +- 0.000", "50.000 +- 0.000"
   assert cells == [
-    ["queries", "3", "3", third, third, third, third, third],
-    ["documents", "2", "2", half, half, half, half, "50.000 +- 0.000"],
+    ["queries", "3", "3", third, "100.000 +- 0.000"],
+    ["documents", "2", "2", half, "100.000 +- 0.000"],
   ]
   found = _result(place)
   assert found.kinds["queries"].exact.mean == pytest.approx(1 / 3)
-  assert found.config == overlap_lib.Config(ngram=4)
+  assert found.config == overlap_lib.Config()
 
 
 def test_everything_lies_in_the_private_folder(place, capsys):
@@ -97,7 +96,6 @@ def test_everything_lies_in_the_private_folder(place, capsys):
 @pytest.mark.parametrize(
   "flags, words",
   [
-    (["--ngram=0"], "ngram >= 1, got ngram=0"),
     (["--corpus=/none/*.gz"], "expected files of a corpus, got none"),
     (["--workdir=/none"], "run `synthq prepare_data` first"),
   ],
