@@ -55,8 +55,8 @@ def explain_epsilon(
   >>> print(explain_epsilon(3.0))
   Epsilon bounds what a release tells about one query. The odds that it is in the
   log change by a factor of at most e^epsilon: about 20.1 for epsilon 3 (2.72 for
-  1, 20.1 for 3, 2,981 for 8). The odds between two contents that it may have change
-  by at most the square. Probabilities may exceed the first bound by delta.
+  1, 20.1 for 3, 2,981 for 8). The odds between two contents that it may have
+  change by at most the square. Probabilities may exceed the first bound by delta.
 
   Args:
     epsilon: the epsilon to explain; None for examples alone.
