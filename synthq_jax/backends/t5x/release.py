@@ -70,6 +70,7 @@ class Release:
     secret_file: str | os.PathLike,
     secret_in_bucket: bool = False,
     initial_checkpoint: str | os.PathLike | None = None,
+    checkpoint_cfg: Any = None,
   ):
     """Opens the release of a MODEL_DIR, or begins one.
 
@@ -83,12 +84,15 @@ class Release:
       initial_checkpoint: checkpoint from which the training starts. If it was
         itself trained on private examples, the ledger in MODEL_DIR holds both
         trainings, and the statement covers both together.
+      checkpoint_cfg: T5X's CheckpointConfig, to see that it restores
+        `initial_checkpoint`; None: not checked.
 
     Raises:
       ValueError: if the secret is in MODEL_DIR, or in a bucket without
         `secret_in_bucket`, or the training there has other settings or another
-        secret.
+        secret; if another checkpoint is restored than the initial one.
     """
+    _refuse_other_checkpoint(checkpoint_cfg, initial_checkpoint)
     self.settings = settings
     self.noise_multiplier = settings.claim.noise_multiplier
     self._folder = epath.Path(model_dir) / FOLDER
@@ -311,6 +315,24 @@ def _refuse_unsaved(folder: epath.Path, step: int) -> None:
       f"{folder}: expected a state of one of the checkpoints there, of steps"
       f" {', '.join(map(str, saved))}, got step {step}: restore one of them as it"
       " was saved, in its own types"
+    )
+
+
+def _refuse_other_checkpoint(
+  checkpoint_cfg: Any, initial: str | os.PathLike | None
+) -> None:
+  """Refuses to restore a checkpoint whose claim nobody would look for."""
+  restore = getattr(checkpoint_cfg, "restore", None)
+  if restore is None:
+    return
+  path = restore.path  # one, or several
+  paths = path if isinstance(path, list | tuple) else [path]
+  names = {p and os.fspath(p).rstrip("/") for p in (*paths, initial)}
+  if len(names) > 1:
+    raise ValueError(
+      "expected utils.RestoreCheckpointConfig.path of INITIAL_CHECKPOINT_PATH ="
+      f" {initial}, got {path}: name what is restored by INITIAL_CHECKPOINT_PATH"
+      " alone, so that its own claim counts"
     )
 
 
