@@ -112,6 +112,8 @@ class Release:
     opened = _broadcast_from_first(lambda: self._open(secret_file))
     self.identifier = opened["identifier"]
     self._secret = int(opened["secret"], 16)
+    self.has_begun = bool(opened["first_step"])
+    """Whether this is a training that goes on."""
     self._next: int | None = None
     self._records: dict[str, str] = {}
 
@@ -224,7 +226,7 @@ class Release:
       }
       text = json.dumps(record, indent=2, sort_keys=True)
       _write_text(self._folder / _RECORD, text + "\n")
-      return {"identifier": name, "secret": secret}
+      return {"identifier": name, "secret": secret, "first_step": ""}
     where = self._folder / _RECORD
     _refuse_changes(where, record["settings"], settings)
     secret = _read_secret(secret_file, draw=False)
@@ -233,7 +235,11 @@ class Release:
         f"{secret_file}: expected the secret that the training of {where} began"
         " with, got another: its steps would get new batches and noise"
       )
-    return {"identifier": record["identifier"], "secret": secret}
+    return {
+      "identifier": record["identifier"],
+      "secret": secret,
+      "first_step": str(record.get("first_step", "")),
+    }
 
   def _begin(
     self, step: int, facts: Mapping[str, Any], start: str
