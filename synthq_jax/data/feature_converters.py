@@ -5,7 +5,7 @@ DualEncoderFeatureConverter.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def read_task(
   converter: "seqio.FeatureConverter",
   *,
   use_cached: bool = False,
-  seed: int = 0,
+  leaves_out: bool = False,
 ) -> dict[str, np.ndarray]:
   """Reads each record of a task's split once, as features of a model.
 
@@ -41,11 +41,14 @@ def read_task(
     lengths: TASK_FEATURE_LENGTHS.
     converter: makes the model's features; it must not pack.
     use_cached: whether to read the cache of seqio's cache_tasks_main.
-    seed: seed of preprocessors that draw at random. SeqIO seeds them by a record's
-      place, so a record more or less changes those behind it.
+    leaves_out: whether to leave out every third raw record, from the first on,
+      before the task's preprocessors (those behind the cache, if it is read).
+      Preprocessors that look at one raw record at a time make the same of the
+      others.
 
   Returns:
     One array for each of the model's features, one row for each record.
+    With `leaves_out`, {} if no record is left.
 
   Raises:
     ValueError: if the task is a mixture, the converter packs, or the split has no
@@ -65,6 +68,12 @@ def read_task(
       "expected pack=False, got pack=True: packing joins several records in one"
       " row, which would be clipped as one; set DatasetConfig.pack = False"
     )
+  if leaves_out:
+    steps = list(task.preprocessors)
+    is_cache = [isinstance(x, seqio.CacheDatasetPlaceholder) for x in steps]
+    first = is_cache.index(True) + 1 if use_cached and any(is_cache) else 0
+    steps.insert(first, _leave_out_thirds)
+    task = task.replace(preprocessors=steps)
   rows = seqio.get_dataset(
     task,
     dict(lengths),
@@ -73,12 +82,20 @@ def read_task(
     num_epochs=1,
     feature_converter=converter,
     use_cached=use_cached,
-    seed=seed,
+    seed=0,
   )
   blocks = list(rows.batch(_CHUNK).as_numpy_iterator())
+  if not blocks and leaves_out:
+    return {}
   if not blocks:
     raise ValueError(
       f"expected records in split {split!r} of task {task.name!r}, got none"
     )
   joined = {n: [block[n] for block in blocks] for n in blocks[0]}
   return {name: np.concatenate(parts) for name, parts in joined.items()}
+
+
+def _leave_out_thirds(rows: Any) -> Any:
+  """Leaves out rows 0, 3, 6, ... of a tf.data.Dataset."""
+  others = rows.enumerate().filter(lambda number, _: number % 3 > 0)
+  return others.map(lambda _, row: row)

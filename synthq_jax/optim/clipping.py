@@ -232,6 +232,7 @@ class ClippedGrad:
     )
     params = tuple(arguments[i] for i in positions)
     batch = arguments[self.batch_argnum]
+    loss_calls.check_batch(batch, self.batch_argnum)
     if (*positions, self.batch_argnum) == (0, 1) and len(arguments) == 2:
       return (params if several else params[0]), batch, self.loss_fn
 

@@ -8,7 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["call", "check_arguments", "check_signature", "write_rows_hint"]
+__all__ = [
+  "call",
+  "check_arguments",
+  "check_batch",
+  "check_signature",
+  "write_rows_hint",
+]
 
 _MOST_ARGUMENTS = 8  # numbers of arguments that are tried, from the least on
 _KEYS = re.compile(r"key|rng|seed|random", re.IGNORECASE)
@@ -101,6 +107,29 @@ def check_signature(loss_fn: Callable[..., Any], least: int) -> None:
     "wrap it; a loss of similarities couples its examples and is for "
     "batch_clipped_grad"
   )
+
+
+def check_batch(batch: Any, batch_argnum: int) -> None:
+  """Refuses a random key in the batch's place, as in loss(params, rng, batch).
+
+  Args:
+    batch: the argument that holds the examples.
+    batch_argnum: its position.
+
+  Raises:
+    TypeError: if it is one key, typed or raw.
+  """
+  dtype, shape = getattr(batch, "dtype", None), np.shape(batch)
+  is_raw = dtype == np.uint32 and shape == (2,)
+  is_typed = dtype is not None and jax.dtypes.issubdtype(
+    dtype, jax.dtypes.prng_key
+  )
+  if is_raw or (is_typed and not shape):
+    raise TypeError(
+      f"expected examples as argument {batch_argnum} of the loss, got a random"
+      " key: write loss(params, batch, key), and call grad_fn(params, batch,"
+      " key=key)"
+    )
 
 
 def check_arguments(

@@ -23,6 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from synthq_jax.privacy import batches
+
 __all__ = ["Banded", "Iid", "Noise", "banded", "draw_standard", "iid"]
 
 _STREAM = np.frombuffer(hashlib.sha256(b"synthq_jax noise").digest(), "<u4")[0]
@@ -197,7 +199,7 @@ def iid() -> Iid:
   return Iid()
 
 
-def banded(*, steps: int, bands: int) -> Banded:
+def banded(*, sampler: batches.Sampler, steps: int, bands: int) -> Banded:
   """Returns correlated noise (BandMF) that is best for the mean iterate.
 
   Formal guarantee:
@@ -208,14 +210,19 @@ def banded(*, steps: int, bands: int) -> Banded:
     of the record is therefore one Gaussian mechanism of that noise multiplier.
     Under `privacy.sampling.CyclicPoisson` with `cycle_length` of at least
     `bands` these mechanisms are Poisson-sampled, one for every cycle
-    (amplification). Under plain Poisson sampling NOTHING is claimed. Public:
-    steps and bands.
+    (amplification). Under plain Poisson sampling NOTHING is claimed. Assumed:
+    `sampler` draws the batches. Public: steps and bands.
 
-  >>> noise = banded(steps=20, bands=4)
+  >>> from synthq_jax.privacy import sampling
+  >>> sampler = sampling.CyclicPoisson.with_margin(
+  ...     num_examples=1000, expected_batch_size=50, cycle_length=4)
+  >>> noise = banded(sampler=sampler, steps=20, bands=4)
   >>> noise.min_separation
   4
 
   Args:
+    sampler: draws the batches of the training, and belongs to its claim. It keeps
+      two batches with one record at least `bands` steps apart.
     steps: steps of the whole training, at least 1. A training cannot be made
       longer: a restored state of other steps gives nan.
     bands: number of bands, from 1 (independent noise) to `steps`. More bands
@@ -227,13 +234,17 @@ def banded(*, steps: int, bands: int) -> Banded:
     Noise for `privatize`.
 
   Raises:
-    ValueError: if a number is out of its range.
+    TypeError: if `sampler` is none of `privacy.sampling`.
+    ValueError: if a number is out of its range, or a record can come back within
+      fewer steps than `bands`.
 
   References:
     Choquette-Choo et al. (2023), arXiv:2306.08153 (banded matrices, theorem 4).
   """
   if not 1 <= bands <= steps:
     raise ValueError(f"expected 1 <= bands <= steps, got {bands=}, {steps=}")
+  batches.check_sampler(sampler)
+  sampler.check_noise(bands)
   return Banded(steps, _optimize_coefficients(steps, bands))
 
 

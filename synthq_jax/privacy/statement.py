@@ -202,9 +202,11 @@ def compose(
 
   Formal guarantee:
     Adaptive composition of all releases of all ledgers, those of epsilon 0
-    included. Releases may read different parts of one division (`Release.part`).
-    Then, under ADD_OR_REMOVE_ONE, a record pays for the releases of one part
-    alone, and epsilon is the largest over the parts. The other parts hold the same
+    included. Assumed: each release drew batches and noise of its own. Models that
+    share their batches are one release, whose sums are theirs together.
+    Releases may read different parts of one division (`Release.part`). Then,
+    under ADD_OR_REMOVE_ONE, a record pays for the releases of one part alone,
+    and epsilon is the largest over the parts. The other parts hold the same
     records with it and without it, so their releases depend on it through earlier
     releases alone. Assumed: a record's part is a function of that record and of
     public values. Under other relations a record may be replaced by one of

@@ -40,9 +40,10 @@ def seqio():
 LENGTHS = {"inputs": 4, "targets": 6}
 
 
-def read(seqio, task="converted", split="train", pack=False):
+def read(seqio, task="converted", split="train", pack=False, **options):
+  converter = seqio.EncDecFeatureConverter(pack=pack)
   return feature_converters.read_task(
-    task, split, LENGTHS, seqio.EncDecFeatureConverter(pack=pack)
+    task, split, LENGTHS, converter, **options
   )
 
 
@@ -69,3 +70,40 @@ def test_mixtures_packing_and_empty_splits_are_refused(seqio):
     read(seqio, pack=True)
   with pytest.raises(ValueError, match="got none"):
     read(seqio, split="empty")
+
+
+def read_targets(seqio, task, **options):
+  rows = read(seqio, task, **options).get("decoder_target_tokens", np.array([]))
+  return [seqio.ByteVocabulary().decode(row) for row in rows.tolist()]
+
+
+def test_every_third_raw_record_is_left_out_before_the_preprocessors(seqio):
+  task = seqio.TaskRegistry.get("converted")
+  assert read_targets(seqio, task, leaves_out=True) == ["c", "ab"]
+  first = [lambda rows: rows.take(1), *task.preprocessors]
+  taken = task.replace(preprocessors=first)
+  assert read_targets(seqio, taken) == ["defg"]
+  assert read_targets(seqio, taken, leaves_out=True) == ["c"]
+  assert read(seqio, split="empty", leaves_out=True) == {}
+
+
+def test_every_third_record_of_a_cache_is_left_out(seqio, monkeypatch):
+  tokenize, append_eos = seqio.TaskRegistry.get("converted").preprocessors
+  task = seqio.TaskRegistry.get("converted")
+  placeholder = seqio.CacheDatasetPlaceholder()
+  task = task.replace(preprocessors=[tokenize, placeholder, append_eos])
+
+  def read_cache(split):
+    features = task.output_features
+    return tokenize(task.source.get_dataset(split, shuffle=False), features)
+
+  cache = seqio.FunctionDataSource(
+    lambda split, shuffle_files=False, seed=None: read_cache(split),
+    splits=("train",),
+  )
+  monkeypatch.setattr(seqio.Task, "_get_cached_source", lambda *_: cache)
+  statistics = {"examples": 3}
+  monkeypatch.setattr(seqio.Task, "get_cached_stats", lambda *_: statistics)
+  assert read_targets(seqio, task, use_cached=True) == ["defg", "c", "ab"]
+  found = read_targets(seqio, task, use_cached=True, leaves_out=True)
+  assert found == ["c", "ab"]

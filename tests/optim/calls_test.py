@@ -128,6 +128,18 @@ def test_a_missing_key_and_one_too_many_are_one_line():
     optim.clipped_grad(linear, l2_clip_norm=1.0)(W, BATCH, W, W)
 
 
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
+def test_a_key_in_the_batch_s_place_is_named(make):
+  """A raw key was taken for two examples: "do not average over it"."""
+  grad_fn = optim.clipped_grad(
+    lambda params, rng, batch: params * batch["x"], l2_clip_norm=1.0
+  )
+  batch = {"x": jnp.ones(4)}
+  with pytest.raises(TypeError, match="got a random key: write loss") as error:
+    grad_fn(jnp.array(1.0), make(0), batch)
+  assert "\n" not in str(error.value)
+
+
 def test_a_key_of_a_batch_s_loss_is_not_forgotten():
   grad_fn = optim.batch_clipped_grad(
     lambda w, batch, real, key: jnp.sum(noisy(w, batch, key) * real),

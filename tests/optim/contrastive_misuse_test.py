@@ -164,6 +164,14 @@ def test_ids_and_texts_that_are_no_numbers_are_named(method, change, match):
   assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["queries", "documents"])
+@pytest.mark.parametrize("rows", [[[1], [2, 3], [4], [5], [6]], np.eye(5, 3)])
+def test_lists_of_rows_are_told_to_be_one_array(name, rows):
+  """A list is a tree: each of its arrays was taken for a whole batch."""
+  batch = make_batch(5) | {name: list(rows)}
+  refuses(lambda: make(optim.Row())(PARAMS, batch), f"{name} .* np.stack")
+
+
 @pytest.mark.parametrize(
   ("leaf", "match"),
   [(np.int32(3), "'more'. of int32"), (jax.nn.relu, "'more'. of custom_jvp")],

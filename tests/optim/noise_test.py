@@ -8,10 +8,17 @@ from scipy import stats
 
 from synthq_jax import optim
 from synthq_jax.optim import noise as noise_lib
-from synthq_jax.privacy import accounting, gaussian
+from synthq_jax.privacy import accounting, gaussian, sampling
 
 STEPS, BANDS = 7, 3
 PARAMS = {"a": jnp.zeros((2, 3)), "b": jnp.zeros(4)}
+
+
+def banded(steps, bands):
+  sampler = sampling.CyclicPoisson.with_margin(
+    num_examples=100, expected_batch_size=1, cycle_length=STEPS
+  )
+  return optim.banded(sampler=sampler, steps=steps, bands=bands)
 
 
 def strategy(noise):
@@ -33,7 +40,7 @@ def draw(noise, key, steps, tree=PARAMS):
 
 @pytest.mark.parametrize("bands", [1, BANDS, STEPS])
 def test_the_strategy_times_the_noise_is_independent_noise(bands):
-  noise = optim.banded(steps=STEPS, bands=bands)
+  noise = banded(steps=STEPS, bands=bands)
   key = jax.random.key(3)
   fresh = draw(optim.iid(), key, STEPS)
   correlated = draw(noise, key, STEPS)
@@ -46,7 +53,7 @@ def test_the_strategy_times_the_noise_is_independent_noise(bands):
 
 def test_records_that_keep_their_distance_have_sensitivity_one_each_time():
   """And closer ones have more: the distance is needed."""
-  c = strategy(optim.banded(steps=STEPS, bands=BANDS))
+  c = strategy(banded(steps=STEPS, bands=BANDS))
   np.testing.assert_allclose(np.linalg.norm(c, axis=0), 1.0)
   for gap in range(1, STEPS):
     both = np.linalg.norm(c[:, 0] + c[:, gap])
@@ -58,7 +65,7 @@ def test_records_that_keep_their_distance_have_sensitivity_one_each_time():
 
 
 def test_sums_of_all_steps_have_less_noise_than_under_independent_noise():
-  noise = optim.banded(steps=20, bands=5)
+  noise = banded(steps=20, bands=5)
   prefix = np.tril(np.ones((20, 20)))
   error = prefix @ np.linalg.inv(strategy(noise))
   assert np.mean(error**2) < 0.5 * np.mean(prefix**2)
@@ -66,7 +73,7 @@ def test_sums_of_all_steps_have_less_noise_than_under_independent_noise():
 
 
 def test_the_covariance_is_the_one_that_was_promised():
-  noise = optim.banded(steps=4, bands=2)
+  noise = banded(steps=4, bands=2)
   inverse = np.linalg.inv(strategy(noise))
   tree = jnp.zeros(40_000)
   drawn = draw(noise, jax.random.key(11), 4, tree)
@@ -94,7 +101,7 @@ def test_entries_of_every_axis_have_noise_of_their_own(impl, shape):
 
 
 def test_noise_beyond_the_last_step_is_refused_with_nan():
-  noise = optim.banded(steps=STEPS, bands=BANDS)
+  noise = banded(steps=STEPS, bands=BANDS)
   drawn = draw(noise, jax.random.key(0), STEPS + 1)
   assert np.isfinite(drawn[:STEPS]).all() and np.isnan(drawn[STEPS]).all()
 
@@ -103,7 +110,7 @@ def test_noise_beyond_the_last_step_is_refused_with_nan():
 def test_a_training_that_is_made_longer_has_no_noise_to_go_on_with(longer):
   """Columns of the strategy that both trainings share would be too long."""
   first, second = (
-    optim.banded(steps=steps, bands=BANDS) for steps in (STEPS, longer)
+    banded(steps=steps, bands=BANDS) for steps in (STEPS, longer)
   )
   rows = np.vstack(
     [strategy(first) @ np.eye(STEPS, longer), strategy(second)[STEPS:]]
@@ -122,7 +129,7 @@ def test_privatize_resumes_correlated_noise_bit_for_bit():
     noise_multiplier=2.0,
     denominator=4.0,
     key=jax.random.key(1),
-    noise=optim.banded(steps=STEPS, bands=BANDS),
+    noise=banded(steps=STEPS, bands=BANDS),
   )
   update = jax.jit(transform.update)
   sums = jax.tree.map(jnp.ones_like, PARAMS)
@@ -141,7 +148,7 @@ def test_privatize_resumes_correlated_noise_bit_for_bit():
   for old, new in zip(means[3:], again, strict=True):
     jax.tree.map(np.testing.assert_array_equal, old, new)
   # The first step is (1 + 2 x 0.5 x z / C[0, 0]) / 4.
-  c = strategy(optim.banded(steps=STEPS, bands=BANDS))
+  c = strategy(banded(steps=STEPS, bands=BANDS))
   fresh = draw(optim.iid(), jax.random.key(1), 1)[0]
   first = np.concatenate([np.ravel(x) for x in jax.tree.leaves(means[0])])
   np.testing.assert_allclose(first, (1 + fresh / c[0, 0]) / 4, rtol=1e-4)
@@ -150,7 +157,26 @@ def test_privatize_resumes_correlated_noise_bit_for_bit():
 @pytest.mark.parametrize("steps, bands", [(3, 0), (3, 4), (0, 1)])
 def test_bands_out_of_range_are_refused(steps, bands):
   with pytest.raises(ValueError, match=f"bands={bands}, steps={steps}"):
-    optim.banded(steps=steps, bands=bands)
+    banded(steps=steps, bands=bands)
+
+
+@pytest.mark.parametrize(
+  "sampler",
+  [
+    sampling.Poisson.with_margin(num_examples=100, expected_batch_size=5),
+    sampling.FixedOrder(num_examples=100, batch_size=5),
+    sampling.CyclicPoisson.with_margin(
+      num_examples=100, expected_batch_size=5, cycle_length=BANDS - 1
+    ),
+  ],
+  ids=lambda sampler: type(sampler).__name__,
+)
+def test_a_sampler_whose_records_come_back_too_soon_is_refused(sampler):
+  with pytest.raises(ValueError, match=r"draw batches with .*CyclicPoisson"):
+    optim.banded(sampler=sampler, steps=STEPS, bands=BANDS)
+  optim.banded(sampler=sampler, steps=STEPS, bands=1)
+  with pytest.raises(TypeError, match="no epsilon is known"):
+    optim.banded(sampler=(0, 1), steps=STEPS, bands=BANDS)
 
 
 def test_noise_is_gaussian_far_out_and_ends_beyond_what_is_paid_for():

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from synthq_jax import optim
 from synthq_jax.optim import noise as noise_lib
+from synthq_jax.privacy import sampling
 
 KEY = jax.random.key(11)
 ZEROS = {"a": jnp.zeros((100, 200)), "b": jnp.zeros((100, 200))}
@@ -216,7 +217,10 @@ def test_a_number_that_is_out_of_range_later_releases_nothing(
 
 def test_correlated_noise_goes_on_with_what_it_remembers():
   """Noise that forgot would leave in what later steps are to take away."""
-  noise = optim.banded(steps=5, bands=3)
+  sampler = sampling.CyclicPoisson.with_margin(
+    num_examples=100, expected_batch_size=5, cycle_length=3
+  )
+  noise = optim.banded(sampler=sampler, steps=5, bands=3)
   transform = make(noise=noise)
   update, state = jax.jit(transform.update), transform.init(ZEROS)
   known = noise.init(ZEROS)

@@ -212,3 +212,23 @@ def test_a_claim_about_no_number_of_steps_is_refused(noise, steps):
     made.epsilon  # noqa: B018
   with pytest.raises(ValueError, match="an integer steps"):
     made.statement("it")
+
+
+def test_models_on_the_same_batches_cost_more_than_they_add_up_to():
+  """A record is in the batches of all of them, or of none."""
+  sampler = sampling.Poisson.with_margin(
+    num_examples=4000, expected_batch_size=256
+  )
+
+  def make(noise_multiplier):
+    return claim.Claim(
+      sampler=sampler,
+      steps=60,
+      noise_multiplier=noise_multiplier,
+      l2_clip_norm=1.0,
+    )
+
+  each = [make(1.0).statement(f"model/{i}") for i in range(3)]
+  together = make(1.0 / math.sqrt(3)).epsilon  # sums of norm sqrt(3)
+  found = statement.compose(each).epsilon, together
+  assert [f"{x:.1f}" for x in found] == ["4.9", "10.2"]

@@ -219,9 +219,13 @@ def test_parameters_and_moments_are_split_by_their_axes():
     "encoder/layers_0/attention/query/a": (128, 4),
   }
   params = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()}
+  sampler = sampling.CyclicPoisson.with_margin(
+    num_examples=100, expected_batch_size=5, cycle_length=3
+  )
+  noise = optim.banded(sampler=sampler, steps=8, bands=3)
   tx = optim.dp_adam(
     0.1, l2_sensitivity=1.0, noise_multiplier=1.0, denominator=1.0,
-    key=jax.random.key(0), noise=optim.banded(steps=8, bands=3),
+    key=jax.random.key(0), noise=noise,
   )  # fmt: skip
   state = jax.eval_shape(tx.init, params)
   on = mesh.make(mesh.Shape(data=1, fsdp=2, tensor=4))

@@ -1,11 +1,12 @@
 """Sorts records and gives them ids, as functions of the records alone."""
 
+import collections
 import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-__all__ = ["EXAMPLE_ID", "in_order", "with_ids"]
+__all__ = ["EXAMPLE_ID", "count_records", "in_order", "with_ids"]
 
 EXAMPLE_ID = "example_id"
 """Name of the feature [batch] int32 with an example's id, 0 for padding."""
@@ -53,6 +54,18 @@ def with_ids(
   digests = _compute_digests(records) if digests is None else digests
   words = b"".join(digest[:4] for digest in digests)
   return {**records, EXAMPLE_ID: np.frombuffer(words, "<i4").astype(np.int32)}
+
+
+def count_records(
+  records: Mapping[str, np.ndarray],
+) -> collections.Counter[bytes]:
+  """Counts equal records, by a hash of their features without EXAMPLE_ID.
+
+  Args:
+    records: arrays with one row per record; {}: no record.
+  """
+  features = {n: x for n, x in records.items() if n != EXAMPLE_ID}
+  return collections.Counter(_compute_digests(features))
 
 
 def _compute_digests(records: Mapping[str, np.ndarray]) -> list[bytes]:

@@ -1,5 +1,6 @@
 """Draws Poisson batches for T5X's training loop."""
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -81,43 +82,45 @@ def get_dataset(
       f" {cfg.task_feature_lengths}: lengths that follow from the longest text"
       " would tell about it; set TASK_FEATURE_LENGTHS"
     )
-  # Hashed first, so that one copy at a time is in memory.
-  _, again = _read_in_order(cfg, feature_converter_cls, seed=1)
-  records, digest = _read_in_order(cfg, feature_converter_cls, seed=0)
+  read = functools.partial(_read_task, cfg, feature_converter_cls)
+  # Hashed first, so that one copy at a time is in memory. A training that goes on
+  # has the digest of records that were checked when it began.
+  part = {} if release.has_begun else read(leaves_out=True)
+  part = batches.count_records(part)
+  records, digest = batches.in_order(read())
   count = len(records[batches.EXAMPLE_ID])
   if count != settings.num_examples:
     raise ValueError(
       f"expected NUM_EXAMPLES={settings.num_examples} examples in split"
       f" {cfg.split!r}, got {count}: the noise was computed for the former"
     )
-  if again != digest:
+  if part - batches.count_records(records):
     raise ValueError(
-      f"expected the same records of split {cfg.split!r} from every reading, got"
-      f" others with another seed: a preprocessor of {cfg.mixture_or_task_name}"
-      " draws at random, by a record's place among the others, so that one record"
-      " less would change those behind it; draw by the record's own content (a"
-      " hash as the seed), or leave the preprocessor out"
+      f"expected preprocessors of {cfg.mixture_or_task_name} that look at one raw"
+      f" record at a time, got others for split {cfg.split!r}: one record less"
+      " changes or adds examples of other records, as draws by a record's place,"
+      " limits on their number and prompts of other records do; draw by the"
+      " record's own content (a hash as the seed), or leave the preprocessor out"
     )
   release.check_records(digest)
   return PoissonBatches(records, release, shard_id, num_shards)
 
 
-def _read_in_order(
+def _read_task(
   cfg: utils.DatasetConfig,
   feature_converter_cls: Callable[..., Any],
   *,
-  seed: int,
-) -> tuple[dict[str, np.ndarray], str]:
-  """Reads the records of a split, sorted by their content, and their digest."""
-  records = feature_converters.read_task(
+  leaves_out: bool = False,
+) -> dict[str, np.ndarray]:
+  """Reads the records of a split, or two thirds of them."""
+  return feature_converters.read_task(
     cfg.mixture_or_task_name,
     cfg.split,
     cfg.task_feature_lengths,
     feature_converter_cls(pack=False),
     use_cached=cfg.use_cached,
-    seed=seed,
+    leaves_out=leaves_out,
   )
-  return batches.in_order(records)
 
 
 class PoissonBatches(dataset_iterator.DatasetIterator):

@@ -70,6 +70,7 @@ class Release:
     secret_file: str | os.PathLike,
     secret_in_bucket: bool = False,
     initial_checkpoint: str | os.PathLike | None = None,
+    checkpoint_cfg: Any = None,
   ):
     """Opens the release of a MODEL_DIR, or begins one.
 
@@ -83,12 +84,15 @@ class Release:
       initial_checkpoint: checkpoint from which the training starts. If it was
         itself trained on private examples, the ledger in MODEL_DIR holds both
         trainings, and the statement covers both together.
+      checkpoint_cfg: T5X's CheckpointConfig, to see that it restores
+        `initial_checkpoint`; None: not checked.
 
     Raises:
       ValueError: if the secret is in MODEL_DIR, or in a bucket without
         `secret_in_bucket`, or the training there has other settings or another
-        secret.
+        secret; if another checkpoint is restored than the initial one.
     """
+    _refuse_other_checkpoint(checkpoint_cfg, initial_checkpoint)
     self.settings = settings
     self.noise_multiplier = settings.claim.noise_multiplier
     self._folder = epath.Path(model_dir) / FOLDER
@@ -108,6 +112,8 @@ class Release:
     opened = _broadcast_from_first(lambda: self._open(secret_file))
     self.identifier = opened["identifier"]
     self._secret = int(opened["secret"], 16)
+    self.has_begun = bool(opened["first_step"])
+    """Whether this is a training that goes on."""
     self._next: int | None = None
     self._records: dict[str, str] = {}
 
@@ -220,7 +226,7 @@ class Release:
       }
       text = json.dumps(record, indent=2, sort_keys=True)
       _write_text(self._folder / _RECORD, text + "\n")
-      return {"identifier": name, "secret": secret}
+      return {"identifier": name, "secret": secret, "first_step": ""}
     where = self._folder / _RECORD
     _refuse_changes(where, record["settings"], settings)
     secret = _read_secret(secret_file, draw=False)
@@ -229,7 +235,11 @@ class Release:
         f"{secret_file}: expected the secret that the training of {where} began"
         " with, got another: its steps would get new batches and noise"
       )
-    return {"identifier": record["identifier"], "secret": secret}
+    return {
+      "identifier": record["identifier"],
+      "secret": secret,
+      "first_step": str(record.get("first_step", "")),
+    }
 
   def _begin(
     self, step: int, facts: Mapping[str, Any], start: str
@@ -311,6 +321,24 @@ def _refuse_unsaved(folder: epath.Path, step: int) -> None:
       f"{folder}: expected a state of one of the checkpoints there, of steps"
       f" {', '.join(map(str, saved))}, got step {step}: restore one of them as it"
       " was saved, in its own types"
+    )
+
+
+def _refuse_other_checkpoint(
+  checkpoint_cfg: Any, initial: str | os.PathLike | None
+) -> None:
+  """Refuses to restore a checkpoint whose claim nobody would look for."""
+  restore = getattr(checkpoint_cfg, "restore", None)
+  if restore is None:
+    return
+  path = restore.path  # one, or several
+  paths = path if isinstance(path, list | tuple) else [path]
+  names = {p and os.fspath(p).rstrip("/") for p in (*paths, initial)}
+  if len(names) > 1:
+    raise ValueError(
+      "expected utils.RestoreCheckpointConfig.path of INITIAL_CHECKPOINT_PATH ="
+      f" {initial}, got {path}: name what is restored by INITIAL_CHECKPOINT_PATH"
+      " alone, so that its own claim counts"
     )
 
 

@@ -117,6 +117,12 @@ def _check_fields(batch: typing.Batch, fields: Collection[str]) -> None:
       f"expected a batch with queries and documents, got {sorted(batch)}: add "
       f"{missing[0]}"
     )
+  for name in ("queries", "documents"):
+    if isinstance(batch[name], list):
+      raise ValueError(
+        f"expected {name} as an array with a row for each pair, or a dict of"
+        " such arrays, got a list: write np.stack, and pad ids to one length"
+      )
   unread = sorted(set(batch) - set(fields))
   if unread:
     raise ValueError(

@@ -440,6 +440,30 @@ def test_a_start_that_gin_does_not_name_is_refused(tmp_path, initial, step):
   assert other.begin(1000, FACTS) == 1000
 
 
+@pytest.mark.parametrize(
+  "restored", [f"/private{PUBLIC}", (PUBLIC, f"/private{PUBLIC}"), None]
+)
+def test_another_start_of_the_same_step_is_refused(tmp_path, restored):
+  """Its private training was not counted: the step was the same."""
+
+  def make_cfg(path):
+    restore = types.SimpleNamespace(path=path)
+    return types.SimpleNamespace(restore=restore)
+
+  arguments = {
+    "model_dir": tmp_path / "model",
+    "secret_file": tmp_path / "secret",
+    "initial_checkpoint": PUBLIC,
+  }
+  with pytest.raises(ValueError, match="that its own claim counts"):
+    release_lib.Release(
+      SETTINGS, checkpoint_cfg=make_cfg(restored), **arguments
+    )
+  assert not (tmp_path / "model").exists()
+  for cfg in (make_cfg(f"{PUBLIC}/"), types.SimpleNamespace(restore=None)):
+    release_lib.Release(SETTINGS, checkpoint_cfg=cfg, **arguments)
+
+
 def test_a_training_killed_while_it_began_begins_again(tmp_path):
   one = opened(tmp_path)
   one.begin(1000, FACTS)

@@ -247,6 +247,13 @@ TRAPS = {
   ),
   "used_before": ({"TRAIN_STEPS": 10}, "MODEL_DIR without checkpoints"),
   "longer": ({"TRAIN_STEPS": 6}, "PRIVATE_STEPS=5"),
+  "other_start": (
+    {
+      "utils__CheckpointConfig__restore": "@utils.RestoreCheckpointConfig()",
+      "utils__RestoreCheckpointConfig__path": "/other/checkpoint_0",
+    },
+    "RestoreCheckpointConfig.path of INITIAL_CHECKPOINT_PATH",
+  ),
   # Last: T5X changes the generator of the whole process for them.
   "clock": ({"RANDOM_SEED": None}, "RANDOM_SEED"),
   "hardware": ({"USE_HARDWARE_RNG": True}, "USE_HARDWARE_RNG"),

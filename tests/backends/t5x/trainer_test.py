@@ -393,7 +393,10 @@ def dataset(folder, **changes):
     ({"mixture_or_task_name": "synthq_tiny_mixture"}, "expected a task"),
     ({"split": "test"}, "NUM_EXAMPLES=40"),
     ({"task_feature_lengths": None}, "set TASK_FEATURE_LENGTHS"),
-    ({"mixture_or_task_name": tiny_task.RANDOM}, "one record less"),
+    *(
+      ({"mixture_or_task_name": name}, "one record less")
+      for name in tiny_task.COUPLED
+    ),
   ],
   ids=str,
 )
@@ -420,6 +423,22 @@ def test_batches_follow_from_the_step_and_begin_with_padding(tmp_path):
   for name, values in next(resumed).items():
     np.testing.assert_array_equal(values, drawn[3][name])
     assert (values.shape, values.dtype) == (spec[name].shape, spec[name].dtype)
+
+
+def test_a_training_that_goes_on_reads_its_split_once(tmp_path, monkeypatch):
+  """Preprocessors were checked before its first step, on the same records."""
+  read, calls = dp_dataset.feature_converters.read_task, []
+
+  def read_task(*arguments, **options):
+    calls.append(options["leaves_out"])
+    return read(*arguments, **options)
+
+  monkeypatch.setattr(dp_dataset.feature_converters, "read_task", read_task)
+  dataset(tmp_path)
+  dataset(tmp_path)._release.begin(0, {})
+  assert calls == [True, False] * 2
+  dataset(tmp_path)
+  assert calls == [*[True, False] * 2, False]
 
 
 def test_what_changes_a_gradient_is_a_fact_of_the_training():
