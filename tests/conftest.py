@@ -76,7 +76,6 @@ _SLOW = (
 """Processes, kills, hosts, tutorials and whole runs; the longest come first."""
 _LONG = (
   "stages/plan_test.py",
-  "runtime/campaign_test.py",
   *_SLOW,
   "red_team/attacks_test.py",
   "training/sharded_grad_test.py",

@@ -4,6 +4,7 @@ The store is no file system: a dict behind a server (`loop_store`). What is in i
 at the end is what a run leaves in a folder that nobody disturbs.
 """
 
+import json
 import os
 import pathlib
 import random
@@ -101,3 +102,15 @@ def test_a_run_in_a_store_that_is_killed_ends_like_one_in_a_folder(tmp_path):
   without_places(copy, *there)
   assert len(kills.files(whole)) > 30
   assert kills.differences(whole, copy) == []
+
+
+def test_a_difference_of_one_byte_is_found(tmp_path):
+  for name, byte in (("a", 1), ("b", 2)):
+    (tmp_path / name / "x").mkdir(parents=True)
+    (tmp_path / name / "x/params.safetensors").write_bytes(bytes([0, byte]))
+    timed = json.dumps({"result": {"seconds": byte, "steps": 3}})
+    (tmp_path / name / "x/result.json").write_text(timed)
+    (tmp_path / name / "x/report.md").write_text(f"took {byte} min 3 s")
+  (tmp_path / "b/only.txt").write_text("left over")
+  different = ["only.txt", "x/params.safetensors"]
+  assert kills.differences(tmp_path / "a", tmp_path / "b") == different
