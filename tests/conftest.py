@@ -46,7 +46,8 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # for the tree: not here
 os.environ.setdefault(
   "JAX_COMPILATION_CACHE_DIR", f"{os.environ[_FOLDER]}/compiled"
 )
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+# Small programs, too: modules that forget them find half of their time again.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # No test cuts the power, and waiting for the disk is a twentieth of the time.
 os.fsync = lambda descriptor: None

@@ -30,7 +30,7 @@ class Accountant(pld.PLDAccountant):
   >>> from dp_accounting import dp_event, pld
   >>> event = dp_event.MixtureOfGaussiansDpEvent(2.0, [0, 1, 2], [0.81, 0.18, 0.01])
   >>> ours, theirs = (
-  ...     make(value_discretization_interval=1e-3).compose(event, 3)
+  ...     make(value_discretization_interval=1e-2).compose(event, 3)
   ...     for make in (Accountant, pld.PLDAccountant))
   >>> ours.get_epsilon(1e-5) == theirs.get_epsilon(1e-5)
   True

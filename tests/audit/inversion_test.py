@@ -42,7 +42,8 @@ def sentences(rng, number):
 def _victim():
   """A public encoder, the attacker's text and vectors, the client's."""
   rng = np.random.default_rng(0)
-  params = t5.init_params(MODEL, jax.random.key(0))
+  init = jax.jit(t5.init_params, static_argnums=0)
+  params = init(MODEL, jax.random.key(0))
   own, client = sentences(rng, 3000), sentences(rng, 100)
   return {
     "params": params,

@@ -3,15 +3,14 @@
 Each parser reads files that hypothesis draws: bytes, a sound file that was cut,
 spliced or changed in places, and hostile structures. It must read the file, or
 raise a ValueError of this package whose message is one line; within 10 seconds,
-without more than 1 GiB of memory, and without ending the process. Files are read
-in forked processes, some hundred in each, so that a crash has a file.
+without more than 1 GiB of memory, and without ending the process. A forked process
+reads the files of a parser, so that a crash has a file.
 
-  PYTHONPATH=. python tests/benchmarks/fuzz.py --inputs=200000 --out=fuzz.jsonl
+  PYTHONPATH=. python tests/benchmarks/fuzz.py --inputs=200000
 
 prints, by parser, how many files were read, refused and wrong, and the first
-wrong one of each kind; exit code 1 if there is any. Every 500 files are a line in
-the file, with which a second call goes on. What pickles would run is tried in
-tests/fuzz_test.py.
+wrong one of each kind; exit code 1 if there is any. What pickles would run is
+tried in tests/fuzz_test.py.
 """
 
 import argparse
@@ -39,8 +38,6 @@ import synthq_jax
 
 SECONDS = 10
 MEMORY = 1 << 30
-_BATCH = 500
-"""Files that a process reads."""
 _PACKAGE = str(pathlib.Path(synthq_jax.__file__).parent) + os.sep
 """A whole path: a clone, with the environment in it, may have the same name."""
 _HOSTILE = (
@@ -547,54 +544,23 @@ def main(argv: Sequence[str] | None = None) -> int:
   options.add_argument("--inputs", type=int, default=2000, help="in all")
   options.add_argument("--seed", type=int, default=0)
   options.add_argument("--only", default="", help="one parser")
-  options.add_argument(
-    "--out", default="", help="JSON lines; goes on with them"
-  )
-  options.add_argument("--keep", default="", help="folder for wrong inputs")
   given = options.parse_args(argv)
   known = parsers()
   chosen = [given.only] if given.only else list(known)
-  each = -(-given.inputs // len(chosen))
-  out = pathlib.Path(given.out) if given.out else None
-  records = []
-  if out and out.exists():
-    records = [json.loads(line) for line in out.read_text().splitlines()]
-  done = {(one["parser"], one["seed"]) for one in records}
-  for at in range(0, each, _BATCH):
-    for name in chosen:
-      seed = given.seed * 1_000_003 + at
-      if (name, seed) in done:
-        continue
-      counts, wrong = fuzz(known[name], min(_BATCH, each - at), seed=seed)
-      record = {"parser": name, "seed": seed, **counts, "said": list(wrong)}
-      records.append(record)
-      if out:
-        with out.open("a") as stream:
-          stream.write(json.dumps(record) + "\n")
-      for number, data in enumerate(wrong.values()):
-        if given.keep:
-          place = pathlib.Path(given.keep)
-          place.mkdir(parents=True, exist_ok=True)
-          file = f"{name.replace(' ', '_')}_{seed}_{number}"
-          (place / file).write_bytes(data)
-  print(table(records))
-  return int(any(one.get("wrong") for one in records))
-
-
-def table(records: Sequence[dict[str, Any]]) -> str:
-  """Counts by parser, with what was wrong."""
-  kinds = ("read", "refused", "wrong")
-  lines = [f"{'parser':20}" + "".join(f"{kind:>9}" for kind in kinds)]
   total: collections.Counter[str] = collections.Counter()
-  for name in dict.fromkeys(one["parser"] for one in records):
-    own = [one for one in records if one["parser"] == name]
-    counts = {kind: sum(one.get(kind, 0) for one in own) for kind in kinds}
+  for name in chosen:
+    count = -(-given.inputs // len(chosen))
+    counts, wrong = fuzz(known[name], count, seed=given.seed)
     total.update(counts)
-    lines.append(f"{name:20}" + "".join(f"{counts[k]:9,}" for k in kinds))
-    said = dict.fromkeys(words for one in own for words in one["said"])
-    lines += [f"  {words}" for words in said]
-  cells = "".join(f"{total[kind]:9,}" for kind in kinds)
-  return "\n".join([*lines, f"{'all':20}{cells}"])
+    print(row(name, counts), *(f"  {said}: {x!r}" for said, x in wrong.items()))
+  print(row("all", total))
+  return int(total["wrong"] > 0)
+
+
+def row(name: str, counts: collections.Counter[str]) -> str:
+  """Counts of files that were read, refused and wrong."""
+  cells = (counts[kind] for kind in ("read", "refused", "wrong"))
+  return f"{name:20}" + "".join(f"{cell:9,}" for cell in cells)
 
 
 if __name__ == "__main__":

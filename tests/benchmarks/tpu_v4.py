@@ -15,8 +15,7 @@ counted from the traced step, since the compiler's own count takes a loop for
 one turn of it: those of one device, as written, and weighted by the passes of
 the matrix unit (6 for a float32 product in highest precision, 1 for others).
 Bytes of collectives are counted from the compiled program, a loop as often as
-it turns. `--choices` compiles nothing: it prints what `strategy="auto"` takes for
-a microbatch of each case, and the FLOPs and bytes that it counts.
+it turns.
 """
 
 import dataclasses
@@ -208,50 +207,6 @@ def make_step(case: Case, way: str, mesh: Any) -> tuple[Any, Any]:
   return placed, (state, batch, padding)
 
 
-def choices(names: list[str]) -> str:
-  """Returns a table of what "auto" takes on a TPU v4, and why."""
-  import jax
-  import jax.numpy as jnp
-  from flax import traverse_util
-
-  from synthq_jax.models import scanned, t5, t5_config
-  from synthq_jax.optim import auto
-  from synthq_jax.stages import finetune_dp
-
-  lines = ["| Case, rows | auto | way | TFLOP | GB | GiB kept |"]
-  lines.append("|---|---|---|--:|--:|--:|")
-  for name in names:
-    case, model = CASES[name], t5_config.get(CASES[name].model)
-    settings = finetune_dp.Config(
-      dtype="bfloat16", scan_layers=True, remat=case.remat, strategy="vmap"
-    )
-    params = jax.eval_shape(
-      lambda key, model=model: scanned.stack(
-        traverse_util.flatten_dict(t5.init_params(model, key), sep="/")
-      ),
-      jax.random.key(0),
-    )
-    batch = {
-      name: jax.ShapeDtypeStruct((case.microbatch, length), jnp.int32)
-      for name, length in (("inputs", INPUTS), ("targets", TARGETS))
-    }
-    choice = auto.choose(
-      finetune_dp.grad_fn(settings, {}, model).stacked.loss_fn,
-      params,
-      batch,
-      backend="tpu",
-      memory_bytes=LIMITS["peak_gib"] * 2**30,
-      microbatch_size=case.microbatch,
-    )
-    lines += [
-      f"| {name}, {case.microbatch} | {choice.strategy} | {way} |"
-      f" {cost.flops / 1e12:.2f} | {cost.traffic_bytes / 1e9:.1f} |"
-      f" {cost.extra_bytes / 2**30:.2f} |"
-      for way, cost in choice.costs.items()
-    ]
-  return "\n".join(lines)
-
-
 @dataclasses.dataclass(frozen=True)
 class Ordinary:
   """The sum of the gradients without clipping, in the same microbatches."""
@@ -408,11 +363,7 @@ def main() -> int:
   parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
   parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
   parser.add_argument("--output", type=pathlib.Path, help="kept and added to")
-  parser.add_argument("--choices", action="store_true", help="see above")
   options = parser.parse_args()
-  if options.choices:
-    print(choices(options.cases))
-    return 0
   found: dict[str, Any] = {}
   if options.output and options.output.exists():
     found = json.loads(options.output.read_text())["cases"]

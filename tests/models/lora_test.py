@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_t5
 
 from synthq_jax.models import lora, t5, t5_checkpoints, t5_config
 
@@ -15,8 +16,7 @@ LORA = lora.LoRA(rank=3, alpha=5.0)
 
 @pytest.fixture(name="params", scope="module")
 def _params():
-  tree = t5.init_params(CONFIG, jax.random.key(0))
-  return t5_checkpoints.flatten(tree)
+  return t5_checkpoints.flatten(random_t5.params(CONFIG))
 
 
 def trained(config, params):
@@ -33,9 +33,8 @@ def logits(collections):
   inputs = rng.integers(3, 128, (3, 7)).astype(np.int32)
   targets = rng.integers(3, 128, (3, 5)).astype(np.int32)
   given = {k: t5_checkpoints.unflatten(v) for k, v in collections.items()}
-  return t5.Transformer(CONFIG).apply(
-    given, inputs, t5.shift_right(jnp.asarray(targets))
-  )
+  apply = jax.jit(t5.Transformer(CONFIG).apply)
+  return apply(given, inputs, t5.shift_right(jnp.asarray(targets)))
 
 
 @pytest.mark.parametrize("kernels", [LORA.kernels, ".*/kernel", "decoder/.*wo/kernel"])  # fmt: skip

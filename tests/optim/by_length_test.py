@@ -3,12 +3,12 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_t5
 
 from synthq_jax import optim
-from synthq_jax.models import t5, t5_checkpoints, t5_config
+from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.optim import by_length
 from synthq_jax.stages import finetune_dp
 
@@ -35,11 +35,7 @@ def grads():
 
 @pytest.fixture(name="params", scope="module")
 def _params():
-  model = t5.Transformer(SHAPE)
-  ids = jnp.ones((1, 5), jnp.int32)
-  made = model.init(jax.random.key(0), ids, ids)["params"]
-  flat = t5_checkpoints.flatten(jax.tree.map(np.asarray, made))
-  return jax.tree.map(lambda x: 2 * jnp.asarray(x), flat)
+  return t5_checkpoints.flatten(random_t5.params(SHAPE))
 
 
 @pytest.fixture(name="batch", scope="module")

@@ -483,10 +483,10 @@ def test_logit_takes_parameters_in_double_precision():
   rng = np.random.default_rng(0)
   kernel, queries, documents = rng.normal(size=(3, 3, 3))
   batch = {"queries": queries, "documents": documents}
-  fn = optim.contrastive_clipped_grad(
+  fn = jax.jit(optim.contrastive_clipped_grad(
     encode, encode, loss=contrastive.Softmax(temperature=1.0),
     l2_clip_norm=1.0, method=optim.Logit(), max_batch_size=3,
-  )  # fmt: skip
+  ))  # fmt: skip
   single, _ = fn(jnp.float32(kernel), jax.tree.map(jnp.float32, batch))
   with jax.enable_x64(True):
     double, _ = fn(kernel, batch)

@@ -453,12 +453,9 @@ def test_queries_and_documents_may_be_trees_of_arrays(method, hard, microbatch):
   }
   padding = np.arange(6) == 4
   options = {"clip": 0.5, "microbatch_size": microbatch}
-  expected, aux = make(method, loss, **options)(
-    PARAMS, batch, is_padding_example=padding
-  )
-  total, tree_aux = make(
-    method, loss, encoders=(encode_tree, encode_tree), **options
-  )(PARAMS, trees, is_padding_example=padding)
+  expected, aux = call(make(method, loss, **options), batch, padding)
+  fn = make(method, loss, encoders=(encode_tree, encode_tree), **options)
+  total, tree_aux = call(fn, trees, padding)
   assert_close(total, expected, 1e-5)
   assert np.linalg.norm(flat(expected)) > 0.1
   np.testing.assert_allclose(tree_aux.norms, aux.norms, rtol=1e-4, atol=1e-6)

@@ -258,12 +258,10 @@ QUERY = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
   "files",
   [
     {},
-    {"texts": {"do_lower_case": True}},
     {"texts": {"do_lower_case": True, "max_seq_length": 5}},
     {"prompts": QUERY},
     {"prompts": {"prompts": {"query": "query: "}}},
     {"prompts": QUERY, "pooling": {"include_prompt": True}},
-    {"prompts": {}, "pooling": {"include_prompt": False}},
   ],
 )
 def test_a_folder_gives_the_vectors_of_sentence_transformers(tmp_path, files):
@@ -272,25 +270,6 @@ def test_a_folder_gives_the_vectors_of_sentence_transformers(tmp_path, files):
   ours = text_encoders.FolderEncoder(folder=place, length=32).encode(SENTENCES)
   theirs = library.SentenceTransformer(str(place), device="cpu")
   np.testing.assert_allclose(ours, theirs.encode(SENTENCES), atol=1e-5)
-
-
-def test_settings_of_texts_change_vectors(tmp_path):
-  """Where they were not read the cosine was .96 and .80 for 1."""
-  plain = sentence_folder(tmp_path / "plain")
-  lower = sentence_folder(tmp_path / "lower", texts={"do_lower_case": True})
-  asked = sentence_folder(tmp_path / "asked", prompts=QUERY)
-
-  def cosine(texts, *folders):
-    one, other = (
-      text_encoders.FolderEncoder(folder=folder, length=32).encode([text])[0]
-      for folder, text in zip(folders, texts, strict=True)
-    )
-    return float(one @ other)
-
-  assert cosine(["Berlin Wall", "berlin wall"], plain, plain) < 0.99
-  assert cosine(["Berlin Wall", "berlin wall"], lower, plain) > 0.9999
-  assert cosine(["berlin", "query: berlin"], plain, plain) < 0.9
-  assert cosine(["berlin", "query: berlin"], asked, plain) > 0.9999
 
 
 @pytest.mark.parametrize(
@@ -304,7 +283,6 @@ def test_settings_of_texts_change_vectors(tmp_path):
       {"prompts": {"prompts": {}, "default_prompt_name": "query"}},
       "a prompt named 'query', as default_prompt_name says, got none",
     ),
-    ({"texts": {"query_expansion": {"length": 4}}}, "no query_expansion"),
   ],
 )
 def test_settings_of_texts_that_are_not_read_are_refused(

@@ -365,7 +365,7 @@ needs_labels = pytest.mark.skipif(
 @needs_labels
 @pytest.mark.parametrize("name", [*leakage_check.CALIBRATED][1:4])
 def test_thresholds_are_those_of_the_labelled_pairs(name):
-  """The shipped encoder's would take long; `leakage_labels.py --encoder` shows it."""
+  """The shipped encoder's would take long."""
   path = LABELLED / "spire22_annotations.jsonl"
   one = leakage_check.detector(name)
   found = leakage_check.calibrate(one, path, precision=0.9)

@@ -149,11 +149,13 @@ def test_one_key_inside_shard_map_asks_for_the_names_of_examples():
   def norms(params, batch, key):
     return grad_fn(params, batch, key=key)[1].norms
 
-  sharded = jax.shard_map(
-    norms,
-    mesh=Mesh(np.array(jax.devices()), ("rows",)),
-    in_specs=(P(), P("rows"), P()),
-    out_specs=P("rows"),
+  sharded = jax.jit(
+    jax.shard_map(
+      norms,
+      mesh=Mesh(np.array(jax.devices()), ("rows",)),
+      in_specs=(P(), P("rows"), P()),
+      out_specs=P("rows"),
+    )
   )
   key = jax.random.key(3)
   found = sharded(PARAMS, ids, key)

@@ -308,7 +308,7 @@ def contrastive_clipped_grad(
   use `microbatch_size`, which changes no number: all negatives of the batch
   stay.
 
-  >>> import jax.numpy as jnp
+  >>> import jax, jax.numpy as jnp
   >>> from synthq_jax.losses import contrastive
   >>> def encode(params, x):
   ...   x = x * params[None]
@@ -318,7 +318,7 @@ def contrastive_clipped_grad(
   ...     encode, encode, loss=contrastive.Softmax(temperature=1.0),
   ...     l2_clip_norm=0.5, method=optim.Row(), max_batch_size=4)
   >>> batch = {"queries": jnp.eye(2), "documents": jnp.eye(2)}
-  >>> total, aux = fn(jnp.ones(2), batch)
+  >>> total, aux = jax.jit(fn)(jnp.ones(2), batch)
   >>> fn.sensitivity("ADD_OR_REMOVE_ONE", "query")
   0.5
 
