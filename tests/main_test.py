@@ -947,6 +947,7 @@ def test_a_dry_run_for_users_wants_their_column(tmp_path, capsys):
   corpus.write_text('{"_id": "d1", "text": "boats"}\n')
   place = f"--workdir={tmp_path / 'run'}"
   argv = ["run", DEMO, place, "--dry_run", f"--gin.SOURCE=log:{log}@{corpus}"]
+  argv += ["--gin.BATCH_SIZE=2", "--gin.DIRECT_BATCH_SIZE=2"]
   log.write_text("query,document\nboats,d1\n")
   assert "one query" in output(capsys, *argv)
   line = fails(capsys, *argv, "--gin.UNIT=user")
