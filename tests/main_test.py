@@ -912,6 +912,12 @@ def test_a_dry_run_names_the_settings_that_made_what_is_there(tmp_path, capsys):
   (tmp_path / "prepare_data/result.json").write_text('{"result": {}}')
   why = " (made with other settings: SECRET_SEED, TEST_SPLIT)"
   assert f"{line}{why}\n" in output(capsys, *command)
+  # A model that changed in its folder: the line sent its reader to config.gin.
+  text = main.configure(plan.RunConfig, [recipe], [])[1]
+  (tmp_path / "config.gin").write_text(text)
+  assert f"{line} (made with other settings: none in" in output(
+    capsys, *command
+  )
 
 
 @pytest.mark.parametrize("stage", ["generate", "evaluate", "audit", "report"])
@@ -947,6 +953,7 @@ def test_a_dry_run_for_users_wants_their_column(tmp_path, capsys):
   corpus.write_text('{"_id": "d1", "text": "boats"}\n')
   place = f"--workdir={tmp_path / 'run'}"
   argv = ["run", DEMO, place, "--dry_run", f"--gin.SOURCE=log:{log}@{corpus}"]
+  argv += ["--gin.BATCH_SIZE=2", "--gin.DIRECT_BATCH_SIZE=2"]
   log.write_text("query,document\nboats,d1\n")
   assert "one query" in output(capsys, *argv)
   line = fails(capsys, *argv, "--gin.UNIT=user")

@@ -351,7 +351,9 @@ def _explain_others(
   names = {x for x in names if "." not in x} or names
   hidden, shown = ({*_HIDDEN.findall(each)} for each in texts)
   names |= hidden ^ shown
-  listed = ", ".join(sorted(names)) or "see its config.gin, or another version"
+  listed = ", ".join(sorted(names)) or (
+    "none in config.gin, so other files of a model or of the data, or another version"
+  )
   return f" (made with other settings: {listed})"
 
 

@@ -32,6 +32,8 @@ _IDS = (
   *("productid", "asin", "clickedid", "clickeddoc", "clicked", "url", "id"),
 )
 """Usual names of a column of documents' ids."""
+_CLICKS = ("clicks", "click", "clicked", "clickcount", "numclicks", "isclicked")
+"""Usual names of a column that says how often a document was clicked."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,7 @@ def read_jsonl(
   """
   names = _SplitNames(path)
   if rows is None:
+    check_columns(path, fields, has_corpus=False)
     rows, splits = (
       table_files.rows(path, fields.quotes),
       names.read_file_splits(),
@@ -184,6 +187,7 @@ def read_log(
   Raises:
     ValueError: as in `read_jsonl`.
   """
+  check_columns(path, fields, has_corpus=True)
   documents, document_ids = collection_lib.read_documents(
     corpus, lambda: _read_documents(corpus, fields.quotes)
   )
@@ -243,6 +247,7 @@ def check_columns(
   if not names:
     return
   _check_keys(where, names, fields, has_corpus)
+  _check_other_names(where, names, fields)
   # A line of JSON may lack its user where users are not the unit.
   is_chosen = len(fields.users) == 1 and ".jsonl" not in os.path.basename(where)
   if fields.needs_user or is_chosen:
@@ -253,6 +258,42 @@ def check_columns(
       f"{where}: expected the user of each query under {keys}, got no such column:"
       " add one, or give --gin.prepare_data.Config.user_field=NAME"
     )
+
+
+def _check_other_names(
+  where: str, names: Collection[str], fields: Fields
+) -> None:
+  """Refuses optional columns under a name by which they would not be read."""
+  users = tuple(_make_plain(key) for key in fields.users)
+  rest = [name for name in names if name not in (fields.query, fields.document)]
+  for keys, usual in (
+    (("clicks",), _CLICKS),
+    (("split",), ("split",)),
+    (("title",), ("title",)),
+    (fields.users, users),
+  ):
+    _check_other_name(where, rest, keys, usual)
+
+
+def _check_other_name(
+  where: str,
+  names: Collection[str],
+  keys: Collection[str],
+  usual: Collection[str],
+) -> None:
+  """Refuses a name that is none of the keys, and is written like one."""
+  others = [name for name in names if _make_plain(name) in usual]
+  if others and not set(keys) & set(names):
+    [key, *_] = keys
+    raise ValueError(
+      f'{where}: expected "{key}", got "{others[0]}", which is not read: call the'
+      f' column "{key}", or by another name if it is no such column'
+    )
+
+
+def _make_plain(name: str) -> str:
+  """Returns a name in lower case, without punctuation and spaces."""
+  return re.sub(r"[\W_]", "", name.lower())
 
 
 def _check_keys(
@@ -266,7 +307,7 @@ def _check_keys(
   missing = [each for each in expected if each[1] not in names]
   if not missing:
     return
-  plain = {re.sub(r"[\W_]", "", name.lower()): name for name in names}
+  plain = {_make_plain(name): name for name in names}
   chosen = [key for _, key, _ in expected if key in names]
   flags = []
   for flag, _, usual in missing:
@@ -359,7 +400,9 @@ def _make_collection(
 def _read_documents(
   corpus: str | os.PathLike, quotes: str
 ) -> Iterator[tuple[str, collection_lib.Document]]:
-  for where, line in table_files.rows(corpus, quotes):
+  for number, (where, line) in enumerate(table_files.rows(corpus, quotes)):
+    if not number:
+      _check_other_name(where, line, ("title",), ("title",))
     part = line.get("split")
     is_file = isinstance(part, table_files.FileSplit)
     if is_file and part in ("queries", "qrels"):

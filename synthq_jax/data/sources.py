@@ -58,6 +58,7 @@ class Kind:
       if the kind cannot do so.
     most: returns the largest possible number of documents, in a second and before
       reading; None if only reading can tell.
+    most_queries: the same of queries.
     from_pairs: whether each document has a query, so that the collection itself
       reveals which documents somebody asked about; a privacy statement says so.
     named_by_text: whether a query's id is a digest of its text.
@@ -68,6 +69,7 @@ class Kind:
   digest: Callable[["Source"], str]
   check: Callable[["Source"], object] = lambda source: None
   most: Callable[["Source"], int | None] = lambda source: None
+  most_queries: Callable[["Source"], int | None] = lambda source: None
   from_pairs: bool
   named_by_text: bool = False
   queries: Callable[["Source"], Iterator[tuple[str, str]]] | None = None
@@ -203,6 +205,13 @@ class Source:
     unknown."""
     try:
       return KINDS[self.kind].most(self)
+    except Exception:  # `read` reports faults of the files
+      return None
+
+  def most_queries(self) -> int | None:
+    """Returns the largest possible number of queries; None if it is unknown."""
+    try:
+      return KINDS[self.kind].most_queries(self)
     except Exception:  # `read` reports faults of the files
       return None
 
@@ -462,6 +471,7 @@ KINDS: dict[str, Kind] = {
     read=_make_reader(beir.read_beir, in_memory=False),
     digest=_digest_files,
     most=_make_line_counter("corpus.jsonl"),
+    most_queries=_make_line_counter("queries.jsonl"),
     check=_make_folder_check(
       "corpus.jsonl", "queries.jsonl", judged="", under="qrels"
     ),
@@ -491,6 +501,9 @@ KINDS: dict[str, Kind] = {
       _digest_files(source, part) for part in _split_location(source)
     ),
     most=lambda source: table_files.get_max_rows(_split_location(source)[1]),
+    most_queries=lambda source: table_files.get_max_rows(
+      _split_location(source)[0]
+    ),
     check=_check_tables,
     from_pairs=False,
     named_by_text=True,
@@ -506,6 +519,7 @@ KINDS: dict[str, Kind] = {
     ),
     digest=_digest_files,
     most=lambda source: table_files.get_max_rows(source.location),
+    most_queries=lambda source: table_files.get_max_rows(source.location),
     check=_check_tables,
     from_pairs=True,
     named_by_text=True,

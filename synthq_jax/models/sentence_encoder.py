@@ -288,7 +288,7 @@ def add_query_map(
   root = pathlib.Path(folder)
   listed = json.loads((root / sentence_folders.MODULES).read_text())
   number = len(listed)
-  router = root / f"{number}_Router"
+  router = root / _find_free(root, f"{number}_Router")
   types, routes = {}, {}
   for role, kind in (
     (sentence_folders.QUERY, "Dense"),
@@ -303,11 +303,12 @@ def add_query_map(
   parameters = {"default_route": "document", "allow_empty_key": True}
   content = {"types": types, "structure": routes, "parameters": parameters}
   _write_json(router / "router_config.json", content)
+  path = _find_free(root, f"{number + 1}_Normalize")
   listed += [
     _make_module(number, "Router", router.name),
-    _make_module(number + 1, "Normalize", f"{number + 1}_Normalize"),
+    _make_module(number + 1, "Normalize", path),
   ]
-  (root / f"{number + 1}_Normalize").mkdir()
+  (root / path).mkdir()
   _write_json(root / sentence_folders.MODULES, listed)
 
 
@@ -324,10 +325,17 @@ def add_normalize(folder: str | os.PathLike) -> None:
   layers = sentence_folders.modules(root).layers
   if layers and layers[-1] is None:
     return
-  path = f"{len(listed)}_Normalize"
+  path = _find_free(root, f"{len(listed)}_Normalize")
   (root / path).mkdir()
   listed.append(_make_module(len(listed), "Normalize", path))
   _write_json(root / sentence_folders.MODULES, listed)
+
+
+def _find_free(root: pathlib.Path, name: str) -> str:
+  """Finds a name for a module's folder; a module that is not listed may have it."""
+  while (root / name).exists():
+    name += "_"
+  return name
 
 
 def _pool_outputs(

@@ -84,6 +84,22 @@ class Config:
     config_types.at_least(self, 0, "batch_size")
     config_types.one_of(self, "optimizer", self.OPTIMIZERS)
 
+  def check_batch(self, number: int, units: str) -> None:
+    """Refuses a batch of more records than there are.
+
+    Args:
+      number: number of records, or more.
+      units: what they are, for the message.
+    """
+    if self.batch_size > number:
+      name = config_types.label(type(self))
+      size = 1 << max(number // 4, 1).bit_length() - 1
+      raise ValueError(
+        f"{name}.batch_size must be at most {number:,}, the number of {units}, got"
+        f" {self.batch_size}: set a smaller one, such as"
+        f" --gin.{name}.batch_size={size}"
+      )
+
   def check(
     self, prepared: results.PreparedData, *, draws_users: bool = False
   ) -> None:
@@ -96,19 +112,14 @@ class Config:
     Raises:
       ValueError: if the batch is larger than the data, or delta is 1 / n or more.
     """
-    batch_size = fill_batch_size(
-      self, prepared, draws_users=draws_users
-    ).batch_size
+    filled = fill_batch_size(self, prepared, draws_users=draws_users)
     name = config_types.label(type(self))
     queries = prepared.num_queries["train"]
     users = prepared.num_users.get("train", queries)
-    number = users if draws_users else queries
-    units = "private train users" if draws_users else "private train queries"
-    if batch_size > number:
-      raise ValueError(
-        f"{name}.batch_size must be at most {number:,}, the number of {units}, got"
-        f" {batch_size}: take a smaller one"
-      )
+    if draws_users:
+      filled.check_batch(users, "private train users")
+    else:
+      filled.check_batch(queries, "private train queries")
     if self.delta is not None and not 0 < self.delta < 1 / users:
       unit = "user" if prepared.num_users else "query"
       units = "users" if prepared.num_users else "queries"

@@ -17,6 +17,7 @@ __all__ = [
   "DENSE",
   "DIRECT_DP",
   "FUSED",
+  "KINDS",
   "LEXICAL",
   "ORIGINAL",
   "OWN_TEST_SETS",
@@ -33,6 +34,16 @@ LEXICAL, DENSE, FUSED, RANKED = "bm25", "dense", "fused", "ltr"
 """Systems: BM25, a dense retriever, their fusion, and learning to rank."""
 ADAPTER, DIRECT_DP, SYNTHETIC = "adapter", "direct_dp", "synthetic"
 """Training data of a retriever with an epsilon of its own."""
+KINDS = (
+  "untrained",
+  "public_only",
+  SYNTHETIC,
+  "original",
+  DIRECT_DP,
+  ADAPTER,
+  RANKED,
+)
+"""Beginnings of rows' names that settings may give for all rows of a kind."""
 OWN_TEST_SETS = ("test", "public")
 """The test sets that every run has: private queries, and public sentences."""
 

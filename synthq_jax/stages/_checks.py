@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,14 +10,17 @@ from synthq_jax import stages
 from synthq_jax.data import sentence_tokens, shipped, sources, tokenizer_json
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
+from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.runtime import fingerprints, inputs
 from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.stages import prepare_data, prepare_test_set
 from synthq_jax.storage import object_store
 
 __all__ = [
+  "check_batches",
   "check_checkpoints",
   "check_named",
+  "check_rows",
   "check_size",
   "check_t5",
   "check_test_sets",
@@ -107,10 +111,10 @@ def _list_starts(stage_names: Sequence[str]) -> set[str]:
 
 
 def describe_prompts(config: Any, stage_names: Sequence[str]) -> list[str]:
-  """Returns notes on an encoder's prompts and on the length of its texts.
+  """Returns notes on an encoder's prompts, similarity and length of texts.
 
   Folders of E5 and BGE lack the prompts that their cards ask for. An index whose
-  vectors are of longer texts is another one than the run's.
+  vectors are of longer texts, or not of length 1, is another one than the run's.
   """
   encoder = config.encoder
   if "encoder" not in _list_starts(stage_names) or object_store.is_url(
@@ -130,6 +134,12 @@ def describe_prompts(config: Any, stage_names: Sequence[str]) -> list[str]:
     " documents. If your index has others (as the cards of E5 and BGE ask for):"
     " --gin.QUERY_PROMPT='...' --gin.DOCUMENT_PROMPT='...'"
   ]
+  if not sentence_folders.says_cosine(pathlib.Path(encoder.folder)):
+    notes.append(
+      "note: the encoder's vectors are scaled to length 1, and compared by cosines."
+      " Rankings by dot products of its vectors as they are (as Contriever's and"
+      " TAS-B's) are others: your index must hold vectors of length 1"
+    )
   uncut = dataclasses.replace(encoder, length=sentence_tokens.ENDLESS).tokens()
   assert uncut is not None
   if tokens.length < uncut.length:
@@ -181,6 +191,51 @@ def _check_encoder(config: Any) -> None:
 def _check_checkpoint(checkpoint: str) -> None:
   if not object_store.is_url(checkpoint):
     fingerprints.check_checkpoint(shipped.checkpoint(checkpoint))
+
+
+def check_rows(config: Any) -> None:
+  """Refuses names in LTR and COMPARED that no row of the run has.
+
+  Recipes name whole kinds of rows, and a run may lack some of them.
+  """
+  plan = rows_lib.Plan(config=config, stages=())
+  retrievers = plan.retrievers
+  private = [row for row in retrievers if row.epsilon is not None]
+  for field, macro, rows in (
+    ("ltr", "LTR", retrievers),
+    ("compared", "COMPARED", (*private, *plan.ranked)),
+  ):
+    names = getattr(config.rows, field)
+    odd = [
+      name
+      for name in names
+      if name.removeprefix(f"{rows_lib.RANKED}_") not in rows_lib.KINDS
+      and not any(rows_lib.begins_with(row, [name]) for row in rows)
+    ]
+    if field == "ltr" and not plan.ranked:
+      odd = [*names]
+    if odd:
+      raise ValueError(
+        f"plan.Rows.{field} ({macro}) must name rows of this run, got"
+        f" {', '.join(odd)}: it has {', '.join(map(str, rows)) or 'none'}"
+      )
+
+
+def check_batches(config: Any, stage_names: Sequence[str]) -> None:
+  """Refuses batches of more queries than the data has lines.
+
+  A run compares them with the data, once that is read.
+  """
+  plan = rows_lib.Plan(config=config, stages=tuple(stage_names))
+  trainings = []
+  if plan.generators and "finetune_dp" in stage_names:
+    trainings.append(config.finetune_dp)
+  if "direct_dp" in stage_names:
+    trainings += plan.direct.values()
+  source = sources.open(config.prepare_data.source, "prepare_data.source")
+  most = source.most_queries() if trainings else None
+  for settings in trainings if most is not None else ():
+    settings.check_batch(most, "lines of queries")
 
 
 def check_size(config: Any, stage_names: Sequence[str]) -> None:

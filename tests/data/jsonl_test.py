@@ -213,6 +213,46 @@ def test_a_log_without_users_is_refused_by_its_header(
     assert "user_field=NAME" in str(error.value)
 
 
+@pytest.mark.parametrize(
+  ("name", "words"),
+  [
+    ("Clicks", 'expected "clicks", got "Clicks"'),
+    ("clicked", 'expected "clicks", got "clicked"'),
+    ("Split", 'expected "split", got "Split"'),
+    ("User", 'expected "client", got "User"'),
+    ("userId", 'expected "client", got "userId"'),
+    ("Title", 'expected "title", got "Title"'),
+    ("when", None),
+  ],
+)
+def test_an_optional_column_is_not_passed_over_for_its_name(
+  tmp_path, name, words
+):
+  """A column "Clicks" of zeros made every row a click."""
+  path, corpus = tmp_path / "log.csv", tmp_path / "corpus.jsonl"
+  lines = [f"boats {i},{i},{i}" for i in range(60)]
+  path.write_text("\n".join((f"query,document,{name}", *lines)))
+  documents = [f'{{"_id": "{i}", "text": "a {i}"}}' for i in range(60)]
+  corpus.write_text("\n".join(documents))
+  for read in (jsonl.read_jsonl, lambda log: jsonl.read_log(log, corpus)):
+    if words is None:
+      assert len(read(path).queries) == 60
+      continue
+    with pytest.raises(ValueError, match=words) as error:
+      read(path)
+    assert "boats" not in str(error.value)
+  named = jsonl.Fields(document=name)  # a column that is chosen is read
+  assert len(jsonl.read_jsonl(path, named).queries) == 60
+
+
+def test_a_title_is_not_passed_over_for_its_name(tmp_path):
+  log, corpus = tmp_path / "log.csv", tmp_path / "corpus.jsonl"
+  log.write_text("query,document\nboats,1\n")
+  corpus.write_text('{"_id": "1", "text": "a", "Title": "b"}\n')
+  with pytest.raises(ValueError, match='expected "title", got "Title"'):
+    jsonl.read_log(log, corpus)
+
+
 def test_a_log_beside_a_corpus_names_the_flag_of_its_ids(tmp_path):
   corpus = tmp_path / "corpus.jsonl"
   corpus.write_text('{"_id": "1", "text": "a"}\n')

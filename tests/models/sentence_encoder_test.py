@@ -202,6 +202,25 @@ def test_a_document_prompt_of_the_settings_replaces_one_of_passages(
   np.testing.assert_allclose(found, oracle, atol=1e-5)
 
 
+def test_modules_are_added_beside_folders_that_are_not_listed(tmp_path):
+  """An export of a folder whose Normalize was taken out of modules.json failed."""
+  place, theirs = _folder(tmp_path, "bert")
+  expected = theirs.encode(list(TEXTS))
+  listed = json.loads((place / "modules.json").read_text())
+  (place / "modules.json").write_text(json.dumps(listed[:2]))
+  assert (place / "2_Normalize").is_dir()
+  (place / "3_Router").mkdir()
+  (place / "4_Normalize").mkdir()
+  sentence_encoder.add_normalize(place)
+  turned = np.eye(DIM, dtype=np.float32)[::-1]
+  sentence_encoder.add_query_map(place, turned)
+  made = library.SentenceTransformer(str(place), device="cpu")
+  documents = made.encode_document(list(TEXTS))
+  np.testing.assert_allclose(documents, expected, atol=1e-5)
+  queries = made.encode_query(list(TEXTS))
+  np.testing.assert_allclose(queries, expected @ turned, atol=1e-5)
+
+
 @pytest.mark.parametrize("with_projection", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_trained_is_a_folder_of_the_library(

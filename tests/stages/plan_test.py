@@ -689,6 +689,26 @@ def test_the_prompts_of_an_encoder_are_said_before_any_work(tmp_path):
   assert len(said()) == 1
 
 
+def test_an_encoder_of_dot_products_is_said_to_be_read_by_cosines(tmp_path):
+  """Contriever's folder says nothing: its vectors were scaled in silence."""
+
+  def said(folder: str) -> list[str]:
+    config = plan.RunConfig(
+      encoder=encoder_start.EncoderStart(folder=folder),
+      static_encoder=static_encoder.Config(dim=0),
+    )
+    notes = _checks.describe_prompts(config, ["train_retriever"])
+    return [note for note in notes if "compared by cosines" in note]
+
+  words = "query passage otter"
+  dot = sentence_folder.save(tmp_path / "dot", words, is_normal=False)
+  assert len(said(dot)) == 1
+  named = pathlib.Path(dot, "config_sentence_transformers.json")
+  named.write_text('{"similarity_fn_name": "cosine"}')
+  assert not said(dot)
+  assert not said(sentence_folder.save(tmp_path / "normal", words))
+
+
 def test_an_encoder_that_is_no_folder_is_named(tmp_path):
   """The line asked to check CHECKPOINT and VOCABULARY, which nobody gave."""
   named = "sentence-transformers/all-MiniLM-L6-v2"

@@ -5,13 +5,15 @@ import shutil
 
 import made_up
 import pytest
+import small_data
+import tiny_runs
 
 from synthq_jax import stages
 from synthq_jax.cli import guide
 from synthq_jax.privacy import ledger
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import results, rows
-from synthq_jax.stages import _planned, direct_dp, plan
+from synthq_jax.stages import _planned, direct_dp, finetune_dp, plan
 from synthq_jax.storage import artifacts
 
 FOLDERS = {"direct_dp": "train_retriever"}
@@ -133,6 +135,66 @@ def test_a_plan_of_known_data_refuses_a_batch_above_n(finished_run):
       finished_run.root,
       plan.STAGES,
     )
+
+
+@pytest.mark.parametrize(
+  ("rows", "words"),
+  [
+    (  # "adapter_eps1" counted as released
+      {"adapted": (1.0,), "compared": ("adapter_eps1.0",)},
+      r"COMPARED.* got adapter_eps1\.0: it has synthetic_eps8, direct_dp_eps8,"
+      " adapter_eps1$",
+    ),
+    (
+      {"adapted": (1.0,), "ltr": ("original", "adapter_eps2")},
+      "LTR.* got adapter_eps2: it has untrained, public_only, .* adapter_eps1$",
+    ),
+    ({"ltr": ("adapter",)}, "got adapter: it has untrained,"),
+    ({"compared": ("ltr_untrained", "adapter")}, None),  # as recipes have it
+    ({"ltr": ("original", "adapter")}, None),
+  ],
+)
+def test_names_of_rows_that_a_run_lacks_are_refused(tmp_path, rows, words):
+  source = small_data.write_pairs(tmp_path / "pairs.jsonl", 40)
+  config = tiny_runs.config(source, rows=plan.Rows(**rows))
+  if words is None:
+    plan.outlook(config, tmp_path / "run", plan.STAGES)
+    return
+  with pytest.raises(ValueError, match=words):
+    plan.outlook(config, tmp_path / "run", plan.STAGES)
+  with pytest.raises(ValueError, match=words):
+    plan.run(config, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["log", "beir", "jsonl"])
+def test_a_batch_above_the_lines_is_refused_before_they_are_read(
+  tmp_path, kind
+):
+  """A dry run listed all trainings, and the run met it after it read the data."""
+  if kind == "log":
+    asked = [(f"u{i}", f"ask {i}", i) for i in range(40)]
+    source = small_data.write_user_log(tmp_path, asked, 40)
+  elif kind == "beir":
+    source = small_data.write_split_beir(tmp_path, train=30, test=10)
+  else:
+    source = small_data.write_pairs(tmp_path / "pairs.jsonl", 40)
+  base = tiny_runs.config(source)
+
+  def look(**changes):
+    config = dataclasses.replace(base, **changes)
+    plan.outlook(config, tmp_path / "run", plan.STAGES)
+
+  look()
+  large = finetune_dp.Config(batch_size=64)
+  with pytest.raises(
+    ValueError,
+    match=r"at most 4., .* --gin\.finetune_dp\.Config\.batch_size=8$",
+  ):
+    look(finetune_dp=large)
+  look(finetune_dp=large, rows=plan.Rows(synthetic=()))  # trains none
+  with pytest.raises(ValueError, match=r"direct_dp\.Config\.batch_size must"):
+    look(direct_dp=direct_dp.Config(batch_size=64))
 
 
 def test_a_dry_run_prints_the_rows_and_the_trainings(finished_run, tmp_path):

@@ -205,7 +205,9 @@ def test_users_are_those_of_the_field_that_the_statement_names(tmp_path, kind):
   source = write(tmp_path / "data", kind, lines())
   space = workspace.Workspace(tmp_path / "run", secret_seed=1)
   said = (
-    "expected jsonl or log with" if kind == "beir" else "user id with every"
+    "expected jsonl or log with"
+    if kind == "beir"
+    else 'user of each query under "account"'
   )
   with pytest.raises(ValueError, match=said) as error:
     config = prepare_data.Config(

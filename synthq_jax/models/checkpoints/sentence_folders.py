@@ -24,6 +24,7 @@ __all__ = [
   "model_settings",
   "modules",
   "read_fields",
+  "says_cosine",
   "text_settings",
 ]
 
@@ -160,6 +161,21 @@ def modules(folder: pathlib.Path, role: str | None = None) -> Modules:
     )
   _check_similarity(folder, layers)
   return dataclasses.replace(chosen, layers=tuple(layers))
+
+
+def says_cosine(folder: pathlib.Path) -> bool:
+  """Tests whether a folder says that its vectors are compared by cosines.
+
+  Folders of models that were trained for dot products, such as Contriever's, often
+  say nothing.
+
+  Args:
+    folder: as in `modules`.
+  """
+  layers = modules(folder).layers
+  fields = read_fields(folder / PROMPTS, missing_ok=True)
+  is_normal = bool(layers) and layers[-1] is None
+  return is_normal or fields.get("similarity_fn_name") == "cosine"
 
 
 def text_settings(folder: pathlib.Path) -> TextSettings:
