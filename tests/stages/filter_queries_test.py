@@ -192,6 +192,20 @@ def test_positions_that_belong_to_other_queries_are_refused(hand_made):
     run(root, documents, made)
 
 
+def test_a_filter_that_keeps_nothing_advises_a_larger_top_k(hand_made):
+  """It advised to train a retriever for longer, where BM25 filtered."""
+  root, documents, made = hand_made
+  path = root / made.directory / "queries.jsonl"
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  path.write_text(
+    "".join(json.dumps({**line, "text": "zzz"}) + "\n" for line in lines)
+  )
+  told = "left none of the 120 .* larger top_k"
+  with pytest.raises(ValueError, match=told) as error:
+    run(root, documents, made)
+  assert "retriever" not in str(error.value)
+
+
 def test_a_filter_that_would_keep_all_is_refused(hand_made):
   root, documents, made = hand_made
   with pytest.raises(ValueError, match=f"below {NUM_PAIRS}, the size"):
