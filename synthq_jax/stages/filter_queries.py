@@ -84,7 +84,8 @@ def plan_rows(plan: rows.Plan) -> dict[str, rows.Row]:
 
 def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   """Returns the filtering of one set of queries."""
-  settings, written = run.config.filter_queries, run.get_results("generate")[row]
+  settings = run.config.filter_queries
+  written = run.get_results("generate")[row]
   # The recipe changes nothing here. Without it, the private trainings behind the
   # filter would have other fingerprints, and be made again.
   recipe = run.config.train_retriever

@@ -47,6 +47,8 @@ def _hand_made(finished_run, tmp_path):
   )  # each like its document
   texts = [f"what was written in report {i}" for i in range(len(ids))]
   texts[9] = json.loads(corpus[9])["text"][20:70]  # copied
+  for i in range(20, 30):  # found by the numbers of their documents
+    texts[i] = json.loads(corpus[i])["text"][:70]
   lines = [
     json.dumps({"_id": f"s{i}", "text": text, "document": str(ids[i])})
     for i, text in enumerate(texts)
@@ -147,7 +149,12 @@ def test_the_retriever_is_trained_again_when_the_filter_changes(
   alone = dataclasses.replace(
     finished_run.config,
     rows=dataclasses.replace(
-      finished_run.config.rows, original=False, synthetic=(), direct_dp=()
+      finished_run.config.rows,
+      original=False,
+      synthetic=(),
+      direct_dp=(),
+      ltr=("public_only",),
+      compared=(),
     ),
   )
 
