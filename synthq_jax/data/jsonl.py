@@ -247,7 +247,7 @@ def check_columns(
   if not names:
     return
   _check_keys(where, names, fields, has_corpus)
-  _check_other_names(where, names, fields)
+  _check_other_names(where, names, fields, has_corpus)
   # A line of JSON may lack its user where users are not the unit.
   is_chosen = len(fields.users) == 1 and ".jsonl" not in os.path.basename(where)
   if fields.needs_user or is_chosen:
@@ -261,18 +261,18 @@ def check_columns(
 
 
 def _check_other_names(
-  where: str, names: Collection[str], fields: Fields
+  where: str, names: Collection[str], fields: Fields, has_corpus: bool
 ) -> None:
   """Refuses optional columns under a name by which they would not be read."""
   users = tuple(_make_plain(key) for key in fields.users)
   rest = [name for name in names if name not in (fields.query, fields.document)]
-  for keys, usual in (
-    (("clicks",), _CLICKS),
-    (("split",), ("split",)),
-    (("title",), ("title",)),
-    (fields.users, users),
+  for keys, usual, flag in (
+    (("clicks",), _CLICKS, ""),
+    (("split",), ("split",), ""),
+    (("title",), () if has_corpus else ("title",), ""),  # a corpus has its own
+    (fields.users, users, ", give --gin.prepare_data.Config.user_field=NAME"),
   ):
-    _check_other_name(where, rest, keys, usual)
+    _check_other_name(where, rest, keys, usual, flag)
 
 
 def _check_other_name(
@@ -280,6 +280,7 @@ def _check_other_name(
   names: Collection[str],
   keys: Collection[str],
   usual: Collection[str],
+  flag: str = "",
 ) -> None:
   """Refuses a name that is none of the keys, and is written like one."""
   others = [name for name in names if _make_plain(name) in usual]
@@ -287,7 +288,7 @@ def _check_other_name(
     [key, *_] = keys
     raise ValueError(
       f'{where}: expected "{key}", got "{others[0]}", which is not read: call the'
-      f' column "{key}", or by another name if it is no such column'
+      f' column "{key}"{flag}, or use another name if it is no such column'
     )
 
 

@@ -1,7 +1,6 @@
 """Encodes texts: encoders of this library, of sentence-transformers, GPT-2.
 
-MAUVE takes vectors of any of them, the detector of near-duplicates those of norm 1.
-Each is a small frozen dataclass with one method, `encode`, and a `description`. The
+MAUVE takes vectors of any of them. Each is a small frozen dataclass with one method, `encode`, and a `description`. The
 description goes into results, since vectors of different encoders are not
 comparable. All encoders read local folders; nothing is ever downloaded.
 """

@@ -139,11 +139,6 @@ class Plan:
   test_sets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   """Further test sets by name, see `stages.prepare_test_set`."""
 
-  @property
-  def for_audit(self) -> bool:
-    """Whether retrievers are trained for an audit alone."""
-    return "audit" in self.stages and "evaluate" not in self.stages
-
   @functools.cached_property
   def generators(self) -> tuple[Row, ...]:
     """The fine-tuned generators, by the rows of their queries."""
@@ -161,8 +156,6 @@ class Plan:
     """The retrievers that train without noise, or not at all."""
     chosen = self.config.rows
     rows = [UNTRAINED] if chosen.untrained else []
-    if self.for_audit:  # an audit reads those of private generators alone
-      return (*rows, *self.generators)
     is_trained = chosen.trained_part == "encoder"
     return (*rows, *self._learned) if is_trained else tuple(rows)
 
@@ -170,7 +163,7 @@ class Plan:
   def mapped(self) -> tuple[Row, ...]:
     """The public encoders with a map that is learned without noise."""
     is_mapped = self.config.rows.trained_part == "query_map"
-    return self._learned if is_mapped and not self.for_audit else ()
+    return self._learned if is_mapped else ()
 
   @property
   def _learned(self) -> tuple[Row, ...]:
@@ -182,8 +175,6 @@ class Plan:
   def direct(self) -> Mapping[Row, Any]:
     """The `direct_dp.Config` of each retriever that direct DP trains."""
     config = self.config
-    if self.for_audit:
-      return {}
     return {
       Row(pairs=DIRECT_DP, method=method.label, epsilon=float(epsilon)): method
       for method in config.direct_dp_methods or (config.direct_dp,)
@@ -194,7 +185,7 @@ class Plan:
   @functools.cached_property
   def adapters(self) -> tuple[Row, ...]:
     """The public encoders with a map that private queries teach."""
-    epsilons = () if self.for_audit else self.config.rows.adapted
+    epsilons = self.config.rows.adapted
     return tuple(Row(pairs=ADAPTER, epsilon=float(e)) for e in epsilons)
 
   @functools.cached_property
@@ -221,8 +212,6 @@ class Plan:
     No claim covers a unit of a whole query and a unit of its text alone
     together.
     """
-    if self.for_audit:
-      return ()
     return tuple(
       row.of_system(RANKED)
       for row in self.retrievers

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import shutil
+import types
 
 import made_up
 import numpy as np
@@ -160,6 +161,40 @@ def test_an_adapter_starts_from_the_map_of_public_queries(
   )
   np.testing.assert_allclose(seen["queries"], asked, atol=1e-6)
   assert np.abs(asked - other).max() > 1e-3
+
+
+def test_an_adapter_is_made_again_when_its_start_changes(finished_run):
+  prepared = artifacts.load(
+    finished_run.root / "private/prepare_data", results.PreparedData
+  )
+  config = dataclasses.replace(
+    finished_run.config,
+    rows=plan.Rows(trained_part="query_map", adapted=(8.0,), direct_dp=()),
+  )
+
+  def job_of(starts):
+    run = types.SimpleNamespace(
+      config=config,
+      plan=rows.Plan(config=config, stages=plan.STAGES),
+      prepared=prepared,
+      retrievers={rows.UNTRAINED: stage.Made("encoder", "0")},
+      get_vectors=lambda row: stage.Made("vectors", "1"),
+      get_results=lambda name: starts if name == "learn_map" else {},
+      private_data=lambda row, data: data,
+      encoder_data=("2",),
+    )
+    return learn_adapter.make_job(run, made_up.row("adapter_eps8"))
+
+  original = {rows.ORIGINAL: stage.Made("private", "3")}
+  alone = job_of({})
+  assert alone.inputs.start is None and alone == job_of(original)
+  first, second = (
+    job_of({**original, rows.PUBLIC_ONLY: stage.Made("map", digest)})
+    for digest in ("4", "5")
+  )
+  assert first.inputs.start == second.inputs.start == "map"
+  assert len({alone.depends, first.depends, second.depends}) == 3
+  assert "learn_map" in learn_adapter.STAGE.needs
 
 
 def test_half_of_a_map_is_half_of_its_way(finished_run, tmp_path):
