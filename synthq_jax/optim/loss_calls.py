@@ -119,12 +119,12 @@ def check_batch(batch: Any, batch_argnum: int) -> None:
   Raises:
     TypeError: if it is one key, typed or raw.
   """
-  dtype, shape = getattr(batch, "dtype", None), np.shape(batch)
+  dtype, shape = getattr(batch, "dtype", None), getattr(batch, "shape", None)
   is_raw = dtype == np.uint32 and shape == (2,)
   is_typed = dtype is not None and jax.dtypes.issubdtype(
     dtype, jax.dtypes.prng_key
   )
-  if is_raw or (is_typed and not shape):
+  if is_raw or (is_typed and shape == ()):
     raise TypeError(
       f"expected examples as argument {batch_argnum} of the loss, got a random"
       " key: write loss(params, batch, key), and call grad_fn(params, batch,"

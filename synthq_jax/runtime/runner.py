@@ -240,6 +240,11 @@ class Run:
     """Refuses a checkpoint that was trained with another vocabulary."""
     inputs.check_vocabulary(checkpoint, self._space, self.prepared)
 
+  def check_encoder(self) -> None:
+    """Refuses retrievers that start from a T5 with another vocabulary."""
+    if self.config.encoder.folder and not self.encoder.has_tokenizer:
+      self.check_vocabulary(pathlib.Path(self.encoder.folder))
+
   # Making of results.
 
   def execute(self, on_accepted: Callable[[], None]) -> None:

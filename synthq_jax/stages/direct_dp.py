@@ -231,7 +231,9 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 
 
 def check(run: runner.Run) -> None:
-  """Refuses settings that the accountant would refuse later."""
+  """Refuses another vocabulary, and settings that an accountant refuses later."""
+  if run.plan.direct:
+    run.check_encoder()
   for method in run.plan.direct.values():
     method.check(run.prepared)
     if run.prepared.queries_per_user and method.unit == "query":

@@ -94,7 +94,8 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 
 
 def check(run: runner.Run) -> None:
-  """Refuses a batch that is larger than the training data can be."""
+  """Refuses another vocabulary, and a batch larger than the data can be."""
+  run.check_encoder()
   config, plan, prepared = run.config, run.plan, run.prepared
   most = {}
   if rows.ORIGINAL in plan.trained:

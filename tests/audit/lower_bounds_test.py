@@ -334,9 +334,8 @@ def test_the_ceilings_are_those_that_audits_md_says():
     f"{lower_bounds.ceiling(number, delta=1e-7):.1f}"
     for number in (512, 1_000, 10_000)
   ]
-  three = lower_bounds.ceiling(512, delta=1e-7, confidence=1 - 0.05 / 3)
   said = "{} with 512 canaries, {} with 1,000, {} with 10,000".format(*one)
-  assert f"{said} (one attack, small delta; {three:.1f} with 512 and" in text
+  assert f"{said} (small delta)" in text
 
 
 def test_several_attacks_share_the_significance():

@@ -146,7 +146,7 @@ def test_the_setting_reaches_log_and_corpus(tmp_path):
   corpus = tmp_path / "corpus.tsv"
   corpus.write_text('id\ttext\nd1\t"one text"\n')
   log = tmp_path / "log.tsv"
-  log.write_text('query\tdocument\n"exact phrase"\td1\n')
+  log.write_text('user\tquery\tdocument\nu1\t"exact phrase"\td1\n')
   for quotes, mark in (("text", '"'), ("csv", "")):
     config = prepare_data.Config(
       source=f"log:{log}@{corpus}", quotes=quotes, unit="user"

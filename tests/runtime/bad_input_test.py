@@ -276,6 +276,8 @@ def test_a_dry_run_looks_at_no_url_and_reads_nothing(
     f'--gin.TEST_SETS=("{other}", "beir:gs://b/fiqa")',
     "--gin.CHECKPOINT=gs://b/t5",
     "--gin.NUM_DOCUMENTS=None",
+    "--gin.BATCH_SIZE=2",
+    "--gin.DIRECT_BATCH_SIZE=2",
   ]
   argv = ["run", TINY, f"--workdir={tmp_path / 'run'}", "--dry_run", *flags]
   assert main.main(argv) == 0

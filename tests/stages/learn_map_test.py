@@ -410,12 +410,6 @@ def test_an_encoder_with_routes_is_refused_before_any_training(tmp_path):
     _checks.check_checkpoints(config, ["train_retriever"])
 
 
-def test_an_audit_asks_no_retriever_that_is_a_map():
-  chosen = plan.Rows(trained_part="query_map")
-  with pytest.raises(ValueError, match="'retriever', which asks encoders"):
-    plan.RunConfig(rows=chosen, canaries=plan.Canaries(number=4))
-
-
 @pytest.mark.parametrize(
   ("name", "origin"),
   [

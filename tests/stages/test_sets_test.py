@@ -286,6 +286,7 @@ def test_a_dry_run_refuses_the_private_log_in_the_words_of_the_run(
     shutil.copytree(log, place)
   config = plan.RunConfig(
     prepare_data=prepare_data.Config(source=f"beir:{log}"),
+    rows=plan.Rows(synthetic=(), direct_dp=()),
     test_sets=(f"beir:{place}",),
   )
   with pytest.raises(ValueError, match="must not hold the private log") as run:

@@ -244,6 +244,7 @@ def test_a_dry_run_says_what_no_export_will_take(tmp_path, capsys):
   argv = ["run", "--gin_file=demo_tiny.gin", "--dry_run"]
   argv += [f"--workdir={tmp_path / 'run'}", f"--gin.CHECKPOINT={start}"]
   argv += [f"--gin.SOURCE={source}", "--gin.NUM_DOCUMENTS=None"]
+  argv += ["--gin.BATCH_SIZE=8", "--gin.DIRECT_BATCH_SIZE=8"]
   assert main.main(argv) == 0
   assert "no user-defined pieces" in capsys.readouterr().out
 
