@@ -16,7 +16,7 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -50,6 +50,10 @@ _MIN_CANARIES = 2
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
   """Settings of scoring canaries; `plan.Canaries` sets their number."""
+
+  GONE: ClassVar[Mapping[str, Any]] = {
+    "attacks": ("likelihood", "synthetic", "retriever")
+  }
 
   num_candidates: int = 10_000
   """Secrets among which exposure is measured, the true one included."""

@@ -232,8 +232,6 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 
 def check(run: runner.Run) -> None:
   """Refuses another vocabulary, and settings that an accountant refuses later."""
-  if run.plan.direct:
-    run.check_encoder()
   for method in run.plan.direct.values():
     method.check(run.prepared)
     if run.prepared.queries_per_user and method.unit == "query":
@@ -241,6 +239,8 @@ def check(run: runner.Run) -> None:
         "direct_dp.Config.unit must be 'pair' for UNIT='user', got"
         f" unit={method.unit!r}: no claim covers a user and a text alone"
       )
+  if run.plan.direct:
+    run.check_encoder()
 
 
 def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
