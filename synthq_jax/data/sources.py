@@ -203,15 +203,15 @@ class Source:
   def most_documents(self) -> int | None:
     """Returns the largest possible number of documents; None if it is
     unknown."""
-    try:
-      return KINDS[self.kind].most(self)
-    except Exception:  # `read` reports faults of the files
-      return None
+    return self._estimate(KINDS[self.kind].most)
 
   def most_queries(self) -> int | None:
     """Returns the largest possible number of queries; None if it is unknown."""
+    return self._estimate(KINDS[self.kind].most_queries)
+
+  def _estimate(self, most: Callable[["Source"], int | None]) -> int | None:
     try:
-      return KINDS[self.kind].most_queries(self)
+      return most(self)
     except Exception:  # `read` reports faults of the files
       return None
 

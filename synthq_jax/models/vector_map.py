@@ -1,8 +1,8 @@
 """Adapts the vectors of a frozen encoder by a linear map of the queries.
 
 The score of a document is (query + query @ map) . document. The map starts as
-zero, so that training starts from the given vectors. Documents keep their vectors, and
-an index stays valid.
+zero, so that training starts from the given vectors. Documents keep their
+vectors, and an index stays valid.
 
 If a log adds nothing, the map stays zero: `optim.denoising` removes the noise of
 known size from it, without looking at the log.

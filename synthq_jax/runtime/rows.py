@@ -34,16 +34,6 @@ LEXICAL, DENSE, FUSED, RANKED = "bm25", "dense", "fused", "ltr"
 """Systems: BM25, a dense retriever, their fusion, and learning to rank."""
 ADAPTER, DIRECT_DP, SYNTHETIC = "adapter", "direct_dp", "synthetic"
 """Training data of a retriever with an epsilon of its own."""
-KINDS = (
-  "untrained",
-  "public_only",
-  SYNTHETIC,
-  "original",
-  DIRECT_DP,
-  ADAPTER,
-  RANKED,
-)
-"""Beginnings of rows' names that settings may give for all rows of a kind."""
 OWN_TEST_SETS = ("test", "public")
 """The test sets that every run has: private queries, and public sentences."""
 
@@ -107,6 +97,16 @@ BM25 = Row(system=LEXICAL)
 UNTRAINED = Row(pairs="untrained")
 PUBLIC_ONLY = Row(pairs="public_only")
 ORIGINAL = Row(pairs="original")
+KINDS = (
+  UNTRAINED.pairs,
+  PUBLIC_ONLY.pairs,
+  SYNTHETIC,
+  ORIGINAL.pairs,
+  DIRECT_DP,
+  ADAPTER,
+  RANKED,
+)
+"""Beginnings of rows' names that settings may give for all rows of a kind."""
 
 
 def begins_with(row: Row | str, beginnings: Sequence[str]) -> bool:

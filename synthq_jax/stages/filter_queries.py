@@ -175,8 +175,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
   if not len(passed.indices):
     raise ValueError(
       f"filter_queries.Config left none of the {len(written.texts)} queries of"
-      f" {synthetic.name}, got {counts}: take a larger top_k (0 keeps"
-      " all)"
+      f" {synthetic.name}, got {counts}: take a larger top_k (0 keeps all)"
     )
   remaining = written.take(passed.indices)
   _save_removed(directory, written, passed.indices)

@@ -94,7 +94,7 @@ def get_dataset(
       f"expected NUM_EXAMPLES={settings.num_examples} examples in split"
       f" {cfg.split!r}, got {count}: the noise was computed for the former"
     )
-  if part - batches.count_records(records):
+  if part and part - batches.count_records(records):
     raise ValueError(
       f"expected preprocessors of {cfg.mixture_or_task_name} that look at one raw"
       f" record at a time, got others for split {cfg.split!r}: one record less"
