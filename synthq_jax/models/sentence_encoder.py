@@ -53,6 +53,14 @@ _T5S = ("t5", "mt5")
 _WIDTH_OF_ONE = 1 << 30  # largest size of a file in bytes
 _COPIED = (".json", ".txt", ".model")
 """Suffixes of the files that belong to the weights."""
+_SETTINGS = frozenset(
+  """added_tokens.json config.json config_sentence_transformers.json merges.txt
+  generation_config.json modules.json router_config.json special_tokens_map.json
+  sentencepiece.bpe.model sentencepiece.model spiece.model vocabulary.model
+  tokenizer.json tokenizer.model tokenizer_config.json unigram.json vocab.json
+  vocab.txt model.safetensors.index.json""".split()
+)
+"""Files that are copied: none of a trainer's logs, or of queries beside a model."""
 _ACTIVATIONS = {"identity": lambda x: x, "tanh": jnp.tanh, "relu": jax.nn.relu}
 _Model = bert.BertConfig | t5_config.T5Config | static_vectors.StaticConfig
 
@@ -217,7 +225,7 @@ def files(folder: str | os.PathLike) -> tuple[pathlib.Path, ...]:
 def copy_files(
   source: str | os.PathLike, target: str | os.PathLike, *, weights: bool = True
 ) -> None:
-  """Copies the files of a folder that determine its vectors.
+  """Copies the files of a folder that its readers know by name.
 
   Args:
     source: as in `load`.
@@ -226,7 +234,8 @@ def copy_files(
   """
   root = pathlib.Path(source)
   for path in files(root):
-    if weights or path.suffix in _COPIED:
+    is_setting = path.name in _SETTINGS or path.match("sentence_*_config.json")
+    if is_setting or (weights and path.suffix == ".safetensors"):
       copy = pathlib.Path(target) / path.relative_to(root)
       copy.parent.mkdir(parents=True, exist_ok=True)
       shutil.copyfile(path, copy)

@@ -202,6 +202,30 @@ def test_a_document_prompt_of_the_settings_replaces_one_of_passages(
   np.testing.assert_allclose(found, oracle, atol=1e-5)
 
 
+def test_files_that_lie_beside_a_model_are_not_copied(tmp_path):
+  """A trainer's logs, results and lists of queries went into the export."""
+  place, theirs = _folder(tmp_path, "bert")
+  beside = (
+    *("train_queries.txt", "trainer_state.json", "data/hard_negatives.json"),
+    "checkpoint-500/trainer_state.json",
+  )
+  for name in beside:
+    (place / name).parent.mkdir(exist_ok=True)
+    (place / name).write_text('["a private query"]')
+  params, config = sentence_encoder.load(place)
+  texts = sentence_tokens.load(place).texts
+  run, out = tmp_path / "run", tmp_path / "out"
+  sentence_encoder.save(run, params, config, start=place, texts=texts)
+  (run / beside[0]).write_text("of a run that copied it")
+  sentence_encoder.copy_files(run, out)
+  names = {p.relative_to(out).as_posix() for p in out.rglob("*")}
+  assert not names & {*beside} and "model.safetensors" in names
+  sentence_encoder.add_normalize(out)
+  made = library.SentenceTransformer(str(out), device="cpu")
+  expected = theirs.encode(list(TEXTS))
+  np.testing.assert_allclose(made.encode(list(TEXTS)), expected, atol=1e-5)
+
+
 def test_modules_are_added_beside_folders_that_are_not_listed(tmp_path):
   """An export of a folder whose Normalize was taken out of modules.json failed."""
   place, theirs = _folder(tmp_path, "bert")
