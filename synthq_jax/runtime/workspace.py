@@ -10,6 +10,7 @@ in `private/`.
 
 import contextlib
 import hashlib
+import itertools
 import os
 import pathlib
 import re
@@ -33,6 +34,10 @@ __all__ = [
   "make_empty",
   "prepared",
 ]
+
+
+_LEVELS = ("*", "*/*")
+"""Folders of results below a working directory."""
 
 
 @contextlib.contextmanager
@@ -107,7 +112,9 @@ def check_lost(folders: Folders) -> None:
   if path.exists():
     return
   trained = [ledger.NAME] * ledger.begun(folders.private(ledger.NAME))
-  for record in sorted(folders.root.glob(f"*/*/{artifacts.RESULT_NAME}")):
+  # Of stages with rows, and of those without, such as release_scores.
+  records = (folders.root.glob(f"{x}/{artifacts.RESULT_NAME}") for x in _LEVELS)
+  for record in sorted(itertools.chain(*records)):
     result = artifacts.read_json(record).get("result")
     claim = result.get("statement") if isinstance(result, dict) else None
     if claim and claim.get("ledger"):

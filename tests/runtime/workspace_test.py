@@ -179,9 +179,10 @@ def test_a_lost_secret_is_not_drawn_again_where_trainings_were_begun(tmp_path):
   path.write_bytes(secret)
 
 
-def test_a_copy_without_private_begins_no_second_training(tmp_path):
+@pytest.mark.parametrize("name", ["finetune_dp/eps8", "release_scores"])
+def test_a_copy_without_private_begins_no_second_training(tmp_path, name):
   """A run there drew a secret, trained again, and its page knew one of both."""
-  folder = tmp_path / "finetune_dp/eps8"
+  folder = tmp_path / name
   claim = made_up.claim("finetune_dp/eps8")
   folder.mkdir(parents=True)
   artifacts.save(folder, made_up.checkpoint(statement=claim), "0" * 16)
@@ -190,9 +191,7 @@ def test_a_copy_without_private_begins_no_second_training(tmp_path):
     lambda: workspace.Workspace(tmp_path),
     lambda: plan.outlook(config, tmp_path, ["generate"]),
   ):
-    with pytest.raises(
-      ValueError, match="finetune_dp/eps8, .*restore private/"
-    ):
+    with pytest.raises(ValueError, match=f"{name}, .*restore private/"):
       start()
   assert not (tmp_path / "private").exists()
   workspace.Workspace(tmp_path, secret_seed=0)  # of public data
