@@ -247,9 +247,10 @@ class Sampler(abc.ABC):
 
     Args:
       seed: a non-negative integer, or several; secret.
-      step: the number of the step, from 0. The batch depends on (seed, step)
-        alone, so a resumed run draws the batches of an uninterrupted run, given
-        the same version of NumPy.
+      step: the number of the step, from 0, over all epochs: a step that is drawn
+        twice is no independent draw. The batch depends on (seed, step) alone, so
+        a resumed run draws the batches of an uninterrupted run, given the same
+        version of NumPy.
 
     Returns:
       Indices of distinct records in random order, then padding.

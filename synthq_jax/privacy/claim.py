@@ -95,8 +95,9 @@ class Claim:
   for trainings on queries take `terms.QUERIES`."""
 
   def __post_init__(self):
-    """Refuses noise that does not fit the batches; fills in the defaults."""
+    """Refuses noise and words that do not fit the batches; fills in defaults."""
     batches.check_sampler(self.sampler)
+    self._check_words()
     self.sampler.check_noise(self.noise_bands)
     if self.delta is None:
       object.__setattr__(self, "delta", 1 / (2 * self.sampler.units))
@@ -104,6 +105,20 @@ class Claim:
       object.__setattr__(self, "l2_sensitivity", self.l2_clip_norm)
     name = checks.relation(self.relation)
     object.__setattr__(self, "relation", name)
+
+  def _check_words(self) -> None:
+    """Refuses a unit with more records than the sampler accounts for."""
+    if not isinstance(self.words, terms.Terms):
+      raise TypeError(
+        "expected words of privacy.terms, such as terms.EXAMPLES.but(unit=...),"
+        f" got {type(self.words).__name__}"
+      )
+    unit, size = self.words.unit, self.sampler.group_size
+    if 1 < size < unit.max_records:  # with 1, a unit is drawn as one record
+      raise ValueError(
+        f"expected a sampler of groups as large as one {unit}, got group_size="
+        f"{size}: give the sampler group_size={unit.max_records}"
+      )
 
   @functools.cached_property
   def epsilon(self) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from synthq_jax import optim
 from synthq_jax.optim import users
+from synthq_jax.privacy import accounting, sampling
 
 CLIP, MOST, DIM = 0.7, 4, 6
 STRATEGIES = ("vmap", "bookkeeping", "ghost")
@@ -186,6 +187,40 @@ def test_records_and_owners_that_do_not_fit_are_refused(records, owners, match):
   with pytest.raises(ValueError, match=match) as error:
     users.grouped(records, owners, MOST)
   assert "\n" not in str(error.value)
+
+
+def test_records_that_were_drawn_one_by_one_are_no_users():
+  """A user of 8 records was in 41% of the steps, where 6.4% were claimed."""
+  sampler = sampling.Poisson.with_margin(
+    num_examples=4000, expected_batch_size=256
+  )
+  owners = np.arange(4000) // 8
+  drawn = sampler.batch(3, 0)
+  rows, _ = drawn.to_arrays(padding_index=0)
+  batch = sampler.take({"x": np.zeros(4000)}, drawn)
+  with pytest.raises(ValueError, match="group the records first, and draw"):
+    users.grouped(batch, owners[rows], 8)
+
+  share = np.mean(
+    [np.unique(owners[_real(sampler.batch(3, i))]).size for i in range(20)]
+  )
+  assert share / 500 == pytest.approx(1 - (1 - 0.064) ** 8, abs=0.02)
+  noise = 0.9801  # of epsilon 3 for a record in 60 steps
+
+  def compute(sampler):
+    return accounting.epsilon(
+      noise_multiplier=noise, delta=1 / 8000, sampler=sampler, steps=60
+    )
+
+  assert compute(sampler) == pytest.approx(3.0, abs=0.01)
+  of_users = sampling.Poisson.with_margin(
+    num_examples=500, expected_batch_size=round(500 * 0.4109)
+  )
+  assert compute(of_users) == pytest.approx(21.14, abs=0.01)
+
+
+def _real(drawn):
+  return drawn.indices[~drawn.is_padding]
 
 
 def test_records_may_be_lists_and_trees():

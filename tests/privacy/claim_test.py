@@ -1,6 +1,7 @@
 """Claims about noise that changes from step to step."""
 
 import dataclasses
+import logging
 import math
 
 import numpy as np
@@ -8,7 +9,14 @@ import pytest
 from jax_privacy import batch_selection
 from scipy import optimize, stats
 
-from synthq_jax.privacy import accounting, claim, sampling, statement, terms
+from synthq_jax.privacy import (
+  accounting,
+  claim,
+  sampling,
+  statement,
+  terms,
+  unit,
+)
 
 WHOLE = sampling.Poisson(
   num_examples=50, expected_batch_size=50, max_batch_size=51
@@ -232,3 +240,54 @@ def test_models_on_the_same_batches_cost_more_than_they_add_up_to():
   together = make(1.0 / math.sqrt(3)).epsilon  # sums of norm sqrt(3)
   found = statement.compose(each).epsilon, together
   assert [f"{x:.1f}" for x in found] == ["4.9", "10.2"]
+
+
+def test_a_unit_of_more_records_than_a_group_is_refused():
+  """The words said "up to 8 queries", the numbers were those of four."""
+  grouped = dataclasses.replace(SAMPLED, group_size=4)
+  words = terms.QUERIES.but(unit=unit.user(8))
+  with pytest.raises(ValueError, match="give the sampler group_size=8"):
+    promise(1.0, grouped, words=words)
+  for sampler in (SAMPLED, dataclasses.replace(SAMPLED, group_size=8)):
+    promise(1.0, sampler, words=words)  # SAMPLED: a record is a user
+  with pytest.raises(TypeError, match="expected words of privacy.terms"):
+    promise(1.0, words=unit.QUERY)
+
+
+def test_epochs_that_draw_the_same_batches_cost_more_and_are_logged(caplog):
+  """Four epochs of 15: a record of the first is in each of them."""
+  sampler = sampling.Poisson.with_margin(
+    num_examples=4000, expected_batch_size=256
+  )
+  claimed = claim.calibrated(
+    epsilon=3.0, sampler=sampler, steps=60, l2_clip_norm=1.0
+  )
+  true = promise(claimed.noise_multiplier / 2, sampler, steps=15)
+  assert claimed.epsilon <= 3.0
+  assert 8.9 < true.epsilon < 8.95
+
+  records = {"x": np.zeros((4000, 1))}
+
+  def take(step):
+    sampler.take(records, sampler.batch([5, 1], step))
+
+  with caplog.at_level(logging.WARNING):
+    take(0)  # to look at shapes
+    for step in range(15):
+      take(step)
+    for step in range(10, 20):  # resumed
+      take(step)
+    assert not caplog.records
+    take(0)
+  [record] = caplog.records
+  assert "number steps over all epochs" in record.message
+
+
+def test_batches_that_may_be_equal_by_chance_are_not_logged(caplog):
+  sampler = sampling.Poisson(
+    num_examples=3, expected_batch_size=1, max_batch_size=3
+  )
+  with caplog.at_level(logging.WARNING):
+    for step in range(200):
+      sampler.take({"x": np.zeros(3)}, sampler.batch(7, step))
+  assert not caplog.records
