@@ -103,9 +103,11 @@ class ClippedGrad:
         calls may see several examples at once.
     """
     loss_calls.check_arguments(self.loss_fn, len(arguments), key is not None)
-    params, batch, loss_fn = self._split_arguments(arguments)
+    params, whole_batch, loss_fn = self._split_arguments(arguments)
     check_params(params)
-    batch, is_padding_example, size = split_rows(batch, is_padding_example)
+    batch, is_padding_example, size = split_rows(
+      whole_batch, is_padding_example
+    )
     _refuse_no_rows(size)
     keys = (
       None if key is None else keys_lib.derive_example_keys(key, batch, size)
@@ -122,7 +124,7 @@ class ClippedGrad:
     )
     examples = (batch,) if keys is None else (batch, keys)
     convolves, unmoved = independence.refuse_batch_rules(
-      plans.make_example_loss(losses_fn), params, examples
+      plans.make_example_loss(losses_fn), params, examples, whole_batch
     )
     independence.log_unmoved(params, unmoved)
     clip = self._get_clip_norm(l2_clip_norm)

@@ -118,7 +118,10 @@ class Findings(NamedTuple):
 
 
 def refuse_batch_rules(
-  example_loss: Callable[..., jax.Array], params: typing.Params, arguments: Any
+  example_loss: Callable[..., jax.Array],
+  params: typing.Params,
+  arguments: Any,
+  batch: typing.Batch | None = None,
 ) -> Findings:
   """Refuses a loss with primitives that may couple examples under `jax.vmap`.
 
@@ -132,17 +135,21 @@ def refuse_batch_rules(
     example_loss: `(params, arguments)` to a scalar, for one example.
     params: the parameters.
     arguments: arrays or shapes with a leading axis [batch].
+    batch: the batch as the caller passed it, which the loss may read by its
+      argument alone.
 
   Returns:
     The findings.
 
   Raises:
     TypeError: if a parameter is no floating-point array.
-    ValueError: if the loss or its gradient has such a primitive, or convolves
-      over a batch that is divided among devices.
+    ValueError: if the loss or its gradient has such a primitive, convolves
+      over a batch that is divided among devices, or reads the whole batch.
   """
   example = devices.get_first_example(arguments)
-  jaxpr = jax.make_jaxpr(example_loss)(params, example).jaxpr
+  traced = jax.make_jaxpr(example_loss)(params, example)
+  _refuse_whole_batch(traced.consts, batch)
+  jaxpr = traced.jaxpr
   collectives = jaxprs.get_primitives(jaxpr) & _COLLECTIVES
   if collectives:
     raise ValueError(
@@ -157,6 +164,25 @@ def refuse_batch_rules(
   if convolves:
     devices.refuse_divided(arguments)
   return Findings(convolves, jaxprs.find_zero_outputs(jaxpr))
+
+
+def _refuse_whole_batch(constants: Sequence[Any], batch: Any) -> None:
+  """Refuses a loss of one example that also reads a field of all examples.
+
+  It sees the very arrays of the batch, not what was computed from them.
+  """
+  names = {
+    id(leaf): jax.tree_util.keystr(path)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]
+  }
+  read = [names[id(each)] for each in constants if id(each) in names]
+  if read:
+    raise ValueError(
+      "expected a loss that reads the batch by its own argument alone, got one"
+      f" that reads batch{read[0]} of all examples, by a closure or another"
+      " argument: one example would move the others' gradients; take"
+      " contrastive_clipped_grad for in-batch negatives"
+    )
 
 
 def log_unmoved(params: typing.Params, unmoved: Iterable[int]) -> None:

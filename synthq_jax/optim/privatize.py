@@ -142,6 +142,7 @@ def privatize(
       std = multiplier * sensitivity
     else:
       std, divisor = _evaluate_step_numbers(numbers, state.step)
+      std = _refuse_mapped(std, key)  # s z and 2 s z give the sum away
     if all(fixed) and std == 0:
       mean = jax.tree.map(lambda x: x / divisor, total)
       return mean, PrivatizeState(step, state.noise)
@@ -207,8 +208,8 @@ def _refuse_mapped(tree: Any, key: jax.Array) -> Any:
     del size
     if any(jax.tree.leaves(mapped[0])) and not mapped[1]:
       raise ValueError(
-        "expected one sum, got several under jax.vmap and one key for all: each"
-        " would get the same noise, which cancels in their differences; build"
+        "expected one sum and one noise multiplier, got several under jax.vmap and"
+        " one key for all: each would get the same noise, which cancels; build"
         " the transform inside the mapped function, with a key for each"
       )
     return tree, mapped[0]

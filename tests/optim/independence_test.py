@@ -202,6 +202,60 @@ def test_a_loss_that_closes_over_a_row_for_each_example_takes_none_alone():
     grad_fn(PARAMS, BATCH)
 
 
+def _by_a_closure(params, batch):
+  def loss_fn(params, example):
+    scores = example["x"] @ params["w"] @ batch["x"].T
+    return optax.softmax_cross_entropy_with_integer_labels(
+      scores, example["id"]
+    )
+
+  return optim.clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch)[0]
+
+
+def _by_an_argument(params, batch):
+  def loss_fn(params, example, documents):
+    scores = example["x"] @ params["w"] @ documents.T
+    return optax.softmax_cross_entropy_with_integer_labels(
+      scores, example["id"]
+    )
+
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0)
+  return grad_fn(params, batch, batch["x"])[0]
+
+
+def _by_its_mask(params, batch):
+  def loss_fn(params, example):
+    number = jnp.sum(~batch["is_padding_example"])
+    return independent(params, example) / number
+
+  return optim.clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch)[0]
+
+
+@pytest.mark.parametrize(
+  ("step", "field"),
+  [
+    (_by_a_closure, "x"),
+    (_by_an_argument, "x"),
+    (_by_its_mask, "is_padding_example"),
+  ],
+)
+def test_a_loss_that_reads_the_whole_batch_from_outside_is_refused(step, field):
+  """One record moved the sum of 32 rows by 5.9 clip norms."""
+  batch = BATCH | {
+    "id": jnp.arange(3),
+    "is_padding_example": jnp.array([False, False, True]),
+  }
+  with pytest.raises(ValueError, match=rf"batch\['{field}'\] of all examples"):
+    jax.jit(step)(PARAMS, batch)
+  # Public values of as many rows pass.
+  public = jax.tree.map(jnp.array, batch)
+  grad_fn = optim.clipped_grad(
+    lambda params, example: independent(params, example) + public["x"].sum(),
+    l2_clip_norm=1.0,
+  )
+  assert jnp.isfinite(jax.jit(grad_fn)(PARAMS, batch)[0]["w"]).all()
+
+
 def of_a_table(params, batch):
   """In-batch softmax over a table of at most 64 examples."""
   scores = batch["x"] @ params["w"] @ batch["x"].T

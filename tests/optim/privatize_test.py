@@ -331,6 +331,29 @@ def test_several_sums_under_vmap_do_not_share_their_noise():
   assert correlation(made["a"][0], made["a"][1]) < 5 / np.sqrt(20_000)
 
 
+def test_one_sum_under_several_noise_multipliers_does_not_share_its_noise():
+  """Twice the mean of half the noise, less the other, was the sum itself."""
+  total = {"a": jnp.arange(5.0)}
+  key = jax.random.key(0)
+
+  def release(noise_multiplier, key):
+    tx = optim.privatize(
+      l2_sensitivity=1.0,
+      noise_multiplier=noise_multiplier,
+      denominator=1.0,
+      key=key,
+    )
+    return tx.update(total, tx.init(total))[0]["a"]
+
+  several = jnp.array([0.5, 1.0])
+  with pytest.raises(ValueError, match="several under jax.vmap and one key"):
+    jax.vmap(lambda number: release(number, key))(several)
+  small, large = jax.vmap(release)(several, jax.random.split(key))
+  assert jnp.abs(2 * small - large - total["a"]).max() > 0.1
+  # Means of one noisy sum are post-processing.
+  assert jnp.isfinite(jax.vmap(lambda c: c * release(1.0, key))(several)).all()
+
+
 def test_numbers_in_half_precision_are_refused():
   tx = optax.inject_hyperparams(optim.privatize, static_args="key")(
     l2_sensitivity=0.5,
