@@ -235,10 +235,12 @@ def copy_files(
   root = pathlib.Path(source)
   for path in files(root):
     is_setting = path.name in _SETTINGS or path.match("sentence_*_config.json")
+    copy = pathlib.Path(target) / path.relative_to(root)
     if is_setting or (weights and path.suffix == ".safetensors"):
-      copy = pathlib.Path(target) / path.relative_to(root)
       copy.parent.mkdir(parents=True, exist_ok=True)
       shutil.copyfile(path, copy)
+    if path.name in (_CONFIG, "tokenizer_config.json"):
+      copy.write_bytes(sentence_folders.drop_paths(path))
 
 
 def save(

@@ -212,6 +212,12 @@ def test_files_that_lie_beside_a_model_are_not_copied(tmp_path):
   for name in beside:
     (place / name).parent.mkdir(exist_ok=True)
     (place / name).write_text('["a private query"]')
+  for name, field in (
+    ("config.json", "_name_or_path"),
+    ("tokenizer_config.json", "tokenizer_file"),
+  ):
+    fields = json.loads((place / name).read_text())
+    (place / name).write_text(json.dumps(fields | {field: "/home/ada/acme"}))
   params, config = sentence_encoder.load(place)
   texts = sentence_tokens.load(place).texts
   run, out = tmp_path / "run", tmp_path / "out"
@@ -220,6 +226,7 @@ def test_files_that_lie_beside_a_model_are_not_copied(tmp_path):
   sentence_encoder.copy_files(run, out)
   names = {p.relative_to(out).as_posix() for p in out.rglob("*")}
   assert not names & {*beside} and "model.safetensors" in names
+  assert not [p for p in out.rglob("*.json") if "ada" in p.read_text()]
   sentence_encoder.add_normalize(out)
   made = library.SentenceTransformer(str(out), device="cpu")
   expected = theirs.encode(list(TEXTS))

@@ -7,6 +7,7 @@ ignore them would silently change the vectors.
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
   "Modules",
   "TextSettings",
   "check_texts",
+  "drop_paths",
   "model_settings",
   "modules",
   "read_fields",
@@ -59,6 +61,12 @@ _ACTIVATIONS = {
   "torch.nn.modules.activation.Tanh": "tanh",
   "torch.nn.modules.activation.ReLU": "relu",
 }
+_SAVED_FROM = (
+  "_name_or_path",
+  "name_or_path",
+  "special_tokens_map_file",
+  "tokenizer_file",
+)
 DOCUMENT_PROMPTS = (DOCUMENT, "passage", "corpus")
 """Names of a document's prompt; the first that is not empty is used."""
 
@@ -398,6 +406,30 @@ def read_fields(
     raise ValueError(
       f"{str(path)!r}: expected a JSON object, got {type(error).__name__}"
     ) from error
+
+
+def drop_paths(path: pathlib.Path) -> bytes:
+  """Reads a file without the paths of the machine that saved it.
+
+  transformers writes the folder that a model was loaded from into its settings,
+  and with it the names of people and projects. Names of the hub stay.
+
+  Args:
+    path: any file; all but a JSON object with such fields is read as it is.
+  """
+  content = path.read_bytes()
+  if not any(f'"{name}"'.encode() in content for name in _SAVED_FROM):
+    return content
+  fields = read_fields(path)
+  is_path = re.compile(r"[/~.\\]|[A-Za-z]:[/\\]").match
+  kept = {
+    name: value
+    for name, value in fields.items()
+    if name not in _SAVED_FROM or not is_path(str(value))
+  }
+  if kept == fields:
+    return content
+  return f"{json.dumps(kept, indent=2)}\n".encode()
 
 
 def _read_pooling(path: pathlib.Path, has_prompt: bool) -> str:
