@@ -82,8 +82,9 @@ def papers_grid(num_records: int = _MSMARCO_QUERIES) -> tuple[Point, ...]:
 
 
 def papers_table() -> tuple[Point, ...]:
-  """Returns the papers' table: four sizes, each at epsilon inf, 16, 8 and 3.
+  """Returns the papers' generators: four sizes, each at epsilon inf, 16, 8 and 3.
 
+  Their tables have T5-Base at all four epsilons, and the other sizes at 3 alone.
   The rows that do not depend on the generator are made once: training on the
   real queries with T5-Base at inf, direct DP with T5-Base at each epsilon, about
   a week of a TPU v4 chip each, which the chips of a slice share.
