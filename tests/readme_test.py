@@ -92,7 +92,7 @@ def test_the_five_queries_are_the_first_of_those_that_were_drawn():
   rows = re.findall(r"(?m)^\| \d+ \| (.*?) \| (.*) \| (\w+) \|$", fifty)
   verdicts = [verdict for *_, verdict in rows]
   assert len(rows) == 50
-  table = README.partition("| does the document answer it? |")[2].partition("\n\n")[0]
+  table = README.partition("| answered? |")[2].partition("\n\n")[0]
   shown = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
   assert len(shown) == 5
   for (query, document, verdict), row in zip(shown, rows, strict=False):
