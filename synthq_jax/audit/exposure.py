@@ -134,9 +134,9 @@ def epsilon_of_mean_rank(
     epsilon >= log((candidates + 1) / 2 / mean rank) / repetitions.
 
   The papers print no formula, only "roughly 0.015". Their mean rank of 43 of 100
-  at 10 repetitions converts to 0.016, or to 0.015 with 50 for 50.5. The result is small whatever the model did: rank 1 of
-  100 at 10 repetitions gives the maximum, 0.39. It helps to read a rank; it is
-  no audit (see `lower_bounds`).
+  at 10 repetitions converts to 0.016, or to 0.015 with 50 for 50.5. The result is
+  small whatever the model did: rank 1 of 100 at 10 repetitions gives the maximum,
+  0.39. It helps to read a rank; it is no audit (see `lower_bounds`).
 
   Formal guarantee: if `mean_rank` is an upper confidence limit, the result is a
   lower bound on epsilon for delta = 0, with the same confidence. Otherwise it is
