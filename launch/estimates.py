@@ -1,4 +1,4 @@
-"""What a step needs on a slice: memory that was compiled, time that is estimated.
+"""Gives a step's needs on a slice: memory that was compiled, time that is estimated.
 
 Memory is never estimated. tests/benchmarks/tpu_v4.py compiles steps for TPU v4
 ahead of time, its table lies in docs/data, and a job that needs at least what a
@@ -70,7 +70,7 @@ class Step:
 
   @property
   def devices(self) -> int:
-    """How many take part."""
+    """Number of devices that take part."""
     return math.prod(self.mesh)
 
 
@@ -106,7 +106,7 @@ def refusal(step: Step) -> str:
   for other, row in known():
     same = ("model", "way", "remat")
     is_same = all(getattr(step, n) == getattr(other, n) for n in same)
-    shards, more = (math.prod(one.mesh[1:]) for one in (step, other))
+    shards, more = (math.prod(compared.mesh[1:]) for compared in (step, other))
     fits = row.get("fits", True) and row.get("peak_gib", 0) <= row["limit_gib"]
     if (
       is_same

@@ -55,10 +55,10 @@ def macros(path: pathlib.Path, root: pathlib.Path) -> dict[str, str]:
   Raises:
     ValueError: if an included file is missing.
   """
-  found: dict[str, str] = {}
+  values: dict[str, str] = {}
   for line in path.read_text(encoding="utf-8").splitlines():
     if included := _INCLUDE.match(line):
-      found |= macros(find(included[1], root), root)
+      values |= macros(find(included[1], root), root)
     elif macro := _MACRO.match(line):
-      found[macro[1]] = _COMMENT.sub("", macro[2]).strip()
-  return found
+      values[macro[1]] = _COMMENT.sub("", macro[2]).strip()
+  return values

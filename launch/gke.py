@@ -19,7 +19,7 @@ _VOLUME = "shared"
 
 
 def manifest(job: tpu_steps.Job) -> str:
-  """Returns what `kubectl apply -f -` reads.
+  """Returns the manifest for `kubectl apply -f -`.
 
   Args:
     job: with an image, `gke_image`, in which `synthq` is installed and the

@@ -44,7 +44,7 @@ class Point:
   bindings: tuple[str, ...] = ()  # NAME=value, as behind --gin.
   gin_file: str | None = None  # where the point has a recipe of its own
   labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  """What `{...}` in other bindings stands for, e.g. {"size": "base"}."""
+  """Values for `{...}` in other bindings, e.g. {"size": "base"}."""
 
 
 def papers_grid(num_records: int = _MSMARCO_QUERIES) -> tuple[Point, ...]:
@@ -82,8 +82,9 @@ def papers_grid(num_records: int = _MSMARCO_QUERIES) -> tuple[Point, ...]:
 
 
 def papers_table() -> tuple[Point, ...]:
-  """Returns the papers' table: four sizes, each at epsilon inf, 16, 8 and 3.
+  """Returns the papers' generators: four sizes, each at epsilon inf, 16, 8 and 3.
 
+  Their tables have T5-Base at all four epsilons, and the other sizes at 3 alone.
   The rows that do not depend on the generator are made once: training on the
   real queries with T5-Base at inf, direct DP with T5-Base at each epsilon, about
   a week of a TPU v4 chip each, which the chips of a slice share.
@@ -235,9 +236,9 @@ def _join(left: Point, right: Point) -> Point:
     _name_of(b) for b in right.bindings
   }
   if twice or (left.gin_file and right.gin_file):
-    what = min(twice) if twice else "the recipe"
+    setting = min(twice) if twice else "the recipe"
     raise ValueError(
-      f"{what} stands in two sweeps; give each --sweep another macro"
+      f"{setting} stands in two sweeps; give each --sweep another macro"
     )
   return Point(
     name=f"{left.name}-{right.name}".strip("-"),
@@ -260,26 +261,26 @@ def _complete(
       "expected --gin_file=FILE, got none; try"
       " --gin_file=gin_configs/recipes/demo.gin"
     )
-  known = gin_text.macros(gin_text.find(recipe, root), root)
+  defined = gin_text.macros(gin_text.find(recipe, root), root)
   swept = {_name_of(binding) for binding in point.bindings}
   for name in sorted(swept):
-    if "." not in name and name not in known:
+    if "." not in name and name not in defined:
       raise ValueError(
         f"--sweep changes {name}, which {recipe} does not define; it has"
-        f" {', '.join(sorted(known))}"
+        f" {', '.join(sorted(defined))}"
       )
   common = [
     _fill(binding, point.labels)
     for binding in bindings
-    if "." in _name_of(binding) or _name_of(binding) in known
+    if "." in _name_of(binding) or _name_of(binding) in defined
   ]
   if twice := swept & {_name_of(binding) for binding in common}:
     raise ValueError(
       f"{min(twice)} stands in --sweep and in --gin.{min(twice)}; keep one"
     )
-  given = swept | {_name_of(binding) for binding in common}
+  bound = swept | {_name_of(binding) for binding in common}
   missing = [
-    n for n in known if known[n] == gin_text.REQUIRED and n not in given
+    n for n in defined if defined[n] == gin_text.REQUIRED and n not in bound
   ]
   if missing:
     flags = " ".join(f"--gin.{name}=..." for name in missing)
@@ -304,14 +305,14 @@ def _check_somebody_has(
     raise ValueError(f"expected --gin.NAME=value, got --gin.{binding}")
   if any(name == _name_of(b) for point in complete for b in point.bindings):
     return
-  known = sorted(
+  defined = sorted(
     {
       macro
       for point in complete
       for macro in gin_text.macros(gin_text.find(point.gin_file, root), root)
     }
   )
-  close = difflib.get_close_matches(name, known, 1) or known
+  close = difflib.get_close_matches(name, defined, 1) or defined
   raise ValueError(
     f"--gin.{binding}: no gin file defines {name}; did you mean"
     f" {', '.join(close)}?"

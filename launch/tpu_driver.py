@@ -58,7 +58,7 @@ class _StepFailed(Exception):  # noqa: N818
 
 @dataclasses.dataclass
 class _Made:
-  """What is known of a slice that this launcher made; nobody else's is deleted.
+  """State of a slice that this launcher made; nobody else's is deleted.
 
   A create that fails may have been heard, and its slice may even come after a
   delete found nothing: then `unsure` is left, and the slice is ours.
@@ -92,9 +92,9 @@ def drive(
     if step.phase == "pack":
       _must(step)
   results = [step for step in steps if step.phase == "results"]
-  made = _Made()
-  with _stopped(job) if job.attach else _deleted(job, made, poll_seconds):
-    _until_done(job, steps, made, max_restarts, poll_seconds)
+  created = _Made()
+  with _stopped(job) if job.attach else _deleted(job, created, poll_seconds):
+    _until_done(job, steps, created, max_restarts, poll_seconds)
     if not job.bucket:
       for step in results:
         _must(step)
@@ -109,11 +109,11 @@ def drive(
 def _check(job: tpu_steps.Job, step: tpu_steps.Step) -> None:
   """Refuses a job whose check says no."""
   done = _ask(step.argv)
-  said = done.stdout.split()
+  accounts = done.stdout.split()
   why = _why(done)
   problem = ""
   match step.expect:
-    case "account" if not said:
+    case "account" if not accounts:
       problem = "gcloud has no account: run `gcloud auth login`"
     case "bucket":
       problem = _bucket_problem(job, done, why)
@@ -124,7 +124,7 @@ def _check(job: tpu_steps.Job, step: tpu_steps.Step) -> None:
     case "tracked" if done.returncode:
       files = " and ".join(job.gin_files)
       problem = f"expected a git checkout with {files}: commit it ({why})"
-    case "clean" if said:
+    case "clean" if accounts:
       problem = (
         "uncommitted changes would stay behind: commit them, or give"
         " --allow_dirty"
@@ -214,7 +214,7 @@ def _is_missing(done: subprocess.CompletedProcess) -> bool:
 def _until_done(
   job: tpu_steps.Job,
   steps: list[tpu_steps.Step],
-  made: _Made,
+  created: _Made,
   max_restarts: int,
   poll_seconds: float,
 ) -> None:
@@ -225,7 +225,7 @@ def _until_done(
   todo = [*make, *set_up, run]
   failures: list[_StepFailed] = []
   crashes = refusals = 0
-  while failed := _first_failure(todo, made, poll_seconds):
+  while failed := _first_failure(todo, created, poll_seconds):
     failures.append(failed)
     if failed.phase == "run" and failed.code in _FINAL:
       words = f"synthq ended with exit code {failed.code}, which says why above"
@@ -249,7 +249,7 @@ def _until_done(
     if not is_there:
       lost = "was not made" if refused else "was taken away"
       _say(f"restart {restart}: the slice {lost}, and is made anew")
-      _delete(job, made, poll_seconds)
+      _delete(job, created, poll_seconds)
       todo = [*make, *set_up, run]
     elif failed.phase in ("mount", "run"):
       _say(f"restart {restart}: the same command goes on")
@@ -283,14 +283,14 @@ def _check_hope(
 
 
 def _first_failure(
-  todo: list[tpu_steps.Step], made: _Made, poll_seconds: float
+  todo: list[tpu_steps.Step], created: _Made, poll_seconds: float
 ) -> _StepFailed | None:
   """Runs steps until one fails, and returns how it did."""
   try:
     for step in todo:
       match step.phase:
         case "create":
-          _create(step, made)
+          _create(step, created)
         case "wait":
           _wait(step, poll_seconds)
         case _:
@@ -300,22 +300,22 @@ def _first_failure(
   return None
 
 
-def _create(step: tpu_steps.Step, made: _Made) -> None:
+def _create(step: tpu_steps.Step, created: _Made) -> None:
   """Makes the slice, unless there is one of that name that is not ours."""
   _say(f"create: {step.argv[0]} ...")
-  earlier = made.unsure
-  made.maybe = made.unsure = True  # whatever ends this before gcloud does
+  earlier = created.unsure
+  created.maybe = created.unsure = True  # whatever ends this before gcloud does
   done = subprocess.run(
     step.argv, stderr=subprocess.PIPE, text=True, check=False
   )
   with contextlib.suppress(OSError):
     print(done.stderr, end="", file=sys.stderr, flush=True)
   if not done.returncode:
-    made.unsure = False
+    created.unsure = False
     return
-  said = done.stderr.upper().replace(" ", "_")
-  if "ALREADY_EXISTS" in said and not earlier:
-    made.maybe = made.unsure = False
+  message = done.stderr.upper().replace(" ", "_")
+  if "ALREADY_EXISTS" in message and not earlier:
+    created.maybe = created.unsure = False
     raise LaunchError(
       "a slice or request of that name exists and was not made here: choose"
       f" another --name; nothing was deleted ({_why(done)})",
@@ -389,7 +389,7 @@ def _stopped(job: tpu_steps.Job) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deleted(
-  job: tpu_steps.Job, made: _Made, poll_seconds: float
+  job: tpu_steps.Job, created: _Made, poll_seconds: float
 ) -> Iterator[None]:
   """Deletes the slice on the way out, however that is, if it is ours."""
   delete = " ".join(tpu_steps.delete_step(job).argv)
@@ -397,13 +397,13 @@ def _deleted(
   try:
     yield
   finally:
-    if made.maybe and job.keep:
+    if created.maybe and job.keep:
       _say(f"kept, and costs money until: {delete}")
-    elif made.maybe:
-      _delete(job, made, poll_seconds)
+    elif created.maybe:
+      _delete(job, created, poll_seconds)
 
 
-def _delete(job: tpu_steps.Job, made: _Made, poll_seconds: float) -> None:
+def _delete(job: tpu_steps.Job, created: _Made, poll_seconds: float) -> None:
   """Deletes the slice; a second Ctrl-C does not stop that."""
   step = tpu_steps.delete_step(job)
   _say("delete: please wait")
@@ -411,8 +411,8 @@ def _delete(job: tpu_steps.Job, made: _Made, poll_seconds: float) -> None:
     for attempt in range(_DELETE_TRIES):
       done = _ask(step.argv, start_new_session=True)
       if not done.returncode or _is_missing(done):
-        made.unsure = made.unsure and bool(done.returncode)
-        made.maybe = made.unsure
+        created.unsure = created.unsure and bool(done.returncode)
+        created.maybe = created.unsure
         return
       if attempt < _DELETE_TRIES - 1:  # a network needs time to come back
         _say(f"not deleted yet ({_why(done)}): tries again")

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 MOUNT = "/mnt/synthq"
-"""Where all workers see the shared file system."""
+"""Folder in which all workers see the shared file system."""
 
 ONE_PROCESS = ("study",)
 """The stages of synthq that refuse --distributed."""
@@ -97,7 +97,7 @@ class Job:
 
   @property
   def slice(self) -> tpu_types.Slice:
-    """What the accelerator type consists of."""
+    """Chips and hosts of the accelerator type."""
     return tpu_types.describe(self.accelerator)
 
 
@@ -127,8 +127,8 @@ def steps(job: Job) -> list[Step]:
   results, delete = _results(job), [] if stays else [delete_step(job)]
   # Chips need not wait for a download from a bucket.
   ending = [*delete, *results] if job.bucket else [*results, *delete]
-  made = [] if job.attach else _create(job)
-  body = [*_pack(job), *made, *_set_up(job), _run(job), _state(job)]
+  creation = [] if job.attach else _create(job)
+  body = [*_pack(job), *creation, *_set_up(job), _run(job), _state(job)]
   return [*_checks(job), *body, *ending]
 
 
@@ -179,7 +179,7 @@ _HEADINGS = {
 
 
 def words(job: Job) -> str:
-  """Says what is paid for, e.g. "16 chips (v4-32, 4 hosts, spot)"."""
+  """Names the chips that are paid for, e.g. "16 chips (v4-32, 4 hosts, spot)"."""
   kind = ", spot" if job.spot else ", reserved" if job.reserved else ""
   kind = f", on {job.attach}, which exists" if job.attach else kind
   hosts = "1 host" if job.slice.hosts == 1 else f"{job.slice.hosts} hosts"
@@ -189,12 +189,12 @@ def words(job: Job) -> str:
 
 def _gcloud(job: Job, *words: str) -> tuple[str, ...]:
   """A command on TPUs, at the job's place."""
-  place = (f"--zone={job.zone}", f"--project={job.project}", "--quiet")
-  return ("gcloud", "compute", "tpus", *words, *place)
+  flags = (f"--zone={job.zone}", f"--project={job.project}", "--quiet")
+  return ("gcloud", "compute", "tpus", *words, *flags)
 
 
 def _inside(job: Job) -> tuple[str, ...]:
-  """What ssh and scp need to know of the network."""
+  """Returns the flags of ssh and scp for the network."""
   return ("--internal-ip",) if job.internal_ips else ()
 
 
@@ -204,10 +204,10 @@ def _ssh(job: Job, command: str, worker: str = "all") -> tuple[str, ...]:
 
 
 def _checks(job: Job) -> list[Step]:
-  """What has to be true before anything is paid for."""
+  """Returns the checks before anything is paid for."""
   account = ("gcloud", "auth", "list", "--filter=status:ACTIVE")
   names = "--format=value(name.basename())"
-  found = [
+  checks = [
     Step(
       phase="check",
       argv=(*account, "--format=value(account)"),
@@ -218,23 +218,23 @@ def _checks(job: Job) -> list[Step]:
     layout = "--format=value(hierarchicalNamespace.enabled)"
     describe = ("gcloud", "storage", "buckets", "describe")
     argv = (*describe, f"gs://{job.bucket}", "--raw", layout)
-    found.append(Step(phase="check", argv=argv, expect="bucket"))
+    checks.append(Step(phase="check", argv=argv, expect="bucket"))
   kinds = ("tpu-vm", "queued-resources") if job.queued else ("tpu-vm",)
   if job.attach:
     kinds, asked = (), "--format=value(state,acceleratorType.basename())"
     argv = _gcloud(job, "tpu-vm", "describe", job.attach, asked)
-    found.append(Step(phase="check", argv=argv, expect="there"))
+    checks.append(Step(phase="check", argv=argv, expect="there"))
   for kind in kinds:
     argv = _gcloud(job, kind, "list", names)
-    found.append(Step(phase="check", argv=argv, expect="free"))
+    checks.append(Step(phase="check", argv=argv, expect="free"))
   files = (*job.gin_files, "pyproject.toml")
   git = ("git", "-C", str(job.source))
   tracked = (*git, "ls-files", "--error-unmatch", *files)
-  found.append(Step(phase="check", argv=tracked, expect="tracked"))
+  checks.append(Step(phase="check", argv=tracked, expect="tracked"))
   if not job.allow_dirty:
     changed = (*git, "status", "--porcelain", "--untracked-files=no")
-    found.append(Step(phase="check", argv=changed, expect="clean"))
-  return found
+    checks.append(Step(phase="check", argv=changed, expect="clean"))
+  return checks
 
 
 def _archive(job: Job) -> str:
@@ -338,7 +338,7 @@ def _mount(job: Job) -> str:
     # A new export belongs to root.
     own = f'test -w {MOUNT} || sudo chown "$(id -u)" {MOUNT}'
     return _lines(*ready, folder, update, f"{install} nfs-common", mount, own)
-  place = "https://packages.cloud.google.com/apt"
+  host = "https://packages.cloud.google.com/apt"
   key = "/usr/share/keyrings/cloud.google.asc"
   release = "gcsfuse-$(lsb_release -c -s) main"
   return _lines(
@@ -346,8 +346,8 @@ def _mount(job: Job) -> str:
     folder,
     f'sudo chown "$(id -u)" {MOUNT}',
     "if ! command -v gcsfuse >/dev/null; then",
-    f"  curl -fsSL {place}/doc/apt-key.gpg | sudo tee {key} >/dev/null",
-    f'  echo "deb [signed-by={key}] {place} {release}" |',
+    f"  curl -fsSL {host}/doc/apt-key.gpg | sudo tee {key} >/dev/null",
+    f'  echo "deb [signed-by={key}] {host} {release}" |',
     "    sudo tee /etc/apt/sources.list.d/gcsfuse.list >/dev/null",
     f"  {update}",
     f"  {install} gcsfuse",
@@ -363,7 +363,7 @@ def _lines(*commands: str) -> str:
 
 
 def synthq_flags(job: Job) -> list[str]:
-  """Returns what `synthq STAGE` is told on every worker."""
+  """Returns the flags of `synthq STAGE` on every worker."""
   # `tpu_vm` refuses these stages on several hosts.
   cluster = () if job.stage in ONE_PROCESS else ("--distributed=tpu",)
   return [

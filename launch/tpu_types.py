@@ -26,7 +26,7 @@ _CUBES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Kind:
-  """What all slices of one generation have in common."""
+  """Facts that all slices of one generation share."""
 
   topologies: dict[int, str]  # by the number of chips; "" where none is needed
   runtime: str = _BASE  # the image for JAX
@@ -82,7 +82,7 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:
-  """What one accelerator type consists of."""
+  """Chips and hosts of one accelerator type."""
 
   accelerator: str  # as the user names it, e.g. "v4-32" or "v4-4x4x12"
   generation: str  # e.g. "v4"
@@ -95,14 +95,14 @@ class Slice:
 
   @property
   def flags(self) -> tuple[str, ...]:
-    """What tells gcloud which one to make."""
+    """Flags that tell gcloud which one to make."""
     if self.accelerator.endswith(f"-{self.topology}"):
       return (f"--type={self.generation}", f"--topology={self.topology}")
     return (f"--accelerator-type={self.accelerator}",)
 
 
 def describe(accelerator: str) -> Slice:
-  """Returns what an accelerator type consists of.
+  """Returns the chips and hosts of an accelerator type.
 
   >>> (describe("v4-32").chips, describe("v4-32").hosts)
   (16, 4)
@@ -154,7 +154,7 @@ def _of_sides(accelerator: str) -> tuple[_Kind, int, str]:
   sides = [int(side) for side in topology.split("x")]
   kind, chips = _KINDS.get(generation), math.prod(sides)
   if kind is None or not kind.most:
-    some = ", ".join(name for name, one in _KINDS.items() if one.most)
+    some = ", ".join(name for name, kind_ in _KINDS.items() if kind_.most)
     raise ValueError(
       f"--accelerator={accelerator}: only {some} come in shapes: name the type"
       " by its size"

@@ -82,11 +82,11 @@ _OF_CREATE = (
 
 
 class UsageError(ValueError):
-  """What the user can mend; its text is one line."""
+  """A mistake that the user can mend; its text is one line."""
 
 
 class Parser(argparse.ArgumentParser):
-  """Says what is wrong in one line."""
+  """Prints the error in one line."""
 
   def error(self, message: str) -> NoReturn:
     """Raises instead of printing the usage."""
@@ -246,12 +246,14 @@ def jobs(
   _check_flags(options)
   source = pathlib.Path(options.source).resolve()
   grid = points(options, bindings)
-  place = f"{tpu_steps.MOUNT}/private/prepared"
-  shared = shared_data(options, grid, place)
-  made = [_job(options, source, with_bindings(point, shared)) for point in grid]
+  folder = f"{tpu_steps.MOUNT}/private/prepared"
+  shared = shared_data(options, grid, folder)
+  complete = [
+    _job(options, source, with_bindings(point, shared)) for point in grid
+  ]
   return [
     dataclasses.replace(job, notes=_notes(job, _values(job, source)))
-    for job in made
+    for job in complete
   ]
 
 
@@ -294,9 +296,9 @@ def shared_data(
   Returns:
     Nothing where there is no sweep, or the user has said where to share.
   """
-  given = [b for point in grid for b in point.bindings if _SHARED in b]
+  bound = [b for point in grid for b in point.bindings if _SHARED in b]
   is_sweep = bool(options.sweep)
-  if not is_sweep or given or options.stage in tpu_steps.ONE_PROCESS:
+  if not is_sweep or bound or options.stage in tpu_steps.ONE_PROCESS:
     return ()
   return (f"{_SHARED}={folder!r}",)
 
@@ -373,15 +375,15 @@ def _extras(
   options: argparse.Namespace, bindings: Sequence[str]
 ) -> tuple[str, ...]:
   """The extras of the package that a job installs."""
-  asked = [one for one in options.extras.split(",") if one]
-  if wrong := [one for one in asked if not re.fullmatch(r"[a-z-]+", one)]:
+  asked = [name for name in options.extras.split(",") if name]
+  if wrong := [name for name in asked if not re.fullmatch(r"[a-z-]+", name)]:
     raise UsageError(f"expected --extras=gcs,parquet, got {wrong[0]!r}")
-  if any("s3://" in one for one in bindings):
+  if any("s3://" in name for name in bindings):
     raise UsageError(
       "a slice has no s3fs, got s3://: copy it to a gs:// bucket"
     )
-  found = {e for sign, e in _EXTRAS.items() if sign in " ".join(bindings)}
-  return tuple(sorted({*asked, *found}))
+  needed = {e for sign, e in _EXTRAS.items() if sign in " ".join(bindings)}
+  return tuple(sorted({*asked, *needed}))
 
 
 # Checks without a network.
@@ -431,7 +433,7 @@ def _check_place(options: argparse.Namespace) -> None:
       " none: leave it out"
     )
   labels = filter(None, options.labels.split(","))
-  if wrong := [one for one in labels if not _LABEL.fullmatch(one)]:
+  if wrong := [label for label in labels if not _LABEL.fullmatch(label)]:
     raise UsageError(
       "expected --labels=KEY=VALUE,... of lower-case letters, digits, _ and -,"
       f" got {wrong[0]!r}"
@@ -441,10 +443,10 @@ def _check_place(options: argparse.Namespace) -> None:
       "--gke_image prints a Job and runs nothing: give --dry_run, and pipe it"
       " to `kubectl apply -f -`"
     )
-  given = [name for name in _OF_GCLOUD if getattr(options, name)]
-  if options.gke_image and given:
+  unused = [name for name in _OF_GCLOUD if getattr(options, name)]
+  if options.gke_image and unused:
     raise UsageError(
-      f"--{given[0]} is of gcloud, and would be lost in a Job for Kubernetes: set"
+      f"--{unused[0]} is of gcloud, and would be lost in a Job for Kubernetes: set"
       " it where the node pool is made, or in the image, and leave it out"
     )
   if options.gke_image and not tpu_types.describe(options.accelerator).gke:
@@ -476,8 +478,8 @@ def _values(job: tpu_steps.Job, source: pathlib.Path) -> dict[str, str]:
 
 
 def _numbers(values: dict[str, str]) -> dict[str, int]:
-  known = {n: v for n, v in values.items() if re.fullmatch(r"-?\d+", v)}
-  return {name: int(value) for name, value in known.items()}
+  digits = {n: v for n, v in values.items() if re.fullmatch(r"-?\d+", v)}
+  return {name: int(value) for name, value in digits.items()}
 
 
 def _mesh(
@@ -508,7 +510,7 @@ def _mesh(
 
 
 def _notes(job: tpu_steps.Job, values: dict[str, str]) -> tuple[str, ...]:
-  """Says what a private step needs, or refuses what is known not to fit."""
+  """Describes the needs of a private step; refuses one that is known not to fit."""
   mesh, numbers = _mesh(job, values), _numbers(values)
   if mesh is None or not {"BATCH_SIZE", "MICROBATCH_SIZE"} <= numbers.keys():
     return ()

@@ -30,7 +30,7 @@ class Worker:
 
 
 def find(environment: Mapping[str, str] | None = None) -> Worker | None:
-  """Returns what is known of this worker; None on other machines.
+  """Returns the facts about this worker; None on other machines.
 
   Args:
     environment: variables; None: the process's own.

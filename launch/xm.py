@@ -35,7 +35,7 @@ __all__ = ["Unit", "main", "units"]
 _TPU_VM = pathlib.Path(tpu_vm.__file__).resolve()
 _WORKDIR = "runs"
 _HERE = {"--gin_file", "--stage", "--sweep", "--point", "--source"}
-"""What describes a run and not a slice, of `tpu_vm.add_job_flags`."""
+"""Flags of `tpu_vm.add_job_flags` that describe a run and not a slice."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     The exit code: 0; 1 if a work unit failed; 2 for what the user can mend; 130
     after Ctrl-C, 143 after SIGTERM.
   """
-  given = list(sys.argv[1:] if argv is None else argv)
-  own = [flag for flag in given if not flag.startswith("--xm_")]
+  argv = list(sys.argv[1:] if argv is None else argv)
+  own = [flag for flag in argv if not flag.startswith("--xm_")]
   try:
     flags, bindings = tpu_vm.split(own)
     options = _parser().parse_args(flags)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       return 0
     if options.executor == "tpu_vm":
       tpu_vm.check_cost(options, tpu_vm.jobs(options, bindings))
-    failed = _launch(options, todo, [f for f in given if f not in own])
+    failed = _launch(options, todo, [f for f in argv if f not in own])
   except ValueError as error:
     return _stop(str(error), 2)
   except KeyboardInterrupt:
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_own_flags(parser: argparse.ArgumentParser) -> None:
-  """What tpu_vm.py does not know."""
+  """Adds the flags that tpu_vm.py does not have."""
   flag = parser.add_argument
   flag("--executor", choices=("local", "tpu_vm"), default="local")
   flag("--title", default="synthq", help="of the experiment")
@@ -192,9 +192,9 @@ def _check_local(options: argparse.Namespace, argv: Sequence[str]) -> None:
     )
   own = _passed_on(tpu_vm.split(argv)[0])
   names = (flag.partition("=")[0] for flag in own if flag.startswith("--"))
-  if given := [name for name in names if name not in _HERE]:
+  if refused := [name for name in names if name not in _HERE]:
     raise ValueError(
-      f"{given[0]} is of slices, and --executor=local runs here: leave it out, or"
+      f"{refused[0]} is of slices, and --executor=local runs here: leave it out, or"
       " give --executor=tpu_vm"
     )
 
@@ -233,7 +233,7 @@ def _local_units(
 def _cluster(
   options: argparse.Namespace, worker: tpu_worker.Worker | None
 ) -> tuple[str, ...]:
-  """Returns what synthq is told on a worker of a slice; nothing elsewhere.
+  """Returns the flags of synthq on a worker of a slice; nothing elsewhere.
 
   Without it one process of a slice of four would train alone, or wait forever.
   """
@@ -264,7 +264,7 @@ def _cluster(
 def _script(
   options: argparse.Namespace, bindings: Sequence[str], todo: Sequence[Unit]
 ) -> str:
-  """What --dry_run prints: the units, and what tpu_vm.py would run in each."""
+  """Returns the text of --dry_run: the units, and the steps of tpu_vm.py in each."""
   lines = []
   for unit in todo:
     lines.append(f"# {options.executor}: {unit.name}")

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LAB = ROOT / "docs/lab"
-TABLES = ROOT.parent / "shared/papers/tables.md"
+TEXTS = ROOT.parent / "shared/papers"
+TABLES = TEXTS / "tables.md"
 PAPERS = json.loads((LAB / "papers.json").read_text())
 PAGE = (ROOT / "docs/lab/reproduction.md").read_text()
 COLUMNS = 6
@@ -36,6 +37,59 @@ def _ids(text: str) -> list[str]:
 
 
 _TABLES = PAPERS["tables"]
+
+_QS, _THESIS = "DP query synthesis", "Federated answer sentences"
+NUMBERED = {
+  "dp_query_synthesis_later": (_QS, "1 2", "1 2 3 4 5 6 7"),
+  "dp_query_synthesis_earlier": (_QS, "1 2", "1 2 3 4 5 6 7 8 9"),
+  "logit_dp": ("Logit-DP", "1 2 3 4 5", "1 2 3 4"),
+  "train_test_leakage": ("Train-test leakage", "1 2", "1 2 3 4 5 6 7 8"),
+  "federated_answer_sentences_thesis": (
+    _THESIS,
+    "1.1 1.2 3.1 3.2 3.3 3.4 4.1",
+    "3.1 3.2 3.3 3.4 4.1 4.2 4.3 4.4",
+  ),
+}
+"""Text of a paper: its section of the page, numbers of its figures and tables."""
+
+
+def _find_numbers(cell: str, kind: str) -> set[str]:
+  """Returns the numbers behind "figure" or "table" in a first cell."""
+  number = r"\d+(?:\.\d)?"
+  found = set()
+  for run in re.findall(
+    rf"\b{kind}s? ((?:{number}(?:, | and | to )?)+)", cell, re.IGNORECASE
+  ):
+    found |= set(re.findall(number, run))
+    for first, last in re.findall(r"(\d+) to (\d+)", run):
+      found |= set(map(str, range(int(first), int(last) + 1)))
+  return found
+
+
+@pytest.mark.parametrize("paper", NUMBERED)
+def test_every_figure_and_table_of_a_paper_has_a_row(paper):
+  section, figures, tables = NUMBERED[paper]
+  (text,) = re.findall(rf"(?ms)^## {section}\n(.*?)(?=^## |\Z)", PAGE)
+  first = [row[0] for row in _rows() if row[0] in text]
+  version = paper.removeprefix("dp_query_synthesis_")
+  if version != paper:  # two versions in one table
+    first = re.findall(rf"(?:{version}|both): ([^;)]*)", " ".join(first))
+  for kind, numbers in (("figure", figures), ("table", tables)):
+    found = set().union(*(_find_numbers(cell, kind) for cell in first))
+    assert found == set(numbers.split()), kind
+
+
+@pytest.mark.parametrize("paper", NUMBERED)
+def test_the_texts_mention_no_other_figure_or_table(paper):
+  path = TEXTS / f"{paper}.txt"
+  if not path.exists():
+    pytest.skip("the papers are not at hand")
+  text = path.read_text()
+  for kind, numbers in zip(
+    ("Fig(?:ures?|\\.)", "[Tt]ables?"), NUMBERED[paper][1:], strict=True
+  ):
+    found = set(re.findall(rf"\b{kind} (\d+(?:\.\d)?)", text))
+    assert found and found <= set(numbers.split()), kind
 
 
 @pytest.mark.skipif(not TABLES.exists(), reason="the papers are not at hand")

@@ -28,7 +28,9 @@ def test_the_block_trains_and_prints_its_guarantee(capsys):
   exec(compile(block, "README.md", "exec"), names)  # noqa: S102
   printed = capsys.readouterr().out
   promised = names["promise"].statement("my model")
-  shown = re.search(r"epsilon (\d+) and delta ([\d.]+) for each single example", README)
+  shown = re.search(
+    r"epsilon (\d+) and delta ([\d.]+) for each single example", README
+  )
   assert promised.epsilon == pytest.approx(float(shown[1]), abs=0.01)
   assert promised.delta == float(shown[2])
   assert f"({shown[1]}, {shown[2]})-differentially private" in printed

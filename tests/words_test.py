@@ -42,6 +42,7 @@ COUNTS = {
   "data": {"openers": 0, "names": 0},
   "federated": {"openers": 0, "names": 0},
   "generation": {"openers": 0, "names": 0},
+  "launch": {"openers": 0, "names": 0},
   "leakage": {"openers": 0, "names": 0},
   "losses": {"openers": 0, "names": 0},
   "models": {"openers": 0, "names": 0},
@@ -110,8 +111,9 @@ def count(source: str) -> collections.Counter:
 
 
 def folders() -> dict[str, list[pathlib.Path]]:
-  """Returns the modules of each package folder; "" for the package's own."""
+  """Returns the modules of each package folder, and of launch; "" for its own."""
   package, found = ROOT / "synthq_jax", collections.defaultdict(list)
+  found["launch"] = [*(ROOT / "launch").glob("*.py")]
   for path in package.rglob("*.py"):
     parts = path.relative_to(package).parts
     found[parts[0] if len(parts) > 1 else ""].append(path)

@@ -1,10 +1,11 @@
 """Measures the overlap of private queries and documents with a public corpus.
 
-A model that was pre-trained on a query needs no private data to repeat it, and
-a test query that the pre-training saw is no fair test. So the papers search the
-pre-training corpus for random samples of both. Words are compared in lower
-case and without punctuation (`text_measures.words`), and no item spans two
-texts. Memory does not grow with the corpus.
+A model that was pre-trained on a query needs no private data to repeat it, so the
+guarantee protects little; the papers search the pre-training corpus for random
+samples of both. A test query that the pre-training saw is no fair test either.
+Words are compared in lower case and without punctuation
+(`text_measures.words`), and no item spans two texts. Memory does not grow with
+the corpus.
 
 Formal guarantee:
   None. Every figure that is computed from private queries here is private: no

@@ -125,7 +125,7 @@ def mean_rank(
 def epsilon_of_mean_rank(
   mean_rank: float, num_candidates: int, repetitions: int = 1
 ) -> float:
-  """Converts a mean rank to an epsilon, as the papers do.
+  """Converts a mean rank to an epsilon, as the papers seem to do.
 
   If k records change together, the expectation of a non-negative quantity grows
   at most by the factor e^(k epsilon) under pure epsilon-DP. The mean rank of an
@@ -133,10 +133,10 @@ def epsilon_of_mean_rank(
 
     epsilon >= log((candidates + 1) / 2 / mean rank) / repetitions.
 
-  The papers' mean rank of 43 of 100 at 10 repetitions converts to 0.016, or to
-  0.015 with 50 for 50.5. The result is small whatever the model did: rank 1 of
-  100 at 10 repetitions gives the maximum, 0.39. It helps to read a rank; it is
-  no audit (see `lower_bounds`).
+  The papers print no formula, only "roughly 0.015". Their mean rank of 43 of 100
+  at 10 repetitions converts to 0.016, or to 0.015 with 50 for 50.5. The result is
+  small whatever the model did: rank 1 of 100 at 10 repetitions gives the maximum,
+  0.39. It helps to read a rank; it is no audit (see `lower_bounds`).
 
   Formal guarantee: if `mean_rank` is an upper confidence limit, the result is a
   lower bound on epsilon for delta = 0, with the same confidence. Otherwise it is

@@ -12,7 +12,8 @@ noise, and much of a text can be reconstructed from its vector
 (`studies.vectors`).
 
 A client asks all other clients, so the choice of partners says nothing about
-texts. The thesis asks a selection (equation 4.1) and leaves open how to make it.
+texts. The thesis asks a selection (equation 4.1) that "can" follow the network or
+the distance, and does not say which it made.
 """
 
 import dataclasses

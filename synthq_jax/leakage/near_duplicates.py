@@ -302,7 +302,7 @@ def search(
   match_chunks = (
     _match_in_turn if processes == 1 else _make_parallel_matcher(processes)
   )
-  with progress_lib.shown(progress):  # not while the caller looks at what is found
+  with progress_lib.shown(progress):  # not while the caller looks at a pair
     bar = progress_lib.bar("", None, unit=" queries")
   with bar:
     for texts, all_matches in match_chunks(chunks, arguments):

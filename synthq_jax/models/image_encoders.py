@@ -111,8 +111,8 @@ class EmbeddingNet(nn.Module):
     channels: number of channels of each convolution.
 
   References:
-    Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, section 5 (sizes
-    as in their published code).
+    Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, appendix B.1
+    (sizes, and the mean over places, as in their published code).
   """
 
   dim: int = 8

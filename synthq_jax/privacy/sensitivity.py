@@ -312,8 +312,8 @@ def row(
     ValueError: if an argument is out of range or missing.
 
   References:
-    Carranza et al. (2023), arXiv:2305.05973, section 4.2 (that it grows with the
-    batch).
+    Carranza et al. (2023), arXiv:2305.05973, version 1, section 4.2 (that it
+    grows with the batch).
   """
   norm = _check_positive("l2_clip_norm", l2_clip_norm)
   own = 2 * norm if _replaces(relation) else norm

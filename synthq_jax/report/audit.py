@@ -26,8 +26,8 @@ _PAPERS = {
 }
 """Published (rank among 100, leaked share) by epsilon and repetitions.
 
-They are from the papers on DP query synthesis: T5, 530,000 MS MARCO queries, digits
-in the document.
+They are from the papers on DP query synthesis: T5-Base, 532,000 pairs of MS MARCO,
+digits in the document.
 """
 
 _GROUPS = {

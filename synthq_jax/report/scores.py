@@ -130,7 +130,7 @@ def _draw_rows(
     return ()
   svg = plots.in_rows(
     list(points),
-    {"with its interval": list(points.values())},
+    {"row, with its interval": list(points.values())},
     label=values["measure"],
     lines={k: mean for k, mean in rows.items() if k == lexical},
   )

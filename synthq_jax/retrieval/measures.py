@@ -24,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 DEFAULT = ("nDCG@10", "R@10", "RR@10")
-"""The measures in the retrieval tables of the papers."""
+"""nDCG@10 and R@10 of the query-synthesis papers, RR@10 of the thesis."""
 
 ALL = (*DEFAULT, "R@1", "R@20", "R@100", "P@1", "MFR")
 """All measures that one of the papers reports."""

@@ -142,7 +142,8 @@ def score(
     ValueError: as `nearest`.
 
   References:
-    Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, section 5.
+    Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, section 5.1 (nearest
+    neighbours; without a vote in the published code).
   """
   neighbours = nearest(vectors, k)
   counts = confusion(

@@ -62,7 +62,7 @@ class Config:
   """Maximum real and synthetic queries behind MAUVE; MAUVE's authors take 5,000
   of each."""
   mauve_gpt2: str | None = None
-  """Local folder of GPT-2 (gpt2-large, to compare with papers) whose features
+  """Local folder of GPT-2 (MAUVE's authors take gpt2-large) whose features
   MAUVE takes; None: features of the run's public checkpoint."""
   bootstrap_samples: int = 2000
   """Resamples of the queries behind differences."""

@@ -84,8 +84,8 @@ def fit_layers(
       last batch.
 
   References:
-    Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, section 5: layers of
-    64, 32 and 20 outputs on CIFAR-100, ten epochs.
+    Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, appendix B.2: three
+    layers on CIFAR-100, of 64, 32 and 20 outputs in the published code; ten epochs.
   """
   rng = np.random.default_rng(0)
   sizes = [np.shape(vectors)[1], *hidden, num_classes]

@@ -4,7 +4,8 @@ The study trains the rows of a thesis' main table (PDD-AS2 on Fed-NewsQA), on an
 collection with clients:
 
 - BM25;
-- federated training with random negatives, and with BM25's;
+- federated training with random negatives, and with BM25's (each client alone in the
+  thesis, section 3.4.4);
 - each client alone;
 - federated training with static hard negatives;
 - clients' own query encoders, without and with other clients' negatives;

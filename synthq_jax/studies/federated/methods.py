@@ -54,7 +54,8 @@ METHODS = (
   EQUAL,
   "Central + query encoder",
 )
-"""Rows of the main table: the thesis' rows in its order, and three more."""
+"""Rows of the main table: the thesis' rows in its order, and three more. Its rows of
+random and BM25's negatives are of clients alone (section 3.4.4), ours federated."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ class Encoder:
   image_size: int | None = None
   """Height and width in pixels after bilinear resizing; None for no resizing."""
   width: int = 64
-  """Channels of the first group of "resnet18"; the paper's is 64."""
+  """Channels of the first group of "resnet18"; a ResNet-18 has 64."""
   dim: int = 8
   """Dimension of the vectors."""
   norm: str = "none"
@@ -126,7 +126,7 @@ class Config(frame.Config):
   """Source of images whose coarse classes the head learns and is tested on. None:
   the head learns on one half of the test images and is tested on the other."""
   head_layers: tuple[int, ...] = ()
-  """Widths of the head's hidden layers, (64, 32) in the paper; () for a linear
+  """Widths of the head's hidden layers, (64, 32) in the paper's code; () for a linear
   head, fitted to convergence."""
   head_epochs: int = 10
   """Training epochs of a head with hidden layers."""
