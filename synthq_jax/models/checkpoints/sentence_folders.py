@@ -422,14 +422,14 @@ def drop_paths(path: pathlib.Path) -> bytes:
     return content
   fields = read_fields(path)
   is_path = re.compile(r"[/~.\\]|[A-Za-z]:[/\\]").match
-  kept = {
+  others = {
     name: value
     for name, value in fields.items()
     if name not in _SAVED_FROM or not is_path(str(value))
   }
-  if kept == fields:
+  if others == fields:
     return content
-  return f"{json.dumps(kept, indent=2)}\n".encode()
+  return f"{json.dumps(others, indent=2)}\n".encode()
 
 
 def _read_pooling(path: pathlib.Path, has_prompt: bool) -> str:
