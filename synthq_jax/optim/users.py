@@ -22,9 +22,9 @@ def grouped(
   """Puts the records of each user into one row.
 
   The records are those of all users, or of the users whom a step draws. Grouping
-  what a sampler of records drew is another mechanism: with batches of 256 of 4,000
-  records, a user with 8 of them is in 41% of the steps, not in 6.4%. For a user with fewer than `most` records the last one is repeated, with
-  weight zero.
+  what a sampler of records drew is another mechanism: with batches of 256 of
+  4,000 records, a user with 8 of them is in 41% of the steps, not in 6.4%. For a
+  user with fewer than `most` records the last one is repeated, with weight zero.
 
   >>> batch = grouped({"x": np.array([5, 6, 7])}, np.array([1, 0, 1]), most=2)
   >>> print(batch["x"].tolist(), batch[WEIGHTS].tolist())
