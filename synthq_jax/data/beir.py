@@ -345,12 +345,16 @@ def make_document(
   where: str, fields: dict[str, Any]
 ) -> collection_lib.Document:
   """Makes a document from a line of corpus.jsonl."""
-  return collection_lib.Document(
+  document = collection_lib.Document(
     id=_get_id(where, "document", fields),
     text=files.field(where, fields, "text"),
     title=files.field(where, fields, "title", default=""),
     client=ids_lib.get_field(where, fields, "client", "user", default=""),
   )
+  for kind, text in (("document", document.text), ("title", document.title)):
+    if ids_lib.is_null(text):
+      ids_lib.add_count(kind, ids_lib.NOTHING)
+  return document
 
 
 def make_query(where: str, fields: dict[str, Any]) -> collection_lib.Query:

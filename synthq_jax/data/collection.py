@@ -388,12 +388,14 @@ def read_documents(
 
 
 def check_text(where: str, text: str) -> None:
-  """Refuses a query without text."""
+  """Refuses a query without text, and counts a word for nothing."""
   if not text.strip():
     raise ValueError(
       f"{where}: expected text in query, got none; fill it, or remove the line"
       " and its judgements"
     )
+  if ids.is_null(text):
+    ids.add_count("query", ids.NOTHING)
 
 
 def get_owner(where: str, names: Iterable[str | float]) -> str:

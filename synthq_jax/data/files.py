@@ -19,6 +19,7 @@ from synthq_jax.storage import artifacts
 
 __all__ = [
   "BROKEN_GZIP",
+  "CONVERT",
   "LONGEST",
   "WIDE",
   "Lines",
@@ -50,6 +51,10 @@ WIDE = (
   " utf-16 -t utf-8)"
 )
 """Message about a text file whose first line holds a zero byte."""
+CONVERT = (
+  "convert the file (iconv -f windows-1252 -t utf-8, if Windows wrote it)"
+)
+"""Advice about a text file that is not UTF-8."""
 Path = str | os.PathLike
 
 
@@ -272,7 +277,7 @@ def _decode(raw: bytes, where: str, first: bool) -> str:
   except UnicodeDecodeError as error:
     raise ValueError(
       f"{where}: expected UTF-8, got another byte at position {error.start};"
-      " convert the file (iconv -t utf-8)"
+      f" {CONVERT}"
     ) from None
 
 
@@ -286,24 +291,41 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     The position, "path:number", and the object.
 
   Raises:
-    ValueError: if a line is not a JSON object; see also `lines`.
+    ValueError: if a line is not a JSON object, or has a key twice; see also
+      `lines`.
   """
   for where, text in lines(path):
     try:
-      value = json.loads(text)
+      value = json.loads(text, object_pairs_hook=_make_object)
+    except _RepeatedKeyError:
+      raise ValueError(
+        f"{where}: expected each key once, got one again, of which JSON readers"
+        " keep the last; remove one"
+      ) from None
     except (ValueError, RecursionError) as error:
       raise ValueError(
         f"{where}: expected one JSON object a line, got other text ({error});"
-        " correct or remove the line"
+        " correct or remove the line, or write an object a line (jq -c)"
       ) from None
     if not isinstance(value, dict):
       raise ValueError(
         f"{where}: expected a JSON object, got a {type(value).__name__}; "
-        'write {"name": value, ...}'
+        'write {"name": value, ...} a line (a list by jq -c ".[]")'
       )
     if "\\ud" in text or "\\uD" in text:
       _refuse_half_characters(where, value)
     yield where, value
+
+
+class _RepeatedKeyError(ValueError):
+  """A JSON object has a key twice."""
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  value = dict(pairs)
+  if len(value) < len(pairs):
+    raise _RepeatedKeyError
+  return value
 
 
 def _refuse_half_characters(where: str, value: dict[str, Any]) -> None:
@@ -392,6 +414,11 @@ def _read_cells(
   count."""
   for where, text in lines(path):
     cells = text.split(separator)
+    if len(cells) != count and "\r" in text:
+      raise ValueError(
+        f"{where}: expected lines that end with a line feed, got a carriage"
+        " return inside one; convert the file (tr '\\r' '\\n')"
+      )
     if len(cells) != count:
       raise ValueError(
         f"{where}: expected {expected.format(len(cells))}; correct the line"

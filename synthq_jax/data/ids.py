@@ -34,7 +34,10 @@ __all__ = [
   "describe",
   "get_field",
   "has_other_form",
+  "is_counted",
+  "is_garbled",
   "is_invisible",
+  "is_null",
   "noting",
   "read",
   "strip_invisible",
@@ -44,15 +47,27 @@ __all__ = [
 Tally = collections.Counter[tuple[str, str]]
 """Number of ids by (kind, part of the rule); a kind is "user", for example."""
 
-DECIMALS = "written as decimals (17.0) are read as whole numbers (17)"
-SPACES = "had spaces around them, which are left out"
-INVISIBLE = "held invisible characters, which are left out"
+DECIMALS = "ids written as decimals (17.0) are read as whole numbers (17)"
+SPACES = "ids had spaces around them, which are left out"
+INVISIBLE = "ids held invisible characters, which are left out"
 TORN = (
-  "differ from another in leading zeros or letter case alone: each is its own"
+  "ids differ from another in leading zeros or letter case alone: each is its"
+  " own"
 )
 OTHER_FORM = (
-  "are unknown as written, but known with other leading zeros or letter case:"
+  "ids are unknown as written, but known with other leading zeros or letter case:"
   " write them as the corpus does"
+)
+NOTHING = (
+  "texts are a word for nothing, such as NULL or nan: they are read as written;"
+  " remove or empty them if nothing is meant"
+)
+LEFT_OUT = (
+  "texts are a word for nothing, such as NULL or nan: their lines are left out"
+)
+GARBLED = (
+  "texts hold %20, &amp;, \u00c3\u00a9 or the like: if nobody typed that, decode the"
+  " column and export it again"
 )
 
 _EXACT = 2**53
@@ -72,6 +87,20 @@ _MISSING = frozenset(
   )
 )
 """Words that pandas, databases and web analytics write for a missing id."""
+_NULLS = frozenset(
+  (
+    *("NULL", "null", "<NULL>", "<null>", "(null)", "\\N", "None", "undefined"),
+    *("nan", "NaN", "<NA>", "NaT", "#N/A", "(not set)", "(not provided)"),
+    "-",
+  )
+)
+"""Texts that databases, pandas, browsers and logs such as AOL's write for
+nothing."""
+_GARBLED = re.compile(
+  r"%[0-9A-Fa-f]{2}|^[^\s+]+(\+[^\s+]+){2,}$|\ufffd|&(#x?[0-9A-Fa-f]+|amp|quot|lt|gt"
+  r"|nbsp|apos);|\u00c3[\u0080-\u00bf\u2018-\u2122]|\u00e2\u20ac"
+)
+"""URL encoding, entities of HTML, lost characters, UTF-8 read as Windows-1252."""
 _VISIBLY_EMPTY = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
 """Marks and letters without a glyph; a category identifies all other ones."""
 
@@ -193,6 +222,26 @@ def is_invisible(character: str) -> bool:
   )
 
 
+def is_null(text: str) -> bool:
+  """Returns True for a text that a database writes where there is none.
+
+  Letter case counts, since people do ask for "none" or "NAN".
+
+  >>> is_null("NULL"), is_null("null pointer"), is_null("none")
+  (True, False, False)
+  """
+  return text.strip() in _NULLS
+
+
+def is_garbled(text: str) -> bool:
+  """Returns True for a text that an export left encoded.
+
+  >>> is_garbled("boat+to+the+island%3F"), is_garbled("c++")
+  (True, False)
+  """
+  return bool(_GARBLED.search(text))
+
+
 def get_field(
   where: str, line: Mapping[str, Any], key: str, kind: str, **default: Any
 ) -> str:
@@ -300,14 +349,19 @@ def add_count(kind: str, rule: str, number: int = 1) -> None:
     tally[kind, rule] += number
 
 
+def is_counted(kind: str, rule: str) -> bool:
+  """Returns True if the innermost `noting` block has counted such an id."""
+  return bool((_tally.get() or {}).get((kind, rule)))
+
+
 def describe(tally: Tally) -> list[str]:
-  """Returns a line for each part of the rule that changed ids, with their
-  number.
+  """Returns a line for each part of the rule that changed ids or texts, with
+  their number.
 
   >>> describe(collections.Counter({("user", DECIMALS): 1200}))
   ['1,200 user ids written as decimals (17.0) are read as whole numbers (17)']
   """
   return [
-    f"{number:,} {kind} ids {rule}"
+    f"{number:,} {kind} {rule}"
     for (kind, rule), number in sorted(tally.items())
   ]

@@ -15,7 +15,14 @@ from synthq_jax.data import beir, files, ids, quoting, table_files
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import splits as splits_lib
 
-__all__ = ["Fields", "check_columns", "queries", "read_jsonl", "read_log"]
+__all__ = [
+  "Fields",
+  "check_columns",
+  "check_corpus_columns",
+  "queries",
+  "read_jsonl",
+  "read_log",
+]
 
 _QUERIES = (
   *("q", "querytext", "searchquery", "searchterm", "searchterms", "searchtext"),
@@ -34,6 +41,11 @@ _IDS = (
 """Usual names of a column of documents' ids."""
 _CLICKS = ("clicks", "click", "clicked", "clickcount", "numclicks", "isclicked")
 """Usual names of a column that says how often a document was clicked."""
+_LABELS = (
+  *("label", "relevance", "relevant", "isrelevant", "grade", "score"),
+  *("judgement", "judgment"),
+)
+"""Usual names of a column that judges pairs; 0 says that a document is no answer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +56,9 @@ class Fields:
   the number of clicks on the document: all lines have it or none, and a line with 0
   is left out. "split" is the line's split: all lines have it or none, and a log
   with it is never divided.
+
+  A line whose query or document is a word for nothing (`ids.is_null`) is left out,
+  by that line alone.
 
   Attributes:
     query: the key of the query's text.
@@ -131,9 +146,9 @@ def read_jsonl(
     name = names.read(where, line)
     if _is_clicked(where, line):
       query = _parse_query(where, line, fields)
-      pairs.append(
-        (query, _parse_document(where, line, fields, query.client), name)
-      )
+      document = _parse_document(where, line, fields, query.client)
+      if not _is_null(query.text, document.text):
+        pairs.append((query, document, name))
   asked = [(query, document.id, name) for query, document, name in pairs]
   _check_asked(names, asked, 'lines with "clicks" above 0')
   return _make_collection(
@@ -199,8 +214,12 @@ def read_log(
     if _is_clicked(where, line) and collection_lib.is_known(
       where, "document", id_, document_ids, dangling
     ):
-      asked.append((_parse_query(where, line, fields), id_, name))
+      query = _parse_query(where, line, fields)
+      if not _is_null(query.text):
+        asked.append((query, id_, name))
   clicks = f'clicks on "{fields.document}" ids that {corpus} has'
+  if ids.is_counted("document", ids.OTHER_FORM):
+    clicks += " (it has some in other letter case or with other leading zeros)"
   _check_asked(names, asked, clicks)
   return _make_collection(
     documents, names, asked, fractions, seed, names.read_file_splits()
@@ -249,7 +268,8 @@ def check_columns(
   _check_keys(where, names, fields, has_corpus)
   _check_other_names(where, names, fields, has_corpus)
   # A line of JSON may lack its user where users are not the unit.
-  is_chosen = len(fields.users) == 1 and ".jsonl" not in os.path.basename(where)
+  file = where.rpartition(":")[0]
+  is_chosen = len(fields.users) == 1 and not table_files.is_json(file)
   if fields.needs_user or is_chosen:
     if set(fields.users) & set(names):
       return
@@ -260,6 +280,43 @@ def check_columns(
     )
 
 
+def check_corpus_columns(corpus: str | os.PathLike) -> None:
+  """Refuses a corpus whose header lacks a column that documents need.
+
+  Only the header is read, or the first line of JSONL.
+
+  Raises:
+    ValueError: naming the corpus' columns.
+  """
+  where, names = table_files.columns(corpus)
+  if names:
+    _check_corpus_names(where, names)
+
+
+def _check_corpus_names(where: str, names: Collection[str]) -> None:
+  _check_other_name(where, names, ("title",), ("title",))
+  lacking = [
+    f'"{key}" (or "{other}")'
+    for key, other in (("_id", "id"), ("text", "contents"))
+    if not {key, other} & set(names)
+  ]
+  if lacking:  # documents are public, and so are the cells of a first line
+    shown = ", ".join(repr(name[:30]) for name in [*names][:12])
+    raise ValueError(
+      f"{where}: expected a key {' and '.join(lacking)}, got {shown}:"
+      f" {_advise(names) or 'rename the columns, or add the header'}"
+    )
+
+
+def _advise(names: Collection[str]) -> str:
+  """Names the remedy for an export whose columns stand elsewhere."""
+  if "_source" in names:
+    return "write hits of Elasticsearch by jq -c '{_id} + ._source'"
+  if any(name.startswith("#") for name in names):
+    return "remove the lines above the header"
+  return ""
+
+
 def _check_other_names(
   where: str, names: Collection[str], fields: Fields, has_corpus: bool
 ) -> None:
@@ -267,7 +324,7 @@ def _check_other_names(
   users = tuple(_make_plain(key) for key in fields.users)
   rest = [name for name in names if name not in (fields.query, fields.document)]
   for keys, usual, flag in (
-    (("clicks",), _CLICKS, ""),
+    (("clicks",), (*_CLICKS, *_LABELS), ""),
     (("split",), ("split",), ""),
     (("title",), () if has_corpus else ("title",), ""),  # a corpus has its own
     (fields.users, users, ", give --gin.prepare_data.Config.user_field=NAME"),
@@ -326,9 +383,10 @@ def _check_keys(
     shown += f" ({', '.join(names)})"
   else:  # without a header, the first line of a log is a private record
     help_ = "or add the header, if the file has none"
+  remedy = _advise(names) or f"give {' '.join(flags)}, {help_}"
   raise ValueError(
-    f"{where}: expected the key{'s'[: len(missing) - 1]} {keys}, got {shown}: give"
-    f" {' '.join(flags)}, {help_}"
+    f"{where}: expected the key{'s'[: len(missing) - 1]} {keys}, got {shown}:"
+    f" {remedy}"
   )
 
 
@@ -403,7 +461,7 @@ def _read_documents(
 ) -> Iterator[tuple[str, collection_lib.Document]]:
   for number, (where, line) in enumerate(table_files.rows(corpus, quotes)):
     if not number:
-      _check_other_name(where, line, ("title",), ("title",))
+      _check_corpus_names(where, line)
     part = line.get("split")
     is_file = isinstance(part, table_files.FileSplit)
     if is_file and part in ("queries", "qrels"):
@@ -438,6 +496,7 @@ def _parse_query(
   where: str, line: Mapping[str, Any], fields: Fields
 ) -> collection_lib.Query:
   text = _get_text(where, line, fields.query)
+  ids.add_count("query", ids.GARBLED, int(ids.is_garbled(text)))
   client = collection_lib.get_owner(
     where,
     (
@@ -455,6 +514,15 @@ def _parse_document(
   title = files.field(where, line, "title", default="")
   id_ = _make_id("d", title, text)
   return collection_lib.Document(id_, text, title, client)
+
+
+def _is_null(query: str, document: str = "") -> bool:
+  """Returns True for a pair with a word for nothing, and counts it."""
+  kinds = {"query": query, "document": document}
+  nulls = [kind for kind, text in kinds.items() if ids.is_null(text)]
+  for kind in nulls[:1]:
+    ids.add_count(kind, ids.LEFT_OUT)
+  return bool(nulls)
 
 
 def _make_id(kind: str, *parts: str) -> str:

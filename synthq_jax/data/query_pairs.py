@@ -184,7 +184,7 @@ def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:
   repeats id and text of the line before is skipped. `is_header` recognises a
   header, and the columns that it names "query" or "text" and "id", "query_id" or
   "user" are read, wherever they stand. `quoting.is_quoted` decides whether cells
-  are quoted. A file with ".jsonl" in its name holds objects with such keys; .csv,
+  are quoted. JSON lines (`table_files.is_json`) are objects with such keys; .csv,
   .parquet and .arrow tables have such columns.
 
   Args:
@@ -289,7 +289,7 @@ def _read_verified(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _is_json(path: Path) -> bool:
-  return ".jsonl" in pathlib.PurePath(path).name
+  return table_files.is_json(path)
 
 
 def _is_named(path: Path) -> bool:

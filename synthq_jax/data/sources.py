@@ -411,6 +411,8 @@ def _check_tables(source: Source) -> None:
   for path in filter(None, (log, corpus)):
     table_files.check(path)
   jsonl.check_columns(log, source.fields, has_corpus=bool(corpus))
+  if corpus:
+    jsonl.check_corpus_columns(corpus)
 
 
 def _check_stories(source: Source) -> None:

@@ -6,6 +6,7 @@ of its suffix, or else a semicolon, tab, comma or bar. A folder stands for all i
 tables, as Hugging Face's `datasets` saves them; a row then has its table's split.
 """
 
+import codecs
 import contextlib
 import csv
 import io
@@ -19,7 +20,7 @@ from typing import Any
 from urllib import parse
 
 from synthq_jax import extras
-from synthq_jax.data import compression, files, quoting
+from synthq_jax.data import compression, files, ids, quoting
 
 __all__ = [
   "SUFFIXES",
@@ -30,11 +31,14 @@ __all__ = [
   "find_separator",
   "find",
   "get_max_rows",
+  "is_json",
   "rows",
   "splits",
 ]
 
 _Rows = Iterator[tuple[str, dict[str, Any]]]
+_SEP = re.compile(r'"?sep=(.)"?[\r\n]*', re.I)
+"""First line by which Excel learns the separator of a CSV."""
 _MOST = 1 << 26
 """Most characters of a cell, which may hold a whole document."""
 _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
@@ -80,6 +84,17 @@ def check(path: str | os.PathLike) -> None:
     _get_reader(path)
 
 
+def is_json(path: str | os.PathLike) -> bool:
+  """Returns True if a table is JSON lines, by the suffix of its name.
+
+  >>> is_json("log.jsonl.gz"), is_json("log.jsonl.csv"), is_json("log.jsonl.0")
+  (True, False, True)
+  """
+  path = pathlib.PurePath(path)
+  suffix = _get_suffix(path)
+  return suffix in (".json", ".jsonl") if suffix else ".jsonl" in path.name
+
+
 def find(directory: str | os.PathLike, name: str) -> pathlib.Path:
   """Finds a folder of tables, or else a single table such as NAME.jsonl.
 
@@ -123,7 +138,7 @@ def columns(path: str | os.PathLike) -> tuple[str, list[str]]:
   with _open_text_table(
     path, _USUAL[_get_suffix(path)], csv.QUOTE_MINIMAL
   ) as reader:
-    return f"{path}:1", [*(reader.fieldnames or ()), *added]
+    return f"{path}:1", [*_get_names(path, reader), *added]
 
 
 def find_separator(header: str, usual: str) -> str:
@@ -197,7 +212,8 @@ def has_split_column(
     ValueError: if only some rows name their split, or a name cannot be a file's.
   """
   names = [x for x in named if x is not None and not isinstance(x, FileSplit)]
-  if names and not (len(names) == len(named) and all(names)):
+  filled = [name for name in names if name and not ids.is_null(name)]
+  if names and len(filled) < len(named):
     raise ValueError(
       f'{path}: expected "split" in all lines or in none, got it in some: fill'
       " it, or leave the column out"
@@ -270,7 +286,7 @@ def _is_saved(file: pathlib.Path) -> bool:
     ) from None
 
 
-def _get_suffix(path: pathlib.Path) -> str:
+def _get_suffix(path: pathlib.PurePath) -> str:
   """Returns the suffix that selects a file's reader; "" if there is no
   reader."""
   suffix = pathlib.Path(compression.remove_suffix(path.name)).suffix.lower()
@@ -301,12 +317,7 @@ def _make_text_reader(
 ) -> Callable[[pathlib.Path], _Rows]:
   def read(path: pathlib.Path) -> _Rows:
     with _open_text_table(path, usual, marks) as reader:
-      names = reader.fieldnames or ()
-      if len({*names}) < len(names):  # DictReader would keep the last
-        raise ValueError(
-          f"{path}:{reader.line_num}: expected each column once in the header,"
-          " got one again; rename or remove it"
-        )
+      names = _get_names(path, reader)
       for row in reader:
         where = f"{path}:{reader.line_num}"
         if None in row or None in row.values():
@@ -314,9 +325,34 @@ def _make_text_reader(
             f"{where}: expected {len(reader.fieldnames)} cells, as the header"
             " has, got another number; correct the line"
           )
+        if len(names) > 1 and names == [*row.values()]:
+          raise ValueError(
+            f"{where}: expected the header in the first line only, got it again:"
+            " files were put together; remove it"
+          )
         yield where, row
 
   return read
+
+
+def _get_names(path: pathlib.Path, reader: csv.DictReader) -> list[str]:
+  """Returns the names in a header, which must differ."""
+  names = [*(reader.fieldnames or ())]
+  _check_distinct(f"{path}:{reader.line_num}", names)
+  return names
+
+
+class _HeaderError(ValueError):
+  """A table is sound, but its header is not."""
+
+
+def _check_distinct(where: str, names: Sequence[str]) -> None:
+  """Refuses names of which a mapping would keep the last."""
+  if len({*names}) < len(names):
+    raise _HeaderError(
+      f"{where}: expected each column once in the header, got one again; rename"
+      " or remove it"
+    )
 
 
 @contextlib.contextmanager
@@ -340,6 +376,11 @@ def _open_text_table(
       header = next(lines, "")
       if "\0" in header:
         raise ValueError(f"{path}:1: {files.WIDE}")
+      if match := _SEP.fullmatch(header):
+        raise ValueError(
+          f"{path}:1: expected the header, got the line sep={match[1]} that only"
+          " Excel reads; remove it (sed -i 1d)"
+        )
       sign = find_separator(header, usual)
       reader = csv.DictReader(
         itertools.chain([header] if header else [], lines),
@@ -349,9 +390,12 @@ def _open_text_table(
       )
       yield reader
     except UnicodeDecodeError:  # the decoder reads ahead of the current row
+      with files.open_file(path) as again:
+        if again.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+          raise ValueError(f"{path}:1: {files.WIDE}") from None
       raise ValueError(
         f"{path}:{files.find_undecodable(path)}: expected UTF-8, got another byte;"
-        " convert the file (iconv -t utf-8)"
+        f" {files.CONVERT}"
       ) from None
     except (csv.Error, *files.BROKEN_GZIP) as error:
       number = reader.line_num + 1 if reader else 1
@@ -394,6 +438,8 @@ def _explain_errors(path: pathlib.Path) -> Iterator[None]:
   """Turns errors of a damaged table into a ValueError that names the file."""
   try:
     yield
+  except _HeaderError:
+    raise
   except Exception as error:
     is_of_system = isinstance(error, OSError) and error.errno is not None
     is_of_arrow = "Arrow" in type(error).__name__
@@ -410,6 +456,7 @@ def _explain_errors(path: pathlib.Path) -> Iterator[None]:
 def _yield_rows(path: pathlib.Path, batches: Any) -> _Rows:
   number = 0
   for batch in batches:
+    _check_distinct(str(path), batch.schema.names)
     for row in batch.to_pylist():
       number += 1
       yield f"{path}:{number}", row

@@ -13,7 +13,7 @@ from synthq_jax.models import t5_checkpoints
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.runtime import fingerprints, inputs
 from synthq_jax.runtime import rows as rows_lib
-from synthq_jax.stages import prepare_data, prepare_test_set
+from synthq_jax.stages import prepare_data, prepare_test_set, train_retriever
 from synthq_jax.storage import object_store
 
 __all__ = [
@@ -233,9 +233,15 @@ def check_batches(config: Any, stage_names: Sequence[str]) -> None:
   if "direct_dp" in stage_names:
     trainings += plan.direct.values()
   source = sources.open(config.prepare_data.source, "prepare_data.source")
-  most = source.most_queries() if trainings else None
+  trains = bool(plan.trained) and "train_retriever" in stage_names
+  most = source.most_queries() if trainings or trains else None
   for settings in trainings if most is not None else ():
     settings.check_batch(most, "lines of queries")
+  if trains:
+    documents = config.generate.num_documents or source.most_documents()
+    if config.prepare_data.passage_stride:  # queries are written for passages
+      documents = None
+    train_retriever.check_batch(plan, most, documents)
 
 
 def check_size(config: Any, stage_names: Sequence[str]) -> None:

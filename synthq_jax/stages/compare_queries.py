@@ -124,8 +124,8 @@ def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
 
 
 def check(run: runner.Run) -> None:
-  """Refuses measures without a row and models without files, before any
-  work."""
+  """Refuses measures without a row, models without files and a single test
+  query, before any training."""
   config, computed = run.config.compare_queries, run.config.evaluate.measures
   if config.measures[0] not in computed:
     raise ValueError(
@@ -136,6 +136,12 @@ def check(run: runner.Run) -> None:
   if config.mauve_gpt2 is not None:
     extras.check("mauve", "mauve")
     text_encoders.Gpt2(folder=config.mauve_gpt2).check()
+  data = run.prepared
+  if (data.num_users or data.num_queries)[data.test_split] < 2:
+    raise ValueError(
+      "expected at least 2 queries (with UNIT='user': users) in split"
+      f" {data.test_split!r}, got 1: name a larger TEST_SPLIT"
+    )
 
 
 def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryComparison:

@@ -25,7 +25,7 @@ from synthq_jax.runtime import (
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import mesh as mesh_lib
 
-__all__ = ["STAGE", "Config", "Inputs", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "check_batch", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,17 +96,30 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 def check(run: runner.Run) -> None:
   """Refuses another vocabulary, and a batch larger than the data can be."""
   run.check_encoder()
-  config, plan, prepared = run.config, run.plan, run.prepared
-  most = {}
-  if rows.ORIGINAL in plan.trained:
-    share = 1 - plan.left_out(rows.ORIGINAL)
-    most["real queries"] = round(share * prepared.num_queries["train"])
-  if (
-    set(plan.written) & set(plan.trained)
-    and prepared.num_passages <= prepared.num_documents
-  ):  # else more
-    available = prepared.num_asked or prepared.num_documents
-    written = config.generate.num_documents or available
+  prepared = run.prepared
+  is_cut = prepared.num_passages > prepared.num_documents  # more are written
+  check_batch(
+    run.plan,
+    prepared.num_queries["train"],
+    None if is_cut else prepared.num_asked or prepared.num_documents,
+  )
+
+
+def check_batch(
+  plan: rows.Plan, queries: int | None, documents: int | None
+) -> None:
+  """Refuses a batch larger than the data can be.
+
+  Args:
+    plan: the rows of the run, with its settings.
+    queries: number of train queries, or more; None: unknown.
+    documents: number of documents to write queries for, or more; None: unknown.
+  """
+  config, most = plan.config, {}
+  if rows.ORIGINAL in plan.trained and queries is not None:
+    most["real queries"] = round((1 - plan.left_out(rows.ORIGINAL)) * queries)
+  if set(plan.written) & set(plan.trained) and documents is not None:
+    written = config.generate.num_documents or documents
     most["synthetic queries"] = written * config.generate.queries_per_document
   for name, number in most.items():
     if config.train_retriever.batch_size > number:

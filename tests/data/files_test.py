@@ -153,3 +153,34 @@ def test_a_little_gzip_that_holds_one_huge_line_is_refused(tmp_path, name):
   finally:
     tracemalloc.stop()
   assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(
+  "line",
+  [
+    '{"query": "boats", "query": "cars"}',
+    '{"query": "boats", "metadata": {"user_id": 1, "user_id": 2}}',
+  ],
+)
+def test_a_key_that_is_there_twice_is_refused(tmp_path, line):
+  """Python takes the last in silence."""
+  path = write(tmp_path / "a.jsonl", f'{{"query": "x"}}\n{line}\n'.encode())
+  with pytest.raises(ValueError, match=r"a\.jsonl:2: expected each key once"):
+    list(files.json_lines(path))
+
+
+@pytest.mark.parametrize(
+  "text", ['[{"a": 1}]', '[\n{"a": 1}\n]', '{\n"a": 1\n}']
+)
+def test_json_that_is_not_a_line_an_object_says_what_writes_it_so(
+  tmp_path, text
+):
+  path = write(tmp_path / "a.json", text.encode())
+  with pytest.raises(ValueError, match="jq -c"):
+    list(files.json_lines(path))
+
+
+def test_carriage_returns_as_line_ends_are_named(tmp_path):
+  path = write(tmp_path / "a.tsv", b"q1\td1\t1\rq2\td2\t1\r")
+  with pytest.raises(ValueError, match=r"got a carriage return .*\(tr "):
+    list(files.table(path, columns=3))

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from synthq_jax.data import jsonl, splits
+from synthq_jax.data import jsonl, sources, splits
 
 HALVES = {"train": 0.5, "test": 0.5}
 
@@ -221,6 +221,9 @@ def test_a_log_without_users_is_refused_by_its_header(
     ("Split", 'expected "split", got "Split"'),
     ("User", 'expected "client", got "User"'),
     ("userId", 'expected "client", got "userId"'),
+    ("label", 'expected "clicks", got "label"'),
+    ("Relevance", 'expected "clicks", got "Relevance"'),
+    ("score", 'expected "clicks", got "score"'),
     ("when", None),
   ],
 )
@@ -263,3 +266,170 @@ def test_a_log_beside_a_corpus_names_the_flag_of_its_ids(tmp_path):
   with pytest.raises(ValueError, match="QUERY_FIELD=search_term") as error:
     jsonl.read_log(path, corpus)
   assert "--gin.DOCUMENT_FIELD=doc_id," in str(error.value)
+
+
+NULLS = [
+  "NULL",
+  "null",
+  r"\N",
+  "None",
+  "nan",
+  " NaN ",
+  "<null>",
+  "(not set)",
+  "-",
+]
+
+
+@pytest.mark.parametrize("word", NULLS)
+def test_a_word_for_nothing_is_no_query_and_no_document(tmp_path, capsys, word):
+  """Exports of MySQL, Hive and pandas made it a query with many documents."""
+  rows = [{"query": f"ask {i}", "document": f"{i}"} for i in range(60)]
+  rows += [{"query": word, "document": str(i)} for i in range(7)]
+  corpus = tmp_path / "corpus.jsonl"
+  texts = [json.dumps({"_id": str(i), "text": f"thing {i}"}) for i in range(60)]
+  corpus.write_text("\n".join(texts))
+  log = write(tmp_path, rows)
+  said = "7 query texts are a word for nothing, such as NULL or nan"
+  for source in (f"log:{log}@{corpus}", f"jsonl:{log}"):
+    read = sources.open(source).read()
+    assert [query.text for query in read.queries] == [
+      f"ask {i}" for i in range(60)
+    ]
+    assert f"{said}: their lines are left out" in capsys.readouterr().err
+  pairs = [*rows[:60], {"query": "ask", "document": word}]
+  read = sources.open(f"jsonl:{write(tmp_path, pairs)}").read()
+  assert len(read.queries) == len(read.documents) == 60
+  assert "1 document texts are a word for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["none", "NAN", "null pointer", "N", "nil"])
+def test_what_people_ask_for_is_a_query(tmp_path, text):
+  rows = [*log(60), {"query": text, "document": "It is a thing."}]
+  read = jsonl.read_jsonl(write(tmp_path, rows))
+  assert read.queries[-1].text == text
+
+
+def test_a_line_with_a_word_for_nothing_moves_no_other(tmp_path):
+  rows = log(200)
+  train = jsonl.read_jsonl(write(tmp_path, rows))
+  rows += [{"query": "NULL", "document": row["document"]} for row in rows]
+  assert jsonl.read_jsonl(write(tmp_path, rows)) == train
+
+
+@pytest.mark.parametrize(
+  ("field", "said"),
+  [("title", "title texts"), ("text", "document texts")],
+)
+def test_documents_named_nan_are_counted_and_stay(
+  tmp_path, capsys, field, said
+):
+  corpus, path = tmp_path / "corpus.jsonl", write(tmp_path, [])
+  path.write_text(
+    "".join(f'{{"query": "ask {i}", "document": {i}}}\n' for i in range(60))
+  )
+  row = {"text": "boats"}
+  lines = [
+    json.dumps({"_id": str(i), **row, **({field: "nan"} if i < 9 else {})})
+    for i in range(60)
+  ]
+  corpus.write_text("\n".join(lines))
+  read = sources.open(f"log:{path}@{corpus}").read()
+  assert len(read.documents) == 60
+  note = f"9 {said} are a word for nothing, such as NULL or nan: they are read"
+  assert note in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("text", "is_garbled"),
+  [
+    ("boat+to+the+island", True),
+    ("boat%20to", True),
+    ("salt &amp; pepper", True),
+    ("caf\u00c3\u00a9", True),
+    ("it\u00e2\u20ac\u2122s", True),
+    ("caf\ufffd", True),
+    ("c++ and c#", False),
+    ("a+b", False),
+    ("100% wool & silk", False),
+    ("caf\u00e9 \u00c3 \u00e2", False),
+  ],
+)
+def test_queries_that_an_export_left_encoded_are_counted(
+  tmp_path, capsys, text, is_garbled
+):
+  rows = [*log(60), {"query": text, "document": "It is a thing."}]
+  read = sources.open(f"jsonl:{write(tmp_path, rows)}").read()
+  assert read.queries[-1].text == text
+  note = "1 query texts hold %20, &amp;, \u00c3\u00a9 or the like"
+  assert (note in capsys.readouterr().err) == is_garbled
+
+
+@pytest.mark.parametrize(
+  "name", ["log.jsonl.csv", "log.csv", "my.jsonl.bak/log.csv"]
+)
+def test_a_table_is_json_by_its_suffix_alone(tmp_path, name):
+  """In log.jsonl.csv a chosen column of users that is not there was no fault."""
+  path = tmp_path / name
+  path.parent.mkdir(exist_ok=True)
+  path.write_text("query,document\nboats,1\n")
+  fields = jsonl.Fields(client="who")
+  with pytest.raises(ValueError, match='query under "who", got no such column'):
+    jsonl.check_columns(path, fields, has_corpus=True)
+  path = path.with_name("log.json")
+  path.write_text('{"query": "boats", "document": "1"}\n')
+  jsonl.check_columns(path, fields, has_corpus=True)  # a line may lack its user
+
+
+CORPORA = {
+  "corpus.csv": (
+    "docid,body\n1,a thing\n",
+    r'corpus\.csv:[12]: expected a key "_id" \(or "id"\) and "text" \(or'
+    r""" "contents"\), got 'docid', 'body': rename the columns""",
+  ),
+  "corpus.jsonl": (
+    '{"_index": "x", "_id": "1", "_source": {"text": "a thing"}}\n',
+    r"""a key "text" .*'_source': write hits of Elasticsearch by jq""",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_a_corpus_without_its_columns_is_refused_before_the_log_is_read(
+  tmp_path, name
+):
+  """The line said "among 4 keys", of two, and a dry run said nothing."""
+  content, words = CORPORA[name]
+  path = write(tmp_path, log(3))
+  (tmp_path / name).write_text(content)
+  source = f"log:{path}@{tmp_path / name}"
+  for look in (sources.check, lambda source: sources.open(source).read()):
+    with pytest.raises(ValueError, match=words):
+      look(source)
+
+
+@pytest.mark.parametrize(
+  ("content", "words"),
+  [
+    (
+      '{"_id": "1", "_source": {"query": "boats", "document": "1"}}\n',
+      "write hits of Elasticsearch by jq",
+    ),
+    ("# ----\n# 2026\nquery,document\n", "remove the lines above the header"),
+  ],
+)
+def test_an_export_with_its_columns_elsewhere_says_where(
+  tmp_path, content, words
+):
+  path = tmp_path / ("log.jsonl" if content[0] == "{" else "log.csv")
+  path.write_text(content)
+  with pytest.raises(ValueError, match=words):
+    jsonl.check_columns(path, jsonl.Fields(), has_corpus=True)
+
+
+def test_ids_that_differ_in_zeros_alone_are_named_as_the_cause(tmp_path):
+  corpus = tmp_path / "corpus.jsonl"
+  corpus.write_text('{"_id": "7", "text": "a"}\n')
+  path = write(tmp_path, [{"query": "ask", "document": "007"}])
+  with pytest.raises(ValueError, match=r"has \(it has some .* leading zeros\)"):
+    sources.open(f"log:{path}@{corpus}").read()

@@ -357,3 +357,17 @@ def test_a_verified_pair_that_stands_twice_is_one(tmp_path):
   path = tmp_path / "pairs.tsv"
   path.write_text("302\tq1\n302\tq2\n302\tq1\n")
   assert [*query_pairs.verified(path)] == [("302", "q1"), ("302", "q2")]
+
+
+def test_a_log_is_json_by_its_suffix_alone(tmp_path):
+  """log.jsonl.csv was read as JSON, and log.json as a table of tabs."""
+  lines = {
+    "log.jsonl.csv": "id,query\n1,measles\n",
+    "log.jsonl.tsv": "1\tmeasles\n",
+    "log.json": '{"id": "1", "query": "measles"}\n',
+    "log.jsonl.1": '{"id": "1", "query": "measles"}\n',
+  }
+  for name, text in lines.items():
+    path = tmp_path / name
+    path.write_text(text)
+    assert list(query_pairs.query_log(path)) == [("1", "measles")]

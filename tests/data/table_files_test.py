@@ -728,3 +728,58 @@ def test_the_columns_of_other_tables_are_those_of_the_first_row(
   path = tmp_path / "empty.jsonl"
   path.write_text("")
   assert table_files.columns(path) == ("", [])
+
+
+HEADERS = {
+  "sep.csv": (b"sep=;\nquery;document\na;d1\n", "got the line sep=;"),
+  "quoted.csv": (b'"sep=,"\r\nquery,document\r\na,d1\r\n', "line sep=,"),
+  "twice.csv": (
+    b"query,document\na,d1\nquery,document\nb,d2\n",
+    r"twice\.csv:3: expected the header in the first line only",
+  ),
+  "column.csv": (b"query,document,query\na,d1,b\n", "each column once"),
+  "wide.csv": (
+    "query,document\n".encode("utf-16"),
+    r"wide\.csv:1: .* as UTF-16 has; .*iconv -f utf-16",
+  ),
+  "windows.tsv": (
+    "query\tdocument\ncaf\u00e9\td1\n".encode("cp1252"),
+    r"windows\.tsv:2: .*iconv -f windows-1252",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_header_that_is_none_is_named(name, tmp_path):
+  """Of two files put together, a pair "query", "document" was trained on."""
+  content, words = HEADERS[name]
+  path = tmp_path / name
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match=words):
+    list(table_files.rows(path))
+  if name in ("sep.csv", "quoted.csv", "column.csv", "wide.csv"):  # a dry run
+    with pytest.raises(ValueError, match=words):
+      table_files.columns(path)
+
+
+def test_a_column_that_a_parquet_table_has_twice_is_refused(tmp_path):
+  """Its last values were read in silence."""
+  path = tmp_path / "log.parquet"
+  columns = [pyarrow.array([text]) for text in ("boats", "d1", "cars")]
+  names = ["query", "document", "query"]
+  parquet.write_table(pyarrow.Table.from_arrays(columns, names=names), path)
+  for read in (table_files.columns, lambda path: list(table_files.rows(path))):
+    with pytest.raises(ValueError, match="expected each column once") as error:
+      read(path)
+    assert "damaged" not in str(error.value)
+
+
+def test_a_word_for_nothing_is_no_split(tmp_path):
+  """Its lines were a split "NULL", which nothing reads."""
+  rows = [
+    {"query": f"ask {i}", "document": f"d{i}", "split": split}
+    for i, split in enumerate(["train", "dev", "test", "NULL"] * 9)
+  ]
+  path = write(tmp_path / "log.csv", rows)
+  with pytest.raises(ValueError, match='"split" in all lines or in none'):
+    jsonl.read_jsonl(path)

@@ -292,17 +292,26 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
 
 
 def test_what_no_row_has_is_refused_before_anything_is_trained(monkeypatch):
-  def check(**settings):
+  def check(num_queries=2, num_users=None, **settings):
+    prepared = types.SimpleNamespace(
+      test_split="test",
+      num_queries={"test": num_queries},
+      num_users=num_users or {},
+    )
     config = types.SimpleNamespace(
       compare_queries=compare_queries.Config(**settings),
       evaluate=evaluate.Config(measures=("RR@10",)),
     )
-    compare_queries.STAGE.check(types.SimpleNamespace(config=config))
+    run = types.SimpleNamespace(config=config, prepared=prepared)
+    compare_queries.STAGE.check(run)
 
   with pytest.raises(ValueError, match=r"measures, RR@10, .*got 'nDCG@10'"):
     check()
   first = {"measures": ("RR@10", "P@1")}
   check(**first)
+  for sizes in ({"num_queries": 1}, {"num_users": {"test": 1}}):
+    with pytest.raises(ValueError, match="at least 2 queries .* split 'test'"):
+      check(**sizes, **first)
   with monkeypatch.context() as patch:
     patch.setitem(sys.modules, "mauve", None)
     with pytest.raises(

@@ -195,6 +195,19 @@ def test_a_batch_above_the_lines_is_refused_before_they_are_read(
   look(finetune_dp=large, rows=plan.Rows(synthetic=()))  # trains none
   with pytest.raises(ValueError, match=r"direct_dp\.Config\.batch_size must"):
     look(direct_dp=direct_dp.Config(batch_size=64))
+  many = dataclasses.replace(base.train_retriever, batch_size=64)
+  original = plan.Rows(synthetic=(), public_only=False, direct_dp=())
+  with pytest.raises(ValueError, match=r"at most 4., the number of real quer"):
+    look(train_retriever=many, rows=original)
+  written = dataclasses.replace(base.generate, num_documents=None)
+  with pytest.raises(ValueError, match=r"at most .*, the number of synthetic"):
+    look(
+      train_retriever=dataclasses.replace(many, batch_size=4096),
+      generate=written,
+      rows=plan.Rows(original=False, direct_dp=()),
+    )
+  nothing = dataclasses.replace(original, original=False)
+  look(train_retriever=many, rows=nothing)
 
 
 def test_a_dry_run_prints_the_rows_and_the_trainings(finished_run, tmp_path):
