@@ -63,7 +63,8 @@ NOTHING = (
   " remove or empty them if nothing is meant"
 )
 LEFT_OUT = (
-  "texts are a word for nothing, such as NULL or nan: their lines are left out"
+  "texts are a word for nothing, such as NULL or nan: their lines are left out;"
+  " write more than the word if it was asked"
 )
 GARBLED = (
   "texts hold %20, &amp;, \u00c3\u00a9 or the like: if nobody typed that, decode the"

@@ -220,6 +220,8 @@ def read_log(
   clicks = f'clicks on "{fields.document}" ids that {corpus} has'
   if ids.is_counted("document", ids.OTHER_FORM):
     clicks += " (it has some in other letter case or with other leading zeros)"
+  if ids.is_counted("query", ids.LEFT_OUT):
+    clicks += ", and queries other than NULL or nan"
   _check_asked(names, asked, clicks)
   return _make_collection(
     documents, names, asked, fractions, seed, names.read_file_splits()
@@ -232,7 +234,7 @@ def queries(
 ) -> Iterator[tuple[str, str]]:
   """Yields the id and text of each line's query, even without a click.
 
-  Splits and documents are ignored.
+  Splits and documents are ignored; so is a word for nothing, as in `read_log`.
 
   Args:
     path: the log, of any kind that `table_files.rows` reads.
@@ -244,7 +246,8 @@ def queries(
   """
   for where, line in table_files.rows(path, fields.quotes):
     query = _parse_query(where, line, fields)
-    yield query.id, query.text
+    if not _is_null(query.text):
+      yield query.id, query.text
 
 
 def check_columns(
@@ -300,8 +303,9 @@ def _check_corpus_names(where: str, names: Collection[str]) -> None:
     for key, other in (("_id", "id"), ("text", "contents"))
     if not {key, other} & set(names)
   ]
-  if lacking:  # documents are public, and so are the cells of a first line
-    shown = ", ".join(repr(name[:30]) for name in [*names][:12])
+  if lacking:  # without a header, these are cells, which may be of people
+    shown = ", ".join([*names][:12])
+    shown = shown if _are_names(names) else f"{len(names)} others"
     raise ValueError(
       f"{where}: expected a key {' and '.join(lacking)}, got {shown}:"
       f" {_advise(names) or 'rename the columns, or add the header'}"
@@ -312,7 +316,7 @@ def _advise(names: Collection[str]) -> str:
   """Names the remedy for an export whose columns stand elsewhere."""
   if "_source" in names:
     return "write hits of Elasticsearch by jq -c '{_id} + ._source'"
-  if any(name.startswith("#") for name in names):
+  if len(names) == 1 and next(iter(names)).startswith("#"):
     return "remove the lines above the header"
   return ""
 

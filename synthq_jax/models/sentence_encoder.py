@@ -58,7 +58,7 @@ _SETTINGS = frozenset(
   generation_config.json modules.json router_config.json special_tokens_map.json
   sentencepiece.bpe.model sentencepiece.model spiece.model vocabulary.model
   tokenizer.json tokenizer.model tokenizer_config.json unigram.json vocab.json
-  vocab.txt model.safetensors.index.json""".split()
+  vocab.txt model.safetensors.index.json LICENSE.txt NOTICE.txt""".split()
 )
 """Files that are copied: none of a trainer's logs, or of queries beside a model."""
 _ACTIVATIONS = {"identity": lambda x: x, "tanh": jnp.tanh, "relu": jax.nn.relu}

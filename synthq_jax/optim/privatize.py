@@ -189,10 +189,11 @@ def _evaluate_step_numbers(
     jnp.asarray(value(step) if callable(value) else value, jnp.float32)
     for value in numbers
   )
-  good = (sensitivity > 0) & (multiplier >= 0) & (divisor > 0)
   std = multiplier * sensitivity
-  std = jnp.where(good & jnp.isfinite(std), std, jnp.nan)
-  return std, jnp.where(jnp.isfinite(divisor), divisor, jnp.nan)
+  good = (sensitivity > 0) & (multiplier >= 0) & jnp.isfinite(std)
+  std = jnp.where(good, std, jnp.nan)
+  good = (divisor > 0) & jnp.isfinite(divisor)
+  return std, jnp.where(good, divisor, jnp.nan)
 
 
 def _refuse_mapped(tree: Any, key: jax.Array) -> Any:

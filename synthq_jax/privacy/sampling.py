@@ -31,8 +31,9 @@ __all__ = [
 _FEW = 16
 """Records of a batch that may come again, in the same order, by chance."""
 _log = logging.getLogger(__name__)
+_MOST_SAMPLERS = 8
 _first_taken: dict["_Truncated", tuple[bytes, bool]] = {}
-"""Records of the first batch that the latest sampler took, and whether it took
+"""Records of the first batch of each of the latest samplers, and whether it took
 others since."""
 
 _POISSON_TAG = 0x706F6973  # keeps other uses of the same seed apart
@@ -107,16 +108,19 @@ class _Truncated(Sampler):
     begin at step 0, 60 steps with the noise of epsilon 3 have epsilon 8.93: as
     four epochs of 15, of 4,000 records in batches of 256.
     """
-    numbers = drawn.to_arrays(padding_index=-1)[0].tobytes()
-    first, has_others = _first_taken.get(self, (numbers, False))
-    is_by_chance = np.sum(~drawn.is_padding) < _FEW  # such as two empty batches
+    indices, is_padding = drawn.to_arrays(padding_index=-1)
+    numbers = indices.tobytes()
+    first, has_others = _first_taken.pop(self, (numbers, False))
+    is_by_chance = np.sum(~is_padding) < _FEW  # such as two empty batches
     if has_others and numbers == first and not is_by_chance:
       _log.warning(
-        "the first batch is taken again after others, which no claim covers:"
-        " number steps over all epochs, and give another training another secret"
+        "the first batch is taken again after others: if both are trained on, no"
+        " claim covers it; number steps over all epochs, and give another training"
+        " another secret"
       )
-    _first_taken.clear()
     _first_taken[self] = first, has_others or numbers != first
+    while len(_first_taken) > _MOST_SAMPLERS:
+      del _first_taken[next(iter(_first_taken))]
     return super().take(records, drawn)
 
   def overflow_delta(self, steps: int) -> float:

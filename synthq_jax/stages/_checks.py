@@ -238,9 +238,10 @@ def check_batches(config: Any, stage_names: Sequence[str]) -> None:
   for settings in trainings if most is not None else ():
     settings.check_batch(most, "lines of queries")
   if trains:
-    documents = config.generate.num_documents or source.most_documents()
-    if config.prepare_data.passage_stride:  # queries are written for passages
-      documents = None
+    documents = None  # with strides, queries are written for passages
+    if set(plan.written) & set(plan.trained):
+      if not config.prepare_data.passage_stride:
+        documents = config.generate.num_documents or source.most_documents()
     train_retriever.check_batch(plan, most, documents)
 
 

@@ -124,8 +124,8 @@ def check_batch(
   for name, number in most.items():
     if config.train_retriever.batch_size > number:
       raise ValueError(
-        f"train_retriever.Config.batch_size must be at most {number:,}, the"
-        f" number of {name}, got {config.train_retriever.batch_size:,}: set a"
+        f"train_retriever.Config.batch_size must be at most {number:,}, as there"
+        f" are no more {name}, got {config.train_retriever.batch_size:,}: set a"
         " smaller RETRIEVER_BATCH_SIZE"
       )
 

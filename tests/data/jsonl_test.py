@@ -297,6 +297,8 @@ def test_a_word_for_nothing_is_no_query_and_no_document(tmp_path, capsys, word):
       f"ask {i}" for i in range(60)
     ]
     assert f"{said}: their lines are left out" in capsys.readouterr().err
+  ids_and_texts = [*jsonl.queries(log)]  # of the leak check
+  assert [text for _, text in ids_and_texts] == [f"ask {i}" for i in range(60)]
   pairs = [*rows[:60], {"query": "ask", "document": word}]
   read = sources.open(f"jsonl:{write(tmp_path, pairs)}").read()
   assert len(read.queries) == len(read.documents) == 60
@@ -385,11 +387,15 @@ CORPORA = {
   "corpus.csv": (
     "docid,body\n1,a thing\n",
     r'corpus\.csv:[12]: expected a key "_id" \(or "id"\) and "text" \(or'
-    r""" "contents"\), got 'docid', 'body': rename the columns""",
+    r""" "contents"\), got docid, body: rename the columns""",
+  ),
+  "without_header.csv": (  # cells of a document that may be of a person
+    "p17,Ada Lovelace was admitted with\n1,a thing\n",
+    r"got 2 others: rename the columns, or add the header",
   ),
   "corpus.jsonl": (
     '{"_index": "x", "_id": "1", "_source": {"text": "a thing"}}\n',
-    r"""a key "text" .*'_source': write hits of Elasticsearch by jq""",
+    r"""a key "text" .*_source: write hits of Elasticsearch by jq""",
   ),
 }
 
@@ -416,6 +422,7 @@ def test_a_corpus_without_its_columns_is_refused_before_the_log_is_read(
       "write hits of Elasticsearch by jq",
     ),
     ("# ----\n# 2026\nquery,document\n", "remove the lines above the header"),
+    ("#,search_term,doc_id\n1,boats,1\n", r"give --gin\.QUERY_FIELD="),
   ],
 )
 def test_an_export_with_its_columns_elsewhere_says_where(

@@ -217,6 +217,9 @@ def test_files_that_lie_beside_a_model_are_not_copied(tmp_path):
     ("tokenizer_config.json", "tokenizer_file"),
   ):
     fields = json.loads((place / name).read_text())
+    fields["text_config"] = {
+      field: "output/ada/checkpoint-500"
+    }  # none reads it
     (place / name).write_text(json.dumps(fields | {field: "/home/ada/acme"}))
   params, config = sentence_encoder.load(place)
   texts = sentence_tokens.load(place).texts

@@ -336,11 +336,11 @@ def test_one_sum_under_several_noise_multipliers_does_not_share_its_noise():
   total = {"a": jnp.arange(5.0)}
   key = jax.random.key(0)
 
-  def release(noise_multiplier, key):
+  def release(noise_multiplier, key, denominator=1.0):
     tx = optim.privatize(
       l2_sensitivity=1.0,
       noise_multiplier=noise_multiplier,
-      denominator=1.0,
+      denominator=denominator,
       key=key,
     )
     return tx.update(total, tx.init(total))[0]["a"]
@@ -352,6 +352,8 @@ def test_one_sum_under_several_noise_multipliers_does_not_share_its_noise():
   assert jnp.abs(2 * small - large - total["a"]).max() > 0.1
   # Means of one noisy sum are post-processing.
   assert jnp.isfinite(jax.vmap(lambda c: c * release(1.0, key))(several)).all()
+  divided = jax.vmap(lambda number: release(1.0, key, number))(several)
+  np.testing.assert_allclose(divided[0], 2 * divided[1], rtol=1e-6)
 
 
 def test_numbers_in_half_precision_are_refused():

@@ -169,11 +169,11 @@ def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
     ),
     (
       "--gin.RETRIEVER_BATCH_SIZE=31 --gin.NUM_DOCUMENTS=None",
-      f"must be at most {TRAIN - 3}, the number of real queries",  # a tenth waits
+      f"must be at most {TRAIN - 3}, as there are no more real queries",  # a tenth waits
     ),
     (
       "--gin.RETRIEVER_BATCH_SIZE=9 --gin.NUM_DOCUMENTS=8",
-      "must be at most 8, the number of synthetic queries",
+      "must be at most 8, as there are no more synthetic queries",
     ),
     # One line more than there are documents: a blank one, say.
     ("--gin.NUM_DOCUMENTS=41", "40, the size of the collection, got 41: set a"),

@@ -197,10 +197,14 @@ def test_a_batch_above_the_lines_is_refused_before_they_are_read(
     look(direct_dp=direct_dp.Config(batch_size=64))
   many = dataclasses.replace(base.train_retriever, batch_size=64)
   original = plan.Rows(synthetic=(), public_only=False, direct_dp=())
-  with pytest.raises(ValueError, match=r"at most 4., the number of real quer"):
+  with pytest.raises(
+    ValueError, match=r"at most 4., as there are no more real quer"
+  ):
     look(train_retriever=many, rows=original)
   written = dataclasses.replace(base.generate, num_documents=None)
-  with pytest.raises(ValueError, match=r"at most .*, the number of synthetic"):
+  with pytest.raises(
+    ValueError, match=r"at most .*, as there are no more synth"
+  ):
     look(
       train_retriever=dataclasses.replace(many, batch_size=4096),
       generate=written,

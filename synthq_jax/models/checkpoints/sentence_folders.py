@@ -7,7 +7,6 @@ ignore them would silently change the vectors.
 import dataclasses
 import json
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -409,10 +408,10 @@ def read_fields(
 
 
 def drop_paths(path: pathlib.Path) -> bytes:
-  """Reads a file without the paths of the machine that saved it.
+  """Reads a file without the fields that name the folder it was saved from.
 
   transformers writes the folder that a model was loaded from into its settings,
-  and with it the names of people and projects. Names of the hub stay.
+  at any depth, and with it the names of people and projects. No reader needs it.
 
   Args:
     path: any file; all but a JSON object with such fields is read as it is.
@@ -420,16 +419,13 @@ def drop_paths(path: pathlib.Path) -> bytes:
   content = path.read_bytes()
   if not any(f'"{name}"'.encode() in content for name in _SAVED_FROM):
     return content
-  fields = read_fields(path)
-  is_path = re.compile(r"[/~.\\]|[A-Za-z]:[/\\]").match
-  others = {
-    name: value
-    for name, value in fields.items()
-    if name not in _SAVED_FROM or not is_path(str(value))
-  }
-  if others == fields:
-    return content
-  return f"{json.dumps(others, indent=2)}\n".encode()
+  fields = json.loads(
+    json.dumps(read_fields(path)),
+    object_hook=lambda each: {
+      name: value for name, value in each.items() if name not in _SAVED_FROM
+    },
+  )
+  return f"{json.dumps(fields, indent=2)}\n".encode()
 
 
 def _read_pooling(path: pathlib.Path, has_prompt: bool) -> str:
