@@ -526,7 +526,7 @@ WRONG_USES = {
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv --dry_run --gin.QUERY_FIELD=body": '"document"',
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:other.csv@other.csv --dry_run": "--gin.DOCUMENT_FIELD=body",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:no.csv@keys.jsonl": "got no.csv: no such file",
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:one.jsonl@keys.jsonl": 'string under "_id"',
+  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:one.jsonl@keys.jsonl": 'expected a key "_id"',
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=msmarco:empty": "empty",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=beir:empty": "expected a file corpus.jsonl",
   f"{RUN} --gin.CHECKPOINT=google/t5-v1_1-small": "run `hf download google/t5-v1_1-small --local-dir checkpoints/t5-v1_1-small`, then give --gin.CHECKPOINT=checkpoints/t5-v1_1-small",
@@ -955,6 +955,7 @@ def test_a_dry_run_for_users_wants_their_column(tmp_path, capsys):
   place = f"--workdir={tmp_path / 'run'}"
   argv = ["run", DEMO, place, "--dry_run", f"--gin.SOURCE=log:{log}@{corpus}"]
   argv += ["--gin.BATCH_SIZE=2", "--gin.DIRECT_BATCH_SIZE=2"]
+  argv.append("--gin.RETRIEVER_BATCH_SIZE=2")
   log.write_text("query,document\nboats,d1\n")
   assert "one query" in output(capsys, *argv)
   line = fails(capsys, *argv, "--gin.UNIT=user")

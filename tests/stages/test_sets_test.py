@@ -16,6 +16,7 @@ from synthq_jax.stages import (
   plan,
   prepare_data,
   prepare_test_set,
+  train_retriever,
 )
 from synthq_jax.storage import artifacts
 
@@ -286,6 +287,7 @@ def test_a_dry_run_refuses_the_private_log_in_the_words_of_the_run(
     shutil.copytree(log, place)
   config = plan.RunConfig(
     prepare_data=prepare_data.Config(source=f"beir:{log}"),
+    train_retriever=train_retriever.Config(batch_size=8),
     rows=plan.Rows(synthetic=(), direct_dp=()),
     test_sets=(f"beir:{place}",),
   )
