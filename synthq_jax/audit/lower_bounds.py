@@ -20,7 +20,7 @@ References:
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import scipy.optimize
@@ -32,9 +32,7 @@ from synthq_jax import checks, intervals
 
 __all__ = [
   "Audited",
-  "AuditedJointly",
   "audit",
-  "audit_several",
   "auroc",
   "ceiling",
   "default_num_guesses",
@@ -69,20 +67,6 @@ class Audited:
   leak."""
   tpr_at_1_fpr: intervals.Interval
   """Share of inserted canaries found at 1% false positives; .01 is no leak."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AuditedJointly:
-  """Several attacks on the same release, and their joint bounds."""
-
-  attacks: dict[str, Audited]
-  """Attacks by name, each at the confidence that makes the joint bounds hold."""
-  confidence: float
-  """Confidence of each joint bound."""
-  epsilon_one_run: float
-  """The greatest of the attacks' bounds."""
-  epsilon_one_run_fdp: float
-  """The greatest of the attacks' bounds."""
 
 
 def audit(
@@ -126,7 +110,9 @@ def audit(
     held_out: scores of the held-out canaries.
     delta: delta of the claim, in (0, 1). The one-run bound gives up about twice
       the number of canaries times delta of its significance.
-    confidence: confidence of each bound and interval, in (0.5, 1).
+    confidence: confidence of each bound and interval, in (0.5, 1). If you audit one
+      release by k attacks, the greatest of their bounds holds with 1 - s where each
+      has 1 - s / k.
     seed: seed that breaks ties among scores. It must not depend on the coins.
       If many scores are equal, take another seed for every audit.
     num_guesses: number of guessed coins, or None for `default_num_guesses`. Fix
@@ -167,61 +153,6 @@ def audit(
     epsilon_one_run_fdp=one_run_fdp,
     auroc=auroc(*sides, confidence=confidence),
     tpr_at_1_fpr=tpr_at_fpr(*sides, fpr=_FPR, confidence=confidence),
-  )
-
-
-def audit_several(
-  scores: Mapping[
-    str,
-    tuple[Float[np.ndarray, " inserted"], Float[np.ndarray, " held_out"]],
-  ],
-  *,
-  delta: float,
-  confidence: float = 0.95,
-  seed: int | Sequence[int],
-) -> AuditedJointly:
-  """Bounds epsilon from below by several attacks at a joint confidence.
-
-  Formal guarantee: each attack is audited at the significance divided by the
-  number of attacks. So the greatest bound of one kind exceeds epsilon with
-  probability at most 1 - confidence, under the conditions of `audit` for that
-  kind. The attacks may depend on each other in any way.
-
-  >>> rng = np.random.default_rng(0)
-  >>> weak, strong = (rng.normal(size=(2, 99)) + [[m], [0]] for m in (0, 2))
-  >>> result = audit_several({"a": weak, "b": strong}, delta=1e-5, seed=0)
-  >>> result.epsilon_one_run == result.attacks["b"].epsilon_one_run > 0
-  True
-
-  Args:
-    scores: for each attack the scores of inserted and of held-out canaries.
-    delta: delta of the claim, in (0, 1).
-    confidence: confidence of each joint bound, in (0.5, 1).
-    seed: seed that breaks ties among scores, as for `audit`.
-
-  Returns:
-    The attacks, each at the stricter confidence, and the joint bounds.
-
-  Raises:
-    ValueError: if there is no attack, or for the reasons of `audit`.
-  """
-  if not scores:
-    raise ValueError(
-      "expected scores of at least one attack, got none: give each attack's"
-      " scores of inserted and held-out canaries"
-    )
-  _check_arguments(delta, confidence)
-  each = 1 - (1 - confidence) / len(scores)
-  attacks = {
-    name: audit(*sides, delta=delta, confidence=each, seed=seed)
-    for name, sides in scores.items()
-  }
-  results = attacks.values()
-  return AuditedJointly(
-    attacks=attacks,
-    confidence=float(confidence),
-    epsilon_one_run=max(x.epsilon_one_run for x in results),
-    epsilon_one_run_fdp=max(x.epsilon_one_run_fdp for x in results),
   )
 
 

@@ -484,7 +484,7 @@ class AuditBound:
   """Result of one attack on canaries that are repeated equally often."""
 
   attack: str
-  """"likelihood", "synthetic" or "retriever"."""
+  """"likelihood"; in earlier results also "synthetic" or "retriever"."""
   repetitions: int
   """Copies of each inserted canary in the data."""
   claimed_epsilon: float
@@ -526,16 +526,15 @@ class AuditReport(Saved):
   """Synthetic queries of the run that were searched for secrets, besides those
   that the audit had written; 0: none."""
   confidence: float
-  """Confidence of `lower_bound`. Each bound and interval by itself has the
-  higher confidence that all attacks together need for it."""
+  """Confidence of `lower_bound`. In earlier results of three attacks each bound
+  and interval has the higher confidence that they need together."""
   claimed_epsilon: float
   """Epsilon of the audited run's statement; inf: nothing is claimed."""
   claimed_delta: float
   """Delta of the bounds."""
   lower_bound: float | None
-  """Lower bound on epsilon of all attacks together, from canaries with one
-  copy. If it exceeds the claim, the claim is wrong. None: there are too few
-  such canaries."""
+  """Lower bound on epsilon, from canaries with one copy. If it exceeds the claim,
+  the claim is wrong. None: there are too few such canaries."""
   ceiling: float
   """Largest possible `lower_bound`, reached if every guess is right; so few
   canaries cannot refute a greater claim."""

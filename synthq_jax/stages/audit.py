@@ -87,7 +87,7 @@ class _Findings:
   num_searched: int
   # Of secrets in queries alone: the others take fifty times as long.
   public_ranks: Int[np.ndarray, " asked"]
-  scores: dict[str, Float[np.ndarray, " canary"]]
+  scores: Float[np.ndarray, " canary"]  # likelihood; the higher, the surer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -286,20 +286,18 @@ def _find(task: stage.Task[Config, Inputs]) -> _Findings:
     leaked=_leaked(canaries, written, texts),
     num_searched=len(texts),
     public_ranks=public_ranks,
-    scores={
-      "likelihood": membership.calibrated(
-        *(
-          membership.log_likelihoods(
-            source.params,
-            source.config,
-            records["inputs"],
-            records["targets"],
-            batch_size=config.batch_size,
-          )
-          for source in (model, public)
+    scores=membership.calibrated(
+      *(
+        membership.log_likelihoods(
+          source.params,
+          source.config,
+          records["inputs"],
+          records["targets"],
+          batch_size=config.batch_size,
         )
+        for source in (model, public)
       )
-    },
+    ),
   )
 
 
@@ -428,7 +426,7 @@ def _save_lines(directory: pathlib.Path, canaries, findings: _Findings) -> None:
         "rank": int(findings.ranks[i]),
         "exposure": None if math.isnan(bits := findings.exposure[i]) else bits,
         "leaked": bool(findings.leaked[i]),
-        "scores": {k: float(v[i]) for k, v in findings.scores.items()},
+        "score": float(findings.scores[i]),
         "written": findings.written[i],
       }
     )
@@ -442,10 +440,9 @@ class _Bounds(NamedTuple):
   """Bounds of an audit on epsilon."""
 
   bounds: tuple[results.AuditBound, ...]
-  """Bounds by repetitions and attack."""
+  """Bounds by repetitions."""
   lowest: float | None
-  """Lower bound of all attacks together, from canaries with one copy, or
-  None."""
+  """Lower bound from canaries with one copy, or None."""
   ceiling: float
   """Value of `lowest` if every guess were right."""
 
@@ -465,30 +462,29 @@ def _get_delta(
 def _compute_bounds(
   statement: statement_lib.PrivacyStatement,
   canaries: Sequence[canaries_lib.Canary],
-  scores: Mapping[str, Float[np.ndarray, " canary"]],
+  scores: Float[np.ndarray, " canary"],
   *,
   delta: float,
   confidence: float,
   seed: Sequence[int],
 ) -> _Bounds:
-  """Returns each attack's bounds, and the bound that tests the claim.
+  """Returns the bounds by repetitions, and the bound that tests the claim.
 
   Formal guarantee:
     `lowest` exceeds a true claim with probability at most 1 - confidence: it is
-    the largest one-run bound of all attacks, each at a significance divided by
-    their number, from canaries that are one record each. Canaries that are k
+    the one-run bound from canaries that are one record each. Canaries that are k
     records audit the claim for groups of k. As in every claim of the pipeline,
     n, which counts the inserted canaries, is treated as fixed.
 
   Args:
     statement: statement of the audited generator.
     canaries: inserted and held out.
-    scores: scores of each attack.
+    scores: scores of the canaries.
     delta: delta of the claim.
-    confidence: confidence of all attacks together.
+    confidence: confidence of each bound.
     seed: drawn for this audit alone; breaks ties.
   """
-  attack_bounds, lowest, ceiling = [], None, 0.0
+  bounds, lowest, ceiling = [], None, 0.0
   for repetitions in sorted({canary.repetitions for canary in canaries}):
     sides = [
       np.array(
@@ -502,22 +498,22 @@ def _compute_bounds(
     epsilon, group_delta = statement_lib.group(statement, repetitions)
     if math.isinf(statement.epsilon) or group_delta >= 1:
       epsilon, group_delta = math.inf, delta
-    joint = lower_bounds.audit_several(
-      {k: (v[sides[0]], v[sides[1]]) for k, v in scores.items()},
+    bound = lower_bounds.audit(
+      *(scores[side] for side in sides),
       delta=group_delta if 0 < group_delta < 1 else delta,
       confidence=confidence,
       seed=seed,
     )
     if repetitions == 1:
-      lowest = joint.epsilon_one_run
+      lowest = bound.epsilon_one_run
       ceiling = lower_bounds.ceiling(
         int(sum(map(np.sum, sides))),
         delta=delta,
-        confidence=1 - (1 - confidence) / len(scores),
+        confidence=confidence,
       )
-    attack_bounds += [
+    bounds.append(
       results.AuditBound(
-        attack=attack,
+        attack="likelihood",
         repetitions=repetitions,
         claimed_epsilon=epsilon,
         num_inserted=bound.num_inserted,
@@ -527,9 +523,8 @@ def _compute_bounds(
         auroc=dataclasses.astuple(bound.auroc),
         tpr_at_1_fpr=dataclasses.astuple(bound.tpr_at_1_fpr),
       )
-      for attack, bound in joint.attacks.items()
-    ]
-  return _Bounds(tuple(attack_bounds), lowest, ceiling)
+    )
+  return _Bounds(tuple(bounds), lowest, ceiling)
 
 
 def _screen(audits: Sequence[results.AuditReport]) -> str:
