@@ -52,7 +52,8 @@ def make_sum(monkeypatch, folder, name="model", **options):
     dp_trainer.trainer_lib, "apply_grads", lambda state, gradient, *_: gradient
   )
   trainer = tiny_model.make_trainer(
-    tiny_model.make_model(dropout=0.5),
+    # Of .5, one secret in 256 drops all 8 features of a record, which adds nothing.
+    tiny_model.make_model(dropout=0.25),
     tiny_model.make_release(folder, SETTINGS, name),
     **options,
   )
