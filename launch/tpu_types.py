@@ -154,7 +154,7 @@ def _of_sides(accelerator: str) -> tuple[_Kind, int, str]:
   sides = [int(side) for side in topology.split("x")]
   kind, chips = _KINDS.get(generation), math.prod(sides)
   if kind is None or not kind.most:
-    some = ", ".join(name for name, kind_ in _KINDS.items() if kind_.most)
+    some = ", ".join(name for name, each in _KINDS.items() if each.most)
     raise ValueError(
       f"--accelerator={accelerator}: only {some} come in shapes: name the type"
       " by its size"

@@ -351,9 +351,8 @@ def make_document(
     title=files.field(where, fields, "title", default=""),
     client=ids_lib.get_field(where, fields, "client", "user", default=""),
   )
-  for kind, text in (("document", document.text), ("title", document.title)):
-    if ids_lib.is_null(text):
-      ids_lib.add_count(kind, ids_lib.NOTHING)
+  ids_lib.count_null("document", document.text)
+  ids_lib.count_null("title", document.title)
   return document
 
 

@@ -394,8 +394,7 @@ def check_text(where: str, text: str) -> None:
       f"{where}: expected text in query, got none; fill it, or remove the line"
       " and its judgements"
     )
-  if ids.is_null(text):
-    ids.add_count("query", ids.NOTHING)
+  ids.count_null("query", text)
 
 
 def get_owner(where: str, names: Iterable[str | float]) -> str:

@@ -30,6 +30,7 @@ from synthq_jax.data import files
 __all__ = [
   "Tally",
   "check_whole",
+  "count_null",
   "count_torn",
   "describe",
   "get_field",
@@ -348,6 +349,22 @@ def add_count(kind: str, rule: str, number: int = 1) -> None:
   tally = _tally.get()
   if tally is not None and number:
     tally[kind, rule] += number
+
+
+def count_null(kind: str, text: str, rule: str = NOTHING) -> bool:
+  """Counts a text if a database writes it where there is none; see `is_null`.
+
+  Args:
+    kind: kind of the text, such as "query".
+    text: the text.
+    rule: what becomes of it.
+
+  Returns:
+    True if it is such a text.
+  """
+  is_nothing = is_null(text)
+  add_count(kind, rule, int(is_nothing))
+  return is_nothing
 
 
 def is_counted(kind: str, rule: str) -> bool:

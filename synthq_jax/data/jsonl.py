@@ -522,11 +522,8 @@ def _parse_document(
 
 def _is_null(query: str, document: str = "") -> bool:
   """Returns True for a pair with a word for nothing, and counts it."""
-  kinds = {"query": query, "document": document}
-  nulls = [kind for kind, text in kinds.items() if ids.is_null(text)]
-  for kind in nulls[:1]:
-    ids.add_count(kind, ids.LEFT_OUT)
-  return bool(nulls)
+  texts = (("query", query), ("document", document))
+  return any(ids.count_null(kind, text, ids.LEFT_OUT) for kind, text in texts)
 
 
 def _make_id(kind: str, *parts: str) -> str:

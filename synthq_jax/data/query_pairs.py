@@ -204,7 +204,7 @@ def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:
       f"{path}: expected a file, got a folder: name a file in it, or its kind, as"
       f" in beir:{path}"
     )
-  if _is_json(path):
+  if table_files.is_json(path):
     rows = _read_objects(files.json_lines(path))
   elif _is_named(path):
     rows = _read_objects(table_files.rows(path))
@@ -247,7 +247,7 @@ def variants(path: Path) -> Iterator[tuple[str, str]]:
   Raises:
     ValueError: if a line has no id or no text (the message says file:line).
   """
-  if not _is_json(path):
+  if not table_files.is_json(path):
     yield from _refuse_empty(_read_table(path))
     return
   yield from _refuse_empty(
@@ -277,7 +277,7 @@ def verified(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read_verified(path: Path) -> Iterator[tuple[str, str]]:
-  if not _is_json(path):
+  if not table_files.is_json(path):
     for number, (where, row) in enumerate(files.table(path, columns=2)):
       if number or not is_header(row):
         topic, query = row
@@ -286,10 +286,6 @@ def _read_verified(path: Path) -> Iterator[tuple[str, str]]:
   for pair in labelled_pairs(path):
     if not pair.different_topic:
       yield pair.topic, pair.query_id
-
-
-def _is_json(path: Path) -> bool:
-  return table_files.is_json(path)
 
 
 def _is_named(path: Path) -> bool:

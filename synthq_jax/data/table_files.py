@@ -215,8 +215,8 @@ def has_split_column(
   filled = [name for name in names if name and not ids.is_null(name)]
   if names and len(filled) < len(named):
     raise ValueError(
-      f'{path}: expected "split" in all lines or in none, got it in some, or NULL: fill'
-      " it, or leave the column out"
+      f'{path}: expected "split" in all lines or in none, got it in some, or NULL:'
+      " fill it, or leave the column out"
     )
   if not all(re.fullmatch(r"[\w.-]+", each) for each in names):
     raise ValueError(

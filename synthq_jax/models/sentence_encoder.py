@@ -51,8 +51,6 @@ _POOLING = "1_Pooling"
 _HEAD = "sentence_transformers.models."
 _T5S = ("t5", "mt5")
 _WIDTH_OF_ONE = 1 << 30  # largest size of a file in bytes
-_COPIED = (".json", ".txt", ".model")
-"""Suffixes of the files that belong to the weights."""
 _SETTINGS = frozenset(
   """added_tokens.json config.json config_sentence_transformers.json merges.txt
   generation_config.json modules.json router_config.json special_tokens_map.json
@@ -235,12 +233,14 @@ def copy_files(
   root = pathlib.Path(source)
   for path in files(root):
     is_setting = path.name in _SETTINGS or path.match("sentence_*_config.json")
+    if not is_setting and not (weights and path.suffix == ".safetensors"):
+      continue
     copy = pathlib.Path(target) / path.relative_to(root)
-    if is_setting or (weights and path.suffix == ".safetensors"):
-      copy.parent.mkdir(parents=True, exist_ok=True)
-      shutil.copyfile(path, copy)
+    copy.parent.mkdir(parents=True, exist_ok=True)
     if path.name in (_CONFIG, "tokenizer_config.json"):
       copy.write_bytes(sentence_folders.drop_paths(path))
+    else:
+      shutil.copyfile(path, copy)
 
 
 def save(
@@ -592,7 +592,8 @@ def _is_used(path: pathlib.Path) -> bool:
   hidden = any(
     part.startswith((".", "onnx", "openvino")) for part in path.parts
   )
-  own = path.suffix in _COPIED or path.match("model*.safetensors")
+  own = path.suffix in (".json", ".txt", ".model")
+  own = own or path.match("model*.safetensors")
   return own and not hidden and path.name not in (
     artifacts.RESULT_NAME, artifacts.FILES_NAME,
   )  # fmt: skip

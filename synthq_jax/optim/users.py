@@ -47,7 +47,7 @@ def grouped(
   """
   if sampling.IS_PADDING in records:
     raise ValueError(
-      f"expected all records of each user, got a drawn batch with"
+      "expected all records of each user, got a drawn batch with"
       f" {sampling.IS_PADDING}: group the records first, and draw users"
     )
   owners = np.asarray(owners)

@@ -10,7 +10,6 @@ in `private/`.
 
 import contextlib
 import hashlib
-import itertools
 import os
 import pathlib
 import re
@@ -34,10 +33,6 @@ __all__ = [
   "make_empty",
   "prepared",
 ]
-
-
-_LEVELS = ("*", "*/*")
-"""Folders of results below a working directory."""
 
 
 @contextlib.contextmanager
@@ -112,9 +107,12 @@ def check_lost(folders: Folders) -> None:
   if path.exists():
     return
   trained = [ledger.NAME] * ledger.begun(folders.private(ledger.NAME))
-  # Of stages with rows, and of those without, such as release_scores.
-  records = (folders.root.glob(f"{x}/{artifacts.RESULT_NAME}") for x in _LEVELS)
-  for record in sorted(itertools.chain(*records)):
+  records = [
+    record
+    for level in ("*", "*/*")  # stages without rows, and with rows
+    for record in folders.root.glob(f"{level}/{artifacts.RESULT_NAME}")
+  ]
+  for record in sorted(records):
     result = artifacts.read_json(record).get("result")
     claim = result.get("statement") if isinstance(result, dict) else None
     if claim and claim.get("ledger"):

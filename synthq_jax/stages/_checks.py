@@ -238,10 +238,11 @@ def check_batches(config: Any, stage_names: Sequence[str]) -> None:
   for settings in trainings if most is not None else ():
     settings.check_batch(most, "lines of queries")
   if trains:
-    documents = None  # with strides, queries are written for passages
-    if set(plan.written) & set(plan.trained):
-      if not config.prepare_data.passage_stride:
-        documents = config.generate.num_documents or source.most_documents()
+    documents = config.generate.num_documents
+    if config.prepare_data.passage_stride:
+      documents = None  # queries are written for passages
+    elif documents is None and set(plan.written) & set(plan.trained):
+      documents = source.most_documents()
     train_retriever.check_batch(plan, most, documents)
 
 

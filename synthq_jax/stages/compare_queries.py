@@ -136,11 +136,11 @@ def check(run: runner.Run) -> None:
   if config.mauve_gpt2 is not None:
     extras.check("mauve", "mauve")
     text_encoders.Gpt2(folder=config.mauve_gpt2).check()
-  data = run.prepared
-  if (data.num_users or data.num_queries)[data.test_split] < 2:
+  split = run.prepared.test_split
+  if (number := run.prepared.units(split)) < 2:
     raise ValueError(
       "expected at least 2 queries (with UNIT='user': users) in split"
-      f" {data.test_split!r}, got 1: name a larger TEST_SPLIT"
+      f" {split!r}, got {number}: name a larger TEST_SPLIT"
     )
 
 

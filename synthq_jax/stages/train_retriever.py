@@ -96,12 +96,12 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 def check(run: runner.Run) -> None:
   """Refuses another vocabulary, and a batch larger than the data can be."""
   run.check_encoder()
-  prepared = run.prepared
+  prepared, number = run.prepared, run.config.generate.num_documents
   is_cut = prepared.num_passages > prepared.num_documents  # more are written
   check_batch(
     run.plan,
     prepared.num_queries["train"],
-    None if is_cut else prepared.num_asked or prepared.num_documents,
+    None if is_cut else number or prepared.num_asked or prepared.num_documents,
   )
 
 
@@ -113,14 +113,15 @@ def check_batch(
   Args:
     plan: the rows of the run, with its settings.
     queries: number of train queries, or more; None: unknown.
-    documents: number of documents to write queries for, or more; None: unknown.
+    documents: number of documents that queries are written for, or more; None:
+      unknown.
   """
   config, most = plan.config, {}
   if rows.ORIGINAL in plan.trained and queries is not None:
     most["real queries"] = round((1 - plan.left_out(rows.ORIGINAL)) * queries)
   if set(plan.written) & set(plan.trained) and documents is not None:
-    written = config.generate.num_documents or documents
-    most["synthetic queries"] = written * config.generate.queries_per_document
+    each = config.generate.queries_per_document
+    most["synthetic queries"] = documents * each
   for name, number in most.items():
     if config.train_retriever.batch_size > number:
       raise ValueError(

@@ -293,11 +293,8 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
 
 def test_what_no_row_has_is_refused_before_anything_is_trained(monkeypatch):
   def check(num_queries=2, num_users=None, **settings):
-    prepared = types.SimpleNamespace(
-      test_split="test",
-      num_queries={"test": num_queries},
-      num_users=num_users or {},
-    )
+    units = num_users or {"test": num_queries}
+    prepared = types.SimpleNamespace(test_split="test", units=units.get)
     config = types.SimpleNamespace(
       compare_queries=compare_queries.Config(**settings),
       evaluate=evaluate.Config(measures=("RR@10",)),

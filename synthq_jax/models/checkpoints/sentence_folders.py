@@ -420,7 +420,7 @@ def drop_paths(path: pathlib.Path) -> bytes:
   if not any(f'"{name}"'.encode() in content for name in _SAVED_FROM):
     return content
   fields = json.loads(
-    json.dumps(read_fields(path)),
+    content,
     object_hook=lambda each: {
       name: value for name, value in each.items() if name not in _SAVED_FROM
     },
