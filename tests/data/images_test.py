@@ -82,8 +82,7 @@ class Tfds:
   downloads = True
 
   @classmethod
-  def builder(cls, name, data_dir):
-    del data_dir
+  def builder(cls, name):
     return Builder(name, cls.downloads)
 
   @staticmethod
