@@ -149,8 +149,6 @@ def save_huggingface(
   path: str | os.PathLike,
   params: Any,
   config: t5_config.T5Config,
-  *,
-  max_shard_size: int = _SHARD_SIZE,
 ) -> None:
   """Writes a Hugging Face folder: T5ForConditionalGeneration or T5EncoderModel.
 
@@ -160,8 +158,6 @@ def save_huggingface(
     path: a folder that does not exist or is empty.
     params: nested dicts of arrays of a whole T5 or its encoder alone.
     config: the shape of the model.
-    max_shard_size: largest size of a file in bytes; larger models are split between
-      tensors.
 
   Raises:
     ValueError: if the path is taken, parameters and shape do not agree, or
@@ -171,13 +167,12 @@ def save_huggingface(
   tensors = _tensors.of_tree(params)
   _check("params", tensors, config)
   with artifacts.new_folder(path, "checkpoint") as folder:
-    huggingface.write(folder, tensors, config, max_shard_size)
+    huggingface.write(folder, tensors, config, _SHARD_SIZE)
 
 
 def load(
   directory: str | os.PathLike,
   *,
-  config: t5_config.T5Config | None = None,
   token_ids: token_ids_lib.TokenIds | None = None,
   dtype: Any = "float32",
 ) -> _Loaded:
@@ -185,7 +180,6 @@ def load(
 
   Args:
     directory: a folder in our format, Hugging Face's or T5X's.
-    config: the shape; None: it is read from the checkpoint.
     token_ids: special ids of the vocabulary (`vocabulary.SentencePiece.token_ids`);
       None: the checkpoint's, or else T5's.
     dtype: type of the parameters; None keeps the stored types.
@@ -199,24 +193,20 @@ def load(
       does not fit the configuration, or the checkpoint's end of a text differs
       from the vocabulary's.
   """
-  tensors, shape = _describe(pathlib.Path(directory), config)
+  tensors, shape = _describe(pathlib.Path(directory))
   shape = with_token_ids(directory, shape, token_ids)
   return _tensors.fetch(tensors, dtype), shape
 
 
-def load_t5x(
-  path: str | os.PathLike,
-  *,
-  config: t5_config.T5Config | None = None,
-  dtype: Any = "float32",
-) -> _Loaded:
+def load_t5x(path: str | os.PathLike, *, dtype: Any = "float32") -> _Loaded:
   """Reads a T5X checkpoint, native or Orbax, without the optimizer's state.
+
+  The shape is inferred from the tensors, which do not reveal some fields. For
+  these, defaults are taken: a gated layer is T5 1.1's gelu, relative positions end
+  at 128, no dropout, T5's special ids.
 
   Args:
     path: DIR/checkpoint_STEP, or DIR, whose newest step is read.
-    config: the shape; None infers it from the tensors. Tensors do not reveal some
-      fields, for which defaults are taken: a gated layer is T5 1.1's gelu, relative
-      positions end at 128, no dropout, T5's special ids.
     dtype: type of the parameters; None keeps the stored types.
 
   Returns:
@@ -225,7 +215,7 @@ def load_t5x(
   Raises:
     ValueError: as `load` does.
   """
-  tensors, shape = _describe_t5x(pathlib.Path(path), config)
+  tensors, shape = _describe_t5x(pathlib.Path(path))
   return _tensors.fetch(tensors, dtype), shape
 
 
@@ -447,9 +437,7 @@ def convert(
   to: str | os.PathLike,
   *,
   format: str,  # noqa: A002
-  step: int = 0,
   token_ids: token_ids_lib.TokenIds | None = None,
-  max_shard_size: int = _SHARD_SIZE,
 ) -> pathlib.Path:
   """Converts a checkpoint to another format, one tensor at a time.
 
@@ -460,9 +448,7 @@ def convert(
     source: a folder that `load` reads; types of the values are kept.
     to: the new folder, which does not exist or is empty (T5X: its parent).
     format: one of `FORMATS`.
-    step: the step of a new T5X checkpoint.
     token_ids: special ids of the vocabulary, as in `load`.
-    max_shard_size: largest size of a Hugging Face file in bytes.
 
   Returns:
     The folder of the new checkpoint.
@@ -475,7 +461,7 @@ def convert(
     raise ValueError(
       f"format must be one of {', '.join(FORMATS)}, got format={format}"
     )
-  tensors, shape = _describe(pathlib.Path(source), None)
+  tensors, shape = _describe(pathlib.Path(source))
   shape = with_token_ids(source, shape, token_ids)
   if format != "safetensors":
     _refuse_static(source, shape, format)
@@ -488,9 +474,9 @@ def convert(
   to = pathlib.Path(to)
   if format == "t5x":
     _check_inferred(source, tensors, shape)
-    return save_t5x(to, tensors, step)
+    return save_t5x(to, tensors, 0)
   if format == "huggingface":
-    save_huggingface(to, tensors, shape, max_shard_size=max_shard_size)
+    save_huggingface(to, tensors, shape)
     return to
   with artifacts.new_folder(to, "checkpoint") as folder:
     save(folder, tensors, shape)
@@ -522,36 +508,31 @@ def _check_inferred(
       )
 
 
-def _describe(
-  root: pathlib.Path, shape: t5_config.T5Config | None = None
-) -> _Described:
+def _describe(root: pathlib.Path) -> _Described:
   """Returns the tensors of a checkpoint and its shape, after checking both."""
   kind = _find_kind(root)
   if kind == _T5X:
-    return _describe_t5x(root, shape)
+    return _describe_t5x(root)
   if kind == _HUGGINGFACE:
     sentence_folders.check_texts(root)
-    tensors, stored_shape = huggingface.read(root)
+    tensors, shape = huggingface.read(root)
   else:
-    stored_shape = load_config(root) if shape is None else shape
+    shape = load_config(root)
     if not (root / _PARAMS).is_file():
       raise ValueError(
         f"expected a T5 checkpoint, got no file {root / _PARAMS}"
       )
     tensors = _tensors.read_safetensors(root / _PARAMS)
-  shape = stored_shape if shape is None else shape
   ours = kind == _OURS
   _check(root / _PARAMS if ours else root, tensors, shape, projection=ours)
   return tensors, shape
 
 
-def _describe_t5x(
-  root: pathlib.Path, shape: t5_config.T5Config | None = None
-) -> _Described:
+def _describe_t5x(root: pathlib.Path) -> _Described:
   """Returns the tensors and shape of a T5X checkpoint, or of the newest in a
   folder."""
   folder, tensors = t5x.read(root)
-  shape = infer(folder, tensors) if shape is None else shape
+  shape = infer(folder, tensors)
   _check(folder, tensors, shape)
   return tensors, shape
 

@@ -132,7 +132,7 @@ def _folder(root, kind, pooling="mean", *, dense=(), length=24, prompts=None):
 
 @pytest.mark.parametrize(
   ("kind", "pooling"),
-  [*((kind, "mean") for kind in KINDS), ("bert", "cls"), ("t5", "cls")],
+  [("bert", "mean"), ("bert", "cls"), ("t5", "cls")],
 )
 def test_each_family_gives_the_library_s_vectors(tmp_path, kind, pooling):
   place, theirs = _folder(tmp_path, kind, pooling)
@@ -255,8 +255,10 @@ def test_modules_are_added_beside_folders_that_are_not_listed(tmp_path):
   np.testing.assert_allclose(queries, expected @ turned, atol=1e-5)
 
 
-@pytest.mark.parametrize("with_projection", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+  ("kind", "with_projection"),
+  [*((kind, False) for kind in KINDS), ("bert", True), ("t5", True)],
+)
 def test_what_was_trained_is_a_folder_of_the_library(
   tmp_path, kind, with_projection
 ):
@@ -386,7 +388,6 @@ def _edit(path, **fields):
   "file, fields, message",
   [
     ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "lasttoken"),
-    ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}, "cls"),
     (
       "config_sentence_transformers.json",
       {"similarity_fn_name": "manhattan"},
@@ -400,7 +401,6 @@ def _edit(path, **fields):
       "got truncate_dim=8",
     ),
     ("config.json", {"model_type": "deberta"}, "model_type='deberta'"),
-    ("config.json", {"is_decoder": True}, "is_decoder"),
   ],
 )
 def test_what_is_not_computed_is_refused_by_name(

@@ -71,68 +71,6 @@ def test_t5_1_1_small_has_the_parameters_of_t5x():
   assert shapes["encoder/layers_0/attention/out/kernel"] == (384, 512)
 
 
-def test_t5_1_0_has_one_relu_and_takes_its_logits_from_the_embedding():
-  config = dataclasses.replace(
-    _CONFIG, mlp_activations=("relu",), logits_via_embedding=True
-  )
-  shapes = t5.shapes(config)
-  assert not any("logits_dense" in path for path in shapes)
-  assert not any("wi_" in path for path in shapes)
-  assert shapes["encoder/layers_0/mlp/wi/kernel"] == (16, 32)
-  states = jnp.asarray(_RNG.normal(size=(1, 1, 16)), jnp.float32)
-  embedding = _params(config)["token_embedder"]["embedding"]
-  logits = t5.Decoder(config).apply(
-    {"params": _params(config)["decoder"]}, states, embedding, method="logits"
-  )
-  expected = np.asarray(states) / 4.0 @ np.asarray(embedding).T
-  np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_relu_mlp_is_relu_and_gated_mlp_is_gelu_times_linear():
-  x = _RNG.normal(size=(2, 3, 16)).astype(np.float32)
-  for activations in (("relu",), ("gelu", "linear")):
-    config = dataclasses.replace(_CONFIG, mlp_activations=activations)
-    layer = t5_layers.Mlp(config)
-    variables = layer.init(jax.random.key(1), x, deterministic=True)
-    kernels = jax.tree.map(np.asarray, variables["params"])
-    if activations == ("relu",):
-      hidden = np.maximum(x @ kernels["wi"]["kernel"], 0)
-    else:
-      z = x @ kernels["wi_0"]["kernel"]
-      inner = math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
-      gelu = 0.5 * z * (1 + np.tanh(inner))
-      hidden = gelu * (x @ kernels["wi_1"]["kernel"])
-    expected = hidden @ kernels["wo"]["kernel"]
-    actual = layer.apply(variables, x, deterministic=True)
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_attention_is_unscaled_dot_product_attention_with_mask_and_bias():
-  layer = t5_layers.Attention(_CONFIG)
-  x, y = (_RNG.normal(size=(1, n, 16)).astype(np.float32) for n in (3, 4))
-  mask = np.array([1, 1, 0, 1], bool)
-  bias = _RNG.normal(size=(1, 2, 3, 4)).astype(np.float32)
-
-  def run(module):
-    attended = module.keys_values(jnp.asarray(y))
-    return module(jnp.asarray(x), attended, mask[None, None, None], bias)
-
-  actual, variables = layer.init_with_output(jax.random.key(2), method=run)
-  kernels = {
-    name: np.asarray(leaf["kernel"])
-    for name, leaf in variables["params"].items()
-  }
-  heads = []
-  for head in range(2):
-    part = slice(8 * head, 8 * head + 8)
-    query = x[0] @ kernels["query"][:, part]
-    key, value = (y[0] @ kernels[name][:, part] for name in ("key", "value"))
-    weights = np.exp(query @ key.T + bias[0, head]) * mask
-    heads.append(weights / weights.sum(axis=1, keepdims=True) @ value)
-  expected = np.concatenate(heads, axis=1) @ kernels["out"]
-  np.testing.assert_allclose(actual[0], expected, rtol=1e-4, atol=1e-5)
-
-
 def test_query_kernels_carry_the_scale_that_attention_leaves_out():
   config = dataclasses.replace(_CONFIG, emb_dim=64, num_heads=8, head_dim=32)
   layer = t5_layers.Attention(config)
@@ -163,8 +101,10 @@ def _bucket(offset, *, bidirectional, num_buckets, max_distance):
   return base + min(far, num_buckets - 1)
 
 
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20)])
+@pytest.mark.parametrize(
+  ("bidirectional", "num_buckets", "max_distance"),
+  [(True, 32, 128), (False, 8, 20)],
+)
 def test_buckets_of_relative_positions_equal_a_plain_loop(
   bidirectional, num_buckets, max_distance
 ):
@@ -243,20 +183,6 @@ def test_an_example_does_not_depend_on_the_others_in_its_batch():
   np.testing.assert_allclose(alone, _logits(_INPUTS, _TARGETS)[:1], atol=1e-5)
 
 
-def test_dropout_is_off_by_default_and_drops_when_enabled():
-  config = dataclasses.replace(_CONFIG, dropout_rate=0.5)
-  without = _logits(_INPUTS, _TARGETS)
-  np.testing.assert_array_equal(_logits(_INPUTS, _TARGETS, config), without)
-  apply = functools.partial(t5.Transformer(config).apply, enable_dropout=True)
-  dropped = jax.jit(apply)(
-    {"params": _params()},
-    _INPUTS,
-    t5.shift_right(jnp.asarray(_TARGETS)),
-    rngs={"dropout": jax.random.key(4)},
-  )
-  assert np.abs(dropped - without).max() > 0.01
-
-
 def test_dropout_reaches_whatever_t5_drops():
   config = dataclasses.replace(_CONFIG, dropout_rate=0.5)
   drawn = []
@@ -268,11 +194,11 @@ def test_dropout_reaches_whatever_t5_drops():
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(jax.random, "bernoulli", watched)
-    t5.Transformer(config).apply(
+    jax.eval_shape(  # which is enough to see what is drawn
+      functools.partial(t5.Transformer(config).apply, enable_dropout=True),
       {"params": _params()},
       _INPUTS,
       t5.shift_right(jnp.asarray(_TARGETS)),
-      enable_dropout=True,
       rngs={"dropout": jax.random.key(4)},
     )
   batch, length = _INPUTS.shape
@@ -323,7 +249,6 @@ def test_gradients_of_kernels_are_products_of_two_lists_of_rows():
 
 
 def test_sizes_are_known_by_name_and_bad_shapes_are_refused():
-  assert set(t5_config.names()) >= {"t5_1_1_small", "t5_1_1_base", "tiny"}
   with pytest.raises(ValueError, match="'huge'"):
     t5_config.get("huge")
   for change, message in [

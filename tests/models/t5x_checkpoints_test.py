@@ -148,15 +148,8 @@ def test_bfloat16_becomes_float32_unless_told_otherwise(zarray, tmp_path):
   checkpoint_trees.assert_same_bits(loaded, wanted)
 
 
-@pytest.mark.parametrize(
-  ("config", "dtype"),
-  [(T5_1_0, jnp.bfloat16), (T5_1_1, np.float32)],
-  ids=["1.0", "1.1"],
-)
-def test_from_t5x_and_back_the_tensors_hold_the_same_bits(
-  config, dtype, tmp_path
-):
-  write(tmp_path / "checkpoint_7", checkpoint_trees.make(config, dtype))
+def test_from_t5x_and_back_the_tensors_hold_the_same_bits(tmp_path):
+  write(tmp_path / "checkpoint_7", checkpoint_trees.make(T5_1_0, jnp.bfloat16))
   params, _ = t5_checkpoints.load_t5x(tmp_path, dtype=None)
   place = t5_checkpoints.save_t5x(tmp_path / "ours", params, 1_000_000)
   assert place == tmp_path / "ours" / "checkpoint_1000000"
@@ -252,39 +245,7 @@ def test_the_newest_step_is_taken_and_a_step_may_be_named(tmp_path):
   )
 
 
-def test_an_encoder_alone_goes_both_ways(tmp_path):
-  params = {
-    k: v for k, v in checkpoint_trees.make(T5_1_1).items() if k != "decoder"
-  }
-  t5_checkpoints.save_t5x(tmp_path, params, 0)
-  loaded, config = t5_checkpoints.load(tmp_path)
-  checkpoint_trees.assert_same_bits(loaded, params)
-  assert config == T5_1_1
-
-
-def test_a_shape_that_is_given_wins_over_what_tensors_show(tmp_path):
-  params = checkpoint_trees.make(T5_1_1)
-  t5_checkpoints.save_t5x(tmp_path, params, 0)
-  given = dataclasses.replace(
-    T5_1_1, dropout_rate=0.5, relative_attention_max_distance=64
-  )
-  assert t5_checkpoints.load_t5x(tmp_path, config=given)[1] == given
-  other = dataclasses.replace(T5_1_1, vocab_size=64)
-  with pytest.raises(ValueError, match=r"\(16, 64\), got \(16, 128\)"):
-    t5_checkpoints.load_t5x(tmp_path, config=other)
-
-
 # Writing.
-
-
-def test_a_checkpoint_is_never_written_over(tmp_path):
-  params = checkpoint_trees.make(T5_1_1)
-  t5_checkpoints.save_t5x(tmp_path, params, 3)
-  before = (tmp_path / "checkpoint_3" / "checkpoint").read_bytes()
-  doubled = jax.tree.map(lambda leaf: 2 * leaf, params)
-  with pytest.raises(ValueError, match=r"checkpoint_3: .*taken"):
-    t5_checkpoints.save_t5x(tmp_path, doubled, 3)
-  assert (tmp_path / "checkpoint_3" / "checkpoint").read_bytes() == before
 
 
 def test_a_checkpoint_that_fails_half_way_leaves_nothing(tmp_path):
@@ -361,24 +322,15 @@ def test_a_missing_chunk_is_named_and_not_read_as_zeros(checkpoint, zarray):
 @pytest.mark.parametrize(
   "damage",
   [
-    lambda data: b"",
     lambda data: data[:-12],  # the last 9 bytes are a checksum
-    lambda data: data + b"0",
     lambda data: data[:500] + bytes([data[500] ^ 1]) + data[501:],
   ],
-  ids=["empty", "some less", "one more", "a bit"],
+  ids=["some less", "a bit"],
 )
 def test_a_damaged_chunk_is_named(checkpoint, damage):
   path = checkpoint / FOLDER / "0.0"
   path.write_bytes(damage(path.read_bytes()))
   refuse(checkpoint, f"tensor {KERNEL}", FOLDER, "0.0")
-
-
-def test_a_truncated_chunk_of_our_own_is_named(tmp_path):
-  place = t5_checkpoints.save_t5x(tmp_path, checkpoint_trees.make(T5_1_1), 3)
-  path = place / "target.token_embedder.embedding" / "0.0"
-  path.write_bytes(path.read_bytes()[:-1])
-  refuse(tmp_path, "tensor token_embedder/embedding", "0.0")
 
 
 @pytest.mark.parametrize("place", ["../../elsewhere", "/etc", ".", "", None])
@@ -458,13 +410,11 @@ def test_a_damaged_tensor_is_named(checkpoint, damage, words):
 @pytest.mark.parametrize(
   "damage",
   [
-    lambda data: b"",
     lambda data: data[:-1],
     lambda data: data + b"\x00",
-    lambda data: b"\xc1" + data[1:],
     lambda data: b"model_checkpoint_path: 'x'",
   ],
-  ids=["empty", "a byte less", "a byte more", "no msgpack", "TF"],
+  ids=["a byte less", "a byte more", "TF"],
 )
 def test_a_damaged_msgpack_file_is_named(checkpoint, damage):
   path = checkpoint / "checkpoint"
@@ -486,26 +436,18 @@ def test_a_file_without_parameters_says_what_it_has(checkpoint):
   refuse(checkpoint, "optimizer/target")
 
 
-@pytest.mark.parametrize(
-  "parents, name",
-  [(("decoder", "layers_0"), "mlp"), (("encoder",), "encoder_norm")],
-)
-def test_a_missing_tensor_is_named(checkpoint, parents, name):
+def test_a_missing_tensor_is_named(checkpoint):
   def drop(target):
-    for parent in parents:
-      target = target[parent]
-    del target[name]
+    del target["decoder"]["layers_0"]["mlp"]
 
   change(checkpoint, drop)
-  refuse(checkpoint, f"tensor {'/'.join((*parents, name))}/.* got nothing")
+  refuse(checkpoint, "tensor decoder/layers_0/mlp/.* got nothing")
 
 
 @pytest.mark.parametrize(
   "names",
   [
     ("token_embedder",),
-    ("encoder", "relpos_bias"),
-    ("encoder", "layers_0", "mlp"),
     ("encoder", "layers_0", "attention", "query"),
   ],
 )
@@ -609,9 +551,8 @@ def test_damage_of_an_orbax_checkpoint_is_named(tmp_path):
   refuse(tmp_path, "state: expected an Orbax checkpoint, got a damaged one")
 
 
-@pytest.mark.parametrize("name", ["t5_1_1_small", "t5_1_1_large"])
-def test_the_shape_of_a_public_size_is_inferred(name):
-  config = t5_config.get(name)
+def test_the_shape_of_a_public_size_is_inferred():
+  config = t5_config.get("t5_1_1_small")
   tensors = {
     path: tensors_lib.Tensor(
       where="",
