@@ -248,9 +248,15 @@ def test_a_result_lists_its_files_each_folder_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "name", ["made/a.txt", "made/b/c.npy", "private/made/metrics.jsonl"]
+  ("name", "how"),
+  [
+    ("made/a.txt", "removed"),
+    ("made/b/c.npy", "cut"),
+    ("private/made/metrics.jsonl", "changed"),
+    ("made/a.txt", "manifest"),
+    ("private/made/metrics.jsonl", "manifest"),
+  ],
 )
-@pytest.mark.parametrize("how", ["removed", "cut", "changed", "manifest"])
 def test_a_file_that_was_damaged_is_named_with_what_to_delete(
   tmp_path, name, how
 ):
