@@ -43,7 +43,7 @@ CHIPS = {
 
 
 def known() -> dict[str, tuple[dict[str, Any], int]]:
-  """Returns what was compiled for TPU v4, by name; of several tables, the newest.
+  """Reads the steps compiled for TPU v4, by name; of several tables, the newest.
 
   Returns:
     The row of a step in its table, and the number of parts of its model.

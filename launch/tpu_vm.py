@@ -335,8 +335,8 @@ def _job(
       f" beginning with a letter, got {name!r}"
     )
   fields = {field.name for field in dataclasses.fields(tpu_steps.Job)}
-  given = {key: x for key, x in vars(options).items() if key in fields}
-  given |= {
+  settings = {key: x for key, x in vars(options).items() if key in fields}
+  settings |= {
     "name": f"{name}-{point.name}".strip("-"),
     "gin_files": (str(path.relative_to(source)),),
     "bindings": point.bindings,
@@ -345,7 +345,7 @@ def _job(
     "source": source,
     "results": pathlib.Path(options.results),
   }
-  return tpu_steps.Job(**given)
+  return tpu_steps.Job(**settings)
 
 
 def _extras(

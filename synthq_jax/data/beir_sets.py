@@ -133,7 +133,9 @@ def get(name: str) -> BeirSet:
   raise ValueError(f"expected a BEIR set of {names}; got name={name!r}")
 
 
-def get_prepare_command(name: str) -> str:
+def get_prepare_command(
+  name: str, data_dir: str | os.PathLike | None = None
+) -> str:
   """Returns the commands that prepare a dataset.
 
   `tfds build` is no alternative: it imports packages that TFDS does not install.
@@ -141,9 +143,10 @@ def get_prepare_command(name: str) -> str:
   >>> print(get_prepare_command("beir/fiqa"))
   pip install 'synthq_jax[tfds]' && python -c "import tensorflow_datasets as tfds; tfds.builder('beir/fiqa').download_and_prepare()"
   """
+  where = f", data_dir='{os.fspath(data_dir)}'" if data_dir else ""
   return (
     "pip install 'synthq_jax[tfds]' && python -c \"import tensorflow_datasets as"
-    f" tfds; tfds.builder('{name}').download_and_prepare()\""
+    f" tfds; tfds.builder('{name}'{where}).download_and_prepare()\""
   )
 
 

@@ -466,13 +466,13 @@ def collect(
   split_by_record: bool = False,
 ) -> Collection:
   """Makes a collection; judged documents that it lacks are its `lacking` ones."""
-  known = set(documents.ids)
+  present = set(documents.ids)
   lacking = {
     id_
     for judged in qrels.values()
     for grades in judged.values()
     for id_ in grades
-    if id_ not in known
+    if id_ not in present
   }
   return Collection(
     documents,

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import os
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,12 @@ class Images:
     )
 
 
-def load(source: str, *, seed: int = 0) -> tuple[Images, Images]:
+def load(
+  source: str,
+  *,
+  seed: int = 0,
+  data_dir: str | os.PathLike | None = None,
+) -> tuple[Images, Images]:
   """Loads the training images and the test images of a source.
 
   "digits" are scikit-learn's 1,797 handwritten digits [8, 8, 1], split by
@@ -71,6 +77,7 @@ def load(source: str, *, seed: int = 0) -> tuple[Images, Images]:
   Args:
     source: one of `SOURCES`.
     seed: as in `split`, for "digits".
+    data_dir: TFDS's data folder; None: its default, or TFDS_DATA_DIR.
 
   Raises:
     ValueError: if the source is unknown, or is not on this machine and cannot
@@ -79,7 +86,7 @@ def load(source: str, *, seed: int = 0) -> tuple[Images, Images]:
   if source == "digits":
     return split(_load_digits(), test_share=0.2, seed=seed)
   if source in SOURCES:
-    return _load_cifar(source)
+    return _load_cifar(source, data_dir)
   raise ValueError(f"expected a source among {SOURCES}, got {source=}")
 
 
@@ -150,11 +157,14 @@ def _load_digits() -> Images:
   )
 
 
-def _load_cifar(name: str) -> tuple[Images, ...]:
+def _load_cifar(
+  name: str, data_dir: str | os.PathLike | None
+) -> tuple[Images, ...]:
   with extras.required("seqio"):
     import tensorflow_datasets as tfds
 
-  builder = tfds.builder(name)
+  data_folder = None if data_dir is None else os.fspath(data_dir)
+  builder = tfds.builder(name, data_dir=data_folder)
   if not builder.is_prepared():
     try:
       builder.download_and_prepare()
@@ -163,7 +173,7 @@ def _load_cifar(name: str) -> tuple[Images, ...]:
     ) as error:  # network, disk or mirror, each with its own class
       raise ValueError(
         f"{name} is not on this machine and could not be downloaded"
-        f" ({type(error).__name__}): run {beir_sets.get_prepare_command(name)}"
+        f" ({type(error).__name__}): run {beir_sets.get_prepare_command(name, data_folder)}"
         " where there is a network, or take source 'digits'"
       ) from error
   parts = builder.as_dataset(split=["train", "test"], batch_size=-1)

@@ -1,4 +1,3 @@
-import pytest
 
 from synthq_jax.data import docstrings
 
@@ -155,8 +154,3 @@ def test_files_are_parsed_and_never_executed(install):
   source = f"raise RuntimeError('executed')\ndef f():\n  {TWO}\n"
   install("fake_docs", {"loud.py": source, "broken.py": "def ("})
   assert names() == ["fake_docs.loud.f"]
-
-
-def test_a_missing_package_is_refused_by_name():
-  with pytest.raises(ValueError, match="'not_there_at_all'"):
-    list(docstrings.read("not_there_at_all"))

@@ -175,23 +175,6 @@ def test_the_standard_library_is_read_and_named_by_its_version(entries):
   assert environment_docs.digest(("python",)) == f"python=={version}"
 
 
-def test_nothing_of_what_only_some_installations_have_is_read(entries):
-  names = {entry.name for entry in entries}
-  tops = {name.split(".")[1] for name in names}
-  assert not tops & {"tkinter", "idlelib", "test", "site-packages", "lib2to3"}
-
-
-def test_the_demo_set_needs_none_of_tensorflows_packages():
-  tensorflow = {
-    "keras",
-    "pyarrow",
-    "seqio",
-    "tensorflow",
-    "tensorflow_datasets",
-  }
-  assert not tensorflow & set(environment_docs.PACKAGES)
-
-
 @pytest.fixture(name="installed", scope="module")
 def _installed():
   return environment_docs.build()

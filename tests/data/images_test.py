@@ -82,7 +82,8 @@ class Tfds:
   downloads = True
 
   @classmethod
-  def builder(cls, name):
+  def builder(cls, name, data_dir):
+    del data_dir
     return Builder(name, cls.downloads)
 
   @staticmethod

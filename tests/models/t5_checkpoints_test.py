@@ -1,5 +1,4 @@
 import dataclasses
-import json
 
 import checkpoint_trees
 import jax
@@ -66,20 +65,6 @@ def test_a_missing_tensor_is_named(saved):
     t5_checkpoints.load(saved)
 
 
-def test_parameters_of_another_shape_than_the_configurations_are_refused(saved):
-  fields = json.loads((saved / "config.json").read_text())
-  (saved / "config.json").write_text(json.dumps(fields | {"vocab_size": 256}))
-  with pytest.raises(ValueError, match=r"\(16, 256\), got \(16, 128\)"):
-    t5_checkpoints.load(saved)
-
-
-def test_a_damaged_file_is_named(saved):
-  path = saved / "params.safetensors"
-  path.write_bytes(path.read_bytes()[:-1])
-  with pytest.raises(ValueError, match="params.safetensors: .*damaged"):
-    t5_checkpoints.load(saved)
-
-
 @pytest.mark.parametrize("name", ["params.safetensors", "config.json"])
 def test_a_missing_file_is_named(saved, name):
   (saved / name).unlink()
@@ -99,12 +84,3 @@ def test_a_configuration_that_is_no_shape_is_named(saved, text, shape):
   (saved / "config.json").write_text(text)
   with pytest.raises(ValueError, match=f"config.json: expected a {shape}, got"):
     t5_checkpoints.load_config(saved)
-
-
-def test_saving_again_replaces_the_files_and_leaves_no_other(saved, params):
-  doubled = jax.tree.map(lambda leaf: 2 * leaf, params)
-  t5_checkpoints.save(saved, doubled, TINY)
-  loaded, _ = t5_checkpoints.load(saved)
-  jax.tree.map(np.testing.assert_array_equal, loaded, doubled)
-  names = {path.name for path in saved.iterdir()}
-  assert names == {"params.safetensors", "config.json"}

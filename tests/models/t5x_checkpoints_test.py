@@ -159,16 +159,6 @@ def test_from_t5x_and_back_the_tensors_hold_the_same_bits(tmp_path):
   assert state["step"] == 1_000_000 and state["step"].dtype == np.int32
 
 
-def test_some_tensors_lie_in_folders_and_some_in_the_file(tmp_path):
-  place = t5_checkpoints.save_t5x(tmp_path, checkpoint_trees.make(T5_1_1), 3)
-  folders = {path.name for path in place.iterdir() if path.is_dir()}
-  assert folders == {
-    "target.token_embedder.embedding",
-    "target.decoder.logits_dense.kernel",
-  }
-  assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_3"]
-
-
 def test_a_large_tensor_is_cut_into_chunks(tmp_path, monkeypatch):
   monkeypatch.setattr(t5x, "_CHUNK_BYTES", 2000)
   params = checkpoint_trees.make(T5_1_1)
@@ -344,82 +334,26 @@ def test_a_folder_outside_of_the_checkpoint_is_not_read(checkpoint, place):
   refuse(checkpoint, f"tensor {KERNEL}", "no folder|path=")
 
 
-def put(leaf):
-  def replace(target):
-    target["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = leaf
-
-  return replace
-
-
-def rewrite(values):
-  """Replaces the zarr folder of the kernel."""
-
-  def damage(checkpoint):
-    shutil.rmtree(checkpoint / FOLDER)
-    shape = list(values.shape)
-    metadata = {"shape": shape, "chunks": shape, "compressor": None}
-    write_zarr(checkpoint / FOLDER, metadata, values)
-
-  return damage
-
-
 def no_metadata(checkpoint):
   (checkpoint / FOLDER / ".zarray").unlink()
   change(checkpoint, lambda target: spec_of(target).pop("metadata"))
-
-
-def editing(edit):
-  return lambda checkpoint: change(checkpoint, edit)
 
 
 @pytest.mark.parametrize(
   "damage, words",
   [
     (lambda c: shutil.rmtree(c / FOLDER), f"{KERNEL}.*no folder {FOLDER}"),
-    (
-      lambda c: (c / FOLDER / ".zarray").write_text("{"),
-      f"{KERNEL}.*zarray",
-    ),
     (no_metadata, f"{KERNEL}.*no .zarray, and no metadata"),
-    (editing(lambda t: spec_of(t).update(driver="n5")), f"{KERNEL}.*=n5"),
-    (editing(put(3)), f"{KERNEL}.*neither a tensor nor a spec"),
-    (editing(put(None)), f"{KERNEL}.*neither a tensor nor a spec"),
     (
-      editing(lambda t: t["decoder"].update(adapter=spec_of(t))),
+      lambda c: change(c, lambda t: t["decoder"].update(adapter=spec_of(t))),
       r"decoder/adapter of shape nothing, got \(32, 16\)",
     ),
-    (
-      rewrite(np.ones((33, 16), np.float32)),
-      rf"{KERNEL} .*\(32, 16\), got \(33, 16\)",
-    ),
-    (
-      rewrite(np.ones((32, 16), np.uint16)),
-      f"{KERNEL} of a floating-point .* got uint16",
-    ),
   ],
-  ids=[
-    "no folder", "zarray", "no metadata", "driver", "number", "null",
-    "unknown", "shape", "integers",
-  ],
-)  # fmt: skip
+  ids=["no folder", "no metadata", "unknown"],
+)
 def test_a_damaged_tensor_is_named(checkpoint, damage, words):
   damage(checkpoint)
   refuse(checkpoint, f"tensor {words}")
-
-
-@pytest.mark.parametrize(
-  "damage",
-  [
-    lambda data: data[:-1],
-    lambda data: data + b"\x00",
-    lambda data: b"model_checkpoint_path: 'x'",
-  ],
-  ids=["a byte less", "a byte more", "TF"],
-)
-def test_a_damaged_msgpack_file_is_named(checkpoint, damage):
-  path = checkpoint / "checkpoint"
-  path.write_bytes(damage(path.read_bytes()))
-  refuse(checkpoint, "checkpoint_7/checkpoint: .*damaged msgpack")
 
 
 @pytest.mark.parametrize("version", [2, None])
