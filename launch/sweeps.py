@@ -44,19 +44,13 @@ class Point:
   """Values for `{...}` in other bindings, e.g. {"size": "base"}."""
 
 
-def papers_grid(num_records: int = _MSMARCO_QUERIES) -> tuple[Point, ...]:
+def papers_grid() -> tuple[Point, ...]:
   """Returns the grid that the papers searched: 192 points.
 
   They searched it with T5 Small (paper_t5_small.gin) and took the best BLEU on a
   validation set. Nothing here chooses: every point owes its epsilon.
   Learning rate 1e-3 * 2**-k for k = 0..3, clip norm, batch size and epochs.
   Recipes know steps, not epochs: an epoch is n // batch size of them.
-
-  Args:
-    num_records: n, the private training records. Default: MS MARCO's.
-
-  Returns:
-    The points.
   """
   rates = [1e-3 * 2**-k for k in range(4)]
   clips = (0.1, 0.25, 0.5, 1.0)
@@ -71,7 +65,7 @@ def papers_grid(num_records: int = _MSMARCO_QUERIES) -> tuple[Point, ...]:
         f"LEARNING_RATE={rate:g}",
         f"CLIP_NORM={clip:g}",
         f"BATCH_SIZE={batch}",
-        f"TRAIN_STEPS={epochs * (num_records // batch)}",
+        f"TRAIN_STEPS={epochs * (_MSMARCO_QUERIES // batch)}",
       ),
     )
     for rate, clip, batch, epochs in grid

@@ -1,4 +1,3 @@
-
 from synthq_jax.data import docstrings
 
 TWO = '"""First here.\n\n  Second here.\n  """'

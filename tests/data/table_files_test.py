@@ -1,7 +1,6 @@
 """Logs and sets as they come: one content, in every kind of table."""
 
 import csv
-import dataclasses
 import gzip
 import json
 import traceback
@@ -276,18 +275,6 @@ def test_unknown_ids_are_counted_and_said_or_stop(tmp_path, capsys):
     sources.open(f"log:{path}@{corpus}", strict=True).read()
 
 
-def test_a_log_of_unknown_ids_alone_says_so(tmp_path):
-  corpus = write(tmp_path / "corpus.jsonl", CORPUS)
-  rows = [row | {"document": f"x{i}"} for i, row in enumerate(CLICKS)]
-  path = write(tmp_path / "log.csv", rows)
-  words = r'log.csv: expected clicks on "document" ids that .*corpus.jsonl has'
-  with pytest.raises(ValueError, match=words):
-    sources.open(f"log:{path}@{corpus}").read()
-  pairs = write(tmp_path / "pairs.csv", [r | {"clicks": "0"} for r in CLICKS])
-  with pytest.raises(ValueError, match='lines with "clicks" above 0, got none'):
-    sources.open(f"jsonl:{pairs}").read()
-
-
 def small_set():
   return collection.Collection(
     tuple(collection.Document(f"d{i}", f"text {i}", f"T{i}") for i in range(9)),
@@ -342,22 +329,6 @@ def test_a_set_says_before_it_is_read_how_many_documents_it_may_have(
   if kind != "jsonl":  # where a document may stand in several lines
     assert most <= number + 1
   assert sources.open(f"{kind}:{tmp_path / 'no'}@no").most_documents() is None
-
-
-def test_a_set_for_beir_is_read_once_to_be_written(tmp_path):
-  """Its ids are known; all documents were in memory to look at them."""
-  small, begun = small_set(), []
-
-  def read():
-    begun.append(1)
-    return iter(small.documents)
-
-  ids = tuple(document.id for document in small.documents)
-  streamed = collection.StreamedDocuments(ids, read)
-  data = dataclasses.replace(small, documents=streamed)
-  begun.clear()
-  query_sets.LAYOUTS["beir"].write(tmp_path, data, ORIGIN)
-  assert len(begun) == 1
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])

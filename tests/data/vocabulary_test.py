@@ -1,6 +1,4 @@
-import copy
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -79,12 +77,6 @@ def test_a_prefix_stands_before_every_text(small):
   for row, text in zip(rows, ("apple", "rows"), strict=True):
     wanted = head + small.encode(text) + [vocabulary.EOS_ID]
     assert row[row > 0].tolist() == wanted
-
-
-def test_pad_cuts_and_fills_rows():
-  rows = vocabulary.pad([[5], [], [1, 2, 3, 4]], 3)
-  assert rows.tolist() == [[5, 0, 0], [0, 0, 0], [1, 2, 3]]
-  assert vocabulary.pad([], 3).shape == (0, 3)
 
 
 def test_too_little_text_is_refused(tmp_path):
@@ -192,13 +184,6 @@ def test_ids_and_texts_are_those_of_seqio(model, path, fallback):
     assert ours.decode(np.array(odd)) == theirs.decode(odd), text
   assert vocabulary.as_seqio(ours) == theirs
   assert vocabulary.as_seqio(theirs) is theirs
-
-
-def test_a_vocabulary_can_be_copied_and_sent_to_processes(path):
-  first = vocabulary.load(path, extra_ids=3)
-  second = pickle.loads(pickle.dumps(first))
-  assert second == first and hash(second) == hash(first)
-  assert second.encode("red apple") == copy.deepcopy(first).encode("red apple")
 
 
 def test_texts_end_with_the_end_of_their_own_vocabulary(tmp_path):

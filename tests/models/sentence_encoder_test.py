@@ -159,27 +159,6 @@ def test_a_row_of_padding_stays_zero_behind_a_bias(tmp_path):
   np.testing.assert_array_equal(vectors, 0)
 
 
-def test_queries_and_documents_get_their_prompts(tmp_path):
-  prompts = {"query": "query: ", "document": "the "}
-  place, theirs = _folder(tmp_path, "bert", prompts=prompts)
-  params, config = sentence_encoder.load(place)
-  tokens = sentence_tokens.load(place)
-  for role, oracle in (
-    (sentence_folders.QUERY, theirs.encode_query),
-    (sentence_folders.DOCUMENT, theirs.encode_document),
-  ):
-    found = encode.encode(params, config, tokens.rows(TEXTS, role))
-    np.testing.assert_allclose(found, oracle(list(TEXTS)), atol=1e-5)
-
-
-def test_a_passage_prompt_stands_before_documents(tmp_path):
-  place, _ = _folder(tmp_path, "bert", prompts={"passage": "the "})
-  texts = sentence_tokens.load(place).texts
-  assert (texts.query_prompt, texts.document_prompt) == ("", "the ")
-  own = sentence_tokens.load(place, document_prompt="dog ", query_prompt="a")
-  assert own.texts.document_prompt == "dog " and own.texts.query_prompt == "a"
-
-
 @pytest.mark.parametrize("prompt", ["", "dog "])
 def test_a_document_prompt_of_the_settings_replaces_one_of_passages(
   tmp_path, prompt

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import random_t5
 
-from synthq_jax.data import shipped
-from synthq_jax.models import t5, t5_checkpoints, t5_config, t5_layers
+from synthq_jax.models import t5, t5_config, t5_layers
 
 _CONFIG = t5_config.get("tiny")
 _RNG = np.random.default_rng(0)
@@ -262,8 +261,3 @@ def test_sizes_are_known_by_name_and_bad_shapes_are_refused():
       dataclasses.replace(_CONFIG, **change)
   for dtype in ("bfloat16", jnp.bfloat16, jnp.dtype("bfloat16")):
     assert dataclasses.replace(_CONFIG, dtype=dtype).dtype == dtype
-
-
-def test_the_shipped_checkpoint_has_the_shape_of_its_name():
-  shape = t5_config.get("shipped")
-  assert t5_checkpoints.load_config(shipped.DIRECTORY) == shape
