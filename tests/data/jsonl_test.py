@@ -21,17 +21,6 @@ def log(count):
   ]
 
 
-def test_every_line_is_one_judgement_in_one_split(tmp_path):
-  read = jsonl.read_jsonl(write(tmp_path, log(200)))
-  pairs = [pair for split in read.qrels for pair in read.pairs(split)]
-  queries = read.query_by_id()
-  documents = {one.id: one for one in read.documents}
-  texts = {(queries[q].text, documents[d].text) for q, d in pairs}
-  assert len(pairs) == 200
-  assert texts == {(row["query"], row["document"]) for row in log(200)}
-  assert list(read.qrels) == ["train", "dev", "test"]
-
-
 def test_the_order_of_documents_is_that_of_their_ids(tmp_path):
   read = jsonl.read_jsonl(write(tmp_path, log(100)))
   ids = [document.id for document in read.documents]

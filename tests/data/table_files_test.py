@@ -618,22 +618,6 @@ def test_records_do_not_say_what_separates_cells(tmp_path):
   ]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_the_columns_of_other_tables_are_those_of_the_first_row(
-  suffix, tmp_path
-):
-  path = tmp_path / f"log{suffix}"
-  rows = [{"q": "a", "d": "b"}, {"q": "c", "d": "d"}]
-  if suffix == ".parquet":
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-  else:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-  assert table_files.columns(path) == (f"{path}:1", ["q", "d"])
-  path = tmp_path / "empty.jsonl"
-  path.write_text("")
-  assert table_files.columns(path) == ("", [])
-
-
 HEADERS = {
   "sep.csv": (b"sep=;\nquery;document\na;d1\n", "got the line sep=;"),
   "quoted.csv": (b'"sep=,"\r\nquery,document\r\na,d1\r\n', "line sep=,"),

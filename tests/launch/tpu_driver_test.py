@@ -82,6 +82,15 @@ ENDS = {
   "a bug is tried a few times on several hosts": (
     {"run": [143, 1]}, "", 1, {"run": 5}, "run failed with exit code 1",
   ),
+  "a mistake of the user is not tried again": (
+    {"run": [2]}, "", 2, {"run": 1, "delete": 1}, "",
+  ),
+  "a privacy claim that does not hold is not tried again": (
+    {"run": [3]}, "", 3, {"run": 1, "delete": 1}, "",
+  ),
+  "a create that fails deletes what there may be": (
+    {"create": [1]}, "", 1, {"delete": 1}, "create failed with exit code 1",
+  ),
   "a passing failure of the system is tried again": (
     {"run": [75, 75, 0]}, "--accelerator=v4-8", 0, {"run": 3}, "",
   ),
@@ -122,28 +131,6 @@ def test_what_is_committed_is_packed(cloud):
   assert "gin_configs/recipes/demo_tiny.gin" in listed
   (copy,) = [call["argv"] for call in cloud.calls if call["kind"] == "copy"]
   assert str(archive) in copy
-
-
-def test_a_mistake_of_the_user_is_not_tried_again(cloud):
-  for code in (2, 3):
-    cloud.answers(run=[code])
-    (cloud.folder / "calls.jsonl").write_text("")
-    done = cloud.run("--confirm_cost")
-    assert done.returncode == code
-    assert cloud.kinds.count("run") == 1
-    assert cloud.kinds[-1] == "delete"
-    assert not cloud.costs
-
-
-def test_any_failure_deletes_the_slice(cloud):
-  for kind in ("create", "mount", "run"):
-    cloud.answers(**{kind: [1]})
-    (cloud.folder / "calls.jsonl").write_text("")
-    done = cloud.run("--confirm_cost", "--accelerator=v4-8")
-    assert done.returncode == 1
-    assert f"{kind} failed with exit code 1" in done.stderr.splitlines()[-1]
-    assert cloud.kinds[-1] == "delete"
-    assert not cloud.costs
 
 
 def test_a_network_that_stays_away_ends_the_job_with_a_delete(

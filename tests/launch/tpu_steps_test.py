@@ -131,16 +131,6 @@ def test_hosts_without_addresses_are_reached_inside_of_their_network():
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")
-def test_a_worker_without_its_mount_does_not_start_synthq(tmp_path):
-  """Its own disk has no ledger, and the secret would be another."""
-  _stubs(tmp_path, is_mounted=False)
-  run = _remote(_job(), "run")
-  done = _shell(run, tmp_path, _path(tmp_path), check=False)
-  assert done.returncode == 255, "which the driver tries again"
-  assert not (tmp_path / "log").exists()
-
-
-@pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")
 def test_a_mount_that_went_while_a_command_waited_is_noticed(tmp_path):
   _stubs(tmp_path, is_mounted=True)
   argv = ["/bin/sh", "-c", _remote(_job(), "run")]

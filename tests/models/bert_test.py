@@ -100,20 +100,6 @@ def test_a_fresh_model_has_the_parameters_that_are_loaded(tmp_path):
   assert abs(float(jnp.std(fresh["word_embedding"])) - 0.02) < 0.002
 
 
-def test_padding_changes_nothing(tmp_path):
-  write(tmp_path)
-  params, config = bert.load(tmp_path)
-  wide = np.pad(TOKENS, ((0, 0), (0, 5))), np.pad(SEGMENTS, ((0, 0), (0, 5)))
-  for one, other in zip(
-    ours(params, config), ours(params, config, *wide), strict=True
-  ):
-    np.testing.assert_allclose(
-      one[TOKENS > 0] if one.ndim == 3 else one,
-      other[:, : TOKENS.shape[1]][TOKENS > 0] if one.ndim == 3 else other,
-      atol=1e-5,
-    )
-
-
 def rewrite(folder, change):
   """Lets a function change the tensors of a folder."""
   path = folder / "model.safetensors"
