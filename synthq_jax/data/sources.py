@@ -370,10 +370,6 @@ def _make_reader(
   return lambda source: read(source.location, dangling=source.dangling)
 
 
-def _read_beir_queries(source: Source) -> Iterator[tuple[str, str]]:
-  return query_pairs.query_log(files.find(source.location, "queries.jsonl"))
-
-
 def _read_msmarco_queries(source: Source) -> Iterator[tuple[str, str]]:
   for split in files.splits(source.location, "queries."):
     path = files.find(source.location, f"queries.{split}.tsv")
@@ -458,7 +454,9 @@ KINDS: dict[str, Kind] = {
       "corpus.jsonl", "queries.jsonl", judged="", under="qrels"
     ),
     from_pairs=False,
-    queries=_read_beir_queries,
+    queries=lambda source: query_pairs.query_log(
+      files.find(source.location, "queries.jsonl")
+    ),
   ),
   "msmarco": Kind(
     form="msmarco:DIR",

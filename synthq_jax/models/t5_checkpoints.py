@@ -5,11 +5,11 @@
   | format | files | read | written |
   |---|---|---|---|
   | ours | params.safetensors, config.json | `load` | `save` |
-  | T5X native | checkpoint_STEP/checkpoint | `load_t5x` | `save_t5x` |
-  | T5X with Orbax | checkpoint_STEP/state | `load_t5x` | |
-  | Hugging Face | model*.safetensors, config.json | `load_huggingface` | `save_huggingface` |
+  | T5X native | checkpoint_STEP/checkpoint | `load` | `save_t5x` |
+  | T5X with Orbax | checkpoint_STEP/state | `load` | |
+  | Hugging Face | model*.safetensors, config.json | `load` | `save_huggingface` |
 
-`load` recognises all of them, and `convert` converts any of them. Tensors are
+`load` recognises the format, and `convert` converts any of them. Tensors are
 read one at a time, so that loading takes the memory of the model plus one tensor.
 Neither t5x nor transformers is needed. In our own files, the name of a tensor is
 its path in T5X's parameter tree, joined by "/".
@@ -52,8 +52,6 @@ __all__ = [
   "infer",
   "load",
   "load_config",
-  "load_huggingface",
-  "load_t5x",
   "save",
   "save_claim",
   "save_huggingface",
@@ -178,8 +176,14 @@ def load(
 ) -> _Loaded:
   """Reads the parameters and the shape of a checkpoint in any format.
 
+  The shape of a T5X checkpoint is inferred from its tensors, which do not reveal
+  some fields. For these, defaults are taken: a gated layer is T5 1.1's gelu,
+  relative positions end at 128, no dropout, T5's special ids.
+
   Args:
-    directory: a folder in our format, Hugging Face's or T5X's.
+    directory: a folder in our format; of Hugging Face, with T5, T5 1.1 or
+      T5EncoderModel; or of T5X, checkpoint_STEP or its parent, whose newest step is
+      read.
     token_ids: special ids of the vocabulary (`vocabulary.SentencePiece.token_ids`);
       None: the checkpoint's, or else T5's.
     dtype: type of the parameters; None keeps the stored types.
@@ -195,48 +199,6 @@ def load(
   """
   tensors, shape = _describe(pathlib.Path(directory))
   shape = with_token_ids(directory, shape, token_ids)
-  return _tensors.fetch(tensors, dtype), shape
-
-
-def load_t5x(path: str | os.PathLike, *, dtype: Any = "float32") -> _Loaded:
-  """Reads a T5X checkpoint, native or Orbax, without the optimizer's state.
-
-  The shape is inferred from the tensors, which do not reveal some fields. For
-  these, defaults are taken: a gated layer is T5 1.1's gelu, relative positions end
-  at 128, no dropout, T5's special ids.
-
-  Args:
-    path: DIR/checkpoint_STEP, or DIR, whose newest step is read.
-    dtype: type of the parameters; None keeps the stored types.
-
-  Returns:
-    Nested dicts of arrays, and the shape.
-
-  Raises:
-    ValueError: as `load` does.
-  """
-  tensors, shape = _describe_t5x(pathlib.Path(path))
-  return _tensors.fetch(tensors, dtype), shape
-
-
-def load_huggingface(
-  path: str | os.PathLike, *, dtype: Any = "float32"
-) -> _Loaded:
-  """Reads a Hugging Face folder of T5, T5 1.1 or T5EncoderModel.
-
-  Args:
-    path: a folder with config.json, and model.safetensors or its parts with their
-      index.
-    dtype: type of the parameters; None keeps the stored types.
-
-  Returns:
-    Nested dicts of arrays, and the shape.
-
-  Raises:
-    ValueError: as `load` does.
-  """
-  sentence_folders.check_texts(pathlib.Path(path))
-  tensors, shape = huggingface.read(pathlib.Path(path))
   return _tensors.fetch(tensors, dtype), shape
 
 

@@ -159,6 +159,14 @@ def test_a_row_of_padding_stays_zero_behind_a_bias(tmp_path):
   np.testing.assert_array_equal(vectors, 0)
 
 
+def test_a_passage_prompt_stands_before_documents(tmp_path):
+  place, _ = _folder(tmp_path, "bert", prompts={"passage": "the "})
+  texts = sentence_tokens.load(place).texts
+  assert (texts.query_prompt, texts.document_prompt) == ("", "the ")
+  own = sentence_tokens.load(place, document_prompt="dog ", query_prompt="a")
+  assert own.texts.document_prompt == "dog " and own.texts.query_prompt == "a"
+
+
 @pytest.mark.parametrize("prompt", ["", "dog "])
 def test_a_document_prompt_of_the_settings_replaces_one_of_passages(
   tmp_path, prompt

@@ -112,7 +112,7 @@ def our_logits(params, config, tokens, targets):
 
 def test_logits_are_those_of_transformers(written):
   model, folder = written
-  params, config = t5_checkpoints.load_huggingface(folder)
+  params, config = t5_checkpoints.load(folder)
   tokens, targets = batch(), batch(seed=2)
   targets[:, 0] = 0
   theirs = their_logits(model, tokens, targets)
