@@ -26,14 +26,6 @@ def test_a_byte_order_mark_further_down_is_named(tmp_path):
     list(files.lines(twice))
 
 
-def test_a_file_in_utf16_is_told_to_be_converted(tmp_path):
-  path = write(tmp_path / "a", "one\n".encode("utf-16"))
-  with pytest.raises(
-    ValueError, match=r"a:1: .* UTF-16 has; .*iconv -f utf-16"
-  ):
-    list(files.lines(path))
-
-
 def test_a_damaged_gzip_file_is_named_and_not_shown(tmp_path):
   """Python says the two bytes that it found where a part should begin."""
   path = tmp_path / "a.gz"
@@ -41,14 +33,6 @@ def test_a_damaged_gzip_file_is_named_and_not_shown(tmp_path):
   with pytest.raises(ValueError, match=r"sound gzip, .*\(BadGzipFile\)") as got:
     list(files.lines(path))
   assert "tr'" not in str(got.value)
-
-
-def test_a_row_with_too_few_columns_is_named(tmp_path):
-  path = write(tmp_path / "a.tsv", b"1\tx\n2 y\n")
-  with pytest.raises(
-    ValueError, match=r"a\.tsv:2: expected 2 columns .* got 1"
-  ):
-    list(files.table(path, columns=2))
 
 
 def test_find_takes_the_plain_or_the_gzipped_file_but_not_both(tmp_path):

@@ -297,22 +297,6 @@ def test_queries_that_an_export_left_encoded_are_counted(
   assert (note in capsys.readouterr().err) == is_garbled
 
 
-@pytest.mark.parametrize(
-  "name", ["log.jsonl.csv", "log.csv", "my.jsonl.bak/log.csv"]
-)
-def test_a_table_is_json_by_its_suffix_alone(tmp_path, name):
-  """In log.jsonl.csv a chosen column of users that is not there was no fault."""
-  path = tmp_path / name
-  path.parent.mkdir(exist_ok=True)
-  path.write_text("query,document\nboats,1\n")
-  fields = jsonl.Fields(client="who")
-  with pytest.raises(ValueError, match='query under "who", got no such column'):
-    jsonl.check_columns(path, fields, has_corpus=True)
-  path = path.with_name("log.json")
-  path.write_text('{"query": "boats", "document": "1"}\n')
-  jsonl.check_columns(path, fields, has_corpus=True)  # a line may lack its user
-
-
 CORPORA = {
   "corpus.csv": (
     "docid,body\n1,a thing\n",

@@ -59,17 +59,9 @@ BAD = {
     {"collection.tsv": "7\tseven\n8\teight\tor so\n"},
     r"collection\.tsv:2: expected 2 columns separated by tabs, got 3;",
   ),
-  "an id with a space": (
-    {"collection.tsv": "7\tseven\n8 a\teight\n"},
-    r"collection\.tsv:2: expected a document id without white space, got '8 a",
-  ),
   "BEIR's header": (
     {"qrels.train.tsv": "query-id\tcorpus-id\tscore\n1\t7\t1\n"},
     r"qrels\.train\.tsv:1: expected 'query 0 passage grade', got 3 columns",
-  ),
-  "an empty query": (
-    {"queries.train.tsv": "1\tone\n2\t \n"},
-    r"queries\.train\.tsv:2: expected text in query, got none",
   ),
 }
 
@@ -79,12 +71,6 @@ def test_bad_input_is_named_with_file_and_line(tmp_path, name):
   changes, message = BAD[name]
   with pytest.raises(ValueError, match=message):
     msmarco.read_msmarco(folder(tmp_path, **changes))
-
-
-def test_a_folder_without_judgements_is_refused(tmp_path):
-  (tmp_path / "collection.tsv").write_text("7\tseven\n")
-  with pytest.raises(ValueError, match="expected qrels.SPLIT.tsv files"):
-    msmarco.read_msmarco(tmp_path)
 
 
 HEADERS = {
