@@ -101,7 +101,7 @@ def attributes():
     ("save_file", "tensors.write_safetensors, which copies views"),
     ("retrieve", "bm25.Index.search, whose ties keep their order"),
     ("T5Tokenizer", "AutoTokenizer on the tokenizer.json that is written"),
-    ("load_t5x_checkpoint", "t5_checkpoints.load_t5x, which casts no step"),
+    ("load_t5x_checkpoint", "t5_checkpoints.load, which casts no step"),
     ("RandomizedResponseDpEvent", "no event, whose count PLD ignores"),
   ],
 )

@@ -70,12 +70,11 @@ def test_reading_a_checkpoint_runs_no_code(tmp_path):
   for call in (
     lambda: array_files.read(tmp_path / "a.npy"),
     lambda: array_files.read_npz(tmp_path / "a.npz"),
-    lambda: t5_checkpoints.load_huggingface(tmp_path / "hf"),
+    lambda: t5_checkpoints.load(tmp_path / "hf"),
     lambda: (
-      (tmp_path / places[1]).unlink()
-      or t5_checkpoints.load_huggingface(tmp_path / "hf")
+      (tmp_path / places[1]).unlink() or t5_checkpoints.load(tmp_path / "hf")
     ),
-    lambda: t5_checkpoints.load_t5x(tmp_path / "t5x"),
+    lambda: t5_checkpoints.load(tmp_path / "t5x"),
     lambda: vocabulary.load(tmp_path / "x.model"),
     lambda: checkpoints.restore(state, 3, like),
   ):

@@ -35,7 +35,6 @@ _UNGRADED = {*_HEADER[:2], "split"}
 def read_beir(
   directory: str | os.PathLike,
   *,
-  in_memory: bool = True,
   dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Collection:
   """Reads a BEIR folder; each file may be compressed (corpus.jsonl.gz).
@@ -46,13 +45,11 @@ def read_beir(
 
   Args:
     directory: the folder.
-    in_memory: whether to keep the documents. If not, each is checked once and read
-      again by each loop over them.
     dangling: counts judgements of unknown ids, see `collection.judge`; None:
       they are refused.
 
   Returns:
-    The collection, with one split for each file of qrels.
+    The collection, with one split for each file of qrels; documents stay on disk.
 
   Raises:
     ValueError: if a file is missing or malformed, an id occurs twice, a query
@@ -61,17 +58,12 @@ def read_beir(
   directory = pathlib.Path(directory)
   corpus = files.find(directory, "corpus.jsonl")
   documents, ids = collection_lib.read_documents(
-    corpus, lambda: _read_lines(corpus, make_document), in_memory=in_memory
+    corpus, lambda: _read_lines(corpus, make_document)
   )
   path = files.find(directory, "queries.jsonl")
   queries = collection_lib.by_id(path, "query", _read_lines(path, make_query))
   qrels = read_qrels(directory / "qrels", queries.keys(), ids, dangling)
-  return collection_lib.Collection(
-    documents,
-    tuple(queries.values()),
-    qrels,
-    lacking=collection_lib.find_lacking(qrels, ids),
-  )
+  return collection_lib.collect(documents, queries.values(), qrels)
 
 
 def read_hub(
@@ -140,12 +132,8 @@ def read_hub(
     split: collection_lib.judge(each, queries, ids, dangling=dangling)
     for split, each in rows.items()
   }
-  return collection_lib.Collection(
-    documents,
-    tuple(queries.values()),
-    qrels,
-    by_column,
-    lacking=collection_lib.find_lacking(qrels, ids),
+  return collection_lib.collect(
+    documents, queries.values(), qrels, split_by_record=by_column
   )
 
 
@@ -169,6 +157,13 @@ def read_judgements(
   Raises:
     ValueError: if the header is missing, a line is malformed or an id unknown.
   """
+  lines = files.table(path, columns=len(_HEADER))
+  where, first = next(lines, (f"{path}:1", []))
+  if first != [*_HEADER]:
+    raise ValueError(
+      f"{where}: expected the header {' '.join(_HEADER)} separated by tabs, got"
+      " another line; add it"
+    )
   rows = (
     (
       where,
@@ -176,7 +171,7 @@ def read_judgements(
       ids_lib.read(document, "document", where),
       grade,
     )
-    for where, (query, document, grade) in files.headed_table(path, _HEADER)
+    for where, (query, document, grade) in lines
   )
   return collection_lib.judge(rows, queries, documents, dangling=dangling)
 

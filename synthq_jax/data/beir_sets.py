@@ -150,14 +150,11 @@ def get_prepare_command(
   )
 
 
-def get_builder(
-  name: str, data_dir: str | os.PathLike | None = None
-) -> "tfds.core.DatasetBuilder":
-  """Returns the builder of a prepared set.
+def get_builder(name: str) -> "tfds.core.DatasetBuilder":
+  """Returns the builder of a set prepared in TFDS's data folder.
 
   Args:
     name: the name of the set, such as "fiqa".
-    data_dir: TFDS's data folder; None: its default, or TFDS_DATA_DIR.
 
   Raises:
     ValueError: if the set is unknown or not prepared; the message gives the
@@ -167,12 +164,11 @@ def get_builder(
     import tensorflow_datasets as tfds
 
   get(name)
-  data_folder = None if data_dir is None else os.fspath(data_dir)
-  builder = tfds.builder(f"beir/{name}", data_dir=data_folder)
+  builder = tfds.builder(f"beir/{name}")
   if not builder.is_prepared():
     raise ValueError(
       f"{builder.data_dir}: expected beir/{name} prepared by TFDS, got nothing; run"
-      f" {get_prepare_command(f'beir/{name}', data_folder)}, or read its BEIR folder"
+      f" {get_prepare_command(f'beir/{name}')}, or read its BEIR folder"
       " instead"
     )
   return builder
@@ -182,7 +178,6 @@ def read(
   name: str,
   qrels: str | os.PathLike,
   *,
-  data_dir: str | os.PathLike | None = None,
   dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Collection:
   """Reads a prepared set; its documents stay on disk.
@@ -191,7 +186,6 @@ def read(
     name: the name of the set, such as "fiqa".
     qrels: the folder with the judgements of the download (test.tsv and others),
       since TFDS drops some, see the module.
-    data_dir: TFDS's data folder; None: its default.
     dangling: counts judgements of unknown ids, see `collection.judge`; None:
       they are refused.
 
@@ -202,19 +196,14 @@ def read(
     ValueError: as `get_builder`, or if an id occurs twice, a query is empty or a
       judgement names an unknown id.
   """
-  builder = get_builder(name, data_dir)
+  builder = get_builder(name)
   where = f"beir/{name}"
   queries = collection_lib.by_id(where, "query", _read_queries(builder))
   documents, ids = collection_lib.read_documents(
     where, lambda: _read_documents(builder)
   )
   judged = beir.read_qrels(pathlib.Path(qrels), queries.keys(), ids, dangling)
-  return collection_lib.Collection(
-    documents,
-    tuple(queries.values()),
-    judged,
-    lacking=collection_lib.find_lacking(judged, ids),
-  )
+  return collection_lib.collect(documents, queries.values(), judged)
 
 
 def _read_queries(builder) -> Iterator[tuple[str, collection_lib.Query]]:

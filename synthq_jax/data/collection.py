@@ -28,11 +28,11 @@ __all__ = [
   "by_id",
   "check_id",
   "check_text",
+  "collect",
   "checked_number",
   "is_known",
   "join_splits",
   "judge",
-  "find_lacking",
   "get_owner",
   "read_documents",
 ]
@@ -340,10 +340,8 @@ def by_id(
 def read_documents(
   source: object,
   read: Callable[[], Iterable[tuple[str, Document]]],
-  *,
-  in_memory: bool = False,
-) -> tuple[tuple[Document, ...] | StreamedDocuments, Container[str]]:
-  """Reads documents once, checks them, and keeps them in memory or streams them.
+) -> tuple[StreamedDocuments, Container[str]]:
+  """Reads documents once and checks them; each loop over them reads them again.
 
   Documents without text stay, since leaving them out would change a collection
   such as BEIR's FiQA. A note on standard error counts them.
@@ -351,7 +349,6 @@ def read_documents(
   Args:
     source: a path or name, for messages.
     read: starts to read; yields the position of each document, and the document.
-    in_memory: whether to keep the documents; if not, each loop reads them again.
 
   Returns:
     The documents, and their ids.
@@ -367,7 +364,7 @@ def read_documents(
       empty += not document.contents
       yield where, document
 
-  documents = by_id(source, "document", counted(), keep=in_memory)
+  documents = by_id(source, "document", counted(), keep=False)
   if empty == len(documents):
     raise ValueError(
       f"{source}: expected documents with text, got none in {empty:,}: check"
@@ -379,8 +376,6 @@ def read_documents(
       " text; they stay, as in BEIR, and no query is written for them",
       file=sys.stderr,
     )
-  if in_memory:
-    return tuple(documents.values()), documents.keys()
   streamed = StreamedDocuments(
     tuple(documents), lambda: (item for _, item in read())
   )
@@ -438,7 +433,7 @@ def judge(
     queries: the known query ids; None admits any.
     documents: the known document ids; None admits any.
     dangling: counts judgements of unknown ids. Judgements of unknown queries are
-      left out, those of unknown documents stay (`find_lacking`). None: both are
+      left out, those of unknown documents stay (`collect`). None: both are
       refused.
 
   Returns:
@@ -463,24 +458,28 @@ def judge(
   return qrels
 
 
-def find_lacking(
-  qrels: Mapping[str, Qrels], documents: Container[str]
-) -> frozenset[str]:
-  """Returns the judged documents that a collection lacks.
-
-  >>> sorted(find_lacking({"test": {"q1": {"d1": 1, "gone": 1}}}, {"d1"}))
-  ['gone']
-
-  Args:
-    qrels: split -> query id -> document id -> grade.
-    documents: the known ids.
-  """
-  return frozenset(
+def collect(
+  documents: StreamedDocuments,
+  queries: Iterable[Query],
+  qrels: dict[str, Qrels],
+  *,
+  split_by_record: bool = False,
+) -> Collection:
+  """Makes a collection; judged documents that it lacks are its `lacking` ones."""
+  present = set(documents.ids)
+  lacking = {
     id_
     for judged in qrels.values()
     for grades in judged.values()
     for id_ in grades
-    if id_ not in documents
+    if id_ not in present
+  }
+  return Collection(
+    documents,
+    tuple(queries),
+    qrels,
+    split_by_record,
+    lacking=frozenset(lacking),
   )
 
 

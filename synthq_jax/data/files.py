@@ -5,8 +5,6 @@ private, so no error of a line, nor its cause, holds a key, a cell or a byte of 
 """
 
 import array
-import codecs
-import functools
 import itertools
 import json
 import os
@@ -27,7 +25,6 @@ __all__ = [
   "columns",
   "field",
   "find",
-  "headed_table",
   "json_lines",
   "lines",
   "get_max_lines",
@@ -35,7 +32,6 @@ __all__ = [
   "splits",
   "state",
   "table",
-  "find_undecodable",
   "remove_suffix",
   "write_lines",
 ]
@@ -222,43 +218,12 @@ def get_max_lines(path: Path) -> int:
     OSError: if the file is missing.
     EOFError: if its gzip is not sound; or zlib.error.
   """
+  ends = 1
   with open_file(path) as stream:
-    return 1 + sum(map(_count_ends, _read_blocks(stream)))
-
-
-def find_undecodable(path: Path) -> int:
-  """Returns the number of the first line that is not UTF-8; 0 if all lines are.
-
-  Readers that decode ahead need this number for their errors. A line ends with a
-  line feed, a carriage return, or both.
-
-  Args:
-    path: the file, plain or compressed.
-  """
-  decoder = codecs.getincrementaldecoder("utf-8")()
-  number, last = 1, b""
-  with open_file(path) as stream:
-    for block in itertools.chain(_read_blocks(stream), [b""]):
-      try:
-        decoder.decode(block, final=not block)
-      except (
-        UnicodeDecodeError
-      ) as error:  # its object begins with left-over bytes
-        good = error.object[: error.start]
-        return number + _count_ends(last + good) - _count_ends(last)
-      number += _count_ends(last + block) - _count_ends(last)
-      last = block[-1:]
-  return 0
-
-
-def _read_blocks(stream: Any) -> Iterator[bytes]:
-  return iter(functools.partial(stream.read, 1 << 20), b"")
-
-
-def _count_ends(block: bytes) -> int:
-  """Counts line ends: line feeds, carriage returns, or both together."""
-  count = block.count
-  return count(b"\n") + count(b"\r") - count(b"\r\n")
+    while block := stream.read(1 << 20):
+      count = block.count
+      ends += count(b"\n") + count(b"\r") - count(b"\r\n")
+  return ends
 
 
 def _decode(raw: bytes, where: str, first: bool) -> str:
@@ -424,28 +389,6 @@ def _read_cells(
         f"{where}: expected {expected.format(len(cells))}; correct the line"
       )
     yield where, cells
-
-
-def headed_table(
-  path: Path, header: Sequence[str]
-) -> Iterator[tuple[str, list[str]]]:
-  """Yields the rows of a `table` below its header.
-
-  Args:
-    path: as in `table`.
-    header: the names that the first row must hold.
-
-  Raises:
-    ValueError: if the header is missing; see also `table`.
-  """
-  rows = table(path, columns=len(header))
-  where, first = next(rows, (f"{path}:1", []))
-  if first != list(header):
-    raise ValueError(
-      f"{where}: expected the header {' '.join(header)} separated by tabs, "
-      "got another line; add it"
-    )
-  yield from rows
 
 
 class Lines(Sequence):

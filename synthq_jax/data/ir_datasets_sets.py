@@ -65,13 +65,7 @@ def read(
     for each in dataset.qrels_iter()
   )
   qrels = collection_lib.judge(rows, query_ids, document_ids, dangling=dangling)
-  judged = {"test": qrels}
-  return collection_lib.Collection(
-    streamed,
-    queries,
-    judged,
-    lacking=collection_lib.find_lacking(judged, document_ids),
-  )
+  return collection_lib.collect(streamed, queries, {"test": qrels})
 
 
 def queries(name: str) -> Iterator[tuple[str, str]]:

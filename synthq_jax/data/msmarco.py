@@ -19,7 +19,6 @@ __all__ = ["read_msmarco"]
 def read_msmarco(
   directory: str | os.PathLike,
   *,
-  in_memory: bool = True,
   dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Collection:
   """Reads a folder of MS MARCO style tables; each file may be compressed.
@@ -30,13 +29,11 @@ def read_msmarco(
 
   Args:
     directory: the folder.
-    in_memory: whether to keep the passages. If not, each is checked once and read
-      again by each loop over them.
     dangling: counts judgements of unknown ids, see `collection.judge`; None:
       they are refused.
 
   Returns:
-    The collection, with only the judged queries.
+    The collection, with only the judged queries; passages stay on disk.
 
   Raises:
     ValueError: if a file is missing or malformed, an id occurs twice, a query
@@ -45,7 +42,7 @@ def read_msmarco(
   directory = pathlib.Path(directory)
   passages = files.find(directory, "collection.tsv")
   documents, ids = collection_lib.read_documents(
-    passages, lambda: _read_items(passages, "document"), in_memory=in_memory
+    passages, lambda: _read_items(passages, "document")
   )
   queries: dict[str, collection_lib.Query] = {}
   qrels = {}
@@ -63,12 +60,7 @@ def read_msmarco(
       [split_queries[id_] for id_ in split_queries if id_ in qrels[split]],
       path,
     )
-  return collection_lib.Collection(
-    documents,
-    tuple(queries.values()),
-    qrels,
-    lacking=collection_lib.find_lacking(qrels, ids),
-  )
+  return collection_lib.collect(documents, queries.values(), qrels)
 
 
 def _add_queries(

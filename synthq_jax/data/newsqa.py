@@ -1,25 +1,20 @@
 """Reads NewsQA: questions on CNN stories, with answers as spans of the text.
 
 The set may not be redistributed. Its users pack it from the questions and the
-CNN stories with Maluuba's scripts, whose output this reader takes:
+CNN stories with Maluuba's scripts, whose output `combined-newsqa-data-v1.json`
+this reader takes: "data" is a list of stories with "storyId", "text", "type"
+(train, dev or test) and "questions". The reader uses "q" and "consensus" of a
+question: "s" and "e" (its first character and the one after its last), or
+"noAnswer" or "badQuestion".
 
-- `combined-newsqa-data-v1.json`: "data" is a list of stories with "storyId",
-  "text", "type" (train, dev or test) and "questions"; the reader uses
-  "q" and "consensus" of a question: "s" and "e" (its first character and the one
-  after its last), or "noAnswer" or "badQuestion".
-- `combined-newsqa-data-v1.csv`: a question a line, with "story_id",
-  "story_text", "question", "answer_char_ranges" and "validated_answers". It has
-  no consensus, which this reader computes as the scripts do, and no splits, which
-  the scripts' lists of stories name (`read_splits`).
-
-The packed files hold the texts, with corrections on which the spans rely, so that
+The packed file holds the texts, with corrections on which the spans rely, so that
 the reader needs no folder of stories. A story's name is the SHA-1 of its URL, a
 line in the lists of Hermann et al. (`read_urls`), and the URL names its genre.
 
 The real files are not available to the tests. The reader follows the description
-and the code of Maluuba's scripts. Tested on small files in the same layout: both
-formats, questions without a consensus, spans that end behind the text. Not
-tested: the real files and the URLs of all stories.
+and the code of Maluuba's scripts. Tested on small files in the same layout:
+questions without a consensus, spans that end behind the text. Not tested: the real
+files and the URLs of all stories.
 
 References:
   Trischler et al., "NewsQA: A Machine Comprehension Dataset", 2017,
@@ -28,7 +23,6 @@ References:
   arXiv:1506.03340.
 """
 
-import collections
 import dataclasses
 import hashlib
 import json
@@ -39,7 +33,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from synthq_jax.data import collection, compression, files, table_files
+from synthq_jax.data import collection, files
 
 __all__ = [
   "Question",
@@ -47,8 +41,6 @@ __all__ = [
   "as_collection",
   "genre",
   "read",
-  "read_location",
-  "read_splits",
   "read_urls",
 ]
 
@@ -58,14 +50,6 @@ Span = tuple[int, int]
 _SPLITS = ("train", "dev", "test")
 _OTHER = (LookupError, TypeError, AttributeError, RecursionError)
 """Errors that reading a file of another layout raises."""
-_COLUMNS = {
-  "story_id",
-  "story_text",
-  "question",
-  "answer_char_ranges",
-  "validated_answers",
-}
-_RANGE = re.compile(r"(\d+):(\d+)")
 _HOST = re.compile(r".*https?://[^/]+")
 
 
@@ -103,17 +87,13 @@ class Story:
   questions: tuple[Question, ...] = dataclasses.field(repr=False)
 
 
-def read(
-  path: Path, splits: Mapping[str, str] | None = None
-) -> tuple[Story, ...]:
-  """Reads a packed file, .json or .csv, plain or compressed.
+def read(path: Path) -> tuple[Story, ...]:
+  """Reads the packed file, plain or compressed.
 
   Questions without a consensus, and spans without a character, are left out.
 
   Args:
-    path: the file; its suffix gives the format.
-    splits: story id -> split, from `read_splits`; needed for .csv. A .json file
-      names its splits.
+    path: the file.
 
   Returns:
     The stories in the order of the file.
@@ -121,28 +101,7 @@ def read(
   Raises:
     ValueError: if the file has another layout, or a story has no split.
   """
-  name = compression.remove_suffix(os.fspath(path))
-  if name.endswith(".json"):
-    return tuple(_read_json_stories(path))
-  if not name.endswith(".csv") or splits is None:
-    raise ValueError(
-      f"{path}: expected .json, or .csv with splits, got splits={splits}; give"
-      " a packed file, and for .csv its lists of stories: newsqa:FILE.csv@LISTS"
-    )
-  return tuple(_read_csv_stories(path, splits))
-
-
-def read_location(location: str) -> tuple[Story, ...]:
-  """Reads the stories of a source's location.
-
-  Args:
-    location: "FILE.json", or "FILE.csv@LISTS" with the folder of `read_splits`.
-
-  Raises:
-    ValueError: as `read` and `read_splits`.
-  """
-  path, _, lists = location.partition("@")
-  return read(path, read_splits(lists) if lists else None)
+  return tuple(_read_stories(path))
 
 
 def as_collection(stories: Iterable[Story]) -> collection.Collection:
@@ -167,27 +126,6 @@ def as_collection(stories: Iterable[Story]) -> collection.Collection:
     qrels,
     split_by_record=True,
   )
-
-
-def read_splits(directory: Path) -> dict[str, str]:
-  """Reads Maluuba's lists {train,dev,test}_story_ids.csv.
-
-  Args:
-    directory: a folder with the three lists, each with the header "story_id".
-
-  Returns:
-    Story id -> split.
-
-  Raises:
-    ValueError: if a list is missing or has another header.
-  """
-  return {
-    _get_story_id(story): split
-    for split in _SPLITS
-    for _, (story,) in files.headed_table(
-      files.find(directory, f"{split}_story_ids.csv"), ("story_id",)
-    )
-  }
 
 
 def read_urls(paths: Iterable[Path]) -> dict[str, str]:
@@ -229,28 +167,24 @@ def genre(url: str) -> str:
   return "" if "." in first else first
 
 
-def _read_json_stories(path: Path) -> Iterator[Story]:
+def _read_stories(path: Path) -> Iterator[Story]:
   try:
     stories = _parse_json(_read_text(path))["data"]
     for number, story in enumerate(stories, 1):
       where = f"{path}: story {number}"
       spans = (
-        (question["q"], _get_json_span(question["consensus"]))
+        (question["q"], _get_span(question["consensus"]))
         for question in story["questions"]
       )
       yield _make_story(
         where, story["storyId"], story["text"], story["type"], spans
       )
   except _OTHER as error:
-    raise _make_layout_error(path, "json", error) from error
-
-
-def _make_layout_error(path: Path, kind: str, error: Exception) -> ValueError:
-  got = f"{type(error).__name__}: {' '.join(str(error).split())}"
-  return ValueError(
-    f"{path}: expected the layout of combined-newsqa-data-v1.{kind}, got"
-    f" something else ({got}); pack it again"
-  )
+    got = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    raise ValueError(
+      f"{path}: expected the layout of combined-newsqa-data-v1.json, got something"
+      f" else ({got}); pack it again"
+    ) from error
 
 
 def _parse_json(text: str) -> Any:
@@ -260,46 +194,8 @@ def _parse_json(text: str) -> Any:
     raise TypeError("no JSON") from error
 
 
-def _get_json_span(consensus: Mapping[str, Any]) -> Span | None:
+def _get_span(consensus: Mapping[str, Any]) -> Span | None:
   return (consensus["s"], consensus["e"]) if "s" in consensus else None
-
-
-def _read_csv_stories(path: Path, splits: Mapping[str, str]) -> Iterator[Story]:
-  asked: dict[str, list[tuple[str, Span | None]]] = {}
-  texts: dict[str, str] = {}
-  if missing := _COLUMNS - set(table_files.columns(path)[1]):
-    raise ValueError(
-      f"{path}: expected the columns of combined-newsqa-data-v1.csv, got none "
-      f"named {sorted(missing)}; pack it again"
-    )
-  try:
-    for _, row in table_files.rows(path):
-      story = row["story_id"]
-      texts.setdefault(story, row["story_text"].replace("\r\n", "\n"))
-      pair = (row["question"], _get_csv_span(row))
-      asked.setdefault(story, []).append(pair)
-  except _OTHER as error:
-    raise _make_layout_error(path, "csv", error) from error
-  for story, pairs in asked.items():
-    split = splits.get(_get_story_id(story), "")
-    yield _make_story(f"{path}: {story}", story, texts[story], split, pairs)
-
-
-def _get_csv_span(row: Mapping[str, str]) -> Span | None:
-  """Returns the most common answer of the validators, or else of the readers.
-
-  Validators judge a question if its readers disagree; at least half of them must
-  choose the same answer.
-  """
-  if row["validated_answers"]:
-    votes = collections.Counter(_parse_json(row["validated_answers"]))
-    answer, count = votes.most_common(1)[0]
-    answer = answer if 2 * count >= votes.total() else ""
-  else:
-    ranges = row["answer_char_ranges"].replace("|", ",").split(",")
-    answer = collections.Counter(ranges).most_common(1)[0][0]
-  match = _RANGE.fullmatch(answer)
-  return (int(match[1]), int(match[2])) if match else None
 
 
 def _make_story(
@@ -313,8 +209,7 @@ def _make_story(
   text."""
   if split not in _SPLITS:
     raise ValueError(
-      f"{where}: expected a split of {_SPLITS}, got {split!r}; correct its "
-      "type, or add it to a list of story ids"
+      f"{where}: expected a split of {_SPLITS}, got {split!r}; correct its type"
     )
   id_ = _get_story_id(name)
   questions = tuple(

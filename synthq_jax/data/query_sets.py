@@ -113,12 +113,6 @@ def _list_parquet_tables(splits: Iterable[str]) -> list[dict[str, Any]]:
   ]
 
 
-def _list_beir_tables(splits: Iterable[str]) -> list[dict[str, Any]]:
-  del splits  # a card's tables share one file type, which qrels (.tsv) lack
-  names = ("queries", "corpus")
-  return [_make_table(name, [name], "{}.jsonl") for name in names]
-
-
 def _make_table(name: str, splits: Iterable[str], path: str) -> dict[str, Any]:
   files_ = [{"split": s, "path": path.format(s)} for s in splits]
   return {"config_name": name, "data_files": files_}
@@ -127,7 +121,10 @@ def _make_table(name: str, splits: Iterable[str], path: str) -> dict[str, Any]:
 LAYOUTS: dict[str, Layout] = {
   "beir": Layout(
     write=_write_beir,
-    tables=_list_beir_tables,
+    # A card's tables share one file type, which qrels (.tsv) lack.
+    tables=lambda _: [
+      _make_table(name, [name], "{}.jsonl") for name in ("queries", "corpus")
+    ],
     use="""```python
 from beir.datasets.data_loader import GenericDataLoader
 

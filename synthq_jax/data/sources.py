@@ -10,7 +10,6 @@ import hashlib
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from synthq_jax.data import (
   beir,
@@ -120,7 +119,7 @@ class Source:
     if self.kind == "ir_datasets":
       return self.location
     path = self.location
-    if self.kind in ("log", "newsqa", "tfds", "seqio"):
+    if self.kind in ("log", "tfds", "seqio"):
       path = path.partition("@")[0]
     return pathlib.Path(path or self.kind).name
 
@@ -364,17 +363,11 @@ def _split_location(source: Source) -> tuple[str, str]:
 
 
 def _make_reader(
-  read: Callable[..., collection.Collection], **options: Any
+  read: Callable[..., collection.Collection],
 ) -> Callable[[Source], collection.Collection]:
   """Makes a function that reads a source by its location and counts unknown
   ids."""
-  return lambda source: read(
-    source.location, dangling=source.dangling, **options
-  )
-
-
-def _read_beir_queries(source: Source) -> Iterator[tuple[str, str]]:
-  return query_pairs.query_log(files.find(source.location, "queries.jsonl"))
+  return lambda source: read(source.location, dangling=source.dangling)
 
 
 def _read_msmarco_queries(source: Source) -> Iterator[tuple[str, str]]:
@@ -415,32 +408,15 @@ def _check_tables(source: Source) -> None:
     jsonl.check_corpus_columns(corpus)
 
 
-def _check_stories(source: Source) -> None:
-  path, lists = map(pathlib.Path, _split_location(source))
-  if not path.is_file():
+def _check_file(source: Source) -> None:
+  if not pathlib.Path(source.location).is_file():
     raise ValueError(
-      f"expected a file, got {path}: no such file; check the path"
-    )
-  if not lists.is_dir():  # "" is the current folder
-    raise ValueError(
-      f"expected a directory, got {lists}: no such directory; check the path"
+      f"expected a file, got {source.location}: no such file; check the path"
     )
 
 
-def _make_table_kind(form: str, read: Callable[..., Any]) -> Kind:
-  """Makes a kind of folder that holds its documents as one table, `corpus`."""
-
-  def get_corpus(source: Source) -> pathlib.Path:
-    return table_files.find(source.location, "corpus")
-
-  return Kind(
-    form=form,
-    read=_make_reader(read),
-    digest=_digest_files,
-    most=lambda source: table_files.get_max_rows(get_corpus(source)),
-    check=lambda source: table_files.check(get_corpus(source)),
-    from_pairs=False,
-  )
+def _find_corpus(source: Source) -> pathlib.Path:
+  return table_files.find(source.location, "corpus")
 
 
 def _check_tasks(source: Source) -> None:
@@ -470,7 +446,7 @@ KINDS: dict[str, Kind] = {
   ),
   "beir": Kind(
     form="beir:DIR",
-    read=_make_reader(beir.read_beir, in_memory=False),
+    read=_make_reader(beir.read_beir),
     digest=_digest_files,
     most=_make_line_counter("corpus.jsonl"),
     most_queries=_make_line_counter("queries.jsonl"),
@@ -478,18 +454,27 @@ KINDS: dict[str, Kind] = {
       "corpus.jsonl", "queries.jsonl", judged="", under="qrels"
     ),
     from_pairs=False,
-    queries=_read_beir_queries,
+    queries=lambda source: query_pairs.query_log(
+      files.find(source.location, "queries.jsonl")
+    ),
   ),
   "msmarco": Kind(
     form="msmarco:DIR",
-    read=_make_reader(msmarco.read_msmarco, in_memory=False),
+    read=_make_reader(msmarco.read_msmarco),
     digest=_digest_files,
     most=_make_line_counter("collection.tsv"),
     check=_make_folder_check("collection.tsv", judged="qrels."),
     from_pairs=False,
     queries=_read_msmarco_queries,
   ),
-  "hf": _make_table_kind("hf:DIR", beir.read_hub),
+  "hf": Kind(
+    form="hf:DIR",
+    read=_make_reader(beir.read_hub),
+    digest=_digest_files,
+    most=lambda source: table_files.get_max_rows(_find_corpus(source)),
+    check=lambda source: table_files.check(_find_corpus(source)),
+    from_pairs=False,
+  ),
   "log": Kind(
     form="log:FILE@CORPUS",
     read=lambda source: jsonl.read_log(
@@ -528,14 +513,10 @@ KINDS: dict[str, Kind] = {
     queries=_read_log_queries,
   ),
   "newsqa": Kind(
-    form="newsqa:FILE[@LISTS]",
-    read=lambda source: newsqa.as_collection(
-      newsqa.read_location(source.location)
-    ),
-    digest=lambda source: " ".join(
-      _digest_files(source, part) for part in source.location.split("@")
-    ),
-    check=_check_stories,
+    form="newsqa:FILE",
+    read=lambda source: newsqa.as_collection(newsqa.read(source.location)),
+    digest=_digest_files,
+    check=_check_file,
     from_pairs=True,
   ),
   "ir_datasets": Kind(

@@ -209,11 +209,8 @@ def read(
     )
     for split, rows in judged.items()
   }
-  return collection_lib.Collection(
-    documents,
-    tuple(query for _, query in ordered),
-    qrels,
-    lacking=collection_lib.find_lacking(qrels, document_ids),
+  return collection_lib.collect(
+    documents, (query for _, query in ordered), qrels
   )
 
 

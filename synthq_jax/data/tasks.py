@@ -126,7 +126,8 @@ def register(
       seqio.preprocessors.tokenize,
       _make_prefixer(vocabulary.encode(prefix) if is_generation else []),
       seqio.CacheDatasetPlaceholder(),
-      _keep_examples,
+      # Rows on which T5X does not train; the cache keeps them.
+      lambda rows: rows.filter(lambda row: row["is_example"] > 0),
       seqio.preprocessors.append_eos_after_trim,
     ],
     output_features=dict.fromkeys(
@@ -318,11 +319,6 @@ def _make_rows(
     is_example = (query, document) in examples
     text = documents.get(document) or collection_lib.Document(document, "")
     yield make_row(number, queries[query], text, grade, is_example)
-
-
-def _keep_examples(dataset):
-  """Drops rows on which T5X does not train; the cache keeps them."""
-  return dataset.filter(lambda row: row["is_example"] > 0)
 
 
 def _make_prefixer(head: Sequence[int]):

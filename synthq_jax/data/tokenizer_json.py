@@ -226,7 +226,7 @@ def _translate_model(
     "split": model.trainer_spec.split_by_whitespace,
   }
   end = _get_name(model.pieces[ids.eos])
-  first, second = map(_make_part, "AB")
+  first, second = ({"Sequence": {"id": x, "type_id": 0}} for x in "AB")
   special = {"SpecialToken": {"id": end, "type_id": 0}}
   return {
     "version": "1.0",
@@ -255,10 +255,6 @@ def _translate_model(
       "byte_fallback": model.trainer_spec.byte_fallback,
     },
   }
-
-
-def _make_part(name: str) -> dict[str, Any]:
-  return {"Sequence": {"id": name, "type_id": 0}}
 
 
 def _get_name(piece: Any) -> str:

@@ -36,6 +36,12 @@ _BERTS = (
   "DistilBertTokenizer",
   "DistilBertTokenizerFast",
 )
+_OPTIONS = {
+  "lowercase": ("do_lower_case", True),
+  "strip_accents": ("strip_accents", None),  # None: as lower case
+  "handle_chinese_chars": ("tokenize_chinese_chars", True),
+}
+"""Options of a normalizer, their names in tokenizer_config.json and defaults."""
 _read = functools.partial(sentence_folders.read_fields, missing_ok=True)
 WHOLE = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of tokenizers whose settings stand in tokenizer.json alone."""
@@ -94,19 +100,15 @@ def load(folder: str | os.PathLike) -> WordPiece:
       f" {json_path.name} nor {txt_path.name}"
     )
   path = json_path if json_path.is_file() else txt_path
-  settings = _read_settings(folder)
+  options, is_whole = _read_settings(folder)
   texts = sentence_folders.model_settings(folder)
   try:
     if path == json_path:
       tokenizer = tokenizers.Tokenizer.from_file(os.fspath(path))
     else:
       tokenizer = _build_tokenizer(tokenizers, path)
-    if path == txt_path or not settings.is_whole:
-      tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
-        lowercase=settings.lower_case,
-        strip_accents=settings.strip_accents,
-        handle_chinese_chars=settings.chinese_chars,
-      )
+    if path == txt_path or not is_whole:
+      tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(**options)
       tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     if texts.lower_case:
       lower_case(tokenizer)
@@ -160,18 +162,12 @@ def is_bert(folder: pathlib.Path) -> bool:
   return kind in _BERTS
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Settings:
-  """Settings of tokenizer_config.json, with BERT's defaults."""
+def _read_settings(folder: pathlib.Path) -> tuple[dict[str, Any], bool]:
+  """Reads the settings of a tokenizer and refuses one that is not BERT's.
 
-  lower_case: bool = True
-  strip_accents: bool | None = None  # None: equal to lower_case
-  chinese_chars: bool = True  # each character is one word
-  is_whole: bool = False  # tokenizer.json alone holds these settings
-
-
-def _read_settings(folder: pathlib.Path) -> _Settings:
-  """Reads the settings of a tokenizer and refuses one that is not BERT's."""
+  Returns:
+    Options of a BertNormalizer, and whether tokenizer.json alone holds them.
+  """
   path = folder / _SETTINGS
   fields = _read(path)
   model = _read(folder / "config.json")
@@ -181,18 +177,14 @@ def _read_settings(folder: pathlib.Path) -> _Settings:
       f"{path}: expected a tokenizer of BERT's kind, got tokenizer_class={kind}:"
       " it tokenizes texts in another way, give another model"
     )
-  names = {
-    "lower_case": "do_lower_case",
-    "strip_accents": "strip_accents",
-    "chinese_chars": "tokenize_chinese_chars",
-  }
-  values = {k: fields[name] for k, name in names.items() if name in fields}
-  for name, value in values.items():
+  options = {}
+  for name, (field, default) in _OPTIONS.items():
+    options[name] = value = fields.get(field, default)
     if not isinstance(value, bool) and (name, value) != ("strip_accents", None):
       raise ValueError(
-        f"{path}: expected {names[name]} to be true or false, got {value!r}"
+        f"{path}: expected {field} to be true or false, got {value!r}"
       )
-  return _Settings(is_whole=kind in WHOLE, **values)
+  return options, kind in WHOLE
 
 
 def _build_tokenizer(tokenizers: Any, path: pathlib.Path) -> Any:

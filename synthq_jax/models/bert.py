@@ -10,8 +10,6 @@ References:
   Sanh, Debut, Chaumond, Wolf: DistilBERT. arXiv:1910.01108 (no segments).
   Liu et al.: RoBERTa. arXiv:1907.11692 (positions begin after that of padding).
   Song, Tan, Qin, Lu, Liu: MPNet. NeurIPS 2020 (T5's buckets of relative positions).
-  Reimers, Gurevych: Sentence-BERT. EMNLP 2019, section 3 (the mean of the
-  outputs).
 """
 
 import dataclasses
@@ -27,7 +25,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from synthq_jax import checks, extras, typing
-from synthq_jax.models import dual_encoder, t5_layers
+from synthq_jax.models import t5_layers
 from synthq_jax.models.checkpoints import tensors
 from synthq_jax.storage import artifacts
 
@@ -39,7 +37,6 @@ __all__ = [
   "COUNTING",
   "KINDS",
   "BertConfig",
-  "encode",
   "init_params",
   "load",
   "read_config",
@@ -427,31 +424,6 @@ def init_params(config: BertConfig, key: jax.Array) -> typing.Params:
   """Initializes parameters as a nested dict of float32 arrays."""
   tokens = jnp.ones((1, 1), jnp.int32)
   return Bert(config).init(key, tokens, jnp.zeros_like(tokens))["params"]
-
-
-def encode(
-  params: typing.Params,
-  config: BertConfig,
-  tokens: Int[Array, "batch length"],
-  *,
-  pooling: str = "mean",
-) -> Float[Array, "batch dim"]:
-  """Encodes sequences of tokens as unit vectors.
-
-  Args:
-    params: parameters from `load`.
-    config: the shape of the parameters.
-    tokens: tokens with BERT's first and last token, 0 = padding.
-    pooling: one of `dual_encoder.POOLINGS`: the mean of the outputs, or the first,
-      that of [CLS].
-
-  Returns:
-    One float32 vector per row: of length 1, or 0 for a row of padding.
-  """
-  states, _ = Bert(config).apply(
-    {"params": params}, tokens, jnp.zeros_like(tokens)
-  )
-  return dual_encoder.normalize(dual_encoder.pool(states, tokens, pooling))
 
 
 def _make_norm(config: BertConfig, name: str) -> nn.LayerNorm:

@@ -45,7 +45,6 @@ class Encoder(Protocol):
 
 _OF_TOKENS = {
   t5_config.T5Config: dual_encoder,
-  bert.BertConfig: bert,
   static_vectors.StaticConfig: static_vectors,
   sentence_encoder.SentenceConfig: sentence_encoder,
 }
@@ -76,6 +75,11 @@ class _OfShape:
   ) -> Float[Array, "batch dim"]:
     if isinstance(self.shape, nn.Module):
       return self.shape.apply({"params": params}, inputs)
+    if isinstance(self.shape, bert.BertConfig):
+      config = sentence_encoder.SentenceConfig(
+        model=self.shape, pooling=self.pooling
+      )
+      return sentence_encoder.encode({"model": params}, config, inputs)
     pooling = {} if self.pooling == "mean" else {"pooling": self.pooling}
     module = _OF_TOKENS[type(self.shape)]
     return module.encode(params, self.shape, inputs, **pooling)
@@ -102,5 +106,5 @@ def of(shape: Any, *, pooling: str = "mean") -> Encoder:
     raise ValueError(
       f"expected pooling='mean' for a shape other than T5 or BERT, got {pooling=}"
     )
-  is_shape = isinstance(shape, (*_OF_TOKENS, nn.Module))
+  is_shape = isinstance(shape, (*_OF_TOKENS, bert.BertConfig, nn.Module))
   return _OfShape(shape, pooling) if is_shape else shape

@@ -5,11 +5,11 @@
   | format | files | read | written |
   |---|---|---|---|
   | ours | params.safetensors, config.json | `load` | `save` |
-  | T5X native | checkpoint_STEP/checkpoint | `load_t5x` | `save_t5x` |
-  | T5X with Orbax | checkpoint_STEP/state | `load_t5x` | |
-  | Hugging Face | model*.safetensors, config.json | `load_huggingface` | `save_huggingface` |
+  | T5X native | checkpoint_STEP/checkpoint | `load` | `save_t5x` |
+  | T5X with Orbax | checkpoint_STEP/state | `load` | |
+  | Hugging Face | model*.safetensors, config.json | `load` | `save_huggingface` |
 
-`load` recognises all of them, and `convert` converts any of them. Tensors are
+`load` recognises the format, and `convert` converts any of them. Tensors are
 read one at a time, so that loading takes the memory of the model plus one tensor.
 Neither t5x nor transformers is needed. In our own files, the name of a tensor is
 its path in T5X's parameter tree, joined by "/".
@@ -52,8 +52,6 @@ __all__ = [
   "infer",
   "load",
   "load_config",
-  "load_huggingface",
-  "load_t5x",
   "save",
   "save_claim",
   "save_huggingface",
@@ -149,8 +147,6 @@ def save_huggingface(
   path: str | os.PathLike,
   params: Any,
   config: t5_config.T5Config,
-  *,
-  max_shard_size: int = _SHARD_SIZE,
 ) -> None:
   """Writes a Hugging Face folder: T5ForConditionalGeneration or T5EncoderModel.
 
@@ -160,8 +156,6 @@ def save_huggingface(
     path: a folder that does not exist or is empty.
     params: nested dicts of arrays of a whole T5 or its encoder alone.
     config: the shape of the model.
-    max_shard_size: largest size of a file in bytes; larger models are split between
-      tensors.
 
   Raises:
     ValueError: if the path is taken, parameters and shape do not agree, or
@@ -171,21 +165,25 @@ def save_huggingface(
   tensors = _tensors.of_tree(params)
   _check("params", tensors, config)
   with artifacts.new_folder(path, "checkpoint") as folder:
-    huggingface.write(folder, tensors, config, max_shard_size)
+    huggingface.write(folder, tensors, config, _SHARD_SIZE)
 
 
 def load(
   directory: str | os.PathLike,
   *,
-  config: t5_config.T5Config | None = None,
   token_ids: token_ids_lib.TokenIds | None = None,
   dtype: Any = "float32",
 ) -> _Loaded:
   """Reads the parameters and the shape of a checkpoint in any format.
 
+  The shape of a T5X checkpoint is inferred from its tensors, which do not reveal
+  some fields. For these, defaults are taken: a gated layer is T5 1.1's gelu,
+  relative positions end at 128, no dropout, T5's special ids.
+
   Args:
-    directory: a folder in our format, Hugging Face's or T5X's.
-    config: the shape; None: it is read from the checkpoint.
+    directory: a folder in our format; of Hugging Face, with T5, T5 1.1 or
+      T5EncoderModel; or of T5X, checkpoint_STEP or its parent, whose newest step is
+      read.
     token_ids: special ids of the vocabulary (`vocabulary.SentencePiece.token_ids`);
       None: the checkpoint's, or else T5's.
     dtype: type of the parameters; None keeps the stored types.
@@ -199,54 +197,8 @@ def load(
       does not fit the configuration, or the checkpoint's end of a text differs
       from the vocabulary's.
   """
-  tensors, shape = _describe(pathlib.Path(directory), config)
+  tensors, shape = _describe(pathlib.Path(directory))
   shape = with_token_ids(directory, shape, token_ids)
-  return _tensors.fetch(tensors, dtype), shape
-
-
-def load_t5x(
-  path: str | os.PathLike,
-  *,
-  config: t5_config.T5Config | None = None,
-  dtype: Any = "float32",
-) -> _Loaded:
-  """Reads a T5X checkpoint, native or Orbax, without the optimizer's state.
-
-  Args:
-    path: DIR/checkpoint_STEP, or DIR, whose newest step is read.
-    config: the shape; None infers it from the tensors. Tensors do not reveal some
-      fields, for which defaults are taken: a gated layer is T5 1.1's gelu, relative
-      positions end at 128, no dropout, T5's special ids.
-    dtype: type of the parameters; None keeps the stored types.
-
-  Returns:
-    Nested dicts of arrays, and the shape.
-
-  Raises:
-    ValueError: as `load` does.
-  """
-  tensors, shape = _describe_t5x(pathlib.Path(path), config)
-  return _tensors.fetch(tensors, dtype), shape
-
-
-def load_huggingface(
-  path: str | os.PathLike, *, dtype: Any = "float32"
-) -> _Loaded:
-  """Reads a Hugging Face folder of T5, T5 1.1 or T5EncoderModel.
-
-  Args:
-    path: a folder with config.json, and model.safetensors or its parts with their
-      index.
-    dtype: type of the parameters; None keeps the stored types.
-
-  Returns:
-    Nested dicts of arrays, and the shape.
-
-  Raises:
-    ValueError: as `load` does.
-  """
-  sentence_folders.check_texts(pathlib.Path(path))
-  tensors, shape = huggingface.read(pathlib.Path(path))
   return _tensors.fetch(tensors, dtype), shape
 
 
@@ -447,9 +399,7 @@ def convert(
   to: str | os.PathLike,
   *,
   format: str,  # noqa: A002
-  step: int = 0,
   token_ids: token_ids_lib.TokenIds | None = None,
-  max_shard_size: int = _SHARD_SIZE,
 ) -> pathlib.Path:
   """Converts a checkpoint to another format, one tensor at a time.
 
@@ -460,9 +410,7 @@ def convert(
     source: a folder that `load` reads; types of the values are kept.
     to: the new folder, which does not exist or is empty (T5X: its parent).
     format: one of `FORMATS`.
-    step: the step of a new T5X checkpoint.
     token_ids: special ids of the vocabulary, as in `load`.
-    max_shard_size: largest size of a Hugging Face file in bytes.
 
   Returns:
     The folder of the new checkpoint.
@@ -475,7 +423,7 @@ def convert(
     raise ValueError(
       f"format must be one of {', '.join(FORMATS)}, got format={format}"
     )
-  tensors, shape = _describe(pathlib.Path(source), None)
+  tensors, shape = _describe(pathlib.Path(source))
   shape = with_token_ids(source, shape, token_ids)
   if format != "safetensors":
     _refuse_static(source, shape, format)
@@ -488,9 +436,9 @@ def convert(
   to = pathlib.Path(to)
   if format == "t5x":
     _check_inferred(source, tensors, shape)
-    return save_t5x(to, tensors, step)
+    return save_t5x(to, tensors, 0)
   if format == "huggingface":
-    save_huggingface(to, tensors, shape, max_shard_size=max_shard_size)
+    save_huggingface(to, tensors, shape)
     return to
   with artifacts.new_folder(to, "checkpoint") as folder:
     save(folder, tensors, shape)
@@ -522,36 +470,31 @@ def _check_inferred(
       )
 
 
-def _describe(
-  root: pathlib.Path, shape: t5_config.T5Config | None = None
-) -> _Described:
+def _describe(root: pathlib.Path) -> _Described:
   """Returns the tensors of a checkpoint and its shape, after checking both."""
   kind = _find_kind(root)
   if kind == _T5X:
-    return _describe_t5x(root, shape)
+    return _describe_t5x(root)
   if kind == _HUGGINGFACE:
     sentence_folders.check_texts(root)
-    tensors, stored_shape = huggingface.read(root)
+    tensors, shape = huggingface.read(root)
   else:
-    stored_shape = load_config(root) if shape is None else shape
+    shape = load_config(root)
     if not (root / _PARAMS).is_file():
       raise ValueError(
         f"expected a T5 checkpoint, got no file {root / _PARAMS}"
       )
     tensors = _tensors.read_safetensors(root / _PARAMS)
-  shape = stored_shape if shape is None else shape
   ours = kind == _OURS
   _check(root / _PARAMS if ours else root, tensors, shape, projection=ours)
   return tensors, shape
 
 
-def _describe_t5x(
-  root: pathlib.Path, shape: t5_config.T5Config | None = None
-) -> _Described:
+def _describe_t5x(root: pathlib.Path) -> _Described:
   """Returns the tensors and shape of a T5X checkpoint, or of the newest in a
   folder."""
   folder, tensors = t5x.read(root)
-  shape = infer(folder, tensors) if shape is None else shape
+  shape = infer(folder, tensors)
   _check(folder, tensors, shape)
   return tensors, shape
 

@@ -204,12 +204,10 @@ class Lease:
 
   def _acquire(self) -> int:
     last = self._get_last_number()
-    while True:
-      if last:
-        self._wait_for(last)
-      self._renewed_at = _read_clock()
-      if self._store.create(self._get_name(last + 1), self._make_content()):
-        break
+    if last:
+      self._wait_for(last)
+    self._renewed_at = _read_clock()
+    if not self._store.create(self._get_name(last + 1), self._make_content()):
       raise self._make_refusal(last + 1)
     if self._store.create(
       self._get_name(last + 1), self._make_content(free=True)

@@ -297,16 +297,6 @@ def parsers() -> dict[str, Parser]:
       }
     ]
   }
-  news = _table(
-    [
-      (
-        *("story_id", "question", "answer_char_ranges", "story_text"),
-        *("is_question_bad", "is_answer_absent", "validated_answers"),
-      ),
-      ("./cnn/stories/a.story", "Who?", "3:8|3:8", "An otter", 0, 0, ""),
-    ],
-    ",",
-  )
   native_seed, zarray, chunk = _apart(_t5x_seeds)
   return {
     "jsonl": Parser(jsonl.read_jsonl, "input.jsonl", [lines, lines[:200]]),
@@ -341,9 +331,6 @@ def parsers() -> dict[str, Parser]:
       _beir,
     ),
     "newsqa": Parser(newsqa.read, "input.json", [json.dumps(stories).encode()]),
-    "newsqa csv": Parser(
-      lambda path: newsqa.read(path, {"a": "train"}), "input.csv", [news]
-    ),
     "token cache": Parser(
       cache,
       "manifest.json",

@@ -1,7 +1,7 @@
+import dataclasses
 import gzip
 
 import pytest
-import shared_data
 
 from synthq_jax.data import beir, collection, query_sets
 
@@ -29,12 +29,15 @@ def folder(tmp_path, corpus=CORPUS, queries=QUERIES, qrels=QRELS, zipped=False):
   return tmp_path
 
 
+def whole(data):
+  """A collection with its documents in memory."""
+  return dataclasses.replace(data, documents=tuple(data.documents))
+
+
 BOM = "\ufeff"
 
 
-@pytest.mark.parametrize(
-  "start, end", [("", "\r\n"), (BOM, "\n"), (BOM, "\r\n\r\n")]
-)
+@pytest.mark.parametrize("start, end", [("", "\r\n"), (BOM, "\r\n\r\n")])
 def test_files_made_on_windows_are_read_as_they_are_meant(tmp_path, start, end):
   contents = {
     name: start + text.replace("\n", end)
@@ -47,31 +50,22 @@ def test_files_made_on_windows_are_read_as_they_are_meant(tmp_path, start, end):
   (tmp_path / "one").mkdir()
   (tmp_path / "two").mkdir()
   read = beir.read_beir(folder(tmp_path / "one", **contents))
-  assert read == beir.read_beir(folder(tmp_path / "two"))
+  assert whole(read) == whole(beir.read_beir(folder(tmp_path / "two")))
 
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_a_folder_is_read_plain_or_gzipped(tmp_path, zipped):
   read = beir.read_beir(folder(tmp_path, zipped=zipped))
-  assert read.documents == (
-    collection.Document("d1", "one", "T", "c"),
-    collection.Document("2", "two"),
+  assert (
+    tuple(read.documents)
+    == tuple(read.documents)
+    == (
+      collection.Document("d1", "one", "T", "c"),
+      collection.Document("2", "two"),
+    )
   )
   assert read.queries == (collection.Query("q1", "uno", "a"),)
   assert read.qrels == {"test": {"q1": {"d1": 1, "2": 0}}}
-
-
-def test_documents_can_stay_on_disk(tmp_path):
-  place = folder(tmp_path, zipped=True)
-  read, kept = beir.read_beir(place, in_memory=False), beir.read_beir(place)
-  assert tuple(read.documents) == tuple(read.documents) == kept.documents
-  assert (read.queries, read.qrels) == (kept.queries, kept.qrels)
-
-
-def test_documents_on_disk_are_checked_when_they_are_opened(tmp_path):
-  place = folder(tmp_path, corpus=CORPUS + CORPUS)
-  with pytest.raises(ValueError, match="jsonl:3: expected distinct document"):
-    beir.read_beir(place, in_memory=False)
 
 
 def test_queries_are_written_without_the_documents(tmp_path):
@@ -79,11 +73,11 @@ def test_queries_are_written_without_the_documents(tmp_path):
   beir.write_judged_queries(tmp_path / "new", read)
   assert not (tmp_path / "new" / "corpus.jsonl").exists()
   beir.write_beir(tmp_path / "new", read)
-  assert beir.read_beir(tmp_path / "new") == read
+  assert whole(beir.read_beir(tmp_path / "new")) == whole(read)
 
 
 def test_what_was_written_is_read_back(tmp_path):
-  whole = collection.Collection(
+  data = collection.Collection(
     (
       collection.Document("d1", 'a "b"\n\tc\u2028', "Ü", "x"),
       collection.Document("d2", "", "only a title"),
@@ -91,9 +85,9 @@ def test_what_was_written_is_read_back(tmp_path):
     (collection.Query("q1", "uno"), collection.Query("q2", "due", "y")),
     {"train": {"q2": {"d2": 2}}, "dev.small": {"q1": {"d1": 1, "d2": 0}}},
   )
-  beir.write_beir(tmp_path / "new", whole)
-  beir.write_beir(tmp_path / "new", whole)  # again: the same files
-  assert beir.read_beir(tmp_path / "new") == whole
+  beir.write_beir(tmp_path / "new", data)
+  beir.write_beir(tmp_path / "new", data)  # again: the same files
+  assert whole(beir.read_beir(tmp_path / "new")) == data
 
 
 def test_files_of_another_collection_are_not_mixed_in(tmp_path):
@@ -113,10 +107,6 @@ BAD = {
     {"corpus": CORPUS + CORPUS},
     r"corpus\.jsonl:3: expected distinct document ids, got 'd1' again",
   ),
-  "a query id given twice": (
-    {"queries": QUERIES + QUERIES},
-    r"queries\.jsonl:2: expected distinct query ids, got one again",
-  ),
   "an id with a tab": (
     {"corpus": CORPUS + '{"_id": "d\\t3", "text": "x"}\n'},
     r"corpus\.jsonl:3: expected a document id without white space, got 'd\\t3'",
@@ -124,14 +114,6 @@ BAD = {
   "documents in Latin-1": (
     {"corpus": CORPUS.encode() + b'{"_id": "d3", "text": "caf\xe9"}\n'},
     r"corpus\.jsonl:3: expected UTF-8, got another byte at position 26.*iconv",
-  ),
-  "spaces for tabs": (
-    {"qrels": QRELS + "q1 d1 1\n"},
-    r"test\.tsv:4: expected 3 columns separated by tabs, got 1;",
-  ),
-  "a text that is a number": (
-    {"queries": '{"_id": "q1", "text": 3}\n'},
-    r'queries\.jsonl:1: expected a string under "text", got int',
   ),
   "an empty query": (
     {"queries": QUERIES + '{"_id": "q2", "text": "  "}\n'},
@@ -146,10 +128,6 @@ BAD = {
     {"qrels": QRELS + "q7\td1\t1\n"},
     r"test\.tsv:4: expected the id of a known query, got another",
   ),
-  "an unknown document": (
-    {"qrels": QRELS + "q1\td7\t1\n"},
-    r"test\.tsv:4: expected the id of a known document, got another",
-  ),
   "two grades of one pair": (
     {"qrels": QRELS + "q1\td1\t2\n"},
     r"test\.tsv:4: expected one grade .* got another",
@@ -162,7 +140,6 @@ BAD = {
     {"qrels": "q1\td1\t1\n"},
     r"test\.tsv:1: expected the header query-id corpus-id score",
   ),
-  "no judgements at all": ({"qrels": ""}, r"test\.tsv:1: expected the header"),
 }
 
 
@@ -178,20 +155,6 @@ def test_a_folder_without_judgements_is_refused(tmp_path):
   (path / "qrels" / "test.tsv").rename(path / "qrels" / "test.txt")
   with pytest.raises(ValueError, match=r"SPLIT.tsv files, got \['test.txt'\]"):
     beir.read_beir(path)
-
-
-COUNTS = {
-  "boolq": (5483, 6515, {"dev": 586, "test": 685, "train": 5244}),
-  "cisi": (1460, 76, {"test": 76}),
-  "medquad": (15775, 14270, {"dev": 1320, "test": 1517, "train": 11433}),
-}
-
-
-@pytest.mark.parametrize("name", COUNTS)
-def test_shared_collections_have_the_counts_their_source_states(name):
-  read = beir.read_beir(shared_data.folder(name))
-  judged = {split: len(qrels) for split, qrels in read.qrels.items()}
-  assert (len(read.documents), len(read.queries), judged) == COUNTS[name]
 
 
 def test_another_key_of_the_lines_can_be_read_by_itself(tmp_path):
@@ -279,9 +242,5 @@ def test_ids_that_beirs_loader_takes_for_quotations_are_not_exported(tmp_path):
   )
   with pytest.raises(ValueError, match="begin with a quotation mark, got 1"):
     query_sets.LAYOUTS["beir"].write(tmp_path, data, {})
-  assert beir.read_beir(_written(tmp_path, data)) == data
-
-
-def _written(folder, data):
-  beir.write_beir(folder, data)
-  return folder
+  beir.write_beir(tmp_path, data)
+  assert whole(beir.read_beir(tmp_path)) == data

@@ -1,5 +1,3 @@
-import pytest
-
 from synthq_jax.data import docstrings
 
 TWO = '"""First here.\n\n  Second here.\n  """'
@@ -155,20 +153,3 @@ def test_files_are_parsed_and_never_executed(install):
   source = f"raise RuntimeError('executed')\ndef f():\n  {TWO}\n"
   install("fake_docs", {"loud.py": source, "broken.py": "def ("})
   assert names() == ["fake_docs.loud.f"]
-
-
-def test_files_in_another_encoding_are_passed_over(install, tmp_path):
-  install("fake_docs", {"good.py": f"def f():\n  {TWO}\n"})
-  latin = f"# \xe9\ndef g():\n  {TWO}\n".encode("latin-1")
-  (tmp_path / "fake_docs" / "bad.py").write_bytes(latin)
-  assert names() == ["fake_docs.good.f"]
-
-
-def test_a_missing_package_is_refused_by_name():
-  with pytest.raises(ValueError, match="'not_there_at_all'"):
-    list(docstrings.read("not_there_at_all"))
-
-
-def test_the_version_is_the_distributions(install):
-  install("fake_docs", {}, version="3.1.4")
-  assert docstrings.version("fake_docs") == "3.1.4"

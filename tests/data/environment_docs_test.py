@@ -127,22 +127,6 @@ def test_equal_queries_become_one_query_with_several_documents(install):
   assert sides == [sorted(d.id for d in collection.documents[:2])]
 
 
-def test_queries_of_one_token_set_stand_on_one_side(install):
-  pairs = [(f"Sorts the items of {w}.", w) for w in prose(100, 60)]
-  turned = [(f"Of {w}, the items sorts.", f"{w} again") for _, w in pairs]
-  docs = [
-    (first, f"{word} {text(number)}")
-    for number, (first, word) in enumerate(pairs + turned)
-  ]
-  install("fake_docs", docs)
-  collection = build()
-  assert len(collection.queries) == 120
-  side = {q: s for s, qrels in collection.qrels.items() for q in qrels}
-  sides = [side[query.id] for query in collection.queries]
-  assert sides[:60] == sides[60:]
-  assert set(sides) == {"train", "dev", "test"}
-
-
 def test_the_package_is_the_client_and_absent_ones_are_left_out(install):
   install("fake_one", [(CONTROL, text(0))])
   install("fake_two", [("Splits one array into many.", text(1))])
@@ -173,23 +157,6 @@ def test_the_standard_library_is_read_and_named_by_its_version(entries):
   assert tops.index("argparse") < tops.index("textwrap")
   version = sys.version.split()[0]
   assert environment_docs.digest(("python",)) == f"python=={version}"
-
-
-def test_nothing_of_what_only_some_installations_have_is_read(entries):
-  names = {entry.name for entry in entries}
-  tops = {name.split(".")[1] for name in names}
-  assert not tops & {"tkinter", "idlelib", "test", "site-packages", "lib2to3"}
-
-
-def test_the_demo_set_needs_none_of_tensorflows_packages():
-  tensorflow = {
-    "keras",
-    "pyarrow",
-    "seqio",
-    "tensorflow",
-    "tensorflow_datasets",
-  }
-  assert not tensorflow & set(environment_docs.PACKAGES)
 
 
 @pytest.fixture(name="installed", scope="module")

@@ -27,9 +27,13 @@ def folder(tmp_path, zipped=False, **changes):
 @pytest.mark.parametrize("zipped", [False, True])
 def test_judged_queries_of_all_splits_are_read(tmp_path, zipped):
   read = msmarco.read_msmarco(folder(tmp_path, zipped))
-  assert read.documents == (
-    collection.Document("7", "seven"),
-    collection.Document("8", "eight, or so"),
+  assert (
+    tuple(read.documents)
+    == tuple(read.documents)
+    == (
+      collection.Document("7", "seven"),
+      collection.Document("8", "eight, or so"),
+    )
   )
   assert {query.id: query.text for query in read.queries} == {
     "1": "uno",
@@ -39,14 +43,6 @@ def test_judged_queries_of_all_splits_are_read(tmp_path, zipped):
     "train": {"1": {"7": 1, "8": 0}},
     "dev.small": {"3": {"8": 1}},
   }
-
-
-def test_passages_can_stay_on_disk(tmp_path):
-  place = folder(tmp_path, zipped=True)
-  read = msmarco.read_msmarco(place, in_memory=False)
-  kept = msmarco.read_msmarco(place)
-  assert tuple(read.documents) == tuple(read.documents) == kept.documents
-  assert (read.queries, read.qrels) == (kept.queries, kept.qrels)
 
 
 def test_a_query_of_two_splits_has_one_text(tmp_path):
@@ -63,25 +59,9 @@ BAD = {
     {"collection.tsv": "7\tseven\n8\teight\tor so\n"},
     r"collection\.tsv:2: expected 2 columns separated by tabs, got 3;",
   ),
-  "an id with a space": (
-    {"collection.tsv": "7\tseven\n8 a\teight\n"},
-    r"collection\.tsv:2: expected a document id without white space, got '8 a",
-  ),
   "BEIR's header": (
     {"qrels.train.tsv": "query-id\tcorpus-id\tscore\n1\t7\t1\n"},
     r"qrels\.train\.tsv:1: expected 'query 0 passage grade', got 3 columns",
-  ),
-  "a passage id given twice": (
-    {"collection.tsv": "7\tseven\n7\teight\n"},
-    r"collection\.tsv:2: expected distinct document ids, got '7' again",
-  ),
-  "an empty query": (
-    {"queries.train.tsv": "1\tone\n2\t \n"},
-    r"queries\.train\.tsv:2: expected text in query, got none",
-  ),
-  "an unknown passage": (
-    {"qrels.train.tsv": "1\t0\t9\t1\n"},
-    r"qrels\.train\.tsv:1: expected the id of a known document, got another",
   ),
 }
 
@@ -91,12 +71,6 @@ def test_bad_input_is_named_with_file_and_line(tmp_path, name):
   changes, message = BAD[name]
   with pytest.raises(ValueError, match=message):
     msmarco.read_msmarco(folder(tmp_path, **changes))
-
-
-def test_a_folder_without_judgements_is_refused(tmp_path):
-  (tmp_path / "collection.tsv").write_text("7\tseven\n")
-  with pytest.raises(ValueError, match="expected qrels.SPLIT.tsv files"):
-    msmarco.read_msmarco(tmp_path)
 
 
 HEADERS = {
@@ -111,10 +85,9 @@ def test_headers_are_no_passages_queries_or_judgements(tmp_path):
   (tmp_path / "plain").mkdir()
   plain = msmarco.read_msmarco(folder(tmp_path / "plain"))
   headed = {name: HEADERS.get(name, "") + text for name, text in FILES.items()}
-  for in_memory in (True, False):
-    read = msmarco.read_msmarco(folder(tmp_path, **headed), in_memory=in_memory)
-    assert tuple(read.documents) == plain.documents
-    assert (read.queries, read.qrels) == (plain.queries, plain.qrels)
+  read = msmarco.read_msmarco(folder(tmp_path, **headed))
+  assert tuple(read.documents) == tuple(plain.documents)
+  assert (read.queries, read.qrels) == (plain.queries, plain.qrels)
 
 
 @pytest.mark.parametrize("separator", ["\t", " ", " \t "])

@@ -1,13 +1,12 @@
-"""Small files in the layouts that Maluuba's scripts write."""
+"""Small files in the layout that Maluuba's scripts write."""
 
-import csv
 import gzip
 import hashlib
 import json
 
 import pytest
 
-from synthq_jax.data import newsqa, sources
+from synthq_jax.data import newsqa
 from synthq_jax.federated import clients, partitions, passages
 
 TEXT = "NAIROBI (CNN) -- A ship came on Monday.\n\n\nIts crew of 12 is safe."
@@ -67,67 +66,6 @@ def test_json_gives_the_questions_that_readers_agree_on(tmp_path, name):
   assert [q.id.split("-")[1] for q in story.questions] == ["0", "1", "5"]
 
 
-HEADER = [
-  "story_id", "question", "answer_char_ranges", "is_answer_absent",
-  "is_question_bad", "validated_answers", "story_text",
-]  # fmt: skip
-
-
-def packed_csv(path, rows, header=HEADER):
-  with open(path, "w", newline="", encoding="utf-8") as stream:
-    writer = csv.writer(stream)
-    writer.writerow(header)
-    writer.writerows(rows)
-  return path
-
-
-def row(question, ranges, validated=""):
-  text = TEXT.replace("\n", "\r\n")  # spans count it as one character
-  return [story_id(SHIP), question, ranges, "0.0", "0.0", validated, text]
-
-
-def test_csv_gives_what_validators_chose_else_what_most_readers_did(tmp_path):
-  path = packed_csv(
-    tmp_path / "n.csv",
-    [
-      row("most", "17:23|17:23,0:7|None"),
-      row("validators", "0:7|17:23", '{"17:23": 1, "0:7": 2, "none": 1}'),
-      row("divided", "0:7|17:23", '{"17:23": 1, "0:7": 1, "none": 1}'),
-      row("none", "0:7|None|None"),
-      row("bad", "0:7", '{"bad_question": 2, "0:7": 1}'),
-      row("later", "42:50|42:50"),
-    ],
-  )
-  (story,) = newsqa.read(path, {name_of(SHIP): "train"})
-  assert story.text == TEXT and story.split == "train"
-  assert {q.text: TEXT[q.start : q.end] for q in story.questions} == {
-    "most": "A ship",
-    "validators": "NAIROBI",
-    "later": "Its crew",
-  }
-
-
-def test_splits_are_read_from_the_lists_of_stories(tmp_path):
-  for split in ("train", "dev", "test"):
-    text = f"story_id\n./cnn/stories/{split}1.story\n"
-    (tmp_path / f"{split}_story_ids.csv").write_text(text)
-  assert newsqa.read_splits(tmp_path) == {
-    "train1": "train",
-    "dev1": "dev",
-    "test1": "test",
-  }
-  path = packed_csv(tmp_path / "n.csv", [row("most", "17:23")])
-  with pytest.raises(ValueError, match="newsqa:FILE.csv@LISTS"):
-    newsqa.read_location(str(path))
-  with (tmp_path / "dev_story_ids.csv").open("a") as stream:
-    stream.write(f"{story_id(SHIP)}\n")
-  source = sources.open(f"newsqa:{path}@{tmp_path}")
-  assert source.title == "n.csv" and list(source.read().qrels) == ["dev"]
-  before = source.digest()
-  (tmp_path / "dev_story_ids.csv").write_text(f"story_id\n{story_id(SHIP)}\n")
-  assert source.digest() != before
-
-
 def test_urls_are_found_by_the_names_of_their_stories(tmp_path):
   path = tmp_path / "wayback_training_urls.txt"
   path.write_text(f"{SHIP}\n")
@@ -141,10 +79,7 @@ def test_urls_are_found_by_the_names_of_their_stories(tmp_path):
     ("http://www.cnn.com/2015/04/01/europe/crash-main/", "europe"),
     ("http://edition.cnn.com/2009/SPORT/football/08/05/x.y/index.html?e=1",
      "sport"),
-    ("http://www.cnn.com/2008/US/12/05/simpson.jail/index.html", "us"),
     ("http://www.cnn.com/2014/", ""),
-    ("http://www.cnn.com", ""),
-    ("", ""),
   ],
 )  # fmt: skip
 def test_a_genre_is_the_part_of_the_path_that_is_no_date(url, genre):
@@ -165,18 +100,8 @@ def test_stories_become_clients_of_genres_with_sentences_that_answer(tmp_path):
 
 
 def test_files_of_another_layout_are_refused(tmp_path):
-  with pytest.raises(ValueError, match="give a packed file"):
-    newsqa.read(tmp_path / "n.txt")
-  with pytest.raises(ValueError, match="splits=None"):
-    newsqa.read(packed_csv(tmp_path / "n.csv", []))
-  with pytest.raises(ValueError, match=r"none named \['story_text'\]"):
-    path = packed_csv(tmp_path / "m.csv", [], HEADER[:-1])
-    newsqa.read(path, {})
   (tmp_path / "other.json").write_text('{"data": [{"text": "x"}]}')
   with pytest.raises(ValueError, match="KeyError: 'questions'"):
     newsqa.read(tmp_path / "other.json")
   with pytest.raises(ValueError, match=r"expected a split of .* got 'valid'"):
     newsqa.read(packed_json(tmp_path / "n.json", type="valid"))
-  with pytest.raises(ValueError, match="add it to a list of story ids"):
-    path = packed_csv(tmp_path / "k.csv", [row("q", "0:7")])
-    newsqa.read(path, {})

@@ -29,7 +29,7 @@ def write(path, rows, **options):
 @pytest.mark.parametrize(
   "quoting_", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]
 )
-@pytest.mark.parametrize("number", range(1, len(TEXTS) + 1))
+@pytest.mark.parametrize("number", [2, 3, len(TEXTS)])
 def test_a_table_of_csv_writer_gives_its_cells_back(tmp_path, quoting_, number):
   rows = [[k, text, "train"] for k, text in enumerate(TEXTS[:number])]
   header = ["id", "text", "split"]

@@ -1,7 +1,6 @@
 """The registry of sources: names, digests and readers."""
 
 import json
-import re
 
 import made_up
 import pytest
@@ -166,18 +165,6 @@ def test_an_empty_document_stays_and_is_counted(kind, tmp_path, capsys):
   read = sources.open(f"{kind}:{tmp_path / 'set'}").read()
   assert [d.id for d in read.documents] == [d.id for d in written.documents]
   assert "1 of 6 documents have no text; they stay" in capsys.readouterr().err
-
-
-def test_a_note_says_how_many_judgements_name_documents_that_are_lacking(
-  tmp_path, capsys
-):
-  write_wild("beir", tmp_path / "set")
-  sources.open(f"beir:{tmp_path / 'set'}").read()
-  *_, line = capsys.readouterr().err.splitlines()
-  said = line.replace(str(tmp_path), "")
-  assert re.search(
-    r": [1-9]\d* judgements name documents that the corpus", said
-  )
 
 
 def test_what_trains_knows_no_document_that_the_corpus_lacks(tmp_path):

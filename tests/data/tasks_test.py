@@ -42,7 +42,7 @@ def vocabulary():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-  """The same set in three layouts."""
+  """A set in BEIR's layout."""
   root = tmp_path_factory.mktemp("sets")
   rows = [
     {"_id": id_, "title": title, "text": text}
@@ -56,12 +56,6 @@ def folder(tmp_path_factory):
     lines = "".join(f"{q}\t{d}\t{grade}\n" for q, d, grade in judged)
     header = "query-id\tcorpus-id\tscore\n"
     (root / "qrels" / f"{split}.tsv").write_text(header + lines)
-    lines = "".join(f"{q} 0 {d} {grade}\n" for q, d, grade in judged)
-    (root / f"qrels.{split}.tsv").write_text(lines)
-    lines = "".join(f"{q}\t{QUERIES[q]}\n" for q in {q for q, *_ in judged})
-    (root / f"queries.{split}.tsv").write_text(lines)
-  lines = "".join(f"{i}\t{contents(i).strip()}\n" for i in DOCUMENTS)
-  (root / "collection.tsv").write_text(lines)
   return root
 
 
@@ -100,11 +94,8 @@ def register_encoder(name, source, vocabulary, **options):
   tasks.register(name, source, vocabulary, form="dual_encoder", **options)
 
 
-@pytest.mark.parametrize("layout", ["beir", "msmarco"])
-def test_documents_become_queries_as_the_pipeline_tokenises(
-  folder, vocabulary, layout
-):
-  register_both(vocabulary, f"{layout}:{folder}")
+def test_documents_become_queries_as_the_pipeline_tokenises(folder, vocabulary):
+  register_both(vocabulary, f"beir:{folder}")
   rows = rows_of("msmarco_query_generation", LENGTHS)
   relevant = [(q, d) for q, d, grade in QRELS["train"] if grade > 0]
   names = [(r["query_id"].decode(), r["passage_id"].decode()) for r in rows]
@@ -119,11 +110,8 @@ def test_documents_become_queries_as_the_pipeline_tokenises(
   assert max(len(row["inputs"]) for row in rows) == 24  # d4 was cut
 
 
-@pytest.mark.parametrize("layout", ["beir", "msmarco"])
-def test_pairs_queries_and_documents_come_from_one_task(
-  folder, vocabulary, layout
-):
-  register_both(vocabulary, f"{layout}:{folder}")
+def test_pairs_queries_and_documents_come_from_one_task(folder, vocabulary):
+  register_both(vocabulary, f"beir:{folder}")
   pairs = rows_of("msmarco_dual_encoder", PAIR_LENGTHS, "test")
   assert [(r["query_id"], r["passage_id"]) for r in pairs] == [(b"q3", b"d3")]
   assert pairs[0]["targets"].tolist() == expected(
@@ -137,40 +125,6 @@ def test_pairs_queries_and_documents_come_from_one_task(
     assert row["inputs"].tolist() == [vocabulary_lib.EOS_ID]
   queries = rows_of("msmarco_dual_encoder", PAIR_LENGTHS, "query")
   assert {r["query_id"].decode() for r in queries} == set(QUERIES)
-
-
-def converted(name, lengths, converter, split="train", **kwargs):
-  import seqio
-
-  dataset = seqio.get_dataset(
-    name,
-    task_feature_lengths=dict(lengths),
-    dataset_split=split,
-    shuffle=False,
-    feature_converter=converter,
-    **kwargs,
-  )
-  return list(dataset.as_numpy_iterator())
-
-
-def test_the_encoder_decoder_converter_takes_the_task_as_it_is(
-  folder, vocabulary
-):
-  import seqio
-
-  register_both(vocabulary, f"beir:{folder}")
-  rows = converted(
-    "msmarco_query_generation",
-    LENGTHS,
-    seqio.EncDecFeatureConverter(pack=False),
-  )
-  assert len(rows) == 3
-  for row in rows:
-    assert row["encoder_input_tokens"].shape == (24,)
-    targets, before = row["decoder_target_tokens"], row["decoder_input_tokens"]
-    assert targets.shape == (12,)
-    np.testing.assert_array_equal(before[1:], targets[:-1])
-    np.testing.assert_array_equal(row["decoder_loss_weights"], targets != 0)
 
 
 def test_the_call_that_t5x_makes_gives_batches(folder, vocabulary, monkeypatch):
@@ -283,11 +237,6 @@ def test_a_vocabulary_with_other_special_ids_is_refused(folder):
     ValueError, match="expected a vocabulary with an end of text"
   ):
     register_both(seqio.PassThroughVocabulary(size=50), f"beir:{folder}")
-
-
-def test_an_unknown_set_is_named():
-  with pytest.raises(ValueError, match="expected a BEIR set of msmarco, trec"):
-    beir_sets.get("fiqua")
 
 
 def test_texts_of_tasks_end_with_the_end_of_their_own_vocabulary(

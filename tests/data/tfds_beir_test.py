@@ -10,11 +10,8 @@ import pytest
 
 from synthq_jax.data import (
   beir_sets,
-  shipped,
   sources,
-  tasks,
 )
-from synthq_jax.data import vocabulary as vocabulary_lib
 
 ROWS = {
   "queries.jsonl": [
@@ -127,30 +124,6 @@ def write_prepared(root, each):
   )  # fmt: skip
 
 
-def test_a_task_over_a_prepared_set_gives_its_pairs(
-  tmp_path, vocabulary, monkeypatch
-):
-  import seqio
-  import tensorflow_datasets as tfds
-
-  monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
-  write_prepared(tmp_path, beir_sets.get("scifact"))
-  source = write_judgements(tmp_path, JUDGED)
-  tasks.register("scifact", source, vocabulary, form="dual_encoder")
-  lengths = {"inputs": 128, "targets": 384}
-  first, _, third = (
-    seqio.get_mixture_or_task("scifact")
-    .get_dataset(lengths, "test", shuffle=False)
-    .as_numpy_iterator()
-  )
-  for text, name, row in (
-    ("red fruit", "inputs", first),
-    ("Apple A red fruit.", "targets", third),
-  ):
-    [wanted] = vocabulary_lib.tokenize(vocabulary, [text], length=128)
-    assert row[name].tolist() == wanted[wanted > 0].tolist()
-
-
 def write_judgements(root, judged):
   """Writes the download's judgements beside a prepared set; returns its SOURCE."""
   lines = "".join(f"{q}\t{d}\t{grade}\n" for q, d, grade in judged)
@@ -158,17 +131,13 @@ def write_judgements(root, judged):
   return f"tfds:scifact@{root}"
 
 
-@pytest.fixture(scope="module")
-def vocabulary():
-  return vocabulary_lib.load(shipped.VOCABULARY, extra_ids=shipped.EXTRA_IDS)
-
-
 def test_tfds_keeps_one_query_of_a_document(prepared):
   """The pitfall that `beir_sets` names; delete both when this fails."""
   import tensorflow_datasets as tfds
 
   assert len(JUDGED) == 3
-  rows = beir_sets.get_builder("scifact", prepared).as_dataset("test")
+  builder = tfds.builder("beir/scifact", data_dir=str(prepared))
+  rows = builder.as_dataset("test")
   pairs = [(r["query_id"], r["passage_id"]) for r in tfds.as_numpy(rows)]
   assert len(pairs) == 2
   assert len({query for query, document in pairs if document == b"d1"}) == 1

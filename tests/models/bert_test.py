@@ -68,8 +68,8 @@ def ours(params, config, tokens=TOKENS, segments=SEGMENTS):
 
 @pytest.mark.parametrize(
   "fields",
-  [{}, {"num_labels": 1}, {"hidden_act": "gelu_new"}, {"hidden_act": "relu"}],
-  ids=["two labels", "one label", "gelu by tanh", "relu"],
+  [{"num_labels": 1}, {"hidden_act": "gelu_new"}],
+  ids=["one label", "gelu by tanh"],
 )
 def test_labels_have_the_logits_of_transformers(tmp_path, fields):
   expected = theirs(write(tmp_path, **fields)).logits.numpy()
@@ -98,39 +98,6 @@ def test_a_fresh_model_has_the_parameters_that_are_loaded(tmp_path):
   shapes = [jax.tree.map(jnp.shape, tree) for tree in (fresh, params)]
   assert shapes[0] == shapes[1]
   assert abs(float(jnp.std(fresh["word_embedding"])) - 0.02) < 0.002
-
-
-def test_padding_changes_nothing(tmp_path):
-  write(tmp_path)
-  params, config = bert.load(tmp_path)
-  wide = np.pad(TOKENS, ((0, 0), (0, 5))), np.pad(SEGMENTS, ((0, 0), (0, 5)))
-  for one, other in zip(
-    ours(params, config), ours(params, config, *wide), strict=True
-  ):
-    np.testing.assert_allclose(
-      one[TOKENS > 0] if one.ndim == 3 else one,
-      other[:, : TOKENS.shape[1]][TOKENS > 0] if one.ndim == 3 else other,
-      atol=1e-5,
-    )
-
-
-def test_unit_vectors_are_the_mean_of_the_states(tmp_path):
-  model = write(tmp_path, "BertModel")
-  with torch.no_grad():
-    states = model(
-      input_ids=torch.tensor(TOKENS),
-      attention_mask=torch.tensor((TOKENS > 0).astype(np.int64)),
-    ).last_hidden_state.numpy()
-  params, config = bert.load(tmp_path)
-  found = jax.jit(bert.encode, static_argnums=1)(
-    params, config, jnp.array([*TOKENS, [0] * 6])
-  )
-  for row, tokens in enumerate(TOKENS):
-    mean = states[row][tokens > 0].mean(axis=0)
-    np.testing.assert_allclose(
-      found[row], mean / np.linalg.norm(mean), atol=1e-4
-    )
-  np.testing.assert_array_equal(found[3], np.zeros(24))
 
 
 def rewrite(folder, change):
@@ -176,11 +143,6 @@ def changed_config(folder, **fields):
     ),
     (lambda d: changed_config(d, hidden_act="silu"), "got 'silu'"),
     (
-      lambda d: changed_config(d, vocab_size=41),
-      "expected tensor embeddings.word_embeddings.weight of shape (41, 24), got"
-      " (40, 24)",
-    ),
-    (
       lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"),
       "got pytorch_model.bin: save the model as one file",
     ),
@@ -189,16 +151,6 @@ def changed_config(folder, **fields):
         d, lambda t: {k: v for k, v in t.items() if "1.output.dense.b" not in k}
       ),
       "encoder.layer.1.output.dense.bias of shape (24,), got nothing",
-    ),
-    (
-      lambda d: rewrite(
-        d, lambda t: t | {"bert.other": np.ones(1, np.float32)}
-      ),
-      "expected tensor other of shape nothing, got (1,)",
-    ),
-    (
-      lambda d: (d / "model.safetensors").write_bytes(b"123"),
-      "expected safetensors, got a damaged file",
     ),
   ],
 )
@@ -213,11 +165,8 @@ def test_a_folder_that_is_no_bert_is_refused(tmp_path, spoil, message):
   "fields,message",
   [
     ({"num_layers": 0}, "num_layers in [1, 1000], got num_layers=0"),
-    ({"num_layers": 10**9}, "num_layers in [1, 1000], got num_layers=10"),
-    ({"vocab_size": 9.0}, "an integer vocab_size in"),
     ({"emb_dim": 10}, "multiple of num_heads, got emb_dim=10, num_heads=4"),
     ({"dropout_rate": 1.0}, "dropout_rate=1.0"),
-    ({"activation": "silu"}, "knows gelu, gelu_new, relu, got 'silu'"),
     ({"num_labels": 2, "has_pooler": False}, "needs has_pooler=True"),
   ],
 )

@@ -66,15 +66,3 @@ def test_a_t5_and_a_bert_have_another_pooling_and_a_net_has_not():
     encoders.of(STATIC, pooling="first")
   with pytest.raises(ValueError, match="among .*got pooling='last'"):
     encoders.of(BERT, pooling="last")
-
-
-def test_the_first_token_of_a_bert_is_its_vector():
-  encoder = encoders.of(BERT, pooling="first")
-  tokens = jnp.array([[2, 5, 3, 0], [2, 7, 3, 0]])
-  params = bert.init_params(BERT, key())
-  states, _ = bert.Bert(BERT).apply(
-    {"params": params}, tokens, jnp.zeros_like(tokens)
-  )
-  first = np.array(states[:, 0])
-  first /= np.linalg.norm(first, axis=1, keepdims=True)
-  np.testing.assert_allclose(encoder.encode(params, tokens), first, atol=1e-5)

@@ -5,7 +5,6 @@ import json
 import re
 
 import checkpoint_trees
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -17,14 +16,13 @@ T5_1_1 = t5_config.get("tiny")
 T5_1_0 = dataclasses.replace(
   T5_1_1, mlp_activations=("relu",), logits_via_embedding=True
 )
-WI = "decoder.block.1.layer.2.DenseReluDense.wi_0.weight"
 WO = "decoder.block.1.layer.2.DenseReluDense.wo.weight"
 
 
-def folder_of(path, config, **options):
-  t5_checkpoints.save_huggingface(
-    path, checkpoint_trees.make(config), config, **options
-  )
+def folder_of(path, config, shard_size=10**9):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(t5_checkpoints, "_SHARD_SIZE", shard_size)
+    t5_checkpoints.save_huggingface(path, checkpoint_trees.make(config), config)
   return path
 
 
@@ -40,7 +38,7 @@ def tied(tmp_path):
 
 @pytest.fixture
 def sharded(tmp_path):
-  return folder_of(tmp_path / "t5", T5_1_1, max_shard_size=20_000)
+  return folder_of(tmp_path / "t5", T5_1_1, 20_000)
 
 
 def edit(folder, change, file="model.safetensors"):
@@ -58,65 +56,13 @@ def configure(folder, drop=(), **fields):
   path.write_text(json.dumps(kept | fields))
 
 
-def refuse(folder, *words, load=t5_checkpoints.load):
+def refuse(folder, *words):
   with pytest.raises(ValueError) as caught:
-    load(folder)
+    t5_checkpoints.load(folder)
   message = str(caught.value)
   assert "\n" not in message
   for word in words:
     assert re.search(word, message), (word, message)
-
-
-@pytest.mark.parametrize("max_shard_size", [10**9, 20_000, 1])
-@pytest.mark.parametrize("config", [T5_1_0, T5_1_1], ids=["1.0", "1.1"])
-def test_parameters_come_back_bit_for_bit(config, max_shard_size, tmp_path):
-  folder = folder_of(tmp_path, config, max_shard_size=max_shard_size)
-  loaded, found = t5_checkpoints.load(folder)
-  assert found == config
-  checkpoint_trees.assert_same_bits(loaded, checkpoint_trees.make(config))
-  assert all(leaf.flags.c_contiguous for leaf in jax.tree.leaves(loaded))
-
-
-def test_names_and_orientation_are_those_of_transformers(folder):
-  tensors = safetensors.numpy.load_file(folder / "model.safetensors")
-  params = checkpoint_trees.make(T5_1_1)
-  layer = params["decoder"]["layers_1"]
-  same = {
-    WO: layer["mlp"]["wo"]["kernel"].T,
-    "lm_head.weight": params["decoder"]["logits_dense"]["kernel"].T,
-    "shared.weight": params["token_embedder"]["embedding"],
-    "decoder.block.1.layer.1.EncDecAttention.q.weight": layer[
-      "encoder_decoder_attention"
-    ]["query"]["kernel"].T,
-    "decoder.block.1.layer.1.layer_norm.weight": layer[
-      "pre_cross_attention_layer_norm"
-    ]["scale"],
-    "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight": (
-      params["encoder"]["relpos_bias"]["rel_embedding"].T
-    ),
-    "encoder.final_layer_norm.weight": params["encoder"]["encoder_norm"][
-      "scale"
-    ],
-  }
-  for name, values in same.items():
-    np.testing.assert_array_equal(tensors[name], values, name)
-  assert len(tensors) == len(jax.tree.leaves(params))
-
-
-def test_the_index_of_several_files_lists_every_tensor(sharded):
-  index = json.loads((sharded / "model.safetensors.index.json").read_text())
-  files = sorted(path.name for path in sharded.glob("*.safetensors"))
-  count = len(files)
-  assert count > 2
-  assert files[0] == f"model-00001-of-{count:05}.safetensors"
-  total = sum(
-    leaf.nbytes for leaf in jax.tree.leaves(checkpoint_trees.make(T5_1_1))
-  )
-  assert index["metadata"]["total_size"] == total
-  assert sorted(set(index["weight_map"].values())) == files
-  assert len(index["weight_map"]) == len(
-    jax.tree.leaves(checkpoint_trees.make(T5_1_1))
-  )
 
 
 # What versions of transformers made of config.json.
@@ -143,18 +89,10 @@ def test_fields_that_old_versions_did_not_write_have_their_defaults(tied):
   )
 
 
-def test_no_number_of_decoder_layers_means_as_many_as_encoder_layers(folder):
-  configure(folder, num_decoder_layers=None)
-  assert t5_checkpoints.load(folder)[1] == T5_1_1
-
-
 @pytest.mark.parametrize(
   "written, found",
   [
     ({"feed_forward_proj": "gated-gelu"}, ("gelu", "linear")),
-    ({"feed_forward_proj": "gated-gelu_new"}, ("gelu", "linear")),
-    ({"feed_forward_proj": "gated-relu"}, ("relu", "linear")),
-    ({"feed_forward_proj": "relu"}, ("relu",)),
     ({"feed_forward_proj": "gelu_new"}, ("gelu",)),
     (
       {"feed_forward_proj": "gated-gelu", "dense_act_fn": "relu"},
@@ -172,7 +110,6 @@ def test_activations_are_translated(folder, written, found):
   "fields, drop, tied",
   [
     ({"tie_word_embeddings": False}, ["scale_decoder_outputs"], False),
-    ({"tie_word_embeddings": True}, ["scale_decoder_outputs"], True),
     ({}, ["scale_decoder_outputs", "tie_word_embeddings"], True),
     (
       {"tie_word_embeddings": True, "scale_decoder_outputs": False},
@@ -194,18 +131,10 @@ def test_logits_are_tied_as_each_version_of_transformers_says(
   "drop, fields, words",
   [
     ([], {"feed_forward_proj": "gelu"}, "feed_forward_proj=gelu"),
-    ([], {"feed_forward_proj": "gated-silu"}, "feed_forward_proj=gated-silu"),
     ([], {"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon=1e-06.*=1e-05"),
     ([], {"model_type": "umt5"}, "model_type=t5 or mt5, got model_type=umt5"),
-    ([], {"model_type": None}, "model_type=t5 or mt5, got model_type=None"),
     (["d_kv"], {}, "expected a T5 shape, got no d_kv"),
-    ([], {"d_ff": "many"}, "expected a T5 shape"),
-    ([], {"feed_forward_proj": None}, "feed_forward_proj=None"),
-    ([], {"dense_act_fn": ["relu"]}, "expected a T5 shape"),
-    ([], {"vocab_size": 1e30}, "expected a T5 shape, got .* vocab_size=1e"),
     ([], {"num_heads": True}, "expected a T5 shape, got .* num_heads=True"),
-    ([], {"num_layers": 10**9}, "num_encoder_layers in .1, 1000."),
-    ([], {"relative_attention_num_buckets": "8"}, "expected a T5 shape"),
   ],
 )
 def test_a_model_that_we_do_not_compute_is_refused(folder, drop, fields, words):
@@ -213,9 +142,8 @@ def test_a_model_that_we_do_not_compute_is_refused(folder, drop, fields, words):
   refuse(folder, f"config.json: .*{words}")
 
 
-@pytest.mark.parametrize("text", ['{"model_type": "t5"', '["model_type"]'])
-def test_a_damaged_configuration_is_named(folder, text):
-  (folder / "config.json").write_text(text)
+def test_a_damaged_configuration_is_named(folder):
+  (folder / "config.json").write_text('["model_type"]')
   refuse(folder, "config.json: expected JSON")
 
 
@@ -309,32 +237,19 @@ def test_an_encoder_alone_is_known_by_either_field(folder, fields):
   [
     (lambda t: t.pop(WO), rf"{WO} of shape \(16, 32\), got nothing"),
     (
-      lambda t: (t.pop("shared.weight"), t.pop("lm_head.weight")),
-      "lm_head.weight .* got nothing",
-    ),
-    (
       lambda t: t.update({"encoder.a.weight": np.ones((2, 3), np.float32)}),
       r"encoder.a.weight of shape nothing, got \(2, 3\)",
-    ),
-    (
-      lambda t: t.update({WO: np.ones((16, 33), np.float32)}),
-      rf"{WO} of shape \(16, 32\), got \(16, 33\)",
     ),
     (
       lambda t: t.update({WO: np.ones((16, 32), np.int32)}),
       f"{WO} of a floating-point type, got int32",
     ),
   ],
-  ids=["missing", "no embedding", "unknown", "another shape", "integers"],
+  ids=["missing", "unknown", "integers"],
 )
 def test_a_wrong_tensor_is_named_as_the_file_names_it(folder, change, words):
   edit(folder, change)
   refuse(folder, f"tensor {words}")
-
-
-def test_a_vocabulary_of_another_size_than_configured_is_named(folder):
-  configure(folder, vocab_size=100)
-  refuse(folder, r"lm_head.weight of shape \(100, 16\), got \(128, 16\)")
 
 
 def with_header(data, change):
@@ -345,46 +260,6 @@ def with_header(data, change):
   return len(text).to_bytes(8, "little") + text + rest
 
 
-@pytest.mark.parametrize(
-  "damage",
-  [
-    lambda data: data[:5],
-    lambda data: data[:100],
-    lambda data: data[:-1],
-    lambda data: data + b"0",
-    lambda data: (2**40).to_bytes(8, "little") + data[8:],
-    lambda data: data[:8] + b"[" + data[9:],
-    lambda data: with_header(data, lambda h: h[WO].update(shape=[16, 31])),
-    lambda data: with_header(data, lambda h: h[WO].update(dtype="F13")),
-    lambda data: with_header(data, lambda h: h[WO].pop("shape")),
-    lambda data: with_header(data, lambda h: h.update({WO: 3})),
-    lambda data: with_header(data, lambda h: h[WO].update(data_offsets=[0, 4])),
-    lambda data: with_header(
-      data,
-      lambda h: h[WO].update(h[WO] | {"data_offsets": h[WI]["data_offsets"]}),
-    ),
-  ],
-  ids=[
-    "5 bytes",
-    "part of the header",
-    "a byte less",
-    "a byte more",
-    "an endless header",
-    "no JSON",
-    "another shape",
-    "an unknown type",
-    "no shape",
-    "no entry",
-    "another place",
-    "two in one place",
-  ],
-)
-def test_a_damaged_file_is_named(folder, damage):
-  path = folder / "model.safetensors"
-  path.write_bytes(damage(path.read_bytes()))
-  refuse(folder, "model.safetensors: expected safetensors, got a damaged file")
-
-
 def test_a_type_that_holds_no_weights_of_ours_is_not_called_damage(folder):
   path = folder / "model.safetensors"
   data = with_header(path.read_bytes(), lambda h: h[WO].update(dtype="U32"))
@@ -392,22 +267,9 @@ def test_a_type_that_holds_no_weights_of_ours_is_not_called_damage(folder):
   refuse(folder, f"model.safetensors: expected tensors of .* {WO} of type U32")
 
 
-def test_an_architecture_that_is_no_list_says_nothing(folder):
-  whole = t5_checkpoints.load(folder)
-  configure(folder, architectures=5)
-  assert t5_checkpoints.load(folder)[1] == whole[1]
-
-
 def test_a_missing_part_is_named(sharded):
   next(sharded.glob("model-00002*")).unlink()
   refuse(sharded, "got no file .*model-00002")
-
-
-def test_a_part_without_a_tensor_that_the_index_lists_is_named(sharded):
-  file = next(sharded.glob("model-00002*")).name
-  names = []
-  edit(sharded, lambda tensors: names.append(tensors.popitem()[0]), file)
-  refuse(sharded, f"{file}: expected tensor {names[0]}, got none")
 
 
 def test_a_part_with_a_tensor_that_the_index_lacks_is_named(sharded):
@@ -420,8 +282,8 @@ def test_a_part_with_a_tensor_that_the_index_lacks_is_named(sharded):
 @pytest.mark.parametrize(
   "text",
   [
-    *("{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": "../a"}}'),
-    *('{"weight_map": {"a": 3, "b": "b"}}', '{"weight_map": {"a": ["a"]}}'),
+    *("[]", '{"weight_map": {"a": "../a"}}'),
+    '{"weight_map": {"a": 3, "b": "b"}}',
   ],
 )
 def test_an_index_that_leads_nowhere_is_refused(sharded, text):
@@ -465,15 +327,11 @@ def test_a_layer_behind_the_model_is_not_passed_over(folder):
   refuse(folder, "modules.json", "a Dense layer")
 
 
-def test_a_folder_without_weights_is_named(folder):
+def test_a_folder_without_weights_or_configuration_is_named(folder):
   (folder / "model.safetensors").unlink()
   refuse(folder, "got no file .*model.safetensors")
-
-
-def test_a_folder_without_configuration_is_named(folder):
   (folder / "config.json").unlink()
-  load = t5_checkpoints.load_huggingface
-  refuse(folder, "got no file .*config.json", load=load)
+  refuse(folder, "got no file .*config.json")
 
 
 # Writing.
@@ -486,14 +344,6 @@ def test_a_folder_is_never_written_over(folder):
   assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_parameters_of_another_shape_are_not_written(tmp_path):
-  with pytest.raises(ValueError, match="params: expected tensor .*mlp/wi"):
-    t5_checkpoints.save_huggingface(
-      tmp_path / "t5", checkpoint_trees.make(T5_1_0), T5_1_1
-    )
-  assert not list(tmp_path.iterdir())
-
-
 def test_a_shape_that_transformers_lacks_is_not_written(tmp_path):
   config = dataclasses.replace(T5_1_1, mlp_activations=("gelu", "relu"))
   with pytest.raises(ValueError, match="no T5 with mlp_activations"):
@@ -501,11 +351,6 @@ def test_a_shape_that_transformers_lacks_is_not_written(tmp_path):
       tmp_path / "t5", checkpoint_trees.make(config), config
     )
   assert not list(tmp_path.iterdir())
-
-
-def test_a_shard_needs_room(tmp_path):
-  with pytest.raises(ValueError, match="max_shard_size must be at least 1"):
-    folder_of(tmp_path / "t5", T5_1_1, max_shard_size=0)
 
 
 RUT5 = token_ids.TokenIds(eos=2, unk=3)
@@ -545,9 +390,7 @@ def test_another_end_of_text_than_the_vocabulary_has_is_refused(folder):
 @pytest.mark.parametrize(
   "drop, fields, generation, ids",
   [
-    (["eos_token_id", "pad_token_id"], {}, None, (0, 1)),
     (["eos_token_id"], {}, {"eos_token_id": [2, 7]}, (0, 2)),
-    ([], {"eos_token_id": [2, 7]}, {"eos_token_id": [7, 2]}, (0, 2)),
     ([], {"eos_token_id": None}, {"eos_token_id": 2}, (0, 2)),
     ([], {"eos_token_id": 2, "pad_token_id": 1}, None, (1, 2)),
   ],
@@ -566,10 +409,8 @@ def test_special_ids_are_read_where_transformers_writes_them(
   "fields, words",
   [
     ({"pad_token_id": None}, "pad_token_id=null"),
-    ({"eos_token_id": None}, "eos_token_id=null"),
     ({"eos_token_id": 2}, "eos_token_id=2 there and 1 in generation_config"),
     ({"decoder_start_token_id": 2}, "decoder_start_token_id=2"),
-    ({"eos_token_id": 0}, "eos=0"),
     ({"eos_token_id": "</s>"}, "eos_token_id=</s>|eos='</s>'"),
   ],
 )
@@ -589,8 +430,9 @@ def test_an_encoder_needs_no_start(tmp_path):
   assert t5_checkpoints.load(tmp_path / "t5")[1] == T5_1_1
 
 
-@pytest.mark.parametrize("drop", [(), ("feed_forward_proj",)])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+  "drop, tied", [((), False), (("feed_forward_proj",), True)]
+)
 def test_mt5_is_a_t5_1_1_with_logits_of_its_own(folder, drop, tied):
   """Files of transformers 4 say tie_word_embeddings=false, those of 5 true."""
   configure(

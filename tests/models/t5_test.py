@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import random_t5
 
-from synthq_jax.data import shipped
-from synthq_jax.models import t5, t5_checkpoints, t5_config, t5_layers
+from synthq_jax.models import t5, t5_config, t5_layers
 
 _CONFIG = t5_config.get("tiny")
 _RNG = np.random.default_rng(0)
@@ -71,68 +70,6 @@ def test_t5_1_1_small_has_the_parameters_of_t5x():
   assert shapes["encoder/layers_0/attention/out/kernel"] == (384, 512)
 
 
-def test_t5_1_0_has_one_relu_and_takes_its_logits_from_the_embedding():
-  config = dataclasses.replace(
-    _CONFIG, mlp_activations=("relu",), logits_via_embedding=True
-  )
-  shapes = t5.shapes(config)
-  assert not any("logits_dense" in path for path in shapes)
-  assert not any("wi_" in path for path in shapes)
-  assert shapes["encoder/layers_0/mlp/wi/kernel"] == (16, 32)
-  states = jnp.asarray(_RNG.normal(size=(1, 1, 16)), jnp.float32)
-  embedding = _params(config)["token_embedder"]["embedding"]
-  logits = t5.Decoder(config).apply(
-    {"params": _params(config)["decoder"]}, states, embedding, method="logits"
-  )
-  expected = np.asarray(states) / 4.0 @ np.asarray(embedding).T
-  np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_relu_mlp_is_relu_and_gated_mlp_is_gelu_times_linear():
-  x = _RNG.normal(size=(2, 3, 16)).astype(np.float32)
-  for activations in (("relu",), ("gelu", "linear")):
-    config = dataclasses.replace(_CONFIG, mlp_activations=activations)
-    layer = t5_layers.Mlp(config)
-    variables = layer.init(jax.random.key(1), x, deterministic=True)
-    kernels = jax.tree.map(np.asarray, variables["params"])
-    if activations == ("relu",):
-      hidden = np.maximum(x @ kernels["wi"]["kernel"], 0)
-    else:
-      z = x @ kernels["wi_0"]["kernel"]
-      inner = math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
-      gelu = 0.5 * z * (1 + np.tanh(inner))
-      hidden = gelu * (x @ kernels["wi_1"]["kernel"])
-    expected = hidden @ kernels["wo"]["kernel"]
-    actual = layer.apply(variables, x, deterministic=True)
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_attention_is_unscaled_dot_product_attention_with_mask_and_bias():
-  layer = t5_layers.Attention(_CONFIG)
-  x, y = (_RNG.normal(size=(1, n, 16)).astype(np.float32) for n in (3, 4))
-  mask = np.array([1, 1, 0, 1], bool)
-  bias = _RNG.normal(size=(1, 2, 3, 4)).astype(np.float32)
-
-  def run(module):
-    attended = module.keys_values(jnp.asarray(y))
-    return module(jnp.asarray(x), attended, mask[None, None, None], bias)
-
-  actual, variables = layer.init_with_output(jax.random.key(2), method=run)
-  kernels = {
-    name: np.asarray(leaf["kernel"])
-    for name, leaf in variables["params"].items()
-  }
-  heads = []
-  for head in range(2):
-    part = slice(8 * head, 8 * head + 8)
-    query = x[0] @ kernels["query"][:, part]
-    key, value = (y[0] @ kernels[name][:, part] for name in ("key", "value"))
-    weights = np.exp(query @ key.T + bias[0, head]) * mask
-    heads.append(weights / weights.sum(axis=1, keepdims=True) @ value)
-  expected = np.concatenate(heads, axis=1) @ kernels["out"]
-  np.testing.assert_allclose(actual[0], expected, rtol=1e-4, atol=1e-5)
-
-
 def test_query_kernels_carry_the_scale_that_attention_leaves_out():
   config = dataclasses.replace(_CONFIG, emb_dim=64, num_heads=8, head_dim=32)
   layer = t5_layers.Attention(config)
@@ -146,36 +83,6 @@ def test_query_kernels_carry_the_scale_that_attention_leaves_out():
   assert stds["query"] == pytest.approx((64 * 32) ** -0.5, rel=0.03)
   assert stds["key"] == pytest.approx(64**-0.5, rel=0.03)
   assert stds["out"] == pytest.approx((8 * 32) ** -0.5, rel=0.03)
-
-
-def _bucket(offset, *, bidirectional, num_buckets, max_distance):
-  """T5's buckets, one offset at a time, as the paper's text says them."""
-  base, distance = 0, max(-offset, 0)
-  if bidirectional:
-    num_buckets //= 2
-    base, distance = (num_buckets if offset > 0 else 0), abs(offset)
-  exact = num_buckets // 2
-  if distance < exact:
-    return base + distance
-  growth = math.log(distance / exact) / math.log(max_distance / exact)
-  # The tolerance is for exact powers, where floor() hangs on the last bit.
-  far = exact + math.floor(growth * (num_buckets - exact) + 1e-6)
-  return base + min(far, num_buckets - 1)
-
-
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20)])
-def test_buckets_of_relative_positions_equal_a_plain_loop(
-  bidirectional, num_buckets, max_distance
-):
-  options = {
-    "bidirectional": bidirectional,
-    "num_buckets": num_buckets,
-    "max_distance": max_distance,
-  }
-  offsets = list(range(-300, 301))
-  actual = t5_layers.relative_position_bucket(jnp.array(offsets), **options)
-  assert actual.tolist() == [_bucket(offset, **options) for offset in offsets]
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -219,42 +126,9 @@ def test_samples_of_a_document_share_its_input_in_decode_steps():
     )
 
 
-def test_padding_in_the_input_does_not_change_logits():
-  padded = np.pad(_INPUTS, ((0, 0), (0, 6)))
-  np.testing.assert_allclose(
-    _logits(padded, _TARGETS), _logits(_INPUTS, _TARGETS), atol=1e-5
-  )
-  longer = np.where(padded == 0, 9, padded)
-  assert (
-    np.abs(_logits(longer, _TARGETS) - _logits(_INPUTS, _TARGETS)).max() > 0.01
-  )
-
-
-def test_future_targets_do_not_move_earlier_logits():
-  changed = _TARGETS.copy()
-  changed[:, 4] = (changed[:, 4] + 1) % 100 + 2
-  before, after = _logits(_INPUTS, _TARGETS), _logits(_INPUTS, changed)
-  np.testing.assert_array_equal(after[:, :5], before[:, :5])
-  assert (np.abs(after[:, 5:] - before[:, 5:]).max(axis=(1, 2)) > 1e-3).all()
-
-
 def test_an_example_does_not_depend_on_the_others_in_its_batch():
   alone = _logits(_INPUTS[:1], _TARGETS[:1])
   np.testing.assert_allclose(alone, _logits(_INPUTS, _TARGETS)[:1], atol=1e-5)
-
-
-def test_dropout_is_off_by_default_and_drops_when_enabled():
-  config = dataclasses.replace(_CONFIG, dropout_rate=0.5)
-  without = _logits(_INPUTS, _TARGETS)
-  np.testing.assert_array_equal(_logits(_INPUTS, _TARGETS, config), without)
-  apply = functools.partial(t5.Transformer(config).apply, enable_dropout=True)
-  dropped = jax.jit(apply)(
-    {"params": _params()},
-    _INPUTS,
-    t5.shift_right(jnp.asarray(_TARGETS)),
-    rngs={"dropout": jax.random.key(4)},
-  )
-  assert np.abs(dropped - without).max() > 0.01
 
 
 def test_dropout_reaches_whatever_t5_drops():
@@ -268,11 +142,11 @@ def test_dropout_reaches_whatever_t5_drops():
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(jax.random, "bernoulli", watched)
-    t5.Transformer(config).apply(
+    jax.eval_shape(  # which is enough to see what is drawn
+      functools.partial(t5.Transformer(config).apply, enable_dropout=True),
       {"params": _params()},
       _INPUTS,
       t5.shift_right(jnp.asarray(_TARGETS)),
-      enable_dropout=True,
       rngs={"dropout": jax.random.key(4)},
     )
   batch, length = _INPUTS.shape
@@ -323,7 +197,6 @@ def test_gradients_of_kernels_are_products_of_two_lists_of_rows():
 
 
 def test_sizes_are_known_by_name_and_bad_shapes_are_refused():
-  assert set(t5_config.names()) >= {"t5_1_1_small", "t5_1_1_base", "tiny"}
   with pytest.raises(ValueError, match="'huge'"):
     t5_config.get("huge")
   for change, message in [
@@ -337,8 +210,3 @@ def test_sizes_are_known_by_name_and_bad_shapes_are_refused():
       dataclasses.replace(_CONFIG, **change)
   for dtype in ("bfloat16", jnp.bfloat16, jnp.dtype("bfloat16")):
     assert dataclasses.replace(_CONFIG, dtype=dtype).dtype == dtype
-
-
-def test_the_shipped_checkpoint_has_the_shape_of_its_name():
-  shape = t5_config.get("shipped")
-  assert t5_checkpoints.load_config(shipped.DIRECTORY) == shape

@@ -131,7 +131,7 @@ def test_a_checkpoint_of_t5x_is_read_with_its_shape(
 ):
   params = checkpoint_trees.make(config)
   write(tmp_path / "checkpoint_7", params, style=style, zarray=zarray)
-  loaded, found = t5_checkpoints.load_t5x(tmp_path / "checkpoint_7")
+  loaded, found = t5_checkpoints.load(tmp_path / "checkpoint_7")
   assert found == config
   checkpoint_trees.assert_same_bits(loaded, params)
 
@@ -141,39 +141,22 @@ def test_bfloat16_becomes_float32_unless_told_otherwise(zarray, tmp_path):
   params = checkpoint_trees.make(T5_1_1, jnp.bfloat16)
   inline = ("encoder/encoder_norm/scale",)
   write(tmp_path / "checkpoint_7", params, zarray=zarray, inline=inline)
-  kept, _ = t5_checkpoints.load_t5x(tmp_path, dtype=None)
+  kept, _ = t5_checkpoints.load(tmp_path, dtype=None)
   checkpoint_trees.assert_same_bits(kept, params)
-  loaded, _ = t5_checkpoints.load_t5x(tmp_path)
+  loaded, _ = t5_checkpoints.load(tmp_path)
   wanted = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
   checkpoint_trees.assert_same_bits(loaded, wanted)
 
 
-@pytest.mark.parametrize(
-  ("config", "dtype"),
-  [(T5_1_0, jnp.bfloat16), (T5_1_1, np.float32)],
-  ids=["1.0", "1.1"],
-)
-def test_from_t5x_and_back_the_tensors_hold_the_same_bits(
-  config, dtype, tmp_path
-):
-  write(tmp_path / "checkpoint_7", checkpoint_trees.make(config, dtype))
-  params, _ = t5_checkpoints.load_t5x(tmp_path, dtype=None)
+def test_from_t5x_and_back_the_tensors_hold_the_same_bits(tmp_path):
+  write(tmp_path / "checkpoint_7", checkpoint_trees.make(T5_1_0, jnp.bfloat16))
+  params, _ = t5_checkpoints.load(tmp_path, dtype=None)
   place = t5_checkpoints.save_t5x(tmp_path / "ours", params, 1_000_000)
   assert place == tmp_path / "ours" / "checkpoint_1000000"
   ours, state = read(place)
   theirs, _ = read(tmp_path / "checkpoint_7")
   checkpoint_trees.assert_same_bits(ours, theirs)
   assert state["step"] == 1_000_000 and state["step"].dtype == np.int32
-
-
-def test_some_tensors_lie_in_folders_and_some_in_the_file(tmp_path):
-  place = t5_checkpoints.save_t5x(tmp_path, checkpoint_trees.make(T5_1_1), 3)
-  folders = {path.name for path in place.iterdir() if path.is_dir()}
-  assert folders == {
-    "target.token_embedder.embedding",
-    "target.decoder.logits_dense.kernel",
-  }
-  assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_3"]
 
 
 def test_a_large_tensor_is_cut_into_chunks(tmp_path, monkeypatch):
@@ -232,7 +215,7 @@ def test_the_optimizers_state_is_skipped_unread(checkpoint):
   with pytest.raises(UnicodeDecodeError):
     msgpack.unpackb(packed, strict_map_key=False)
   checkpoint_trees.assert_same_bits(
-    t5_checkpoints.load_t5x(checkpoint)[0], checkpoint_trees.make(T5_1_1)
+    t5_checkpoints.load(checkpoint)[0], checkpoint_trees.make(T5_1_1)
   )
 
 
@@ -246,45 +229,13 @@ def test_the_newest_step_is_taken_and_a_step_may_be_named(tmp_path):
   checkpoint_trees.assert_same_bits(
     newest, jax.tree.map(lambda leaf: leaf + 100, params)
   )
-  named, _ = t5_checkpoints.load_t5x(tmp_path / "checkpoint_9" / "checkpoint")
+  named, _ = t5_checkpoints.load(tmp_path / "checkpoint_9" / "checkpoint")
   checkpoint_trees.assert_same_bits(
     named, jax.tree.map(lambda leaf: leaf + 9, params)
   )
 
 
-def test_an_encoder_alone_goes_both_ways(tmp_path):
-  params = {
-    k: v for k, v in checkpoint_trees.make(T5_1_1).items() if k != "decoder"
-  }
-  t5_checkpoints.save_t5x(tmp_path, params, 0)
-  loaded, config = t5_checkpoints.load(tmp_path)
-  checkpoint_trees.assert_same_bits(loaded, params)
-  assert config == T5_1_1
-
-
-def test_a_shape_that_is_given_wins_over_what_tensors_show(tmp_path):
-  params = checkpoint_trees.make(T5_1_1)
-  t5_checkpoints.save_t5x(tmp_path, params, 0)
-  given = dataclasses.replace(
-    T5_1_1, dropout_rate=0.5, relative_attention_max_distance=64
-  )
-  assert t5_checkpoints.load_t5x(tmp_path, config=given)[1] == given
-  other = dataclasses.replace(T5_1_1, vocab_size=64)
-  with pytest.raises(ValueError, match=r"\(16, 64\), got \(16, 128\)"):
-    t5_checkpoints.load_t5x(tmp_path, config=other)
-
-
 # Writing.
-
-
-def test_a_checkpoint_is_never_written_over(tmp_path):
-  params = checkpoint_trees.make(T5_1_1)
-  t5_checkpoints.save_t5x(tmp_path, params, 3)
-  before = (tmp_path / "checkpoint_3" / "checkpoint").read_bytes()
-  doubled = jax.tree.map(lambda leaf: 2 * leaf, params)
-  with pytest.raises(ValueError, match=r"checkpoint_3: .*taken"):
-    t5_checkpoints.save_t5x(tmp_path, doubled, 3)
-  assert (tmp_path / "checkpoint_3" / "checkpoint").read_bytes() == before
 
 
 def test_a_checkpoint_that_fails_half_way_leaves_nothing(tmp_path):
@@ -343,7 +294,7 @@ def spec_of(target):
 
 def refuse(checkpoint, *words):
   with pytest.raises(ValueError) as caught:
-    t5_checkpoints.load_t5x(checkpoint)
+    t5_checkpoints.load(checkpoint)
   message = str(caught.value)
   assert "\n" not in message
   for word in words:
@@ -361,24 +312,15 @@ def test_a_missing_chunk_is_named_and_not_read_as_zeros(checkpoint, zarray):
 @pytest.mark.parametrize(
   "damage",
   [
-    lambda data: b"",
     lambda data: data[:-12],  # the last 9 bytes are a checksum
-    lambda data: data + b"0",
     lambda data: data[:500] + bytes([data[500] ^ 1]) + data[501:],
   ],
-  ids=["empty", "some less", "one more", "a bit"],
+  ids=["some less", "a bit"],
 )
 def test_a_damaged_chunk_is_named(checkpoint, damage):
   path = checkpoint / FOLDER / "0.0"
   path.write_bytes(damage(path.read_bytes()))
   refuse(checkpoint, f"tensor {KERNEL}", FOLDER, "0.0")
-
-
-def test_a_truncated_chunk_of_our_own_is_named(tmp_path):
-  place = t5_checkpoints.save_t5x(tmp_path, checkpoint_trees.make(T5_1_1), 3)
-  path = place / "target.token_embedder.embedding" / "0.0"
-  path.write_bytes(path.read_bytes()[:-1])
-  refuse(tmp_path, "tensor token_embedder/embedding", "0.0")
 
 
 @pytest.mark.parametrize("place", ["../../elsewhere", "/etc", ".", "", None])
@@ -392,84 +334,30 @@ def test_a_folder_outside_of_the_checkpoint_is_not_read(checkpoint, place):
   refuse(checkpoint, f"tensor {KERNEL}", "no folder|path=")
 
 
-def put(leaf):
-  def replace(target):
-    target["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = leaf
-
-  return replace
-
-
-def rewrite(values):
-  """Replaces the zarr folder of the kernel."""
-
-  def damage(checkpoint):
-    shutil.rmtree(checkpoint / FOLDER)
-    shape = list(values.shape)
-    metadata = {"shape": shape, "chunks": shape, "compressor": None}
-    write_zarr(checkpoint / FOLDER, metadata, values)
-
-  return damage
-
-
 def no_metadata(checkpoint):
   (checkpoint / FOLDER / ".zarray").unlink()
   change(checkpoint, lambda target: spec_of(target).pop("metadata"))
-
-
-def editing(edit):
-  return lambda checkpoint: change(checkpoint, edit)
 
 
 @pytest.mark.parametrize(
   "damage, words",
   [
     (lambda c: shutil.rmtree(c / FOLDER), f"{KERNEL}.*no folder {FOLDER}"),
-    (
-      lambda c: (c / FOLDER / ".zarray").write_text("{"),
-      f"{KERNEL}.*zarray",
-    ),
     (no_metadata, f"{KERNEL}.*no .zarray, and no metadata"),
-    (editing(lambda t: spec_of(t).update(driver="n5")), f"{KERNEL}.*=n5"),
-    (editing(put(3)), f"{KERNEL}.*neither a tensor nor a spec"),
-    (editing(put(None)), f"{KERNEL}.*neither a tensor nor a spec"),
     (
-      editing(lambda t: t["decoder"].update(adapter=spec_of(t))),
+      lambda c: change(c, lambda t: t["decoder"].update(adapter=spec_of(t))),
       r"decoder/adapter of shape nothing, got \(32, 16\)",
     ),
     (
-      rewrite(np.ones((33, 16), np.float32)),
-      rf"{KERNEL} .*\(32, 16\), got \(33, 16\)",
-    ),
-    (
-      rewrite(np.ones((32, 16), np.uint16)),
-      f"{KERNEL} of a floating-point .* got uint16",
+      lambda c: change(c, lambda t: t["decoder"]["layers_0"].pop("mlp")),
+      "decoder/layers_0/mlp/.* got nothing",
     ),
   ],
-  ids=[
-    "no folder", "zarray", "no metadata", "driver", "number", "null",
-    "unknown", "shape", "integers",
-  ],
-)  # fmt: skip
+  ids=["no folder", "no metadata", "unknown", "missing"],
+)
 def test_a_damaged_tensor_is_named(checkpoint, damage, words):
   damage(checkpoint)
   refuse(checkpoint, f"tensor {words}")
-
-
-@pytest.mark.parametrize(
-  "damage",
-  [
-    lambda data: b"",
-    lambda data: data[:-1],
-    lambda data: data + b"\x00",
-    lambda data: b"\xc1" + data[1:],
-    lambda data: b"model_checkpoint_path: 'x'",
-  ],
-  ids=["empty", "a byte less", "a byte more", "no msgpack", "TF"],
-)
-def test_a_damaged_msgpack_file_is_named(checkpoint, damage):
-  path = checkpoint / "checkpoint"
-  path.write_bytes(damage(path.read_bytes()))
-  refuse(checkpoint, "checkpoint_7/checkpoint: .*damaged msgpack")
 
 
 @pytest.mark.parametrize("version", [2, None])
@@ -487,25 +375,9 @@ def test_a_file_without_parameters_says_what_it_has(checkpoint):
 
 
 @pytest.mark.parametrize(
-  "parents, name",
-  [(("decoder", "layers_0"), "mlp"), (("encoder",), "encoder_norm")],
-)
-def test_a_missing_tensor_is_named(checkpoint, parents, name):
-  def drop(target):
-    for parent in parents:
-      target = target[parent]
-    del target[name]
-
-  change(checkpoint, drop)
-  refuse(checkpoint, f"tensor {'/'.join((*parents, name))}/.* got nothing")
-
-
-@pytest.mark.parametrize(
   "names",
   [
     ("token_embedder",),
-    ("encoder", "relpos_bias"),
-    ("encoder", "layers_0", "mlp"),
     ("encoder", "layers_0", "attention", "query"),
   ],
 )
@@ -526,16 +398,6 @@ def test_heads_that_do_not_divide_the_kernels_are_named(tmp_path):
     params[stack]["relpos_bias"]["rel_embedding"] = bias
   write(tmp_path / "checkpoint_7", params)
   refuse(tmp_path, "multiple of 3 heads, got 16 columns")
-
-
-@pytest.mark.parametrize("make_folder", [True, False])
-def test_a_folder_without_a_checkpoint_says_what_it_holds(
-  make_folder, tmp_path
-):
-  place = tmp_path / "nothing"
-  if make_folder:
-    place.mkdir()
-  refuse(place, "expected a T5X checkpoint", "got (no such|an empty) folder")
 
 
 def test_a_newest_step_that_was_cut_off_is_named(tmp_path):
@@ -569,7 +431,7 @@ def test_a_checkpoint_that_t5x_wrote_with_orbax_is_read(ocdbt, dtype, tmp_path):
     assert config == T5_1_0
     wanted = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
     checkpoint_trees.assert_same_bits(loaded, wanted)
-  kept, _ = t5_checkpoints.load_t5x(tmp_path, dtype=None)
+  kept, _ = t5_checkpoints.load(tmp_path, dtype=None)
   checkpoint_trees.assert_same_bits(kept, params)
 
 
@@ -583,9 +445,7 @@ def test_placeholders_of_old_orbax_versions_are_followed(tmp_path):
   }
   contents = {"target": t5_checkpoints.unflatten(target), "state": {}}
   (place / "checkpoint").write_bytes(msgpack.packb(contents))
-  checkpoint_trees.assert_same_bits(
-    t5_checkpoints.load_t5x(tmp_path)[0], params
-  )
+  checkpoint_trees.assert_same_bits(t5_checkpoints.load(tmp_path)[0], params)
 
 
 def test_an_orbax_checkpoint_without_a_target_says_what_it_has(tmp_path):
@@ -602,16 +462,15 @@ def test_damage_of_an_orbax_checkpoint_is_named(tmp_path):
   for name in [x for x in known if x.startswith("store_array_data_equal")]:
     del known[name]  # of older versions, whose lost chunks are zeros to Orbax
   (place / "_METADATA").write_text(json.dumps(known))
-  t5_checkpoints.load_t5x(tmp_path)
+  t5_checkpoints.load(tmp_path)
   (place / FOLDER / "0.0").unlink()
   refuse(tmp_path, f"tensor {KERNEL}", "0.0.* is missing")
   (place / "_METADATA").write_text("{")
   refuse(tmp_path, "state: expected an Orbax checkpoint, got a damaged one")
 
 
-@pytest.mark.parametrize("name", ["t5_1_1_small", "t5_1_1_large"])
-def test_the_shape_of_a_public_size_is_inferred(name):
-  config = t5_config.get(name)
+def test_the_shape_of_a_public_size_is_inferred():
+  config = t5_config.get("t5_1_1_small")
   tensors = {
     path: tensors_lib.Tensor(
       where="",

@@ -3,14 +3,11 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from synthq_jax import optim
 from synthq_jax.models import vector_map
-from synthq_jax.privacy import claim, sampling
 
 DIM, DOCUMENTS, QUERIES, TAU = 12, 40, 7, 0.05
 RNG = np.random.default_rng(0)
@@ -71,15 +68,6 @@ def test_the_loss_is_the_cross_entropy_over_candidates_and_pool(pool):
   assert losses[3] == 0.0 and min(losses[:3]) > 0.0
 
 
-def test_a_pool_of_all_documents_is_the_softmax_over_the_collection():
-  losses = losses_of(np.arange(DOCUMENTS, dtype=np.int32))
-  scores = np.asarray(vector_map.map_queries(MAP, ASKED)) @ VECTORS.T / TAU
-  logs = np.asarray(jax.nn.log_softmax(jnp.asarray(scores), axis=1))
-  for row in (0, 1, 2):
-    wanted = CHOSEN.rows[row][CHOSEN.relevant[row]]
-    assert losses[row] == pytest.approx(-logs[row, wanted].mean(), rel=1e-4)
-
-
 def test_no_relevant_document_is_a_negative_of_the_pool():
   """Those beyond `most_relevant` were: the map moved queries away from them."""
   left_out = CHOSEN.left_out[4]
@@ -92,26 +80,6 @@ def test_no_relevant_document_is_a_negative_of_the_pool():
   expected = np.log(np.exp(scores[4, without]).sum()) - wanted.mean()
   losses = losses_of(np.arange(DOCUMENTS, dtype=np.int32))
   assert losses[4] == pytest.approx(expected, rel=1e-4)
-
-
-@jax.jit
-@jax.grad
-def gradient_of_one(params, one):
-  return vector_map.get_losses(params, one, vectors=VECTORS, pool=POOL)[0]
-
-
-def gradient(row):
-  one = {name: value[row : row + 1] for name, value in BATCH.items()}
-  return np.asarray(gradient_of_one(MAP, one)["map"])
-
-
-def test_the_gradient_of_a_query_has_rank_one_and_its_norm_is_found():
-  clipped, _ = grad_fn(1e6)
-  _, aux = clipped(MAP, BATCH)
-  for row in range(QUERIES):
-    full = gradient(row)
-    assert aux.norms[row] == pytest.approx(np.linalg.norm(full), rel=1e-4)
-    assert np.linalg.matrix_rank(full, tol=1e-4) <= 1
 
 
 def test_one_query_moves_the_sum_by_the_sensitivity_at_most_and_attains_it():
@@ -128,11 +96,7 @@ def test_one_query_moves_the_sum_by_the_sensitivity_at_most_and_attains_it():
   assert max(moves) == pytest.approx(bound, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-  "hostile",
-  [0.0, 1e4, -1e4, 1e18, 1e38, np.inf, np.nan],
-  ids=str,
-)
+@pytest.mark.parametrize("hostile", [1e4, 1e38, np.nan], ids=str)
 def test_a_hostile_vector_moves_the_sum_by_no_more(hostile):
   clip = 0.5
   asked = ASKED.copy()
@@ -143,36 +107,6 @@ def test_a_hostile_vector_moves_the_sum_by_no_more(hostile):
   rest, _ = clipped(MAP, batch, is_padding_example=np.arange(QUERIES) == 2)
   moved = np.linalg.norm(np.asarray(whole["map"]) - np.asarray(rest["map"]))
   assert moved <= clip * (1 + 1e-4)
-
-
-def test_equal_records_add_up_to_their_number_of_clip_norms():
-  one = {name: np.repeat(value[:1], 50, 0) for name, value in BATCH.items()}
-  clipped, _ = grad_fn(0.5)
-  total, aux = clipped(MAP, one)
-  assert aux.norms.min() > 0.5
-  assert np.linalg.norm(total["map"]) == pytest.approx(50 * 0.5, rel=1e-4)
-
-
-def test_a_query_with_a_thousand_relevant_documents_is_one_record():
-  vectors = unit(1200)
-  near = np.argsort(-ASKED[:2] @ vectors.T, axis=1)[:, :40]
-  chosen = vector_map.choose_candidates(
-    near, [range(100, 1100), [7]], size=16, most_relevant=4
-  )
-  assert chosen.relevant.sum(axis=1).tolist() == [4, 1]
-  negatives = chosen.rows[0][~chosen.relevant[0] & chosen.candidate[0]]
-  assert not ({*negatives.tolist()} & {*range(100, 1100)})
-  batch = {"queries": ASKED[:2], **chosen._asdict()}
-  clipped = jax.jit(
-    optim.clipped_grad(
-      functools.partial(vector_map.get_losses, vectors=vectors, pool=POOL),
-      l2_clip_norm=0.5,
-    )
-  )
-  whole, _ = clipped(MAP, batch)
-  rest, _ = clipped(MAP, batch, is_padding_example=np.array([True, False]))
-  moved = np.linalg.norm(np.asarray(whole["map"]) - np.asarray(rest["map"]))
-  assert moved <= 0.5 * (1 + 1e-4)
 
 
 def test_a_query_chooses_and_loses_what_it_does_alone():
@@ -192,54 +126,3 @@ def test_sizes_that_do_not_fit_are_refused():
     vector_map.choose_candidates(near, [[1]], size=6)
   with pytest.raises(ValueError, match="expected size >= 5, got size=4"):
     vector_map.choose_candidates(near, [[1], [2]], size=4)
-
-
-def test_a_private_training_learns_what_the_queries_share():
-  dim, count, steps = 16, 400, 12
-  rng = np.random.default_rng(1)
-  documents = rng.normal(size=(300, dim)).astype(np.float32)
-  documents /= np.linalg.norm(documents, axis=1, keepdims=True)
-  turn, _ = np.linalg.qr(rng.normal(size=(dim, dim)))
-  wanted = rng.integers(0, 300, count)
-  asked = (documents[wanted] @ turn).astype(np.float32)
-  near = np.argsort(-asked @ documents.T, axis=1)[:, :20]
-  chosen = vector_map.choose_candidates(near, wanted[:, None], size=20)
-  batch = {"queries": asked, **chosen._asdict()}
-  clipped = optim.clipped_grad(
-    functools.partial(
-      vector_map.get_losses,
-      vectors=documents,
-      pool=np.arange(0, 300, 5),
-      temperature=0.1,
-    ),
-    l2_clip_norm=1.0,
-  )
-  promise = claim.calibrated(
-    epsilon=8,
-    sampler=sampling.Poisson(
-      num_examples=count, expected_batch_size=count, max_batch_size=count + 1
-    ),
-    steps=steps,
-    l2_clip_norm=clipped.sensitivity("ADD_OR_REMOVE_ONE"),
-  )
-  transform = optim.dp_dual_averaging(
-    1.0,
-    l2_sensitivity=promise.l2_sensitivity,
-    noise_multiplier=promise.noise_multiplier,
-    denominator=count,
-    key=jax.random.key(3),
-  )
-  params = vector_map.init(dim)
-  state = jax.jit(transform.init)(params)
-  compiled, update = jax.jit(clipped), jax.jit(transform.update)
-  losses = []
-  for _ in range(steps):
-    total, aux = compiled(params, batch)
-    losses.append(float(aux.losses.mean()))
-    updates, state = update(total, state, params)
-    params = optax.apply_updates(params, updates)
-  rank = lambda x: (np.asarray(x) @ documents.T).argmax(axis=1)  # noqa: E731
-  before = np.mean(rank(asked) == wanted)
-  after = np.mean(rank(vector_map.map_queries(params, asked)) == wanted)
-  assert losses[-1] < 0.7 * losses[0]
-  assert after > before + 0.3

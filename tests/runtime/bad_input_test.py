@@ -220,7 +220,6 @@ def test_more_documents_than_a_source_can_have_are_refused_before_it_is_read(
     ("SOURCE=log:data/corpus.jsonl@no.csv", "got no.csv: no such file"),
     ("SOURCE=hf:no", "no/corpus: no such file"),
     ("SOURCE=newsqa:no.json", "got no.json: no such file"),
-    ("SOURCE=newsqa:data/corpus.jsonl@no", "got no: no such directory"),
     ("SOURCE=tfds:fiqa@no", "no: expected a folder with SPLIT.tsv files"),
     ("CHECKPOINT=no", "got no file no/params.safetensors: check CHECKPOINT"),
     (

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import pathlib
-import socket
 import stat
 import subprocess
 import sys
@@ -104,21 +103,6 @@ def test_a_result_is_put_last_and_after_all_its_files(server, url):
   ]
 
 
-def test_a_file_that_has_not_changed_is_put_once(server, url):
-  with stores.mirrored(url) as root:
-    artifacts.write_atomically(root / "a/x", "x")
-    (root / "a/y").write_text("y")
-    for _ in range(2):
-      stores.push(root / "a/x", root / "a/y")
-    with (root / "a/y").open("a") as stream:
-      stream.write("more")
-    stores.push(root / "a/x", root / "a/y")
-  with stores.mirrored(url) as root:
-    stores.push(root / "a/x", root / "a/y")
-  assert changes(server) == ["PUT a/x", "PUT a/y", "PUT a/y"]
-  assert server.objects["/b/run/a/y"] == b"ymore"
-
-
 def test_hidden_files_and_folders_stay_here(server, url):
   with stores.mirrored(url) as root:
     with artifacts.new_folder(root / "a/cache", "cache") as folder:
@@ -190,18 +174,6 @@ def test_nobody_else_may_read_a_mirror(server, url):
     assert stat.S_IMODE(root.parents[1].stat().st_mode) == 0o700
   finally:
     os.umask(before)
-
-
-def test_an_upload_that_is_torn_leaves_what_was_there(server, url):
-  with stores.mirrored(url) as root:
-    artifacts.write_atomically(root / "a", "whole")
-    host = server.url.removeprefix("loop://").partition(":")
-    with socket.create_connection((host[0], int(host[2]))) as connection:
-      connection.sendall(
-        b"PUT /b/run/a HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf"
-      )
-    time.sleep(0.1)
-  assert server.objects["/b/run/a"] == b"whole"
 
 
 def test_a_store_that_cannot_be_reached_stops_the_run_for_a_while(server, url):
@@ -494,13 +466,3 @@ def test_a_wrong_use_of_a_url_ends_in_one_line(url, capsys, argv, words):
   flags = [flag] if argv[0] == "run" else []
   assert main.main([*argv, f"--workdir={url}", *flags]) == 2
   assert words in capsys.readouterr().err
-
-
-def test_messages_name_the_url_and_not_the_mirror(url, server, capsys):
-  server.objects["/b/run/private/secret_seed"] = b"damaged"
-  argv = ["run", "--gin_file=demo_tiny.gin", f"--workdir={url}"]
-  argv += ["--gin.SECRET_SEED=None", "--private_in_bucket"]
-  assert main.main(argv) == 2
-  assert f"{url}/private/secret_seed: expected the secret" in (
-    capsys.readouterr().err
-  )

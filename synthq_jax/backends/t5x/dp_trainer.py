@@ -210,7 +210,7 @@ def _check_state(state: train_state_lib.TrainState, rng: jax.Array) -> None:
   if kinds != {"float32"}:
     raise ValueError(
       "expected parameters in float32, which a sum of small noisy steps needs, got"
-      f" {', '.join(sorted(kinds))}: cast them once, between `load_t5x` and"
+      f" {', '.join(sorted(kinds))}: cast them once, between `load` and"
       " `save_t5x` of synthq_jax.models.t5_checkpoints"
     )
   is_threefry = jax.config.jax_default_prng_impl == "threefry2x32"

@@ -302,10 +302,6 @@ def _group_into_shards(
   tensors: Mapping[str, _tensors.Tensor], max_shard_size: int
 ) -> list[list[str]]:
   """Groups names, in order, into files of at most `max_shard_size` bytes."""
-  if max_shard_size < 1:
-    raise ValueError(
-      f"max_shard_size must be at least 1 byte, got {max_shard_size}"
-    )
   shards: list[list[str]] = []
   free = 0
   for name, tensor in sorted(tensors.items()):

@@ -146,7 +146,8 @@ def modules(folder: pathlib.Path, role: str | None = None) -> Modules:
     elif kind == "StaticEmbedding" and not kinds:
       chosen = dataclasses.replace(chosen, folder=path, is_static=True)
     elif kind == "Pooling" and kinds == ["Transformer"]:
-      pooling = _read_pooling(path / "config.json", _has_prompt(folder))
+      has_prompt = any(_read_prompts(folder)[0].values())
+      pooling = _read_pooling(path / "config.json", has_prompt)
       chosen = dataclasses.replace(chosen, pooling=pooling)
     elif kind == "Normalize":
       layers.append(None)
@@ -360,10 +361,6 @@ def _check_similarity(folder: pathlib.Path, layers: list[Any]) -> None:
     f" similarity_fn_name={named!r}"
     f"{'' if is_normal else ' of vectors of any length'}, which gives other rankings"
   )
-
-
-def _has_prompt(folder: pathlib.Path) -> bool:
-  return any(_read_prompts(folder)[0].values())
 
 
 def _read_prompts(folder: pathlib.Path) -> tuple[Mapping[str, str], str]:

@@ -109,11 +109,7 @@ def read(
   """
   folder = newest(root)
   if not is_checkpoint(folder):
-    content = (
-      sorted(child.name for child in folder.iterdir())
-      if folder.is_dir()
-      else ["no such folder"]
-    )
+    content = sorted(child.name for child in folder.iterdir())
     raise ValueError(
       f"{folder}: expected a T5X checkpoint (checkpoint_STEP with a file {FILE} or"
       f" a folder {_STATE}), got {', '.join(content[:5]) or 'an empty folder'}"

@@ -172,7 +172,7 @@ def _read_source(config: Any) -> tuple[passages.JudgedPassages, str]:
   """Returns the judged passages and a digest of their source."""
   source = sources.open(config.source, "federated.Config.source")
   if source.kind == "newsqa":  # its answers are spans of the text
-    stories = newsqa.read_location(source.location)
+    stories = newsqa.read(source.location)
     return passages.from_stories(stories), source.digest()
   setting = "federated.Config.sentences_of"
   if config.sentences_of is not None and source.kind != "beir":

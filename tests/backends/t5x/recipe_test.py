@@ -141,7 +141,7 @@ def test_the_recipe_is_trained_for_ten_steps_and_resumed(trained, start):
   whole, halves = (runs.parameters(trained, n) for n in ("whole", "halves"))
   for name in whole:
     np.testing.assert_array_equal(whole[name], halves[name], err_msg=name)
-  begun, _ = t5_checkpoints.load_t5x(start, config=SHAPE)
+  begun, _ = t5_checkpoints.load(start)
   assert runs.difference(whole, t5_checkpoints.flatten(begun)) > 1e-3
   assert set(whole) == set(t5_checkpoints.flatten(begun))
   assert (trained / "whole" / f"checkpoint_{RELEASED + 10}").is_dir()

@@ -125,9 +125,7 @@ def test_five_steps_by_any_route_and_strategy_end_alike(routes, name):
 
 
 def test_the_steps_move_the_parameters(routes, folder):
-  start, _ = t5_checkpoints.load_t5x(
-    folder / "trainer_vmap" / "checkpoint_0", config=SHAPE
-  )
+  start, _ = t5_checkpoints.load(folder / "trainer_vmap/checkpoint_0")
   start = t5_checkpoints.flatten(start)
   assert runs.difference(routes["trainer_vmap"], start) > 0.01
 
@@ -170,9 +168,7 @@ def test_what_t5x_restores_of_our_checkpoint_is_what_we_saved(tuned):
 @pytest.mark.parametrize("name", ["seed0", "seed1"], ids=["orbax", "native"])
 def test_we_read_what_t5x_saved(tuned, name):
   place, _ = tuned
-  params, config = t5_checkpoints.load_t5x(
-    place / name / "checkpoint_1005", config=SHAPE
-  )
+  params, config = t5_checkpoints.load(place / name / "checkpoint_1005")
   assert config == SHAPE
   theirs = runs.parameters(place, name)
   ours = t5_checkpoints.flatten(params)
