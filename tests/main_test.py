@@ -524,7 +524,7 @@ WRONG_USES = {
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv": "give --gin.QUERY_FIELD=NAME",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv --dry_run": "got 2 others (search_term, body): give --gin.QUERY_FIELD=NAME --gin.DOCUMENT_FIELD=NAME",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv --dry_run --gin.QUERY_FIELD=body": '"document"',
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:other.csv@other.csv --dry_run": "--gin.DOCUMENT_FIELD=NAME",
+  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:other.csv@other.csv --dry_run": "--gin.DOCUMENT_FIELD=body",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:no.csv@keys.jsonl": "got no.csv: no such file",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:one.jsonl@keys.jsonl": 'expected a key "_id"',
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=msmarco:empty": "empty",
