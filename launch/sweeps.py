@@ -9,6 +9,7 @@ score in the mean.
 """
 
 import dataclasses
+import difflib
 import functools
 import hashlib
 import itertools
@@ -21,6 +22,7 @@ import gin_text
 __all__ = [
   "READY",
   "Point",
+  "names_are_safe",
   "papers_grid",
   "papers_table",
   "parse",
@@ -30,6 +32,7 @@ __all__ = [
 
 _MSMARCO_QUERIES = 502_939  # n of the papers' set when the unit is the query
 _RECIPE = "gin_configs/recipes/paper_t5_{size}.gin"
+_SAFE = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _LONGEST = 40  # a VM's name has at most 63 characters, and the job's is in it
 
 
@@ -44,13 +47,19 @@ class Point:
   """Values for `{...}` in other bindings, e.g. {"size": "base"}."""
 
 
-def papers_grid() -> tuple[Point, ...]:
+def papers_grid(num_records: int = _MSMARCO_QUERIES) -> tuple[Point, ...]:
   """Returns the grid that the papers searched: 192 points.
 
   They searched it with T5 Small (paper_t5_small.gin) and took the best BLEU on a
   validation set. Nothing here chooses: every point owes its epsilon.
   Learning rate 1e-3 * 2**-k for k = 0..3, clip norm, batch size and epochs.
   Recipes know steps, not epochs: an epoch is n // batch size of them.
+
+  Args:
+    num_records: n, the private training records. Default: MS MARCO's.
+
+  Returns:
+    The points.
   """
   rates = [1e-3 * 2**-k for k in range(4)]
   clips = (0.1, 0.25, 0.5, 1.0)
@@ -65,7 +74,7 @@ def papers_grid() -> tuple[Point, ...]:
         f"LEARNING_RATE={rate:g}",
         f"CLIP_NORM={clip:g}",
         f"BATCH_SIZE={batch}",
-        f"TRAIN_STEPS={epochs * (_MSMARCO_QUERIES // batch)}",
+        f"TRAIN_STEPS={epochs * (num_records // batch)}",
       ),
     )
     for rate, clip, batch, epochs in grid
@@ -170,8 +179,10 @@ def points(
   ]
   complete = [_complete(point, gin_file, bindings, root) for point in joined]
   for binding in bindings:
-    _check_somebody_has(binding, complete)
-  return _distinct(complete)
+    _check_somebody_has(binding, complete, root)
+  named = _distinct(complete)
+  assert names_are_safe([point.name for point in named])
+  return named
 
 
 def short(name: str, limit: int = _LONGEST) -> str:
@@ -184,6 +195,13 @@ def short(name: str, limit: int = _LONGEST) -> str:
     return name
   digest = hashlib.sha256(name.encode()).hexdigest()[:7]
   return f"{name[: limit - 8].rstrip('-')}-{digest}"
+
+
+def names_are_safe(names: Sequence[str]) -> bool:
+  """Whether names are different, and fit for files and machines."""
+  return len(set(names)) == len(names) and all(
+    not name or _SAFE.fullmatch(name) for name in names
+  )
 
 
 def _split(text: str) -> list[str]:
@@ -278,15 +296,26 @@ def _fill(binding: str, labels: Mapping[str, str]) -> str:
   return binding
 
 
-def _check_somebody_has(binding: str, complete: Sequence[Point]) -> None:
+def _check_somebody_has(
+  binding: str, complete: Sequence[Point], root: pathlib.Path
+) -> None:
   """Refuses a binding that no point's recipe knows."""
   name = _name_of(binding)
   if "=" not in binding or not name:
     raise ValueError(f"expected --gin.NAME=value, got --gin.{binding}")
   if any(name == _name_of(b) for point in complete for b in point.bindings):
     return
+  defined = sorted(
+    {
+      macro
+      for point in complete
+      for macro in gin_text.macros(gin_text.find(point.gin_file, root), root)
+    }
+  )
+  close = difflib.get_close_matches(name, defined, 1) or defined
   raise ValueError(
-    f"--gin.{binding}: no gin file defines {name}; `synthq settings` lists them"
+    f"--gin.{binding}: no gin file defines {name}; did you mean"
+    f" {', '.join(close)}?"
   )
 
 

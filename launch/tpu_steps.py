@@ -66,7 +66,7 @@ class Job:
   stage: str = "run"
   bucket: str = ""  # without gs://; the shared file system, or
   nfs: str = ""  # HOST:/EXPORT
-  runtime_version: str = ""  # image of the hosts; the kind's own if empty
+  runtime: str = ""  # image of the hosts; the kind's own if empty
   spot: bool = False  # cheaper, and taken away at any time
   reserved: bool = False  # of the project's reservation
   queued: bool = False  # waits for capacity
@@ -75,6 +75,7 @@ class Job:
   subnetwork: str = ""
   internal_ips: bool = False  # no addresses of the internet
   labels: str = ""  # KEY=VALUE,KEY=VALUE
+  notes: tuple[str, ...] = ()  # what is known of its private step
   extras: tuple[str, ...] = ()  # of the package, beside run and tpu
   gke_image: str = ""  # container of a Job for Kubernetes
   max_restarts: int = 20  # of that Job
@@ -140,7 +141,7 @@ def script(job: Job) -> str:
   Returns:
     Lines of text; what costs money is marked.
   """
-  lines = [f"# {job.name}: {words(job)}"]
+  lines = [f"# {job.name}: {words(job)}", *(f"# {n}" for n in job.notes)]
   phase = ""
   for step in steps(job):
     if step.phase != phase:
@@ -253,7 +254,7 @@ def _pack(job: Job) -> list[Step]:
 
 
 def _create(job: Job) -> list[Step]:
-  image = job.runtime_version or job.slice.runtime
+  image = job.runtime or job.slice.runtime
   kind, wished = job.slice.flags, _wished(job)
   if not job.queued:
     argv = _gcloud(

@@ -7,6 +7,7 @@ which are named by their sides: v4-4x4x12.
 """
 
 import dataclasses
+import difflib
 import math
 import re
 
@@ -128,9 +129,12 @@ def describe(accelerator: str) -> Slice:
   elif accelerator in shapes:
     kind, chips, topology = shapes[accelerator]
   else:
+    # v5e is what everybody says, v5litepod what gcloud takes.
+    spelled = re.sub("^v5e-", "v5litepod-", accelerator.lower())
+    close = difflib.get_close_matches(spelled, shapes, 1) or ["v4-8"]
     raise ValueError(
-      "expected --accelerator to be a type of Cloud TPU such as v4-32 or"
-      f" v5litepod-16 (which is v5e), got {accelerator!r}"
+      "expected --accelerator to be a type of Cloud TPU such as"
+      f" {close[0]}, got {accelerator!r}; did you mean {close[0]}?"
     )
   return Slice(
     accelerator=accelerator,

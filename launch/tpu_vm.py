@@ -11,6 +11,7 @@ docs/tutorials/tpu_slice.md leads from a laptop to a slice.
 
 import argparse
 import dataclasses
+import difflib
 import math
 import pathlib
 import re
@@ -20,6 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+import estimates
 import gin_text
 import gke
 import sweeps
@@ -191,11 +193,10 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
   flag("--accelerator", help="v4-8, v4-32, v5litepod-16, v5p-4x4x12, ...")
   flag("--zone", help="for example us-central2-b")
   flag("--project", help="who pays")
-  words = "shared file system: a bucket, mounted with gcsfuse"
-  flag("--bucket", default="", help=words)
+  flag("--bucket", help="shared file system: a bucket, mounted with gcsfuse")
   words = "agree that private/ lies in that bucket, under its access rules"
   flag("--private_in_bucket", action="store_true", help=words)
-  flag("--nfs", default="", help="shared file system instead: HOST:/EXPORT")
+  flag("--nfs", help="shared file system instead: HOST:/EXPORT")
   flag("--runtime_version", default="", help="image; default: the kind's")
   flag("--spot", action="store_true", help="cheaper, may be taken away")
   flag("--reserved", action="store_true", help="of your reservation")
@@ -247,10 +248,13 @@ def jobs(
   grid = points(options, bindings)
   folder = f"{tpu_steps.MOUNT}/private/prepared"
   shared = shared_data(options, grid, folder)
-  todo = [_job(options, source, with_bindings(point, shared)) for point in grid]
-  for job in todo:
-    _check_mesh(job)
-  return todo
+  complete = [
+    _job(options, source, with_bindings(point, shared)) for point in grid
+  ]
+  return [
+    dataclasses.replace(job, notes=_notes(job, _values(job, source)))
+    for job in complete
+  ]
 
 
 def points(
@@ -312,8 +316,10 @@ def _chosen(
     return grid
   names = [point.name for point in grid]
   if options.point not in names:
+    close = difflib.get_close_matches(options.point, names, 1) or names[:1]
     raise UsageError(
-      f"no point of the sweep is called {options.point!r}, but {names[0]}"
+      f"no point of the sweep is called {options.point!r}; did you mean"
+      f" {close[0]}?"
     )
   return [grid[names.index(options.point)]]
 
@@ -334,18 +340,35 @@ def _job(
       "expected --name of at most 20 lower-case letters, digits and hyphens,"
       f" beginning with a letter, got {name!r}"
     )
-  fields = {field.name for field in dataclasses.fields(tpu_steps.Job)}
-  settings = {key: x for key, x in vars(options).items() if key in fields}
-  settings |= {
-    "name": f"{name}-{point.name}".strip("-"),
-    "gin_files": (str(path.relative_to(source)),),
-    "bindings": point.bindings,
-    "bucket": options.bucket.removeprefix("gs://").rstrip("/"),
-    "extras": _extras(options, point.bindings),
-    "source": source,
-    "results": pathlib.Path(options.results),
-  }
-  return tpu_steps.Job(**settings)
+  return tpu_steps.Job(
+    name=f"{name}-{point.name}".strip("-"),
+    attach=options.attach,
+    accelerator=options.accelerator,
+    zone=options.zone,
+    project=options.project,
+    gin_files=(str(path.relative_to(source)),),
+    bindings=point.bindings,
+    stage=options.stage,
+    bucket=(options.bucket or "").removeprefix("gs://").rstrip("/"),
+    nfs=options.nfs or "",
+    runtime=options.runtime_version,
+    spot=options.spot,
+    reserved=options.reserved,
+    queued=options.queued,
+    service_account=options.service_account,
+    network=options.network,
+    subnetwork=options.subnetwork,
+    internal_ips=options.internal_ips,
+    labels=options.labels,
+    extras=_extras(options, point.bindings),
+    gke_image=options.gke_image,
+    max_restarts=options.max_restarts,
+    source=source,
+    results=pathlib.Path(options.results),
+    with_private=options.with_private,
+    keep=options.keep,
+    allow_dirty=options.allow_dirty,
+  )
 
 
 def _extras(
@@ -378,7 +401,7 @@ def _check_flags(options: argparse.Namespace) -> None:
       f"--stage={options.stage} works in one process, got {options.accelerator}"
       f" with {hosts} hosts: give a type with one, such as v4-8"
     )
-  bucket = options.bucket.removeprefix("gs://").rstrip("/")
+  bucket = (options.bucket or "").removeprefix("gs://").rstrip("/")
   if bool(bucket) == bool(options.nfs):
     got = "both" if bucket else "neither"
     raise UsageError(
@@ -443,22 +466,28 @@ def _check_secret(bindings: Sequence[str]) -> None:
       )
 
 
-def _read_numbers(job: tpu_steps.Job) -> dict[str, int]:
-  """Returns the macros of a job that are whole numbers."""
+def _values(job: tpu_steps.Job, source: pathlib.Path) -> dict[str, str]:
+  """The macros of a job as text."""
   values: dict[str, str] = {}
   for path in job.gin_files:
-    values |= gin_text.macros(job.source / path, job.source)
+    values |= gin_text.macros(source / path, source)
   for binding in job.bindings:
     name, _, value = binding.partition("=")
     values[name.strip()] = value.strip()
+  return values
+
+
+def _numbers(values: dict[str, str]) -> dict[str, int]:
   digits = {n: v for n, v in values.items() if re.fullmatch(r"-?\d+", v)}
   return {name: int(value) for name, value in digits.items()}
 
 
-def _check_mesh(job: tpu_steps.Job) -> None:
-  """Refuses a mesh, where it is known, or a batch that idles devices."""
-  numbers, devices = _read_numbers(job), job.slice.devices
-  ways = devices
+def _mesh(
+  job: tpu_steps.Job, values: dict[str, str]
+) -> tuple[int, int, int] | None:
+  """Returns the mesh, where it is known; refuses one that idles devices."""
+  numbers, devices = _numbers(values), job.slice.devices
+  ways, mesh = devices, None
   if all(axis in numbers for axis in _AXES):
     data, *rest = (numbers[axis] for axis in _AXES)
     others = math.prod(rest)
@@ -470,13 +499,41 @@ def _check_mesh(job: tpu_steps.Job) -> None:
         f"{job.accelerator} has {devices} devices, got a mesh of {shape}: set"
         " MESH_DATA=-1, or numbers with that product"
       )
-    ways = data * rest[0]
+    ways, mesh = data * rest[0], (data, *rest)
   batch = numbers.get("BATCH_SIZE", ways)
   if batch < ways:
     raise UsageError(
       f"BATCH_SIZE={batch} is less than the {ways} parts that"
       f" {job.accelerator} divides a batch into: make one of them smaller"
     )
+  return mesh
+
+
+def _notes(job: tpu_steps.Job, values: dict[str, str]) -> tuple[str, ...]:
+  """Describes the needs of a private step; refuses one that is known not to fit."""
+  mesh, numbers = _mesh(job, values), _numbers(values)
+  if mesh is None or not {"BATCH_SIZE", "MICROBATCH_SIZE"} <= numbers.keys():
+    return ()
+  step = estimates.Step(
+    model=values.get("MODEL", "").strip("'\""),
+    way=values.get("STRATEGY", "").strip("'\""),
+    remat=values.get("REMAT") == "True",
+    mesh=mesh,
+    microbatch=numbers["MICROBATCH_SIZE"],
+    rows=numbers["BATCH_SIZE"],
+  )
+  if job.slice.generation == "v4" and (why := estimates.refusal(step)):
+    raise UsageError(why)
+  chip = estimates.CHIPS.get(job.slice.generation)
+  least = chip and estimates.of_step(step, chip)
+  if not least:
+    return ()
+  hours = least * numbers.get("TRAIN_STEPS", 0) / 3600
+  return (
+    f"estimated, not measured: a private step takes {least:.2f} s or more",
+    f"a private training {hours:.1f} h or more, {hours * job.slice.chips:.0f}"
+    " chip hours",
+  )
 
 
 def check_cost(

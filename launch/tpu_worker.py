@@ -25,6 +25,7 @@ class Worker:
   """One host of a slice."""
 
   slice: str  # its name; "" in Kubernetes
+  accelerator: str  # e.g. "v4-32"; "" where it is not known
   hosts: int
 
 
@@ -36,7 +37,8 @@ def find(environment: Mapping[str, str] | None = None) -> Worker | None:
   """
   variables = os.environ if environment is None else environment
   if names := variables.get("TPU_WORKER_HOSTNAMES"):
-    return Worker(slice="", hosts=len(names.split(",")))
+    kind = variables.get("TPU_ACCELERATOR_TYPE", "")
+    return Worker(slice="", accelerator=kind, hosts=len(names.split(",")))
   if not any(map(os.path.exists, _DEVICES)):
     return None
   host = variables.get("GCE_METADATA_HOST", "metadata.google.internal")
@@ -53,12 +55,16 @@ def find(environment: Mapping[str, str] | None = None) -> Worker | None:
 def read(text: str) -> Worker:
   """Reads the attribute `tpu-env`.
 
-  >>> read("NODE_ID: 'ours'\\nHOST_BOUNDS: '1,1,2'")
-  Worker(slice='ours', hosts=2)
+  >>> read("NODE_ID: 'ours'\\nACCELERATOR_TYPE: 'v4-16'\\nHOST_BOUNDS: '1,1,2'")
+  Worker(slice='ours', accelerator='v4-16', hosts=2)
 
   Args:
     text: lines of NAME: 'VALUE'.
   """
   values = dict(re.findall(r"(?m)^(\w+):\s*'?([^'\n]*)'?\s*$", text))
   sides = [int(n) for n in re.findall(r"\d+", values.get("HOST_BOUNDS", "1"))]
-  return Worker(slice=values.get("NODE_ID", ""), hosts=math.prod(sides))
+  return Worker(
+    slice=values.get("NODE_ID", ""),
+    accelerator=values.get("ACCELERATOR_TYPE", ""),
+    hosts=math.prod(sides),
+  )

@@ -41,6 +41,13 @@ ENDS = {
     [*SET_UP, "run", "state", "delete", *SET_UP, "run", "delete", "results"],
     "",
   ),
+  "a slice that is not found is made anew": (
+    {"run": [255, 0], "state": [GONE]}, "", 0, {"state": 1, "create": 2}, "",
+  ),
+  "an install that a preemption broke is repeated": (
+    {"install": [1, 0], "state": ["PREEMPTED"]}, "--spot", 0, {"create": 2},
+    "",
+  ),
   "restarts are limited": (
     {"run": [143]}, "--max_restarts=3", 1, {"run": 4}, "after 3 restarts",
   ),
@@ -52,10 +59,22 @@ ENDS = {
     ],
     "",
   ),
+  "a connection lost in the set-up repeats the set-up": (
+    {"install": [255, 0]}, "", 0,
+    [
+      "create", "copy", "install", "state", "copy", "install", "mount", "run",
+      "delete", "results",
+    ],
+    "",
+  ),
   "a set-up that fails in passing is tried again": (
     {"copy": [1, 0], "install": [100, 1, 0], "mount": [1, 0]}, "", 0,
     {"create": 1, "copy": 4, "install": 3, "mount": 2, "run": 1},
     "the slice is set up again",
+  ),
+  "a set-up that fails and fails ends the job": (
+    {"install": [100]}, "", 1, {"install": 4, "create": 1},
+    "install failed with exit code 100, tried 4 times",
   ),
   "a launcher without a network waits and keeps the slice": (
     {"run": [255, 0], "state": [DOWN, DOWN, DOWN, "READY"]}, "", 0,
@@ -66,9 +85,17 @@ ENDS = {
     {"queue": ["PROVISIONING", DOWN, DOWN, "ACTIVE"]}, "--queued", 0,
     {"create": 1}, "",
   ),
+  "a request that fails in the queue is deleted": (
+    {"queue": ["WAITING_FOR_RESOURCES", "FAILED"]}, "--queued", 1,
+    {"delete": 1}, "",
+  ),
   "after a preemption a zone without capacity is asked again": (
     LOST | {"create": [0, FULL, FULL, 0]}, "--spot", 0, {"create": 4},
     "restart 3",
+  ),
+  "creates after a preemption count as restarts": (
+    LOST | {"create": [0, 1]}, "--spot --max_restarts=3", 1, {"create": 4},
+    "create failed with exit code 1 after 3",
   ),
   # It came after the first delete had found nothing.
   "an orphan of a create that failed is deleted": (
@@ -81,15 +108,6 @@ ENDS = {
   # 143, and 1 with three restarts.
   "a bug is tried a few times on several hosts": (
     {"run": [143, 1]}, "", 1, {"run": 5}, "run failed with exit code 1",
-  ),
-  "a mistake of the user is not tried again": (
-    {"run": [2]}, "", 2, {"run": 1, "delete": 1}, "",
-  ),
-  "a privacy claim that does not hold is not tried again": (
-    {"run": [3]}, "", 3, {"run": 1, "delete": 1}, "",
-  ),
-  "a create that fails deletes what there may be": (
-    {"create": [1]}, "", 1, {"delete": 1}, "create failed with exit code 1",
   ),
   "a passing failure of the system is tried again": (
     {"run": [75, 75, 0]}, "--accelerator=v4-8", 0, {"run": 3}, "",
@@ -131,6 +149,37 @@ def test_what_is_committed_is_packed(cloud):
   assert "gin_configs/recipes/demo_tiny.gin" in listed
   (copy,) = [call["argv"] for call in cloud.calls if call["kind"] == "copy"]
   assert str(archive) in copy
+
+
+def test_a_lost_connection_sends_the_same_command_again(cloud):
+  cloud.answers(run=[255, 0])
+  assert cloud.run("--confirm_cost").returncode == 0
+  assert cloud.kinds.count("create") == 1
+  (first, second) = [c["argv"] for c in cloud.calls if c["kind"] == "run"]
+  assert first == second
+  assert 'exec 9>"$HOME/synthq.lock"\nflock 9\n' in " ".join(first)
+
+
+def test_a_mistake_of_the_user_is_not_tried_again(cloud):
+  for code in (2, 3):
+    cloud.answers(run=[code])
+    (cloud.folder / "calls.jsonl").write_text("")
+    done = cloud.run("--confirm_cost")
+    assert done.returncode == code
+    assert cloud.kinds.count("run") == 1
+    assert cloud.kinds[-1] == "delete"
+    assert not cloud.costs
+
+
+def test_any_failure_deletes_the_slice(cloud):
+  for kind in ("create", "copy", "install", "mount", "run"):
+    cloud.answers(**{kind: [1]})
+    (cloud.folder / "calls.jsonl").write_text("")
+    done = cloud.run("--confirm_cost", "--accelerator=v4-8")
+    assert done.returncode == 1
+    assert f"{kind} failed with exit code 1" in done.stderr.splitlines()[-1]
+    assert cloud.kinds[-1] == "delete"
+    assert not cloud.costs
 
 
 def test_a_network_that_stays_away_ends_the_job_with_a_delete(
@@ -212,11 +261,12 @@ def test_ctrl_c_deletes_the_slice_and_a_second_one_does_not_stop_that(cloud):
   assert "the same command goes on" in errors.splitlines()[-1]
 
 
-def test_a_launcher_told_to_stop_deletes_the_slice(cloud):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_launcher_told_to_stop_deletes_the_slice(cloud, number):
   cloud.answers(run=["hang"])
   launcher = cloud.start()
   _wait_for(cloud, "run")
-  launcher.send_signal(signal.SIGHUP)
+  launcher.send_signal(number)
   errors = launcher.communicate(timeout=60)[1]
   assert launcher.returncode == 143, errors
   assert cloud.kinds[-1] == "delete"
@@ -314,13 +364,21 @@ def test_a_slice_that_exists_is_not_made_anew_when_it_is_taken_away(cloud):
   assert {"create", "delete"}.isdisjoint(cloud.kinds)
 
 
-def test_ctrl_c_stops_the_job_and_leaves_the_slice(cloud):
+def test_a_job_on_a_slice_that_exists_goes_on_after_it_saved(cloud):
+  cloud.answers(run=[143, 0])
+  done = cloud.run("--attach=ours")
+  assert done.returncode == 0, done.stderr
+  assert cloud.kinds == [*ATTACHED, "state", "mount", "run", "results"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_the_job_and_leaves_the_slice(cloud, number):
   cloud.answers(run=["hang"])
   launcher = cloud.start("--attach=ours")
   _wait_for(cloud, "run")
-  os.killpg(launcher.pid, signal.SIGINT)
+  os.killpg(launcher.pid, number)
   launcher.communicate(timeout=60)
-  assert launcher.returncode == 130
+  assert launcher.returncode == 128 + number
   assert cloud.kinds == [*ATTACHED, "stop"]
 
 

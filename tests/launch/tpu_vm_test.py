@@ -51,11 +51,16 @@ def _refused(cloud, *flags: str) -> str:
 @pytest.mark.parametrize(
   ("flags", "words"),
   [
-    (["--accelerator=v5e-16"], "v5litepod-16 (which is v5e), got 'v5e-16'"),
+    (["--accelerator=v5e-16"], "did you mean v5litepod-16?"),
+    (["--accelerator=v4-33"], "did you mean v4-32?"),
+    (["--accelerator=tpu"], "got 'tpu'"),
     (["--gin.SOURCE=beir:s3://b/x"], "a slice has no s3fs"),
     (["--extras=gcs;rm"], "expected --extras=gcs,parquet"),
     (["--dry_run", "--gke_image=i", "--reserved"], "--reserved is of gcloud"),
+    (["--dry_run", "--gke_image=i", "--with_private"], "--with_private is of"),
     (["--accelerator=v4-4x4x6"], "multiples of 4, in rising order"),
+    (["--accelerator=v4-12x4x4"], "multiples of 4, in rising order"),
+    (["--accelerator=v4-0x4x4"], "multiples of 4, in rising order"),
     (["--accelerator=v5p-16x16x28"], "at most 6144 chips, got 7168"),
     (["--accelerator=v6e-4x4x4"], "only v4, v5p come in shapes"),
     (["--spot", "--reserved"], "exclude each other"),
@@ -63,22 +68,32 @@ def _refused(cloud, *flags: str) -> str:
     (["--gke_image=i"], "give --dry_run"),
     (["--gke_image=i", "--dry_run", "--accelerator=v3-8"], "TPU v4 and later"),
     (["--zone="], "expected --zone"),
+    (["--project="], "expected --project"),
     (["--bucket="], "expected --bucket=NAME or --nfs=HOST:/EXPORT"),
     (["--nfs=10.0.0.2:/share"], "got both"),
     (["--bucket=My Bucket"], "got 'My Bucket'"),
     (["--gin_file=recipes/demo_tinny.gin"], "demo_tinny.gin"),
-    (["--gin.EPSILOM=3"], "no gin file defines EPSILOM"),
+    (["--gin.EPSILOM=3"], "did you mean EPSILON?"),
+    (["--gin.EPSILON"], "expected --gin.NAME=value"),
+    (["--sweep=EPSILOM=3,8"], "changes EPSILOM"),
+    (["--sweep=paper_grid"], "papers_grid, papers_table"),
+    (["--sweep=EPSILON=3,8", "--gin.EPSILON=1"], "keep one"),
     (["--sweep=EPSILON=3,8", "--point=epsilon-9"], "epsilon-"),
     (["--name=My_Job"], "got 'My_Job'"),
     (["--attach=My_Slice"], "expected --attach=SLICE, got 'My_Slice'"),
     (["--attach=ours", "--spot"], "--spot is of a new slice"),
+    (["--attach=ours", "--queued"], "--queued is of a new slice"),
+    (["--attach=ours", "--keep"], "--keep is of a new slice"),
     (["--attach=o", "--dry_run", "--gke_image=i"], "--attach is of gcloud"),
     (["--gin.SECRET_SEED=7"], "can undo the noise"),
     (["--sweep=SECRET_SEED=7,8"], "can undo the noise"),
+    (["--gin.plan.RunConfig.secret_seed=7"], "can undo the noise"),
     (["--gin.BATCH_SIZE=4"], "less than the 8 parts"),
     (["--stage=retrain"], "invalid choice"),
+    (["--stage=study"], "got v4-16 with 2 hosts"),
     (["--stage=study"], "--stage=study works in one process"),
     (["--max_restarts=-1"], "expected 0 or more"),
+    (["--sapling"], "unrecognized arguments"),
   ],
 )
 def test_what_is_wrong_is_said_in_one_line_and_nothing_is_called(
@@ -173,13 +188,25 @@ def test_a_recipe_outside_the_checkout_would_not_reach_the_slice(cloud):
   assert "lies outside checkout" in line
 
 
+def test_what_a_recipe_requires_has_to_be_given(cloud):
+  recipe = "--gin_file=gin_configs/recipes/paper_t5_base.gin"
+  line = _refused(cloud, recipe, "--gin.CHECKPOINT=c")
+  assert "--gin.SOURCE=..." in line
+  assert "--gin.VOCABULARY=..." in line
+  assert "CHECKPOINT=..." not in line
+
+
 @pytest.mark.parametrize(
   ("mesh", "is_right"),
   [
     ((8, 1, 1), True),
+    ((2, 2, 2), True),
+    ((-1, 1, 1), True),
     ((-1, 2, 4), True),
     ((4, 1, 1), False),  # four would be paid for and idle
+    ((16, 1, 1), False),
     ((-1, 3, 1), False),
+    ((-1, 0, 1), False),
     ((-2, -4, 1), False),
   ],
 )
@@ -192,6 +219,12 @@ def test_a_mesh_has_to_use_every_device_of_the_slice(
   assert tpu_vm.main([*flags, "--dry_run"]) == (0 if is_right else 2)
   if not is_right:
     assert "v4-16 has 8 devices" in capsys.readouterr().err
+
+
+def test_a_recipe_for_one_device_is_refused_on_a_slice(cloud, capsys):
+  flags = [f for f in cloud.flags if "MESH" not in f]
+  assert tpu_vm.main([*flags, "--dry_run"]) == 2
+  assert "MESH_DATA=1 x MESH_FSDP=1" in capsys.readouterr().err
 
 
 def test_rows_are_divided_among_data_and_fsdp_alone(cloud):

@@ -1,9 +1,11 @@
 """What a worker of a slice knows of itself, and what xm.py makes of it."""
 
 import http.server
+import pathlib
 import threading
 
 import pytest
+import small_data
 
 import tpu_worker
 import xm
@@ -20,8 +22,8 @@ RUNTIME_VERSION: 'tpu-ubuntu2204-base'
 WORKER_ID: '0'
 ZONE: 'us-central2-b'
 """
-FOUR = tpu_worker.Worker(slice="ours", hosts=4)
-ONE = tpu_worker.Worker(slice="ours", hosts=1)
+FOUR = tpu_worker.Worker(slice="ours", accelerator="v4-32", hosts=4)
+ONE = tpu_worker.Worker(slice="ours", accelerator="v4-8", hosts=1)
 
 
 @pytest.fixture(name="metadata")
@@ -54,7 +56,9 @@ def test_a_worker_asks_its_metadata_server(metadata):
 
 
 def test_a_pod_has_it_in_its_environment():
-  assert tpu_worker.find({"TPU_WORKER_HOSTNAMES": "a,b"}).hosts == 2
+  names = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_ACCELERATOR_TYPE": "v6e-8"}
+  found = tpu_worker.find(names)
+  assert (found.hosts, found.accelerator) == (2, "v6e-8")
 
 
 def test_a_machine_without_devices_asks_nobody(metadata, monkeypatch):
@@ -123,3 +127,20 @@ def test_units_of_a_sweep_share_prepared_data(monkeypatch, tmp_path):
   own = "--gin.prepare_data.Config.shared_in='/elsewhere'"
   for unit in units(monkeypatch, None, *flags, own):
     assert [w for w in unit.args if "shared_in" in w] == [own]
+
+
+def test_synthq_understands_where_data_is_shared(monkeypatch, tmp_path):
+  """Two units of a small log, as xm.py would run them, prepare once."""
+  from synthq_jax.cli import main
+
+  flags = ["--sweep=EPSILON=3,8", "--stage=prepare_data"]
+  source = small_data.write_pairs(tmp_path / "log.jsonl", 40)
+  flags += [f"--gin.SOURCE={source}", "--gin.NUM_DOCUMENTS=8"]
+  flags.append("--gin.prepare_data.Config.public_test_documents=20")
+  both = units(monkeypatch, None, *flags, f"--workdir={tmp_path}")
+  root = pathlib.Path(__file__).resolve().parents[2]
+  monkeypatch.chdir(root)
+  for unit in both:
+    assert main.main(list(unit.args[2:])) == 0
+  (copy,) = (tmp_path / "private/prepared").iterdir()
+  assert (copy / "result.json").exists()
