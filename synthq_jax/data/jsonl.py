@@ -24,6 +24,21 @@ __all__ = [
   "read_log",
 ]
 
+_QUERIES = (
+  *("q", "querytext", "searchquery", "searchterm", "searchterms", "searchtext"),
+  *("keyword", "keywords", "search", "term", "terms", "question", "text"),
+)
+"""Usual names of a column of queries, in lower case without punctuation."""
+_TEXTS = (
+  *("doc", "doctext", "documenttext", "passage", "passagetext", "content"),
+  *("contents", "body", "answer", "text"),
+)
+"""Usual names of a column of documents' texts."""
+_IDS = (
+  *("docid", "documentid", "corpusid", "doc", "pid", "passageid", "itemid"),
+  *("productid", "asin", "clickedid", "clickeddoc", "clicked", "url", "id"),
+)
+"""Usual names of a column of documents' ids."""
 _CLICKS = ("clicks", "click", "clicked", "clickcount", "numclicks", "isclicked")
 """Usual names of a column that says how often a document was clicked."""
 _LABELS = (
@@ -127,7 +142,7 @@ def read_jsonl(
     )
   pairs = []
   for where, line in rows:
-    _check_keys(where, line, fields)
+    _check_keys(where, line, fields, has_corpus=False)
     name = names.read(where, line)
     if _is_clicked(where, line):
       query = _parse_query(where, line, fields)
@@ -253,7 +268,7 @@ def check_columns(
   where, names = table_files.columns(path)
   if not names:
     return
-  _check_keys(where, names, fields)
+  _check_keys(where, names, fields, has_corpus)
   _check_other_names(where, names, fields, has_corpus)
   # A line of JSON may lack its user where users are not the unit.
   file = where.rpartition(":")[0]
@@ -310,7 +325,7 @@ def _check_other_names(
   where: str, names: Collection[str], fields: Fields, has_corpus: bool
 ) -> None:
   """Refuses optional columns under a name by which they would not be read."""
-  users = tuple(table_files.simplify(key) for key in fields.users)
+  users = tuple(_make_plain(key) for key in fields.users)
   rest = [name for name in names if name not in (fields.query, fields.document)]
   for keys, usual, flag in (
     (("clicks",), (*_CLICKS, *_LABELS), ""),
@@ -329,7 +344,7 @@ def _check_other_name(
   flag: str = "",
 ) -> None:
   """Refuses a name that is none of the keys, and is written like one."""
-  others = [name for name in names if table_files.simplify(name) in usual]
+  others = [name for name in names if _make_plain(name) in usual]
   if others and not set(keys) & set(names):
     [key, *_] = keys
     raise ValueError(
@@ -338,23 +353,41 @@ def _check_other_name(
     )
 
 
-def _check_keys(where: str, names: Collection[str], fields: Fields) -> None:
+def _make_plain(name: str) -> str:
+  """Returns a name in lower case, without punctuation and spaces."""
+  return re.sub(r"[\W_]", "", name.lower())
+
+
+def _check_keys(
+  where: str, names: Collection[str], fields: Fields, has_corpus: bool
+) -> None:
   """Refuses a line without the keys that `fields` names."""
-  fields_by_flag = {
-    "QUERY_FIELD": fields.query,
-    "DOCUMENT_FIELD": fields.document,
-  }
-  missing = {f: key for f, key in fields_by_flag.items() if key not in names}
+  expected = (
+    ("QUERY_FIELD", fields.query, _QUERIES),
+    ("DOCUMENT_FIELD", fields.document, _IDS if has_corpus else _TEXTS),
+  )
+  missing = [each for each in expected if each[1] not in names]
   if not missing:
     return
-  keys = " and ".join(f'"{key}"' for key in missing.values())
-  shown, help_ = f"{len(names)} others", "or rename the column"
+  plain = {_make_plain(name): name for name in names}
+  chosen = [key for _, key, _ in expected if key in names]
+  flags = []
+  for flag, _, usual in missing:
+    likely = [plain[name] for name in usual if name in plain]
+    rest = [name for name in names if name not in chosen]
+    if len(rest) == 1:
+      likely = rest
+    likely = [name for name in likely if name in rest and _are_names(names)]
+    chosen += likely[:1]
+    flags.append(f"--gin.{flag}={likely[0] if likely else 'NAME'}")
+  keys = " and ".join(f'"{key}"' for _, key, _ in missing)
+  shown = f"{len(names)} others"
+  help_ = "or rename the column"
   if _are_names(names):
     shown += f" ({', '.join(names)})"
   else:  # without a header, the first line of a log is a private record
     help_ = "or add the header, if the file has none"
-  flags = " ".join(f"--gin.{flag}=NAME" for flag in missing)
-  remedy = _advise(names) or f"give {flags}, {help_}"
+  remedy = _advise(names) or f"give {' '.join(flags)}, {help_}"
   raise ValueError(
     f"{where}: expected the key{'s'[: len(missing) - 1]} {keys}, got {shown}:"
     f" {remedy}"
@@ -368,7 +401,7 @@ def _are_names(names: Iterable[str]) -> bool:
 
 def _get_clicked_id(where: str, line: Mapping[str, Any], fields: Fields) -> str:
   """Returns the id of a clicked document; "" for an empty cell or null."""
-  _check_keys(where, line, fields)
+  _check_keys(where, line, fields, has_corpus=True)
   return ids.get_field(where, line, fields.document, "document", default="")
 
 

@@ -78,6 +78,17 @@ def test_equal_documents_and_equal_queries_are_merged(tmp_path):
   assert positives == {item.id: 1 for item in documents.values()}
 
 
+def test_keys_can_have_other_names(tmp_path):
+  rows = [
+    {"q": f"ask {i}", "url": {"not": "read"}, "body": f"b {i}", "who": "me"}
+    for i in range(40)
+  ]
+  fields = jsonl.Fields(query="q", document="body", client="who")
+  read = jsonl.read_jsonl(write(tmp_path, rows), fields, fractions=HALVES)
+  assert read.queries[3].text == "ask 3"
+  assert {item.client for item in read.documents} == {"me"}
+
+
 BAD = {
   "a line without the query": (
     {"question": "x", "document": "y"},
@@ -87,9 +98,17 @@ BAD = {
     {"query": "x", "document": " "},
     r'log\.jsonl:41: expected text under "document", got none',
   ),
+  "a query that is a list": (
+    {"query": ["x"], "document": "y"},
+    r'log\.jsonl:41: expected a string under "query", got list',
+  ),
   "a document that is NaN": (
     {"query": "x", "document": float("nan")},
     r'log\.jsonl:41: expected a string under "document", got float',
+  ),
+  "a tab-separated line": (
+    b"x\ty\n",
+    r"log\.jsonl:41: expected one JSON object a line, got other text",
   ),
 }
 
@@ -99,7 +118,7 @@ def test_bad_input_is_named_with_file_and_line(tmp_path, name):
   row, message = BAD[name]
   path = write(tmp_path, log(40))
   with path.open("ab") as stream:
-    stream.write(json.dumps(row).encode())
+    stream.write(row if isinstance(row, bytes) else json.dumps(row).encode())
   with pytest.raises(ValueError, match=message):
     jsonl.read_jsonl(path)
 
@@ -124,12 +143,15 @@ def test_a_line_of_two_users_is_refused_unless_they_are_one(tmp_path):
 
 
 COLUMNS = {
-  "Query_Text,body": "got 2 others (Query_Text, body): give"
-  " --gin.QUERY_FIELD=NAME --gin.DOCUMENT_FIELD=NAME, or rename the column",
+  "Query_Text,body": "--gin.QUERY_FIELD=Query_Text --gin.DOCUMENT_FIELD=body,",
   "query,passage": 'the key "document", got 2 others (query, passage): give'
-  " --gin.DOCUMENT_FIELD=NAME, or rename the column",
+  " --gin.DOCUMENT_FIELD=passage, or rename the column",
+  "words,document": "got 2 others (words, document): give --gin.QUERY_FIELD=words,",
+  "Search_Term,Page": "--gin.QUERY_FIELD=Search_Term --gin.DOCUMENT_FIELD=Page,",
+  "text,page,when": "--gin.QUERY_FIELD=text --gin.DOCUMENT_FIELD=NAME, or rename",
   "pink boats,http://d": "got 2 others: give --gin.QUERY_FIELD=NAME"
   " --gin.DOCUMENT_FIELD=NAME, or add the header, if the file has none",
+  "boats,d1": "got 2 others: give",
 }
 
 
@@ -177,9 +199,13 @@ def test_a_log_without_users_is_refused_by_its_header(
   ("name", "words"),
   [
     ("Clicks", 'expected "clicks", got "Clicks"'),
+    ("clicked", 'expected "clicks", got "clicked"'),
     ("Split", 'expected "split", got "Split"'),
+    ("User", 'expected "client", got "User"'),
     ("userId", 'expected "client", got "userId"'),
     ("label", 'expected "clicks", got "label"'),
+    ("Relevance", 'expected "clicks", got "Relevance"'),
+    ("score", 'expected "clicks", got "score"'),
     ("when", None),
   ],
 )
@@ -214,7 +240,30 @@ def test_a_title_is_not_passed_over_for_its_name(tmp_path):
     jsonl.read_log(log, corpus)
 
 
-@pytest.mark.parametrize("word", ["NULL", r"\N", " NaN ", "-"])
+def test_a_log_beside_a_corpus_names_the_flag_of_its_ids(tmp_path):
+  corpus = tmp_path / "corpus.jsonl"
+  corpus.write_text('{"_id": "1", "text": "a"}\n')
+  path = tmp_path / "log.csv"
+  path.write_text("search_term;doc_id\nboats;1\n")
+  with pytest.raises(ValueError, match="QUERY_FIELD=search_term") as error:
+    jsonl.read_log(path, corpus)
+  assert "--gin.DOCUMENT_FIELD=doc_id," in str(error.value)
+
+
+NULLS = [
+  "NULL",
+  "null",
+  r"\N",
+  "None",
+  "nan",
+  " NaN ",
+  "<null>",
+  "(not set)",
+  "-",
+]
+
+
+@pytest.mark.parametrize("word", NULLS)
 def test_a_word_for_nothing_is_no_query_and_no_document(tmp_path, capsys, word):
   """Exports of MySQL, Hive and pandas made it a query with many documents."""
   rows = [{"query": f"ask {i}", "document": f"{i}"} for i in range(60)]
@@ -238,7 +287,7 @@ def test_a_word_for_nothing_is_no_query_and_no_document(tmp_path, capsys, word):
   assert "1 document texts are a word for" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["none", "null pointer"])
+@pytest.mark.parametrize("text", ["none", "NAN", "null pointer", "N", "nil"])
 def test_what_people_ask_for_is_a_query(tmp_path, text):
   rows = [*log(60), {"query": text, "document": "It is a thing."}]
   read = jsonl.read_jsonl(write(tmp_path, rows))
@@ -279,10 +328,13 @@ def test_documents_named_nan_are_counted_and_stay(
   ("text", "is_garbled"),
   [
     ("boat+to+the+island", True),
+    ("boat%20to", True),
     ("salt &amp; pepper", True),
     ("caf\u00c3\u00a9", True),
+    ("it\u00e2\u20ac\u2122s", True),
     ("caf\ufffd", True),
     ("c++ and c#", False),
+    ("a+b", False),
     ("100% wool & silk", False),
     ("caf\u00e9 \u00c3 \u00e2", False),
   ],
