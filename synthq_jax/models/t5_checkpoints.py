@@ -5,11 +5,11 @@
   | format | files | read | written |
   |---|---|---|---|
   | ours | params.safetensors, config.json | `load` | `save` |
-  | T5X native | checkpoint_STEP/checkpoint | `load` | `save_t5x` |
-  | T5X with Orbax | checkpoint_STEP/state | `load` | |
-  | Hugging Face | model*.safetensors, config.json | `load` | `save_huggingface` |
+  | T5X native | checkpoint_STEP/checkpoint | `load_t5x` | `save_t5x` |
+  | T5X with Orbax | checkpoint_STEP/state | `load_t5x` | |
+  | Hugging Face | model*.safetensors, config.json | `load_huggingface` | `save_huggingface` |
 
-`load` recognises the format, and `convert` converts any of them. Tensors are
+`load` recognises all of them, and `convert` converts any of them. Tensors are
 read one at a time, so that loading takes the memory of the model plus one tensor.
 Neither t5x nor transformers is needed. In our own files, the name of a tensor is
 its path in T5X's parameter tree, joined by "/".
@@ -52,6 +52,8 @@ __all__ = [
   "infer",
   "load",
   "load_config",
+  "load_huggingface",
+  "load_t5x",
   "save",
   "save_claim",
   "save_huggingface",
@@ -199,6 +201,43 @@ def load(
   """
   tensors, shape = _describe(pathlib.Path(directory))
   shape = with_token_ids(directory, shape, token_ids)
+  return _tensors.fetch(tensors, dtype), shape
+
+
+def load_t5x(path: str | os.PathLike, *, dtype: Any = "float32") -> _Loaded:
+  """Reads a T5X checkpoint, native or Orbax, without the optimizer's state.
+
+  Args:
+    path: DIR/checkpoint_STEP, or DIR, whose newest step is read.
+    dtype: type of the parameters; None keeps the stored types.
+
+  Returns:
+    Nested dicts of arrays, and the shape, inferred as in `load`.
+
+  Raises:
+    ValueError: as `load` does.
+  """
+  tensors, shape = _describe_t5x(pathlib.Path(path))
+  return _tensors.fetch(tensors, dtype), shape
+
+
+def load_huggingface(
+  path: str | os.PathLike, *, dtype: Any = "float32"
+) -> _Loaded:
+  """Reads a Hugging Face folder of T5, T5 1.1 or T5EncoderModel.
+
+  Args:
+    path: a folder with config.json, and model.safetensors or its parts with their
+      index.
+    dtype: type of the parameters; None keeps the stored types.
+
+  Returns:
+    Nested dicts of arrays, and the shape.
+
+  Raises:
+    ValueError: as `load` does.
+  """
+  tensors, shape = _read_huggingface(pathlib.Path(path))
   return _tensors.fetch(tensors, dtype), shape
 
 
@@ -476,8 +515,7 @@ def _describe(root: pathlib.Path) -> _Described:
   if kind == _T5X:
     return _describe_t5x(root)
   if kind == _HUGGINGFACE:
-    sentence_folders.check_texts(root)
-    tensors, shape = huggingface.read(root)
+    tensors, shape = _read_huggingface(root)
   else:
     shape = load_config(root)
     if not (root / _PARAMS).is_file():
@@ -488,6 +526,11 @@ def _describe(root: pathlib.Path) -> _Described:
   ours = kind == _OURS
   _check(root / _PARAMS if ours else root, tensors, shape, projection=ours)
   return tensors, shape
+
+
+def _read_huggingface(root: pathlib.Path) -> _Described:
+  sentence_folders.check_texts(root)
+  return huggingface.read(root)
 
 
 def _describe_t5x(root: pathlib.Path) -> _Described:

@@ -157,11 +157,11 @@ def test_copies_of_the_embedding_are_taken_for_one(folder):
 
   edit(folder, copy)
   checkpoint_trees.assert_same_bits(
-    t5_checkpoints.load(folder)[0], checkpoint_trees.make(T5_1_1)
+    t5_checkpoints.load_huggingface(folder)[0], checkpoint_trees.make(T5_1_1)
   )
   edit(folder, lambda tensors: tensors.pop("shared.weight"))
   checkpoint_trees.assert_same_bits(
-    t5_checkpoints.load(folder)[0], checkpoint_trees.make(T5_1_1)
+    t5_checkpoints.load_huggingface(folder)[0], checkpoint_trees.make(T5_1_1)
   )
 
 

@@ -131,7 +131,7 @@ def test_a_checkpoint_of_t5x_is_read_with_its_shape(
 ):
   params = checkpoint_trees.make(config)
   write(tmp_path / "checkpoint_7", params, style=style, zarray=zarray)
-  loaded, found = t5_checkpoints.load(tmp_path / "checkpoint_7")
+  loaded, found = t5_checkpoints.load_t5x(tmp_path / "checkpoint_7")
   assert found == config
   checkpoint_trees.assert_same_bits(loaded, params)
 
