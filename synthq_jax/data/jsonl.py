@@ -325,7 +325,7 @@ def _check_other_names(
   where: str, names: Collection[str], fields: Fields, has_corpus: bool
 ) -> None:
   """Refuses optional columns under a name by which they would not be read."""
-  users = tuple(_make_plain(key) for key in fields.users)
+  users = tuple(table_files.simplify(key) for key in fields.users)
   rest = [name for name in names if name not in (fields.query, fields.document)]
   for keys, usual, flag in (
     (("clicks",), (*_CLICKS, *_LABELS), ""),
@@ -344,18 +344,13 @@ def _check_other_name(
   flag: str = "",
 ) -> None:
   """Refuses a name that is none of the keys, and is written like one."""
-  others = [name for name in names if _make_plain(name) in usual]
+  others = [name for name in names if table_files.simplify(name) in usual]
   if others and not set(keys) & set(names):
     [key, *_] = keys
     raise ValueError(
       f'{where}: expected "{key}", got "{others[0]}", which is not read: call the'
       f' column "{key}"{flag}, or use another name if it is no such column'
     )
-
-
-def _make_plain(name: str) -> str:
-  """Returns a name in lower case, without punctuation and spaces."""
-  return re.sub(r"[\W_]", "", name.lower())
 
 
 def _check_keys(
@@ -369,7 +364,7 @@ def _check_keys(
   missing = [each for each in expected if each[1] not in names]
   if not missing:
     return
-  plain = {_make_plain(name): name for name in names}
+  plain = {table_files.simplify(name): name for name in names}
   chosen = [key for _, key, _ in expected if key in names]
   flags = []
   for flag, _, usual in missing:

@@ -319,10 +319,6 @@ _TEXTS = (
 """Names of columns of texts; with a name of an id, a line is a header."""
 
 
-def _simplify(name: str) -> str:
-  return re.sub(r"[\W_]", "", name.lower())
-
-
 def is_header(cells: Sequence[str]) -> bool:
   """Returns True if the first cells of a table are names of its columns.
 
@@ -336,7 +332,7 @@ def is_header(cells: Sequence[str]) -> bool:
   Args:
     cells: the cells of the first line.
   """
-  names = [*map(_simplify, cells)]
+  names = [*map(table_files.simplify, cells)]
   if names[0] in _HEADERS:
     return True
   if names[0] in _QUERIES and len({*names}) > 1:
@@ -349,7 +345,7 @@ def is_header(cells: Sequence[str]) -> bool:
 @functools.lru_cache(64)
 def _find_columns(cells: tuple[str, ...]) -> tuple[int | None, int | None]:
   """Returns the positions of ids and of queries that names of columns tell."""
-  names = [*map(_simplify, cells)]
+  names = [*map(table_files.simplify, cells)]
   id_, query = (
     next((names.index(each) for each in accepted if each in names), None)
     for accepted in ((*_HEADERS, *_USERS), _QUERIES)
@@ -360,7 +356,9 @@ def _find_columns(cells: tuple[str, ...]) -> tuple[int | None, int | None]:
 def _read_header(where: str, cells: Sequence[str]) -> tuple[int, int]:
   """Returns the columns of ids and of queries; by default the first and second."""
   id_, query = _find_columns(tuple(cells))
-  if query is None and (len(cells) == 2 or _simplify(cells[1]) in _TEXTS):
+  if query is None and (
+    len(cells) == 2 or table_files.simplify(cells[1]) in _TEXTS
+  ):
     query = 1
   if id_ is None and query:
     id_ = 0

@@ -33,6 +33,7 @@ __all__ = [
   "get_max_rows",
   "is_json",
   "rows",
+  "simplify",
   "splits",
 ]
 
@@ -73,6 +74,11 @@ def rows(path: str | os.PathLike, quotes: str = "auto") -> _Rows:
     added = {"split": FileSplit(split)} | _read_partition(path, file)
     for where, row in _read(file, quotes):
       yield where, {**added, **row}
+
+
+def simplify(name: str) -> str:
+  """Returns a column's name in lower case, without punctuation and spaces."""
+  return re.sub(r"[\W_]", "", name.lower())
 
 
 def check(path: str | os.PathLike) -> None:
@@ -394,8 +400,7 @@ def _open_text_table(
         if again.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
           raise ValueError(f"{path}:1: {files.WIDE}") from None
       raise ValueError(
-        f"{path}:{files.find_undecodable(path)}: expected UTF-8, got another byte;"
-        f" {files.CONVERT}"
+        f"{path}: expected UTF-8, got another byte; {files.CONVERT}"
       ) from None
     except (csv.Error, *files.BROKEN_GZIP) as error:
       number = reader.line_num + 1 if reader else 1

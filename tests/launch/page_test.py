@@ -76,13 +76,6 @@ def test_a_slice_that_exists_is_one_command(cloud):
   assert not re.search(r"tpu-vm (create|delete)", done.stdout)
 
 
-def test_a_flag_that_gcloud_does_not_know_is_noticed(cloud):
-  words = ["gcloud", "storage", "buckets", "create", "gs://b", "--hierarchic"]
-  done = run(cloud, words)
-  assert done.returncode == 1
-  assert "unrecognized arguments: --hierarchic" in done.stderr
-
-
 @pytest.mark.parametrize("word", ["--dry_run", "--confirm_cost"])
 def test_what_costs_money_is_looked_at_first(word):
   found = commands("From nothing to the first step")

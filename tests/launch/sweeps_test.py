@@ -46,11 +46,6 @@ def test_the_grid_is_the_papers():
   assert set(largest) == {"4910", "9820", "14730"}
 
 
-def test_the_grid_of_other_data_has_its_steps():
-  steps = {p.bindings[-1] for p in sweeps.papers_grid(num_records=1030)}
-  assert "TRAIN_STEPS=30" in steps  # 30 epochs of one batch of 1024
-
-
 def test_the_grid_changes_what_the_recipe_trains_with():
   points = _points("papers_grid")
   point = next(
@@ -82,22 +77,13 @@ def test_every_point_of_the_papers_table_is_a_run_of_its_own():
   }
 
 
-@pytest.mark.parametrize("sweep", list(sweeps.READY))
-def test_every_macro_of_a_ready_sweep_is_defined_by_its_recipe(sweep):
-  for point in sweeps.READY[sweep]():
-    recipe = gin_text.find(point.gin_file or BASE, ROOT)
-    known = gin_text.macros(recipe, ROOT)
-    for binding in point.bindings:
-      name = binding.partition("=")[0]
-      assert "." in name or name in known, f"{recipe.name} has no {name}"
-
-
 @pytest.mark.parametrize(
   ("sweep", "bindings"), [("papers_grid", NEEDS[:3]), ("papers_table", NEEDS)]
 )
 def test_names_are_safe_different_and_the_same_every_time(sweep, bindings):
   names = [p.name for p in _points(sweep, bindings=bindings)]
-  assert sweeps.names_are_safe(names)
+  assert len({*names}) == len(names)
+  assert all(re.fullmatch("[a-z][a-z0-9-]*[a-z0-9]", name) for name in names)
   assert max(map(len, names)) <= 40
   assert names == [p.name for p in _points(sweep, bindings=bindings)]
 
@@ -124,7 +110,7 @@ def test_no_sweep_is_one_point_without_a_name():
 def test_values_that_are_written_alike_get_different_names():
   points = _points("MODEL=a_b,a-b,c", gin_file=BASE)
   names = [point.name for point in points]
-  assert sweeps.names_are_safe(names)
+  assert len({*names}) == 3
   assert names[0].startswith("model-a-b-") and names[2] == "model-c"
   assert names == [p.name for p in _points("MODEL=a_b,a-b,c")]
 
@@ -142,14 +128,12 @@ def test_long_names_are_cut_and_stay_different():
   ("texts", "bindings", "words"),
   [
     (["CLIP_NORM"], NEEDS[:3], "papers_grid, papers_table"),
-    (["CLIP_NORM="], NEEDS[:3], "expected --sweep=NAME=a,b,c"),
     (["=1,2"], NEEDS[:3], "expected --sweep=NAME=a,b,c"),
     (["CLIP_NORM=1,2", "CLIP_NORM=3"], NEEDS[:3], "two sweeps"),
     (["CLIP=1"], NEEDS[:3], "does not define"),
     (["CLIP_NORM=1"], (*NEEDS[:3], "CLIP_NORM=2"), "keep one"),
-    ([], (*NEEDS[:3], "CLIP_NROM=2"), "did you mean CLIP_NORM?"),
     ([], NEEDS[:1], "give --gin.CHECKPOINT=... --gin.VOCABULARY=..."),
-    ([], (*NEEDS[:3], "EXCHANGES=x"), "no gin file defines"),
+    ([], (*NEEDS[:3], "CLIP_NROM=2"), "no gin file defines CLIP_NROM"),
   ],
 )
 def test_what_is_wrong_is_said_in_one_line(texts, bindings, words):

@@ -117,38 +117,6 @@ def test_a_sweep_adds_one_job_for_each_point(mock, tmp_path):
   assert all(isinstance(j.executor, xm_local.Local) for j in mock.launched_jobs)
 
 
-def test_the_papers_table_is_one_command(mock):
-  flags = [
-    "--sweep=papers_table",
-    "--gin.SOURCE=msmarco:m",
-    "--gin.CHECKPOINT=t5_{size}",
-    "--gin.ENCODER=t5_base",
-    "--gin.VOCABULARY=v.model",
-  ]
-  assert xm.main(flags) == 0
-  launched = _launched(mock)
-  assert len(launched) == 16
-  (large,) = [args for args in launched if args[-1].endswith("large-eps-3")]
-  assert "--gin_file=gin_configs/recipes/paper_t5_large.gin" in large
-  assert "--gin.CHECKPOINT=t5_large" in large
-  assert "--gin.EPSILONS=(3.0,)" in large
-
-
-def test_the_tpu_route_drives_gcloud_from_here(mock, cloud, monkeypatch):
-  monkeypatch.setenv("PATH", cloud.environment["PATH"])
-  flags = [*cloud.flags, "--executor", "tpu_vm", "--sweep=EPSILON=3,8"]
-  flags += ["--gin.SEED=5", "--confirm_cost", "--max_parallel=2"]
-  assert xm.main(flags) == 0
-  first, second = _launched(mock)
-  assert pathlib.Path(first[0]) == ROOT / "launch/tpu_vm.py"
-  assert first[-1] == "--point=epsilon-3"
-  assert second[-1] == "--point=epsilon-8"
-  for flag in (*cloud.flags, "--gin.SEED=5", "--confirm_cost"):
-    assert flag in first
-  assert not any(f.startswith(("--executor", "--max_par")) for f in first)
-  assert "tpu_vm" not in first
-
-
 def test_the_tpu_route_really_runs_its_jobs(xmanager, cloud):
   """XManager runs tpu_vm.py for each point, and that the fake gcloud."""
   del xmanager
@@ -196,11 +164,9 @@ def _wait(is_so) -> None:
   ("flags", "words"),
   [
     (["--executor=tpu_vm"], "give --confirm_cost"),
-    (["--executor=tpu_vm", "--accelerator=v4-9"], "did you mean v4-8"),
     (["--executor=tpu_vm", "--bucket="], "expected --bucket=NAME"),
     (["--executor=slurm"], "invalid choice"),
     (["--max_parallel=0"], "expected 1 or more"),
-    (["--gin.EPSILOM=3"], "did you mean EPSILON?"),
     (["--gin.SECRET_SEED=3"], "can undo the noise"),
     (["--sweep=EPSILOM=3"], "EPSILOM"),
     (["--executor=local"], "--accelerator is of slices"),
