@@ -29,7 +29,6 @@ def softmax(
   similarity: jax.Array,  # [batch, batch + hard]
   *,
   temperature: float,
-  weights: jax.Array | None = None,  # [batch]
   is_padding_example: jax.Array | None = None,  # [batch]
   is_padding_document: jax.Array | None = None,  # [batch + hard]
   duplicate_mask: jax.Array | None = None,  # [batch, batch + hard]
@@ -53,7 +52,6 @@ def softmax(
   Args:
     similarity: [batch, batch + hard]; cosines are in [-1, 1].
     temperature: above 0; divides the similarities.
-    weights: factor for each row's loss [batch], or None for ones.
     is_padding_example: bool [batch]; True gives a row loss 0 and drops its own
       column from all other rows.
     is_padding_document: bool [batch + hard]; True drops a column.
@@ -83,10 +81,7 @@ def softmax(
   dropped &= ~jnp.eye(batch, documents, dtype=bool)
   logits = similarity.astype(jnp.float32) / temperature
   total = jax.nn.logsumexp(jnp.where(dropped, -jnp.inf, logits), axis=1)
-  losses = total - jnp.diagonal(logits)  # [batch]
-  if weights is not None:
-    losses *= weights
-  return pairs.zero_padding(losses, is_padding_example)
+  return pairs.zero_padding(total - jnp.diagonal(logits), is_padding_example)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
