@@ -170,13 +170,10 @@ def test_a_neighbour_moves_pairs_on_devices_up_to_the_bound_and_not_beyond(
   attacked(method, losses.Softmax(temperature=0.5), least=least)
 
 
-@pytest.mark.parametrize("gradients", ["pair", "query"])
-def test_a_neighbour_moves_rows_on_devices_up_to_the_bound_and_not_beyond(
-  gradients,
-):
+def test_a_neighbour_moves_rows_on_devices_up_to_the_bound_and_not_beyond():
   public = np.array([[0.1, neighbours.SPEED], [np.pi, -neighbours.SPEED]])
   attacked(
-    optim.Row(negatives="public", gradients=gradients),
+    optim.Row(negatives="public", gradients="pair"),
     neighbours.SHARP,
     extra={"public_negatives": public},
   )

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import random_t5
 
@@ -88,72 +87,6 @@ def of_t5():
 def flat(tree):
   leaves = [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)]
   return np.concatenate(leaves)
-
-
-@functools.cache
-def compiled(size):
-  """The sum for padding [size]; a smaller batch is padded to it."""
-  network, rng = embedding_net(), np.random.default_rng(0)
-  batch = {name: network.draw(rng, size) for name in ("queries", "documents")}
-  fn = network.make(losses.Softmax(temperature=0.2), size)
-
-  def summed(padding):
-    return fn(network.params, batch, is_padding_example=padding)
-
-  return jax.jit(summed).lower(np.zeros(size, bool)).compile()
-
-
-def one_by_one(size):
-  """The same sum for padding [size], from one gradient for each similarity."""
-  network, rng = embedding_net(), np.random.default_rng(0)
-  queries, documents = (network.draw(rng, size) for _ in range(2))
-
-  def products(params, queries, documents):
-    q, d = network.encode(params, queries), network.encode(params, documents)
-    return q @ d.T
-
-  def clipped(query, document, weight):
-    gradient = jax.grad(
-      lambda params: products(params, query[None], document[None])[0, 0]
-    )(network.params)
-    factor = weight * jnp.minimum(1, network.clip / optax.tree.norm(gradient))
-    return jax.tree.map(lambda x: factor * x, gradient)
-
-  def add(total, row):
-    query, weights = row
-    rows = jax.vmap(clipped, (None, 0, 0))(query, documents, weights)
-    return jax.tree.map(lambda t, x: t + x.sum(0), total, rows), None
-
-  @jax.jit
-  def summed(padding):
-    weights = losses.Softmax(temperature=0.2).weights(
-      products(network.params, queries, documents), is_padding_example=padding
-    )
-    zeros = jax.tree.map(jnp.zeros_like, network.params)
-    return jax.lax.scan(add, zeros, (queries, weights))[0]
-
-  return summed
-
-
-def test_exact_norms_give_the_sum_of_gradients_one_by_one():
-  """Of more pairs than the vectors have dimensions."""
-  exact, one_after_other = compiled(32), one_by_one(32)
-  for size in (8, 32):
-    padding = np.arange(32) >= size
-    (total, aux), oracle = exact(padding), one_after_other(padding)
-    error = np.abs(flat(total) - flat(oracle)).max()
-    assert error <= 1e-5 * np.abs(flat(oracle)).max()
-    assert np.mean(aux.norms[:size] > embedding_net().clip) > 0.5
-
-
-def test_memory_grows_with_pairs_and_not_with_pairs_times_parameters():
-  entries = flat(embedding_net().params).size
-  less, more = (
-    compiled(size).memory_analysis().temp_size_in_bytes for size in (32, 64)
-  )
-  # What goes with the number of pairs would be four times as much.
-  assert less < more < 2.5 * less
-  assert more < 0.1 * 4 * 64**2 * entries
 
 
 def pair_gradients(network):
