@@ -225,11 +225,3 @@ def test_losses_and_batches_that_are_not_of_users_are_refused(
   fn = optim.clipped_grad(users.mean_loss(loss), l2_clip_norm=1.0)
   with pytest.raises(ValueError, match=match):
     fn(1.0, batch)
-
-
-def test_a_draw_of_no_user_is_an_empty_batch():
-  """Poisson sampling draws nobody once in a while."""
-  records = {"x": np.zeros((0, DIM), np.float32)}
-  batch = users.grouped(records, np.zeros(0, np.int64), MOST)
-  assert batch["x"].shape == (0, MOST, DIM)
-  assert batch[users.WEIGHTS].shape == (0, MOST)
