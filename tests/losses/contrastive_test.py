@@ -37,10 +37,9 @@ DUPLICATES[0, 2] = DUPLICATES[1, 1] = True  # a row's own column stays
   ("options", "dropped"),
   [
     ({"temperature": 0.05}, ()),
-    ({"is_padding_document": [False] * 4 + [True]}, ((0, 4), (1, 4), (2, 4))),
     ({"duplicate_mask": DUPLICATES}, ((0, 2),)),
   ],
-  ids=["cold", "padding documents", "duplicates"],
+  ids=["cold", "duplicates"],
 )
 def test_it_is_minus_the_log_probability_of_the_own_document(options, dropped):
   expected = oracle(options.get("temperature", 0.5), dropped)
