@@ -53,29 +53,6 @@ def test_padding_rows_cost_nothing_and_are_nobodys_negatives():
   np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-def test_dropped_columns_have_a_gradient_of_exactly_zero():
-  mask = np.zeros((3, 5), bool)
-  mask[0, 2] = True
-  padding = jnp.array([False, True, False])
-
-  def loss(similarity):
-    return jnp.sum(
-      contrastive.softmax(
-        similarity,
-        temperature=0.5,
-        duplicate_mask=jnp.asarray(mask),
-        is_padding_example=padding,
-      )
-    )
-
-  gradient = np.asarray(jax.grad(loss)(jnp.asarray(SIMILARITY)))
-  assert np.isfinite(gradient).all()
-  zero = gradient == 0
-  expected = mask | np.array([[False], [True], [False]])
-  expected[:, 1] = True
-  np.testing.assert_array_equal(zero, expected)
-
-
 def test_a_bad_temperature_or_shape_is_refused():
   with pytest.raises(ValueError, match="temperature=0"):
     softmax(temperature=0.0)

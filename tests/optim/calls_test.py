@@ -278,18 +278,6 @@ def test_schedules_say_each_step_s_noise():
   np.testing.assert_allclose(stds(tx, 3), expected, rtol=0.02)
 
 
-def test_whole_optimizers_take_injected_numbers():
-  injected = optax.inject_hyperparams(
-    optim.dp_adam, static_args=("key", "noise")
-  )(1e-3, **NOISE, key=KEY)
-  fixed = optim.dp_adam(1e-3, **NOISE, key=KEY)
-  total = jnp.arange(5.0)
-  found, state = jax.jit(injected.update)(total, injected.init(total), total)
-  expected, _ = fixed.update(total, fixed.init(total), total)
-  np.testing.assert_allclose(found, expected, rtol=1e-4)
-  assert "key" not in state.hyperparams
-
-
 def test_optimizers_that_read_the_records_again_are_refused():
   """The loss of a batch beside its noisy gradient is no post-processing."""
   total = jnp.ones(3)

@@ -178,32 +178,6 @@ def test_a_norm_that_nearly_vanishes_is_not_too_small():
   assert np.all(found < 1e-2 * norms.max())
 
 
-@pytest.mark.slow
-def test_held_jacobians_are_multiplied_for_all_pairs_at_once(monkeypatch):
-  calls = []
-  products = pair_norms.compute_squared_products
-
-  def counted(*arguments):
-    calls.append(1)
-    return products(*arguments)
-
-  monkeypatch.setattr(pair_norms, "compute_squared_products", counted)
-  monkeypatch.setattr(pair_norms, "combining_pays", lambda *_: True)
-  for name in ("plain", "convolved"):
-    expected = by_hand(name)[0]
-    for keep_ratio in (0, 100):
-      found = norms(
-        pair_norms.compute_exact,
-        ENCODERS[name],
-        keep_ratio=keep_ratio,
-        memory_bytes=2**30,
-      )
-      np.testing.assert_allclose(
-        found, expected, rtol=1e-5, atol=1e-6 * expected.max()
-      )
-  assert len(calls) == 4
-
-
 @pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])
 def test_what_goes_back_holds_no_copy_of_a_kernel_for_each_example(keep_ratio):
   towers = encoders.trace_towers(
