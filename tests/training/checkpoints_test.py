@@ -94,23 +94,6 @@ def test_buffers_may_be_used_again_while_a_state_is_written(tmp_path):
   assert np.unique(state["w"]).tolist() == [4]
 
 
-def test_training_goes_on_while_a_state_is_written(tmp_path, monkeypatch):
-  import orbax.checkpoint as ocp
-
-  waited, told = [], []
-  with checkpoints.Writer(tmp_path) as writer:
-    writer.save(1, make(1), lambda: told.append(1))
-    with monkeypatch.context() as patch:
-      patch.setattr(
-        ocp.StandardCheckpointer, "wait_until_finished", waited.append
-      )
-      assert (waited, told) == ([], [])  # `save` did not wait
-    writer.save(2, make(2), lambda: told.append(2))
-    assert told == [1]
-  assert told == [1, 2]
-  assert names(tmp_path) == ["files_2.json", "step_2"]
-
-
 def test_an_error_in_the_background_is_raised_and_the_old_state_stays(
   tmp_path,
 ):
