@@ -178,7 +178,13 @@ REFUSED = {
     "ADD_OR_REMOVE_ONE for groups",
   ),
   "Renyi": (
-    lambda: promise(queries_of(4), accountant="rdp").epsilon,
+    lambda: accounting.epsilon(
+      noise_multiplier=2.0,
+      delta=1e-4,
+      sampler=queries_of(4),
+      steps=STEPS,
+      accountant="rdp",
+    ),
     "for which it has no bound",
   ),
   "an event that knows truncation": (
