@@ -188,15 +188,16 @@ def test_a_noise_multiplier_of_any_type_is_the_same_noise(
   name, kind, accountant
 ):
   """RDP drops compositions inside a sample where it is no Python float."""
-  runs = [
-    [accounting.Run(SAMPLERS[name], noise, 300)] for noise in (2.0, kind(2))
-  ]
-  relation = "REPLACE_SPECIAL"
   first, second = (
-    accounting.composed_epsilon(
-      run, delta=1e-5, relation=relation, accountant=accountant
+    accounting.epsilon(
+      noise_multiplier=noise,
+      delta=1e-5,
+      sampler=SAMPLERS[name],
+      steps=300,
+      relation="REPLACE_SPECIAL",
+      accountant=accountant,
     )
-    for run in runs
+    for noise in (2.0, kind(2))
   )
   assert first == pytest.approx(second, rel=1e-6) and first > 0.1
 

@@ -29,9 +29,7 @@ def softmax(
   similarity: jax.Array,  # [batch, batch + hard]
   *,
   temperature: float,
-  weights: jax.Array | None = None,  # [batch]
   is_padding_example: jax.Array | None = None,  # [batch]
-  is_padding_document: jax.Array | None = None,  # [batch + hard]
   duplicate_mask: jax.Array | None = None,  # [batch, batch + hard]
 ) -> jax.Array:  # [batch]
   """Returns the in-batch softmax loss of each query, in nats.
@@ -53,10 +51,8 @@ def softmax(
   Args:
     similarity: [batch, batch + hard]; cosines are in [-1, 1].
     temperature: above 0; divides the similarities.
-    weights: factor for each row's loss [batch], or None for ones.
     is_padding_example: bool [batch]; True gives a row loss 0 and drops its own
       column from all other rows.
-    is_padding_document: bool [batch + hard]; True drops a column.
     duplicate_mask: bool [batch, batch + hard]; True where a column's document
       equals the row's own, which drops the column from that row. The row's own
       column always stays.
@@ -73,8 +69,6 @@ def softmax(
   checks.within("(0, inf)", temperature=temperature)
   batch, documents = pairs.check_shape(similarity)
   dropped = jnp.zeros((batch, documents), bool)
-  if is_padding_document is not None:
-    dropped |= is_padding_document[None, :]
   if is_padding_example is not None:
     extra = jnp.zeros(documents - batch, bool)
     dropped |= jnp.concatenate([is_padding_example, extra])[None, :]
@@ -83,10 +77,7 @@ def softmax(
   dropped &= ~jnp.eye(batch, documents, dtype=bool)
   logits = similarity.astype(jnp.float32) / temperature
   total = jax.nn.logsumexp(jnp.where(dropped, -jnp.inf, logits), axis=1)
-  losses = total - jnp.diagonal(logits)  # [batch]
-  if weights is not None:
-    losses *= weights
-  return pairs.zero_padding(losses, is_padding_example)
+  return pairs.zero_padding(total - jnp.diagonal(logits), is_padding_example)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,15 +113,16 @@ class Softmax(pairs.PairLoss):
       masked = is_duplicate & ~jnp.eye(*similarity.shape, dtype=bool)
       low = self.similarity_range[0]
       similarity = jnp.where(masked, low, similarity)
-    columns = None
+    dropped = None
     if is_padding_example is not None:
-      columns = pairs.repeat_padding(is_padding_example, self.hard_negatives)
+      dropped = pairs.repeat_padding(is_padding_example, self.hard_negatives)
+      dropped = dropped[None, :]
     loss = functools.partial(
       softmax,
       temperature=self.temperature,
       is_padding_example=is_padding_example,
     )
-    losses = loss(similarity, is_padding_document=columns)
+    losses = loss(similarity, duplicate_mask=dropped)
     if self.directions == 2:
       losses += loss(similarity[:, :batch].T)
     return losses

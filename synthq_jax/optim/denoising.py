@@ -10,11 +10,11 @@ References:
   Gavish and Donoho, "Optimal Shrinkage of Singular Values", IEEE Transactions
   on Information Theory 2017, equation 7 (`denoise`).
   Xiao, "Dual Averaging Methods for Regularized Stochastic Learning and Online
-  Optimization", JMLR 2010, algorithm 1 (`dual_averaging`).
+  Optimization", JMLR 2010, algorithm 1 (`dp_dual_averaging`).
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +26,7 @@ from synthq_jax import checks, typing
 # By name: the package's attribute `privatize` is a function.
 from synthq_jax.optim.privatize import privatize
 
-__all__ = [
-  "DualAveragingState",
-  "denoise",
-  "dp_dual_averaging",
-  "dual_averaging",
-]
+__all__ = ["DualAveragingState", "denoise", "dp_dual_averaging"]
 
 
 def denoise(
@@ -68,60 +63,17 @@ def denoise(
   return jnp.where(noise_std > 0, (left * shrunk[None]) @ right, matrix)
 
 
-def _check_constants(**values: Any) -> None:
-  """Refuses schedules and traced values: the sum so far has one noise and rate."""
-  for name, value in values.items():
-    if callable(value) or isinstance(value, jax.core.Tracer):
-      kind = "a schedule" if callable(value) else "a traced value"
-      raise TypeError(
-        f"expected a number for {name}, got {kind}: dual averaging denoises and"
-        " scales the sum of all steps at once"
-      )
-
-
 class DualAveragingState(NamedTuple):
-  """State of `dual_averaging`."""
+  """State of `dp_dual_averaging` behind its noise."""
 
   step: jax.Array  # [] int32
   total: typing.Params  # sum of the noisy means so far, float32
 
 
-def dual_averaging(
-  learning_rate: float, *, noise_std: float
+def _dual_averaging(
+  learning_rate: float, noise_std: float
 ) -> optax.GradientTransformation:
-  """Builds the optimizer whose parameters are a denoised sum of all gradients.
-
-  After step t every matrix is -learning_rate x denoise(sum of t noisy means,
-  noise_std sqrt(t)), whatever the initial parameters are. The noise is removed
-  from the sum and not from single steps: with t, a direction of signal rises
-  above the noise of the sum. Parameters that are no matrices are not denoised.
-  Chain it after `optim.privatize` with independent noise.
-
-  Formal guarantee: post-processing of the noisy means; the arguments are
-  public.
-
-  >>> transform = dual_averaging(2.0, noise_std=0.0)
-  >>> params = {"map": jnp.zeros((2, 2))}
-  >>> state = transform.init(params)
-  >>> updates, state = transform.update({"map": jnp.eye(2)}, state, params)
-  >>> print(jnp.diag(updates["map"]))
-  [-2. -2.]
-
-  Args:
-    learning_rate: a number above 0.
-    noise_std: standard deviation of the noise in each entry of a mean:
-      `claim.noise_std` over the denominator.
-
-  Returns:
-    An optax transform whose `update` needs the parameters.
-
-  Raises:
-    TypeError: if an argument is a schedule or traced.
-    ValueError: if a number is out of range.
-  """
-  _check_constants(learning_rate=learning_rate, noise_std=noise_std)
-  checks.within("(0, inf)", learning_rate=learning_rate)
-  checks.within("[0, inf)", noise_std=noise_std)
+  """Builds the optimizer of private means with noise of this deviation."""
 
   def init_fn(params: optax.Params) -> DualAveragingState:
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
@@ -156,10 +108,23 @@ def dp_dual_averaging(
   denominator: float,
   key: jax.Array,
 ) -> optax.GradientTransformationExtraArgs:
-  """Builds dual averaging on the private mean of a clipped sum.
+  """Builds the optimizer whose parameters are a denoised sum of private means.
+
+  After step t every matrix is -learning_rate x denoise(sum of t noisy means,
+  noise_std sqrt(t)), whatever the initial parameters are. The noise is removed
+  from the sum and not from single steps: with t, a direction of signal rises
+  above the noise of the sum. Parameters that are no matrices are not denoised.
 
   Formal guarantee:
     That of `privatize`; dual averaging is post-processing.
+
+  >>> transform = dp_dual_averaging(2.0, l2_sensitivity=1.0, noise_multiplier=0.0,
+  ...                               denominator=1.0, key=jax.random.key(0))
+  >>> params = {"map": jnp.zeros((2, 2))}
+  >>> state = transform.init(params)
+  >>> updates, state = transform.update({"map": jnp.eye(2)}, state, params)
+  >>> print(jnp.diag(updates["map"]))
+  [-2. -2.]
 
   Args:
     learning_rate: a number above 0.
@@ -172,19 +137,21 @@ def dp_dual_averaging(
     TypeError: if a number is a schedule or traced.
     ValueError: if a number is out of its range.
   """
-  _check_constants(
-    l2_sensitivity=l2_sensitivity,
-    noise_multiplier=noise_multiplier,
-    denominator=denominator,
-  )
+  numbers = {
+    "l2_sensitivity": l2_sensitivity,
+    "noise_multiplier": noise_multiplier,
+    "denominator": denominator,
+  }
+  for name, value in {"learning_rate": learning_rate, **numbers}.items():
+    if callable(value) or isinstance(value, jax.core.Tracer):
+      raise TypeError(
+        f"expected a constant number for {name}, got a schedule or a traced value:"
+        " dual averaging denoises and scales the sum of all steps at once"
+      )
+  checks.within("(0, inf)", learning_rate=learning_rate)
   return optax.chain(
-    privatize(
-      l2_sensitivity=l2_sensitivity,
-      noise_multiplier=noise_multiplier,
-      denominator=denominator,
-      key=key,
-    ),
-    dual_averaging(
-      learning_rate, noise_std=noise_multiplier * l2_sensitivity / denominator
+    privatize(**numbers, key=key),
+    _dual_averaging(
+      learning_rate, noise_multiplier * l2_sensitivity / denominator
     ),
   )

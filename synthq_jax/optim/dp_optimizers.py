@@ -22,14 +22,8 @@ def adafactor(
   *,
   multiply_by_parameter_scale: bool = True,
   decay_rate: float = 0.8,
-  step_offset: int = 0,
   clipping_threshold: float | None = 1.0,
-  factored: bool = True,
   min_dim_size_to_factor: int = 128,
-  epsilon1: float = 1e-30,
-  epsilon2: float = 1e-3,
-  momentum: float | None = None,
-  weight_decay: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds Adafactor with the update and the defaults of T5X.
 
@@ -52,18 +46,9 @@ def adafactor(
     multiply_by_parameter_scale: whether to multiply each update by the root
       mean square of its parameter.
     decay_rate: exponent c of the decay 1 - t^-c of second moments, t = 1, 2...
-    step_offset: the step that counts as the first for the decay: 0 for a fresh
-      state; other values are for a state that is carried over from
-      pre-training.
     clipping_threshold: largest root mean square of an update before it is
       scaled, or None.
-    factored: whether to factor second moments at all.
     min_dim_size_to_factor: smallest second largest axis that is factored.
-    epsilon1: added to squared gradients.
-    epsilon2: smallest scale of a parameter.
-    momentum: decay of an average of updates, or None.
-    weight_decay: part of each parameter that is removed in each step
-      (not times the learning rate), or None.
 
   Returns:
     An optax transform whose `update` needs the parameters.
@@ -80,26 +65,16 @@ def adafactor(
     raise ValueError(
       f"expected clipping_threshold > 0 or None, got {clipping_threshold=}"
     )
-  if momentum is not None and not 0 <= momentum < 1:
-    raise ValueError(f"expected momentum in [0, 1) or None, got {momentum=}")
   parts = [
     optax.scale_by_factored_rms(
-      factored=factored,
-      decay_rate=decay_rate,
-      step_offset=step_offset,
-      min_dim_size_to_factor=min_dim_size_to_factor,
-      epsilon=epsilon1,
+      decay_rate=decay_rate, min_dim_size_to_factor=min_dim_size_to_factor
     )
   ]
   if clipping_threshold is not None:
     parts.append(optax.clip_by_block_rms(clipping_threshold))
   if multiply_by_parameter_scale:
-    parts.append(optax.scale_by_param_block_rms(epsilon2))
+    parts.append(optax.scale_by_param_block_rms(1e-3))
   parts.append(optax.scale_by_learning_rate(learning_rate, flip_sign=False))
-  if momentum is not None:
-    parts.append(optax.ema(momentum, debias=False))
-  if weight_decay is not None:
-    parts.append(optax.add_decayed_weights(weight_decay))
   return _in_float32(optax.chain(*parts, optax.scale(-1.0)))
 
 

@@ -112,7 +112,6 @@ def composed_epsilon(
   *,
   delta: float,
   relation: Any = "ADD_OR_REMOVE_ONE",
-  accountant: str = "pld",
 ) -> float:
   """Returns the joint epsilon of several runs over the same records.
 
@@ -123,7 +122,6 @@ def composed_epsilon(
     runs: the released runs, in any order.
     delta: of all runs together, in (0, 1).
     relation: a `dp_accounting.NeighboringRelation` or its name.
-    accountant: "pld" or "rdp".
 
   Returns:
     An upper bound; 0 for no runs.
@@ -133,12 +131,10 @@ def composed_epsilon(
   """
   if not 0 < delta < 1:
     raise ValueError(f"expected delta in (0, 1), got {delta=}")
-  name = _check_runs(runs, relation, accountant)
+  name = _check_runs(runs, relation)
   if not runs:
     return 0.0
-  return _compute_epsilon(
-    tuple(runs), float(delta), name, accountant, _INTERVALS
-  )
+  return _compute_epsilon(tuple(runs), float(delta), name, "pld", _INTERVALS)
 
 
 def group_epsilon(
@@ -174,7 +170,7 @@ def group_epsilon(
     ValueError: as for `epsilon`.
   """
   checks.count("size", size, 1)
-  name = _check_runs(runs, relation, "pld")
+  name = _check_runs(runs, relation)
   if not runs:
     return 0.0
   return _compute_group_epsilon(tuple(runs), float(delta), name, size)
@@ -409,22 +405,17 @@ def _compute_rdp_epsilon(
   runs: tuple[Run, ...], delta: float, relation: str
 ) -> float:
   """Composes Renyi divergences; delta pays for truncation."""
+  from dp_accounting import rdp
+
   left = _subtract_end_delta(runs, delta, relation) - _sum_overflow_delta(runs)
   if left <= 0:
     return math.inf
-  with _silence_order_warnings():
-    return float(_compose_renyi(runs, relation).get_epsilon(left))
-
-
-def _compose_renyi(runs: Sequence[Run], relation: str) -> Any:
-  """Returns an RDP accountant that has composed the untruncated runs."""
-  from dp_accounting import rdp
-
   accountant = rdp.RdpAccountant(_RDP_ORDERS, _load_relation(relation))
-  for run in runs:
-    event = run.sampler.untruncated_event(run.noise_multiplier, run.steps)
-    accountant.compose(event)
-  return accountant
+  with _silence_order_warnings():
+    for run in runs:
+      event = run.sampler.untruncated_event(run.noise_multiplier, run.steps)
+      accountant.compose(event)
+    return float(accountant.get_epsilon(left))
 
 
 @contextlib.contextmanager
@@ -548,9 +539,9 @@ def _check(
   return name
 
 
-def _check_runs(runs: Sequence[Run], relation: Any, accountant: str) -> str:
+def _check_runs(runs: Sequence[Run], relation: Any) -> str:
   for run in runs:
-    _check(None, run.sampler, run.steps, relation, accountant)
+    _check(None, run.sampler, run.steps, relation, "pld")
     _check_noise(run.noise_multiplier)
   return checks.relation(relation)
 

@@ -86,8 +86,6 @@ class Claim:
   """A `dp_accounting.NeighboringRelation` or its name."""
   noise_bands: int = 1
   """Bands of `optim.banded` noise; 1: independent in every step."""
-  accountant: str = "pld"
-  """The accountant that computes epsilon, "pld" or "rdp"."""
   part: str = ""
   """The part of the records that is read, as in `releases.Release.part`."""
   words: terms.Terms = terms.EXAMPLES
@@ -126,10 +124,7 @@ class Claim:
     assert self.delta is not None  # filled in by __post_init__
     accounting.check_delta(self.delta, self.sampler)
     return accounting.composed_epsilon(
-      self._runs,
-      delta=self.delta,
-      relation=self.relation,
-      accountant=self.accountant,
+      self._runs, delta=self.delta, relation=self.relation
     )
 
   @property
@@ -213,7 +208,6 @@ class Claim:
       relation=self.relation,
       epsilon=self.epsilon,
       delta=float(self.delta),
-      accountant=self.accountant,
       ledger=entries,
       public=words.public,
       assumptions=words.assumptions,
@@ -311,7 +305,6 @@ def calibrated(
       sampler=sampler,
       steps=steps,
       relation=template.relation,
-      accountant=template.accountant,
     )
   )
   return dataclasses.replace(template, noise_multiplier=noise_multiplier)

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import ClassVar, TypedDict
+from typing import Any, ClassVar
 
 from synthq_jax import field_kinds
 from synthq_jax.privacy import accounting, sampling
@@ -100,21 +100,7 @@ class Release:
     return accounting.Run(self.sampler(), self.noise_multiplier, self.steps)
 
 
-class SamplerFields(TypedDict):
-  """The fields of a `Release` that describe its sampler."""
-
-  sampling: str
-  num_examples: int
-  expected_batch_size: int
-  max_batch_size: int
-  cycle_length: int
-  group_size: int
-  num_units: int | None
-
-
-def get_sampler_fields(
-  sampler: sampling.Sampler,
-) -> SamplerFields:
+def get_sampler_fields(sampler: sampling.Sampler) -> dict[str, Any]:
   """Returns the fields of a `Release` that describe its sampler.
 
   Args:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from synthq_jax import optim
 from synthq_jax.losses import contrastive
@@ -23,8 +23,6 @@ from synthq_jax.privacy import sampling
 from synthq_jax.training import dp_step, loop
 
 __all__ = ["Trained", "train"]
-
-Encode = Callable[[Any, Float[Array, "batch height width channels"]], Array]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,15 +92,6 @@ def test_a_mean_of_parts_would_change_the_claim_and_multisteps_can_be_told():
   assert np.abs(updates(means, X) - ours).max() > 0.1
 
 
-def test_sums_of_half_precision_parameters_stay_float32():
-  tx = optim.accumulate(private(0.0), parts=4)
-  state = tx.init(jnp.zeros(2, jnp.bfloat16))
-  for _ in range(4):
-    made, state = tx.update(jnp.array([0.25, 1.001]), state)
-  np.testing.assert_allclose(12 * made, [1.0, 4.004], rtol=1e-6)
-  assert state.total.dtype == jnp.float32
-
-
 def test_losses_masks_and_odd_numbers_of_parts_are_refused():
   tx = optim.accumulate(private(1.0), parts=2)
   with pytest.raises(ValueError, match="the clipped sum alone"):
@@ -113,13 +104,3 @@ def test_losses_masks_and_odd_numbers_of_parts_are_refused():
   for parts in (0, 7, 400):
     with pytest.raises(ValueError, match=f"parts={parts}"):
       sampling.split(SAMPLER.batch(1, 0), parts)
-
-
-def test_each_row_of_a_draw_is_in_one_part():
-  drawn = SAMPLER.batch(1, 0)
-  parts = sampling.split(drawn, 4)
-  assert len({len(part.indices) for part in parts}) == 1
-  arrays = [part.to_arrays(padding_index=-1) for part in parts]
-  wholes = drawn.to_arrays(padding_index=-1)
-  for joined, whole in zip(zip(*arrays, strict=True), wholes, strict=True):
-    np.testing.assert_array_equal(np.concatenate(joined), whole)

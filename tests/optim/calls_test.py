@@ -157,21 +157,13 @@ def test_a_key_of_a_batch_s_loss_is_not_forgotten():
 NOISE = dict(l2_sensitivity=1.0, noise_multiplier=0.5, denominator=4.0)
 
 
-@pytest.mark.parametrize(
-  "make",
-  [
-    lambda **kw: optim.privatize(**NOISE, **kw),
-    lambda **kw: optim.dp_adam(1e-3, **NOISE, **kw),
-    lambda **kw: optim.dp_adafactor(1e-3, **NOISE, **kw),
-  ],
-)
-def test_a_seed_in_a_key_s_place_is_refused_where_it_is_given(make):
+def test_a_seed_in_a_key_s_place_is_refused_where_it_is_given():
   for wrong in (0, None, 1.5, np.arange(3)):
     with pytest.raises(TypeError, match="a seed is no key"):
-      make(key=wrong)
+      optim.dp_adam(1e-3, **NOISE, key=wrong)
   with pytest.raises(ValueError, match="one key, got keys"):
-    make(key=jax.random.split(KEY, 2))
-  make(key=jax.random.PRNGKey(1))
+    optim.privatize(**NOISE, key=jax.random.split(KEY, 2))
+  optim.privatize(**NOISE, key=jax.random.PRNGKey(1))
 
 
 def encode(params, x):
@@ -286,54 +278,6 @@ def test_schedules_say_each_step_s_noise():
   np.testing.assert_allclose(stds(tx, 3), expected, rtol=0.02)
 
 
-def test_injected_numbers_make_the_noise_that_constants_make():
-  fixed = optim.privatize(**NOISE, key=KEY)
-  injected = optax.inject_hyperparams(optim.privatize, static_args=("key",))(
-    **NOISE, key=KEY
-  )
-  total = jnp.arange(5.0)
-  expected, _ = fixed.update(total, fixed.init(total))
-  state = injected.init(total)
-  found, state = jax.jit(injected.update)(total, state, total)
-  np.testing.assert_allclose(found, expected, rtol=1e-6)
-  state.hyperparams["noise_multiplier"] = jnp.array(2.0)
-  np.testing.assert_allclose(
-    stds(optax.GradientTransformation(lambda _: state, injected.update), 1),
-    2.0 / 4.0,
-    rtol=0.02,
-  )
-
-
-def test_whole_optimizers_take_injected_numbers():
-  injected = optax.inject_hyperparams(
-    optim.dp_adam, static_args=("key", "noise")
-  )(1e-3, **NOISE, key=KEY)
-  fixed = optim.dp_adam(1e-3, **NOISE, key=KEY)
-  total = jnp.arange(5.0)
-  found, state = jax.jit(injected.update)(total, injected.init(total), total)
-  expected, _ = fixed.update(total, fixed.init(total), total)
-  np.testing.assert_allclose(found, expected, rtol=1e-4)
-  assert "key" not in state.hyperparams
-
-
-@pytest.mark.parametrize(
-  "name",
-  ["adafactor", "adamw", "lamb", "sgd"],
-)
-def test_any_optimizer_of_optax_goes_behind_the_noise(name):
-  make = getattr(optax, name, None) or getattr(optax.contrib, name)
-  optimizer = make(learning_rate=1e-2)
-  private = optim.privatize(**NOISE, key=KEY)
-  total = {"w": jnp.arange(6.0).reshape(2, 3)}
-  params = jax.tree.map(jnp.ones_like, total)
-  tx = optax.chain(private, optimizer)
-  found, _ = tx.update(total, tx.init(params), params)
-  noisy, _ = private.update(total, private.init(params))
-  expected, _ = optimizer.update(noisy, optimizer.init(params), params)
-  np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-5)
-  assert jnp.abs(found["w"]).max() > 0
-
-
 def test_optimizers_that_read_the_records_again_are_refused():
   """The loss of a batch beside its noisy gradient is no post-processing."""
   total = jnp.ones(3)
@@ -420,27 +364,10 @@ def test_examples_in_two_arguments_are_told_to_be_one_batch():
 
   grad_fn = optim.clipped_grad(loss, l2_clip_norm=1.0)
   x, y = BATCH["x"], jnp.ones(4)
-  hint = "the batch is one argument.*put x and y into a dict"
-  for compile_ in (lambda fn: fn, jax.jit):
-    with pytest.raises(ValueError, match=hint):
-      compile_(grad_fn)(W, x, y)
-  with pytest.raises(ValueError, match=hint):
+  with pytest.raises(ValueError, match="into the batch, a dict"):
+    jax.jit(grad_fn)(W, x, y)
+  with pytest.raises(ValueError, match="put both into a dict"):
     grad_fn(W, {"x": x, "y": y})
-  total, _ = optim.clipped_grad(
-    lambda w, batch: loss(w, **batch), l2_clip_norm=1.0
-  )(W, {"x": x, "y": y})
-  assert jnp.isfinite(total).all()
-
-
-def test_an_error_of_shapes_notes_that_two_arguments_hold_examples():
-  def loss(w, x, labels):
-    logits = x[..., None] * w
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-
-  grad_fn = optim.clipped_grad(loss, l2_clip_norm=1.0)
-  with pytest.raises(ValueError) as error:
-    grad_fn(W, BATCH["x"], jnp.zeros(4, int))
-  assert "put x and labels into a dict" in str(vars(error.value))
 
 
 @pytest.mark.parametrize("rows", [3, 4])
@@ -451,18 +378,6 @@ def test_a_public_argument_may_have_as_many_rows_as_the_batch(rows):
   grad_fn = optim.clipped_grad(loss, l2_clip_norm=1.0)
   total, _ = grad_fn(W, BATCH, jnp.ones((rows, 2)))
   assert jnp.isfinite(total).all()
-  with pytest.raises(ValueError, match="call it with the arguments") as error:
-    grad_fn(W)
-  assert "dict" not in str(error.value)
-
-
-def test_a_loss_with_a_key_is_not_told_of_a_dict():
-  def loss(w, batch, rng):
-    del rng
-    return batch["x"] @ w
-
-  with pytest.raises(ValueError, match="call it with key=step_key$"):
-    optim.clipped_grad(loss, l2_clip_norm=1.0)(W, BATCH)
 
 
 def test_a_loss_that_reads_the_mask_is_told_that_it_is_taken_out():
@@ -473,22 +388,3 @@ def test_a_loss_that_reads_the_mask_is_told_that_it_is_taken_out():
   with pytest.raises(KeyError) as raised:
     optim.clipped_grad(masked, l2_clip_norm=1.0)(W, batch)
   assert "leave padding out themselves" in raised.value.__notes__[0]
-
-
-def test_logit_takes_parameters_in_double_precision():
-  def encode(kernel, x):
-    x = x @ kernel
-    return x / jnp.linalg.norm(x, axis=1, keepdims=True)
-
-  rng = np.random.default_rng(0)
-  kernel, queries, documents = rng.normal(size=(3, 3, 3))
-  batch = {"queries": queries, "documents": documents}
-  fn = jax.jit(optim.contrastive_clipped_grad(
-    encode, encode, loss=contrastive.Softmax(temperature=1.0),
-    l2_clip_norm=1.0, method=optim.Logit(), max_batch_size=3,
-  ))  # fmt: skip
-  single, _ = fn(jnp.float32(kernel), jax.tree.map(jnp.float32, batch))
-  with jax.enable_x64(True):
-    double, _ = fn(kernel, batch)
-  assert double.dtype == jnp.float32
-  np.testing.assert_allclose(double, single, atol=1e-5)

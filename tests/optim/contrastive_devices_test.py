@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 
 from synthq_jax import optim
 from synthq_jax.losses import contrastive as losses
-from synthq_jax.optim.bookkeeping import jaxprs
 from synthq_jax.optim.contrastive import group
 from synthq_jax.training import mesh as mesh_lib
 from synthq_jax.training import sharded_grad
@@ -170,13 +169,10 @@ def test_a_neighbour_moves_pairs_on_devices_up_to_the_bound_and_not_beyond(
   attacked(method, losses.Softmax(temperature=0.5), least=least)
 
 
-@pytest.mark.parametrize("gradients", ["pair", "query"])
-def test_a_neighbour_moves_rows_on_devices_up_to_the_bound_and_not_beyond(
-  gradients,
-):
+def test_a_neighbour_moves_rows_on_devices_up_to_the_bound_and_not_beyond():
   public = np.array([[0.1, neighbours.SPEED], [np.pi, -neighbours.SPEED]])
   attacked(
-    optim.Row(negatives="public", gradients=gradients),
+    optim.Row(negatives="public", gradients="pair"),
     neighbours.SHARP,
     extra={"public_negatives": public},
   )
@@ -200,31 +196,6 @@ def test_a_neighbour_turns_around_a_batch_or_two_groups_on_devices():
   extra["other_id"] = second[3:4]
   method = optim.Group(size=4, groups=2)
   attacked(method, neighbours.SHARP, units=["pair"], extra=extra)
-
-
-def test_a_device_goes_back_through_its_own_rows_alone():
-  """An eighth, and the matrix of similarities, which every device makes."""
-  mask, shapes = (
-    np.zeros(32, bool),
-    {"w": (64, 256), "b": (256,), "v": (256, 8)},
-  )
-  params = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
-  batch = dict.fromkeys(("queries", "documents"), np.ones((32, 64), np.float32))
-
-  def flops(fn):
-    closed = jax.make_jaxpr(fn)(params, batch, is_padding_example=mask)
-    return jaxprs.count_products(closed.jaxpr).flops
-
-  def on_device(fn):
-    mesh = Mesh(np.array(jax.devices()), ("d",))
-    return lambda p, b, is_padding_example: jax.shard_map(
-      fn.divide_among(("d",)), mesh=mesh, in_specs=(P(), P()), out_specs=P(),
-      check_vma=False,
-    )(p, b)  # fmt: skip
-
-  for name in ("row of the batch", "text, in microbatches", "logit by shifts"):
-    fn = plain.make(METHODS[name][0], SOFTMAX, size=32)
-    assert 0.12 < flops(on_device(fn)) / flops(fn) < 0.14, name
 
 
 def test_a_batch_that_is_divided_already_is_refused():

@@ -48,16 +48,6 @@ def refuses(function, match):
   assert "\n" not in str(error.value)
 
 
-def in_batch_softmax(params, batch):
-  q, d = encode(params, batch["queries"]), encode(params, batch["documents"])
-  return losses.softmax(q @ d.T, temperature=0.5)
-
-
-def test_clipped_grad_refuses_a_contrastive_loss_of_examples():
-  fn = optim.clipped_grad(in_batch_softmax, l2_clip_norm=1.0)
-  refuses(lambda: fn(PARAMS, make_batch(4)), "contrastive_clipped_grad")
-
-
 def test_similarities_outside_their_range_are_refused():
   fn = make(optim.Logit(), document=not_normalized)
   refuses(
@@ -125,11 +115,7 @@ def test_a_field_that_is_missing_or_too_much_is_named(
 @pytest.mark.parametrize(
   ("method", "name"),
   [
-    (optim.Logit(), "weights"),
-    (optim.Batch(), "document_id"),
-    (optim.Group(size=4), "hard_negatives"),
     (optim.Row(negatives="public"), "labels"),
-    (optim.Row(), "public_negatives"),
     (optim.Logit(), "public_negatives"),
   ],
 )
@@ -164,23 +150,10 @@ def test_ids_and_texts_that_are_no_numbers_are_named(method, change, match):
   assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["queries", "documents"])
-@pytest.mark.parametrize("rows", [[[1], [2, 3], [4], [5], [6]], np.eye(5, 3)])
-def test_lists_of_rows_are_told_to_be_one_array(name, rows):
+def test_lists_of_rows_are_told_to_be_one_array():
   """A list is a tree: each of its arrays was taken for a whole batch."""
-  batch = make_batch(5) | {name: list(rows)}
-  refuses(lambda: make(optim.Row())(PARAMS, batch), f"{name} .* np.stack")
-
-
-@pytest.mark.parametrize(
-  ("leaf", "match"),
-  [(np.int32(3), "'more'. of int32"), (jax.nn.relu, "'more'. of custom_jvp")],
-)
-def test_parameters_that_are_not_trained_are_named(leaf, match):
-  """A counter or an activation function among the leaves of a model."""
-  with pytest.raises(TypeError, match=match) as error:
-    make(optim.Logit())({**PARAMS, "more": leaf}, make_batch(5))
-  assert "\n" not in str(error.value)
+  batch = make_batch(5) | {"documents": list(np.eye(5, 3))}
+  refuses(lambda: make(optim.Row())(PARAMS, batch), "documents .* np.stack")
 
 
 def test_an_encoder_that_returns_more_than_vectors_is_refused():
@@ -220,17 +193,17 @@ def test_dropout_is_refused():
   )
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_logit_refuses_encoders_in_half_precision(dtype):
+def test_logit_refuses_encoders_in_half_precision():
   """One pass back for many pairs would round with all of them."""
 
   def half(params, x):
-    x = (x.astype(dtype) @ params["w"].astype(dtype)).astype(jnp.float32)
+    x = x.astype("bfloat16") @ params["w"].astype("bfloat16")
+    x = x.astype(jnp.float32)
     return x / jnp.linalg.norm(x, axis=1, keepdims=True)
 
   def call(method):
     fn = make(method, document=half)
     return lambda: jax.jit(lambda batch: fn(PARAMS, batch))(make_batch(4))
 
-  refuses(call(optim.Logit()), f"float32 for Logit, got {dtype}")
+  refuses(call(optim.Logit()), "float32 for Logit, got bfloat16")
   call(optim.Row(gradients="query"))()

@@ -280,24 +280,3 @@ def test_who_is_left_out_of_a_full_group_goes_by_keys_and_not_by_places():
   assert [len(members) for members in whole] == [3] * 4  # 28 are left out
   for seed in range(5):
     assert stay(np.random.default_rng(seed).permutation(ids)) == whole
-
-
-def test_records_keep_their_groups_by_keys_of_their_own_and_not_by_places():
-  assign = jax.jit(group.assign, static_argnums=(2, 3))
-
-  def neighbours(ids):
-    """Which records share a group with each, by position."""
-    places, is_filled = assign(ids, np.zeros(len(ids), bool), 4, 16)
-    together = np.zeros((len(ids), len(ids)), bool)
-    for members, filled in zip(places, is_filled, strict=True):
-      some = np.asarray(members)[np.asarray(filled)]
-      together[np.ix_(some, some)] = True
-    return together
-
-  def moved(ids_with, ids_without):
-    before = neighbours(ids_with)[1:, 1:]
-    return np.mean(before != neighbours(ids_without))
-
-  keys = np.random.default_rng(0).integers(2**31, size=33).astype(np.int32)
-  assert moved(keys, keys[1:]) == 0
-  assert moved(np.arange(33), np.arange(32)) > 0.2

@@ -154,14 +154,6 @@ def test_low_rank_additions_to_frozen_weights_agree():
   assert plan.formed == () and len(plan.sites) == 2
 
 
-def test_low_rank_additions_multiplied_first_are_right_too():
-  """w + a b formed before its use: the product of parameters is no data."""
-  frozen, params = low_rank()
-  compare(
-    lambda p, b: square(b["x"] @ (frozen + p["a"] @ p["b"])), params, batch()
-  )
-
-
 def low_rank():
   rng = np.random.default_rng(2)
   shapes = ((DIM, DIM), (DIM, 2), (2, DIM))

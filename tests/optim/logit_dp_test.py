@@ -4,7 +4,6 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from synthq_jax import optim
@@ -81,33 +80,3 @@ def test_the_accountant_alone_doubles_for_replaced_records():
       for name in ("ADD_OR_REMOVE_ONE", "REPLACE_ONE")
     )
     assert two <= 2 * one
-
-
-def test_a_denominator_of_zero_is_refused():
-  with pytest.raises(ValueError, match="denominator"):
-    transform(make(optim.Batch()), denominator=0.0)
-
-
-def test_without_clipping_and_noise_a_chain_takes_the_ordinary_step():
-  rng = np.random.default_rng(0)
-  batch = {
-    name: jnp.asarray(rng.normal(size=(8, 6)), jnp.float32)
-    for name in ("queries", "documents")
-  }
-  params = {"w": jnp.asarray(rng.normal(size=6), jnp.float32)}
-  fn = make(optim.Logit(), clip=1e6)
-  tx = optax.chain(transform(fn, noise_multiplier=0.0), optax.sgd(0.5))
-
-  @jax.jit
-  def step(params, state):
-    total, _ = fn(params, batch)
-    updates, state = tx.update(total, state, params)
-    return optax.apply_updates(params, updates)
-
-  def loss(params):
-    q, d = (encode(params, x) for x in (batch["queries"], batch["documents"]))
-    return jnp.sum(losses.softmax(q @ d.T, temperature=1.0))
-
-  expected = params["w"] - 0.5 * jax.jit(jax.grad(loss))(params)["w"] / 4.0
-  stepped = step(params, tx.init(params))
-  np.testing.assert_allclose(stepped["w"], expected, rtol=1e-5)

@@ -64,34 +64,6 @@ def test_records_that_keep_their_distance_have_sensitivity_one_each_time():
       assert both > 1.1 * np.sqrt(2.0)
 
 
-def test_sums_of_all_steps_have_less_noise_than_under_independent_noise():
-  noise = banded(steps=20, bands=5)
-  prefix = np.tril(np.ones((20, 20)))
-  error = prefix @ np.linalg.inv(strategy(noise))
-  assert np.mean(error**2) < 0.5 * np.mean(prefix**2)
-  assert noise.min_separation == 5
-
-
-def test_the_covariance_is_the_one_that_was_promised():
-  noise = banded(steps=4, bands=2)
-  inverse = np.linalg.inv(strategy(noise))
-  tree = jnp.zeros(40_000)
-  drawn = draw(noise, jax.random.key(11), 4, tree)
-  expected = inverse @ inverse.T
-  found = drawn @ drawn.T / tree.size
-  # Standard error of a covariance is at most sqrt(2 / n) of the variances.
-  np.testing.assert_allclose(
-    found, expected, atol=5 * np.sqrt(2 / tree.size) * 2
-  )
-  assert not np.allclose(1.1**2 * found, expected, atol=0.05)
-  assert not np.allclose(found, np.eye(4), atol=0.05)
-
-
-def test_leaves_and_steps_have_noise_of_their_own():
-  drawn = draw(noise_lib.iid(), jax.random.key(0), STEPS)
-  assert len(np.unique(drawn)) == drawn.size
-
-
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 @pytest.mark.parametrize("shape", [(3, 4, 5), (2, 1, 3, 4), (5, 7, 2, 1)])
 def test_entries_of_every_axis_have_noise_of_their_own(impl, shape):
@@ -121,37 +93,6 @@ def test_a_training_that_is_made_longer_has_no_noise_to_go_on_with(longer):
     _, state = first.draw(key, step, PARAMS, state)
   drawn, _ = jax.jit(second.draw)(key, STEPS, PARAMS, state)
   assert all(np.isnan(x).all() for x in jax.tree.leaves(drawn))
-
-
-def test_privatize_resumes_correlated_noise_bit_for_bit():
-  transform = optim.privatize(
-    l2_sensitivity=0.5,
-    noise_multiplier=2.0,
-    denominator=4.0,
-    key=jax.random.key(1),
-    noise=banded(steps=STEPS, bands=BANDS),
-  )
-  update = jax.jit(transform.update)
-  sums = jax.tree.map(jnp.ones_like, PARAMS)
-
-  def run(first, state):
-    means = []
-    for _ in range(first, STEPS):
-      mean, state = update(sums, state)
-      means.append(mean)
-      if len(means) + first == 3:
-        saved = jax.tree.map(np.asarray, state)
-    return means, saved if first == 0 else None
-
-  means, saved = run(0, transform.init(PARAMS))
-  again, _ = run(3, jax.tree.map(jnp.asarray, saved))
-  for old, new in zip(means[3:], again, strict=True):
-    jax.tree.map(np.testing.assert_array_equal, old, new)
-  # The first step is (1 + 2 x 0.5 x z / C[0, 0]) / 4.
-  c = strategy(banded(steps=STEPS, bands=BANDS))
-  fresh = draw(optim.iid(), jax.random.key(1), 1)[0]
-  first = np.concatenate([np.ravel(x) for x in jax.tree.leaves(means[0])])
-  np.testing.assert_allclose(first, (1 + fresh / c[0, 0]) / 4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("steps, bands", [(3, 0), (3, 4), (0, 1)])

@@ -79,7 +79,6 @@ CASES = pytest.mark.parametrize(
   [
     *((name, 0) for name in ENCODERS),
     # Where all gradients are formed, encoders differ in their shape alone.
-    pytest.param("convolved", 100, marks=pytest.mark.slow),
     pytest.param("tied", 100, marks=pytest.mark.slow),
   ],
 )
@@ -157,34 +156,6 @@ def test_gram_matrices_give_each_encoders_norms_and_never_less(
     assert np.all(one >= other)
 
 
-def test_jacobians_are_combined_where_that_is_less_work():
-  pays = {}
-
-  @functools.partial(jax.jit, static_argnums=0)
-  def both_ways(name, cotangents):
-    tower = encoders.trace_towers(
-      ENCODERS[name], plain, PARAMS, QUERIES, DOCUMENTS
-    ).query
-    _, _, pull = encoders.linearize(tower, QUERIES)
-    size, dim = cotangents.shape
-    pays[name] = [
-      pair_norms.combining_pays(pull, size, dim, passes) for passes in (1, 1000)
-    ]
-    rows = pair_norms.compute_jacobians(pull, size, dim)
-    return pull(cotangents), pair_norms.combine(rows)(cotangents)
-
-  for name, dim in (("convolved", 3), ("tied", 4)):
-    cotangents = jnp.asarray(RANDOM.normal(size=(5, dim)), jnp.float32)
-    direct, combined = both_ways(name, cotangents)
-    jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
-      direct,
-      combined,
-    )
-  assert not pays["convolved"][0] and not pays["tied"][0]
-  assert pays["convolved"][1] or pays["tied"][1]
-
-
 def test_a_norm_that_nearly_vanishes_is_not_too_small():
   """The Jacobian of a unit vector takes the vector itself to zero."""
   others = plain(PARAMS, QUERIES)
@@ -205,61 +176,6 @@ def test_a_norm_that_nearly_vanishes_is_not_too_small():
   found = np.diagonal(norms)
   assert np.all(found >= least)
   assert np.all(found < 1e-2 * norms.max())
-
-
-@pytest.mark.parametrize("left_out", [None, "table", "w"])
-def test_products_of_jacobians_are_the_plain_gradients_of_all_pairs(left_out):
-  """Also of a parameter that only one encoder uses, each in turn."""
-  names = sorted(PARAMS)
-  jacobians = []
-  for tokens, missing in ((QUERIES, left_out), (DOCUMENTS, "scale")):
-    whole = jax.jit(jax.jacrev(plain))(PARAMS, tokens)
-    jacobians.append(
-      {
-        number: jnp.swapaxes(whole[name], 0, 1)
-        for number, name in enumerate(names)
-        if name != missing or left_out is None
-      }
-    )
-  q, d = plain(PARAMS, QUERIES), plain(PARAMS, DOCUMENTS)
-  expected = np.zeros((5, 7))
-  for number in range(len(names)):
-    gradients = 0.0
-    if number in jacobians[0]:
-      gradients += np.einsum("ki...,jk->ij...", jacobians[0][number], d)
-    if number in jacobians[1]:
-      gradients += np.einsum("kj...,ik->ij...", jacobians[1][number], q)
-    expected += np.square(gradients).reshape(5, 7, -1).sum(axis=2)
-  found = jax.jit(pair_norms.compute_squared_products)(q, d, *jacobians)
-  np.testing.assert_allclose(found, expected, rtol=1e-5)
-  if left_out is None:  # then they are those of the similarities
-    np.testing.assert_allclose(found, by_hand("plain")[0] ** 2, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_held_jacobians_are_multiplied_for_all_pairs_at_once(monkeypatch):
-  calls = []
-  products = pair_norms.compute_squared_products
-
-  def counted(*arguments):
-    calls.append(1)
-    return products(*arguments)
-
-  monkeypatch.setattr(pair_norms, "compute_squared_products", counted)
-  monkeypatch.setattr(pair_norms, "combining_pays", lambda *_: True)
-  for name in ("plain", "convolved"):
-    expected = by_hand(name)[0]
-    for keep_ratio in (0, 100):
-      found = norms(
-        pair_norms.compute_exact,
-        ENCODERS[name],
-        keep_ratio=keep_ratio,
-        memory_bytes=2**30,
-      )
-      np.testing.assert_allclose(
-        found, expected, rtol=1e-5, atol=1e-6 * expected.max()
-      )
-  assert len(calls) == 4
 
 
 @pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])

@@ -140,16 +140,6 @@ def test_norms_of_positions_that_cancel_are_not_too_small(positions, width):
       assert found >= (1 - 1e-6) * norm_in_double(use)
 
 
-def test_without_the_allowance_they_are(monkeypatch):
-  monkeypatch.setattr(rules, "compute_allowance", without_allowance)
-  ratios = []
-  for seed in range(20):
-    use = cancelling(seed, 1, 256, 1e-4)
-    squared = max(float(rules.compute_squared_norms([use])[0]), 0.0)
-    ratios.append(squared**0.5 / norm_in_double(use))
-  assert min(ratios) < 0.9
-
-
 def aligned(seed, positions, width, size):
   """Positions that all point one way, with sizes that add up to little.
 
@@ -186,20 +176,8 @@ def test_norms_of_aligned_positions_that_cancel_are_not_too_small(
   uses = [aligned(seed, positions, width, 1000.0) for seed in range(60)]
   norms = [norm_in_double(use) for use in uses]
   assert largest_contribution() <= 1.0
-  monkeypatch.setattr(
-    rules, "compute_allowance", lambda uses, squares: by_position(*uses)
-  )
-  assert largest_contribution() > 1.005
   monkeypatch.setattr(rules, "compute_allowance", without_allowance)
   assert largest_contribution() > 1.5
-
-
-def by_position(use):
-  """What was allowed before: 16 units of the positions' squares."""
-  squares = (
-    rules.compute_lengths(use.left) ** 2 * rules.compute_lengths(use.right) ** 2
-  )
-  return 16 * rules.UNIT * jnp.sum(squares, axis=(1, 2))
 
 
 @pytest.mark.parametrize("small, large", [(1e-20, 1e17), (1e-30, 1e30)])
@@ -229,14 +207,6 @@ def test_a_weighted_sum_is_no_longer_than_its_norm_says():
         rules.compute_squared_norm,
       ):
         assert length <= float(of(rounded)[0]) ** 0.5
-
-
-def test_the_allowance_is_small_where_nothing_cancels():
-  use = outer(3, 50)
-  expected = np.sum(gradients([use]) ** 2, axis=(1, 2))
-  np.testing.assert_allclose(
-    rules.compute_squared_norms([use]), expected, rtol=1e-3
-  )
 
 
 @jax.jit

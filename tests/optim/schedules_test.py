@@ -11,9 +11,9 @@ def values(schedule, steps):
 
 
 def test_the_warmup_starts_above_zero_and_ends_at_the_peak():
-  schedule = schedules.linear(0.8, steps=10**6, warmup_steps=4, end=0.8)
+  schedule = schedules.linear(0.8, steps=10**6, warmup_steps=4)
   np.testing.assert_allclose(
-    values(schedule, range(6)), [0.2, 0.4, 0.6, 0.8, 0.8, 0.8], rtol=1e-6
+    values(schedule, range(6)), [0.2, 0.4, 0.6, 0.8, 0.8, 0.8], rtol=1e-5
   )
 
 

@@ -22,17 +22,10 @@ SHAPES = {"matrix": (6, 8), "tall": (9, 4), "vector": (5,), "large": (128, 130)}
 CASES = {
   "defaults": {},
   "all axes factored": {"min_dim_size_to_factor": 4},
-  "momentum and decay": {
-    "min_dim_size_to_factor": 4,
-    "beta1": 0.9,
-    "weight_decay_rate": 0.01,
-  },
   "absolute steps": {"multiply_by_parameter_scale": False},
   "no clipping": {"clipping_threshold": None, "decay_rate": 0.5},
-  "not factored": {"factored": False},
 }
 """Options by T5X's names."""
-NAMES = {"beta1": "momentum", "weight_decay_rate": "weight_decay"}
 
 
 def wave(shape, seed, scale):
@@ -85,8 +78,7 @@ def recorded(name):
 
 
 def run_ours(make, options):
-  named = {NAMES.get(k, k): v for k, v in options.items()}
-  tx, now = make(lambda step: 1e-2 / jnp.sqrt(1.0 + step), **named), params()
+  tx, now = make(lambda step: 1e-2 / jnp.sqrt(1.0 + step), **options), params()
   state, update = tx.init(now), jax.jit(tx.update)
   for step in range(STEPS):
     updates, state = update(gradients(step), state, now)
@@ -121,48 +113,7 @@ def test_private_without_noise_and_plain_make_the_steps_of_t5x(name):
     jax.tree.map(np.testing.assert_array_equal, private, plain)
 
 
-def test_the_cases_differ_and_another_decay_is_caught():
-  cases = [recorded(name) for name in CASES]
-  for i, one in enumerate(cases):
-    for other in cases[i + 1 :]:
-      with pytest.raises(AssertionError):
-        assert_same(one, other)
-  with pytest.raises(AssertionError):
-    wrong = run_ours(optim.adafactor, {"decay_rate": 0.79})
-    assert_same(shown(wrong), recorded("defaults"))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_t5x_still_makes_the_recorded_numbers(name):
   adafactor = pytest.importorskip("t5x.adafactor", reason="T5X not installed")
   assert_same(run_t5x(adafactor, CASES[name]), recorded(name))
-
-
-def test_clipped_gradients_of_an_infinite_clip_norm_are_the_plain_ones():
-  """The whole private step, from losses on, against the ordinary one."""
-
-  def loss_fn(p, b):
-    return jnp.sum((b["x"] @ p["w"]) ** 2, axis=1)
-
-  start = {"w": wave((4, 6), 0, 1.0)}
-  batch = {"x": wave((8, 4), 1, 1.0)}
-  clipped = jax.jit(optim.clipped_grad(loss_fn, l2_clip_norm=CLIP))
-  gradient = jax.jit(jax.grad(lambda p: jnp.mean(loss_fn(p, batch))))
-  private = optim.dp_adafactor(
-    0.1,
-    l2_sensitivity=CLIP,
-    noise_multiplier=0.0,
-    denominator=8.0,
-    key=jax.random.key(0),
-  )
-  plain = optim.adafactor(0.1)
-  ours, theirs = start, start
-  state, other = private.init(start), plain.init(start)
-  private_update, plain_update = jax.jit(private.update), jax.jit(plain.update)
-  for _ in range(STEPS):
-    total, _ = clipped(ours, batch)
-    updates, state = private_update(total, state, ours)
-    ours = jax.tree.map(jnp.add, ours, updates)
-    updates, other = plain_update(gradient(theirs), other, theirs)
-    theirs = jax.tree.map(jnp.add, theirs, updates)
-  np.testing.assert_allclose(ours["w"], theirs["w"], rtol=1e-5, atol=1e-6)

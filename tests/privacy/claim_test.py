@@ -185,27 +185,6 @@ def test_a_classifier_s_promise_speaks_of_no_documents():
   )
 
 
-def test_cyclic_batches_with_a_margin_hardly_overflow():
-  for length in (1, 5, 40):
-    sampler = sampling.CyclicPoisson.with_margin(
-      num_examples=2000,
-      expected_batch_size=50,
-      cycle_length=length,
-      multiple_of=8,
-    )
-    assert sampler.max_batch_size % 8 == 0
-    assert sampler.overflow_delta(1000) < 1e-9
-    narrow = dataclasses.replace(
-      sampler, max_batch_size=sampler.max_batch_size // 2
-    )
-    assert narrow.overflow_delta(1000) > sampler.overflow_delta(1000)
-    assert np.isfinite(promise(1.0, sampler).epsilon)
-  with pytest.raises(ValueError, match="overflow"):
-    sampling.CyclicPoisson.with_margin(
-      num_examples=9, expected_batch_size=1, cycle_length=2, overflow=0
-    )
-
-
 @pytest.mark.parametrize("noise", [1.0, lambda step: 1.0])
 @pytest.mark.parametrize("steps", [0, 3 * 2000 / 64, 5.0])
 def test_a_claim_about_no_number_of_steps_is_refused(noise, steps):
@@ -254,8 +233,11 @@ def test_a_unit_of_more_records_than_a_group_is_refused():
     promise(1.0, words=unit.QUERY)
 
 
-def test_epochs_that_draw_the_same_batches_cost_more_and_are_logged(caplog):
+def test_epochs_that_draw_the_same_batches_cost_more_and_are_logged(
+  caplog, monkeypatch
+):
   """Four epochs of 15: a record of the first is in each of them."""
+  monkeypatch.setattr(sampling, "_first_taken", {})
   sampler = sampling.Poisson.with_margin(
     num_examples=4000, expected_batch_size=256
   )

@@ -234,21 +234,6 @@ def test_compose_still_refuses_and_says_where_to_look():
     statement.compose([query(), text()])
 
 
-def test_the_relation_of_the_claim_is_one_that_every_sampler_can_make():
-  cyclic = sampling.CyclicPoisson(
-    num_examples=NUM, expected_batch_size=50, max_batch_size=100, cycle_length=4
-  )
-  for sampler in (POISSON, ORDER, cyclic):
-    sampler.check_relation(joint.RELATION)
-  banded = query("banded", sampler=cyclic, noise_bands=4)
-  whole = joint.claim([banded, text()])
-  runs = [one.run() for one in whole.ledger]
-  expected = accounting.composed_epsilon(
-    runs, delta=DELTA, relation="REPLACE_SPECIAL"
-  )
-  assert whole.epsilon == expected > banded.epsilon
-
-
 def in_part(identifier, part, **changes):
   """A Gaussian over all records of one part."""
   settings = {"sampler": EVERYTHING, "steps": 1, "part": part}

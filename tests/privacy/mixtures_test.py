@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 from dp_accounting import dp_event, pld
-from dp_accounting.pld import privacy_loss_distribution as distributions
 from dp_accounting.pld import privacy_loss_mechanism as mechanism
 from dp_accounting.privacy_accountant import UnsupportedEventError
 from scipy import stats
@@ -88,28 +87,6 @@ def test_a_few_losses_and_points_beyond_the_precision_of_floats_end():
     **mixture(2, 0.5, 1e13), adjacency_type=mechanism.AdjacencyType.REMOVE
   )
   assert np.isfinite(losses.get_delta_for_epsilon(np.array([0.0, 1e-9]))).all()
-
-
-def test_what_is_claimed_of_users_is_what_dp_accounting_says(monkeypatch):
-  sampler = sampling.Poisson.with_margin(
-    num_examples=2000, expected_batch_size=64, group_size=3
-  )
-  options = {"delta": 1e-4, "sampler": sampler, "steps": 40}
-  run = accounting.Run(sampler, 4.0, 40)
-  found = accounting._compute_pld_epsilon(
-    (run,), 1e-4, "ADD_OR_REMOVE_ONE", 1e-3
-  )
-  event = sampler.untruncated_event(4.0, 40)
-  composed = accounting._compose([(event, 1)], "ADD_OR_REMOVE_ONE", 1e-3)
-  by_hand = distributions.from_mixture_gaussian_mechanism(
-    **mixture(3, sampler.probability, 4.0), value_discretization_interval=1e-3
-  )
-  assert composed.get_epsilon(1e-4) == pytest.approx(
-    by_hand.self_compose(40).get_epsilon_for_delta(1e-4), rel=1e-9
-  )
-  assert found == pytest.approx(composed.get_epsilon(1e-4), rel=1e-2)
-  sigma = accounting.noise_multiplier(epsilon=found, **options)
-  assert sigma == pytest.approx(4.0, rel=1e-3)
 
 
 def test_users_whose_queries_are_all_in_every_step_need_k_times_the_noise():

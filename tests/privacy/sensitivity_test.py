@@ -5,7 +5,6 @@ clipped. Nothing of it knows a closed form.
 """
 
 import dataclasses
-import fractions
 import functools
 import inspect
 import itertools
@@ -209,39 +208,6 @@ def neighbours(loss, unit, random, n, extreme):
   return s, np.where(changed_entries(s.shape, unit), other, s)
 
 
-def climb(loss, relation, unit, random, n):
-  """The largest move that a greedy change of one similarity leads to."""
-  s, other = neighbours(loss, unit, random, n, extreme=True)
-  changed = changed_entries(s.shape, unit)
-  places = np.argwhere(np.ones(s.shape, bool))
-  best = worst_moved(loss, relation, unit, s, other)
-  for _ in range(30):
-    tries = np.repeat(np.stack([s, other])[None], 4 * len(places), axis=0)
-    for k, (i, j) in enumerate(np.repeat(places, 4, axis=0)):
-      value = (loss.low, loss.high)[k % 2]
-      first = (k // 2) % 2
-      sides = [first] if changed[i, j] else [0, 1]
-      tries[k, sides, i, j] = value
-    before, after = both_weights(loss, relation, unit, tries[:, 0], tries[:, 1])
-    shared = np.where(changed, abs(before) + abs(after), abs(after - before))
-    lengths = CLIP * np.sum(shared, axis=(1, 2))
-    if lengths.max() <= best * (1 + 1e-12):
-      break
-    best = lengths.max()
-    s, other = tries[np.argmax(lengths)]
-  return worst_moved(loss, relation, unit, s, other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "relation", "unit"), SETTINGS)
-def test_a_greedy_adversary_comes_close_and_not_beyond(name, relation, unit):
-  loss, random = LOSSES[name], np.random.default_rng(1)
-  n = 2 if loss.hard else 4
-  bound = bound_of(loss, relation, unit, n)
-  reached = [climb(loss, relation, unit, random, n) for _ in range(20)]
-  assert 0.999 * bound < max(reached) <= bound * (1 + 1e-12)
-
-
 # 'Own positive plus one new column': all other columns of old rows are masked.
 @pytest.mark.parametrize("dropped", [False, True])
 def test_masked_duplicates_must_stay_in_the_denominator(dropped):
@@ -285,37 +251,6 @@ def test_larger_batches_need_as_much_noise_or_more(name, relation, unit):
   nearly = bound_of(loss, relation, unit, 10**9)
   np.testing.assert_allclose(nearly, limit, rtol=1e-4)
   assert bounds[-1] <= limit * (1 + 1e-12)
-
-
-def test_limits_are_the_known_ones():
-  def limit(function, relation, unit, **settings):
-    return function(
-      max_batch_size=math.inf,
-      l2_clip_norm=1.0,
-      relation=relation,
-      unit=unit,
-      **settings,
-    )
-
-  add, replace = "ADD_OR_REMOVE_ONE", "REPLACE_ONE"
-  cases = [
-    (sensitivity.softmax, add, "pair", 2 * (1 + math.exp(2))),
-    (sensitivity.softmax, replace, "pair", 2 * (2 + math.exp(2))),
-    (sensitivity.softmax, add, "query", 2.0),
-    (sensitivity.softmax, replace, "query", 4.0),
-    (sensitivity.sigmoid, add, "pair", 3 / (1 + math.exp(-1))),
-    (sensitivity.sigmoid, replace, "query", 4 / (1 + math.exp(-1))),
-  ]
-  for function, relation, unit, value in cases:
-    reached = limit(function, relation, unit, temperature=1.0)
-    np.testing.assert_allclose(reached, value, rtol=1e-12)
-  for relation, unit, value in [
-    (add, "pair", 6.0),
-    (replace, "pair", 8.0),
-    (add, "query", 2.0),
-    (replace, "query", 4.0),
-  ]:
-    assert limit(sensitivity.spreadout, relation, unit) == value
 
 
 def test_a_cold_softmax_is_no_better_than_clipping_everything_apart():
@@ -379,11 +314,9 @@ RANGES = [(1.0, -1.0), (0.5, 0.5), (-math.inf, 1.0), (-1.0, math.nan)]
   [
     ({"max_batch_size": 0}, "max_batch_size"),
     ({"max_batch_size": 2.5}, "max_batch_size"),
-    ({"max_batch_size": "6"}, "max_batch_size"),
     ({"temperature": 0.0}, "temperature"),
     ({"temperature": math.nan}, "temperature"),
-    *[({"l2_clip_norm": x}, "l2_clip_norm") for x in (0, -1.0, math.inf, "1")],
-    ({"l2_clip_norm": fractions.Fraction(1, 10**400)}, "l2_clip_norm"),
+    *[({"l2_clip_norm": x}, "l2_clip_norm") for x in (0, math.inf, "1")],
     ({"relation": "ADD_ONE"}, "relation"),
     ({"unit": "document"}, "unit"),
     ({"hard_negatives": -1}, "hard_negatives"),
@@ -445,54 +378,6 @@ def test_rows_of_the_batch_protect_a_query():
   )
 
 
-@pytest.mark.parametrize("n", [2, 5, 32])
-def test_a_pair_turns_around_every_row_that_has_it_among_its_negatives(n):
-  bound = functools.partial(
-    sensitivity.row,
-    l2_clip_norm=CLIP,
-    unit="pair",
-    negatives="batch",
-    max_batch_size=n,
-  )
-  s = worst_similarities(LOSSES["softmax"], n)
-  # Old columns pull one way, the newcomer's the other way, and further.
-  gradients = np.full((n, n, 1), 1e3)
-  gradients[:, -1] = -1e6
-  gradients[-1] = -1e6
-  gradients[np.eye(n, dtype=bool)] = 0
-  gradients[-1, -1] = 1e6
-  removed = rows(s[:-1, :-1], gradients[:-1, :-1]) - rows(s, gradients)
-  other = gradients.copy()
-  other[:, -1] *= -1
-  other[-1, :-1] *= -1
-  replaced = rows(s, other) - rows(s, gradients)
-  if n > 2:  # A row without negatives has no gradient.
-    np.testing.assert_allclose(
-      np.linalg.norm(removed), bound(relation="ADD_OR_REMOVE_ONE")
-    )
-  np.testing.assert_allclose(
-    np.linalg.norm(replaced), bound(relation="REPLACE_ONE")
-  )
-  zeroed = bound(relation="REPLACE_SPECIAL")
-  np.testing.assert_allclose(zeroed, (2 * n - 1) * CLIP)
-  np.testing.assert_allclose(bound(relation="REPLACE_ONE"), 2 * n * CLIP)
-  alone = bound(relation="ADD_OR_REMOVE_ONE", max_batch_size=1)
-  assert alone == CLIP
-  for size in (None, 0, math.inf):
-    with pytest.raises(ValueError, match="max_batch_size"):
-      bound(relation="ADD_OR_REMOVE_ONE", max_batch_size=size)
-
-
-def test_no_pair_moves_rows_of_its_batch_further_than_that():
-  random = np.random.default_rng(0)
-  for _ in range(200):
-    n = random.integers(2, 7)
-    s = random.uniform(-1, 1, size=(n, n))
-    gradients = 10.0 ** random.uniform(-2, 4) * random.normal(size=(n, n, 2))
-    moved = rows(s[:-1, :-1], gradients[:-1, :-1]) - rows(s, gradients)
-    assert np.linalg.norm(moved) <= (2 * n - 1) * CLIP * (1 + 1e-12)
-
-
 def _delta(epsilon: float, noise: float) -> float:
   """Returns the delta of one Gaussian release (Balle and Wang 2018)."""
   normal = statistics.NormalDist()
@@ -530,27 +415,7 @@ def test_rows_with_public_negatives_protect_pairs(unit):
     sensitivity.row(
       l2_clip_norm=CLIP, relation=relation, unit=unit, negatives="mined"
     )
-
-
-def test_a_record_turns_its_groups_gradient_around():
-  turned = np.array([CLIP, 0.0]) - np.array([-CLIP, 0.0])
-  for relation, groups in [
-    ("ADD_OR_REMOVE_ONE", 1),
-    ("REPLACE_SPECIAL", 1),
-    ("REPLACE_ONE", 2),  # The one it leaves, the one it enters.
-  ]:
-    bound = sensitivity.group(l2_clip_norm=CLIP, relation=relation)
-    np.testing.assert_allclose(bound, np.linalg.norm(groups * turned))
-
-
-@pytest.mark.parametrize("relation", list(dp_accounting.NeighboringRelation))
-def test_a_clipped_batch_gradient_moves_by_twice_the_norm(relation):
-  bound = sensitivity.batch(l2_clip_norm=0.3, relation=relation)
-  generator = np.random.default_rng(0)
-  gradients = generator.normal(size=(1000, 2, 5)) * 10  # [case, side, dim]
-  norms = np.linalg.norm(gradients, axis=-1, keepdims=True)
-  vectors = gradients * np.minimum(1, 0.3 / norms)
-  distances = np.linalg.norm(vectors[:, 0] - vectors[:, 1], axis=-1)
-  assert distances.max() <= bound
-  opposite = np.linalg.norm(vectors[0, 0] - -vectors[0, 0])
-  np.testing.assert_allclose(opposite, bound, rtol=1e-12)
+  with pytest.raises(ValueError, match="max_batch_size"):
+    sensitivity.row(
+      l2_clip_norm=CLIP, relation=relation, unit="pair", negatives="batch"
+    )

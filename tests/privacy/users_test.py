@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.optimize
-import scipy.stats
 
 from synthq_jax import optim
 from synthq_jax.privacy import ledger, sampling, statement, users
@@ -81,50 +79,6 @@ def test_a_client_that_stays_away_adds_zero_and_the_denominator_stays():
       rtol=1e-4,
       atol=1e-5,
     )
-
-
-def gaussian_epsilon(mu, delta):
-  """The epsilon of a Gaussian mechanism of noise 1 / mu, in closed form."""
-  cdf = scipy.stats.norm.cdf
-
-  def excess(epsilon):
-    left = cdf(mu / 2 - epsilon / mu)
-    return left - np.exp(epsilon) * cdf(-mu / 2 - epsilon / mu) - delta
-
-  return scipy.optimize.brentq(excess, 0.0, 200.0)
-
-
-def test_epsilon_is_the_closed_form_where_everybody_takes_part():
-  """All rounds together are one Gaussian mechanism of less noise.
-
-  Balle and Wang (2018), arXiv:1805.06530, theorem 8.
-  """
-  privacy = settings(
-    sampler=users.sampler(num_users=2000, users_per_step=2000),
-    noise_multiplier=8.0,
-    rounds=36,
-    delta=1e-4,
-  )
-  exact = gaussian_epsilon(36**0.5 / 8.0, 1e-4)
-  assert exact <= privacy.epsilon < 1.001 * exact
-
-
-def test_sampling_clients_amplifies():
-  sampled = settings(noise_multiplier=1.0).epsilon
-  everybody = settings(
-    sampler=users.sampler(num_users=10_000, users_per_step=10_000),
-    noise_multiplier=1.0,
-  ).epsilon
-  assert 0 < sampled < everybody / 10
-
-
-@pytest.mark.parametrize("multiple_of", [1, 8])
-def test_where_everybody_takes_part_nobody_is_cut(multiple_of):
-  drawn = users.sampler(num_users=9, users_per_step=9, multiple_of=multiple_of)
-  assert drawn.max_batch_size > 9
-  assert drawn.max_batch_size % multiple_of == 0
-  batch = drawn.batch(1, 0)
-  assert sorted(batch.indices[~batch.is_padding]) == list(range(9))
 
 
 def test_the_ledger_holds_a_claim_for_clients(tmp_path):

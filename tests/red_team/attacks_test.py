@@ -19,7 +19,7 @@ _ONE_WAY = (
   "stops_partly", "straight_through", "layer_norm", "rms_norm", "attention",
   "cross_entropy_of_large_logits", "grouped_convolution",
   "strided_and_dilated_convolution", "transposed_convolution_and_pool",
-  "sums_along_and_sorts", "complex_inside", "solves", "associative_scan",
+  "sums_along_and_sorts", "solves",
   "root_of_zero", "norm_of_zero", "division_by_little",
   "loss_of_minus_infinity", "branch_that_is_not_finite",
   "float16_of_float32", "bfloat16_of_bfloat16", "float16_of_float16",

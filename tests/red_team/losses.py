@@ -652,25 +652,16 @@ def transposed_convolution_and_pool(p, b):
 @case({"w": W})
 def sums_along_and_sorts(p, b):
   h = jnp.cumsum(b["x"] @ p["w"], axis=1)
-  return total(jnp.sort(h, axis=2)[:, :, ::2]) + total(jax.lax.top_k(h, 3)[0])
-
-
-@case({"w": W})
-def complex_inside(p, b):
-  h = jnp.fft.fft(b["x"] @ p["w"], axis=2)
-  return total(jnp.abs(h) + jnp.real(h * 1j))
+  scanned = jax.lax.associative_scan(jnp.multiply, jnp.tanh(h), axis=2)
+  y = total(scanned) + total(jnp.abs(jnp.fft.fft(h, axis=2)))
+  y += total(jnp.sort(h, axis=2)[:, :, ::2])
+  return y + total(jax.lax.top_k(h, 3)[0])
 
 
 @case({"w": W})
 def solves(p, b):
   matrix = jnp.eye(DIM)[None] * 9 + p["w"][None]
   return total(jnp.linalg.solve(matrix, jnp.swapaxes(b["x"], 1, 2)))
-
-
-@case({"w": W})
-def associative_scan(p, b):
-  h = jax.lax.associative_scan(jnp.multiply, jnp.tanh(b["x"] @ p["w"]), axis=2)
-  return total(h)
 
 
 # Numbers at the edges.

@@ -23,7 +23,6 @@ def claim(identifier: str = "finetune_dp/1a2b", **changes: Any):
   settings = {
     "sampler": sampling.FixedOrder(num_examples=64, batch_size=16),
     "relation": "REPLACE_SPECIAL",
-    "accountant": "rdp",
     "noise_multiplier": 4.0,
     "l2_clip_norm": 0.1,
     "steps": 8,

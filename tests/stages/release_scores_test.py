@@ -345,7 +345,6 @@ def of_part(division, **changes):
   return made_up.claim(
     relation="ADD_OR_REMOVE_ONE",
     sampler=promised(settings(), 64, 1).sampler,
-    accountant="pld",
     part=made_up.prepared(division=division).part("train"),
     **changes,
   )

@@ -107,7 +107,6 @@ def test_a_release_of_epsilon_0_is_no_public_checkpoint(tmp_path):
   made = made_up.claim(
     sampler=everything,
     relation="ADD_OR_REMOVE_ONE",
-    accountant="pld",
     noise_multiplier=100.0,
     steps=1,
     delta=0.005,

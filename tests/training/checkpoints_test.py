@@ -55,18 +55,6 @@ def test_the_newest_state_alone_stays(tmp_path):
   assert loaded.params["a"].tolist() == make(10).params["a"].tolist()
 
 
-def test_a_step_can_be_saved_again(tmp_path):
-  checkpoints.save(tmp_path, 3, make(1))
-  checkpoints.save(tmp_path, 3, make(2))
-  assert names(tmp_path) == ["files_3.json", "step_3"]
-  assert checkpoints.restore(tmp_path, 3, make(0)).step == 2
-
-
-def test_nothing_saved_has_no_step(tmp_path):
-  assert checkpoints.latest_step(tmp_path) is None
-  assert checkpoints.latest_step(tmp_path / "nowhere") is None
-
-
 def test_partial_states_and_other_files_are_ignored(tmp_path):
   checkpoints.save(tmp_path, 3, make(3))
   for name in (
@@ -106,23 +94,6 @@ def test_buffers_may_be_used_again_while_a_state_is_written(tmp_path):
   assert np.unique(state["w"]).tolist() == [4]
 
 
-def test_training_goes_on_while_a_state_is_written(tmp_path, monkeypatch):
-  import orbax.checkpoint as ocp
-
-  waited, told = [], []
-  with checkpoints.Writer(tmp_path) as writer:
-    writer.save(1, make(1), lambda: told.append(1))
-    with monkeypatch.context() as patch:
-      patch.setattr(
-        ocp.StandardCheckpointer, "wait_until_finished", waited.append
-      )
-      assert (waited, told) == ([], [])  # `save` did not wait
-    writer.save(2, make(2), lambda: told.append(2))
-    assert told == [1]
-  assert told == [1, 2]
-  assert names(tmp_path) == ["files_2.json", "step_2"]
-
-
 def test_an_error_in_the_background_is_raised_and_the_old_state_stays(
   tmp_path,
 ):
@@ -148,24 +119,6 @@ def test_an_error_in_the_background_is_raised_and_the_old_state_stays(
   writer.save(3, make(3), lambda: told.append(3))  # the next one may work
   writer.wait()
   assert told == [3] and checkpoints.latest_step(tmp_path) == 3
-
-
-@pytest.mark.parametrize(
-  "words, is_heard", [('Error writing "39/.zarray"', False), ("mine", True)]
-)
-def test_a_write_that_nobody_waited_for_is_not_said_again(words, is_heard):
-  """Which of them fails first is chance: seen once in some hundred runs."""
-  error = ValueError(words)
-  record = logging.LogRecord(
-    "asyncio",
-    logging.ERROR,
-    "x",
-    1,
-    "never retrieved",
-    (),
-    (ValueError, error, None),
-  )
-  assert checkpoints._is_heard(record) == is_heard
 
 
 def test_a_full_disk_shows_nothing_but_its_error(tmp_path):
@@ -265,51 +218,6 @@ def test_the_old_state_stays_until_the_new_one_is_complete(
     assert checkpoints.restore(tmp_path, step, make(0)).step == step
   checkpoints.save(tmp_path, 3, make(3))
   assert names(tmp_path) == ["files_3.json", "step_3"]
-
-
-def test_a_save_that_dies_leaves_the_old_state(tmp_path, monkeypatch):
-  import orbax.checkpoint as ocp
-
-  checkpoints.save(tmp_path, 1, make(1))
-  seen = []
-
-  def killed(self):
-    del self
-    seen.extend(names(tmp_path))
-    raise KeyboardInterrupt
-
-  with monkeypatch.context() as patch:
-    patch.setattr(ocp.StandardCheckpointer, "wait_until_finished", killed)
-    with pytest.raises(KeyboardInterrupt):
-      checkpoints.save(tmp_path, 2, make(2))
-  assert "step_1" in seen
-  assert checkpoints.restore(tmp_path, 1, make(0)).step == 1
-
-
-def test_a_removal_that_dies_takes_the_state_out_of_sight_first(
-  tmp_path, monkeypatch
-):
-  import shutil
-
-  checkpoints.save(tmp_path, 1, make(1))
-
-  def killed(path, **options):
-    raise KeyboardInterrupt(path.name)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(shutil, "rmtree", killed)
-    with pytest.raises(KeyboardInterrupt, match="old_step_1"):
-      checkpoints._remove(tmp_path / "step_1")
-  assert checkpoints.latest_step(tmp_path) is None
-
-
-def test_a_damaged_state_says_what_to_delete(tmp_path):
-  checkpoints.save(tmp_path, 4, make(4))
-  for path in (tmp_path / "step_4").rglob("*"):
-    if path.is_file():
-      path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-  with pytest.raises(ValueError, match=f"step_4.*delete {tmp_path}"):
-    checkpoints.restore(tmp_path, 4, make(0))
 
 
 def test_a_bit_that_changed_in_a_state_is_found(tmp_path):

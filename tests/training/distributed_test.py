@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from synthq_jax.cli import main
-from synthq_jax.training import cluster, distributed, loop
+from synthq_jax.training import cluster, distributed
 
 
 class Session:
@@ -61,13 +61,6 @@ print(names.count("tf_XLAEigen"))
 def test_devices_of_one_cpu_do_not_starve_each_other_of_threads():
   threads = int(hosts.ended(hosts.start("-c", _DEVICES)).split()[-1])
   assert threads >= 32  # 8 without: two gathers of one took another's
-
-
-def test_votes_of_one_process_count_at_once():
-  agreed = loop.Votes()
-  assert agreed(True, False) == (True, False)
-  agreed.forget()
-  assert agreed(False, True) == (False, True)
 
 
 def test_a_process_that_works_alone_has_its_own_devices(session):

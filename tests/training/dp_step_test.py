@@ -140,12 +140,6 @@ def distance(params, w):
   return np.abs(params["w"] - w).max()
 
 
-def test_the_batches_of_these_tests_differ_in_size():
-  sizes = [len(rows_of(step)) for step in range(STEPS)]
-  assert len(set(sizes)) > 2 and max(sizes) < SAMPLER.max_batch_size
-  assert min(sizes) > 0
-
-
 def test_without_noise_and_clipping_it_is_adam_on_the_public_mean(plain):
   params, _ = plain
   public = adam_oracle(lambda rows: SAMPLER.expected_batch_size)
@@ -178,15 +172,6 @@ def test_only_records_that_a_step_draws_are_made(tmp_path):
   np.testing.assert_array_equal(
     params["w"], run(tmp_path / "all", **steps)["w"]
   )
-
-
-def test_padding_rows_do_not_count(plain):
-  def with_padding(step):
-    return SAMPLER.batch(SEED, step).to_arrays(padding_index=0)[0]
-
-  params, _ = plain
-  wrong = adam_oracle(lambda rows: 4, rows_of=with_padding)
-  assert distance(params, wrong) > 1e-2
 
 
 def test_gradients_are_clipped_to_the_norm_of_the_function(tmp_path):

@@ -25,13 +25,6 @@ def test_the_head_is_the_logistic_regression_of_scikit_learn():
   assert agree.mean() > 0.99
 
 
-def test_classes_that_are_apart_are_told_apart():
-  vectors = np.eye(3).repeat(4, axis=0)
-  labels = np.arange(3).repeat(4)
-  head = heads.fit(vectors, labels, num_classes=3)
-  np.testing.assert_array_equal(heads.predict(head, vectors), labels)
-
-
 def test_layers_tell_apart_what_no_line_does():
   rng = np.random.default_rng(0)
   vectors = rng.uniform(-1, 1, size=(2000, 2))

@@ -1,7 +1,6 @@
 import json
 import os
 import signal
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -130,12 +129,6 @@ def test_a_finished_training_takes_no_step(tmp_path, clock):
   assert len(lines(tmp_path)) == STEPS
 
 
-def test_a_longer_training_goes_on_from_a_finished_one(tmp_path, clock):
-  run(tmp_path / "a", clock, steps=5)
-  longer = run(tmp_path / "a", clock)
-  assert equal(longer, run(tmp_path / "b", clock))
-
-
 def test_lines_are_means_over_the_steps_since_the_last_one(tmp_path, clock):
   run(tmp_path, clock, log_every=3)
   found = [(line["step"], line["batch"]) for line in lines(tmp_path)]
@@ -150,16 +143,6 @@ def test_an_old_log_of_another_training_is_started_over(tmp_path, clock):
   run(tmp_path, clock)
   assert [line["step"] for line in lines(tmp_path)] == list(range(1, 9))
   assert 9.0 not in [line["loss"] for line in lines(tmp_path)]
-
-
-def test_the_bar_shows_the_loss(tmp_path, capsys, monkeypatch):
-  run(tmp_path / "log", Clock(), steps=2)
-  assert capsys.readouterr().err == ""  # which is no terminal
-  monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True)
-  run(tmp_path / "a", Clock(), steps=2, log_every=2)
-  shown = capsys.readouterr().err
-  loss = lines(tmp_path / "a")[-1]["loss"]
-  assert "test: 100%" in shown and f"loss={loss:.3f}" in shown
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -128,17 +128,6 @@ def test_the_second_direction_has_each_document_choose_a_query(params):
     Recipe(directions=3)
 
 
-def test_a_projection_starts_as_the_identity_and_is_trained(params, tmp_path):
-  recipe = Recipe(projection=True, steps=2, warmup_steps=0)
-  trained = pairs.train(
-    recipe, params, CONFIG, records(), loop.Files.below(tmp_path, "test")
-  )
-  kernel = np.asarray(trained["projection"]["kernel"])
-  moved = np.abs(kernel - np.eye(len(kernel))).max()
-  assert 0 < moved < 0.1
-  assert encode(trained, records()["queries"]).shape == (16, len(kernel))
-
-
 def test_fewer_pairs_than_a_batch_are_refused(params, tmp_path):
   with pytest.raises(ValueError, match="batch_size must be at most 16"):
     pairs.train(
@@ -197,23 +186,3 @@ def test_a_cached_gradient_is_the_gradient(params, size):
     jax.tree.leaves(grads), jax.tree.leaves(of_all), strict=True
   ):
     np.testing.assert_allclose(one, other, atol=1e-5 * largest)
-
-
-def test_a_cached_gradient_holds_fewer_texts_in_memory(params):
-  rows = np.ones((512, 32), np.int32)
-  batch = {"queries": rows, "documents": rows, "rows": np.arange(512)}
-
-  def size(gradient):
-    compiled = jax.jit(gradient).lower(params).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
-
-  known = {"model_config": CONFIG, "temperature": 0.1}
-  whole = size(
-    jax.grad(lambda params: pairs.loss_fn(params, batch, **known).mean())
-  )
-  cached = size(
-    lambda params: pairs.cached_value_and_grad(
-      params, batch, microbatch_size=8, **known
-    )
-  )
-  assert cached < whole / 8

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 from synthq_jax import optim
 from synthq_jax.losses import contrastive
 from synthq_jax.optim import strategies
-from synthq_jax.optim.bookkeeping import devices
 from synthq_jax.training import mesh as mesh_lib
 from synthq_jax.training import sharded_grad
 
@@ -193,13 +192,6 @@ def test_a_convolution_of_a_batch_that_jit_divides_is_refused():
     grad_fn(PARAMS, divided())
   with pytest.raises(jax.errors.JaxRuntimeError, match="take training.sharded"):
     jax.jit(grad_fn)(PARAMS, divided())
-
-
-def test_a_convolution_of_a_batch_that_all_devices_hold_is_taken():
-  everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P())
-  whole = jax.device_put(BATCH, everywhere)
-  devices.refuse_divided(whole)
-  jax.jit(make(convolution, "vmap"))(PARAMS, whole)
 
 
 @pytest.mark.parametrize(

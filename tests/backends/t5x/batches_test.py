@@ -73,21 +73,3 @@ def test_the_order_of_a_source_moves_no_batch():
   assert kept == sorted(map(tuple, features["tokens"].tolist()))
   features["tokens"][7, 0] += 1
   assert batches.in_order(features)[1] != digest
-
-
-def test_reading_a_batch_leaves_the_records_alone():
-  before = {name: values.copy() for name, values in RECORDS.items()}
-  parts(1)
-  for name in before:
-    np.testing.assert_array_equal(RECORDS[name], before[name])
-
-
-def test_a_batch_without_examples_has_the_shapes_of_others():
-  _, [rows] = parts(1)
-  nobody = sampling.Batch(np.full(12, -1), np.ones(12, bool))
-  empty = sampling.take(RECORDS, nobody)
-  assert {k: (x.shape, x.dtype) for k, x in empty.items()} == {
-    k: (x.shape, x.dtype) for k, x in rows.items()
-  }
-  assert empty[sampling.IS_PADDING].all()
-  assert not empty["weights"].any()

@@ -102,16 +102,6 @@ def test_a_record_moves_a_step_with_dropout_by_the_clip_norm_at_most(
   )
 
 
-def test_masks_by_place_in_the_data_are_caught(monkeypatch, tmp_path):
-  def planted(records):
-    count = len(next(iter(records.values())))
-    return {**records, batches.EXAMPLE_ID: np.arange(count, dtype=np.int32)}
-
-  monkeypatch.setattr(batches, "with_ids", planted)
-  with pytest.raises(AssertionError):
-    check_neighbours(make_sum(monkeypatch, tmp_path))
-
-
 def test_masks_follow_from_secret_and_step_and_not_from_random_seed(
   monkeypatch, tmp_path
 ):
