@@ -244,12 +244,12 @@ class ClippedGrad:
       by_position |= zip(positions, trained, strict=True)
       by_position[self.batch_argnum] = batch
       values = (by_position[i] for i in range(len(by_position)))
-      try:
-        return self.loss_fn(*values, *key)
-      except (TypeError, ValueError) as error:
-        error.add_note(loss_calls.HINT)
-        raise
+      return loss_calls.call(self.loss_fn, (*values, *key), batch, hint)
 
+    others = set(range(len(arguments))) - {*positions, self.batch_argnum}
+    hint = loss_calls.write_rows_hint(
+      self.loss_fn, arguments, self.batch_argnum, others
+    )
     return (params if several else params[0]), batch, loss_fn
 
   def _choose_strategy(

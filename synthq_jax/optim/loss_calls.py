@@ -1,17 +1,87 @@
-"""Checks the arguments of a loss."""
+"""Checks the arguments of a loss and writes hints for wrong ones."""
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-__all__ = ["HINT", "check_arguments", "check_batch", "check_signature"]
+__all__ = [
+  "call",
+  "check_arguments",
+  "check_batch",
+  "check_signature",
+  "write_rows_hint",
+]
 
 _MOST_ARGUMENTS = 8  # numbers of arguments that are tried, from the least on
-HINT = "if another argument than the batch holds examples, put both into a dict"
-"""Advice for errors of a loss with more arguments than parameters and batch."""
+_KEYS = re.compile(r"key|rng|seed|random", re.IGNORECASE)
+"""Pattern in the name of an argument that holds a key."""
+
+
+def call(
+  loss_fn: Callable[..., Any], values: Sequence[Any], batch: Any, hint: str
+) -> Any:
+  """Calls a loss and adds a hint to its TypeErrors and ValueErrors.
+
+  Args:
+    loss_fn: the loss.
+    values: its arguments.
+    batch: the argument that holds the examples.
+    hint: from `write_rows_hint`; "": nothing is added.
+
+  Raises:
+    ValueError: if there is a hint and the losses have not the batch's number of
+      rows.
+  """
+  try:
+    returned = loss_fn(*values)
+  except (TypeError, ValueError) as error:
+    if hint:
+      error.add_note(hint)
+    raise
+  losses = returned[0] if isinstance(returned, tuple) else returned
+  if hint and np.shape(losses)[:1] != (_count_rows(batch),):
+    raise ValueError(f"expected losses [batch], got another shape: {hint}")
+  return returned
+
+
+def _count_rows(batch: Any) -> int | None:
+  """Returns the number of rows of all leaves; None if they differ."""
+  sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+  return next(iter(*sizes), None) if len(sizes) == 1 else None
+
+
+def write_rows_hint(
+  loss_fn: Callable[..., Any],
+  arguments: Sequence[Any],
+  batch_argnum: int,
+  others: Collection[int],
+) -> str:
+  """Writes a hint about arguments other than the batch that may hold examples.
+
+  Args:
+    loss_fn: the loss, for the names of its arguments.
+    arguments: the arguments of the call.
+    batch_argnum: the position of the batch.
+    others: positions of arguments that are neither parameters nor the batch.
+
+  Returns:
+    One line; "" if no other argument has as many rows as the batch.
+  """
+  size = _count_rows(arguments[batch_argnum])
+  rows = [i for i in sorted(others) if _count_rows(arguments[i]) == size]
+  if size is None or not rows:
+    return ""
+  try:
+    names = list(inspect.signature(loss_fn).parameters)
+  except ValueError:  # some compiled functions have no signature
+    names = []
+  positions = sorted([batch_argnum, *rows])
+  fields = [names[i] if i < len(names) else f"{i}" for i in positions]
+  return f"the batch is one argument: put {' and '.join(fields)} into a dict"
 
 
 def _takes(loss_fn: Callable[..., Any], count: int) -> bool:
@@ -84,7 +154,11 @@ def check_arguments(
     hint = "it takes no key, so leave key out, or add it as last argument"
   else:
     hint = "call it with the arguments of the loss"
-  names = ", ".join(inspect.signature(loss_fn).parameters)
-  raise ValueError(
-    f"expected a call for loss_fn({names}), got {got}: {hint}; {HINT}"
-  )
+  parameters = list(inspect.signature(loss_fn).parameters)
+  if count == 2 and not has_key and not _KEYS.search(parameters[-1]):
+    hint += (
+      "; the batch is one argument: if these are examples, put"
+      f" {' and '.join(parameters[1:])} into a dict"
+    )
+  names = ", ".join(parameters)
+  raise ValueError(f"expected a call for loss_fn({names}), got {got}: {hint}")

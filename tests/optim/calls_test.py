@@ -364,10 +364,27 @@ def test_examples_in_two_arguments_are_told_to_be_one_batch():
 
   grad_fn = optim.clipped_grad(loss, l2_clip_norm=1.0)
   x, y = BATCH["x"], jnp.ones(4)
-  with pytest.raises(ValueError, match="into the batch, a dict"):
-    jax.jit(grad_fn)(W, x, y)
-  with pytest.raises(ValueError, match="put both into a dict"):
+  hint = "the batch is one argument.*put x and y into a dict"
+  for compile_ in (lambda fn: fn, jax.jit):
+    with pytest.raises(ValueError, match=hint):
+      compile_(grad_fn)(W, x, y)
+  with pytest.raises(ValueError, match=hint):
     grad_fn(W, {"x": x, "y": y})
+  total, _ = optim.clipped_grad(
+    lambda w, batch: loss(w, **batch), l2_clip_norm=1.0
+  )(W, {"x": x, "y": y})
+  assert jnp.isfinite(total).all()
+
+
+def test_an_error_of_shapes_notes_that_two_arguments_hold_examples():
+  def loss(w, x, labels):
+    logits = x[..., None] * w
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+  grad_fn = optim.clipped_grad(loss, l2_clip_norm=1.0)
+  with pytest.raises(ValueError) as error:
+    grad_fn(W, BATCH["x"], jnp.zeros(4, int))
+  assert "put x and labels into a dict" in str(vars(error.value))
 
 
 @pytest.mark.parametrize("rows", [3, 4])
@@ -378,6 +395,18 @@ def test_a_public_argument_may_have_as_many_rows_as_the_batch(rows):
   grad_fn = optim.clipped_grad(loss, l2_clip_norm=1.0)
   total, _ = grad_fn(W, BATCH, jnp.ones((rows, 2)))
   assert jnp.isfinite(total).all()
+  with pytest.raises(ValueError, match="call it with the arguments") as error:
+    grad_fn(W)
+  assert "dict" not in str(error.value)
+
+
+def test_a_loss_with_a_key_is_not_told_of_a_dict():
+  def loss(w, batch, rng):
+    del rng
+    return batch["x"] @ w
+
+  with pytest.raises(ValueError, match="call it with key=step_key$"):
+    optim.clipped_grad(loss, l2_clip_norm=1.0)(W, BATCH)
 
 
 def test_a_loss_that_reads_the_mask_is_told_that_it_is_taken_out():

@@ -119,8 +119,7 @@ def make_example_loss(
     if jnp.shape(losses) != (1,):
       raise ValueError(
         "expected a loss_fn that returns losses [batch], got shape="
-        f"{jnp.shape(losses)} for a batch of one: do not average over it, and"
-        " put all that holds examples into the batch, a dict"
+        f"{jnp.shape(losses)} for a batch of one: do not average over it"
       )
     return losses[0]
 
