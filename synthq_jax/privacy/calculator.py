@@ -1,10 +1,13 @@
 """Prints the noise for an epsilon and the epsilon of a noise: `synthq privacy`."""
 
+import math
+
 from synthq_jax import checks
-from synthq_jax.privacy import accounting, rounding, sampling
+from synthq_jax.privacy import accounting, reasons, rounding, sampling
 
 __all__ = ["describe", "make_user_samplers"]
 
+_REASON_OPTIONS = ("delta", "relation")
 _FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
 
 
@@ -194,15 +197,31 @@ def _describe_tradeoff(
 ) -> str:
   """Describes the noise for the epsilon, or the epsilon of the noise."""
   if epsilon is not None:
-    noise = accounting.noise_multiplier(epsilon=epsilon, **settings)
-    needed = float(rounding.up(noise, places=3))
-    return (
-      f"epsilon {rounding.epsilon(epsilon)} takes noise multiplier {needed:.3f}"
-    )
+    return _describe_noise(epsilon, settings)
   assert noise is not None  # one of the pair
-  reached = accounting.epsilon(noise_multiplier=noise, **settings)
+  return _describe_epsilon(noise, settings)
+
+
+def _describe_noise(epsilon: float, settings: dict) -> str:
+  noise = accounting.noise_multiplier(epsilon=epsilon, **settings)
+  needed = float(rounding.up(noise, places=3))
   return (
-    f"noise multiplier {noise:g} gives epsilon {rounding.up(reached, places=2)}"
+    f"epsilon {rounding.epsilon(epsilon)} takes noise multiplier {needed:.3f}"
+  )
+
+
+def _describe_epsilon(noise: float, settings: dict) -> str:
+  reached = accounting.epsilon(noise_multiplier=noise, **settings)
+  reason = ""
+  if reached == math.inf:
+    run = accounting.Run(settings["sampler"], noise, settings["steps"])
+    options = {
+      name: settings[name] for name in settings if name in _REASON_OPTIONS
+    }
+    reason = f": {reasons.explain_infinite([run], **options)}"
+  return (
+    f"noise multiplier {noise:g} gives epsilon"
+    f" {rounding.up(reached, places=2)}{reason}"
   )
 
 

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from synthq_jax.privacy import releases, rounding
+from synthq_jax.privacy import reasons, releases, rounding
 from synthq_jax.privacy import unit as unit_lib
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def summarize(statement: "statement_lib.PrivacyStatement") -> str:
   kind = "finite" if statement.is_finite else "none"
   if statement.is_public:
     kind = "public_told" if statement.not_protected else "public"
-  return _fill(
+  text = _fill(
     _WORDS["claim"][kind],
     unit=statement.unit,
     epsilon=rounding.epsilon(statement.epsilon),
@@ -172,6 +172,18 @@ def summarize(statement: "statement_lib.PrivacyStatement") -> str:
     relation=statement.relation,
     accountant=statement.accountant.upper(),
   )
+  return text + _explain(statement) if kind == "none" else text
+
+
+def _explain(statement: "statement_lib.PrivacyStatement") -> str:
+  """Explains an infinite epsilon in spite of noise; returns "" without noise."""
+  runs = [release.run() for release in statement.ledger]
+  if not runs or any(run.noise_multiplier == 0 for run in runs):
+    return ""
+  reason = reasons.explain_infinite(
+    runs, delta=statement.delta, relation=statement.relation
+  )
+  return f" The reason: {reason}." if reason else ""
 
 
 def write_release(

@@ -1,5 +1,7 @@
 """Doubles are paid for: against a composition that keeps small probabilities."""
 
+import math
+
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
@@ -8,7 +10,10 @@ from synthq_jax.privacy import (
   accounting,
   arithmetic,
   calculator,
+  claim,
+  reasons,
   sampling,
+  statement,
 )
 
 NOISE, SHARE, STEPS, INTERVAL = 1.0, 0.005, 8192, 1e-2
@@ -86,6 +91,61 @@ def test_noise_for_a_delta_below_rounding_is_refused():
   with pytest.raises(ValueError, match="expected delta above 7.5e-14 for 161"):
     accounting.noise_multiplier(delta=1e-15, **known)
   assert 0.3 < accounting.noise_multiplier(delta=1e-12, **known) < 1
+
+
+FULL = sampling.Poisson(
+  num_examples=6000, expected_batch_size=256, max_batch_size=257
+)
+CYCLIC = sampling.CyclicPoisson(
+  num_examples=6000, expected_batch_size=60, max_batch_size=80, cycle_length=10
+)
+INFINITE = {
+  "no noise": (accounting.Run(ROOMY, 0.0, 10), 1e-6, "there is no noise"),
+  "ends": (accounting.Run(ROOMY, 0.3, 161), 1e-12, "past the end of drawn"),
+  "rounding": (accounting.Run(ROOMY, 20.0, 161), 1e-14, "in double precision"),
+  "overflow": (accounting.Run(CYCLIC, 2.0, 100), 1e-9, "a batch overflows"),
+}
+
+
+@pytest.mark.parametrize("name", INFINITE)
+def test_an_infinite_epsilon_has_its_reason(name):
+  run, delta, reason = INFINITE[name]
+  assert accounting.composed_epsilon([run], delta=delta) == math.inf
+  assert reason in reasons.explain_infinite([run], delta=delta)
+
+
+def test_a_finite_epsilon_has_no_reason():
+  run = accounting.Run(ROOMY, 1.0, 161)
+  assert not reasons.explain_infinite([run], delta=1e-12)
+
+
+def test_the_calculator_says_why_epsilon_is_infinite():
+  said = calculator.describe(
+    num_examples=6000,
+    batch_size=256,
+    epochs=7,
+    noise_multiplier=0.3,
+    delta=1e-12,
+  )
+  assert said.count("epsilon inf: a record moves a sum past the end") == 2
+  said = calculator.describe(
+    num_examples=6000, batch_size=256, epochs=7, noise_multiplier=0.0
+  )
+  assert said.count("epsilon inf: there is no noise") == 2
+  for line in said.splitlines():
+    assert "\n" not in line
+
+
+def test_a_statement_says_why_epsilon_is_infinite_although_there_is_noise():
+  promise = claim.Claim(
+    sampler=ROOMY,
+    steps=161,
+    noise_multiplier=0.3,
+    l2_clip_norm=1.0,
+    delta=1e-12,
+  )
+  text = statement.in_words(promise.statement("training"))
+  assert "The reason: a record moves a sum past the end of drawn noise" in text
 
 
 @pytest.mark.parametrize("epochs", [0.0, -1.0, float("nan"), float("inf")])
