@@ -66,7 +66,7 @@ def test_the_index_finds_each_labelled_pair_that_scores_enough(pairs):
     near_duplicates.TokenSet(threshold=0.5),
     near_duplicates.Containment(),
   ):
-    left, right, scores = detector.index(variants).match(queries)
+    left, right, scores = detector.index(variants)(queries)
     own = {i: s for i, j, s in zip(left, right, scores, strict=True) if i == j}
     expected = detector.scores(queries, variants)
     assert own == {
