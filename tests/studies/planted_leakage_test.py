@@ -11,7 +11,6 @@ import pytest
 from synthq_jax.cli import main
 from synthq_jax.data import beir, collection, shipped
 from synthq_jax.leakage import rerankers, splits
-from synthq_jax.leakage.rerankers import building
 from synthq_jax.leakage.rerankers import training as training_lib
 from synthq_jax.retrieval import trec
 from synthq_jax.storage import artifacts
@@ -518,6 +517,20 @@ def test_those_that_do_not_rank_without_leakage_stand_apart(studied):
   assert page.count("what they gain is memory alone") >= 3
 
 
+def test_the_three_kinds_differ_in_the_leaked_part_alone(folder):
+  data = study_data.build(config(folder))
+  none, near, test = (data.split(name, 80, 0) for name in splits.NAMES)
+  assert none.triples[:8] == near.triples[:8] == test.triples[:8]
+  assert not none.leaked and not [x for x in none.triples if x.target]
+  assert len(near.leaked) == len(test.leaked) == 32
+  for one, other in zip(near.leaked, test.leaked, strict=True):
+    assert one.query != other.query and other.target == other.query_id
+    same = dataclasses.replace(
+      one, query_id=other.query_id, query=other.query
+    )  # the same documents
+    assert same == other
+
+
 def test_runs_are_the_candidates_in_a_new_order(studied, folder):
   root, _ = studied
   data = study_data.build(config(folder))
@@ -604,7 +617,7 @@ def test_the_command_runs_the_tiny_study_with_real_rerankers(
   assert "nDCG@10" in said and "study finished" in said
 
 
-@pytest.mark.parametrize("kind", building.KINDS)
+@pytest.mark.parametrize("kind", study_training.KINDS)
 def test_every_kind_builds_a_reranker_of_the_packages_vocabulary(kind):
   model = planted_leakage.Model(kind=kind, query_length=6, document_length=20)
   reranker = BUILD(model, {"a": "red apples", "b": "green pears"})
@@ -622,7 +635,8 @@ def test_every_kind_builds_a_reranker_of_the_packages_vocabulary(kind):
 
 def test_a_training_follows_the_checkpoint_it_starts_from(monkeypatch):
   digests = {
-    kind: DIGEST(planted_leakage.Model(kind=kind)) for kind in building.KINDS
+    kind: DIGEST(planted_leakage.Model(kind=kind))
+    for kind in study_training.KINDS
   }
   assert len(set(digests.values())) == 1  # all take the package's T5
   monkeypatch.setattr(shipped, "VOCABULARY", shipped.DIRECTORY / "config.json")
