@@ -238,7 +238,9 @@ def _make_effectiveness(main: Group) -> blocks.Part:
       f"{np.mean([outcome.train[i] for outcome in group]):.3f}" for i in (0, 1)
     ),
     "Rates": _write_rates,
-    **{measure: _write_both_means(measure) for measure in ranking.MEASURES[1:]},
+    **{
+      measure: _write_both_means(measure) for measure in [*ranking.MEASURES][1:]
+    },
     **{
       f"Passage {measure}": _write_both_means(measure, "passage")
       for measure in ranking.MEASURES

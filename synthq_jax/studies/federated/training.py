@@ -202,7 +202,6 @@ def train_federated(
   context: Context,
   seed: int,
   history: Sequence[str],
-  after: Callable[[], object] = lambda: None,
 ) -> typing.Params:
   """Trains by federated averaging; numbers of train questions weight clients.
 
@@ -210,7 +209,6 @@ def train_federated(
     context: data and recipe.
     seed: seed of the order and of the negatives.
     history: kind of negatives of each round.
-    after: function called after each round.
 
   Returns:
     The towers that all clients share.
@@ -253,7 +251,6 @@ def train_federated(
     path = context.get_path("federated", seed, history[:done])
     artifacts.write_atomically(_get_slots_path(path), json.dumps(slots))
     checkpoints.save(path, done, params)
-    after()
   return params
 
 
