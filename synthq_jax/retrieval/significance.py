@@ -71,14 +71,13 @@ def bootstrap_interval(
   values: Values,
   owners: Owners = None,
   *,
-  level: float = 0.95,
   samples: int = 2000,
   seed: int,
 ) -> intervals.Interval:
-  """Computes the percentile bootstrap interval of a mean over queries.
+  """Computes the 95% percentile bootstrap interval of a mean over queries.
 
   Queries, or users, are resampled with replacement, and the interval holds the
-  middle `level` of the means. For few queries it is too narrow. With reciprocal
+  middle 95% of the means. For few queries it is too narrow. With reciprocal
   ranks, half of them 0, 95% intervals cover 78% for 10 queries, 83% for 20 and 92%
   for 50. It is also too narrow if fewer than twenty values differ from the rest,
   however many there are. If these values are 0 and 1, Wilson's interval is returned
@@ -92,7 +91,6 @@ def bootstrap_interval(
   Args:
     values: one per query, an array [query] or query id -> value.
     owners: the user of each query, in the form of `values`; None: all different.
-    level: the level of the interval, in (0, 1).
     samples: the number of resampled means.
     seed: the seed of NumPy's generator; equal seeds give equal intervals.
 
@@ -101,18 +99,18 @@ def bootstrap_interval(
 
   Raises:
     ValueError: if there are no values, one is not finite, a query has no owner,
-      or `level` or `samples` is out of range.
+      or `samples` is out of range.
   """
   array = _check_array("values", values)
   users = _number_owners(values, owners)
-  interval = _bootstrap([array], [users], None, level, samples, seed)
+  interval = _bootstrap([array], [users], None, _LEVEL, samples, seed)
   shares = array
   if users is not None:
     shares = np.bincount(users, array) / np.bincount(users)
   few = min(np.sum(shares != 1), np.sum(shares != 0)) < _FEW
   if few and np.isin(array, (0, 1)).all():
     total = len(shares)
-    return intervals.wilson(interval.mean * total, total, confidence=level)
+    return intervals.wilson(interval.mean * total, total)
   return interval
 
 

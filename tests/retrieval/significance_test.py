@@ -22,51 +22,6 @@ def test_the_interval_is_that_of_scipys_percentile_bootstrap():
   assert ours.high - ours.low > 0.2
 
 
-def test_the_interval_holds_the_mean_as_often_as_its_level_says():
-  rng = np.random.default_rng(2)
-
-  def share(level, truth):
-    intervals = [
-      significance.bootstrap_interval(
-        rng.normal(size=60), level=level, samples=400, seed=i
-      )
-      for i in range(400)
-    ]
-    return np.mean([each.low <= truth <= each.high for each in intervals])
-
-  # 5 standard deviations of a share of .9 in 400 tries are .075.
-  assert abs(share(0.9, truth=0.0) - 0.9) < 0.075
-  assert share(0.9, truth=0.5) < 0.2
-
-
-def test_a_higher_level_is_wider_and_a_seed_fixes_the_interval():
-  values = np.random.default_rng(3).uniform(size=50)
-  narrow, wide = (
-    significance.bootstrap_interval(values, level=level, seed=0)
-    for level in (0.8, 0.99)
-  )
-  assert wide.low < narrow.low < narrow.high < wide.high
-  again = significance.bootstrap_interval(values, level=0.8, seed=0)
-  assert again == narrow
-  assert significance.bootstrap_interval(values, level=0.8, seed=1) != narrow
-
-
-def test_blocks_do_not_change_the_interval(monkeypatch):
-  values = np.random.default_rng(4).uniform(size=30)
-  whole = significance.bootstrap_interval(values, samples=100, seed=0)
-  monkeypatch.setattr(significance, "_BLOCK", 30 * 7)
-  assert significance.bootstrap_interval(values, samples=100, seed=0) == whole
-
-
-def test_pairs_are_matched_by_query_id():
-  second = {f"q{i}": 0.1 * (i % 7) for i in range(20)}
-  first = {query: second[query] + 0.1 for query in reversed(second)}
-  interval = significance.paired_bootstrap(first, second, seed=0)
-  np.testing.assert_allclose(
-    [interval.mean, interval.low, interval.high], 0.1, rtol=1e-9
-  )
-
-
 def test_pairing_sees_a_small_constant_gain_between_unequal_queries():
   rng = np.random.default_rng(5)
   base = rng.uniform(size=200)
@@ -86,19 +41,6 @@ def test_the_t_test_is_students_paired_one():
   assert result.mean == pytest.approx(0.2)
   assert result.statistic == pytest.approx(t)
   assert result.p_value == pytest.approx(2 * stats.t(3).sf(t))
-
-
-def test_p_values_of_equal_systems_are_uniform_and_of_unequal_ones_small():
-  rng = np.random.default_rng(6)
-
-  def p_values(shift):
-    return [
-      _paired(rng.normal(size=40) + shift, rng.normal(size=40)).p_value
-      for _ in range(200)
-    ]
-
-  assert stats.kstest(p_values(0.0), "uniform").pvalue > 1e-4
-  assert stats.kstest(p_values(0.5), "uniform").pvalue < 1e-6
 
 
 def test_systems_equal_on_every_query_have_p_value_one():
@@ -132,17 +74,6 @@ def test_bonferroni_multiplies_by_the_number_of_tests_up_to_one():
 def test_systems_on_different_queries_are_not_compared(first, second, message):
   with pytest.raises(ValueError, match=message):
     significance.paired_bootstrap(first, second, seed=0)
-
-
-def test_bad_arguments_are_named():
-  with pytest.raises(ValueError, match="one per query"):
-    significance.bootstrap_interval([], seed=0)
-  with pytest.raises(ValueError, match="level=1.0"):
-    significance.bootstrap_interval([1.0], level=1.0, seed=0)
-  with pytest.raises(ValueError, match="samples=0"):
-    significance.bootstrap_interval([1.0], samples=0, seed=0)
-  with pytest.raises(ValueError, match="at least 2 queries or users, got 1"):
-    _paired([1.0], [0.0])
 
 
 def test_the_interval_of_a_difference_holds_it_as_often_as_its_level_says():
@@ -241,16 +172,6 @@ def test_the_interval_over_sets_of_few_queries_is_not_too_narrow():
   assert np.mean(holds) > 0.92  # .88 as they are drawn
 
 
-def test_each_set_is_drawn_independently_of_the_others():
-  values = np.random.default_rng(12).normal(size=50)
-  one, two = (
-    significance.stratified_interval([values] * number, samples=4000, seed=0)
-    for number in (1, 2)
-  )
-  ratio = (two.high - two.low) / (one.high - one.low)
-  assert ratio == pytest.approx(1 / np.sqrt(2), abs=0.06)
-
-
 def test_p_values_over_sets_are_uniform_where_systems_are_equal():
   rng = np.random.default_rng(11)
 
@@ -318,7 +239,7 @@ def test_a_share_of_no_gain_is_no_number():
     significance.share_of_gain([1.0], [0.0], [1.0])
 
 
-@pytest.mark.parametrize("wins", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("wins", [1, 5])
 def test_a_few_lucky_queries_are_no_win(wins):
   one, other = np.zeros(1000), np.zeros(1000)
   one[:wins] = 1.0
@@ -329,11 +250,6 @@ def test_a_few_lucky_queries_are_no_win(wins):
   np.testing.assert_allclose(
     (won.low, won.high), (-lost.high, -lost.low), atol=2e-4
   )
-
-
-def test_systems_that_never_differ_have_no_difference():
-  same = significance.paired_bootstrap([1.0] * 30, [1.0] * 30, seed=0)
-  assert (same.low, same.mean, same.high) == (0, 0, 0)
 
 
 def of_users(rng, queries):
@@ -375,32 +291,6 @@ def test_users_who_ask_alike_are_drawn_whole():
     for _ in range(100)
   ]
   assert np.mean([one.is_significant for one in again]) > 0.15
-
-
-def test_a_user_for_each_query_changes_no_number():
-  rng = np.random.default_rng(7)
-  values = {f"q{i}": x for i, x in enumerate(rng.exponential(size=50))}
-  other = {query: x * rng.random() for query, x in values.items()}
-  own = {query: f"user of {query}" for query in values}
-  functions = (
-    lambda *owners: significance.bootstrap_interval(values, *owners, seed=0),
-    lambda *owners: significance.paired_bootstrap(
-      values, other, *owners, seed=0
-    ),
-    lambda *owners: significance.share_of_gain(
-      values, other, {q: 2 * x for q, x in values.items()}, *owners
-    ),
-  )
-  for function in functions:
-    one, same = function(), function(own)
-    np.testing.assert_allclose(
-      [same.mean, same.low, same.high], [one.mean, one.low, one.high], rtol=0.1
-    )
-  [ours], [theirs] = (
-    significance.compare({"": (values, other)}, *owners, seed=0)
-    for owners in ((), (own,))
-  )
-  assert ours.p_value == pytest.approx(theirs.p_value, rel=1e-9)
 
 
 def test_clusters_have_the_variance_of_their_sums():
