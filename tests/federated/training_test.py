@@ -3,11 +3,10 @@ import functools
 
 import jax
 import numpy as np
-import optax
 import pytest
 import random_t5
 
-from synthq_jax.federated import clients, encoders, fedavg, negatives, training
+from synthq_jax.federated import clients, encoders, negatives, training
 from synthq_jax.models import t5_config
 
 _CONFIG = t5_config.get("tiny")
@@ -86,64 +85,6 @@ def test_the_loss_is_that_of_a_plain_softmax_over_what_may_count(widths):
       scores = [own, *others]
       expected = np.log(np.sum(np.exp(scores))) - scores[before]
       assert found[i] == pytest.approx(expected, rel=1e-4)
-
-
-def _train(tokens, negatives_fn=None, **options):
-  options = {
-    "rounds": 3,
-    "optimizer": optax.adam(3e-3),
-    "batch_size": 4,
-    "temperature": _TEMPERATURE,
-    "seed": 0,
-    **options,
-  }
-  if negatives_fn is None:
-    negatives_fn = lambda params, number: _table(tokens)  # noqa: E731
-  return training.train_alone(
-    _ENCODERS, _params(), tokens, negatives=negatives_fn, **options
-  )
-
-
-def test_a_client_alone_learns_and_mines_with_the_encoders_of_the_round():
-  tokens = _tokens()
-  seen = []
-
-  def mined(params, number):
-    seen.append((number, params))
-    vectors = _ENCODERS.encode_sentences(params, tokens.sentences)
-    return negatives.mine(
-      _ENCODERS, params, tokens, n=2, k=8, seed=0, round_number=number,
-      sentence_vectors=vectors,
-    )  # fmt: skip
-
-  trained = _train(tokens, mined, rounds=4)
-  assert [number for number, _ in seen] == [0, 1, 2, 3]
-  assert seen[0][1] is not seen[1][1]
-  loss, (_, arrays) = _loss_fn(), _arrays(tokens, _table(tokens))
-  before, after = (
-    float(loss(params, _step(arrays, 0)).mean())
-    for params in (seen[0][1], trained)
-  )
-  assert after < 0.8 * before
-
-
-def test_a_client_alone_is_what_its_round_of_averaging_gives():
-  tokens = _tokens()
-  _, arrays = _arrays(tokens, _table(tokens), widths=training.WIDTHS)
-  # Adam would make whole steps of what rounding leaves of a gradient.
-  optimizer = optax.sgd(0.1)
-  update = fedavg.local_training(
-    training.make_loss(_ENCODERS, temperature=_TEMPERATURE), optimizer
-  )
-  averaged = fedavg.mean([(jax.jit(update)(_params(), arrays), 3.0)])
-  alone = _train(tokens, rounds=1, optimizer=optimizer)
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6),
-    averaged,
-    alone,
-  )
-  moved = jax.tree.map(lambda x, y: abs(x - y).max(), alone, _params())
-  assert max(jax.tree.leaves(moved)) > 1e-2
 
 
 def test_a_pool_holds_every_clients_questions_with_their_answers():
