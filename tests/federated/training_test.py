@@ -256,18 +256,3 @@ def test_the_order_depends_on_seed_client_and_round_alone():
   renamed = dataclasses.replace(tokens, name="two")
   for other in (order(seed=2), order(round_number=1), order(renamed)):
     assert (order() != other).any()
-
-
-def test_sentences_of_a_thousand_tokens_are_laid_with_the_widest():
-  tokens = _tokens()
-  long = np.pad(tokens.sentences, ((0, 0), (0, 988)))
-  long[::2, 12:200] = 7
-  tokens = dataclasses.replace(tokens, sentences=long)
-  plan = training.make_plan(tokens, _table(tokens), batch_size=4, seed=0)
-  losses = []
-  for widths in ((1000,), (128, 1000)):
-    slots = _slots(plan, 1000, widths)
-    arrays = training.make_arrays(plan, tokens, slots)
-    losses.append(_loss_fn()(_params(), _step(arrays, 0)))
-  assert {"sentences_128", "sentences_1000"} <= arrays.keys()
-  np.testing.assert_allclose(*losses, rtol=1e-4)

@@ -220,35 +220,12 @@ def test_a_threshold_that_means_nothing_is_refused(threshold):
       kind(threshold=threshold)
 
 
-SIMPLE = st.lists(st.text(alphabet="ab é", max_size=6), max_size=6)
-
-
 def ngrams(text: str, n: int) -> set[str]:
   """By hand, of lower-case letters and single spaces."""
   text = f" {' '.join(text.split())} "
   if not text.strip():
     return set()
   return {text[i : i + n] for i in range(max(1, len(text) - n + 1))}
-
-
-def jaccard(left: str, right: str, n: int) -> float:
-  a, b = ngrams(left, n), ngrams(right, n)
-  return len(a & b) / len(a | b) if a and b else 0.0
-
-
-@hypothesis.given(SIMPLE, SIMPLE, st.sampled_from([0.3, 0.6, 1.0]))
-def test_trigrams_find_every_pair_with_its_coefficient_and_no_other(
-  queries, targets, threshold
-):
-  detector = near_duplicates.Trigrams(threshold=threshold)
-  found = detector.index(targets)(queries)
-  expected = [
-    (i, j, score)
-    for i, query in enumerate(queries)
-    for j, target in enumerate(targets)
-    if (score := jaccard(query, target, 3)) >= threshold
-  ]
-  assert list(zip(*found, strict=True)) == expected
 
 
 @hypothesis.given(
