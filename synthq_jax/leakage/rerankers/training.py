@@ -6,12 +6,9 @@ number of the step. The training adds no noise: its parameters are as private as
 the triples.
 """
 
-import contextlib
 import dataclasses
 import functools
-import os
 import pathlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -83,7 +80,7 @@ def train(
   *,
   recipe: Recipe,
   seed: int,
-  directory: str | os.PathLike | None = None,
+  directory: pathlib.Path,
 ) -> typing.Params:
   """Trains a reranker; each seed gives another repetition.
 
@@ -98,8 +95,7 @@ def train(
     seed: seed of random initial parameters, of the order and of dropout.
     directory: folder of checkpoints and metrics, for this training alone; name
       it, for example, by a fingerprint of all these arguments. A training that
-      finds a checkpoint there resumes, with the same result to the bit. None
-      saves nothing.
+      finds a checkpoint there resumes, with the same result to the bit.
 
   Returns:
     The parameters after the last step.
@@ -136,19 +132,15 @@ def train(
   batch_fn = _make_batch_fn(
     reranker, features, recipe.batch_size // 2, steps, seed
   )
-  folder = contextlib.nullcontext(directory)
-  if directory is None:
-    folder = tempfile.TemporaryDirectory()
-  with folder as root:
-    params, _ = loop.train(
-      step_fn,
-      (params, _ADAM.init(params)),
-      batch_fn,
-      loop.Files.below(pathlib.Path(root), reranker.name),
-      steps=steps,
-      examples_per_step=recipe.batch_size,
-      settings=loop.Settings(),
-    )
+  params, _ = loop.train(
+    step_fn,
+    (params, _ADAM.init(params)),
+    batch_fn,
+    loop.Files.below(directory, reranker.name),
+    steps=steps,
+    examples_per_step=recipe.batch_size,
+    settings=loop.Settings(),
+  )
   return params
 
 

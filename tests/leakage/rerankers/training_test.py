@@ -69,34 +69,34 @@ def equal(a, b):
   )
 
 
-def batches(recipe, found, seed=0):
+def batches(recipe, found, folder):
   """The rows of every batch of a training."""
   reranker = Linear()
-  rerankers.train(reranker, found, recipe=recipe, seed=seed)
+  rerankers.train(reranker, found, recipe=recipe, seed=0, directory=folder)
   jax.effects_barrier()
   return reranker.seen
 
 
-def test_relevant_and_other_document_of_a_query_stand_side_by_side():
-  for batch in batches(RECIPE, triples(20)):
+def test_relevant_and_other_document_of_a_query_stand_side_by_side(tmp_path):
+  for batch in batches(RECIPE, triples(20), tmp_path):
     first = batch[:, 0]
     assert (first[0::2] % 2 == 1).all()
     np.testing.assert_array_equal(first[1::2], first[0::2] + 1)
 
 
 @pytest.mark.parametrize("count,epochs", [(20, 3), (200, 2)])
-def test_every_instance_is_seen_once_in_every_epoch(count, epochs):
+def test_every_instance_is_seen_once_in_every_epoch(count, epochs, tmp_path):
   recipe = rerankers.Recipe(epochs=epochs, batch_size=8)
-  seen = np.concatenate(batches(recipe, triples(count)))[0::2, 0]
+  seen = np.concatenate(batches(recipe, triples(count), tmp_path))[0::2, 0]
   assert len(seen) == count * epochs
   assert set(Counter(seen.tolist()).values()) == {epochs}
   assert seen.tolist() != sorted(seen.tolist())
 
 
-def test_batches_of_short_texts_are_narrow():
+def test_batches_of_short_texts_are_narrow(tmp_path):
   found = triples(32, length=3) + triples(32, length=40)
   recipe = rerankers.Recipe(batch_size=8)
-  widths = Counter(batch.shape[1] for batch in batches(recipe, found))
+  widths = Counter(batch.shape[1] for batch in batches(recipe, found, tmp_path))
   assert widths == {16: 8, 40: 8}
 
 
@@ -138,13 +138,17 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
   assert json.loads(lines[0].splitlines()[-1])["step"] == RECIPE.steps
 
 
-def test_a_step_is_adam_on_the_clipped_gradient(make_reranker, make_toy):
+def test_a_step_is_adam_on_the_clipped_gradient(
+  make_reranker, make_toy, tmp_path
+):
   reranker = make_reranker("KNRM")
   found = make_toy(0).triples(4)
   recipe = rerankers.Recipe(
     steps=1, batch_size=8, learning_rate=0.25, warmup=0.0
   )
-  params = rerankers.train(reranker, found, recipe=recipe, seed=0)
+  params = rerankers.train(
+    reranker, found, recipe=recipe, seed=0, directory=tmp_path
+  )
   before = reranker.init(jax.random.fold_in(jax.random.key(0), 0))
   moved = np.asarray(params["weights"] - before["weights"])
   # Adam's first step has the length of the learning rate in every coordinate
@@ -152,9 +156,9 @@ def test_a_step_is_adam_on_the_clipped_gradient(make_reranker, make_toy):
   np.testing.assert_allclose(np.abs(moved).max(), 0.25, rtol=1e-3)
 
 
-def test_nothing_to_train_on_is_refused():
+def test_nothing_to_train_on_is_refused(tmp_path):
   with pytest.raises(ValueError, match="triples to train on, got none"):
-    rerankers.train(Linear(), [], recipe=RECIPE, seed=0)
+    rerankers.train(Linear(), [], recipe=RECIPE, seed=0, directory=tmp_path)
 
 
 @pytest.mark.parametrize(
