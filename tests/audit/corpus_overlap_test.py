@@ -1,14 +1,11 @@
 """The search against a plain one, and its statistics against their definition."""
 
-import gzip
-import json
 import tracemalloc
 from unittest import mock
 
 import hypothesis
 import numpy as np
 import pytest
-import shared_data
 from hypothesis import strategies as st
 
 from synthq_jax.audit import corpus_overlap
@@ -126,35 +123,6 @@ def test_memory_does_not_grow_with_the_corpus():
     tracemalloc.stop()
     assert found.num_words == pieces * 4000
   assert peaks[1] < 1.1 * peaks[0] < 2e6
-
-
-def test_real_c4_sentences_are_found_and_other_queries_hardly():
-  corpus = _field(shared_data.folder("t5_vocab_c4") / "c4_500.jsonl")
-  sentences = [
-    sentence
-    for text in corpus[::5]
-    for sentence in text.split(". ")
-    if len(text_measures.words(sentence)) >= 9
-  ]
-  changed = [" ".join(one.split()[::-1]) for one in sentences]
-  kinds = {
-    "sentences": sentences,
-    "reversed": changed,
-    "boolq": _field(shared_data.folder("boolq") / "queries.jsonl"),
-    "medquad": _field(shared_data.folder("medquad") / "corpus.jsonl.gz")[:500],
-  }
-  config = corpus_overlap.Config(sample_size=300, runs=3)
-  found = _search(config, kinds, corpus)
-  assert found["sentences"].exact.mean == 1
-  assert found["reversed"].exact.mean == 0
-  for kind in ("boolq", "medquad"):
-    assert found[kind].exact.mean < 0.01
-
-
-def _field(path):
-  opener = gzip.open if path.suffix == ".gz" else open
-  with opener(path, "rt", encoding="utf-8") as stream:
-    return [json.loads(line)["text"] for line in stream]
 
 
 @pytest.mark.parametrize("name", ["sample_size", "runs"])

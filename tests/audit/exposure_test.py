@@ -23,11 +23,6 @@ def test_ties_count_half_rounded_up(row, rank):
   assert exposure.ranks(np.array([row])) == [rank]
 
 
-def test_exposure_is_the_bits_that_the_rank_saves():
-  bits = exposure.exposure(np.array([1, 2, 25, 100]), 100)
-  np.testing.assert_allclose(bits, [math.log2(100), math.log2(50), 2, 0])
-
-
 @pytest.mark.parametrize(("number", "learned"), [(10, 0.9), (100, 0.98)])
 def test_the_interval_holds_where_almost_all_are_learned(number, learned):
   """Student's interval is a point there, and misses in a third of the cases."""

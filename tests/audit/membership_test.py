@@ -108,15 +108,3 @@ def test_ids_outside_of_the_vocabulary_are_refused():
   records["inputs"][1, 0] = MODEL.vocab_size
   with pytest.raises(ValueError, match="others for 1 of 3 records"):
     membership.log_likelihoods(untrained(seed=2), MODEL, **records)
-
-
-def test_batches_give_every_record_its_own_score():
-  records, params = random_records(0, number=5), untrained(seed=2)
-  whole, parts = (
-    membership.log_likelihoods(params, MODEL, batch_size=size, **records)
-    for size in (5, 2)
-  )
-  np.testing.assert_allclose(parts, whole, rtol=1e-5)
-
-
-# Calibration.

@@ -219,36 +219,6 @@ def test_forbidden_tokens_are_never_written():
   assert not np.isin(queries, (0, *forbidden)).any()
 
 
-@dataclasses.dataclass(frozen=True)
-class _EndsAfter:
-  """Writes 5 until a number of steps, then EOS; counts the steps."""
-
-  steps: int
-  calls: list = dataclasses.field(default_factory=list, compare=False)
-
-  def sample(self, logits, keys):
-    del keys
-    count = jnp.asarray(np.int32(0))
-
-    def called(_):
-      self.calls.append(1)
-      return np.int32(len(self.calls))
-
-    count = jax.experimental.io_callback(
-      called, jax.ShapeDtypeStruct((), jnp.int32), logits[0, 0]
-    )
-    ends = jnp.full(len(logits), count >= self.steps)
-    return jnp.where(ends, _EOS, 5)
-
-
-def test_decoding_stops_when_every_query_has_ended():
-  tokens, ids = _documents(3, longest=16)
-  sampler = _EndsAfter(3)
-  queries = _generate(tokens, ids, sampler=sampler, max_length=64)
-  assert len(sampler.calls) == 3
-  assert queries[:, 0, :4].tolist() == [[5, 5, 1, 0]] * 3
-
-
 def test_no_documents_and_empty_documents_are_fine():
   tokens, ids = _documents(2)
   assert _generate(tokens[:0], []).shape == (0, 1, _LENGTH)

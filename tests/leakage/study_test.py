@@ -40,21 +40,6 @@ def test_a_size_is_chosen_on_the_other_folds():
   assert fewer.per_query == {"a": 0.5, "b": 0.5, "c": 1.0}
 
 
-def test_choosing_does_not_look_at_the_fold_that_is_scored():
-  # The best of many sizes of pure noise looks good where it was chosen; on
-  # other queries it is worth what any size is worth.
-  rng = np.random.default_rng(0)
-  picked, peeked = [], []
-  for _ in range(200):
-    of_size = {size: values(rng, 0.5, 20) for size in range(1, 9)}
-    folds = study.make_folds(list(of_size[1]), 5, seed=0)
-    chosen = study.choose_sizes(of_size, folds).per_query
-    picked.append(np.mean(list(chosen.values())))
-    peeked.append(max(np.mean(list(v.values())) for v in of_size.values()))
-  assert np.mean(picked) == pytest.approx(0.5, abs=0.01)
-  assert np.mean(peeked) > 0.55
-
-
 def test_tests_are_scipys_with_bonferronis_correction():
   rng = np.random.default_rng(1)
   base = values(rng, 0.4)

@@ -206,18 +206,11 @@ def test_a_run_that_was_stopped_goes_on_and_ends_like_one_that_was_not(
   assert not encoded
 
 
-@pytest.mark.parametrize("damage", ["bit", "gone", "mark"])
-def test_damaged_blocks_are_made_again_and_no_others(tmp_path, damage):
+def test_damaged_blocks_are_made_again_and_no_others(tmp_path):
   _write(tmp_path)
   before = _content(tmp_path)
   path = tmp_path / "block_00003.npy"
-  mark = path.with_suffix(".sha256")
-  if damage == "bit":
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-  elif damage == "gone":
-    path.unlink()
-  else:
-    mark.write_bytes(mark.read_bytes()[:30])
+  path.write_bytes(path.read_bytes()[:-1] + b"x")
   whole = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
   _write(tmp_path)
   assert _content(tmp_path) == before

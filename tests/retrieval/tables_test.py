@@ -55,15 +55,6 @@ def test_a_small_table_reads_as_written_by_hand():
   )
 
 
-def test_a_gain_on_one_set_alone_may_not_be_one_of_the_average():
-  # Half of cqadup's parts varies by .2 on three queries: t is .25 over a
-  # quarter of .2 / sqrt(3), with 2 degrees of freedom, in 7 tests.
-  expected = 7 * 2 * stats.t(2).sf(0.25 / (0.2 / math.sqrt(3) / 4))
-  found = by_hand().p_values["original", "Average"]
-  assert found == pytest.approx(expected, rel=1e-9)
-  assert 0.05 < found < 0.1
-
-
 def test_a_group_with_a_member_missing_is_missing_and_the_member_named():
   partly = {**BY_HAND, "XL": {"cqa/gis": per_query(0, 0, 0), "fiqa": {}}}
   del partly["XL"]["fiqa"]
