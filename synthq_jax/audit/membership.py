@@ -2,8 +2,9 @@
 
 The attacker has the fine-tuned generator and knows the canaries' texts, which
 the auditor wrote, and guesses which canaries were inserted: `log_likelihoods` of
-a query given its document. The public checkpoint that the training started from
-never saw a canary; `calibrated` subtracts its scores.
+a query given its document. Short queries and common words score high under every
+model. So the audit subtracts the scores of the public checkpoint that the training
+started from, which never saw a canary: a log-likelihood ratio.
 
 Formal guarantee: none. A score is computed from canaries that belong to the
 private records, so it is as private as they are. Higher scores of inserted
@@ -26,7 +27,6 @@ from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
 
 __all__ = [
-  "calibrated",
   "apply_in_batches",
   "log_likelihoods",
   "score_in_batches",
@@ -115,37 +115,6 @@ def score_in_batches(
       " that diverged, or train with a lower learning rate"
     )
   return values
-
-
-def calibrated(
-  scores: Float[np.ndarray, " record"],
-  reference: Float[np.ndarray, " record"],
-) -> Float[np.ndarray, " record"]:
-  """Subtracts the scores of a reference that saw no canary.
-
-  Short queries, common words and easy documents score high under every model.
-  Such differences are far larger than the effect of one record. The reference
-  estimates the score of each record without training on it, so the difference
-  is the effect of training: a log-likelihood ratio.
-
-  The attacker needs a public model of the same kind, such as the public
-  checkpoint. Without one, the mean score of a canary's other candidates serves
-  as well.
-
-  Formal guarantee: none; private, as the scores are.
-
-  >>> calibrated(np.array([-2.0, -9.0]), np.array([-2.0, -12.0])).tolist()
-  [0.0, 3.0]
-
-  Args:
-    scores: scores of records under the attacked model.
-    reference: scores of the same records, in the same order, under a model that
-      cannot depend on the canaries.
-
-  Returns:
-    Differences in float64.
-  """
-  return scores - reference
 
 
 @functools.partial(jax.jit, static_argnames=("model_config",))

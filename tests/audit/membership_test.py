@@ -94,11 +94,11 @@ def test_the_generator_tells_what_it_was_trained_on_from_what_it_was_not():
   )
   before = score(start)
   after = score(random_t5.trained(loss, start, 60))
-  calibrated = membership.calibrated(after, before)
+  calibrated = after - before
   assert auroc(calibrated, HALF) > 0.95
   assert np.all(calibrated[HALF] > 0)
   assert is_chance(auroc(before, HALF), HALF)
-  other = membership.calibrated(score(untrained(seed=4)), before)
+  other = score(untrained(seed=4)) - before
   assert is_chance(auroc(other, HALF), HALF)
   assert not is_chance(auroc(calibrated, HALF), HALF)
 
