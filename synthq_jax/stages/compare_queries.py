@@ -582,8 +582,8 @@ def _measure_side(
   owners = [documents[document] for _, document in pairs]
   return comparison_results.Side(
     words=text_measures.mean_length(queries),
-    distinct=text_measures.distinct_n(queries, 2),
-    copied=text_measures.copy_rate(queries, owners, 4),
+    distinct=text_measures.distinct_pairs(queries),
+    copied=text_measures.copy_rate(queries, owners),
   )
 
 
