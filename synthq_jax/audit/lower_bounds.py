@@ -76,7 +76,6 @@ def audit(
   delta: float,
   confidence: float = 0.95,
   seed: int | Sequence[int],
-  num_guesses: int | None = None,
 ) -> Audited:
   """Bounds epsilon from below by the scores of one attack.
 
@@ -115,8 +114,6 @@ def audit(
       has 1 - s / k.
     seed: seed that breaks ties among scores. It must not depend on the coins.
       If many scores are equal, take another seed for every audit.
-    num_guesses: number of guessed coins, or None for `default_num_guesses`. Fix
-      it before you see the scores.
 
   Returns:
     Both bounds, and intervals.
@@ -130,13 +127,6 @@ def audit(
   scores = np.concatenate(sides)
   _check_arguments(delta, confidence)
   guesses = default_num_guesses(len(scores))
-  if num_guesses is not None:
-    guesses = num_guesses
-  if not 1 <= guesses < len(scores):
-    raise ValueError(
-      f"expected num_guesses in [1, {len(scores) - 1}], got num_guesses="
-      f"{guesses} for {len(scores)} canaries: leave at least one unguessed"
-    )
   significance = 1 - confidence
   correct = _count_correct(scores, num_inserted, guesses, seed)
   one_run, one_run_fdp = _compute_one_run(

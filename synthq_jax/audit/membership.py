@@ -2,8 +2,9 @@
 
 The attacker has the fine-tuned generator and knows the canaries' texts, which
 the auditor wrote, and guesses which canaries were inserted: `log_likelihoods` of
-a query given its document. The public checkpoint that the training started from
-never saw a canary; `calibrated` subtracts its scores.
+a query given its document. Short queries and common words score high under every
+model. So the audit subtracts the scores of the public checkpoint that the training
+started from, which never saw a canary: a log-likelihood ratio.
 
 Formal guarantee: none. A score is computed from canaries that belong to the
 private records, so it is as private as they are. Higher scores of inserted
@@ -21,12 +22,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from synthq_jax import checks, typing
+from synthq_jax import typing
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
 
 __all__ = [
-  "calibrated",
   "apply_in_batches",
   "log_likelihoods",
   "score_in_batches",
@@ -61,12 +61,9 @@ def log_likelihoods(
     Log-likelihoods in float64, at most 0.
 
   Raises:
-    ValueError: if shapes disagree, an id is outside the vocabulary, a query has
-      no token, or the model gives a number that is not finite.
+    ValueError: if the model gives a number that is not finite, as it does for ids
+      outside of its vocabulary.
   """
-  inputs, targets = np.asarray(inputs), np.asarray(targets)
-  _check_records(inputs, targets, model_config.vocab_size)
-  checks.at_least(1, batch_size=batch_size)
   params = jax.device_put(params)
   return score_in_batches(
     lambda rows: _score(
@@ -118,84 +115,6 @@ def score_in_batches(
       " that diverged, or train with a lower learning rate"
     )
   return values
-
-
-def calibrated(
-  scores: Float[np.ndarray, " record"],
-  reference: Float[np.ndarray, " record"],
-) -> Float[np.ndarray, " record"]:
-  """Subtracts the scores of a reference that saw no canary.
-
-  Short queries, common words and easy documents score high under every model.
-  Such differences are far larger than the effect of one record. The reference
-  estimates the score of each record without training on it, so the difference
-  is the effect of training: a log-likelihood ratio.
-
-  The attacker needs a public model of the same kind, such as the public
-  checkpoint. Without one, the mean score of a canary's other candidates serves
-  as well.
-
-  Formal guarantee: none; private, as the scores are.
-
-  >>> calibrated(np.array([-2.0, -9.0]), np.array([-2.0, -12.0])).tolist()
-  [0.0, 3.0]
-
-  Args:
-    scores: scores of records under the attacked model.
-    reference: scores of the same records, in the same order, under a model that
-      cannot depend on the canaries.
-
-  Returns:
-    Differences in float64.
-
-  Raises:
-    ValueError: if the arrays are not two vectors of one length, or a value is
-      not finite.
-  """
-  scores = np.asarray(scores, np.float64)
-  reference = np.asarray(reference, np.float64)
-  if scores.ndim != 1 or scores.shape != reference.shape:
-    raise ValueError(
-      "expected scores and reference [record] of the same records, got shapes"
-      f" {scores.shape} and {reference.shape}"
-    )
-  for name, values in (("scores", scores), ("reference", reference)):
-    wrong = np.sum(~np.isfinite(values))
-    if wrong:
-      raise ValueError(
-        f"expected finite {name}, got {wrong} others of {len(values)}: look for"
-        " a model that diverged"
-      )
-  return scores - reference
-
-
-def _check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:
-  if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
-    raise ValueError(
-      f"expected integer {name} [record, length], got shape {tokens.shape} of"
-      f" {tokens.dtype}"
-    )
-  if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size:
-    raise ValueError(
-      f"expected {name} in [0, vocab_size={vocab_size}), got {tokens.min()} to"
-      f" {tokens.max()}: give the size of the vocabulary that encoded them"
-    )
-
-
-def _check_records(inputs, targets, vocab_size: int) -> None:
-  _check_tokens("inputs", inputs, vocab_size)
-  _check_tokens("targets", targets, vocab_size)
-  if not 0 < len(targets) == len(inputs):
-    raise ValueError(
-      "expected inputs and targets of the same records, at least one, got"
-      f" {len(inputs)} and {len(targets)}"
-    )
-  empty = np.sum(~np.any(targets != seq2seq.PADDING_ID, axis=1))
-  if empty:
-    raise ValueError(
-      f"expected targets with tokens, got {empty} of padding alone: leave them"
-      " out, every model gives them probability 1"
-    )
 
 
 @functools.partial(jax.jit, static_argnames=("model_config",))

@@ -12,11 +12,11 @@ References:
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from synthq_jax import checks
 from synthq_jax.data import newsqa
 from synthq_jax.federated import passages as passages_lib
 
@@ -68,25 +68,21 @@ def by_genre(
   return by_label(judged, {name: g or REST for name, g in genres.items()})
 
 
-def label_by_questions(
-  judged: passages_lib.JudgedPassages,
-  label: Callable[[passages_lib.Question], str],
-) -> dict[str, str]:
-  """Labels passages by the questions they answer.
+def label_by_questions(judged: passages_lib.JudgedPassages) -> dict[str, str]:
+  """Labels passages by the first words of the questions they answer.
 
   Args:
     judged: passages and questions.
-    label: function from a question to its label, such as its first word.
 
   Returns:
-    Passage id -> label of the first question that it answers, without passages
-    that answer none.
+    Passage id -> first word of the first question that it answers, without
+    passages that answer none.
   """
   labels: dict[str, str] = {}
   for question in judged.questions:
+    first = next(iter(question.text.lower().split()), "")
     for passage in question.answers:
-      if passage not in labels:
-        labels[passage] = label(question)
+      labels.setdefault(passage, first)
   return labels
 
 
@@ -113,7 +109,7 @@ def dirichlet(
     labels: passage id -> label, for some or all passages.
     num_clients: number of clients, at most one for each passage.
     alpha: concentration, above 0. A small value gives clients of almost one
-      label; infinity ignores labels.
+      label.
     seed: seed of NumPy's generator.
 
   Returns:
@@ -121,17 +117,13 @@ def dirichlet(
     zeros before numbers of fewer digits.
 
   Raises:
-    ValueError: if a number is out of range.
+    ValueError: if there are more clients than passages.
   """
-  if not alpha > 0 or not 1 <= num_clients <= len(judged.passages):
-    raise ValueError(
-      f"expected alpha > 0 and 1 to {len(judged.passages)} clients, one for "
-      f"each passage, got alpha={alpha}, num_clients={num_clients}: change them"
-    )
+  checks.within(f"[1, {len(judged.passages)}]", num_clients=num_clients)
   rng = np.random.default_rng(seed)
   ids = [judged.passages[i].id for i in rng.permutation(len(judged.passages))]
-  labelled = [id_ for id_ in ids if id_ in labels and math.isfinite(alpha)]
-  others = [id_ for id_ in ids if id_ not in labels or math.isinf(alpha)]
+  labelled = [id_ for id_ in ids if id_ in labels]
+  others = [id_ for id_ in ids if id_ not in labels]
   sizes = [len(part) for part in np.array_split(labelled, num_clients)]
   dealt = _deal(labelled, labels, sizes, alpha, rng)
   # The largest parts of `labelled` come first, so those of `others` come last.

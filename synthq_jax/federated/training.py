@@ -1,4 +1,4 @@
-"""Trains the two towers on a client's questions: steps, loss, central training.
+"""Lays out a client's training of the two towers: steps, loss, pools of clients.
 
 A client's round of training becomes arrays whose shapes clients share:
 
@@ -12,24 +12,22 @@ tokens would be padding. So the sentences of a step are sorted by length into
 slots of several widths. The number of slots of a width is the largest number
 that any step needs.
 
-Central training, meant as a bound, is `train_alone` on the `pool` of all clients.
+Central training, meant as a bound, is on the `pool` of all clients.
 Only a party with all texts can take negatives from the union of all sentences. A
 test question competes only with its own client's sentences; `join_tables` gives
 the training such negatives. Either may be the better bound.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Bool, Float, Int
 
 from synthq_jax import typing
-from synthq_jax.federated import clients, fedavg
+from synthq_jax.federated import clients
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.losses import contrastive
 from synthq_jax.models import length_batches
@@ -45,7 +43,6 @@ __all__ = [
   "make_plan",
   "pool",
   "compute_slots",
-  "train_alone",
 ]
 
 WIDTHS = (32, 64, 128)
@@ -54,9 +51,6 @@ WIDTHS = (32, 64, 128)
 Slots = tuple[tuple[int, int], ...]
 """Pairs (width, number of a step's columns in slots of this width or a larger
 one), with widths in rising order."""
-
-Negatives = Callable[[typing.Params, int], Int[np.ndarray, "epoch question n"]]
-"""Function from the parameters and number of a round to its tables of negatives."""
 
 _SENTENCES = "sentences_"  # prefix of the arrays' names; the width follows
 _ORDER_TAG = 0x6F726472
@@ -72,7 +66,7 @@ class Recipe:
   batch_size: int = 8
   """Questions of a step."""
   learning_rate: float = 3e-4
-  """Learning rate; every round has a fresh optimizer, except in `train_alone`."""
+  """Learning rate; every round of averaging has a fresh optimizer."""
   temperature: float = 0.05
   """Divisor of the cosines."""
   num_negatives: int = 4
@@ -305,72 +299,6 @@ def make_loss(
     )
 
   return losses
-
-
-def train_alone(
-  encoders: encoders_lib.Encoders,
-  params: typing.Params,
-  tokens: clients.Tokens,
-  *,
-  rounds: int,
-  negatives: Negatives,
-  optimizer: optax.GradientTransformation,
-  batch_size: int,
-  temperature: float,
-  seed: int,
-  max_steps: int | None = None,
-  after: Callable[[typing.Params], object] = lambda params: None,
-) -> typing.Params:
-  """Trains on the data of one client, or of a pool of clients.
-
-  Every round asks for its negatives and trains on its tables' epochs. The
-  optimizer keeps its state from round to round; nothing is averaged.
-
-  Args:
-    encoders: the towers.
-    params: initial parameters.
-    tokens: tokens of the client.
-    rounds: number of rounds.
-    negatives: function that returns the tables of a round, for example
-      `negatives.mine` with its other arguments bound.
-    optimizer: optimizer, which gets the gradient of the mean loss.
-    batch_size: questions of a step.
-    temperature: divisor of the cosines, as in `make_loss`.
-    seed: seed of the order of the questions.
-    max_steps: maximum number of steps of a round, the first ones of its order.
-    after: function called with the parameters after each round.
-
-  Returns:
-    The trained parameters.
-  """
-  step = _step(encoders, temperature, optimizer)
-  state, shapes = optimizer.init(params), ()
-  for number in range(rounds):
-    laid = make_plan(
-      tokens,
-      negatives(params, number),
-      batch_size=batch_size,
-      seed=seed,
-      round_number=number,
-    )
-    shapes = compute_slots([laid], tokens.sentences.shape[1], at_least=shapes)
-    rows = make_arrays(laid, tokens, shapes)
-    for step_number in range(len(laid.questions))[:max_steps]:
-      batch = {name: array[step_number] for name, array in rows.items()}
-      params, state, _ = step(params, state, batch)
-    after(params)
-  return params
-
-
-@functools.lru_cache(maxsize=8)
-def _step(
-  encoders: encoders_lib.Encoders,
-  temperature: float,
-  optimizer: optax.GradientTransformation,
-) -> Callable[..., tuple[typing.Params, optax.OptState, jax.Array]]:
-  """Returns a compiled step, shared by all clients with the same optimizer."""
-  loss = make_loss(encoders, temperature=temperature)
-  return jax.jit(fedavg.step(loss, optimizer))
 
 
 def pool(members: Sequence[clients.Tokens]) -> clients.Tokens:

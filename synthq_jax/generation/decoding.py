@@ -38,7 +38,6 @@ __all__ = [
   "Greedy",
   "Nucleus",
   "Sampler",
-  "Temperature",
   "decode",
   "generate",
 ]
@@ -76,21 +75,6 @@ class Greedy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Temperature:
-  """Draws from the softmax of logits / temperature."""
-
-  temperature: float = 1.0
-  """The temperature, positive; below 1 sharpens the distribution."""
-
-  def __post_init__(self):
-    checks.within("(0, inf)", temperature=self.temperature)
-
-  def sample(self, logits, keys):
-    table = _make_table(logits, self.temperature)
-    return _draw(table, _select_all(table), keys)[0]
-
-
-@dataclasses.dataclass(frozen=True)
 class Nucleus:
   """Draws from the smallest set of tokens with a share `p` of the probability.
 
@@ -102,18 +86,19 @@ class Nucleus:
   """
 
   p: float
-  """The share of the probability to keep, in (0, 1]."""
+  """The share of the probability to keep, in (0, 1]; 1 cuts nothing."""
   temperature: float = 1.0
-  """The temperature, positive, applied before the cut."""
+  """The temperature, positive, applied before the cut; below 1 sharpens the
+  distribution."""
 
   def __post_init__(self):
     checks.within("(0, inf)", temperature=self.temperature)
     checks.within("(0, 1]", p=self.p)
 
   def sample(self, logits, keys):
-    if self.p == 1:  # a partial sum of weights could round to the total
-      return Temperature(self.temperature).sample(logits, keys)
     table = _make_table(logits, self.temperature)
+    if self.p == 1:  # a partial sum of weights could round to the total
+      return _draw(table, _select_all(table), keys)[0]
     return _draw_inside(table, self._make_cut(table), keys)
 
   def _make_cut(self, table):

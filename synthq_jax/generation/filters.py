@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Kept", "keep", "normalize", "removed"]
+__all__ = ["Kept", "keep", "normalize"]
 
-_OUTCOMES = ("kept", "empty", "duplicate", "not found")
-"""Outcomes of a query: "kept", or the reason to drop it in the order of tests."""
+_REASONS = ("empty", "duplicate", "not found")
+"""Reasons to drop a query, in the order of tests."""
 
 
 class Kept(NamedTuple):
-  """The remaining queries, and the number of queries with each outcome."""
+  """The remaining queries, and the number of dropped ones by reason."""
 
   indices: np.ndarray  # [kept], ascending
-  counts: dict[str, int]  # by outcome, "kept" among them
+  removed: dict[str, int]
 
 
 def normalize(query: str) -> str:
@@ -53,7 +53,7 @@ def keep(
       drops meaningless queries, and queries that BM25 cannot answer.
 
   Returns:
-    The indices of the kept queries and the count of each outcome: "kept",
+    The indices of the kept queries, and the number of dropped ones by reason:
     "empty", "duplicate", "not found".
 
   References:
@@ -72,7 +72,7 @@ def keep(
         f"expected {name} of one length with the queries, {len(queries)}, got"
         f" {len(values)}"
       )
-  counts = dict.fromkeys(_OUTCOMES, 0)
+  removed = dict.fromkeys(_REASONS, 0)
   seen = set()
   indices = []
   for index, (query, document_id) in enumerate(
@@ -84,18 +84,10 @@ def keep(
       "duplicate": (document_id, text) in seen,
       "not found": answerable is not None and not answerable[index],
     }
-    outcome = next((name for name, holds in reasons.items() if holds), "kept")
-    counts[outcome] += 1
-    if outcome == "kept":
+    reason = next((name for name, holds in reasons.items() if holds), None)
+    if reason is None:
       indices.append(index)
       seen.add((document_id, text))
-  return Kept(np.array(indices, np.int64), counts)
-
-
-def removed(queries: Kept) -> dict[str, int]:
-  """Returns the number of dropped queries by reason.
-
-  >>> removed(keep(["a", ""], ["d", "d"], answerable=[False, True]))["not found"]
-  1
-  """
-  return {reason: queries.counts[reason] for reason in _OUTCOMES[1:]}
+    else:
+      removed[reason] += 1
+  return Kept(np.array(indices, np.int64), removed)

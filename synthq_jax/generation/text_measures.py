@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax import checks, extras
+from synthq_jax import extras
 from synthq_jax.data import word_patterns
 from synthq_jax.retrieval import bm25
 
@@ -21,7 +21,7 @@ __all__ = [
   "Bleu",
   "bleu",
   "copy_rate",
-  "distinct_n",
+  "distinct_pairs",
   "mean_length",
   "own_document_gauge",
   "words",
@@ -141,33 +141,30 @@ def bleu(queries: Sequence[str], references: Sequence[Sequence[str]]) -> Bleu:
   return Bleu(score, str(metric.get_signature()))
 
 
-def copy_rate(
-  queries: Iterable[str], documents: Iterable[str], n: int = 1
-) -> float:
-  """Computes the share of the queries' n-grams that occur in their document.
+def copy_rate(queries: Iterable[str], documents: Iterable[str]) -> float:
+  """Computes the share of the queries' 4-grams that occur in their document.
 
-  All n-grams of all queries are pooled, so long queries count more, and queries of
-  fewer than n words do not count. Real queries copy, too. A rate far above theirs
-  for n of 4 or more shows that sentences are copied.
+  All 4-grams of all queries are pooled, so long queries count more, and queries of
+  fewer words do not count. Real queries copy, too. A rate far above theirs shows
+  that sentences are copied.
 
   Args:
     queries: the queries.
     documents: the document text of each query; both are read once.
-    n: words per n-gram, at least 1.
 
   Returns:
-    A share in [0, 1]; 0 if there is no n-gram at all.
+    A share in [0, 1]; 0 if there is no 4-gram at all.
 
   Raises:
-    ValueError: if lengths differ, or n is below 1.
+    ValueError: if lengths differ.
 
-  >>> copy_rate(["red apples rot"], ["All red apples."], n=2)
+  >>> copy_rate(["red apples rot on trees"], ["All red apples rot on walls."])
   0.5
   """
   copied = total = 0
   for query, document in zip(queries, documents, strict=True):
-    in_document = set(_split_ngrams(document, n))
-    ngrams = _split_ngrams(query, n)
+    in_document = set(_split_ngrams(document, 4))
+    ngrams = _split_ngrams(query, 4)
     copied += sum(ngram in in_document for ngram in ngrams)
     total += len(ngrams)
   return copied / total if total else 0.0
@@ -184,35 +181,30 @@ def mean_length(queries: Sequence[str]) -> float:
   return sum(len(words(query)) for query in queries) / len(queries)
 
 
-def distinct_n(queries: Sequence[str], n: int = 1) -> float:
-  """Computes the share of distinct n-grams among all n-grams of the queries.
+def distinct_pairs(queries: Sequence[str]) -> float:
+  """Computes the share of distinct pairs among all pairs of a query's next words.
 
   It is near 0 for a generator that repeats itself. It also falls with the number of
   queries, so compare sets of equal size only.
 
   Args:
     queries: the queries.
-    n: words per n-gram, at least 1.
 
   Returns:
-    A share in [0, 1]; 0 if there is no n-gram at all.
-
-  Raises:
-    ValueError: if n is below 1.
+    A share in [0, 1]; 0 if there is no pair at all.
 
   References:
     Li et al. 2016, A Diversity-Promoting Objective Function for Neural
     Conversation Models, section 5.
 
-  >>> distinct_n(["a b", "a c"])
-  0.75
+  >>> distinct_pairs(["a b", "a b c"])
+  0.6666666666666666
   """
-  ngrams = [ngram for query in queries for ngram in _split_ngrams(query, n)]
+  ngrams = [ngram for query in queries for ngram in _split_ngrams(query, 2)]
   return len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
 def _split_ngrams(text: str, n: int) -> list[tuple[str, ...]]:
-  checks.at_least(1, n=n)
   tokens = words(text)
   return list(zip(*(tokens[start:] for start in range(n)), strict=False))
 

@@ -22,9 +22,10 @@ def threshold(
   labels: Bool[np.ndarray, " pair"],
   *,
   precision: float,
-  above: float = -math.inf,
 ) -> float:
-  """Returns the lowest threshold that reaches a precision.
+  """Returns the lowest threshold above 0 that reaches a precision.
+
+  Pairs without a common feature score 0: no threshold of a detector is 0.
 
   Precision is the share of near-duplicates among the pairs that score at least
   the threshold. It need not rise with the threshold; the lowest threshold finds
@@ -39,7 +40,6 @@ def threshold(
     scores: scores of labelled pairs.
     labels: True for near-duplicates.
     precision: the least precision, in (0, 1].
-    above: exclusive lower limit of the threshold.
 
   Returns:
     One of the scores.
@@ -66,7 +66,7 @@ def threshold(
   # A threshold accepts all pairs of equal score or none.
   last = np.flatnonzero(np.append(np.diff(scores) != 0, True))[::-1]
   thresholds, reached = scores[last], right[last] / (last + 1)
-  may_be = thresholds > above
+  may_be = thresholds > 0
   enough = np.flatnonzero((reached >= precision) & may_be)
   if not len(enough):
     most = reached[may_be].max(initial=0.0)

@@ -20,7 +20,7 @@ import itertools
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -48,7 +48,7 @@ __all__ = [
 FUNCTION_WORDS = words.FUNCTION_WORDS
 Matches = set_search.Matches
 
-_CHUNK = 1 << 14
+_CHUNK = 1 << 14  # queries matched together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,37 +87,30 @@ class Match:
   relation: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Index:
-  """Targets that a detector indexed.
-
-  Attributes:
-    match: returns the pairs that score at least the detector's threshold:
-      positions of queries and of targets, and scores, in the order of the
-      queries and then the targets. The matches of a query do not depend on the
-      other queries of the chunk.
-  """
-
-  match: Callable[[Sequence[str]], Matches]
+Index = Callable[[Sequence[str]], Matches]
+"""Indexed targets: a function from queries to the pairs that score at least the
+detector's threshold. It returns positions of queries and of targets, and scores, in
+the order of the queries and then the targets. The matches of a query do not depend
+on the other queries."""
 
 
-class Detector(Protocol):
+class Detector:
   """A similarity of two texts, with the threshold of near-duplicates.
 
   A detector is a frozen dataclass: `dataclasses.replace` changes the threshold.
+  It compares sets of features; subclasses define `_features` and `_measure`.
   """
 
   __dataclass_fields__: ClassVar[dict[str, Any]]
+  name: str
+  """Name of the detector in tables and files."""
+  threshold: float
+  """Least score of a match."""
+  _features: Callable[[Sequence[str]], set_search.Bags]
+  _measure = staticmethod(set_search.jaccard)
 
-  @property
-  def name(self) -> str:
-    """Name of the detector in tables and files."""
-    ...
-
-  @property
-  def threshold(self) -> float:
-    """Least score of a match."""
-    ...
+  def __post_init__(self):
+    checks.within("(0, 1]", threshold=self.threshold)
 
   def index(self, targets: Sequence[str]) -> Index:
     """Indexes the targets, the smaller side.
@@ -125,6 +118,10 @@ class Detector(Protocol):
     Args:
       targets: texts of the targets.
     """
+    sets = set_search.build(
+      self._features(targets), self._measure, self.threshold
+    )
+    return lambda queries: sets.match(self._features(queries))
 
   def scores(
     self, left: Sequence[str], right: Sequence[str]
@@ -135,33 +132,13 @@ class Detector(Protocol):
       left: texts of one side.
       right: texts of the other side, as many.
     """
-
-
-class _SetDetector:
-  """Base of the detectors that compare sets of features.
-
-  Subclasses define `threshold`, `_features` and `_measure`.
-  """
-
-  _measure = staticmethod(set_search.jaccard)
-
-  def __post_init__(self):
-    checks.within("(0, 1]", threshold=self.threshold)
-
-  def index(self, targets: Sequence[str]) -> Index:
-    sets = set_search.build(
-      self._features(targets), self._measure, self.threshold
-    )
-    return Index(lambda queries: sets.match(self._features(queries)))
-
-  def scores(self, left, right):
     return set_search.pairwise(
       self._features(left), self._features(right), self._measure
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Exact(_SetDetector):
+class Exact(Detector):
   """Matches texts that are equal once normalised.
 
   Normalisation removes case, punctuation, needless spaces and Unicode variants.
@@ -176,7 +153,7 @@ class Exact(_SetDetector):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenSet(_SetDetector):
+class TokenSet(Detector):
   """Compares sets of stemmed words by Jaccard's coefficient.
 
   Neither order nor inflection of English words counts.
@@ -201,7 +178,7 @@ class TokenSet(_SetDetector):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Containment(_SetDetector):
+class Containment(Detector):
   """Measures containment: common 4-grams over 4-grams of the smaller text.
 
   The 4-grams of characters span words. They detect a query in a longer topic,
@@ -226,7 +203,7 @@ class Containment(_SetDetector):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trigrams(_SetDetector):
+class Trigrams(Detector):
   """Compares sets of three characters, which span words, by Jaccard.
 
   >>> detector = Trigrams(threshold=0.6)
@@ -273,7 +250,6 @@ def search(
   targets: Sequence[Text],
   detectors: Sequence[Detector],
   *,
-  chunk: int = _CHUNK,
   processes: int = 1,
   progress: bool = False,
 ) -> Iterator[tuple[list[Text], list[Match]]]:
@@ -283,9 +259,8 @@ def search(
     queries: queries, read once, a few chunks ahead.
     targets: the smaller side; each process indexes it.
     detectors: detectors of near-duplicates.
-    chunk: queries matched together, >= 1.
-    processes: number of processes that match chunks in parallel, >= 1. Like
-      `chunk`, it changes speed and memory only.
+    processes: number of processes that match chunks in parallel, >= 1. It
+      changes speed and memory only.
     progress: whether to show a progress bar.
 
   Yields:
@@ -293,19 +268,21 @@ def search(
     of the queries, then of the targets.
 
   Raises:
-    ValueError: if a number is below 1, or a process is killed.
+    ValueError: if `processes` is below 1, or a process is killed.
   """
-  checks.at_least(1, chunk=chunk, processes=processes)
+  checks.at_least(1, processes=processes)
   targets, queries = list(targets), iter(queries)
-  chunks = iter(lambda: list(itertools.islice(queries, chunk)), [])
+  chunks = iter(lambda: list(itertools.islice(queries, _CHUNK)), [])
   arguments = [target.text for target in targets], tuple(detectors)
-  match_chunks = (
-    _match_in_turn if processes == 1 else _make_parallel_matcher(processes)
+  matched = (
+    _match_in_turn(chunks, arguments)
+    if processes == 1
+    else _match_in_parallel(chunks, arguments, processes)
   )
   with progress_lib.shown(progress):  # not while the caller looks at a pair
     bar = progress_lib.bar("", None, unit=" queries")
   with bar:
-    for texts, all_matches in match_chunks(chunks, arguments):
+    for texts, all_matches in matched:
       yield (
         texts,
         [
@@ -349,7 +326,7 @@ def _match_all(
   indices: Sequence[Index], queries: Sequence[str]
 ) -> list[Matches]:
   texts = words.Texts(queries)
-  return [index.match(texts) for index in indices]
+  return [index(texts) for index in indices]
 
 
 def _match_in_turn(chunks, arguments):
@@ -359,47 +336,41 @@ def _match_in_turn(chunks, arguments):
     yield texts, _match_all(indices, [query.text for query in texts])
 
 
-def _make_parallel_matcher(processes: int):
-  """Returns `_match_in_turn` for several processes, which keeps chunks in order."""
-
-  def match_chunks(chunks, arguments):
-    context = multiprocessing.get_context("spawn")  # JAX has threads
-    waiting: collections.deque = collections.deque()
-    first = list(itertools.islice(chunks, 2))
-    if len(first) < 2:  # too short to be worth a process
-      yield from _match_in_turn(first, arguments)
-      return
-    try:
-      with futures.ProcessPoolExecutor(
-        processes, context, initializer=_start_worker, initargs=arguments
-      ) as pool:
-        for texts in itertools.chain(first, chunks):
-          strings = [query.text for query in texts]
-          waiting.append((texts, pool.submit(_match, strings)))
-          if len(waiting) > 2 * processes:
-            texts, future = waiting.popleft()
-            yield texts, future.result()
-        for texts, future in waiting:
+def _match_in_parallel(chunks, arguments, processes: int):
+  """Does what `_match_in_turn` does, in several processes; keeps the order."""
+  first = list(itertools.islice(chunks, 2))
+  if len(first) < 2:  # too short to be worth a process
+    yield from _match_in_turn(first, arguments)
+    return
+  context = multiprocessing.get_context("spawn")  # JAX has threads
+  waiting: collections.deque = collections.deque()
+  try:
+    with futures.ProcessPoolExecutor(
+      processes, context, initializer=_start_worker, initargs=arguments
+    ) as pool:
+      for texts in itertools.chain(first, chunks):
+        strings = [query.text for query in texts]
+        waiting.append((texts, pool.submit(_match, strings)))
+        if len(waiting) > 2 * processes:
+          texts, future = waiting.popleft()
           yield texts, future.result()
-    except futures.BrokenExecutor as error:
-      raise ValueError(
-        f"expected {processes} processes that live to the end, got a worker that"
-        " was killed, likely for memory: set --processes lower"
-      ) from error
-
-  return match_chunks
+      for texts, future in waiting:
+        yield texts, future.result()
+  except futures.BrokenExecutor as error:
+    raise ValueError(
+      f"expected {processes} processes that live to the end, got a worker that"
+      " was killed, likely for memory: set --processes lower"
+    ) from error
 
 
 def pairs(
-  queries: Sequence[str], index: Index, *, chunk: int = _CHUNK
+  queries: Sequence[str], index: Index
 ) -> tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"]]:
   """Returns the positions of queries and of targets that are near-duplicates.
 
   Args:
     queries: texts of the queries.
     index: targets, from a detector's `index`.
-    chunk: queries matched together, >= 1; it bounds the memory besides the
-      pairs themselves.
 
   Returns:
     Two arrays with an entry for each pair, in the order of the queries and then
@@ -407,8 +378,8 @@ def pairs(
   """
   none = np.zeros(0, np.int64)
   lefts, rights = [none], [none]
-  for start in range(0, len(queries), chunk):
-    left, right, _ = index.match(queries[start : start + chunk])
+  for start in range(0, len(queries), _CHUNK):
+    left, right, _ = index(queries[start : start + _CHUNK])
     lefts.append(start + left)
     rights.append(right)
   return np.concatenate(lefts), np.concatenate(rights)

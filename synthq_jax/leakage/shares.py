@@ -19,6 +19,8 @@ from synthq_jax import intervals
 
 __all__ = ["alone", "difference", "permutation_p_value"]
 
+_PERMUTATIONS = 1999  # random assignments of a test
+
 
 def difference(
   first: intervals.Interval, second: intervals.Interval
@@ -51,9 +53,6 @@ def permutation_p_value(
   marked: Bool[np.ndarray, " text"],
   first: Bool[np.ndarray, " text"],
   units: Int[np.ndarray, " text"],
-  *,
-  permutations: int = 1999,
-  seed: int = 0,
 ) -> float:
   """Tests whether two groups of whole units have the same share.
 
@@ -65,12 +64,9 @@ def permutation_p_value(
     marked: True for texts that count in the share.
     first: True for texts of the first group; all texts of a unit, or none.
     units: unit of each text.
-    permutations: number of random assignments; the least p value is
-      1 / (permutations + 1).
-    seed: seed of NumPy's generator.
 
   Returns:
-    The two-sided p value.
+    The two-sided p value, at least 1 / 2000.
 
   Raises:
     ValueError: if a group is empty, or a unit has texts in both groups.
@@ -93,11 +89,12 @@ def permutation_p_value(
     means = (hits @ side / (totals @ side) for side in (sides, ~sides))
     return abs(next(means) - next(means))
 
-  observed, rng = measure_gap(sides) - 1e-12, np.random.default_rng(seed)
+  observed, rng = measure_gap(sides) - 1e-12, np.random.default_rng(0)
   num_larger = sum(
-    measure_gap(rng.permutation(sides)) >= observed for _ in range(permutations)
+    measure_gap(rng.permutation(sides)) >= observed
+    for _ in range(_PERMUTATIONS)
   )
-  return (num_larger + 1) / (permutations + 1)
+  return (num_larger + 1) / (_PERMUTATIONS + 1)
 
 
 def alone(

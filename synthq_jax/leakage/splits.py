@@ -38,7 +38,6 @@ __all__ = [
   "Manifest",
   "Pool",
   "Split",
-  "build",
   "draw_filler",
   "draw_leaked",
   "make_manifest",
@@ -318,49 +317,6 @@ def _make_triple(leak: Leak, turn: int, seed: int) -> Triple | None:
     relevant_id=relevant[turn % len(relevant)],
     non_relevant_id=others[turn],
     target=leak.target,
-  )
-
-
-def build(
-  name: str,
-  random: Sequence[Triple],
-  leaks: Sequence[Triple],
-  *,
-  size: int,
-  seed: int,
-) -> Split:
-  """Builds a training set of filler and leaked triples.
-
-  Args:
-    name: one of `NAMES`.
-    random: triples from `draw_filler`, at least `size`.
-    leaks: triples from `draw_leaked`; a set with leakage holds all of them.
-    size: number of triples.
-    seed: seed of `random` and `leaks`.
-
-  Raises:
-    ValueError: if the name is unknown, the filler is too short, or the leaks are
-      none or more than `size` in a set with leakage.
-  """
-  if name not in NAMES:
-    raise ValueError(f"expected one of {', '.join(NAMES)}, got name={name!r}")
-  taken = () if name == NAMES[0] else tuple(leaks)
-  if (name != NAMES[0] and not taken) or len(taken) > size:
-    raise ValueError(
-      f"expected 1 to {size:,} leaked triples in a set of {size:,} with"
-      f" {name}, got {len(taken):,}: change their number, or the size"
-    )
-  if len(random) < size:
-    raise ValueError(
-      f"expected filler of at least {size:,} triples, got {len(random):,}:"
-      " draw more, or build a smaller set"
-    )
-  return Split(
-    name=name,
-    size=size,
-    seed=seed,
-    triples=(*random[: size - len(taken)], *taken),
-    num_leaked=len(taken),
   )
 
 

@@ -10,7 +10,7 @@ References:
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -23,7 +23,6 @@ __all__ = [
   "choose",
   "fuse",
   "scale",
-  "scores",
 ]
 
 _MEASURE = "nDCG@10"  # the measure that `choose` maximises
@@ -103,39 +102,6 @@ def fuse(
   return fused
 
 
-def scores(
-  lexical: trec.Run,
-  dense: trec.Run,
-  qrels: trec.Qrels,
-  weights: Sequence[float],
-  *,
-  depth: int = 100,
-) -> dict[float, np.ndarray]:
-  """Computes nDCG@10 of each query at each fusion weight.
-
-  Args:
-    lexical: the lexical run of the queries.
-    dense: the dense run of the queries.
-    qrels: the judgements of the queries; at least one query.
-    weights: shares of the dense system, in [0, 1].
-    depth: the most documents of each query.
-
-  Returns:
-    Weight -> nDCG@10 [query], in the order of the judgements.
-
-  Raises:
-    ValueError: as `fuse`, or if no query is judged.
-  """
-  values = {}
-  for weight in weights:
-    run = fuse(lexical, dense, weight=weight, depth=depth)
-    per_query = measures.evaluate(
-      qrels, run, (_MEASURE,), drop_identical=False
-    ).per_query[_MEASURE]
-    values[weight] = np.array([per_query[query] for query in qrels])
-  return values
-
-
 @dataclasses.dataclass(frozen=True)
 class Choice:
   """The chosen fusion weight, and the scores of all weights.
@@ -154,8 +120,8 @@ def choose(
   dense: trec.Run,
   qrels: trec.Qrels,
   *,
-  standard_errors: float = 1.0,
-  depth: int = 100,
+  standard_errors: float,
+  depth: int,
 ) -> Choice:
   """Chooses the least dense weight that is about as good as the best.
 
@@ -179,7 +145,14 @@ def choose(
     Breiman, Friedman, Olshen and Stone, "Classification and Regression Trees",
     1984, section 3.4.3 (the rule of one standard error).
   """
-  values = scores(lexical, dense, qrels, WEIGHTS, depth=depth)
+  values = {}
+  for weight in WEIGHTS:
+    run = fuse(lexical, dense, weight=weight, depth=depth)
+    evaluation = measures.evaluate(
+      qrels, run, (_MEASURE,), drop_identical=False
+    )
+    per_query = evaluation.per_query[_MEASURE]
+    values[weight] = np.array([per_query[query] for query in qrels])
   best = max(values, key=lambda weight: values[weight].mean())
   chosen = next(
     weight

@@ -33,7 +33,6 @@ from synthq_jax import checks, intervals
 
 __all__ = [
   "Comparison",
-  "TTest",
   "bonferroni",
   "bootstrap_interval",
   "compare",
@@ -52,33 +51,17 @@ _FEW = 20  # values that differ from the rest, the least number for a bootstrap
 Owners = Values | None
 
 
-@dataclasses.dataclass(frozen=True)
-class TTest:
-  """The result of a paired t test.
-
-  Attributes:
-    mean: mean of the first system minus mean of the second.
-    statistic: Student's t.
-    p_value: the two-sided p value; 1 if the systems are equal on every query.
-  """
-
-  mean: float
-  statistic: float
-  p_value: float
-
-
 def bootstrap_interval(
   values: Values,
   owners: Owners = None,
   *,
-  level: float = 0.95,
   samples: int = 2000,
   seed: int,
 ) -> intervals.Interval:
-  """Computes the percentile bootstrap interval of a mean over queries.
+  """Computes the 95% percentile bootstrap interval of a mean over queries.
 
   Queries, or users, are resampled with replacement, and the interval holds the
-  middle `level` of the means. For few queries it is too narrow. With reciprocal
+  middle 95% of the means. For few queries it is too narrow. With reciprocal
   ranks, half of them 0, 95% intervals cover 78% for 10 queries, 83% for 20 and 92%
   for 50. It is also too narrow if fewer than twenty values differ from the rest,
   however many there are. If these values are 0 and 1, Wilson's interval is returned
@@ -92,7 +75,6 @@ def bootstrap_interval(
   Args:
     values: one per query, an array [query] or query id -> value.
     owners: the user of each query, in the form of `values`; None: all different.
-    level: the level of the interval, in (0, 1).
     samples: the number of resampled means.
     seed: the seed of NumPy's generator; equal seeds give equal intervals.
 
@@ -101,18 +83,18 @@ def bootstrap_interval(
 
   Raises:
     ValueError: if there are no values, one is not finite, a query has no owner,
-      or `level` or `samples` is out of range.
+      or `samples` is out of range.
   """
   array = _check_array("values", values)
   users = _number_owners(values, owners)
-  interval = _bootstrap([array], [users], None, level, samples, seed)
+  interval = _bootstrap([array], [users], None, _LEVEL, samples, seed)
   shares = array
   if users is not None:
     shares = np.bincount(users, array) / np.bincount(users)
   few = min(np.sum(shares != 1), np.sum(shares != 0)) < _FEW
   if few and np.isin(array, (0, 1)).all():
     total = len(shares)
-    return intervals.wilson(interval.mean * total, total, confidence=level)
+    return intervals.wilson(interval.mean * total, total)
   return interval
 
 
@@ -301,7 +283,7 @@ def stratified_t_test(
   second: Sequence[Values],
   weights: Sequence[float] | None = None,
   owners: Sequence[Owners] | None = None,
-) -> TTest:
+) -> float:
   """Tests whether two systems have the same mean over several sets of queries.
 
   The difference is the weighted mean of the sets' mean differences. Its variance is
@@ -318,7 +300,7 @@ def stratified_t_test(
       different.
 
   Returns:
-    The mean difference, the statistic and the two-sided p value.
+    The two-sided p value; 1 if the systems are equal on every query.
 
   Raises:
     ValueError: if the queries differ, a set has fewer than two queries (or users,
@@ -341,17 +323,15 @@ def stratified_t_test(
   if not variances.any():
     largest = max(np.abs(each).max() for each in differences)
     if abs(mean) <= _ROUNDING * largest:
-      return _SAME
+      return 1.0
     # The differences of a set are equal: the sign test, over those that are not 0.
     signs = np.concatenate([np.sign(each) for each in differences])
     gains, number = int(np.sum(signs > 0)), int(np.sum(signs != 0))
-    p_value = float(stats.binomtest(gains, number).pvalue)
-    return TTest(mean, float(np.copysign(np.inf, mean)), p_value)
+    return float(stats.binomtest(gains, number).pvalue)
   freedom = np.array([len(each) - 1 for each in differences])
   welch = variances.sum() ** 2 / (variances**2 / freedom).sum()
   statistic = mean / np.sqrt(variances.sum())
-  p_value = 2 * stats.t.sf(abs(statistic), welch)
-  return TTest(mean, float(statistic), float(p_value))
+  return float(2 * stats.t.sf(abs(statistic), welch))
 
 
 def _sum_by_owner(array: np.ndarray, users: np.ndarray | None) -> np.ndarray:
@@ -421,9 +401,6 @@ def _estimate_variance(difference: np.ndarray) -> float:
   return float(difference.var(ddof=1)) / len(difference)
 
 
-_SAME = TTest(mean=0.0, statistic=0.0, p_value=1.0)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
   """The comparison of a system with its baseline on the same queries.
@@ -474,22 +451,22 @@ def compare(
   Raises:
     ValueError: if the queries of a pair differ or are fewer than two.
   """
-  tests = [
+  p_values = [
     stratified_t_test([a], [b], owners=[owners]) for a, b in pairs.values()
   ]
-  corrected = bonferroni([test.p_value for test in tests])
+  corrected = bonferroni(p_values)
   return tuple(
     Comparison(
       label=label,
       difference=paired_bootstrap(
         *pair, owners, level=1 - alpha, samples=samples, seed=seed
       ),
-      p_value=test.p_value,
-      corrected=p_value,
-      is_significant=p_value < alpha,
+      p_value=p_value,
+      corrected=joint,
+      is_significant=joint < alpha,
     )
-    for (label, pair), test, p_value in zip(
-      pairs.items(), tests, corrected, strict=True
+    for (label, pair), p_value, joint in zip(
+      pairs.items(), p_values, corrected, strict=True
     )
   )
 

@@ -211,6 +211,6 @@ def _compute_p_values(
           [sets[name] for name in mixture],
           [base[name] for name in mixture],
           list(mixture.values()),
-        ).p_value
+        )
   corrected = significance.bonferroni(list(tests.values()))
   return dict(zip(tests, corrected, strict=True))

@@ -59,9 +59,7 @@ class _Flax:
   def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
     """Encodes each text as one float32 vector of norm 1."""
     params, config, tokenize = self._read
-    return encode_lib.encode(
-      params, config, tokenize(texts), batch_size=self.batch_size
-    )
+    return encode_lib.encode(params, config, tokenize(texts))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,8 +79,6 @@ class OwnEncoder(_Flax):
   """The SentencePiece model of the checkpoint."""
   length: int = 128
   """The most tokens of a text, EOS included; longer texts are cut."""
-  batch_size: int = 256
-  """The number of texts at a time; changes vectors by rounding alone."""
 
   @property
   def description(self) -> str:
@@ -118,8 +114,6 @@ class FolderEncoder(_Flax):
   length: int = 64
   """The most tokens of a text, special tokens included, unless the folder allows
   fewer; longer texts are cut."""
-  batch_size: int = 256
-  """The number of texts at a time; changes vectors by rounding alone."""
 
   @property
   def description(self) -> str:
@@ -145,7 +139,7 @@ def given(
     vocabulary: the vocabulary of the checkpoint.
 
   Returns:
-    An argument of `load`: the encoder, or None for the shipped one.
+    The encoder, or None for the shipped one.
   """
   if bert:
     return FolderEncoder(folder=bert)
@@ -154,21 +148,16 @@ def given(
   return None
 
 
-def load(encoder: OwnEncoder | FolderEncoder | None = None) -> TextEncoder:
+def load(encoder: OwnEncoder | FolderEncoder) -> None:
   """Reads the files of an encoder, so that errors show at once.
 
   Args:
-    encoder: the encoder; None: the shipped one, for short texts such as queries.
-
-  Returns:
-    The encoder.
+    encoder: the encoder, which keeps what it reads.
 
   Raises:
     ValueError: if a file is missing or damaged, or files do not fit together.
   """
-  encoder = OwnEncoder(length=64) if encoder is None else encoder
   encoder._read  # noqa: B018  cached for `encode`
-  return encoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,8 +177,6 @@ class Gpt2:
   """The most tokens of a text; longer texts are cut."""
   batch_size: int = 8
   """The number of texts at a time; changes vectors by rounding alone."""
-  device: str = "cpu"
-  """The device of torch, e.g. "cuda:0"."""
 
   @property
   def description(self) -> str:
@@ -223,7 +210,7 @@ class Gpt2:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
     with _disable_bars():
       model = transformers.AutoModel.from_pretrained(folder, **local)
-    model = model.float().to(self.device).eval()
+    model = model.float().eval()
     end = tokenizer.eos_token_id or 0
     rows = [
       tokenizer.encode(text, truncation=True, max_length=self.max_length)
@@ -237,9 +224,9 @@ class Gpt2:
       mask = np.arange(ids.shape[1]) < lengths[:, None]
       with torch.no_grad():
         states = model(
-          input_ids=torch.tensor(ids, dtype=torch.int64).to(self.device),
-          attention_mask=torch.tensor(mask, dtype=torch.int64).to(self.device),
-        ).last_hidden_state.cpu()
+          input_ids=torch.tensor(ids, dtype=torch.int64),
+          attention_mask=torch.tensor(mask, dtype=torch.int64),
+        ).last_hidden_state
       vectors[chosen] = states[np.arange(len(ids)), lengths - 1]
     return vectors
 

@@ -149,7 +149,7 @@ def measure(
     "num_queries": len(queries),
     "gauge": float(np.mean(gauge)),
     "copy_rate": float(
-      text_measures.copy_rate(queries, read_document_texts(corpus, owners), 4)
+      text_measures.copy_rate(queries, read_document_texts(corpus, owners))
     ),
     "mean_words": text_measures.mean_length(queries),
     "examples": _examples(config.seed, num_examples, queries, owners, corpus),

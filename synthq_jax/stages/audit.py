@@ -279,6 +279,16 @@ def _find(task: stage.Task[Config, Inputs]) -> _Findings:
       config, model, records, vocabulary, prepared, space, bar.update
     )
   texts = _synthetic_texts(task)
+  ours, reference = (
+    membership.log_likelihoods(
+      source.params,
+      source.config,
+      records["inputs"],
+      records["targets"],
+      batch_size=config.batch_size,
+    )
+    for source in (model, public)
+  )
   return _Findings(
     ranks=ranks,
     exposure=bits,
@@ -286,18 +296,7 @@ def _find(task: stage.Task[Config, Inputs]) -> _Findings:
     leaked=_leaked(canaries, written, texts),
     num_searched=len(texts),
     public_ranks=public_ranks,
-    scores=membership.calibrated(
-      *(
-        membership.log_likelihoods(
-          source.params,
-          source.config,
-          records["inputs"],
-          records["targets"],
-          batch_size=config.batch_size,
-        )
-        for source in (model, public)
-      )
-    ),
+    scores=ours - reference,
   )
 
 

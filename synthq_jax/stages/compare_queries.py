@@ -244,8 +244,8 @@ def _find_ties(config: Config, scored: Sequence[_Scored]) -> list[_Scored]:
     for pair in pairs if group[0].row.evaluation.num_queries > 1 else ():
       first, second = ([item.per_query[measure]] for item in pair)
       owners = [pair[0].owners]
-      test = significance.stratified_t_test(first, second, owners=owners)
-      if test.p_value * len(pairs) >= _ALPHA:
+      p_value = significance.stratified_t_test(first, second, owners=owners)
+      if p_value * len(pairs) >= _ALPHA:
         ties[id(pair[0])].append(pair[1].row.evaluation.name)
   return [
     dataclasses.replace(
@@ -582,8 +582,8 @@ def _measure_side(
   owners = [documents[document] for _, document in pairs]
   return comparison_results.Side(
     words=text_measures.mean_length(queries),
-    distinct=text_measures.distinct_n(queries, 2),
-    copied=text_measures.copy_rate(queries, owners, 4),
+    distinct=text_measures.distinct_pairs(queries),
+    copied=text_measures.copy_rate(queries, owners),
   )
 
 

@@ -171,11 +171,10 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
     written.texts, written.documents, index, k=config.top_k
   )
   passed = filters.keep(written.texts, written.documents, answerable=is_found)
-  counts = filters.removed(passed)
   if not len(passed.indices):
     raise ValueError(
       f"filter_queries.Config left none of the {len(written.texts)} queries of"
-      f" {synthetic.name}, got {counts}: take a larger top_k (0 keeps all)"
+      f" {synthetic.name}, got {passed.removed}: take a larger top_k (0 keeps all)"
     )
   remaining = written.take(passed.indices)
   _save_removed(directory, written, passed.indices)
@@ -192,7 +191,9 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
     synthetic,
     directory=folders.relative(directory),
     statement=statement_lib.inherit(synthetic.statement, _NOTE),
-    removed={k: synthetic.removed.get(k, 0) + n for k, n in counts.items()},
+    removed={
+      k: synthetic.removed.get(k, 0) + n for k, n in passed.removed.items()
+    },
     filters=(
       "Dropped were queries whose document BM25 does not rank among the first"
       f" {config.top_k} of the collection."

@@ -170,7 +170,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
   if not len(filtered.indices):
     raise ValueError(
       f"generate: expected queries of {name}, got none of {len(texts)} texts,"
-      f" {filters.removed(filtered)}: train the generator for less long or with a larger"
+      f" {filtered.removed}: train the generator for less long or with a larger"
       " EPSILON, or leave its row out"
     )
   queries = [texts[i] for i in filtered.indices]
@@ -199,7 +199,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
     },
     num_documents=len(np.unique(passages.owners[read])),
     queries_per_document=config.queries_per_document,
-    removed=filters.removed(filtered),
+    removed=filtered.removed,
     **queries_lib.measure(
       queries,
       owners,

@@ -200,11 +200,11 @@ def _match_only_holding(
   """
 
   def match(queries: Sequence[str]) -> near_duplicates.Matches:
-    rows, targets, scores = index.match(queries)
+    rows, targets, scores = index(queries)
     holds = _count_ngrams(queries)[rows] >= sizes[targets]
     return rows[holds], targets[holds], scores[holds]
 
-  return near_duplicates.Index(match)
+  return match
 
 
 def _count_ngrams(texts: Sequence[str]) -> np.ndarray:

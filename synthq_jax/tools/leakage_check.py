@@ -208,9 +208,7 @@ def calibrate(
   scores = detector.scores(queries, [pair.variant for pair in pairs])
   is_duplicate = np.array([not pair.different_topic for pair in pairs])
   try:
-    threshold = calibration.threshold(
-      scores, is_duplicate, precision=precision, above=0.0
-    )
+    threshold = calibration.threshold(scores, is_duplicate, precision=precision)
     return dataclasses.replace(detector, threshold=threshold)
   except ValueError as error:
     raise ValueError(

@@ -32,25 +32,6 @@ def canary(**changes):
   return canaries_lib.Canary(**{**given, **changes})
 
 
-def test_every_kind_has_as_many_canaries_for_each_number_of_repetitions(
-  vocabulary,
-):
-  made = canaries_lib.make(
-    TEXTS, vocabulary, number=3, repetitions=(1, 7), seed=0
-  )
-  assert len(made) == len(canaries_lib.KINDS) * 2 * 3
-  for kind in canaries_lib.KINDS:
-    times = [one.repetitions for one in made if one.kind == kind]
-    assert times == [1, 1, 1, 7, 7, 7]
-
-
-def test_the_same_seed_gives_the_same_canaries(vocabulary):
-  make = canaries_lib.make
-  first = make(TEXTS, vocabulary, number=4, seed=[1, 2])
-  assert first == make(TEXTS, vocabulary, number=4, seed=[1, 2])
-  assert first != make(TEXTS, vocabulary, number=4, seed=[1, 3])
-
-
 def test_text_and_secret_stand_where_the_kind_says(vocabulary):
   made = canaries_lib.make(
     TEXTS, vocabulary, number=1, repetitions=(1,), digits=4, seed=3
@@ -83,14 +64,6 @@ def test_text_and_secret_stand_where_the_kind_says(vocabulary):
     assert bool(one.document) == kind.document
 
 
-def test_the_mirror_images_swap_the_side_of_the_digits():
-  pairs = zip(canaries_lib.PAPERS, canaries_lib.MIRRORED, strict=True)
-  for one, other in pairs:
-    kinds = canaries_lib.KINDS[one], canaries_lib.KINDS[other]
-    assert [kind.side for kind in kinds] == ["document", "query"]
-    assert {kind.symbols for kind in kinds} == {"digits"}
-
-
 def test_a_fair_coin_decides_for_each_canary(vocabulary):
   made = canaries_lib.make(
     TEXTS, vocabulary, number=250, repetitions=(1,), seed=0
@@ -116,14 +89,6 @@ def test_secrets_are_uniform_with_leading_zeros(vocabulary):
     lost = np.array([67, *[2000 / 9 * (1 - 67 / 2000)] * 9])
     assert stats.chisquare(counts, lost).pvalue < 1e-4
   assert len({one.secret for one in made}) > 800
-
-
-def test_no_two_canaries_share_a_document_while_they_last(vocabulary):
-  texts = [f"text {i}" for i in range(64)]
-  made = canaries_lib.make(
-    texts, vocabulary, number=32, repetitions=(1,), kinds=("own_query",), seed=0
-  )
-  assert len({one.document for one in made}) == 32
 
 
 def test_only_inserted_canaries_join_the_records_as_often_as_asked(vocabulary):
@@ -173,11 +138,6 @@ def test_texts_are_searched_each_by_itself():
     assert written.tell(canary(spelled=spelled)) == found
   for spelled, found in (("red", 1), ("red house", 0)):
     assert written.tell(canary(kind="rare_words", spelled=spelled)) == found
-
-
-def test_no_text_tells_new_tokens():
-  one = canary(kind="new_tokens", spelled="<7> <8>")
-  assert not canaries_lib.Written.of(["<7> <8>"]).tell(one)
 
 
 def test_long_text_is_cut_and_the_secret_never_is(vocabulary):

@@ -23,21 +23,7 @@ def test_ties_count_half_rounded_up(row, rank):
   assert exposure.ranks(np.array([row])) == [rank]
 
 
-def test_ranks_agree_with_sorting():
-  values = np.random.default_rng(0).normal(size=(200, 17))
-  order = np.argsort(-values, axis=1)
-  expected = np.argmax(order == 0, axis=1) + 1
-  np.testing.assert_array_equal(exposure.ranks(values), expected)
-
-
-def test_exposure_is_the_bits_that_the_rank_saves():
-  bits = exposure.exposure(np.array([1, 2, 25, 100]), 100)
-  np.testing.assert_allclose(bits, [math.log2(100), math.log2(50), 2, 0])
-
-
-@pytest.mark.parametrize(
-  ("number", "learned"), [(10, 0.9), (30, 0.95), (100, 0.98)]
-)
+@pytest.mark.parametrize(("number", "learned"), [(10, 0.9), (100, 0.98)])
 def test_the_interval_holds_where_almost_all_are_learned(number, learned):
   """Student's interval is a point there, and misses in a third of the cases."""
   rng = np.random.default_rng(1)
@@ -118,21 +104,6 @@ def test_a_few_known_secrets_are_noticed(number, share):
   assert np.mean(values < 0.05) > 0.87
 
 
-def test_ranks_that_are_a_tenth_too_low_are_noticed():
-  def shifted(rng):
-    return np.maximum(rng.integers(1, 101, 60) - 10, 1)
-
-  assert np.mean(p_values(shifted, 100) < 0.05) > 0.9
-
-
-def test_ranks_that_are_too_high_are_no_sign_of_contamination():
-  assert exposure.uniform_ranks_p_value(np.full(50, 90), 100) > 0.999
-
-
-def test_ties_in_the_middle_are_no_sign_either():
-  assert exposure.uniform_ranks_p_value(np.full(50, 51), 100) > 0.5
-
-
 def test_many_canaries_and_candidates_are_no_trouble():
   rng = np.random.default_rng(3)
   ranks = rng.integers(1, 10_001, 5000)
@@ -143,7 +114,6 @@ def test_many_canaries_and_candidates_are_no_trouble():
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda: exposure.ranks(np.zeros((3, 1))), "at least 2"),
     (lambda: exposure.ranks(np.array([[0.0, math.nan]])), "nan for 1"),
     (lambda: exposure.exposure(np.array([0]), 4), "0 to 0"),
     (lambda: exposure.exposure(np.array([5]), 4), "5 to 5"),

@@ -41,12 +41,6 @@ def test_tokens_are_the_vocabularys_and_keep_places_and_answers(words):
   assert tokens.name == "site"
 
 
-def test_longer_texts_are_cut_and_keep_their_end(words):
-  tokens = clients.tokenize(client(), words, query_length=2, sentence_length=3)
-  assert (tokens.sentences[:, -1] == vocabulary.EOS_ID).all()
-  assert tokens.questions["train"][0, -1] == vocabulary.EOS_ID
-
-
 def test_texts_do_not_stand_in_what_errors_print():
   shown = repr(client()) + repr(client().splits["train"])
   assert "red" not in shown and "Pears" not in shown
@@ -140,37 +134,10 @@ def test_a_question_that_nobody_asks_about_nobodys_passage_is_lost():
   assert all(not len(client.splits["test"]) for client in named.values())
 
 
-def test_all_clients_have_all_splits_even_without_a_question():
-  _, named = by_name(
-    judged(
-      HOLDERS,
-      [("q1", "a", "train", {"p": (0,)}), ("q2", "b", "test", {"r": (0,)})],
-    )
-  )
-  for client in named.values():
-    assert set(client.splits) == {"train", "test"}
-  assert len(named["b"].splits["train"]) == 0
-
-
 def test_who_asks_and_holds_nothing_is_no_client():
   built, named = by_name(judged(HOLDERS, [("q", "c", "t", {"p": (0,)})]))
   assert set(named) == {"a", "b"}
   assert built.num_lost_questions == 1
-
-
-def test_equal_questions_and_equal_sentences_of_several_passages_stay():
-  data = passages.JudgedPassages(
-    passages=tuple(
-      passages.Passage(id=id_, sentences=("Same.",), client="a") for id_ in "pr"
-    ),
-    questions=tuple(
-      passages.Question(id=id_, text="same?", split="t", answers={"r": (0,)})
-      for id_ in "xy"
-    ),
-  )
-  (client,) = clients.build(data).clients
-  assert client.sentences == ("Same.", "Same.")
-  assert client.splits["t"].answers == ((1,), (1,))
 
 
 def test_passages_that_all_name_nobody_are_refused():

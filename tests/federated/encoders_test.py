@@ -1,7 +1,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_t5
@@ -27,17 +26,6 @@ def _outputs():
     functools.partial(t5.Transformer(_CONFIG).apply, method="encode")
   )
   return np.asarray(encode({"params": _params()}, _TOKENS))
-
-
-def test_both_towers_begin_as_the_same_public_encoder():
-  params = _encoders().init(_params())
-  assert sorted(params) == ["query", "sentence"]
-  for tower in params.values():
-    assert sorted(tower) == ["encoder", "token_embedder"]
-  np.testing.assert_array_equal(
-    _encoders().encode_queries(params, _TOKENS),
-    _encoders().encode_sentences(params, _TOKENS),
-  )
 
 
 def test_a_question_can_be_the_output_of_its_first_token():
@@ -90,25 +78,6 @@ def test_equal_sentences_are_encoded_once(monkeypatch):
     params, tokens=tokens
   )
   np.testing.assert_allclose(vectors, expected, atol=1e-6)
-
-
-def test_questions_do_not_move_the_tower_of_sentences():
-  encoders = _encoders("first")
-  params = encoders.init(_params())
-  gradient = jax.jit(
-    jax.grad(
-      lambda params: jnp.sum(
-        encoders.encode(params, encoders_lib.QUERY, _TOKENS) ** 3
-      )
-    )
-  )(params)
-  moved = {
-    name: any(np.asarray(leaf).any() for leaf in jax.tree.leaves(tower))
-    for name, tower in gradient.items()
-  }
-  assert moved == {"query": True, "sentence": False}
-  leaves = jax.tree.leaves(gradient)
-  assert all(np.isfinite(leaf).all() for leaf in leaves)
 
 
 def test_an_unknown_pooling_is_refused():

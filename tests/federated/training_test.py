@@ -2,13 +2,11 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import random_t5
 
-from synthq_jax.federated import clients, encoders, fedavg, negatives, training
+from synthq_jax.federated import clients, encoders, negatives, training
 from synthq_jax.models import t5_config
 
 _CONFIG = t5_config.get("tiny")
@@ -87,94 +85,6 @@ def test_the_loss_is_that_of_a_plain_softmax_over_what_may_count(widths):
       scores = [own, *others]
       expected = np.log(np.sum(np.exp(scores))) - scores[before]
       assert found[i] == pytest.approx(expected, rel=1e-4)
-
-
-def test_sentences_of_a_thousand_tokens_are_laid_with_the_widest():
-  tokens = _tokens()
-  long = np.pad(tokens.sentences, ((0, 0), (0, 988)))
-  long[::2, 12:200] = 7
-  tokens = dataclasses.replace(tokens, sentences=long)
-  plan = training.make_plan(tokens, _table(tokens), batch_size=4, seed=0)
-  losses = []
-  for widths in ((1000,), (128, 1000)):
-    slots = _slots(plan, 1000, widths)
-    arrays = training.make_arrays(plan, tokens, slots)
-    losses.append(_loss_fn()(_params(), _step(arrays, 0)))
-  assert {"sentences_128", "sentences_1000"} <= arrays.keys()
-  np.testing.assert_allclose(*losses, rtol=1e-4)
-
-
-def test_a_step_of_padding_has_finite_gradients():
-  tokens = _tokens()
-  _, arrays = _arrays(tokens, _table(tokens))
-  empty = {
-    name: np.zeros_like(array[0]) if name != "is_padding" else array[0] | True
-    for name, array in arrays.items()
-  }
-  loss = training.make_loss(_ENCODERS, temperature=_TEMPERATURE)
-  value, gradient = jax.jit(
-    jax.value_and_grad(lambda params: jnp.sum(loss(params, empty)))
-  )(_params())
-  assert value == 0
-  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-
-
-def _train(tokens, negatives_fn=None, **options):
-  options = {
-    "rounds": 3,
-    "optimizer": optax.adam(3e-3),
-    "batch_size": 4,
-    "temperature": _TEMPERATURE,
-    "seed": 0,
-    **options,
-  }
-  if negatives_fn is None:
-    negatives_fn = lambda params, number: _table(tokens)  # noqa: E731
-  return training.train_alone(
-    _ENCODERS, _params(), tokens, negatives=negatives_fn, **options
-  )
-
-
-def test_a_client_alone_learns_and_mines_with_the_encoders_of_the_round():
-  tokens = _tokens()
-  seen = []
-
-  def mined(params, number):
-    seen.append((number, params))
-    vectors = _ENCODERS.encode_sentences(params, tokens.sentences)
-    return negatives.mine(
-      _ENCODERS, params, tokens, n=2, k=8, seed=0, round_number=number,
-      sentence_vectors=vectors,
-    )  # fmt: skip
-
-  trained = _train(tokens, mined, rounds=4)
-  assert [number for number, _ in seen] == [0, 1, 2, 3]
-  assert seen[0][1] is not seen[1][1]
-  loss, (_, arrays) = _loss_fn(), _arrays(tokens, _table(tokens))
-  before, after = (
-    float(loss(params, _step(arrays, 0)).mean())
-    for params in (seen[0][1], trained)
-  )
-  assert after < 0.8 * before
-
-
-def test_a_client_alone_is_what_its_round_of_averaging_gives():
-  tokens = _tokens()
-  _, arrays = _arrays(tokens, _table(tokens), widths=training.WIDTHS)
-  # Adam would make whole steps of what rounding leaves of a gradient.
-  optimizer = optax.sgd(0.1)
-  update = fedavg.local_training(
-    training.make_loss(_ENCODERS, temperature=_TEMPERATURE), optimizer
-  )
-  averaged = fedavg.mean([(jax.jit(update)(_params(), arrays), 3.0)])
-  alone = _train(tokens, rounds=1, optimizer=optimizer)
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6),
-    averaged,
-    alone,
-  )
-  moved = jax.tree.map(lambda x, y: abs(x - y).max(), alone, _params())
-  assert max(jax.tree.leaves(moved)) > 1e-2
 
 
 def test_a_pool_holds_every_clients_questions_with_their_answers():
@@ -334,15 +244,6 @@ def test_slots_of_several_clients_hold_each_of_them():
   assert training.compute_slots([plan], 128, at_least=slots) == slots
 
 
-def test_short_collections_have_one_width():
-  tokens = _random()
-  tokens = dataclasses.replace(tokens, sentences=tokens.sentences[:, :48])
-  _, plan = _plan(tokens)
-  slots = _slots(plan, 48, (64, 128))
-  assert slots == ((48, 16),)
-  assert "sentences_048" in training.make_arrays(plan, tokens, slots)
-
-
 def test_the_order_depends_on_seed_client_and_round_alone():
   tokens = _random()
   table = negatives.random_negatives(tokens, n=1, seed=0)
@@ -355,14 +256,3 @@ def test_the_order_depends_on_seed_client_and_round_alone():
   renamed = dataclasses.replace(tokens, name="two")
   for other in (order(seed=2), order(round_number=1), order(renamed)):
     assert (order() != other).any()
-
-
-def test_a_client_without_questions_has_no_steps():
-  tokens = _long_tokens((), [3, 4])
-  plan = training.make_plan(
-    tokens, np.zeros((1, 0, 2), np.int32), batch_size=4, seed=0
-  )
-  arrays = training.make_arrays(
-    plan, tokens, training.compute_slots([plan], 128)
-  )
-  assert arrays["questions"].shape == (0, 4, 4)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_t5
-from scipy import stats
 
 from synthq_jax.generation import decoding
 from synthq_jax.models import device_rows, t5, t5_config, token_ids
@@ -97,26 +96,6 @@ def test_queries_depend_neither_on_batch_size_nor_on_order_nor_on_shard():
   np.testing.assert_array_equal(shard, queries[5:9])
 
 
-def test_documents_of_several_widths_come_back_in_order():
-  tokens, ids = _documents(6, longest=32)
-  queries = _generate(tokens, ids)
-  assert (tokens[:, 16:].any(axis=1)).any()  # both widths occur
-  assert not (tokens[:, 16:].any(axis=1)).all()
-  for row in range(6):
-    alone = _generate(tokens[row : row + 1], ids[row : row + 1])
-    np.testing.assert_array_equal(alone[0], queries[row])
-
-
-def test_more_padding_and_more_samples_leave_the_first_queries_alone():
-  tokens, ids = _documents(6)
-  queries = _generate(tokens, ids)
-  wider = np.pad(tokens, ((0, 0), (0, 50)))
-  np.testing.assert_array_equal(_generate(wider, ids), queries)
-  several = _generate(tokens, ids, num_samples=3)
-  np.testing.assert_array_equal(several[:, :1], queries)
-  assert (several[:, 1] != queries[:, 0]).any()
-
-
 def test_keys_and_ids_choose_the_randomness():
   document = np.tile(_documents(1)[0], (6, 1))
   ids = list("abcdef")
@@ -126,41 +105,14 @@ def test_keys_and_ids_choose_the_randomness():
   assert (other != queries).any(axis=(1, 2)).all()
 
 
-@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
-def test_keys_that_vmap_by_place_do_not_make_queries_depend_on_it(impl):
+def test_keys_that_vmap_by_place_do_not_make_queries_depend_on_it():
   tokens, ids = _documents(5)
-  key = jax.random.key(7, impl=impl)
+  key = jax.random.key(7, impl="rbg")
   queries = _generate(tokens, ids, key=key)
   backwards = _generate(tokens[::-1], ids[::-1], key=key)
   np.testing.assert_array_equal(backwards[::-1], queries)
-  other = _generate(tokens, ids, key=jax.random.key(8, impl=impl))
+  other = _generate(tokens, ids, key=jax.random.key(8, impl="rbg"))
   assert (other != queries).any()
-
-
-def test_an_old_style_key_gives_the_same_queries():
-  tokens, ids = _documents(3)
-  old = _generate(tokens, ids, key=jax.random.PRNGKey(7))
-  np.testing.assert_array_equal(old, _generate(tokens, ids))
-
-
-@pytest.mark.slow
-def test_50000_written_tokens_follow_the_exact_nucleus_of_the_model():
-  tokens, ids = _documents(5)
-  queries = _generate(tokens, ids, num_samples=10_000, max_length=1)[..., 0]
-
-  logits = [_next_logits(document, []) for document in tokens]
-
-  def p_value(p):
-    each = [
-      draws.p_value(written, draws.nucleus(row, p))
-      for row, written in zip(logits, queries, strict=True)
-    ]
-    return stats.combine_pvalues(np.maximum(each, 1e-300)).pvalue
-
-  assert queries.size == 50_000
-  assert p_value(0.8) > 1e-3
-  for wrong in (0.75, 0.78, 0.82, 0.9):
-    assert p_value(wrong) < 1e-6, wrong
 
 
 def test_second_tokens_follow_the_nucleus_given_the_first():
@@ -175,20 +127,12 @@ def test_second_tokens_follow_the_nucleus_given_the_first():
   assert draws.p_value(seconds, other) < 1e-9
 
 
-def test_rows_that_fill_the_last_batch_do_not_delay_its_end():
-  tokens, ids = _documents(3, longest=16)
-  sampler = _EndsAfter(3, real=3)
-  _generate(tokens, ids, sampler=sampler, max_length=64)
-  assert len(sampler.calls) == 3  # the other 5 rows of 8 never end
-
-
 _COPIES = ("copy", "transpose", "fusion", "dynamic-slice", "concatenate")
 
 
-@pytest.mark.parametrize("num_samples", [1, 2])
-def test_no_step_copies_the_cache(num_samples):
+def test_no_step_copies_the_cache():
   """Nor what documents are read into, nor what is written."""
-  config = t5_config.get("tiny")
+  config, num_samples = t5_config.get("tiny"), 2
   documents, slots, read, length = 11, 3, 48, 40
   compiled = decoding._write.lower(
     _params(config),
@@ -275,45 +219,6 @@ def test_forbidden_tokens_are_never_written():
   assert not np.isin(queries, (0, *forbidden)).any()
 
 
-@dataclasses.dataclass(frozen=True)
-class _EndsAfter:
-  """Writes 5 until a number of steps, then EOS; counts the steps."""
-
-  steps: int
-  real: int | None = None  # rows past these never end
-  calls: list = dataclasses.field(default_factory=list, compare=False)
-
-  def sample(self, logits, keys):
-    del keys
-    count = jnp.asarray(np.int32(0))
-
-    def called(_):
-      self.calls.append(1)
-      return np.int32(len(self.calls))
-
-    count = jax.experimental.io_callback(
-      called, jax.ShapeDtypeStruct((), jnp.int32), logits[0, 0]
-    )
-    ends = jnp.arange(len(logits)) < (self.real or len(logits))
-    return jnp.where(ends & (count >= self.steps), _EOS, 5)
-
-
-def test_decoding_stops_when_every_query_has_ended():
-  tokens, ids = _documents(3, longest=16)
-  sampler = _EndsAfter(3)
-  queries = _generate(tokens, ids, sampler=sampler, max_length=64)
-  assert len(sampler.calls) == 3
-  assert queries[:, 0, :4].tolist() == [[5, 5, 1, 0]] * 3
-
-
-def test_progress_adds_up_to_the_documents():
-  tokens, ids = _documents(81, longest=16)
-  done = []
-  _generate(tokens, ids, num_samples=2, batch_size=4, progress=done.append)
-  assert sum(done) == 81
-  assert max(done) == 32  # two at a time, 16 times
-
-
 def test_no_documents_and_empty_documents_are_fine():
   tokens, ids = _documents(2)
   assert _generate(tokens[:0], []).shape == (0, 1, _LENGTH)
@@ -360,14 +265,13 @@ def test_eight_devices_write_what_one_writes():
   assert np.array_equal(one, many)
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-def test_documents_that_were_encoded_before_get_the_same_queries(devices):
+def test_documents_that_were_encoded_before_get_the_same_queries():
   """In every width, and on every device; others' outputs give other queries."""
   tokens, ids = _documents(21, longest=32)
   model = t5.Transformer(_CONFIG)
   encode = jax.jit(functools.partial(model.apply, method="encode"))
   encoded = np.asarray(encode({"params": _params()}, tokens))
-  options = dict(num_samples=2, devices=jax.devices()[:devices])
+  options = dict(num_samples=2, devices=jax.devices())
   expected = _generate(tokens, ids, **options)
   got = _generate(tokens, ids, encoded=encoded, **options)
   np.testing.assert_array_equal(got, expected)
@@ -381,7 +285,7 @@ def test_queries_end_with_the_end_of_text_of_their_model():
   config = dataclasses.replace(_CONFIG, token_ids=ids)
   tokens, names = _documents(24)
   options = {"key": _KEY, "max_length": 12, "num_samples": 4}
-  sampler = decoding.Temperature(3.0)
+  sampler = decoding.Nucleus(1.0, temperature=3.0)
   queries = decoding.generate(
     _params(), config, tokens, ids=names, sampler=sampler, **options
   ).reshape(-1, 12)

@@ -11,9 +11,7 @@ def test_each_dropped_query_counts_once_under_its_first_reason():
     answerable=[True, False, False, False, True],
   )
   assert kept.indices.tolist() == [0, 4]
-  dropped = {"empty": 1, "duplicate": 1, "not found": 1}
-  assert kept.counts == {"kept": 2, **dropped}
-  assert filters.removed(kept) == dropped
+  assert kept.removed == {"empty": 1, "duplicate": 1, "not found": 1}
 
 
 def test_a_dropped_query_does_not_make_another_one_a_duplicate():
@@ -22,7 +20,7 @@ def test_a_dropped_query_does_not_make_another_one_a_duplicate():
 
 
 def test_blank_queries_are_empty_and_no_queries_are_fine():
-  assert filters.keep([" \n\t"], ["d"]).counts["empty"] == 1
+  assert filters.keep([" \n\t"], ["d"]).removed["empty"] == 1
   assert filters.keep([], []).indices.tolist() == []
 
 

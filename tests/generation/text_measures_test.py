@@ -23,11 +23,6 @@ def test_the_gauge_is_ndcg_of_the_own_document():
   np.testing.assert_allclose(gauge, [1, 1, 1 / np.log2(3), 0, 0, 0])
 
 
-def test_the_gauge_stops_at_rank_k():
-  options = (["trees grow"], ["b"], _INDEX)
-  assert text_measures.own_document_gauge(*options, k=1).tolist() == [0.0]
-
-
 def test_the_gauge_refuses_documents_that_the_collection_lacks():
   with pytest.raises(ValueError, match="'z'"):
     text_measures.own_document_gauge(["q"], ["z"], _INDEX)
@@ -36,28 +31,21 @@ def test_the_gauge_refuses_documents_that_the_collection_lacks():
 
 
 def test_copy_rate_counts_ngrams_found_in_the_own_document_only():
-  queries = ["Red apples grow", "red pears", "x"]
+  queries = ["Red apples grow on walls", "red apples grow on", "grow on trees"]
   documents = [_TEXTS[0], _TEXTS[1], _TEXTS[0]]
-  assert text_measures.copy_rate(queries, documents) == 4 / 6
-  assert text_measures.copy_rate(queries, documents, n=2) == 2 / 3
-  assert text_measures.copy_rate(queries, documents, n=4) == 0.0
+  assert text_measures.copy_rate(queries, documents) == 1 / 3
+  assert text_measures.copy_rate(queries[2:], documents[2:]) == 0.0
 
 
-def test_distinct_n_is_the_share_of_different_ngrams():
+def test_distinct_pairs_are_the_share_of_different_pairs():
   queries = ["a b a b", "A B"]
-  assert text_measures.distinct_n(queries) == 2 / 6
-  assert text_measures.distinct_n(queries, n=2) == 2 / 4
-  assert text_measures.distinct_n([], n=2) == 0.0
+  assert text_measures.distinct_pairs(queries) == 2 / 4
+  assert text_measures.distinct_pairs([]) == 0.0
 
 
 def test_mean_length_counts_words_and_empty_queries():
   assert text_measures.mean_length(["what is jax?", ""]) == 1.5
   assert text_measures.mean_length([]) == 0.0
-
-
-def test_ngrams_of_no_words_are_refused():
-  with pytest.raises(ValueError, match="n=0"):
-    text_measures.distinct_n(["a"], n=0)
 
 
 def test_bleu_of_a_corpus_is_the_formula():
@@ -67,13 +55,6 @@ def test_bleu_of_a_corpus_is_the_formula():
     ["the sum of a list"], [["The sum of a tuple"]]
   ).score
   np.testing.assert_allclose(got, expected)
-
-
-def test_bleu_takes_the_best_of_several_references():
-  references = [["nothing like it at all", "the sum of a list"], ["a b c d"]]
-  queries = ["the sum of a list", "a b c d"]
-  assert text_measures.bleu(queries, references).score == pytest.approx(100)
-  assert text_measures.bleu(queries, [r[:1] for r in references]).score < 70
 
 
 def test_bleu_of_queries_below_four_words_is_unknown():
@@ -93,20 +74,6 @@ def test_bleu_refuses_queries_without_a_reference():
   with pytest.raises(ValueError, match="one length"):
     text_measures.bleu(["a"], [])
   assert text_measures.bleu([], []).score == 0
-
-
-def test_the_signature_says_how_sacrebleu_counted():
-  import sacrebleu
-
-  one = text_measures.bleu(["a b c d"], [["a b c d"]])
-  assert one.signature == (
-    f"nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
-  )
-  several = text_measures.bleu(
-    ["a b c d", "the sum"], [["a b c d"], ["the sum", "a sum"]]
-  )
-  assert several.signature.startswith("nrefs:var|")
-  assert text_measures.bleu([], []) == (0.0, "")
 
 
 def test_the_score_is_that_of_the_function_that_papers_call():

@@ -5,7 +5,7 @@ import pytest
 import shared_data
 
 from synthq_jax.data import query_pairs
-from synthq_jax.leakage import calibration, near_duplicates
+from synthq_jax.leakage import calibration
 from tests.benchmarks import leakage_labels
 
 
@@ -57,23 +57,6 @@ def test_the_lowest_cosine_of_a_precision(pairs):
   # What lies below was never labelled.
   lowest = calibration.threshold(cosines, labels, precision=0.8)
   assert lowest == cosines.min()
-
-
-def test_the_index_finds_each_labelled_pair_that_scores_enough(pairs):
-  queries = [pair.query for pair in pairs]
-  variants = [pair.variant for pair in pairs]
-  for detector in (
-    near_duplicates.TokenSet(threshold=0.5),
-    near_duplicates.Containment(),
-  ):
-    left, right, scores = detector.index(variants).match(queries)
-    own = {i: s for i, j, s in zip(left, right, scores, strict=True) if i == j}
-    expected = detector.scores(queries, variants)
-    assert own == {
-      i: score
-      for i, score in enumerate(expected)
-      if score >= detector.threshold
-    }
 
 
 def test_kappa_is_that_of_a_table_worked_out_by_hand():

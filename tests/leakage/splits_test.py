@@ -44,25 +44,6 @@ NEAR = [
 ]
 
 
-def sets(size: int, seed: int = 0, number: int = 6) -> list[splits.Split]:
-  random = splits.draw_filler(pool(), size, seed=seed)
-  leaks = ((), NEAR, TEST)
-  return [
-    splits.build(
-      name,
-      random,
-      splits.draw_leaked(each, number, seed=seed) if each else (),
-      size=size,
-      seed=seed,
-    )
-    for name, each in zip(splits.NAMES, leaks, strict=True)
-  ]
-
-
-def filler_of(made: splits.Split):
-  return made.triples[: made.size - made.num_leaked]
-
-
 def test_filler_is_a_query_with_a_relevant_and_a_non_relevant_document():
   drawn = splits.draw_filler(pool(), 100, seed=0)
   assert len(set(drawn)) == len(drawn) == 100
@@ -88,24 +69,6 @@ def test_a_smaller_filler_begins_a_larger_one_and_seeds_differ():
   assert splits.draw_filler(pool(), 60, seed=2) != large
 
 
-def test_the_order_of_the_judgements_does_not_matter():
-  backwards = pool(
-    queries=dict(reversed(QUERIES.items())),
-    qrels=dict(reversed(QRELS.items())),
-  )
-  assert splits.draw_filler(backwards, 40, seed=0) == splits.draw_filler(
-    pool(), 40, seed=0
-  )
-
-
-def test_a_document_relevant_to_a_test_query_is_in_no_filler():
-  judged = QRELS | {"q0": {"secret": 1}, "q1": {"dq1": 1, "secret": 1}}
-  drawn = splits.draw_filler(pool(qrels=judged), 60, seed=0)
-  held = {id_ for i in drawn for id_ in (i.relevant_id, i.non_relevant_id)}
-  assert "secret" not in held
-  assert "q0" not in {each.query_id for each in drawn}
-
-
 def test_queries_are_searched_once_and_only_as_far_as_needed(monkeypatch):
   monkeypatch.setattr(splits, "_BLOCK", 8)
   asked = []
@@ -118,19 +81,6 @@ def test_queries_are_searched_once_and_only_as_far_as_needed(monkeypatch):
   assert len(asked) == len(set(asked)) == 16
   splits.draw_filler(pool(search=search), 90, seed=0)
   assert len(asked) == 16 + 30
-
-
-def test_the_three_kinds_differ_in_the_leaked_part_alone():
-  none, near, test = sets(20)
-  assert none.triples[:14] == filler_of(near) == filler_of(test)
-  assert not none.leaked and none.num_leaked == 0
-  assert len(near.leaked) == len(test.leaked) == 6
-  for a, b in zip(near.leaked, test.leaked, strict=True):
-    assert a.query != b.query and a.target == b.target == b.query_id
-    assert (
-      dataclasses.replace(a, query_id=b.query_id, query=b.query) == b
-    )  # the same documents
-  assert not [each for each in none.triples if each.target]
 
 
 def test_leaks_take_turns_and_never_repeat():
@@ -172,13 +122,6 @@ def test_two_sources_of_filler_take_turns():
   assert splits.draw_filler(pool(second=second), 6, seed=0) == drawn[:6]
 
 
-def test_the_number_of_leaks_does_not_grow_with_the_set():
-  assert [each.num_leaked for each in (*sets(20), *sets(40))] == [0, 6, 6] * 2
-  small, large = sets(20)[1], sets(40)[1]
-  assert small.leaked == large.leaked
-  assert filler_of(large)[:14] == filler_of(small)
-
-
 def test_what_cannot_be_built_is_refused():
   with pytest.raises(ValueError, match="for 200 triples .* got 150 from 30"):
     splits.draw_filler(pool(), 200, seed=0)
@@ -189,20 +132,6 @@ def test_what_cannot_be_built_is_refused():
   without = [leak("t1", "t1", "x", relevant=())]
   with pytest.raises(ValueError, match="got 0 from 1 leaked"):
     splits.draw_leaked(without, 1, seed=0)
-  random, leaks = (
-    splits.draw_filler(pool(), 9, seed=0),
-    splits.draw_leaked(TEST, 9, seed=0),
-  )
-  for name, size, words in (
-    ("near leakage", 8, "1 to 8 leaked triples .* got 9"),
-    ("near leakage", 10, "at least 10 triples, got 9"),
-    ("leakage", 9, "name='leakage'"),
-  ):
-    with pytest.raises(ValueError, match=words) as caught:
-      splits.build(name, random, leaks, size=size, seed=0)
-    assert "\n" not in str(caught.value)
-  with pytest.raises(ValueError, match="with test leakage, got 0"):
-    splits.build("test leakage", random, (), size=9, seed=0)
 
 
 def triple(query: str, relevant: str, target: str = "") -> splits.Triple:

@@ -1,17 +1,8 @@
 """The plain rules on words: stems, relations and reformulations."""
 
-import hypothesis
-import numpy as np
 import pytest
-from hypothesis import strategies as st
 
-from synthq_jax.leakage import near_duplicates, words
-
-WORDS = st.lists(st.sampled_from("measles bridge ship what the".split())).map(
-  " ".join
-)
-MIRRORED = {"generalisation": "specialisation"}
-MIRRORED |= {other: one for one, other in MIRRORED.items()}
+from synthq_jax.leakage import words
 
 
 @pytest.mark.parametrize("apostrophe", words._APOSTROPHES)
@@ -55,13 +46,6 @@ def test_the_rule_says_what_its_words_say(query, target, expected):
   assert words.relation(query, target) == expected
 
 
-@hypothesis.given(WORDS, WORDS)
-def test_seen_from_the_other_side_a_relation_is_mirrored(query, target):
-  one = words.relation(query, target)
-  assert one in words.RELATIONS
-  assert words.relation(target, query) == MIRRORED.get(one, one)
-
-
 def test_the_rules_come_in_their_order():
   made = words.make_reformulations(
     "Does the Golden Eagle build its nests in trees?", 9
@@ -85,29 +69,6 @@ def test_a_query_of_one_word_has_few_and_one_of_none_has_none():
   assert words.make_reformulations("?!", 4) == []
 
 
-@pytest.mark.parametrize(
-  "query", ["deep red green seas", "who is the king of Rome?"]
-)
-def test_none_is_the_query_and_none_comes_twice(query):
-  made = words.make_reformulations(query, 9)
-  assert len(set(made)) == len(made) >= 3
-  assert query.lower().strip("?") not in made
-  assert made == words.make_reformulations(query, 9)
-  assert words.make_reformulations(query, 2) == made[:2]
-
-
-def test_forgotten_stems_are_worked_out_again(monkeypatch):
-  queries = [f"running {number} outbreaks" for number in range(20)]
-  detector = near_duplicates.TokenSet(threshold=0.5)
-  whole = detector.index(queries).match(queries)
-  monkeypatch.setattr(words, "_CACHED", 3)
-  words._make_stemmer.cache_clear()
-  again = detector.index(queries).match(queries)
-  for one, other in zip(whole, again, strict=True):
-    np.testing.assert_array_equal(one, other)
-  assert words._make_stemmer().cache_info().currsize <= 3
-
-
 UNSEEN = (
   "\u00ad\u034f\u200b\u200c\u200d\u2060\u3164\ufe0f\ufeff\U000e0041\U000e0100"
 )
@@ -120,10 +81,3 @@ def test_what_nobody_sees_hides_no_copy(unseen):
   assert words.normalize(hidden) == "measles outbreak"
   copy, own = words.extract_whole_text([hidden, "Measles outbreak"]).sets()
   assert copy == own
-
-
-@pytest.mark.parametrize(
-  "text", ["Hawai\u02bbi", "Hawai\ua78ci", "Hawai\u05f3i"]
-)
-def test_letters_that_look_like_apostrophes_vanish(text):
-  assert words.normalize(text) == words.normalize("Hawai'i") == "hawaii"

@@ -4,7 +4,6 @@ import functools
 import math
 import re
 import sys
-import time
 import unicodedata
 
 import numpy as np
@@ -34,10 +33,8 @@ def oracle(texts, query, k1, b):
   return scores
 
 
-@pytest.mark.parametrize("k1, b", [(1.2, 0.75), (0.9, 0.4), (2.0, 0.0)])
-@pytest.mark.parametrize(
-  "query", ["red", "red apple", "sea red red", "by tree"]
-)
+@pytest.mark.parametrize("k1, b", [(1.2, 0.75), (2.0, 0.0)])
+@pytest.mark.parametrize("query", ["red apple", "sea red red"])
 def test_scores_are_those_of_the_formula(k1, b, query):
   config = bm25.BM25(k1=k1, b=b, stemmer="", stopwords="")
   (scores,), (ids,) = config.build(IDS, TEXTS).search([query], k=4)
@@ -53,7 +50,7 @@ def test_documents_without_a_common_word_are_no_results():
   assert [len(row) for row in scores] == [1, 0, 0]
 
 
-@pytest.mark.parametrize("k", [1, 3, 7, 10, 50])
+@pytest.mark.parametrize("k", [3, 10, 50])
 def test_ties_stand_in_the_order_of_the_documents(k):
   texts = ["same words"] * 5 + ["same words here"] + ["same words"] * 5
   ids = [f"d{i}" for i in range(11)]
@@ -67,17 +64,6 @@ def test_forms_of_a_word_meet_in_their_stem_and_stop_words_do_not_count():
   assert bm25.BM25().words(["Vitamin C"]) == [["vitamin", "c"]]
 
 
-def test_a_run_holds_every_query_best_first():
-  run = PLAIN.build(IDS, TEXTS).search_run(["q1", "q2"], ["red", "zebra"], k=1)
-  assert list(run) == ["q1", "q2"]
-  assert list(run["q1"]) == ["d0"] and run["q2"] == {}
-
-
-def test_empty_documents_are_never_found():
-  index = PLAIN.build(["a", "b", "c"], ["", "red", "..."])
-  assert index.search(["red", "..."], k=3)[1] == [["b"], []]
-
-
 def test_chunks_and_iterators_of_texts_change_nothing(monkeypatch):
   whole = bm25.BM25().build(IDS, TEXTS).search(["red apple", "sea"], k=4)
   monkeypatch.setattr(bm25, "_CHUNK", 1)
@@ -85,11 +71,6 @@ def test_chunks_and_iterators_of_texts_change_nothing(monkeypatch):
   assert parts[1] == whole[1]
   for part, row in zip(parts[0], whole[0], strict=True):
     np.testing.assert_array_equal(part, row)
-
-
-def test_it_is_silent(capfd):
-  PLAIN.build(IDS, TEXTS).search(["red"], k=2)
-  assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +96,7 @@ def test_bad_input_is_refused():
 
 
 @pytest.mark.parametrize("few", [0, len(IDS)], ids=["looked up", "all scored"])
-@pytest.mark.parametrize("query", ["red", "red green red zzz", "zzz", ""])
+@pytest.mark.parametrize("query", ["red green red zzz", "zzz"])
 def test_scores_of_chosen_documents_are_those_of_the_search(
   query, few, monkeypatch
 ):
@@ -131,17 +112,6 @@ def test_scores_of_chosen_documents_are_those_of_the_search(
   assert index.scores_at(words, places[:0]).shape == (0,)
 
 
-def test_thousands_of_documents_and_queries_take_seconds():
-  rng = np.random.default_rng(0)
-  words = np.array([f"w{i}" for i in range(20_000)])
-  picks = np.minimum(rng.zipf(1.3, size=(3_000, 40)), len(words)) - 1
-  texts = [" ".join(row) for row in words[picks]]
-  started = time.process_time()
-  index = bm25.BM25().build([str(i) for i in range(3_000)], texts)
-  index.search([text[:40] for text in texts[:500]], k=100)
-  assert time.process_time() - started < 6
-
-
 @functools.cache
 def shared(name):
   """Reads a shared collection, or skips the test."""
@@ -149,19 +119,15 @@ def shared(name):
   return dataclasses.replace(data, documents=tuple(data.documents))
 
 
-def as_it_is(text):
-  return text
-
-
-def searched(data, config, document=as_it_is, query=as_it_is):
+def searched(data, config):
   """Runs BM25 for the test queries, title and text of the documents."""
   index = config.build(
     [item.id for item in data.documents],
-    [document(item.contents) for item in data.documents],
+    [item.contents for item in data.documents],
   )
   queries = [q for q in data.queries if q.id in data.qrels["test"]]
   return index.search_run(
-    [item.id for item in queries], [query(item.text) for item in queries], k=100
+    [item.id for item in queries], [item.text for item in queries], k=100
   )
 
 
@@ -188,44 +154,6 @@ def test_real_text_scores_as_measured_once(name):
     data.qrels["test"], run, tuple(MEASURED[name]), drop_identical=False
   )
   assert got.mean == pytest.approx(MEASURED[name], rel=1e-3)
-
-
-# What others measured, to two digits, with a tokeniser that they did not state.
-# Of some 500 settings tried afterwards, the one below alone gives all four to
-# two digits; 29 come within .02 of all four. So it is a likely one, no proof.
-KNOWN = {
-  "cisi": ("RR@10", 0.47),
-  "boolq": ("RR@10", 0.76),
-  "medquad": ("RR@10", 0.47),
-  "msmarco_dl19_mini": ("nDCG@10", 0.60),
-}
-
-
-def without_plural(text):
-  """Letters and digits in lower case, an s at the end of long words cut."""
-  words = re.findall("[a-z0-9]+", text.lower())
-  cut = (w[:-1] if len(w) > 3 and w.endswith("s") else w for w in words)
-  return " ".join(cut)
-
-
-def each_word_once(text):
-  return " ".join(dict.fromkeys(without_plural(text).split()))
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_known_values_are_those_of_another_reading_of_queries(name):
-  """All four come out with k1 .9, b .4, no stop words, plurals cut, each once."""
-  data = shared(name)
-  plain = bm25.BM25(k1=0.9, b=0.4, stemmer="", stopwords="")
-  run = searched(data, plain, without_plural, each_word_once)
-  # nDCG's gain here is 2^grade - 1, where trec_eval takes the grade.
-  qrels = {
-    query: {document: 2**grade - 1 for document, grade in grades.items()}
-    for query, grades in data.qrels["test"].items()
-  }
-  measure, known = KNOWN[name]
-  got = measures.evaluate(qrels, run, (measure,), drop_identical=False)
-  assert round(got.mean[measure], 2) == known
 
 
 def test_letters_are_the_same_in_both_forms_of_unicode():
@@ -274,19 +202,6 @@ def test_marks_belong_to_their_words():
   ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-  "text",
-  [
-    "The U.S. don't re-use x_1, 3.5% & C++; \u201cquotes\u201d \u2014 na\u00efve",
-    "✔\ufe0f 1\ufe0f\u20e3 emoji 👩\u200d🔬 and caf\u00e9",
-    "\u4e2d\u6587 \u0440\u0443\u0441\u0441\u043a\u0438\u0439 \u0661\u0662",
-  ],
-)
-def test_texts_without_marks_have_the_words_they_had(text):
-  plain = bm25.BM25(pattern=r"(?u)\b\w+\b")
-  assert bm25.BM25().words([text]) == plain.words([text])
-
-
 def test_the_pattern_has_every_mark_of_unicode():
   marks = {
     chr(code)
@@ -296,3 +211,8 @@ def test_the_pattern_has_every_mark_of_unicode():
   }
   held = {m for m in marks if re.fullmatch(word_patterns.WORD, f"a{m}b")}
   assert marks - held == {"\u034f"}
+
+
+def test_empty_documents_are_never_found():
+  index = PLAIN.build(["a", "b", "c"], ["", "red", "..."])
+  assert index.search(["red", "..."], k=3)[1] == [["b"], []]

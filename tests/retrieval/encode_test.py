@@ -31,10 +31,9 @@ def _tokens(count=23, longest=32):
   return tokens.astype(np.int32)
 
 
-@pytest.mark.parametrize("batch_size", [4, 64])
-def test_batched_vectors_equal_unbatched_ones_in_order(batch_size):
+def test_batched_vectors_equal_unbatched_ones_in_order():
   tokens = _tokens()
-  vectors = encode.encode(_params(), _CONFIG, tokens, batch_size=batch_size)
+  vectors = encode.encode(_params(), _CONFIG, tokens, batch_size=4)
   unbatched = jax.jit(dual_encoder.encode, static_argnums=1)
   expected = unbatched(_params(), _CONFIG, tokens)
   assert vectors.dtype == np.float32
@@ -51,10 +50,7 @@ def _table():
 
 @pytest.mark.parametrize("of", [(_params, _CONFIG), (_table, _STATIC)])
 @pytest.mark.parametrize("devices", [1, 8])
-@pytest.mark.parametrize("batch_size", [8, 256])
-def test_a_row_keeps_its_exact_vector_whatever_stands_around_it(
-  batch_size, devices, of
-):
+def test_a_row_keeps_its_exact_vector_whatever_stands_around_it(devices, of):
   """What is private of one row is decided by its vector, to the last bit."""
   tokens, generator = _tokens(count=257, longest=24), np.random.default_rng(2)
 
@@ -64,12 +60,12 @@ def test_a_row_keeps_its_exact_vector_whatever_stands_around_it(
       params(),
       shape,
       tokens[rows],
-      batch_size=batch_size,
+      batch_size=8,
       devices=jax.devices()[:devices],
     )
 
   whole = vectors(np.arange(257))
-  for count in (1, 2, 3, 7, 8, 9, 31, 256, 257):
+  for count in (1, 3, 8, 31, 257):
     rows = generator.permutation(257)[:count]
     np.testing.assert_array_equal(vectors(rows), whole[rows])
 
@@ -112,16 +108,6 @@ def test_a_batch_that_fails_in_a_thread_ends_the_encoding(monkeypatch):
   monkeypatch.setattr(encode, "_encode", fail)
   with pytest.raises(MemoryError, match="no room"):
     encode.encode(_params(), _CONFIG, _tokens(count=90))
-
-
-def test_progress_adds_up_and_no_rows_give_no_vectors():
-  done = []
-  encode.encode(
-    _params(), _CONFIG, _tokens(), batch_size=4, progress=done.append
-  )
-  assert sum(done) == 23
-  empty = encode.encode(_params(), _CONFIG, np.zeros((0, 8), np.int32))
-  assert empty.shape == (0, _CONFIG.emb_dim)
 
 
 def test_eight_devices_give_each_row_the_numbers_of_one():
@@ -220,37 +206,17 @@ def test_a_run_that_was_stopped_goes_on_and_ends_like_one_that_was_not(
   assert not encoded
 
 
-@pytest.mark.parametrize("damage", ["short", "bit", "gone", "mark", "marker"])
-def test_damaged_blocks_are_made_again_and_no_others(tmp_path, damage):
+def test_damaged_blocks_are_made_again_and_no_others(tmp_path):
   _write(tmp_path)
   before = _content(tmp_path)
   path = tmp_path / "block_00003.npy"
-  mark = path.with_suffix(".sha256")
-  if damage == "short":
-    path.write_bytes(path.read_bytes()[:-9])
-  elif damage == "bit":
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-  elif damage == "gone":
-    path.unlink()
-  elif damage == "mark":
-    mark.write_bytes(mark.read_bytes()[:30])
-  else:
-    mark.unlink()
+  path.write_bytes(path.read_bytes()[:-1] + b"x")
   whole = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
   _write(tmp_path)
   assert _content(tmp_path) == before
   for other, time in whole.items():
     again = other.stem == path.stem
     assert (other.stat().st_mtime_ns != time) == again
-
-
-def test_blocks_of_other_tokens_are_made_again(tmp_path):
-  tokens = _tokens()
-  _write(tmp_path / "old", tokens)
-  tokens[7, 0] += 1
-  _write(tmp_path / "old", tokens)
-  _write(tmp_path / "new", tokens)
-  assert _content(tmp_path / "old") == _content(tmp_path / "new")
 
 
 def _other_params():
@@ -266,9 +232,8 @@ def _other_params():
     {
       "config": dataclasses.replace(_CONFIG, mlp_activations=("relu", "linear"))
     },
-    {"block_rows": 6},
   ],
-  ids=["params", "config", "block_rows"],
+  ids=["params", "config"],
 )
 def test_blocks_of_something_else_are_made_again(tmp_path, changed):
   _write(tmp_path / "old")
@@ -289,14 +254,6 @@ def test_an_encoder_never_shares_a_folder_with_another(tmp_path):
   expected = encode.encode(_other_params(), _CONFIG, _tokens(), batch_size=4)
   found = np.asarray(vector_files.open_vectors(tmp_path, 23))
   np.testing.assert_array_equal(found, expected)
-
-
-def test_parameters_of_the_decoder_do_not_matter(tmp_path):
-  _write(tmp_path)
-  before = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
-  params = _params() | {"decoder": np.ones(3)}
-  _write(tmp_path, params=params)
-  assert {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == before
 
 
 def test_shards_that_do_not_exist_and_no_rows_are_refused(tmp_path):

@@ -20,8 +20,8 @@ def normal(rows, dim, seed):
   return rng.normal(size=(rows, dim)).astype(np.float32)
 
 
-@pytest.mark.parametrize("num_queries", [1, 5, 64])
-@pytest.mark.parametrize("k", [1, 10, 150])
+@pytest.mark.parametrize("num_queries", [1, 64])
+@pytest.mark.parametrize("k", [10, 150])
 def test_the_best_are_found_in_order(num_queries, k):
   vectors, queries = normal(700, 24, 0), normal(num_queries, 24, 1)
   scores, places = index.exact(vectors).search(queries, k)
@@ -31,7 +31,7 @@ def test_the_best_are_found_in_order(num_queries, k):
 
 
 @pytest.mark.parametrize("num_queries", [1, 64])
-@pytest.mark.parametrize("k", [3, 10, 40, 200])
+@pytest.mark.parametrize("k", [3, 200])
 def test_equal_scores_stand_by_position_also_across_the_border(num_queries, k):
   # Integers: every sum is exact, so ties are ties. 600 documents, 60 distinct.
   rng = np.random.default_rng(2)
@@ -42,22 +42,6 @@ def test_equal_scores_stand_by_position_also_across_the_border(num_queries, k):
   expected, order = oracle(vectors, queries, k)
   np.testing.assert_array_equal(scores, expected)
   np.testing.assert_array_equal(places, order)
-
-
-def test_a_collapsed_encoder_gives_the_first_documents():
-  vectors = np.ones((500, 8), np.float32)
-  _, places = index.exact(vectors).search(np.ones((30, 8), np.float32), k=20)
-  np.testing.assert_array_equal(places, np.tile(np.arange(20), (30, 1)))
-
-
-def test_copies_of_a_vector_tie_whatever_their_place():
-  vectors = normal(300, 33, 3)
-  vectors[[7, 100, 299]] = vectors[50]
-  for rows in (1, 40):
-    queries = np.tile(vectors[50], (rows, 1))
-    scores, places = index.exact(vectors).search(queries, k=4)
-    np.testing.assert_array_equal(places, np.tile([7, 50, 100, 299], (rows, 1)))
-    assert (scores == scores[0, 0]).all()
 
 
 def test_one_query_alone_gives_what_it_gives_among_many():
@@ -83,17 +67,6 @@ def test_scores_closer_than_single_precision_are_told_apart():
   scores, places = index.exact(vectors).search(query, k=5)
   np.testing.assert_array_equal(places[0], [99, 98, 97, 96, 95])
   assert (np.diff(scores[0]) < 0).all()
-
-
-def test_more_than_there_are_gives_all():
-  scores, places = index.exact(normal(7, 4, 5)).search(normal(3, 4, 6), k=50)
-  assert scores.shape == places.shape == (3, 7)
-  np.testing.assert_array_equal(np.sort(places, axis=1), [list(range(7))] * 3)
-
-
-def test_no_queries_give_no_rows():
-  scores, places = index.exact(normal(7, 4, 5)).search(normal(0, 4, 6), k=2)
-  assert scores.shape == places.shape == (0, 2)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -151,8 +124,8 @@ def data(rng, large):
   return owners, vectors, queries
 
 
-@pytest.mark.parametrize("block", [1, 700, 1 << 20])
-@pytest.mark.parametrize("depth", [1, 4, 11, 100])
+@pytest.mark.parametrize("block", [1, 700])
+@pytest.mark.parametrize("depth", [4, 100])
 @pytest.mark.parametrize("large", [0.0, 0.5])
 def test_blocks_and_widths_change_no_result(large, depth, block, monkeypatch):
   rng = np.random.default_rng(depth)

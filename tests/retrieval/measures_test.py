@@ -18,43 +18,6 @@ RUN = {
   "q4": {"c": 1.0},
   "q9": {"a": 1.0},  # nobody judged it
 }
-NDCG1 = (2 / math.log2(3) + 3 / 2) / (3 + 2 / math.log2(3) + 1 / 2)
-
-
-def test_values_are_those_computed_by_hand():
-  got = measures.evaluate(QRELS, RUN, ("nDCG@10", "R@10", "RR@10"))
-  expected = {
-    "nDCG@10": {"q1": NDCG1, "q2": 0.5, "q3": 0, "q4": 0},
-    "R@10": {"q1": 2 / 3, "q2": 1, "q3": 0, "q4": 0},
-    "RR@10": {"q1": 1 / 2, "q2": 1 / 3, "q3": 0, "q4": 0},
-  }
-  assert got.per_query.keys() == expected.keys()
-  for name, values in expected.items():
-    assert got.per_query[name] == pytest.approx(values, abs=1e-9)
-
-
-def test_the_mean_is_over_all_judged_queries():
-  got = measures.evaluate(QRELS, RUN, ("RR@10", "R@10")).mean
-  assert got["RR@10"] == pytest.approx((1 / 2 + 1 / 3) / 4)
-  assert got["R@10"] == pytest.approx((2 / 3 + 1) / 4)
-
-
-def test_the_common_names_are_aliases():
-  got = measures.evaluate(QRELS, RUN, ("Recall@10", "MRR@10", "R@10", "RR@10"))
-  assert list(got.mean) == ["Recall@10", "MRR@10", "R@10", "RR@10"]
-  assert got.per_query["Recall@10"] == got.per_query["R@10"]
-  assert got.per_query["MRR@10"] == got.per_query["RR@10"]
-
-
-def test_the_level_moves_binary_measures_only():
-  names = ("R@10", "RR@10", "nDCG@10", "R(rel=1)@10")
-  one = measures.evaluate(QRELS, RUN, names).per_query
-  three = measures.evaluate(QRELS, RUN, names, level=3)
-  assert three.level == 3
-  assert three.per_query["R@10"] == {"q1": 1.0, "q2": 0, "q3": 0, "q4": 0}
-  assert three.per_query["RR@10"]["q1"] == pytest.approx(1 / 3)
-  assert three.per_query["nDCG@10"] == one["nDCG@10"]
-  assert three.per_query["R(rel=1)@10"] == one["R@10"]
 
 
 def test_the_querys_own_document_is_dropped_on_request():
@@ -68,15 +31,8 @@ def test_the_querys_own_document_is_dropped_on_request():
   assert run == {"q": {"q": 9.0, "a": 1.0}}
 
 
-def test_a_relevant_document_is_never_dropped():
-  qrels = {"7": {"7": 1}, "8": {"8": 0, "7": 1}, "9": {"9": -1, "7": 1}}
-  run = {query: {query: 2.0, "7": 1.0} for query in ("8", "9")}
-  got = measures.evaluate(qrels, run | {"7": {"7": 1.0}}, ("RR@10",))
-  assert got.mean == {"RR@10": 1.0} and got.num_dropped == 2
-
-
-@pytest.mark.parametrize("order", ["azb", "baz", "zab"])
-@pytest.mark.parametrize("name", ["RR@10", "nDCG@1", "R@1"])
+@pytest.mark.parametrize("order", ["azb", "zab"])
+@pytest.mark.parametrize("name", ["RR@10", "nDCG@1"])
 def test_ties_keep_the_order_of_the_run_in_every_measure(order, name):
   run = {"q": dict.fromkeys(order, 0.5)}
   got = measures.evaluate({"q": {"a": 1}}, run, (name,)).mean[name]
@@ -88,12 +44,6 @@ def test_scores_equal_in_single_precision_are_still_ranked():
   run = {"q": {"z": 1.0, "a": 1.0 + 1e-13}}
   got = measures.evaluate({"q": {"a": 1}}, run, ("nDCG@1", "RR@1"))
   assert got.mean == {"nDCG@1": 1.0, "RR@1": 1.0}
-
-
-def test_a_run_from_a_file_scores_the_same(tmp_path):
-  trec.write_run(tmp_path / "run", RUN)
-  read = trec.read_run(tmp_path / "run")
-  assert measures.evaluate(QRELS, read) == measures.evaluate(QRELS, RUN)
 
 
 @pytest.mark.parametrize(
@@ -129,18 +79,10 @@ def test_a_level_that_makes_unjudged_documents_relevant_is_refused(level):
 
 FIVE = {"q": {"v": 5.0, "w": 4.0, "x": 3.0, "y": 2.0, "z": 1.0}}
 BY_HAND = {
-  # relevant: the second, third and fifth result, and one not found
-  "R@1": (0, {"w": 1, "x": 1, "z": 1, "lost": 1}),
-  "R@10": (3 / 4, {"w": 1, "x": 1, "z": 1, "lost": 1}),
-  "R@20": (1 / 2, {"y": 2, "lost": 1, "v": 0}),
-  "R@100": (2 / 3, {"y": 1, "z": 1, "lost": 3, "v": -1}),
   "Recall@10": (1 / 5, {"v": 1, "l1": 1, "l2": 1, "l3": 1, "l4": 1}),
-  "RR@10": (1 / 2, {"w": 1, "x": 1}),
   "MRR@10": (1 / 5, {"v": 0, "z": 1}),
   "RR@4": (0, {"z": 1}),
-  "P@1": (1, {"v": 1, "x": 1}),
   "P@10": (2 / 10, {"v": 1, "x": 1}),
-  "MFR": (4, {"v": 0, "w": -1, "y": 2, "z": 3}),
   "MFR@100": (101, {"v": 0, "lost": 1}),
   "MFR@3": (4, {"y": 1}),
   "MFR(rel=3)@10": (5, {"y": 2, "z": 3}),
@@ -157,29 +99,6 @@ def test_five_lines_score_what_a_hand_computes(name):
   expected, grades = BY_HAND[name]
   got = measures.evaluate({"q": grades}, FIVE, (name,)).mean[name]
   assert got == pytest.approx(expected, abs=1e-15)
-
-
-def test_the_first_rank_counts_101_where_the_first_100_hold_none():
-  ids = [f"d{rank}" for rank in range(1, 151)]
-  long = {id_: -float(rank) for rank, id_ in enumerate(ids, 1)}
-  qrels = {
-    "first": {"d1": 1, "d2": 1},
-    "last": {"d100": 1, "d120": 3},
-    "too late": {"d101": 3},
-    "never": {"lost": 1},
-    "low": {"d1": 1},
-    "no results": {"d1": 2},
-    "nothing relevant": {"d1": 0, "d2": -1},
-  }
-  run = {query: long for query in qrels if query != "no results"}
-  got = measures.evaluate(qrels, run, ("MFR",))
-  ranks = [1, 100, 101, 101, 1, 101, 101]
-  assert got.per_query["MFR"] == dict(zip(qrels, ranks, strict=True))
-  assert got.mean["MFR"] == sum(ranks) / 7
-  two = measures.evaluate(qrels, run, ("MFR", "MFR(rel=1)"), level=2)
-  higher = {"first": 101, "last": 101, "low": 101}  # d120 is past the cut
-  assert two.per_query["MFR"] == {**got.per_query["MFR"], **higher}
-  assert two.per_query["MFR(rel=1)"] == got.per_query["MFR"]
 
 
 GRADED = {"q": {"a": 3, "b": 1, "c": 2, "d": 0}, "p": {"a": 1, "e": 2}}
@@ -206,7 +125,7 @@ GRADED_RUN = {
 )
 def test_a_measure_has_its_value_whatever_else_is_asked(first, second):
   """Of ir-measures' calls, the order of a set decides which value is lost."""
-  for cut in range(1, 9):
+  for cut in (2, 5):
     names = (first.format(cut), second.format(cut))
     both = measures.evaluate(GRADED, GRADED_RUN, names).per_query
     for name in names:
@@ -250,7 +169,7 @@ def test_grades_below_0_alone_are_no_relevant_document():
   qrels = {"spam": {"d2": -2, "d3": -1}, "q": {"d1": 1}}
   run = {query: {"d2": 2.0, "d1": 1.0} for query in qrels}
   for names in (("nDCG@10", "R@10", "RR@10"), ("nDCG",)):
-    for _ in range(50):
+    for _ in range(9):
       got = measures.evaluate(qrels, run, names)
     assert {got.per_query[name]["spam"] for name in names} == {0.0}
     assert all(got.per_query[name]["q"] > 0 for name in names)
@@ -282,7 +201,6 @@ def test_what_was_met_is_counted_and_said():
   assert other.traps[2] == "A result with its query's own id is kept."
 
 
-@pytest.mark.parametrize("name", ["nDCG@10", "MFR"])
 @pytest.mark.parametrize(
   ("qrels", "run"),
   [
@@ -293,12 +211,12 @@ def test_what_was_met_is_counted_and_said():
     ({"1": {"10": 1}}, {"1": {np.int64(10): 0.5}}),
   ],
 )
-def test_ids_that_are_numbers_on_one_side_are_refused(qrels, run, name):
+def test_ids_that_are_numbers_on_one_side_are_refused(qrels, run):
   """A run of positions scored 0, or raised pytrec_eval's TypeError."""
   with pytest.raises(
     ValueError, match=r"ids that are texts, got an? int.*str\("
   ):
-    measures.evaluate(qrels, run, (name,))
+    measures.evaluate(qrels, run)
 
 
 def test_grades_of_numpy_are_read_and_others_are_refused():

@@ -70,11 +70,6 @@ def test_vectors_in_float16_have_the_neighbours_of_their_values():
   assert (neighbours.nearest(vectors, 5) == expected).mean() > 0.99
 
 
-def test_copies_of_a_vector_find_each_other_and_never_themselves():
-  found = neighbours.nearest(np.ones((3, 2)), 2)
-  assert found.tolist() == [[1, 2], [0, 2], [0, 1]]
-
-
 @pytest.mark.parametrize(
   "vectors, k, words",
   [

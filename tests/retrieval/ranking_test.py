@@ -79,14 +79,8 @@ def test_the_start_ranks_as_bm25_does():
   assert [*run][: len(lexical)] == trec.ranking(lexical)
 
 
-def test_equal_scores_stand_in_the_order_of_the_candidates():
-  one = of(FEATURES, "pear", {"e": 1.0, "b b": 1.0}, {"a": 3.0, "e": 2.0})
-  run = ranking.rank({"q": one}, [0.0] * len(ranking.FEATURES), 5)["q"]
-  assert list(run) == list(one.ids)
-
-
-@pytest.mark.parametrize("query", ["", "zzz", "?", "red"])
-@pytest.mark.parametrize("dense", [{}, {"d": 0.1}, {"a": 0.5, "c": 0.5}])
+@pytest.mark.parametrize("query", ["", "red"])
+@pytest.mark.parametrize("dense", [{}, {"a": 0.5, "c": 0.5}])
 @pytest.mark.parametrize("lexical", [{}, {"d": 0.0}])
 def test_what_is_not_found_gives_a_defined_answer(query, dense, lexical):
   one = of(FEATURES, query, lexical, dense)

@@ -55,35 +55,6 @@ def test_a_small_table_reads_as_written_by_hand():
   )
 
 
-def test_a_gain_on_one_set_alone_may_not_be_one_of_the_average():
-  # Half of cqadup's parts varies by .2 on three queries: t is .25 over a
-  # quarter of .2 / sqrt(3), with 2 degrees of freedom, in 7 tests.
-  expected = 7 * 2 * stats.t(2).sf(0.25 / (0.2 / math.sqrt(3) / 4))
-  found = by_hand().p_values["original", "Average"]
-  assert found == pytest.approx(expected, rel=1e-9)
-  assert 0.05 < found < 0.1
-
-
-def test_markdown_holds_the_same_cells_with_its_markup_escaped():
-  lines = by_hand().cells().markdown().splitlines()
-  assert lines == [
-    "| Row | fiqa | cqadup | touche | Average |",
-    "| --- | --: | --: | --: | --: |",
-    "| BM25 | 0.250 | 0.300 | 0.900 | 0.275 |",
-    r"| original | 0.750\* | 0.300 | - | 0.525 |",
-    "| direct DP | 0.250 | 0.300 | 0.900 | 0.275 |",
-  ]
-
-
-def test_the_members_of_a_group_count_as_one_set():
-  cells = by_hand().means["BM25"]
-  assert cells["cqadup"] == pytest.approx((0.5 + 0.1) / 2)
-  alone = by_hand(groups={}).means["BM25"]
-  assert list(alone) == ["fiqa", "cqa/unix", "touche", "cqa/gis", "Average"]
-  mean = (0.25 + 0.5 + 0.1) / 3  # three sets without touche, not two columns
-  assert alone["Average"] == pytest.approx(mean)
-
-
 def test_a_group_with_a_member_missing_is_missing_and_the_member_named():
   partly = {**BY_HAND, "XL": {"cqa/gis": per_query(0, 0, 0), "fiqa": {}}}
   del partly["XL"]["fiqa"]
@@ -101,13 +72,6 @@ def test_without_a_reference_nothing_is_tested_or_marked():
   assert "*" not in table.cells().text()
   cells = [cell for row in table.means.values() for cell in row.values()]
   assert sum(cell is not None for cell in cells) == 11
-
-
-def test_the_reference_and_rows_without_its_sets_are_not_tested():
-  table = by_hand(reference="original")
-  assert "original" not in {row for row, _ in table.p_values}
-  assert ("BM25", "touche") not in table.p_values
-  assert len(table.p_values) == 6
 
 
 def random_results(rng, sizes):
@@ -179,19 +143,6 @@ def welch(first, second, weights):
   variance = sum(term for term, _ in terms)
   freedom = variance**2 / sum(term**2 / df for term, df in terms)
   return 2 * stats.t(freedom).sf(abs(sum(means)) / math.sqrt(variance))
-
-
-def test_one_column_needs_no_average():
-  scores = {"fiqa": {"q1": 1.0, "q2": 2.0}}
-  table = tables.compare(
-    {"BM25": scores, "original": scores}, "MFR", reference="BM25", groups={}
-  )
-  assert table.cells().text().splitlines()[2:4] == [
-    "BM25      1.500",
-    "original  1.500",
-  ]
-  assert list(table.columns) == ["fiqa"]
-  assert "verage" not in table.caption
 
 
 def test_rows_of_other_queries_than_the_reference_are_refused():

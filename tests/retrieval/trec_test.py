@@ -25,7 +25,7 @@ def test_a_run_has_the_six_columns_of_trec(tmp_path):
   )
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, -3.25, 1e30, 0.1])
+@pytest.mark.parametrize("value", [0.0, -3.25, 1e30])
 def test_ties_are_read_in_our_order_by_trec_eval(tmp_path, value):
   ids = ["b", "z", "a", "m", "k"]
   run = {"q": {**dict.fromkeys(ids, value), "first": value + abs(value) + 1}}
@@ -76,7 +76,6 @@ def test_other_systems_files_are_read_as_they_are_meant(tmp_path, dress):
 
 BAD_RUNS = {
   "five columns": (b"q1 Q0 c 3 2", "expected 'query Q0 document rank score"),
-  "seven columns": (b"q1 Q0 c 3 2 my tag", "correct the line"),
   "a tab in an id": (b"q1 Q0 c\td 3 2 t", "got 7 columns; correct"),
   "judgements": (b"q1 0 c 1", "got 4 columns; correct the line"),
   "a header": (
@@ -93,7 +92,6 @@ BAD_RUNS = {
     "finite number .* got another text",
   ),
   "NaN": (b"q1 Q0 c 3 nan t", "a finite number as the score, got another"),
-  "-Infinity": (b"q1 Q0 c 3 -Infinity t", "finite .* got another text"),
   "too large": (b"q1 Q0 c 3 1e999 t", "a finite number .* got another"),
   "a document again": (
     b"q1 Q0 a 3 1 t",
@@ -119,26 +117,3 @@ def test_a_bad_line_of_a_run_is_named(tmp_path, name):
   (tmp_path / "run").write_bytes(RUN + line + b"\n")
   with pytest.raises(ValueError, match=f"run:4: .*{message}"):
     trec.read_run(tmp_path / "run")
-
-
-def test_ids_with_white_space_are_not_written(tmp_path):
-  with pytest.raises(ValueError, match="document id without white space"):
-    trec.write_run(tmp_path / "run", {"q": {"d 1": 1.0}})
-  assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("score", [float("nan"), float("inf")])
-def test_a_score_that_is_not_finite_is_refused(score):
-  with pytest.raises(ValueError, match="finite scores, got .* document 'b'"):
-    trec.ranking({"a": 1.0, "b": score})
-
-
-def test_what_an_index_found_is_named():
-  run = trec.to_run(
-    ["q1", "q2"],
-    ["a", "b", "c"],
-    np.array([[3.0, 2.0], [1.0, 0.5]]),
-    np.array([[2, 0], [1, 2]]),
-  )
-  assert run == {"q1": {"c": 3.0, "a": 2.0}, "q2": {"b": 1.0, "c": 0.5}}
-  assert list(run["q1"]) == ["c", "a"]

@@ -273,7 +273,7 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
   expected = significance.stratified_t_test(
     *[[x] for x in pair], owners=[known]
   )
-  assert test.p_value == pytest.approx(expected.p_value * len(tests))
+  assert test.p_value == pytest.approx(expected * len(tests))
   assert over["fused_synthetic_eps8"].mean == pytest.approx(0.1, abs=0.03)
   assert over["fused_synthetic_eps8"].low > 0 > over["synthetic_eps8"].high
   kept = {name: row.gain_kept for name, row in found.items()}

@@ -16,7 +16,7 @@ from flax import linen as nn
 from synthq_jax import optim
 from synthq_jax.data import images
 from synthq_jax.losses import contrastive
-from synthq_jax.models import dual_encoder, image_encoders
+from synthq_jax.models import dual_encoder
 from synthq_jax.privacy import accounting, ledger, sampling, sensitivity
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.privacy import unit as unit_lib
@@ -205,7 +205,8 @@ def test_results_without_privacy_lie_among_the_private_ones(studied):
   found = {p.parent.name for p in root.glob("trainings/*/*/result.json")}
   assert found == {"untrained_seed0", "logit_seed0", "naive_seed0"}
   hidden = root / "private/trainings/small/non_private_seed0/result.json"
-  assert hidden.exists()
+  first, last = json.loads(hidden.read_text())["result"]["curve_losses"]
+  assert last < first
   assert not list(root.rglob("state_*"))
 
 
@@ -275,6 +276,10 @@ def test_another_pair_shows_in_no_name_no_digest_and_no_size(
     found[name], digests[name] = shareable(tmp_path / f"run{name}")
   assert len(found[""]) == 3  # results; metrics lie below private/
   assert found[""] == found["other"]
+  fixed = [
+    text for text in found[""].values() if '"secret_is_fixed": true' in text
+  ]
+  assert len(fixed) == 2  # the private rows
   # Without the secret a digest confirms no guess about the pairs.
   assert not digests[""] & digests["key"]
 
@@ -292,23 +297,6 @@ def test_what_is_finished_is_not_trained_again(studied, monkeypatch):
   )
   with pytest.raises(AssertionError, match="trained again"):
     run(dataclasses.replace(CONFIG, encoders=(changed,)), root)
-
-
-@pytest.mark.slow
-def test_a_fixed_secret_repeats_the_run_and_says_so(tmp_path):
-  fixed = dataclasses.replace(
-    CONFIG,
-    secret_seed=7,
-    encoders=(dataclasses.replace(NET, rows=ROWS[2:]),),
-  )
-  losses = []
-  for place in "ab":
-    run(fixed, tmp_path / place)
-    path = tmp_path / place / "trainings/small/naive_seed0/result.json"
-    result = json.loads(path.read_text())["result"]
-    losses.append(result["curve_losses"])
-    assert result["statement"]["secret_is_fixed"] is True
-  assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("secret", [7, None])
@@ -435,56 +423,6 @@ def pairs_of(part: images.Images) -> dict[str, np.ndarray]:
   }
 
 
-@pytest.mark.slow
-def test_without_privacy_the_loss_of_unseen_pairs_falls(tmp_path):
-  net = image_encoders.EmbeddingNet(dim=4)
-  train, test = blobs(0, 40), blobs(1, 10)
-  params = jax.jit(net.init)(jax.random.key(0), test.pixels[:1])
-  sampler = sampling.Poisson.with_margin(
-    num_examples=60, expected_batch_size=12
-  )
-  loss = contrastive.Softmax(temperature=1.0)
-  fn = optim.contrastive_clipped_grad(
-    net.apply,
-    net.apply,
-    loss=loss,
-    l2_clip_norm=1.0,
-    method=optim.Batch(),
-    max_batch_size=sampler.max_batch_size,
-  )
-  path = tmp_path / "metrics.jsonl"
-  trained = image_pairs.train(
-    fn,
-    lambda key: optax.chain(optax.scale(1 / 12), optax.adam(0.02)),
-    jax.random.key(0),
-    params,
-    pairs_of(train),
-    loop.Files(
-      directory=tmp_path / "state",
-      metrics_path=path,
-      description="test",
-    ),
-    is_private=False,
-    held_out=pairs_of(test),
-    held_out_loss=loss,
-    sampler=sampler,
-    steps=60,
-    batch_seed=[1],
-    settings=loop.Settings(log_every=20),
-  )
-  losses = [json.loads(line)["loss"] for line in path.read_text().splitlines()]
-  assert len(losses) == 3 and losses[0] > losses[1] > losses[2]
-  assert losses[0] - losses[2] > 0.1
-  assert trained.examples_per_second > 0
-  scores = neighbours.score(
-    np.asarray(net.apply(trained.params, test.pixels)),
-    test.labels,
-    k=3,
-    num_classes=3,
-  )
-  assert scores.accuracy > 0.9
-
-
 def test_padding_does_not_move_the_mean_of_a_batch_without_privacy():
   """As batch normalisation would have it: an encoder that centres a batch."""
 
@@ -539,26 +477,21 @@ def test_several_batches_make_one_step_with_noise_of_their_own(tmp_path):
 # Noise of the published code.
 
 
-@pytest.mark.parametrize("size, temperature", [(100, 0.2), (100, 1.0), (8, 4)])
-def test_the_published_noise_lacks_about_one_over_the_temperature(
-  size, temperature
-):
+def test_the_published_noise_lacks_about_one_over_the_temperature():
+  size, temperature = 100, 0.2
   given = published_noise.published(batch_size=size, temperature=temperature)
   needed, needed_replace = published_noise.needed(
     batch_size=size, temperature=temperature
   )
   a = math.exp(2 / temperature)
   mass = (size - 1) * a / (1 + (size - 1) * a)
-  newcomer = a / (a + size - 1)
-  moved = 2 / temperature * (mass + (size - 1) * newcomer)
+  moved = 2 / temperature * (mass + (size - 1) * a / (a + size - 1))
   assert needed == pytest.approx(moved / size, rel=1e-12)
-  share = 2 * a / (size + a - 1)
-  assert given == pytest.approx(1 / size + share, rel=1e-12)
+  assert given == pytest.approx(1 / size + 2 * a / (size + a - 1), rel=1e-12)
   # Exact numbers, computed by hand for the paper's setting.
-  if (size, temperature) == (100, 0.2):
-    assert given == pytest.approx(2.0011, abs=1e-4)
-    assert needed == pytest.approx(9.956, abs=1e-3)
-    assert needed_replace / given == pytest.approx(5.03, abs=0.01)
+  assert given == pytest.approx(2.0011, abs=1e-4)
+  assert needed == pytest.approx(9.956, abs=1e-3)
+  assert needed_replace / given == pytest.approx(5.03, abs=0.01)
 
 
 # What it writes.

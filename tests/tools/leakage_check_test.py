@@ -214,7 +214,7 @@ def test_a_query_that_meets_title_and_description_is_one_pair():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 3, 1)])
-def test_an_id_with_several_texts_is_clean_if_all_are(order):
+def test_an_id_with_several_texts_is_clean_if_all_are(order, monkeypatch):
   """Also where its texts are apart, in chunks of their own."""
   topics = [detectors.Text(id="0", text="measles")]
   known = [leakage_targets.Target(text=topics[0], topic="302", collection="")]
@@ -226,9 +226,8 @@ def test_an_id_with_several_texts_is_clean_if_all_are(order):
     found = leakage_check._MatchCollector(
       known, [detectors.Exact()], None, pairs, spool
     )
-    for read, matches in detectors.search(
-      texts, topics, [detectors.Exact()], chunk=chunk
-    ):
+    monkeypatch.setattr(detectors, "_CHUNK", chunk)
+    for read, matches in detectors.search(texts, topics, [detectors.Exact()]):
       found.add(read, matches)
     found.finish(clean)
     assert clean.getvalue() == b"b\n" and found.num_queries == 4
@@ -320,22 +319,22 @@ def test_ir_datasets_needs_no_documents(paths, monkeypatch):
   ]
 
 
-def test_processes_change_nothing():
+def test_processes_change_nothing(monkeypatch):
+  monkeypatch.setattr(detectors, "_CHUNK", 5)
   texts = [detectors.Text(id=str(i), text=t) for i, t in enumerate(LOG * 3)]
   topics = [detectors.Text(id="302", text="Measles outbreaks")]
   chosen = [detectors.TokenSet(threshold=0.5), detectors.Trigrams()]
   one, two = (
-    [*detectors.search(texts, topics, chosen, chunk=5, processes=number)]
+    [*detectors.search(texts, topics, chosen, processes=number)]
     for number in (1, 2)
   )
   assert one == two and sum(len(found) for _, found in one) > 6
 
 
-def test_a_worker_that_is_killed_is_one_line():
+def test_a_worker_that_is_killed_is_one_line(monkeypatch):
+  monkeypatch.setattr(detectors, "_CHUNK", 1)
   texts = [detectors.Text(id=str(i), text=f"a{i}") for i in range(2000)]
-  found = detectors.search(
-    texts, texts[:1], [detectors.Exact()], chunk=1, processes=2
-  )
+  found = detectors.search(texts, texts[:1], [detectors.Exact()], processes=2)
   next(found)
   for child in multiprocessing.active_children():
     child.kill()

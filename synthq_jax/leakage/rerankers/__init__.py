@@ -18,7 +18,7 @@ rerankers alike.
 from synthq_jax.leakage.rerankers.duet import Duet
 from synthq_jax.leakage.rerankers.mono import MonoBERT, MonoT5
 from synthq_jax.leakage.rerankers.reranker import Reranker, Triple
-from synthq_jax.leakage.rerankers.terms import KNRM, PACRR, Terms
+from synthq_jax.leakage.rerankers.terms import KNRM, PACRR
 from synthq_jax.leakage.rerankers.training import Recipe, rerank, train
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
   "PACRR",
   "Recipe",
   "Reranker",
-  "Terms",
   "rerank",
   "train",
 ]

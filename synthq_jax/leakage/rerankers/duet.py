@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from synthq_jax import checks, extras, typing
+from synthq_jax import extras, typing
 from synthq_jax.leakage.rerankers import reranker
 from synthq_jax.leakage.rerankers import terms as terms_lib
 
@@ -23,6 +23,7 @@ with extras.required("run"):
 __all__ = ["Duet", "matches", "windows", "window_max"]
 
 _BY_INPUTS = nn.initializers.lecun_normal()
+_DROPOUT = 0.2  # before the last layer of each part
 _FILTERS = 10  # of both parts
 _HIDDEN = 30  # width of the layers that combine the filters
 _WIDTH = 3  # terms under a filter of the distributed part
@@ -46,18 +47,14 @@ class Duet(terms_lib.TermReranker):
   the window and dropout; its layers are 300 wide.
   """
 
-  dropout_rate: float = 0.2
-  """Dropout before the last layer of each part."""
   name: ClassVar[str] = "Duet"
   objective = staticmethod(reranker.softmax)
 
-  def __post_init__(self):
-    checks.within("[0, 1)", dropout_rate=self.dropout_rate)
-
   def init(self, key: jax.Array) -> typing.Params:
     """Makes the vectors of terms and the parameters of both parts."""
-    terms_key, local_key, distributed_key = jax.random.split(key, 3)
-    embedding, batch = self.terms.init(terms_key), self.featurize([""], [""])
+    _, local_key, distributed_key = jax.random.split(key, 3)
+    embedding = jnp.asarray(self.embeddings, jnp.float32)
+    batch = self.featurize([""], [""])
     return {
       "embedding": embedding,
       "local": terms_lib.initial(local_key, batch, network=self._local()),
@@ -83,17 +80,16 @@ class Duet(terms_lib.TermReranker):
     return local + distributed
 
   def _local(self) -> "_Local":
-    return _Local(self.terms.document_length, self.dropout_rate)
+    return _Local(self.document_length)
 
   def _distributed(self) -> "_Distributed":
-    return _Distributed(self.terms.document_length, self.dropout_rate)
+    return _Distributed(self.document_length)
 
 
 class _Local(nn.Module):
   """The local part: scores the positions of exact matches."""
 
   length: int
-  dropout_rate: float
 
   @nn.compact
   def __call__(
@@ -106,7 +102,7 @@ class _Local(nn.Module):
     x = x.reshape(x.shape[0], -1)
     for _ in range(2):
       x = jnp.tanh(nn.Dense(_HIDDEN)(x))
-    x = nn.Dropout(self.dropout_rate, deterministic=not drop)(x)
+    x = nn.Dropout(_DROPOUT, deterministic=not drop)(x)
     return nn.Dense(1)(x)
 
 
@@ -114,7 +110,6 @@ class _Distributed(nn.Module):
   """The distributed part: compares the texts' vectors by learned filters."""
 
   length: int
-  dropout_rate: float
 
   @nn.compact
   def __call__(
@@ -137,7 +132,7 @@ class _Distributed(nn.Module):
     bias = self.param("bias", nn.initializers.zeros, (_HIDDEN,))
     x = jnp.tanh(product.reshape(len(product), -1) @ kernel + bias[None])
     x = jnp.tanh(nn.Dense(_HIDDEN, name="hidden")(x))
-    x = nn.Dropout(self.dropout_rate, deterministic=not drop)(x)
+    x = nn.Dropout(_DROPOUT, deterministic=not drop)(x)
     return nn.Dense(1, name="score")(x)
 
   def _maxima(self, embedding, terms, window: int, *, name: str) -> Array:
@@ -154,7 +149,7 @@ def matches(
   """Returns the matrix of exact matches, weighted by the terms' idf.
 
   Args:
-    batch: features from `Terms.featurize`.
+    batch: features from `TermReranker.featurize`.
   """
   query, document = batch["query"][:, :, None], batch["document"][:, None]
   return jnp.where(

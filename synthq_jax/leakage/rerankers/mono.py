@@ -27,8 +27,7 @@ __all__ = ["MonoBERT", "MonoT5", "bert_from_folder", "bert_from_sentencepiece"]
 
 _LABELS = 2
 _WORDS = ("false", "true")  # of monoT5: not relevant, relevant
-_init_t5 = jax.jit(t5.init_params, static_argnames="config")
-_SMALL = {"emb_dim": 128, "num_heads": 4, "mlp_dim": 512, "num_layers": 2}
+_SMALL = {"num_heads": 4, "mlp_dim": 512, "num_layers": 2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,9 +37,9 @@ class _Mono(reranker.Reranker):
   vocabulary: Any = dataclasses.field(repr=False)
   """Tokenizer with `encode` and `vocab_size`; for a T5, one from
   `data.vocabulary.load`."""
-  start: typing.Params | None = dataclasses.field(default=None, repr=False)
-  """Initial parameters; missing ones, such as a classifier, are drawn at
-  random, and all of them for None."""
+  start: typing.Params = dataclasses.field(repr=False)
+  """Initial parameters; those that a BERT lacks, such as a classifier, are drawn
+  at random."""
   length: int = 512
   """Maximum number of pieces of a row."""
   query_length: int = 64
@@ -123,9 +122,8 @@ class MonoT5(_Mono):
     )
 
   def init(self, key: jax.Array) -> typing.Params:
-    """Returns `start`, or random parameters if it is None."""
-    if self.start is None:
-      return _init_t5(self.config, key)
+    """Returns `start`."""
+    del key
     return jax.tree.map(jnp.asarray, self.start)
 
   def featurize(
@@ -196,7 +194,7 @@ class MonoBERT(_Mono):
   def init(self, key: jax.Array) -> typing.Params:
     """Returns `start`, completed by random parameters."""
     fresh = bert.init_params(self.config, key)
-    return fresh | jax.tree.map(jnp.asarray, dict(self.start or {}))
+    return fresh | jax.tree.map(jnp.asarray, dict(self.start))
 
   def featurize(
     self, queries: Sequence[str], documents: Sequence[str]
@@ -253,9 +251,9 @@ def bert_from_folder(folder: str | os.PathLike, **options: Any) -> MonoBERT:
 def bert_from_sentencepiece(
   vocabulary: Any,
   *,
-  embeddings: Any = None,
-  length: int = _Mono.length,
-  query_length: int = _Mono.query_length,
+  embeddings: Any,
+  length: int,
+  query_length: int,
   **shape: Any,
 ) -> MonoBERT:
   """Builds a new BERT on a vocabulary of this project.
@@ -266,22 +264,19 @@ def bert_from_sentencepiece(
   Args:
     vocabulary: vocabulary from `data.vocabulary.load`.
     embeddings: initial vectors of the pieces [vocab, dim], scaled to BERT's
-      initial size; random vectors for None.
+      initial size.
     length, query_length: fields of `MonoBERT`.
-    **shape: fields of `bert.BertConfig` that differ from a small BERT. The
-      `embeddings`, if given, determine `emb_dim` and `vocab_size`.
+    **shape: fields of `bert.BertConfig` that differ from a small BERT.
   """
-  shape, start = {"vocab_size": vocabulary.vocab_size, **_SMALL, **shape}, None
-  if embeddings is not None:
-    vectors = np.asarray(embeddings, np.float32)
-    shape["vocab_size"], shape["emb_dim"] = vectors.shape
-    start = {"word_embedding": 0.02 * vectors / vectors.std()}
+  vectors = np.asarray(embeddings, np.float32)
+  vocab_size, dim = vectors.shape
+  shape = {"vocab_size": vocab_size, **_SMALL, **shape, "emb_dim": dim}
   return MonoBERT(
     vocabulary=vocabulary,
     cls_id=vocabulary.vocab_size - 1,
     sep_id=vocabulary.eos_id,
     config=bert.BertConfig(**shape, num_labels=_LABELS, max_length=length),
-    start=start,
+    start={"word_embedding": 0.02 * vectors / vectors.std()},
     length=length,
     query_length=query_length,
   )

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from synthq_jax import checks, extras, typing
+from synthq_jax import extras, typing
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.leakage.rerankers import reranker
 
@@ -33,7 +33,6 @@ __all__ = [
   "MEANS",
   "PACRR",
   "TermReranker",
-  "Terms",
   "best",
   "cosines",
   "initial",
@@ -59,40 +58,30 @@ _HIDDEN = 32  # width of PACRR's hidden layers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Terms:
-  """Vocabulary, initial vectors and weights of terms."""
+class TermReranker(reranker.Reranker):
+  """Base of the rerankers that read terms."""
 
   vocabulary: Any = dataclasses.field(repr=False)
   """A SentencePiece vocabulary, from `data.vocabulary.load`."""
-  embeddings: Any = dataclasses.field(default=None, repr=False)
-  """Initial vectors [vocab, dim], such as a T5's
-  `params["token_embedder"]["embedding"]`; random vectors for None."""
-  dim: int = 300
-  """Width of random vectors; 300 as in KNRM's paper."""
-  query_length: int = 16
+  embeddings: Any = dataclasses.field(repr=False)
+  """Initial vectors of terms [vocab, dim], such as a T5's
+  `params["token_embedder"]["embedding"]`."""
+  query_length: int
   """Terms of a query; longer queries are cut."""
-  document_length: int = 256
+  document_length: int
   """Terms of a document; longer documents are cut."""
-  idf: Any = dataclasses.field(default=None, repr=False)
-  """Inverse document frequency of each piece [vocab], for example from
-  `inverse_document_frequencies`; 1 for all pieces for None."""
+  idf: Any = dataclasses.field(repr=False)
+  """Inverse document frequency of each piece [vocab], from
+  `inverse_document_frequencies`."""
+  train_embeddings: ClassVar[bool] = True
+  """Whether training changes the vectors of terms, as in the papers of KNRM and
+  Duet; PACRR's paper keeps them fixed."""
+  padded: ClassVar[tuple[str, ...]] = ("document",)
 
   def __post_init__(self):
-    checks.at_least(
-      1,
-      dim=self.dim,
-      query_length=self.query_length,
-      document_length=self.document_length,
-    )
     for name in ("embeddings", "idf"):
-      if (table := getattr(self, name)) is not None:
-        reranker.check_vocabulary(name, self.vocabulary, len(table))
-
-  def init(self, key: jax.Array) -> Float[Array, "vocab dim"]:
-    """Returns the initial vectors."""
-    if self.embeddings is not None:
-      return jnp.asarray(self.embeddings, jnp.float32)
-    return jax.random.normal(key, (self.vocabulary.vocab_size, self.dim))
+      rows = len(getattr(self, name))
+      reranker.check_vocabulary(name, self.vocabulary, rows)
 
   def featurize(
     self, queries: Sequence[str], documents: Sequence[str]
@@ -108,31 +97,12 @@ class Terms:
       reranker.encode(self.vocabulary, documents), self.document_length
     )
     mask = (query != vocabulary_lib.PAD_ID).astype(np.float32)
-    idf = np.ones(1) if self.idf is None else np.asarray(self.idf)
-    weights = idf[np.zeros_like(query) if self.idf is None else query]
+    weights = np.asarray(self.idf)[query]
     return {
       "query": query,
       "document": document,
       "idf": (weights * mask).astype(np.float32),
     }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class TermReranker(reranker.Reranker):
-  """Base of the rerankers that read terms."""
-
-  terms: Terms
-  """Vocabulary, initial vectors and weights of terms."""
-  train_embeddings: ClassVar[bool] = True
-  """Whether training changes the vectors of terms, as in the papers of KNRM and
-  Duet; PACRR's paper keeps them fixed."""
-  padded: ClassVar[tuple[str, ...]] = ("document",)
-
-  def featurize(
-    self, queries: Sequence[str], documents: Sequence[str]
-  ) -> reranker.Features:
-    """Returns terms and their inverse document frequencies."""
-    return self.terms.featurize(queries, documents)
 
   def vectors(self, params: typing.Params) -> Float[Array, "vocab dim"]:
     """Returns the vectors of terms, without gradient if they are not trained."""
@@ -155,7 +125,7 @@ def cosines(
 
   Args:
     embedding: vectors of the terms.
-    batch: features from `Terms.featurize`.
+    batch: features from `TermReranker.featurize`.
 
   Returns:
     The cosines, 0 at padding, and a mask that is False at padding of either side.
@@ -205,9 +175,9 @@ class KNRM(TermReranker):
 
   def init(self, key: jax.Array) -> typing.Params:
     """Makes the vectors of terms and the layer that combines the kernels."""
-    terms_key, weights_key = jax.random.split(key)
+    _, weights_key = jax.random.split(key)
     return {
-      "embedding": self.terms.init(terms_key),
+      "embedding": jnp.asarray(self.embeddings, jnp.float32),
       "weights": 0.01 * jax.random.normal(weights_key, (len(MEANS),)),
       "bias": jnp.zeros(()),
     }
@@ -270,8 +240,9 @@ class PACRR(TermReranker):
 
   def init(self, key: jax.Array) -> typing.Params:
     """Makes the vectors of terms and the network's parameters."""
-    terms_key, network_key = jax.random.split(key)
-    embedding, batch = self.terms.init(terms_key), self.featurize([""], [""])
+    _, network_key = jax.random.split(key)
+    embedding = jnp.asarray(self.embeddings, jnp.float32)
+    batch = self.featurize([""], [""])
     return {
       "embedding": embedding,
       "network": initial(network_key, embedding, batch, network=_Network()),

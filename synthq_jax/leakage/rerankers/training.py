@@ -6,12 +6,9 @@ number of the step. The training adds no noise: its parameters are as private as
 the triples.
 """
 
-import contextlib
 import dataclasses
 import functools
-import os
 import pathlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +28,7 @@ __all__ = ["Recipe", "rerank", "train"]
 
 _BLOCK = 16
 """Batches of a block, within which triples are sorted by length."""
+_ROWS = 16  # scored at a time
 _ADAM = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
 """Adam without a learning rate, which `_step` multiplies."""
 
@@ -82,7 +80,7 @@ def train(
   *,
   recipe: Recipe,
   seed: int,
-  directory: str | os.PathLike | None = None,
+  directory: pathlib.Path,
 ) -> typing.Params:
   """Trains a reranker; each seed gives another repetition.
 
@@ -97,8 +95,7 @@ def train(
     seed: seed of random initial parameters, of the order and of dropout.
     directory: folder of checkpoints and metrics, for this training alone; name
       it, for example, by a fingerprint of all these arguments. A training that
-      finds a checkpoint there resumes, with the same result to the bit. None
-      saves nothing.
+      finds a checkpoint there resumes, with the same result to the bit.
 
   Returns:
     The parameters after the last step.
@@ -135,19 +132,15 @@ def train(
   batch_fn = _make_batch_fn(
     reranker, features, recipe.batch_size // 2, steps, seed
   )
-  folder = contextlib.nullcontext(directory)
-  if directory is None:
-    folder = tempfile.TemporaryDirectory()
-  with folder as root:
-    params, _ = loop.train(
-      step_fn,
-      (params, _ADAM.init(params)),
-      batch_fn,
-      loop.Files.below(pathlib.Path(root), reranker.name),
-      steps=steps,
-      examples_per_step=recipe.batch_size,
-      settings=loop.Settings(),
-    )
+  params, _ = loop.train(
+    step_fn,
+    (params, _ADAM.init(params)),
+    batch_fn,
+    loop.Files.below(directory, reranker.name),
+    steps=steps,
+    examples_per_step=recipe.batch_size,
+    settings=loop.Settings(),
+  )
   return params
 
 
@@ -215,8 +208,6 @@ def rerank(
   candidates: trec.Run,
   queries: Mapping[str, str],
   documents: Mapping[str, str],
-  *,
-  batch_size: int = 16,
 ) -> trec.Run:
   """Scores the candidates of each query.
 
@@ -230,27 +221,16 @@ def rerank(
       finite.
     queries: query id -> text.
     documents: document id -> text, for all candidates.
-    batch_size: rows scored at a time.
 
   Returns:
     The run: each query's documents by descending score, equal scores by
     ascending document id, an order that `trec.ranking` keeps.
 
   Raises:
-    ValueError: if a query or a candidate has no text, a score is not finite, or
-      `batch_size` is below 1.
+    ValueError: if a score is not finite.
   """
-  checks.at_least(1, batch_size=batch_size)
   ranked = {query: trec.ranking(run) for query, run in candidates.items()}
   pairs = [(query, document) for query in ranked for document in ranked[query]]
-  for query, document in pairs:
-    if query not in queries or document not in documents:
-      missing = document if query in queries else query
-      kind = "document" if query in queries else "query"
-      raise ValueError(
-        f"expected a text for every candidate and its query, got none for"
-        f" {kind} {missing!r}; give the collection that the candidates are from"
-      )
   scores = _score(
     reranker,
     params,
@@ -258,7 +238,6 @@ def rerank(
       [queries[query] for query, _ in pairs],
       [documents[document] for _, document in pairs],
     ),
-    batch_size,
   )
   if not np.isfinite(scores).all():
     index = int(np.argmin(np.isfinite(scores)))
@@ -279,16 +258,15 @@ def _score(
   reranker: reranker_lib.Reranker,
   params: typing.Params,
   features: reranker_lib.Features,
-  batch_size: int,
 ) -> Float[np.ndarray, " row"]:
   """Scores rows in batches of one size and few widths, the widest first."""
   widths = _compute_widths(features, reranker.padded)
   scores = np.zeros(len(widths), np.float32)
   for width in sorted(set(widths.tolist()), reverse=True):
     members = np.flatnonzero(widths == width)
-    for start in range(0, len(members), batch_size):
-      rows = members[start : start + batch_size]
-      batch = _cut_rows(features, reranker.padded, rows, width, size=batch_size)
+    for start in range(0, len(members), _ROWS):
+      rows = members[start : start + _ROWS]
+      batch = _cut_rows(features, reranker.padded, rows, width, size=_ROWS)
       scored = _score_batch(params, batch, reranker=reranker)
       scores[rows] = np.asarray(scored)[: len(rows)]
   return scores

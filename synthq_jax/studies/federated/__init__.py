@@ -88,14 +88,14 @@ class Config(frame.Config, config_types.Encoder):
   partition: str = "client"
   """Rule that assigns passages to clients: "client", as the source names them;
   "genre", by the genre of the URL (NewsQA); "dirichlet", at random by the
-  questions' first words; "iid", at random."""
+  questions' first words."""
   sentences_of: str | None = None
   """If documents are sentences, the key of their line that names the passage.
   None: documents are passages, which are split."""
   urls: tuple[str, ...] = ()
   """Files of URLs, for "genre"."""
   num_clients: int = 10
-  """Number of clients for "dirichlet" and "iid"."""
+  """Number of clients for "dirichlet"."""
   alpha: float = 0.3
   """Concentration of "dirichlet"; small values make clients more different."""
   partition_seed: int = 0

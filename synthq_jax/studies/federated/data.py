@@ -1,7 +1,6 @@
 """Assigns passages and questions to clients, as texts and as tokens."""
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +22,7 @@ __all__ = [
   "build",
 ]
 
-PARTITIONS = ("client", "genre", "dirichlet", "iid")
+PARTITIONS = ("client", "genre", "dirichlet")
 """Rules that assign passages to clients."""
 
 TRAIN = clients_lib.TRAIN
@@ -204,18 +203,14 @@ def _assign(
   if config.partition == "genre":
     urls = newsqa.read_urls([pathlib.Path(path) for path in config.urls])
     return partitions.by_genre(judged, urls)
-  labels = partitions.label_by_questions(judged, _get_first_word)
+  labels = partitions.label_by_questions(judged)
   return partitions.dirichlet(
     judged,
     labels,
     num_clients=config.num_clients,
-    alpha=math.inf if config.partition == "iid" else config.alpha,
+    alpha=config.alpha,
     seed=config.partition_seed,
   )
-
-
-def _get_first_word(question: passages.Question) -> str:
-  return next(iter(question.text.lower().split()), "")
 
 
 def _select_largest(

@@ -201,12 +201,12 @@ def _compare(
     def write(group: Group) -> str:
       if not reference or group[0] is reference[0]:
         return "-"
-      test = significance.stratified_t_test(
+      p_value = significance.stratified_t_test(
         average_values(group),
         average_values(reference),
         _get_weights(group, over),
       )
-      return tables.p_value(min(1.0, test.p_value * tested))
+      return tables.p_value(min(1.0, p_value * tested))
 
     return write
 
@@ -238,7 +238,9 @@ def _make_effectiveness(main: Group) -> blocks.Part:
       f"{np.mean([outcome.train[i] for outcome in group]):.3f}" for i in (0, 1)
     ),
     "Rates": _write_rates,
-    **{measure: _write_both_means(measure) for measure in ranking.MEASURES[1:]},
+    **{
+      measure: _write_both_means(measure) for measure in [*ranking.MEASURES][1:]
+    },
     **{
       f"Passage {measure}": _write_both_means(measure, "passage")
       for measure in ranking.MEASURES

@@ -202,7 +202,6 @@ def train_federated(
   context: Context,
   seed: int,
   history: Sequence[str],
-  after: Callable[[], object] = lambda: None,
 ) -> typing.Params:
   """Trains by federated averaging; numbers of train questions weight clients.
 
@@ -210,7 +209,6 @@ def train_federated(
     context: data and recipe.
     seed: seed of the order and of the negatives.
     history: kind of negatives of each round.
-    after: function called after each round.
 
   Returns:
     The towers that all clients share.
@@ -253,7 +251,6 @@ def train_federated(
     path = context.get_path("federated", seed, history[:done])
     artifacts.write_atomically(_get_slots_path(path), json.dumps(slots))
     checkpoints.save(path, done, params)
-    after()
   return params
 
 
@@ -394,30 +391,41 @@ def _train_in_one_place(
   if done:
     return params
   best, value = params, -np.inf
-
-  def look(params: typing.Params) -> None:
-    nonlocal best, value
-    if (round_score := score(params)) >= value:
+  recipe = context.recipe
+  optimizer = _make_optimizer(recipe.learning_rate, recipe.weight_decay)
+  step = _make_step(context.encoders, recipe.temperature, optimizer)
+  state, slots = optimizer.init(params), ()
+  for number, kind in enumerate(history):
+    plan = training.make_plan(
+      tokens,
+      table(kind, params, number),
+      batch_size=recipe.batch_size,
+      seed=seed,
+      round_number=number,
+    )
+    slots = training.compute_slots(
+      [plan], tokens.sentences.shape[1], at_least=slots
+    )
+    rows = training.make_arrays(plan, tokens, slots)
+    for at in range(len(plan.questions))[:max_steps]:
+      batch = {name: array[at] for name, array in rows.items()}
+      params, state, _ = step(params, state, batch)
+    if score is not None and (round_score := score(params)) >= value:
       best, value = params, round_score
-
-  params = training.train_alone(
-    context.encoders,
-    params,
-    tokens,
-    rounds=len(history),
-    negatives=lambda params, number: table(history[number], params, number),
-    optimizer=_make_optimizer(
-      context.recipe.learning_rate, context.recipe.weight_decay
-    ),
-    batch_size=context.recipe.batch_size,
-    temperature=context.recipe.temperature,
-    seed=seed,
-    max_steps=max_steps,
-    **({} if score is None else {"after": look}),
-  )
   params = params if score is None else best
   checkpoints.save(context.get_path(name, seed, history), len(history), params)
   return params
+
+
+@functools.lru_cache(maxsize=8)
+def _make_step(
+  encoders: encoders_lib.Encoders,
+  temperature: float,
+  optimizer: optax.GradientTransformation,
+) -> Callable[..., tuple[typing.Params, optax.OptState, jax.Array]]:
+  """Returns a compiled step, shared by all clients with the same optimizer."""
+  loss = training.make_loss(encoders, temperature=temperature)
+  return jax.jit(fedavg.step(loss, optimizer))
 
 
 def _restore_newest(

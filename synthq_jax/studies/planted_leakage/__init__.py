@@ -11,7 +11,7 @@ References:
 
 import dataclasses
 
-from synthq_jax.leakage.rerankers import building
+from synthq_jax.leakage import rerankers
 from synthq_jax.runtime import config_types
 from synthq_jax.studies import frame
 from synthq_jax.studies.planted_leakage import data, page, tables, training
@@ -20,9 +20,17 @@ __all__ = ["STUDY", "Config", "Model"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Model(building.Settings):
+class Model:
   """One reranker and its training settings."""
 
+  kind: str
+  """One of `training.KINDS`."""
+  query_length: int = 24
+  """Pieces of a query; longer queries are cut."""
+  document_length: int = 128
+  """Pieces of a document; longer documents are cut."""
+  recipe: rerankers.Recipe = dataclasses.field(default_factory=rerankers.Recipe)
+  """Epochs, batches and learning rate."""
   name: str = ""
   """Name in tables and of a folder; "" for the kind."""
   seeds: int = 1
@@ -35,12 +43,12 @@ class Model(building.Settings):
   """SentencePiece model of the T5; None for the package's. A BERT has its own."""
 
   def __post_init__(self):
-    config_types.one_of(self, "kind", building.KINDS)
+    config_types.one_of(self, "kind", training.KINDS)
     config_types.at_least(self, 1, "seeds", "query_length", "document_length")
     if not self.name:
       object.__setattr__(self, "name", self.kind)
     config_types.named_as_folder(self)
-    needs_both = self.kind != building.BERT and self.checkpoint is not None
+    needs_both = self.kind != training.BERT and self.checkpoint is not None
     if needs_both != (self.vocabulary is not None):
       raise ValueError(
         "planted_leakage.Model.vocabulary must be given with the checkpoint of"

@@ -114,8 +114,14 @@ class Data:
   def split(self, name: str, size: int, seed: int) -> splits.Split:
     """Builds one of the training sets, of `size` instances."""
     leaks = self.leaked[name][seed] if name in self.leaked else ()
-    random = self.fillers[seed]
-    return splits.build(name, random, leaks, size=size // 2, seed=seed)
+    filler = self.fillers[seed][: size // 2 - len(leaks)]
+    return splits.Split(
+      name=name,
+      size=size // 2,
+      seed=seed,
+      triples=(*filler, *leaks),
+      num_leaked=len(leaks),
+    )
 
   def ranked(self, seed: int) -> trec.Run:
     """Returns the candidates, followed by leaked documents that BM25 missed."""

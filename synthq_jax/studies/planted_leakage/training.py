@@ -12,9 +12,9 @@ import jax
 
 from synthq_jax.data import shipped
 from synthq_jax.leakage import rerankers, splits
-from synthq_jax.leakage.rerankers import building
+from synthq_jax.leakage.rerankers import mono
 from synthq_jax.leakage.rerankers import terms as terms_lib
-from synthq_jax.models import t5_checkpoints
+from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.retrieval import measures, trec
 from synthq_jax.runtime import fingerprints
 from synthq_jax.storage import artifacts
@@ -22,6 +22,8 @@ from synthq_jax.studies import frame
 from synthq_jax.studies.planted_leakage import data as data_lib
 
 __all__ = [
+  "BERT",
+  "KINDS",
   "RUN",
   "Training",
   "build",
@@ -30,6 +32,18 @@ __all__ = [
   "list_jobs",
   "describe",
 ]
+
+BERT = "monoBERT"
+"""Kind of reranker that may start from a Hugging Face BERT."""
+
+_TERM_RERANKERS = {
+  "Duet": rerankers.Duet,
+  "KNRM": rerankers.KNRM,
+  "PACRR": rerankers.PACRR,
+}
+
+KINDS = ("monoT5", BERT, *_TERM_RERANKERS)
+"""Kinds of rerankers that `build` accepts."""
 
 RUN = "run.txt"
 """File of a training's run: candidates, and leaked documents that BM25 missed."""
@@ -182,38 +196,53 @@ class _Trainer:
 
 
 def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
-  """Builds a reranker.
+  """Builds an untrained reranker.
+
+  monoT5 starts from all parameters of the T5, a BERT of a folder from none, the
+  others from its embeddings of pieces.
 
   Args:
     model: a `planted_leakage.Model`.
     documents: document id -> text, for the document frequencies of pieces.
 
   Raises:
-    ValueError: if a checkpoint or vocabulary cannot be read.
+    ValueError: if a checkpoint or vocabulary cannot be read, or monoT5 is given
+      no T5.
   """
   pieces = shipped.vocabulary(model.vocabulary)
-  bert = _get_bert_folder(model)
-  checkpoint = None if bert else model.checkpoint
+  lengths = {
+    "length": model.query_length + model.document_length,
+    "query_length": model.query_length,
+  }
+  if bert := _get_bert_folder(model):
+    return mono.bert_from_folder(bert, **lengths)
   params, config = t5_checkpoints.load(
-    checkpoint or shipped.DIRECTORY,
-    token_ids=None if bert else pieces.token_ids,
+    model.checkpoint or shipped.DIRECTORY, token_ids=pieces.token_ids
   )
-  idf = None
-  if model.kind in building.TERM_RERANKERS:
-    idf = terms_lib.inverse_document_frequencies(pieces, documents.values())
-  return building.build(
-    model,
+  vectors = params["token_embedder"]["embedding"]
+  if model.kind == BERT:
+    return mono.bert_from_sentencepiece(pieces, embeddings=vectors, **lengths)
+  if model.kind == "monoT5":
+    if not isinstance(config, t5_config.T5Config):
+      raise ValueError(
+        "expected a T5 to start monoT5 from, got static vectors: give a T5, or"
+        " choose another kind"
+      )
+    return rerankers.MonoT5(
+      vocabulary=pieces, config=config, start=params, **lengths
+    )
+  return _TERM_RERANKERS[model.kind](
     vocabulary=pieces,
-    params=params,
-    config=config,
-    idf=idf,
-    bert=bert,
+    embeddings=vectors,
+    query_length=model.query_length,
+    document_length=model.document_length,
+    idf=terms_lib.inverse_document_frequencies(pieces, documents.values()),
   )
 
 
 def _get_bert_folder(model: Any) -> str | None:
   """Returns the folder of the BERT that a model starts from, or None."""
-  return model.checkpoint if model.kind == building.BERT else None
+  return model.checkpoint if model.kind == BERT else None
 
 
 def compute_digest(model: Any) -> str:
@@ -235,7 +264,7 @@ def describe(model: Any) -> str:
   )
   has_checkpoint = model.checkpoint is not None
   start = "t5" if model.kind == "monoT5" else "vectors"
-  if model.kind == building.BERT:
+  if model.kind == BERT:
     start = "bert" if has_checkpoint else "new_bert"
   whose = "a given T5" if has_checkpoint else "the package's small T5"
   return _WORDS.text(

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
 from synthq_jax.leakage import rerankers
 from synthq_jax.leakage.rerankers import mono
-from synthq_jax.models import t5_config
+from synthq_jax.models import t5, t5_config
 
 WORDS = (
   "apple stone river cloud table paper music garden winter summer"
@@ -86,9 +87,16 @@ def make_toy():
   return lambda seed: Toy(np.random.default_rng(seed))
 
 
-def terms(vocabulary, **options):
-  options = {"dim": 32, "query_length": 4, "document_length": 12} | options
-  return rerankers.Terms(vocabulary=vocabulary, **options)
+def terms(vocabulary):
+  """Fields of a reranker of terms: random vectors, equal weights."""
+  size = vocabulary.vocab_size
+  return {
+    "vocabulary": vocabulary,
+    "embeddings": np.random.default_rng(0).normal(size=(size, 32)),
+    "query_length": 4,
+    "document_length": 12,
+    "idf": np.ones(size),
+  }
 
 
 def monot5(vocabulary, **options):
@@ -99,11 +107,15 @@ def monot5(vocabulary, **options):
     logits_via_embedding=True,
   )
   options = {"config": config, "length": 20, "query_length": 4} | options
+  if "start" not in options:
+    init = jax.jit(t5.init_params, static_argnums=0)
+    options["start"] = init(options["config"], jax.random.key(0))
   return rerankers.MonoT5(vocabulary=vocabulary, **options)
 
 
 def small_monobert(vocabulary, **options):
-  shape = {"emb_dim": 32, "num_heads": 2, "mlp_dim": 32, "num_layers": 1}
+  shape = {"num_heads": 2, "mlp_dim": 32, "num_layers": 1}
+  shape["embeddings"] = terms(vocabulary)["embeddings"]
   return mono.bert_from_sentencepiece(
     vocabulary, **(shape | {"length": 20, "query_length": 4} | options)
   )
@@ -112,9 +124,9 @@ def small_monobert(vocabulary, **options):
 MAKERS = {
   "monoT5": monot5,
   "monoBERT": small_monobert,
-  "Duet": lambda v, **o: rerankers.Duet(terms=terms(v), **o),
-  "KNRM": lambda v, **o: rerankers.KNRM(terms=terms(v), **o),
-  "PACRR": lambda v, **o: rerankers.PACRR(terms=terms(v), **o),
+  "Duet": lambda v: rerankers.Duet(**terms(v)),
+  "KNRM": lambda v: rerankers.KNRM(**terms(v)),
+  "PACRR": lambda v: rerankers.PACRR(**terms(v)),
 }
 
 
