@@ -347,21 +347,6 @@ def test_a_run_that_is_kept_out_changes_nothing(folder, run, capsys):
   assert path.read_bytes() == before
 
 
-def test_results_of_other_settings_are_named(finished_run, tmp_path, capsys):
-  root = finished_run.copy(tmp_path)
-  scores = root / "private/evaluate/test"
-  shutil.copytree(scores / "bm25", scores / "bm24")
-  made = root / "generate/eps8"
-  unfinished = made / f"parts_{artifacts.read_fingerprint(made)}"
-  unfinished.mkdir()  # of a kill between the result and the end
-  plan.run(finished_run.config, root)
-  assert not unfinished.exists()
-  said = capsys.readouterr().out.splitlines()[-1]
-  assert said.startswith(
-    "results of other settings, left as they are: evaluate/test/bm24;"
-  )
-
-
 def test_a_result_whose_training_the_ledger_has_lost_is_refused(
   finished_run, tmp_path
 ):
