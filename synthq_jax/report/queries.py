@@ -1,4 +1,4 @@
-"""Builds the parts on synthetic queries: examples, filters, real queries."""
+"""Builds the parts on synthetic queries: examples, and real queries."""
 
 from collections.abc import Sequence
 
@@ -101,12 +101,11 @@ def _cut_beginning(text: str, num_words: int) -> str:
 
 
 def _build_comparison(values: values_lib.Private) -> Content:
-  """Compares real and synthetic queries: texts, BM25's nDCG, similarity, filters."""
+  """Compares real and synthetic queries: texts, BM25's nDCG, similarity."""
   return (
     _make_asked_table(values.comparison, values.document_words),
     *_write_gauges(values.main, values.synthetic),
     *similarity(values.comparison.similarity),
-    *_make_filter_table(values.synthetic),
   )
 
 
@@ -206,32 +205,6 @@ def _explain_mauve(scores: Sequence[mauve.Mauve]) -> Content:
   featurizer = scores[0].featurizer
   return (
     words.paragraph("queries.mauve", featurizer=featurizer, clusters=clusters),
-  )
-
-
-def _make_filter_table(
-  synthetic: Sequence[results.SyntheticQueries],
-) -> Content:
-  """Returns a table of removed queries by generator and filter."""
-  if not any(count for row in synthetic for count in row.removed.values()):
-    return ()
-  reasons = dict.fromkeys(name for row in synthetic for name in row.removed)
-  removed = {
-    name.capitalize(): lambda row, name=name: f"{row.removed.get(name, 0):,}"
-    for name in reasons
-  }
-  table = tables.of(
-    synthetic,
-    {
-      "Generator": lambda row: _NAME(row.name),
-      "Kept": lambda row: f"{row.num_queries:,}",
-      **removed,
-    },
-  )
-  return (
-    blocks.Heading(text="What the filters took out"),
-    table,
-    words.paragraph("queries.filters"),
   )
 
 

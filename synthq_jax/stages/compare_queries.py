@@ -48,7 +48,7 @@ class Config:
 
   measures: tuple[str, ...] = ("nDCG@10", "R@10")
   """Columns of the report's tables. Rows are compared by the first measure,
-  which is drawn against epsilon."""
+  which is drawn."""
   test_set: str = "test"
   """The test set of the main table: a split of private queries."""
   num_comparisons: int = 5
