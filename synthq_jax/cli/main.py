@@ -467,9 +467,9 @@ def _bind(binding: str, read: _Read) -> None:
   macros = [*flags.find_macros(text), *([name] if "." not in name else [])]
   for macro in [macro for macro in macros if macro not in defined]:
     near = difflib.get_close_matches(macro.upper(), defined, 1)
-    known = " or ".join(near) or ", ".join(sorted(defined))
+    names = " or ".join(near) or ", ".join(sorted(defined))
     raise UsageError(
-      f"{_FLAG}{binding}: no gin file defines {macro}; did you mean {known}?"
+      f"{_FLAG}{binding}: no gin file defines {macro}; did you mean {names}?"
     )
   with _explain_errors(f"{_FLAG}{binding}"):
     gin.parse_config([_DYNAMIC, *parameters.find_imports(text, read), text])

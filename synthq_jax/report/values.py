@@ -56,6 +56,8 @@ class Values:
   """Maximum synthetic queries shown for each generator."""
   document_words: int
   """Words of a document that are shown."""
+  date: str = ""
+  """Date of the report."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -250,8 +250,9 @@ def run_report(root, compared=None, config=None, date="", **changes):
     report.STAGE,
     config or report.Config(),
     folders,
-    inputs=report.Inputs(
-      comparison=saved,
+    inputs=report.make_values(
+      config or report.Config(),
+      saved,
       released=released_results.Released(
         shared={}, compared={}, started={}, unclaimed=()
       ),
