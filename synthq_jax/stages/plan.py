@@ -50,7 +50,6 @@ __all__ = [
   "Canaries",
   "Rows",
   "RunConfig",
-  "export_notes",
   "list_notes",
   "outlook",
   "run",
@@ -423,25 +422,7 @@ def outlook(
 
 
 def list_notes(config: RunConfig, stage_names: Sequence[str]) -> Sequence[str]:
-  """Returns notes on exports and prompts, which a dry run prints, too.
-
-  Args:
-    config: as in `export_notes`.
-    stage_names: as in `export_notes`.
-
-  Raises:
-    ValueError: as `export_notes`.
-  """
-  return (
-    *export_notes(config, stage_names),
-    *_checks.describe_prompts(config, stage_names),
-  )
-
-
-def export_notes(
-  config: RunConfig, stage_names: Sequence[str]
-) -> Sequence[str]:
-  """Returns notes on added tokens, and on formats that are not exported.
+  """Returns notes on tokens, exports and prompts, which a dry run prints, too.
 
   Args:
     config: all settings.
@@ -452,8 +433,9 @@ def export_notes(
       from a checkpoint's.
   """
   vocabulary, added = _checks.load_vocabulary(config)
+  prompts = _checks.describe_prompts(config, stage_names)
   if vocabulary is None or not _TRAININGS & set(stage_names):
-    return ()
+    return prompts
   notes = []
   if added:
     notes.append(
@@ -467,7 +449,7 @@ def export_notes(
     notes.append(
       f"note: `synthq export` to {_TRANSFORMERS} would be refused: {error}"
     )
-  return notes
+  return notes + prompts
 
 
 def _do_nothing(*messages: str) -> None:
