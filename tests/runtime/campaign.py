@@ -41,15 +41,14 @@ from collections.abc import Callable, Iterator, Sequence
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [
   str(ROOT),
-  *(str(ROOT / one) for one in ("launch", "tests/shared")),
+  str(ROOT / "tests/shared"),
 ]
 
 from tests.runtime import kills  # noqa: E402
 
 LIMIT = 300.0
 """Seconds after which a run hangs; ten undisturbed ones where that is more."""
-_RUNNING = re.compile(r"^(?:\[0\] )?\[(\S+)\] running$", re.M)
-_STARTED = re.compile(r"^processes: started (.+)$", re.M)
+_RUNNING = re.compile(r"^\[(\S+)\] running$", re.M)
 _FINGERPRINT = re.compile(r"_[0-9a-f]{16}(?![0-9a-f])")
 _POINTS = ("replace", "fsync", "rename", "unlink", "mkdir")
 _IMPORTED = (
@@ -176,19 +175,11 @@ def yesterday() -> None:
 class Campaign:
   """The undisturbed run, and copies of it that are disturbed."""
 
-  def __init__(
-    self,
-    folder: pathlib.Path,
-    flags: Sequence[str],
-    command: str = "run",
-    in_two: bool = False,
-  ):
+  def __init__(self, folder: pathlib.Path, flags: Sequence[str]):
     folder.mkdir(exist_ok=True)
-    self.in_two = in_two
-    self.folder, self.flags, self.command = folder, flags, command
+    self.folder, self.flags = folder, flags
     self.stage = ""
     """Of the last fault; empty: where it was meant to be."""
-    self.siblings: dict[str, Campaign] = {}
     self.whole = folder / "whole"
     self.log = folder / "log.txt"
     self.killed: list[tuple[pathlib.Path, str]] = []
@@ -207,10 +198,8 @@ class Campaign:
   def timed(self) -> tuple[dict[str, float], float]:
     """Runs without disturbance; returns when places began, and the whole."""
     shutil.rmtree(self.whole, ignore_errors=True)
-    # One process of two devices sums direct DP's gradients in another order.
-    child = (self.launch if self.in_two else self.run)(self.whole)
-    began = time.monotonic()
-    begins = {"study": 0.0} if self.command == "study" else {}
+    child = self.run(self.whole)
+    began, begins = time.monotonic(), {}
     while child.poll() is None:
       for place in _RUNNING.findall(child.text()) if self.log.exists() else ():
         begins.setdefault(place, time.monotonic() - began)
@@ -218,17 +207,6 @@ class Campaign:
     if child.code:
       raise RuntimeError(f"the undisturbed run failed:\n{child.text()}")
     return begins, time.monotonic() - began
-
-  def sibling(self, name: str) -> "Campaign":
-    """Returns the campaign of another command, begun when it is asked for."""
-    if name not in self.siblings:
-      flags, command = [*self.flags, *IN_TWO], "run"
-      if name == "study":
-        flags, command = STUDY, name
-      self.siblings[name] = Campaign(
-        self.folder / name, flags, command, in_two=name == "two"
-      )
-    return self.siblings[name]
 
   # What a fault needs.
 
@@ -238,14 +216,9 @@ class Campaign:
     at = self.places.index(place)
     return ends[at + 1] - ends[at]
 
-  def cut(self, root: pathlib.Path, place: str, rng: random.Random) -> None:
-    """Copies the run as it was when a place began, a study when a job did."""
+  def cut(self, root: pathlib.Path, place: str) -> None:
+    """Copies the run as it was when a place began."""
     shutil.copytree(self.whole, root, dirs_exist_ok=True)
-    if self.command == "study":
-      done = sorted(root.rglob("*/result.json"))
-      for result in done[rng.randrange(len(done)) :]:
-        shutil.rmtree(result.parent)
-      return
     later = self.places[self.places.index(place) :]
     for one in later:
       for folder in (root / one, root / "private" / one):
@@ -267,7 +240,7 @@ class Campaign:
   def run(
     self, root: pathlib.Path, before: Callable[[], None] = lambda: None
   ) -> Child:
-    arguments = [self.command, "--quiet", f"--workdir={root}", *self.flags]
+    arguments = ["run", "--quiet", f"--workdir={root}", *self.flags]
 
     def call() -> int:
       before()
@@ -275,41 +248,10 @@ class Campaign:
 
     return fork(call, self.log)
 
-  def launch(self, root: pathlib.Path) -> Child:
-    """Starts the same in two processes, which are started again when lost."""
-    launcher = [ROOT / "launch/processes.py", "--num_processes=2"]
-    launcher += ["--devices_per_process=1", "--", sys.executable, __file__]
-    flags = [flag for flag in self.flags if not flag.startswith("--cpu_dev")]
-    command = [
-      *launcher,
-      "child",
-      "run",
-      "--quiet",
-      f"--workdir={root}",
-      *flags,
-    ]
-    arguments = [sys.executable, *map(str, command)]
-    return fork(lambda: os.execv(sys.executable, arguments), self.log)
-
-  def launched(self) -> list[int]:
-    """The processes that the launcher started last."""
-    found = _STARTED.findall(self.log.read_text()) if self.log.exists() else []
-    return [int(pid) for pid in found[-1].split()] if found else []
-
-  def until_launched(self, child: Child) -> None:
-    """Waits until a stage has begun in two processes."""
-    end = time.monotonic() + LIMIT
-    while child.poll() is None and time.monotonic() < end:
-      if re.search(r"^\[0\] \[(\S+)\] running", child.text(), re.M):
-        return
-      time.sleep(0.05)
-
   def until_running(self, child: Child) -> None:
     """Waits until a stage has begun: before that a kill hits imports alone."""
     end = time.monotonic() + LIMIT
     while child.poll() is None and time.monotonic() < end:
-      if self.command == "study":
-        return
       if self.log.exists() and _RUNNING.search(child.text()):
         return
       time.sleep(0.01)
@@ -450,7 +392,7 @@ def entries(root: pathlib.Path) -> set[str]:
 
 
 def killed(one: Campaign, root, place, rng, *, times=1, before=None) -> str:
-  one.cut(root, place, rng)
+  one.cut(root, place)
   begun, struck = set(), 0
   for _ in range(times):
     child = one.run(root, *([before] if before else []))
@@ -470,7 +412,7 @@ def killed_twice(one, root, place, rng) -> str:
 
 
 def killed_at_a_write(one: Campaign, root, place, rng) -> str:
-  one.cut(root, place, rng)
+  one.cut(root, place)
   child = one.run(root, dies_at(1 + int(rng.expovariate(1 / 25))))
   child.finish()
   begun = entries(root)
@@ -491,7 +433,7 @@ def keep(one: Campaign, root: pathlib.Path, place: str) -> None:
 
 
 def told_to_stop(one: Campaign, root, place, rng) -> str:
-  one.cut(root, place, rng)
+  one.cut(root, place)
   child = one.run(root)
   one.until_running(child)
   child.wait(rng.uniform(0, one.length(place)))
@@ -516,7 +458,7 @@ def damage(one: Campaign, root, place, rng, change) -> str:
     copy, place = rng.choice(one.killed)
     shutil.copytree(copy, root, dirs_exist_ok=True)
   elif source == "cut":
-    one.cut(root, place, rng)
+    one.cut(root, place)
   else:
     shutil.copytree(one.whole, root, dirs_exist_ok=True)
   begun = entries(root)
@@ -573,7 +515,7 @@ def byte_flipped(one, root, place, rng) -> str:
 
 def clock_set_back(one: Campaign, root, place, rng) -> str:
   """The clock of the first part, and the times of all files."""
-  one.cut(root, place, rng)
+  one.cut(root, place)
   child = one.run(root, yesterday)
   one.until_running(child)
   child.wait(rng.uniform(0, one.length(place)))
@@ -587,7 +529,7 @@ def clock_set_back(one: Campaign, root, place, rng) -> str:
 
 
 def two_runs(one: Campaign, root, place, rng) -> str:
-  one.cut(root, place, rng)
+  one.cut(root, place)
   first = one.run(root)
   time.sleep(rng.uniform(0, one.length(place)))
   flags = ["run", "--quiet", f"--workdir={root}", *one.flags]
@@ -605,7 +547,7 @@ def two_runs(one: Campaign, root, place, rng) -> str:
 
 def moved(one: Campaign, root, place, rng) -> str:
   """Another path after a kill; a copy goes on elsewhere."""
-  one.cut(root, place, rng)
+  one.cut(root, place)
   child = one.run(root)
   one.until_running(child)
   child.wait(rng.uniform(0, one.length(place)))
@@ -653,7 +595,7 @@ def mounted(root: pathlib.Path, size: int) -> Iterator[Callable[[str], None]]:
 def disk_full(one: Campaign, root, place, rng) -> str:
   with mounted(root, 1 << 30) as remount:
     inside = root / "run"
-    one.cut(inside, place, rng)
+    one.cut(inside, place)
     used = shutil.disk_usage(root).used
     size = sum(p.stat().st_size for p in one.whole.rglob("*") if p.is_file())
     missing = max(size - used, 1 << 16)
@@ -675,7 +617,7 @@ def disk_full(one: Campaign, root, place, rng) -> str:
 def disk_read_only(one: Campaign, root, place, rng) -> str:
   with mounted(root, 1 << 30) as remount:
     inside = root / "run"
-    one.cut(inside, place, rng)
+    one.cut(inside, place)
     begun = entries(inside)
     remount("ro")
     child = one.run(inside)
@@ -687,65 +629,6 @@ def disk_read_only(one: Campaign, root, place, rng) -> str:
     remount("rw")
     one.finish(inside, begun)
   return "one line"
-
-
-def two_processes(one: Campaign, root, place, rng) -> str:
-  """Kills one of two processes, or all and their launcher."""
-  two = one.sibling("two")
-  two.cut(root, place, rng)
-  child = two.launch(root)
-  two.until_launched(child)
-  child.wait(rng.uniform(0, 2.0 * two.length(place) + 1.0))
-  begun, pids = entries(root), two.launched()
-  if child.poll() is not None or not pids:
-    return two.finish(root, begun)
-  if rng.random() < 0.3:
-    child.kill()  # the launcher first: it would start others
-    pids = two.launched()
-    for pid in pids:
-      struck(pid)
-    end = time.monotonic() + LIMIT
-    while any(map(is_alive, pids)) and time.monotonic() < end:
-      time.sleep(0.05)  # nobody waits for them but init
-    begun |= entries(root)
-    two.hold(root, begun)
-    child = two.launch(root)
-  else:
-    struck(rng.choice(pids))
-  if child.wait(2 * LIMIT):
-    raise Wrong(f"{FALSE}: code {child.code}, said {child.text()[-600:]!r}")
-  if child.code is None:
-    child.kill()
-    for pid in two.launched():
-      struck(pid)
-    raise Wrong(f"{FALSE}: two processes hang: {child.text()[-600:]!r}")
-  if lost := begun - entries(root):
-    raise Wrong(f"{LOST}: the ledger forgot {sorted(lost)}")
-  two.compare(root)
-  return "undisturbed"
-
-
-def struck(pid: int) -> None:
-  with contextlib.suppress(ProcessLookupError):
-    os.kill(pid, signal.SIGKILL)
-
-
-def is_alive(pid: int) -> bool:
-  """Says whether a process still runs, and is not only to be waited for."""
-  try:
-    text = pathlib.Path(f"/proc/{pid}/stat").read_text()
-  except (FileNotFoundError, ProcessLookupError):
-    return False
-  return text.rpartition(")")[2].split()[0] != "Z"
-
-
-def study(one: Campaign, root, place, rng) -> str:
-  """Disturbs a small study, in one of the ways in which runs are."""
-  tiny = one.sibling("study")
-  kinds = [killed, killed_at_a_write, told_to_stop]
-  kinds += [file_removed, file_truncated, byte_flipped]
-  one.stage = "study"
-  return rng.choice(kinds)(tiny, root, "study", rng)
 
 
 FAULTS = {
@@ -762,12 +645,8 @@ FAULTS = {
   two_runs: 1,
   moved: 1,
   version_between: 1,
-  two_processes: 1,
-  study: 2,
 }
 """How often each is taken."""
-SLOW = (two_processes, study)
-"""Need an undisturbed run of their own."""
 QUICK = (
   "--gin.plan.Rows.original=False",
   "--gin.plan.Rows.direct_dp=()",
@@ -775,15 +654,6 @@ QUICK = (
   "--gin.ADAPTED=()",
 )
 """Fewer rows, whose code is that of the others."""
-IN_TWO = ("--gin.MESH_DATA=2", "--cpu_devices=2")
-STUDY = (
-  f"--gin_file={ROOT / 'gin_configs/studies/vectors.gin'}",
-  "--gin.DECODERS=False",
-  "--gin.NOISE=(0.0, 1.0)",
-  "--gin.PUBLIC_DATA=True",
-  "--gin.vectors.Config.num_sentences=500",
-  "--gin.vectors.Config.num_secrets=20",
-)
 
 
 def can_mount(folder: pathlib.Path) -> bool:
@@ -918,7 +788,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--quick",
     action="store_true",
-    help="no two processes, no study, few rows, no run before that compiles",
+    help="few rows, and no run before that compiles",
   )
   options = parser.parse_args(argv)
   out = pathlib.Path(options.out) if options.out else None
@@ -944,8 +814,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not can_mount(folder):
       print("no tmpfs can be mounted here: no full and no read-only disks")
       del faults[disk_full], faults[disk_read_only]
-    if options.quick:
-      faults = {f: n for f, n in faults.items() if f not in SLOW}
     only = [word.partition(":") for word in options.only.split(",") if word]
     number, is_over = 0, False
     while not is_over:
@@ -1004,6 +872,4 @@ def strike(one: Campaign, fault, rng: random.Random, stage: str = "") -> dict:
 
 
 if __name__ == "__main__":
-  if sys.argv[1:2] == ["child"]:
-    sys.exit(synthq(sys.argv[2:]))
   sys.exit(main())
