@@ -97,26 +97,6 @@ def test_a_split_without_pairs_is_refused(folder, tmp_path, capsys, split):
 
 
 @pytest.mark.parametrize(
-  ("flag", "words"),
-  [
-    ("--gin.EPSILON=nan", "expected float, got 'nan'"),
-    ("--gin.DELTA=0", "finetune_dp.Config.delta must be above 0"),
-    ("--gin.DELTA=0.5", "Config.delta must be above 0 and below 1/n"),
-    ("--gin.plan.Rows.synthetic=(8,8.0000001)", "both called eps8: leave one"),
-    ("--gin.CLIP_NORM=inf", "clip_norm must be above 0, got inf"),
-    ("--gin.TRAIN_STEPS=0", "finetune_dp.Config.steps must be at least 1"),
-    ("--gin.DOCUMENT_LENGTH=1", "document_length must be at least 2"),
-  ],
-)
-def test_a_setting_that_cannot_be_is_refused_before_any_work(
-  folder, tmp_path, capsys, flag, words
-):
-  message = refused(capsys, command(folder, tmp_path / "run", flag))
-  assert words in message
-  assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
   ("split", "words"),
   [
     ("test+dev", "TEST_SPLIT=test+dev: expected a split of ['test', 'train']"),

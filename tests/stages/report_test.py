@@ -337,11 +337,6 @@ def test_the_page_states_the_mechanism_behind_learned_weights(tmp_path):
   assert wording.write(release.mechanism, learned.statement.unit) in page
 
 
-def test_a_search_that_was_left_out_is_told(tmp_path):
-  made = run_report(tmp_path, leakage=None)
-  assert "Nothing was looked for." in (tmp_path / made.private_html).read_text()
-
-
 def test_curves_are_drawn_only_where_losses_are_not_private(written):
   shareable, private = read(written, "html"), read(written, "private_html")
   titles = ("generator eps8", "retriever direct eps8", "retriever original")
@@ -349,15 +344,6 @@ def test_curves_are_drawn_only_where_losses_are_not_private(written):
     assert f">{title}</text>" not in shareable
     assert f">{title}</text>" in private
   assert ">retriever synthetic eps8</text>" in shareable
-
-
-@pytest.mark.parametrize("name", ["html", "private_html"])
-def test_pages_are_whole_and_load_nothing(written, name):
-  text = read(written, name)
-  page = pages.Parser(text)
-  assert "script" not in page.tags
-  assert page.links and all(link.startswith("#") for link in page.links)
-  assert not re.search(r"@import|url\((?!#)", text)
 
 
 def test_the_first_screen_has_a_title_three_tiles_a_picture_and_queries(
@@ -382,13 +368,6 @@ def test_the_first_screen_has_a_title_three_tiles_a_picture_and_queries(
   assert places == sorted(places) and head.count('class="tile"') == 3
   private = (tmp_path / made.private_html).read_text().partition("<nav>")[0]
   assert private.count('class="tile"') == 3 and "<svg" in private
-
-
-def test_a_name_for_people_stands_above_the_code_name(written):
-  cell = "retriever, synthetic queries<small>synthetic_eps8</small></td>"
-  assert cell in read(written, "html")
-  line = "| retriever, synthetic queries synthetic\\_eps8 |"
-  assert line in read(written, "markdown")
 
 
 def test_an_assumption_stands_on_the_page_once(written):
@@ -626,15 +605,6 @@ def test_rows_stand_side_by_side_with_their_differences(tmp_path):
   for difference, first in (("+0.110", rows[1]), ("+0.030", rows[2])):
     at = cells.index(f"{difference} [{least[difference]}, {difference}]")
     assert cells[at - 2 : at] == [first, "public only"]
-
-
-def test_bleu_of_the_synthetic_queries_is_private(written):
-  """Two of three documents of held-out pairs got the query "made query N"."""
-  text = read(written, "private_html")
-  shareable = read(written, "html")
-  assert "BLEU" in text and "BLEU" not in shareable
-  for name in ("public only", "eps8", "epsinf"):
-    assert re.search(rf"<td>{name}</td>\s*<td.*?>2</td>", text)
 
 
 def test_audits_stand_beside_the_papers_table(written):

@@ -8,7 +8,6 @@ import re
 import shutil
 import stat
 import tempfile
-import types
 
 import jax
 import loop_store
@@ -228,16 +227,6 @@ def test_a_folder_above_the_run_may_have_any_name(run_folder, tmp_path, capsys):
   assert "under private/" in capsys.readouterr().err
 
 
-def test_the_card_of_a_generator_has_its_own_prefix(finished_run, tmp_path):
-  """Also where its queries are private."""
-  root = finished_run.copy(tmp_path)
-  given = types.SimpleNamespace(root=root, result=made_up.checkpoint())
-  assert export._find_prefix(given) == "generate_query: "
-  (root / results.PRIVATE / "generate").mkdir()
-  shutil.move(root / "generate/eps8", root / results.PRIVATE / "generate")
-  assert export._find_prefix(given) == "generate_query: "
-
-
 @pytest.mark.parametrize(
   "name",
   ["für_alle", "my--queries", "a..b", "x.git.git-", "a" * 200, "-.-", "_x"],
@@ -289,7 +278,6 @@ def test_results_that_were_moved_out_of_their_run(finished_run, tmp_path):
 @pytest.mark.parametrize(
   ("flag", "place", "name"),
   [
-    ("checkpoint", "train_retriever/synthetic_eps8", "sentence-transformers"),
     ("queries", "filter_queries/eps8", "beir"),
     ("ranking", "learn_to_rank/public_only", "ranker"),
   ],

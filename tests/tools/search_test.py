@@ -33,7 +33,9 @@ def queries(root):
   return {line["_id"]: line["text"] for _, line in files.json_lines(path)}
 
 
-@pytest.mark.parametrize("name", ["bm25", "synthetic_eps8", "original"])
+@pytest.mark.parametrize(
+  "name", ["bm25", "synthetic_eps8", "original", "adapter_eps8"]
+)
 def test_a_search_finds_what_the_evaluation_found(name, root):
   searcher = search.open_run(root, name, private=True)
   place = root / "private" / "evaluate" / "test" / name
