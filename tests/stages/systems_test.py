@@ -55,18 +55,6 @@ def evaluation(root, row):
   return load(root, f"private/evaluate/test/{row}", results.Evaluation)
 
 
-def test_a_run_that_is_a_part_of_many_rows_is_read_once(tmp_path, monkeypatch):
-  """And again once the file is another one."""
-  read, path = [], tmp_path / "run.txt"
-  monkeypatch.setattr(
-    evaluate.trec, "read_run", lambda one: read.append(one) or one.read_text()
-  )
-  path.write_text("first")
-  assert [evaluate._part(path) for _ in range(3)] == ["first"] * 3
-  path.write_text("another")
-  assert evaluate._part(path) == "another" and len(read) == 2
-
-
 def test_bm25_is_indexed_once_while_the_collection_is_the_same(
   tmp_path, monkeypatch
 ):
