@@ -203,7 +203,7 @@ def _summarize(
       lines += [f"not protected: {sentence}" for sentence in told]
   if chosen.hub:
     lines.append(
-      f"to publish it: hf upload YOUR_NAME/{cards.make_hub_name(folder.name)}"
+      f"to publish it: hf upload YOUR_NAME/{shlex.quote(folder.name)}"
       f" {shlex.quote(f'{folder}')} --repo-type={chosen.hub}"
     )
   return "\n".join(lines)

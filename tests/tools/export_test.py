@@ -227,15 +227,6 @@ def test_a_folder_above_the_run_may_have_any_name(run_folder, tmp_path, capsys):
   assert "under private/" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-  "name",
-  ["für_alle", "my--queries", "a..b", "x.git.git-", "a" * 200, "-.-", "_x"],
-)
-def test_the_printed_command_has_a_name_that_the_hub_takes(name):
-  utils = pytest.importorskip("huggingface_hub.utils")
-  utils.validate_repo_id(f"YOUR_NAME/{cards.make_hub_name(name)}")
-
-
 def test_neither_moving_nor_linking_makes_a_private_model_shareable(
   run_folder, tmp_path
 ):

@@ -258,18 +258,6 @@ def test_a_connection_that_says_nothing_holds_nobody_up(page):
     assert idle.recv(12).endswith(b"200")
 
 
-def test_a_snippet_is_where_most_of_the_words_stand():
-  filler = "of the old stone harbor by night. "
-  text = ("apple " + filler * 2) * 20_000 + "red otter, apple pie"
-  found = search._cut_snippet(text, "pie of red apples and an otter")
-  assert found.startswith("... ") and found.endswith("red otter, apple pie")
-  text = "İ" * 400 + " " + text  # whose lower case is twice as long
-  found = search._cut_snippet(text, "red otter pie")
-  assert found.endswith("red otter, apple pie")
-  text = "apple " + filler * 40 + "apple and otter " + filler * 40
-  assert "apple and otter" in search._cut_snippet(text, "otter apple")
-
-
 def test_the_page_runs_nothing_and_answers_no_other_site(page):
   _, get = page
   answer, text = get("/", "<script>alert(1)</script>")
