@@ -10,8 +10,7 @@ only looks finished; after the advice is followed, the undisturbed result.
   python tests/runtime/campaign.py --hours=3 --out=campaign.jsonl
 
 prints one line per fault and a table of all in the file, with which a second call
-goes on; exit code 1 if anything was lost or false. Faults of a full and of a
-read-only disk need to mount a tmpfs, and are left out where that is refused.
+goes on; exit code 1 if anything was lost or false.
 
 The data counts as private and the secret is drawn; the 128 bits that each training
 draws are the same in all runs, so that noise is no difference between two.
@@ -36,7 +35,7 @@ import tempfile
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [
@@ -66,9 +65,6 @@ SECRET = "private/secret_seed"
 
 class Wrong(Exception):  # noqa: N818
   """What must not happen; its first word is LOST or FALSE."""
-
-  kept: pathlib.Path | None = None
-  """A copy of the directory."""
 
 
 @dataclasses.dataclass
@@ -165,11 +161,6 @@ def another_version() -> None:
   import synthq_jax
 
   synthq_jax.__version__ = "0.0.1"
-
-
-def yesterday() -> None:
-  now = time.time
-  time.time = lambda: now() - 86_400.0
 
 
 class Campaign:
@@ -513,21 +504,6 @@ def byte_flipped(one, root, place, rng) -> str:
   return damage(one, root, place, rng, _flipped)
 
 
-def clock_set_back(one: Campaign, root, place, rng) -> str:
-  """The clock of the first part, and the times of all files."""
-  one.cut(root, place)
-  child = one.run(root, yesterday)
-  one.until_running(child)
-  child.wait(rng.uniform(0, one.length(place)))
-  child.kill()
-  for path in root.rglob("*"):
-    when = time.time() + rng.uniform(-1e7, 1e6)
-    os.utime(path, (when, when))
-  begun = entries(root)
-  one.hold(root, begun)
-  return one.finish(root, begun)
-
-
 def two_runs(one: Campaign, root, place, rng) -> str:
   one.cut(root, place)
   first = one.run(root)
@@ -575,62 +551,6 @@ def version_between(one: Campaign, root, place, rng) -> str:
   return one.finish(root, begun, other_version=True)
 
 
-@contextlib.contextmanager
-def mounted(root: pathlib.Path, size: int) -> Iterator[Callable[[str], None]]:
-  """Mounts a tmpfs of a size; yields what changes its options."""
-  root.mkdir(exist_ok=True)
-  options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(root)]
-  subprocess.run(["mount", *options], check=True, capture_output=True)
-  try:
-    yield lambda words: subprocess.run(
-      ["mount", "-o", f"remount,{words}", str(root)], check=True
-    )
-  except Wrong as error:  # while there is something to see
-    error.kept = saved(root)
-    raise
-  finally:
-    subprocess.run(["umount", "-l", str(root)], check=True)
-
-
-def disk_full(one: Campaign, root, place, rng) -> str:
-  with mounted(root, 1 << 30) as remount:
-    inside = root / "run"
-    one.cut(inside, place)
-    used = shutil.disk_usage(root).used
-    size = sum(p.stat().st_size for p in one.whole.rglob("*") if p.is_file())
-    missing = max(size - used, 1 << 16)
-    remount(f"size={used + rng.randrange(missing)}")
-    child = one.run(inside)
-    child.finish()
-    begun = entries(inside)
-    one.hold(inside, begun)
-    if child.code == 0:
-      return LATE
-    line = one.refused(child)
-    if "No space left" not in line:
-      raise Wrong(f"{FALSE}: no word of the disk: {line}")
-    remount(f"size={1 << 30}")
-    one.finish(inside, begun)
-  return "one line"
-
-
-def disk_read_only(one: Campaign, root, place, rng) -> str:
-  with mounted(root, 1 << 30) as remount:
-    inside = root / "run"
-    one.cut(inside, place)
-    begun = entries(inside)
-    remount("ro")
-    child = one.run(inside)
-    child.finish()
-    line = one.refused(child)
-    if "Read-only" not in line:
-      raise Wrong(f"{FALSE}: no word of the disk: {line}")
-    one.hold(inside, begun)
-    remount("rw")
-    one.finish(inside, begun)
-  return "one line"
-
-
 FAULTS = {
   killed: 4,
   killed_twice: 2,
@@ -639,9 +559,6 @@ FAULTS = {
   file_removed: 3,
   file_truncated: 3,
   byte_flipped: 4,
-  disk_full: 2,
-  disk_read_only: 1,
-  clock_set_back: 1,
   two_runs: 1,
   moved: 1,
   version_between: 1,
@@ -654,14 +571,6 @@ QUICK = (
   "--gin.ADAPTED=()",
 )
 """Fewer rows, whose code is that of the others."""
-
-
-def can_mount(folder: pathlib.Path) -> bool:
-  try:
-    with mounted(folder / "mount", 1 << 20):
-      return True
-  except (OSError, subprocess.CalledProcessError):
-    return False
 
 
 def table(records: Sequence[dict]) -> str:
@@ -811,9 +720,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     one = Campaign(folder, flags)
     print(f"undisturbed: {one.seconds:.1f} s, {len(one.content)} files")
     faults = dict(FAULTS)
-    if not can_mount(folder):
-      print("no tmpfs can be mounted here: no full and no read-only disks")
-      del faults[disk_full], faults[disk_read_only]
     only = [word.partition(":") for word in options.only.split(",") if word]
     number, is_over = 0, False
     while not is_over:
@@ -856,7 +762,7 @@ def strike(one: Campaign, fault, rng: random.Random, stage: str = "") -> dict:
     outcome = fault(one, root, place, rng)
   except Wrong as error:
     outcome, words = str(error).partition(":")[0], str(error)
-    kept = error.kept or saved(root)
+    kept = saved(root)
     with contextlib.suppress(OSError):
       shutil.copy(one.log, kept / "campaign_log.txt")
     words = f"{words} (kept in {kept})"
