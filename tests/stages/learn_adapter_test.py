@@ -17,7 +17,7 @@ from synthq_jax.data import passages
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.optim import denoising
 from synthq_jax.privacy import unit as unit_lib
-from synthq_jax.retrieval import encode, index, trec, vector_files
+from synthq_jax.retrieval import encode, index, vector_files
 from synthq_jax.runtime import (
   encoder_start,
   results,
@@ -86,17 +86,6 @@ def test_an_adapter_is_one_training_and_documents_keep_their_vectors(
   assert private and all(
     name.startswith(("metrics_", "files")) for name in private
   )
-
-
-def test_scores_are_of_mapped_queries(finished_run):
-  root = finished_run.root
-  run, other = (
-    trec.read_run(root / f"private/evaluate/test/{row}/run.trec")
-    for row in (ROW, BASE)
-  )
-  assert run.keys() == other.keys() and run != other
-  for system in ("fused", "ltr"):
-    assert (root / f"private/evaluate/test/{system}_{ROW}/run.trec").exists()
 
 
 @pytest.mark.parametrize(

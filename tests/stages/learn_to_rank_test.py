@@ -65,31 +65,6 @@ def test_one_query_moves_the_sum_by_the_clip_norm_and_no_more():
   assert moved == pytest.approx(CLIP, rel=1e-3)
 
 
-def test_steps_down_the_gradient_find_what_was_planted():
-  """Scores, and not which candidate comes first, say what is relevant."""
-  planted = RNG.normal(size=NUM_FEATURES).astype(np.float32)
-  records = batch(400)
-  scores = records["values"] @ (4 * planted)
-  best = np.argmax(np.where(records["candidate"], scores, -np.inf), axis=1)
-  records["relevant"] = np.arange(ROOM) == best[:, None]
-  params = {"weights": jnp.zeros(NUM_FEATURES)}
-  total = jax.jit(
-    jax.value_and_grad(
-      lambda params: learn_to_rank.loss_fn(params, records).mean()
-    )
-  )
-  first, _ = total(params)
-  for _ in range(300):
-    _, slope = total(params)
-    params = jax.tree.map(lambda x, g: x - 0.5 * g, params, slope)
-  last, _ = total(params)
-  assert last < first / 2
-  cosine = jnp.vdot(params["weights"], planted) / (
-    jnp.linalg.norm(params["weights"]) * jnp.linalg.norm(planted)
-  )
-  assert cosine > 0.8
-
-
 def load(root, place, kind=system_results.Ranking):
   return artifacts.load(root / place, kind)
 

@@ -628,17 +628,6 @@ def test_an_encoder_of_dot_products_is_said_to_be_read_by_cosines(tmp_path):
   assert not said(sentence_folder.save(tmp_path / "normal", words))
 
 
-def test_an_encoder_that_is_no_folder_is_named(tmp_path):
-  """The line asked to check CHECKPOINT and VOCABULARY, which nobody gave."""
-  named = "sentence-transformers/all-MiniLM-L6-v2"
-  config = plan.RunConfig(
-    encoder=encoder_start.EncoderStart(folder=named),
-    static_encoder=static_encoder.Config(dim=0),
-  )
-  with pytest.raises(ValueError, match=f"ENCODER must be .* got '{named}'"):
-    _checks.check_checkpoints(config, ["train_retriever"])
-
-
 def test_a_generator_that_writes_nothing_is_refused(
   finished_run, tmp_path, monkeypatch
 ):
