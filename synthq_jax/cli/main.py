@@ -136,11 +136,10 @@ def _dispatch(argv: Sequence[str]) -> None:
     [a for a in argv if not a.startswith(_FLAG)]
   )
   tool = tools.find_tool(options, commands)
-  downloads = ("workdir",) if tool is None else tool.downloads
   texts = {k: v for k, v in vars(options).items() if k != "query"}
   flags.refuse_urls(
     {f"--{name}": value for name, value in texts.items()},
-    [f"--{name}" for name in downloads],
+    ["--workdir"] if tool is None else [],
   )
   with progress.shown(not getattr(options, "quiet", False)):
     if tool is None:
@@ -148,12 +147,8 @@ def _dispatch(argv: Sequence[str]) -> None:
     elif bindings:
       raise UsageError(f"synthq {options.stage} takes no {_FLAG}{bindings[0]}")
     else:
-      flags.refuse_hub_names(
-        {f"--{x}": getattr(options, x, "") for x in ("checkpoint", "bert")}
-      )
-      for name in downloads:
-        if location := getattr(options, name):
-          setattr(options, name, tool.local(location))
+      name = "--checkpoint"
+      flags.refuse_hub_names({name: getattr(options, name[2:], "")})
       screen.show(tool.run(options))
 
 
