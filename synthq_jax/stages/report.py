@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from synthq_jax.data import files
 from synthq_jax.report import (
@@ -28,7 +28,6 @@ from synthq_jax.report import leakage as leakage_lib
 from synthq_jax.report import values as values_lib
 from synthq_jax.runtime import (
   comparison_results,
-  config_types,
   released_results,
   results,
   runner,
@@ -52,17 +51,12 @@ __all__ = [
 class Config:
   """Settings of the reports; earlier stages compute all their numbers."""
 
+  GONE: ClassVar[Mapping[str, Any]] = {"num_examples": 5, "document_words": 12}
+
   title: str = "Retrieval from private queries"
   """Title of both pages, before the name of the data."""
   data: str = ""
   """Public name of the data set, for both titles; empty: the kind of its source."""
-  num_examples: int = 5
-  """Maximum synthetic queries shown for each generator."""
-  document_words: int = 12
-  """Words of a document that are shown."""
-
-  def __post_init__(self):
-    config_types.at_least(self, 1, "num_examples", "document_words")
 
 
 def make_job(run: runner.Run, _: None) -> stage.Job[values_lib.Private]:
@@ -98,7 +92,6 @@ def make_job(run: runner.Run, _: None) -> stage.Job[values_lib.Private]:
     depends=(run.config.report, *run.data, *digests, claims, decided),
     settings=run.config.report,
     inputs=make_values(
-      run.config.report,
       values(run.get_results("compare_queries"))[0],
       prepared=run.prepared,
       synthetic=values(run.queries),
@@ -115,16 +108,13 @@ def make_job(run: runner.Run, _: None) -> stage.Job[values_lib.Private]:
 
 
 def make_values(
-  config: Config,
-  comparison: comparison_results.QueryComparison,
-  **fields: Any,
+  comparison: comparison_results.QueryComparison, **fields: Any
 ) -> values_lib.Private:
   """Returns the values of the private page, without learning curves.
 
   Args:
-    config: settings of the stage.
     comparison: the comparison of all rows.
-    **fields: the fields that follow from neither.
+    **fields: the fields that do not follow from it.
   """
   main, own, others = _group_by_test_set(comparison)
   return values_lib.Private(
@@ -135,8 +125,6 @@ def make_values(
     side_by_side=comparison.side_by_side,
     comparison=comparison,
     curves={},
-    num_examples=config.num_examples,
-    document_words=config.document_words,
     **fields,
   )
 
@@ -265,8 +253,6 @@ def select_shareable(
     source=prepared.source.partition(":")[0],  # not its location
     unit=str(prepared.unit),
     versions=prepared.versions,
-    num_examples=private.num_examples,
-    document_words=private.document_words,
     date=private.date,
   )
 

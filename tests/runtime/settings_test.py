@@ -22,7 +22,6 @@ from synthq_jax.stages import (
   prepare_data,
   query_leakage,
   release_scores,
-  report,
   static_encoder,
   train_retriever,
 )
@@ -75,10 +74,6 @@ REFUSED = {
     ({"learning_rate": -1.0}, "learning_rate must be above 0"),
     ({"optimizer": "sgd"}, "one of dp_adam, dp_adafactor"),
     ({"adapter": lora.LoRA(rank=2), "trained": "x"}, r"TRAINED='\.\*'"),
-  ],
-  report.Config: [
-    ({"num_examples": 0}, "report.Config"),
-    ({"document_words": 0}, "report.Config"),
   ],
   compare_queries.Config: [
     ({"measures": ()}, "compare_queries.Config"),

@@ -1,7 +1,6 @@
 """Weights that private queries teach, with DP."""
 
 import contextlib
-import dataclasses
 import math
 import types
 
@@ -10,7 +9,6 @@ import jax.numpy as jnp
 import made_up
 import numpy as np
 import pytest
-import tiny_runs
 
 from synthq_jax import optim
 from synthq_jax.data import passages
@@ -26,7 +24,6 @@ from synthq_jax.stages import (
   learn_to_rank,
 )
 from synthq_jax.storage import artifacts
-from synthq_jax.training import dp_step
 
 RNG = np.random.default_rng(0)
 QUERIES, ROOM = 40, 8
@@ -210,58 +207,6 @@ def test_rows_that_are_only_compared_and_other_units_are_not_shared(
   assert not list(root.glob("learn_to_rank/direct_dp_group*"))
   assert list(root.glob("private/learn_to_rank/direct_dp_group*"))
   assert not list(root.rglob("learn_to_rank/direct_dp_text*"))
-
-
-def learned(root):
-  return load(root, "learn_to_rank/public_only")
-
-
-def again(root, **settings):
-  """Makes the weights of a copied run once more."""
-  return tiny_runs.make(
-    learn_to_rank.STAGE,
-    learn_to_rank.Config(steps=2, **settings),
-    workspace.Workspace(root, secret_seed=1),
-    row=RANKED,
-    name="public_only",
-    digest="another",
-    inputs=inputs_of(root),
-  )
-
-
-def test_only_queries_that_a_step_draws_are_searched_for(
-  finished_run, tmp_path, monkeypatch
-):
-  root, right = finished_run.copy(tmp_path), _ranking.make_records
-  prepared = load(root, "private/prepare_data", results.PreparedData)
-  count = prepared.num_queries["train"]
-  before, searched = {*learned(root).statement.ledger}, []
-
-  def records(task, judged, depth, rows):
-    searched.append(rows)
-    return right(task, judged, depth, rows)
-
-  monkeypatch.setattr(_ranking, "make_records", records)
-  made = again(root, batch_size=2)
-  [rows] = searched
-  assert 0 < len(rows) < count / 2
-  # The claim, and whatever is shown, is of all of them: how many and which were
-  # searched for follows from the secret.
-  [release] = {*made.statement.ledger} - before
-  assert release.num_examples == made.num_queries == count
-  assert release.expected_batch_size == 2
-  # It learns what it would have learned if all had been.
-  monkeypatch.setattr(dp_step, "_compute_records", _all_made)
-  eager = again(root, batch_size=2)
-  assert len(searched[-1]) == count
-  assert eager.weights == made.weights
-
-
-def _all_made(training, mechanism):
-  """Makes all records before the first step, drawn or not."""
-  del mechanism
-  records = training.records.make(np.arange(training.num_records))
-  return dataclasses.replace(training, records=records), None
 
 
 PLACES = [(False, "{}", False), (True, "{}", True), (False, "private/{}", True)]

@@ -251,7 +251,6 @@ def run_report(root, compared=None, config=None, date="", **changes):
     config or report.Config(),
     folders,
     inputs=report.make_values(
-      config or report.Config(),
       saved,
       released=released_results.Released(
         shared={}, compared={}, started={}, unclaimed=()

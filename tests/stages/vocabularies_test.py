@@ -195,19 +195,13 @@ def refuse(tmp_path, start, flags, capsys):
 
 
 @pytest.mark.parametrize("flags", [[], ["--dry_run"]])
-def test_another_end_of_text_is_refused_before_any_work(
+def test_a_vocabulary_that_does_not_fit_is_refused_before_any_work(
   tmp_path, capsys, flags
 ):
   start = write_start(tmp_path / "start", eos=1)
   line = refuse(tmp_path, start, flags, capsys)
   assert "id 2, got eos_token_id=1" in line
-
-
-@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
-def test_a_vocabulary_without_padding_is_refused_before_any_work(
-  tmp_path, capsys, flags
-):
-  start = write_start(tmp_path / "start", small_vocabularies.DEFAULT)
+  start = write_start(tmp_path / "other", small_vocabularies.DEFAULT)
   line = refuse(tmp_path, start, flags, capsys)
   assert "padding (<pad>) as id 0, got '<unk>' there" in line
 

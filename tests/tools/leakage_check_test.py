@@ -170,15 +170,6 @@ def test_files_that_no_check_wrote_stay(paths, capsys, name):
   assert own.read_text() == "of people\n" and written(paths) == [name]
 
 
-@pytest.mark.parametrize("flags", [[], ["--threshold=0.05"]])
-def test_a_page_says_how_often_matches_are_right_where_that_is_known(
-  paths, flags
-):
-  main.main(command(paths, "--detector=token_set", *flags))
-  page = (paths / "out" / "report.html").read_text()
-  assert ("right in 9 of 10" in page) is (not flags)
-
-
 @pytest.mark.parametrize("content", ["", None])
 def test_labels_that_calibrate_nothing_are_named(paths, capsys, content):
   labels = paths / "labels.jsonl"
