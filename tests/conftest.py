@@ -68,7 +68,6 @@ _SLOW = (
   "optim/contrastive_networks_test.py",
   "optim/t5_parity_test.py",
   "studies/federated_test.py",
-  "stages/adapters_test.py",
   "data/tfds_beir_test.py",
   "launch/tpu_driver_test.py",
   "launch/processes_test.py",

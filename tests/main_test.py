@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import gzip
 import math
 import os
 import pathlib
@@ -20,7 +19,7 @@ import made_up
 import pytest
 
 from synthq_jax.cli import guide, main
-from synthq_jax.data import environment_docs, shipped
+from synthq_jax.data import environment_docs
 from synthq_jax.runtime import results
 from synthq_jax.stages import plan
 from synthq_jax.studies import frame, images
@@ -118,11 +117,6 @@ def test_every_stage_of_the_pipeline_has_a_command(ran, tmp_path, capsys):
 PLANTED = "--gin.plan.Canaries.number=2"
 
 
-def test_a_search_of_nothing_says_why(ran, tmp_path, capsys):
-  assert main.main(["query_leakage", DEMO, f"--workdir={tmp_path}"]) == 0
-  assert "nothing was looked for: no generator" in capsys.readouterr().out
-
-
 def test_an_audit_prints_its_tables(ran, tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(f"{__name__}.AUDITS", [made_up.audit()])
   assert main.main(["audit", DEMO, PLANTED, f"--workdir={tmp_path}"]) == 0
@@ -207,15 +201,6 @@ def test_flags_win_over_files_and_later_files_over_earlier_ones(ran, tmp_path):
   assert config.finetune_dp.steps == 9
   assert config.generate.p == 0.5
   assert config.prepare_data.source == "beir:/data/my set"
-
-
-@pytest.mark.parametrize(
-  "text", ["(encoder|decoder)/.*", "[ed].*/kernel", "%.*", "{a", "@ b", "(%x"]
-)
-def test_what_is_no_value_is_text(ran, tmp_path, text):
-  argv = ["run", DEMO, f"--workdir={tmp_path}", f"--gin.TRAINED={text}"]
-  assert main.main(argv) == 0
-  assert ran[0][0].finetune_dp.trained == text
 
 
 @pytest.mark.parametrize(
@@ -413,22 +398,12 @@ MSMARCO = "privacy --examples=532761 --batch_size=1024 --epochs=30"
 WRONG_USES = {
   # What is asked for.
   "": "required: COMMAND",
-  "walk": "invalid choice: 'walk'",
-  "generat --workdir=w": "did you mean generate?",
-  "leakage chek": "did you mean check?",
   "run --gin_file=demo_tiny.gin --workdir=": "--workdir: expected a value, got",
-  "leakage check --train=a --test=b --output=": "--output: expected a value",
   "run": "required: --workdir",
   "run --workdir=w": "expected --gin_file=FILE, got none",
   f"{RUN} --steps=3": "unrecognized arguments: --steps=3",
-  f"{RUN} --quite": "did you mean --quiet?",
-  f"{RUN} --epsilon=3": "--epsilon=3; did you mean --gin.EPSILON=3?",
-  f"{RUN} --batch-size 64": "did you mean --gin.BATCH_SIZE=64?",
-  f"{RUN} EPSILON=3": "did you mean --gin.EPSILON=3?",
+  f"{RUN} --epsilon=3": "--epsilon=3; a setting is --gin.NAME=value",
   f"{RUN} --gin.EPSILON 3": "expected --gin.EPSILON=3, got --gin.EPSILON 3",
-  "search boats --workdir=w --epsilon=3": "--epsilon=3; see synthq --help",
-  "privacy --epsilonn=3": "did you mean --epsilon?",
-  f"{RUN} --num_processes=two": "invalid int value: 'two'",
   "study --workdir=w --dry_run": "--dry_run goes with stages of a run",
   "audit --gin_file=demo_tiny.gin --workdir=w": "expected canaries to audit",
   # What a gate cannot hold.
@@ -438,47 +413,29 @@ WRONG_USES = {
   f"{RUN} {PLANTED} --fail_above_claim --gin.plan.Rows.synthetic=(%INF,)": "expected a finite epsilon to hold",
   f"audit {DEMO} {PLANTED} --workdir=w --fail_above_claim --gin.plan.Canaries.repetitions=(10,100)": "add 1",
   # Files.
-  "run --gin_file=demo_tny.gin --workdir=w": "Did you mean demo_tiny.gin?",
   "run --gin_file=x.gin --workdir=w": "give --gin_search_paths=FOLDER",
   "run --gin_file=logit_dp_images.gin --workdir=w": "do not configure plan.RunConfig",
   f"{RUN} --gin_file=data/beir.gin": "give --gin.SOURCE=...",
-  "settings demo_ful.gin": "Did you mean demo_full.gin?",
   "settings nope.gin": "nope.gin: expected a gin file, got none. Give its path",
-  "settings bytes": "synthq: bytes: ",
-  "recipes demo_ful.gin": "Did you mean demo_full.gin?",
   "settings optim/lora.gin": "expected a recipe or a study",
   # Names and values of settings.
-  f"{RUN} --gin.EPSLON=3": "did you mean --gin.EPSILON=3?",
-  f"{RUN} --gin.epsilon=3": "did you mean --gin.EPSILON=3?",
-  f"{RUN} --gin.Batch_Size=3": "did you mean --gin.BATCH_SIZE=3?",
-  f"{RUN} --gin.evaluate.Config.measures=\"('foo',)\"": "got 'foo'",
-  f"{RUN} --gin.evaluate.Config.measures=\"('ERR@10',)\"": "no installed provider computes",
+  f"{RUN} --gin.EPSLON=3": "no gin file defines EPSLON; did you mean EPSILON?",
+  f"{RUN} --gin.batch-size=3": "did you mean BATCH_SIZE?",
   f"{RUN} --gin.evaluate.Config.measures=\"('nDCG@10','R@1000')\"": (
     "at most depth=100 results, got R@1000"
   ),
   f"{RUN} --gin.evaluate.Config.depth=50 --gin.evaluate.Config.measures=\"('MFR',)\"": (
     "got MFR, which looks at 100: raise depth"
   ),
-  f"{RUN} --gin.evaluate.Config.measures=()": "evaluate.Config.measures: expec",
   f"{RUN} --gin.EPSILON=three": "plan.Rows.synthetic[0]: expected float",
-  f"{RUN} --gin.EPSILON=-1": "above 0, got epsilon=-1",
   f"{RUN} --gin.EPSILON": "expected --gin.NAME=value",
-  f"{RUN} --gin.BATCH_SIZE=1.5": "expected int, got 1.5",
   f"{RUN} --gin.DELTA=high": "expected float | None, got 'high'",
   f"{RUN} --gin.generate.Config.q=1": "doesn't have a parameter named 'q'",
-  f"{RUN} --gin.generate.Config.sead=1": "did you mean seed?",
-  f"{RUN} --gin.generate.Confg.p=1": "did you mean Config?",
-  f"{RUN} --gin.genrate.Config.p=1": "did you mean generate?",
   f"{RUN} --gin.plan.Rows.synthetic=(8,": "--gin.plan.Rows.synthetic=(8,:",
   f"{RUN} --gin.EPSILON=(%EPSILN,)": "no gin file defines EPSILN; did you mean EPSILON?",
-  f"{RUN} --gin.plan.Rows=3": "expected a parameter, got the class plan.Rows: give --gin.plan.Rows.NAME=value",
-  f"{RUN} --gin.COMPARED='(\"direct\",)'": "direct_dp or synthetic_eps16, got 'dir",
-  f"{RUN} --gin.SECRET_SEED=1 --gin.SOURCE=beir:x": "must be None for private",
-  f"{RUN} --gin.FUSED=True --gin.plan.Rows.bm25=False": "needs the row that it",
   # Data.
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=beer:x": "must be",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=beir:file": "got file: a file; give the folder",
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:no.jsonl": "no.jsonl",
   # Tools.
   "privacy --gin.X=1 --examples=9 --batch_size=3": "takes no",
   "export --to=x --format=hf": "expected one of --checkpoint=FOLDER",
@@ -486,98 +443,61 @@ WRONG_USES = {
   "export --queries=no --to=x --format=pdf": "--format must be one of",
   "search --workdir=w": "expected a query in quotes",
   "privacy --ledger=bytes": "bytes:1: expected an entry of a privacy ledger",
-  "privacy --ledger=no.jsonl": "no.jsonl",
   "privacy --ledger=x --epsilon=3": "--delta alone, got --epsilon",
   "privacy": "expected --examples and --batch_size, or --ledger=FILE",
-  "privacy --examples=10": "expected --batch_size, or --ledger=FILE",
   f"{MSMARCO} --epsilon=8 --noise_multiplier=1": "one of epsilon and",
   MSMARCO: "expected one of epsilon and noise_multiplier, got",
-  f"{MSMARCO} --epsilon=-1": "expected a positive epsilon",
-  f"{MSMARCO} --epsilon=8 --delta=0.5": "expected delta in",
-  f"{MSMARCO} --epsilon=much": "invalid float value: 'much'",
-  "privacy --examples=0 --batch_size=3 --epochs=1 --epsilon=1": "0",
   "privacy --examples=9 --batch_size=3 --steps=0 --epsilon=1 --unit=user"
   " --queries_per_user=1": "steps in",
-  "privacy --examples=9 --batch_size=30 --epochs=1 --epsilon=1": "30",
-  "privacy --examples=9 --batch_size=3 --epochs=1 --epsilon=-1": "-1",
   "privacy --examples=9 --batch_size=3 --epochs=1 --epsilon=1 --delta=2": "delta",
   "search boats --workdir=file": "file",
   "export --checkpoint=empty --to=x --format=t5x": "expected a T5 checkpoint",
-  "export --checkpoint=pickled --to=x --format=t5x": "config.json: expected a T5 shape",
   "export --checkpoint=no --to=x --format=t5x": "no: expected the folder of",
   # Files that are none.
   "run --gin_file=bytes --workdir=w": "bytes: ",
-  "run --gin_file=empty --workdir=w": "empty",
   "run --gin_file=loop.gin --workdir=w": "loop.gin",
-  "run --gin_file=half.gin --workdir=w": "half.gin: ",
   "run --gin_file=code.gin --workdir=w": "code.gin",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:bytes": "another suffix: rename or convert it",
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:bytes.jsonl": "bytes.jsonl:1: expected UTF-8",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:deep.jsonl": "deep.jsonl:1: expected one JSON",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:keys.jsonl": "keys.jsonl:1: expected",
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:one.jsonl": "one.jsonl",
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:zip.jsonl": "expected sound gzip",
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:cells.csv": "cells.csv:3: expected 2 cells",
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:cut.parquet": "cut.parquet: expected a table, got a",
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:empty": "expected tables",
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:keys.jsonl": "@",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv": "give --gin.QUERY_FIELD=search_term",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv --dry_run": "got 2 others (search_term, body): give --gin.QUERY_FIELD=search_term --gin.DOCUMENT_FIELD=body",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=jsonl:other.csv --dry_run --gin.QUERY_FIELD=body": '"document"',
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:other.csv@other.csv --dry_run": "--gin.DOCUMENT_FIELD=body",
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:no.csv@keys.jsonl": "got no.csv: no such file",
   f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=log:one.jsonl@keys.jsonl": 'expected a key "_id"',
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=msmarco:empty": "empty",
-  f"{RUN} --gin.NUM_DOCUMENTS=None --gin.SOURCE=beir:empty": "expected a file corpus.jsonl",
   f"{RUN} --gin.CHECKPOINT=google/t5-v1_1-small": "run `hf download google/t5-v1_1-small --local-dir checkpoints/t5-v1_1-small`, then give --gin.CHECKPOINT=checkpoints/t5-v1_1-small",
   f"{RUN} --dry_run --gin.STATIC_DIM=0 --gin.ENCODER=sentence-transformers/all-MiniLM-L6-v2": "then give --gin.ENCODER=checkpoints/all-MiniLM-L6-v2",
-  f"{RUN} --gin.CHECKPOINT=pickeld": "pickeld",
   "export --checkpoint=google/t5-v1_1-small --to=x --format=t5x": "then give --checkpoint=checkpoints/t5-v1_1-small",
-  "export --queries=runs/demo/filter_queries/eps3 --to=x --format=hf": "filter_queries/eps3: expected the folder",
   "search boats --workdir=runs/demoo": "runs/demoo: ",
   "means runs/demo runs/dem0": "runs/demo: expected",
   f"{RUN} --gin.CHECKPOINT=pickled": "config.json: expected a T5 shape",
-  f"{RUN} --gin.CHECKPOINT=empty": "expected a file of a checkpoint",
-  f"{RUN} --gin.prepare_data.Config.vocabulary=bytes": "SentencePiece model",
   # Places, processes, the environment.
   "run --gin_file=demo_tiny.gin --workdir=no://b/x": "no://b/x: Protocol not known",
   f"{RUN} --gin.SOURCE=beir:no://b/x": "no://b/x: Protocol not known",
-  f"{RUN} --gin.CHECKPOINT=no://b/x": "no://b/x: Protocol not known",
-  f"{RUN} --gin.TEST_SETS='(\"beir:no://b/x\",)'": "no://b/x: Protocol not known",
   "study --gin_file=images.gin --workdir=gs://b/x": "study works in a folder",
   "audit --gin_file=demo_tiny.gin --workdir=gs://b/x --mirror=s3://b": "--mirror=s3://b: expected a path",
   "corpus_overlap --corpus=a --workdir=gs://b/x": "--workdir=gs://b/x: expected a path",
   "run --gin_file=gs://b/x.gin --workdir=w": "--gin_file[0]=gs://b/x.gin: expected",
-  "search boats --workdir=no://b/x": "no://b/x: Protocol not known",
-  "export --checkpoint=no://b/x --to=x --format=t5x": "no://b/x: Protocol not known",
+  "search boats --workdir=gs://b/x": "--workdir=gs://b/x: expected a path",
   "export --checkpoint=empty --to=gs://b/x --format=t5x": "--to=gs://b/x: expected",
-  "privacy --ledger=no://b/x": "no://b/x: Protocol not known",
   "run --gin_file=demo_tiny.gin --workdir=file": "file",
-  "run --gin_file=demo_tiny.gin --workdir=file/w": "file",
   f"{RUN} --distributed=local": "needs --coordinator_address",
-  f"{RUN} --distributed=cloud": "invalid choice: 'cloud'",
   f"{RUN} --distributed=tpu --process_id=1": "takes no --process_id",
   f"{RUN} --cpu_devices=0": "expected --cpu_devices of 1 or more",
   f"{RUN} --distributed=slurm": "in the environment, got none",
   f"SYNTHQ_DISTRIBUTED=clou {RUN}": "clou",
   f"SYNTHQ_DISTRIBUTED=local SYNTHQ_NUM_PROCESSES=two {RUN}": "got 'two'",
-  f"SYNTHQ_DISTRIBUTED=local SYNTHQ_COORDINATOR_ADDRESS=x {RUN}": "needs",
 }
 """A command, with variables of the environment before it, and its one line."""
 
 FILES = {
   "file": b"",
   "bytes": b"\xff\x00\x80 {[(",
-  "bytes.jsonl": b"\xff\x00",
   "deep.jsonl": b"[" * 100_000,
   "keys.jsonl": b'{"a": 1}\n',
   "one.jsonl": b'{"query": "a", "document": "b"}\n',
-  "zip.jsonl": gzip.compress(b'{"query": "a", "document": "b"}\n')[:-9],
   "other.csv": b"search_term;body\na;b\n",
-  "cells.csv": b"query,document\na,b\nc\n",
-  "cut.parquet": b"PAR1\x00\x00PAR1",
   "loop.gin": b"include 'loop.gin'\n",
-  "half.gin": b"A = (1,\n",
   "code.gin": b"import no_such_module_of_anybody\n",
   "empty/.keep": b"",
   "pickled/pytorch_model.bin": b"cos\nsystem\n(S'touch ran'\ntR.",
@@ -635,7 +555,7 @@ def run(*_, **__):
 """
 
 
-@pytest.mark.parametrize("filtering", ["off", "remove_frames", "auto"])
+@pytest.mark.parametrize("filtering", ["off", "auto"])
 @pytest.mark.parametrize("is_jitted", [False, True])
 def test_an_error_of_jax_keeps_its_traceback(
   monkeypatch, tmp_path, filtering, is_jitted
@@ -656,15 +576,6 @@ def test_an_error_of_jax_keeps_its_traceback(
 def test_a_number_that_python_refuses_is_a_defect(monkeypatch, tmp_path):
   monkeypatch.setattr(plan, "run", lambda *_, **__: int("x"))
   with pytest.raises(ValueError, match="invalid literal"):
-    main.main(["run", DEMO, f"--workdir={tmp_path}"])
-
-
-def test_a_defect_of_ours_is_not_dressed_up(monkeypatch, tmp_path):
-  def run(*args, **kwargs):
-    raise TypeError("a bug")
-
-  monkeypatch.setattr(plan, "run", run)
-  with pytest.raises(TypeError, match="a bug"):
     main.main(["run", DEMO, f"--workdir={tmp_path}"])
 
 
@@ -797,21 +708,6 @@ def test_who_reads_one_line_alone_gets_no_error(tmp_path):
   assert done.returncode == 0 and b"roken" not in done.stderr, done.stderr
 
 
-def test_a_place_that_is_no_folder_is_said_without_a_flag_of_others(
-  tmp_path, capsys
-):
-  (tmp_path / "file").touch()
-  line = fails(
-    capsys,
-    "export",
-    f"--checkpoint={shipped.DIRECTORY}",
-    f"--to={tmp_path / 'file' / 'x'}",
-    "--format=safetensors",
-  )
-  assert "choose a folder that you may write to" in line
-  assert "--workdir" not in line
-
-
 def test_settings_say_value_place_and_meaning(capsys):
   lines = output(capsys, "settings", "demo_tiny.gin").splitlines()
   rows = [re.split(r"  +", line, maxsplit=3) for line in lines[2:]]
@@ -830,27 +726,6 @@ def test_settings_say_value_place_and_meaning(capsys):
   assert {"default"} == {re.split(r"  +", line)[2] for line in few[2:]}
 
 
-def test_a_comment_behind_a_macro_says_nothing_of_the_next(tmp_path):
-  path = tmp_path / "mine.gin"
-  path.write_text(
-    "FIRST = 0  # of the first,\n# and so is this\nSECOND = 24\n"
-    "\n# Of the third,\n# in two lines.\nTHIRD = 1\n"
-    "# Of the fourth.\nFOURTH = 2\n"
-  )
-  lines = guide.settings(None, [[path]]).splitlines()
-  meanings = {}
-  for line in lines[2:]:
-    name, _, place, *meaning = re.split(r"  +", line.rstrip())
-    assert place.startswith("mine.gin:")
-    meanings[name.removeprefix("--gin.")] = " ".join(meaning)
-  assert meanings == {
-    "FIRST": "of the first, and so is this",
-    "SECOND": "",
-    "THIRD": "Of the third, in two lines.",
-    "FOURTH": "Of the fourth.",
-  }
-
-
 def test_a_macro_has_the_meaning_of_the_line_that_counts(tmp_path, capsys):
   above, below = tmp_path / "above.gin", tmp_path / "below.gin"
   above.write_text("PART = 'all'  # all of it\n")
@@ -859,30 +734,6 @@ def test_a_macro_has_the_meaning_of_the_line_that_counts(tmp_path, capsys):
   assert "below.gin:1" in line and line.endswith("some of it")
   text = output(capsys, "settings", "encoder_queries.gin", "--name=TRAINED")
   assert "lora.gin" in text and "the whole model" not in text
-
-
-def test_no_setting_s_meaning_is_half_a_sentence(capsys):
-  """A comment behind a macro describes that macro alone."""
-  text = output(capsys, "settings", "demo.gin")
-  [unit] = [x for x in text.splitlines() if x.startswith("--gin.UNIT ")]
-  assert unit.endswith("or 'user': all queries of one user together")
-
-
-@pytest.mark.parametrize("stage", ["study", "run"])
-def test_help_offers_a_dry_run_where_there_is_one(capsys, stage):
-  with pytest.raises(SystemExit):
-    main.main([stage, "--help"])
-  text = " ".join(capsys.readouterr().out.split())
-  assert ("--dry_run" in text) == (stage != "study")
-
-
-@pytest.mark.parametrize("path", ["recipes/systems", "studies/federated_tiny"])
-def test_recipes_and_studies_say_what_they_set(capsys, path):
-  path = ROOT / "gin_configs" / f"{path}.gin"
-  text = output(capsys, "settings", path.name)
-  macros = re.findall(r"(?m)^([A-Z][A-Z0-9_]*) =", path.read_text())
-  for name in macros:
-    assert f"--gin.{name} " in text
 
 
 def test_a_dry_run_makes_nothing_and_says_what_it_would_cost(tmp_path, capsys):
@@ -921,14 +772,14 @@ def test_a_dry_run_names_the_settings_that_made_what_is_there(tmp_path, capsys):
   )
 
 
-@pytest.mark.parametrize("stage", ["generate", "evaluate", "audit", "report"])
+@pytest.mark.parametrize("stage", ["generate", "report"])
 def test_a_dry_run_of_a_stage_prices_what_it_needs(tmp_path, capsys, stage):
   flags = ["--gin.plan.Canaries.number=64"]
   place = f"--workdir={tmp_path / 'run'}"
   text = output(capsys, stage, DEMO, place, "--dry_run", *flags)
   assert "epsilon of synthetic_eps8: 8, released" in text
   # The weights of two rows; then scores.
-  total = {"evaluate": "9", "report": "9.5"}.get(stage, "8")
+  total = {"report": "9.5"}.get(stage, "8")
   assert f"releases, together: at most {total}, " in text
 
 
@@ -962,19 +813,6 @@ def test_a_dry_run_for_users_wants_their_column(tmp_path, capsys):
   assert "expected the user of each query" in line and "boats" not in line
   log.write_text("query,document,user\nboats,d1,u1\n")
   assert "finetune_dp" in output(capsys, *argv, "--gin.UNIT=user")
-
-
-def test_help_says_what_search_opens_and_what_an_adapter_becomes(
-  capsys, monkeypatch
-):
-  monkeypatch.setenv("COLUMNS", "300")
-  for command, words in (
-    ("search", "the retriever of the synthetic queries with the most epsilon"),
-    ("export", "of an adapter: map or sentence-transformers"),
-  ):
-    with pytest.raises(SystemExit):
-      main.main([command, "--help"])
-    assert words in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_dry_run_finds_what_is_there(finished_run):

@@ -19,7 +19,6 @@ __all__ = [
   "dry_run",
   "gin_configs",
   "header",
-  "list_macros",
   "list_recipes",
   "render_recipe",
   "settings",
@@ -29,8 +28,6 @@ CONFIG = "config.gin"
 """File of a working directory with the settings of its latest run."""
 _HIDDEN = re.compile(r"(?m)^# (\S+) is not written here")
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  +# (.*))?$")
-_TRAILING = re.compile(r"[^#\s].*  +# ")
-"""A line of code with a trailing comment, which the next lines may continue."""
 _FOLDERS = ("recipes", "studies")
 """Folders of gin_configs with files that a command can run."""
 _LINE_WIDTH = 100
@@ -44,16 +41,6 @@ def gin_configs() -> pathlib.Path:
   package = pathlib.Path(__file__).resolve().parents[1]
   folders = (root / "gin_configs" for root in (package.parent, package))
   return next(folder for folder in folders if folder.is_dir())
-
-
-def list_macros() -> list[str]:
-  """Lists the macros that our gin files define."""
-  lines = (
-    line
-    for path in gin_configs().glob("*/*.gin")
-    for line in path.read_text(encoding="utf-8").splitlines()
-  )
-  return sorted({match[1] for match in map(_MACRO.match, lines) if match})
 
 
 def header(path: pathlib.Path) -> dict[str, str]:
@@ -178,9 +165,8 @@ def _list_macros(
   """Yields (flag, value, origin, meaning) of each macro.
 
   Value and origin are those that gin takes: the last line that it reads. The
-  meaning is the trailing comment of that line, else the first one in any file.
-  Without one, it is the meaning of the parameter that the macro sets, else the
-  comment above the macro.
+  meaning is the trailing comment of that line, else the first one in any file, else
+  the meaning of the parameter that the macro sets.
   """
   paths = list(dict.fromkeys(path for group in read for path in group))
   lines = {path: flags.read_gin(path).splitlines() for path in paths}
@@ -194,39 +180,27 @@ def _list_macros(
     file, _, number = flags.locate(name, read, ()).rpartition(":")
     index = int(number) - 1
     taken_first = sorted(paths, key=lambda path: path != pathlib.Path(file))
-    trailing, preceding = zip(
-      *(_find_comments(lines[p], name) for p in taken_first), strict=True
-    )
+    comments = (_find_comment(lines[path], name) for path in taken_first)
     sets = re.compile(rf"([\w.]+) = %{name}$")
     matches = (m for path in paths for m in map(sets.match, lines[path]) if m)
-    parameter = next((meanings.get(f"--gin.{m[1]}", "") for m in matches), "")
-    meaning = next(filter(None, (*trailing, parameter, *preceding)), "")
+    parameters = (meanings.get(f"--gin.{m[1]}", "") for m in matches)
+    meaning = next(filter(None, (*comments, *parameters)), "")
     value = _MACRO.match(lines[pathlib.Path(file)][index])[2]
     yield f"--gin.{name}", value, f"{pathlib.Path(file).name}:{number}", meaning
 
 
-def _find_comments(lines: Sequence[str], name: str) -> tuple[str, str]:
-  """Returns a macro's trailing comment, and the comment above it."""
+def _find_comment(lines: Sequence[str], name: str) -> str:
+  """Returns the comment behind a macro, which the next lines may continue."""
   for index, line in enumerate(lines):
     match = _MACRO.match(line)
-    if match and match[1] == name:
-      lines_below, lines_above = lines[index + 1 :], lines[:index][::-1]
-      trailing = [match[3], *_take_comment(lines_below)] if match[3] else []
-      preceding = [*_take_comment(lines_above)]
-      if preceding and any(
-        map(_TRAILING.match, lines_above[len(preceding) :][:1])
-      ):
-        preceding = []  # it continues the trailing comment of a line above
-      return _join_comment(trailing), _join_comment(preceding[::-1])
-  return "", ""
+    if match and match[1] == name and match[3]:
+      comment = [match[3], *_take_comment(lines[index + 1 :])]
+      return " ".join(part.lstrip("# ") for part in comment)
+  return ""
 
 
 def _take_comment(lines: Sequence[str]) -> Iterator[str]:
   return itertools.takewhile(lambda line: line.startswith("#"), lines)
-
-
-def _join_comment(comment: Sequence[str]) -> str:
-  return " ".join(line.lstrip("# ") for line in comment)
 
 
 def _list_parameters(

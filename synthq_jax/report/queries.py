@@ -1,4 +1,4 @@
-"""Builds the parts on synthetic queries: examples, filters, real queries."""
+"""Builds the parts on synthetic queries: examples, and real queries."""
 
 from collections.abc import Sequence
 
@@ -10,6 +10,10 @@ from synthq_jax.runtime import comparison_results, results
 __all__ = ["BESIDE_REAL", "FIRST", "SYNTHETIC", "similarity"]
 
 _NAME = tables.row_name
+_EXAMPLES = 5
+"""Most synthetic queries that are shown of a generator."""
+_WORDS = 12
+"""Words of a document that are shown."""
 Content = tuple[blocks.Block, ...]
 
 
@@ -22,18 +26,16 @@ def _build_first(values: values_lib.Shareable) -> Content:
           text=f"Queries of {_NAME(row.name)}, drawn at random, and the"
           " beginnings of their documents"
         ),
-        _list_examples(row, values),
+        _list_examples(row),
       )
   return ()
 
 
-def _list_examples(
-  row: results.SyntheticQueries, values: values_lib.Values
-) -> blocks.Items:
+def _list_examples(row: results.SyntheticQueries) -> blocks.Items:
   return blocks.Items(
     texts=tuple(
-      f'"{query}" \u2013 {_cut_beginning(document, values.document_words)}'
-      for query, document in row.examples[: values.num_examples]
+      f'"{query}" \u2013 {_cut_beginning(document, _WORDS)}'
+      for query, document in row.examples[:_EXAMPLES]
     )
   )
 
@@ -73,7 +75,7 @@ def _build_synthetic(values: values_lib.Shareable) -> Content:
   content.append(words.paragraph("queries.settings", text=text))
   shown = _build_first(values)
   for row in synthetic:
-    examples = _list_examples(row, values)
+    examples = _list_examples(row)
     if examples.texts and examples not in shown:
       content += [
         blocks.Heading(text=f"Written by {_NAME(row.name)}"),
@@ -101,17 +103,16 @@ def _cut_beginning(text: str, num_words: int) -> str:
 
 
 def _build_comparison(values: values_lib.Private) -> Content:
-  """Compares real and synthetic queries: texts, BM25's nDCG, similarity, filters."""
+  """Compares real and synthetic queries: texts, BM25's nDCG, similarity."""
   return (
-    _make_asked_table(values.comparison, values.document_words),
+    _make_asked_table(values.comparison),
     *_write_gauges(values.main, values.synthetic),
     *similarity(values.comparison.similarity),
-    *_make_filter_table(values.synthetic),
   )
 
 
 def _make_asked_table(
-  comparison: comparison_results.QueryComparison, document_words: int
+  comparison: comparison_results.QueryComparison,
 ) -> blocks.Block:
   if not comparison.asked:
     return words.paragraph("queries.nobody_wrote")
@@ -123,7 +124,7 @@ def _make_asked_table(
   }
   columns = {
     "Beginning of the document": lambda row: _cut_beginning(
-      row.document, document_words
+      row.document, _WORDS
     ),
     "Real queries": lambda row: " / ".join(row.real),
     **written,
@@ -206,32 +207,6 @@ def _explain_mauve(scores: Sequence[mauve.Mauve]) -> Content:
   featurizer = scores[0].featurizer
   return (
     words.paragraph("queries.mauve", featurizer=featurizer, clusters=clusters),
-  )
-
-
-def _make_filter_table(
-  synthetic: Sequence[results.SyntheticQueries],
-) -> Content:
-  """Returns a table of removed queries by generator and filter."""
-  if not any(count for row in synthetic for count in row.removed.values()):
-    return ()
-  reasons = dict.fromkeys(name for row in synthetic for name in row.removed)
-  removed = {
-    name.capitalize(): lambda row, name=name: f"{row.removed.get(name, 0):,}"
-    for name in reasons
-  }
-  table = tables.of(
-    synthetic,
-    {
-      "Generator": lambda row: _NAME(row.name),
-      "Kept": lambda row: f"{row.num_queries:,}",
-      **removed,
-    },
-  )
-  return (
-    blocks.Heading(text="What the filters took out"),
-    table,
-    words.paragraph("queries.filters"),
   )
 
 

@@ -1,7 +1,6 @@
 """Builds the parts on scores: tables of rows, drawings, further test sets."""
 
-import collections
-import math
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from synthq_jax import intervals
@@ -27,8 +26,6 @@ __all__ = [
 ]
 
 _NAME = tables.row_name
-_POINTS = 3
-"""Least number of epsilons for a drawing over epsilon."""
 Content = tuple[blocks.Block, ...]
 
 
@@ -132,7 +129,7 @@ def _draw_rows(
     list(points),
     {"row, with its interval": list(points.values())},
     label=values["measure"],
-    lines={k: mean for k, mean in rows.items() if k == lexical},
+    line=(lexical, rows[lexical]) if lexical in rows else None,
   )
   text = words.paragraph.text(caption, **values)
   return (blocks.Figure(svg=svg, caption=text),)
@@ -255,117 +252,45 @@ def screen_table(
   evaluations: Sequence[results.Evaluation],
   measures: Sequence[str],
   headlined: Sequence[comparison_results.ScoredRow] = (),
-  *,
-  width: int = 100,
 ) -> str:
-  """Returns the main table as text, narrowed towards lines of `width` characters.
+  """Returns the main table as text, for lines of about 100 characters.
 
-  As far as needed, it leaves out in turn: the training data; all intervals but those
-  of the first measure and of the column "over BM25"; the first measure's intervals;
-  the last intervals, of "over BM25". Many measures may still make longer lines.
+  It leaves out the training data, and all intervals but those of the first measure
+  and of the column "over BM25".
 
   Args:
     evaluations: as in `main_table`.
     measures: as in `main_table`.
     headlined: as in `main_table`.
-    width: wanted characters of a line.
   """
   table = main_table(
-    evaluations, measures, headlined, name=lambda row: _NAME(str(row))
+    evaluations,
+    measures,
+    headlined,
+    name=lambda row: _NAME(str(row)),
+    with_label=False,
   )
-  first_measure = [tables.measure_name(name) for name in measures[:1]]
-  levels = [*table.header], [*first_measure, "over BM25"], ["over BM25"], []
-  text = table.text()
-  for titles in levels:
-    if max(map(len, text.splitlines())) <= width:
-      break
-    text = _narrow_table(table, titles).text()
-  return text
-
-
-def _narrow_table(table: blocks.Table, titles: Sequence[str]) -> blocks.Table:
-  """Drops a table's last column, and its intervals outside of some columns."""
-  header = table.header[:-1]
-  return blocks.Table(
-    header=header,
-    rows=tuple(
-      tuple(
-        cell if title in titles else cell.partition(" [")[0]
-        for title, cell in zip(header, row[:-1], strict=True)
-      )
-      for row in table.rows
-    ),
-    numeric=table.numeric,
+  intact = {*map(tables.measure_name, measures[:1]), "over BM25"}
+  rows = (
+    tuple(
+      cell if title in intact else cell.partition(" [")[0]
+      for title, cell in zip(table.header, row, strict=True)
+    )
+    for row in table.rows
   )
+  return dataclasses.replace(table, rows=tuple(rows)).text()
 
 
 def _draw_systems(
   main: Sequence[results.Evaluation], measure: str, kind: str
 ) -> Content:
-  """Draws every system, over epsilon if there are `_POINTS` of them.
-
-  BM25 is a line. So is a row without epsilon whose training data have no tick.
-  """
-  scored = [item for item in main if measure in item.measures]
-  values = {"measure": measure, "kind": kind}
-  noisy = {e for item in scored if (e := _get_noisy_epsilon(item)) is not None}
-  labels = {
-    _compute_x(epsilon): tables.epsilon(epsilon) for epsilon in sorted(noisy)
+  """Draws the means of a measure."""
+  rows = {
+    tables.call_row(item.row, item.epsilon): item.measures[measure]
+    for item in main
+    if measure in item.measures
   }
-  if len(labels) < _POINTS:
-    rows = {
-      tables.call_row(item.row, item.epsilon): item.measures[measure]
-      for item in scored
-    }
-    return _draw_rows(rows, "scores.picture", **values)
-  lowest, highest = min(labels), max(labels)
-  others = {
-    "untrained": (lowest - 2.6, "untrained"),
-    "public_only": (lowest - 1.3, "public\nmodel"),
-    "": (highest + 1.3, "no noise"),
-    "original": (highest + 2.6, "real\nqueries"),
-  }
-  ticks: dict[float, str] = {}
-  for x, label in labels.items():  # 8 and 8.04 share a label
-    if all(x - tick > 0.25 for tick in ticks):
-      ticks[x] = label
-  lines, series = {}, collections.defaultdict(list)
-  for item in scored:
-    name, mean = tables.call_row(item.row), item.measures[measure]
-    epsilon = _get_noisy_epsilon(item)
-    if epsilon is not None:
-      x = _compute_x(epsilon)
-    elif item.row != rows_lib.BM25 and (
-      item.row.pairs in others or item.epsilon is not None
-    ):
-      x, label = others.get(item.row.pairs, others[""])
-      ticks[x] = label
-    else:
-      lines[name] = mean
-      continue
-    if item.row.pairs in {*others, rows_lib.SYNTHETIC}:
-      name = name.partition(", ")[0]
-    series[name].append((x, mean))
-  svg = plots.over_places(
-    {name: sorted(row, key=lambda p: p[0]) for name, row in series.items()},
-    dict(sorted(ticks.items())),
-    lines,
-    measure=measure,
-  )
-  caption = words.paragraph.text("scores.picture", **values)
-  return (blocks.Figure(svg=svg, caption=caption),)
-
-
-def _compute_x(epsilon: float) -> float:
-  """Returns log2 of the printed epsilon, so that 8 and 7.999 have one x."""
-  return math.log2(float(tables.epsilon(epsilon)))
-
-
-def _get_noisy_epsilon(item: results.Evaluation) -> float | None:
-  """Returns the epsilon of a row that learned with noise, else None."""
-  epsilon = item.epsilon
-  is_noisy = epsilon is not None and 0 < epsilon < math.inf
-  return epsilon if is_noisy else None
+  return _draw_rows(rows, "scores.picture", measure=measure, kind=kind)
 
 
 def _make_differences(

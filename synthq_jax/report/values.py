@@ -52,10 +52,8 @@ class Values:
   """Whether the queries are public."""
   audited: bool
   """Whether canaries stand among the queries."""
-  num_examples: int
-  """Maximum synthetic queries shown for each generator."""
-  document_words: int
-  """Words of a document that are shown."""
+  date: str = ""
+  """Date of the report."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

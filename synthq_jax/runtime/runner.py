@@ -279,32 +279,6 @@ class Run:
       if not position:
         for other in self.stages:
           other.check(self)
-    self._say_others()
-
-  def _say_others(self) -> None:
-    """Reports finished results that these settings do not ask for."""
-    if "report" not in self.plan.stages:
-      return
-    folders = {_get_result_path(stage) for stage in self.stages}
-    current = {
-      _get_result_path(stage, name)
-      for stage in self.stages
-      for name, target in stage.plan(self.plan).items()
-      if target in self.get_results(stage.name)
-    }
-    others = set()
-    for path in self.folders.root.rglob(artifacts.RESULT_NAME):
-      result_path = path.parent.relative_to(self.folders.root).as_posix()
-      result_path = result_path.removeprefix(f"{results.PRIVATE}/")
-      if (
-        result_path not in current and result_path.partition("/")[0] in folders
-      ):
-        others.add(result_path)
-    if others:
-      self.say(
-        f"results of other settings, left as they are: {', '.join(sorted(others))};"
-        " delete those you do not want: the shareable ones count as released"
-      )
 
   def survey(self) -> Iterator[tuple[str, dict[str, bool] | None]]:
     """Yields each stage with its rows, and whether their results exist.

@@ -1,6 +1,5 @@
 """Reads (query, document) pairs with the tokens of the encoder that trains."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,7 +11,6 @@ from synthq_jax.runtime import encoder_start, inputs, results, workspace
 from synthq_jax.runtime import queries as queries_lib
 
 __all__ = [
-  "Stored",
   "are_private",
   "draw_held_out",
   "inherit",
@@ -20,20 +18,6 @@ __all__ = [
   "read",
   "read_real",
 ]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stored:
-  """Queries of a stage, each with its document."""
-
-  queries: Sequence[str]
-  """Texts of the queries."""
-  tokens: np.ndarray
-  """Tokens of the queries in the run's vocabulary, [query, length]."""
-  documents: np.ndarray
-  """Positions of their documents, [query]."""
-  passages: np.ndarray
-  """Positions of the passages of these documents that are read, [query]."""
 
 
 def read_real(
@@ -46,28 +30,25 @@ def read_real(
   folder = space.root / prepared.private_directory
   arrays = inputs.arrays(space, prepared, folder / "train.npz")
   ids = arrays["ids"].tolist()
-  stored = _stored(arrays, queries_lib.texts(folder, ids) if tokens else ())
-  return pair_with_documents(space, prepared, stored, tokens)
-
-
-def _stored(arrays: Mapping[str, np.ndarray], queries: Sequence[str]) -> Stored:
-  """Returns the arrays of a stage, with texts if these are read."""
-  names = ("tokens", "documents", "passages")
-  return Stored(queries=queries, **{name: arrays[name] for name in names})
+  texts = queries_lib.texts(folder, ids) if tokens else ()
+  return pair_with_documents(space, prepared, arrays, texts, tokens)
 
 
 def pair_with_documents(
   folders: workspace.Folders,
   prepared: inputs.Documents,
-  stored: Stored,
-  tokens: sentence_tokens.SentenceTokens | None = None,
+  stored: Mapping[str, np.ndarray],
+  texts: Sequence[str],
+  tokens: sentence_tokens.SentenceTokens | None,
 ) -> dict[str, np.ndarray]:
   """Turns stored queries into pairs.
 
   Args:
     folders: the working directory.
     prepared: the documents.
-    stored: the queries.
+    stored: arrays of the queries: "tokens" in the run's vocabulary, "documents"
+      and "passages".
+    texts: the queries; only `tokens` reads them.
     tokens: the encoder's tokenizer; None: the run's vocabulary.
 
   Returns:
@@ -76,11 +57,9 @@ def pair_with_documents(
   """
   documents = encoder_start.open_passages(folders, prepared, tokens)
   return {
-    "queries": encoder_start.query_tokens(
-      tokens, stored.queries, stored.tokens
-    ),
-    "documents": documents.tokens[stored.passages],
-    "rows": stored.documents.astype(np.int32),
+    "queries": encoder_start.query_tokens(tokens, texts, stored["tokens"]),
+    "documents": documents.tokens[stored["passages"]],
+    "rows": stored["documents"].astype(np.int32),
   }
 
 
@@ -127,8 +106,8 @@ def read(
   else:
     folder = folders.root / synthetic.directory
     arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
-    stored = _stored(arrays, queries_lib.texts(folder) if tokens else ())
-    records = pair_with_documents(folders, prepared, stored, tokens)
+    texts = queries_lib.texts(folder) if tokens else ()
+    records = pair_with_documents(folders, prepared, arrays, texts, tokens)
   if not held_out_share:
     return records
   left_out = draw_held_out(prepared.num_documents, held_out_share)

@@ -37,7 +37,6 @@ from synthq_jax.training import progress as progress_lib
 __all__ = [
   "SHARED",
   "Judged",
-  "encode_rows",
   "encode_with",
   "get_document_tokens",
   "get_query_tokens",
@@ -131,35 +130,6 @@ def _features(corpus: pathlib.Path, _: tuple[int, int]) -> ranking.Features:
   return ranking.Features.build(ids, inputs.document_texts(corpus))
 
 
-def encode_rows(
-  params: Any,
-  model_config: Any,
-  tokens: passages.Tokens,
-  folder: pathlib.Path,
-  *,
-  title: str,
-  batch_size: int,
-) -> None:
-  """Encodes this process's share of texts into files; resumes after a kill."""
-  shard, num_shards = distributed.index(), distributed.count()
-  own = vector_files.rows_of_shard(
-    len(tokens), block_rows=_BLOCK, shard=shard, num_shards=num_shards
-  )
-  with progress_lib.bar(title, own) as bar:
-    encode.to_files(
-      params,
-      model_config,
-      tokens,
-      folder,
-      shard=shard,
-      num_shards=num_shards,
-      block_rows=_BLOCK,
-      batch_size=batch_size,
-      devices=distributed.own_devices(),
-      progress=bar.update,
-    )
-
-
 def link_earlier(folder: pathlib.Path, rows: int) -> None:
   """Links the newest vectors beside a folder into it, where it has none."""
   others = {*folder.parent.glob(f"{folder.name.partition('_')[0]}_*")}
@@ -176,21 +146,32 @@ def encode_with(
 ) -> None:
   """Encodes tokens into folders with a retriever; waits for all processes.
 
+  Each process encodes its share, and resumes after a kill.
+
   Args:
     task: task of the stage.
     retriever: the encoder.
     texts: tokens and folder of the texts, by their role.
   """
+  shard, num_shards = distributed.index(), distributed.count()
   for role, (tokens, folder) in texts.items():
     params, shape = encoder_start.load(task.folders, retriever, role)
-    encode_rows(
-      params,
-      shape,
-      tokens,
-      folder,
-      title=f"{task.result_path}: {role}",
-      batch_size=task.settings.batch_size,
+    own = vector_files.rows_of_shard(
+      len(tokens), block_rows=_BLOCK, shard=shard, num_shards=num_shards
     )
+    with progress_lib.bar(f"{task.result_path}: {role}", own) as bar:
+      encode.to_files(
+        params,
+        shape,
+        tokens,
+        folder,
+        shard=shard,
+        num_shards=num_shards,
+        block_rows=_BLOCK,
+        batch_size=task.settings.batch_size,
+        devices=distributed.own_devices(),
+        progress=bar.update,
+      )
   distributed.barrier(task.result_path)
 
 
@@ -273,7 +254,7 @@ def zero_broken(query_vectors: Float[np.ndarray, "query dim"]) -> np.ndarray:
 def open_vectors(
   judged: Judged, documents: pathlib.Path
 ) -> Float[np.ndarray, "passage dim"]:
-  """Opens the vectors of all passages, which `encode_rows` wrote."""
+  """Opens the vectors of all passages, which `encode_with` wrote."""
   total = len(judged.passages.owners)
   return np.asarray(vector_files.open_vectors(documents, total))
 

@@ -90,8 +90,7 @@ class _Findings:
   scores: Float[np.ndarray, " canary"]  # likelihood; the higher, the surer
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Model:
+class _Model(NamedTuple):
   """A T5 and its configuration."""
 
   params: typing.Params
@@ -305,7 +304,7 @@ def _load(
 ) -> _Model:
   """Reads a checkpoint; `token_ids` are the vocabulary's, if it may lack them."""
   params, config = t5_checkpoints.load(directory, token_ids=token_ids)
-  return _Model(params=params, config=t5_config.require(config, directory))
+  return _Model(params, t5_config.require(config, directory))
 
 
 def _compute_ranks(

@@ -14,7 +14,7 @@ import itertools
 import pathlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from synthq_jax import extras
 from synthq_jax.data import beir_sets, files
@@ -36,6 +36,8 @@ __all__ = ["STAGE", "Config", "HeldOut", "Inputs", "compute_similarity", "run"]
 
 _REFERENCE = "public only"
 _ALPHA = 0.05
+_ASKED = 5
+"""Documents whose real and synthetic queries the private page shows."""
 _CLUSTERINGS = 5
 """Clusterings of each MAUVE: with 500 queries, one alone is off by 0.05."""
 
@@ -46,13 +48,13 @@ _Pair = tuple[str, str]  # a query, and the id of its document
 class Config:
   """Settings of the comparisons, and their numbers of draws."""
 
+  GONE: ClassVar[Mapping[str, Any]] = {"num_comparisons": 5}
+
   measures: tuple[str, ...] = ("nDCG@10", "R@10")
   """Columns of the report's tables. Rows are compared by the first measure,
-  which is drawn against epsilon."""
+  which is drawn."""
   test_set: str = "test"
   """The test set of the main table: a split of private queries."""
-  num_comparisons: int = 5
-  """Documents whose real and synthetic queries the private page shows."""
   similar_to: str = "test"
   """Real queries behind BLEU and MAUVE. "test": those of the test split, all
   queries of a document together. "train": train queries, each compared with one
@@ -70,9 +72,7 @@ class Config:
   """Seed of all draws: resamples, documents, queries, clusterings."""
 
   def __post_init__(self):
-    config_types.at_least(
-      self, 1, "num_comparisons", "num_similar", "bootstrap_samples"
-    )
+    config_types.at_least(self, 1, "num_similar", "bootstrap_samples")
     config_types.one_of(self, "similar_to", ("test", "train"))
     if not self.measures:
       raise ValueError(
@@ -377,7 +377,7 @@ def _compare_with_real(
   if is_train := config.similar_to == "train":
     similar = HeldOut(root, prepared, synthetic, "train")
   names = tuple(queries.name for queries in synthetic)
-  asked = texts.asked_and_written(names, config.num_comparisons, config.seed)
+  asked = texts.asked_and_written(names, _ASKED, config.seed)
   similarities = compute_similarity(
     similar,
     featurizer,

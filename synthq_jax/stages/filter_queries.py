@@ -18,7 +18,6 @@ References:
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -37,7 +36,6 @@ from synthq_jax.runtime import (
   workspace,
 )
 from synthq_jax.runtime import queries as queries_lib
-from synthq_jax.storage import artifacts
 
 __all__ = ["STAGE", "Config", "Inputs", "run"]
 
@@ -177,7 +175,6 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
       f" {synthetic.name}, got {passed.removed}: take a larger top_k (0 keeps all)"
     )
   remaining = written.take(passed.indices)
-  _save_removed(directory, written, passed.indices)
   queries_lib.save(
     directory,
     remaining.names,
@@ -207,23 +204,6 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
       num_examples=len(synthetic.examples),
     ),
   )
-
-
-def _save_removed(directory, written, remaining) -> None:
-  """Writes the removed queries for people to read; as private as the kept
-  ones."""
-  remaining = set(remaining.tolist())
-  lines = [
-    {
-      "_id": name,
-      "text": written.texts[i],
-      "document": written.documents[i],
-    }
-    for i, name in enumerate(written.names)
-    if i not in remaining
-  ]
-  text = "".join(json.dumps(line) + "\n" for line in lines)
-  artifacts.write_atomically(directory / "removed.jsonl", text)
 
 
 STAGE = stage.Stage(

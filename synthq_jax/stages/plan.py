@@ -7,8 +7,9 @@ module `runner` makes and skips results.
 import contextlib
 import dataclasses
 import functools
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from synthq_jax import field_kinds
@@ -19,12 +20,13 @@ from synthq_jax.models import t5_config
 from synthq_jax.runtime import (
   config_types,
   encoder_start,
+  private_training,
   results,
   runner,
   workspace,
 )
 from synthq_jax.runtime import rows as rows_lib
-from synthq_jax.stages import _checks, _planned, prepare_test_set
+from synthq_jax.stages import _checks, prepare_test_set
 from synthq_jax.stages import audit as audit_lib
 from synthq_jax.stages import compare_queries as compare_queries_lib
 from synthq_jax.stages import direct_dp as direct_dp_lib
@@ -48,11 +50,13 @@ from synthq_jax.training import distributed, progress
 __all__ = [
   "STAGES",
   "Canaries",
+  "Outlook",
   "Rows",
   "RunConfig",
-  "export_notes",
+  "Training",
   "list_notes",
   "outlook",
+  "plan_trainings",
   "run",
 ]
 
@@ -297,6 +301,50 @@ class RunConfig:
       )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+  """One private training of a plan; a None becomes known once the data is
+  read."""
+
+  stage: str
+  """Name of the stage."""
+  result_path: str
+  """Folder of the result, e.g. "finetune_dp/eps8"."""
+  row: rows_lib.Row
+  """Row of the table."""
+  is_released: bool
+  """Whether the row counts as released; if not, it is only compared."""
+  epsilon: float
+  """Target epsilon of this training alone."""
+  delta: float | None
+  """Target delta; None: 1 / (2n), n the number of queries, or of users if these
+  are the unit."""
+  num_records: int | None
+  """Private records to draw from: queries, or users."""
+  num_users: int | None = None
+  """Users of the train queries, if these are the unit: n of `delta`."""
+  batch_size: int | None
+  """Expected records of a batch; None: all records."""
+  max_batch_size: int | None
+  """Maximum records of a batch."""
+  steps: int
+  """Optimizer steps."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outlook:
+  """The plan of a run, and its finished part."""
+
+  progress: Sequence[tuple[str, Mapping[str, bool] | None]]
+  """Stages, each with its rows and whether they are finished; None: an earlier
+  stage is not finished (`runner.Run.survey`)."""
+  rows: Mapping[str, tuple[str, ...]]
+  """Folders of the results of each stage; "" is the folder of a single
+  result."""
+  trainings: tuple[Training, ...]
+  """Private trainings, finished ones included."""
+
+
 def run(
   config: RunConfig,
   workdir: str | os.PathLike,
@@ -374,7 +422,7 @@ def _plan_rows(
 
 def outlook(
   config: RunConfig, workdir: str | os.PathLike, stage_names: Sequence[str]
-) -> _planned.Outlook:
+) -> Outlook:
   """Plans a run, and finds its finished results; makes nothing.
 
   Args:
@@ -415,33 +463,89 @@ def outlook(
     this = runner.Run(planned, space, stages, say=_do_nothing)
     stages_done = list(this.survey())
     prepared = this.prepared if this.get_results("prepare_data") else None
-  return _planned.Outlook(
+  return Outlook(
     progress=stages_done,
     rows={item.name: tuple(item.plan(planned)) for item in stages},
-    trainings=tuple(_planned.plan_trainings(planned, prepared)),
+    trainings=tuple(plan_trainings(planned, prepared)),
   )
+
+
+def plan_trainings(
+  plan: rows_lib.Plan, prepared: results.PreparedData | None = None
+) -> Iterator[Training]:
+  """Plans the trainings with noise.
+
+  Args:
+    plan: the rows of the run.
+    prepared: the data; None: it is not read yet.
+
+  Yields:
+    Each training, in the order of the stages.
+
+  Raises:
+    ValueError: if a training would be refused, such as one whose batch is larger
+      than the data.
+  """
+  for stage in map(stages_lib.get, plan.stages):
+    for name, row in stage.plan(plan).items():
+      planned = stage.training(plan, row)
+      if planned is None or math.isinf(planned.epsilon):
+        continue
+      yield Training(
+        stage=stage.name,
+        result_path=f"{stage.folder or stage.name}/{name}",
+        row=row,
+        is_released=not plan.is_compared(row),
+        epsilon=planned.epsilon,
+        steps=planned.config.steps,
+        **_sizes(planned, prepared if planned.is_counted else None),
+      )
+
+
+def _sizes(
+  planned: private_training.Planned, prepared: results.PreparedData | None
+) -> dict[str, Any]:
+  """Returns the sizes of a training that follow from the number of records.
+
+  Raises:
+    ValueError: if the data is known and the training would be refused.
+  """
+  config = planned.config
+  if prepared is None:
+    return {
+      "delta": config.delta,
+      "num_records": None,
+      "batch_size": config.batch_size or None,
+      "max_batch_size": None,
+    }
+  users = prepared.num_users.get("train")
+  draws_users = planned.draws_users(prepared)
+  config.check(prepared, draws_users=draws_users)
+  config = planned.get_settings(prepared)
+  number = users if draws_users else prepared.num_queries["train"]
+  assert number is not None  # users are drawn only if their number is known
+  sampler = private_training.sampler(
+    private_training.Settings(
+      config=config,
+      epsilon=planned.epsilon,
+      mechanism="",
+      num_users=None if draws_users else users,
+      fixed_order=planned.fixed_order,
+    ),
+    number,
+    prepared.queries_per_user,
+  )
+  return {
+    "delta": config.delta or 1 / (2 * prepared.units("train")),
+    "num_records": number,
+    "num_users": users,
+    "batch_size": config.batch_size,
+    "max_batch_size": sampler.max_batch_size,
+  }
 
 
 def list_notes(config: RunConfig, stage_names: Sequence[str]) -> Sequence[str]:
-  """Returns notes on exports and prompts, which a dry run prints, too.
-
-  Args:
-    config: as in `export_notes`.
-    stage_names: as in `export_notes`.
-
-  Raises:
-    ValueError: as `export_notes`.
-  """
-  return (
-    *export_notes(config, stage_names),
-    *_checks.describe_prompts(config, stage_names),
-  )
-
-
-def export_notes(
-  config: RunConfig, stage_names: Sequence[str]
-) -> Sequence[str]:
-  """Returns notes on added tokens, and on formats that are not exported.
+  """Returns notes on tokens, exports and prompts, which a dry run prints, too.
 
   Args:
     config: all settings.
@@ -452,8 +556,9 @@ def export_notes(
       from a checkpoint's.
   """
   vocabulary, added = _checks.load_vocabulary(config)
+  prompts = _checks.describe_prompts(config, stage_names)
   if vocabulary is None or not _TRAININGS & set(stage_names):
-    return ()
+    return prompts
   notes = []
   if added:
     notes.append(
@@ -467,7 +572,7 @@ def export_notes(
     notes.append(
       f"note: `synthq export` to {_TRANSFORMERS} would be refused: {error}"
     )
-  return notes
+  return notes + prompts
 
 
 def _do_nothing(*messages: str) -> None:

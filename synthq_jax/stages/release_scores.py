@@ -240,29 +240,19 @@ def _describe_refusal(
   """Returns the reason to refuse the noise, and what to change; empty: none."""
   import dp_accounting
 
-  quantile = noisy_results.compute_quantile(config.confidence)
   users = prepared.num_users.get(prepared.test_split, num_queries)
-  most = prepared.queries_per_user or 1
-
-  def width(number: int) -> float:
-    units = math.ceil(users / num_queries * number)
-    delta = config.delta or get_smallest_delta(prepared, units)
-    if number > num_queries:  # a set delta may be too large for so many
-      delta = min(delta, 1 / (2 * units))
-    # In closed form: the accountant takes seconds for each.
-    noise = _MARGIN * dp_accounting.get_sigma_gaussian(config.epsilon, delta)
-    return quantile * noise * most * math.sqrt(size) * _MIDDLE / number
-
-  noise_width = width(num_queries)
-  if noise_width <= config.widest:
+  delta = config.delta or get_smallest_delta(prepared, users)
+  # In closed form: the accountant takes seconds.
+  noise = _MARGIN * dp_accounting.get_sigma_gaussian(config.epsilon, delta)
+  sensitivity = (prepared.queries_per_user or 1) * math.sqrt(size) * _MIDDLE
+  quantile = noisy_results.compute_quantile(config.confidence)
+  width = quantile * noise * sensitivity / num_queries
+  if width <= config.widest:
     return ""
-  enough = num_queries
-  while (excess := width(enough) / config.widest) > 1:  # noise grows with log n
-    enough = math.ceil(enough * excess)
   return (
-    f"expected noise of at most {config.widest:g} on a mean, got"
-    f" {noise_width:.2g}: {size} scores of {num_queries:,} test queries at epsilon"
-    f" {rounding.epsilon(config.epsilon)}, where {enough:,} queries would do; join splits"
+    f"expected noise of at most {config.widest:g} on a mean, got {width:.2g}:"
+    f" {size} scores of {num_queries:,} test queries at epsilon"
+    f" {rounding.epsilon(config.epsilon)} are too few queries; join splits"
     " (TEST_SPLIT='dev+test'), leave rows or measures out, raise epsilon, or set"
     " release_scores.Config.enabled=False"
   )

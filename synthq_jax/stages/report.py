@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from synthq_jax.data import files
 from synthq_jax.report import (
@@ -28,12 +28,10 @@ from synthq_jax.report import leakage as leakage_lib
 from synthq_jax.report import values as values_lib
 from synthq_jax.runtime import (
   comparison_results,
-  config_types,
   released_results,
   results,
   runner,
   stage,
-  system_results,
 )
 from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.storage import artifacts
@@ -43,7 +41,7 @@ __all__ = [
   "SHAREABLE",
   "STAGE",
   "Config",
-  "Inputs",
+  "make_values",
   "run",
   "select_shareable",
 ]
@@ -53,42 +51,15 @@ __all__ = [
 class Config:
   """Settings of the reports; earlier stages compute all their numbers."""
 
+  GONE: ClassVar[Mapping[str, Any]] = {"num_examples": 5, "document_words": 12}
+
   title: str = "Retrieval from private queries"
   """Title of both pages, before the name of the data."""
   data: str = ""
   """Public name of the data set, for both titles; empty: the kind of its source."""
-  num_examples: int = 5
-  """Maximum synthetic queries shown for each generator."""
-  document_words: int = 12
-  """Words of a document that are shown."""
-
-  def __post_init__(self):
-    config_types.at_least(self, 1, "num_examples", "document_words")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Inputs:
-  """Results of the whole run."""
-
-  prepared: results.PreparedData
-  comparison: comparison_results.QueryComparison
-  """Comparison of all rows, and of real and synthetic queries."""
-  synthetic: Sequence[results.SyntheticQueries]  # all synthetic queries
-  checkpoints: Sequence[results.Checkpoint]  # all trained models
-  audits: Sequence[results.AuditReport]
-  leakage: comparison_results.QueryLeakage | None
-  """Real queries among the synthetic ones; None: there was no search."""
-  released_scores: Sequence[results.ReleasedScores]  # with noise
-  weights: Sequence[system_results.Ranking]  # beside BM25
-  released: released_results.Released  # the claims of the working directory
-  shipped: Sequence[str]  # rows that may be given away
-  result_folders: Sequence[str]  # of all results of the run
-  public_data: bool  # whether the queries are public
-  audited: bool  # whether canaries stand among them
-  date: str = ""  # of the report
-
-
-def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
+def make_job(run: runner.Run, _: None) -> stage.Job[values_lib.Private]:
   """Returns one report on all results."""
   names = (
     "compare_queries",
@@ -120,9 +91,9 @@ def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
   return stage.Job(
     depends=(run.config.report, *run.data, *digests, claims, decided),
     settings=run.config.report,
-    inputs=Inputs(
+    inputs=make_values(
+      values(run.get_results("compare_queries"))[0],
       prepared=run.prepared,
-      comparison=values(run.get_results("compare_queries"))[0],
       synthetic=values(run.queries),
       checkpoints=[*values(run.generators), *values(run.retrievers)],
       audits=values(run.get_results("audit")),
@@ -136,6 +107,28 @@ def make_job(run: runner.Run, _: None) -> stage.Job[Inputs]:
   )
 
 
+def make_values(
+  comparison: comparison_results.QueryComparison, **fields: Any
+) -> values_lib.Private:
+  """Returns the values of the private page, without learning curves.
+
+  Args:
+    comparison: the comparison of all rows.
+    **fields: the fields that do not follow from it.
+  """
+  main, own, others = _group_by_test_set(comparison)
+  return values_lib.Private(
+    measures=comparison.measures,
+    main=main,
+    evaluations=own,
+    further_evaluations=others,
+    side_by_side=comparison.side_by_side,
+    comparison=comparison,
+    curves={},
+    **fields,
+  )
+
+
 def _shipped(run: runner.Run) -> list[str]:
   """Returns the rows whose systems may be shared."""
   return sorted(
@@ -145,7 +138,7 @@ def _shipped(run: runner.Run) -> list[str]:
   )
 
 
-def run(task: stage.Task[Config, Inputs]) -> results.Report:
+def run(task: stage.Task[Config, values_lib.Private]) -> results.Report:
   """Writes report/report.html, report/report.md and the private page.
 
   Formal guarantee: report/ is post-processing of results with finite epsilon
@@ -157,17 +150,25 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
   Raises:
     ValueError: if a file that a result names is missing or malformed.
   """
-  config, root, task_inputs = task.settings, task.folders.root, task.inputs
-  private = _read_private(task)
+  config, root, values = task.settings, task.folders.root, task.inputs
+  models = [
+    *values.synthetic,
+    *values.checkpoints,
+    *values.released_scores,
+    *values.weights,
+  ]
+  private = dataclasses.replace(
+    values,
+    curves=_read_curves(root, values.checkpoints, private=True),
+    released=values.released.including(models),
+  )
   public = select_shareable(
     private, _read_curves(root, private.checkpoints, private=False)
   )
   title = f"{config.title}: {config.data or public.source.replace('_', ' ')}"
   shareable_page = blocks.Page(
     title=title,
-    subtitle=words.paragraph.text(
-      "page.shareable", date=task_inputs.date
-    ).strip(),
+    subtitle=words.paragraph.text("page.shareable", date=private.date).strip(),
     introduction=(
       *_join_blocks(page.parts(_FIRST, public)),
       words.paragraph("page.method"),
@@ -177,7 +178,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
   private_page = blocks.Page(
     title=f"{title} (private)",
     subtitle=words.paragraph.text(
-      "page.private", date=task_inputs.date, source=private.prepared.source
+      "page.private", date=private.date, source=private.prepared.source
     ).strip(),
     banner=words.paragraph.text("page.banner"),
     introduction=_join_blocks(page.parts(_PRIVATE_FIRST, private)),
@@ -197,44 +198,6 @@ def run(task: stage.Task[Config, Inputs]) -> results.Report:
   write(root / report.markdown, page.markdown(shareable_page))
   write(root / report.private_html, page.html(private_page))
   return report
-
-
-def _read_private(task: stage.Task[Config, Inputs]) -> values_lib.Private:
-  """Reads the values of the private page."""
-  config, task_inputs = task.settings, task.inputs
-  comparison, checkpoints = task_inputs.comparison, task_inputs.checkpoints
-  main, own, others = _group_by_test_set(comparison)
-  released = task_inputs.released.including(
-    [
-      *task_inputs.synthetic,
-      *checkpoints,
-      *task_inputs.released_scores,
-      *task_inputs.weights,
-    ]
-  )
-  return values_lib.Private(
-    measures=comparison.measures,
-    main=main,
-    evaluations=own,
-    further_evaluations=others,
-    side_by_side=comparison.side_by_side,
-    comparison=comparison,
-    released_scores=task_inputs.released_scores,
-    synthetic=task_inputs.synthetic,
-    checkpoints=checkpoints,
-    weights=task_inputs.weights,
-    curves=_read_curves(task.folders.root, checkpoints, private=True),
-    released=released,
-    shipped=task_inputs.shipped,
-    result_folders=task_inputs.result_folders,
-    public_data=task_inputs.public_data,
-    audited=task_inputs.audited,
-    audits=task_inputs.audits,
-    leakage=task_inputs.leakage,
-    prepared=task_inputs.prepared,
-    num_examples=config.num_examples,
-    document_words=config.document_words,
-  )
 
 
 def select_shareable(
@@ -290,8 +253,7 @@ def select_shareable(
     source=prepared.source.partition(":")[0],  # not its location
     unit=str(prepared.unit),
     versions=prepared.versions,
-    num_examples=private.num_examples,
-    document_words=private.document_words,
+    date=private.date,
   )
 
 

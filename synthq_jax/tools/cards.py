@@ -6,7 +6,6 @@ dashes are YAML for the hub; they hold the numbers of the claim, too.
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,6 @@ from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import results, rows, system_results
 
 __all__ = [
-  "make_hub_name",
   "render_adapter",
   "render_map",
   "render_queries",
@@ -411,14 +409,3 @@ def _choose_size(count: int) -> str:
     return "n<1K"
   above = (*_SIZE_NAMES, "10B")[category]
   return f"{_SIZE_NAMES[category - 1]}<n<{above}"
-
-
-def make_hub_name(text: str) -> str:
-  """Turns a text into a repository name that Hugging Face's hub accepts.
-
-  >>> make_hub_name("für_alle--queries..v2.git")
-  'f-r_alle-queries.v2'
-  """
-  text = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:60]
-  text = re.sub(r"([-.])[-.]+", r"\1", text)
-  return re.sub(r"(\.git|[-.])+$", "", text).lstrip("-.") or "NAME"

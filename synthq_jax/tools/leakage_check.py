@@ -485,18 +485,6 @@ def _write_outcome(check: Check) -> str:
   return f"{outcome}; {limit}: {'passed' if check.is_passed else 'FAILED'}"
 
 
-def _write_precision(check: Check) -> str:
-  """Returns the calibrated precision, or "" if a threshold is not the default."""
-  usual = {name.replace("_", " "): value for name, value in CALIBRATED.items()}
-  for row in check.counts:
-    if row.threshold != usual.get(row.detector, row.threshold):
-      return ""
-  return (
-    "At these thresholds, matches are right in 9 of 10 labelled pairs, which were"
-    " selected as similar; among all pairs of a log, fewer are right. "
-  )
-
-
 def _render_page(
   check: Check, shown: Sequence[tuple[leakage_targets.Target, Any]]
 ) -> blocks.Page:
@@ -532,7 +520,7 @@ def _render_page(
         title="What this does not say",
         blocks=(
           blocks.Paragraph(
-            text=f"A match is a candidate. {_write_precision(check)}Nothing"
+            text="A match is a candidate: people must judge it. Nothing"
             " here finds synonyms, or paraphrases without common words."
           ),
         ),

@@ -6,7 +6,7 @@ Document vectors are those that `encode_documents` wrote; none is computed here.
 import dataclasses
 import functools
 import json
-import re
+import textwrap
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -38,8 +38,6 @@ __all__ = ["Hit", "Searcher", "describe", "open_run", "read_systems"]
 
 _SNIPPET = 240
 """Length of a snippet in characters."""
-_LEAD = 40
-"""Characters of context in a snippet before the words of the query."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Hit:
   title: str
   """Title of the document, or ""."""
   snippet: str
-  """The part of its text with most of the query's words."""
+  """The beginning of its text."""
 
 
 _Search = Callable[[str, int], dict[str, float]]
@@ -86,13 +84,13 @@ class Searcher:
     if not query.strip():
       return []
     return [
-      self._hit(query, score, position)
+      self._hit(score, position)
       for position, score in self.find(query, k).items()
     ]
 
-  def _hit(self, query: str, score: float, position: str) -> Hit:
+  def _hit(self, score: float, position: str) -> Hit:
     document = self.documents[int(position)]
-    text = _cut_snippet(document["text"], query)
+    text = textwrap.shorten(document["text"], _SNIPPET, placeholder=" ...")
     return Hit(document["_id"], float(score), document["title"], text)
 
 
@@ -336,26 +334,3 @@ class _Opened:
         f" earlier training of it: {advice}them anew"
       )
     return vectors
-
-
-def _cut_snippet(text: str, query: str) -> str:
-  """Cuts out the part of a text that has most of a query's words.
-
-  >>> _cut_snippet("a " * 200 + "red apple", "apples, red")[-9:]
-  'red apple'
-  """
-  text = " ".join(text.split())
-  stems = {word[:5] for word in re.findall(r"\w{3,}", query.lower())}
-  starts = [
-    word.start()
-    for word in re.finditer(r"\w{3,}", text)
-    if word.group().lower()[:5] in stems
-  ]
-  ends = np.searchsorted(starts, np.add(starts, _SNIPPET - _LEAD))
-  start = starts[np.argmax(ends - np.arange(len(starts)))] if starts else 0
-  start = max(0, min(start - _LEAD, len(text) - _SNIPPET))
-  start = text.find(" ", start) + 1 if start else 0
-  part = text[start : start + _SNIPPET]
-  ahead = "... " if start else ""
-  behind = " ..." if start + _SNIPPET < len(text) else ""
-  return f"{ahead}{part}{behind}"

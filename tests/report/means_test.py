@@ -131,22 +131,3 @@ def test_one_draw_of_noise_is_no_repetition(finished_run, tmp_path):
     shutil.copytree(root / place, tmp_path / place)
   with pytest.raises(ValueError, match="leave SECRET_SEED out"):
     means.run([root, tmp_path], private=True)
-
-
-def test_the_scores_of_a_run_are_those_of_its_report(finished_run, tmp_path):
-  """A run beside one of equal scores: their mean is each of them."""
-  root, place = finished_run.root, "private/compare_queries"
-  found = artifacts.load(root / place, comparison_results.QueryComparison)
-  made = [row.evaluation for row in found.rows]
-  write_run(tmp_path, *(dataclasses.replace(x, statement=None) for x in made))
-  (tmp_path / "config.gin").unlink()
-  said = means.run([root, tmp_path], private=True).splitlines()
-  assert len(made) > 20
-  for one in made:
-    mean = one.measures["nDCG@10"].mean
-    name = one.name.replace("_", " ")
-    assert any(
-      line.startswith(f"{name} ")
-      and f" 2  {mean:.3f} [{mean:.3f}, {mean:.3f}]" in line
-      for line in said
-    ), (one.test_set, one.name)

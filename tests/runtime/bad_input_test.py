@@ -75,14 +75,6 @@ def change(path, line, text):
   path.write_bytes(b"".join(lines))
 
 
-def test_a_bad_line_is_named_with_its_file_and_number(folder, tmp_path, capsys):
-  path = folder / "corpus.jsonl"
-  change(path, 3, '{"_id": "d2", ')
-  message = refused(capsys, command(folder, tmp_path / "run", "--strict"))
-  assert f"{path}:3: expected one JSON object" in message
-  assert finished(tmp_path) == []
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_split_without_pairs_is_refused(folder, tmp_path, capsys, split):
   path = folder / "qrels" / f"{split}.tsv"
@@ -94,26 +86,6 @@ def test_a_split_without_pairs_is_refused(folder, tmp_path, capsys, split):
   message = refused(capsys, command(folder, tmp_path / "run", "--strict"))
   assert re.search(f"(in|got) split[ =]'{split}'", message)
   assert finished(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-  ("flag", "words"),
-  [
-    ("--gin.EPSILON=nan", "expected float, got 'nan'"),
-    ("--gin.DELTA=0", "finetune_dp.Config.delta must be above 0"),
-    ("--gin.DELTA=0.5", "Config.delta must be above 0 and below 1/n"),
-    ("--gin.plan.Rows.synthetic=(8,8.0000001)", "both called eps8: leave one"),
-    ("--gin.CLIP_NORM=inf", "clip_norm must be above 0, got inf"),
-    ("--gin.TRAIN_STEPS=0", "finetune_dp.Config.steps must be at least 1"),
-    ("--gin.DOCUMENT_LENGTH=1", "document_length must be at least 2"),
-  ],
-)
-def test_a_setting_that_cannot_be_is_refused_before_any_work(
-  folder, tmp_path, capsys, flag, words
-):
-  message = refused(capsys, command(folder, tmp_path / "run", flag))
-  assert words in message
-  assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -215,11 +187,8 @@ def test_more_documents_than_a_source_can_have_are_refused_before_it_is_read(
   [
     ("SOURCE=msmarco:data UNIT=user", "source of UNIT='user' must be beir:DIR"),
     ("SOURCE=beir:half", "half: expected a file queries.jsonl"),
-    ("SOURCE=msmarco:half", "half: expected a file collection.tsv"),
     ("SOURCE=log:no.csv@data/corpus.jsonl", "got no.csv: no such file"),
     ("SOURCE=log:data/corpus.jsonl@no.csv", "got no.csv: no such file"),
-    ("SOURCE=hf:no", "no/corpus: no such file"),
-    ("SOURCE=newsqa:no.json", "got no.json: no such file"),
     ("SOURCE=tfds:fiqa@no", "no: expected a folder with SPLIT.tsv files"),
     ("CHECKPOINT=no", "got no file no/params.safetensors: check CHECKPOINT"),
     (
@@ -344,21 +313,6 @@ def test_a_run_that_is_kept_out_changes_nothing(folder, run, capsys):
     message = refused(capsys, command(folder, run, flag))
   assert "wait for it, or give another --workdir" in message
   assert path.read_bytes() == before
-
-
-def test_results_of_other_settings_are_named(finished_run, tmp_path, capsys):
-  root = finished_run.copy(tmp_path)
-  scores = root / "private/evaluate/test"
-  shutil.copytree(scores / "bm25", scores / "bm24")
-  made = root / "generate/eps8"
-  unfinished = made / f"parts_{artifacts.read_fingerprint(made)}"
-  unfinished.mkdir()  # of a kill between the result and the end
-  plan.run(finished_run.config, root)
-  assert not unfinished.exists()
-  said = capsys.readouterr().out.splitlines()[-1]
-  assert said.startswith(
-    "results of other settings, left as they are: evaluate/test/bm24;"
-  )
 
 
 def test_a_result_whose_training_the_ledger_has_lost_is_refused(

@@ -10,8 +10,7 @@ only looks finished; after the advice is followed, the undisturbed result.
   python tests/runtime/campaign.py --hours=3 --out=campaign.jsonl
 
 prints one line per fault and a table of all in the file, with which a second call
-goes on; exit code 1 if anything was lost or false. Faults of a full and of a
-read-only disk need to mount a tmpfs, and are left out where that is refused.
+goes on; exit code 1 if anything was lost or false.
 
 The data counts as private and the secret is drawn; the 128 bits that each training
 draws are the same in all runs, so that noise is no difference between two.
@@ -36,20 +35,19 @@ import tempfile
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [
   str(ROOT),
-  *(str(ROOT / one) for one in ("launch", "tests/shared")),
+  str(ROOT / "tests/shared"),
 ]
 
 from tests.runtime import kills  # noqa: E402
 
 LIMIT = 300.0
 """Seconds after which a run hangs; ten undisturbed ones where that is more."""
-_RUNNING = re.compile(r"^(?:\[0\] )?\[(\S+)\] running$", re.M)
-_STARTED = re.compile(r"^processes: started (.+)$", re.M)
+_RUNNING = re.compile(r"^\[(\S+)\] running$", re.M)
 _FINGERPRINT = re.compile(r"_[0-9a-f]{16}(?![0-9a-f])")
 _POINTS = ("replace", "fsync", "rename", "unlink", "mkdir")
 _IMPORTED = (
@@ -67,9 +65,6 @@ SECRET = "private/secret_seed"
 
 class Wrong(Exception):  # noqa: N818
   """What must not happen; its first word is LOST or FALSE."""
-
-  kept: pathlib.Path | None = None
-  """A copy of the directory."""
 
 
 @dataclasses.dataclass
@@ -168,27 +163,14 @@ def another_version() -> None:
   synthq_jax.__version__ = "0.0.1"
 
 
-def yesterday() -> None:
-  now = time.time
-  time.time = lambda: now() - 86_400.0
-
-
 class Campaign:
   """The undisturbed run, and copies of it that are disturbed."""
 
-  def __init__(
-    self,
-    folder: pathlib.Path,
-    flags: Sequence[str],
-    command: str = "run",
-    in_two: bool = False,
-  ):
+  def __init__(self, folder: pathlib.Path, flags: Sequence[str]):
     folder.mkdir(exist_ok=True)
-    self.in_two = in_two
-    self.folder, self.flags, self.command = folder, flags, command
+    self.folder, self.flags = folder, flags
     self.stage = ""
     """Of the last fault; empty: where it was meant to be."""
-    self.siblings: dict[str, Campaign] = {}
     self.whole = folder / "whole"
     self.log = folder / "log.txt"
     self.killed: list[tuple[pathlib.Path, str]] = []
@@ -207,10 +189,8 @@ class Campaign:
   def timed(self) -> tuple[dict[str, float], float]:
     """Runs without disturbance; returns when places began, and the whole."""
     shutil.rmtree(self.whole, ignore_errors=True)
-    # One process of two devices sums direct DP's gradients in another order.
-    child = (self.launch if self.in_two else self.run)(self.whole)
-    began = time.monotonic()
-    begins = {"study": 0.0} if self.command == "study" else {}
+    child = self.run(self.whole)
+    began, begins = time.monotonic(), {}
     while child.poll() is None:
       for place in _RUNNING.findall(child.text()) if self.log.exists() else ():
         begins.setdefault(place, time.monotonic() - began)
@@ -218,17 +198,6 @@ class Campaign:
     if child.code:
       raise RuntimeError(f"the undisturbed run failed:\n{child.text()}")
     return begins, time.monotonic() - began
-
-  def sibling(self, name: str) -> "Campaign":
-    """Returns the campaign of another command, begun when it is asked for."""
-    if name not in self.siblings:
-      flags, command = [*self.flags, *IN_TWO], "run"
-      if name == "study":
-        flags, command = STUDY, name
-      self.siblings[name] = Campaign(
-        self.folder / name, flags, command, in_two=name == "two"
-      )
-    return self.siblings[name]
 
   # What a fault needs.
 
@@ -238,14 +207,9 @@ class Campaign:
     at = self.places.index(place)
     return ends[at + 1] - ends[at]
 
-  def cut(self, root: pathlib.Path, place: str, rng: random.Random) -> None:
-    """Copies the run as it was when a place began, a study when a job did."""
+  def cut(self, root: pathlib.Path, place: str) -> None:
+    """Copies the run as it was when a place began."""
     shutil.copytree(self.whole, root, dirs_exist_ok=True)
-    if self.command == "study":
-      done = sorted(root.rglob("*/result.json"))
-      for result in done[rng.randrange(len(done)) :]:
-        shutil.rmtree(result.parent)
-      return
     later = self.places[self.places.index(place) :]
     for one in later:
       for folder in (root / one, root / "private" / one):
@@ -267,7 +231,7 @@ class Campaign:
   def run(
     self, root: pathlib.Path, before: Callable[[], None] = lambda: None
   ) -> Child:
-    arguments = [self.command, "--quiet", f"--workdir={root}", *self.flags]
+    arguments = ["run", "--quiet", f"--workdir={root}", *self.flags]
 
     def call() -> int:
       before()
@@ -275,41 +239,10 @@ class Campaign:
 
     return fork(call, self.log)
 
-  def launch(self, root: pathlib.Path) -> Child:
-    """Starts the same in two processes, which are started again when lost."""
-    launcher = [ROOT / "launch/processes.py", "--num_processes=2"]
-    launcher += ["--devices_per_process=1", "--", sys.executable, __file__]
-    flags = [flag for flag in self.flags if not flag.startswith("--cpu_dev")]
-    command = [
-      *launcher,
-      "child",
-      "run",
-      "--quiet",
-      f"--workdir={root}",
-      *flags,
-    ]
-    arguments = [sys.executable, *map(str, command)]
-    return fork(lambda: os.execv(sys.executable, arguments), self.log)
-
-  def launched(self) -> list[int]:
-    """The processes that the launcher started last."""
-    found = _STARTED.findall(self.log.read_text()) if self.log.exists() else []
-    return [int(pid) for pid in found[-1].split()] if found else []
-
-  def until_launched(self, child: Child) -> None:
-    """Waits until a stage has begun in two processes."""
-    end = time.monotonic() + LIMIT
-    while child.poll() is None and time.monotonic() < end:
-      if re.search(r"^\[0\] \[(\S+)\] running", child.text(), re.M):
-        return
-      time.sleep(0.05)
-
   def until_running(self, child: Child) -> None:
     """Waits until a stage has begun: before that a kill hits imports alone."""
     end = time.monotonic() + LIMIT
     while child.poll() is None and time.monotonic() < end:
-      if self.command == "study":
-        return
       if self.log.exists() and _RUNNING.search(child.text()):
         return
       time.sleep(0.01)
@@ -450,7 +383,7 @@ def entries(root: pathlib.Path) -> set[str]:
 
 
 def killed(one: Campaign, root, place, rng, *, times=1, before=None) -> str:
-  one.cut(root, place, rng)
+  one.cut(root, place)
   begun, struck = set(), 0
   for _ in range(times):
     child = one.run(root, *([before] if before else []))
@@ -470,7 +403,7 @@ def killed_twice(one, root, place, rng) -> str:
 
 
 def killed_at_a_write(one: Campaign, root, place, rng) -> str:
-  one.cut(root, place, rng)
+  one.cut(root, place)
   child = one.run(root, dies_at(1 + int(rng.expovariate(1 / 25))))
   child.finish()
   begun = entries(root)
@@ -491,7 +424,7 @@ def keep(one: Campaign, root: pathlib.Path, place: str) -> None:
 
 
 def told_to_stop(one: Campaign, root, place, rng) -> str:
-  one.cut(root, place, rng)
+  one.cut(root, place)
   child = one.run(root)
   one.until_running(child)
   child.wait(rng.uniform(0, one.length(place)))
@@ -516,7 +449,7 @@ def damage(one: Campaign, root, place, rng, change) -> str:
     copy, place = rng.choice(one.killed)
     shutil.copytree(copy, root, dirs_exist_ok=True)
   elif source == "cut":
-    one.cut(root, place, rng)
+    one.cut(root, place)
   else:
     shutil.copytree(one.whole, root, dirs_exist_ok=True)
   begun = entries(root)
@@ -571,23 +504,8 @@ def byte_flipped(one, root, place, rng) -> str:
   return damage(one, root, place, rng, _flipped)
 
 
-def clock_set_back(one: Campaign, root, place, rng) -> str:
-  """The clock of the first part, and the times of all files."""
-  one.cut(root, place, rng)
-  child = one.run(root, yesterday)
-  one.until_running(child)
-  child.wait(rng.uniform(0, one.length(place)))
-  child.kill()
-  for path in root.rglob("*"):
-    when = time.time() + rng.uniform(-1e7, 1e6)
-    os.utime(path, (when, when))
-  begun = entries(root)
-  one.hold(root, begun)
-  return one.finish(root, begun)
-
-
 def two_runs(one: Campaign, root, place, rng) -> str:
-  one.cut(root, place, rng)
+  one.cut(root, place)
   first = one.run(root)
   time.sleep(rng.uniform(0, one.length(place)))
   flags = ["run", "--quiet", f"--workdir={root}", *one.flags]
@@ -605,7 +523,7 @@ def two_runs(one: Campaign, root, place, rng) -> str:
 
 def moved(one: Campaign, root, place, rng) -> str:
   """Another path after a kill; a copy goes on elsewhere."""
-  one.cut(root, place, rng)
+  one.cut(root, place)
   child = one.run(root)
   one.until_running(child)
   child.wait(rng.uniform(0, one.length(place)))
@@ -633,121 +551,6 @@ def version_between(one: Campaign, root, place, rng) -> str:
   return one.finish(root, begun, other_version=True)
 
 
-@contextlib.contextmanager
-def mounted(root: pathlib.Path, size: int) -> Iterator[Callable[[str], None]]:
-  """Mounts a tmpfs of a size; yields what changes its options."""
-  root.mkdir(exist_ok=True)
-  options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(root)]
-  subprocess.run(["mount", *options], check=True, capture_output=True)
-  try:
-    yield lambda words: subprocess.run(
-      ["mount", "-o", f"remount,{words}", str(root)], check=True
-    )
-  except Wrong as error:  # while there is something to see
-    error.kept = saved(root)
-    raise
-  finally:
-    subprocess.run(["umount", "-l", str(root)], check=True)
-
-
-def disk_full(one: Campaign, root, place, rng) -> str:
-  with mounted(root, 1 << 30) as remount:
-    inside = root / "run"
-    one.cut(inside, place, rng)
-    used = shutil.disk_usage(root).used
-    size = sum(p.stat().st_size for p in one.whole.rglob("*") if p.is_file())
-    missing = max(size - used, 1 << 16)
-    remount(f"size={used + rng.randrange(missing)}")
-    child = one.run(inside)
-    child.finish()
-    begun = entries(inside)
-    one.hold(inside, begun)
-    if child.code == 0:
-      return LATE
-    line = one.refused(child)
-    if "No space left" not in line:
-      raise Wrong(f"{FALSE}: no word of the disk: {line}")
-    remount(f"size={1 << 30}")
-    one.finish(inside, begun)
-  return "one line"
-
-
-def disk_read_only(one: Campaign, root, place, rng) -> str:
-  with mounted(root, 1 << 30) as remount:
-    inside = root / "run"
-    one.cut(inside, place, rng)
-    begun = entries(inside)
-    remount("ro")
-    child = one.run(inside)
-    child.finish()
-    line = one.refused(child)
-    if "Read-only" not in line:
-      raise Wrong(f"{FALSE}: no word of the disk: {line}")
-    one.hold(inside, begun)
-    remount("rw")
-    one.finish(inside, begun)
-  return "one line"
-
-
-def two_processes(one: Campaign, root, place, rng) -> str:
-  """Kills one of two processes, or all and their launcher."""
-  two = one.sibling("two")
-  two.cut(root, place, rng)
-  child = two.launch(root)
-  two.until_launched(child)
-  child.wait(rng.uniform(0, 2.0 * two.length(place) + 1.0))
-  begun, pids = entries(root), two.launched()
-  if child.poll() is not None or not pids:
-    return two.finish(root, begun)
-  if rng.random() < 0.3:
-    child.kill()  # the launcher first: it would start others
-    pids = two.launched()
-    for pid in pids:
-      struck(pid)
-    end = time.monotonic() + LIMIT
-    while any(map(is_alive, pids)) and time.monotonic() < end:
-      time.sleep(0.05)  # nobody waits for them but init
-    begun |= entries(root)
-    two.hold(root, begun)
-    child = two.launch(root)
-  else:
-    struck(rng.choice(pids))
-  if child.wait(2 * LIMIT):
-    raise Wrong(f"{FALSE}: code {child.code}, said {child.text()[-600:]!r}")
-  if child.code is None:
-    child.kill()
-    for pid in two.launched():
-      struck(pid)
-    raise Wrong(f"{FALSE}: two processes hang: {child.text()[-600:]!r}")
-  if lost := begun - entries(root):
-    raise Wrong(f"{LOST}: the ledger forgot {sorted(lost)}")
-  two.compare(root)
-  return "undisturbed"
-
-
-def struck(pid: int) -> None:
-  with contextlib.suppress(ProcessLookupError):
-    os.kill(pid, signal.SIGKILL)
-
-
-def is_alive(pid: int) -> bool:
-  """Says whether a process still runs, and is not only to be waited for."""
-  try:
-    text = pathlib.Path(f"/proc/{pid}/stat").read_text()
-  except (FileNotFoundError, ProcessLookupError):
-    return False
-  return text.rpartition(")")[2].split()[0] != "Z"
-
-
-def study(one: Campaign, root, place, rng) -> str:
-  """Disturbs a small study, in one of the ways in which runs are."""
-  tiny = one.sibling("study")
-  kinds = [killed, killed_at_a_write, told_to_stop]
-  kinds += [file_removed, file_truncated, byte_flipped]
-  one.stage = "study"
-  return rng.choice(kinds)(tiny, root, "study", rng)
-
-
 FAULTS = {
   killed: 4,
   killed_twice: 2,
@@ -756,18 +559,11 @@ FAULTS = {
   file_removed: 3,
   file_truncated: 3,
   byte_flipped: 4,
-  disk_full: 2,
-  disk_read_only: 1,
-  clock_set_back: 1,
   two_runs: 1,
   moved: 1,
   version_between: 1,
-  two_processes: 1,
-  study: 2,
 }
 """How often each is taken."""
-SLOW = (two_processes, study)
-"""Need an undisturbed run of their own."""
 QUICK = (
   "--gin.plan.Rows.original=False",
   "--gin.plan.Rows.direct_dp=()",
@@ -775,23 +571,6 @@ QUICK = (
   "--gin.ADAPTED=()",
 )
 """Fewer rows, whose code is that of the others."""
-IN_TWO = ("--gin.MESH_DATA=2", "--cpu_devices=2")
-STUDY = (
-  f"--gin_file={ROOT / 'gin_configs/studies/vectors.gin'}",
-  "--gin.DECODERS=False",
-  "--gin.NOISE=(0.0, 1.0)",
-  "--gin.PUBLIC_DATA=True",
-  "--gin.vectors.Config.num_sentences=500",
-  "--gin.vectors.Config.num_secrets=20",
-)
-
-
-def can_mount(folder: pathlib.Path) -> bool:
-  try:
-    with mounted(folder / "mount", 1 << 20):
-      return True
-  except (OSError, subprocess.CalledProcessError):
-    return False
 
 
 def table(records: Sequence[dict]) -> str:
@@ -918,7 +697,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--quick",
     action="store_true",
-    help="no two processes, no study, few rows, no run before that compiles",
+    help="few rows, and no run before that compiles",
   )
   options = parser.parse_args(argv)
   out = pathlib.Path(options.out) if options.out else None
@@ -941,11 +720,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     one = Campaign(folder, flags)
     print(f"undisturbed: {one.seconds:.1f} s, {len(one.content)} files")
     faults = dict(FAULTS)
-    if not can_mount(folder):
-      print("no tmpfs can be mounted here: no full and no read-only disks")
-      del faults[disk_full], faults[disk_read_only]
-    if options.quick:
-      faults = {f: n for f, n in faults.items() if f not in SLOW}
     only = [word.partition(":") for word in options.only.split(",") if word]
     number, is_over = 0, False
     while not is_over:
@@ -988,7 +762,7 @@ def strike(one: Campaign, fault, rng: random.Random, stage: str = "") -> dict:
     outcome = fault(one, root, place, rng)
   except Wrong as error:
     outcome, words = str(error).partition(":")[0], str(error)
-    kept = error.kept or saved(root)
+    kept = saved(root)
     with contextlib.suppress(OSError):
       shutil.copy(one.log, kept / "campaign_log.txt")
     words = f"{words} (kept in {kept})"
@@ -1004,6 +778,4 @@ def strike(one: Campaign, fault, rng: random.Random, stage: str = "") -> dict:
 
 
 if __name__ == "__main__":
-  if sys.argv[1:2] == ["child"]:
-    sys.exit(synthq(sys.argv[2:]))
   sys.exit(main())

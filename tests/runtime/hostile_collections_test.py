@@ -3,14 +3,12 @@
 import dataclasses
 import json
 import pathlib
-import resource
 
 import pytest
 import random_t5
 import small_data
 import tiny_runs
 
-from synthq_jax.data import collection, jsonl
 from synthq_jax.stages import plan, static_encoder
 from synthq_jax.storage import artifacts
 
@@ -112,64 +110,3 @@ def prepare(source: str, root: pathlib.Path, checkpoint: str):
   return artifacts.read_json(root / "private/prepare_data/result.json")[
     "result"
   ]
-
-
-@pytest.mark.slow
-def test_two_megabytes_in_one_line_are_one_document(tmp_path):
-  rows = [
-    {"query": small_data.query(i), "document": small_data.document(i)}
-    for i in range(60)
-  ]
-  rows[7]["document"] = "otter bridge " * 160_000
-  path = tmp_path / "log.jsonl"
-  small_data.write_lines(path, map(json.dumps, rows))
-  checkpoint = random_t5.save(tmp_path / "t5")
-  made = prepare(f"jsonl:{path}", tmp_path / "run", checkpoint)
-  assert made["num_documents"] == 60 and made["cut_documents"] > 0
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-  assert peak < 8  # GiB, of all tests of this process
-
-
-@pytest.mark.slow
-def test_twenty_thousand_documents_with_one_text(tmp_path):
-  """By id they are documents; in a log, where the text is the id, one."""
-  count = 20_000
-  documents = dict.fromkeys((f"d{i}" for i in range(count)), "the same otter")
-  queries = {f"q{i}": small_data.query(i) for i in range(40)}
-  rows = [(q, f"d{i}", 1) for i, q in enumerate(queries)]
-  source = small_data.write_beir(
-    tmp_path / "data",
-    documents,
-    queries,
-    {"train": rows[:30], "test": rows[30:]},
-  )
-  checkpoint = random_t5.save(tmp_path / "t5")
-  made = prepare(source, tmp_path / "run", checkpoint)
-  assert made["num_documents"] == count
-  pairs = [
-    {"query": small_data.query(i), "document": "the same otter"}
-    for i in range(1000)
-  ]
-  path = tmp_path / "log.jsonl"
-  small_data.write_lines(path, map(json.dumps, pairs))
-  with pytest.raises(ValueError, match="log.jsonl") as error:
-    jsonl.read_jsonl(path)
-  assert "\n" not in str(error.value)
-
-
-@pytest.mark.slow
-def test_forty_thousand_queries_of_one_user_are_one_user(tmp_path):
-  rows = (
-    {
-      "query": f"query {i}",
-      "document": small_data.document(i % 5000),
-      "client": "u1",
-    }
-    for i in range(40_000)
-  )
-  path = tmp_path / "log.jsonl"
-  small_data.write_lines(path, map(json.dumps, rows))
-  data = jsonl.read_jsonl(path)
-  assert isinstance(data, collection.Collection)
-  assert {query.client for query in data.queries} == {"u1"}
-  assert len(data.queries) == 40_000

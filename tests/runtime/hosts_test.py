@@ -1,20 +1,16 @@
 """The pipeline over two processes on one working directory."""
 
-import contextlib
-import fcntl
 import pathlib
 import re
 import shlex
 import sys
 
 import hosts
-import numpy as np
 import pytest
 import random_t5
 import small_data
 
 from synthq_jax.cli import main
-from synthq_jax.models import t5_checkpoints
 from synthq_jax.privacy import ledger
 from tests.runtime import hosts_script, kills
 
@@ -95,50 +91,6 @@ def test_two_processes_of_which_one_is_killed_end_like_one_that_was_not(
     made = {me: re.findall(rf"(?m)^\[{me}\] {what} (\d+)$", two) for me in "01"}
     assert min(map(len, made.values())) > 0
     assert one.count(f"{what} ") == sum(map(len, made.values()))
-
-
-def test_two_processes_train_on_the_real_pairs_what_one_does(tmp_path, flags):
-  """Row clipping, each process with one device of the two."""
-  more = [
-    "--gin.plan.Rows.direct_dp=(8.0,)",
-    "--gin.plan.Rows.synthetic=()",
-    "--gin.direct_dp.Config.method='row'",
-    "--gin.direct_dp.Config.public_negatives=7",
-    "--gin.direct_dp.Config.steps=4",
-    "--gin.direct_dp.Config.batch_size=10",
-  ]
-  command = ["direct_dp", "--quiet", *flags, *more]
-  one, two = tmp_path / "one", tmp_path / "two"
-  assert main.main([*command, f"--workdir={one}"]) == 0
-  module = ["-m", "synthq_jax.cli.main"]
-  in_two(*module, *command, f"--workdir={two}")
-  place = "private/train_retriever/direct_dp_eps8"
-  paths = [root / place for root in (one, two)]
-  (found, _), (expected, _) = map(t5_checkpoints.load, reversed(paths))
-  expected = t5_checkpoints.flatten(expected)
-  for path, leaf in t5_checkpoints.flatten(found).items():
-    np.testing.assert_array_equal(leaf, expected[path])
-  ledgers = [list(ledger.read(r / "private/ledger.jsonl")) for r in (one, two)]
-  assert ledgers[0] == ledgers[1] and len(ledgers[0]) == 1
-
-
-@contextlib.contextmanager
-def occupied(workdir):
-  workdir.mkdir()
-  with open(workdir / ".lock", "a+") as stream:
-    fcntl.flock(stream, fcntl.LOCK_EX)
-    yield
-
-
-def test_what_the_user_can_mend_ends_both_with_one_line(tmp_path, flags):
-  """Process 0 alone finds it; the other one waits for it at that time."""
-  command = ["-m", "synthq_jax.cli.main", "prepare_data", *flags]
-  with occupied(tmp_path / "run"):
-    workdir = f"--workdir={tmp_path / 'run'}"
-    said = in_two(*command, workdir, code=2, max_restarts=2)
-  lines = [one for one in said.splitlines() if "Gloo" not in one]
-  assert len(lines) == 2 and lines[0].startswith("processes: started")
-  assert "[0] synthq:" in lines[1] and "of our own" in lines[1]
 
 
 def test_processes_with_working_directories_of_their_own_are_refused(

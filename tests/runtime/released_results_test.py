@@ -273,6 +273,10 @@ def test_a_result_takes_away_what_an_earlier_one_left(tmp_path):
     (("synthetic_eps1",), "synthetic_eps16", False),
     (("synthetic_eps16",), "synthetic_eps16", True),
     ((), "direct_dp_eps8", False),
+    (("adapter",), "ltr_adapter_eps8", True),
+    (("ltr_adapter",), "ltr_adapter_eps8", True),
+    (("ltr_synthetic",), "synthetic_eps8", False),
+    (("ltr_untrained",), "ltr_public_only", False),
   ],
 )
 def test_rows_are_compared_by_whole_words_of_their_names(

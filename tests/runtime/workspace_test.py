@@ -83,14 +83,6 @@ def test_the_secret_has_128_bits(tmp_path):
   assert max(int(secret, 16) for secret in secrets) < 2**128
 
 
-def test_seeds_of_different_purposes_differ(tmp_path):
-  space = workspace.Workspace(tmp_path, secret_seed=0)
-  seeds = [space.seed(purpose) for purpose in PURPOSES]
-  assert len({tuple(seed) for seed in seeds}) == len(PURPOSES)
-  for seed in seeds:
-    assert len(seed) == 4 and all(0 <= word < 2**32 for word in seed)
-
-
 def test_keys_of_different_purposes_differ_and_are_repeatable(tmp_path):
   space = workspace.Workspace(tmp_path, secret_seed=3)
   again = workspace.Workspace(tmp_path / "other", secret_seed=3)

@@ -128,8 +128,6 @@ def _page_values(changes: dict[str, Any]) -> dict[str, Any]:
     ),
     "public_data": False,
     "audited": False,
-    "num_examples": 5,
-    "document_words": 12,
   }
   return settings | changes
 

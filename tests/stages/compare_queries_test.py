@@ -159,21 +159,6 @@ def test_the_report_says_how_every_number_was_made(place):
   assert "use 2 to 3 queries of each side" in text
 
 
-def test_a_report_without_mauve_does_not_speak_of_it(place):
-  table, *paragraphs = queries.similarity(list(_similarity(place).values()))
-  assert [row[3] for row in table.rows] == ["-", "-"]
-  assert not any(one.lead == "MAUVE" for one in paragraphs)
-  assert queries.similarity([_similarity(place)["none"]]) == ()
-
-
-def test_a_report_says_what_mauve_takes_where_it_is_missing(place, monkeypatch):
-  monkeypatch.setattr(mauve, "is_installed", lambda: False)
-  table, *paragraphs = queries.similarity(list(_similarity(place).values()))
-  assert [row[3] for row in table.rows] == ["-", "-"]
-  (said,) = [one.text for one in paragraphs if one.lead == "MAUVE"]
-  assert "pip install 'synthq_jax[mauve]'" in said
-
-
 def test_mauve_compares_the_vectors_that_settings_name(monkeypatch, tmp_path):
   monkeypatch.setattr(mauve, "is_installed", lambda: True)
   prepared = types.SimpleNamespace(vocabulary="pieces.model", query_length=24)

@@ -152,16 +152,6 @@ def test_public_negatives_are_drawn_without_the_private_pairs(
   assert direct_dp._public_negatives(text, None) is None
 
 
-def test_a_group_is_no_larger_than_a_batch():
-  config = direct_dp.Config(method="group", unit="query", batch_size=16)
-  built = direct_dp.build(config, 16, lambda params, x: x @ params / 10)
-  records = np.random.default_rng(0).normal(size=(2, 16, 4)).astype(np.float32)
-  batch = {"queries": records[0], "documents": records[1]}
-  batch["example_id"] = np.arange(16)
-  total, _ = built(np.eye(4, dtype=np.float32), batch)
-  assert np.isfinite(total).all()
-
-
 def a_run(folder, **changes):
   """Settings of a small run with static vectors."""
   return tiny_runs.config(
@@ -177,20 +167,11 @@ def a_run(folder, **changes):
   )
 
 
-def test_all_records_may_be_drawn(tmp_path):
-  config = a_run(tmp_path, batch_size=0)
-  plan.run(config, tmp_path / "run", stages=["direct_dp"])
-  place = tmp_path / "run/train_retriever/direct_dp_eps8"
-  [drawn] = artifacts.load(place, results.Checkpoint).statement.ledger
-  assert drawn.expected_batch_size == drawn.num_examples > 8
-
-
-@pytest.mark.parametrize("part", ["example", "row", "logit on a head"])
+@pytest.mark.parametrize("part", ["example", "logit on a head"])
 def test_all_devices_train_the_checkpoint_that_one_does(part, tmp_path):
   """The stage as it is run: one device, and a mesh of eight."""
   changes = {
     "example": {"method": "example", "gradients": "all"},
-    "row": {},
     "logit on a head": {
       "method": "logit", "temperature": 1.0, "trained": "projection/.*",
       "projection": True,

@@ -133,12 +133,6 @@ def test_devices_that_divide_the_table_make_logits_of_their_own_rows(tensor):
   assert ("custom_vjp_call" in program) == (tensor == 1)
 
 
-def test_norms_of_fewer_parameters_are_smaller():
-  _, every = clipped(".*", "bookkeeping")
-  _, last = clipped(LAST_LAYER, "bookkeeping")
-  assert np.all(last.norms < every.norms)
-
-
 def encoded(params, records, pattern=LAST_LAYER, **changes):
   trained, public = split(params, pattern)
   config = finetune_dp.Config(trained=pattern, **changes)
@@ -191,34 +185,6 @@ def test_layers_begin_to_change_at_the_first_that_is_trained(
   params, pattern, layers
 ):
   assert encodings.num_begun(split(params, pattern)[0], CONFIG) == layers
-
-
-@pytest.mark.parametrize(
-  "pattern, layers",
-  [
-    ("decoder/decoder_norm/.*", 2),
-    ("decoder/layers_0/.*", 0),
-    ("decoder/(layers_1|logits_dense)/.*", 1),
-  ],
-)
-def test_layers_before_the_first_that_is_trained_run_once(pattern, layers):
-  """And cut with their targets, where these are cut."""
-  shape = dataclasses.replace(CONFIG, logits_via_embedding=False)
-  params = t5_checkpoints.flatten(random_t5.params(shape))
-  config = finetune_dp.Config(trained=pattern, clip_norm=0.3, microbatch_size=2)
-  trained, public = finetune_dp._split(config, params, jax.random.key(0))
-  records = {k: np.asarray(v) for k, v in batch().items()}
-  kept = finetune_dp.encode_once(config, trained, public, shape, records)
-  assert set(kept) == ({"encoded", "begun"} if layers else {"encoded"})
-  assert encodings.num_begun(trained, shape) == layers
-  whole = finetune_dp.grad_fn(config, public, shape)
-  cut = finetune_dp._cut(whole, config, records["targets"], None)
-  expected, theirs = jax.jit(whole)(trained, batch())
-  got, ours = jax.jit(cut)(trained, batch() | kept)
-  np.testing.assert_allclose(ours.losses, theirs.losses, rtol=1e-5)
-  for path, value in expected.items():
-    scale = np.abs(value).max()
-    np.testing.assert_allclose(got[path], value, rtol=0, atol=1e-5 * scale)
 
 
 def test_what_is_kept_of_a_document_is_of_that_document_alone(

@@ -17,7 +17,7 @@ from synthq_jax.data import passages
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.optim import denoising
 from synthq_jax.privacy import unit as unit_lib
-from synthq_jax.retrieval import encode, index, trec, vector_files
+from synthq_jax.retrieval import encode, index, vector_files
 from synthq_jax.runtime import (
   encoder_start,
   results,
@@ -34,7 +34,7 @@ from synthq_jax.stages import (
   learn_to_rank,
 )
 from synthq_jax.storage import array_files, artifacts
-from synthq_jax.tools import export, search
+from synthq_jax.tools import export
 
 QUERY, DOCUMENT = sentence_folders.QUERY, sentence_folders.DOCUMENT
 ROW, BASE = "adapter_eps8", "public_only"
@@ -86,17 +86,6 @@ def test_an_adapter_is_one_training_and_documents_keep_their_vectors(
   assert private and all(
     name.startswith(("metrics_", "files")) for name in private
   )
-
-
-def test_scores_are_of_mapped_queries(finished_run):
-  root = finished_run.root
-  run, other = (
-    trec.read_run(root / f"private/evaluate/test/{row}/run.trec")
-    for row in (ROW, BASE)
-  )
-  assert run.keys() == other.keys() and run != other
-  for system in ("fused", "ltr"):
-    assert (root / f"private/evaluate/test/{system}_{ROW}/run.trec").exists()
 
 
 @pytest.mark.parametrize(
@@ -161,24 +150,6 @@ def test_what_a_query_learns_of_depends_on_it_alone(finished_run):
   assert whole["relevant"].any(axis=1).all()
 
 
-def test_a_search_finds_what_the_evaluation_found(finished_run):
-  root = finished_run.root
-  folders = workspace.Folders(root)
-  known = search.read_systems(folders, private=False)
-  prepared = artifacts.load(root / "private/prepare_data", results.PreparedData)
-  opened = search._Opened(folders, prepared, known)
-  folder = root / prepared.private_directory
-  split = prepared.test_split
-  judged = _search.read_judged(
-    folders, prepared, folder, split, folder / f"{split}.npz"
-  )
-  run = trec.read_run(root / f"private/evaluate/test/{ROW}/run.trec")
-  query, text = next(iter(judged.qrels)), judged.queries[0]
-  found = opened.system(made_up.row(ROW))(text, 3)
-  names = [str(judged.passages.ids[int(place)]) for place in found]
-  assert names == list(run[query])[:3]
-
-
 def test_an_adapter_that_lies_elsewhere_is_refused_in_one_line(
   finished_run, tmp_path
 ):
@@ -225,26 +196,6 @@ def sentence_texts(root, prepared):
   from synthq_jax.runtime import inputs
 
   return inputs.document_texts(inputs.corpus(workspace.Folders(root), prepared))
-
-
-def test_a_map_alone_is_applied_by_its_ten_lines(finished_run, tmp_path):
-  root, made = finished_run.root, load(finished_run.root)
-  export.run(root / "learn_adapter" / ROW, tmp_path / "out", format="map")
-  text = (tmp_path / "out" / "README.md").read_text()
-  program = text.split("```python\n")[1].split("```")[0]
-  program = program.replace("FOLDER", str(tmp_path / "out"))
-  scope: dict = {}
-  exec(program, scope)  # noqa: S102
-  matrix = np.load(root / made.directory / made.FILE)
-  generator = np.random.default_rng(0)
-  vectors = generator.normal(size=(4, len(matrix))).astype(np.float32)
-  moved = vectors @ matrix
-  np.testing.assert_allclose(
-    scope["apply"](vectors),
-    moved / np.linalg.norm(moved, axis=1, keepdims=True),
-    rtol=1e-5,
-  )
-  assert (tmp_path / "out" / export.CLAIM).exists()
 
 
 def test_a_pool_is_public():

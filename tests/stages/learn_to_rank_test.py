@@ -1,7 +1,6 @@
 """Weights that private queries teach, with DP."""
 
 import contextlib
-import dataclasses
 import math
 import types
 
@@ -10,10 +9,8 @@ import jax.numpy as jnp
 import made_up
 import numpy as np
 import pytest
-import tiny_runs
 
-from synthq_jax import optim, stages
-from synthq_jax.cli import guide
+from synthq_jax import optim
 from synthq_jax.data import passages
 from synthq_jax.privacy import joint
 from synthq_jax.privacy import unit as unit_lib
@@ -22,14 +19,11 @@ from synthq_jax.runtime import results, system_results, workspace
 from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.runtime import stage as stage_lib
 from synthq_jax.stages import (
-  _planned,
   _ranking,
   _search,
   learn_to_rank,
-  plan,
 )
 from synthq_jax.storage import artifacts
-from synthq_jax.training import dp_step
 
 RNG = np.random.default_rng(0)
 QUERIES, ROOM = 40, 8
@@ -51,8 +45,8 @@ def batch(count=QUERIES):
   }
 
 
-@pytest.mark.parametrize("size", [40, 4096])
-def test_one_query_moves_the_sum_by_the_clip_norm_and_no_more(size):
+def test_one_query_moves_the_sum_by_the_clip_norm_and_no_more():
+  size = 40
   weights = RNG.normal(size=NUM_FEATURES).astype(np.float32)
   params, records = {"weights": jnp.asarray(weights)}, batch(size)
   clipped = jax.jit(
@@ -66,31 +60,6 @@ def test_one_query_moves_the_sum_by_the_clip_norm_and_no_more(size):
   less, _ = clipped(params, records, is_padding_example=padding)
   moved = float(jnp.linalg.norm(whole["weights"] - less["weights"]))
   assert moved == pytest.approx(CLIP, rel=1e-3)
-
-
-def test_steps_down_the_gradient_find_what_was_planted():
-  """Scores, and not which candidate comes first, say what is relevant."""
-  planted = RNG.normal(size=NUM_FEATURES).astype(np.float32)
-  records = batch(400)
-  scores = records["values"] @ (4 * planted)
-  best = np.argmax(np.where(records["candidate"], scores, -np.inf), axis=1)
-  records["relevant"] = np.arange(ROOM) == best[:, None]
-  params = {"weights": jnp.zeros(NUM_FEATURES)}
-  total = jax.jit(
-    jax.value_and_grad(
-      lambda params: learn_to_rank.loss_fn(params, records).mean()
-    )
-  )
-  first, _ = total(params)
-  for _ in range(300):
-    _, slope = total(params)
-    params = jax.tree.map(lambda x, g: x - 0.5 * g, params, slope)
-  last, _ = total(params)
-  assert last < first / 2
-  cosine = jnp.vdot(params["weights"], planted) / (
-    jnp.linalg.norm(params["weights"]) * jnp.linalg.norm(planted)
-  )
-  assert cosine > 0.8
 
 
 def load(root, place, kind=system_results.Ranking):
@@ -147,7 +116,7 @@ def without_query(monkeypatch, place):
   monkeypatch.setattr(_ranking._search, "read_judged", asked)
 
 
-@pytest.mark.parametrize("place", [0, 5, -1])
+@pytest.mark.parametrize("place", [5, -1])
 def test_a_query_less_leaves_the_features_of_all_others_as_they_are(
   finished_run, monkeypatch, place
 ):
@@ -240,104 +209,6 @@ def test_rows_that_are_only_compared_and_other_units_are_not_shared(
   assert not list(root.rglob("learn_to_rank/direct_dp_text*"))
 
 
-def test_two_secrets_have_weights_of_their_own(finished_run, tmp_path):
-  root = finished_run.copy(tmp_path)
-  weights = []
-  for secret in (1, 2):
-    made = tiny_runs.make(
-      learn_to_rank.STAGE,
-      learn_to_rank.Config(batch_size=30, steps=2),
-      workspace.Workspace(root, secret_seed=secret),
-      row=RANKED,
-      name="public_only",
-      digest=f"digest{secret}",
-      inputs=inputs_of(root),
-    )
-    weights.append(np.array(made.weights))
-  assert (weights[0] != weights[1]).all()
-
-
-def learned(root):
-  return load(root, "learn_to_rank/public_only")
-
-
-def again(root, **settings):
-  """Makes the weights of a copied run once more."""
-  return tiny_runs.make(
-    learn_to_rank.STAGE,
-    learn_to_rank.Config(steps=2, **settings),
-    workspace.Workspace(root, secret_seed=1),
-    row=RANKED,
-    name="public_only",
-    digest="another",
-    inputs=inputs_of(root),
-  )
-
-
-def test_only_queries_that_a_step_draws_are_searched_for(
-  finished_run, tmp_path, monkeypatch
-):
-  root, right = finished_run.copy(tmp_path), _ranking.make_records
-  prepared = load(root, "private/prepare_data", results.PreparedData)
-  count = prepared.num_queries["train"]
-  before, searched = {*learned(root).statement.ledger}, []
-
-  def records(task, judged, depth, rows):
-    searched.append(rows)
-    return right(task, judged, depth, rows)
-
-  monkeypatch.setattr(_ranking, "make_records", records)
-  made = again(root, batch_size=2)
-  [rows] = searched
-  assert 0 < len(rows) < count / 2
-  # The claim, and whatever is shown, is of all of them: how many and which were
-  # searched for follows from the secret.
-  [release] = {*made.statement.ledger} - before
-  assert release.num_examples == made.num_queries == count
-  assert release.expected_batch_size == 2
-  # It learns what it would have learned if all had been.
-  monkeypatch.setattr(dp_step, "_compute_records", _all_made)
-  eager = again(root, batch_size=2)
-  assert len(searched[-1]) == count
-  assert eager.weights == made.weights
-
-
-def _all_made(training, mechanism):
-  """Makes all records before the first step, drawn or not."""
-  del mechanism
-  records = training.records.make(np.arange(training.num_records))
-  return dataclasses.replace(training, records=records), None
-
-
-def trained(config, wanted):
-  """The private trainings of stages, with what they need."""
-  needed = stages.with_needs(wanted)
-  return [*_planned.plan_trainings(rows_lib.Plan(config=config, stages=needed))]
-
-
-@pytest.mark.parametrize(
-  ("rows", "total"),
-  [
-    ({"ltr": ("adapter",), "compared": ("adapter",)}, "8"),
-    ({"ltr": ("synthetic_eps8",), "adapted": ()}, "8.5"),
-    ({"ltr": ("untrained", "adapter")}, "13"),  # 8 + 4 + 2 x 0.5
-    ({"ltr": ("untrained", "public_only", "synthetic")}, "13.5"),
-  ],
-)
-def test_a_dry_run_counts_the_weights_that_are_released(tmp_path, rows, total):
-  number = len(rows["ltr"]) if rows.get("compared") is None else 0
-  rows = plan.Rows(direct_dp=(), **{"adapted": (4.0,), **rows})
-  config = plan.RunConfig(rows=rows)
-  wanted = ("finetune_dp", "learn_to_rank", "learn_adapter")
-  planned = trained(config, wanted)
-  said = "\n".join(guide._price(config, tmp_path, wanted, planned))
-  assert f"together: at most {total}, " in said
-  counted = {0: "", 1: "for one row"}.get(number, f"for each of {number} rows")
-  assert counted in said and ("weights of BM25" in said) == bool(number)
-  if number and rows.adapted:
-    assert "epsilon of adapter_eps4: 4, released" in said
-
-
 PLACES = [(False, "{}", False), (True, "{}", True), (False, "private/{}", True)]
 """Whether a row is only compared, where its parts lie, and whether it is private."""
 
@@ -414,26 +285,3 @@ def test_a_query_vector_that_is_no_number_ends_no_search(tmp_path, monkeypatch):
     assert found is not None, "one query stops all"
     assert (found["q0"], found["q2"]) == (whole["q0"], whole["q2"])
     assert set(found["q1"].values()) == {0.0}
-
-
-@pytest.mark.parametrize(
-  ("compared", "row", "expected"),
-  [
-    ("ltr_adapter", "ltr_adapter_eps8", True),
-    ("adapter", "ltr_adapter_eps8", True),
-    ("synthetic", "ltr_synthetic_eps8", True),
-    ("ltr_synthetic", "ltr_synthetic_eps8", True),
-    ("ltr_synthetic", "synthetic_eps8", False),
-    ("ltr_untrained", "ltr_public_only", False),
-    ("ltr_synthetic", "ltr_adapter_eps8", False),
-  ],
-)
-def test_a_ranked_row_is_compared_by_its_name_or_its_retrievers(
-  compared, row, expected
-):
-  assert (
-    rows_lib.Plan(
-      config=plan.RunConfig(rows=plan.Rows(compared=(compared,))), stages=()
-    ).is_compared(made_up.row(row))
-    is expected
-  )

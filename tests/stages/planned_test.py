@@ -13,7 +13,7 @@ from synthq_jax.cli import guide
 from synthq_jax.privacy import ledger
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import results, rows
-from synthq_jax.stages import _planned, direct_dp, finetune_dp, plan
+from synthq_jax.stages import direct_dp, finetune_dp, plan
 from synthq_jax.storage import artifacts
 
 FOLDERS = {"direct_dp": "train_retriever"}
@@ -45,7 +45,7 @@ def test_the_plan_names_the_stages_and_rows_that_then_ran(
   ran, planned = _made(finished_run.root), _planned_folders(seen.rows)
   assert len(ran) > 150
   # 20 test queries are too few for scores with noise.
-  assert planned - ran == {"release_scores"} == {*_planned.IF_ALLOWED}
+  assert planned - ran == {"release_scores"}
   assert ran <= planned
   # Nobody asked the public sentences: they tell of no row without privacy.
   public = [name for name in planned if name.startswith("evaluate/public/")]
@@ -59,7 +59,7 @@ def test_the_plan_of_a_stage_has_the_rows_of_its_jobs(finished_run, name):
   wanted = stages.with_needs([name])
   seen = plan.outlook(config, finished_run.root, wanted)
   for each, there in seen.progress:
-    if there is not None and each not in _planned.IF_ALLOWED:
+    if there is not None and each != "release_scores":
       assert {*there} == {*seen.rows[each]}, each
 
 
@@ -88,7 +88,7 @@ def test_the_plan_of_trainings_for_users_counts_users(finished_run):
     unit=unit_lib.user(2), num_queries={"train": 600}, num_users={"train": 400}
   )
   planned = rows.Plan(config=config, stages=("finetune_dp", "direct_dp"))
-  trainings = _planned.plan_trainings(planned, data)
+  trainings = plan.plan_trainings(planned, data)
   assert [(t.num_records, t.num_users, t.delta) for t in trainings] == [
     (400, 400, 1 / 800),
     (600, 400, 1 / 800),
@@ -167,18 +167,9 @@ def test_names_of_rows_that_a_run_lacks_are_refused(tmp_path, rows, words):
   assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("kind", ["log", "beir", "jsonl"])
-def test_a_batch_above_the_lines_is_refused_before_they_are_read(
-  tmp_path, kind
-):
+def test_a_batch_above_the_lines_is_refused_before_they_are_read(tmp_path):
   """A dry run listed all trainings, and the run met it after it read the data."""
-  if kind == "log":
-    asked = [(f"u{i}", f"ask {i}", i) for i in range(40)]
-    source = small_data.write_user_log(tmp_path, asked, 40)
-  elif kind == "beir":
-    source = small_data.write_split_beir(tmp_path, train=30, test=10)
-  else:
-    source = small_data.write_pairs(tmp_path / "pairs.jsonl", 40)
+  source = small_data.write_pairs(tmp_path / "pairs.jsonl", 40)
   base = tiny_runs.config(source)
 
   def look(**changes):

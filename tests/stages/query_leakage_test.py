@@ -15,12 +15,10 @@ from synthq_jax.data import jsonl
 from synthq_jax.privacy import statement
 from synthq_jax.report import blocks, leakage, page
 from synthq_jax.runtime import (
-  comparison_results,
   results,
   workspace,
 )
 from synthq_jax.stages import query_leakage
-from synthq_jax.storage import artifacts
 
 _WORDS = [
   first + second
@@ -214,15 +212,6 @@ def test_copied_test_queries_show_as_a_difference_below_zero(planted):
   assert one.difference.high < 0
 
 
-def test_the_result_lies_in_the_private_folder(planted):
-  workdir, found = planted
-  assert found.directory == "private/query_leakage"
-  place = workdir.space.private("query_leakage")
-  kind = comparison_results.QueryLeakage
-  assert artifacts.load(place, kind) == found
-  assert not workdir.space.public("query_leakage").exists()
-
-
 def test_the_private_section_shows_one_table_and_no_query(planted):
   workdir, found = planted
   words = _text(_build_section(found))
@@ -260,13 +249,6 @@ def test_queries_for_the_documents_of_train_queries_are_not_tested(tmp_path):
   assert "for the documents of train queries alone" in words
   assert "come out more often than by coincidence" not in words
   assert "for the documents of train queries alone" in leakage.text(found)
-
-
-def test_the_screen_shows_tables_but_no_query(planted):
-  workdir, found = planted
-  words = leakage.text(found)
-  assert "60 of 340" in words
-  assert not [text for text in workdir.texts.values() if text in words]
 
 
 def test_a_generator_that_learned_the_common_queries_is_rarely_accused(
@@ -417,13 +399,3 @@ def test_a_log_of_doubles_leaves_nothing_to_compare(tmp_path):
   assert one.difference is None and one.p_value is None
   assert one.train_all.number == 3
   assert "| - | -" in _text(_build_section(found))
-
-
-def test_equal_runs_find_the_same(tmp_path):
-  rng = np.random.default_rng(8)
-  workdir = _Workdir(tmp_path, _log(rng))
-  made = workdir.synthetic("eps8", list(workdir.texts.values())[:90])
-  first, second = (workdir.run(made) for _ in range(2))
-  assert dataclasses.replace(first, seconds=0.0) == dataclasses.replace(
-    second, seconds=0.0
-  )

@@ -5,7 +5,6 @@ import json
 import math
 import shutil
 import sys
-import types
 
 import made_up
 import numpy as np
@@ -56,23 +55,6 @@ def evaluation(root, row):
   return load(root, f"private/evaluate/test/{row}", results.Evaluation)
 
 
-def systems(root, system):
-  folders = (root / "private/evaluate/test").glob(f"{system}_*")
-  return sorted(one.name.removeprefix(f"{system}_") for one in folders)
-
-
-def test_a_run_that_is_a_part_of_many_rows_is_read_once(tmp_path, monkeypatch):
-  """And again once the file is another one."""
-  read, path = [], tmp_path / "run.txt"
-  monkeypatch.setattr(
-    evaluate.trec, "read_run", lambda one: read.append(one) or one.read_text()
-  )
-  path.write_text("first")
-  assert [evaluate._part(path) for _ in range(3)] == ["first"] * 3
-  path.write_text("another")
-  assert evaluate._part(path) == "another" and len(read) == 2
-
-
 def test_bm25_is_indexed_once_while_the_collection_is_the_same(
   tmp_path, monkeypatch
 ):
@@ -103,24 +85,7 @@ def test_bm25_is_indexed_once_while_the_collection_is_the_same(
 # In the pipeline.
 
 
-def test_every_source_of_pairs_has_its_fused_row(finished_run):
-  dense = ["original", "public_only", "synthetic_eps8", "untrained"]
-  found = systems(finished_run.root, "fused")
-  assert set(dense) < set(found)
-  assert set(found) - set(dense) == {
-    "adapter_eps8",
-    "direct_dp_group_eps8",  # compared, so not scored on the public set
-    *(
-      one.name.removeprefix("fused_")
-      for one in finished_run.root.rglob("evaluate/public/fused_direct_dp*")
-    ),
-  }
-  for row in ("fused synthetic eps8", "over BM25"):
-    assert row in finished_run.report.table
-  assert "gain kept" in finished_run.report.table
-
-
-@pytest.mark.parametrize("row", ["synthetic_eps8", "original"])
+@pytest.mark.parametrize("row", ["original"])
 def test_a_fused_row_is_bm25_and_its_retriever_at_the_chosen_weight(
   finished_run, row
 ):
@@ -160,44 +125,15 @@ def test_one_public_weight_is_that_of_all_rows(finished_run):
   assert first.weight <= best[0]
 
 
-def test_the_weight_of_all_rows_is_searched_for_once(
-  finished_run, tmp_path, monkeypatch
-):
-  root, searched, read = finished_run.copy(tmp_path), [], fuse._read_queries
-
-  def noted(task):
-    searched.append(task)
-    return read(task)
-
-  monkeypatch.setattr(fuse, "_read_queries", noted)
-  chooser = fuse.Config(min_queries=5, standard_errors=0.4)
-  config = dataclasses.replace(finished_run.config, fuse=chooser)
-  plan.run(config, root, stages=["fuse"])
-  assert len(searched) == 1
-  judged, _ = read(searched[0])
-  assert judged is not None
-  test_one_public_weight_is_that_of_all_rows(types.SimpleNamespace(root=root))
-
-
-def test_without_enough_queries_the_weight_is_the_set_one(
-  finished_run, tmp_path
-):
-  root = finished_run.copy(tmp_path)
-  config = dataclasses.replace(
-    finished_run.config,
-    fuse=fuse.Config(min_queries=10_000, default_weight=0.35),
-  )
-  plan.run(config, root, stages=["fuse"])
-  made = load(root, "fuse/synthetic_eps8", system_results.Fusion)
-  assert (made.weight, made.num_queries, made.scores) == (0.35, 0, ())
-  assert "for want of queries" in made.chosen_on
-
-
 def test_a_weight_that_is_set_asks_nobody(finished_run, tmp_path):
   root = finished_run.copy(tmp_path)
+  few = fuse.Config(min_queries=10_000, default_weight=0.35)
+  documents = results.public_documents(prepared(root))
+  made = make_fusion(root, documents, chooser=few)
+  assert (made.weight, made.num_queries, made.scores) == (0.35, 0, ())
+  assert "for want of queries" in made.chosen_on
   for name in ("generate/public_only", "filter_queries/public_only"):
     (root / name / "tokens.npz").unlink()
-  documents = results.public_documents(prepared(root))
   made = make_fusion(root, documents, chooser=fuse.Config(weight=0.3))
   assert (made.weight, made.num_queries, made.scores) == (0.3, 0, ())
   assert made.chosen_on == "nothing, it was set"

@@ -66,10 +66,7 @@ def test_sets_of_other_kinds_are_called_as_their_folder_or_id(tmp_path):
   ("name", "drops"),
   [
     ("beir/fiqa/test", False),
-    ("beir/msmarco/dev", False),
     ("beir/webis-touche2020/v2", False),
-    ("beir/cqadupstack/gis", False),
-    ("beir/arguana", True),
     ("beir/quora/test", True),
     ("nyt/trec-core-2017", True),
     ("beir/unknown", True),
@@ -80,24 +77,6 @@ def test_sets_of_beir_keep_their_conventions_in_ir_datasets(name, drops):
   (one,) = prepare_test_set.expand([f"ir_datasets:{name}"])
   assert (one.name, one.split) == (name.replace("/", "."), "test")
   assert one.drop_identical is drops
-
-
-def test_the_place_above_or_below_changes_no_convention(tmp_path):
-  root = tmp_path / "all"
-  for name in ("msmarco", "quora", "cqadupstack/gis", "scifact.v2"):
-    write(root / name, first=0)
-  wanted = [
-    ("cqadupstack.gis", "test", False),
-    ("msmarco", "dev", False),
-    ("quora", "test", True),
-    ("scifact.v2", "test", True),
-  ]
-  for place in (root, tmp_path):
-    found = prepare_test_set.expand([f"beir:{place}"])
-    assert [(o.name, o.split, o.drop_identical) for o in found] == wanted
-  for place in (root / "cqadupstack", root / "cqadupstack" / "gis"):
-    (one,) = prepare_test_set.expand([f"beir:{place}"])
-    assert (one.name, one.drop_identical) == ("cqadupstack.gis", False)
 
 
 def test_linked_folders_are_found_and_known_by_what_is_in_them(tmp_path):
@@ -245,34 +224,6 @@ def test_the_pages_show_the_sets_side_by_side(finished_run):
   private = (run / "private/report/report.private.html").read_text()
   table = private.rpartition("Scores on further test sets")[2]
   assert "original" in table.partition("<h2")[0]
-
-
-def test_a_changed_set_is_searched_and_scored_again_and_nothing_else_is(
-  finished_run, tmp_path, capsys
-):
-  sets = shutil.copytree(finished_run.test_sets, tmp_path / "sets")
-  with open(sets / "scifact" / "corpus.jsonl", "a") as stream:
-    stream.write(json.dumps({"_id": "d9", "text": "Report on row 3."}) + "\n")
-  config = dataclasses.replace(finished_run.config, test_sets=(f"beir:{sets}",))
-  root = finished_run.copy(tmp_path)
-  before_it = [name for name in plan.STAGES if name != "report"]  # takes long
-  plan.run(config, root, stages=before_it)
-  assert dict(plan.outlook(config, root, ["report"]).progress)["report"] == {
-    "": False
-  }
-  lines = capsys.readouterr().out.splitlines()
-  ran = [line for line in lines if line.endswith("] running")]
-  done = finished_run.root.glob("**/evaluate/scifact/*/result.json")
-  rows = {path.parent.name for path in done}
-  direct = {f"{name}_eps8" for name in finished_runs.DIRECT_METHODS}
-  assert rows > {"bm25", "original", "synthetic_eps8", *direct}
-  scored = {f"[evaluate/scifact/{row}] running" for row in rows}
-  others = [line for line in ran if line not in scored]
-  assert scored <= set(ran) and len(ran) == len(rows) + len(others)
-  assert others == [
-    "[prepare_test_set/scifact] running",
-    "[compare_queries] running",
-  ]
 
 
 @pytest.mark.parametrize("way", ["named", "below", "copy"])

@@ -195,19 +195,13 @@ def refuse(tmp_path, start, flags, capsys):
 
 
 @pytest.mark.parametrize("flags", [[], ["--dry_run"]])
-def test_another_end_of_text_is_refused_before_any_work(
+def test_a_vocabulary_that_does_not_fit_is_refused_before_any_work(
   tmp_path, capsys, flags
 ):
   start = write_start(tmp_path / "start", eos=1)
   line = refuse(tmp_path, start, flags, capsys)
   assert "id 2, got eos_token_id=1" in line
-
-
-@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
-def test_a_vocabulary_without_padding_is_refused_before_any_work(
-  tmp_path, capsys, flags
-):
-  start = write_start(tmp_path / "start", small_vocabularies.DEFAULT)
+  start = write_start(tmp_path / "other", small_vocabularies.DEFAULT)
   line = refuse(tmp_path, start, flags, capsys)
   assert "padding (<pad>) as id 0, got '<unk>' there" in line
 
@@ -221,9 +215,9 @@ def test_what_no_export_will_take_is_said_before_training(tmp_path, capsys):
   with pytest.raises(ValueError) as refused:
     tokenizer_json.check(tmp_path / "start/spiece.model")
   words = f"--format=huggingface and sentence-transformers would be refused: {refused.value}"
-  [note] = plan.export_notes(config, ["finetune_dp"])
+  [note] = plan.list_notes(config, ["finetune_dp"])
   assert note.endswith(words)
-  assert not plan.export_notes(config, ["prepare_data"])
+  assert not plan.list_notes(config, ["prepare_data"])
   plan.run(config, tmp_path / "run", stages=["finetune_dp"])
   said = capsys.readouterr().out
   assert said.index(words) < said.index("[prepare_data] running")
@@ -231,7 +225,7 @@ def test_what_no_export_will_take_is_said_before_training(tmp_path, capsys):
     export.run(
       tmp_path / "run/finetune_dp/eps8", tmp_path / "to", format="huggingface"
     )
-  assert not plan.export_notes(
+  assert not plan.list_notes(
     settings(tmp_path, write_start(tmp_path / "fine")), ["finetune_dp"]
   )
 
@@ -298,12 +292,12 @@ def test_a_tokenizer_that_was_trained_anew_is_not_read_by_the_old_model(
   start = write_start(tmp_path / "start")
   write_tokenizer(start, lambda names, added: None)
   config = settings(tmp_path, start)
-  assert not plan.export_notes(config, ["finetune_dp"])
+  assert not plan.list_notes(config, ["finetune_dp"])
   write_tokenizer(start, swap)
   with pytest.raises(
     ValueError, match="tokenizer.json: expected the pieces of"
   ):
-    plan.export_notes(config, ["finetune_dp"])
+    plan.list_notes(config, ["finetune_dp"])
 
 
 def test_no_t5_is_trained_with_a_vocabulary_that_its_tokenizer_contradicts(
@@ -316,7 +310,7 @@ def test_no_t5_is_trained_with_a_vocabulary_that_its_tokenizer_contradicts(
   (tmp_path / "start/spiece.model").unlink()
   config = settings(tmp_path, start)
   with pytest.raises(ValueError, match="copy spiece.model from the model"):
-    plan.export_notes(config, ["finetune_dp"])
+    plan.list_notes(config, ["finetune_dp"])
   prepare = dataclasses.replace(
     config.prepare_data, vocabulary="train", vocab_size=60
   )
@@ -337,5 +331,5 @@ def test_tokens_that_were_added_to_a_tokenizer_are_told(tmp_path, file):
   else:
     with open(f"{start}/{file}", "w") as stream:
       json.dump({"<hl>": 150, "<extra_id_0>": 149}, stream)
-  [note] = plan.export_notes(settings(tmp_path, start), ["finetune_dp"])
+  [note] = plan.list_notes(settings(tmp_path, start), ["finetune_dp"])
   assert "read as text: <hl>; use none of them in a prefix" in note

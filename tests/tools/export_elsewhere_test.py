@@ -185,10 +185,7 @@ def test_beir_scores_an_export_as_the_report_does(retriever, finished_run):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # mteb's own
-@pytest.mark.parametrize("how", ["the model", "its name"])
-def test_mteb_scores_an_export_as_the_report_does(
-  retriever, finished_run, how, monkeypatch
-):
+def test_mteb_scores_an_export_as_the_report_does(retriever, finished_run):
   mteb = pytest.importorskip("mteb")
   library = pytest.importorskip("sentence_transformers")
   datasets = pytest.importorskip("datasets")
@@ -239,25 +236,7 @@ def test_mteb_scores_an_export_as_the_report_does(
     def load_data(self, *args, **options):
       """Nothing is downloaded."""
 
-  if how == "the model":
-    model = library.SentenceTransformer(folder, device="cpu")
-  else:  # as mteb knows models: a name in its registry, with a folder to load
-    from mteb.models import ModelMeta, SentenceTransformerEncoderWrapper
-    from mteb.models.get_model_meta import MODEL_REGISTRY
-
-    full = f"synthq/{name}"
-    meta = ModelMeta.create_empty(
-      {
-        "name": full,
-        "revision": "1",
-        "loader": lambda _, **known: SentenceTransformerEncoderWrapper(
-          folder, device="cpu"
-        ),
-      }
-    )
-    monkeypatch.setitem(MODEL_REGISTRY, full, meta)
-    assert mteb.get_model_meta(full).name == full
-    model = mteb.get_model(full, device="cpu")
+  model = library.SentenceTransformer(folder, device="cpu")
   scores = mteb.evaluate(model, [Public()], cache=None).task_results[0].scores
   place = finished_run.root / "evaluate" / "public" / name
   report = artifacts.load(place, results.Evaluation).measures["nDCG@10"]

@@ -5,8 +5,6 @@ import io
 import json
 import multiprocessing
 import stat
-import subprocess
-import sys
 
 import pytest
 import shared_data
@@ -124,13 +122,6 @@ def test_listed_ids_that_the_log_has_not_are_said(paths, capsys):
   assert f"{known}: expected pairs with queries of" in capsys.readouterr().err
 
 
-def test_a_judged_pair_may_have_spaces_around_its_ids(paths):
-  (paths / "known.tsv").write_text("301 \t q3\n")
-  given = command(paths, "--detector=exact", f"--known={paths / 'known.tsv'}")
-  assert main.main([*given, "--fail_above=0"]) == 3
-  assert "q3" not in (paths / "out/clean_ids.txt").read_text()
-
-
 @pytest.mark.parametrize("folder", ["out", "chk:1"])
 def test_a_file_that_is_read_is_not_written(paths, capsys, folder):
   """It was removed before anybody had read it, or if a colon stood in its path."""
@@ -179,15 +170,6 @@ def test_files_that_no_check_wrote_stay(paths, capsys, name):
   assert own.read_text() == "of people\n" and written(paths) == [name]
 
 
-@pytest.mark.parametrize("flags", [[], ["--threshold=0.05"]])
-def test_a_page_says_how_often_matches_are_right_where_that_is_known(
-  paths, flags
-):
-  main.main(command(paths, "--detector=token_set", *flags))
-  page = (paths / "out" / "report.html").read_text()
-  assert ("right in 9 of 10" in page) is (not flags)
-
-
 @pytest.mark.parametrize("content", ["", None])
 def test_labels_that_calibrate_nothing_are_named(paths, capsys, content):
   labels = paths / "labels.jsonl"
@@ -218,8 +200,7 @@ def test_an_id_with_several_texts_is_clean_if_all_are(order, monkeypatch):
   """Also where its texts are apart, in chunks of their own."""
   topics = [detectors.Text(id="0", text="measles")]
   known = [leakage_targets.Target(text=topics[0], topic="302", collection="")]
-  log = [("a", "jax"), ("a", "measles"), ("b", "jax"), ("b", "grad")]
-  log = [log[i] for i in order]
+  log = [("a", "jax"), ("b", "jax"), ("a", "measles"), ("b", "grad")]
   texts = [detectors.Text(id=name, text=text) for name, text in log]
   for chunk in (1, 2, 3, 9):
     pairs, spool, clean = io.BytesIO(), io.BytesIO(), io.BytesIO()
@@ -246,26 +227,6 @@ def test_every_leaked_query_of_a_user_counts(paths):
   found = result(paths)
   assert (found["num_queries"], found["num_leaked"]) == (51, 50)
   assert (paths / "out" / "clean_ids.txt").read_text() == "v\n"
-
-
-def test_an_id_that_stands_again_far_below_is_no_clean_one(paths):
-  """In another chunk than its first text, which alone is clean."""
-  rows = [f"q{number}\tjax grad {number}\n" for number in range(20_000)]
-  rows += ["q5\tmeasles outbreaks\n", "q7\tjax vmap\n"]
-  (paths / "log.tsv").write_text("".join(rows))
-  assert main.main(command(paths)) == 0
-  found = result(paths)
-  assert (found["num_queries"], found["num_leaked"]) == (20_002, 1)
-  clean = (paths / "out" / "clean_ids.txt").read_text().splitlines()
-  assert clean == [f"q{number}" for number in range(20_000) if number != 5]
-  left = {path.name for path in (paths / "out").iterdir()}
-  assert left == {
-    ".leakage_check",
-    "check.json",
-    "report.html",
-    "pairs.jsonl",
-    "clean_ids.txt",
-  }
 
 
 def test_the_splits_of_a_collection_are_compared(paths):
@@ -342,18 +303,6 @@ def test_a_worker_that_is_killed_is_one_line(monkeypatch):
     ValueError, match="killed, likely .*: set --processes low"
   ):
     list(found)
-
-
-def test_it_works_where_tensorflow_is_not_installed(paths):
-  program = (
-    "import sys; sys.modules['tensorflow'] = sys.modules['seqio'] = None;"
-    "from synthq_jax.cli import main; sys.exit(main.main(sys.argv[1:]))"
-  )
-  given = command(paths, "--fail_above=0", "--processes=2")
-  ended = subprocess.run(
-    [sys.executable, "-c", program, *given], capture_output=True, text=True
-  )
-  assert ended.returncode == 3, ended.stderr
 
 
 needs_labels = pytest.mark.skipif(
