@@ -270,10 +270,10 @@ def screen_table(
     name=lambda row: _NAME(str(row)),
     with_label=False,
   )
-  intact = {*map(tables.measure_name, measures[:1]), "over BM25"}
+  whole = {*map(tables.measure_name, measures[:1]), "over BM25"}
   rows = (
     tuple(
-      cell if title in intact else cell.partition(" [")[0]
+      cell if title in whole else cell.partition(" [")[0]
       for title, cell in zip(table.header, row, strict=True)
     )
     for row in table.rows
