@@ -1,6 +1,5 @@
 """Builds the parts on scores: tables of rows, drawings, further test sets."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from synthq_jax import intervals
@@ -252,33 +251,48 @@ def screen_table(
   evaluations: Sequence[results.Evaluation],
   measures: Sequence[str],
   headlined: Sequence[comparison_results.ScoredRow] = (),
+  *,
+  width: int = 100,
 ) -> str:
-  """Returns the main table as text, for lines of about 100 characters.
+  """Returns the main table as text, narrowed towards lines of `width` characters.
 
-  It leaves out the training data, and all intervals but those of the first measure
-  and of the column "over BM25".
+  As far as needed, it leaves out in turn: the training data; all intervals but those
+  of the first measure and of the column "over BM25"; the first measure's intervals;
+  the last intervals, of "over BM25". Many measures may still make longer lines.
 
   Args:
     evaluations: as in `main_table`.
     measures: as in `main_table`.
     headlined: as in `main_table`.
+    width: wanted characters of a line.
   """
   table = main_table(
-    evaluations,
-    measures,
-    headlined,
-    name=lambda row: _NAME(str(row)),
-    with_label=False,
+    evaluations, measures, headlined, name=lambda row: _NAME(str(row))
   )
-  whole = {*map(tables.measure_name, measures[:1]), "over BM25"}
-  rows = (
-    tuple(
-      cell if title in whole else cell.partition(" [")[0]
-      for title, cell in zip(table.header, row, strict=True)
-    )
-    for row in table.rows
+  first_measure = [tables.measure_name(name) for name in measures[:1]]
+  levels = [*table.header], [*first_measure, "over BM25"], ["over BM25"], []
+  text = table.text()
+  for titles in levels:
+    if max(map(len, text.splitlines())) <= width:
+      break
+    text = _narrow_table(table, titles).text()
+  return text
+
+
+def _narrow_table(table: blocks.Table, titles: Sequence[str]) -> blocks.Table:
+  """Drops a table's last column, and its intervals outside of some columns."""
+  header = table.header[:-1]
+  return blocks.Table(
+    header=header,
+    rows=tuple(
+      tuple(
+        cell if title in titles else cell.partition(" [")[0]
+        for title, cell in zip(header, row[:-1], strict=True)
+      )
+      for row in table.rows
+    ),
+    numeric=table.numeric,
   )
-  return dataclasses.replace(table, rows=tuple(rows)).text()
 
 
 def _draw_systems(
