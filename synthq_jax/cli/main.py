@@ -136,10 +136,11 @@ def _dispatch(argv: Sequence[str]) -> None:
     [a for a in argv if not a.startswith(_FLAG)]
   )
   tool = tools.find_tool(options, commands)
+  downloads = ("workdir",) if tool is None else tool.downloads
   texts = {k: v for k, v in vars(options).items() if k != "query"}
   flags.refuse_urls(
     {f"--{name}": value for name, value in texts.items()},
-    ["--workdir"] if tool is None else [],
+    [f"--{name}" for name in downloads],
   )
   with progress.shown(not getattr(options, "quiet", False)):
     if tool is None:
@@ -147,8 +148,12 @@ def _dispatch(argv: Sequence[str]) -> None:
     elif bindings:
       raise UsageError(f"synthq {options.stage} takes no {_FLAG}{bindings[0]}")
     else:
-      name = "--checkpoint"
-      flags.refuse_hub_names({name: getattr(options, name[2:], "")})
+      flags.refuse_hub_names(
+        {f"--{x}": getattr(options, x, "") for x in ("checkpoint", "bert")}
+      )
+      for name in downloads:
+        if location := getattr(options, name):
+          setattr(options, name, tool.local(location))
       screen.show(tool.run(options))
 
 

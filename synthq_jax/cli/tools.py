@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from synthq_jax.cli import flags, screen
+from synthq_jax.storage import stores
 
 __all__ = ["TOOLS", "Tool", "find_tool"]
 
@@ -23,6 +24,10 @@ class Tool:
   """Help text, or all arguments of `add_argument`, by flag."""
   run: Callable[[argparse.Namespace], str]
   """Runs the command on parsed flags; returns the text to print."""
+  downloads: tuple[str, ...] = ()
+  """Flags that may be URLs, whose files are downloaded first."""
+  local: Callable[[str], str] = stores.local
+  """Downloads a URL; returns the path of the copy, and paths unchanged."""
 
 
 def find_tool(
@@ -79,6 +84,12 @@ def _run_export(options: argparse.Namespace) -> str:
     step=options.step,
     allow_private=options.allow_private,
   )
+
+
+def _download_with_run(location: str) -> str:
+  from synthq_jax.tools import export
+
+  return export.local(location)
 
 
 def _run_search(options: argparse.Namespace) -> str:
@@ -181,6 +192,7 @@ TOOLS = {
   "privacy": Tool(
     words="computes noise from epsilon, or epsilon from noise; adds up a ledger",
     run=_run_privacy,
+    downloads=("ledger",),
     flags={
       "--epsilon": _make_number("target epsilon, or --noise_multiplier", float),
       "--noise_multiplier": _make_number(
@@ -201,6 +213,8 @@ TOOLS = {
   "export": Tool(
     words="writes a model, queries or weights in a format that others read",
     run=_run_export,
+    downloads=("checkpoint", "queries", "ranking"),
+    local=_download_with_run,
     flags={
       "--checkpoint": "a folder of any known format, or",
       "--queries": "a folder of synthetic queries, e.g."
@@ -224,6 +238,7 @@ TOOLS = {
   "search": Tool(
     words="answers a query with a finished run, in the terminal or a browser",
     run=_run_search,
+    downloads=("workdir",),
     flags={
       "query": {"nargs": "?", "help": "the query, in quotes"},
       "--workdir": _make_required("working directory of the run"),

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ import synthq_jax
 from synthq_jax.data import (
   beir,
   query_sets,
+  shipped,
   tokenizer_json,
   word_patterns,
 )
@@ -36,10 +38,10 @@ from synthq_jax.models.checkpoints import sentence_folders, t5x, tensors
 from synthq_jax.privacy import rounding, wording
 from synthq_jax.retrieval import ranking
 from synthq_jax.runtime import inputs, results, system_results
-from synthq_jax.storage import array_files, artifacts
+from synthq_jax.storage import array_files, artifacts, object_store, stores
 from synthq_jax.tools import cards, export_source
 
-__all__ = ["CLAIM", "FORMATS", "Format", "run"]
+__all__ = ["CLAIM", "FORMATS", "Format", "local", "run"]
 
 CLAIM = t5_checkpoints.CLAIM
 """File of the exported folder with its privacy claim in words."""
@@ -49,6 +51,8 @@ _LENGTH = 512
 """Length of a text in tokens, if no run around the checkpoint sets it."""
 _RANKER = pathlib.Path(synthq_jax.__file__).parent / "assets" / "ranker.py"
 """The program that applies exported weights."""
+_UNREAD = re.compile(r"(private/)?encode_documents/.*\.npy|.*\.trec")
+"""Files of a run that no export reads: document vectors and rankings."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,33 @@ class Format:
     if kind is system_results.Adapter:
       return self.takes_adapters
     return kind is self.result_type
+
+
+def local(location: str) -> str:
+  """Downloads a result from a store with its run; returns a path unchanged.
+
+  An export reads parts of the run around the result: the vocabulary, the lengths,
+  and whether the documents themselves disclose queries.
+
+  Args:
+    location: a path or a URL of a result that `run` can export.
+
+  Raises:
+    OSError: if a store cannot be reached, or nothing lies there.
+  """
+  if not object_store.is_url(location):
+    return location
+  url = object_store.Store(location).url  # refuses a malformed URL
+  try:
+    record = artifacts.read_json(stores.local(f"{url}/{artifacts.RESULT_NAME}"))
+  except FileNotFoundError:  # no run made it
+    return str(shipped.checkpoint(url))
+  path_in_run = f"/{record['result'].get('directory')}"
+  if not url.endswith(path_in_run):
+    return stores.local(location)
+  return (
+    stores.local(url.removesuffix(path_in_run), without=_UNREAD) + path_in_run
+  )
 
 
 def run(

@@ -10,6 +10,7 @@ import stat
 import tempfile
 
 import jax
+import loop_store
 import made_up
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from synthq_jax.models import dual_encoder, t5, t5_checkpoints, t5_config
 from synthq_jax.privacy import sampling, statement, wording
 from synthq_jax.runtime import fingerprints, inputs, results, workspace
 from synthq_jax.stages import plan
-from synthq_jax.storage import artifacts
+from synthq_jax.storage import artifacts, stores
 from synthq_jax.tools import cards, export
 
 TINY = t5_config.get("tiny")
@@ -262,6 +263,37 @@ def test_results_that_were_moved_out_of_their_run(finished_run, tmp_path):
       export.run(queries, tmp_path / "other", format="beir")
   finally:
     shutil.rmtree(short)
+
+
+@pytest.mark.parametrize(
+  ("flag", "place", "name"),
+  [
+    ("queries", "filter_queries/eps8", "beir"),
+    ("ranking", "learn_to_rank/public_only", "ranker"),
+  ],
+)
+def test_what_lies_in_a_store_is_exported_as_what_lies_in_a_folder(
+  flag, place, name, finished_run, tmp_path, monkeypatch, capsys
+):
+  root = finished_run.root
+  stores.local.cache_clear()
+  monkeypatch.setattr(stores, "_mirrors_folder", tmp_path / "mirror")
+  with loop_store.serving() as server:
+    said = []
+    for where, base in (("folder", root), ("store", server.put("b", root))):
+      argv = [f"--{flag}={base}/{place}", f"--to={tmp_path / where / 'to'}"]
+      assert main.main(["export", *argv, f"--format={name}"]) == 0
+      said.append(capsys.readouterr().out.replace(f"/{where}/", "/"))
+  assert said[0] == said[1] and "epsilon = " in said[0]
+  here, there = (
+    {p.relative_to(to): p.read_bytes() for p in to.rglob("*") if p.is_file()}
+    for to in (tmp_path / "folder/to", tmp_path / "store/to")
+  )
+  assert len(here) > 1 and here == there
+  # Vectors and rankings, which are most of a run, were left where they are.
+  assert list(root.rglob("block_*.npy")) and list(root.rglob("*.trec"))
+  fetched = tmp_path / "mirror"
+  assert not [*fetched.rglob("block_*.npy"), *fetched.rglob("*.trec")]
 
 
 def test_a_model_from_elsewhere_is_exported_without_a_claim(tmp_path):
