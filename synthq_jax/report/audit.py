@@ -11,7 +11,7 @@ import numpy as np
 from synthq_jax import intervals
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import exposure
-from synthq_jax.report import blocks, page, tables, words
+from synthq_jax.report import blocks, page, plots, tables, words
 from synthq_jax.report import values as values_lib
 from synthq_jax.runtime import results
 
@@ -47,6 +47,7 @@ def _build(values: values_lib.Private) -> tuple[blocks.Block, ...]:
   return (
     *_make_warnings(audits),
     _make_verdicts(audits),
+    _draw_ranks(audits),
     _make_summary(audits),
     _make_details(audits),
     _make_legend(audits),
@@ -143,12 +144,14 @@ class _CanaryRow(NamedTuple):
     values = self.gather(name)
     return format(statistics.fmean(values), form) if values else "-"
 
-  def format_rank(self) -> str:
-    """Formats the mean rank of inserted secrets; "-" without secrets."""
+  def compute_mean_rank(self) -> intervals.Interval | None:
+    """Returns the mean rank of inserted secrets, or None without secrets."""
     if not (ranks := self.gather("ranks")):
-      return "-"
-    mean = exposure.mean_rank(np.array(ranks), self.audit.num_ranked)
-    return tables.interval(mean, ".1f")
+      return None
+    return exposure.mean_rank(np.array(ranks), self.audit.num_ranked)
+
+  def format_rank(self) -> str:
+    return tables.interval(self.compute_mean_rank(), ".1f")
 
   def format_epsilon(self) -> str:
     """Formats the epsilon estimated from the mean rank; without ranks, from chance."""
@@ -195,6 +198,20 @@ def _make_summary(audits: Audits) -> blocks.Table:
         kinds=kinds
       ).format_leaked()
   return tables.of(_list_rows(audits), columns)
+
+
+def _draw_ranks(audits: Audits) -> blocks.Figure:
+  panels: dict[str, dict[str, list]] = {}
+  for row in _list_rows(audits):
+    panel = panels.setdefault(_NAME(row.name), {})
+    for group, kinds in _get_groups(audits).items():
+      points = panel.setdefault(group, [])
+      if mean := row._replace(kinds=kinds).compute_mean_rank():
+        points.append((row.repetitions, mean))
+  return blocks.Figure(
+    svg=plots.ranks(panels, num_ranked=audits[0].num_ranked),
+    caption=words.paragraph.text("audit.figure"),
+  )
 
 
 def _make_details(audits: Audits) -> blocks.Table:

@@ -12,11 +12,14 @@ __all__ = [
   "curves",
   "in_rows",
   "matrices",
+  "over_places",
+  "ranks",
   "together",
 ]
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # no divisor shared with colors
+_DASHES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 4)), (0, (8, 4)))
 _INK, _SOFT, _LINE, _PAPER = "#010101", "#020202", "#030303", "#fefefe"
 """Placeholders for colors that the page sets for its light and dark themes."""
 _PAGE_COLORS = {
@@ -53,6 +56,39 @@ _SETTINGS = {
   "axes.axisbelow": True,
   "legend.frameon": False,
 }
+
+
+def over_places(
+  points: Mapping[str, Sequence[tuple[float, intervals.Interval]]],
+  ticks: Mapping[float, str],
+  lines: Mapping[str, intervals.Interval],
+  *,
+  measure: str,
+) -> str:
+  """Draws a measure of systems over their epsilon, with intervals.
+
+  Args:
+    points: for each system, (x, measure) from left to right.
+    ticks: labels of the x axis by x, such as epsilons by their logarithms.
+    lines: measures without an x, drawn as horizontal lines with intervals.
+    measure: name of the measure, which labels the y axis.
+
+  Returns:
+    An <svg> element.
+  """
+  with _apply_style():
+    figure, axes = _make_canvas(width=5.6, height=4.6)
+    _draw_lines(axes.axhline, axes.axhspan, lines)
+    for index, (name, row) in enumerate(points.items()):
+      offset = 0.05 * (-1) ** index * ((index + 1) // 2)
+      shifted = [(x + offset, measured) for x, measured in row]
+      _draw_points(axes, index, name, shifted)
+    axes.set_xticks([*ticks], [_escape_name(label) for label in ticks.values()])
+    axes.set_xlim(min(ticks) - 0.5, max(ticks) + 0.5)
+    axes.set_xlabel("epsilon (logarithmic)")
+    axes.set_ylabel(_escape_name(measure))
+    figure.legend(loc="outside lower left", ncols=2)
+    return _render_svg(figure)
 
 
 def curves(
@@ -165,7 +201,7 @@ def in_rows(
   points: Mapping[str, Sequence[float | intervals.Interval]],
   *,
   label: str,
-  line: tuple[str, intervals.Interval] | None = None,
+  lines: Mapping[str, intervals.Interval] | None = None,
 ) -> str:
   """Draws a horizontal row for each label, with one point for each name.
 
@@ -176,20 +212,15 @@ def in_rows(
     labels: labels of the rows, the topmost first; at least one.
     points: for each name, a value or a mean with its interval for each row.
     label: label of the values, with their unit.
-    line: name and mean of a measure without a row, drawn as a vertical line.
+    lines: measures without a row, drawn as vertical lines with intervals.
 
   Returns:
     An <svg> element.
   """
   heights = range(len(labels), 0, -1)
   with _apply_style():
-    height = 1.3 + 0.28 * len(labels)
-    figure, [axes] = _make_canvases(1, 1, width=5.6, height=height)
-    if line:
-      name, mean = line
-      axes.axvspan(mean.low, mean.high, color=_SOFT, alpha=0.12)
-      shown = {"color": _SOFT, "linestyle": "--", "linewidth": 1.3}
-      axes.axvline(mean.mean, label=_escape_name(name), **shown)
+    figure, axes = _make_canvas(width=5.6, height=1.3 + 0.28 * len(labels))
+    _draw_lines(axes.axvline, axes.axvspan, lines or {})
     together = list(zip(*points.values(), strict=True))
     lows = [min(getattr(x, "low", x) for x in row) for row in together]
     highs = [max(getattr(x, "high", x) for x in row) for row in together]
@@ -210,6 +241,50 @@ def in_rows(
     return _render_svg(figure)
 
 
+def ranks(
+  panels: Mapping[str, Mapping[str, Sequence[tuple[int, intervals.Interval]]]],
+  *,
+  num_ranked: int,
+) -> str:
+  """Draws mean ranks of secrets over the repetitions of their canaries.
+
+  Args:
+    panels: for each generator and kind of canary, (repetitions, mean rank) in
+      ascending order; at least one panel.
+    num_ranked: number of secrets among which a rank counts.
+
+  Returns:
+    An <svg> element.
+  """
+  with _apply_style():
+    figure, grid = _make_canvases(1, len(panels), width=9.2, height=3.2)
+    for axes, (title, series) in zip(grid, panels.items(), strict=True):
+      axes.axhline(
+        (num_ranked + 1) / 2,
+        color=_SOFT,
+        linestyle="--",
+        linewidth=1.0,
+        label="chance",
+      )
+      for index, (name, row) in enumerate(series.items()):
+        factor = 1 + 0.025 * (-1) ** index * ((index + 1) // 2)
+        shifted = [(times * factor, rank) for times, rank in row]
+        _draw_points(axes, index, name, shifted)
+      times = {number for row in series.values() for number, _ in row}
+      axes.set_xscale("log")
+      axes.set_xlim(min(times) / 1.8, max(times) * 1.8)
+      axes.set_xticks(
+        sorted(times), [f"{number:,}" for number in sorted(times)]
+      )
+      axes.set_xticks([], minor=True)
+      axes.set_ylim(0, num_ranked)
+      axes.set_title(_escape_name(title), fontsize=10, loc="left")
+      axes.set_xlabel("times in the private data (logarithmic)")
+    grid[0].set_ylabel(f"mean rank of {num_ranked:,} (1: by heart)")
+    grid[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _render_svg(figure)
+
+
 @contextlib.contextmanager
 def _apply_style(**more: Any) -> Generator[None]:
   """Applies the settings of matplotlib for pages, and then those of `more`."""
@@ -220,6 +295,11 @@ def _apply_style(**more: Any) -> Generator[None]:
     yield
 
 
+def _make_canvas(*, width: float, height: float):
+  figure, grid = _make_canvases(1, 1, width=width, height=height)
+  return figure, grid[0]
+
+
 def _make_canvases(rows: int, columns: int, *, width: float, height: float):
   """Makes a figure that needs no display; returns it and a list of its axes."""
   with extras.required("run"):
@@ -227,6 +307,37 @@ def _make_canvases(rows: int, columns: int, *, width: float, height: float):
 
   figure = figure_lib.Figure(figsize=(width, height), layout="constrained")
   return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def _draw_lines(line, span, lines: Mapping[str, intervals.Interval]) -> None:
+  """Draws measures as lines across the whole picture, with their intervals."""
+  for index, (name, measured) in enumerate(lines.items()):
+    span(measured.low, measured.high, color=_SOFT, alpha=0.12)
+    line(
+      measured.mean,
+      color=_SOFT,
+      linestyle=_DASHES[index % len(_DASHES)],
+      linewidth=1.3,
+      label=_escape_name(name),
+    )
+
+
+def _draw_points(axes, index: int, name: str, row) -> None:
+  """Draws one series of means with their intervals."""
+  means = [measured.mean for _, measured in row]
+  below = [max(0.0, mean.mean - mean.low) for _, mean in row]
+  above = [max(0.0, mean.high - mean.mean) for _, mean in row]
+  axes.errorbar(
+    [x for x, _ in row],
+    means,
+    yerr=[below, above],
+    color=_COLORS[index % len(_COLORS)],
+    marker=_MARKERS[index % len(_MARKERS)],
+    markersize=6,
+    linewidth=1.6,
+    capsize=3,
+    label=_escape_name(name),
+  )
 
 
 def _escape_name(text: str) -> str:

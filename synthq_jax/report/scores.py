@@ -1,5 +1,7 @@
 """Builds the parts on scores: tables of rows, drawings, further test sets."""
 
+import collections
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from synthq_jax import intervals
@@ -25,6 +27,8 @@ __all__ = [
 ]
 
 _NAME = tables.row_name
+_POINTS = 3
+"""Least number of epsilons for a drawing over epsilon."""
 Content = tuple[blocks.Block, ...]
 
 
@@ -128,7 +132,7 @@ def _draw_rows(
     list(points),
     {"row, with its interval": list(points.values())},
     label=values["measure"],
-    line=(lexical, rows[lexical]) if lexical in rows else None,
+    lines={k: mean for k, mean in rows.items() if k == lexical},
   )
   text = words.paragraph.text(caption, **values)
   return (blocks.Figure(svg=svg, caption=text),)
@@ -298,13 +302,70 @@ def _narrow_table(table: blocks.Table, titles: Sequence[str]) -> blocks.Table:
 def _draw_systems(
   main: Sequence[results.Evaluation], measure: str, kind: str
 ) -> Content:
-  """Draws the means of a measure."""
-  rows = {
-    tables.call_row(item.row, item.epsilon): item.measures[measure]
-    for item in main
-    if measure in item.measures
+  """Draws every system, over epsilon if there are `_POINTS` of them.
+
+  BM25 is a line. So is a row without epsilon whose training data have no tick.
+  """
+  scored = [item for item in main if measure in item.measures]
+  values = {"measure": measure, "kind": kind}
+  noisy = {e for item in scored if (e := _get_noisy_epsilon(item)) is not None}
+  labels = {
+    _compute_x(epsilon): tables.epsilon(epsilon) for epsilon in sorted(noisy)
   }
-  return _draw_rows(rows, "scores.picture", measure=measure, kind=kind)
+  if len(labels) < _POINTS:
+    rows = {
+      tables.call_row(item.row, item.epsilon): item.measures[measure]
+      for item in scored
+    }
+    return _draw_rows(rows, "scores.picture", **values)
+  lowest, highest = min(labels), max(labels)
+  others = {
+    "untrained": (lowest - 2.6, "untrained"),
+    "public_only": (lowest - 1.3, "public\nmodel"),
+    "": (highest + 1.3, "no noise"),
+    "original": (highest + 2.6, "real\nqueries"),
+  }
+  ticks: dict[float, str] = {}
+  for x, label in labels.items():  # 8 and 8.04 share a label
+    if all(x - tick > 0.25 for tick in ticks):
+      ticks[x] = label
+  lines, series = {}, collections.defaultdict(list)
+  for item in scored:
+    name, mean = tables.call_row(item.row), item.measures[measure]
+    epsilon = _get_noisy_epsilon(item)
+    if epsilon is not None:
+      x = _compute_x(epsilon)
+    elif item.row != rows_lib.BM25 and (
+      item.row.pairs in others or item.epsilon is not None
+    ):
+      x, label = others.get(item.row.pairs, others[""])
+      ticks[x] = label
+    else:
+      lines[name] = mean
+      continue
+    if item.row.pairs in {*others, rows_lib.SYNTHETIC}:
+      name = name.partition(", ")[0]
+    series[name].append((x, mean))
+  svg = plots.over_places(
+    {name: sorted(row, key=lambda p: p[0]) for name, row in series.items()},
+    dict(sorted(ticks.items())),
+    lines,
+    measure=measure,
+  )
+  caption = words.paragraph.text("scores.picture", **values)
+  return (blocks.Figure(svg=svg, caption=caption),)
+
+
+def _compute_x(epsilon: float) -> float:
+  """Returns log2 of the printed epsilon, so that 8 and 7.999 have one x."""
+  return math.log2(float(tables.epsilon(epsilon)))
+
+
+def _get_noisy_epsilon(item: results.Evaluation) -> float | None:
+  """Returns the epsilon of a row that learned with noise, else None."""
+  epsilon = item.epsilon
+  is_noisy = epsilon is not None and 0 < epsilon < math.inf
+  return epsilon if is_noisy else None
 
 
 def _make_differences(

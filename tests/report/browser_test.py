@@ -113,7 +113,7 @@ def test_drawings_scroll_in_themselves_and_have_the_colors_of_the_page(
 ):
   measured = intervals.Interval(mean=0.3, low=0.2, high=0.4)
   svg = plots.in_rows(
-    ["a", "b"], {"mean": [measured] * 2}, label="n", line=("bm25", measured)
+    ["a", "b"], {"mean": [measured] * 2}, label="n", lines={"bm25": measured}
   )
   drawn = blocks.Page(
     title="t", introduction=(blocks.Figure(svg=svg, caption="c"),)

@@ -17,7 +17,7 @@ import tiny_runs
 from synthq_jax import intervals
 from synthq_jax.audit import exposure
 from synthq_jax.privacy import sampling, statement, wording
-from synthq_jax.report import audit, plots, tables
+from synthq_jax.report import audit, plots, scores, tables
 from synthq_jax.runtime import (
   comparison_results,
   released_results,
@@ -462,6 +462,48 @@ def test_the_private_page_is_marked_and_has_everything(written):
   )
 
 
+def test_scores_are_drawn_over_epsilon_where_there_are_three(tmp_path):
+  rows = [
+    evaluation("bm25", 0.2),
+    evaluation("original", epsilon=math.inf),
+    *(evaluation(f"synthetic_eps{e}", 0.2, epsilon=e) for e in (2.0, 8.0)),
+    evaluation("synthetic_inf", 0.3, epsilon=math.inf),
+  ]
+  drawn = []
+  for more in ([], [evaluation("synthetic_eps4", 0.2, epsilon=4.0)]):
+    made = run_report(tmp_path, evaluations=rows + more)
+    text = (tmp_path / made.private_html).read_text()
+    assert ">BM25</text>" in text
+    drawn.append(">no noise</text>" in text and ">retriever</text>" in text)
+  assert drawn == [False, True]
+
+
+def test_epsilon_is_a_numeric_axis():
+  rows = [
+    evaluation(f"synthetic_eps{e:g}", 0.2, epsilon=e)
+    for e in (1.0, 2.0, 8.0, 8.04)
+  ]
+  values = made_up.shareable_values(evaluations=rows)
+  (drawn,) = scores.PICTURE.build(values)
+  ticks = re.findall(r' x="([\d.]+)"[^>]*>([\d.]+)</text>', drawn.svg)
+  ticks = {label: float(place) for place, label in ticks}
+  assert ticks.keys() >= {"1", "2", "8"} and "8.04" not in ticks
+  ratio = (ticks["8"] - ticks["2"]) / (ticks["2"] - ticks["1"])
+  assert ratio == pytest.approx(2, abs=0.01)
+
+
+def test_no_two_series_share_a_color_and_a_marker():
+  series = range(len(plots._COLORS) * len(plots._MARKERS))
+  looks = {
+    (
+      plots._COLORS[i % len(plots._COLORS)],
+      plots._MARKERS[i % len(plots._MARKERS)],
+    )
+    for i in series
+  }
+  assert len(looks) == len(series) == 42
+
+
 def test_real_queries_stand_beside_synthetic_ones_of_their_document(written):
   text = read(written, "private_html")
   rows = [row for row in text.split("<tr>") if f"{SECRET} real query" in row]
@@ -580,7 +622,10 @@ def test_epsilon_0_of_a_release_is_not_that_of_public_data():
 
 
 def test_names_are_no_formulas_in_drawings():
-  svg = plots.in_rows(["_a $x$ <b>"], {"nDCG@10": [0.2]}, label="nDCG@10")
+  measure = intervals.Interval(mean=0.2, low=0.1, high=0.3)
+  svg = plots.over_places(
+    {"_a $x$ <b>": [(0, measure)]}, {0: "8"}, {"b": measure}, measure="nDCG@10"
+  )
   assert "a $x$ &lt;b&gt;</text>" in svg
   assert svg.startswith("<svg") and svg.endswith("</svg>")
   assert "metadata" not in svg
