@@ -3,6 +3,7 @@
 import argparse
 import ast
 import contextlib
+import difflib
 import dis
 import errno
 import functools
@@ -10,7 +11,7 @@ import os
 import pathlib
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import synthq_jax
@@ -26,6 +27,7 @@ __all__ = [
   "check_order",
   "exit_code",
   "explain_os_error",
+  "find_macro",
   "find_macros",
   "is_refusal",
   "join_lines",
@@ -36,7 +38,6 @@ __all__ = [
   "parser",
   "processes",
   "read_gin",
-  "refuse_hub_names",
   "refuse_urls",
   "write_literal",
 ]
@@ -71,7 +72,6 @@ _CONSTANTS = ("INF", "REQUIRED")
 GIN_ENCODING = "utf-8-sig"
 """Encoding of gin files: Windows puts a byte order mark first."""
 _URL = re.compile(r"(^|[:@,])[A-Za-z][A-Za-z0-9+.-]*://")
-_HUB_NAME = re.compile(r"[\w.-]*[A-Za-z][\w.-]*/[\w.-]+")
 _DEBUG = "show tracebacks"
 AGAIN = "the same command goes on with what is finished"
 """Advice after an interruption."""
@@ -262,28 +262,6 @@ def refuse_urls(
       )
 
 
-def refuse_hub_names(settings: Mapping[str, str | None]) -> None:
-  """Refuses missing folders whose names may be models' on Hugging Face's hub.
-
-  Args:
-    settings: folders of models, by the flag that sets each.
-
-  Raises:
-    UsageError: with the command that downloads the model.
-  """
-  for setting, value in settings.items():
-    path = pathlib.Path(value or "")
-    if not value or object_store.is_url(value) or path.exists():
-      continue
-    if _HUB_NAME.fullmatch(value) and not path.parent.exists():
-      folder = f"checkpoints/{path.name}"
-      raise UsageError(
-        f"{setting}={value}: no such folder; to use this model of Hugging Face's"
-        f" hub, run `hf download {value} --local-dir {folder}`, then give"
-        f" {setting}={folder}"
-      )
-
-
 class UsageError(ValueError):
   """An error that the user can mend, with a text of one line."""
 
@@ -311,16 +289,62 @@ class _Parser(argparse.ArgumentParser):
     return options, rest
 
   def error(self, message: str) -> NoReturn:
-    """Raises a `UsageError`."""
-    if message.startswith("unrecognized"):
-      message += "; a setting is --gin.NAME=value"
+    """Raises a `UsageError`, with likely alternatives to an unknown command."""
+    choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+    similar: list[str] = []
+    if choice:
+      choices = re.findall(r"[\w.-]+", choice[2])
+      similar = difflib.get_close_matches(choice[1], choices, 3)
+      if similar or len(choices) > 9:
+        message = message.partition(" (choose from")[0]
+    if similar:
+      raise UsageError(f"{message}; did you mean {' or '.join(similar)}?")
     raise UsageError(f"{message}; see {self.prog} --help")
+
+  def list_commands(self) -> Mapping[str, "_Parser"]:
+    """Returns the parsers of this command's subcommands by name."""
+    for action in self._actions:
+      if isinstance(action, argparse._SubParsersAction):
+        return action.choices
+    return {}
 
 
 class _TopParser(_Parser):
-  """Parses `synthq`: lists its commands in groups."""
+  """Parses `synthq`: lists its commands in groups, and explains unknown flags."""
 
   tools: Mapping[str, Any] = {}
+  list_macros: Callable[[], Collection[str]] = tuple
+
+  def parse_args(self, args=None, namespace=None):  # type: ignore[override]
+    """Refuses unknown arguments, and suggests a flag or a macro instead."""
+    options, rest = self.parse_known_args(args, namespace)
+    if rest:
+      message = f"unrecognized arguments: {' '.join(rest)}"
+      if suggestion := self._suggest(options, *rest[:2]):
+        raise UsageError(f"{message}; did you mean {suggestion}?")
+      self.error(message)
+    return options
+
+  def _suggest(
+    self, options: argparse.Namespace, word: str, value: str = ""
+  ) -> str:
+    """Returns the flag or macro most similar to a word, or ""."""
+    name, equals, inline_value = word.partition("=")
+    command = self.list_commands()[options.stage]
+    command = command.list_commands().get(getattr(options, "tool", ""), command)
+    flag_by_word = {
+      flag.strip("-"): flag for flag in command._option_string_actions
+    }
+    similar = difflib.get_close_matches(
+      name.strip("-"), sorted(flag_by_word), 1
+    )
+    candidates = [flag_by_word[flag] for flag in similar]
+    if not candidates and options.stage in STAGES:
+      macro = find_macro(name.strip("-"), self.list_macros())
+      value = inline_value if equals else value
+      if macro and not value.startswith("-"):
+        return f"--gin.{macro}={value or '...'}"
+    return "".join(candidates)
 
   def format_help(self) -> str:
     """Returns the common commands, three examples, then all others."""
@@ -355,19 +379,39 @@ def _format_commands(title: str, words: Mapping[str, str]) -> str:
   return "\n".join(lines)
 
 
-def parser(tools: Mapping[str, Any]) -> argparse.ArgumentParser:
+def find_macro(name: str, macros: Collection[str]) -> str:
+  """Returns the macro of a name or most similar to it, or ""; ignores case.
+
+  >>> find_macro("epsilon", ["EPSILON", "SEED"]), find_macro("x", ["SEED"])
+  ('EPSILON', '')
+
+  Args:
+    name: the name that the user wrote; "-" counts as "_".
+    macros: names of all macros.
+  """
+  name = name.replace("-", "_").upper()
+  if name in macros:
+    return name
+  return "".join(difflib.get_close_matches(name, sorted(macros), 1))
+
+
+def parser(
+  tools: Mapping[str, Any] | None = None,
+  list_macros: Callable[[], Collection[str]] = tuple,
+) -> argparse.ArgumentParser:
   """Makes the parser of the command line.
 
   Args:
     tools: a `tools.Tool` for each command that is no stage, by name; "a b" is the
       tool b of the group a.
+    list_macros: function that returns the macros of our gin files, for suggestions.
   """
   top = _TopParser(
     prog="synthq",
     allow_abbrev=False,
     description="Turns private query logs into retrievers that can be shared.",
   )
-  top.tools = tools
+  top.tools, top.list_macros = tools or {}, list_macros
   top.add_argument(
     "--version", action="version", version=f"synthq {synthq_jax.__version__}"
   )
@@ -383,7 +427,7 @@ def parser(tools: Mapping[str, Any]) -> argparse.ArgumentParser:
   for name, words in STAGES.items():
     _add_stage_flags(add(commands, name, words, epilog=_HELP), name)
   groups: dict[str, Any] = {}
-  for name, tool in tools.items():
+  for name, tool in (tools or {}).items():
     group, _, own = name.rpartition(" ")
     if group and group not in groups:
       groups[group] = add(commands, group, tool.group).add_subparsers(

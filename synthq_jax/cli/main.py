@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from synthq_jax import extras, stages, studies
-from synthq_jax.cli import flags, guide, parameters, screen, tools
+from synthq_jax.cli import flags, folders, guide, parameters, screen, tools
 from synthq_jax.runtime import config_types
 from synthq_jax.storage import artifacts, stores
 from synthq_jax.training import distributed, progress, stopping
@@ -132,7 +132,7 @@ def _dispatch(argv: Sequence[str]) -> None:
   for binding, value in itertools.pairwise([*argv, "-"]):
     if binding.startswith(_FLAG) and not ("=" in binding or value[0:1] == "-"):
       raise UsageError(f"expected {binding}={value}, got {binding} {value}")
-  options = flags.parser(commands).parse_args(
+  options = flags.parser(commands, guide.list_macros).parse_args(
     [a for a in argv if not a.startswith(_FLAG)]
   )
   tool = tools.find_tool(options, commands)
@@ -148,7 +148,7 @@ def _dispatch(argv: Sequence[str]) -> None:
     elif bindings:
       raise UsageError(f"synthq {options.stage} takes no {_FLAG}{bindings[0]}")
     else:
-      flags.refuse_hub_names(
+      folders.check(
         {f"--{x}": getattr(options, x, "") for x in ("checkpoint", "bert")}
       )
       for name in downloads:
@@ -171,14 +171,15 @@ def _find_recipe(name: str) -> pathlib.Path:
   """Returns the path of a gin file; "demo" means demo.gin.
 
   Raises:
-    UsageError: if there is no such file.
+    UsageError: if there is no such file; suggests a similar name.
   """
   find = _make_finder(())
   path = find(name) or find(f"{name}.gin")
   if path is None:
+    near = _suggest_file(name)
     raise UsageError(
-      f"{name}: expected a gin file, got none. Give its path, or a name that"
-      " `synthq recipes` lists"
+      f"{name}: expected a gin file, got none."
+      f" {near or 'Give its path, or a name that `synthq recipes` lists'}"
     )
   return path
 
@@ -270,7 +271,7 @@ def _run_pipeline(
   if options.strict:
     bindings = [*bindings, "prepare_data.Config.strict=True"]
   config, text, read = _read_configuration(plan.RunConfig, options, bindings)
-  flags.refuse_hub_names(
+  folders.check(
     {
       f"{_FLAG}CHECKPOINT": config.checkpoint,
       f"{_FLAG}ENCODER": config.encoder.folder,
@@ -450,11 +451,20 @@ def _explain_errors(where: str) -> Iterator[None]:
     yield
   except OSError as error:
     words = flags.join_lines(error).partition(" Searched config paths")[0]
+    help_ = "Check the name, or give --gin_search_paths=FOLDER"
     raise UsageError(
-      f"{where}: {words} Check the name, or give --gin_search_paths=FOLDER"
+      f"{where}: {words} {_suggest_file(where) or help_}"
     ) from error
   except Exception as error:
     raise UsageError(f"{where}: {flags.join_lines(error)}") from error
+
+
+def _suggest_file(name: str) -> str:
+  """Suggests one of our gin files with a similar name, or ""."""
+  stems = [path.stem for path in guide.gin_configs().glob("*/*.gin")]
+  stem = pathlib.Path(name.removeprefix("--gin_file=")).stem
+  near = difflib.get_close_matches(stem, stems, 1)
+  return f"Did you mean {near[0]}.gin?" if near else ""
 
 
 def _bind(binding: str, read: _Read) -> None:
@@ -466,13 +476,25 @@ def _bind(binding: str, read: _Read) -> None:
   text = f"{name} = {flags.write_literal(value)}"
   macros = [*flags.find_macros(text), *([name] if "." not in name else [])]
   for macro in [macro for macro in macros if macro not in defined]:
-    near = difflib.get_close_matches(macro.upper(), defined, 1)
-    names = " or ".join(near) or ", ".join(sorted(defined))
+    suggestion = flags.find_macro(macro, defined)
+    if suggestion and macro == name:
+      suggestion = f"{_FLAG}{suggestion}={value}"
+    suggestion = suggestion or ", ".join(sorted(defined)) or "another gin file"
     raise UsageError(
-      f"{_FLAG}{binding}: no gin file defines {macro}; did you mean {names}?"
+      f"{_FLAG}{binding}: no gin file defines {macro}; did you mean {suggestion}?"
     )
-  with _explain_errors(f"{_FLAG}{binding}"):
-    gin.parse_config([_DYNAMIC, *parameters.find_imports(text, read), text])
+  try:
+    with _explain_errors(f"{_FLAG}{binding}"):
+      gin.parse_config([_DYNAMIC, *parameters.find_imports(text, read), text])
+  except UsageError as error:
+    if parameters.is_class(name, read):
+      raise UsageError(
+        f"{_FLAG}{binding}: expected a parameter, got the class {name}: give"
+        f" {_FLAG}{name}.NAME=value"
+      ) from error
+    suggestion = parameters.suggest(name, read)
+    suggestion = f"; did you mean {suggestion}?" if suggestion else ""
+    raise UsageError(f"{error}{suggestion}") from error
 
 
 def _bind_parts(kind: type) -> None:

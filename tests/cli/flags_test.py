@@ -1,4 +1,4 @@
-"""The page of `synthq --help`, and where a setting comes from."""
+"""The page of `synthq --help`, and what is suggested for unknown flags."""
 
 import pathlib
 
@@ -6,7 +6,7 @@ import gin
 import pytest
 
 from synthq_jax import stages
-from synthq_jax.cli import flags, main
+from synthq_jax.cli import flags, guide, main
 
 
 @pytest.fixture(name="page")
@@ -41,6 +41,18 @@ def test_help_shows_three_examples_that_parse(page):
 def test_every_command_stands_on_the_page_of_help(page):
   for name in (*main.STAGES, *main._GUIDES, *main.tools.TOOLS):
     assert page.count(f"\n  {name} ") == 1, name
+
+
+def test_macros_of_all_gin_files_are_known():
+  assert {"EPSILON", "SOURCE", "ENCODER", "FUSED"} <= {*guide.list_macros()}
+
+
+@pytest.mark.parametrize(
+  ("name", "macro"),
+  [("Epsilon", "EPSILON"), ("batch-size", "BATCH_SIZE"), ("xyzzy", "")],
+)
+def test_a_macro_is_found_whatever_its_case(name, macro):
+  assert flags.find_macro(name, guide.list_macros()) == macro
 
 
 @pytest.mark.parametrize(
