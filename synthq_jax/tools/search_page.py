@@ -8,9 +8,11 @@ are refused.
 """
 
 import http.server
+import itertools
 import re
 import threading
 import urllib.parse
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synthq_jax import extras
@@ -25,6 +27,8 @@ __all__ = ["HOST", "make_server"]
 HOST = "127.0.0.1"
 _NAMES = (HOST, "localhost")
 _LONGEST = 1000  # characters of a query
+_LOOKED_AT = 100  # documents searched for a title
+_EXAMPLE_WORDS = 8
 _MOST_BYTES = 1 << 16  # of a form
 _HEADERS = {
   "Content-Type": "text/html; charset=utf-8",
@@ -56,6 +60,7 @@ def make_server(
   )
   template = environment.get_template("search.html")
   searching = threading.Lock()
+  example = _choose_example(searcher.documents)
 
   class Handler(http.server.BaseHTTPRequestHandler):
     timeout = 10  # seconds; an unfinished post must not block its thread
@@ -93,6 +98,7 @@ def make_server(
         name=str(searcher.row),
         title=tables.call_row(searcher.row),
         count=len(searcher.documents),
+        example=example,
         query=query,
         hits=hits,
         private=private,
@@ -112,3 +118,17 @@ def make_server(
   http_server = http.server.ThreadingHTTPServer((HOST, port), Handler)
   http_server.daemon_threads = True
   return http_server
+
+
+def _choose_example(documents: Sequence[Mapping[str, str]]) -> str:
+  """Returns an example query for the page: first words of a public document.
+
+  Formal guarantee: a function of the public documents alone.
+  """
+  some = itertools.islice(documents, _LOOKED_AT)
+  texts = [
+    (document["title"].strip(), document["text"].strip()) for document in some
+  ]
+  titles = (title for title, _ in texts if title)
+  text = next(titles, next((text for _, text in texts if text), ""))
+  return " ".join(text.split()[:_EXAMPLE_WORDS])

@@ -1,6 +1,7 @@
 """A finished run answers queries, on the screen and on a page."""
 
 import dataclasses
+import html
 import http.client
 import json
 import re
@@ -215,9 +216,6 @@ def page(root):
 def test_the_page_shows_what_the_system_found(page, root, capfd):
   server, get = page
   assert server.server_address[0] == "127.0.0.1"
-  for text in (get("/")[1], get("/", " ")[1]):
-    assert "<h1>Search with retriever, synthetic queries</h1>" in text
-    assert "<ol>" not in text and "No document" not in text
   answer, text = get("/", "otter of the harbor")
   assert answer.status == 200 and "synthetic_eps8" in text
   assert text.count("<li>") == 3 and "Private" not in text
@@ -226,6 +224,29 @@ def test_the_page_shows_what_the_system_found(page, root, capfd):
     "otter" not in captured.out + captured.err
   )  # what was asked is not kept
   assert not [q for q in queries(root).values() if q in text]
+
+
+def test_the_page_offers_an_example_before_anything_was_asked(page, root):
+  _, get = page
+  for text in (get("/")[1], get("/", " ")[1]):
+    assert "<h1>Search with retriever, synthetic queries</h1>" in text
+    assert re.search(r"<p>This page searches \d+ documents", text)
+    assert "<ol>" not in text and "Nothing" not in text
+    assert "No document" not in text and "Private" not in text
+    example = re.search(r'type="hidden" name="q" value="([^"]+)"', text)[1]
+    assert f"<button>{example}</button>" in text
+  assert html.unescape(example) not in queries(root).values()
+  text = get("/", html.unescape(example))[1]
+  assert text.count("<li>") == 3 and "For example" not in text
+
+
+def test_an_example_is_a_title_or_the_first_words_of_a_text():
+  documents = [{"title": "", "text": "a b"}, {"title": "C d", "text": "e"}]
+  assert search_page._choose_example(documents) == "C d"
+  assert search_page._choose_example(documents[:1]) == "a b"
+  long = {"title": "", "text": " ".join("abcdefghij")}
+  assert search_page._choose_example([long]) == "a b c d e f g h"
+  assert search_page._choose_example([]) == ""
 
 
 def test_a_query_that_finds_nothing_is_told_so():
