@@ -20,7 +20,8 @@ from synthq_jax.models import (
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.runtime import (
   config_types,
-  inputs,
+  model_files,
+  prepared_files,
   results,
   system_results,
   workspace,
@@ -92,11 +93,11 @@ class EncoderStart:
   def load_public(
     self, prepared: results.PublicDocuments
   ) -> tuple[dict[str, Any], Any]:
-    """Loads the public parameters and their shape; see `inputs.load_public`."""
+    """Loads the public parameters and their shape; see `model_files.load_public`."""
     if not self.has_tokenizer:
-      return inputs.load_public(pathlib.Path(self.folder), prepared)
+      return model_files.load_public(pathlib.Path(self.folder), prepared)
     folder = pathlib.Path(self.folder)
-    inputs.refuse_private(folder)
+    model_files.refuse_private(folder)
     params, shape = sentence_encoder.load(folder)
     t5_checkpoints.check_finite(folder, params)
     return params, shape
@@ -163,7 +164,7 @@ def tokens_of(
 
 def open_passages(
   folders: workspace.Folders,
-  documents: inputs.Documents,
+  documents: prepared_files.Documents,
   tokens: sentence_tokens.SentenceTokens | None,
 ) -> passages_lib.Passages:
   """Opens the documents with the tokens that a retriever reads.
@@ -173,8 +174,10 @@ def open_passages(
     documents: the collection.
     tokens: the retriever's tokenizer; None: the run's vocabulary.
   """
-  stored = inputs.document_tokens(folders, documents)
-  return replace_tokens(stored, inputs.corpus(folders, documents), tokens)
+  stored = prepared_files.document_tokens(folders, documents)
+  return replace_tokens(
+    stored, prepared_files.corpus(folders, documents), tokens
+  )
 
 
 def replace_tokens(
@@ -193,7 +196,7 @@ def replace_tokens(
     return stored
   assert stored.are_documents  # `plan` refuses passages
   rows = sentence_tokens.TextRows(
-    inputs.texts(corpus), tokens, sentence_folders.DOCUMENT
+    prepared_files.texts(corpus), tokens, sentence_folders.DOCUMENT
   )
   return dataclasses.replace(stored, tokens=rows)
 

@@ -18,7 +18,7 @@ from synthq_jax import field_kinds, memory
 from synthq_jax.data import files
 from synthq_jax.generation import text_measures
 from synthq_jax.retrieval import bm25
-from synthq_jax.runtime import config_types, inputs
+from synthq_jax.runtime import config_types, prepared_files
 from synthq_jax.storage import array_files, artifacts
 
 __all__ = [
@@ -118,7 +118,7 @@ def index_of(
   names = tuple(map(str, ids))
   key = (corpus.resolve(), files.state(corpus), names)
   return _index_cache.get(
-    key, lambda: bm25.BM25().build(names, inputs.document_texts(corpus))
+    key, lambda: bm25.BM25().build(names, prepared_files.document_texts(corpus))
   )
 
 
@@ -172,7 +172,7 @@ def read_document_texts(
   corpus: pathlib.Path, owners: Iterable[int]
 ) -> Iterator[str]:
   """Yields the document text at each position in `owners`, which ascend."""
-  texts = enumerate(inputs.document_texts(corpus))
+  texts = enumerate(prepared_files.document_texts(corpus))
   position, text = -1, ""
   for owner in owners:
     while position < owner:
@@ -185,7 +185,7 @@ def _examples(
 ) -> tuple[tuple[str, str], ...]:
   """Returns some queries, each with the beginning of its document."""
   shown = _sample(seed, len(queries), count)
-  texts = inputs.texts(corpus)
+  texts = prepared_files.texts(corpus)
   return tuple((queries[i], texts[owners[i]][:400]) for i in shown.tolist())
 
 

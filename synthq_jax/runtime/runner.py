@@ -24,7 +24,8 @@ from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import (
   encoder_start,
   fingerprints,
-  inputs,
+  model_files,
+  prepared_files,
   results,
   rows,
   system_results,
@@ -223,12 +224,14 @@ class Run:
     num_texts = _TEXTS_PER_CANARY * cells * settings.number
     chosen = set(rng.permutation(prepared.num_documents)[:num_texts].tolist())
     # Lines are read one by one: the collection may not fit into memory.
-    with open(inputs.corpus(space, prepared), encoding="utf-8") as stream:
+    with open(
+      prepared_files.corpus(space, prepared), encoding="utf-8"
+    ) as stream:
       lines = [line for i, line in enumerate(stream) if i in chosen]
-    texts = [inputs.parse_document_text(line) for line in lines]
+    texts = [prepared_files.parse_document_text(line) for line in lines]
     return canaries_lib.make(
       [text for text in texts if text.split()],
-      inputs.vocabulary(space, prepared),
+      prepared_files.vocabulary(space, prepared),
       number=settings.number,
       kinds=settings.kinds,
       repetitions=settings.repetitions,
@@ -238,7 +241,7 @@ class Run:
 
   def check_vocabulary(self, checkpoint: pathlib.Path) -> None:
     """Refuses a checkpoint that was trained with another vocabulary."""
-    inputs.check_vocabulary(checkpoint, self._space, self.prepared)
+    model_files.check_vocabulary(checkpoint, self._space, self.prepared)
 
   def check_encoder(self) -> None:
     """Refuses retrievers that start from a T5 with another vocabulary."""
@@ -308,7 +311,7 @@ class Run:
     result_path = _get_result_path(stage, name)
     digest = _compute_digest(result_path, job)
     if distributed.is_main() and not self._is_there(result_path, digest):
-      inputs.refuse_other_data(self._space, job.settings.source)
+      prepared_files.refuse_other_data(self._space, job.settings.source)
 
   def make(
     self, stage: stage_lib.Stage, name: str, job: stage_lib.Job

@@ -7,7 +7,7 @@ from jaxtyping import Bool
 
 from synthq_jax.data import sentence_tokens
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.runtime import encoder_start, inputs, results, workspace
+from synthq_jax.runtime import encoder_start, prepared_files, results, workspace
 from synthq_jax.runtime import queries as queries_lib
 
 __all__ = [
@@ -28,7 +28,7 @@ def read_real(
   """Reads the private train queries as pairs, in the form of
   `pair_with_documents`."""
   folder = space.root / prepared.private_directory
-  arrays = inputs.arrays(space, prepared, folder / "train.npz")
+  arrays = prepared_files.arrays(space, prepared, folder / "train.npz")
   ids = arrays["ids"].tolist()
   texts = queries_lib.texts(folder, ids) if tokens else ()
   return pair_with_documents(space, prepared, arrays, texts, tokens)
@@ -36,7 +36,7 @@ def read_real(
 
 def pair_with_documents(
   folders: workspace.Folders,
-  prepared: inputs.Documents,
+  prepared: prepared_files.Documents,
   stored: Mapping[str, np.ndarray],
   texts: Sequence[str],
   tokens: sentence_tokens.SentenceTokens | None,
@@ -86,7 +86,7 @@ def draw_held_out(
 
 def read(
   folders: workspace.Folders,
-  prepared: inputs.Documents,
+  prepared: prepared_files.Documents,
   synthetic: results.SyntheticQueries | None,
   held_out_share: float,
   tokens: sentence_tokens.SentenceTokens | None = None,
@@ -105,7 +105,7 @@ def read(
     records = read_real(folders, prepared, tokens)
   else:
     folder = folders.root / synthetic.directory
-    arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
+    arrays = prepared_files.arrays(folders, synthetic, folder / "tokens.npz")
     texts = queries_lib.texts(folder) if tokens else ()
     records = pair_with_documents(folders, prepared, arrays, texts, tokens)
   if not held_out_share:

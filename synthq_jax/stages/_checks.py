@@ -11,7 +11,7 @@ from synthq_jax.data import sentence_tokens, shipped, sources, tokenizer_json
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.models.checkpoints import sentence_folders
-from synthq_jax.runtime import fingerprints, inputs
+from synthq_jax.runtime import fingerprints, model_files
 from synthq_jax.runtime import rows as rows_lib
 from synthq_jax.stages import prepare_data, prepare_test_set, train_retriever
 from synthq_jax.storage import object_store
@@ -43,7 +43,7 @@ def load_vocabulary(
     return None, []
   folder = shipped.checkpoint(start)
   pieces = prepare_data.check_vocabulary(
-    data.vocabulary or inputs.vocabulary_beside(folder), data.extra_ids
+    data.vocabulary or model_files.vocabulary_beside(folder), data.extra_ids
   )
   if pieces is None:
     return None, []
@@ -103,7 +103,7 @@ def check_named(config: Any, stage_names: Sequence[str]) -> None:
 def check_t5(config: Any) -> None:
   """Refuses a checkpoint of another shape than the model."""
   assert not isinstance(config.model, str)  # a name is replaced by its shape
-  inputs.check_t5(shipped.checkpoint(config.checkpoint), config.model)
+  model_files.check_t5(shipped.checkpoint(config.checkpoint), config.model)
 
 
 def _list_starts(stage_names: Sequence[str]) -> set[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.models import encodings, t5_config
-from synthq_jax.runtime import inputs
+from synthq_jax.runtime import prepared_files
 
 __all__ = ["encode_collection", "encode_records"]
 
@@ -45,7 +45,7 @@ def encode_collection(
   size = total * (passages.tokens.shape[1] + head)
   if encodings.num_bytes(size, config) > encodings.MOST_BYTES:
     return None
-  tokens = inputs.add_prefix(passages.tokens[:], vocabulary, prefix)
+  tokens = prepared_files.add_prefix(passages.tokens[:], vocabulary, prefix)
   return encodings.kept(params, config, tokens)
 
 

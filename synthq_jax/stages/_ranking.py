@@ -19,7 +19,7 @@ from synthq_jax.retrieval import encode, index, ranking
 from synthq_jax.runtime import (
   config_types,
   encoder_start,
-  inputs,
+  prepared_files,
   private_training,
   results,
   stage,
@@ -136,7 +136,7 @@ def read_train(
   path = folder / "train.npz"
   judged = _search.read_judged(folders, prepared, folder, "train", path)
   if held_out:
-    documents = inputs.arrays(folders, prepared, path)["documents"]
+    documents = prepared_files.arrays(folders, prepared, path)["documents"]
     is_held_out = training_pairs.draw_held_out(prepared.num_documents, held_out)
     is_read = is_held_out[documents] == reads_held_out
     judged = select(judged, np.flatnonzero(is_read))

@@ -24,7 +24,7 @@ from synthq_jax.retrieval import (
 )
 from synthq_jax.runtime import (
   encoder_start,
-  inputs,
+  prepared_files,
   results,
   stage,
   system_results,
@@ -86,16 +86,16 @@ def read_judged(
   queries: pathlib.Path,
 ) -> Judged:
   """Reads judged queries of a folder and the collection that they search."""
-  arrays = inputs.read_judged_queries(folders, stored, queries)
-  judged = inputs.read_qrels(folder, split)
+  arrays = prepared_files.read_judged_queries(folders, stored, queries)
+  judged = prepared_files.read_qrels(folder, split)
   names = arrays["ids"].tolist()
   return Judged(
     split=split,
     qrels={query: judged[query] for query in names},
     queries=queries_lib.texts(folder, names),
     query_tokens=arrays["tokens"],
-    passages=inputs.document_tokens(folders, stored),
-    corpus=inputs.corpus(folders, stored),
+    passages=prepared_files.document_tokens(folders, stored),
+    corpus=prepared_files.corpus(folders, stored),
   )
 
 
@@ -127,7 +127,7 @@ def _features(corpus: pathlib.Path, _: tuple[int, int]) -> ranking.Features:
   """Indexes a collection; the second argument is the state of its file."""
   with open(corpus, encoding="utf-8") as stream:
     ids = [json.loads(line)["_id"] for line in stream]
-  return ranking.Features.build(ids, inputs.document_texts(corpus))
+  return ranking.Features.build(ids, prepared_files.document_texts(corpus))
 
 
 def link_earlier(folder: pathlib.Path, rows: int) -> None:

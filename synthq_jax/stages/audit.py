@@ -31,7 +31,7 @@ from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import (
   config_types,
-  inputs,
+  prepared_files,
   results,
   rows,
   runner,
@@ -153,7 +153,7 @@ def check(run: runner.Run) -> None:
   config, prepared = run.config, run.prepared
   if not config.canaries.number:
     return
-  vocabulary = inputs.vocabulary(run.folders, prepared)
+  vocabulary = prepared_files.vocabulary(run.folders, prepared)
   rng = np.random.default_rng(0)  # a trial draw of candidates
   _check_coins(run.canaries)
   each = tuple({canary.kind: canary for canary in run.canaries}.values())
@@ -243,7 +243,7 @@ def _find(task: stage.Task[Config, Inputs]) -> _Findings:
   )
   model = _load(space.root / generator.directory)
   public = _load(task_inputs.start, token_ids=prepared.token_ids)
-  vocabulary = inputs.vocabulary(space, prepared)
+  vocabulary = prepared_files.vocabulary(space, prepared)
   records = _tokenize(canaries, vocabulary, task_inputs.prefix, prepared)
   rng = np.random.default_rng(space.seed("audit candidates"))
   symbols = canaries_lib.alphabets((c.kind for c in canaries), vocabulary)

@@ -23,7 +23,7 @@ from synthq_jax.retrieval import significance, tables, text_encoders
 from synthq_jax.runtime import (
   comparison_results,
   config_types,
-  inputs,
+  prepared_files,
   results,
   runner,
   stage,
@@ -209,7 +209,7 @@ def _rows(
       owners=owners,
     )
     for test_set, group in sets.items()
-    for owners in [inputs.read_owners(folders, data, test_set)]
+    for owners in [prepared_files.read_owners(folders, data, test_set)]
     for evaluation in group
   ]
 
@@ -429,14 +429,14 @@ class HeldOut:
     private = root / prepared.private_directory
     asked: dict[str, list[str]] = {}
     split = split or prepared.test_split
-    for query, grades in inputs.read_qrels(private, split).items():
+    for query, grades in prepared_files.read_qrels(private, split).items():
       for document, grade in grades.items():
         if grade > 0:
           asked.setdefault(document, []).append(query)
     ids = {query for queries in asked.values() for query in queries}
-    texts = inputs.read_texts(files.find(private, "queries.jsonl"), ids)
+    texts = prepared_files.read_texts(files.find(private, "queries.jsonl"), ids)
     corpus = files.find(root / prepared.directory, "corpus.jsonl")
-    self.documents = inputs.read_texts(corpus, set(asked))
+    self.documents = prepared_files.read_texts(corpus, set(asked))
     self.real = {
       document: [texts[query] for query in queries]
       for document, queries in asked.items()

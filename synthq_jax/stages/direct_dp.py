@@ -41,7 +41,7 @@ from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import (
   config_types,
   encoder_start,
-  inputs,
+  model_files,
   private_training,
   results,
   rows,
@@ -288,7 +288,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
       mesh=mesh_lib.of_all(config.mesh),
     ),
   )
-  return inputs.save_checkpoint(
+  return model_files.save_checkpoint(
     task,
     task.folder(private=False),
     t5_checkpoints.unflatten({**public, **trained}),
@@ -331,7 +331,7 @@ def _split(config: Config, shape: Any, params: Any):
   params = encoder.select(params)
   if config.projection:
     params = dual_encoder.with_projection(params, encoder.dim)
-  return inputs.split_parameters(
+  return model_files.split_parameters(
     t5_checkpoints.flatten(params),
     config.trained,
     "direct_dp.Config.trained",

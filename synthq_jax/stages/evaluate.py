@@ -20,7 +20,7 @@ from synthq_jax.data import beir, passages
 from synthq_jax.retrieval import measures, significance, trec
 from synthq_jax.runtime import (
   config_types,
-  inputs,
+  prepared_files,
   results,
   rows,
   runner,
@@ -226,7 +226,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Evaluation | None:
   statement = system.statement if system is not None else None
   if statement is not None and statement.is_public:
     statement = None
-  owners = inputs.read_owners(space, task_inputs.prepared, set_name)
+  owners = prepared_files.read_owners(space, task_inputs.prepared, set_name)
   return results.Evaluation(
     directory=space.relative(directory),
     row=row,
@@ -287,7 +287,7 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
     )
   public = space.root / prepared.directory
   data = beir.read_beir(public / "public_test")
-  arrays = inputs.arrays(space, prepared, public / "public_test.npz")
+  arrays = prepared_files.arrays(space, prepared, public / "public_test.npz")
   texts = data.query_by_id()
   qrels = data.qrels["test"]
   return _search.Judged(

@@ -28,7 +28,7 @@ from synthq_jax.generation import filters, text_measures
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import (
   config_types,
-  inputs,
+  prepared_files,
   results,
   rows,
   runner,
@@ -123,7 +123,7 @@ def _read_written(
   """Reads one set of queries; refuses two files of different queries."""
   folder = folders.root / synthetic.directory
   lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
-  stored = inputs.arrays(folders, synthetic, folder / "tokens.npz")
+  stored = prepared_files.arrays(folders, synthetic, folder / "tokens.npz")
   owners = stored["documents"]
   named = [line["document"] for line in lines]
   if named != [str(i) for i in ids[owners]] or np.any(np.diff(owners) < 0):
@@ -161,8 +161,8 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
       f" the size of the collection, got {config.top_k}: it would keep all"
     )
   directory = task.folder(private=results.is_private_path(synthetic.directory))
-  corpus = inputs.corpus(folders, documents)
-  ids = inputs.document_tokens(folders, documents).ids
+  corpus = prepared_files.corpus(folders, documents)
+  ids = prepared_files.document_tokens(folders, documents).ids
   index = queries_lib.index_of(ids, corpus)
   written = _read_written(folders, ids, synthetic)
   is_found = text_measures.own_document_gauge(

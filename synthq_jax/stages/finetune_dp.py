@@ -37,7 +37,8 @@ from synthq_jax.models import (
 )
 from synthq_jax.optim import by_length, users
 from synthq_jax.runtime import (
-  inputs,
+  model_files,
+  prepared_files,
   private_training,
   results,
   rows,
@@ -140,7 +141,9 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
 def _check_prefix(run: runner.Run) -> None:
   """Refuses documents that begin with the prefix, which would be read twice."""
   prefix = run.config.finetune_dp.prefix
-  texts = inputs.document_texts(inputs.corpus(run.folders, run.documents))
+  texts = prepared_files.document_texts(
+    prepared_files.corpus(run.folders, run.documents)
+  )
   if prefix.strip() and all(
     text.startswith(prefix.strip()) for text in itertools.islice(texts, 100)
   ):
@@ -179,9 +182,9 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   records = _read_records(config, space, prepared)
   canaries, folder = task.inputs.canaries, task.inputs.start
   if any(canary.inserted for canary in canaries):
-    vocabulary = inputs.vocabulary(space, prepared)
+    vocabulary = prepared_files.vocabulary(space, prepared)
     records = _add_canaries(config, vocabulary, prepared, canaries, records)
-  params, shape = inputs.load_public(folder, prepared)
+  params, shape = model_files.load_public(folder, prepared)
   model_config = t5_config.require(shape, folder)
   params = t5_checkpoints.flatten(params)
   key = space.key(f"{task.result_path} start {digest}")
@@ -223,7 +226,7 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
     params = {**public, **trained}
   else:
     params = config.adapter.merge(public, trained)
-  return inputs.save_checkpoint(
+  return model_files.save_checkpoint(
     task,
     task.folder(private=math.isinf(epsilon)),
     t5_checkpoints.unflatten(params),
@@ -410,12 +413,12 @@ def _encode_collection(
   shape: t5_config.T5Config,
 ) -> encodings.Encodings | None:
   """Encodes all documents, if the outputs fit into memory."""
-  passages = inputs.document_tokens(space, prepared)
+  passages = prepared_files.document_tokens(space, prepared)
   return _encoded.encode_collection(
     params,
     shape,
     passages.cut_at(prepared.document_length),
-    inputs.vocabulary(space, prepared),
+    prepared_files.vocabulary(space, prepared),
     prefix=config.prefix,
   )
 
@@ -437,7 +440,9 @@ def _split(config: Config, params: Mapping[str, Any], key: jax.Array):
   path."""
   if config.adapter is not None:
     return config.adapter.init(params, key), params
-  return inputs.split_parameters(params, config.trained, "finetune_dp.trained")
+  return model_files.split_parameters(
+    params, config.trained, "finetune_dp.trained"
+  )
 
 
 def _read_records(
@@ -454,13 +459,13 @@ def _read_records(
     "inputs", [pair, document], and "targets", [pair, query], of token ids; and
     "users", [pair], if these are the unit.
   """
-  collection = inputs.document_tokens(space, prepared)
+  collection = prepared_files.document_tokens(space, prepared)
   documents = collection.cut_at(prepared.document_length).tokens
-  vocabulary = inputs.vocabulary(space, prepared)
+  vocabulary = prepared_files.vocabulary(space, prepared)
   folder = space.root / prepared.private_directory
-  pairs = inputs.arrays(space, prepared, folder / "train.npz")
+  pairs = prepared_files.arrays(space, prepared, folder / "train.npz")
   read = documents[pairs["passages"]]  # not the whole collection
-  source = inputs.add_prefix(read, vocabulary, config.prefix)
+  source = prepared_files.add_prefix(read, vocabulary, config.prefix)
   records = {"inputs": source, "targets": pairs["tokens"]}
   if prepared.queries_per_user:
     records["users"] = pairs["users"]

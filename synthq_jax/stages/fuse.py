@@ -26,7 +26,7 @@ from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import fusion, trec
 from synthq_jax.runtime import (
   config_types,
-  inputs,
+  prepared_files,
   results,
   rows,
   runner,
@@ -196,7 +196,7 @@ def _read_queries(
   if synthetic is None:
     return None, "nothing, it was set: there are no queries to choose it"
   folder = folders.root / synthetic.directory
-  arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
+  arrays = prepared_files.arrays(folders, synthetic, folder / "tokens.npz")
   rows = np.random.default_rng([config.seed, 6]).permutation(
     len(arrays["documents"])
   )
@@ -205,7 +205,7 @@ def _read_queries(
     return None, "nothing, it was set for want of queries that could choose it"
   lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
   chosen = [lines[row] for row in rows]
-  passages = inputs.document_tokens(folders, documents)
+  passages = prepared_files.document_tokens(folders, documents)
   owners = arrays["documents"][rows]
   judged = _search.Judged(
     split="held out",
@@ -216,7 +216,7 @@ def _read_queries(
     queries=[line["text"] for line in chosen],
     query_tokens=arrays["tokens"][rows],
     passages=passages,
-    corpus=inputs.corpus(folders, documents),
+    corpus=prepared_files.corpus(folders, documents),
   )
   whose = f"synthetic queries of {synthetic.name}"
   return judged, f"{whose}, for the untrained encoder; the same in all rows"

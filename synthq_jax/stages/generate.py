@@ -26,7 +26,8 @@ from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import (
   config_types,
-  inputs,
+  model_files,
+  prepared_files,
   results,
   rows,
   runner,
@@ -135,22 +136,22 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries | None:
   """
   config, space, name = task.settings, task.folders, task.get_row().queries
   documents, generator = task.inputs.documents, task.inputs.generator
-  passages = inputs.document_tokens(space, documents)
+  passages = prepared_files.document_tokens(space, documents)
   passages = passages.cut_at(documents.document_length)
   ids = passages.ids
-  corpus = inputs.corpus(space, documents)
+  corpus = prepared_files.corpus(space, documents)
   chosen = _choose(config, space, documents)
   read = np.flatnonzero(np.isin(passages.owners, chosen))
   read = _drop_empty(passages, read)
   samples = config.queries_per_document
-  vocabulary = inputs.vocabulary(space, documents)
+  vocabulary = prepared_files.vocabulary(space, documents)
   directory = task.folder(
     private=generator is not None
     and results.is_private_path(generator.directory)
   )
   source = task.inputs.start
   if generator is None:
-    inputs.refuse_private(source)
+    model_files.refuse_private(source)
   else:
     source = space.root / generator.directory
   parts = blocks.Blocks(directory / f"parts_{task.digest}")
@@ -259,7 +260,7 @@ def _write(
       if parts.read(first) is not None:
         bar.update(len(part))
       else:
-        read = inputs.add_prefix(
+        read = prepared_files.add_prefix(
           passages.tokens[part], vocabulary, config.prefix
         )
         rows = decoding.generate(

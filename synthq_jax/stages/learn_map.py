@@ -18,7 +18,7 @@ from synthq_jax.models import vector_map
 from synthq_jax.retrieval import index
 from synthq_jax.runtime import (
   config_types,
-  inputs,
+  prepared_files,
   private_training,
   results,
   rows,
@@ -207,9 +207,9 @@ def _read_judged(task: stage.Task[Config, Inputs]) -> _search.Judged:
       held_out=task_inputs.held_out,
     )
   folder = folders.root / synthetic.directory
-  arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
+  arrays = prepared_files.arrays(folders, synthetic, folder / "tokens.npz")
   texts = queries_lib.texts(folder)
-  passages = inputs.document_tokens(folders, documents)
+  passages = prepared_files.document_tokens(folders, documents)
   names = [str(passages.ids[row]) for row in arrays["documents"]]
   relevant: dict[str, dict[str, int]] = {}
   for text, name in zip(texts, names, strict=True):
@@ -220,7 +220,7 @@ def _read_judged(task: stage.Task[Config, Inputs]) -> _search.Judged:
     queries=texts,
     query_tokens=arrays["tokens"],
     passages=passages,
-    corpus=inputs.corpus(folders, documents),
+    corpus=prepared_files.corpus(folders, documents),
   )
 
 

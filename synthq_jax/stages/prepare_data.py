@@ -33,7 +33,8 @@ from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import (
   config_types,
   fingerprints,
-  inputs,
+  model_files,
+  prepared_files,
   results,
   runner,
   stage,
@@ -173,7 +174,7 @@ def make_job(run: runner.Run, _: None) -> stage.Job[None]:
   """Returns the one collection of the run, with a named vocabulary."""
   settings = run.config.prepare_data
   if not settings.vocabulary:
-    stored = inputs.vocabulary_beside(run.start)
+    stored = model_files.vocabulary_beside(run.start)
     settings = dataclasses.replace(settings, vocabulary=str(stored))
   vocabulary = stores.local(settings.vocabulary)
   settings = dataclasses.replace(settings, vocabulary=vocabulary)
@@ -247,7 +248,7 @@ def _prepare(task: stage.Task[Config, None]) -> results.PreparedData:
   model = _vocabulary(config, data, public)
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
   state = hashlib.sha256(str(space.seed("digest")).encode())
-  written = inputs.write_documents(
+  written = prepared_files.write_documents(
     data.documents,
     public,
     vocabulary,
@@ -257,7 +258,7 @@ def _prepare(task: stage.Task[Config, None]) -> results.PreparedData:
     digest=state.update,
   )
   counts = _write_queries(
-    config, data, vocabulary, private, inputs.read_documents(public)
+    config, data, vocabulary, private, prepared_files.read_documents(public)
   )
   asked = _write_asked(config, data, public)
   public_test = _write_public_test(config, written.chosen, vocabulary, public)
@@ -478,7 +479,7 @@ def _write_queries(
     path = private / f"{split}.npz"
     array_files.save_npz(path, fields)
     if unpaired:
-      array_files.save_npz(inputs.get_unanswered_path(path), rest)
+      array_files.save_npz(prepared_files.get_unanswered_path(path), rest)
     counts[split] = len(ids) + len(unpaired)
   return counts
 

@@ -16,7 +16,7 @@ from synthq_jax.retrieval import tables
 from synthq_jax.runtime import (
   config_types,
   fingerprints,
-  inputs,
+  prepared_files,
   results,
   rows,
   runner,
@@ -316,8 +316,8 @@ def run(task: stage.Task[TestSet, Inputs]) -> results.TestSet:
       f" {test_set.split!r}, got none with a grade above 0"
     )
   folder = workspace.make_empty(task.folders.public(task.result_path))
-  vocabulary = inputs.vocabulary(task.folders, documents)
-  written = inputs.write_documents(
+  vocabulary = prepared_files.vocabulary(task.folders, documents)
+  written = prepared_files.write_documents(
     data.documents,
     folder,
     vocabulary,

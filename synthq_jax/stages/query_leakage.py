@@ -40,7 +40,7 @@ from synthq_jax.report import leakage as leakage_report
 from synthq_jax.runtime import (
   comparison_results,
   config_types,
-  inputs,
+  prepared_files,
   results,
   rows,
   runner,
@@ -273,7 +273,7 @@ def read_real(
   """
   folder = space.root / prepared.private_directory
   arrays = {
-    split: inputs.arrays(space, prepared, folder / f"{split}.npz")
+    split: prepared_files.arrays(space, prepared, folder / f"{split}.npz")
     for split in prepared.num_queries
   }
   ids = {split: split_arrays["ids"] for split, split_arrays in arrays.items()}

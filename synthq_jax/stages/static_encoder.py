@@ -17,7 +17,8 @@ from synthq_jax.leakage.rerankers import terms
 from synthq_jax.models import static_vectors
 from synthq_jax.runtime import (
   config_types,
-  inputs,
+  model_files,
+  prepared_files,
   private_training,
   results,
   rows,
@@ -91,8 +92,8 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   documents = task.inputs.documents
   weights = _weights(
     terms.inverse_document_frequencies(
-      inputs.vocabulary(folders, documents),
-      inputs.document_texts(inputs.corpus(folders, documents)),
+      prepared_files.vocabulary(folders, documents),
+      prepared_files.document_texts(prepared_files.corpus(folders, documents)),
     ),
     documents.num_documents,
   )
@@ -107,8 +108,8 @@ def run(task: stage.Task[Config, Inputs]) -> results.Checkpoint:
   if config.steps:
     params = _train(task, params, shape, metrics_path)
   content = (folders.root / documents.vocabulary).read_bytes()
-  artifacts.write_atomically(directory / inputs.VOCABULARY_NAME, content)
-  return inputs.save_checkpoint(
+  artifacts.write_atomically(directory / model_files.VOCABULARY_NAME, content)
+  return model_files.save_checkpoint(
     task,
     directory,
     params,
@@ -126,7 +127,7 @@ def _train(task: stage.Task[Config, Inputs], params, shape, metrics_path):
   """Trains the vectors on spans of the documents."""
   config, folders = task.settings, task.folders
   records = draw_spans(
-    inputs.document_tokens(folders, task.inputs.documents),
+    prepared_files.document_tokens(folders, task.inputs.documents),
     min(config.steps * config.batch_size, _MOST),
     config.seed,
   )

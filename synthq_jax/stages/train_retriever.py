@@ -14,7 +14,7 @@ from synthq_jax.models import encoders
 from synthq_jax.runtime import (
   config_types,
   encoder_start,
-  inputs,
+  model_files,
   private_training,
   results,
   rows,
@@ -150,7 +150,7 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
   params, model_config = encoder.load_public(documents)
   params = encoders.of(model_config).select(params)
   if config is None:
-    return inputs.save_checkpoint(
+    return model_files.save_checkpoint(
       task,
       task.folder(private=False),
       params,
@@ -184,7 +184,7 @@ def run(task: stage.Task[Config | None, Inputs]) -> results.Checkpoint:
     mesh=mesh_lib.of_all(config.mesh),
     microbatch_size=config.microbatch_size,
   )
-  return inputs.save_checkpoint(
+  return model_files.save_checkpoint(
     task,
     directory,
     params,

@@ -13,7 +13,7 @@ import os
 from synthq_jax.audit import corpus_overlap as overlap_lib
 from synthq_jax.data import public_corpus
 from synthq_jax.report import tables
-from synthq_jax.runtime import inputs, workspace
+from synthq_jax.runtime import prepared_files, workspace
 from synthq_jax.runtime import queries as queries_lib
 from synthq_jax.storage import artifacts
 from synthq_jax.training import progress as progress_lib
@@ -40,7 +40,7 @@ def run(workdir: str | os.PathLike, corpus: str) -> str:
   parts = public_corpus.parts(corpus)
   items = {
     "queries": queries_lib.texts(folders.root / prepared.private_directory),
-    "documents": inputs.texts(inputs.corpus(folders, prepared)),
+    "documents": prepared_files.texts(prepared_files.corpus(folders, prepared)),
   }
   with progress_lib.bar("", None, unit=" texts") as bar:
     texts = itertools.chain.from_iterable(part.texts() for part in parts)

@@ -37,7 +37,7 @@ from synthq_jax.models import (
 from synthq_jax.models.checkpoints import sentence_folders, t5x, tensors
 from synthq_jax.privacy import rounding, wording
 from synthq_jax.retrieval import ranking
-from synthq_jax.runtime import inputs, results, system_results
+from synthq_jax.runtime import model_files, results, system_results
 from synthq_jax.storage import array_files, artifacts, object_store, stores
 from synthq_jax.tools import cards, export_source
 
@@ -226,7 +226,7 @@ def _write_t5(
   _convert(source, folder, name)
   if source.vocabulary is not None:
     content = source.vocabulary.read_bytes()
-    (folder / inputs.VOCABULARY_NAME).write_bytes(content)
+    (folder / model_files.VOCABULARY_NAME).write_bytes(content)
 
 
 def _write_huggingface(
@@ -312,7 +312,7 @@ def _write_sentence_transformers(
       f"{source.folder}: expected the vocabulary of the checkpoint beside it"
     )
     raise ValueError(
-      f"{expected}, got none: put it there as {inputs.VOCABULARY_NAME}"
+      f"{expected}, got none: put it there as {model_files.VOCABULARY_NAME}"
     )
   if source.result is not None:
     _require_prepared(source)  # it has the lengths of its texts

@@ -8,7 +8,7 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.models import token_ids as token_ids_lib
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.runtime import inputs, results, system_results
+from synthq_jax.runtime import model_files, results, system_results
 from synthq_jax.storage import artifacts
 
 __all__ = ["Source", "read"]
@@ -37,9 +37,9 @@ class Source:
   @property
   def vocabulary(self) -> pathlib.Path | None:
     """Path of the vocabulary next to the checkpoint, else of its run's."""
-    paths = [inputs.vocabulary_beside(self.folder)]
+    paths = [model_files.vocabulary_beside(self.folder)]
     if self.root is not None:
-      paths.append(self.root / "prepare_data" / inputs.VOCABULARY_NAME)
+      paths.append(self.root / "prepare_data" / model_files.VOCABULARY_NAME)
     return next((path for path in paths if path.is_file()), None)
 
   @property

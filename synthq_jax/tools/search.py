@@ -25,7 +25,7 @@ from synthq_jax.retrieval import (
 )
 from synthq_jax.runtime import (
   encoder_start,
-  inputs,
+  prepared_files,
   results,
   system_results,
   workspace,
@@ -230,7 +230,7 @@ class _Opened:
   ):
     self._folders, self._prepared, self._systems = folders, prepared, systems
     self._positions = [str(n) for n in range(prepared.num_documents)]
-    self.corpus = inputs.corpus(folders, prepared)
+    self.corpus = prepared_files.corpus(folders, prepared)
 
   def system(self, row: rows_lib.Row) -> _Search:
     system = self._systems[row]
@@ -243,11 +243,11 @@ class _Opened:
 
   @functools.cached_property
   def _passages(self) -> passages.Passages:
-    return inputs.document_tokens(self._folders, self._prepared)
+    return prepared_files.document_tokens(self._folders, self._prepared)
 
   @functools.cached_property
   def _features(self) -> ranking.Features:
-    texts = inputs.document_texts(self.corpus)
+    texts = prepared_files.document_texts(self.corpus)
     return ranking.Features.build(self._positions, texts)
 
   def _make_joint_search(self, system: system_results.JointSystem) -> _Search:
@@ -285,7 +285,7 @@ class _Opened:
     retriever, role = self._systems[row], sentence_folders.QUERY
     params, shape = encoder_start.load(self._folders, retriever, role)
     reads = encoder_start.tokens_of(self._folders, retriever)
-    vocabulary = inputs.vocabulary(self._folders, self._prepared)
+    vocabulary = prepared_files.vocabulary(self._folders, self._prepared)
 
     def encode_query(query: str) -> np.ndarray:
       own_tokens = vocabulary_lib.tokenize(

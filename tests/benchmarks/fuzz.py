@@ -214,7 +214,7 @@ def parsers() -> dict[str, Parser]:
   from synthq_jax.privacy import ledger
   from synthq_jax.privacy import statement as statement_lib
   from synthq_jax.retrieval import trec
-  from synthq_jax.runtime import inputs, results, workspace
+  from synthq_jax.runtime import prepared_files, results, workspace
   from synthq_jax.stages import plan
   from synthq_jax.storage import array_files, artifacts
 
@@ -264,7 +264,7 @@ def parsers() -> dict[str, Parser]:
   def arrays(path: pathlib.Path) -> None:
     made = results.PublicDocuments.__new__(results.PublicDocuments)
     object.__setattr__(made, "directory", "prepare_data")
-    inputs.arrays(workspace.Folders(path.parent), made, path)
+    prepared_files.arrays(workspace.Folders(path.parent), made, path)
 
   def result_of(path: pathlib.Path) -> None:
     artifacts.read_fingerprint(path.parent)

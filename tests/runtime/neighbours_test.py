@@ -25,7 +25,12 @@ import tiny_runs
 
 from synthq_jax.data import jsonl, splits
 from synthq_jax.privacy import gaussian
-from synthq_jax.runtime import inputs, private_training, results, workspace
+from synthq_jax.runtime import (
+  prepared_files,
+  private_training,
+  results,
+  workspace,
+)
 from synthq_jax.stages import (
   compare_queries,
   direct_dp,
@@ -265,7 +270,7 @@ def _differing(ours: Files, theirs: Files) -> list[str]:
 
 def _train(root: pathlib.Path) -> set[tuple]:
   """Returns the records of the train split, as what they are made of."""
-  ids = inputs.read_documents(root / "prepare_data").ids
+  ids = prepared_files.read_documents(root / "prepare_data").ids
   with np.load(root / results.PRIVATE / "prepare_data/train.npz") as stored:
     rows = zip(stored["tokens"], stored["documents"], strict=True)
     return {(tuple(tokens.tolist()), ids[place]) for tokens, place in rows}

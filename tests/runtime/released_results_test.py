@@ -15,7 +15,7 @@ from synthq_jax.models import encoders, t5_checkpoints
 from synthq_jax.privacy import joint, ledger, rounding, sampling
 from synthq_jax.runtime import (
   encoder_start,
-  inputs,
+  prepared_files,
   released_results,
   results,
   stage,
@@ -425,8 +425,8 @@ def fixture_placed(monkeypatch):
   passages.cut_at = lambda length: passages
   encoder = types.SimpleNamespace(select=lambda params: params)
   for name in ("corpus", "vocabulary"):
-    monkeypatch.setattr(inputs, name, lambda *_: None)
-  monkeypatch.setattr(inputs, "document_tokens", lambda *_: passages)
+    monkeypatch.setattr(prepared_files, name, lambda *_: None)
+  monkeypatch.setattr(prepared_files, "document_tokens", lambda *_: passages)
   start = encoder_start.EncoderStart
   monkeypatch.setattr(start, "load_public", lambda *_: ({}, None))
   monkeypatch.setattr(encoders, "of", lambda _: encoder)

@@ -11,7 +11,7 @@ import optax
 
 from synthq_jax.data import shipped
 from synthq_jax.models import t5, t5_checkpoints, t5_config
-from synthq_jax.runtime import inputs
+from synthq_jax.runtime import model_files
 
 
 def config(**changes):
@@ -72,5 +72,5 @@ def save(folder: pathlib.Path) -> str:
     num_encoder_layers=1, num_decoder_layers=1,
   )  # fmt: skip
   t5_checkpoints.save(folder, params(shape), shape)
-  shutil.copy(shipped.VOCABULARY, folder / inputs.VOCABULARY_NAME)
+  shutil.copy(shipped.VOCABULARY, folder / model_files.VOCABULARY_NAME)
   return str(folder)

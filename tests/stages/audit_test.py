@@ -19,7 +19,7 @@ from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement, terms
-from synthq_jax.runtime import inputs, results, workspace
+from synthq_jax.runtime import prepared_files, results, workspace
 from synthq_jax.stages import audit
 from synthq_jax.storage import artifacts
 
@@ -99,7 +99,7 @@ def tokenized(canaries):
 def _audited(tmp_path, monkeypatch):
   """Returns a function that audits parameters with some canaries."""
   space = workspace.Workspace(tmp_path, secret_seed=7)
-  monkeypatch.setattr(inputs, "vocabulary", lambda *_: VOCABULARY)
+  monkeypatch.setattr(prepared_files, "vocabulary", lambda *_: VOCABULARY)
 
   def audited(params, canaries, *, public=None, claim=None, **changes):
     t5_checkpoints.save(space.public("finetune_dp/eps8"), params, MODEL)

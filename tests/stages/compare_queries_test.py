@@ -14,7 +14,12 @@ from synthq_jax import extras, intervals
 from synthq_jax.generation import mauve
 from synthq_jax.report import queries
 from synthq_jax.retrieval import significance, text_encoders
-from synthq_jax.runtime import comparison_results, inputs, results, workspace
+from synthq_jax.runtime import (
+  comparison_results,
+  prepared_files,
+  results,
+  workspace,
+)
 from synthq_jax.stages import compare_queries, evaluate
 from synthq_jax.storage import artifacts
 
@@ -233,7 +238,7 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(
   config = compare_queries.Config(measures=("nDCG@10",))
   owners = {query: place // 4 for place, query in enumerate(base)}
   monkeypatch.setattr(
-    inputs, "read_owners", lambda *_: owners if users else None
+    prepared_files, "read_owners", lambda *_: owners if users else None
   )
   folders = workspace.Folders(tmp_path)
   scored = compare_queries._headlined(

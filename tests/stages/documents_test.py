@@ -8,7 +8,7 @@ import pytest
 from synthq_jax.data import collection, passages, shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.runtime import fingerprints, inputs
+from synthq_jax.runtime import fingerprints, model_files, prepared_files
 from synthq_jax.runtime import queries as queries_lib
 
 TEXTS = ["red apples", "a " * 40, "pears", "sea", "blue"]
@@ -27,7 +27,7 @@ def test_a_start_that_is_no_number_is_refused_before_any_private_step(
   t5_checkpoints.save(tmp_path / "t5", params, config)
   prepared = types.SimpleNamespace(vocab_size=8, token_ids=config.token_ids)
   with pytest.raises(ValueError, match="tensor encoder/encoder_norm/scale"):
-    inputs.load_public(tmp_path / "t5", prepared)
+    model_files.load_public(tmp_path / "t5", prepared)
 
 
 def test_files_in_folders_and_behind_links_are_part_of_a_fingerprint(tmp_path):
@@ -62,7 +62,7 @@ def test_a_checkpoint_behind_a_link_has_files(tmp_path):
 def write(folder, length=8):
   folder.mkdir()
   state = hashlib.sha256()
-  written = inputs.write_documents(
+  written = prepared_files.write_documents(
     iter(DOCUMENTS),
     folder,
     vocabulary_lib.load(shipped.VOCABULARY),
@@ -80,7 +80,7 @@ def test_texts_tokens_and_ids_stand_in_the_order_of_the_documents(tmp_path):
   lines = (tmp_path / "a" / "corpus.jsonl").read_text().splitlines()
   texts = [(line["_id"], line["text"]) for line in map(json.loads, lines)]
   assert texts == [(document.id, document.text) for document in DOCUMENTS]
-  read = inputs.read_documents(tmp_path / "a")
+  read = prepared_files.read_documents(tmp_path / "a")
   assert read.are_documents and written.num_passages == len(DOCUMENTS)
   np.testing.assert_array_equal(
     read.tokens[:],
@@ -98,7 +98,7 @@ def test_cut_rows_are_those_of_fewer_columns(tmp_path, length):
   write(tmp_path / "a")
   write(tmp_path / "b", length=length)
   rows, expected = (
-    inputs.read_documents(tmp_path / name).tokens for name in "ab"
+    prepared_files.read_documents(tmp_path / name).tokens for name in "ab"
   )
   cut = passages.TruncatedRows(rows, length)
   before = np.array(rows[:])

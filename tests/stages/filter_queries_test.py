@@ -12,7 +12,7 @@ import tiny_runs
 from finished_runs import NUM_PAIRS
 
 from synthq_jax.privacy import statement
-from synthq_jax.runtime import inputs, results, workspace
+from synthq_jax.runtime import prepared_files, results, workspace
 from synthq_jax.stages import filter_queries, plan, train_retriever
 from synthq_jax.storage import artifacts
 
@@ -37,7 +37,7 @@ def _hand_made(finished_run, tmp_path):
   documents = results.public_documents(prepared(done))
   root = tmp_path / "shared"
   shutil.copytree(done / "prepare_data", root / "prepare_data")
-  read = inputs.read_documents(root / "prepare_data")
+  read = prepared_files.read_documents(root / "prepare_data")
   ids, tokens = read.ids, read.tokens
   corpus = (root / "prepare_data/corpus.jsonl").read_text().splitlines()
   queries = np.zeros((len(ids), 8), np.int32)

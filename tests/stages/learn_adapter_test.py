@@ -193,9 +193,11 @@ def test_sentence_transformers_gives_the_vectors_of_an_export(
 
 
 def sentence_texts(root, prepared):
-  from synthq_jax.runtime import inputs
+  from synthq_jax.runtime import prepared_files
 
-  return inputs.document_texts(inputs.corpus(workspace.Folders(root), prepared))
+  return prepared_files.document_texts(
+    prepared_files.corpus(workspace.Folders(root), prepared)
+  )
 
 
 def test_a_pool_is_public():

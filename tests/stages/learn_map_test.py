@@ -16,7 +16,7 @@ from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.retrieval import encode
 from synthq_jax.runtime import (
   encoder_start,
-  inputs,
+  prepared_files,
   results,
   rows,
   stage,
@@ -233,7 +233,7 @@ def test_all_judged_documents_of_a_real_query_are_relevant(finished_run):
   """The arrays keep one document of each; the others were hard negatives."""
   task = task_of(finished_run.root, "original")
   folder = finished_run.root / "private/prepare_data"
-  written = inputs.read_qrels(folder, "train")
+  written = prepared_files.read_qrels(folder, "train")
   judged = learn_map._read_judged(task)
   assert judged.qrels == {query: written[query] for query in judged.qrels}
   assert judged.drop_identical

@@ -20,7 +20,12 @@ from synthq_jax.retrieval import (
   trec,
   vector_files,
 )
-from synthq_jax.runtime import inputs, results, system_results, workspace
+from synthq_jax.runtime import (
+  prepared_files,
+  results,
+  system_results,
+  workspace,
+)
 from synthq_jax.stages import direct_dp, finetune_dp, fuse, plan, static_encoder
 from synthq_jax.storage import artifacts
 from synthq_jax.tools import export
@@ -73,7 +78,7 @@ DOCUMENTS = [
 def write(folder, stride=STRIDE):
   folder.mkdir()
   state = hashlib.sha256()
-  written = inputs.write_documents(
+  written = prepared_files.write_documents(
     iter(DOCUMENTS),
     folder,
     vocabulary_lib.load(shipped.VOCABULARY),
@@ -87,7 +92,7 @@ def write(folder, stride=STRIDE):
 
 def test_ids_map_back_and_titles_alone_are_one_passage(tmp_path):
   written, _ = write(tmp_path / "a")
-  read = inputs.read_documents(tmp_path / "a")
+  read = prepared_files.read_documents(tmp_path / "a")
   assert read.ids.tolist() == [one.id for one in DOCUMENTS]
   counts = np.bincount(read.owners)
   assert counts[1] > 3 and counts[[0, 2, 3, 4]].tolist() == [1, 1, 1, 1]
@@ -109,15 +114,15 @@ def test_ids_map_back_and_titles_alone_are_one_passage(tmp_path):
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_chunks_change_nothing(tmp_path, monkeypatch, chunk, stride):
   whole = write(tmp_path / "whole", stride)
-  monkeypatch.setattr(inputs, "_CHUNK", chunk)
-  monkeypatch.setattr(inputs, "_NAMES", chunk + 1)
+  monkeypatch.setattr(prepared_files, "_CHUNK", chunk)
+  monkeypatch.setattr(prepared_files, "_NAMES", chunk + 1)
   assert write(tmp_path / "parts", stride) == whole
   for path in (p for p in (tmp_path / "whole").rglob("*") if p.is_file()):
     other = tmp_path / "parts" / path.relative_to(tmp_path / "whole")
     assert other.read_bytes() == path.read_bytes(), path.name
-  parts = inputs.read_documents(tmp_path / "parts")
+  parts = prepared_files.read_documents(tmp_path / "parts")
   monkeypatch.undo()
-  read = inputs.read_documents(tmp_path / "parts")
+  read = prepared_files.read_documents(tmp_path / "parts")
   np.testing.assert_array_equal(parts.owners, read.owners)
   np.testing.assert_array_equal(parts.ids, read.ids)
 
@@ -170,10 +175,10 @@ def test_the_text_of_a_query_moves_no_document_of_direct_training(run):
   """Where its unit is the text: the passage that fits best follows from it."""
   space = workspace.Folders(run)
   prepared = artifacts.load(run / "private/prepare_data", results.PreparedData)
-  stored = inputs.arrays(
+  stored = prepared_files.arrays(
     space, prepared, run / "private/prepare_data/train.npz"
   )
-  read = inputs.document_tokens(space, prepared)
+  read = prepared_files.document_tokens(space, prepared)
   first, last = read.of(stored["documents"])
   assert (last - first > 1).any()
 
@@ -218,7 +223,7 @@ def _run(tmp_path_factory):
 
 
 def test_every_passage_is_written_for_as_often(run):
-  read = inputs.read_documents(run / "prepare_data")
+  read = prepared_files.read_documents(run / "prepare_data")
   assert len(read.owners) > 2 * len(read.ids)
   made = artifacts.load(run / "generate/public_only", results.SyntheticQueries)
   with np.load(run / made.directory / "tokens.npz") as stored:
@@ -282,14 +287,14 @@ def test_retrievers_may_read_more_than_generators(tmp_path):
   told = json.loads((to / "tokenizer_config.json").read_text())
   assert told["model_max_length"] == 40
   columns = [
-    inputs.read_documents(run / "prepare_data").tokens.shape[1]
+    prepared_files.read_documents(run / "prepare_data").tokens.shape[1]
     for run in runs.values()
   ]
   assert columns == [config.prepare_data.document_length, 40]
 
 
 def test_every_passage_is_encoded_and_documents_are_found(run):
-  read = inputs.read_documents(run / "prepare_data")
+  read = prepared_files.read_documents(run / "prepare_data")
   made = artifacts.load(
     run / "encode_documents/untrained", system_results.Vectors
   )
@@ -327,7 +332,7 @@ def test_the_card_of_an_export_says_how_documents_were_read(run, tmp_path):
 
 
 def test_real_pairs_are_trained_with_a_passage_of_their_document(run):
-  read = inputs.read_documents(run / "prepare_data")
+  read = prepared_files.read_documents(run / "prepare_data")
   with np.load(run / "private/prepare_data/train.npz") as stored:
     np.testing.assert_array_equal(
       read.owners[stored["passages"]], stored["documents"]
@@ -340,12 +345,12 @@ def test_real_pairs_are_trained_with_a_passage_of_their_document(run):
 
 def test_an_id_of_2000_characters_widens_no_other_in_memory(tmp_path):
   names = [f"d{k}" for k in range(300)] + ["x" * 2000]
-  inputs.write_documents(
+  prepared_files.write_documents(
     (collection.Document(name, "text") for name in names),
     tmp_path,
     vocabulary_lib.load(shipped.VOCABULARY),
     length=LENGTH,
   )
-  read = inputs.read_documents(tmp_path)
+  read = prepared_files.read_documents(tmp_path)
   assert read.ids.tolist() == names
   assert read.ids.nbytes < 10_000  # 2.4 MB as rows of one width

@@ -10,7 +10,7 @@ import tiny_runs
 
 from synthq_jax.data import collection, shipped
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.runtime import inputs, results, workspace
+from synthq_jax.runtime import prepared_files, results, workspace
 from synthq_jax.stages import evaluate, generate, prepare_data
 
 COUNT = 40
@@ -234,7 +234,10 @@ def test_judged_documents_that_the_corpus_lacks_train_nothing_and_are_scored(
     names = [f"q{d}" for d in arrays["documents"].tolist()]
     assert arrays["ids"].tolist() == names and len(names) == number
   assert "gone" not in (private / "qrels/train.tsv").read_text()
-  assert inputs.read_qrels(private, "test")["q35"] == {"gone": 1, "d35": 1}
+  assert prepared_files.read_qrels(private, "test")["q35"] == {
+    "gone": 1,
+    "d35": 1,
+  }
 
 
 def test_no_query_is_written_for_an_empty_document(tmp_path):
@@ -250,7 +253,7 @@ def test_no_query_is_written_for_an_empty_document(tmp_path):
     )
     assert made.num_documents == COUNT + 2
     space = workspace.Folders(root / "run")
-    passages = inputs.document_tokens(space, made)
+    passages = prepared_files.document_tokens(space, made)
     rows = np.arange(len(passages.owners))
     kept = generate._drop_empty(passages, rows)
     assert set(passages.owners[kept]) == set(range(COUNT))

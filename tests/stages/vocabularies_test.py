@@ -17,7 +17,7 @@ from synthq_jax.cli import main
 from synthq_jax.data import tokenizer_json, vocabulary
 from synthq_jax.generation import decoding
 from synthq_jax.models import t5_checkpoints, token_ids
-from synthq_jax.runtime import inputs, queries, results
+from synthq_jax.runtime import prepared_files, queries, results
 from synthq_jax.stages import finetune_dp, plan
 from synthq_jax.storage import artifacts
 from synthq_jax.tools import cards, export
@@ -118,7 +118,7 @@ def test_transformers_writes_from_an_export_as_the_run_does(made, tmp_path):
   texts = [run.prefix + text for text in documents]
   read = reader(texts, truncation=True, padding=True, return_tensors="pt")
   rows = vocabulary.tokenize(words, documents, length=prepared.document_length)
-  rows = inputs.add_prefix(rows, words, run.prefix)
+  rows = prepared_files.add_prefix(rows, words, run.prefix)
   width = read.input_ids.shape[1]
   np.testing.assert_array_equal(rows[:, :width], read.input_ids.numpy())
   assert not rows[:, width:].any()

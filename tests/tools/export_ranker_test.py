@@ -18,7 +18,8 @@ from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.retrieval import encode
 from synthq_jax.runtime import (
   encoder_start,
-  inputs,
+  model_files,
+  prepared_files,
   results,
   rows,
   system_results,
@@ -70,7 +71,7 @@ def documents(root: pathlib.Path):
   corpus = root / "prepare_data" / "corpus.jsonl"
   with open(corpus, encoding="utf-8") as stream:
     ids = [json.loads(line)["_id"] for line in stream]
-  return ids, list(inputs.document_texts(corpus))
+  return ids, list(prepared_files.document_texts(corpus))
 
 
 def assert_ranks_as_the_run(root, row, ranker, k=15, queries=QUERIES):
@@ -119,7 +120,7 @@ def test_an_export_holds_its_retriever_and_says_what_it_weighs(
   alone = t5_checkpoints.claim(to / "retriever")  # for who starts from it
   assert alone is not None and not alone.is_public
   with pytest.raises(ValueError, match="trained on private queries"):
-    inputs.refuse_private(to / "retriever")
+    model_files.refuse_private(to / "retriever")
   card, claim = ((to / n).read_text() for n in ("README.md", "PRIVACY.txt"))
   assert "| stop words, too |" in card and "ranker.search(" in card
   # The claim of both together, with each release by its name.

@@ -22,7 +22,7 @@ from synthq_jax.data import shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import dual_encoder, t5, t5_checkpoints, t5_config
 from synthq_jax.privacy import sampling, statement, wording
-from synthq_jax.runtime import fingerprints, inputs, results, workspace
+from synthq_jax.runtime import fingerprints, model_files, results, workspace
 from synthq_jax.stages import plan
 from synthq_jax.storage import artifacts, stores
 from synthq_jax.tools import cards, export
@@ -114,7 +114,7 @@ def test_a_release_of_epsilon_0_is_no_public_checkpoint(tmp_path):
   result = made_up.checkpoint(statement=made)
   artifacts.save(tmp_path, result, "digest")
   with pytest.raises(ValueError, match="trained on private queries"):
-    inputs.load_public(tmp_path, None)
+    model_files.load_public(tmp_path, None)
 
 
 @pytest.mark.parametrize("form", t5_checkpoints.FORMATS)
@@ -128,10 +128,10 @@ def test_what_was_exported_is_no_public_start_either(
   (tmp_path / "link").symlink_to(tmp_path / "again")
   for start in ("to", "again", "link"):
     with pytest.raises(ValueError, match="trained on private queries"):
-      inputs.load_public(tmp_path / start, Prepared("v", 1))
+      model_files.load_public(tmp_path / start, Prepared("v", 1))
   (tmp_path / "again" / "privacy.json").unlink()
   with pytest.raises(ValueError, match="export this checkpoint again"):
-    inputs.load_public(tmp_path / "again", None)
+    model_files.load_public(tmp_path / "again", None)
 
 
 def test_a_file_in_the_place_of_a_statement_is_refused(tmp_path):
@@ -146,7 +146,7 @@ def test_a_result_that_was_damaged_is_no_public_start(run_folder, tmp_path):
   text = path.read_text()
   path.write_text(text.replace('"epsilon": ', '"epsilon": 1', 1))
   with pytest.raises(ValueError, match="restore it, or delete"):
-    inputs.load_public(tmp_path / "start", None)
+    model_files.load_public(tmp_path / "start", None)
 
 
 def test_a_model_of_other_data_than_lie_there_is_not_exported(
@@ -364,12 +364,12 @@ def test_a_run_may_start_from_a_checkpoint_of_any_format(name, tmp_path):
   t5_checkpoints.save(tmp_path / "public", make(), TINY)
   to = tmp_path / "to"
   t5_checkpoints.convert(tmp_path / "public", to, format=name)
-  params, config = inputs.load_public(to, Prepared("v"))
+  params, config = model_files.load_public(to, Prepared("v"))
   assert config == TINY
   assert_same(params, make())
   assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params))
   with pytest.raises(ValueError, match="expected a checkpoint for 129 ids"):
-    inputs.load_public(to, Prepared("v", 129))
+    model_files.load_public(to, Prepared("v", 129))
 
 
 @pytest.mark.parametrize("name", ["t5x", "huggingface", "safetensors"])
@@ -398,13 +398,13 @@ def test_the_vocabulary_beside_a_checkpoint_is_found_and_checked(
   prepared = Prepared("prepare_data/vocabulary.model")
   folder = tmp_path / "public"
   folder.mkdir()
-  inputs.check_vocabulary(folder, space, prepared)  # none: nothing to say
+  model_files.check_vocabulary(folder, space, prepared)  # none: nothing to say
   (folder / name).write_bytes(WORDS)
-  assert inputs.vocabulary_beside(folder) == folder / name
-  inputs.check_vocabulary(folder, space, prepared)
+  assert model_files.vocabulary_beside(folder) == folder / name
+  model_files.check_vocabulary(folder, space, prepared)
   (folder / name).write_bytes(b"another")
   with pytest.raises(ValueError, match=f"belongs to {name} beside it"):
-    inputs.check_vocabulary(folder, space, prepared)
+    model_files.check_vocabulary(folder, space, prepared)
 
 
 def test_a_run_prepares_data_with_the_vocabulary_of_a_hugging_face_folder(

@@ -18,7 +18,7 @@ from synthq_jax.models.checkpoints import claim_copies
 from synthq_jax.privacy import joint, ledger
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.privacy import unit as unit_lib
-from synthq_jax.runtime import inputs
+from synthq_jax.runtime import model_files
 from synthq_jax.storage import stores
 from synthq_jax.tools import export
 
@@ -96,11 +96,11 @@ def test_a_private_checkpoint_of_t5x_is_no_public_start(
   documents = types.SimpleNamespace(
     vocab_size=40, token_ids=token_ids.TokenIds()
   )
-  inputs.load_public(start, documents)
+  model_files.load_public(start, documents)
   opened(tmp_path, "begun").begin(1000, FACTS)
   (tmp_path / "begun/privacy").rename(tmp_path / "model/privacy")
   with pytest.raises(ValueError, match="trained on private queries"):
-    inputs.load_public(start, documents)
+    model_files.load_public(start, documents)
 
 
 def test_all_that_lies_in_a_model_dir_counts(tmp_path):
@@ -194,7 +194,7 @@ def test_a_private_checkpoint_in_a_store_is_no_public_start(
   for url in (f"file://{made}", f"file://{made}/", f"file://{made.parent}"):
     found = shipped.checkpoint(url)
     with pytest.raises(ValueError, match="trained on private queries"):
-      inputs.refuse_private(found)
+      model_files.refuse_private(found)
   # Orbax's folder inside a step, and a step beside one with a statement of its own.
   inside = tmp_path / "model/checkpoint_1006/state/_METADATA"
   inside.parent.mkdir(parents=True)
