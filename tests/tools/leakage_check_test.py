@@ -1,6 +1,5 @@
 """`synthq leakage check`: sources in, pairs, counts and clean ids out."""
 
-import csv
 import io
 import json
 import multiprocessing
@@ -361,15 +360,6 @@ def test_several_detectors_write_one_file(paths, capsys):
   assert "trigrams" in capsys.readouterr().out
 
 
-def test_two_logs_can_be_compared(paths, capsys):
-  given = command(paths, "--detector=exact", "--threshold=1")
-  given[3] = f"--test={paths / 'log.tsv'}"
-  assert main.main(given) == 0
-  assert ["exact", "1", "-", "4", "4", "4", "4"] in [
-    line.split() for line in capsys.readouterr().out.splitlines()
-  ]
-
-
 @pytest.mark.parametrize(
   ("flags", "said"),
   [
@@ -416,14 +406,3 @@ def test_ids_that_are_read_otherwise_than_written_are_told(paths, capsys):
   said = capsys.readouterr().err
   assert "4 query ids written as decimals (17.0) are read" in said
   assert (paths / "out/clean_ids.txt").read_text() == "0\n1\n3\n"
-
-
-def test_a_quoted_log_is_read_as_its_writer_meant_it(paths):
-  with (paths / "log.tsv").open("w", newline="") as stream:
-    csv.writer(stream, delimiter="\t").writerows(
-      [["q1", 'measles "outbreaks"'], ["q2", 'other "words"']]
-    )
-  assert main.main(command(paths, "--detector=exact")) == 0
-  assert (paths / "out/clean_ids.txt").read_text() == "q2\n"
-  [pair, *_] = (paths / "out/pairs.jsonl").read_text().splitlines()
-  assert json.loads(pair)["query"] == 'measles "outbreaks"'
