@@ -222,7 +222,7 @@ def test_a_recipe_refuses_to_run_without_what_it_requires():
 
 
 def test_a_model_is_known_by_its_name():
-  name = [*t5_config._SIZES][-1]
+  name = t5_config.names()[-1]
   flags = [f"MODEL={name}"]
   config, _ = main.configure(plan.RunConfig, [DEMO], flags)
   assert config.model == t5_config.get(name)

@@ -7,7 +7,7 @@ from typing import Any
 from synthq_jax import checks, field_kinds
 from synthq_jax.models import token_ids as token_ids_lib
 
-__all__ = ["SHAPE", "T5Config", "get", "require"]
+__all__ = ["SHAPE", "T5Config", "get", "names", "require"]
 
 _COUNTS = (
   "vocab_size",
@@ -138,6 +138,11 @@ _SIZES = {
   "demo": _make_small_config(128, 384, 3),
   "demo_double": _make_small_config(256, 768, 3),
 }
+
+
+def names() -> tuple[str, ...]:
+  """Returns the names of the sizes."""
+  return tuple(_SIZES)
 
 
 def get(name: str) -> T5Config:
