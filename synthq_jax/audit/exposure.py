@@ -50,9 +50,15 @@ def ranks(
     Ranks in [1, candidates].
 
   Raises:
-    ValueError: if a value is no number.
+    ValueError: if the array is no matrix with at least two columns, or a value
+      is no number.
   """
   values = np.asarray(log_likelihoods)
+  if values.ndim != 2 or values.shape[1] < 2:
+    raise ValueError(
+      "expected log-likelihoods [canary, candidate] with at least 2 "
+      f"candidates, got shape {values.shape}"
+    )
   if np.isnan(values).any():
     raise ValueError(
       f"expected numbers, got nan for {np.isnan(values).any(axis=1).sum()} "

@@ -61,9 +61,12 @@ def log_likelihoods(
     Log-likelihoods in float64, at most 0.
 
   Raises:
-    ValueError: if the model gives a number that is not finite, as it does for ids
-      outside of its vocabulary.
+    ValueError: if inputs and targets are not as many, an id is negative, a query
+      has no token, or the model gives a number that is not finite, as it does for
+      ids beyond its vocabulary.
   """
+  inputs, targets = np.asarray(inputs), np.asarray(targets)
+  _check_records(inputs, targets)
   params = jax.device_put(params)
   return score_in_batches(
     lambda rows: _score(
@@ -115,6 +118,24 @@ def score_in_batches(
       " that diverged, or train with a lower learning rate"
     )
   return values
+
+
+def _check_records(inputs: np.ndarray, targets: np.ndarray) -> None:
+  """Refuses records that would get a number that says nothing."""
+  if not 0 < len(targets) == len(inputs):
+    raise ValueError(
+      "expected inputs and targets of the same records, at least one, got"
+      f" {len(inputs)} and {len(targets)}"
+    )
+  # JAX would take a negative id from the end of the vocabulary.
+  if min(inputs.min(initial=0), targets.min(initial=0)) < 0:
+    raise ValueError("expected ids of at least 0, got negative ones")
+  empty = np.sum(~np.any(targets != seq2seq.PADDING_ID, axis=-1))
+  if empty:
+    raise ValueError(
+      f"expected targets with tokens, got {empty} of padding alone: leave them"
+      " out, every model gives them probability 1"
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("model_config",))

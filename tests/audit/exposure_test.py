@@ -114,6 +114,8 @@ def test_many_canaries_and_candidates_are_no_trouble():
 @pytest.mark.parametrize(
   ("call", "message"),
   [
+    (lambda: exposure.ranks(np.zeros((3, 1))), "at least 2"),
+    (lambda: exposure.ranks(np.zeros((3, 2, 2))), r"shape \(3, 2, 2\)"),
     (lambda: exposure.ranks(np.array([[0.0, math.nan]])), "nan for 1"),
     (lambda: exposure.exposure(np.array([0]), 4), "0 to 0"),
     (lambda: exposure.exposure(np.array([5]), 4), "5 to 5"),

@@ -108,3 +108,22 @@ def test_ids_outside_of_the_vocabulary_are_refused():
   records["inputs"][1, 0] = MODEL.vocab_size
   with pytest.raises(ValueError, match="others for 1 of 3 records"):
     membership.log_likelihoods(untrained(seed=2), MODEL, **records)
+
+
+ONE = np.array([[3, 1]])
+
+
+@pytest.mark.parametrize(
+  ("inputs", "targets", "message"),
+  [
+    (np.repeat(ONE, 2, 0), ONE, "got 2 and 1"),
+    (ONE[:0], ONE[:0], "at least one, got 0 and 0"),
+    (ONE, 0 * ONE, "got 1 of padding alone"),
+    (ONE - 2, ONE, "negative"),
+    (ONE, ONE - 2, "negative"),
+  ],
+)
+def test_what_are_no_records_is_refused(inputs, targets, message):
+  """Each would get a number, and an empty query that of a sure member."""
+  with pytest.raises(ValueError, match=message):
+    membership.log_likelihoods({}, MODEL, inputs, targets)
