@@ -32,6 +32,14 @@ def canary(**changes):
   return canaries_lib.Canary(**{**given, **changes})
 
 
+def test_the_same_seed_gives_the_same_canaries(vocabulary):
+  """The audit makes them again: other coins would compare other groups."""
+  make = canaries_lib.make
+  first = make(TEXTS, vocabulary, number=4, seed=[1, 2])
+  assert first == make(TEXTS, vocabulary, number=4, seed=[1, 2])
+  assert first != make(TEXTS, vocabulary, number=4, seed=[1, 3])
+
+
 def test_text_and_secret_stand_where_the_kind_says(vocabulary):
   made = canaries_lib.make(
     TEXTS, vocabulary, number=1, repetitions=(1,), digits=4, seed=3

@@ -228,6 +228,18 @@ def test_two_ranks_and_two_shares_have_a_quarter_of_the_doubt_each():
   assert found.high == pytest.approx(binomial_upper(more, 300, each))
 
 
+def test_perfect_scores_leave_a_doubt():
+  high, low = np.arange(50.0) + 100, np.arange(50.0)
+  found = run((high, low))
+  assert found.num_correct == found.num_guesses == 43
+  assert found.auroc.mean == found.auroc.high == 1
+  assert 0.9 < found.auroc.low < 1
+  assert found.tpr_at_1_fpr.mean == found.tpr_at_1_fpr.high == 1
+  assert 2 < found.epsilon_one_run < found.epsilon_one_run_fdp < 30
+  wrong = lower_bounds.auroc(low, high)
+  assert wrong.mean == wrong.low == 0 < wrong.high < 0.1
+
+
 @pytest.mark.parametrize(
   "change", [np.exp, lambda x: np.where(x > 1.5, np.inf, x), lambda x: x - 1e3]
 )

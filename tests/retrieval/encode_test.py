@@ -232,8 +232,9 @@ def _other_params():
     {
       "config": dataclasses.replace(_CONFIG, mlp_activations=("relu", "linear"))
     },
+    {"tokens": _tokens()[::-1]},
   ],
-  ids=["params", "config"],
+  ids=["params", "config", "tokens"],
 )
 def test_blocks_of_something_else_are_made_again(tmp_path, changed):
   _write(tmp_path / "old")

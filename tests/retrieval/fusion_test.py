@@ -44,6 +44,11 @@ def test_equal_scores_are_equal_after_a_file_too(tmp_path):
   assert fusion.scale(again["q"]) == dict.fromkeys("abc", 1.0)
 
 
+def test_results_are_cut_at_the_depth():
+  found = fusion.fuse(LEXICAL, DENSE, weight=0.25, depth=2)
+  assert list(found["q"]) == ["a", "b"]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_scores_that_are_no_numbers_are_refused_with_their_document(value):
   with pytest.raises(ValueError, match=r"finite scores, got .* document 'd'"):

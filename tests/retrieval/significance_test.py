@@ -22,6 +22,15 @@ def test_the_interval_is_that_of_scipys_percentile_bootstrap():
   assert ours.high - ours.low > 0.2
 
 
+def test_pairs_are_matched_by_query_id():
+  second = {f"q{i}": 0.1 * (i % 7) for i in range(20)}
+  first = {query: second[query] + 0.1 for query in reversed(second)}
+  interval = significance.paired_bootstrap(first, second, seed=0)
+  np.testing.assert_allclose(
+    [interval.mean, interval.low, interval.high], 0.1, rtol=1e-9
+  )
+
+
 def test_systems_equal_on_every_query_have_p_value_one():
   same = np.array([0.2, 0.8])
   assert _paired(same, same) == 1

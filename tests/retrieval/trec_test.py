@@ -109,6 +109,8 @@ def test_no_id_with_a_control_character_is_written(tmp_path):
     trec.write_run(tmp_path / "run", {"q\0": {"a": 2.0}})
   with pytest.raises(ValueError, match="without invisible characters"):
     trec.write_run(tmp_path / "run", {"q": {"a\u200db": 2.0}})
+  with pytest.raises(ValueError, match="document id without white space"):
+    trec.write_run(tmp_path / "run", {"q": {"d 1": 1.0}})
 
 
 @pytest.mark.parametrize("name", BAD_RUNS)

@@ -208,6 +208,14 @@ def test_an_untrained_model_ranks_by_chance_and_leaks_nothing(audited):
   assert report.control > 0.001
 
 
+def test_the_scores_of_the_public_checkpoint_are_subtracted(audited):
+  canaries = make(40, seed=1, kinds=("own_query",))
+  (bound,) = audited(
+    untrained(seed=1), canaries, public=untrained(seed=1)
+  ).bounds
+  assert bound.auroc[0] == 0.5  # all are 0
+
+
 def test_the_papers_kinds_alone_have_ranks_and_no_exposure(audited):
   canaries = make(6, seed=2, kinds=("digits_document",))
   (cell,) = audited(untrained(seed=1), canaries).cells
