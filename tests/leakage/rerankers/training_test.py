@@ -69,10 +69,10 @@ def equal(a, b):
   )
 
 
-def batches(recipe, found, folder):
+def batches(recipe, found, folder, seed=0):
   """The rows of every batch of a training."""
   reranker = Linear()
-  rerankers.train(reranker, found, recipe=recipe, seed=0, directory=folder)
+  rerankers.train(reranker, found, recipe=recipe, seed=seed, directory=folder)
   jax.effects_barrier()
   return reranker.seen
 
@@ -91,6 +91,14 @@ def test_every_instance_is_seen_once_in_every_epoch(count, epochs, tmp_path):
   assert len(seen) == count * epochs
   assert set(Counter(seen.tolist()).values()) == {epochs}
   assert seen.tolist() != sorted(seen.tolist())
+
+
+def test_another_seed_is_another_order(tmp_path):
+  one, other = (
+    np.concatenate(batches(RECIPE, triples(40), tmp_path / f"{seed}", seed))
+    for seed in (0, 1)
+  )
+  assert one[:, 0].tolist() != other[:, 0].tolist()
 
 
 def test_batches_of_short_texts_are_narrow(tmp_path):
