@@ -23,7 +23,8 @@ import collections
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -39,6 +40,7 @@ __all__ = [
   "Questions",
   "Tokens",
   "build",
+  "check_positions",
   "find_first_equal",
   "make_seed_words",
   "tokenize",
@@ -90,6 +92,11 @@ class Client:
   passage_ids: tuple[str, ...] = dataclasses.field(repr=False)
   splits: Mapping[str, Questions] = dataclasses.field(repr=False)
 
+  def __post_init__(self):
+    """Refuses passage numbers and answers that `check_positions` refuses."""
+    answers = [part.answers for part in self.splits.values()]
+    check_positions(self.name, len(self.sentences), answers, self.passages)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tokens:
@@ -110,6 +117,57 @@ class Tokens:
     dataclasses.field(repr=False)
   )
   answers: Mapping[str, Answers] = dataclasses.field(repr=False)
+
+  def __post_init__(self):
+    """Refuses passage numbers and answers that `check_positions` refuses."""
+    answers = self.answers.values()
+    check_positions(self.name, len(self.sentences), answers, self.passages)
+
+
+def check_positions(
+  name: str,
+  num_sentences: int,
+  answers: Iterable[Sequence[Sequence[int]]],
+  passages: Int[np.ndarray, " sentence"] | None = None,
+) -> None:
+  """Refuses answers that are no sentences, and passages out of order.
+
+  NumPy would take a negative position from the end, and passage numbers with gaps
+  or out of order would rank the passages of others.
+
+  Args:
+    name: name of the client, for the message.
+    num_sentences: number of its sentences.
+    answers: positions of sentences for each question, of several splits.
+    passages: passage number of each sentence, or None.
+
+  Raises:
+    ValueError: if a question has no answer or one outside of the sentences, or
+      passage numbers are not 0, 1 and so on, each once or several times in a row.
+  """
+  every = [*itertools.chain.from_iterable(answers)]
+  positions = [*itertools.chain.from_iterable(every)]
+  if not all(map(len, every)) or not all(
+    0 <= position < num_sentences for position in positions
+  ):
+    raise ValueError(
+      f"client {name!r}: expected for each question one answer or more, as"
+      f" positions from 0 to {num_sentences - 1} of its sentences, got others:"
+      " correct the answers"
+    )
+  if passages is None:
+    return
+  steps = np.diff(np.asarray(passages), prepend=-1)
+  if (
+    len(steps) != num_sentences
+    or not np.isin(steps, (0, 1)).all()
+    or (num_sentences and steps[0] != 1)
+  ):
+    raise ValueError(
+      f"client {name!r}: expected a passage number for each of"
+      f" {num_sentences} sentences, from 0, ascending without gaps, got others:"
+      " sort the sentences by passage and number these anew"
+    )
 
 
 def tokenize(

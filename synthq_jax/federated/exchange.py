@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from synthq_jax import checks
+from synthq_jax.federated import clients
 from synthq_jax.retrieval import index
 
 __all__ = [
@@ -76,17 +77,7 @@ class Party:
         f"client {self.name!r}: expected answers for every question, got"
         f" {len(self.answers)} for {len(self.queries)}: give one list each"
       )
-    # NumPy would take a negative position from the end.
-    last = len(self.sentences) - 1
-    if not all(
-      answers and all(0 <= position <= last for position in answers)
-      for answers in self.answers
-    ):
-      raise ValueError(
-        f"client {self.name!r}: expected for each question one answer or more, as"
-        f" positions from 0 to {last} of its sentences, got others: correct the"
-        " answers"
-      )
+    clients.check_positions(self.name, len(self.sentences), [self.answers])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

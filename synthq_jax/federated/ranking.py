@@ -92,10 +92,17 @@ def evaluate(
     The ranks.
 
   Raises:
-    ValueError: if a vector is not finite.
+    ValueError: if the numbers of vectors are wrong, or a vector is not finite.
   """
   queries = np.asarray(query_vectors)
   sentences = np.asarray(sentence_vectors)
+  expected = len(tokens.answers[split]), len(tokens.sentences)
+  if (len(queries), len(sentences)) != expected:
+    raise ValueError(
+      f"client {tokens.name!r}: expected vectors of {expected[0]} {split} questions"
+      f" and {expected[1]} sentences, got {len(queries)} and {len(sentences)}:"
+      " encode this client's tokens"
+    )
   if not (np.isfinite(queries).all() and np.isfinite(sentences).all()):
     raise ValueError(
       f"client {tokens.name!r}: expected finite vectors, got others: its"

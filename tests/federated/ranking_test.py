@@ -141,7 +141,33 @@ def test_a_client_without_questions_has_no_values():
   assert found.values("MRR@10").shape == (0,)
 
 
-def test_vectors_that_are_not_finite_are_refused():
+@pytest.mark.parametrize(
+  ("queries", "vectors", "found"),
+  [
+    (np.ones((1, 2)), np.ones((3, 2)), "got 1 and 3"),
+    (np.ones((2, 2)), np.ones((4, 2)), "got 2 and 4"),
+    (np.ones((2, 2)), np.full((3, 2), np.nan), "finite vectors"),
+  ],
+)
+def test_vectors_that_do_not_fit_are_refused(queries, vectors, found):
   case = tokens([(0,), (1,)], [0, 0, 1])
-  with pytest.raises(ValueError, match="finite vectors"):
-    ranking.evaluate(np.ones((2, 2)), np.full((3, 2), np.nan), case, "test")
+  with pytest.raises(ValueError, match=found):
+    ranking.evaluate(queries, vectors, case, "test")
+
+
+@pytest.mark.parametrize(
+  ("answers", "passages", "said"),
+  [
+    ([(0,), ()], [0, 0, 1], "one answer or more"),
+    ([(3,)], [0, 0, 1], "positions from 0 to 2"),
+    ([(-1,)], [0, 0, 1], "positions from 0 to 2"),
+    ([(0,)], [0, 1, 0], "ascending without gaps"),
+    ([(0,)], [0, 0, 2], "ascending without gaps"),
+  ],
+)
+def test_clients_that_would_rank_other_sentences_are_refused(
+  answers, passages, said
+):
+  """NumPy counts -1 from the end; [0, 1, 0] ranked passage 0 as passage 1."""
+  with pytest.raises(ValueError, match=f"client 'site': .*{said}"):
+    tokens(answers, passages)
