@@ -137,3 +137,10 @@ def test_rows_that_are_missing_are_refused_and_not_read_again():
       cut(1.0, fields, is_padding_example=np.zeros(shape, bool))
   total, aux = cut(1.0, fields)
   assert float(total) == 4.0 and aux.norms.shape == (4,)
+
+
+def test_its_sensitivity_is_that_of_the_whole():
+  _, cut = grads()
+  cut = cut.__wrapped__
+  assert cut.l2_clip_norm == cut.sensitivity("ADD_OR_REMOVE_ONE") == CLIP
+  assert cut.sensitivity("REPLACE_ONE") == 2 * CLIP

@@ -457,6 +457,25 @@ def test_a_rule_of_another_package_may_couple_examples_and_is_refused():
     jax.jit(grad_fn)(PARAMS["w"], BATCH)
 
 
+def test_weights_by_counts_over_the_batch_are_refused():
+  """A scatter of all examples into counts of classes brings them together."""
+  rng = np.random.default_rng(0)
+  batch = {
+    "x": jnp.asarray(rng.normal(size=(8, 4)), jnp.float32),
+    "y": jnp.asarray([0, 1, 1, 1, 0, 1, 1, 1]),
+  }
+  params = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32)
+
+  def loss_fn(params, batch):
+    logs = jax.nn.log_softmax(batch["x"] @ params)
+    losses = -jnp.take_along_axis(logs, batch["y"][:, None], 1)[:, 0]
+    return losses / jnp.bincount(batch["y"], length=2)[batch["y"]]
+
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0)
+  with pytest.raises(ValueError, match="a loss of each example alone"):
+    jax.jit(grad_fn)(params, batch)
+
+
 def test_words_counted_in_each_example_alone_are_taken():
   """A scatter into a row of each example's own brings none together."""
   batch = {"ids": jnp.asarray([[0, 1, 1], [2, 2, 2], [0, 3, 1]])}

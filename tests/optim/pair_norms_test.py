@@ -178,6 +178,31 @@ def test_a_norm_that_nearly_vanishes_is_not_too_small():
   assert np.all(found < 1e-2 * norms.max())
 
 
+def test_products_count_parameters_that_one_encoder_alone_uses():
+  names = sorted(PARAMS)
+  jacobians = []
+  for tokens, missing in ((QUERIES, "table"), (DOCUMENTS, "scale")):
+    whole = jax.jit(jax.jacrev(plain))(PARAMS, tokens)
+    jacobians.append(
+      {
+        number: jnp.swapaxes(whole[name], 0, 1)
+        for number, name in enumerate(names)
+        if name != missing
+      }
+    )
+  q, d = plain(PARAMS, QUERIES), plain(PARAMS, DOCUMENTS)
+  expected = np.zeros((5, 7))
+  for number in range(len(names)):
+    gradients = 0.0
+    if number in jacobians[0]:
+      gradients += np.einsum("ki...,jk->ij...", jacobians[0][number], d)
+    if number in jacobians[1]:
+      gradients += np.einsum("kj...,ik->ij...", jacobians[1][number], q)
+    expected += np.square(gradients).reshape(5, 7, -1).sum(axis=2)
+  found = jax.jit(pair_norms.compute_squared_products)(q, d, *jacobians)
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])
 def test_what_goes_back_holds_no_copy_of_a_kernel_for_each_example(keep_ratio):
   towers = encoders.trace_towers(

@@ -182,6 +182,21 @@ def test_the_larger_neighbour_is_the_worse_one(room):
   assert epsilon(6000) <= epsilon(6001)
 
 
+def test_renyi_accounting_refuses_truncation_that_delta_cannot_pay():
+  tight = sampling.Poisson(
+    num_examples=6000, expected_batch_size=256, max_batch_size=260
+  )
+  shared = {
+    "delta": SMALL_DELTA,
+    "sampler": tight,
+    "steps": 300,
+    "accountant": "rdp",
+  }
+  assert accounting.epsilon(noise_multiplier=5.0, **shared) == math.inf
+  with pytest.raises(ValueError, match="max_batch_size"):
+    accounting.noise_multiplier(epsilon=8.0, **shared)
+
+
 def test_two_runs_cost_what_one_of_twice_the_steps_costs():
   run = accounting.Run(SMALL, 1.0, 300)
   both = accounting.composed_epsilon([run, run], delta=SMALL_DELTA)

@@ -89,6 +89,11 @@ def test_all_trainings_together_cost_what_their_composition_does(path, capsys):
   assert one <= float(line.split()[2].strip(",")) <= one + 1.1e-3
 
 
+def test_a_smaller_delta_costs_epsilon(path):
+  loose = float(numbers(ledger.describe(path)))
+  assert float(numbers(ledger.describe(path, delta=1e-6))) > loose
+
+
 def test_different_units_are_not_added_up(path):
   queries_alone = numbers(ledger.describe(path))
   ledger.enter(
@@ -103,6 +108,7 @@ def test_different_units_are_not_added_up(path):
   assert float(clients.split()[3].strip(",")) < float(queries_alone)
   assert not [x for x in printed if x.startswith("together")]
   assert any(x.startswith("no joint claim") for x in printed)
+  assert queries not in ledger.describe(path, delta=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,18 @@ def test_delta_follows_the_number_of_users():
   assert promise(sampler, delta=1 / 901).epsilon < math.inf  # above 1 / n
 
 
+def test_two_users_are_a_group_of_twice_the_records():
+  run = accounting.Run(queries_of(2), 3.0, STEPS)
+  found = accounting.group_epsilon(
+    [run], delta=1e-4, relation="ADD_OR_REMOVE_ONE", size=2
+  )
+  roomy = dataclasses.replace(queries_of(4), max_batch_size=200, num_units=None)
+  four = accounting.epsilon(
+    noise_multiplier=3.0, delta=1e-4, sampler=roomy, steps=STEPS
+  )
+  assert found == pytest.approx(four, rel=0.01)
+
+
 def test_truncation_is_paid_for_by_the_whole_group():
   tight = sampling.Poisson(
     num_examples=N, expected_batch_size=BATCH, max_batch_size=100, group_size=16

@@ -55,6 +55,13 @@ def test_the_newest_state_alone_stays(tmp_path):
   assert loaded.params["a"].tolist() == make(10).params["a"].tolist()
 
 
+def test_a_step_can_be_saved_again(tmp_path):
+  checkpoints.save(tmp_path, 3, make(1))
+  checkpoints.save(tmp_path, 3, make(2))
+  assert names(tmp_path) == ["files_3.json", "step_3"]
+  assert checkpoints.restore(tmp_path, 3, make(0)).step == 2
+
+
 def test_partial_states_and_other_files_are_ignored(tmp_path):
   checkpoints.save(tmp_path, 3, make(3))
   for name in (

@@ -42,3 +42,9 @@ def test_the_statement_says_what_is_done():
 def test_numbers_that_contradict_each_other_are_refused(change):
   with pytest.raises(ValueError, match="expected"):
     dataclasses.replace(SMALL, **change)
+
+
+def test_a_delta_that_lets_an_example_be_published_is_refused():
+  loose = dataclasses.replace(SMALL, delta=0.1)
+  with pytest.raises(ValueError, match="delta"):
+    _ = loose.claim
