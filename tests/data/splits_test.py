@@ -2,6 +2,8 @@ import collections
 import dataclasses
 import json
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -106,6 +108,24 @@ def test_by_its_own_document_the_words_of_an_earlier_side_are_left_out():
     for (query, _), side in zip(pairs, alone, strict=True)
   ]
   assert 50 < sides.count(None) < 200
+
+
+def test_splits_do_not_depend_on_pythons_hash_seed():
+  code = (
+    "from synthq_jax.data import splits; print(splits.split_by_document("
+    "[(f'a b {i}', f'd {i // 2}') for i in range(60)]))"
+  )
+  results = {
+    subprocess.run(
+      [sys.executable, "-c", code],
+      env={"PYTHONHASHSEED": seed},
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout
+    for seed in ("1", "2")
+  }
+  assert len(results) == 1 and "train" in results.pop()
 
 
 def test_texts_without_words_are_words_of_their_own():
