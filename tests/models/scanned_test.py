@@ -157,3 +157,20 @@ def test_dropout_is_the_same_in_every_pass_of_a_strategy(params):
     for way in ("ghost", "vmap")
   )
   assert_same(found, expected)
+
+
+@pytest.mark.slow
+def test_dropout_is_each_examples_own(params):
+  made, key = named(), jax.random.key(5)
+  grad_fn = dropping("bookkeeping")
+  total, aux = grad_fn(params, made, key=key)
+  order = np.array([2, 0, 3, 1])
+  moved, other = grad_fn(
+    params, jax.tree.map(lambda x: x[order], made), key=key
+  )
+  in_order = jax.tree.map(lambda x: x[order], aux)
+  assert_same((moved, other), (total, in_order))
+  plain = jax.jit(functools.partial(loss_fn, config=CONFIG))
+  assert np.all(np.abs(aux.losses - plain(params, made)) > 1e-4)
+  _, next_step = grad_fn(params, made, key=jax.random.key(6))
+  assert np.all(np.abs(aux.losses - next_step.losses) > 1e-4)

@@ -482,3 +482,13 @@ def test_the_shape_of_a_public_size_is_inferred():
     for path, shape in t5.shapes(config).items()
   }
   assert t5_checkpoints.infer("", tensors) == config
+
+
+def test_a_checkpoint_is_never_written_over(tmp_path):
+  params = checkpoint_trees.make(T5_1_1)
+  t5_checkpoints.save_t5x(tmp_path, params, 3)
+  before = (tmp_path / "checkpoint_3" / "checkpoint").read_bytes()
+  doubled = jax.tree.map(lambda leaf: 2 * leaf, params)
+  with pytest.raises(ValueError, match=r"checkpoint_3: .*taken"):
+    t5_checkpoints.save_t5x(tmp_path, doubled, 3)
+  assert (tmp_path / "checkpoint_3" / "checkpoint").read_bytes() == before

@@ -187,3 +187,11 @@ def test_a_copy_without_private_begins_no_second_training(tmp_path, name):
       start()
   assert not (tmp_path / "private").exists()
   workspace.Workspace(tmp_path, secret_seed=0)  # of public data
+
+
+def test_seeds_of_different_purposes_differ(tmp_path):
+  space = workspace.Workspace(tmp_path, secret_seed=0)
+  seeds = [space.seed(purpose) for purpose in PURPOSES]
+  assert len({tuple(seed) for seed in seeds}) == len(PURPOSES)
+  for seed in seeds:
+    assert len(seed) == 4 and all(0 <= word < 2**32 for word in seed)

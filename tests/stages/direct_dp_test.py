@@ -167,11 +167,12 @@ def a_run(folder, **changes):
   )
 
 
-@pytest.mark.parametrize("part", ["example", "logit on a head"])
+@pytest.mark.parametrize("part", ["example", "row", "logit on a head"])
 def test_all_devices_train_the_checkpoint_that_one_does(part, tmp_path):
   """The stage as it is run: one device, and a mesh of eight."""
   changes = {
     "example": {"method": "example", "gradients": "all"},
+    "row": {},
     "logit on a head": {
       "method": "logit", "temperature": 1.0, "trained": "projection/.*",
       "projection": True,

@@ -1,6 +1,7 @@
 """Weights that private queries teach, with DP."""
 
 import contextlib
+import dataclasses
 import math
 import types
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import made_up
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import optim
 from synthq_jax.data import passages
@@ -24,6 +26,7 @@ from synthq_jax.stages import (
   learn_to_rank,
 )
 from synthq_jax.storage import artifacts
+from synthq_jax.training import dp_step
 
 RNG = np.random.default_rng(0)
 QUERIES, ROOM = 40, 8
@@ -285,3 +288,72 @@ def test_a_query_vector_that_is_no_number_ends_no_search(tmp_path, monkeypatch):
     assert found is not None, "one query stops all"
     assert (found["q0"], found["q2"]) == (whole["q0"], whole["q2"])
     assert set(found["q1"].values()) == {0.0}
+
+
+def test_two_secrets_have_weights_of_their_own(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  weights = []
+  for secret in (1, 2):
+    made = tiny_runs.make(
+      learn_to_rank.STAGE,
+      learn_to_rank.Config(batch_size=30, steps=2),
+      workspace.Workspace(root, secret_seed=secret),
+      row=RANKED,
+      name="public_only",
+      digest=f"digest{secret}",
+      inputs=inputs_of(root),
+    )
+    weights.append(np.array(made.weights))
+  assert (weights[0] != weights[1]).all()
+
+
+def learned(root):
+  return load(root, "learn_to_rank/public_only")
+
+
+def again(root, **settings):
+  """Makes the weights of a copied run once more."""
+  return tiny_runs.make(
+    learn_to_rank.STAGE,
+    learn_to_rank.Config(steps=2, **settings),
+    workspace.Workspace(root, secret_seed=1),
+    row=RANKED,
+    name="public_only",
+    digest="another",
+    inputs=inputs_of(root),
+  )
+
+
+def test_only_queries_that_a_step_draws_are_searched_for(
+  finished_run, tmp_path, monkeypatch
+):
+  root, right = finished_run.copy(tmp_path), _ranking.make_records
+  prepared = load(root, "private/prepare_data", results.PreparedData)
+  count = prepared.num_queries["train"]
+  before, searched = {*learned(root).statement.ledger}, []
+
+  def records(task, judged, depth, rows):
+    searched.append(rows)
+    return right(task, judged, depth, rows)
+
+  monkeypatch.setattr(_ranking, "make_records", records)
+  made = again(root, batch_size=2)
+  [rows] = searched
+  assert 0 < len(rows) < count / 2
+  # The claim, and whatever is shown, is of all of them: how many and which were
+  # searched for follows from the secret.
+  [release] = {*made.statement.ledger} - before
+  assert release.num_examples == made.num_queries == count
+  assert release.expected_batch_size == 2
+  # It learns what it would have learned if all had been.
+  monkeypatch.setattr(dp_step, "_compute_records", _all_made)
+  eager = again(root, batch_size=2)
+  assert len(searched[-1]) == count
+  assert eager.weights == made.weights
+
+
+def _all_made(training, mechanism):
+  """Makes all records before the first step, drawn or not."""
+  del mechanism
+  records = training.records.make(np.arange(training.num_records))
+  return dataclasses.replace(training, records=records), None
