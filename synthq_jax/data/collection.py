@@ -466,20 +466,18 @@ def collect(
   split_by_record: bool = False,
 ) -> Collection:
   """Makes a collection; judged documents that it lacks are its `lacking` ones."""
-  present = set(documents.ids)
-  lacking = {
+  judged = {
     id_
-    for judged in qrels.values()
-    for grades in judged.values()
+    for queries_judged in qrels.values()
+    for grades in queries_judged.values()
     for id_ in grades
-    if id_ not in present
   }
   return Collection(
     documents,
     tuple(queries),
     qrels,
     split_by_record,
-    lacking=frozenset(lacking),
+    lacking=frozenset(judged.difference(documents.ids)),
   )
 
 

@@ -7,7 +7,7 @@ images. Training, search, leakage and federated code accept any of them.
 import dataclasses
 from typing import Any, Protocol
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from synthq_jax import extras, typing
 from synthq_jax.models import (
@@ -43,12 +43,25 @@ class Encoder(Protocol):
     """
 
 
+def _encode_bert(
+  params: typing.Params,
+  shape: bert.BertConfig,
+  tokens: Int[Array, "batch length"],
+  *,
+  pooling: str = "mean",
+) -> Float[Array, "batch dim"]:
+  """Encodes with a BERT as with a folder that holds it and a pooling alone."""
+  config = sentence_encoder.SentenceConfig(model=shape, pooling=pooling)
+  return sentence_encoder.encode({"model": params}, config, tokens)
+
+
 _OF_TOKENS = {
-  t5_config.T5Config: dual_encoder,
-  static_vectors.StaticConfig: static_vectors,
-  sentence_encoder.SentenceConfig: sentence_encoder,
+  t5_config.T5Config: dual_encoder.encode,
+  bert.BertConfig: _encode_bert,
+  static_vectors.StaticConfig: static_vectors.encode,
+  sentence_encoder.SentenceConfig: sentence_encoder.encode,
 }
-"""The module with the `encode` of each shape of a model for texts."""
+"""The function that encodes with each shape of a model for texts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,14 +88,9 @@ class _OfShape:
   ) -> Float[Array, "batch dim"]:
     if isinstance(self.shape, nn.Module):
       return self.shape.apply({"params": params}, inputs)
-    if isinstance(self.shape, bert.BertConfig):
-      config = sentence_encoder.SentenceConfig(
-        model=self.shape, pooling=self.pooling
-      )
-      return sentence_encoder.encode({"model": params}, config, inputs)
     pooling = {} if self.pooling == "mean" else {"pooling": self.pooling}
-    module = _OF_TOKENS[type(self.shape)]
-    return module.encode(params, self.shape, inputs, **pooling)
+    encode = _OF_TOKENS[type(self.shape)]
+    return encode(params, self.shape, inputs, **pooling)
 
 
 def of(shape: Any, *, pooling: str = "mean") -> Encoder:
@@ -106,5 +114,5 @@ def of(shape: Any, *, pooling: str = "mean") -> Encoder:
     raise ValueError(
       f"expected pooling='mean' for a shape other than T5 or BERT, got {pooling=}"
     )
-  is_shape = isinstance(shape, (*_OF_TOKENS, bert.BertConfig, nn.Module))
+  is_shape = isinstance(shape, (*_OF_TOKENS, nn.Module))
   return _OfShape(shape, pooling) if is_shape else shape

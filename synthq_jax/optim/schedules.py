@@ -41,6 +41,6 @@ def linear(peak: float, *, steps: int, warmup_steps: int = 0) -> optax.Schedule:
     count = jnp.asarray(step, jnp.float32)
     warmup = jnp.minimum(1.0, (count + 1.0) / max(warmup_steps, 1))
     part = jnp.clip((count - warmup_steps) / (steps - warmup_steps), 0.0, 1.0)
-    return (peak + -peak * part) * warmup
+    return (peak - peak * part) * warmup
 
   return schedule

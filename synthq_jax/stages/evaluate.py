@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from synthq_jax import field_kinds
-from synthq_jax.data import beir, passages
+from synthq_jax.data import beir, files, passages
 from synthq_jax.retrieval import measures, significance, trec
 from synthq_jax.runtime import (
   config_types,
@@ -265,11 +265,22 @@ def _search_with(
   if system is None:
     return _search.search_lexical(test, config.depth)
   lexical, dense = (
-    trec.read_run(space.root / task.inputs.parts[kind].directory / _RUN)
+    _part(space.root / task.inputs.parts[kind].directory / _RUN)
     for kind in (rows.LEXICAL, rows.DENSE)
   )
   make_candidates = functools.partial(_search.make_candidates, test)
   return system.combine(lexical, dense, make_candidates, config.depth)
+
+
+def _part(path: pathlib.Path) -> trec.Run:
+  """Reads an earlier run, whose file does not change."""
+  return _read(path, files.state(path))
+
+
+# BM25's run, which every joint system of a set reads, and that of one retriever.
+@functools.lru_cache(maxsize=2)
+def _read(path: pathlib.Path, _: tuple[int, int]) -> trec.Run:
+  return trec.read_run(path)
 
 
 def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:

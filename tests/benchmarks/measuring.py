@@ -9,10 +9,11 @@ import os
 import pathlib
 import platform
 import resource
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = [
   "for_tpu",
   "fresh",
   "in_own_process",
+  "in_turns",
   "keep_to",
   "parser",
   "peak_mib",
@@ -76,6 +78,29 @@ def timed(run: Callable[..., Any], *arguments: Any) -> dict[str, float]:
     "wall_s": time.perf_counter() - wall,
     "cpu_s": time.process_time() - cpu,
   }
+
+
+def in_turns(
+  runs: Mapping[str, Callable[[], Any]], repeats: int
+) -> dict[str, Any]:
+  """Times two programs in turns, ours first.
+
+  Returns:
+    Medians of both, ours over theirs, and all times.
+  """
+  times: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
+  for _ in range(repeats):
+    for name, run in runs.items():
+      times[name].append(timed(run))
+  found: dict[str, Any] = {"runs": times}
+  for kind, field in (("processor", "cpu_s"), ("wall", "wall_s")):
+    medians = {
+      name: statistics.median(each[field] for each in row)
+      for name, row in times.items()
+    }
+    ours, theirs = medians.values()
+    found |= {f"{kind}_s": medians, f"{kind}_ratio": ours / theirs}
+  return found
 
 
 def keep_to(cores: int) -> None:

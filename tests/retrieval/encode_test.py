@@ -11,6 +11,7 @@ import random_t5
 from synthq_jax.models import (
   device_rows,
   dual_encoder,
+  encoders,
   static_vectors,
   t5_config,
 )
@@ -125,10 +126,9 @@ def test_a_batch_is_split_over_the_devices(monkeypatch):
 
   def noted(params, config, tokens, **options):
     shapes.append(tokens.shape)
-    return dual_encoder_encode(params, config, tokens, **options)
+    return dual_encoder.encode(params, config, tokens, **options)
 
-  dual_encoder_encode = dual_encoder.encode
-  monkeypatch.setattr(dual_encoder, "encode", noted)
+  monkeypatch.setitem(encoders._OF_TOKENS, type(_CONFIG), noted)
   tokens = _tokens(count=6, longest=11)
   encode.encode(
     _params(), _CONFIG, tokens, batch_size=10, devices=jax.devices()[:3]
