@@ -132,7 +132,7 @@ def _folder(root, kind, pooling="mean", *, dense=(), length=24, prompts=None):
 
 @pytest.mark.parametrize(
   ("kind", "pooling"),
-  [("bert", "mean"), ("bert", "cls"), ("t5", "cls")],
+  [*((kind, "mean") for kind in KINDS), ("bert", "cls"), ("t5", "cls")],
 )
 def test_each_family_gives_the_library_s_vectors(tmp_path, kind, pooling):
   place, theirs = _folder(tmp_path, kind, pooling)
@@ -157,6 +157,19 @@ def test_a_row_of_padding_stays_zero_behind_a_bias(tmp_path):
   params, config = sentence_encoder.load(place)
   vectors = sentence_encoder.encode(params, config, jnp.zeros((2, 5), int))
   np.testing.assert_array_equal(vectors, 0)
+
+
+def test_queries_and_documents_get_their_prompts(tmp_path):
+  prompts = {"query": "query: ", "document": "the "}
+  place, theirs = _folder(tmp_path, "bert", prompts=prompts)
+  params, config = sentence_encoder.load(place)
+  tokens = sentence_tokens.load(place)
+  for role, oracle in (
+    (sentence_folders.QUERY, theirs.encode_query),
+    (sentence_folders.DOCUMENT, theirs.encode_document),
+  ):
+    found = encode.encode(params, config, tokens.rows(TEXTS, role))
+    np.testing.assert_allclose(found, oracle(list(TEXTS)), atol=1e-5)
 
 
 def test_a_passage_prompt_stands_before_documents(tmp_path):
@@ -242,10 +255,8 @@ def test_modules_are_added_beside_folders_that_are_not_listed(tmp_path):
   np.testing.assert_allclose(queries, expected @ turned, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  ("kind", "with_projection"),
-  [*((kind, False) for kind in KINDS), ("bert", True), ("t5", True)],
-)
+@pytest.mark.parametrize("with_projection", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_was_trained_is_a_folder_of_the_library(
   tmp_path, kind, with_projection
 ):
@@ -375,6 +386,7 @@ def _edit(path, **fields):
   "file, fields, message",
   [
     ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "lasttoken"),
+    ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}, "cls"),
     (
       "config_sentence_transformers.json",
       {"similarity_fn_name": "manhattan"},
@@ -388,6 +400,7 @@ def _edit(path, **fields):
       "got truncate_dim=8",
     ),
     ("config.json", {"model_type": "deberta"}, "model_type='deberta'"),
+    ("config.json", {"is_decoder": True}, "is_decoder"),
   ],
 )
 def test_what_is_not_computed_is_refused_by_name(
