@@ -490,11 +490,12 @@ def test_judged_negatives_come_before_those_of_bm25(tmp_path):
 
 def test_the_three_kinds_differ_in_the_leaked_part_alone(folder):
   data = study_data.build(config(folder))
-  none, near, test = (data.split(name, 80, 0) for name in splits.NAMES)
-  assert none.triples[:8] == near.triples[:8] == test.triples[:8]
-  assert not none.leaked and not [x for x in none.triples if x.target]
-  assert len(near.leaked) == len(test.leaked) == 32
-  for one, other in zip(near.leaked, test.leaked, strict=True):
+  none, near, test = (data.triples(name, 80, 0) for name in splits.NAMES)
+  assert none[:8] == near[:8] == test[:8]
+  assert len(none) == len(near) == len(test) == 40
+  assert not any(each.target for each in (*none, *near[:8], *test[:8]))
+  assert all(each.target for each in (*near[8:], *test[8:]))
+  for one, other in zip(near[8:], test[8:], strict=True):
     assert one.query != other.query and other.target == other.query_id
     same = dataclasses.replace(
       one, query_id=other.query_id, query=other.query
@@ -511,8 +512,9 @@ def test_runs_are_the_candidates_in_a_new_order(studied, folder):
     q: set(s) for q, s in data.candidates.items()
   }
   result = artifacts.load(place, study_training.Training)
+  triples = data.triples("test leakage", 80, 1)
   assert result.manifest == splits.make_manifest(
-    data.split("test leakage", 80, 1), data.documents
+    "test leakage", triples, data.documents, seed=1
   )
 
 

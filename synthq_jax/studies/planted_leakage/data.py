@@ -111,17 +111,10 @@ class Data:
   facts: Facts
   digest: str
 
-  def split(self, name: str, size: int, seed: int) -> splits.Split:
-    """Builds one of the training sets, of `size` instances."""
+  def triples(self, name: str, size: int, seed: int) -> Drawn:
+    """Returns one of the training sets, of `size` instances, filler first."""
     leaks = self.leaked[name][seed] if name in self.leaked else ()
-    filler = self.fillers[seed][: size // 2 - len(leaks)]
-    return splits.Split(
-      name=name,
-      size=size // 2,
-      seed=seed,
-      triples=(*filler, *leaks),
-      num_leaked=len(leaks),
-    )
+    return (*self.fillers[seed][: size // 2 - len(leaks)], *leaks)
 
   def ranked(self, seed: int) -> trec.Run:
     """Returns the candidates, followed by leaked documents that BM25 missed."""
