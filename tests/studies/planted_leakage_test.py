@@ -179,12 +179,8 @@ def test_memory_is_found_where_documents_leak_and_nowhere_else(studied):
     for table in (ndcg, mfr):
       for cell in table.cells:
         assert f"{cell.mean:.{1 if table is mfr else 3}f}" in written
-    assert "first, test leakage" in written
-    assert "are significant" in written
-  assert "Random order" in page
-  assert "Not significant: the other 2." in page
-  assert "first, test leakage, 80 instances: -" in page  # its rank, earlier
-  assert ", earlier; " in page and ", wider" in page
+  assert "first, test leakage" in page and "Random order" in page
+  assert f"{cells['first', 'test leakage'].mean:.3f} \\*" in page
   flowing = " ".join(page.split())  # those that do not rank without leakage
   assert flowing.count("what they gain is memory alone") >= 3
   assert (root / "study.svg").read_text().startswith("<svg")
