@@ -11,6 +11,7 @@ import pytest
 from synthq_jax.cli import main
 from synthq_jax.data import beir, collection, shipped
 from synthq_jax.leakage import rerankers, splits
+from synthq_jax.leakage import words as words_lib
 from synthq_jax.leakage.rerankers import training as training_lib
 from synthq_jax.retrieval import trec
 from synthq_jax.storage import artifacts
@@ -280,13 +281,14 @@ def test_test_queries_have_siblings_and_documents_of_their_own(folder):
   data = study_data.build(config(folder))
   assert len(data.queries) == 8
   assert data.facts.num_near == 8 == data.facts.num_near_targets
-  assert data.facts.relations == {"identical": 8}
   documents = [set(grades) for grades in data.qrels.values()]
   assert len(set.union(*documents)) == 8
   near = data.leaked["near leakage"][0]
   for each in near:
     assert each.query_id != each.target
     assert each.query_id.split(".")[0] == each.target.split(".")[0]
+    asked = data.queries[each.target]
+    assert words_lib.relation(each.query, asked) == "identical"
     assert each.relevant_id in data.qrels[each.target]
     assert each.non_relevant_id in data.candidates[each.target]
   test = data.leaked["test leakage"][0]

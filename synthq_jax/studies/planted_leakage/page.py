@@ -8,7 +8,7 @@ from synthq_jax.report import blocks, plots
 from synthq_jax.report import tables as cells
 from synthq_jax.retrieval import significance
 from synthq_jax.studies import frame
-from synthq_jax.studies.planted_leakage import data, tables
+from synthq_jax.studies.planted_leakage import tables
 
 __all__ = ["make_page"]
 
@@ -52,25 +52,10 @@ def make_page(result: tables.Study) -> blocks.Page:
       frame.make_part(
         "Test queries and near-duplicates",
         _WORDS("queries", facts=facts),
-        _describe_near_duplicates(facts),
+        _WORDS("near_duplicates", facts=facts, origin=_WORDS.text(facts.near)),
       ),
       frame.make_part("Rerankers", blocks.Items(texts=result.notes)),
       frame.make_part("What this does not say", _WORDS("limits")),
-    ),
-  )
-
-
-def _describe_near_duplicates(facts: data.Facts) -> blocks.Paragraph:
-  return _WORDS(
-    "near_duplicates",
-    facts=facts,
-    origin=_WORDS.text(facts.near),
-    kinds=", ".join(
-      f"{n} {kind}" for kind, n in sorted(facts.relations.items())
-    ),
-    similar="; ".join(
-      f"{name} {mean:.2f} ({low:.2f} to {high:.2f})"
-      for name, (low, mean, high) in facts.similarities.items()
     ),
   )
 
