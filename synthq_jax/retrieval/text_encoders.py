@@ -6,12 +6,11 @@ encoders are not comparable. All encoders read local folders; nothing is ever
 downloaded.
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,10 +161,10 @@ class Gpt2:
       import torch
       import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     local = {"local_files_only": True}
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
-    with _disable_bars():
-      model = transformers.AutoModel.from_pretrained(folder, **local)
+    model = transformers.AutoModel.from_pretrained(folder, **local)
     model = model.float().eval()
     end = tokenizer.eos_token_id or 0
     rows = [
@@ -174,7 +173,10 @@ class Gpt2:
       for text in texts
     ]
     vectors = np.zeros((len(rows), model.config.hidden_size), np.float32)
-    for chosen in _batch_by_length(rows, self.batch_size):
+    # Batches of similar lengths save padding.
+    order = np.argsort([len(row) for row in rows], kind="stable")
+    for start in range(0, len(order), self.batch_size):
+      chosen = order[start : start + self.batch_size]
       lengths = np.array([len(rows[i]) for i in chosen])
       ids = vocabulary_lib.pad([rows[i] for i in chosen], lengths.max())
       mask = np.arange(ids.shape[1]) < lengths[:, None]
@@ -185,27 +187,3 @@ class Gpt2:
         ).last_hidden_state
       vectors[chosen] = states[np.arange(len(ids)), lengths - 1]
     return vectors
-
-
-@contextlib.contextmanager
-def _disable_bars() -> Iterator[None]:
-  """Turns off the progress bars of transformers, inside."""
-  with extras.required("transformers"):
-    from transformers.utils import logging
-
-  shown = logging.is_progress_bar_enabled()
-  logging.disable_progress_bar()
-  try:
-    yield
-  finally:
-    if shown:
-      logging.enable_progress_bar()
-
-
-def _batch_by_length(
-  rows: Sequence[Sequence[int]], batch_size: int
-) -> Iterator[list[int]]:
-  """Yields positions in batches of similar length, to save padding."""
-  order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-  for start in range(0, len(order), batch_size):
-    yield order[start : start + batch_size]
