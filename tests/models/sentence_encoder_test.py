@@ -136,7 +136,7 @@ def _folder(root, kind, pooling="mean", *, dense=(), length=24, prompts=None):
 )
 def test_each_family_gives_the_library_s_vectors(tmp_path, kind, pooling):
   place, theirs = _folder(tmp_path, kind, pooling)
-  ours = text_encoders.FolderEncoder(folder=place, length=24)
+  ours = text_encoders.load_folder(place, length=24)
   np.testing.assert_allclose(
     ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
   )
@@ -145,7 +145,7 @@ def test_each_family_gives_the_library_s_vectors(tmp_path, kind, pooling):
 def test_layers_behind_the_mean_are_read(tmp_path):
   dense = [(True, torch.nn.Tanh(), 12), (False, torch.nn.Identity(), 8)]
   place, theirs = _folder(tmp_path, "t5", dense=dense)
-  ours = text_encoders.FolderEncoder(folder=place, length=24)
+  ours = text_encoders.load_folder(place, length=24)
   vectors = ours.encode(TEXTS)
   assert vectors.shape == (4, 8)
   np.testing.assert_allclose(vectors, theirs.encode(list(TEXTS)), atol=1e-5)
@@ -345,7 +345,7 @@ def test_model2vec_s_mapping_and_weights_are_read(tmp_path):
     next(place.rglob("model.safetensors")),
   )
   theirs = library.SentenceTransformer(str(place), device="cpu")
-  ours = text_encoders.FolderEncoder(folder=place)
+  ours = text_encoders.load_folder(place)
   np.testing.assert_allclose(
     ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
   )
@@ -409,7 +409,7 @@ def test_what_is_not_computed_is_refused_by_name(
   place, _ = _folder(tmp_path, "bert")
   _edit(place / file, **fields)
   with pytest.raises(ValueError, match=message):
-    text_encoders.load(text_encoders.FolderEncoder(folder=place))
+    text_encoders.load_folder(place)
 
 
 def test_the_newer_field_of_a_pooling_counts(tmp_path):
@@ -418,7 +418,7 @@ def test_the_newer_field_of_a_pooling_counts(tmp_path):
   file = place / "1_Pooling" / "config.json"
   _edit(file, pooling_mode="cls", pooling_mode_mean_tokens=True)
   theirs = library.SentenceTransformer(str(place), device="cpu")
-  ours = text_encoders.FolderEncoder(folder=place, length=24)
+  ours = text_encoders.load_folder(place, length=24)
   np.testing.assert_allclose(
     ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
   )
@@ -430,7 +430,7 @@ def test_a_length_of_the_folder_replaces_its_tokenizer_s(tmp_path):
   _edit(place / "sentence_bert_config.json", max_seq_length=20)
   _edit(place / "tokenizer_config.json", model_max_length=9)
   theirs = library.SentenceTransformer(str(place), device="cpu")
-  ours = text_encoders.FolderEncoder(folder=place)
+  ours = text_encoders.load_folder(place)
   np.testing.assert_allclose(
     ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
   )
@@ -445,7 +445,7 @@ def test_padding_of_a_tokenizer_changes_nothing(tmp_path, kind):
   inner = tokenizers.Tokenizer.from_file(path)
   inner.enable_padding(length=24, pad_id=0 if kind == "bert" else 1)
   inner.save(path)
-  ours = text_encoders.FolderEncoder(folder=place, length=24)
+  ours = text_encoders.load_folder(place, length=24)
   np.testing.assert_allclose(
     ours.encode(TEXTS), theirs.encode(list(TEXTS)), atol=1e-5
   )
