@@ -5,6 +5,7 @@ ignore them would silently change the vectors.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ __all__ = [
   "TextSettings",
   "check_texts",
   "drop_paths",
+  "find_padding",
   "model_settings",
   "modules",
   "read_fields",
@@ -236,6 +238,27 @@ def model_settings(folder: pathlib.Path) -> TextSettings:
   return TextSettings(
     lower_case=bool(lower_case), max_length=lengths[0], query_length=lengths[1]
   )
+
+
+def find_padding(folder: pathlib.Path) -> int | None:
+  """Finds the padding id of a tokenizer; None if its files do not name it.
+
+  config.json may name another: a BERT with the pieces of XLM-RoBERTa, such as
+  multilingual-e5-small, calls 0 padding, with which each of its texts begins.
+
+  Args:
+    folder: the folder with tokenizer.json.
+
+  Raises:
+    ValueError: if a file holds no JSON object.
+  """
+  read = functools.partial(read_fields, missing_ok=True)
+  fields = read(folder / "special_tokens_map.json")
+  fields |= read(folder / "tokenizer_config.json")
+  name = fields.get("pad_token")
+  name = name.get("content") if isinstance(name, dict) else name
+  added = read(folder / "tokenizer.json").get("added_tokens") or ()
+  return next((each["id"] for each in added if each["content"] == name), None)
 
 
 def check_texts(folder: pathlib.Path) -> None:
