@@ -48,12 +48,18 @@ _TEXTS = (
   "sentence_xlm-roberta_config.json",
 )
 _UNREAD = (
+  "config_args",
+  "config_kwargs",
   "tokenizer_args",
   "processor_kwargs",
   "processing_kwargs",
   "query_expansion",
   "document_length",
 )
+_OUTPUT = "last_hidden_state"
+"""Name of a model's output for each token."""
+_OWN = "sentence_transformers."
+"""Beginning of a module's class; others, such as custom_st.Transformer, run code."""
 _POOLINGS = {"mean": "mean", "mean_tokens": "mean"} | {
   name: "first" for name in ("cls", "cls_token")
 }
@@ -221,8 +227,15 @@ def model_settings(folder: pathlib.Path) -> TextSettings:
   fields = read_fields(path) if path is not None else {}
   if unread := [name for name in _UNREAD if fields.get(name)]:
     raise ValueError(
-      f"{path}: expected no {unread[0]}, which would change the model's input"
-      " and is not supported: save the model with these settings in its tokenizer"
+      f"{path}: expected no {unread[0]}, which would change the model or its input"
+      " and is not supported: save the model with these settings in its own files"
+    )
+  text = (fields.get("modality_config") or {}).get("text") or {}
+  output = text.get("method_output_name") or _OUTPUT
+  if output != _OUTPUT:
+    raise ValueError(
+      f"{path}: expected method_output_name={_OUTPUT!r}, which is pooled, got"
+      f" {output!r}"
     )
   lower_case = fields.get("do_lower_case")
   lengths = [fields.get(name) for name in ("max_seq_length", "query_length")]
@@ -331,7 +344,8 @@ def _read_route(
 
 
 def _get_kind(name: str) -> str:
-  return name.rpartition(".")[2]
+  """Returns the class of a module; one of other code keeps its whole name."""
+  return name.rpartition(".")[2] if name.startswith(_OWN) else name
 
 
 def _read_dense(folder: pathlib.Path) -> Dense:
