@@ -404,9 +404,11 @@ def _open_text_table(
       ) from None
     except (csv.Error, *files.BROKEN_GZIP) as error:
       number = reader.line_num + 1 if reader else 1
+      is_quoted = isinstance(error, csv.Error)
+      marks = " (marks in a cell are doubled; in Spark, option('escape', '\"'))"
       raise ValueError(
-        f"{path}:{number}: expected a table in UTF-8 with a"
-        f" header, got {type(error).__name__}; correct the line"
+        f"{path}:{number}: expected a table in UTF-8 with a header, got"
+        f" {type(error).__name__}; correct the line{marks * is_quoted}"
       ) from None
 
 
