@@ -270,8 +270,11 @@ def find_padding(folder: pathlib.Path) -> int | None:
   fields |= read(folder / "tokenizer_config.json")
   name = fields.get("pad_token")
   name = name.get("content") if isinstance(name, dict) else name
-  added = read(folder / "tokenizer.json").get("added_tokens") or ()
-  return next((each["id"] for each in added if each["content"] == name), None)
+  ids = {}
+  for token in read(folder / "tokenizer.json").get("added_tokens") or ():
+    if isinstance(token, dict):
+      ids[token.get("content")] = token.get("id")
+  return ids.get(name)
 
 
 def check_texts(folder: pathlib.Path) -> None:
