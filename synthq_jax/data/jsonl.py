@@ -44,8 +44,6 @@ _CLICKS = f"{_COUNT}click(s|ed)?{_COUNT}"
 """Usual names of a column that says how often a document was clicked."""
 _LABELS = r"\w*(label|relevan(ce|t)|judge?ment|duplicate)(score)?|grade|score"
 """Usual names of a column that judges pairs; 0 says that a document is no answer."""
-_SPLIT = re.compile("train|test|dev|val|eval", re.I)
-"""Beginning of a file's name that names a split, and no part of an export."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,8 +133,8 @@ def read_jsonl(
   """
   if rows is None:
     check_columns(path, fields, has_corpus=False)
-    rows = table_files.rows(path, fields.quotes)
-    splits = _read_file_splits(path)
+    rows = _read_rows(path, fields, has_corpus=False)
+    splits = table_files.find_log_splits(path)
   names = _SplitNames(path, splits)
   pairs = []
   for where, line in rows:
@@ -198,9 +196,9 @@ def read_log(
   documents, document_ids = collection_lib.read_documents(
     corpus, lambda: _read_documents(corpus, fields.quotes)
   )
-  names = _SplitNames(path, _read_file_splits(path))
+  names = _SplitNames(path, table_files.find_log_splits(path))
   asked = []
-  for where, line in table_files.rows(path, fields.quotes):
+  for where, line in _read_rows(path, fields, has_corpus=True):
     id_ = _get_clicked_id(where, line, fields)
     name = names.read(where, line)
     if _is_clicked(where, line) and collection_lib.is_known(
@@ -311,6 +309,18 @@ def _advise(names: Collection[str]) -> str:
   return ""
 
 
+def _read_rows(
+  path: str | os.PathLike, fields: Fields, *, has_corpus: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Reads a log; writers of JSON may leave out keys in its first lines."""
+  seen = set()
+  for where, line in table_files.rows(path, fields.quotes):
+    if line.keys() - seen:
+      _check_other_names(where, line, fields, has_corpus)
+      seen |= line.keys()
+    yield where, line
+
+
 def _check_other_names(
   where: str, names: Collection[str], fields: Fields, has_corpus: bool
 ) -> None:
@@ -389,16 +399,6 @@ def _get_clicked_id(where: str, line: Mapping[str, Any], fields: Fields) -> str:
   """Returns the id of a clicked document; "" for an empty cell or null."""
   _check_keys(where, line, fields, has_corpus=True)
   return ids.get_field(where, line, fields.document, "document", default="")
-
-
-def _read_file_splits(path: str | os.PathLike) -> list[str]:
-  """Returns the splits that the files of a folder name.
-
-  Names of which none is like a split's, such as data_0 and part of DuckDB and
-  Spark, count parts of one log.
-  """
-  names = table_files.splits(path)
-  return names if any(map(_SPLIT.match, names)) else []
 
 
 class _SplitNames:

@@ -218,6 +218,13 @@ def test_parts_of_an_export_are_one_log(tmp_path, names):
     sources.open(f"log:{tmp_path / 'log'}@{corpus}").read().judgements("train")
 
 
+def test_a_key_that_first_lines_leave_out_is_not_passed_over(tmp_path):
+  """Protocol buffers leave out zeros: each line was a click."""
+  rows = [row | {"numClicks": i} if i else row for i, row in enumerate(log(60))]
+  with pytest.raises(ValueError, match='jsonl:2: expected "clicks", got "numC'):
+    jsonl.read_jsonl(write(tmp_path, rows))
+
+
 def test_a_text_that_is_null_is_empty_or_under_its_other_name(tmp_path):
   """pandas writes null for nothing; an empty cell of a CSV was read before."""
   log, corpus = tmp_path / "log.csv", tmp_path / "corpus.jsonl"
