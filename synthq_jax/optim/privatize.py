@@ -103,7 +103,8 @@ def privatize(
   Raises:
     TypeError: if `key` is no random key.
     ValueError: if a number is out of its range; in a call, if the update is not
-      the whole sum in single precision at least, and nothing else.
+      the whole sum in single precision at least, and nothing else, or the state's
+      step is no integer of 32 bits.
 
   References:
     Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
@@ -135,6 +136,7 @@ def privatize(
     check_whole(updates, is_sum=True)
     check_shapes(updates, params)
     updates = _refuse_mapped(updates, key)
+    _check_step(state.step)
     step = jnp.asarray(optax.safe_increment(state.step))
     total = jax.tree.map(lambda x: x.astype(jnp.float32), updates)
     if all(fixed):
@@ -258,6 +260,20 @@ def check_whole(tree: Any, *, is_sum: bool = False) -> None:
         " cast the updates after the noise, not the sum before it"
       )
   devices.refuse_parts(tree)
+
+
+def _check_step(step: Any) -> None:
+  """Refuses a step that a cast of the whole state has rounded.
+
+  In bfloat16 256 + 1 is 256: every later step would get the noise of step 256.
+  """
+  dtype = jnp.result_type(step)
+  if not (jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4):
+    raise ValueError(
+      f"expected the state's step as int32, got {dtype}, in which steps repeat and"
+      " so does their noise: cast the floating-point leaves of a state alone, and"
+      " restore the step"
+    )
 
 
 _READ_AGAIN = ("grad", "obj_fn", "value", "value_and_grad_fn", "value_fn")

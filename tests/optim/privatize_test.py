@@ -122,6 +122,16 @@ def test_a_resumed_run_draws_the_same_noise(drawn):
   assert len(jax.tree.leaves(state)) == 1
 
 
+@pytest.mark.parametrize("wrap", [None, 2])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.int8])
+def test_a_step_that_a_cast_of_the_state_rounds_is_refused(dtype, wrap):
+  """256 + 1 is 256 in bfloat16: all later steps would share one noise."""
+  transform = make() if wrap is None else optim.accumulate(make(), parts=wrap)
+  state = optax.tree.cast(transform.init(ZEROS), dtype)
+  with pytest.raises(ValueError, match=f"as int32, got {jnp.dtype(dtype)}"):
+    transform.update(ZEROS, state)
+
+
 def test_another_key_draws_other_noise(drawn):
   (other,) = draw(make(key=jax.random.key(12)))
   assert correlation(drawn[0]["a"], other["a"]) < 5 / np.sqrt(20_000)
