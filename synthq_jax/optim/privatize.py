@@ -93,7 +93,8 @@ def privatize(
       least 0; 0 adds none.
     denominator: public divisor, above 0.
     key: one secret key, for the noise of all steps and nothing else. A step
-      that closes over it holds it as a constant (pitfall 37).
+      that closes over it holds it as a constant (pitfall 37). A key of a seed
+      below 2^32, such as `jax.random.key(0)`, is logged.
     noise: `iid()` or `banded(...)`; None means `iid()`. Correlated noise needs
       a sampler that keeps a record's steps apart (see `banded`).
 
@@ -120,6 +121,7 @@ def privatize(
   ]
   if keys_lib.check("key", key):
     raise ValueError(f"expected one key, got keys of shape {key.shape}")
+  keys_lib.log_guessable(key)
   noise = noise_lib.iid() if noise is None else noise
 
   def init_fn(params: optax.Params) -> PrivatizeState:

@@ -1,6 +1,7 @@
 """Noise: its size, its independence, its repeatability."""
 
 import functools
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import scipy.stats
 from jax.sharding import Mesh, PartitionSpec
 
 from synthq_jax import optim
+from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.privacy import sampling
 
@@ -104,6 +106,29 @@ class _Twins:
   @classmethod
   def tree_unflatten(cls, _, children):
     return cls(*children)
+
+
+@pytest.mark.parametrize(
+  ("make_key", "logged"),
+  [
+    (lambda: jax.random.key(2**32 - 1), 1),
+    (lambda: jax.random.PRNGKey(0), 1),
+    (lambda: optim.secret_key(42, "noise"), 1),
+    (lambda: optim.secret_key(2**32, "noise"), 0),
+    (lambda: jax.random.split(jax.random.key(0))[1], 0),  # nothing can see it
+  ],
+)
+def test_a_noise_key_that_can_be_guessed_is_logged_once(
+  make_key, logged, caplog
+):
+  keys_lib._log_guessable.cache_clear()
+  with caplog.at_level(logging.WARNING):
+    for _ in range(2):
+      key = make_key()
+      jax.jit(lambda key=key: make(key=key).init(ZEROS))()
+  messages = [record.getMessage() for record in caplog.records]
+  assert len(messages) == logged
+  assert all("a seed below 2^32" in message for message in messages)
 
 
 def test_two_leaves_of_one_path_are_refused():
