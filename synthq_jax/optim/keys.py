@@ -79,6 +79,11 @@ def derive_example_keys(
     )
   if isinstance(batch, Mapping) and "example_id" in batch:
     ids = batch["example_id"]
+    if jnp.shape(ids) != (size,):
+      raise ValueError(
+        f"expected one example_id for each of {size} examples, got shape"
+        f" {jnp.shape(ids)}: of grouped users, leave those of records out"
+      )
   elif axes := devices.get_manual_axes():
     raise ValueError(
       "expected a key for each example, or example_id in the batch, inside of"
