@@ -269,8 +269,10 @@ def _refuse_own_rows(batch: typing.Batch) -> None:
   """
   others = {k: v for k, v in batch.items() if k != "public_negatives"}
   own = {id(leaf) for leaf in jax.tree.leaves(others)}
+  size = len(jax.tree.leaves(batch["queries"])[0])
   for leaf in jax.tree.leaves(batch["public_negatives"]):
-    if id(leaf) in own or privacy_batches.is_padded_field(leaf):
+    is_drawn = len(leaf) == size and privacy_batches.is_padded_field(leaf)
+    if id(leaf) in own or is_drawn:
       raise ValueError(
         "expected public_negatives that no record decides, got fields of the drawn"
         " pairs: a pair would move all rows, and the noise is for one; draw them"
