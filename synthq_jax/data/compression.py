@@ -1,7 +1,7 @@
 """Opens files that gzip, bzip2, xz or Zstandard have compressed, or plain files.
 
 The first bytes tell the compression, not the name: a download may lose its suffix,
-or keep it after unpacking. Archives and binary tables are refused.
+or keep it after unpacking.
 """
 
 import bz2
@@ -40,19 +40,6 @@ _MAGIC = {
   b"\xfd7zXZ\x00": "xz",
   b"\x28\xb5\x2f\xfd": "Zstandard",
 }
-_BLOCK = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")  # of bzip2, from its byte 4
-_OTHERS = {
-  b"PAR1": ("a parquet table", "name it .parquet"),
-  b"ARROW1\x00": ("an Arrow table", "name it .arrow"),
-  b"PK\x03\x04": ("a zip archive", "unpack it"),
-  b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it"),
-  b"\x04\x22\x4d\x18": ("LZ4", "unpack it (lz4 -d)"),
-}
-_PEEKED = 512
-_MOST_LAYERS = 2
-"""Number of nested compressions that are opened.
-
-Servers compress compressed files again, and a gzip file can contain itself."""
 
 
 def remove_suffix(name: str) -> str:
@@ -78,7 +65,7 @@ def variants(name: str) -> tuple[str, ...]:
 def get_kind(path: Path) -> str:
   """Returns the name of a file's compression, or "" for none."""
   with open(path, "rb") as stream:
-    return _find_kind(stream.read(_PEEKED))
+    return _find_kind(stream)
 
 
 @contextlib.contextmanager
@@ -89,35 +76,26 @@ def open_file(path: Path) -> Iterator[Any]:
     path: the file.
 
   Raises:
-    ValueError: if the file is an archive or a binary table, is compressed more
-      than twice, or no installed package can decompress it.
+    ValueError: if no installed package can decompress the file.
   """
-  with contextlib.ExitStack() as stack:
-    stream: Any = stack.enter_context(open(path, "rb"))
-    is_packed = False
-    for _ in range(_MOST_LAYERS + 1):
-      with _raise_as_broken(is_packed):
-        start = stream.peek(_PEEKED)
-      if not (compression := _find_kind(start)):
-        break
-      is_packed = True
-      stream = stack.enter_context(_decompress(path, compression, stream))
-    else:
-      raise ValueError(
-        f"{path}: expected a file compressed once, got {compression} in {compression} in"
-        f" {compression}: unpack it"
-      )
-    _refuse_others(path, start)
-    with _raise_as_broken(is_packed):
-      yield stream
+  with open(path, "rb") as file:
+    if not (name := _find_kind(file)):
+      yield file
+      return
+    try:
+      with _decompress(path, name, file) as stream:
+        yield stream
+    except OSError as error:  # bzip2 and zstd raise a bare one
+      if type(error) is OSError and error.errno is None:
+        raise EOFError("damaged") from None
+      raise
 
 
-def _find_kind(start: bytes) -> str:
-  for magic, name in _MAGIC.items():
-    if start.startswith(magic):
-      is_text = name == "bzip2" and not start[4:].startswith(_BLOCK)
-      return "" if is_text else name
-  return ""
+def _find_kind(stream: io.BufferedReader) -> str:
+  start = stream.peek(max(map(len, _MAGIC)))
+  return next(
+    (_MAGIC[magic] for magic in _MAGIC if start.startswith(magic)), ""
+  )
 
 
 def _decompress(path: Path, name: str, stream: Any) -> Any:
@@ -137,27 +115,3 @@ def _decompress(path: Path, name: str, stream: Any) -> Any:
       " 'synthq_jax[parquet]', or unpack it (zstd -d)"
     ) from None
   return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"))
-
-
-@contextlib.contextmanager
-def _raise_as_broken(is_packed: bool) -> Iterator[None]:
-  """Turns the bare OSError that bzip2 and zstd raise into one of `BROKEN`."""
-  try:
-    yield
-  except OSError as error:
-    if is_packed and type(error) is OSError and error.errno is None:
-      raise EOFError("damaged") from None
-    raise
-
-
-def _refuse_others(path: Path, start: bytes) -> None:
-  """Refuses archives and binary tables; the error names their kind."""
-  other = next(
-    (x for magic, x in _OTHERS.items() if start.startswith(magic)), ()
-  )
-  if start[257:262] == b"ustar":
-    other = ("a tar archive", "unpack it")
-  if other:
-    raise ValueError(
-      f"{path}: expected text, plain or compressed, got {other[0]}: {other[1]}"
-    )
