@@ -13,12 +13,8 @@ PAIR = {
   "query-id": 7,
   "query": "a",
   "topic": "301",
-  "title": "b",
   "variant": "c",
-  "title_label": ["Generalization"],
-  "variant_label": [],
   "other_label": ["Different Topic"],
-  "cosine": 1,
 }
 
 
@@ -34,12 +30,8 @@ def test_a_labelled_pair_is_read_with_our_names(tmp_path):
     query_id="7",
     query="a",
     topic="301",
-    title="b",
     variant="c",
-    title_relations=("generalisation",),
-    variant_relations=(),
     different_topic=True,
-    cosine=1.0,
   )
 
 
@@ -47,9 +39,7 @@ def test_a_labelled_pair_is_read_with_our_names(tmp_path):
   ("key", "value", "said"),
   [
     ("query", None, 'string under "query", got None'),
-    ("cosine", float("nan"), "finite"),
-    ("title_label", ["Synonym"], "got another one; "),
-    ("title_label", [{"Identical": 1}], "got another one; "),
+    ("other_label", [{"Identical": 1}], "got another one; "),
     ("other_label", ["Identical"], "Different Topic"),
   ],
 )

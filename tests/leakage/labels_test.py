@@ -16,7 +16,7 @@ def folder():
 
 @pytest.fixture(scope="module")
 def pairs(folder):
-  return query_pairs.labelled_pairs(folder / "spire22_annotations.jsonl")
+  return leakage_labels.read_pairs(folder)
 
 
 def test_the_script_prints_what_the_docs_say(folder, monkeypatch, capsys):
