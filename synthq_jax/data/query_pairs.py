@@ -1,5 +1,4 @@
-"""Reads queries, topics and pairs of queries that people labelled from
-files."""
+"""Reads queries and pairs of queries that people labelled from files."""
 
 import collections
 import dataclasses
@@ -15,11 +14,9 @@ from synthq_jax.data import compression, files, ids, quoting, table_files
 
 __all__ = [
   "LabelledPair",
-  "Topic",
   "is_header",
   "labelled_pairs",
   "query_log",
-  "topics",
   "variants",
   "verified",
 ]
@@ -47,23 +44,6 @@ class LabelledPair:
   topic: str
   variant: str
   different_topic: bool
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Topic:
-  """A topic of TREC.
-
-  Attributes:
-    collection: the test set, e.g. "robust04".
-    number: the topic's number there.
-    title: the information need in a few words.
-    description: the information need in a sentence.
-  """
-
-  collection: str
-  number: str
-  title: str
-  description: str
 
 
 def labelled_pairs(path: Path) -> tuple[LabelledPair, ...]:
@@ -99,36 +79,6 @@ def _parse_pair(where: str, line: Mapping[str, Any]) -> LabelledPair:
     variant=files.field(where, line, "variant", str),
     different_topic=bool(labels),
   )
-
-
-def topics(path: Path) -> tuple[Topic, ...]:
-  """Reads topics of TREC.
-
-  Args:
-    path: JSONL with "collection", "topic", "title" and "description".
-
-  Returns:
-    The topics, in the order of the file; a number may occur in several
-    collections.
-
-  Raises:
-    ValueError: if a line lacks a key, or a collection has a topic twice.
-  """
-  topics_by_key: dict[tuple[str, str], Topic] = {}
-  for where, line in files.json_lines(path):
-    topic = Topic(
-      collection=files.field(where, line, "collection", str),
-      number=ids.get_field(where, line, "topic", "topic"),
-      title=files.field(where, line, "title", str),
-      description=files.field(where, line, "description", str),
-    )
-    key = topic.collection, topic.number
-    if topics_by_key.setdefault(key, topic) is not topic:
-      raise ValueError(
-        f"{where}: expected each topic once, got {topic.number} of"
-        f" {topic.collection} again; remove one"
-      )
-  return tuple(topics_by_key.values())
 
 
 def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:

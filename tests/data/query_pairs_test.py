@@ -49,15 +49,6 @@ def test_a_wrong_pair_is_refused_with_its_line(tmp_path, key, value, said):
     query_pairs.labelled_pairs(path)
 
 
-def test_topics_keep_their_collection(tmp_path):
-  line = {"collection": "x", "topic": 301, "title": "t", "description": "d"}
-  other = {**line, "collection": "y"}
-  path = written(tmp_path, line, other)
-  assert [t.collection for t in query_pairs.topics(path)] == ["x", "y"]
-  with pytest.raises(ValueError, match="file.jsonl:3: .*301 of x again"):
-    query_pairs.topics(written(tmp_path, line, other, line))
-
-
 def test_a_log_is_read_in_whatever_layout(tmp_path):
   expected = [("1", "red  apples"), ("2", "naïve")]
   texts = {
