@@ -288,8 +288,7 @@ def parser(
   """Makes the parser of the command line.
 
   Args:
-    tools: a `tools.Tool` for each command that is no stage, by name; "a b" is the
-      tool b of the group a.
+    tools: a `tools.Tool` for each command that is no stage, by name.
   """
   top = _Parser(
     prog="synthq",
@@ -304,21 +303,15 @@ def parser(
     dest="stage", required=True, metavar="COMMAND", parser_class=_Parser
   )
 
-  def add(parent: Any, name: str, words: str, **named: Any) -> Any:
-    return parent.add_parser(
+  def add(name: str, words: str, **named: Any) -> Any:
+    return commands.add_parser(
       name, help=words, description=words, allow_abbrev=False, **named
     )
 
   for name, words in STAGES.items():
-    _add_stage_flags(add(commands, name, words, epilog=_HELP), name)
-  groups: dict[str, Any] = {}
+    _add_stage_flags(add(name, words, epilog=_HELP), name)
   for name, tool in (tools or {}).items():
-    group, _, own = name.rpartition(" ")
-    if group and group not in groups:
-      groups[group] = add(commands, group, tool.group).add_subparsers(
-        dest="tool", required=True, metavar="TOOL"
-      )
-    command = add(groups.get(group, commands), own, tool.words)
+    command = add(name, tool.words)
     for flag, named in tool.flags.items():
       if isinstance(named, str):
         named = {"help": named}

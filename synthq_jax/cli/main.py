@@ -134,7 +134,7 @@ def _dispatch(argv: Sequence[str]) -> None:
   options = flags.parser(commands).parse_args(
     [a for a in argv if not a.startswith(_FLAG)]
   )
-  tool = tools.find_tool(options, commands)
+  tool = commands.get(options.stage)
   downloads = ("workdir",) if tool is None else tool.downloads
   texts = {k: v for k, v in vars(options).items() if k != "query"}
   flags.refuse_urls(
