@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from synthq_jax.data import compression, files, ids, quoting, table_files
+from synthq_jax.data import files, ids, quoting, table_files
 
 __all__ = [
   "LabelledPair",
@@ -195,7 +195,7 @@ def _read_verified(path: Path) -> Iterator[tuple[str, str]]:
 
 def _is_named(path: Path) -> bool:
   """Returns True if a table's columns are found by their names alone."""
-  name = pathlib.PurePath(compression.remove_suffix(pathlib.Path(path).name))
+  name = pathlib.PurePath(files.remove_suffix(pathlib.Path(path).name))
   if name.suffix.lower() != ".csv":
     return name.suffix.lower() in (".parquet", ".arrow")
   return not any(

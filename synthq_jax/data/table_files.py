@@ -20,7 +20,7 @@ from typing import Any
 from urllib import parse
 
 from synthq_jax import extras
-from synthq_jax.data import compression, files, ids, quoting
+from synthq_jax.data import files, ids, quoting
 
 __all__ = [
   "SUFFIXES",
@@ -271,7 +271,7 @@ def _is_saved(file: pathlib.Path) -> bool:
 def _get_suffix(path: pathlib.PurePath) -> str:
   """Returns the suffix that selects a file's reader; "" if there is no
   reader."""
-  suffix = pathlib.Path(compression.remove_suffix(path.name)).suffix.lower()
+  suffix = pathlib.Path(files.remove_suffix(path.name)).suffix.lower()
   return suffix if suffix in SUFFIXES else ""
 
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 
 from synthq_jax.audit import corpus_overlap as overlap_lib
-from synthq_jax.data import compression, files, table_files
+from synthq_jax.data import files, table_files
 from synthq_jax.report import tables
 from synthq_jax.runtime import prepared_files, workspace
 from synthq_jax.runtime import queries as queries_lib
@@ -86,7 +86,7 @@ def find_files(source: str) -> list[str]:
 
 def read_texts(path: str) -> Iterator[str]:
   """Yields the texts of a file of a corpus; an error names the malformed line."""
-  if compression.remove_suffix(path).endswith(_TABLES):
+  if files.remove_suffix(path).endswith(_TABLES):
     return (
       files.field(where, row, "text") for where, row in table_files.rows(path)
     )
