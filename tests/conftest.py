@@ -1,8 +1,8 @@
 """Test setup: 8 virtual CPU devices, silent rank promotion is an error.
 
-Files that take minutes are marked `slow` and begin first, so that no worker is
-left alone with one at the end (with --no-loadscope-reorder, as launch/local.sh
-says).
+Without tests that are marked `slow`, the suite takes 4 minutes of two cores. Files that
+take long begin first, so that no worker is left alone with one at the end (with
+--no-loadscope-reorder, as launch/local.sh says).
 
 Workers, and the processes that tests start, share what they have compiled and
 one finished run, in a folder that ends with the tests. Compiled programs stay where
@@ -35,6 +35,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 for _hub in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # nothing is downloaded
   os.environ.setdefault(_hub, "1")
+# Tests write thousands of small files: in memory they wait for no disk, which is a
+# third of the time of some. Containers often have 64 MB there: too little.
+_MEMORY, _ENOUGH = "/dev/shm", 8 << 30
+if os.path.isdir(_MEMORY) and shutil.disk_usage(_MEMORY).free >= _ENOUGH:
+  os.environ.setdefault("TMPDIR", _MEMORY)
+  tempfile.tempdir = None  # read anew
 _FOLDER = "SYNTHQ_TESTS_FOLDER"  # which workers get from who started them
 _IS_FIRST = _FOLDER not in os.environ
 if _IS_FIRST:
@@ -58,6 +64,9 @@ import pytest  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 _SLOW = (
+  # Processes, kills, hosts, tutorials and whole runs.
+  "stages/plan_test.py",
+  "runtime/campaign_test.py",
   "runtime/hosts_test.py",
   "runtime/store_kill_test.py",
   "runtime/neighbours_test.py",
@@ -72,19 +81,65 @@ _SLOW = (
   "launch/tpu_driver_test.py",
   "launch/processes_test.py",
   "launch/xm_test.py",
-)
-"""Processes, kills, hosts, tutorials and whole runs; the longest come first."""
-_LONG = (
-  "stages/plan_test.py",
-  "runtime/campaign_test.py",
-  *_SLOW,
-  "red_team/attacks_test.py",
-  "training/sharded_grad_test.py",
-  "models/scanned_test.py",
+  # Trainings, sweeps of attacks, statistics, recipes and other libraries.
+  "audit/inversion_test.py",
+  "audit/lower_bounds_test.py",
+  "audit/private_step_test.py",
+  "data/feature_converters_test.py",
+  "data/task_records_test.py",
+  "data/tasks_test.py",
+  "data/vocabulary_test.py",
+  "federated/shared_data_test.py",
+  "fuzz_test.py",
+  "generation/decoding_test.py",
+  "generation/samplers_test.py",
   "leakage/rerankers/learning_test.py",
+  "leakage/rerankers/mono_test.py",
+  "leakage/rerankers/reranker_test.py",
+  "leakage/rerankers/training_test.py",
+  "models/bert_test.py",
+  "models/image_encoders_test.py",
+  "models/scanned_test.py",
+  "models/sentence_encoder_test.py",
+  "models/t5_transformers_test.py",
+  "optim/by_length_test.py",
+  "optim/contrastive_devices_test.py",
+  "optim/contrastive_misuse_test.py",
+  "optim/contrastive_neighbours_test.py",
+  "optim/contrastive_rounding_test.py",
+  "optim/layers_test.py",
+  "optim/pair_norms_test.py",
+  "privacy/mixtures_test.py",
+  "privacy/user_claims_test.py",
+  "red_team/attacks_test.py",
+  "report/browser_test.py",
+  "runtime/bad_input_test.py",
+  "runtime/claims_test.py",
+  "runtime/hostile_collections_test.py",
+  "runtime/private_training_test.py",
+  "runtime/released_results_test.py",
+  "stages/audit_test.py",
+  "stages/direct_dp_test.py",
   "stages/finetune_dp_test.py",
+  "stages/learn_to_rank_test.py",
+  "stages/paper_recipes_test.py",
+  "stages/release_scores_test.py",
+  "stages/users_test.py",
+  "stages/vocabularies_test.py",
+  "storage/stores_test.py",
   "studies/images_test.py",
   "studies/planted_leakage_test.py",
+  "tools/export_elsewhere_test.py",
+  "tools/export_ranker_test.py",
+  "training/contrastive_mesh_test.py",
+  "training/pairs_test.py",
+)
+"""Files that take more than five seconds, or load a large library. So are tests that
+read the shared run, and those that say so. The longest begin first."""
+_LONG = (
+  *_SLOW,
+  "training/sharded_grad_test.py",
+  "optim/contrastive_test.py",
   "data/environment_docs_test.py",
   "packaging_test.py",
 )
@@ -96,7 +151,7 @@ def pytest_collection_modifyitems(items):
   places = {tests / name: place for place, name in enumerate(_LONG)}
   slow = {tests / name for name in _SLOW}
   for item in items:
-    if item.path in slow:
+    if item.path in slow or "finished_run" in getattr(item, "fixturenames", ()):
       item.add_marker(pytest.mark.slow)
   items.sort(key=lambda item: places.get(item.path, len(places)))
 

@@ -15,6 +15,8 @@ from synthq_jax.data import files, ids, query_pairs
 
 __all__ = ["read_msmarco"]
 
+_UNUSED = ("0", "Q0")  # what tools write into the second column of judgements
+
 
 def read_msmarco(
   directory: str | os.PathLike,
@@ -24,8 +26,8 @@ def read_msmarco(
   """Reads a folder of MS MARCO style tables; each file may be compressed.
 
   collection.tsv holds "pid TAB text", queries.SPLIT.tsv "qid TAB text" and
-  qrels.SPLIT.tsv "qid TAB 0 TAB pid TAB grade" (any white space between them). A
-  header is skipped (`query_pairs.is_header`).
+  qrels.SPLIT.tsv "qid TAB 0 TAB pid TAB grade" (any white space between them, and
+  "Q0" may stand for 0). A header is skipped (`query_pairs.is_header`).
 
   Args:
     directory: the folder.
@@ -91,8 +93,13 @@ def _read_items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
 
 def _read_rows(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
   rows = files.columns(path, "query 0 passage grade")
-  for number, (where, (query, _, document, grade)) in enumerate(rows):
+  for number, (where, (query, unused, document, grade)) in enumerate(rows):
     if number == 0 and query_pairs.is_header((query, document)):
       continue
+    if unused not in _UNUSED:  # "qid pid rank score" would be read in silence
+      raise ValueError(
+        f"{where}: expected 'query 0 passage grade', got {unused!r} in place of"
+        " 0; if this is a ranking, give judgements"
+      )
     query = ids.read(query, "query", where)
     yield where, query, ids.read(document, "document", where), grade

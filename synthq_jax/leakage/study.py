@@ -209,8 +209,16 @@ def average(values: Iterable[Mapping[str, float]]) -> dict[str, float]:
   Returns:
     Query id -> mean over the repetitions. Queries are sorted by id, because a
     bootstrap depends on their order.
+
+  Raises:
+    ValueError: if repetitions have different queries.
   """
   values = list(values)
+  if any(each.keys() != values[0].keys() for each in values):
+    raise ValueError(
+      "expected the same queries in every repetition, got others: score one list"
+      " of queries with each"
+    )
   return {
     query: _compute_mean([each[query] for each in values])
     for query in sorted(values[0])

@@ -165,9 +165,8 @@ def run(
       f"{source}: expected {chosen.result_type.__name__} for --format={format}, got"
       f" {got}: give a result of a run, or one of {fitting}"
     )
-  target = pathlib.Path(to)
-  if chosen.is_dated:
-    target /= f"checkpoint_{step}"
+  target = pathlib.Path(to) / (f"checkpoint_{step}" if chosen.is_dated else "")
+  export_source.check_target(target)
   with artifacts.new_folder(target, "export") as folder:
     if loaded.is_private:
       folder.chmod(0o700)

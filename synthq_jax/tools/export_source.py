@@ -11,7 +11,7 @@ from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.runtime import model_files, results, system_results
 from synthq_jax.storage import artifacts
 
-__all__ = ["Source", "read"]
+__all__ = ["Source", "check_target", "read"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,3 +139,21 @@ def read(folder: pathlib.Path) -> Source:
     prepared=prepared,
     stored_statement=stored_statement,
   )
+
+
+def check_target(target: pathlib.Path) -> None:
+  """Refuses a folder inside of a result or a report, which a run replaces.
+
+  Args:
+    target: the folder of an export.
+
+  Raises:
+    ValueError: naming the folder around it.
+  """
+  for folder in target.resolve().parents:
+    is_report = folder.name == "report" and (folder / "report.html").exists()
+    if is_report or (folder / artifacts.RESULT_NAME).exists():
+      raise ValueError(
+        f"--to={target}: {folder} belongs to a run, which removes all in it when it"
+        " makes the result anew: choose a folder beside it"
+      )

@@ -63,6 +63,10 @@ BAD = {
     {"qrels.train.tsv": "query-id\tcorpus-id\tscore\n1\t7\t1\n"},
     r"qrels\.train\.tsv:1: expected 'query 0 passage grade', got 3 columns",
   ),
+  "a ranking": (  # whose ranks are ids of passages, too
+    {"qrels.train.tsv": "1\t7\t8\t9\n"},
+    r"qrels\.train\.tsv:1: expected 'query 0 passage grade', got '7' in place",
+  ),
 }
 
 

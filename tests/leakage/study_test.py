@@ -112,3 +112,5 @@ def test_repetitions_are_averaged_query_by_query():
   assert list(found.items()) == [("a", 1.5), ("b", 2.0)]
   backwards = study.average([{"b": 3.0, "a": 1.0}, {"b": 1.0, "a": 2.0}])
   assert list(backwards) == ["a", "b"]  # a bootstrap depends on the order
+  with pytest.raises(ValueError, match="the same queries in every repetition"):
+    study.average([{"a": 1.0}, {"a": 1.0, "b": 3.0}])

@@ -338,6 +338,18 @@ def test_a_wrong_export_is_one_line(flags, words, tmp_path, capsys):
   assert words in line
 
 
+@pytest.mark.parametrize("place", ["report", "generate/eps8/queries"])
+def test_no_export_goes_into_a_folder_that_a_run_replaces(
+  place, finished_run, tmp_path
+):
+  """The next run removed an export below report/."""
+  root = finished_run.copy(tmp_path)
+  for to in (root / place / "to", f"{root}/beside/../{place}/to/deep"):
+    with pytest.raises(ValueError, match="belongs to a run, which removes"):
+      export.run(root / PUBLIC, to, format="safetensors")
+    assert not (root / place / "to").exists()
+
+
 def test_a_fused_row_says_what_to_export_in_its_place(finished_run):
   """The verdict may name one."""
   fused = finished_run.root / "fuse/synthetic_eps8"
