@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 __all__ = [
+  "NO_ID",
   "at_least",
   "clip_norm",
   "count",
@@ -15,6 +16,15 @@ __all__ = [
   "sizes",
   "within",
 ]
+
+NO_ID = frozenset(
+  (
+    *("nan", "null", "none", "nil", "<na>", "n/a", "#n/a", "nat", "\\n"),
+    *("undefined", "unknown", "anonymous", "(not set)", "(none)", "-", "-1"),
+  )
+)
+"""Words, in lower case, that pandas, databases and web analytics write for a
+missing id."""
 
 _RELATIONS = ("ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL")
 _SMALLEST_CLIP_NORM = 1e-12

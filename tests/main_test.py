@@ -17,7 +17,7 @@ import jax
 import made_up
 import pytest
 
-from synthq_jax.cli import guide, main
+from synthq_jax.cli import flags, guide, main
 from synthq_jax.runtime import results
 from synthq_jax.stages import plan
 from synthq_jax.studies import frame, images
@@ -364,7 +364,11 @@ def test_a_tilde_behind_a_flag_is_the_home(ran, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "own.gin").write_text(f"{INCLUDE}\n")
   argv = ["run", "--gin_file=~/own.gin", "--workdir=~/runs"]
+  argv.append("--gin.plan.RunConfig.checkpoint=~/folder")
   assert main.main(argv) == 0
+  assert ran[0][0].checkpoint == f"{tmp_path}/folder"
+  source = flags.write_literal("log:~/a.csv@~/b.jsonl")
+  assert source == repr(f"log:{tmp_path}/a.csv@{tmp_path}/b.jsonl")
   assert (tmp_path / "runs/config.gin").is_file()
   assert not (tmp_path / "~").exists()
 

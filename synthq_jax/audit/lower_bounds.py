@@ -19,6 +19,7 @@ References:
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Sequence
 
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 _FPR = 0.01
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,8 @@ def audit(
   True
 
   Args:
-    inserted: scores of the canaries trained on; infinite ones are allowed.
+    inserted: scores of the canaries trained on, higher the surer (minus a loss, not
+      a loss, which is logged); infinite ones are allowed.
     held_out: scores of the held-out canaries.
     delta: delta of the claim, in (0, 1). The one-run bound gives up about twice
       the number of canaries times delta of its significance.
@@ -132,6 +135,12 @@ def audit(
   one_run, one_run_fdp = _compute_one_run(
     len(scores), guesses, correct, significance, float(delta)
   )
+  area = auroc(*sides, confidence=confidence)
+  if area.high < 0.5:
+    _log.warning(
+      "inserted canaries score below held-out ones: if these are losses, the audit"
+      " sees no leak; pass scores that are higher the surer, such as minus the loss"
+    )
   return Audited(
     num_inserted=num_inserted,
     num_held_out=num_held_out,
@@ -141,7 +150,7 @@ def audit(
     confidence=float(confidence),
     epsilon_one_run=one_run,
     epsilon_one_run_fdp=one_run_fdp,
-    auroc=auroc(*sides, confidence=confidence),
+    auroc=area,
     tpr_at_1_fpr=tpr_at_fpr(*sides, fpr=_FPR, confidence=confidence),
   )
 

@@ -56,6 +56,7 @@ _HELP = (
 _REFERENCE = re.compile(r"%[\w./]+|@[\w./]+(\(\))?")
 _MACRO = re.compile(r"%(\w+)(?![\w./])")
 _BINDING = re.compile(r"([\w./]+)\s*=")
+_HOME = re.compile(r"(?<![^:@])~(?=/)")
 _QUOTED = re.compile(r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\"")
 _CONSTANTS = ("INF", "REQUIRED")
 GIN_ENCODING = "utf-8-sig"
@@ -407,6 +408,8 @@ def open_workdir(options: argparse.Namespace) -> Iterator[pathlib.Path]:
 def write_literal(value: str) -> str:
   """Returns a flag's value as gin source: a literal as it is, else a string.
 
+  In a string, "~/" at the beginning, or after ":" or "@", is the home.
+
   >>> write_literal("3"), write_literal("inf"), write_literal("(%X, 1)")
   ('3', '%INF', '(%X, 1)')
   >>> write_literal("beir:/data"), write_literal("(encoder|decoder)/.*")
@@ -417,7 +420,7 @@ def write_literal(value: str) -> str:
   try:
     ast.literal_eval(_REFERENCE.sub("None", value))
   except (ValueError, SyntaxError):
-    return repr(value)
+    return repr(_HOME.sub(lambda match: os.path.expanduser(match[0]), value))
   return value
 
 

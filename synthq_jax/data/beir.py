@@ -339,10 +339,11 @@ def _make_items(
 def make_document(
   where: str, fields: dict[str, Any]
 ) -> collection_lib.Document:
-  """Makes a document from a line of corpus.jsonl."""
+  """Makes a document from a line of corpus.jsonl; null is an empty text."""
+  empty = {"default": ""} if "text" in fields else {}
   document = collection_lib.Document(
     id=_get_id(where, "document", fields),
-    text=files.field(where, fields, "text"),
+    text=files.field(where, fields, "text", **empty),
     title=files.field(where, fields, "title", default=""),
     client=ids_lib.get_field(where, fields, "client", "user", default=""),
   )

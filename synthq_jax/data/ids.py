@@ -25,6 +25,7 @@ import unicodedata
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
+from synthq_jax import checks
 from synthq_jax.data import files
 
 __all__ = [
@@ -82,13 +83,6 @@ _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{,2}\.000")
 _EXPONENT = re.compile(r"[+-]?[0-9](\.[0-9]+)?[eE]\+[0-9]+")
 _ZEROS = 12
 """Number of leading zeros that `has_other_form` tries before an unknown id."""
-_MISSING = frozenset(
-  (
-    *("nan", "null", "none", "nil", "<na>", "n/a", "#n/a", "nat", "\\n"),
-    *("undefined", "unknown", "anonymous", "(not set)", "(none)", "-", "-1"),
-  )
-)
-"""Words that pandas, databases and web analytics write for a missing id."""
 _NULLS = frozenset(
   (
     *("NULL", "null", "<NULL>", "<null>", "(null)", "\\N", "None", "undefined"),
@@ -304,7 +298,7 @@ def check_whole(names: Iterable[str], setting: str) -> None:
     ValueError: if `count_torn` finds any, or an id is a word for a missing one.
   """
   names = set(names)
-  if any(name.casefold() in _MISSING for name in names):
+  if any(name.casefold() in checks.NO_ID for name in names):
     raise ValueError(
       f"expected the id of one person with each query for {setting}, got a word for"
       " a missing id, such as NULL or nan, which many people share: leave these"

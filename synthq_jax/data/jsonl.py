@@ -39,12 +39,10 @@ _IDS = (
   *("productid", "asin", "clickedid", "clickeddoc", "clicked", "url", "id"),
 )
 """Usual names of a column of documents' ids."""
-_CLICKS = ("clicks", "click", "clicked", "clickcount", "numclicks", "isclicked")
+_COUNT = "(n|nb|num|number|of|total|sum|count|cnt|is|has|was)*"
+_CLICKS = f"{_COUNT}click(s|ed)?{_COUNT}"
 """Usual names of a column that says how often a document was clicked."""
-_LABELS = (
-  *("label", "relevance", "relevant", "isrelevant", "grade", "score"),
-  *("judgement", "judgment"),
-)
+_LABELS = r"\w*(label|relevan(ce|t)|judge?ment|duplicate)(score)?|grade|score"
 """Usual names of a column that judges pairs; 0 says that a document is no answer."""
 
 
@@ -133,13 +131,11 @@ def read_jsonl(
       file:line), if a split would hold no pair, or if only some lines name a
       split.
   """
-  names = _SplitNames(path)
   if rows is None:
     check_columns(path, fields, has_corpus=False)
-    rows, splits = (
-      table_files.rows(path, fields.quotes),
-      names.read_file_splits(),
-    )
+    rows = _read_rows(path, fields, has_corpus=False)
+    splits = table_files.find_log_splits(path)
+  names = _SplitNames(path, splits)
   pairs = []
   for where, line in rows:
     _check_keys(where, line, fields, has_corpus=False)
@@ -151,14 +147,8 @@ def read_jsonl(
         pairs.append((query, document, name))
   asked = [(query, document.id, name) for query, document, name in pairs]
   _check_asked(names, asked, 'lines with "clicks" above 0')
-  return _make_collection(
-    _merge_documents(document for _, document, _ in pairs),
-    names,
-    asked,
-    fractions,
-    seed,
-    splits,
-  )
+  documents = _merge_documents(document for _, document, _ in pairs)
+  return _make_collection(documents, names, asked, fractions, seed)
 
 
 def read_log(
@@ -206,9 +196,9 @@ def read_log(
   documents, document_ids = collection_lib.read_documents(
     corpus, lambda: _read_documents(corpus, fields.quotes)
   )
-  names = _SplitNames(path)
+  names = _SplitNames(path, table_files.find_log_splits(path))
   asked = []
-  for where, line in table_files.rows(path, fields.quotes):
+  for where, line in _read_rows(path, fields, has_corpus=True):
     id_ = _get_clicked_id(where, line, fields)
     name = names.read(where, line)
     if _is_clicked(where, line) and collection_lib.is_known(
@@ -223,9 +213,7 @@ def read_log(
   if ids.is_counted("query", ids.LEFT_OUT):
     clicks += ", and queries other than NULL or nan"
   _check_asked(names, asked, clicks)
-  return _make_collection(
-    documents, names, asked, fractions, seed, names.read_file_splits()
-  )
+  return _make_collection(documents, names, asked, fractions, seed)
 
 
 def queries(
@@ -297,7 +285,7 @@ def check_corpus_columns(corpus: str | os.PathLike) -> None:
 
 
 def _check_corpus_names(where: str, names: Collection[str]) -> None:
-  _check_other_name(where, names, ("title",), ("title",))
+  _check_other_name(where, names, ("title",), "title")
   lacking = [
     f'"{key}" (or "{other}")'
     for key, other in (("_id", "id"), ("text", "contents"))
@@ -321,16 +309,28 @@ def _advise(names: Collection[str]) -> str:
   return ""
 
 
+def _read_rows(
+  path: str | os.PathLike, fields: Fields, *, has_corpus: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Reads a log; writers of JSON may leave out keys in its first lines."""
+  seen = set()
+  for where, line in table_files.rows(path, fields.quotes):
+    if line.keys() - seen:
+      _check_other_names(where, line, fields, has_corpus)
+      seen |= line.keys()
+    yield where, line
+
+
 def _check_other_names(
   where: str, names: Collection[str], fields: Fields, has_corpus: bool
 ) -> None:
   """Refuses optional columns under a name by which they would not be read."""
-  users = tuple(table_files.simplify(key) for key in fields.users)
+  users = "|".join(re.escape(table_files.simplify(x)) for x in fields.users)
   rest = [name for name in names if name not in (fields.query, fields.document)]
   for keys, usual, flag in (
-    (("clicks",), (*_CLICKS, *_LABELS), ""),
-    (("split",), ("split",), ""),
-    (("title",), () if has_corpus else ("title",), ""),  # a corpus has its own
+    (("clicks",), f"{_CLICKS}|{_LABELS}", ""),
+    (("split",), "split", ""),
+    (("title",), "" if has_corpus else "title", ""),  # a corpus has its own
     (fields.users, users, ", give --gin.prepare_data.Config.user_field=NAME"),
   ):
     _check_other_name(where, rest, keys, usual, flag)
@@ -340,11 +340,12 @@ def _check_other_name(
   where: str,
   names: Collection[str],
   keys: Collection[str],
-  usual: Collection[str],
+  usual: str,
   flag: str = "",
 ) -> None:
-  """Refuses a name that is none of the keys, and is written like one."""
-  others = [name for name in names if table_files.simplify(name) in usual]
+  """Refuses a name that is none of the keys, and matches the pattern `usual`."""
+  plain = ((name, table_files.simplify(name)) for name in names)
+  others = [name for name, text in plain if text and re.fullmatch(usual, text)]
   if others and not set(keys) & set(names):
     [key, *_] = keys
     raise ValueError(
@@ -403,19 +404,18 @@ def _get_clicked_id(where: str, line: Mapping[str, Any], fields: Fields) -> str:
 class _SplitNames:
   """Collects the splits that a log's lines name, also lines without clicks."""
 
-  def __init__(self, path: str | os.PathLike):
+  def __init__(self, path: str | os.PathLike, files_: Iterable[str]):
     self.path = path
+    self.files = frozenset(files_)
     self.every: list[str | None] = []
     self.have_clicks: set[bool] = set()
-
-  def read_file_splits(self) -> list[str]:
-    """Returns the splits that the files of a folder name."""
-    return table_files.splits(self.path)
 
   def read(self, where: str, line: Mapping[str, Any]) -> str:
     """Returns and collects the split of a line; "" if it names none."""
     name = files.field(where, line, "split", default="")
-    self.every.append(name if "split" in line else None)
+    is_part = isinstance(name, table_files.FileSplit) and name not in self.files
+    name = "" if is_part else name
+    self.every.append(name if "split" in line and not is_part else None)
     self.have_clicks.add(line.get("clicks") not in (None, ""))
     return name
 
@@ -426,7 +426,6 @@ def _make_collection(
   asked: list[tuple[collection_lib.Query, str, str]],
   fractions: Mapping[str, float],
   seed: int,
-  splits: Iterable[str],
 ) -> collection_lib.Collection:
   """Makes a collection of (query, document id, split); divides it if needed."""
   path = names.path
@@ -436,7 +435,7 @@ def _make_collection(
   if by_column:
     qrels: dict[str, collection_lib.Qrels] = {}
   elif any(names.every):
-    qrels = {split: {} for split in splits}
+    qrels = {split: {} for split in sorted(names.files)}
   else:
     qrels = {split: {} for split in fractions}
     pairs = [(query.text, id_) for query, id_, _ in asked]
@@ -468,8 +467,12 @@ def _read_documents(
         f"{where}: expected a corpus of documents alone, which is public, got a"
         f" table of {part} in its folder: give the corpus' own file"
       )
-    aliases = {"_id": line.get("id"), "text": line.get("contents")}
-    yield where, beir.make_document(where, aliases | line)
+    aliases = {
+      key: line[other]
+      for key, other in (("_id", "id"), ("text", "contents"))
+      if line.get(key) is None and other in line
+    }
+    yield where, beir.make_document(where, {**line, **aliases})
 
 
 def _is_clicked(where: str, line: Mapping[str, Any]) -> bool:

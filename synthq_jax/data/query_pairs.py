@@ -214,7 +214,7 @@ _IDS = tuple(
 _INDICES = ("", "index", "unnamed0")
 """Names of the first column if pandas wrote the index of its table."""
 _QUERIES = tuple(
-  "query querytext searchquery text question searchterm keywords".split()
+  "query querytext searchquery question searchterm text keywords".split()
 )
 """Names of a column of queries, the surest first."""
 _TEXTS = (

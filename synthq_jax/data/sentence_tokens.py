@@ -155,6 +155,12 @@ def load(
       f"{folder}: expected more than {len(head) + len(tail)} tokens, its special"
       f" ones, got length={least}: set a larger ENCODER_LENGTH"
     )
+  padding_id = sentence_encoder.padding_id(chosen)
+  if padding_id in (*head, *tail):
+    raise ValueError(
+      f"{folder}: expected padding that is no token of a text, got id {padding_id},"
+      " which every text has: write the tokenizer's pad_token_id into config.json"
+    )
   tokenizer.no_truncation()
   prompts = {"query_prompt": query_prompt, "document_prompt": document_prompt}
   texts = dataclasses.replace(
@@ -168,7 +174,7 @@ def load(
     texts=texts,
     head=head,
     tail=tail,
-    padding_id=sentence_encoder.padding_id(chosen),
+    padding_id=padding_id,
   )
 
 

@@ -28,6 +28,7 @@ __all__ = [
   "has_split_column",
   "check",
   "columns",
+  "find_log_splits",
   "find_separator",
   "find",
   "is_json",
@@ -39,6 +40,8 @@ __all__ = [
 _Rows = Iterator[tuple[str, dict[str, Any]]]
 _SEP = re.compile(r'"?sep=(.)"?[\r\n]*', re.I)
 """First line by which Excel learns the separator of a CSV."""
+_SPLIT = re.compile("train|test|dev|val|eval", re.I)
+"""Beginning of a file's name that names a split, and no part of an export."""
 _MOST = 1 << 26
 """Most characters of a cell, which may hold a whole document."""
 _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
@@ -173,6 +176,19 @@ def splits(path: str | os.PathLike) -> list[str]:
   return (
     sorted({split for split, _ in _list_tables(path)}) if path.is_dir() else []
   )
+
+
+def find_log_splits(path: str | os.PathLike) -> list[str]:
+  """Finds the splits that a log's files name.
+
+  Names of which none is like a split's, such as data_0 and part of DuckDB and
+  Spark, are of parts of one log.
+
+  Args:
+    path: as in `rows`, whose errors it raises.
+  """
+  names = splits(path)
+  return names if any(map(_SPLIT.match, names)) else []
 
 
 def has_split_column(
@@ -380,9 +396,11 @@ def _open_text_table(
       ) from None
     except (csv.Error, *files.BROKEN_GZIP) as error:
       number = reader.line_num + 1 if reader else 1
+      is_quoted = isinstance(error, csv.Error)
+      marks = " (marks in a cell are doubled; in Spark, option('escape', '\"'))"
       raise ValueError(
-        f"{path}:{number}: expected a table in UTF-8 with a"
-        f" header, got {type(error).__name__}; correct the line"
+        f"{path}:{number}: expected a table in UTF-8 with a header, got"
+        f" {type(error).__name__}; correct the line{marks * is_quoted}"
       ) from None
 
 

@@ -7,7 +7,7 @@
 - A question belongs to the client it names. If it names none, it belongs to the
   client of the first passage that answers it.
 - A judgement of another client's passage is left out: clients share no text. A
-  question without any remaining answer is dropped. `Federation` counts both.
+  question without any remaining answer is dropped. `build` counts both.
 
 A client searches only those shared passages that answer one of its questions,
 test questions included. So values are higher than if it searched all of them.
@@ -36,7 +36,6 @@ from synthq_jax.federated import passages as passages_lib
 __all__ = [
   "TRAIN",
   "Client",
-  "Federation",
   "Questions",
   "Tokens",
   "build",
@@ -206,28 +205,9 @@ def tokenize(
   )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Federation:
-  """All clients, with counts of dropped judgements and questions.
-
-  Attributes:
-    clients: clients, sorted by name.
-    num_foreign_judgements: judgements of passages that another client holds;
-      left out.
-    num_lost_questions: questions without any remaining answer; left out.
-    num_shared_passages: passages that name no client and that some client holds.
-    num_unheld_passages: passages that name no client and that none holds; left
-      out.
-  """
-
-  clients: tuple[Client, ...] = dataclasses.field(repr=False)
-  num_foreign_judgements: int
-  num_lost_questions: int
-  num_shared_passages: int
-  num_unheld_passages: int
-
-
-def build(judged: passages_lib.JudgedPassages) -> Federation:
+def build(
+  judged: passages_lib.JudgedPassages,
+) -> tuple[tuple[Client, ...], dict[str, int]]:
   """Assigns passages and questions to clients, as described at this module's top.
 
   >>> Passage, Question = passages_lib.Passage, passages_lib.Question
@@ -241,8 +221,8 @@ def build(judged: passages_lib.JudgedPassages) -> Federation:
   ...         Question(id="s", text="?", split="test", answers={"r": (0,)}),
   ...     ),
   ... )
-  >>> federation = build(judged)
-  >>> [(c.name, c.splits["test"].answers) for c in federation.clients]
+  >>> members, _ = build(judged)
+  >>> [(c.name, c.splits["test"].answers) for c in members]
   [('one', ((1, 0),)), ('two', ((0,),))]
 
   Args:
@@ -250,7 +230,11 @@ def build(judged: passages_lib.JudgedPassages) -> Federation:
       function of `partitions`.
 
   Returns:
-    The clients, and counts of dropped judgements and questions.
+    The clients, sorted by name, and four counts: "num_foreign_judgements" of
+    passages that another client holds, and "num_lost_questions" without any
+    remaining answer, which are left out; of the passages that name no client,
+    "num_shared_passages" that some client holds, and "num_unheld_passages" that
+    none holds, which are left out.
 
   Raises:
     ValueError: if no passage has a client.
@@ -286,25 +270,24 @@ def build(judged: passages_lib.JudgedPassages) -> Federation:
   in_use = set[str]().union(*held.values())
   splits = judged.splits()
   positions = {passage.id: i for i, passage in enumerate(judged.passages)}
-  return Federation(
-    clients=tuple(
-      _make_client(
-        name,
-        [
-          judged.passages[i]
-          for i in sorted(positions[id_] for id_ in held[name])
-        ],
-        questions_by_client[name],
-        splits,
-      )
-      for name in sorted(held)
-    ),
-    num_foreign_judgements=foreign,
-    num_lost_questions=len(judged.questions)
-    - sum(map(len, questions_by_client.values())),
-    num_shared_passages=len(shared & in_use),
-    num_unheld_passages=len(shared - in_use),
+  members = tuple(
+    _make_client(
+      name,
+      [
+        judged.passages[i] for i in sorted(positions[id_] for id_ in held[name])
+      ],
+      questions_by_client[name],
+      splits,
+    )
+    for name in sorted(held)
   )
+  return members, {
+    "num_foreign_judgements": foreign,
+    "num_lost_questions": len(judged.questions)
+    - sum(map(len, questions_by_client.values())),
+    "num_shared_passages": len(shared & in_use),
+    "num_unheld_passages": len(shared - in_use),
+  }
 
 
 def _find_client(

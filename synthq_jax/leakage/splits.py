@@ -37,7 +37,6 @@ __all__ = [
   "Leak",
   "Manifest",
   "Pool",
-  "Split",
   "draw_filler",
   "draw_leaked",
   "make_manifest",
@@ -106,30 +105,6 @@ class Leak:
   query: str
   relevant: tuple[str, ...]
   non_relevant: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Split:
-  """A training set.
-
-  Attributes:
-    name: one of `NAMES`.
-    size: the number of triples.
-    seed: seed of the filler and of the non-relevant documents.
-    triples: filler first, then leaked triples.
-    num_leaked: number of leaked triples.
-  """
-
-  name: str
-  size: int
-  seed: int
-  triples: tuple[Triple, ...]
-  num_leaked: int
-
-  @property
-  def leaked(self) -> tuple[Triple, ...]:
-    """The triples that leak a test query."""
-    return self.triples[self.size - self.num_leaked :]
 
 
 def draw_filler(pool: Pool, number: int, *, seed: int) -> tuple[Triple, ...]:
@@ -345,22 +320,31 @@ class Manifest:
   digest: str
 
 
-def make_manifest(split: Split, documents: Mapping[str, str]) -> Manifest:
+def make_manifest(
+  name: str,
+  triples: Sequence[Triple],
+  documents: Mapping[str, str],
+  *,
+  seed: int,
+) -> Manifest:
   """Returns counts and a digest of a training set.
 
   Args:
-    split: the training set.
+    name: one of `NAMES`.
+    triples: the training set, in the order of its training.
     documents: document id -> text, for all documents of the set.
+    seed: seed of the draw.
   """
+  leaked = [each for each in triples if each.target]
   return Manifest(
-    name=split.name,
-    size=2 * split.size,
-    seed=split.seed,
-    num_leaked=2 * split.num_leaked,
-    num_queries=len({each.query_id for each in split.triples}),
-    num_leaked_queries=len({each.query_id for each in split.leaked}),
-    num_targets=len({each.target for each in split.leaked}),
-    digest=_compute_digest(split.triples, documents),
+    name=name,
+    size=2 * len(triples),
+    seed=seed,
+    num_leaked=2 * len(leaked),
+    num_queries=len({each.query_id for each in triples}),
+    num_leaked_queries=len({each.query_id for each in leaked}),
+    num_targets=len({each.target for each in leaked}),
+    digest=_compute_digest(triples, documents),
   )
 
 

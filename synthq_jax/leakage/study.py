@@ -34,7 +34,6 @@ __all__ = [
   "choose_sizes",
   "make_folds",
   "measure_memory",
-  "rank_systems",
 ]
 
 Leaked = tuple[str, str, str]
@@ -120,16 +119,6 @@ def choose_sizes(
     sizes.append(best)
     per_query |= {query: of_size[best][query] for query in fold}
   return Chosen(per_query=per_query, sizes=tuple(sizes))
-
-
-def rank_systems(means: Mapping[str, float], measure: str) -> list[str]:
-  """Sorts systems from best to worst; equal systems keep their order.
-
-  >>> rank_systems({"a": 2.0, "b": 1.0}, "MFR")
-  ['b', 'a']
-  """
-  sign = 1 if measure in FEWER_IS_BETTER else -1
-  return sorted(means, key=lambda name: sign * means[name])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

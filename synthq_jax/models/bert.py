@@ -251,6 +251,7 @@ def load(
   """
   folder = pathlib.Path(folder)
   config = read_config(folder)
+  tensors.refuse_adapter(folder)
   path = folder / _MODEL
   if not path.is_file():
     others = sorted(p.name for p in folder.glob("pytorch_model*.bin"))

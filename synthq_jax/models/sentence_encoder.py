@@ -183,7 +183,8 @@ def padding_id(chosen: sentence_folders.Modules) -> int | None:
     return None
   fields = _read_settings(chosen.folder)
   first = 1 if _get_model_type(chosen.folder) in bert.COUNTING else 0
-  stored = fields.get("pad_token_id", first)
+  stored = sentence_folders.find_padding(chosen.folder)
+  stored = fields.get("pad_token_id", first) if stored is None else stored
   return first if stored is None else int(stored)
 
 

@@ -109,6 +109,7 @@ class ClippedGrad:
       whole_batch, is_padding_example
     )
     _refuse_no_rows(size)
+    devices.refuse_explicit((batch, is_padding_example))
     keys = (
       None if key is None else keys_lib.derive_example_keys(key, batch, size)
     )

@@ -287,8 +287,8 @@ def refuse_contrastive(
   The loss is traced and no value is read: the answer is the same with and
   without `jax.jit`. The check detects sums, products, statistics, sorts and
   scatters over the examples, and one example's value combined with values of
-  all. It does not detect that examples move to other positions, as by
-  `jnp.roll`. It does not trace a loss that takes no batch of another size, such
+  all, or with that of a neighbour that `jnp.roll` or `[::-1]` brings. It does not
+  detect that a permutation moves examples. It does not trace a loss that takes no batch of another size, such
   as one that closes over an array with a row for each example. So passing is
   evidence, not proof.
 
@@ -417,10 +417,11 @@ def _compare(
     )
 
 
-_PUBLIC, _OF_EXAMPLES, _MIXED = range(3)
-"""Levels of a value: independent of the batch; dependent on it; certainly
-dependent on several examples in one entry. A result has the largest level of
-its operands."""
+_PUBLIC, _OF_EXAMPLES, _MOVED, _MIXED = range(4)
+"""Levels of a value: independent of the batch; dependent on it; likewise, with
+examples in other rows; certainly dependent on several examples in one entry. A
+result has the largest level of its operands. An operand with moved examples and
+one without make it the last."""
 
 
 def _get_levels(
@@ -483,12 +484,15 @@ def _get_output_levels(
   if len(inner) == 1 and len(inner[0].invars) == len(levels):
     # Jit, remat and custom derivatives.
     return _get_levels(inner[0], levels, size, in_turn=in_turn)
-  if largest == _OF_EXAMPLES and (
+  if largest != _MIXED and (
     _reduces_examples(equation, levels, size)
     or not in_turn
     and _combines_one_with_all(equation, levels, size)
+    or {_OF_EXAMPLES, _MOVED}.issubset(levels)
   ):
     largest = _MIXED
+  elif largest != _MIXED and _moves_examples(equation, levels, size):
+    largest = _MOVED
   return [largest] * len(equation.outvars)
 
 
@@ -530,6 +534,21 @@ def _combines_one_with_all(equation: Any, levels: list[int], size: int) -> bool:
   if name == "broadcast_in_dim":
     sides.add(_has_examples(equation.outvars[0].aval.shape, size))
   return len(sides) == 2
+
+
+def _moves_examples(equation: Any, levels: list[int], size: int) -> bool:
+  """Checks whether an equation turns the examples around, or rolls them.
+
+  `jnp.roll` joins the two parts of an axis in the other order.
+  """
+  name, params = equation.primitive.name, equation.params
+  shapes = [atom.aval.shape for atom in equation.invars]
+  if name == "rev":
+    return _has_examples([shapes[0][i] for i in params["dimensions"]], size)
+  if name != "concatenate" or len(shapes) != 2 or not all(levels):
+    return False
+  first, second = (shape[params["dimension"]] for shape in shapes)
+  return first % size > 0 and (first + second) % size == 0
 
 
 def _reduces_examples(equation: Any, levels: list[int], size: int) -> bool:

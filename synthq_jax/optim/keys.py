@@ -1,5 +1,7 @@
 """Checks random keys and derives one for each example."""
 
+import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,8 +12,15 @@ import numpy as np
 from synthq_jax import typing
 from synthq_jax.optim.bookkeeping import devices
 
-__all__ = ["as_argument", "check", "derive_example_keys", "secret_key"]
+__all__ = [
+  "as_argument",
+  "check",
+  "derive_example_keys",
+  "log_guessable",
+  "secret_key",
+]
 
+_log = logging.getLogger(__name__)
 _WORDS = (2, 4)  # words of a raw key: of Threefry, and of other generators
 
 
@@ -70,6 +79,11 @@ def derive_example_keys(
     )
   if isinstance(batch, Mapping) and "example_id" in batch:
     ids = batch["example_id"]
+    if jnp.shape(ids) != (size,):
+      raise ValueError(
+        f"expected one example_id for each of {size} examples, got shape"
+        f" {jnp.shape(ids)}: of grouped users, leave those of records out"
+      )
   elif axes := devices.get_manual_axes():
     raise ValueError(
       "expected a key for each example, or example_id in the batch, inside of"
@@ -80,6 +94,32 @@ def derive_example_keys(
   else:
     ids = jnp.arange(size)
   return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)
+
+
+def log_guessable(key: Any) -> None:
+  """Logs a noise key that was made of a small seed, once.
+
+  `jax.random.key(seed)` of a seed below 2^32 has a first word of 0, which one
+  random key in 2^32 has.
+
+  Args:
+    key: one key; nothing is seen of a traced one.
+  """
+  if isinstance(key, jax.core.Tracer):
+    return
+  with jax.ensure_compile_time_eval():
+    words = np.ravel(jax.random.key_data(key) if _is_typed(key) else key)
+  if not words[0]:
+    _log_guessable()
+
+
+@functools.cache
+def _log_guessable() -> None:
+  _log.warning(
+    "the noise key follows from a seed below 2^32: whoever tries all seeds can"
+    " subtract the noise; for private records take optim.secret_key("
+    "numpy.random.SeedSequence().entropy, 'noise')"
+  )
 
 
 def secret_key(secret: int, purpose: str) -> jax.Array:
@@ -95,12 +135,15 @@ def secret_key(secret: int, purpose: str) -> jax.Array:
   False
 
   Args:
-    secret: integer >= 0, to be kept as secret as the noise.
+    secret: integer >= 0, to be kept as secret as the noise; one below 2^32 is
+      logged, once.
     purpose: such as "noise".
 
   Returns:
     A key of JAX's default generator.
   """
+  if np.size(secret) == 1 and np.max(secret) < 2**32:
+    _log_guessable()
   words = np.random.SeedSequence([secret, *purpose.encode()])
   shape = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
   state = jnp.asarray(words.generate_state(shape[0]))

@@ -93,7 +93,8 @@ def privatize(
       least 0; 0 adds none.
     denominator: public divisor, above 0.
     key: one secret key, for the noise of all steps and nothing else. A step
-      that closes over it holds it as a constant (pitfall 37).
+      that closes over it holds it as a constant (pitfall 37). A key of a seed
+      below 2^32, such as `jax.random.key(0)`, is logged.
     noise: `iid()` or `banded(...)`; None means `iid()`. Correlated noise needs
       a sampler that keeps a record's steps apart (see `banded`).
 
@@ -103,7 +104,8 @@ def privatize(
   Raises:
     TypeError: if `key` is no random key.
     ValueError: if a number is out of its range; in a call, if the update is not
-      the whole sum in single precision at least, and nothing else.
+      the whole sum in single precision at least, and nothing else, or the state's
+      step is no integer of 32 bits.
 
   References:
     Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
@@ -119,6 +121,7 @@ def privatize(
   ]
   if keys_lib.check("key", key):
     raise ValueError(f"expected one key, got keys of shape {key.shape}")
+  keys_lib.log_guessable(key)
   noise = noise_lib.iid() if noise is None else noise
 
   def init_fn(params: optax.Params) -> PrivatizeState:
@@ -135,6 +138,7 @@ def privatize(
     check_whole(updates, is_sum=True)
     check_shapes(updates, params)
     updates = _refuse_mapped(updates, key)
+    _check_step(state.step)
     step = jnp.asarray(optax.safe_increment(state.step))
     total = jax.tree.map(lambda x: x.astype(jnp.float32), updates)
     if all(fixed):
@@ -258,6 +262,20 @@ def check_whole(tree: Any, *, is_sum: bool = False) -> None:
         " cast the updates after the noise, not the sum before it"
       )
   devices.refuse_parts(tree)
+
+
+def _check_step(step: Any) -> None:
+  """Refuses a step that a cast of the whole state has rounded.
+
+  In bfloat16 256 + 1 is 256: every later step would get the noise of step 256.
+  """
+  dtype = jnp.result_type(step)
+  if not (jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4):
+    raise ValueError(
+      f"expected the state's step as int32, got {dtype}, in which steps repeat and"
+      " so does their noise: cast the floating-point leaves of a state alone, and"
+      " restore the step"
+    )
 
 
 _READ_AGAIN = ("grad", "obj_fn", "value", "value_and_grad_fn", "value_fn")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.privacy import sampling
 
 __all__ = ["WEIGHTS", "grouped", "mean_loss"]
@@ -41,9 +41,9 @@ def grouped(
     for repeated records.
 
   Raises:
-    ValueError: if a user has more than `most` records, a record has no owner,
-      owners and fields differ in their number of records, or the records are a
-      drawn batch.
+    ValueError: if a user has more than `most` records, a record has no owner
+      (such as nan, "NULL" or -1), ids differ in zeros, case or spaces alone, owners
+      and fields differ in their number of records, or the records are a drawn batch.
   """
   if sampling.IS_PADDING in records:
     raise ValueError(
@@ -80,11 +80,14 @@ def grouped(
 
 def _check_owners(owners: np.ndarray) -> None:
   """Refuses missing owners, who would count as one user, and mixed ids."""
-  is_missing, kinds = owners != owners, set()  # nan
-  if owners.dtype.kind in "OUT":
+  is_missing, kinds, texts = owners != owners, set(), set()  # nan
+  if owners.dtype.kind in "if":
+    is_missing |= owners == -1  # as pandas.factorize numbers them
+  elif owners.dtype.kind in "OUT":
     listed = owners.tolist()
     is_missing = np.array([_is_no_owner(owner) for owner in listed], bool)
     kinds = {"text" if isinstance(x, str) else "numbers" for x in listed}
+    texts = {x for x in listed if isinstance(x, str)}
   if is_missing.any():
     raise ValueError(
       "expected an owner for each record, got records without one, who would be"
@@ -95,11 +98,18 @@ def _check_owners(owners: np.ndarray) -> None:
       f"expected owners of one type, got {', '.join(sorted(kinds))}: 7 and '7'"
       " may be one person, so convert all of them alike"
     )
+  if len({x.strip().casefold().lstrip("0") for x in texts}) < len(texts):
+    raise ValueError(
+      "expected one id for each user, got some that differ in zeros, letter case or"
+      " spaces alone: write them alike, or pass numbers if these are other people"
+    )
 
 
 def _is_no_owner(owner: Any) -> bool:
-  """Tests for what tables hold where there is no owner: None, nan, NA, ""."""
-  if owner is None or owner == "":
+  """Tests for what tables hold where there is no owner: None, nan, "NULL"."""
+  if isinstance(owner, str):
+    return owner.strip().lower() in {"", *checks.NO_ID}
+  if owner is None or isinstance(owner, int) and owner == -1:
     return True
   try:
     return bool(owner != owner)

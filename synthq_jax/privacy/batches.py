@@ -368,7 +368,13 @@ def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
       )
 
   def read_rows(values: Any) -> Any:
-    chosen = values[rows]  # a copy
+    try:
+      chosen = values[rows]  # a copy
+    except TypeError as error:  # h5py, pyarrow, columns of `datasets`
+      raise TypeError(
+        f"expected arrays of NumPy or JAX as records, got {type(values).__name__}:"
+        " read them into memory with numpy.asarray"
+      ) from error
     if isinstance(chosen, jax.Array):
       chosen = chosen.at[is_padding].set(0)
     else:
@@ -402,6 +408,11 @@ def _flatten(records: Mapping[str, Any]) -> list[tuple[str, Any]]:
       raise TypeError(
         f"expected arrays, got records{path} of {type(values).__name__}, whose"
         " rows have labels of their own: pass its to_numpy()"
+      )
+    if isinstance(values, np.ma.MaskedArray):  # JAX drops the mask
+      raise TypeError(
+        f"expected arrays, got records{path} with a mask, which would not count:"
+        " pass its filled(VALUE)"
       )
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
       raise TypeError(

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import operator
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import SupportsIndex
 
 from synthq_jax import extras
@@ -32,8 +32,8 @@ ALL = (*DEFAULT, "R@1", "R@20", "R@100", "P@1", "MFR")
 OWN_ID = "A result with its query's own id is"
 """The beginning of the sentence on results with their query's own id."""
 
-_FIRST_RANK = re.compile(r"MFR(?:\(rel=(\d+)\))?(?:@(\d+))?")
-_MFR_CUTOFF = 100
+_FIRST_RANK = re.compile(r"MFR((?:\(rel=\d+\))?)((?:@\d+)?)")
+_MFR_CUTOFF = "@100"
 _PLAIN = frozenset(("cutoff", "rel"))
 # Providers without a need for Perl or subtopics, that work without a result, too.
 _PROVIDERS = ("pytrec_eval", "msmarco", "judged", "compat", "cwl_eval")
@@ -130,8 +130,7 @@ def check(
   if not names:
     raise ValueError("expected a measure such as nDCG@10, got none")
   for name in names:
-    measure = _parse_measure(name, level)
-    cutoff = _get_cutoff(measure)
+    cutoff = _parse_measure(name, level).params.get("cutoff", 0)  # 0: none
     if depth is not None and cutoff > depth:
       raise ValueError(
         f"expected measures of at most depth={depth} results, got {name}, which"
@@ -146,7 +145,7 @@ def is_share(name: str) -> bool:
   (True, False, False)
   """
   measure = _parse_measure(name, 1)
-  return not isinstance(measure, _FirstRank) and measure.NAME in _SHARES
+  return not _FIRST_RANK.fullmatch(name) and measure.NAME in _SHARES
 
 
 def evaluate(
@@ -210,8 +209,17 @@ def evaluate(
   qrels = _check_qrels(qrels)
   trec.check_ids("query", run)
   rankings, dropped = _make_rankings(qrels, run, drop_identical)
-  values = _compute_values(set(measures.values()), qrels, rankings)
-  per_query = {name: values[measure] for name, measure in measures.items()}
+  values = _call_ir_measures(set(measures.values()), qrels, rankings)
+  per_query = {
+    name: {q: values.get((measure, q), 0.0) for q in qrels}
+    for name, measure in measures.items()
+  }
+  for name in filter(_FIRST_RANK.fullmatch, names):
+    last = measures[name].params["cutoff"]
+    per_query[name] = {
+      query: float(round(1 / value)) if value else last + 1.0
+      for query, value in per_query[name].items()
+    }
   return Evaluation(
     mean={
       name: math.fsum(scores.values()) / len(scores)
@@ -229,41 +237,6 @@ def evaluate(
     depth=max(len(ids) for ids in rankings.values()),
     split=split,
   )
-
-
-@dataclasses.dataclass(frozen=True)
-class _FirstRank:
-  """The rank of the first relevant document, or `cutoff` + 1."""
-
-  cutoff: int
-  level: int
-
-  def value(self, grades: Mapping[str, int], ids: Sequence[str]) -> float:
-    ranks = (
-      rank
-      for rank, id_ in enumerate(ids[: self.cutoff], 1)
-      if grades.get(id_, 0) >= self.level
-    )
-    return float(next(ranks, self.cutoff + 1))
-
-
-def _compute_values(
-  measures: Collection[ir_measures.Measure | _FirstRank],
-  qrels: trec.Qrels,
-  rankings: Rankings,
-) -> dict[ir_measures.Measure | _FirstRank, dict[str, float]]:
-  """Computes measure -> query id -> value, in the order of the judgements."""
-  ours = {each for each in measures if isinstance(each, _FirstRank)}
-  values = _call_ir_measures(set(measures) - ours, qrels, rankings)
-  return {
-    each: {
-      query: each.value(grades, rankings[query])
-      if each in ours
-      else values.get((each, query), 0.0)
-      for query, grades in qrels.items()
-    }
-    for each in measures
-  }
 
 
 def _call_ir_measures(
@@ -347,13 +320,6 @@ def _make_rankings(
   return rankings, dropped
 
 
-def _get_cutoff(measure: ir_measures.Measure | _FirstRank) -> int:
-  """Returns the number of results that a measure looks at; 0: all."""
-  if isinstance(measure, _FirstRank):
-    return measure.cutoff
-  return measure.params.get("cutoff", 0)
-
-
 def _check_cutoff(cutoff: float) -> None:
   if not isinstance(cutoff, int) or cutoff < 1:
     raise ValueError(f"the cutoff is a whole number above 0, got {cutoff}")
@@ -368,12 +334,16 @@ def _check_level(level: int) -> None:
     )
 
 
-def _parse_measure(name: str, level: int) -> ir_measures.Measure | _FirstRank:
-  """Parses a measure's name and sets its level of relevance."""
+def _parse_measure(name: str, level: int) -> ir_measures.Measure:
+  """Parses a measure's name and sets its level of relevance.
+
+  MFR is computed from the reciprocal rank, RR, at its cutoff.
+  """
   try:
+    parsed = name
     if first := _FIRST_RANK.fullmatch(name):
-      return _make_first_rank(*first.groups(), level)
-    measure = ir_measures.parse_measure(name)
+      parsed = f"RR{first[1]}{first[2] or _MFR_CUTOFF}"
+    measure = ir_measures.parse_measure(parsed)
     measure.validate_params()
     _check_cutoff(measure.params.get("cutoff", 1))
     has_level = "rel" in measure.SUPPORTED_PARAMS and measure.NAME != "NumRet"
@@ -394,13 +364,3 @@ def _check_provider(measure: ir_measures.Measure) -> None:
   providers = (registry[name] for name in _PROVIDERS if name in registry)
   if not any(p.is_available() and p.supports(measure) for p in providers):
     raise ValueError(f"no installed provider computes {measure}")
-
-
-def _make_first_rank(
-  rel: str | None, cutoff: str | None, level: int
-) -> _FirstRank:
-  """Makes MFR from the parts of its name; the default cutoff is 100."""
-  measure = _FirstRank(int(cutoff or _MFR_CUTOFF), int(rel or level))
-  _check_cutoff(measure.cutoff)
-  _check_level(measure.level)
-  return measure

@@ -16,7 +16,7 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -45,6 +45,7 @@ __all__ = ["STAGE", "Config", "Inputs", "run"]
 
 _MIN_CANARIES = 2
 """Canaries of each side that a bound needs."""
+_Model = tuple[typing.Params, t5_config.T5Config]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,13 +89,6 @@ class _Findings:
   # Of secrets in queries alone: the others take fifty times as long.
   public_ranks: Int[np.ndarray, " asked"]
   scores: Float[np.ndarray, " canary"]  # likelihood; the higher, the surer
-
-
-class _Model(NamedTuple):
-  """A T5 and its configuration."""
-
-  params: typing.Params
-  config: t5_config.T5Config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,9 +202,12 @@ def run(task: stage.Task[Config, Inputs]) -> results.AuditReport:
   findings = _find(task)
   directory = task.folder(private=True)
   _save_lines(directory, canaries, findings)
-  delta = _get_delta(checkpoint.statement, task.inputs.prepared, canaries)
-  bounds = _compute_bounds(
-    checkpoint.statement,
+  claim, delta = checkpoint.statement, checkpoint.statement.delta
+  if not 0 < delta < 1:  # without a claim, the default
+    records = task.inputs.prepared.num_queries["train"]
+    delta = 1 / (2 * (records + len(canaries_lib.repeated(canaries))))
+  bounds, lowest, ceiling = _compute_bounds(
+    claim,
     canaries,
     findings.scores,
     delta=delta,
@@ -221,15 +218,15 @@ def run(task: stage.Task[Config, Inputs]) -> results.AuditReport:
     directory=space.relative(directory),
     row=checkpoint.row,
     cells=_make_cells(canaries, findings),
-    bounds=bounds.bounds,
+    bounds=bounds,
     num_candidates=config.num_candidates,
     num_ranked=config.num_ranked,
     num_searched=findings.num_searched,
     confidence=config.confidence,
-    claimed_epsilon=checkpoint.statement.epsilon,
+    claimed_epsilon=claim.epsilon,
     claimed_delta=delta,
-    lower_bound=bounds.lowest,
-    ceiling=bounds.ceiling,
+    lower_bound=lowest,
+    ceiling=ceiling,
     control=_test_control(findings, inserted, config.num_ranked),
   )
 
@@ -277,11 +274,12 @@ def _find(task: stage.Task[Config, Inputs]) -> _Findings:
     written = _write(
       config, model, records, vocabulary, prepared, space, bar.update
     )
-  texts = _synthetic_texts(task)
+  texts = []  # all queries of the generator, also those that filters dropped
+  if task_inputs.written:
+    texts = queries_lib.texts(space.root / task_inputs.written.directory)
   ours, reference = (
     membership.log_likelihoods(
-      source.params,
-      source.config,
+      *source,
       records["inputs"],
       records["targets"],
       batch_size=config.batch_size,
@@ -302,20 +300,20 @@ def _find(task: stage.Task[Config, Inputs]) -> _Findings:
 def _load(
   directory: Any, *, token_ids: token_ids_lib.TokenIds | None = None
 ) -> _Model:
-  """Reads a checkpoint; `token_ids` are the vocabulary's, if it may lack them."""
+  """Reads parameters and shape; `token_ids` are the vocabulary's, if they may be
+  lacking."""
   params, config = t5_checkpoints.load(directory, token_ids=token_ids)
-  return _Model(params, t5_config.require(config, directory))
+  return params, t5_config.require(config, directory)
 
 
 def _compute_ranks(
-  config, canaries, records, progress, model, rows, candidates
+  config, canaries, records, progress, model: _Model, rows, candidates
 ) -> Int[np.ndarray, " asked"]:
   """Returns the ranks of some canaries' secrets among their candidates."""
   if not len(rows):  # secrets in documents alone
     return np.zeros(0, np.int64)
   likelihoods = candidates_lib.likelihoods(
-    model.params,
-    model.config,
+    *model,
     [canaries[i] for i in rows],
     {
       "inputs": records["inputs"][rows],
@@ -336,34 +334,24 @@ def _draw(canaries, symbols, num, rng) -> list[candidates_lib.Candidates]:
 
 
 def _write(
-  config, model, records, vocabulary, prepared, space, progress
+  config, model: _Model, records, vocabulary, prepared, space, progress
 ) -> list[list[str]]:
   """Writes queries for the canaries' documents, as the generate stage does."""
   tokens = decoding.generate(
-    model.params,
-    model.config,
+    *model,
     records["inputs"],
     ids=[f"canary {index}" for index in range(len(records["inputs"]))],
     key=space.key("audit queries"),
     sampler=decoding.Nucleus(p=config.p),
     max_length=prepared.query_length,
     num_samples=config.queries_per_canary,
-    forbidden=queries_lib.get_forbidden_ids(
-      vocabulary, model.config.vocab_size
-    ),
+    forbidden=queries_lib.get_forbidden_ids(vocabulary, model[1].vocab_size),
     batch_size=config.batch_size,
     progress=progress,
   )
   return [
     [queries_lib.decode(vocabulary, row) for row in rows] for rows in tokens
   ]
-
-
-def _synthetic_texts(task: stage.Task[Config, Inputs]) -> list[str]:
-  """Returns all queries of the generator, also those that filters dropped."""
-  written = task.inputs.written
-  folder = task.folders.root
-  return list(queries_lib.texts(folder / written.directory)) if written else []
 
 
 def _leaked(canaries, written, synthetic) -> Bool[np.ndarray, " canary"]:
@@ -434,29 +422,6 @@ def _save_lines(directory: pathlib.Path, canaries, findings: _Findings) -> None:
   artifacts.write_atomically(directory / "canaries.jsonl", text)
 
 
-class _Bounds(NamedTuple):
-  """Bounds of an audit on epsilon."""
-
-  bounds: tuple[results.AuditBound, ...]
-  """Bounds by repetitions."""
-  lowest: float | None
-  """Lower bound from canaries with one copy, or None."""
-  ceiling: float
-  """Value of `lowest` if every guess were right."""
-
-
-def _get_delta(
-  statement: statement_lib.PrivacyStatement,
-  prepared: results.PreparedData,
-  canaries: Sequence[canaries_lib.Canary],
-) -> float:
-  """Returns the claim's delta, or without one the default: 1 / (2n)."""
-  if 0 < statement.delta < 1:
-    return statement.delta
-  records = prepared.num_queries["train"] + len(canaries_lib.repeated(canaries))
-  return 1 / (2 * records)
-
-
 def _compute_bounds(
   statement: statement_lib.PrivacyStatement,
   canaries: Sequence[canaries_lib.Canary],
@@ -465,14 +430,15 @@ def _compute_bounds(
   delta: float,
   confidence: float,
   seed: Sequence[int],
-) -> _Bounds:
-  """Returns the bounds by repetitions, and the bound that tests the claim.
+) -> tuple[tuple[results.AuditBound, ...], float | None, float]:
+  """Returns the bounds by repetitions, the bound that tests the claim, and its
+  value if every guess were right.
 
   Formal guarantee:
-    `lowest` exceeds a true claim with probability at most 1 - confidence: it is
-    the one-run bound from canaries that are one record each. Canaries that are k
-    records audit the claim for groups of k. As in every claim of the pipeline,
-    n, which counts the inserted canaries, is treated as fixed.
+    The second exceeds a true claim with probability at most 1 - confidence: it is
+    the one-run bound from canaries that are one record each, None without such.
+    Canaries that are k records audit the claim for groups of k. As in every claim
+    of the pipeline, n, which counts the inserted canaries, is treated as fixed.
 
   Args:
     statement: statement of the audited generator.
@@ -522,7 +488,7 @@ def _compute_bounds(
         tpr_at_1_fpr=dataclasses.astuple(bound.tpr_at_1_fpr),
       )
     )
-  return _Bounds(tuple(bounds), lowest, ceiling)
+  return tuple(bounds), lowest, ceiling
 
 
 def _screen(audits: Sequence[results.AuditReport]) -> str:

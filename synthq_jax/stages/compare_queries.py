@@ -395,7 +395,7 @@ def _featurizer(
   root: pathlib.Path,
   prepared: results.PreparedData,
   encoder: pathlib.Path | None,
-) -> text_encoders.TextEncoder | None:
+) -> text_encoders.FlaxEncoder | text_encoders.Gpt2 | None:
   """Returns the model behind MAUVE's vectors, which saw none of the queries."""
   if not mauve.is_installed():
     return None
@@ -403,10 +403,8 @@ def _featurizer(
     return text_encoders.Gpt2(folder=config.mauve_gpt2)
   if encoder is None:
     return None
-  return text_encoders.OwnEncoder(
-    checkpoint=encoder,
-    vocabulary=root / prepared.vocabulary,
-    length=prepared.query_length,
+  return text_encoders.load_own(
+    encoder, root / prepared.vocabulary, length=prepared.query_length
   )
 
 
@@ -475,7 +473,7 @@ class HeldOut:
 
 def compute_similarity(
   texts: HeldOut,
-  featurizer: text_encoders.TextEncoder | None,
+  featurizer: text_encoders.FlaxEncoder | text_encoders.Gpt2 | None,
   *,
   limit: int,
   seed: int,
@@ -549,7 +547,7 @@ def _pair_up(
 
 def _compute_mauve(
   drawn: Sequence[tuple[list[_Pair], list[_Pair]]],
-  featurizer: text_encoders.TextEncoder | None,
+  featurizer: text_encoders.FlaxEncoder | text_encoders.Gpt2 | None,
   seed: int,
 ) -> list[tuple[mauve.Mauve, ...]]:
   """Compares both sides of each draw; every text is featurized once."""

@@ -19,7 +19,7 @@ References:
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -95,32 +95,10 @@ def make_job(run: runner.Run, row: rows.Row) -> stage.Job[Inputs]:
   )
 
 
-class _Written(NamedTuple):
-  """Synthetic queries in the order of their documents."""
-
-  names: list[str]
-  texts: list[str]
-  documents: list[str]  # ids
-  tokens: np.ndarray  # [query, length]
-  owners: np.ndarray  # [query], positions of the documents, ascending
-  passages: np.ndarray  # [query], positions of their passages
-
-  def take(self, indices: np.ndarray) -> "_Written":
-    """Returns the queries at these positions."""
-    return _Written(
-      names=[self.names[i] for i in indices],
-      texts=[self.texts[i] for i in indices],
-      documents=[self.documents[i] for i in indices],
-      tokens=self.tokens[indices],
-      owners=self.owners[indices],
-      passages=self.passages[indices],
-    )
-
-
 def _read_written(
   folders: workspace.Folders, ids: Any, synthetic: results.SyntheticQueries
-) -> _Written:
-  """Reads one set of queries; refuses two files of different queries."""
+) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+  """Reads the lines and arrays of queries; refuses those of different queries."""
   folder = folders.root / synthetic.directory
   lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
   stored = prepared_files.arrays(folders, synthetic, folder / "tokens.npz")
@@ -132,14 +110,7 @@ def _read_written(
       " the order of their documents, got others: delete this folder, and the"
       " queries are written again"
     )
-  return _Written(
-    names=[line["_id"] for line in lines],
-    texts=[line["text"] for line in lines],
-    documents=named,
-    tokens=stored["tokens"],
-    owners=owners,
-    passages=stored["passages"],
-  )
+  return lines, stored
 
 
 def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
@@ -164,25 +135,28 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
   corpus = prepared_files.corpus(folders, documents)
   ids = prepared_files.document_tokens(folders, documents).ids
   index = queries_lib.index_of(ids, corpus)
-  written = _read_written(folders, ids, synthetic)
+  lines, stored = _read_written(folders, ids, synthetic)
+  texts, named = ([x[k] for x in lines] for k in ("text", "document"))
   is_found = text_measures.own_document_gauge(
-    written.texts, written.documents, index, k=config.top_k
+    texts, named, index, k=config.top_k
   )
-  passed = filters.keep(written.texts, written.documents, answerable=is_found)
+  passed = filters.keep(texts, named, answerable=is_found)
   if not len(passed.indices):
     raise ValueError(
-      f"filter_queries.Config left none of the {len(written.texts)} queries of"
+      f"filter_queries.Config left none of the {len(lines)} queries of"
       f" {synthetic.name}, got {passed.removed}: take a larger top_k (0 keeps all)"
     )
-  remaining = written.take(passed.indices)
+  lines = [lines[i] for i in passed.indices]
+  stored = {name: rows[passed.indices] for name, rows in stored.items()}
+  texts, owners = [line["text"] for line in lines], stored["documents"]
   queries_lib.save(
     directory,
-    remaining.names,
-    remaining.texts,
-    remaining.owners,
+    [line["_id"] for line in lines],
+    texts,
+    owners,
     ids,
-    remaining.tokens,
-    remaining.passages,
+    stored["tokens"],
+    stored["passages"],
   )
   return dataclasses.replace(
     synthetic,
@@ -196,8 +170,8 @@ def run(task: stage.Task[Config, Inputs]) -> results.SyntheticQueries:
       f" {config.top_k} of the collection."
     ),
     **queries_lib.measure(
-      remaining.texts,
-      remaining.owners,
+      texts,
+      owners,
       index=index,
       corpus=corpus,
       config=config,

@@ -26,8 +26,7 @@ private queries, without noise: they are private.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -145,16 +144,14 @@ def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryLeakage:
   prepared, synthetic = task.inputs.prepared, task.inputs.synthetic
   real = read_real(space, prepared)
   real = real.sample(config.max_real, config.seed)
-  written = [
-    read_written(space, item, limit=config.max_written, seed=config.seed)
-    for item in synthetic
-  ]
+  options = {"limit": config.max_written, "seed": config.seed}
+  written = {x.name: read_written(space, x, **options) for x in synthetic}
   memberships = []
   total = len(config.detectors)
   with progress.bar("query_leakage", total, unit="search") as bar:
     for name in config.detectors:
       memberships += _compare(
-        functools.partial(_index, name, config),
+        _index(name, config, real.texts),
         real,
         written,
         name=name,
@@ -170,7 +167,7 @@ def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryLeakage:
     },
     num_train=int(real.trained.sum()),
     num_control=int((~real.trained).sum()),
-    num_written={item.name: len(item.texts) for item in written},
+    num_written={name: len(texts) for name, texts in written.items()},
     confidence=config.confidence,
     memberships=tuple(memberships),
     only_for_train=bool(prepared.num_asked),
@@ -180,29 +177,24 @@ def run(task: stage.Task[Config, Inputs]) -> comparison_results.QueryLeakage:
 def _index(
   name: str, config: Config, targets: Sequence[str]
 ) -> near_duplicates.Index:
-  """Indexes targets for a detector."""
+  """Indexes targets for a detector.
+
+  By containment, targets match only queries with at least as many n-grams. Without
+  this rule it takes a written query of two words for a near-duplicate of every
+  private query with these words, which reveals nothing. Distinct n-grams count: a
+  long query may repeat two words.
+  """
   if name == "exact":
     return near_duplicates.Exact().index(targets)
   if name == "token_set":
     return near_duplicates.TokenSet(threshold=config.token_set).index(targets)
-  contained = near_duplicates.Containment(threshold=config.containment)
-  return _match_only_holding(contained.index(targets), _count_ngrams(targets))
-
-
-def _match_only_holding(
-  index: near_duplicates.Index, sizes: np.ndarray
-) -> near_duplicates.Index:
-  """Returns an index whose targets match only queries with at least as many n-grams.
-
-  Without this rule containment takes a written query of two words for a
-  near-duplicate of every private query with these words, which reveals nothing.
-  Distinct n-grams count: a long query may repeat two words.
-  """
+  detector = near_duplicates.Containment(threshold=config.containment)
+  contained, sizes = detector.index(targets), _count_ngrams(targets)
 
   def match(queries: Sequence[str]) -> near_duplicates.Matches:
-    rows, targets, scores = index(queries)
-    holds = _count_ngrams(queries)[rows] >= sizes[targets]
-    return rows[holds], targets[holds], scores[holds]
+    rows, matched, scores = contained(queries)
+    holds = _count_ngrams(queries)[rows] >= sizes[matched]
+    return rows[holds], matched[holds], scores[holds]
 
   return match
 
@@ -253,14 +245,6 @@ class _Real:
       name: getattr(self, name)[rows] for name in ("trained", "units", "drawn")
     }
     return _Real(texts=[self.texts[row] for row in rows], **arrays)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Written:
-  """Synthetic queries of one generator."""
-
-  name: str
-  texts: list[str]
 
 
 def read_real(
@@ -349,7 +333,7 @@ def read_written(
   *,
   limit: int,
   seed: int,
-) -> _Written:
+) -> list[str]:
   """Reads about `limit` queries of a generator, all of a document or none."""
   path = files.find(folders.root / synthetic.directory, "queries.jsonl")
   lines = [line for _, line in files.json_lines(path)]
@@ -358,13 +342,13 @@ def read_written(
   )
   rng = np.random.default_rng([seed, 5])
   rows = np.flatnonzero(_whole(owners, limit, rng))
-  return _Written(name=synthetic.name, texts=[lines[i]["text"] for i in rows])
+  return [lines[i]["text"] for i in rows]
 
 
 def _compare(
-  index: Callable[[Sequence[str]], near_duplicates.Index],
+  index: near_duplicates.Index,
   queries: _Real,
-  generators: Sequence[_Written],
+  written: Mapping[str, Sequence[str]],
   *,
   name: str,
   confidence: float,
@@ -373,25 +357,24 @@ def _compare(
   """Yields, for each generator, a comparison of trained and other queries.
 
   Args:
-    index: function from target texts to their index, of a detector of
-      `near_duplicates`.
+    index: the private queries, by a detector of `near_duplicates`.
     queries: the private queries, which are the targets.
-    generators: the synthetic queries of each generator.
+    written: the synthetic queries of each generator.
     name: name of the detector, in results.
     confidence: confidence of each interval by itself, in (0, 1).
     is_fair: whether documents were chosen without looking at which queries were
       trained on. If not, shares are counted, and neither compared nor tested.
   """
-  indexed, number = index(queries.texts), len(queries.texts)
-  pairs = near_duplicates.pairs(queries.texts, indexed)
+  number = len(queries.texts)
+  pairs = near_duplicates.pairs(queries.texts, index)
   pairs = zip(*map(np.ndarray.tolist, pairs), strict=True)
   trained, is_unique = (
     queries.trained,
     shares.alone(pairs, number) & queries.drawn,
   )
-  for generator in generators:
+  for generator, texts in written.items():
     hit = np.zeros(number, bool)
-    hit[near_duplicates.pairs(generator.texts, indexed)[1]] = True
+    hit[near_duplicates.pairs(texts, index)[1]] = True
     train, control = (
       _count(hit[is_unique & trained]),
       _count(hit[is_unique & ~trained]),
@@ -402,7 +385,7 @@ def _compare(
         hit[is_unique], trained[is_unique], queries.units[is_unique], confidence
       )
     yield comparison_results.Membership(
-      name=generator.name,
+      name=generator,
       detector=name,
       train=train,
       control=control,

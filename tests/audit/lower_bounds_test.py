@@ -1,6 +1,7 @@
 """Lower bounds on epsilon: right values, kept promises, wrong ones noticed."""
 
 import functools
+import logging
 import math
 import pathlib
 
@@ -248,6 +249,19 @@ def test_only_the_order_of_scores_matters(change):
   # One score above the cut and one below: the order stays as it was.
   keep = [np.where(x > 1.5, 9.0, x) for x in (inserted, held_out)]
   assert run([change(x) for x in keep]) == run(keep)
+
+
+def test_losses_in_the_place_of_scores_are_logged(caplog):
+  """They found nothing where every coin is told, without a word."""
+  low, high = np.arange(100.0), np.arange(200.0, 300.0)
+  with caplog.at_level(logging.WARNING):
+    right = lower_bounds.audit(high, low, delta=1e-5, seed=0)
+    lower_bounds.audit(low, low + 0.5, delta=1e-5, seed=0)  # as chance has it
+    assert not caplog.records
+    wrong = lower_bounds.audit(low, high, delta=1e-5, seed=0)
+  assert right.epsilon_one_run > 3 and wrong.epsilon_one_run == 0
+  (record,) = caplog.records
+  assert "such as minus the loss" in record.getMessage()
 
 
 def test_ties_are_broken_by_the_seed_and_not_by_the_coin():

@@ -196,6 +196,50 @@ def test_a_log_without_users_is_refused_by_its_header(
 
 
 @pytest.mark.parametrize(
+  "names", [("data_0", "data_1"), ("part-0", "part-1"), ("2026-01", "log")]
+)
+def test_parts_of_an_export_are_one_log(tmp_path, names):
+  """DuckDB's were refused as splits; Spark's were divided by words."""
+  lines = [f"thing number {i},{i}\n" for i in range(100)]
+  whole = tmp_path / "log.csv"
+  whole.write_text("query,document\n" + "".join(lines))
+  (tmp_path / "log").mkdir()
+  for part, name in zip((lines[:50], lines[50:]), names, strict=True):
+    file = tmp_path / "log" / f"{name}.csv"
+    file.write_text("query,document\n" + "".join(part))
+  corpus = tmp_path / "corpus.jsonl"
+  corpus.write_text(
+    "".join(f'{{"_id": "{i}", "text": "a {i}"}}\n' for i in range(100))
+  )
+  for read in (jsonl.read_jsonl, lambda log: jsonl.read_log(log, corpus)):
+    assert read(tmp_path / "log").qrels == read(whole).qrels
+  (tmp_path / "log" / f"{names[1]}.csv").rename(tmp_path / "log" / "test.csv")
+  with pytest.raises(ValueError, match="TEST_SPLIT|split"):
+    sources.open(f"log:{tmp_path / 'log'}@{corpus}").read().judgements("train")
+
+
+def test_a_key_that_first_lines_leave_out_is_not_passed_over(tmp_path):
+  """Protocol buffers leave out zeros: each line was a click."""
+  rows = [row | {"numClicks": i} if i else row for i, row in enumerate(log(60))]
+  with pytest.raises(ValueError, match='jsonl:2: expected "clicks", got "numC'):
+    jsonl.read_jsonl(write(tmp_path, rows))
+
+
+def test_a_text_that_is_null_is_empty_or_under_its_other_name(tmp_path):
+  """pandas writes null for nothing; an empty cell of a CSV was read before."""
+  log, corpus = tmp_path / "log.csv", tmp_path / "corpus.jsonl"
+  log.write_text("query,document,split\nboat,1,train\nrope,2,test\n")
+  corpus.write_text(
+    '{"_id": 1, "text": null}\n{"id": 2, "text": null, "contents": "a rope"}\n'
+  )
+  documents = jsonl.read_log(log, corpus).documents
+  assert [document.text for document in documents] == ["", "a rope"]
+  corpus.write_text('{"_id": 1, "text": "a"}\n{"_id": 2, "body": "b"}\n')
+  with pytest.raises(ValueError, match='jsonl:2: .*string under "text"'):
+    jsonl.read_log(log, corpus)
+
+
+@pytest.mark.parametrize(
   ("name", "words"),
   [
     ("Clicks", 'expected "clicks", got "Clicks"'),
@@ -206,7 +250,14 @@ def test_a_log_without_users_is_refused_by_its_header(
     ("label", 'expected "clicks", got "label"'),
     ("Relevance", 'expected "clicks", got "Relevance"'),
     ("score", 'expected "clicks", got "score"'),
+    ("Total Clicks", 'expected "clicks", got "Total Clicks"'),
+    ("sum(clicks)", 'expected "clicks", got'),
+    ("has_click", 'expected "clicks", got "has_click"'),
+    ("esci_label", 'expected "clicks", got "esci_label"'),
+    ("is_duplicate", 'expected "clicks", got "is_duplicate"'),
+    ("relevance_score", 'expected "clicks", got "relevance_score"'),
     ("when", None),
+    ("clicked_at", None),
   ],
 )
 def test_an_optional_column_is_not_passed_over_for_its_name(

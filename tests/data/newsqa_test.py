@@ -90,7 +90,7 @@ def test_stories_become_clients_of_genres_with_sentences_that_answer(tmp_path):
   stories = newsqa.read(packed_json(tmp_path / "n.json"))
   judged = passages.from_stories(stories)
   data = partitions.by_genre(judged, {name_of(SHIP): SHIP})
-  (client,) = clients.build(data).clients
+  (client,), _ = clients.build(data)
   assert client.name == "world"
   assert client.sentences == (
     "NAIROBI (CNN) -- A ship came on Monday.",

@@ -284,6 +284,8 @@ NAMED = {
   "comma.csv": 'id,query\nq1,"boat"\n',
   "semicolon.csv": "id;query\nq1;boat\n",
   "tab.csv": "q1\tboat\n",
+  "passage.csv": "id,text,question\nq1,A passage,boat\n",
+  "squad.jsonl": '{"id": "q1", "text": "A passage", "question": "boat"}\n',
   "other.jsonl": '{"lang": "en", "query_id": "q1", "query": "boat"}\n',
 }
 

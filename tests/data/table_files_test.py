@@ -215,19 +215,19 @@ def test_the_hubs_folder_of_all_splits_is_no_split(tmp_path):
 
 @pytest.mark.parametrize("by_file", [False, True])
 def test_pairs_stay_in_the_splits_that_they_name(by_file, tmp_path):
-  path = tmp_path / "log.jsonl"
-  rows = [row | {"split": "ab"[i % 2]} for i, row in enumerate(CLICKS)]
+  path, names = tmp_path / "log.jsonl", ("train", "other")
+  rows = [row | {"split": names[i % 2]} for i, row in enumerate(CLICKS)]
   if by_file:
     path = tmp_path / "log"
-    write(path / "a.csv", CLICKS[::2])
-    write(path / "b.csv", CLICKS[1::2])
+    write(path / "train.csv", CLICKS[::2])
+    write(path / "other.csv", CLICKS[1::2])
   else:
     write(path, rows)
   read = sources.open(f"jsonl:{path}").read()
-  assert set(read.qrels) == {"a", "b"}
+  assert set(read.qrels) == {*names}
   assert read.split_by_record != by_file
   texts = {query.id: query.text for query in read.queries}
-  for split in "ab":
+  for split in names:
     assert {texts[query] for query in read.qrels[split]} == {
       row["query"]
       for row in rows
@@ -615,6 +615,10 @@ HEADERS = {
   "wide.csv": (
     "query,document\n".encode("utf-16"),
     r"wide\.csv:1: .* as UTF-16 has; .*iconv -f utf-16",
+  ),
+  "spark.csv": (
+    b'query,document\n"5\\" screen",d1\n',
+    r"spark\.csv:2: .*in Spark, option\('escape', '\"'\)",
   ),
   "windows.tsv": (
     "query\tdocument\ncaf\u00e9\td1\n".encode("cp1252"),

@@ -34,7 +34,7 @@ def sizes(data):
 
 def test_each_label_is_a_client_and_takes_its_questions_with_it():
   data = partitions.by_label(judged(3, 2), {"p0": "x", "p1": "y", "p2": "x"})
-  built = {c.name: c for c in clients.build(data).clients}
+  built = {c.name: c for c in clients.build(data)[0]}
   assert built["x"].passage_ids == ("p0", "p2")
   assert built["x"].splits["test"].ids == ("q0",)
   assert built["y"].splits["train"].ids == ("q1",)

@@ -26,14 +26,14 @@ def counts(client):
 
 def test_medquad_has_nine_sites_with_these_sentences_and_questions():
   collection = beir.read_beir(shared_data.folder("medquad"))
-  built = clients.build(passages.from_documents(collection))
-  assert {c.name: counts(c) for c in built.clients} == MEDQUAD
+  built, found = clients.build(passages.from_documents(collection))
+  assert {c.name: counts(c) for c in built} == MEDQUAD
   # All documents and questions are there; judgements across sites are not.
   assert sum(row[0] for row in MEDQUAD.values()) == 15775
   assert sum(sum(row[2:]) for row in MEDQUAD.values()) == 14270
-  assert built.num_foreign_judgements == 1414
-  assert built.num_lost_questions == 0
-  cdc = ranking.evaluate_bm25(built.clients[0], "test")
+  assert found["num_foreign_judgements"] == 1414
+  assert found["num_lost_questions"] == 0
+  cdc = ranking.evaluate_bm25(built[0], "test")
   assert cdc.values().mean() == pytest.approx(0.400, abs=0.01)
 
 
@@ -44,17 +44,17 @@ def test_wikiqas_labelled_sentences_become_ten_skewed_clients():
   )
   labels = partitions.label_by_questions(judged)
   data = partitions.dirichlet(judged, labels, num_clients=10, alpha=0.5, seed=0)
-  built = clients.build(data)
-  assert len(built.clients) == 10
-  rows = [counts(client) for client in built.clients]
+  built, _ = clients.build(data)
+  assert len(built) == 10
+  rows = [counts(client) for client in built]
   assert sum(row[1] for row in rows) == 26325
   assert [sum(column) for column in zip(*rows, strict=True)][2:] == [
     873, 126, 243,
   ]  # fmt: skip
-  answers = [a for c in built.clients for a in c.splits["test"].answers]
+  answers = [a for c in built for a in c.splits["test"].answers]
   assert sum(map(len, answers)) == 293
   mean = sum(
     ranking.evaluate_bm25(client, "test").values("MRR@10").sum()
-    for client in built.clients
+    for client in built
   )
   assert mean / 243 == pytest.approx(0.491, abs=0.01)

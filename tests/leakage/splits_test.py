@@ -144,45 +144,41 @@ def triple(query: str, relevant: str, target: str = "") -> splits.Triple:
   )
 
 
-SPLIT = splits.Split(
-  name="near leakage",
-  size=5,
-  seed=3,
-  triples=(
-    triple("a", "d1"),
-    triple("b", "d2"),
-    triple("x", "d3", "t1"),
-    triple("y", "d3", "t1"),
-    triple("y", "d4", "t2"),
-  ),
-  num_leaked=3,
+TRIPLES = (
+  triple("a", "d1"),
+  triple("b", "d2"),
+  triple("x", "d3", "t1"),
+  triple("y", "d3", "t1"),
+  triple("y", "d4", "t2"),
 )
 TEXTS = {"n": "no", "d1": "one", "d2": "two", "d3": "three", "d4": "four"}
 
 
+def manifest(triples=TRIPLES, texts=TEXTS):
+  return splits.make_manifest("near leakage", triples, texts, seed=3)
+
+
 def test_a_manifest_counts_queries_and_targets():
-  made = splits.make_manifest(SPLIT, TEXTS)
+  made = manifest()
   assert (made.name, made.size, made.seed) == ("near leakage", 10, 3)
   assert (made.num_leaked, made.num_queries) == (6, 4)  # instances; queries
   assert (made.num_leaked_queries, made.num_targets) == (2, 2)
-  assert splits.make_manifest(SPLIT, TEXTS) == made
+  assert manifest() == made
 
 
 @pytest.mark.parametrize("document", ["d1", "d4"])  # of filler, and leaked
 def test_digests_follow_the_texts_of_the_documents(document):
-  made = splits.make_manifest(SPLIT, TEXTS)
-  other = splits.make_manifest(SPLIT, TEXTS | {document: "something else"})
-  assert other.digest != made.digest
+  other = manifest(texts=TEXTS | {document: "something else"})
+  assert other.digest != manifest().digest
 
 
 def test_digests_follow_queries_targets_and_order():
-  made = splits.make_manifest(SPLIT, TEXTS)
-  first, *rest = SPLIT.triples
+  made = manifest()
+  first, *rest = TRIPLES
   for changed in (
     (dataclasses.replace(first, query="other words"), *rest),
     (dataclasses.replace(first, query_id="c"), *rest),
     (first, *rest[:3], dataclasses.replace(rest[3], target="t1")),
-    SPLIT.triples[::-1],
+    TRIPLES[::-1],
   ):
-    split = dataclasses.replace(SPLIT, triples=changed)
-    assert splits.make_manifest(split, TEXTS).digest != made.digest
+    assert manifest(changed).digest != made.digest

@@ -75,12 +75,6 @@ def test_a_planted_effect_is_found_and_a_null_one_is_not():
   assert false / 300 <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / 300)
 
 
-def test_fewer_is_better_for_the_first_rank_alone():
-  means = {"a": 1.0, "b": 2.0, "c": 2.0}
-  assert study.rank_systems(means, "P@1") == ["b", "c", "a"]
-  assert study.rank_systems(means, "MFR") == ["a", "b", "c"]
-
-
 RUN = {
   "q1": {"a": 5.0, "b": 4.0, "c": 3.0, "d": 2.0},
   "q2": {"x": 1.0, "y": 0.5},

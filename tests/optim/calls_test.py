@@ -417,3 +417,18 @@ def test_a_loss_that_reads_the_mask_is_told_that_it_is_taken_out():
   with pytest.raises(KeyError) as raised:
     optim.clipped_grad(masked, l2_clip_norm=1.0)(W, batch)
   assert "leave padding out themselves" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+  ("loss_fn", "hint"),
+  [
+    (lambda p, b: b["x"] @ p[:, None], r"\(1, 1\).*take \[:, 0\] of one"),
+    (lambda p, b: (b["x"] - p[None]) ** 2, r"\(1, 2\).*add up its other axes"),
+    (lambda p, b: (b["x"] @ p).squeeze(), r"\(\).*but by its number"),
+  ],
+)
+def test_a_loss_of_other_axes_is_told_what_to_do_with_them(loss_fn, hint):
+  """The line said "do not average over it" to each of them."""
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0)
+  with pytest.raises(ValueError, match=f"got shape={hint}"):
+    grad_fn(jnp.ones(2), {"x": jnp.ones((3, 2))})

@@ -167,6 +167,39 @@ def test_microbatches_are_left_out_where_that_is_cheap_and_safe(strategy):
   assert choices(divided, params, batch, *flags.values()) == own
 
 
+@pytest.mark.parametrize("kind", ["examples", "pairs"])
+def test_rows_along_explicit_axes_of_a_mesh_are_refused_in_one_line(kind):
+  """`jax.make_mesh` makes such axes unless it is told otherwise."""
+  types = jax.sharding.AxisType
+  rows = jax.sharding.PartitionSpec("x")
+  values = np.eye(8, dtype=np.float32)
+  if kind == "pairs":
+    batch, params = {"queries": values, "documents": values}, jnp.eye(8)
+    grad_fn = optim.contrastive_clipped_grad(
+      lambda p, x: x @ p,
+      lambda p, x: x @ p,
+      loss=contrastive.Softmax(temperature=1.0),
+      l2_clip_norm=1.0,
+      method=optim.Batch(),
+      max_batch_size=8,
+    )
+  else:
+    batch, params = {"x": values}, jnp.ones(8)
+    grad_fn = clipping.clipped_grad(
+      lambda p, b: b["x"] @ p, l2_clip_norm=1.0, strategy="vmap"
+    )
+
+  def run(kind):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(kind,))
+    divided = jax.device_put(batch, jax.sharding.NamedSharding(mesh, rows))
+    return jax.jit(grad_fn)(params, divided)[0]
+
+  with pytest.raises(ValueError, match=r"one along \['x'\]: make the mesh"):
+    run(types.Explicit)
+  expected, _ = grad_fn(params, batch)
+  np.testing.assert_allclose(run(types.Auto), expected, atol=1e-6)
+
+
 @every
 def test_flags_of_padding_are_read_as_truth_whatever_their_type(strategy):
   """With 2 as a flag, one example would decide whether its neighbours count."""

@@ -7,6 +7,7 @@ import pytest
 
 from synthq_jax import optim
 from synthq_jax.losses import contrastive as losses
+from synthq_jax.privacy import sampling
 
 SOFTMAX = losses.Softmax(temperature=0.5)
 BOTH = losses.Softmax(temperature=0.5, directions=2)
@@ -53,6 +54,47 @@ def test_similarities_outside_their_range_are_refused():
   refuses(
     lambda: fn(PARAMS, make_batch(5)), "from encode_document: divide them"
   )
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_batch_s_own_documents_are_no_public_negatives(jit):
+  """A pair moved all rows, where the noise is for one."""
+  fn = make(optim.Row(negatives="public"))
+
+  def step(params, batch):
+    return fn(params, {**batch, "public_negatives": batch["documents"]})[0]
+
+  step = jax.jit(step) if jit else step
+  batch = make_batch(5)
+  refuses(lambda: step(PARAMS, batch), "that no record decides, got fields of")
+  public = {"public_negatives": make_batch(7)["documents"]}
+  assert fn(PARAMS, batch | public)[0]["w"].shape == (3, 4)
+
+
+def test_rows_that_a_sampler_drew_are_no_public_negatives():
+  sampler = sampling.Poisson(
+    num_examples=6, expected_batch_size=2, max_batch_size=8
+  )
+  records = make_batch(6)
+  records["public_negatives"] = records["documents"].copy()
+  batch = sampler.take(records, sampler.batch(1, 0))
+  fn = make(optim.Row(negatives="public"))
+  refuses(lambda: fn(PARAMS, batch), "that no record decides, got fields of")
+
+
+def test_vectors_that_half_precision_makes_a_little_longer_than_1_pass():
+  def in_half(params, x):
+    x = (x @ params["w"]).astype(jnp.bfloat16)
+    return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+  documents = make_batch(200)["documents"]
+  vectors = in_half(PARAMS, documents).astype(jnp.float32)
+  lengths = np.linalg.norm(vectors, axis=1)
+  assert lengths.max() > 1.001
+  batch = make_batch(8)
+  batch["documents"] = documents[np.argsort(-lengths)[:8]]
+  fn = make(optim.Row(negatives="batch"), document=in_half)
+  assert np.isfinite(fn(PARAMS, batch)[0]["w"]).all()
 
 
 def test_a_batch_beyond_the_declared_maximum_is_refused():

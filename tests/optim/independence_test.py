@@ -110,6 +110,15 @@ def carried_from_one_to_the_next(params, batch):
   return jax.lax.scan(add, 0.0, batch["x"])[1]
 
 
+def negatives_by_roll(params, batch):
+  x = batch["x"] @ params["w"]
+  return jnp.sum(x * batch["x"], 1) - jnp.sum(x * jnp.roll(batch["x"], 1, 0), 1)
+
+
+def mixed_up_with_the_last(params, batch):
+  return independent(params, {"x": 0.7 * batch["x"] + 0.3 * batch["x"][::-1]})
+
+
 def with_a_key(params, batch, key):
   x = batch_norm(params, batch)
   return x + jax.random.normal(key, (1,))
@@ -130,6 +139,8 @@ def with_a_key(params, batch, key):
     inside_a_checkpoint,
     behind_a_reshape,
     behind_a_lookup,
+    negatives_by_roll,
+    mixed_up_with_the_last,
     with_a_key,
   ],
   ids=lambda f: f.__name__,

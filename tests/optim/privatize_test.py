@@ -1,6 +1,7 @@
 """Noise: its size, its independence, its repeatability."""
 
 import functools
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import scipy.stats
 from jax.sharding import Mesh, PartitionSpec
 
 from synthq_jax import optim
+from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.privacy import sampling
 
@@ -106,6 +108,29 @@ class _Twins:
     return cls(*children)
 
 
+@pytest.mark.parametrize(
+  ("make_key", "logged"),
+  [
+    (lambda: jax.random.key(2**32 - 1), 1),
+    (lambda: jax.random.PRNGKey(0), 1),
+    (lambda: optim.secret_key(42, "noise"), 1),
+    (lambda: optim.secret_key(2**32, "noise"), 0),
+    (lambda: jax.random.split(jax.random.key(0))[1], 0),  # nothing can see it
+  ],
+)
+def test_a_noise_key_that_can_be_guessed_is_logged_once(
+  make_key, logged, caplog
+):
+  keys_lib._log_guessable.cache_clear()
+  with caplog.at_level(logging.WARNING):
+    for _ in range(2):
+      key = make_key()
+      jax.jit(lambda key=key: make(key=key).init(ZEROS))()
+  messages = [record.getMessage() for record in caplog.records]
+  assert len(messages) == logged
+  assert all("a seed below 2^32" in message for message in messages)
+
+
 def test_two_leaves_of_one_path_are_refused():
   tree = _Twins(jnp.zeros(3), jnp.zeros(3))
   transform = make()
@@ -120,6 +145,16 @@ def test_a_resumed_run_draws_the_same_noise(drawn):
   np.testing.assert_array_equal(resumed["a"], drawn[1]["a"])
   assert state.step == 2
   assert len(jax.tree.leaves(state)) == 1
+
+
+@pytest.mark.parametrize("wrap", [None, 2])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.int8])
+def test_a_step_that_a_cast_of_the_state_rounds_is_refused(dtype, wrap):
+  """256 + 1 is 256 in bfloat16: all later steps would share one noise."""
+  transform = make() if wrap is None else optim.accumulate(make(), parts=wrap)
+  state = optax.tree.cast(transform.init(ZEROS), dtype)
+  with pytest.raises(ValueError, match=f"as int32, got {jnp.dtype(dtype)}"):
+    transform.update(ZEROS, state)
 
 
 def test_another_key_draws_other_noise(drawn):

@@ -151,6 +151,10 @@ def test_more_records_than_are_declared_are_refused():
     ({"x": np.ones(3)}, [0.0, np.nan, np.nan], "got records without one"),
     ({"x": np.ones(2)}, np.array(["a", None], object), "records without one"),
     ({"x": np.ones(2)}, np.array(["a", ""]), "records without one"),
+    ({"x": np.ones(2)}, [0, -1], "records without one"),
+    ({"x": np.ones(2)}, ["ann", " NaN"], "records without one"),
+    ({"x": np.ones(2)}, ["ann", "Ann"], "differ in zeros, letter case"),
+    ({"x": np.ones(2)}, ["17", "017 "], "differ in zeros, letter case"),
     (
       {"x": np.ones(2)},
       np.array(["7", 7], object),
@@ -163,6 +167,17 @@ def test_records_and_owners_that_do_not_fit_are_refused(records, owners, match):
   with pytest.raises(ValueError, match=match) as error:
     users.grouped(records, owners, MOST)
   assert "\n" not in str(error.value)
+
+
+def test_ids_of_records_are_no_ids_of_users():
+  """They ended in "fold_in accepts a scalar"."""
+  records = {"x": np.ones((3, 2)), "example_id": np.arange(3)}
+  batch = users.grouped(records, np.array([0, 0, 1]), 2)
+  grad_fn = optim.clipped_grad(
+    users.mean_loss(lambda p, b, key: b["x"] @ p), l2_clip_norm=1.0
+  )
+  with pytest.raises(ValueError, match="one example_id for each of 2 examples"):
+    grad_fn(jnp.ones(2), batch, key=jax.random.key(0))
 
 
 def test_records_that_were_drawn_one_by_one_are_no_users():

@@ -337,6 +337,37 @@ def test_columns_that_are_read_by_label_are_refused():
     sampling.take(records, drawn)
 
 
+class _Dataset:
+  """Rows of a file, as h5py and pyarrow have them: read by slices alone."""
+
+  def __len__(self):
+    return 8
+
+  def __getitem__(self, rows):
+    raise TypeError("Indexing elements must be in increasing order")
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    (_Dataset(), "got _Dataset: read them into memory with numpy.asarray"),
+    (
+      np.ma.masked_array(np.ones(8), np.arange(8) > 3),
+      r"mask.*filled\(VALUE\)",
+    ),
+  ],
+)
+def test_rows_of_a_file_and_masked_values_are_refused_in_one_line(
+  values, message
+):
+  """JAX reads what lies below a mask: missing values became records'."""
+  sampler = sampling.Poisson(
+    num_examples=8, expected_batch_size=4, max_batch_size=8
+  )
+  with pytest.raises(TypeError, match=message):
+    sampler.take({"x": values}, sampler.batch(3, 0))
+
+
 @pytest.mark.parametrize(
   ("records", "error", "message"),
   [

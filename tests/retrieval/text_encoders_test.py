@@ -85,7 +85,7 @@ def test_gpt2_gives_the_last_state_of_each_text(gpt2, batch_size, length):
 
 
 def test_our_own_encoder_is_the_dual_encoder_of_a_checkpoint():
-  made = text_encoders.OwnEncoder(length=12)
+  made = text_encoders.load_own(length=12)
   params, config = t5_checkpoints.load(shipped.DIRECTORY)
   tokens = vocabulary.tokenize(
     vocabulary.load(shipped.VOCABULARY), _TEXTS, length=12
@@ -97,11 +97,10 @@ def test_our_own_encoder_is_the_dual_encoder_of_a_checkpoint():
 
 
 def test_a_vocabulary_too_large_for_the_checkpoint_is_refused(tmp_path):
-  made = text_encoders.OwnEncoder(checkpoint=_tiny_checkpoint(tmp_path / "t5"))
   with pytest.raises(
     ValueError, match="at most vocab_size=64 .* own vocabulary"
   ):
-    made.encode(["the quick brown fox"])
+    text_encoders.load_own(_tiny_checkpoint(tmp_path / "t5"))
 
 
 def _tiny_checkpoint(folder):
@@ -168,7 +167,7 @@ def test_a_bert_of_hugging_face_gives_the_mean_of_its_outputs(tmp_path):
       for row in rows
     ]
   expected = np.stack([mean / np.linalg.norm(mean) for mean in means])
-  made = text_encoders.FolderEncoder(folder=tmp_path, length=24)
+  made = text_encoders.load_folder(tmp_path, length=24)
   np.testing.assert_allclose(made.encode(texts), expected, atol=1e-5)
   same = made.encode(["MEASLES outbreak", "MEASLES outbreak!"]) @ expected[0]
   assert same[0] > 0.9999 > same[1]
@@ -178,14 +177,14 @@ def test_a_bert_of_hugging_face_gives_the_mean_of_its_outputs(tmp_path):
 def test_a_bert_that_does_not_fit_its_vocabulary_or_length_is_refused(tmp_path):
   bert_folder(tmp_path)
   with pytest.raises(ValueError, match="more than 2 tokens, .* got length=2"):
-    text_encoders.load(text_encoders.FolderEncoder(folder=tmp_path, length=2))
+    text_encoders.load_folder(tmp_path, length=2)
   (tmp_path / "vocab.txt").write_text("\n".join([*PIECES, "more"]) + "\n")
   with pytest.raises(ValueError, match="at most vocab_size=8 pieces, .* got 9"):
-    text_encoders.load(text_encoders.FolderEncoder(folder=tmp_path, length=24))
+    text_encoders.load_folder(tmp_path, length=24)
   (tmp_path / "vocab.txt").unlink()
   (tmp_path / "tokenizer.json").unlink(missing_ok=True)
   with pytest.raises(ValueError, match="vocab.txt, got neither"):
-    text_encoders.load(text_encoders.FolderEncoder(folder=tmp_path, length=24))
+    text_encoders.load_folder(tmp_path, length=24)
 
 
 SENTENCES = [
@@ -250,7 +249,7 @@ QUERY = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
 def test_a_folder_gives_the_vectors_of_sentence_transformers(tmp_path, files):
   library = pytest.importorskip("sentence_transformers")
   place = sentence_folder(tmp_path, **files)
-  ours = text_encoders.FolderEncoder(folder=place, length=32).encode(SENTENCES)
+  ours = text_encoders.load_folder(place, length=32).encode(SENTENCES)
   theirs = library.SentenceTransformer(str(place), device="cpu")
   np.testing.assert_allclose(ours, theirs.encode(SENTENCES), atol=1e-5)
 
@@ -273,4 +272,4 @@ def test_settings_of_texts_that_are_not_read_are_refused(
 ):
   place = sentence_folder(tmp_path, **files)
   with pytest.raises(ValueError, match=words):
-    text_encoders.load(text_encoders.FolderEncoder(folder=place, length=32))
+    text_encoders.load_folder(place, length=32)

@@ -319,15 +319,16 @@ def test_a_filter_that_looks_at_real_queries_is_caught(
   right = filter_queries._read_written
 
   def wrong(folders, ids, synthetic):
-    written = right(folders, ids, synthetic)
+    lines, stored = right(folders, ids, synthetic)
     (path,) = folders.private("prepare_data").rglob(name)
     if name == "train.npz":
       real = {tuple(row) for row in np.load(path)["tokens"]}
-      found = [tuple(row) in real for row in written.tokens]
+      found = [tuple(row) in real for row in stored["tokens"]]
     else:
       real = path.read_text()
-      found = [text in real for text in written.texts]
-    return written.take(np.flatnonzero(~np.array(found)))
+      found = [line["text"] in real for line in lines]
+    rows = np.flatnonzero(~np.array(found))
+    return [lines[i] for i in rows], {k: v[rows] for k, v in stored.items()}
 
   monkeypatch.setattr(filter_queries, "_read_written", wrong)
   with pytest.raises(AssertionError):

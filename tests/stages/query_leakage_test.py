@@ -373,11 +373,11 @@ def test_written_queries_of_a_document_are_taken_together(tmp_path):
   texts = [f"query {i} of {i // 5}" for i in range(50)]
   made = workdir.synthetic("eps8", texts, per_document=5)
   some = query_leakage.read_written(workdir.space, made, limit=12, seed=0)
-  assert len(some.texts) == 15
-  documents = [text.rpartition(" ")[2] for text in some.texts]
+  assert len(some) == 15
+  documents = [text.rpartition(" ")[2] for text in some]
   assert len(set(documents)) == 3
   every = query_leakage.read_written(workdir.space, made, limit=50, seed=0)
-  assert every.texts == texts
+  assert every == texts
 
 
 def test_a_query_of_train_and_dev_was_trained_on(tmp_path):

@@ -17,13 +17,12 @@ rerankers alike.
 
 from synthq_jax.leakage.rerankers.duet import Duet
 from synthq_jax.leakage.rerankers.mono import MonoBERT, MonoT5
-from synthq_jax.leakage.rerankers.reranker import Reranker, Triple
+from synthq_jax.leakage.rerankers.reranker import Reranker
 from synthq_jax.leakage.rerankers.terms import KNRM, PACRR
 from synthq_jax.leakage.rerankers.training import Recipe, rerank, train
 
 __all__ = [
   "Duet",
-  "Triple",
   "KNRM",
   "MonoBERT",
   "MonoT5",

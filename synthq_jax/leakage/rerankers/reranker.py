@@ -1,7 +1,6 @@
 """Base class and losses of all rerankers: scores of rows, losses of pairs."""
 
 import abc
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -14,7 +13,6 @@ from synthq_jax import typing
 
 __all__ = [
   "Features",
-  "Triple",
   "Reranker",
   "Rngs",
   "check_vocabulary",
@@ -28,18 +26,6 @@ Features = dict[str, np.ndarray]
 """Arrays by name, all with a leading axis of rows; a row is a pair of texts."""
 Rngs = dict[str, jax.Array]
 """Random keys by use, such as "dropout", in Flax's form."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Triple:
-  """A query, a relevant document and a non-relevant document."""
-
-  query: str
-  """Text of the query."""
-  relevant: str
-  """Text of a relevant document."""
-  non_relevant: str
-  """Text of a document that is not relevant."""
 
 
 def hinge(logits: Float[Array, "batch 1"]) -> Float[Array, ""]:

@@ -76,7 +76,7 @@ class Recipe:
 
 def train(
   reranker: reranker_lib.Reranker,
-  triples: Sequence[reranker_lib.Triple],
+  triples: Sequence[tuple[str, str, str]],
   *,
   recipe: Recipe,
   seed: int,
@@ -90,7 +90,8 @@ def train(
 
   Args:
     reranker: reranker to train, from the parameters that its `init` returns.
-    triples: at least one triple.
+    triples: texts of a query, a relevant document and one that is not
+      relevant; at least one triple.
     recipe: training settings.
     seed: seed of random initial parameters, of the order and of dropout.
     directory: folder of checkpoints and metrics, for this training alone; name
@@ -108,12 +109,8 @@ def train(
   key = jax.random.key(seed)
   params = reranker.init(jax.random.fold_in(key, 0))
   features = reranker.featurize(  # rows in pairs: 2i relevant, 2i + 1 not
-    [each.query for each in triples for _ in range(2)],
-    [
-      document
-      for each in triples
-      for document in (each.relevant, each.non_relevant)
-    ],
+    [query for query, *_ in triples for _ in range(2)],
+    [document for _, *pair in triples for document in pair],
   )
   steps = recipe.num_steps(len(triples))
   learning_rate = schedules.linear(

@@ -29,7 +29,6 @@ _MODEL = "model.safetensors"
 _GENERATION = "generation_config.json"
 _INDEX = "model.safetensors.index.json"
 _TORCH = "pytorch_model.bin"
-_ADAPTER = "adapter_config.json"  # of PEFT
 
 # gelu_new is the approximation by tanh, as our gelu is; their gelu is exact.
 _ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu", "linear": "linear"}
@@ -159,12 +158,7 @@ def _translate_name(path: str) -> str:
 
 
 def _read_files(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
-  if (folder / _ADAPTER).is_file():
-    raise ValueError(
-      f"{folder}: expected a model alone, got {_ADAPTER} beside it, which"
-      " transformers adds to the model: merge it (PEFT's merge_and_unload) and"
-      " save the model again"
-    )
+  _tensors.refuse_adapter(folder)
   if (folder / _MODEL).is_file():
     return _tensors.read_safetensors(folder / _MODEL)
   if not (folder / _INDEX).is_file():

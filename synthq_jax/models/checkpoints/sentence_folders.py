@@ -5,6 +5,7 @@ ignore them would silently change the vectors.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ __all__ = [
   "TextSettings",
   "check_texts",
   "drop_paths",
+  "find_padding",
   "model_settings",
   "modules",
   "read_fields",
@@ -46,12 +48,18 @@ _TEXTS = (
   "sentence_xlm-roberta_config.json",
 )
 _UNREAD = (
+  "config_args",
+  "config_kwargs",
   "tokenizer_args",
   "processor_kwargs",
   "processing_kwargs",
   "query_expansion",
   "document_length",
 )
+_OUTPUT = "last_hidden_state"
+"""Name of a model's output for each token."""
+_OWN = "sentence_transformers."
+"""Beginning of a module's class; others, such as custom_st.Transformer, run code."""
 _POOLINGS = {"mean": "mean", "mean_tokens": "mean"} | {
   name: "first" for name in ("cls", "cls_token")
 }
@@ -219,8 +227,15 @@ def model_settings(folder: pathlib.Path) -> TextSettings:
   fields = read_fields(path) if path is not None else {}
   if unread := [name for name in _UNREAD if fields.get(name)]:
     raise ValueError(
-      f"{path}: expected no {unread[0]}, which would change the model's input"
-      " and is not supported: save the model with these settings in its tokenizer"
+      f"{path}: expected no {unread[0]}, which would change the model or its input"
+      " and is not supported: save the model with these settings in its own files"
+    )
+  text = (fields.get("modality_config") or {}).get("text") or {}
+  output = text.get("method_output_name") or _OUTPUT
+  if output != _OUTPUT:
+    raise ValueError(
+      f"{path}: expected method_output_name={_OUTPUT!r}, which is pooled, got"
+      f" {output!r}"
     )
   lower_case = fields.get("do_lower_case")
   lengths = [fields.get(name) for name in ("max_seq_length", "query_length")]
@@ -236,6 +251,30 @@ def model_settings(folder: pathlib.Path) -> TextSettings:
   return TextSettings(
     lower_case=bool(lower_case), max_length=lengths[0], query_length=lengths[1]
   )
+
+
+def find_padding(folder: pathlib.Path) -> int | None:
+  """Finds the padding id of a tokenizer; None if its files do not name it.
+
+  config.json may name another: a BERT with the pieces of XLM-RoBERTa, such as
+  multilingual-e5-small, calls 0 padding, with which each of its texts begins.
+
+  Args:
+    folder: the folder with tokenizer.json.
+
+  Raises:
+    ValueError: if a file holds no JSON object.
+  """
+  read = functools.partial(read_fields, missing_ok=True)
+  fields = read(folder / "special_tokens_map.json")
+  fields |= read(folder / "tokenizer_config.json")
+  name = fields.get("pad_token")
+  name = name.get("content") if isinstance(name, dict) else name
+  ids = {}
+  for token in read(folder / "tokenizer.json").get("added_tokens") or ():
+    if isinstance(token, dict):
+      ids[token.get("content")] = token.get("id")
+  return ids.get(name)
 
 
 def check_texts(folder: pathlib.Path) -> None:
@@ -308,7 +347,8 @@ def _read_route(
 
 
 def _get_kind(name: str) -> str:
-  return name.rpartition(".")[2]
+  """Returns the class of a module; one of other code keeps its whole name."""
+  return name.rpartition(".")[2] if name.startswith(_OWN) else name
 
 
 def _read_dense(folder: pathlib.Path) -> Dense:

@@ -15,6 +15,7 @@ import functools
 import json
 import math
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ __all__ = [
   "num_bytes",
   "of_tree",
   "read_safetensors",
+  "refuse_adapter",
   "rename",
   "are_equal",
   "get_shapes",
@@ -54,6 +56,7 @@ _DTYPES = {
   "I32": np.dtype(np.int32),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ADAPTER = "adapter_config.json"  # of PEFT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,6 +239,23 @@ def rename(
 def num_bytes(tensor: Tensor) -> int:
   """Returns the size of a tensor in bytes, in its stored type."""
   return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+def refuse_adapter(folder: pathlib.Path) -> None:
+  """Refuses a model of Hugging Face with an adapter of PEFT beside it.
+
+  Args:
+    folder: the folder of the model.
+
+  Raises:
+    ValueError: if the folder has an adapter_config.json.
+  """
+  if (folder / _ADAPTER).is_file():
+    raise ValueError(
+      f"{folder}: expected a model alone, got {_ADAPTER} beside it, which"
+      " transformers adds to the model: merge it (PEFT's merge_and_unload) and"
+      " save the model again"
+    )
 
 
 def read_safetensors(path: str | os.PathLike) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ __all__ = [
   "get_untracked_axes",
   "refuse_batches",
   "refuse_divided",
+  "refuse_explicit",
   "refuse_parts",
   "vary",
 ]
@@ -107,6 +108,28 @@ def _refuse_sharding(sharding: jax.sharding.Sharding | None) -> None:
       " divided among several: the compiler's partitioner loses examples there;"
       " take training.sharded_grad.ShardedGrad, which divides the rows itself"
     )
+
+
+def refuse_explicit(batch: Any) -> None:
+  """Refuses rows on a mesh whose axes are explicit, `jax.make_mesh`'s default.
+
+  There JAX asks for a sharding of each single slice and product.
+
+  Args:
+    batch: arrays.
+
+  Raises:
+    ValueError: if an array is divided along an explicit axis.
+  """
+  for leaf in jax.tree.leaves(batch):
+    spec = getattr(getattr(_aval(leaf), "sharding", None), "spec", ())
+    axes = [axis for axis in spec if axis is not None]
+    if axes:
+      raise ValueError(
+        f"expected a batch without explicit axes of a mesh, got one along {axes}:"
+        " make the mesh with jax.make_mesh(..., axis_types=(jax.sharding"
+        ".AxisType.Auto,) * (number of axes))"
+      )
 
 
 def refuse_parts(tree: Any) -> None:

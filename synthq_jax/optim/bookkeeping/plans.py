@@ -116,10 +116,15 @@ def make_example_loss(
           " gradients leave padding out themselves; mask losses outside of loss_fn"
         )
       raise
-    if jnp.shape(losses) != (1,):
+    if (shape := jnp.shape(losses)) != (1,):
+      hint = "do not average over it"
+      if shape[:1] == (1,):
+        hint = "add up its other axes, or take [:, 0] of one that is 1"
+      elif not shape:
+        hint += ", and squeeze no axis but by its number"
       raise ValueError(
-        "expected a loss_fn that returns losses [batch], got shape="
-        f"{jnp.shape(losses)} for a batch of one: do not average over it"
+        "expected a loss_fn that returns losses [batch], got"
+        f" {shape=} for a batch of one: {hint}"
       )
     return losses[0]
 

@@ -33,8 +33,9 @@ __all__ = [
   "trace_towers",
 ]
 
-_LONGEST = 1.001
-"""Largest length of a vector that counts as a rounded unit vector."""
+_LONGEST = 1.01
+"""Largest length of a vector that counts as a rounded unit vector, in bfloat16,
+too."""
 
 
 def encode(

@@ -153,6 +153,7 @@ class ContrastiveGrad:
         own.
     """
     clipping.check_arrays(batch)
+    devices.refuse_explicit((batch, is_padding_example))
     devices.refuse_batches(type(self).__name__, among=self.axes)
     if devices.get_axes(batch, is_padding_example):
       raise ValueError(

@@ -13,6 +13,7 @@ from synthq_jax.losses import pairs as padding_lib
 from synthq_jax.optim import clipping
 from synthq_jax.optim.bookkeeping import rules, sums
 from synthq_jax.optim.contrastive import batches, encoders, shares
+from synthq_jax.privacy import batches as privacy_batches
 from synthq_jax.privacy import sensitivity
 
 __all__ = ["Row"]
@@ -218,6 +219,7 @@ def _weigh_public_rows(
       f"expected a batch with public_negatives, got {sorted(batch)}: draw them "
       "from public documents, independently of the pairs"
     )
+  _refuse_own_rows(batch)
   negatives = jax.tree.map(jnp.asarray, batch["public_negatives"])
   s = fn.encode_all("document", params, negatives)
   has_column = batches.mask_finite_rows(s)
@@ -257,6 +259,25 @@ def _weigh_public_rows(
     losses=jnp.where(counts, losses, 0.0),
     counts=counts,
   )
+
+
+def _refuse_own_rows(batch: typing.Batch) -> None:
+  """Refuses a batch's own texts as its public negatives.
+
+  It sees the very arrays of other fields, or rows of `sampler.take` outside of
+  compiled functions, not what was computed from them.
+  """
+  others = {k: v for k, v in batch.items() if k != "public_negatives"}
+  own = {id(leaf) for leaf in jax.tree.leaves(others)}
+  size = len(jax.tree.leaves(batch["queries"])[0])
+  for leaf in jax.tree.leaves(batch["public_negatives"]):
+    is_drawn = len(leaf) == size and privacy_batches.is_padded_field(leaf)
+    if id(leaf) in own or is_drawn:
+      raise ValueError(
+        "expected public_negatives that no record decides, got fields of the drawn"
+        " pairs: a pair would move all rows, and the noise is for one; draw them"
+        " from public documents, or take Row(negatives='batch')"
+      )
 
 
 def _multiply(a: jax.Array, b: jax.Array) -> jax.Array:

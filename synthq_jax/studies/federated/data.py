@@ -107,10 +107,10 @@ def build(config: Any) -> Data:
         f" {config.source}, got {', '.join(judged.splits()) or 'none'}: name one"
         " of these"
       )
-  federation = clients_lib.build(_assign(config, judged))
+  members, counts = clients_lib.build(_assign(config, judged))
   enough = [
     client
-    for client in federation.clients
+    for client in members
     if len(client.splits[TRAIN])
     and len(client.splits[config.test_split]) >= config.min_test_questions
   ]
@@ -120,9 +120,9 @@ def build(config: Any) -> Data:
       f"federated.Config: expected two clients or more with {TRAIN}"
       " questions and at least"
       f" {config.min_test_questions} {config.test_split} questions, got"
-      f" {len(selected)} of {len(federation.clients)}: change the partition, the"
+      f" {len(selected)} of {len(members)}: change the partition, the"
       " splits, min_test_questions or max_clients"
-      + _explain_lost(federation.num_lost_questions)
+      + _explain_lost(counts["num_lost_questions"])
     )
   selected = tuple(_draw_questions(client, config) for client in selected)
   words = config.vocabulary or shipped.VOCABULARY
@@ -145,7 +145,9 @@ def build(config: Any) -> Data:
       )
       for client in selected
     ),
-    facts=_make_facts(config, federation, selected),
+    facts=_make_facts(
+      config, selected, num_left_out=len(members) - len(selected), **counts
+    ),
     digest=artifacts.fingerprint(
       source,
       fingerprints.of_file(words),
@@ -232,19 +234,15 @@ def _select_largest(
 def _draw_questions(
   client: clients_lib.Client, config: Any
 ) -> clients_lib.Client:
-  """Draws at most `config.max_train_questions` of a client, in their order."""
-  total, limit = len(client.splits[TRAIN]), config.max_train_questions
-  if limit is None or total <= limit:
+  """Draws at most `config.max_train_questions` of a client, in their order.
+
+  A larger draw includes a smaller one.
+  """
+  questions, limit = client.splits[TRAIN], config.max_train_questions
+  if limit is None or len(questions) <= limit:
     return client
-  return _select_rows(
-    client, _draw_positions(total, limit, config.partition_seed)
-  )
-
-
-def _select_rows(
-  client: clients_lib.Client, rows: np.ndarray
-) -> clients_lib.Client:
-  questions = client.splits[TRAIN]
+  rng = np.random.default_rng([config.partition_seed, len(questions)])
+  rows = np.sort(rng.permutation(len(questions))[:limit])
   train = clients_lib.Questions(
     ids=tuple(questions.ids[i] for i in rows),
     texts=tuple(questions.texts[i] for i in rows),
@@ -253,24 +251,13 @@ def _select_rows(
   return dataclasses.replace(client, splits={**client.splits, TRAIN: train})
 
 
-def _draw_positions(total: int, size: int, seed: int) -> np.ndarray:
-  """Draws positions, in order; a larger draw includes a smaller one."""
-  return np.sort(np.random.default_rng([seed, total]).permutation(total)[:size])
-
-
 def _make_facts(
-  config: Any,
-  federation: clients_lib.Federation,
-  selected: tuple[clients_lib.Client, ...],
+  config: Any, selected: Sequence[clients_lib.Client], **counts: int
 ) -> Facts:
   return Facts(
     source=pathlib.Path(config.source.partition(":")[2] or config.source).name,
     partition=config.partition,
-    num_left_out=len(federation.clients) - len(selected),
-    num_foreign_judgements=federation.num_foreign_judgements,
-    num_lost_questions=federation.num_lost_questions,
-    num_shared_passages=federation.num_shared_passages,
-    num_unheld_passages=federation.num_unheld_passages,
+    **counts,
     clients=tuple(
       ClientFacts(
         name=client.name,

@@ -215,13 +215,7 @@ def train_federated(
   """
   members = context.data.tokens
   weights = [len(tokens.answers[data_lib.TRAIN]) for tokens in members]
-  recipe = context.recipe
-  update = _make_local_training(
-    context.encoders,
-    recipe.learning_rate,
-    recipe.weight_decay,
-    recipe.temperature,
-  )
+  *_, update = _compile(context.encoders, context.recipe)
   first, params = _restore_newest(context, "federated", seed, history)
   slots: training.Slots = ()
   path = _get_slots_path(context.get_path("federated", seed, history[:first]))
@@ -262,26 +256,23 @@ def _get_slots_path(path: pathlib.Path) -> pathlib.Path:
   return path.with_name(f"{path.name}.slots.json")
 
 
-@functools.lru_cache(maxsize=8)
-def _make_local_training(
-  encoders: encoders_lib.Encoders,
-  learning_rate: float,
-  weight_decay: float | None,
-  temperature: float,
-) -> fedavg.ClientUpdate:
-  """Returns a client's training in a round, compiled."""
-  loss = training.make_loss(encoders, temperature=temperature)
-  optimizer = _make_optimizer(learning_rate, weight_decay)
-  return jax.jit(fedavg.local_training(loss, optimizer))
-
-
-@functools.cache  # one object, so that all clients share compiled programs
-def _make_optimizer(
-  learning_rate: float, weight_decay: float | None
-) -> optax.GradientTransformation:
-  if weight_decay is None:
-    return optax.adam(learning_rate)
-  return optax.adamw(learning_rate, weight_decay=weight_decay)
+@functools.lru_cache(maxsize=8)  # all clients share compiled programs
+def _compile(
+  encoders: encoders_lib.Encoders, recipe: Any
+) -> tuple[
+  optax.GradientTransformation,
+  Callable[..., tuple[typing.Params, optax.OptState, jax.Array]],
+  fedavg.ClientUpdate,
+]:
+  """Returns the optimizer, a step with it, and a client's training in a round."""
+  loss = training.make_loss(encoders, temperature=recipe.temperature)
+  optimizer = optax.adam(recipe.learning_rate)
+  if recipe.weight_decay is not None:
+    optimizer = optax.adamw(
+      recipe.learning_rate, weight_decay=recipe.weight_decay
+    )
+  step = jax.jit(fedavg.step(loss, optimizer))
+  return optimizer, step, jax.jit(fedavg.local_training(loss, optimizer))
 
 
 def train_best_round(
@@ -387,19 +378,18 @@ def _train_in_one_place(
 ) -> typing.Params:
   """Trains without averaging; the optimizer keeps its state between rounds."""
   name = name if score is None else f"{name}, best round"
-  done, params = _restore_newest(context, name, seed, history, only_last=True)
-  if done:
-    return params
-  best, value = params, -np.inf
-  recipe = context.recipe
-  optimizer = _make_optimizer(recipe.learning_rate, recipe.weight_decay)
-  step = _make_step(context.encoders, recipe.temperature, optimizer)
+  path, rounds = context.get_path(name, seed, history), len(history)
+  if checkpoints.latest_step(path) == rounds:
+    return checkpoints.restore(path, rounds, context.start)
+  params = best = context.start
+  value = -np.inf
+  optimizer, step, _ = _compile(context.encoders, context.recipe)
   state, slots = optimizer.init(params), ()
   for number, kind in enumerate(history):
     plan = training.make_plan(
       tokens,
       table(kind, params, number),
-      batch_size=recipe.batch_size,
+      batch_size=context.recipe.batch_size,
       seed=seed,
       round_number=number,
     )
@@ -413,19 +403,8 @@ def _train_in_one_place(
     if score is not None and (round_score := score(params)) >= value:
       best, value = params, round_score
   params = params if score is None else best
-  checkpoints.save(context.get_path(name, seed, history), len(history), params)
+  checkpoints.save(path, rounds, params)
   return params
-
-
-@functools.lru_cache(maxsize=8)
-def _make_step(
-  encoders: encoders_lib.Encoders,
-  temperature: float,
-  optimizer: optax.GradientTransformation,
-) -> Callable[..., tuple[typing.Params, optax.OptState, jax.Array]]:
-  """Returns a compiled step, shared by all clients with the same optimizer."""
-  loss = training.make_loss(encoders, temperature=temperature)
-  return jax.jit(fedavg.step(loss, optimizer))
 
 
 def _restore_newest(
@@ -433,15 +412,12 @@ def _restore_newest(
   who: str,
   seed: int,
   history: Sequence[str],
-  *,
-  only_last: bool = False,
 ) -> tuple[int, typing.Params]:
   """Restores the newest towers of a history; also returns their number of rounds.
 
-  Without saved towers, returns 0 and the public towers. With `only_last`, only
-  towers of the whole history count.
+  Without saved towers, returns 0 and the public towers.
   """
-  for done in range(len(history), len(history) - 1 if only_last else 0, -1):
+  for done in range(len(history), 0, -1):
     path = context.get_path(who, seed, history[:done])
     if checkpoints.latest_step(path) == done:
       return done, checkpoints.restore(path, done, context.start)

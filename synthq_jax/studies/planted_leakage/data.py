@@ -51,7 +51,7 @@ Near = Callable[[str], list[tuple[str, str]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-  """Counts of the data, and similarities of the near-duplicates."""
+  """Counts of the data."""
 
   source: str
   """Title of the source of test queries and documents."""
@@ -78,11 +78,6 @@ class Facts:
   """Test queries that have a near-duplicate."""
   num_leaked: int
   """Leaked instances of a training set with leakage."""
-  relations: dict[str, int]
-  """Number of near-duplicates for each relation to their test query."""
-  similarities: dict[str, list[float]]
-  """Detector -> smallest, mean and largest score of a near-duplicate and its test
-  query."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,17 +106,10 @@ class Data:
   facts: Facts
   digest: str
 
-  def split(self, name: str, size: int, seed: int) -> splits.Split:
-    """Builds one of the training sets, of `size` instances."""
+  def triples(self, name: str, size: int, seed: int) -> Drawn:
+    """Returns one of the training sets, of `size` instances, filler first."""
     leaks = self.leaked[name][seed] if name in self.leaked else ()
-    filler = self.fillers[seed][: size // 2 - len(leaks)]
-    return splits.Split(
-      name=name,
-      size=size // 2,
-      seed=seed,
-      triples=(*filler, *leaks),
-      num_leaked=len(leaks),
-    )
+    return (*self.fillers[seed][: size // 2 - len(leaks)], *leaks)
 
   def ranked(self, seed: int) -> trec.Run:
     """Returns the candidates, followed by leaked documents that BM25 missed."""
@@ -468,24 +456,7 @@ class _Sampler:
     candidates: trec.Run,
     clean: Mapping[str, str],
   ) -> Facts:
-    config, texts = self.config, self.test.texts
-    pairs = [
-      (text, texts[query])
-      for query, copies in near.items()
-      for _, text in copies
-    ]
-    near_texts, own = ([pair[side] for pair in pairs] for side in (0, 1))
-    kinds = [words.relation(*pair) for pair in pairs]
-    similarities = {}
-    for detector in (
-      near_duplicates.Exact(),
-      _WORDS,
-      near_duplicates.Containment(),
-      near_duplicates.Trigrams(),
-    ):
-      scores = detector.scores(near_texts, own)
-      ends = scores.min(), scores.mean(), scores.max()
-      similarities[detector.name] = [float(score) for score in ends]
+    config = self.config
     return Facts(
       source=self.titles[0],
       train_source=self.titles[1] if self.train is not None else "",
@@ -501,11 +472,9 @@ class _Sampler:
       num_pool=len(self.pool),
       num_left_out=len(self.pool) - len(clean),
       near=config.near,
-      num_near=len(pairs),
+      num_near=sum(map(len, near.values())),
       num_near_targets=sum(bool(copies) for copies in near.values()),
       num_leaked=config.num_leaked,
-      relations={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
-      similarities=similarities,
     )
 
 

@@ -1,4 +1,4 @@
-"""Makes the page of the planted-leakage study: significance, tables, a drawing."""
+"""Makes the page of the planted-leakage study: tables, and a drawing."""
 
 import statistics
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from synthq_jax.report import blocks, plots
 from synthq_jax.report import tables as cells
 from synthq_jax.retrieval import significance
 from synthq_jax.studies import frame
-from synthq_jax.studies.planted_leakage import data, tables
+from synthq_jax.studies.planted_leakage import tables
 
 __all__ = ["make_page"]
 
@@ -17,9 +17,9 @@ _WORDS = frame.load_words("planted_leakage")
 
 
 def make_page(result: tables.Study) -> blocks.Page:
-  """Makes the page: significant differences, then tables.
+  """Makes the page.
 
-  The tables show effectiveness by measure, memorisation, effectiveness by size,
+  Its tables show effectiveness by measure, memorisation, effectiveness by size,
   chosen sizes, trainings and training sets.
   """
   facts, name = result.facts, cells.measure_name(result.measures[0].measure)
@@ -31,8 +31,7 @@ def make_page(result: tables.Study) -> blocks.Page:
     introduction=(_WORDS("setting", facts=facts, other=other),),
     parts=(
       frame.make_part(
-        "What is significant",
-        blocks.Items(texts=tuple(_describe_outcomes(result))),
+        "How to read the tables",
         _WORDS("reading", alpha=result.alpha, level=1 - result.alpha),
       ),
       *(_make_effectiveness(result, table) for table in chosen),
@@ -53,7 +52,7 @@ def make_page(result: tables.Study) -> blocks.Page:
       frame.make_part(
         "Test queries and near-duplicates",
         _WORDS("queries", facts=facts),
-        _describe_near_duplicates(facts),
+        _WORDS("near_duplicates", facts=facts, origin=_WORDS.text(facts.near)),
       ),
       frame.make_part("Rerankers", blocks.Items(texts=result.notes)),
       frame.make_part("What this does not say", _WORDS("limits")),
@@ -61,126 +60,8 @@ def make_page(result: tables.Study) -> blocks.Page:
   )
 
 
-def _describe_near_duplicates(facts: data.Facts) -> blocks.Paragraph:
-  return _WORDS(
-    "near_duplicates",
-    facts=facts,
-    origin=_WORDS.text(facts.near),
-    kinds=", ".join(
-      f"{n} {kind}" for kind, n in sorted(facts.relations.items())
-    ),
-    similar="; ".join(
-      f"{name} {mean:.2f} ({low:.2f} to {high:.2f})"
-      for name, (low, mean, high) in facts.similarities.items()
-    ),
-  )
-
-
-# Significant differences, by family of tests.
-
-
-def _describe_outcomes(result: tables.Study) -> list[str]:
-  """Describes rerankers without leakage, then the effects of leakage."""
-  chosen = [table for table in result.measures if not table.size]
-  texts = [_describe_baseline(chosen[0])]
-  for table in chosen:
-    name, decimals = (
-      cells.measure_name(table.measure),
-      _get_decimals(table.measure),
-    )
-    signs = ("better", "worse")
-    if table.measure in study.FEWER_IS_BETTER:
-      signs = signs[::-1]
-    fixed = [
-      t for t in result.measures if t.size and t.measure == table.measure
-    ]
-    families = (
-      (
-        "sizes chosen by cross-validation",
-        [table],
-        f" {_describe_orders(table)}",
-      ),
-      ("each size", fixed, ""),
-    )
-    for title, group, orders in families:
-      compared = [c.comparison for t in group for c in t.cells if c.comparison]
-      family = _describe_family(compared, signs, decimals)
-      texts.append(f"{name}, {title}: {family}{orders}".strip())
-  for title, field, signs in (
-    ("Mean rank of leaked relevant documents", "rank", ("later", "earlier")),
-    ("Rank offset of leaked documents", "offset", ("wider", "narrower")),
-  ):
-    compared = [getattr(row, field) for row in result.memory]
-    if compared:
-      texts.append(f"{title}: {_describe_family(compared, signs, 1)}")
-  return texts
-
-
 def _get_decimals(measure: str) -> int:
   return 1 if measure in study.FEWER_IS_BETTER else 3
-
-
-def _get_means(table: tables.MeasureTable, kind: str) -> dict[str, float]:
-  return {c.model: c.mean for c in table.cells if c.leakage == kind}
-
-
-def _describe_baseline(table: tables.MeasureTable) -> str:
-  """Compares rerankers without leakage with BM25 and with chance."""
-  decimals, means = _get_decimals(table.measure), _get_means(table, _NONE)
-  name = tables.BASELINE
-  ranked = study.rank_systems(means | {name: table.baseline}, table.measure)
-  return _WORDS.text(
-    "without",
-    measure=cells.measure_name(table.measure),
-    each=", ".join(f"{name} {x:.{decimals}f}" for name, x in means.items()),
-    baseline=f"{name} {table.baseline:.{decimals}f}",
-    chance=f"{table.chance:.{decimals}f}",
-    name=name,
-    better=", ".join(ranked[: ranked.index(name)]) or "none",
-  )
-
-
-def _describe_family(
-  compared: list[significance.Comparison], signs: tuple[str, str], decimals: int
-) -> str:
-  significant = [
-    comparison for comparison in compared if comparison.is_significant
-  ]
-  half = statistics.median(
-    (comparison.difference.high - comparison.difference.low) / 2
-    for comparison in compared
-  )
-  wide = _WORDS.text("half_width", half=f"{half:.{decimals}f}")
-  if not significant:
-    return _WORDS.text("none", total=len(compared), wide=wide)
-  rest = len(compared) - len(significant)
-  return _WORDS.text(
-    "some",
-    number=len(significant),
-    total=len(compared),
-    each="; ".join(
-      f"{comparison.label}: {_format_difference(comparison, decimals)},"
-      f" {signs[0] if comparison.difference.mean > 0 else signs[1]}"
-      for comparison in significant
-    ),
-    rest=f" Not significant: the other {rest}." if rest else "",
-    wide=wide,
-  )
-
-
-def _describe_orders(table: tables.MeasureTable) -> str:
-  """Describes the order of the rerankers that rank, with and without leakage."""
-  orders = {}
-  for kind in splits.NAMES:
-    means = {m: x for m, x in _get_means(table, kind).items() if table.ranks(m)}
-    orders[kind] = study.rank_systems(means, table.measure)
-  first = orders[_NONE]
-  if len(first) < 2:
-    return ""
-  if all(order == first for order in orders.values()):
-    return f"The order of those that rank is always {', '.join(first)}."
-  each = (f"{', '.join(order)} with {kind}" for kind, order in orders.items())
-  return f"The order of those that rank: {'; '.join(each)}."
 
 
 def _format_difference(
@@ -196,9 +77,6 @@ def _format_difference(
 
 def _add_star(text: str, comparison: significance.Comparison) -> str:
   return f"{text} *" if comparison.is_significant else text
-
-
-# Tables.
 
 
 def _make_effectiveness(

@@ -148,21 +148,23 @@ class _Trainer:
     data, config = self.data, self.task.config
     for other in set(state.parent.glob("state_*")) - {state}:
       artifacts.remove(other)  # unfinished training with other settings
-    split = data.split(self.leakage, self.size, self.seed)
+    triples = data.triples(self.leakage, self.size, self.seed)
+    texts = data.documents
     reranker = self.reranker(self.model)
     began = time.monotonic()
     params = rerankers.train(
       reranker,
-      [self._make_triple(each) for each in split.triples],
+      [
+        (each.query, texts[each.relevant_id], texts[each.non_relevant_id])
+        for each in triples
+      ],
       recipe=self.model.recipe,
       seed=self.seed,
       directory=state,
     )
     trained = time.monotonic()
     ranked = data.ranked(self.seed)
-    run = rerankers.rerank(
-      reranker, params, ranked, data.queries, data.documents
-    )
+    run = rerankers.rerank(reranker, params, ranked, data.queries, texts)
     trec.write_run(state.parent / RUN, run)
     # Score the file, not the run: its scores are strictly descending.
     run = {
@@ -178,20 +180,15 @@ class _Trainer:
       leakage=self.leakage,
       size=self.size,
       seed=self.seed,
-      manifest=splits.make_manifest(split, data.documents),
+      manifest=splits.make_manifest(
+        self.leakage, triples, texts, seed=self.seed
+      ),
       measures=evaluation.per_query,
       num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
       steps=self.model.recipe.num_steps(self.size // 2),
       loss=float(json.loads(lines[-1])["loss"]) if lines else float("nan"),
       train_seconds=trained - began,
       rerank_seconds=time.monotonic() - trained,
-    )
-
-  def _make_triple(self, triple: splits.Triple) -> rerankers.Triple:
-    return rerankers.Triple(
-      query=triple.query,
-      relevant=self.data.documents[triple.relevant_id],
-      non_relevant=self.data.documents[triple.non_relevant_id],
     )
 
 

@@ -41,6 +41,7 @@ _KINDS = {"digits": "own_query", "words": "rare_words"}
 _MADE_UP = (
   0.1  # sentences with made-up secrets of a kind per attacker's sentence
 )
+_TOKENS = 64  # of a sentence, for a user's own encoder
 _WORDS = frame.load_words("vectors")
 
 
@@ -146,15 +147,21 @@ class _Attack:
         " vectors without noise"
       )
     source = sources.open(config.source, "vectors.Config.source")
-    self._encoder = text_encoders.given(
-      config.bert, config.checkpoint, config.vocabulary
-    )
-    if self._encoder is not None:
-      text_encoders.load(self._encoder)
+    self._encoder, digests = None, []
+    if config.bert:
+      self._encoder = text_encoders.load_folder(config.bert, length=_TOKENS)
+      digests = [fingerprints.of_folder(config.bert)]
+    elif config.checkpoint:
+      own = config.checkpoint, config.vocabulary
+      self._encoder = text_encoders.load_own(*own, length=_TOKENS)
+      digests = [
+        fingerprints.of_checkpoint(pathlib.Path(config.checkpoint)),
+        fingerprints.of_file(config.vocabulary),
+      ]
     self.digest = artifacts.fingerprint(
       source.digest(),
       fingerprints.of_checkpoint(shipped.DIRECTORY),
-      *([_compute_digest(self._encoder)] if self._encoder is not None else ()),
+      *([artifacts.fingerprint(*digests, _TOKENS)] if digests else ()),
       fingerprints.versions(),
     )
     self.vocab = shipped.vocabulary()
@@ -332,21 +339,6 @@ class _Attack:
     repeated = texts * (len(truth) // len(texts))
     references = [[sentence] for sentence in truth]
     return text_measures.bleu(repeated, references).score
-
-
-def _compute_digest(
-  encoder: text_encoders.OwnEncoder | text_encoders.FolderEncoder,
-) -> str:
-  """Returns a fingerprint of everything an encoder's vectors depend on."""
-  if isinstance(encoder, text_encoders.FolderEncoder):
-    return artifacts.fingerprint(
-      fingerprints.of_folder(encoder.folder), encoder.length
-    )
-  return artifacts.fingerprint(
-    fingerprints.of_checkpoint(pathlib.Path(encoder.checkpoint)),
-    fingerprints.of_file(encoder.vocabulary),
-    encoder.length,
-  )
 
 
 def _get_others(number: int, seed) -> np.ndarray:

@@ -60,11 +60,7 @@ class Toy:
       pair = [self.document(query, relevant) for relevant in (True, False)]
       if shuffled and number % 2:
         pair.reverse()
-      found.append(
-        rerankers.Triple(
-          query=" ".join(query), relevant=pair[0], non_relevant=pair[1]
-        )
-      )
+      found.append((" ".join(query), *pair))
     return found
 
   def collection(self, queries=20, depth=20, relevant=2):

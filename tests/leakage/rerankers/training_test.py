@@ -54,12 +54,7 @@ class Linear(reranker_lib.Reranker):
 
 
 def triples(count, length=3):
-  return [
-    rerankers.Triple(
-      query=str(length), relevant=str(2 * n + 1), non_relevant=str(2 * n + 2)
-    )
-    for n in range(count)
-  ]
+  return [(str(length), str(2 * n + 1), str(2 * n + 2)) for n in range(count)]
 
 
 def equal(a, b):
