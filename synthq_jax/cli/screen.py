@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ __all__ = [
   "check_gate",
   "describe_cost",
   "explain_epsilon",
-  "get_width",
   "refuse_refuted",
   "show",
   "summarize",
@@ -77,16 +75,6 @@ def explain_epsilon(
     " Probabilities may exceed the first bound by delta.",
     80,
   )
-
-
-def get_width() -> int | None:
-  """Returns the width of the terminal in characters; None without a terminal.
-
-  The environment's COLUMNS overrides the width, also without a terminal.
-  """
-  if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
-    return max(40, shutil.get_terminal_size().columns)
-  return None
 
 
 def summarize(report: Any, workdir: str) -> str:

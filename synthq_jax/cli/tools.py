@@ -9,7 +9,7 @@ from typing import Any
 from synthq_jax.cli import flags, screen
 from synthq_jax.storage import stores
 
-__all__ = ["TOOLS", "Tool", "find_tool"]
+__all__ = ["TOOLS", "Tool"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,8 +18,6 @@ class Tool:
 
   words: str
   """Summary of the command."""
-  group: str = ""
-  """Summary of the command's group; "" without a group."""
   flags: Mapping[str, str | Mapping[str, Any]]
   """Help text, or all arguments of `add_argument`, by flag."""
   run: Callable[[argparse.Namespace], str]
@@ -28,19 +26,6 @@ class Tool:
   """Flags that may be URLs, whose files are downloaded first."""
   local: Callable[[str], str] = stores.local
   """Downloads a URL; returns the path of the copy, and paths unchanged."""
-
-
-def find_tool(
-  options: argparse.Namespace, tools: Mapping[str, Tool]
-) -> Tool | None:
-  """Returns the tool that the command names, or None for a stage.
-
-  Args:
-    options: the parsed flags.
-    tools: tools by command, such as "leakage check".
-  """
-  names = (options.stage, getattr(options, "tool", ""))
-  return tools.get(" ".join(filter(None, names)))
 
 
 def _run_privacy(options: argparse.Namespace) -> str:
@@ -284,11 +269,12 @@ TOOLS = {
       "--quiet": _QUIET,
     },
   ),
-  "leakage check": Tool(
-    words="finds test queries in a training log; exits with 3 for CI",
-    group="finds leaks between a query log and other texts: private",
+  "leakage": Tool(
+    words="`leakage check` finds test queries in a training log: private; exits with"
+    " 3 for CI",
     run=_run_leakage_check,
     flags={
+      "tool": {"choices": ("check",), "help": "what to do"},
       "--train": _make_required(
         "the log, streamed: a source such as beir:DIR, msmarco:DIR or"
         " ir_datasets:ID; or a file: id, tab, query; or a TSV with a header, CSV,"
@@ -333,4 +319,4 @@ TOOLS = {
     },
   ),
 }
-"""Tools by command, such as "leakage check"."""
+"""Tools by command."""

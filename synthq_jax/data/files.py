@@ -2,17 +2,25 @@
 
 Every error names file:line, the expected content and a remedy. Files may be
 private, so no error of a line, nor its cause, holds a key, a cell or a byte of it.
+The first bytes tell a compression, not the name: a download may lose its suffix,
+or keep it after unpacking.
 """
 
 import array
+import bz2
+import contextlib
+import gzip
+import io
 import itertools
 import json
+import lzma
 import os
 import pathlib
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, AnyStr
 
-from synthq_jax.data import compression
+from synthq_jax import extras
 from synthq_jax.storage import artifacts
 
 __all__ = [
@@ -25,20 +33,31 @@ __all__ = [
   "columns",
   "field",
   "find",
+  "get_kind",
   "json_lines",
   "lines",
-  "get_max_lines",
   "open_file",
   "splits",
   "state",
   "table",
   "remove_suffix",
+  "variants",
   "write_lines",
 ]
 
 _KINDS = {str: "string", int: "number", float: "number"}
-BROKEN_GZIP = compression.BROKEN
-open_file = compression.open_file
+_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+"""Suffixes of compressed files."""
+
+BROKEN_GZIP = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+"""Errors that reading raises if a compressed file is truncated or damaged."""
+
+_MAGIC = {
+  b"\x1f\x8b": "gzip",
+  b"BZh": "bzip2",
+  b"\xfd7zXZ\x00": "xz",
+  b"\x28\xb5\x2f\xfd": "Zstandard",
+}
 LONGEST = 1 << 26
 """Longest line that is read, in bytes or characters."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -52,6 +71,81 @@ CONVERT = (
 )
 """Advice about a text file that is not UTF-8."""
 Path = str | os.PathLike
+
+
+def remove_suffix(name: str) -> str:
+  """Removes the suffix of a compression from a file's name.
+
+  >>> remove_suffix("corpus.jsonl.zst"), remove_suffix("corpus.jsonl")
+  ('corpus.jsonl', 'corpus.jsonl')
+  """
+  path = pathlib.PurePath(name)
+  packed = path.suffix.lower() in _SUFFIXES and path.name != path.suffix
+  return name[: -len(path.suffix)] if packed else name
+
+
+def variants(name: str) -> tuple[str, ...]:
+  """Returns a file's name, plain and with the suffix of each compression.
+
+  >>> variants("test.tsv")[:2]
+  ('test.tsv', 'test.tsv.gz')
+  """
+  return name, *(f"{name}{suffix}" for suffix in _SUFFIXES)
+
+
+def get_kind(path: Path) -> str:
+  """Returns the name of a file's compression, or "" for none."""
+  with open(path, "rb") as stream:
+    return _find_kind(stream)
+
+
+@contextlib.contextmanager
+def open_file(path: Path) -> Iterator[Any]:
+  """Opens a file for reading bytes, decompressed if its first bytes ask for it.
+
+  Args:
+    path: the file.
+
+  Raises:
+    ValueError: if no installed package can decompress the file.
+  """
+  with open(path, "rb") as file:
+    if not (name := _find_kind(file)):
+      yield file
+      return
+    try:
+      with _decompress(path, name, file) as stream:
+        yield stream
+    except OSError as error:  # bzip2 and zstd raise a bare one
+      if type(error) is OSError and error.errno is None:
+        raise EOFError("damaged") from None
+      raise
+
+
+def _find_kind(stream: io.BufferedReader) -> str:
+  start = stream.peek(max(map(len, _MAGIC)))
+  return next(
+    (_MAGIC[magic] for magic in _MAGIC if start.startswith(magic)), ""
+  )
+
+
+def _decompress(path: Path, name: str, stream: Any) -> Any:
+  """Returns a stream of the decompressed bytes of a stream."""
+  if name == "gzip":
+    return gzip.GzipFile(fileobj=stream, mode="rb")
+  if name == "bzip2":
+    return bz2.BZ2File(stream)
+  if name == "xz":
+    return lzma.LZMAFile(stream)
+  try:
+    with extras.required("parquet"):
+      import pyarrow as pa
+  except extras.MissingExtraError:
+    raise ValueError(
+      f"{path}: expected a compression that Python supports, got {name}: pip install"
+      " 'synthq_jax[parquet]', or unpack it (zstd -d)"
+    ) from None
+  return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"))
 
 
 def find(directory: Path, name: str) -> pathlib.Path:
@@ -75,7 +169,7 @@ def find(directory: Path, name: str) -> pathlib.Path:
       f" {'a file' if is_file else 'no such directory'};"
       f" {'give the folder that holds it' if is_file else 'check the path'}"
     )
-  paths = [directory / each for each in compression.variants(name)]
+  paths = [directory / each for each in variants(name)]
   existing = [path for path in paths if path.is_file()]
   if len(existing) == 1:
     return existing[0]
@@ -89,18 +183,6 @@ def find(directory: Path, name: str) -> pathlib.Path:
     f"{directory}: expected a file {name} or {name}.gz, got "
     f"{content or 'an empty directory'}; add it or check the path"
   )
-
-
-def remove_suffix(name: str, *suffixes: str) -> str | None:
-  """Removes one of the suffixes from a name; None if it has none of them.
-
-  >>> remove_suffix("test.tsv.gz", ".tsv", ".tsv.gz")
-  'test'
-  """
-  for suffix in sorted(suffixes, key=len, reverse=True):
-    if name.endswith(suffix) and len(name) > len(suffix):
-      return name[: -len(suffix)]
-  return None
 
 
 def splits(directory: Path, prefix: str = "") -> list[str]:
@@ -123,12 +205,9 @@ def splits(directory: Path, prefix: str = "") -> list[str]:
       " add judgements"
     )
   names = sorted(path.name for path in directory.glob(f"{prefix}*"))
-  candidates = {
-    remove_suffix(name.removeprefix(prefix), *compression.variants(".tsv"))
-    for name in names
-    if not name.startswith(".")
-  }
-  splits_ = sorted(split for split in candidates if split is not None)
+  plain = {remove_suffix(name.removeprefix(prefix)) for name in names}
+  tables = [pathlib.PurePath(name) for name in plain if name[:1] != "."]
+  splits_ = sorted(path.stem for path in tables if path.suffix == ".tsv")
   if not splits_:
     is_hub = any(".jsonl" in name or ".parquet" in name for name in names)
     raise ValueError(
@@ -178,7 +257,7 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
     ) from error
   except BROKEN_GZIP as error:
     raise ValueError(
-      f"{path}:{number + 1}: expected sound {compression.get_kind(path)}, got an end"
+      f"{path}:{number + 1}: expected sound {get_kind(path)}, got an end"
       f" or an error in the middle ({type(error).__name__}); copy the file again"
     ) from error
 
@@ -204,26 +283,6 @@ def limit_lines(stream: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
         " got a longer one; divide it"
       )
     yield line
-
-
-def get_max_lines(path: Path) -> int:
-  """Returns an upper bound of a file's number of lines, for any kind of line end.
-
-  No line is decoded, so that gigabytes take seconds.
-
-  Args:
-    path: the file, plain or compressed.
-
-  Raises:
-    OSError: if the file is missing.
-    EOFError: if its gzip is not sound; or zlib.error.
-  """
-  ends = 1
-  with open_file(path) as stream:
-    while block := stream.read(1 << 20):
-      count = block.count
-      ends += count(b"\n") + count(b"\r") - count(b"\r\n")
-  return ends
 
 
 def _decode(raw: bytes, where: str, first: bool) -> str:

@@ -1,98 +1,57 @@
-"""Reads queries, topics and pairs of queries that people labelled from
-files."""
+"""Reads queries and pairs of queries that people labelled from files."""
 
 import collections
 import dataclasses
 import functools
 import itertools
-import math
 import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from synthq_jax.data import compression, files, ids, quoting, table_files
+from synthq_jax.data import files, ids, quoting, table_files
 
 __all__ = [
   "LabelledPair",
-  "Topic",
   "is_header",
   "labelled_pairs",
   "query_log",
-  "topics",
   "variants",
   "verified",
 ]
 
 Path = str | os.PathLike
 
-_RELATIONS = {
-  "Identical": "identical",
-  "Generalization": "generalisation",
-  "Specialization": "specialisation",
-  "Reformulation": "reformulation",
-}
 _OTHER = "Different Topic"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelledPair:
-  """A query and a topic, with the labels that a person gave them.
+  """A query and a topic, and what a person said of them.
 
   Attributes:
     query_id: the query's id.
     query: the query's text.
     topic: the topic's number.
-    title: the topic's title.
     variant: a query that a person wrote after reading the topic.
-    title_relations: labelled relations of the query to the title; mostly one name
-      of `leakage.words.RELATIONS`, none without a label.
-    variant_relations: labelled relations of the query to the variant.
     different_topic: whether a label says that the query has another topic; other
       labels do not matter then.
-    cosine: cosine similarity of query and variant, as the source reports it.
-    description: the topic's description, or "".
-    collections: names of the test sets that hold the topic, possibly none.
   """
 
   query_id: str
   query: str
   topic: str
-  title: str
   variant: str
-  title_relations: tuple[str, ...]
-  variant_relations: tuple[str, ...]
   different_topic: bool
-  cosine: float
-  description: str = ""
-  collections: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Topic:
-  """A topic of TREC.
-
-  Attributes:
-    collection: the test set, e.g. "robust04".
-    number: the topic's number there.
-    title: the information need in a few words.
-    description: the information need in a sentence.
-  """
-
-  collection: str
-  number: str
-  title: str
-  description: str
 
 
 def labelled_pairs(path: Path) -> tuple[LabelledPair, ...]:
   """Reads labelled pairs in the layout of the annotations of SPIRE 2022.
 
   Args:
-    path: JSONL with "query-id", "query", "topic", "title", "variant",
-      "title_label", "variant_label" and "other_label" (lists) and "cosine"; perhaps
-      "description" and "collections" (list).
+    path: JSONL with "query-id", "query", "topic", "variant" and "other_label", an
+      empty list or ["Different Topic"]; other keys are not read.
 
   Returns:
     The pairs, in the order of the file.
@@ -107,73 +66,19 @@ def labelled_pairs(path: Path) -> tuple[LabelledPair, ...]:
 
 
 def _parse_pair(where: str, line: Mapping[str, Any]) -> LabelledPair:
-  cosine = files.field(where, line, "cosine", (int, float))
-  if not math.isfinite(cosine):
+  labels = files.field(where, line, "other_label", list)
+  if any(label != _OTHER for label in labels):
     raise ValueError(
-      f'{where}: expected a finite "cosine", got {cosine}; correct the line'
+      f'{where}: expected labels of {[_OTHER]} under "other_label", got another'
+      " one; correct it"
     )
-  other = _parse_labels(where, line, "other_label", {_OTHER: _OTHER})
   return LabelledPair(
     query_id=ids.get_field(where, line, "query-id", "query"),
     query=files.field(where, line, "query", str),
     topic=str(files.field(where, line, "topic", (int, str))),
-    title=files.field(where, line, "title", str),
     variant=files.field(where, line, "variant", str),
-    title_relations=_parse_labels(where, line, "title_label", _RELATIONS),
-    variant_relations=_parse_labels(where, line, "variant_label", _RELATIONS),
-    different_topic=bool(other),
-    cosine=float(cosine),
-    description=files.field(where, line, "description", str, default=""),
-    collections=tuple(
-      files.field(where, line, "collections", list, default=[])
-    ),
+    different_topic=bool(labels),
   )
-
-
-def _parse_labels(
-  where: str,
-  line: Mapping[str, Any],
-  key: str,
-  names_by_label: Mapping[str, str],
-) -> tuple[str, ...]:
-  labels = files.field(where, line, key, list)
-  names = list(names_by_label)  # a label may be unhashable JSON
-  if any(label not in names for label in labels):
-    raise ValueError(
-      f'{where}: expected labels of {sorted(names_by_label)} under "{key}", got another'
-      " one; correct it"
-    )
-  return tuple(names_by_label[label] for label in labels)
-
-
-def topics(path: Path) -> tuple[Topic, ...]:
-  """Reads topics of TREC.
-
-  Args:
-    path: JSONL with "collection", "topic", "title" and "description".
-
-  Returns:
-    The topics, in the order of the file; a number may occur in several
-    collections.
-
-  Raises:
-    ValueError: if a line lacks a key, or a collection has a topic twice.
-  """
-  topics_by_key: dict[tuple[str, str], Topic] = {}
-  for where, line in files.json_lines(path):
-    topic = Topic(
-      collection=files.field(where, line, "collection", str),
-      number=ids.get_field(where, line, "topic", "topic"),
-      title=files.field(where, line, "title", str),
-      description=files.field(where, line, "description", str),
-    )
-    key = topic.collection, topic.number
-    if topics_by_key.setdefault(key, topic) is not topic:
-      raise ValueError(
-        f"{where}: expected each topic once, got {topic.number} of"
-        f" {topic.collection} again; remove one"
-      )
-  return tuple(topics_by_key.values())
 
 
 def query_log(path: Path, quotes: str = "auto") -> Iterator[tuple[str, str]]:
@@ -290,7 +195,7 @@ def _read_verified(path: Path) -> Iterator[tuple[str, str]]:
 
 def _is_named(path: Path) -> bool:
   """Returns True if a table's columns are found by their names alone."""
-  name = pathlib.PurePath(compression.remove_suffix(pathlib.Path(path).name))
+  name = pathlib.PurePath(files.remove_suffix(pathlib.Path(path).name))
   if name.suffix.lower() != ".csv":
     return name.suffix.lower() in (".parquet", ".arrow")
   return not any(

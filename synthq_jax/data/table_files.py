@@ -20,7 +20,7 @@ from typing import Any
 from urllib import parse
 
 from synthq_jax import extras
-from synthq_jax.data import compression, files, ids, quoting
+from synthq_jax.data import files, ids, quoting
 
 __all__ = [
   "SUFFIXES",
@@ -31,7 +31,6 @@ __all__ = [
   "find_log_splits",
   "find_separator",
   "find",
-  "get_max_rows",
   "is_json",
   "rows",
   "simplify",
@@ -192,29 +191,6 @@ def find_log_splits(path: str | os.PathLike) -> list[str]:
   return names if any(map(_SPLIT.match, names)) else []
 
 
-def get_max_rows(path: str | os.PathLike) -> int:
-  """Returns an upper bound of a table's rows, from its metadata or its lines.
-
-  Args:
-    path: as in `rows`.
-
-  Raises:
-    Exception: any error of the readers, if the file is no table.
-  """
-  path = pathlib.Path(path)
-  if path.is_dir():
-    return sum(get_max_rows(file) for _, file in _list_tables(path))
-  suffix = _get_suffix(path)
-  if suffix == ".parquet":
-    with extras.required("parquet"):
-      from pyarrow import parquet
-
-    return parquet.read_metadata(path).num_rows
-  if suffix == ".arrow":
-    return sum(batch.num_rows for batch in _read_arrow_batches(path))
-  return files.get_max_lines(path)
-
-
 def has_split_column(
   path: str | os.PathLike, named: Sequence[str | None]
 ) -> bool:
@@ -311,7 +287,7 @@ def _is_saved(file: pathlib.Path) -> bool:
 def _get_suffix(path: pathlib.PurePath) -> str:
   """Returns the suffix that selects a file's reader; "" if there is no
   reader."""
-  suffix = pathlib.Path(compression.remove_suffix(path.name)).suffix.lower()
+  suffix = pathlib.Path(files.remove_suffix(path.name)).suffix.lower()
   return suffix if suffix in SUFFIXES else ""
 
 

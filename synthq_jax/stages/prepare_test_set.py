@@ -10,7 +10,7 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from synthq_jax.data import beir, beir_sets, collection, compression, sources
+from synthq_jax.data import beir, beir_sets, collection, files, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.retrieval import tables
 from synthq_jax.runtime import (
@@ -210,7 +210,7 @@ def _name_sets(source: sources.Source) -> list[TestSet]:
 
 
 def _has_corpus(names: Sequence[str]) -> bool:
-  return not {*compression.variants("corpus.jsonl")}.isdisjoint(names)
+  return not {*files.variants("corpus.jsonl")}.isdisjoint(names)
 
 
 def _get_name(path: pathlib.Path) -> str:

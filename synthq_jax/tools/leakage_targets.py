@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from synthq_jax.data import files, query_pairs, sources
+from synthq_jax.data import files, ids, query_pairs, sources
 from synthq_jax.leakage import near_duplicates, words
 
 __all__ = [
@@ -82,16 +82,28 @@ def read(
 
 def _read_targets(location: str, split: str | None) -> Iterator[Target]:
   if _is_topics(location):
-    for topic in query_pairs.topics(location):
-      for field in _FIELDS:
-        yield Target(
-          text=_Text(id=f"{topic.number} {field}", text=getattr(topic, field)),
-          topic=topic.number,
-          collection=topic.collection,
-        )
+    yield from _read_topics(location)
     return
   for name, text in read_queries(location, split):
     yield Target(text=_Text(id=name, text=text), topic=name, collection="")
+
+
+def _read_topics(path: str) -> Iterator[Target]:
+  """Yields titles and descriptions of TREC topics, each topic of a collection
+  once."""
+  seen: set[tuple[str, str]] = set()
+  for where, line in files.json_lines(path):
+    collection = files.field(where, line, "collection")
+    topic = ids.get_field(where, line, "topic", "topic")
+    if (collection, topic) in seen:
+      raise ValueError(
+        f"{where}: expected each topic once, got {topic} of {collection} again;"
+        " remove one"
+      )
+    seen.add((collection, topic))
+    for name in _FIELDS:
+      text = _Text(id=f"{topic} {name}", text=files.field(where, line, name))
+      yield Target(text=text, topic=topic, collection=collection)
 
 
 def _is_topics(location: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import text_tables
-from synthq_jax.data import files, passages
+from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.retrieval import (
@@ -125,9 +125,9 @@ def open_run(
       f"{workdir}: expected --system among {', '.join(by_name)}, got {name}{hint}"
     )
   _check_row(folders, systems, row)
-  opened = _Opened(folders, prepared, systems)
-  documents = files.Lines(opened.corpus, json.loads)
-  return Searcher(row, opened.system(row), documents)
+  corpus = prepared_files.corpus(folders, prepared)
+  find = _open_system(folders, prepared, systems, row)
+  return Searcher(row, find, files.Lines(corpus, json.loads))
 
 
 def _choose_row(finished: Collection[rows_lib.Row]) -> rows_lib.Row:
@@ -219,118 +219,98 @@ def _check_row(
     )
 
 
-class _Opened:
-  """Opens the systems of a run; reads the vectors of a retriever once."""
+def _open_system(
+  folders: workspace.Folders,
+  prepared: results.PreparedData,
+  systems: dict[rows_lib.Row, Any],
+  row: rows_lib.Row,
+) -> _Search:
+  """Returns the search function of a system."""
+  system, corpus = systems[row], prepared_files.corpus(folders, prepared)
+  positions = [str(n) for n in range(prepared.num_documents)]
+  if isinstance(system, results.Checkpoint):
+    return _open_retriever(folders, prepared, system, positions)
+  lexical = queries_lib.index_of(positions, corpus)
 
-  def __init__(
-    self,
-    folders: workspace.Folders,
-    prepared: results.PreparedData,
-    systems: dict[rows_lib.Row, Any],
-  ):
-    self._folders, self._prepared, self._systems = folders, prepared, systems
-    self._positions = [str(n) for n in range(prepared.num_documents)]
-    self.corpus = prepared_files.corpus(folders, prepared)
+  def search_lexical(query: str, k: int) -> dict[str, float]:
+    return lexical.search_run([""], [query], k)[""]
 
-  def system(self, row: rows_lib.Row) -> _Search:
-    system = self._systems[row]
-    if isinstance(system, results.Checkpoint):
-      return self._make_vector_search(row)
-    if isinstance(system, system_results.JointSystem):
-      return self._make_joint_search(system)
-    lexical = queries_lib.index_of(self._positions, self.corpus)
-    return lambda query, k: lexical.search_run([""], [query], k)[""]
+  if system is None:
+    return search_lexical
+  search_dense = _open_system(folders, prepared, systems, system.retriever)
 
-  @functools.cached_property
-  def _passages(self) -> passages.Passages:
-    return prepared_files.document_tokens(self._folders, self._prepared)
+  @functools.cache
+  def build_features() -> ranking.Features:
+    texts = prepared_files.document_texts(corpus)
+    return ranking.Features.build(positions, texts)
 
-  @functools.cached_property
-  def _features(self) -> ranking.Features:
-    texts = prepared_files.document_texts(self.corpus)
-    return ranking.Features.build(self._positions, texts)
+  def find(query: str, k: int) -> dict[str, float]:
+    def make_candidates(*runs: trec.Run) -> dict[str, ranking.Candidates]:
+      [candidates] = build_features().of([query], *([run[""]] for run in runs))
+      return {"": candidates}
 
-  def _make_joint_search(self, system: system_results.JointSystem) -> _Search:
-    lexical, dense = map(self.system, (rows_lib.BM25, system.retriever))
+    first, second = (
+      {"": search_part(query, system.depth)}
+      for search_part in (search_lexical, search_dense)
+    )
+    return system.combine(first, second, make_candidates, k)[""]
 
-    def find(query: str, k: int) -> dict[str, float]:
-      def make_candidates(*runs: trec.Run) -> dict[str, ranking.Candidates]:
-        [candidates] = self._features.of([query], *([run[""]] for run in runs))
-        return {"": candidates}
+  return find
 
-      first, second = (
-        {"": search_part(query, system.depth)}
-        for search_part in (lexical, dense)
-      )
-      return system.combine(first, second, make_candidates, k)[""]
 
-    return find
+def _open_retriever(
+  folders: workspace.Folders,
+  prepared: results.PreparedData,
+  retriever: results.Checkpoint,
+  positions: Sequence[str],
+) -> _Search:
+  """Returns the exact search of a retriever by its document vectors."""
+  role = sentence_folders.QUERY
+  params, shape = encoder_start.load(folders, retriever, role)
+  reads = encoder_start.tokens_of(folders, retriever)
+  vocabulary = prepared_files.vocabulary(folders, prepared)
+  owners = prepared_files.document_tokens(folders, prepared).owners
+  stored = _read_vectors(folders, retriever.document_encoder).vectors
+  vectors = vector_files.open_vectors(folders.root / stored, len(owners))
+  vector_index = index.exact(np.asarray(vectors))
 
-  def _make_vector_search(self, row: rows_lib.Row) -> _Search:
-    """Returns the search of a retriever by its vectors."""
-    encode_query = self._load_encoder(row)
-    vector_index = self._read_index(row)
-    owners = self._passages.owners
+  def find(query: str, k: int) -> dict[str, float]:
+    own_tokens = vocabulary_lib.tokenize(
+      vocabulary, [query], length=prepared.query_length
+    )
+    tokens = encoder_start.query_tokens(reads, [query], own_tokens)
+    encoded = encode.encode(params, shape, tokens, batch_size=1)
+    best = index.search_documents(vector_index, encoded, owners, k)
+    return trec.to_run([""], positions, *best)[""]
 
-    def find(query: str, k: int) -> dict[str, float]:
-      best = index.search_documents(
-        vector_index, encode_query(query), owners, k
-      )
-      return trec.to_run([""], self._positions, *best)[""]
+  return find
 
-    return find
 
-  def _load_encoder(self, row: rows_lib.Row) -> Callable[[str], np.ndarray]:
-    """Returns a function that encodes one query as a vector, [1, dim]."""
-    retriever, role = self._systems[row], sentence_folders.QUERY
-    params, shape = encoder_start.load(self._folders, retriever, role)
-    reads = encoder_start.tokens_of(self._folders, retriever)
-    vocabulary = prepared_files.vocabulary(self._folders, self._prepared)
+def _read_vectors(
+  folders: workspace.Folders, retriever: results.Checkpoint
+) -> system_results.Vectors:
+  """Reads the record of a retriever's document vectors.
 
-    def encode_query(query: str) -> np.ndarray:
-      own_tokens = vocabulary_lib.tokenize(
-        vocabulary, [query], length=self._prepared.query_length
-      )
-      tokens = encoder_start.query_tokens(reads, [query], own_tokens)
-      return encode.encode(params, shape, tokens, batch_size=1)
-
-    return encode_query
-
-  @functools.cache  # noqa: B019  (lives as long as its search)
-  def _read_index(self, row: rows_lib.Row) -> index.Index:
-    """Returns an exact index of the document vectors of a retriever."""
-    encoder = self._systems[row].document_encoder
-    path = self._read_vectors(encoder).vectors
-    total = len(self._passages.owners)
-    vectors = vector_files.open_vectors(self._folders.root / path, total)
-    return index.exact(np.asarray(vectors))
-
-  def _read_vectors(
-    self, retriever: results.Checkpoint
-  ) -> system_results.Vectors:
-    """Reads the record of a retriever's document vectors.
-
-    Raises:
-      ValueError: if they are missing, damaged or of an earlier training.
-    """
-    name = retriever.name
-    folders = self._folders
-    private = results.is_private_path(retriever.directory)
-    get_folder = folders.private if private else folders.public
-    source = get_folder("encode_documents", name)
-    advice = "run `synthq run` again with the run's settings, which makes "
-    if artifacts.read_fingerprint(source) is None:
-      raise ValueError(
-        f"{source}: expected the vectors of {name}, got none: {advice}"
-        "what is missing"
-      )
-    artifacts.check(source)
-    vectors = artifacts.load(source, system_results.Vectors)
-    trained = artifacts.read_fingerprint(folders.root / retriever.directory)
-    is_same_release = vectors.statement.ledger == retriever.statement.ledger
-    if not is_same_release or vectors.retriever != trained:
-      raise ValueError(
-        f"{source}: expected the vectors of {name}, got those of an"
-        f" earlier training of it: {advice}them anew"
-      )
-    return vectors
+  Raises:
+    ValueError: if they are missing, damaged or of an earlier training.
+  """
+  name = retriever.name
+  private = results.is_private_path(retriever.directory)
+  get_folder = folders.private if private else folders.public
+  source = get_folder("encode_documents", name)
+  advice = "run `synthq run` again with the run's settings, which makes "
+  if artifacts.read_fingerprint(source) is None:
+    raise ValueError(
+      f"{source}: expected the vectors of {name}, got none: {advice}"
+      "what is missing"
+    )
+  artifacts.check(source)
+  vectors = artifacts.load(source, system_results.Vectors)
+  trained = artifacts.read_fingerprint(folders.root / retriever.directory)
+  is_same_release = vectors.statement.ledger == retriever.statement.ledger
+  if not is_same_release or vectors.retriever != trained:
+    raise ValueError(
+      f"{source}: expected the vectors of {name}, got those of an"
+      f" earlier training of it: {advice}them anew"
+    )
+  return vectors

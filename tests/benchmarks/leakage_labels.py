@@ -11,11 +11,13 @@ import argparse
 import collections
 import pathlib
 import sys
+import types
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
-from synthq_jax.data import files, query_pairs
+from synthq_jax.data import files
 from synthq_jax.leakage import calibration, near_duplicates, words
 
 SIDES = ("variant", "title")
@@ -28,6 +30,7 @@ DETECTORS = {
   "containment": near_duplicates.Containment(),
   "trigrams": near_duplicates.Trigrams(),
 }
+_READ = ("query", "topic", "title", "variant", "cosine", "collections")
 _READINGS = {
   "different topic or not": lambda said: said["Different Topic"],
   "relation to the title": lambda said: said["Title"],
@@ -42,13 +45,28 @@ _READINGS = {
 }
 
 
-def get_labels(pairs: Sequence[query_pairs.LabelledPair]) -> np.ndarray:
+def read_pairs(folder: pathlib.Path) -> list[Any]:
+  """Reads the labelled pairs, with the relations' names of `words.RELATIONS`."""
+  names = {name[:8].title(): name for name in words.RELATIONS}
+  lines = files.json_lines(folder / "spire22_annotations.jsonl")
+  return [
+    types.SimpleNamespace(
+      different_topic=bool(line["other_label"]),
+      title_relations=[names[x[:8]] for x in line["title_label"]],
+      variant_relations=[names[x[:8]] for x in line["variant_label"]],
+      **{name: line[name] for name in _READ},
+    )
+    for _, line in lines
+  ]
+
+
+def get_labels(pairs: Sequence[Any]) -> np.ndarray:
   """Returns which pairs people took for near-duplicates."""
   return np.array([not pair.different_topic for pair in pairs])
 
 
 def count_candidates(
-  pairs: Sequence[query_pairs.LabelledPair],
+  pairs: Sequence[Any],
 ) -> dict[str, tuple[int, ...]]:
   """Counts table 2 of the paper.
 
@@ -93,7 +111,7 @@ def compute_agreement(folder: pathlib.Path) -> dict[str, float]:
 
 
 def count_types(
-  pairs: Sequence[query_pairs.LabelledPair],
+  pairs: Sequence[Any],
 ) -> collections.Counter[str]:
   """Counts table 2b of the paper: types by the title, or another topic."""
   return collections.Counter(
@@ -104,9 +122,7 @@ def count_types(
   )
 
 
-def count_relations(
-  pairs: Sequence[query_pairs.LabelledPair], side: str
-) -> np.ndarray:
+def count_relations(pairs: Sequence[Any], side: str) -> np.ndarray:
   """Counts what people said of pairs (rows) by what the rule on words says."""
   counts = np.zeros((len(words.RELATIONS),) * 2, int)
   for pair in pairs:
@@ -120,9 +136,7 @@ def count_relations(
   return counts
 
 
-def score(
-  pairs: Sequence[query_pairs.LabelledPair], detector, side: str
-) -> np.ndarray:
+def score(pairs: Sequence[Any], detector, side: str) -> np.ndarray:
   """Scores each query with one text of its topic."""
   texts = [getattr(pair, side) for pair in pairs]
   return detector.scores([pair.query for pair in pairs], texts)
@@ -147,9 +161,7 @@ def main() -> int:
   parser.add_argument("folder", type=pathlib.Path)
   parser.add_argument("--precision", type=float, default=0.9)
   options = parser.parse_args()
-  pairs = query_pairs.labelled_pairs(
-    options.folder / "spire22_annotations.jsonl"
-  )
+  pairs = read_pairs(options.folder)
   labels = get_labels(pairs)
   print(
     f"{len(pairs)} labelled pairs, {labels.sum()} of them near-duplicates\n"

@@ -13,12 +13,8 @@ PAIR = {
   "query-id": 7,
   "query": "a",
   "topic": "301",
-  "title": "b",
   "variant": "c",
-  "title_label": ["Generalization"],
-  "variant_label": [],
   "other_label": ["Different Topic"],
-  "cosine": 1,
 }
 
 
@@ -34,12 +30,8 @@ def test_a_labelled_pair_is_read_with_our_names(tmp_path):
     query_id="7",
     query="a",
     topic="301",
-    title="b",
     variant="c",
-    title_relations=("generalisation",),
-    variant_relations=(),
     different_topic=True,
-    cosine=1.0,
   )
 
 
@@ -47,9 +39,7 @@ def test_a_labelled_pair_is_read_with_our_names(tmp_path):
   ("key", "value", "said"),
   [
     ("query", None, 'string under "query", got None'),
-    ("cosine", float("nan"), "finite"),
-    ("title_label", ["Synonym"], "got another one; "),
-    ("title_label", [{"Identical": 1}], "got another one; "),
+    ("other_label", [{"Identical": 1}], "got another one; "),
     ("other_label", ["Identical"], "Different Topic"),
   ],
 )
@@ -57,15 +47,6 @@ def test_a_wrong_pair_is_refused_with_its_line(tmp_path, key, value, said):
   path = written(tmp_path, PAIR, {**PAIR, key: value})
   with pytest.raises(ValueError, match=f"file.jsonl:2: .*{said}"):
     query_pairs.labelled_pairs(path)
-
-
-def test_topics_keep_their_collection(tmp_path):
-  line = {"collection": "x", "topic": 301, "title": "t", "description": "d"}
-  other = {**line, "collection": "y"}
-  path = written(tmp_path, line, other)
-  assert [t.collection for t in query_pairs.topics(path)] == ["x", "y"]
-  with pytest.raises(ValueError, match="file.jsonl:3: .*301 of x again"):
-    query_pairs.topics(written(tmp_path, line, other, line))
 
 
 def test_a_log_is_read_in_whatever_layout(tmp_path):

@@ -6,6 +6,7 @@ import shared_data
 
 from synthq_jax.data import query_pairs
 from synthq_jax.leakage import calibration
+from synthq_jax.tools import leakage_targets
 from tests.benchmarks import leakage_labels
 
 
@@ -16,7 +17,7 @@ def folder():
 
 @pytest.fixture(scope="module")
 def pairs(folder):
-  return query_pairs.labelled_pairs(folder / "spire22_annotations.jsonl")
+  return leakage_labels.read_pairs(folder)
 
 
 def test_the_script_prints_what_the_docs_say(folder, monkeypatch, capsys):
@@ -68,6 +69,7 @@ def test_kappa_is_that_of_a_table_worked_out_by_hand():
 
 
 def test_every_file_is_read_whole(folder):
-  assert len(query_pairs.topics(folder / "trec_topics.jsonl")) == 350
+  targets = leakage_targets.read(f"{folder / 'trec_topics.jsonl'}")
+  assert len({(each.topic, each.collection) for each in targets}) == 350
   log = query_pairs.query_log(folder / "msmarco_queries.tsv")
   assert sum(1 for _ in log) == 20_856
