@@ -13,7 +13,7 @@ from synthq_jax.cli import guide
 from synthq_jax.privacy import ledger
 from synthq_jax.privacy import unit as unit_lib
 from synthq_jax.runtime import results, rows
-from synthq_jax.stages import direct_dp, plan
+from synthq_jax.stages import direct_dp, finetune_dp, plan
 from synthq_jax.storage import artifacts
 
 FOLDERS = {"direct_dp": "train_retriever"}
@@ -165,6 +165,44 @@ def test_names_of_rows_that_a_run_lacks_are_refused(tmp_path, rows, words):
   with pytest.raises(ValueError, match=words):
     plan.run(config, tmp_path / "run")
   assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_above_the_lines_is_refused_before_they_are_read(tmp_path):
+  """A dry run listed all trainings, and the run met it after it read the data."""
+  source = small_data.write_pairs(tmp_path / "pairs.jsonl", 40)
+  base = tiny_runs.config(source)
+
+  def look(**changes):
+    config = dataclasses.replace(base, **changes)
+    plan.outlook(config, tmp_path / "run", plan.STAGES)
+
+  look()
+  large = finetune_dp.Config(batch_size=64)
+  with pytest.raises(
+    ValueError,
+    match=r"at most 4., .* --gin\.finetune_dp\.Config\.batch_size=8$",
+  ):
+    look(finetune_dp=large)
+  look(finetune_dp=large, rows=plan.Rows(synthetic=()))  # trains none
+  with pytest.raises(ValueError, match=r"direct_dp\.Config\.batch_size must"):
+    look(direct_dp=direct_dp.Config(batch_size=64))
+  many = dataclasses.replace(base.train_retriever, batch_size=64)
+  original = plan.Rows(synthetic=(), public_only=False, direct_dp=())
+  with pytest.raises(
+    ValueError, match=r"at most 4., as there are no more real quer"
+  ):
+    look(train_retriever=many, rows=original)
+  written = dataclasses.replace(base.generate, num_documents=None)
+  with pytest.raises(
+    ValueError, match=r"at most .*, as there are no more synth"
+  ):
+    look(
+      train_retriever=dataclasses.replace(many, batch_size=4096),
+      generate=written,
+      rows=plan.Rows(original=False, direct_dp=()),
+    )
+  nothing = dataclasses.replace(original, original=False)
+  look(train_retriever=many, rows=nothing)
 
 
 def test_a_dry_run_prints_the_rows_and_the_trainings(finished_run, tmp_path):
