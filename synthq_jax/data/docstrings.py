@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 __all__ = [
   "STANDARD_LIBRARY",
   "Docstring",
+  "get_max_count",
   "read",
   "read_file",
   "version",
@@ -101,6 +102,19 @@ def read(package: str) -> Iterator[Docstring]:
   for path, relative in _list_files(package):
     module = f"{package}.{relative[:-3].replace('/', '.')}"
     yield from read_file(path, package, module)
+
+
+def get_max_count(package: str) -> int:
+  """Returns an upper bound of what `read` yields, without parsing a file.
+
+  Args:
+    package: as in `read`.
+
+  Raises:
+    ValueError: if the package is not installed.
+  """
+  texts = (path.read_bytes() for path, _ in _list_files(package))
+  return sum(1 + t.count(b"def ") + t.count(b"class ") for t in texts)
 
 
 def _list_files(package: str) -> Iterator[tuple[pathlib.Path, str]]:

@@ -5,6 +5,7 @@ public document, and the package the client. The set is a function of the versio
 of Python and of the packages of a fixed list, which the digest names.
 """
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ __all__ = [
   "PACKAGES",
   "build",
   "digest",
+  "most_documents",
   "private_queries",
 ]
 
@@ -88,6 +90,16 @@ def digest(packages: Sequence[str] = PACKAGES) -> str:
     except Exception:  # not installed: its absence is part of the digest
       parts.append(f"{package} absent")
   return ", ".join(parts)
+
+
+def most_documents(packages: Sequence[str] = PACKAGES) -> int:
+  """Returns an upper bound of the number of documents without parsing a
+  package."""
+  total = 0
+  for package in packages:
+    with contextlib.suppress(ValueError):  # not installed: `digest` says so
+      total += docstrings.get_max_count(package)
+  return total
 
 
 def private_queries(packages: Sequence[str] = PACKAGES) -> list[str]:

@@ -11,7 +11,7 @@ from synthq_jax import extras
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import ids
 
-__all__ = ["load", "queries", "read"]
+__all__ = ["num_documents", "queries", "read"]
 
 _FIELDS = ("title", "description")
 
@@ -38,7 +38,7 @@ def read(
     ValueError: if the dataset is unknown, it lacks documents, queries or judgements,
       or a judgement names an unknown id.
   """
-  dataset = load(name)
+  dataset = _load(name)
   for part in ("docs", "queries", "qrels"):
     if not getattr(dataset, f"has_{part}")():
       raise ValueError(
@@ -82,7 +82,7 @@ def queries(name: str) -> Iterator[tuple[str, str]]:
     ImportError: if the package is not installed.
     ValueError: if the dataset is unknown or has no queries.
   """
-  dataset = load(name)
+  dataset = _load(name)
   if not dataset.has_queries():
     raise ValueError(
       f"ir_datasets:{name}: expected queries, got a set without any; give the"
@@ -96,14 +96,10 @@ def queries(name: str) -> Iterator[tuple[str, str]]:
       yield ids.read(each.query_id, "query"), " ".join(text.split())
 
 
-def _read_documents(dataset: Any) -> Iterator[collection_lib.Document]:
-  for each in dataset.docs_iter():
-    id_ = ids.read(each.doc_id, "document")
-    yield collection_lib.Document(id=id_, text=each.default_text())
+def num_documents(name: str) -> int | None:
+  """Returns the number of documents in a dataset's metadata; None if it is missing.
 
-
-def load(name: str) -> Any:
-  """Loads a dataset's description; downloads nothing.
+  Nothing is downloaded.
 
   Args:
     name: the dataset's id.
@@ -112,6 +108,16 @@ def load(name: str) -> Any:
     ImportError: if the package is not installed.
     ValueError: if the dataset is unknown.
   """
+  return _load(name).metadata().get("docs", {}).get("count")
+
+
+def _read_documents(dataset: Any) -> Iterator[collection_lib.Document]:
+  for each in dataset.docs_iter():
+    id_ = ids.read(each.doc_id, "document")
+    yield collection_lib.Document(id=id_, text=each.default_text())
+
+
+def _load(name: str) -> Any:
   with extras.required("ir-datasets"):
     import ir_datasets
 

@@ -55,6 +55,9 @@ class Kind:
       documents.
     queries: yields ids and texts of all queries without reading documents; None
       if the kind cannot do so.
+    most: returns the largest possible number of documents, in a second and before
+      reading; None if only reading can tell.
+    most_queries: the same of queries.
     from_pairs: whether each document has a query, so that the collection itself
       reveals which documents somebody asked about; a privacy statement says so.
     named_by_text: whether a query's id is a digest of its text.
@@ -64,6 +67,8 @@ class Kind:
   read: Callable[["Source"], collection.Collection]
   digest: Callable[["Source"], str]
   check: Callable[["Source"], object] = lambda source: None
+  most: Callable[["Source"], int | None] = lambda source: None
+  most_queries: Callable[["Source"], int | None] = lambda source: None
   from_pairs: bool
   named_by_text: bool = False
   queries: Callable[["Source"], Iterator[tuple[str, str]]] | None = None
@@ -193,6 +198,39 @@ class Source:
     again, and a moved one is not.
     """
     return KINDS[self.kind].digest(self)
+
+  def most_documents(self) -> int | None:
+    """Returns the largest possible number of documents; None if it is
+    unknown."""
+    return self._estimate(KINDS[self.kind].most)
+
+  def most_queries(self) -> int | None:
+    """Returns the largest possible number of queries; None if it is unknown."""
+    return self._estimate(KINDS[self.kind].most_queries)
+
+  def _estimate(self, most: Callable[["Source"], int | None]) -> int | None:
+    try:
+      return most(self)
+    except Exception:  # `read` reports faults of the files
+      return None
+
+  def check_size(self, number: int) -> None:
+    """Refuses a number of documents that the source cannot have, without reading it.
+
+    Args:
+      number: number of documents to write queries for.
+
+    Raises:
+      ValueError: if the source has fewer documents for certain.
+    """
+    most = self.most_documents()
+    if most is not None and number > most:
+      name = ":".join(filter(None, (self.kind, self.location)))
+      raise ValueError(
+        "generate.Config.num_documents must be at most the size of the collection,"
+        f" got {number:,}, which is more than {name} can have: set a smaller"
+        " NUM_DOCUMENTS, or None"
+      )
 
   def packages(self) -> str:
     """Returns the packages and versions of the demo set; "" for other
@@ -342,6 +380,11 @@ def _read_log_queries(source: Source) -> Iterator[tuple[str, str]]:
   return jsonl.queries(_split_location(source)[0], source.fields)
 
 
+def _make_line_counter(name: str) -> Callable[[Source], int]:
+  """Makes a function that counts the lines of a file in a source's folder."""
+  return lambda source: files.get_max_lines(files.find(source.location, name))
+
+
 def _make_folder_check(
   *names: str, judged: str, under: str = ""
 ) -> Callable[[Source], None]:
@@ -372,6 +415,10 @@ def _check_file(source: Source) -> None:
     )
 
 
+def _find_corpus(source: Source) -> pathlib.Path:
+  return table_files.find(source.location, "corpus")
+
+
 def _check_tasks(source: Source) -> None:
   for task in filter(None, _split_location(source)):
     task_records.check(task)
@@ -394,12 +441,15 @@ KINDS: dict[str, Kind] = {
     form="environment_docs",
     read=lambda source: environment_docs.build(seed=source.seed),
     digest=lambda source: environment_docs.digest(),
+    most=lambda source: environment_docs.most_documents(),
     from_pairs=True,
   ),
   "beir": Kind(
     form="beir:DIR",
     read=_make_reader(beir.read_beir),
     digest=_digest_files,
+    most=_make_line_counter("corpus.jsonl"),
+    most_queries=_make_line_counter("queries.jsonl"),
     check=_make_folder_check(
       "corpus.jsonl", "queries.jsonl", judged="", under="qrels"
     ),
@@ -412,6 +462,7 @@ KINDS: dict[str, Kind] = {
     form="msmarco:DIR",
     read=_make_reader(msmarco.read_msmarco),
     digest=_digest_files,
+    most=_make_line_counter("collection.tsv"),
     check=_make_folder_check("collection.tsv", judged="qrels."),
     from_pairs=False,
     queries=_read_msmarco_queries,
@@ -420,9 +471,8 @@ KINDS: dict[str, Kind] = {
     form="hf:DIR",
     read=_make_reader(beir.read_hub),
     digest=_digest_files,
-    check=lambda source: table_files.check(
-      table_files.find(source.location, "corpus")
-    ),
+    most=lambda source: table_files.get_max_rows(_find_corpus(source)),
+    check=lambda source: table_files.check(_find_corpus(source)),
     from_pairs=False,
   ),
   "log": Kind(
@@ -436,6 +486,10 @@ KINDS: dict[str, Kind] = {
     ),
     digest=lambda source: " ".join(
       _digest_files(source, part) for part in _split_location(source)
+    ),
+    most=lambda source: table_files.get_max_rows(_split_location(source)[1]),
+    most_queries=lambda source: table_files.get_max_rows(
+      _split_location(source)[0]
     ),
     check=_check_tables,
     from_pairs=False,
@@ -451,6 +505,8 @@ KINDS: dict[str, Kind] = {
       seed=source.seed,
     ),
     digest=_digest_files,
+    most=lambda source: table_files.get_max_rows(source.location),
+    most_queries=lambda source: table_files.get_max_rows(source.location),
     check=_check_tables,
     from_pairs=True,
     named_by_text=True,
@@ -467,7 +523,8 @@ KINDS: dict[str, Kind] = {
     form="ir_datasets:ID",
     read=_make_reader(ir_datasets_sets.read),
     digest=lambda source: source.location,  # the package checks its downloads
-    check=lambda source: ir_datasets_sets.load(source.location),
+    most=lambda source: ir_datasets_sets.num_documents(source.location),
+    check=lambda source: ir_datasets_sets.num_documents(source.location),
     from_pairs=False,
     queries=lambda source: ir_datasets_sets.queries(source.location),
   ),

@@ -31,6 +31,7 @@ __all__ = [
   "find_log_splits",
   "find_separator",
   "find",
+  "get_max_rows",
   "is_json",
   "rows",
   "simplify",
@@ -189,6 +190,29 @@ def find_log_splits(path: str | os.PathLike) -> list[str]:
   """
   names = splits(path)
   return names if any(map(_SPLIT.match, names)) else []
+
+
+def get_max_rows(path: str | os.PathLike) -> int:
+  """Returns an upper bound of a table's rows, from its metadata or its lines.
+
+  Args:
+    path: as in `rows`.
+
+  Raises:
+    Exception: any error of the readers, if the file is no table.
+  """
+  path = pathlib.Path(path)
+  if path.is_dir():
+    return sum(get_max_rows(file) for _, file in _list_tables(path))
+  suffix = _get_suffix(path)
+  if suffix == ".parquet":
+    with extras.required("parquet"):
+      from pyarrow import parquet
+
+    return parquet.read_metadata(path).num_rows
+  if suffix == ".arrow":
+    return sum(batch.num_rows for batch in _read_arrow_batches(path))
+  return files.get_max_lines(path)
 
 
 def has_split_column(

@@ -84,6 +84,22 @@ class Config:
     config_types.at_least(self, 0, "batch_size")
     config_types.one_of(self, "optimizer", self.OPTIMIZERS)
 
+  def check_batch(self, number: int, units: str) -> None:
+    """Refuses a batch of more records than there are.
+
+    Args:
+      number: number of records, or more.
+      units: what they are, for the message.
+    """
+    if self.batch_size > number:
+      name = config_types.label(type(self))
+      size = 1 << max(number // 4, 1).bit_length() - 1
+      raise ValueError(
+        f"{name}.batch_size must be at most {number:,}, the number of {units}, got"
+        f" {self.batch_size}: set a smaller one, such as"
+        f" --gin.{name}.batch_size={size}"
+      )
+
   def check(
     self, prepared: results.PreparedData, *, draws_users: bool = False
   ) -> None:
@@ -100,14 +116,10 @@ class Config:
     name = config_types.label(type(self))
     queries = prepared.num_queries["train"]
     users = prepared.num_users.get("train", queries)
-    number = users if draws_users else queries
-    if filled.batch_size > number:
-      size = 1 << max(number // 4, 1).bit_length() - 1
-      raise ValueError(
-        f"{name}.batch_size must be at most {number:,}, the number of private"
-        f" train {'users' if draws_users else 'queries'}, got {self.batch_size}: set"
-        f" a smaller one, such as --gin.{name}.batch_size={size}"
-      )
+    if draws_users:
+      filled.check_batch(users, "private train users")
+    else:
+      filled.check_batch(queries, "private train queries")
     if self.delta is not None and not 0 < self.delta < 1 / users:
       unit = "user" if prepared.num_users else "query"
       units = "users" if prepared.num_users else "queries"

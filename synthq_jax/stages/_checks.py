@@ -7,19 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from synthq_jax import stages
-from synthq_jax.data import sentence_tokens, shipped, tokenizer_json
+from synthq_jax.data import sentence_tokens, shipped, sources, tokenizer_json
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.models.checkpoints import sentence_folders
 from synthq_jax.runtime import fingerprints, model_files
 from synthq_jax.runtime import rows as rows_lib
-from synthq_jax.stages import prepare_data, prepare_test_set
+from synthq_jax.stages import prepare_data, prepare_test_set, train_retriever
 from synthq_jax.storage import object_store
 
 __all__ = [
+  "check_batches",
   "check_checkpoints",
   "check_named",
   "check_rows",
+  "check_size",
   "check_t5",
   "check_test_sets",
   "describe_prompts",
@@ -217,3 +219,36 @@ def check_rows(config: Any) -> None:
         f"plan.Rows.{field} ({macro}) must name rows of this run, got"
         f" {', '.join(odd)}: it has {', '.join(map(str, rows)) or 'none'}"
       )
+
+
+def check_batches(config: Any, stage_names: Sequence[str]) -> None:
+  """Refuses batches of more queries than the data has lines.
+
+  A run compares them with the data, once that is read.
+  """
+  plan = rows_lib.Plan(config=config, stages=tuple(stage_names))
+  trainings = []
+  if plan.generators and "finetune_dp" in stage_names:
+    trainings.append(config.finetune_dp)
+  if "direct_dp" in stage_names:
+    trainings += plan.direct.values()
+  source = sources.open(config.prepare_data.source, "prepare_data.source")
+  trains = bool(plan.trained) and "train_retriever" in stage_names
+  most = source.most_queries() if trainings or trains else None
+  for settings in trainings if most is not None else ():
+    settings.check_batch(most, "lines of queries")
+  if trains:
+    documents = config.generate.num_documents
+    if config.prepare_data.passage_stride:
+      documents = None  # queries are written for passages
+    elif documents is None and set(plan.written) & set(plan.trained):
+      documents = source.most_documents()
+    train_retriever.check_batch(plan, most, documents)
+
+
+def check_size(config: Any, stage_names: Sequence[str]) -> None:
+  """Refuses more documents than the data can have, before it is read."""
+  number, source = config.generate.num_documents, config.prepare_data.source
+  if number is None or "generate" not in stage_names:
+    return
+  sources.open(source, "prepare_data.source").check_size(number)

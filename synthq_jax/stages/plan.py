@@ -373,6 +373,7 @@ def run(
   """
   stage_names = stages_lib.with_needs(stages or STAGES)
   _checks.check_rows(config)
+  _checks.check_size(config, stage_names)
   _checks.check_t5(config)
   _checks.check_checkpoints(config, stage_names)
   _checks.check_test_sets(config)
@@ -440,6 +441,8 @@ def outlook(
   stages = [*map(stages_lib.get, stage_names)]
   _checks.check_rows(config)
   _checks.check_named(config, stage_names)
+  _checks.check_size(config, stage_names)
+  _checks.check_batches(config, stage_names)
   names = prepare_test_set.list_names(config.test_sets)
   planned = rows_lib.Plan(
     config=config, stages=stage_names, test_sets=dict.fromkeys(names)

@@ -25,7 +25,7 @@ from synthq_jax.runtime import (
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import mesh as mesh_lib
 
-__all__ = ["STAGE", "Config", "Inputs", "run"]
+__all__ = ["STAGE", "Config", "Inputs", "check_batch", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,19 +97,35 @@ def check(run: runner.Run) -> None:
   """Refuses another vocabulary, and a batch larger than the data can be."""
   run.check_encoder()
   prepared, number = run.prepared, run.config.generate.num_documents
-  queries, documents = prepared.num_queries["train"], prepared.num_documents
-  is_cut = prepared.num_passages > documents  # more queries are written
-  plan, config, most = run.plan, run.config, {}
-  if rows.ORIGINAL in plan.trained:
+  is_cut = prepared.num_passages > prepared.num_documents  # more are written
+  check_batch(
+    run.plan,
+    prepared.num_queries["train"],
+    None if is_cut else number or prepared.num_asked or prepared.num_documents,
+  )
+
+
+def check_batch(
+  plan: rows.Plan, queries: int | None, documents: int | None
+) -> None:
+  """Refuses a batch larger than the data can be.
+
+  Args:
+    plan: the rows of the run, with its settings.
+    queries: number of train queries, or more; None: unknown.
+    documents: number of documents that queries are written for, or more; None:
+      unknown.
+  """
+  config, most = plan.config, {}
+  if rows.ORIGINAL in plan.trained and queries is not None:
     most["real queries"] = round((1 - plan.left_out(rows.ORIGINAL)) * queries)
-  if set(plan.written) & set(plan.trained) and not is_cut:
+  if set(plan.written) & set(plan.trained) and documents is not None:
     each = config.generate.queries_per_document
-    written = number or prepared.num_asked or documents
-    most["synthetic queries"] = written * each
-  for name, largest in most.items():
-    if config.train_retriever.batch_size > largest:
+    most["synthetic queries"] = documents * each
+  for name, number in most.items():
+    if config.train_retriever.batch_size > number:
       raise ValueError(
-        f"train_retriever.Config.batch_size must be at most {largest:,}, as there"
+        f"train_retriever.Config.batch_size must be at most {number:,}, as there"
         f" are no more {name}, got {config.train_retriever.batch_size:,}: set a"
         " smaller RETRIEVER_BATCH_SIZE"
       )

@@ -201,6 +201,8 @@ def test_the_installed_packages_give_a_clean_demo_set(installed):
   pairs = {split: installed.pairs(split) for split in installed.qrels}
   count = sum(map(len, pairs.values()))
   assert count >= 5_000 and count == len(documents)
+  most = environment_docs.most_documents()
+  assert count < most < 30 * count
   for split, share in {"train": 0.8, "dev": 0.1, "test": 0.1}.items():
     assert abs(len(pairs[split]) / count - share) < 0.025
   sides = collections.defaultdict(set)

@@ -134,6 +134,7 @@ def test_a_file_is_unpacked_by_its_first_bytes(kind, tmp_path):
   path.write_bytes(PACKERS[kind](TEXT))
   assert files.get_kind(path) == kind
   assert len([*query_pairs.query_log(path)]) == 6000
+  assert files.get_max_lines(path) == 6001
 
 
 @pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "Zstandard"])

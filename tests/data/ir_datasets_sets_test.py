@@ -58,6 +58,7 @@ def test_a_dataset_becomes_a_collection_whose_documents_stay_away(monkeypatch):
   assert found.lacking == {"lost"}
   assert found.pairs("test") == [("302", "FT911-1")]
   assert not isinstance(found.documents, tuple)
+  assert ir_datasets_sets.num_documents("robust") == len(found.documents)
 
 
 def test_what_cannot_be_read_is_one_line(monkeypatch):

@@ -72,6 +72,7 @@ def test_a_log_is_the_same_in_every_kind_of_table(kind, tmp_path):
   assert [(d.id, d.contents) for d in read.documents] == [
     (row["_id"], f"{row['title']} {row['text']}") for row in CORPUS
   ]
+  assert len(CLICKS) <= table_files.get_max_rows(path) <= len(CLICKS) + 2
   texts = {query.id: (query.client, query.text) for query in read.queries}
   clicked = {
     (row["user"], row["query"], row["document"])
@@ -116,6 +117,7 @@ def test_lines_may_name_their_split(tmp_path):
   write(folder / "test" / "data-00000-of-00001.arrow", CLICKS[100:])
   (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
   assert jsonl.read_log(folder, corpus).qrels == read.qrels
+  assert table_files.get_max_rows(folder) == len(CLICKS)
   named[3]["split"] = ""
   with pytest.raises(ValueError, match="in all lines or in none"):
     jsonl.read_log(write(tmp_path / "b.csv", named), corpus)
@@ -130,6 +132,7 @@ def test_what_was_computed_of_a_saved_set_is_no_part_of_it(tmp_path):
     '{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}'
   )
   assert len(list(table_files.rows(tmp_path / "saved"))) == len(CLICKS)
+  assert table_files.get_max_rows(tmp_path / "saved") == len(CLICKS)
   state.write_text("[]")
   with pytest.raises(ValueError, match="state.json: expected the names"):
     list(table_files.rows(tmp_path / "saved"))
@@ -141,6 +144,7 @@ def test_hidden_copies_of_tables_are_passed_over(tmp_path):
   write(tmp_path / ".ipynb_checkpoints" / "train-checkpoint.csv", CLICKS)
   (tmp_path / "._train.csv").write_bytes(b"\0\xff")
   assert len(list(table_files.rows(tmp_path))) == len(CLICKS)
+  assert table_files.get_max_rows(tmp_path) <= len(CLICKS) + 2
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
@@ -304,6 +308,27 @@ def test_a_written_set_comes_back(layout, read, tmp_path):
     assert lost == {"query": len(unknown)}
     with pytest.raises(ValueError, match="expected the id of a known query"):
       read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["beir", "hf", "msmarco", "log", "jsonl"])
+def test_a_set_says_before_it_is_read_how_many_documents_it_may_have(
+  kind, tmp_path
+):
+  place = str(tmp_path)
+  if kind in query_sets.LAYOUTS:
+    query_sets.LAYOUTS[kind].write(tmp_path, small_set(), ORIGIN)
+  elif kind == "msmarco":
+    small_data.write_msmarco(tmp_path, small_set())
+  else:
+    place = str(write(tmp_path / "log.csv", CLICKS))
+    corpus = write(tmp_path / "corpus.parquet", CORPUS)
+    place += f"@{corpus}" if kind == "log" else ""
+  source = sources.open(f"{kind}:{place}")
+  most, number = source.most_documents(), len(source.read().documents)
+  assert number <= most
+  if kind != "jsonl":  # where a document may stand in several lines
+    assert most <= number + 1
+  assert sources.open(f"{kind}:{tmp_path / 'no'}@no").most_documents() is None
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])

@@ -161,6 +161,27 @@ def test_what_the_data_rules_out_is_refused_before_any_training(
   assert not (run / "private/ledger.jsonl").exists()
 
 
+@pytest.mark.parametrize("flag", ["--dry_run", "--quiet"])
+@pytest.mark.parametrize("kind", ["environment_docs", "beir"])
+def test_more_documents_than_a_source_can_have_are_refused_before_it_is_read(
+  kind, flag, folder, tmp_path, capsys, monkeypatch
+):
+  def read(source):
+    raise AssertionError("was read")
+
+  monkeypatch.setattr(sources.Source, "read", read)
+  source = kind if kind == "environment_docs" else f"{kind}:{folder}"
+  argv = [
+    "run",
+    TINY,
+    f"--gin.SOURCE={source}",
+    f"--workdir={tmp_path / 'run'}",
+  ]
+  message = refused(capsys, [*argv, flag, "--gin.NUM_DOCUMENTS=99999999"])
+  assert f"got 99,999,999, which is more than {source} can have" in message
+  assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
   ("flags", "words"),
   [

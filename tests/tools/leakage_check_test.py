@@ -40,21 +40,6 @@ def command(paths, *more):
   ]
 
 
-def test_topics_keep_their_collection(tmp_path):
-  line = {"collection": "x", "topic": 301, "title": "t", "description": "d"}
-  lines = [json.dumps(each) for each in (line, {**line, "collection": "y"})]
-  path = tmp_path / "topics.jsonl"
-  path.write_text("\n".join(lines))
-  read = leakage_targets.read(f"{path}")
-  assert [(t.collection, t.text.id) for t in read] == [
-    *(("x", "301 title"), ("x", "301 description")),
-    *(("y", "301 title"), ("y", "301 description")),
-  ]
-  path.write_text("\n".join([*lines, lines[0]]))
-  with pytest.raises(ValueError, match="topics.jsonl:3: .*301 of x again"):
-    leakage_targets.read(f"{path}")
-
-
 def result(paths) -> dict:
   return json.loads((paths / "out" / "check.json").read_text())
 
@@ -283,7 +268,7 @@ def test_ir_datasets_needs_no_documents(paths, monkeypatch):
   dataset = type("Dataset", (), {})()
   dataset.has_queries = lambda: True
   dataset.queries_iter = lambda: iter([topic])
-  monkeypatch.setattr(ir_datasets_sets, "load", lambda name: dataset)
+  monkeypatch.setattr(ir_datasets_sets, "_load", lambda name: dataset)
   given = command(paths)
   given[3] = "--test=ir_datasets:trec-robust04"
   assert main.main(given) == 0
