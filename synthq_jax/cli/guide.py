@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from synthq_jax import stages
+from synthq_jax import stages, text_tables
 from synthq_jax.cli import flags
 from synthq_jax.runtime import config_types
 
@@ -110,6 +110,7 @@ def settings(
   read: Sequence[Sequence[pathlib.Path]],
   *,
   name: str = "",
+  width: int | None = None,
 ) -> str:
   """Lists settings with value, origin and meaning.
 
@@ -118,15 +119,44 @@ def settings(
       the files' macros.
     read: for each gin file, the file and those it includes; empty for the defaults.
     name: part of the names to list.
+    width: width of the terminal in characters; meanings are folded below their
+      settings. None: a table with one line for each setting.
   """
   parameters = [] if config is None else [*_list_parameters(config, read)]
   meanings = {row[0]: row[3] for row in parameters}
-  lines = []
-  for flag, value, origin, text in [*_list_macros(read, meanings), *parameters]:
-    if name.lower() in flag.lower():
-      value = textwrap.shorten(str(value), _VALUE_WIDTH, placeholder=" ...")
-      lines += [f"{flag}={value}  ({origin})", f"    {text}"]
-  return "\n".join(lines)
+  rows = [
+    (
+      flag,
+      textwrap.shorten(str(value), _VALUE_WIDTH, placeholder=" ..."),
+      *rest,
+    )
+    for flag, value, *rest in [*_list_macros(read, meanings), *parameters]
+  ]
+  rows = [row for row in rows if name.lower() in row[0].lower()]
+  if width:
+    return "\n".join(_fold(row, width) for row in rows)
+  return text_tables.Table(
+    header=("Name", "Value", "From", "Meaning"), rows=tuple(rows)
+  ).text()
+
+
+def _fold(row: Sequence[str], width: int) -> str:
+  """Formats a setting as a flag with its origin, and folds its meaning below."""
+  flag, value, origin, meaning = row
+  return "\n".join(
+    line
+    for text, indent in (
+      (f"{flag}={value}  ({origin})", ""),
+      (meaning, "    "),
+    )
+    for line in textwrap.wrap(
+      text,
+      width,
+      initial_indent=indent,
+      subsequent_indent=indent or "  ",
+      break_on_hyphens=False,
+    )
+  )
 
 
 def _list_macros(

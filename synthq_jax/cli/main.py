@@ -186,8 +186,9 @@ def _show_settings(options: argparse.Namespace) -> str:
   """Lists the settings of a recipe, or the defaults of all stages."""
   from synthq_jax.stages import plan
 
+  named = dict(name=options.name, width=screen.get_width())
   if not options.recipe:
-    return guide.settings(plan.RunConfig(), (), name=options.name)
+    return guide.settings(plan.RunConfig(), (), **named)
   kinds = (
     lambda: plan.RunConfig,
     *(functools.partial(_load_study_config, name) for name in studies.NAMES),
@@ -203,9 +204,9 @@ def _show_settings(options: argparse.Namespace) -> str:
     except _NotConfiguredError:
       continue
     except _MissingError as error:
-      table = guide.settings(None, error.read, name=options.name)
+      table = guide.settings(None, error.read, **named)
       return f"{table}\n\n{error}"
-    return guide.settings(config, read, name=options.name)
+    return guide.settings(config, read, **named)
   raise UsageError(
     f"{options.recipe}: expected a recipe or a study, got a part"
   )

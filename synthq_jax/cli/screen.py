@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ __all__ = [
   "check_gate",
   "describe_cost",
   "explain_epsilon",
+  "get_width",
   "refuse_refuted",
   "show",
   "summarize",
@@ -75,6 +77,16 @@ def explain_epsilon(
     " Probabilities may exceed the first bound by delta.",
     80,
   )
+
+
+def get_width() -> int | None:
+  """Returns the width of the terminal in characters; None without a terminal.
+
+  The environment's COLUMNS overrides the width, also without a terminal.
+  """
+  if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+    return max(40, shutil.get_terminal_size().columns)
+  return None
 
 
 def summarize(report: Any, workdir: str) -> str:
