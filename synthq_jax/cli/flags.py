@@ -3,13 +3,15 @@
 import argparse
 import ast
 import contextlib
+import difflib
 import dis
 import errno
 import functools
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import synthq_jax
@@ -25,6 +27,7 @@ __all__ = [
   "check_order",
   "exit_code",
   "explain_os_error",
+  "find_macro",
   "find_macros",
   "is_refusal",
   "join_lines",
@@ -46,6 +49,14 @@ STAGES = {
 }
 """Summaries of the commands that gin files configure, by command."""
 
+_COMMON = ("run", "search", "export", "privacy", "recipes", "settings")
+"""Commands that `synthq --help` lists first."""
+_EXAMPLES = (
+  "synthq run --gin_file=gin_configs/recipes/demo.gin --workdir=runs/demo",
+  'synthq search "parse a date" --workdir=runs/demo',
+  "synthq privacy --examples=6000 --batch_size=256 --epochs=13 --epsilon=8",
+)
+_WIDTH = 80
 _HELP = (
   "--gin.NAME=value sets a macro (--gin.EPSILON=3) or a parameter"
   " (--gin.generate.Config.p=0.9). A value that is no Python literal is text; inf"
@@ -279,24 +290,127 @@ class _Parser(argparse.ArgumentParser):
     return options, rest
 
   def error(self, message: str) -> NoReturn:
-    """Raises a `UsageError`."""
+    """Raises a `UsageError`, with likely alternatives to an unknown command."""
+    choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+    similar: list[str] = []
+    if choice:
+      choices = re.findall(r"[\w.-]+", choice[2])
+      similar = difflib.get_close_matches(choice[1], choices, 3)
+      if similar or len(choices) > 9:
+        message = message.partition(" (choose from")[0]
+    if similar:
+      raise UsageError(f"{message}; did you mean {' or '.join(similar)}?")
     raise UsageError(f"{message}; see {self.prog} --help")
+
+  def list_commands(self) -> Mapping[str, "_Parser"]:
+    """Returns the parsers of this command's subcommands by name."""
+    for action in self._actions:
+      if isinstance(action, argparse._SubParsersAction):
+        return action.choices
+    return {}
+
+
+class _TopParser(_Parser):
+  """Parses `synthq`: lists its commands in groups, and explains unknown flags."""
+
+  tools: Mapping[str, Any] = {}
+  list_macros: Callable[[], Collection[str]] = tuple
+
+  def parse_args(self, args=None, namespace=None):  # type: ignore[override]
+    """Refuses unknown arguments, and suggests a flag or a macro instead."""
+    options, rest = self.parse_known_args(args, namespace)
+    if rest:
+      message = f"unrecognized arguments: {' '.join(rest)}"
+      if suggestion := self._suggest(options, *rest[:2]):
+        raise UsageError(f"{message}; did you mean {suggestion}?")
+      self.error(message)
+    return options
+
+  def _suggest(
+    self, options: argparse.Namespace, word: str, value: str = ""
+  ) -> str:
+    """Returns the flag or macro most similar to a word, or ""."""
+    name, equals, inline_value = word.partition("=")
+    command = self.list_commands()[options.stage]
+    flag_by_word = {
+      flag.strip("-"): flag for flag in command._option_string_actions
+    }
+    similar = difflib.get_close_matches(
+      name.strip("-"), sorted(flag_by_word), 1
+    )
+    candidates = [flag_by_word[flag] for flag in similar]
+    if not candidates and options.stage in STAGES:
+      macro = find_macro(name.strip("-"), self.list_macros())
+      value = inline_value if equals else value
+      if macro and not value.startswith("-"):
+        return f"--gin.{macro}={value or '...'}"
+    return "".join(candidates)
+
+  def format_help(self) -> str:
+    """Returns the common commands, three examples, then all others."""
+    words = {**STAGES, **{k: tool.words for k, tool in self.tools.items()}}
+    others = ("study", *(k for k in self.tools if k not in _COMMON))
+    stages_ = [k for k in STAGES if k not in ("run", "study")]
+    parts = (
+      f"usage: {self.prog} COMMAND ...\n\n{self.description}",
+      _format_commands(
+        "commands", {k: words[k] for k in _COMMON if k in words}
+      ),
+      "\n".join(["examples:", *(f"  {line}" for line in _EXAMPLES)]),
+      _format_commands("more commands", {k: words[k] for k in others}),
+      _format_commands(
+        "stages of `run`, each with the stages that it needs",
+        {k: words[k] for k in stages_},
+      ),
+      f"`{self.prog} COMMAND --help` lists its flags. `{self.prog} --version`"
+      " prints the version.",
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _format_commands(title: str, words: Mapping[str, str]) -> str:
+  """Formats commands below a title, each with its folded description."""
+  lines = [f"{title}:"]
+  for name, text in words.items():
+    start = f"  {name:<17}"
+    lines += textwrap.wrap(
+      text, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start)
+    )
+  return "\n".join(lines)
+
+
+def find_macro(name: str, macros: Collection[str]) -> str:
+  """Returns the macro of a name or most similar to it, or ""; ignores case.
+
+  >>> find_macro("epsilon", ["EPSILON", "SEED"]), find_macro("x", ["SEED"])
+  ('EPSILON', '')
+
+  Args:
+    name: the name that the user wrote; "-" counts as "_".
+    macros: names of all macros.
+  """
+  name = name.replace("-", "_").upper()
+  if name in macros:
+    return name
+  return "".join(difflib.get_close_matches(name, sorted(macros), 1))
 
 
 def parser(
   tools: Mapping[str, Any] | None = None,
+  list_macros: Callable[[], Collection[str]] = tuple,
 ) -> argparse.ArgumentParser:
   """Makes the parser of the command line.
 
   Args:
     tools: a `tools.Tool` for each command that is no stage, by name.
+    list_macros: function that returns the macros of our gin files, for suggestions.
   """
-  top = _Parser(
+  top = _TopParser(
     prog="synthq",
     allow_abbrev=False,
     description="Turns private query logs into retrievers that can be shared.",
-    epilog=_HELP,
   )
+  top.tools, top.list_macros = tools or {}, list_macros
   top.add_argument(
     "--version", action="version", version=f"synthq {synthq_jax.__version__}"
   )

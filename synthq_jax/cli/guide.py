@@ -19,6 +19,7 @@ __all__ = [
   "dry_run",
   "gin_configs",
   "header",
+  "list_macros",
   "list_recipes",
   "render_recipe",
   "settings",
@@ -41,6 +42,16 @@ def gin_configs() -> pathlib.Path:
   package = pathlib.Path(__file__).resolve().parents[1]
   folders = (root / "gin_configs" for root in (package.parent, package))
   return next(folder for folder in folders if folder.is_dir())
+
+
+def list_macros() -> list[str]:
+  """Lists the macros that our gin files define."""
+  lines = (
+    line
+    for path in gin_configs().glob("*/*.gin")
+    for line in path.read_text(encoding="utf-8").splitlines()
+  )
+  return sorted({match[1] for match in map(_MACRO.match, lines) if match})
 
 
 def header(path: pathlib.Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ library's ValueError that nothing here explains is a defect and has its tracebac
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import functools
 import importlib
 import itertools
@@ -131,7 +132,7 @@ def _dispatch(argv: Sequence[str]) -> None:
   for binding, value in itertools.pairwise([*argv, "-"]):
     if binding.startswith(_FLAG) and not ("=" in binding or value[0:1] == "-"):
       raise UsageError(f"expected {binding}={value}, got {binding} {value}")
-  options = flags.parser(commands).parse_args(
+  options = flags.parser(commands, guide.list_macros).parse_args(
     [a for a in argv if not a.startswith(_FLAG)]
   )
   tool = commands.get(options.stage)
@@ -170,14 +171,15 @@ def _find_recipe(name: str) -> pathlib.Path:
   """Returns the path of a gin file; "demo" means demo.gin.
 
   Raises:
-    UsageError: if there is no such file.
+    UsageError: if there is no such file; suggests a similar name.
   """
   find = _make_finder(())
   path = find(name) or find(f"{name}.gin")
   if path is None:
+    near = _suggest_file(name)
     raise UsageError(
-      f"{name}: expected a gin file, got none. Give its path, or a name that"
-      " `synthq recipes` lists"
+      f"{name}: expected a gin file, got none."
+      f" {near or 'Give its path, or a name that `synthq recipes` lists'}"
     )
   return path
 
@@ -450,9 +452,19 @@ def _explain_errors(where: str) -> Iterator[None]:
   except OSError as error:
     words = flags.join_lines(error).partition(" Searched config paths")[0]
     help_ = "Check the name, or give --gin_search_paths=FOLDER"
-    raise UsageError(f"{where}: {words} {help_}") from error
+    raise UsageError(
+      f"{where}: {words} {_suggest_file(where) or help_}"
+    ) from error
   except Exception as error:
     raise UsageError(f"{where}: {flags.join_lines(error)}") from error
+
+
+def _suggest_file(name: str) -> str:
+  """Suggests one of our gin files with a similar name, or ""."""
+  stems = [path.stem for path in guide.gin_configs().glob("*/*.gin")]
+  stem = pathlib.Path(name.removeprefix("--gin_file=")).stem
+  near = difflib.get_close_matches(stem, stems, 1)
+  return f"Did you mean {near[0]}.gin?" if near else ""
 
 
 def _bind(binding: str, read: _Read) -> None:
@@ -464,17 +476,25 @@ def _bind(binding: str, read: _Read) -> None:
   text = f"{name} = {flags.write_literal(value)}"
   macros = [*flags.find_macros(text), *([name] if "." not in name else [])]
   for macro in [macro for macro in macros if macro not in defined]:
+    suggestion = flags.find_macro(macro, defined)
+    if suggestion and macro == name:
+      suggestion = f"{_FLAG}{suggestion}={value}"
+    suggestion = suggestion or ", ".join(sorted(defined)) or "another gin file"
     raise UsageError(
-      f"{_FLAG}{binding}: no gin file defines {macro}; there are"
-      f" {', '.join(sorted(defined)) or 'none: give another gin file'}"
+      f"{_FLAG}{binding}: no gin file defines {macro}; did you mean {suggestion}?"
     )
-  if name.count(".") == 1:
-    raise UsageError(
-      f"{_FLAG}{binding}: expected a parameter, got the class {name}: give"
-      f" {_FLAG}{name}.NAME=value"
-    )
-  with _explain_errors(f"{_FLAG}{binding}"):
-    gin.parse_config([_DYNAMIC, *parameters.find_imports(text, read), text])
+  try:
+    with _explain_errors(f"{_FLAG}{binding}"):
+      gin.parse_config([_DYNAMIC, *parameters.find_imports(text, read), text])
+  except UsageError as error:
+    if parameters.is_class(name, read):
+      raise UsageError(
+        f"{_FLAG}{binding}: expected a parameter, got the class {name}: give"
+        f" {_FLAG}{name}.NAME=value"
+      ) from error
+    suggestion = parameters.suggest(name, read)
+    suggestion = f"; did you mean {suggestion}?" if suggestion else ""
+    raise UsageError(f"{error}{suggestion}") from error
 
 
 def _bind_parts(kind: type) -> None:

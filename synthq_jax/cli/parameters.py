@@ -4,16 +4,19 @@ Gin binds only parameters of modules that a gin file imports. A flag may name th
 of every module of this package, whose import lines are found here.
 """
 
+import dataclasses
 import difflib
 import functools
+import importlib
 import itertools
 import pathlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from synthq_jax.cli import flags
 
-__all__ = ["find_imports", "find_unused"]
+__all__ = ["find_imports", "find_unused", "is_class", "suggest"]
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _FIRST = ("studies", "runtime", "stages", "models", "training", "data")
@@ -64,6 +67,51 @@ def find_unused(
       raise flags.UsageError(f"{where}: {words}; did you mean {near[0]}?")
     unused.append(words)
   return unused
+
+
+def is_class(name: str, read: _Read) -> bool:
+  """Tests whether a name is a class's, without a parameter."""
+  *_, (_, scope) = _resolve_parts(name, read)
+  return isinstance(scope, type)
+
+
+def suggest(name: str, read: _Read) -> str:
+  """Suggests a similar name for the first wrong part of a parameter's name.
+
+  Args:
+    name: the name, module.Class.parameter.
+    read: the gin files.
+
+  Returns:
+    The suggested part, or "" if nothing is similar.
+  """
+  names = list(_list_modules())
+  for part, scope in _resolve_parts(name, read) if "." in name else ():
+    if part not in names:
+      return next(iter(difflib.get_close_matches(part, names, 1)), "")
+    if scope is None:  # its extra is not installed
+      return ""
+    names = list(getattr(scope, "__all__", dir(scope)))
+    if dataclasses.is_dataclass(scope):
+      names = [field.name for field in dataclasses.fields(scope)]
+  return ""
+
+
+def _resolve_parts(name: str, read: _Read) -> Iterator[tuple[str, Any]]:
+  """Yields each part of a name with its object, or None if there is none."""
+  module, *rest = name.rpartition("/")[2].split(".")
+  scope = None
+  try:
+    match = re.match(
+      r"from (\S+) import (\w+)", *find_imports(f"{module}.", read)
+    )
+    scope = importlib.import_module(".".join(match.groups()))
+  except (AttributeError, ImportError, TypeError):  # no such module, or extra
+    pass
+  yield module, scope
+  for part in rest:
+    scope = getattr(scope, part, None)
+    yield part, scope
 
 
 @functools.cache

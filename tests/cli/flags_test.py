@@ -1,11 +1,12 @@
-"""The page of `synthq --help`, and where settings are found."""
+"""The page of `synthq --help`, and what is suggested for unknown flags."""
 
 import pathlib
 
 import gin
 import pytest
 
-from synthq_jax.cli import flags, main
+from synthq_jax import stages
+from synthq_jax.cli import flags, guide, main
 
 
 @pytest.fixture(name="page")
@@ -15,9 +16,43 @@ def _page(capsys):
   return capsys.readouterr().out
 
 
+def test_help_names_six_commands_first_and_stages_last(page):
+  titles = ("commands:", "examples:", "more commands:", "stages of `run`")
+  places = [page.index(f"\n{title}") for title in titles]
+  assert places == sorted(places)
+  first = page[places[0] : places[1]].splitlines()
+  names = [line.split()[0] for line in first if line[2:3].strip()]
+  common = ["run", "search", "export", "privacy", "recipes", "settings"]
+  assert names == ["commands:", *common]
+  behind = page[places[3] :]
+  assert all(f"\n  {name} " in behind for name in stages.SUMMARIES)
+  assert all(len(line) <= 80 for line in page.splitlines())
+
+
+def test_help_shows_three_examples_that_parse(page):
+  examples = page.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
+  assert len(examples) == 3
+  top = flags.parser({**main._GUIDES, **main.tools.TOOLS})
+  for line in examples:
+    program, *argv = line.replace('"parse a date"', "date").split()
+    assert program == "synthq" and top.parse_args(argv).stage == argv[0]
+
+
 def test_every_command_stands_on_the_page_of_help(page):
   for name in (*main.STAGES, *main._GUIDES, *main.tools.TOOLS):
-    assert page.split().count(name) > 0, name
+    assert page.count(f"\n  {name} ") == 1, name
+
+
+def test_macros_of_all_gin_files_are_known():
+  assert {"EPSILON", "SOURCE", "ENCODER", "FUSED"} <= {*guide.list_macros()}
+
+
+@pytest.mark.parametrize(
+  ("name", "macro"),
+  [("Epsilon", "EPSILON"), ("batch-size", "BATCH_SIZE"), ("xyzzy", "")],
+)
+def test_a_macro_is_found_whatever_its_case(name, macro):
+  assert flags.find_macro(name, guide.list_macros()) == macro
 
 
 @pytest.mark.parametrize(
