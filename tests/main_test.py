@@ -19,6 +19,7 @@ import made_up
 import pytest
 
 from synthq_jax.cli import flags, guide, main
+from synthq_jax.data import environment_docs
 from synthq_jax.runtime import results
 from synthq_jax.stages import plan
 from synthq_jax.studies import frame, images

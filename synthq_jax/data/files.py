@@ -59,6 +59,12 @@ _MAGIC = {
   b"\xfd7zXZ\x00": "xz",
   b"\x28\xb5\x2f\xfd": "Zstandard",
 }
+_OTHERS = {
+  b"PAR1": "a parquet table: name it .parquet",
+  b"ARROW1\0": "an Arrow table: name it .arrow",
+  b"PK\3\4": "an archive or a workbook of Excel: unpack it, or save it as CSV",
+  b"7z\xbc\xaf": "an archive: unpack it",
+} | dict.fromkeys(_MAGIC, "a file that was compressed twice: unpack it once")
 LONGEST = 1 << 26
 """Longest line that is read, in bytes or characters."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -108,14 +114,16 @@ def open_file(path: Path) -> Iterator[Any]:
     path: the file.
 
   Raises:
-    ValueError: if no installed package can decompress the file.
+    ValueError: if the file is no text, or no installed package can decompress it.
   """
   with open(path, "rb") as file:
     if not (name := _find_kind(file)):
+      _refuse_others(path, file)
       yield file
       return
     try:
       with _decompress(path, name, file) as stream:
+        _refuse_others(path, stream)
         yield stream
     except OSError as error:  # bzip2 and zstd raise a bare one
       if type(error) is OSError and error.errno is None:
@@ -128,6 +136,16 @@ def _find_kind(stream: io.BufferedReader) -> str:
   return next(
     (_MAGIC[magic] for magic in _MAGIC if start.startswith(magic)), ""
   )
+
+
+def _refuse_others(path: Path, stream: Any) -> None:
+  """Refuses what is no text, by the first bytes."""
+  start = stream.peek(max(map(len, _OTHERS)))
+  for magic, other in _OTHERS.items():
+    if start.startswith(magic):
+      raise ValueError(
+        f"{path}: expected text, plain or compressed, got {other}"
+      )
 
 
 def _decompress(path: Path, name: str, stream: Any) -> Any:
