@@ -471,9 +471,9 @@ def test_padding_that_each_text_has_is_refused(tmp_path):
   place, _ = _folder(tmp_path, "multilingual-e5")
   _edit(place / "tokenizer_config.json", pad_token=None)
   with pytest.raises(ValueError, match="got id 0, which every text has"):
-    text_encoders.load(text_encoders.FolderEncoder(folder=place))
+    text_encoders.load_folder(place)
   _edit(place / "config.json", pad_token_id=1)
-  text_encoders.load(text_encoders.FolderEncoder(folder=place))
+  text_encoders.load_folder(place)
 
 
 @pytest.mark.parametrize(
