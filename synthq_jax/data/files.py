@@ -59,12 +59,15 @@ _MAGIC = {
   b"\xfd7zXZ\x00": "xz",
   b"\x28\xb5\x2f\xfd": "Zstandard",
 }
+_BLOCK = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")  # of bzip2, from its byte 4
+_PEEKED = 512
 _OTHERS = {
   b"PAR1": "a parquet table: name it .parquet",
   b"ARROW1\0": "an Arrow table: name it .arrow",
   b"PK\3\4": "an archive or a workbook of Excel: unpack it, or save it as CSV",
   b"7z\xbc\xaf": "an archive: unpack it",
-} | dict.fromkeys(_MAGIC, "a file that was compressed twice: unpack it once")
+  b"\x04\x22\x4d\x18": "LZ4: unpack it (lz4 -d)",
+}
 LONGEST = 1 << 26
 """Longest line that is read, in bytes or characters."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -103,7 +106,7 @@ def variants(name: str) -> tuple[str, ...]:
 def get_kind(path: Path) -> str:
   """Returns the name of a file's compression, or "" for none."""
   with open(path, "rb") as stream:
-    return _find_kind(stream)
+    return _find_kind(stream.peek(_PEEKED))
 
 
 @contextlib.contextmanager
@@ -117,13 +120,14 @@ def open_file(path: Path) -> Iterator[Any]:
     ValueError: if the file is no text, or no installed package can decompress it.
   """
   with open(path, "rb") as file:
-    if not (name := _find_kind(file)):
-      _refuse_others(path, file)
+    start = file.peek(_PEEKED)
+    if not (name := _find_kind(start)):
+      _refuse_others(path, start)
       yield file
       return
     try:
       with _decompress(path, name, file) as stream:
-        _refuse_others(path, stream)
+        _refuse_others(path, stream.peek(_PEEKED))
         yield stream
     except OSError as error:  # bzip2 and zstd raise a bare one
       if type(error) is OSError and error.errno is None:
@@ -131,21 +135,27 @@ def open_file(path: Path) -> Iterator[Any]:
       raise
 
 
-def _find_kind(stream: io.BufferedReader) -> str:
-  start = stream.peek(max(map(len, _MAGIC)))
-  return next(
-    (_MAGIC[magic] for magic in _MAGIC if start.startswith(magic)), ""
-  )
-
-
-def _refuse_others(path: Path, stream: Any) -> None:
-  """Refuses what is no text, by the first bytes."""
-  start = stream.peek(max(map(len, _OTHERS)))
-  for magic, other in _OTHERS.items():
+def _find_kind(start: bytes) -> str:
+  for magic, name in _MAGIC.items():
     if start.startswith(magic):
-      raise ValueError(
-        f"{path}: expected text, plain or compressed, got {other}"
-      )
+      is_text = name == "bzip2" and not start[4:].startswith(_BLOCK)
+      return "" if is_text else name
+  return ""
+
+
+def _refuse_others(path: Path, start: bytes) -> None:
+  """Refuses what is no text, by the first bytes."""
+  others = [
+    other for magic, other in _OTHERS.items() if start.startswith(magic)
+  ]
+  if _find_kind(start):
+    others = ["a file that was compressed twice: unpack it once"]
+  if start[257:262] == b"ustar":
+    others = ["a tar archive: unpack it"]
+  if others:
+    raise ValueError(
+      f"{path}: expected text, plain or compressed, got {others[0]}"
+    )
 
 
 def _decompress(path: Path, name: str, stream: Any) -> Any:

@@ -288,9 +288,9 @@ def refuse_contrastive(
   without `jax.jit`. The check detects sums, products, statistics, sorts and
   scatters over the examples, and one example's value combined with values of
   all, or with that of a neighbour that `jnp.roll` or `[::-1]` brings. It does not
-  detect that a permutation moves examples. It does not trace a loss that takes no batch of another size, such
-  as one that closes over an array with a row for each example. So passing is
-  evidence, not proof.
+  detect that a permutation moves examples. It does not trace a loss that takes no
+  batch of another size, such as one that closes over an array with a row for each
+  example. So passing is evidence, not proof.
 
   Args:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].

@@ -4,7 +4,9 @@ import gzip
 import io
 import lzma
 import sys
+import tarfile
 import tracemalloc
+import zipfile
 
 import pyarrow as pa
 import pytest
@@ -156,7 +158,8 @@ def test_a_cut_or_damaged_file_is_one_line(kind, tmp_path):
 ARCHIVES = {
   "compressed twice": lambda: gzip.compress(gzip.compress(TEXT)),
   "a parquet table": lambda: write_table(pa.table({"_id": ["1"]})),
-  "a workbook of Excel": lambda: b"PK\x03\x04\x14\0\6\0" + TEXT,
+  "a workbook of Excel": lambda: write_zip(),
+  "a tar archive": lambda: write_tar(),
 }
 
 
@@ -164,6 +167,26 @@ def write_table(table):
   stream = io.BytesIO()
   parquet.write_table(table, stream)
   return stream.getvalue()
+
+
+def write_zip():
+  stream = io.BytesIO()
+  with zipfile.ZipFile(stream, "w") as archive:
+    archive.writestr("a", "b")
+  return stream.getvalue()
+
+
+def write_tar():
+  stream = io.BytesIO()
+  with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+    archive.addfile(tarfile.TarInfo("log.tsv"), io.BytesIO())
+  return stream.getvalue()
+
+
+def test_a_text_that_begins_like_bzip2_is_a_text(tmp_path):
+  path = tmp_path / "log.tsv"
+  path.write_text("BZh9\tmeasles\n")
+  assert [*query_pairs.query_log(path)] == [("BZh9", "measles")]
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
