@@ -30,6 +30,12 @@ DETECTORS = {
   "containment": near_duplicates.Containment(),
   "trigrams": near_duplicates.Trigrams(),
 }
+_RELATIONS = {
+  "Identical": "identical",
+  "Generalization": "generalisation",
+  "Specialization": "specialisation",
+  "Reformulation": "reformulation",
+}
 _READ = ("query", "topic", "title", "variant", "cosine", "collections")
 _READINGS = {
   "different topic or not": lambda said: said["Different Topic"],
@@ -47,13 +53,12 @@ _READINGS = {
 
 def read_pairs(folder: pathlib.Path) -> list[Any]:
   """Reads the labelled pairs, with the relations' names of `words.RELATIONS`."""
-  names = {name[:8].title(): name for name in words.RELATIONS}
   lines = files.json_lines(folder / "spire22_annotations.jsonl")
   return [
     types.SimpleNamespace(
       different_topic=bool(line["other_label"]),
-      title_relations=[names[x[:8]] for x in line["title_label"]],
-      variant_relations=[names[x[:8]] for x in line["variant_label"]],
+      title_relations=[_RELATIONS[x] for x in line["title_label"]],
+      variant_relations=[_RELATIONS[x] for x in line["variant_label"]],
       **{name: line[name] for name in _READ},
     )
     for _, line in lines
