@@ -30,6 +30,8 @@ class Server(http.server.ThreadingHTTPServer):
   """Objects by path; `log` has every change, in order, as "PUT path"."""
 
   daemon_threads = True
+  # Sixteen threads of a client at once; with the default of 5, Linux resets some.
+  request_queue_size = 128
 
   def __init__(self):
     super().__init__(("127.0.0.1", 0), _Handler)
