@@ -86,7 +86,9 @@ class SentenceTokens:
     if not self.padding_id:
       return padded
     inside = np.arange(width) < np.array([len(row) for row in rows])[:, None]
-    padded[inside & (padded == 0)] = self.padding_id
+    is_zero, is_padding = padded == 0, padded == self.padding_id
+    padded[inside & is_zero] = self.padding_id
+    padded[is_padding] = 0  # of a text that holds the name of padding
     return padded
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from synthq_jax import checks, extras, typing
-from synthq_jax.models import t5_layers
+from synthq_jax.models import dual_encoder, t5_layers
 from synthq_jax.models.checkpoints import tensors
 from synthq_jax.storage import artifacts
 
@@ -390,7 +390,7 @@ class Bert(nn.Module):
     x = _make_norm(config, "embedding_norm")(x)
     drop = nn.Dropout(config.dropout_rate, deterministic=deterministic)
     x = drop(x)
-    mask = (tokens != 0)[:, None, None, :]
+    mask = dual_encoder.find_tokens(tokens)[:, None, None, :]
     bias = self._bias(positions) if config.num_buckets else None
     for index in range(config.num_layers):
       layer = Layer(config, name=f"layers_{index}")

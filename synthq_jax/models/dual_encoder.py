@@ -8,7 +8,7 @@ their training gains.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from synthq_jax import typing
 from synthq_jax.models import t5, t5_config
@@ -18,6 +18,7 @@ __all__ = [
   "PROJECTION",
   "encode",
   "encoder_params",
+  "find_tokens",
   "normalize",
   "pool",
   "project",
@@ -123,6 +124,22 @@ def project(
   return normalize(pooled)
 
 
+def find_tokens(
+  tokens: Int[Array, "batch length"],
+) -> Bool[Array, "batch length"]:
+  """Marks the tokens of each row, up to the padding at its end.
+
+  A zero before the last token is a token: of BERT, a text that holds "[PAD]".
+
+  >>> print(find_tokens(jnp.array([[7, 0, 9, 0], [0, 0, 0, 0]])))
+  [[ True  True  True False]
+   [False False False False]]
+  """
+  places = jnp.arange(1, tokens.shape[1] + 1)
+  ends = jnp.max(jnp.where(tokens != 0, places, 0), axis=1, initial=0)
+  return places[None] <= ends[:, None]
+
+
 def pool(
   outputs: Float[Array, "batch length dim"],
   tokens: Int[Array, "batch length"],
@@ -135,10 +152,10 @@ def pool(
     tokens: tokens, 0 = padding at the end of a row.
     pooling: one of `POOLINGS`.
   """
-  outputs = _widen(outputs)
+  outputs, is_token = _widen(outputs), find_tokens(tokens)
   if pooling == "first":
-    return jnp.where(tokens[:, :1] != 0, outputs[:, 0], 0.0)
-  weights = (tokens != 0).astype(outputs.dtype)
+    return jnp.where(is_token[:, :1], outputs[:, 0], 0.0)
+  weights = is_token.astype(outputs.dtype)
   total = jnp.einsum("bl,bld->bd", weights, outputs)
   return total / jnp.maximum(jnp.sum(weights, axis=1), 1)[:, None]
 

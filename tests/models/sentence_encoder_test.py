@@ -148,6 +148,14 @@ def test_each_family_gives_the_library_s_vectors(tmp_path, kind, pooling):
   )
 
 
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "multilingual-e5"])
+def test_a_text_that_holds_the_name_of_padding_is_read_whole(tmp_path, kind):
+  place, theirs = _folder(tmp_path, kind)
+  texts = [f"red {theirs.tokenizer.pad_token} fox", "red fox"]
+  vectors = text_encoders.load_folder(place, length=24).encode(texts)
+  np.testing.assert_allclose(vectors, theirs.encode(texts), atol=1e-5)
+
+
 def test_layers_behind_the_mean_are_read(tmp_path):
   dense = [(True, torch.nn.Tanh(), 12), (False, torch.nn.Identity(), 8)]
   place, theirs = _folder(tmp_path, "t5", dense=dense)
