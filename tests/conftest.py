@@ -16,14 +16,13 @@ import shutil
 import sys
 import tempfile
 
+import quick_xla
+
 os.environ["XLA_FLAGS"] = " ".join(
   (
     os.environ.get("XLA_FLAGS", ""),
     "--xla_force_host_platform_device_count=8",
-    # Most of a test's time is compiling: these make it five times as fast.
-    "--xla_backend_optimization_level=0",
-    "--xla_cpu_use_fusion_emitters=false",
-    "--xla_cpu_parallel_codegen_split_count=1",
+    *quick_xla.FLAGS,  # most of a test's time is compiling
     # Else devices that other work starves for 40 s take the worker with them.
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
   )

@@ -351,7 +351,7 @@ def _trace_mixing(
 
   try:
     examples = jax.eval_shape(lambda batch: jax.tree.map(resize, batch), batch)
-    closed = jax.make_jaxpr(
+    closed: Any = jax.make_jaxpr(
       lambda params, batch: loss_fn(params, batch, *rest)
     )(params, examples)
   except Exception:
@@ -469,8 +469,8 @@ def _get_output_levels(
       body, levels, slice(count, len(levels)), size, in_turn=True
     )
   if name == "scan":
-    start = params["num_consts"]
-    carried = slice(start, start + params["num_carry"])
+    start, count = jaxprs.count_scan_inputs(equation)
+    carried = slice(start, start + count)
     if params["length"] % size:
       return _follow_loop(inner[0], levels, carried, size, in_turn=in_turn)
     before = levels[carried]

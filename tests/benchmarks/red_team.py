@@ -15,13 +15,19 @@ import pathlib
 import sys
 import time
 
-os.environ["XLA_FLAGS"] = (
-  os.environ.get("XLA_FLAGS", "")
-  + " --xla_force_host_platform_device_count=8"
-  + " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/shared")]
+
+import quick_xla  # noqa: E402
+
+os.environ["XLA_FLAGS"] = " ".join(
+  (
+    os.environ.get("XLA_FLAGS", ""),
+    "--xla_force_host_platform_device_count=8",
+    *quick_xla.FLAGS,
+  )
 )
 os.environ.setdefault("NPROC", "32")  # threads: see tests/conftest.py
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import jax  # noqa: E402
 

@@ -43,6 +43,8 @@ sys.path[:0] = [
   str(ROOT / "tests/shared"),
 ]
 
+import quick_xla  # noqa: E402
+
 from tests.runtime import kills  # noqa: E402
 
 LIMIT = 300.0
@@ -639,9 +641,7 @@ def prepare(folder: pathlib.Path) -> None:
   os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
   os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
   os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
-  quick = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-  )
+  quick = " ".join(quick_xla.FLAGS)
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}"
   from synthq_jax import stages
   from synthq_jax.cli import main

@@ -185,10 +185,14 @@ def get_first_example(batch: Any) -> Any:
   Args:
     batch: arrays or shapes with a leading axis [batch].
   """
-  return jax.tree.map(
-    lambda x: x[0] if _axes(x) else jax.ShapeDtypeStruct(x.shape[1:], x.dtype),
-    batch,
-  )
+
+  def first(leaf: Any) -> Any:
+    if _axes(leaf):
+      return leaf[0]
+    aval = _aval(leaf)  # whose dtype is JAX's, also of NumPy's float64
+    return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype)
+
+  return jax.tree.map(first, batch)
 
 
 def get_shape(aval: Any) -> jax.ShapeDtypeStruct:

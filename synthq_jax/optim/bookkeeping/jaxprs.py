@@ -15,6 +15,7 @@ __all__ = [
   "Products",
   "convolves_in_loops",
   "count_products",
+  "count_scan_inputs",
   "find_zero_outputs",
   "get_equations",
   "get_half_precision",
@@ -33,6 +34,15 @@ def get_inner(equation: Any) -> list[Any]:
       elif isinstance(each, core.Jaxpr):
         jaxprs.append(each)
   return jaxprs
+
+
+def count_scan_inputs(equation: Any) -> tuple[int, int]:
+  """Returns the numbers of constants and of carries that a scan begins with."""
+  params = equation.params
+  if "num_consts" in params:  # before JAX 0.11
+    return params["num_consts"], params["num_carry"]
+  consts, carries, _ = params["ft_in"].unpack()
+  return len(consts), len(carries)
 
 
 def get_equations(jaxpr: Any) -> Iterator[Any]:

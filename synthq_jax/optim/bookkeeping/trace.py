@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from synthq_jax.optim.bookkeeping import devices, rules, use_sites
+from synthq_jax.optim.bookkeeping import devices, jaxprs, rules, use_sites
 
 __all__ = ["NORMS", "NormProbe", "ParameterTracer"]
 
@@ -320,7 +320,7 @@ class ParameterTracer:
   def _scan(self, equation: Any, values: list[Any]) -> list[Any]:
     """Evaluates a scan, with perturbations for each iteration of its body."""
     inner, params = equation.params["jaxpr"], equation.params
-    consts, carries = params["num_consts"], params["num_carry"]
+    consts, carries = jaxprs.count_scan_inputs(equation)
     first_x = consts + carries
     values = [
       self._plain(value, "the carry of a scan")

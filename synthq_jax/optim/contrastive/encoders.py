@@ -244,7 +244,7 @@ def _trace_tower(
   example: Any,
   plan: plans.Plan,
 ) -> Tower:
-  closed = jax.make_jaxpr(encode_one)(params, example)
+  closed: Any = jax.make_jaxpr(encode_one)(params, example)
   tracer = trace.ParameterTracer()
   jax.eval_shape(
     lambda *values: tracer.run(closed, values, plan.followed),

@@ -433,7 +433,7 @@ def combining_pays(
     dim: length of the vectors.
     passes: number of backward passes, one for each array of cotangents.
   """
-  closed = jax.make_jaxpr(pull)(jnp.zeros((size, dim)))
+  closed: Any = jax.make_jaxpr(pull)(jnp.zeros((size, dim)))
   once = jaxprs.count_products(closed.jaxpr).flops
   contraction = 2 * dim * sum(a.size for a in closed.out_avals)
   return dim * once + passes * contraction < passes * once

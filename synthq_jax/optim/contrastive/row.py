@@ -179,7 +179,8 @@ def _weigh_rows(
   size = len(q)
   has_column = batches.mask_finite_rows(d)
   counts = pairs.has_query & batches.mask_finite_rows(q)
-  columns = has_column.at[:size].set(True)  # False: a hard negative not finite
+  # False: a hard negative that is not finite.
+  columns = has_column | (jnp.arange(len(d)) < size)
   masks = {
     "is_padding_example": pairs.is_padding | ~has_column[:size],
     "is_duplicate": pairs.is_duplicate | ~columns[None, :],
