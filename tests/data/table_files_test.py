@@ -13,6 +13,7 @@ from pyarrow import parquet
 from synthq_jax.data import (
   beir,
   collection,
+  ids,
   jsonl,
   query_sets,
   sources,
@@ -675,6 +676,27 @@ def test_a_column_that_a_parquet_table_has_twice_is_refused(tmp_path):
     with pytest.raises(ValueError, match="expected each column once") as error:
       read(path)
     assert "damaged" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "kind",
+  [
+    pyarrow.timestamp("us", tz="Europe/Berlin"),  # 9999-12-31: "never"
+    pyarrow.timestamp("us", tz="CEST"),
+    pyarrow.date64(),
+  ],
+)
+def test_times_that_python_lacks_change_no_row(tmp_path, kind):
+  """They ended in a traceback, or "a damaged file"."""
+  never = pyarrow.array([253402300799999000] * len(CLICKS), kind)
+  table = pyarrow.Table.from_pylist(CLICKS).append_column("expires", never)
+  parquet.write_table(table, tmp_path / "log.parquet")
+  rows = [row for _, row in table_files.rows(tmp_path / "log.parquet")]
+  assert [row | {"expires": 0} for row in rows] == [
+    row | {"expires": 0} for row in CLICKS
+  ]
+  with pytest.raises(ValueError, match='string or number under "expires"'):
+    ids.get_field("log:1", rows[0], "expires", "user")
 
 
 def test_a_word_for_nothing_is_no_split(tmp_path):
