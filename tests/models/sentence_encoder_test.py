@@ -539,6 +539,16 @@ def test_a_router_of_several_models_is_refused(tmp_path):
     sentence_tokens.load(tmp_path / "routed")
 
 
+def test_advice_on_weights_keeps_the_pooling(tmp_path):
+  """What transformers saves has no modules: a cls model was read as a mean."""
+  place, _ = _folder(tmp_path, "bert", "cls")
+  path = place / "model.safetensors"
+  torch.save({}, path.with_name("pytorch_model.bin"))
+  path.unlink()
+  with pytest.raises(ValueError, match=r"SentenceTransformer\(A\)\.save_pretr"):
+    sentence_encoder.load(place)
+
+
 def test_a_layer_without_safetensors_is_named(tmp_path):
   """LaBSE and sentence-t5 had such layers for years."""
   place, _ = _folder(tmp_path, "bert", dense=[(True, torch.nn.Tanh(), 12)])
