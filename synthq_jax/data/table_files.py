@@ -102,7 +102,7 @@ def is_json(path: str | os.PathLike) -> bool:
   """
   path = pathlib.PurePath(path)
   suffix = _get_suffix(path)
-  return suffix in (".json", ".jsonl") if suffix else ".jsonl" in path.name
+  return suffix in _JSON if suffix else ".jsonl" in path.name
 
 
 def find(directory: str | os.PathLike, name: str) -> pathlib.Path:
@@ -493,13 +493,13 @@ def _yield_rows(path: pathlib.Path, batches: Any) -> _Rows:
       yield f"{path}:{number}", row | unread
 
 
+_JSON = (".jsonl", ".ndjson", ".json")
 _USUAL = {".csv": ",", ".tsv": "\t"}
 """Usual separators by suffix."""
 _TABBED = _make_text_reader("\t", csv.QUOTE_NONE)
 
 SUFFIXES: dict[str, Callable[[pathlib.Path], _Rows]] = {
-  ".jsonl": files.json_lines,
-  ".json": files.json_lines,
+  **dict.fromkeys(_JSON, files.json_lines),
   ".csv": _make_text_reader(",", csv.QUOTE_MINIMAL),
   ".tsv": _TABBED,
   ".parquet": _read_parquet,

@@ -49,7 +49,7 @@ def write(path, rows):
   else:
     opened = gzip.open if path.name.endswith(".gz") else open
     with opened(path, "wt", newline="") as stream:
-      if suffix == "jsonl":
+      if suffix in ("jsonl", "ndjson"):
         stream.writelines(f"{json.dumps(row)}\n" for row in rows)
       else:
         options = {"delimiter": ","}
@@ -62,7 +62,7 @@ def write(path, rows):
   return path
 
 
-KINDS = ["jsonl", "csv", "csv.gz", "tsv", "parquet", "arrow"]
+KINDS = ["jsonl", "ndjson", "csv", "csv.gz", "tsv", "parquet", "arrow"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
