@@ -22,6 +22,7 @@ from urllib import parse
 
 from synthq_jax import extras
 from synthq_jax.data import files, ids, quoting
+from synthq_jax.storage import file_lists
 
 __all__ = [
   "SUFFIXES",
@@ -251,7 +252,7 @@ def has_split_column(
 
 def _list_tables(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
   """Yields the split and the path of each table in a folder."""
-  paths = [p for p in sorted(path.rglob("*")) if _get_suffix(p) and p.is_file()]
+  paths = [p for p in file_lists.below(path) if _get_suffix(p)]
   paths = [p for p in paths if not _is_hidden(p.relative_to(path))]
   paths = [p for p in paths if p.name not in _DESCRIPTIONS and _is_saved(p)]
   kinds = {SUFFIXES[_get_suffix(file)]: _get_suffix(file) for file in paths}

@@ -678,6 +678,14 @@ def test_a_column_that_a_parquet_table_has_twice_is_refused(tmp_path):
     assert "damaged" not in str(error.value)
 
 
+def test_a_folder_of_a_log_may_hold_links_to_folders(tmp_path):
+  """The digest read them, and the log lacked their rows without a word."""
+  write(tmp_path / "log" / "2023" / "a.parquet", CLICKS[:60])
+  write(tmp_path / "disk" / "b.parquet", CLICKS[60:])
+  (tmp_path / "log" / "2024").symlink_to(tmp_path / "disk")
+  assert len([*table_files.rows(tmp_path / "log")]) == len(CLICKS)
+
+
 @pytest.mark.parametrize(
   "kind",
   [

@@ -250,6 +250,16 @@ def test_files_that_lie_beside_a_model_are_not_copied(tmp_path):
   np.testing.assert_allclose(made.encode(list(TEXTS)), expected, atol=1e-5)
 
 
+def test_a_layer_behind_a_link_is_part_of_the_folder(tmp_path):
+  """It was read, but was in no digest and no export."""
+  place, _ = _folder(tmp_path, "bert")
+  (place / "1_Pooling").rename(tmp_path / "disk")
+  (place / "1_Pooling").symlink_to(tmp_path / "disk")
+  assert place / "1_Pooling" / "config.json" in sentence_encoder.files(place)
+  sentence_encoder.copy_files(place, tmp_path / "out")
+  assert sentence_encoder.load(tmp_path / "out")[1].pooling == "mean"
+
+
 def test_modules_are_added_beside_folders_that_are_not_listed(tmp_path):
   """An export of a folder whose Normalize was taken out of modules.json failed."""
   place, theirs = _folder(tmp_path, "bert")
