@@ -48,6 +48,8 @@ _SPLIT = re.compile("train|test|dev|val|eval", re.I)
 _MOST = 1 << 26
 """Most characters of a cell, which may hold a whole document."""
 _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
+_LAKES = ("_delta_log", ".hoodie", "metadata/*.metadata.json")
+"""Files that list which files of a folder still count."""
 
 
 class FileSplit(str):
@@ -252,6 +254,11 @@ def has_split_column(
 
 def _list_tables(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
   """Yields the split and the path of each table in a folder."""
+  if any(any(at.glob(x)) for at in (path, path.parent) for x in _LAKES):
+    raise ValueError(
+      f"{path}: expected files whose rows all count, got a table of Delta, Hudi or"
+      " Iceberg, whose files hold deleted and replaced rows, too: export its rows"
+    )
   paths = [p for p in file_lists.below(path) if _get_suffix(p)]
   paths = [p for p in paths if not _is_hidden(p.relative_to(path))]
   paths = [p for p in paths if p.name not in _DESCRIPTIONS and _is_saved(p)]
@@ -288,8 +295,8 @@ def _read_partition(
 
 
 def _is_hidden(below: pathlib.Path) -> bool:
-  """Returns True for a hidden file, such as an editor's copy."""
-  return any(part.startswith(".") for part in below.parts)
+  """Returns True for a hidden file, or one of a job of Spark that failed."""
+  return any(part[0] == "." or part == "_temporary" for part in below.parts)
 
 
 def _is_saved(file: pathlib.Path) -> bool:

@@ -678,6 +678,33 @@ def test_a_column_that_a_parquet_table_has_twice_is_refused(tmp_path):
     assert "damaged" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+  "name",
+  [
+    "log/_delta_log/00000000000000000000.json",
+    "log/.hoodie/hoodie.properties",
+    "log/metadata/v2.metadata.json",
+    "metadata/00001-ab.metadata.json",  # beside the folder of Iceberg's data
+  ],
+)
+def test_tables_whose_files_hold_deleted_rows_are_refused(tmp_path, name):
+  """Hudi's were read with them; of others "move the other files away" was said."""
+  write(tmp_path / "log" / "a.parquet", CLICKS)
+  (tmp_path / name).parent.mkdir(parents=True)
+  (tmp_path / name).write_text("{}")
+  for read in (table_files.check, lambda path: list(table_files.rows(path))):
+    with pytest.raises(ValueError, match="deleted and replaced rows"):
+      read(tmp_path / "log")
+
+
+def test_rows_of_a_job_that_failed_are_no_rows(tmp_path):
+  """Spark leaves parts of an attempt there, which no reader of its own sees."""
+  write(tmp_path / "log" / "part-00000.parquet", CLICKS)
+  attempt = "_temporary/0/_temporary/attempt_2024_m_000000_0"
+  write(tmp_path / "log" / attempt / "part-00000.parquet", CLICKS[:9])
+  assert len([*table_files.rows(tmp_path / "log")]) == len(CLICKS)
+
+
 def test_a_folder_of_a_log_may_hold_links_to_folders(tmp_path):
   """The digest read them, and the log lacked their rows without a word."""
   write(tmp_path / "log" / "2023" / "a.parquet", CLICKS[:60])
