@@ -259,7 +259,10 @@ def _list_tables(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
       f"{path}: expected files whose rows all count, got a table of Delta, Hudi or"
       " Iceberg, whose files hold deleted and replaced rows, too: export its rows"
     )
-  paths = [p for p in file_lists.below(path) if _get_suffix(p)]
+  paths = [p for p in file_lists.below(path)[::-1] if _get_suffix(p)]
+  # A link "latest" to a folder beside it adds no rows.
+  once = {(p.parent.resolve(), p.name): p for p in paths}
+  paths = sorted(once.values())
   paths = [p for p in paths if not _is_hidden(p.relative_to(path))]
   paths = [p for p in paths if p.name not in _DESCRIPTIONS and _is_saved(p)]
   kinds = {SUFFIXES[_get_suffix(file)]: _get_suffix(file) for file in paths}

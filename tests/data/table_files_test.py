@@ -711,6 +711,9 @@ def test_a_folder_of_a_log_may_hold_links_to_folders(tmp_path):
   write(tmp_path / "disk" / "b.parquet", CLICKS[60:])
   (tmp_path / "log" / "2024").symlink_to(tmp_path / "disk")
   assert len([*table_files.rows(tmp_path / "log")]) == len(CLICKS)
+  for name, end in (("latest", "2024"), ("2022", ".")):
+    (tmp_path / "log" / name).symlink_to(end)
+    assert len([*table_files.rows(tmp_path / "log")]) == len(CLICKS)
 
 
 @pytest.mark.parametrize(
