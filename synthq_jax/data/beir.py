@@ -5,6 +5,7 @@ References:
   Information Retrieval Models", NeurIPS 2021 Datasets and Benchmarks.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import files, table_files
+from synthq_jax.data import files, quoting, table_files
 from synthq_jax.data import ids as ids_lib
 
 __all__ = [
@@ -146,7 +147,8 @@ def read_judgements(
   """Reads the judgements of one file, qrels/SPLIT.tsv.
 
   Args:
-    path: the file, plain or compressed.
+    path: the file, plain or compressed; `quoting.is_quoted` decides whether cells
+      are quoted.
     queries: the known query ids; None admits any.
     documents: the known document ids; None admits any.
     dangling: as in `read_beir`.
@@ -158,6 +160,11 @@ def read_judgements(
     ValueError: if the header is missing, a line is malformed or an id unknown.
   """
   lines = files.table(path, columns=len(_HEADER))
+  if quoting.is_quoted(path, unclear=False):  # as BEIR's own code writes them
+    header = (f"{path}:1", table_files.columns(path)[1])
+    quoted = table_files.rows(path, "csv")
+    cells = ((where, [*row.values()]) for where, row in quoted)
+    lines = itertools.chain([header], cells)
   where, first = next(lines, (f"{path}:1", []))
   if first != [*_HEADER]:
     raise ValueError(

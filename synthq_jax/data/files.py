@@ -58,6 +58,8 @@ _MAGIC = {
   b"BZh": "bzip2",
   b"\xfd7zXZ\x00": "xz",
   b"\x28\xb5\x2f\xfd": "Zstandard",
+  # pzstd begins with a frame that readers skip.
+  **{bytes((n, 0x2A, 0x4D, 0x18)): "Zstandard" for n in range(0x50, 0x60)},
 }
 _BLOCK = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")  # of bzip2, from its byte 4
 _PEEKED = 512

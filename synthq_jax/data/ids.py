@@ -3,7 +3,8 @@
 The rule looks at one id alone, so that no record changes how another is read:
 
 - A number becomes its decimal digits. An integral float becomes the integer, also
-  if a table spells it ("17.0"): pandas writes such ids once a value is missing.
+  if a table spells it ("17.0"): pandas writes such ids once a value is missing, and
+  Spark 12,345,678 as "1.2345678E7".
 - A float of 2^53 or above, or a text such as "1.8e+18", has lost digits and is
   refused. So are a float with a fraction, and "17.000", which may be 17,000.
 - Space around an id is dropped, and so are invisible characters: format characters
@@ -81,6 +82,8 @@ _DECIMAL = re.compile(r"([+-]?[0-9]+)\.0+")
 _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{,2}\.000")
 """A number that spreadsheets of many countries write for thousands."""
 _EXPONENT = re.compile(r"[+-]?[0-9](\.[0-9]+)?[eE]\+[0-9]+")
+_OF_SPARK = re.compile(r"[+-]?[1-9]\.[0-9]+[eE][0-9]{1,2}")
+"""A float from 1e7 on, as Java and Rust, so Spark and polars, spell it."""
 _ZEROS = 12
 """Number of leading zeros that `has_other_form` tries before an unknown id."""
 _NULLS = frozenset(
@@ -161,6 +164,8 @@ def _read_text(text: str, kind: str, where: str) -> str:
     _check_exact(int(match[1]), kind, where)
     add_count(kind, DECIMALS)
     return match[1]
+  if _OF_SPARK.fullmatch(name) and float(name).is_integer():
+    return _read_number(float(name), kind, where)
   if _EXPONENT.fullmatch(name):
     _check_exact(_EXACT, kind, where)
   return name

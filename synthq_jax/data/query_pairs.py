@@ -136,6 +136,7 @@ def _refuse_empty(
         f"{where}: expected an id of one line, got a line break in it; give the"
         " query another"
       )
+    ids.add_count("query", ids.GARBLED, int(ids.is_garbled(text)))
     yield name, text
 
 

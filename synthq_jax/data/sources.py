@@ -7,6 +7,7 @@ reads it and one entry in `KINDS`.
 import collections
 import dataclasses
 import hashlib
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -120,7 +121,7 @@ class Source:
       return self.location
     path = self.location
     if self.kind in ("log", "tfds", "seqio"):
-      path = path.partition("@")[0]
+      path = _split_location(self)[0]
     return pathlib.Path(path or self.kind).name
 
   def read(self) -> collection.Collection:
@@ -354,12 +355,16 @@ def _split_location(source: Source) -> tuple[str, str]:
   """Splits a location at "@" if its kind has two parts, such as log and corpus.
 
   If the form of the kind has no "@", it is part of a name, and the second part is
-  "".
+  "". Folders may have an "@", too: the one between existing paths counts.
   """
   if "@" not in KINDS[source.kind].form:
     return source.location, ""
-  first, _, second = source.location.partition("@")
-  return first, second
+  names = source.location.split("@")
+  pairs = [
+    ("@".join(names[:n]), "@".join(names[n:])) for n in range(1, len(names))
+  ]
+  existing = [pair for pair in pairs if all(map(os.path.exists, pair))]
+  return (existing or pairs or [(source.location, "")])[0]
 
 
 def _make_reader(

@@ -9,6 +9,7 @@ tables, as Hugging Face's `datasets` saves them; a row then has its table's spli
 import codecs
 import contextlib
 import csv
+import datetime
 import io
 import itertools
 import json
@@ -21,6 +22,7 @@ from urllib import parse
 
 from synthq_jax import extras
 from synthq_jax.data import files, ids, quoting
+from synthq_jax.storage import file_lists
 
 __all__ = [
   "SUFFIXES",
@@ -46,6 +48,8 @@ _SPLIT = re.compile("train|test|dev|val|eval", re.I)
 _MOST = 1 << 26
 """Most characters of a cell, which may hold a whole document."""
 _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
+_LAKES = ("_delta_log", ".hoodie", "metadata/*.metadata.json")
+"""Files that list which files of a folder still count."""
 
 
 class FileSplit(str):
@@ -101,7 +105,7 @@ def is_json(path: str | os.PathLike) -> bool:
   """
   path = pathlib.PurePath(path)
   suffix = _get_suffix(path)
-  return suffix in (".json", ".jsonl") if suffix else ".jsonl" in path.name
+  return suffix in _JSON if suffix else ".jsonl" in path.name
 
 
 def find(directory: str | os.PathLike, name: str) -> pathlib.Path:
@@ -250,7 +254,15 @@ def has_split_column(
 
 def _list_tables(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
   """Yields the split and the path of each table in a folder."""
-  paths = [p for p in sorted(path.rglob("*")) if _get_suffix(p) and p.is_file()]
+  if any(any(at.glob(x)) for at in (path, path.parent) for x in _LAKES):
+    raise ValueError(
+      f"{path}: expected files whose rows all count, got a table of Delta, Hudi or"
+      " Iceberg, whose files hold deleted and replaced rows, too: export its rows"
+    )
+  paths = [p for p in file_lists.below(path)[::-1] if _get_suffix(p)]
+  # A link "latest" to a folder beside it adds no rows.
+  once = {(p.parent.resolve(), p.name): p for p in paths}
+  paths = sorted(once.values())
   paths = [p for p in paths if not _is_hidden(p.relative_to(path))]
   paths = [p for p in paths if p.name not in _DESCRIPTIONS and _is_saved(p)]
   kinds = {SUFFIXES[_get_suffix(file)]: _get_suffix(file) for file in paths}
@@ -286,8 +298,8 @@ def _read_partition(
 
 
 def _is_hidden(below: pathlib.Path) -> bool:
-  """Returns True for a hidden file, such as an editor's copy."""
-  return any(part.startswith(".") for part in below.parts)
+  """Returns True for a hidden file, or one of a job of Spark that failed."""
+  return any(part[0] == "." or part == "_temporary" for part in below.parts)
 
 
 def _is_saved(file: pathlib.Path) -> bool:
@@ -477,21 +489,28 @@ def _explain_errors(path: pathlib.Path) -> Iterator[None]:
 
 
 def _yield_rows(path: pathlib.Path, batches: Any) -> _Rows:
+  """Yields rows; a time, which no reader asks for, is any: Python has fewer."""
+  with extras.required("parquet"):
+    from pyarrow import types
+
   number = 0
   for batch in batches:
     _check_distinct(str(path), batch.schema.names)
-    for row in batch.to_pylist():
+    times = {x.name for x in batch.schema if types.is_temporal(x.type)}
+    rest = [name for name in batch.schema.names if name not in times]
+    unread = dict.fromkeys(times, datetime.datetime.min)
+    for row in batch.select(rest).to_pylist():
       number += 1
-      yield f"{path}:{number}", row
+      yield f"{path}:{number}", row | unread
 
 
+_JSON = (".jsonl", ".ndjson", ".json")
 _USUAL = {".csv": ",", ".tsv": "\t"}
 """Usual separators by suffix."""
 _TABBED = _make_text_reader("\t", csv.QUOTE_NONE)
 
 SUFFIXES: dict[str, Callable[[pathlib.Path], _Rows]] = {
-  ".jsonl": files.json_lines,
-  ".json": files.json_lines,
+  **dict.fromkeys(_JSON, files.json_lines),
   ".csv": _make_text_reader(",", csv.QUOTE_MINIMAL),
   ".tsv": _TABBED,
   ".parquet": _read_parquet,

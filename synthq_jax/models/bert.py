@@ -47,7 +47,7 @@ __all__ = [
 _MASKED = -1e10
 _FARTHEST = 128  # distance from which on MPNet's last bucket counts
 _INITIAL = nn.initializers.normal(0.02)
-_MODEL = "model.safetensors"
+_MODEL, _MODULES = "model.safetensors", "modules.json"
 _POOLER = "pooler/kernel"
 _CLASSIFIER = "classifier/kernel"
 _BUCKETS = "relative_bias"
@@ -255,10 +255,13 @@ def load(
   path = folder / _MODEL
   if not path.is_file():
     others = sorted(p.name for p in folder.glob("pytorch_model*.bin"))
+    saver = "transformers' AutoModel.from_pretrained(A)"
+    if any((each / _MODULES).is_file() for each in (folder, folder.parent)):
+      # It saves the pooling, too.
+      saver = "sentence-transformers' SentenceTransformer(A)"
     raise ValueError(
       f"expected a file {path}, got {', '.join(others) or 'none'}: save the"
-      " model as one file if you trust it, with transformers'"
-      " AutoModel.from_pretrained(A).save_pretrained(B)"
+      f" model as one file if you trust it, with {saver}.save_pretrained(B)"
     )
   kind = KINDS[config.kind]
   stored = {

@@ -28,7 +28,7 @@ from synthq_jax.models.checkpoints import (
   sentence_folders,
   tensors,
 )
-from synthq_jax.storage import artifacts
+from synthq_jax.storage import artifacts, file_lists
 
 __all__ = [
   "SentenceConfig",
@@ -215,9 +215,7 @@ def files(folder: str | os.PathLike) -> tuple[pathlib.Path, ...]:
   """Returns the files of a folder that determine its vectors, in order."""
   root = pathlib.Path(folder)
   return tuple(
-    path
-    for path in sorted(root.rglob("*"))
-    if path.is_file() and _is_used(path.relative_to(root))
+    path for path in file_lists.below(root) if _is_used(path.relative_to(root))
   )
 
 

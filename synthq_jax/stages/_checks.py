@@ -111,7 +111,7 @@ def _list_starts(stage_names: Sequence[str]) -> set[str]:
 
 
 def describe_prompts(config: Any, stage_names: Sequence[str]) -> list[str]:
-  """Returns notes on an encoder's prompts, similarity and length of texts.
+  """Returns notes on an encoder's prompts, pooling, similarity and length of texts.
 
   Folders of E5 and BGE lack the prompts that their cards ask for. An index whose
   vectors are of longer texts, or not of length 1, is another one than the run's.
@@ -134,7 +134,14 @@ def describe_prompts(config: Any, stage_names: Sequence[str]) -> list[str]:
     " documents. If your index has others (as the cards of E5 and BGE ask for):"
     " --gin.QUERY_PROMPT='...' --gin.DOCUMENT_PROMPT='...'"
   ]
-  if not sentence_folders.says_cosine(pathlib.Path(encoder.folder)):
+  folder = pathlib.Path(encoder.folder)
+  if not (folder / sentence_folders.MODULES).is_file():
+    notes.append(
+      "note: the encoder's folder has no modules.json: a text's vector is the mean"
+      " of its tokens', as in sentence-transformers. If your index has others (BGE"
+      " takes the first token's), give the whole folder of the hub"
+    )
+  if not sentence_folders.says_cosine(folder):
     notes.append(
       "note: the encoder's vectors are scaled to length 1, and compared by cosines."
       " Rankings by dot products of its vectors as they are (as Contriever's and"

@@ -116,9 +116,8 @@ def refuse_private(test_sets: Sequence[TestSet], source: str) -> None:
     ValueError: if a set is at the log's path, or has the same files.
   """
   private = sources.open(source, "prepare_data.Config.source")
-  alike = [
-    test_set for test_set in test_sets if test_set.source.kind == private.kind
-  ]
+  kinds = _FOLDERS if private.kind in _FOLDERS else (private.kind,)
+  alike = [each for each in test_sets if each.source.kind in kinds]
   private = _without_corpus(private)
   private_path = os.path.realpath(private.location)
   is_there = os.path.exists(private_path) or private.kind == "seqio"
@@ -136,6 +135,11 @@ def _without_corpus(source: sources.Source) -> sources.Source:
   if source.kind != "seqio":
     return source
   return dataclasses.replace(source, location=source.location.partition("@")[0])
+
+
+def _get_location(text: str) -> str:
+  """Returns a source's URL; `hf:` reads folders of `beir:`, too."""
+  return text.partition(":")[2].rstrip("/")
 
 
 def _make_error(name: str) -> ValueError:
@@ -164,7 +168,7 @@ def check_named(texts: Sequence[str], private: str | None = None) -> None:
   for text in texts:
     if sources.is_remote(text):
       sources.check(text, _SETTING, kinds=_KINDS)
-      if private and text.rstrip("/") == private.rstrip("/"):
+      if private and _get_location(text) == _get_location(private):
         raise _make_error(text)
     else:
       here.append(text)

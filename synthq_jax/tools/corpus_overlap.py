@@ -22,7 +22,7 @@ from synthq_jax.training import progress as progress_lib
 
 __all__ = ["find_files", "read_texts", "run"]
 
-_TABLES = (".jsonl", ".json", ".parquet", ".arrow")
+_TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 
 
 def run(workdir: str | os.PathLike, corpus: str) -> str:
@@ -66,7 +66,7 @@ def find_files(source: str) -> list[str]:
 
   Args:
     source: a glob of files, plain or compressed: JSON lines with a "text" (.jsonl,
-      .json), tables with such a column (.parquet, .arrow), or else one text a
+      .ndjson, .json), tables with such a column (.parquet, .arrow), or else one text a
       line.
 
   Returns:

@@ -1,3 +1,4 @@
+import csv
 import dataclasses
 import gzip
 
@@ -231,6 +232,30 @@ def test_lines_as_exports_write_them_are_read_as_they_are_meant(tmp_path):
   ]
   assert read.pairs("test") == [("1", "7"), ("1", "8")]
   assert [query.client for query in read.queries] == [""]
+
+
+@pytest.mark.parametrize("marks", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_judgements_of_csv_writer_lose_their_marks(tmp_path, marks):
+  """BEIR's own code writes and reads them so; before, they named no document."""
+  ids = ["Weird_Al", '"Heroes"', 'say_"no"', "d3"]
+  beir.write_beir(
+    tmp_path,
+    collection.Collection(
+      documents=tuple(collection.Document(id_, "text") for id_ in ids),
+      queries=(collection.Query("q1", "ask"),),
+      qrels={"test": {"q1": dict.fromkeys(ids, 1)}},
+    ),
+  )
+  path = tmp_path / "qrels" / "test.tsv"
+  expected = beir.read_judgements(path)
+  with path.open("w", newline="") as stream:
+    writer = csv.writer(stream, delimiter="\t", quoting=marks)
+    writer.writerow(("query-id", "corpus-id", "score"))
+    writer.writerows(("q1", id_, 1) for id_ in ids)
+  assert beir.read_beir(tmp_path).qrels == {"test": expected}
+  path.write_text(path.read_text() + "q1\td3\n")
+  with pytest.raises(ValueError, match=r"test.tsv:6: expected 3 cells"):
+    beir.read_judgements(path)
 
 
 def test_ids_that_beirs_loader_takes_for_quotations_are_not_exported(tmp_path):

@@ -121,6 +121,11 @@ def zstd(data):
   return pa.compress(data, codec="zstd", asbytes=True)
 
 
+def pzstd(data):
+  skipped = b"\x50\x2a\x4d\x18\x04\0\0\0size"
+  return b"".join(skipped + zstd(part) for part in (data[:9], data[9:]))
+
+
 PACKERS = {
   "gzip": gzip.compress,
   "bzip2": bz2.compress,
@@ -137,6 +142,14 @@ def test_a_file_is_unpacked_by_its_first_bytes(kind, tmp_path):
   assert files.get_kind(path) == kind
   assert len([*query_pairs.query_log(path)]) == 6000
   assert files.get_max_lines(path) == 6001
+
+
+def test_frames_that_readers_skip_are_skipped(tmp_path):
+  """pzstd writes one before each part of a file."""
+  path = tmp_path / "log.tsv.zst"
+  path.write_bytes(pzstd(TEXT))
+  assert files.get_kind(path) == "Zstandard"
+  assert len([*query_pairs.query_log(path)]) == 6000
 
 
 @pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "Zstandard"])

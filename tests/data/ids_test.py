@@ -29,6 +29,9 @@ from synthq_jax.retrieval import trec
     ("017", "017"),
     ("1.10", "1.10"),  # a version, and no whole number
     ("1e5", "1e5"),  # part of a digest
+    ("1.2345678E7", "12345678"),  # of Spark
+    ("1.0e7", "10000000"),  # of polars
+    ("1.25E1", "1.25E1"),  # no whole number, so a text
     ("Ann", "Ann"),
     ("cafe\u0301", "caf\u00e9"),
     ("\ufeffan\u00adn\u200b", "ann"),
@@ -59,6 +62,7 @@ def test_an_id_is_read_by_the_rule(value, name):
     ("1.152921504606847e+18", "all its digits"),
     ("9007199254740993.0", "all its digits"),
     ("1e+18", "all its digits"),
+    ("1.152921504606847E18", "all its digits"),
     ("17.000", "may stand for thousands"),  # of a German spreadsheet
   ],
 )

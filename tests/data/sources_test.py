@@ -50,6 +50,19 @@ def test_an_at_sign_parts_a_place_only_where_the_form_has_one(tmp_path):
     sources.check(f"log:{path}")  # the log "a", and the corpus "b/log.jsonl"
 
 
+@pytest.mark.parametrize("place", ["me@corp.com", "a@b@c", "plain"])
+def test_folders_of_a_log_and_its_corpus_may_have_at_signs(tmp_path, place):
+  folder = tmp_path / place
+  folder.mkdir()
+  rows = [{"_id": f"d{i}", "text": f"thing {i}"} for i in range(60)]
+  log = [{"query": f"word {i}", "document": f"d{i}"} for i in range(60)]
+  for name, lines in (("log.jsonl", log), ("corpus.jsonl", rows)):
+    (folder / name).write_text("".join(f"{json.dumps(x)}\n" for x in lines))
+  source = sources.open(f"log:{folder / 'log.jsonl'}@{folder / 'corpus.jsonl'}")
+  assert source.title == "log.jsonl" and source.digest()
+  assert len(source.read().queries) == 60
+
+
 def test_a_setting_may_take_some_kinds_only():
   with pytest.raises(
     ValueError, match="S must be beir:DIR or msmarco:DIR, got"

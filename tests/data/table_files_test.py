@@ -13,6 +13,7 @@ from pyarrow import parquet
 from synthq_jax.data import (
   beir,
   collection,
+  ids,
   jsonl,
   query_sets,
   sources,
@@ -48,7 +49,7 @@ def write(path, rows):
   else:
     opened = gzip.open if path.name.endswith(".gz") else open
     with opened(path, "wt", newline="") as stream:
-      if suffix == "jsonl":
+      if suffix in ("jsonl", "ndjson"):
         stream.writelines(f"{json.dumps(row)}\n" for row in rows)
       else:
         options = {"delimiter": ","}
@@ -61,7 +62,7 @@ def write(path, rows):
   return path
 
 
-KINDS = ["jsonl", "csv", "csv.gz", "tsv", "parquet", "arrow"]
+KINDS = ["jsonl", "ndjson", "csv", "csv.gz", "tsv", "parquet", "arrow"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -675,6 +676,65 @@ def test_a_column_that_a_parquet_table_has_twice_is_refused(tmp_path):
     with pytest.raises(ValueError, match="expected each column once") as error:
       read(path)
     assert "damaged" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "log/_delta_log/00000000000000000000.json",
+    "log/.hoodie/hoodie.properties",
+    "log/metadata/v2.metadata.json",
+    "metadata/00001-ab.metadata.json",  # beside the folder of Iceberg's data
+  ],
+)
+def test_tables_whose_files_hold_deleted_rows_are_refused(tmp_path, name):
+  """Hudi's were read with them; of others "move the other files away" was said."""
+  write(tmp_path / "log" / "a.parquet", CLICKS)
+  (tmp_path / name).parent.mkdir(parents=True)
+  (tmp_path / name).write_text("{}")
+  for read in (table_files.check, lambda path: list(table_files.rows(path))):
+    with pytest.raises(ValueError, match="deleted and replaced rows"):
+      read(tmp_path / "log")
+
+
+def test_rows_of_a_job_that_failed_are_no_rows(tmp_path):
+  """Spark leaves parts of an attempt there, which no reader of its own sees."""
+  write(tmp_path / "log" / "part-00000.parquet", CLICKS)
+  attempt = "_temporary/0/_temporary/attempt_2024_m_000000_0"
+  write(tmp_path / "log" / attempt / "part-00000.parquet", CLICKS[:9])
+  assert len([*table_files.rows(tmp_path / "log")]) == len(CLICKS)
+
+
+def test_a_folder_of_a_log_may_hold_links_to_folders(tmp_path):
+  """The digest read them, and the log lacked their rows without a word."""
+  write(tmp_path / "log" / "2023" / "a.parquet", CLICKS[:60])
+  write(tmp_path / "disk" / "b.parquet", CLICKS[60:])
+  (tmp_path / "log" / "2024").symlink_to(tmp_path / "disk")
+  assert len([*table_files.rows(tmp_path / "log")]) == len(CLICKS)
+  for name, end in (("latest", "2024"), ("2022", ".")):
+    (tmp_path / "log" / name).symlink_to(end)
+    assert len([*table_files.rows(tmp_path / "log")]) == len(CLICKS)
+
+
+@pytest.mark.parametrize(
+  "kind",
+  [
+    pyarrow.timestamp("us", tz="Europe/Berlin"),  # 9999-12-31: "never"
+    pyarrow.timestamp("us", tz="CEST"),
+    pyarrow.date64(),
+  ],
+)
+def test_times_that_python_lacks_change_no_row(tmp_path, kind):
+  """They ended in a traceback, or "a damaged file"."""
+  never = pyarrow.array([253402300799999000] * len(CLICKS), kind)
+  table = pyarrow.Table.from_pylist(CLICKS).append_column("expires", never)
+  parquet.write_table(table, tmp_path / "log.parquet")
+  rows = [row for _, row in table_files.rows(tmp_path / "log.parquet")]
+  assert [row | {"expires": 0} for row in rows] == [
+    row | {"expires": 0} for row in CLICKS
+  ]
+  with pytest.raises(ValueError, match='string or number under "expires"'):
+    ids.get_field("log:1", rows[0], "expires", "user")
 
 
 def test_a_word_for_nothing_is_no_split(tmp_path):

@@ -250,6 +250,16 @@ def test_files_that_lie_beside_a_model_are_not_copied(tmp_path):
   np.testing.assert_allclose(made.encode(list(TEXTS)), expected, atol=1e-5)
 
 
+def test_a_layer_behind_a_link_is_part_of_the_folder(tmp_path):
+  """It was read, but was in no digest and no export."""
+  place, _ = _folder(tmp_path, "bert")
+  (place / "1_Pooling").rename(tmp_path / "disk")
+  (place / "1_Pooling").symlink_to(tmp_path / "disk")
+  assert place / "1_Pooling" / "config.json" in sentence_encoder.files(place)
+  sentence_encoder.copy_files(place, tmp_path / "out")
+  assert sentence_encoder.load(tmp_path / "out")[1].pooling == "mean"
+
+
 def test_modules_are_added_beside_folders_that_are_not_listed(tmp_path):
   """An export of a folder whose Normalize was taken out of modules.json failed."""
   place, theirs = _folder(tmp_path, "bert")
@@ -537,6 +547,16 @@ def test_a_router_of_several_models_is_refused(tmp_path):
   ).save(str(tmp_path / "routed"))
   with pytest.raises(ValueError, match="one model that reads all texts, got a"):
     sentence_tokens.load(tmp_path / "routed")
+
+
+def test_advice_on_weights_keeps_the_pooling(tmp_path):
+  """What transformers saves has no modules: a cls model was read as a mean."""
+  place, _ = _folder(tmp_path, "bert", "cls")
+  path = place / "model.safetensors"
+  torch.save({}, path.with_name("pytorch_model.bin"))
+  path.unlink()
+  with pytest.raises(ValueError, match=r"SentenceTransformer\(A\)\.save_pretr"):
+    sentence_encoder.load(place)
 
 
 def test_a_layer_without_safetensors_is_named(tmp_path):

@@ -628,6 +628,35 @@ def test_an_encoder_of_dot_products_is_said_to_be_read_by_cosines(tmp_path):
   assert not said(sentence_folder.save(tmp_path / "normal", words))
 
 
+def test_the_mean_of_a_folder_without_modules_is_said(tmp_path):
+  """Of BGE's model without its pooling, other vectors were mapped in silence."""
+  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "otter"]
+  (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+  shape = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+  shape |= {"model_type": "bert", "intermediate_size": 8, "vocab_size": 6}
+  (tmp_path / "config.json").write_text(json.dumps(shape))
+
+  def said() -> list[str]:
+    own = encoder_start.EncoderStart(folder=str(tmp_path))
+    config = plan.RunConfig(
+      encoder=own, static_encoder=static_encoder.Config(dim=0)
+    )
+    notes = _checks.describe_prompts(config, ["train_retriever"])
+    return [note for note in notes if "has no modules.json" in note]
+
+  assert len(said()) == 1
+  kinds = ["Transformer", "Pooling"]
+  modules = [
+    {"path": path, "type": f"sentence_transformers.models.{kind}"}
+    for path, kind in zip(["", "1_Pooling"], kinds, strict=True)
+  ]
+  (tmp_path / "modules.json").write_text(json.dumps(modules))
+  (tmp_path / "1_Pooling").mkdir()
+  pooling = {"pooling_mode_cls_token": True}
+  (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+  assert not said()
+
+
 def test_a_generator_that_writes_nothing_is_refused(
   finished_run, tmp_path, monkeypatch
 ):

@@ -130,24 +130,25 @@ def test_a_main_table_of_no_set_is_refused_before_any_work(
   assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("way", ["named", "below", "link", "copy"])
+@pytest.mark.parametrize("way", ["named", "below", "link", "copy", "hf"])
 def test_the_private_log_is_no_test_set(root, tmp_path, way):
   """A folder stands for all sets below it: queries and scores lay in the open."""
   shutil.copytree(root, tmp_path / "sets")
   log, place = tmp_path / "sets" / "scifact", tmp_path / "sets"
-  if way in ("named", "link", "copy"):
-    place = {"named": log}.get(way, tmp_path / way)
+  kind = "hf" if way == "hf" else "beir"  # hf: reads folders of BEIR, too
+  if way != "below":
+    place = tmp_path / way if way in ("link", "copy") else log
   if way == "link":
     place.symlink_to(log)
   if way == "copy":
     shutil.copytree(log, place)
   source = f"beir:{log}"
-  [*sets] = prepare_test_set.expand([f"beir:{place}"])
+  [*sets] = prepare_test_set.expand([f"{kind}:{place}"])
   refused = [one.name for one in sets if _is_refused(one, source)]
-  assert refused == ["scifact" if way in ("named", "below") else way]
+  assert refused == [way if way in ("link", "copy") else "scifact"]
   config = plan.RunConfig(
     prepare_data=prepare_data.Config(source=source),
-    test_sets=(f"beir:{place}",),
+    test_sets=(f"{kind}:{place}",),
   )
   with pytest.raises(ValueError, match="must not hold the private log"):
     _checks.check_test_sets(config)
@@ -256,5 +257,7 @@ def test_a_dry_run_refuses_the_url_of_the_private_log():
   url = "beir:gs://bucket/log"
   with pytest.raises(ValueError, match="must not hold the private log"):
     prepare_test_set.check_named([f"{url}/"], url)
+  with pytest.raises(ValueError, match="must not hold the private log"):
+    prepare_test_set.check_named(["hf:gs://bucket/log"], url)
   prepare_test_set.check_named([f"{url}/"])
   prepare_test_set.check_named([f"{url}s"], url)

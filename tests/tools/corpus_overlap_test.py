@@ -158,6 +158,17 @@ def test_a_part_may_be_compressed_as_the_pile_and_wikipedia_are(
   assert _read(f"{tmp_path}/*") == [["packed"], ["one text"]]
 
 
+@pytest.mark.parametrize("name", ["a.ndjson", "a.ndjson.gz", "a.json"])
+def test_json_lines_are_texts_whatever_their_name(tmp_path, name):
+  """Escapes of raw lines hid texts: "caf\\u00e9", and "two\\nlines"."""
+  texts = ["a caf\u00e9", "two\nlines"]
+  small_data.write_lines(
+    tmp_path / "a", (json.dumps({"text": text}) for text in texts)
+  )
+  (tmp_path / "a").rename(tmp_path / name)
+  assert [*corpus_overlap.read_texts(str(tmp_path / name))] == texts
+
+
 def test_a_part_may_be_a_parquet_table(tmp_path):
   """As FineWeb's are; it was told to be converted by iconv."""
   table = pa.table({"text": ["first", "second"], "url": ["u", "v"]})

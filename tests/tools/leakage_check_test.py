@@ -44,6 +44,17 @@ def result(paths) -> dict:
   return json.loads((paths / "out" / "check.json").read_text())
 
 
+def test_queries_that_an_export_left_encoded_are_told(paths, capsys):
+  """They match nothing: 0 queries of such a log would leak without a word."""
+  lines = "id,query\n1,measles%20outbreaks\n2,boat to the island\n"
+  (paths / "log.csv").write_text(lines)
+  more = (f"--train={paths / 'log.csv'}", "--detector=exact")
+  assert main.main(command(paths, *more)) == 0
+  assert result(paths)["num_leaked"] == 0
+  assert "note: " in (told := capsys.readouterr().err)
+  assert "1 query texts hold %20, &amp;" in told
+
+
 def test_all_that_holds_single_queries_is_for_its_owner(paths, capsys):
   assert main.main(command(paths, "--detector=token_set")) == 0
   files = sorted((paths / "out").iterdir())
