@@ -10,6 +10,7 @@ JAX_COMPILATION_CACHE_DIR says so.
 """
 
 import gc
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -56,6 +57,11 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # No test cuts the power, and waiting for the disk is a twentieth of the time.
 os.fsync = lambda descriptor: None
+
+# Behind TensorFlow, the import of Triton (of PyTorch for GPUs) ends the process:
+# triton 3.7.1, tensorflow 2.21.
+if importlib.util.find_spec("triton"):
+  import triton  # noqa: F401
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
