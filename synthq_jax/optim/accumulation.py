@@ -83,9 +83,12 @@ def accumulate(
 
   def init_fn(params: optax.Params) -> AccumulateState:
     check_whole(params)
-    zeros = optax.tree.zeros_like(params, dtype=jnp.float32)
+    # Two arrays: `jax.jit(..., donate_argnums=...)` takes no buffer twice.
+    total, lost = (
+      optax.tree.zeros_like(params, dtype=jnp.float32) for _ in range(2)
+    )
     return AccumulateState(
-      jnp.zeros([], jnp.int32), zeros, zeros, transform.init(params)
+      jnp.zeros([], jnp.int32), total, lost, transform.init(params)
     )
 
   def update_fn(

@@ -104,3 +104,9 @@ def test_losses_masks_and_odd_numbers_of_parts_are_refused():
   for parts in (0, 7, 400):
     with pytest.raises(ValueError, match=f"parts={parts}"):
       sampling.split(SAMPLER.batch(1, 0), parts)
+
+
+def test_its_first_state_can_be_donated():
+  tx = optim.accumulate(private(0.0), parts=2)
+  _, state = jax.jit(tx.update, donate_argnums=1)(W + 1, tx.init(W))
+  np.testing.assert_array_equal(state.total, W + 1)
