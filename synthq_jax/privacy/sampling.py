@@ -30,6 +30,7 @@ __all__ = [
 
 _FEW = 16
 """Records of a batch that may come again, in the same order, by chance."""
+_GUESSABLE_BITS = 33  # of a seed below 2^32, and of the 1 in [seed, 1]
 _log = logging.getLogger(__name__)
 _MOST_SAMPLERS = 8
 _first_taken: dict["_Truncated", tuple[bytes, bool]] = {}
@@ -242,6 +243,7 @@ class Poisson(_Truncated):
     subset of the overfull sample.
     """
     generator = batches.make_generator(seed, _POISSON_TAG, step)
+    _check_secret(seed)
     drawn = generator.binomial(self.num_examples, self.probability)
     size = min(int(drawn), self.max_batch_size)
     chosen = generator.choice(self.num_examples, size=size, replace=False)
@@ -343,6 +345,7 @@ class CyclicPoisson(_Truncated):
   def batch(self, seed: int | Sequence[int], step: int) -> Batch:
     """Draws the batch of one step from group step mod cycle_length."""
     generator = batches.make_generator(seed, _CYCLIC_TAG, step)
+    _check_secret(seed)
     key = (seed,) if isinstance(seed, int | np.integer) else tuple(seed)
     groups = _draw_groups(self.num_examples, self.cycle_length, key)
     members = groups[step % self.cycle_length]
@@ -441,6 +444,21 @@ class FixedOrder(Sampler):
         "expected relation=REPLACE_SPECIAL for batches in a fixed order, "
         f"got relation={name}; use sampling.Poisson for other relations"
       )
+
+
+def _check_secret(seed: int | Sequence[int]) -> None:
+  """Logs a seed of random batches that all seeds below 2^32 include, once."""
+  if sum(int(word).bit_length() for word in np.ravel(seed)) <= _GUESSABLE_BITS:
+    _log_guessable()
+
+
+@functools.cache
+def _log_guessable() -> None:
+  _log.warning(
+    "the seed of the batches is below 2^32: who tries all seeds knows which batches"
+    " hold a record, and no claim covers that; draw them with [secret, 1], where"
+    " secret = numpy.random.SeedSequence().entropy"
+  )
 
 
 @functools.lru_cache(maxsize=2)

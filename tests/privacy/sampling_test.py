@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import logging
 import math
 import pickle
 
@@ -522,3 +523,35 @@ def test_another_seed_in_the_middle_of_an_epoch_draws_records_twice(sampler):
 
   assert count_draws([7] * 10).max() == 1 == sampler.uses(10)[1]
   assert np.mean(count_draws([7] * 5 + [8] * 5) == 2) > 0.2
+
+
+@pytest.mark.parametrize(
+  ("seed", "logged"),
+  [
+    (0, True),
+    (42, True),
+    ([2**32 - 1, 1], True),
+    (np.random.default_rng(0).integers(2**32), True),
+    ([2**128 - 1, 1], False),
+    ([7, 2**31, 2**30, 2**31], False),  # words of a secret
+  ],
+)
+@pytest.mark.parametrize("kind", ["poisson", "cyclic", "fixed"])
+def test_a_seed_of_batches_that_can_be_guessed_is_logged_once(
+  kind, seed, logged, caplog
+):
+  sizes = {"num_examples": 40, "expected_batch_size": 8}
+  sampler = {
+    "poisson": lambda: sampling.Poisson.with_margin(**sizes),
+    "cyclic": lambda: sampling.CyclicPoisson.with_margin(
+      **sizes, cycle_length=2
+    ),
+    "fixed": lambda: sampling.FixedOrder(num_examples=40, batch_size=8),
+  }[kind]()
+  sampling._log_guessable.cache_clear()
+  with caplog.at_level(logging.WARNING):
+    for step in range(2):
+      sampler.batch(seed, step)
+  messages = [record.getMessage() for record in caplog.records]
+  assert len(messages) == (logged and kind != "fixed")  # no amplification there
+  assert all("below 2^32" in message for message in messages)
