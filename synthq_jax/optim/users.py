@@ -83,8 +83,10 @@ def _check_owners(owners: np.ndarray) -> None:
   is_missing, kinds, texts = owners != owners, set(), set()  # nan
   if owners.dtype.kind in "if":
     is_missing |= owners == -1  # as pandas.factorize numbers them
-  elif owners.dtype.kind in "OUT":
+  elif owners.dtype.kind in "OSUT":  # bytes: h5py, tensorflow_datasets
     listed = owners.tolist()
+    if all(isinstance(x, bytes) for x in listed):
+      listed = [x.decode(errors="replace") for x in listed]
     is_missing = np.array([_is_no_owner(owner) for owner in listed], bool)
     kinds = {"text" if isinstance(x, str) else "numbers" for x in listed}
     texts = {x for x in listed if isinstance(x, str)}

@@ -153,6 +153,9 @@ def test_more_records_than_are_declared_are_refused():
     ({"x": np.ones(2)}, np.array(["a", ""]), "records without one"),
     ({"x": np.ones(2)}, [0, -1], "records without one"),
     ({"x": np.ones(2)}, ["ann", " NaN"], "records without one"),
+    ({"x": np.ones(2)}, [b"ann", b""], "records without one"),
+    ({"x": np.ones(2)}, np.array([b"ann", b"NULL"], object), "without one"),
+    ({"x": np.ones(2)}, [b"ann", b"Ann"], "differ in zeros, letter case"),
     ({"x": np.ones(2)}, ["ann", "Ann"], "differ in zeros, letter case"),
     ({"x": np.ones(2)}, ["17", "017 "], "differ in zeros, letter case"),
     (
